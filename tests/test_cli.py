@@ -25,6 +25,7 @@ from gram_platform.store import Store
 from gram_platform.store.leases import GONE_AFTER_S
 from tests.engine import conftest as cells
 from tests.store.training import run_config, train
+from tests.tiny import weights_of
 
 packed_root, execution, setting = cells.packed_root, cells.execution, cells.setting
 
@@ -85,17 +86,17 @@ def test_gc_drops_the_weights_of_attacks_and_keeps_their_losses(finished, execut
     storage, nodes = finished
     attacks = [node for node in nodes if node.is_attack]
     gram("gc", "--storage", storage, "--dry-run")
-    assert all(Store(storage).run(node.id).weights() for node in attacks)
+    assert all(weights_of(Store(storage).run(node.id)) for node in attacks)
     results = {node.id: Store(storage).run(node.id).result() for node in attacks}
     gram("gc", "--storage", storage)
     store = Store(storage)
     for node in attacks:
         assert store.run(node.id).result() == results[node.id]
         with pytest.raises(ValueError):
-            store.run(node.id).weights()
+            weights_of(store.run(node.id))
         # And it is not trained again.
         assert execute_run(node.config, {}, execution) == results[node.id]
-    assert store.run(nodes[0].id).weights()
+    assert weights_of(store.run(nodes[0].id))
 
 
 def test_folders_without_a_config_are_left_out(finished, capsys):
@@ -154,7 +155,7 @@ def test_configs_that_cannot_be_read(finished, text, capsys):
         gram("gc", "--storage", storage)
     assert ended.value.code == 2
     assert f"config='{folder}/config.json'" in capsys.readouterr().err
-    assert all(Store(storage).run(node.id).weights() for node in nodes if node.kind == "run")
+    assert all(weights_of(Store(storage).run(node.id)) for node in nodes if node.kind == "run")
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,26 @@ def materialised(store, view):
         return config, {name: rows[0 : rows.shape[0]] for name, rows in weights.items()}
 
 
+def merged_weights(config, weights, active):
+    """Merges all weights of a view in memory: those of `merged_config`'s model, by name."""
+    from gram_platform.model.merge import merged_mlp
+
+    merged = {n: w for n, w in weights.items() if ".mlp." not in n and ".aux." not in n}
+    for layer in range(config.num_layers):
+        merged |= merged_mlp(config, weights, active, f"blocks.{layer}")
+    return merged
+
+
+def documents_in(packed, split: str, domain: str) -> int:
+    return packed.manifest["domains"][domain][split]["num_documents"]
+
+
+def weights_of(directory) -> dict:
+    """Reads the weights of a run or an import into memory."""
+    with directory.open_weights() as tensors:
+        return dict(tensors)
+
+
 def full_state(learner) -> dict:
     """Gathers all that `load_state` restores as whole CPU tensors by name; every rank must call
     it."""

@@ -6,18 +6,17 @@ from typing import Literal
 
 from gram_platform.cli.flags import Positional, Storage, TrackingUri, report_progress, stored
 from gram_platform.config import IMPORTED
+from gram_platform.config.endings import outlive_output
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import (
     invalid,
     local_path,
     one_of,
-    require_choice,
     require_int,
     require_name,
     require_real,
 )
 from gram_platform.config.terminal import masked, say
-from gram_platform.config.view import PRECISIONS
 from gram_platform.release import MAX_WEIGHTS_BYTES
 from gram_platform.release.selection import available_modules, parse_modules, parse_sources
 from gram_platform.store import Store
@@ -77,11 +76,8 @@ def eval_command(
 def _output(out: str) -> Path:
     """Returns the path of a file to write; ValueError unless it can be one."""
     place = local_path("out", out)
-    if (
-        place.is_dir()
-        or not place.parent.is_dir()
-        or not os.access(place if place.exists() else place.parent, os.W_OK)
-    ):
+    written = place if place.exists() else place.parent
+    if place.is_dir() or not place.parent.is_dir() or not os.access(written, os.W_OK):
         raise invalid("out", str(place), "a file that can be written, in a folder that exists")
     return place
 
@@ -207,15 +203,11 @@ def import_command(
     model = imported.model
     for note in imported.notes:
         say(f"note: {note}")
-    shape = (
-        f"{model.num_layers} layers, width {model.d_model}, MLP {model.d_mlp}, {model.num_heads}"
-        " heads"
+    say(
+        f"{total_parameters(model):,} parameters: {model.num_layers} layers, width {model.d_model},"
+        f" MLP {model.d_mlp}, {model.num_heads} heads ({model.num_kv_heads} key-value),"
+        f" vocabulary {model.vocab_size:,}, sequences of {model.seq_len}"
     )
-    shape += (
-        f" ({model.num_kv_heads} key-value), vocabulary {model.vocab_size:,}, sequences of"
-        f" {model.seq_len}"
-    )
-    say(f"{total_parameters(model):,} parameters: {shape}")
     state = "imported" if imported.is_new else "already imported"
     say(f"{imported.import_id}: {state}; start studies from it: --start {imported.import_id}")
 
@@ -231,8 +223,8 @@ def serve_command(
     waiting: int = 512,
     max_requests: int = 64,
     deadline: float = 60.0,
-    precision: str = "float32",
-    device: str = "cpu",
+    precision: Literal["float32", "bfloat16"] = "float32",
+    device: Literal["cpu", "cuda"] = "cpu",
     threads: int = 1,
     ray_address: Text = "",
 ) -> None:
@@ -255,26 +247,26 @@ def serve_command(
         threads: CPU threads of a replica
         ray_address: a Ray whose head is this machine; default $RAY_ADDRESS, else a private one
     """
-    from gram_platform.release.serving.command import Endpoint, Service
+    from gram_platform.release.serving.command import Service, serve_until_stopped
     from gram_platform.release.serving.engine import EngineLimits
 
-    require_choice("precision", precision, PRECISIONS)
-    require_choice("device", device, ("cpu", "cuda"))
     require_int("threads", threads, 1)
-    endpoint = Endpoint(host, port, replicas, ray_address)
-    limits = EngineLimits(rows, waiting, deadline)
-    place = str(local_path("policy", policy))
-    Service(
+    service = Service(
         stored(storage).root,
         run_id,
-        place,
-        endpoint,
-        limits,
+        str(local_path("policy", policy)),
+        host,
+        port,
+        EngineLimits(rows, waiting, deadline),
+        replicas,
+        ray_address,
         precision,
         device,
         threads,
         max_requests,
-    ).run()
+    )
+    outlive_output()
+    serve_until_stopped(service, say)
 
 
 def token_command(

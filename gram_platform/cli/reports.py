@@ -44,7 +44,9 @@ def rebuild_report(store: Store, study: str, tracking_uri: str) -> None:
     ValueError for an unknown study, and for one without a complete baseline.
     """
     record = load_record(store, study)
-    uri = tracking_of(store, tracking_uri)
+    # Without an address MLflow is the storage's database, once that exists.
+    has_database = store.is_local and (Path(store.root) / "mlflow.db").exists()
+    uri = tracking_uri or (default_tracking_uri(store.root) if has_database else "")
     tracker = Tracker(uri) if uri else None
     require_choice("measurement", record.measurement, MEASUREMENTS)
     measurement = MEASUREMENTS[record.measurement]
@@ -123,14 +125,3 @@ def write_replicated(folder: str, out: str, is_beside: bool) -> None:
         names.append(record.name)
     say(f"\n{'site':12} {write_index(store)}")
     say(f"studies: {len(names)}, in {time.monotonic() - started:.1f} s")
-
-
-def tracking_of(store: Store, tracking_uri: str) -> str | None:
-    """Returns MLflow's address; None where there is none.
-
-    By default it is the storage's database, once it exists.
-    """
-    if tracking_uri:
-        return tracking_uri
-    has_database = store.is_local and (Path(store.root) / "mlflow.db").exists()
-    return default_tracking_uri(store.root) if has_database else None

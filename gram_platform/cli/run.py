@@ -22,7 +22,7 @@ from gram_platform.config.terminal import say
 from gram_platform.corpora import catalog_names
 from gram_platform.corpora.resolution import describe_corpus
 from gram_platform.methods import METHODS
-from gram_platform.studies import Study, library
+from gram_platform.studies import Preset, Study, library
 from gram_platform.studies.flags import Text, boxes_of
 from gram_platform.studies.searches.command import main, own_flags
 from gram_platform.studies.searches.definition import Search
@@ -118,32 +118,38 @@ def _methods() -> Iterator[Row]:
         yield {"name": name, "about": sentence.rstrip(".") + "."}
 
 
-def _presets(study: str) -> Iterator[Row]:
+def _presets_of(study: str) -> Iterator[tuple[str, str, Preset]]:
     for name in [study] if study else study_names():
         for preset_name, preset in find_study(name).presets.items():
-            sizes = {
-                "sizes": list(preset.sizes),
-                "seeds": preset.num_seeds,
-                "machine": preset.machine,
-            }
-            yield {
-                "study": name,
-                "name": preset_name,
-                "corpus": preset.corpus,
-                **sizes,
-                "family": preset.family,
-            }
+            yield name, preset_name, preset
+
+
+def _presets(study: str) -> Iterator[Row]:
+    for name, preset_name, preset in _presets_of(study):
+        yield {
+            "study": name,
+            "name": preset_name,
+            "corpus": preset.corpus,
+            "sizes": list(preset.sizes),
+            "seeds": preset.num_seeds,
+            "machine": preset.machine,
+            "family": preset.family,
+        }
 
 
 def _sizes(study: str) -> Iterator[Row]:
-    for name in [study] if study else study_names():
-        for preset_name, preset in find_study(name).presets.items():
-            for size in preset.sizes.values():
-                numbers = {
-                    f: getattr(size, f) for f in ("core_tokens", "peak_lr", "batch_size", "seq_len")
-                }
-                row = {"study": name, "preset": preset_name, "name": size.name}
-                yield {**row, "parameters": total_parameters(size.dense()), **numbers}
+    for name, preset_name, preset in _presets_of(study):
+        for size in preset.sizes.values():
+            yield {
+                "study": name,
+                "preset": preset_name,
+                "name": size.name,
+                "parameters": total_parameters(size.dense()),
+                "core_tokens": size.core_tokens,
+                "peak_lr": size.peak_lr,
+                "batch_size": size.batch_size,
+                "seq_len": size.seq_len,
+            }
 
 
 def _corpora() -> Iterator[Row]:

@@ -42,8 +42,6 @@ NOT_ASCII_OR_CONTROL = re.compile("[^\t\n -~]")
 # From the top of a document to a value in it: keys, and indices of arrays.
 Steps = tuple[str | int, ...]
 
-# -------------------------------------------------------------------------------------- validation
-
 
 class InvalidField(ValueError):
     """Bad input: `field` does not have the `expected` value.

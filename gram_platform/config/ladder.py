@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gram_platform.config import CORE, ModelConfig, ModuleSpec
-from gram_platform.config.crash_safe import A_FILE
 from gram_platform.config.identity import (
     invalid,
     local_path,
@@ -20,7 +19,7 @@ from gram_platform.config.identity import (
     require_real,
 )
 from gram_platform.config.plain import from_plain
-from gram_platform.config.written import read_json, target_kind
+from gram_platform.config.written import read_json
 
 # The fewest sizes that a law is fitted to: a law through two fits any two.
 FEWEST_SIZES = 3
@@ -91,10 +90,7 @@ class Size:
 
 
 def imported_size(size: Size, model: ModelConfig, num_parameters: int, import_id: str) -> Size:
-    """Makes a size of an imported model, named by its parameters.
-
-    Module width, batch, data and rate are `size`'s.
-    """
+    """Makes a size of an imported model, named by its parameters; all but its shape is `size`'s."""
     return dataclasses.replace(
         size,
         name=f"imported-{num_parameters / 1e6:.3g}M",
@@ -106,10 +102,7 @@ def imported_size(size: Size, model: ModelConfig, num_parameters: int, import_id
 
 
 def lora_rank(d_model: int, d_mlp: int, d_aux: int) -> int:
-    """Returns the rank of a LoRA with an auxiliary MLP's parameters.
-
-    It is that of the paper's `app:equal-compute`, rounded.
-    """
+    """Returns the rank of a LoRA with an auxiliary MLP's parameters (`app:equal-compute`)."""
     return round((2 * d_model * d_aux + d_aux + d_model) / (2 * (d_model + d_mlp)))
 
 
@@ -190,10 +183,7 @@ CALIBRATED_SIZES = {
 
 @dataclass(frozen=True)
 class Law:
-    """Peak learning rate and batch of a dense model of N parameters.
-
-    Each is a coefficient x N ^ exponent.
-    """
+    """Peak rate and batch of a dense model of N parameters, each a coefficient x N ^ exponent."""
 
     name: str
     lr_coefficient: float
@@ -224,10 +214,7 @@ class Law:
         return self.lr_coefficient * num_parameters**self.lr_exponent
 
     def batch(self, num_parameters: float, seq_len: int | None = None) -> float:
-        """Returns the batch in sequences of `seq_len` tokens (default: the law's).
-
-        It has as many tokens as the law's.
-        """
+        """Returns the law's batch in sequences of `seq_len` tokens (default: the law's)."""
         sequences = self.batch_coefficient * num_parameters**self.batch_exponent
         return sequences * self.seq_len / (seq_len or self.seq_len)
 
@@ -242,10 +229,7 @@ class Law:
         )
 
     def times_beyond(self, num_parameters: float) -> float:
-        """Returns how many times a model lies beyond the sizes; 1 between them.
-
-        It is larger than the largest or smaller than the smallest.
-        """
+        """Returns how many times a model is larger or smaller than all sizes; 1 between them."""
         if not self.num_sizes:
             return math.inf
         return max(num_parameters / self.largest, self.smallest / num_parameters, 1.0)
@@ -255,22 +239,17 @@ class Law:
         return not self.flaw and self.times_beyond(num_parameters) <= REACH
 
     def doubts(self, sizes: Mapping[str, float]) -> tuple[str, ...]:
-        """Says why it should not set rate and batch of these sizes, {name: parameters}.
-
-        () if its evidence allows it.
-        """
-        reach = (
-            f"more than {REACH:g} times beyond the sizes that it is fitted to,"
-            f" {self.smallest:,.0f} to "
-        )
-        reach += f"{self.largest:,.0f} parameters"
-        far = [
-            f"{name} is {times:,.3g} times"
-            for name, n in sizes.items()
-            if (times := self.times_beyond(n)) > REACH
-        ]
-        far = [f"{reach}: {', '.join(far)}"] if far and self.num_sizes else []
-        return (*([f"no law: {self.flaw}"] if self.flaw else []), *far)
+        """Says why it should not set rate and batch of sizes, {name: parameters}; () if it may."""
+        doubts = [f"no law: {self.flaw}"] if self.flaw else []
+        beyond = {name: self.times_beyond(number) for name, number in sizes.items()}
+        far = [f"{name} is {times:,.3g} times" for name, times in beyond.items() if times > REACH]
+        if far and self.num_sizes:
+            ends = f"{self.smallest:,.0f} to {self.largest:,.0f} parameters"
+            doubts.append(
+                f"more than {REACH:g} times beyond the sizes that it is fitted to, {ends}:"
+                f" {', '.join(far)}"
+            )
+        return tuple(doubts)
 
 
 # The authors fitted it to these sizes by name (50e6). It set the rates of 800M, 2B and 5B too,
@@ -303,33 +282,25 @@ def load_law(name_or_path: str) -> Law:
     """
     if name_or_path in LAWS:
         return LAWS[name_or_path]
-    path = local_path("law", name_or_path)
-    if target_kind("law", path) != A_FILE:
-        expected = (
-            f"one of {', '.join(LAWS)}, or the path of a law's JSON file{meant(name_or_path, LAWS)}"
-        )
-        raise invalid("law", name_or_path, expected)
     try:
-        stored = read_json(path)
+        stored = read_json(local_path("law", name_or_path))
     except ValueError as error:
-        raise invalid("law", name_or_path, f"a JSON file ({error})") from error
-    fields = {field.name: field.default for field in dataclasses.fields(Law)}
-    given = {name: stored[name] for name in fields if name in stored}
-    if absent := [
-        name
-        for name, default in fields.items()
-        if default is dataclasses.MISSING and name not in given
-    ]:
+        known = f"one of {', '.join(LAWS)}, or a law's JSON file ({error})"
+        raise invalid("law", name_or_path, known + meant(name_or_path, LAWS)) from error
+    fields = dataclasses.fields(Law)
+    given = {field.name: stored[field.name] for field in fields if field.name in stored}
+    needed = [field.name for field in fields if field.default is dataclasses.MISSING]
+    if lacking := [name for name in needed if name not in given]:
         why = f" (no law: {given['no_law']})" if given.get("no_law") else ""
-        expected = f"a JSON object with {', '.join(fields)}; it lacks {', '.join(absent)}{why}"
+        expected = f"a JSON object that also has {', '.join(lacking)}{why}"
         raise invalid("law", name_or_path, expected)
     return from_plain(Law, given, ("law",))
 
 
 def require_evidence(law: Law, named: str, sizes: Mapping[str, float]) -> None:
-    """ValueError unless the law's evidence lets it set rate and batch of the sizes.
+    """ValueError, with the evidence, unless it lets the law set rate and batch of the sizes.
 
-    `sizes`: {name: parameters}. The error has the evidence.
+    `sizes`: {name: parameters}.
     """
     if doubts := law.doubts(sizes):
         raise invalid(

@@ -68,7 +68,7 @@ def same_routes(window: Sequence[MicroBatch], most: int) -> list[list[int]]:
     return groups
 
 
-# ------------------------------------------------------------------------ counter-based randomness
+# Counter-based randomness:
 
 
 def hash_key(*parts: object) -> int:

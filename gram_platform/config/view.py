@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from gram_platform.config.identity import (
     invalid,
@@ -103,10 +103,22 @@ def _module(source: ModelConfig, run_id: str, domain: str) -> ModuleSpec:
     )
 
 
+class _Identified:
+    """An evaluation's id, which hashes its kind's name in the JSON and its fields."""
+
+    # The name of the kind.
+    _kind: ClassVar[str]
+
+    @cached_property
+    def eval_id(self) -> str:
+        return short_hash({"eval_version": EVAL_VERSION, self._kind: self})
+
+
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(_Identified):
     """A view's mean losses on fixed sequences of a split; a node of a study, as a run is."""
 
+    _kind = "evaluation"
     # The kind of evaluation, see `measures.py`; not part of the JSON.
     measure: ClassVar[str] = "losses"
     view: View
@@ -122,38 +134,30 @@ class Evaluation:
         require_choice("evaluation.split", self.split, ("validation", "train"))
         require_choice("evaluation.precision", self.precision, PRECISIONS)
 
-    @cached_property
-    def eval_id(self) -> str:
-        return short_hash({"eval_version": EVAL_VERSION, "evaluation": self})
-
 
 LOSSES = Evaluation.measure
 
 
 @dataclass(frozen=True)
-class TokenLosses:
+class TokenLosses(_Identified):
     """A view's loss on every token of the first validation sequences of each domain."""
 
+    _kind = "token_losses"
     view: View
     data_id: str
     domains: tuple[str, ...]
     num_sequences: int
     precision: str = "bfloat16"
-    measure: str = "tokens"
+    measure: Literal["tokens"] = "tokens"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "domains", core_first(self.domains))
         require_int("token_losses.num_sequences", self.num_sequences, 1)
         require_choice("token_losses.precision", self.precision, PRECISIONS)
-        require_choice("token_losses.measure", self.measure, (TokenLosses.measure,))
-
-    @cached_property
-    def eval_id(self) -> str:
-        return short_hash({"eval_version": EVAL_VERSION, "token_losses": self})
 
 
 @dataclass(frozen=True)
-class Continuations:
+class Continuations(_Identified):
     """Continuations of the beginnings of validation documents, sampled from a view token by token.
 
     `documents` are indices, from 0, into those documents of a domain's validation split that are
@@ -161,6 +165,7 @@ class Continuations:
     so only its weights matter.
     """
 
+    _kind = "continuations"
     view: View
     data_id: str
     domains: tuple[str, ...]
@@ -171,7 +176,7 @@ class Continuations:
     temperature: float = 1.0
     seed: int = 0
     precision: str = "bfloat16"
-    measure: str = "samples"
+    measure: Literal["samples"] = "samples"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "domains", core_first(self.domains))
@@ -186,7 +191,6 @@ class Continuations:
         require_real("continuations.temperature", self.temperature, 0.0, open_low=True)
         require_int("continuations.seed", self.seed, 0, 2**63 - 1)
         require_choice("continuations.precision", self.precision, PRECISIONS)
-        require_choice("continuations.measure", self.measure, (Continuations.measure,))
 
     @property
     def num_sequences(self) -> int:
@@ -196,15 +200,12 @@ class Continuations:
         """
         return len(self.documents)
 
-    @cached_property
-    def eval_id(self) -> str:
-        return short_hash({"eval_version": EVAL_VERSION, "continuations": self})
-
 
 @dataclass(frozen=True)
-class TaskScores:
+class TaskScores(_Identified):
     """A view's scores on tasks of the LM Evaluation Harness, such as WMDP or MMLU."""
 
+    _kind = "task_scores"
     view: View
     # Of the view's run, whose tokenizer reads the tasks.
     data_id: str
@@ -218,7 +219,7 @@ class TaskScores:
     # First documents of each task; 0: all.
     limit: int = 0
     precision: str = "float32"
-    measure: str = "tasks"
+    measure: Literal["tasks"] = "tasks"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tasks", tuple(sorted(self.tasks)))
@@ -227,11 +228,6 @@ class TaskScores:
         require_int("task_scores.num_fewshot", self.num_fewshot, -1)
         require_int("task_scores.limit", self.limit, 0)
         require_choice("task_scores.precision", self.precision, PRECISIONS)
-        require_choice("task_scores.measure", self.measure, (TaskScores.measure,))
-
-    @cached_property
-    def eval_id(self) -> str:
-        return short_hash({"eval_version": EVAL_VERSION, "task_scores": self})
 
 
 # Nodes of studies.

@@ -25,7 +25,7 @@ from gram_platform.config.endings import Unavailable
 from gram_platform.config.identity import invalid, short_hash
 from gram_platform.config.plain import parse_json
 from gram_platform.corpora import recipe
-from gram_platform.corpora.hub_access import patiently, require_all, require_readable, row_error
+from gram_platform.corpora.hub_access import patiently, require_readable, row_error
 from gram_platform.corpora.parts import Workers, in_turn
 from gram_platform.corpora.recipe import HubRow, HubSource, part_bytes
 from gram_platform.corpora.records import Document, Unit, add_record
@@ -74,16 +74,12 @@ def fetch(
     `patiently`.
     """
     require_plain(folder)
-    patiently(
-        lambda: require_all(_in_order(workers(partial(_refusal, folder), source.rows)), source.rows)
-    )
+    rows = source.rows
+    num_shards = patiently(lambda: _require_all(workers(partial(_asked, folder), rows)))
     work = partial(_fetch_patiently, folder, progress if workers is in_turn else silent)
-    wanted = list(zip(source.rows, source.num_bytes, strict=True))
-    shards = [
-        (0, number) for number in _in_order(workers(partial(_num_shards, folder), source.rows))
-    ]
+    wanted = list(zip(rows, source.num_bytes, strict=True))
     found: list[list[dict]] = [[] for _ in wanted]
-    ahead = [(index, (*wanted[index], shard)) for index, shard in enumerate(shards)]
+    ahead = [(index, (*wanted[index], (0, number))) for index, number in enumerate(num_shards)]
     while ahead:
         fetched = _in_order(workers(work, [amount for _, amount in ahead]))
         for (index, _), parts in zip(ahead, fetched, strict=True):
@@ -94,12 +90,8 @@ def fetch(
         ]
         progress("fetching", sum(done), sum(source.num_bytes))
         # The last shard of each row.
-        last = dict(ahead)
-        ahead = [
-            (i, amount)
-            for i, of_row in last.items()
-            for amount in _next_shards(of_row, wanted[i][1], done[i])
-        ]
+        last = dict(ahead).items()
+        ahead = [(i, new) for i, one in last for new in _next_shards(one, wanted[i][1], done[i])]
     units, skipped = [], {}
     for (row, num_bytes), parts in zip(wanted, found, strict=True):
         taken = _first_parts(parts, num_bytes)
@@ -130,13 +122,22 @@ def _first_parts(parts: list[dict], num_bytes: int) -> list[dict]:
     return [part for part, start in zip(parts, before, strict=False) if start < num_bytes]
 
 
-def _refusal(folder: Path, row: HubRow) -> Exception | None:
-    """Opens the row unless it was opened before, and returns the error that this raises."""
+def _asked(folder: Path, row: HubRow) -> int | ValueError | Unavailable:
+    """Counts the shards of a row; returns the error of a row that cannot be opened."""
     try:
-        _num_shards(folder, row)
+        return _num_shards(folder, row)
     except (ValueError, Unavailable) as error:
         return error
-    return None
+
+
+def _require_all(answers: Iterator[tuple[int, int | ValueError | Unavailable]]) -> list[int]:
+    """Raises the errors of all rows as one: a ValueError if a row is refused, else Unavailable."""
+    found = _in_order(answers)
+    for kind in (ValueError, Unavailable):
+        if texts := [str(answer) for answer in found if isinstance(answer, kind)]:
+            named = "; ".join(dict.fromkeys(texts))
+            raise kind(f"{len(texts)} of {len(found)} rows: {named}" if len(found) > 1 else named)
+    return found
 
 
 def _num_shards(folder: Path, row: HubRow) -> int:
@@ -154,19 +155,13 @@ def _num_shards(folder: Path, row: HubRow) -> int:
 
 
 def row_id(row: HubRow) -> str:
-    """Names the folder of a row's parts by the values that decide their contents.
-
-    Equal for any amount of the row.
-    """
+    """Names the folder of a row's parts by what decides their contents, so not by its amount."""
     sizes = [recipe.FIRST_PART_BYTES, recipe.PART_BYTES, recipe.GROWTH]
     return short_hash({"row": row.identity, "part_bytes": sizes})
 
 
 def first_record(row: HubRow) -> Document:
-    """Returns the first record that passes the row's filters.
-
-    ValueError naming the row if there is none.
-    """
+    """Returns the first record that passes the row's filters; ValueError if there is none."""
     stream = _open_row(row)
     labels = _labels_in(row, stream.take(FIRST_RECORDS)) if row.label_field else set()
     if stray := sorted(labels - set(row.labels)):
@@ -180,9 +175,9 @@ def first_record(row: HubRow) -> Document:
 
 
 def found_labels(row: HubRow) -> tuple[str, ...]:
-    """Returns the labels of the row's first records, sorted.
+    """Returns the labels of the row's first records, sorted; ValueError if there are none.
 
-    ValueError naming the row if there are none. Unavailable as `fetch`.
+    Unavailable as `fetch`.
     """
     found = patiently(lambda: _labels_in(row, _open_row(row).take(FIRST_RECORDS)))
     if not found:
@@ -202,7 +197,7 @@ def _labels_in(row: HubRow, stream) -> set[str]:
 
 
 def _fetch_patiently(root: Path, progress: Progress, amount: Amount) -> list[dict]:
-    """Does `_fetch_shard`, which goes on after the last whole part, again while the hub is away."""
+    """Does `_fetch_shard`, again and from its last whole part on while the hub is away."""
     row, _, shard = amount
     folder = _folder(root, row, shard)
     return patiently(
@@ -215,10 +210,7 @@ def _folder(root: Path, row: HubRow, shard: Shard) -> Path:
 
 
 def _fetch_shard(root: Path, progress: Progress, amount: Amount) -> list[dict]:
-    """Returns the parts that hold a number of bytes, or all that exist.
-
-    Downloads missing ones below `root`.
-    """
+    """Returns the parts that hold the amount, or all of the shard; downloads missing ones."""
     row, num_bytes, shard = amount
     folder = _folder(root, row, shard)
     folder.mkdir(parents=True, exist_ok=True)
@@ -234,10 +226,8 @@ def _fetch_shard(root: Path, progress: Progress, amount: Amount) -> list[dict]:
             ended, parts = part.pop("ended"), [*state["parts"], part]
             # Only records without a field followed the last part.
             if not part["documents"] and number:
-                parts = [
-                    *parts[:-2],
-                    {**parts[-2], "skipped": parts[-2]["skipped"] + part["skipped"]},
-                ]
+                *parts, last, _ = parts
+                parts.append({**last, "skipped": last["skipped"] + part["skipped"]})
             state = {
                 "parts": parts,
                 "position": None if ended else stream.state_dict(),
@@ -256,10 +246,7 @@ def _fetch_shard(root: Path, progress: Progress, amount: Amount) -> list[dict]:
 def _write_part(
     found: Iterator[Document | None], folder: Path, number: int, num_bytes: int
 ) -> dict:
-    """Writes records until they hold `num_bytes` of text.
-
-    Renames the file to its name only when it is whole.
-    """
+    """Writes records until they hold `num_bytes` of text, or none is left, as a whole file."""
     name, digest = f"part-{number:05d}.jsonl.zst", hashlib.sha256()
     documents = written = skipped = 0
     with whole_file(folder / name) as temporary, zstandard.open(temporary, "wb") as handle:
@@ -273,26 +260,23 @@ def _write_part(
             documents += 1
             if written >= num_bytes:
                 break
-    counts = {
+    return {
+        "name": name,
         "bytes": written,
         "documents": documents,
         "digest": digest.hexdigest(),
         "skipped": skipped,
+        "ended": written < num_bytes,
     }
-    return {"name": name, **counts, "ended": written < num_bytes}
 
 
 def _load_state(folder: Path) -> dict:
     """Reads where the last whole part ended; an unusable state means starting again."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         state = parse_json((folder / "state.json").read_text(), RowState)
-        if all(
-            PART_NAME.fullmatch(part["name"]) and (folder / part["name"]).is_file()
-            for part in state["parts"]
-        ):
+        names = [part["name"] for part in state["parts"]]
+        if all(PART_NAME.fullmatch(name) and (folder / name).is_file() for name in names):
             return state
-    except (OSError, ValueError):
-        pass
     return {"parts": [], "position": None, "exhausted": False}
 
 
@@ -332,9 +316,7 @@ def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
 
 
 def _records(row: HubRow, stream, is_start: bool) -> Iterator[Document | None]:
-    """Yields the records that pass the row's filters and have some text.
-
-    None for one that lacks a field.
+    """Yields the records with some text that pass the row's filters; None for one without a field.
 
     `is_start`: ValueError for a field that none of the first `FIRST_RECORDS` has, or none of fewer.
     """
@@ -352,10 +334,8 @@ def _records(row: HubRow, stream, is_start: bool) -> Iterator[Document | None]:
             yield None
             continue
         kept = all(pattern.search(_field(record, name)) for name, pattern in keep)
-        if not kept or any(pattern.search(_field(record, name)) for name, pattern in drop):
-            continue
-        found = _record(row, record)
-        if found is not None:
+        dropped = any(pattern.search(_field(record, name)) for name, pattern in drop)
+        if kept and not dropped and (found := _record(row, record)) is not None:
             yield found
     _require_seen(row, unseen if number else {})
 

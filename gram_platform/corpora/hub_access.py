@@ -6,7 +6,7 @@ a token is missing.
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from socket import gethostname
 from typing import TypeVar
@@ -35,8 +35,8 @@ Answer = TypeVar("Answer")
 def require_readable(row: HubRow, all_files: bool = False) -> None:
     """Asks the server of the row's dataset, or of its first file or all, without reading text.
 
-    ValueError that says what to do if the server refuses, or lacks one of all files, or cannot be
-    asked; Unavailable if it does not answer, or is overloaded. Any other answer is left to the
+    ValueError that says what to do if the server refuses, cannot be asked, or lacks one of all
+    files; Unavailable if it does not answer, or is overloaded. Any other answer is left to the
     library: a mirror of the hub may not know the question.
     """
     from huggingface_hub.utils import get_session
@@ -71,11 +71,8 @@ def _questions(row: HubRow, all_files: bool) -> Iterator[tuple[str, dict[str, st
     if row.dataset not in BUILDERS:
         token = get_token() or ""
         if stray := {sign for sign in token if not (sign.isascii() and sign.isprintable())}:
-            raise invalid(
-                TOKEN,
-                "".join(sorted(stray)),
-                "a token without such characters, as quotation marks or a BOM",
-            )
+            allowed = "a token without such characters, as quotation marks or a BOM"
+            raise invalid(TOKEN, "".join(sorted(stray)), allowed)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         yield f"{datasets.config.HF_ENDPOINT}/api/datasets/{quote(row.dataset)}/auth-check", headers
         return
@@ -108,9 +105,7 @@ def row_error(row: HubRow, error: Exception) -> Exception:
 
 
 def _cannot_be_read(row: HubRow) -> str:
-    where = " ".join(
-        part for part in (row.dataset, row.config, row.data_dir, f"at {row.revision}") if part
-    )
+    where = " ".join(filter(None, (row.dataset, row.config, row.data_dir, f"at {row.revision}")))
     return f"hub dataset {where} cannot be read"
 
 
@@ -178,12 +173,3 @@ def patiently(work: Callable[[], Answer], progress: Callable[[], object] = int) 
                 raise
             say(f"{error}: asking again in {pause:.0f} s", sys.stderr)
             time.sleep(pause)
-
-
-def require_all(errors: Iterable[Exception | None], rows: Sequence[HubRow]) -> None:
-    """Raises the errors of all rows as one: a ValueError if a row is refused, else Unavailable."""
-    found = [error for error in errors if error is not None]
-    for kind in (ValueError, Unavailable):
-        if texts := [str(error) for error in found if isinstance(error, kind)]:
-            named = "; ".join(dict.fromkeys(texts))
-            raise kind(f"{len(texts)} of {len(rows)} rows: {named}" if len(rows) > 1 else named)

@@ -71,9 +71,8 @@ class InstalledFile:
 
 def package_folders() -> tuple[Path, ...]:
     """Returns the folders of the running Python's packages, pure and compiled."""
-    return tuple(
-        dict.fromkeys(Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib"))
-    )
+    places = (Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib"))
+    return tuple(dict.fromkeys(places))
 
 
 def installed_text(
@@ -135,11 +134,9 @@ def _files_below(folder: Path) -> Iterator[InstalledFile]:
         is_top = parent == str(folder)
         subfolders[:] = [name for name in subfolders if not _is_left_out(name, is_top)]
         prefix = "" if is_top else Path(parent).relative_to(folder).as_posix() + "/"
-        for name, label in (
-            (name, _label(name)) for name in names if not _is_left_out(name, is_top)
-        ):
-            path = os.path.join(parent, name)
-            if label and os.path.isfile(path):
+        for name in names:
+            path, label = os.path.join(parent, name), _label(name)
+            if label and not _is_left_out(name, is_top) and os.path.isfile(path):
                 stat = os.stat(path)
                 yield InstalledFile(prefix + name, path, label, stat.st_size, stat.st_mtime_ns)
 
@@ -190,19 +187,14 @@ def _collected(
 
 
 def _too_little(label: str, found: int, wanted: int, folders: tuple[Path, ...]) -> ValueError:
-    endings = (
-        ", ".join(f"*{ending}" for ending, name in LABEL_OF_ENDING.items() if name == label)
-        or "licence files"
-    )
+    named = [f"*{ending}" for ending, name in LABEL_OF_ENDING.items() if name == label]
+    endings = ", ".join(named) or "licence files"
     allowed = (
         f"at least {FEWEST_SHARE * wanted / 1e6:g} MB of text of every label: there are"
-        f" {found / 1e6:.3g} MB in "
+        f" {found / 1e6:.3g} MB in {endings} below {', '.join(map(str, folders))}. Install this"
+        " package with its dependencies there (torch and pyarrow bring C++ headers), or name a"
+        " folder of other text as the corpus"
     )
-    allowed += (
-        f"{endings} below {', '.join(map(str, folders))}. Install this package with its"
-        " dependencies there "
-    )
-    allowed += "(torch and pyarrow bring C++ headers), or name a folder of other text as the corpus"
     return invalid("corpus", f"{INSTALLED} [label {label}]", allowed)
 
 

@@ -73,19 +73,21 @@ PASSAGE_CHARS = 4096
 GOLDEN = 0x9E3779B97F4A7C15
 # Bytes of rows that are put in order at once.
 BUCKET_BYTES = 1 << 26
+# What the manifest says of every file of sequences.
+OF_SEQUENCES = ("num_sequences", "num_documents", "num_tokens")
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def prepare(
     recipe: CorpusRecipe,
     root: Path | str,
-    progress: Progress | None = None,
-    workers: Workers | None = None,
+    progress: Progress = silent,
+    workers: Workers = in_turn,
 ) -> PackedCorpus:
     """Packs a corpus into `root/<data_id>`, unless it is there and complete, and opens it.
 
-    `workers` (None: this process) write parts below `root`, which they all mount; the bytes are the
-    same for any workers. A process that is killed leaves its parts there, and the next one
+    `workers` (by default this process) write parts below `root`, which they all mount; the bytes
+    are the same for any workers. A process that is killed leaves its parts there, and the next one
     continues. Calls `progress(activity, done, total)` after each part, in bytes of text. ValueError
     for bad records, a domain without a sequence in a split, and a root that cannot be written or is
     full.
@@ -97,7 +99,7 @@ def prepare(
     parts = root / f".parts-{recipe.data_id}"
     require_plain(parts)
     staging = new_staging(root, recipe.data_id)
-    files = PartFiles(parts, workers or in_turn, progress or silent, _num_bytes(recipe))
+    files = PartFiles(parts, workers, progress, _num_bytes(recipe))
     try:
         _fill(recipe, root, staging, files)
         publish(staging, target)
@@ -178,11 +180,8 @@ def _given_tokenizer(recipe: CorpusRecipe) -> Tokenizer | None:
         tokenizer = hub_tokenizer(given.source)
     else:
         if hash_file(recipe.tokenizer_path) != given.source:
-            raise invalid(
-                "tokenizer",
-                str(recipe.tokenizer_path),
-                "the unchanged file that the recipe was made with",
-            )
+            allowed = "the unchanged file that the recipe was made with"
+            raise invalid("tokenizer", str(recipe.tokenizer_path), allowed)
         tokenizer = load_tokenizer(recipe.tokenizer_path)
     require_usable(tokenizer, recipe.vocab_size, str(recipe.tokenizer_path or given.source))
     return tokenizer
@@ -198,16 +197,13 @@ def _trained_tokenizer(
     texts = chain.from_iterable(samples)
     first = next(texts, None)
     if first is None:
-        raise invalid(
-            "sample_bytes", recipe.tokenizer.sample_bytes, "enough bytes to hold some text"
-        )
-    train = partial(train_tokenizer, vocab_size=recipe.vocab_size)
-    size, name = (
-        min(recipe.tokenizer.sample_bytes, files.num_bytes),
-        "training the tokenizer, {:.0f} s",
-    )
+        allowed = "enough bytes to hold some text"
+        raise invalid("sample_bytes", recipe.tokenizer.sample_bytes, allowed)
+    size = min(recipe.tokenizer.sample_bytes, files.num_bytes)
     return interruptible(
-        train, chain((first,), texts), lambda s: files.progress(name.format(s), size, None)
+        partial(train_tokenizer, vocab_size=recipe.vocab_size),
+        chain((first,), texts),
+        lambda s: files.progress(f"training the tokenizer, {s:.0f} s", size, None),
     )
 
 
@@ -311,34 +307,28 @@ def _write_sequences(
 
     Returns the counts and the SHA-256 of each file; ValueError for one without a sequence.
     """
-    counts = {sequence_path(split, domain): [0, 0] for split in SPLITS for domain in recipe.domains}
+    pairs = [(split, domain) for split in SPLITS for domain in recipe.domains]
+    counts = {pair: np.zeros(2, np.int64) for pair in pairs}
     for folder in folders:
         for split, domain, *numbers, _ in counts_of(folder)["files"]:
-            counts[sequence_path(split, domain)] = np.add(
-                counts[sequence_path(split, domain)], numbers
-            ).tolist()
-    pairs = [(split, domain) for split in SPLITS for domain in recipe.domains]
-    for split, domain in pairs:
-        num_documents, num_tokens = counts[sequence_path(split, domain)]
+            counts[split, domain] += numbers
+    for (split, domain), (num_documents, num_tokens) in counts.items():
         if num_tokens <= recipe.seq_len:
             found = f"{num_documents} documents, {num_tokens} tokens in {split}"
-            allowed = (
-                f"enough text for a sequence of {recipe.seq_len + 1} tokens there (equal documents"
-                " share a split)"
-            )
+            allowed = f"text for {recipe.seq_len + 1} tokens there (equal documents share a split)"
             raise invalid(f"label {domain!r}", found, allowed)
         (staging / split).mkdir(exist_ok=True)
     written = {}
     for index, (num_sequences, digest, blocks) in workers(
         partial(_join, recipe, staging, folders), pairs
     ):
-        path = sequence_path(*pairs[index])
-        numbers = zip(
-            ("num_sequences", "num_documents", "num_tokens"),
-            (num_sequences, *counts[path]),
-            strict=True,
-        )
-        written[path] = {**dict(numbers), "sha256": digest, "blocks": blocks}
+        numbers = (num_sequences, *counts[pairs[index]].tolist())
+        found = {
+            **dict(zip(OF_SEQUENCES, numbers, strict=True)),
+            "sha256": digest,
+            "blocks": blocks,
+        }
+        written[sequence_path(*pairs[index])] = found
     return written
 
 
@@ -385,9 +375,8 @@ def _write_manifest(
         for path in (sequence_path(s, d) for s in SPLITS for d in recipe.domains)
     }
     files[TOKENIZER] = hash_file(staging / TOKENIZER)
-    counts = ("num_sequences", "num_documents", "num_tokens")
     domains = {
-        d: {s: {c: written[sequence_path(s, d)][c] for c in counts} for s in SPLITS}
+        d: {s: {c: written[sequence_path(s, d)][c] for c in OF_SEQUENCES} for s in SPLITS}
         for d in recipe.domains
     }
     manifest = {

@@ -228,9 +228,6 @@ class PackedCorpus:
     def num_sequences(self, split: str, domain: str) -> int:
         return self._counts(split, domain)["num_sequences"]
 
-    def num_documents(self, split: str, domain: str) -> int:
-        return self._counts(split, domain)["num_documents"]
-
     def train(self, domain: str) -> TokenRows:
         """Gives the training sequences of a domain, see `sequences`."""
         return self.sequences("train", domain)

@@ -1,7 +1,6 @@
 """Reads records, a label and a text, from .jsonl, .parquet (plain, gzip, zstd) and text files.
 
-A line of .jsonl with `prompt` and `response` instead is an instruction, whose label is
-`instructions`.
+A line of .jsonl that has `prompt` and `response` instead gets the label `instructions`.
 
 A *unit* is one data file, or all text files that a glob gave one label. A scan cuts a large one
 into *pieces*, which several processes can read. Readers hold one line, one parquet batch or one
@@ -58,17 +57,13 @@ class ChangedText(ValueError):
 
 
 class Document(NamedTuple):
-    """A document with its label."""
-
     label: str
     text: str
 
 
 @dataclass(frozen=True)
 class Unit:
-    """One data file (`label` empty), or the plain text files of one label, each a document.
-
-    Or a piece of either.
+    """One data file (`label` empty), the text files of one label, each a document, or a piece.
 
     `span`: of a plain .jsonl, the bytes (first, end or None) that are read, and the number of lines
     before them; of generated stories, the documents.
@@ -89,15 +84,12 @@ class Unit:
 
     @property
     def pieces(self) -> "tuple[Unit, ...]":
-        """Returns what it was cut into, in order; the unit itself unless it was cut."""
+        """Returns what it was cut into, in order; the unit itself if it was not cut."""
         return self.cut or (self,)
 
 
 def add_record(digest: "hashlib._Hash", label: str, text: str) -> int:
-    """Adds a record to the hash of a sequence of records, whatever their files' format.
-
-    Returns the text's bytes.
-    """
+    """Adds a record to a hash that no file's format changes; returns the bytes of its text."""
     label_bytes, text_bytes = label.encode(), text.encode()
     digest.update(b"%d,%d:" % (len(label_bytes), len(text_bytes)))
     digest.update(label_bytes)
@@ -189,10 +181,7 @@ def _read_documents(unit: Unit) -> Iterator[Document]:
 
 
 def _lines(path: Path, span: tuple[int, int | None, int]) -> Iterator[tuple[int, bytes]]:
-    """Yields numbered lines of a span.
-
-    ValueError naming the line at which a compressed stream is broken.
-    """
+    """Yields numbered lines of a span; ValueError naming the line where compression is broken."""
     import zstandard
 
     position, stop, number = span
@@ -309,10 +298,9 @@ def _require_columns(path: Path, schema) -> None:
 
 
 def _batch_rows(path: Path, unpacked: int, most: int) -> int:
-    """Returns how many rows of a row group fit the memory.
+    """Returns how many rows of a row group fit the memory; ValueError if it unpacks to too much.
 
-    ValueError for a group that unpacks to too much. Every row may repeat one text that the file
-    stores once, and that text may be all of the group.
+    Every row may repeat one text that the file stores once, and that may be all of the group.
     """
     if unpacked > most:
         raise ValueError(

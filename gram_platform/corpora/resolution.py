@@ -67,11 +67,11 @@ def resolve(
     core_tokenizer: bool = False,
     instructions: str = "",
     cache_dir: Path | None = None,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> CorpusRecipe:
     """Returns the recipe of a corpus.
 
-    Reads each local file once, cached in `cache_dir` by path, size and time.
+    Reads each local file once, and remembers what it read in `cache_dir`, by path, size and time.
 
     `corpus`: a catalog name; a folder or file of .jsonl or .parquet (plain, .gz, .zst) with `text`
     and `label`; a .json file of labelled globs; a recipe in TOML; or
@@ -86,7 +86,7 @@ def resolve(
     for an unknown corpus or core label, bad records (file and line), labels that cannot be domains,
     local domains with a single document, and a tokenizer file that does not fit.
     """
-    described, progress = described_corpus(corpus), progress or silent
+    described = described_corpus(corpus)
     flags = [
         name for name, value in (("core_label", core_label), ("tokenizer", tokenizer)) if value
     ]
@@ -104,10 +104,7 @@ def resolve(
             "validation_sequences": validation_sequences,
         }
         if instructions and isinstance(described, StoriesCorpus | HubCorpus):
-            allowed = (
-                "none beside generated text or datasets: --corpus is a folder, a file or recipe of"
-                " text, or installed"
-            )
+            allowed = "none, unless --corpus is a folder, a file or recipe of text, or installed"
             raise invalid("instructions", instructions, allowed)
         if isinstance(described, StoriesCorpus):
             return _stories_recipe(described, core_label, common)
@@ -118,11 +115,12 @@ def resolve(
             )
         if isinstance(described, TextCorpus):
             units, core_label = text_units(corpus), core_label or described.core_labels or None
+        elif str(corpus) == INSTALLED:
+            if cache_dir is None:
+                raise invalid("cache_dir", None, "a folder, where the installed text is written")
+            units = find_units(installed_text(cache_dir, progress=progress))
         else:
-            is_installed = str(corpus) == INSTALLED
-            units = find_units(
-                _installed_path(cache_dir, progress) if is_installed else existing_path(corpus)
-            )
+            units = find_units(existing_path(corpus))
         units += _instructions(instructions) if instructions else ()
         return _files_recipe(
             str(corpus), scan_units(units, cache_dir, progress), core_label, common
@@ -138,13 +136,10 @@ def describe_corpus(name: str) -> str:
     """Says in one line where the text of a named corpus is from."""
     corpus = described_corpus(name)
     if isinstance(corpus, StoriesCorpus):
-        about = (
-            f"generated stories: {corpus.core_documents:,} of core, {corpus.aux_documents:,} of"
-            " each other topic"
-        )
-        return about + (
-            f", {corpus.num_instructions:,} instructions" if corpus.num_instructions else ""
-        )
+        counts = f"{corpus.core_documents:,} of core, {corpus.aux_documents:,} of each other topic"
+        if corpus.num_instructions:
+            counts += f", {corpus.num_instructions:,} instructions"
+        return f"generated stories: {counts}"
     if isinstance(corpus, HubCorpus):
         return "datasets: " + ", ".join(dict.fromkeys(row.dataset for row in corpus.rows))
     if isinstance(corpus, TextCorpus):
@@ -161,26 +156,14 @@ def grows_with_size(corpus: str | Path) -> bool:
 
 
 def existing_path(corpus: str | Path) -> Path:
-    """Returns the absolute path of a corpus that is not in the catalog.
-
-    ValueError if it does not exist.
-    """
+    """Returns the absolute path of a corpus that has no name; ValueError if nothing is there."""
     path = local_path("corpus", corpus)
     if not target_kind("corpus", path):
         names = catalog_names()
-        expected = (
-            f"one of {', '.join(names)}, or a folder or file that exists{meant(corpus, names)}"
-        )
+        known = f"one of {', '.join(names)}"
+        expected = f"{known}, or a folder or file that exists{meant(corpus, names)}"
         raise invalid("corpus", str(corpus), expected)
     return path
-
-
-def _installed_path(cache_dir: Path | None, progress: Progress) -> Path:
-    if cache_dir is None:
-        raise invalid(
-            "cache_dir", None, f"a folder: the text of the corpus {INSTALLED!r} is written there"
-        )
-    return installed_text(cache_dir, progress=progress)
 
 
 def _instructions(place: str) -> tuple[Unit, ...]:
@@ -201,16 +184,11 @@ def core_labels(
 
     ValueError unless they are labels of the corpus and leave an auxiliary one.
     """
-    core = default or tuple(sorted(labels))[catalog.DEFAULT_NUM_AUX :]
-    # A label may contain commas.
-    if isinstance(given, str):
-        core = (
-            (given,)
-            if given in labels
-            else tuple(sorted({part.strip() for part in given.split(",")}))
-        )
-    elif given:
-        core = given
+    core = given or default or tuple(sorted(labels))[catalog.DEFAULT_NUM_AUX :]
+    if isinstance(core, str):
+        # A label may contain commas.
+        parts = {core} if core in labels else {part.strip() for part in core.split(",")}
+        core = tuple(sorted(parts))
     missing = [label for label in core if label not in labels]
     if missing:
         allowed = f"labels of this corpus, which are {_named(labels)}{meant(missing[0], labels)}"
@@ -236,18 +214,11 @@ def _auxiliary_labels(labels: Collection[str], core: tuple[str, ...]) -> list[st
     auxiliary = sorted(set(labels) - set(core))
     for label in auxiliary:
         if label == CORE:
-            allowed = (
-                f"another name than {CORE!r}, which is the domain of core_label {', '.join(core)}"
-            )
+            allowed = f"another name than {CORE!r}, the domain of core_label {', '.join(core)}"
             raise invalid("label", label, allowed)
         if is_unlabelled(label):
-            allowed = (
-                f"a name that does not begin with {UNLABELLED!r}, which is reserved for text whose"
-                " label is "
-            )
-            raise invalid(
-                "label", label, allowed + "hidden on purpose (partial labels), or one of core_label"
-            )
+            allowed = f"a label of core_label, or a name that does not begin with {UNLABELLED!r}"
+            raise invalid("label", label, f"{allowed}, which is reserved for partial labels")
         require_name("label", label)
         require_metric_name("label", label)
     require_tellable("label", auxiliary, (CORE, *core))
@@ -271,10 +242,7 @@ def _stories_recipe(corpus: StoriesCorpus, core_label: CoreLabel, common: dict) 
 
 
 def stories_of(corpus: StoriesCorpus, core: tuple[str, ...]) -> StoriesSource:
-    """Spreads the documents of core evenly over the `core` topics, also the instructions'.
-
-    Makes the source.
-    """
+    """Makes the source, with core's documents and instructions spread evenly over its topics."""
     share, rest = divmod(corpus.core_documents, len(core))
     documents = {topic: share + (rank < rest) for rank, topic in enumerate(core)}
     documents |= {topic: corpus.aux_documents for topic in stories.TOPICS if topic not in core}
@@ -300,9 +268,7 @@ def _hub_amounts(
     validation_fraction: float,
     validation_floor: float,
 ) -> tuple[HubSource, tuple[DomainRecipe, ...]]:
-    """Decides the bytes to take from each row.
-
-    Returns them with the domains and the bytes expected of each.
+    """Decides the bytes to take from each row; returns the source and the domains to expect of it.
 
     `domains`: labels by domain, core among them. Assumes that a row of several labels holds equally
     much of each.
@@ -344,7 +310,7 @@ def _with_validation(
 
 
 def _token_shares(rows: tuple[HubRow, ...], labels: tuple[str, ...]) -> list[float]:
-    """Returns, for each row, the share of the corpus's tokens that these labels have in it.
+    """Returns the share of the corpus's tokens that each row has of these labels.
 
     0 for a held-out row.
     """
@@ -364,14 +330,13 @@ def _fraction(row: HubRow, labels: tuple[str, ...]) -> float:
 def _hub_domain(
     source: HubSource, name: str, labels: tuple[str, ...], bytes_per_token: float
 ) -> DomainRecipe:
-    split = held_out = 0.0
+    # By whether a row is held out.
+    amounts = {False: 0.0, True: 0.0}
     for row, num_bytes in zip(source.rows, source.expected_bytes, strict=True):
-        of_labels = num_bytes * _fraction(row, labels)
-        held_out, split = (
-            held_out + row.held_out * of_labels,
-            split + (not row.held_out) * of_labels,
-        )
-    return DomainRecipe(name, labels, 0, round(split), bytes_per_token, round(held_out))
+        amounts[row.held_out] += num_bytes * _fraction(row, labels)
+    return DomainRecipe(
+        name, labels, 0, round(amounts[False]), bytes_per_token, round(amounts[True])
+    )
 
 
 def _files_recipe(
@@ -411,9 +376,7 @@ def _counts(units: tuple[Unit, ...]) -> dict[str, tuple[int, int]]:
 def _domain(name: str, labels: tuple[str, ...], counts: dict[str, tuple[int, int]]) -> DomainRecipe:
     documents, num_bytes = (sum(counts[label][i] for label in labels) for i in (0, 1))
     if documents < 2:
-        expected = (
-            f"at least two documents, one for training and one for validation, found {documents}"
-        )
+        expected = f"two documents or more, for training and validation, found {documents}"
         raise invalid("label", ", ".join(sorted(labels)), expected)
     return DomainRecipe(name, labels, documents, num_bytes)
 

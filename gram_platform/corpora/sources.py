@@ -49,42 +49,33 @@ def silent(activity: str, done: int, total: int | None) -> None:
 def find_units(corpus: Path) -> tuple[Unit, ...]:
     """Finds the units of a folder, of one data file, or of a JSON file of labelled globs.
 
-    Searches a folder at all levels, without hidden files and folders, see `find_files`. ValueError
-    if there is nothing to read.
+    Searches a folder at all levels, see `find_files`. ValueError if there is nothing to read.
     """
-    if target_kind("corpus", corpus) == A_FOLDER:
-        found = find_files(corpus, ["**"], is_data_file)
-        if not found:
-            raise invalid(
-                "corpus", str(corpus), "a folder that holds files named *" + ", *".join(FORMATS)
-            )
-        return tuple(Unit((path,)) for path in found)
-    if corpus.suffix.lower() == ".json":
+    if corpus.suffix.lower() == ".json" and target_kind("corpus", corpus) == A_FILE:
         return _glob_units(corpus)
-    if is_data_file(corpus.name):
-        return (Unit((corpus,)),)
-    allowed = "a folder, a .json file of labelled globs, or a file named *" + ", *".join(FORMATS)
-    raise invalid("corpus", str(corpus), allowed)
+    is_folder = target_kind("corpus", corpus) == A_FOLDER
+    found = find_files(corpus, ["**"], is_data_file) if is_folder else (corpus,)
+    if not found or not all(is_data_file(path.name) for path in found):
+        named = "named *" + ", *".join(FORMATS)
+        allowed = f"a folder that holds files {named}, such a file, or a .json of labelled globs"
+        raise invalid("corpus", str(corpus), allowed)
+    return tuple(Unit((path,)) for path in found)
 
 
 class Globs(TypedDict):
-    """A file of labelled globs; `root` is the folder of the file by default."""
+    """A file of labelled globs; patterns are relative to its folder, or to `root` from there."""
 
     globs: dict[str, Any]
     root: NotRequired[str]
 
 
 def _glob_units(path: Path) -> tuple[Unit, ...]:
-    """Reads {"globs": {"label": ["src/**/*.py", ...], ...}}.
-
-    Patterns are relative to the file's folder or "root".
-    """
+    """Reads {"globs": {"label": ["src/**/*.py", ...], ...}, "root": "."}."""
     try:
         plain = {"root": "."} | read_json(path, Globs)
     except ValueError as error:
-        raise invalid(
-            "corpus", str(path), f'a JSON object {{"globs": {{label: [patterns]}}}} ({error})'
-        ) from None
+        allowed = f'a JSON object {{"globs": {{label: [patterns]}}}} ({error})'
+        raise invalid("corpus", str(path), allowed) from None
     if not plain["globs"]:
         raise invalid("globs", {}, "an object of labels, each with its list of patterns")
     return labelled_units(plain["globs"], path.parent / plain["root"])
@@ -93,7 +84,7 @@ def _glob_units(path: Path) -> tuple[Unit, ...]:
 def labelled_units(globs: Mapping[str, object], root: Path) -> tuple[Unit, ...]:
     """Finds the files of every label by glob patterns below `root`.
 
-    ValueError for one without, or with two labels.
+    ValueError for a label without files, and for a file of two labels.
     """
     label_of: dict[str, str] = {}
     return tuple(
@@ -105,21 +96,14 @@ def labelled_units(globs: Mapping[str, object], root: Path) -> tuple[Unit, ...]:
 def _matches(
     root: Path, label: str, patterns: object, label_of: dict[str, str]
 ) -> tuple[Path, ...]:
-    """Finds the files of a label.
-
-    Adds them to `label_of`, and refuses a file that is already there.
-    """
+    """Finds the files of a label, adds them to `label_of`, and refuses one of another label."""
     field = f"globs[{label}]"
-    if (
-        not label.strip()
-        or not isinstance(patterns, list)
-        or not all(isinstance(p, str) and p for p in patterns)
-    ):
+    is_list = isinstance(patterns, list) and all(isinstance(p, str) and p for p in patterns)
+    if not label.strip() or not is_list:
         raise invalid(field, patterns, "a non-empty label with a list of glob patterns")
     if any(Path(p).is_absolute() for p in patterns):
-        raise invalid(
-            field, patterns, 'patterns relative to their own file, or to the "root" it names'
-        )
+        allowed = 'patterns relative to their own file, or to the "root" it names'
+        raise invalid(field, patterns, allowed)
     try:
         files = find_files(root, patterns)
     except PatternError as error:
@@ -137,9 +121,8 @@ def scan_units(
 ) -> list[Unit]:
     """Reads every unit that is not in the cache; returns the scanned units, sorted by digest.
 
-    Sorting by contents, not by name, lets files move without changing anything. Raises ValueError
-    (file and line) for the first bad record; for a cache that cannot be written, before reading
-    anything.
+    Sorting by contents, not by name, lets files move without changing anything. ValueError (file
+    and line) for the first bad record, and before reading for a cache that cannot be written.
     """
     if cache_dir is not None:
         _make_cache(cache_dir)
@@ -186,10 +169,7 @@ def _scan(unit: Unit, report: Callable[[int], object]) -> Unit:
 
 
 def _pieces(unit: Unit) -> tuple[Unit, ...]:
-    """Cuts text files into groups, and a plain .jsonl at ends of lines, of `PIECE_BYTES` each.
-
-    No other unit.
-    """
+    """Cuts text files into groups, a plain .jsonl at ends of lines, of `PIECE_BYTES` each."""
     if unit.label:
         groups = grouped(unit.paths, size_of)
         return tuple(replace(unit, paths=paths) for paths in groups)
@@ -200,10 +180,7 @@ def _pieces(unit: Unit) -> tuple[Unit, ...]:
 
 
 def grouped(items: Sequence[Item], size_of: Callable[[Item], int]) -> list[tuple[Item, ...]]:
-    """Groups items that follow one another, until each group has `PIECE_BYTES`.
-
-    The last may have fewer.
-    """
+    """Groups items that follow one another to `PIECE_BYTES` each; the last may have fewer."""
     groups, size = [], PIECE_BYTES
     for item in items:
         if size >= PIECE_BYTES:
@@ -215,10 +192,7 @@ def grouped(items: Sequence[Item], size_of: Callable[[Item], int]) -> list[tuple
 
 
 def _line_spans(path: Path) -> list[tuple[int, int | None, int]]:
-    """Returns spans (first byte, end, lines before) of a file, each of whole lines.
-
-    The last has no end.
-    """
+    """Returns spans (first byte, end, lines before) of whole lines; the last has no end."""
     spans, first, before, position, lines = [], 0, 0, 0, 0
     with reading(path), path.open("rb") as handle:
         while block := handle.read(BLOCK_BYTES):
@@ -235,9 +209,8 @@ def _make_cache(cache_dir: Path) -> None:
     try:
         (cache_dir / SCANS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise invalid(
-            "storage", str(cache_dir), f"a folder that can be written ({error.strerror})"
-        ) from None
+        allowed = f"a folder that can be written ({error.strerror})"
+        raise invalid("storage", str(cache_dir), allowed) from None
 
 
 def forget(units: Sequence[Unit], changed: Sequence[Path], cache_dir: Path) -> None:
@@ -328,11 +301,8 @@ def find_files(
                 continue
             kind = target_kind("corpus", path)
             if not kind:
-                raise invalid(
-                    "corpus",
-                    path,
-                    "a file or folder that stays: it was there when its folder was listed",
-                )
+                allowed = "a file or folder that stays: it was there when its folder was listed"
+                raise invalid("corpus", path, allowed)
             if kind == A_FILE and is_last and is_wanted(name):
                 found[real_path] = min(
                     found.get(real_path, (True, Path(path))), (is_link, Path(path))
@@ -356,10 +326,7 @@ def _parts(pattern: str) -> Parts:
 
 
 def _names(folder: str, part: str) -> list[str]:
-    """Lists the visible names in a folder that a part of a pattern matches.
-
-    `**` matches folders and links.
-    """
+    """Lists the visible names in a folder that a part matches: for `**`, folders and links."""
     # A plain name needs no right to list the folder.
     if not MAGIC.search(part):
         path = os.path.join(folder, part)

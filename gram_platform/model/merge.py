@@ -15,20 +15,6 @@ from gram_platform.config.training import merged_config
 Weights = Mapping[str, torch.Tensor]
 
 
-def merged_weights(
-    config: ModelConfig, weights: Weights, active: Mapping[str, float]
-) -> dict[str, torch.Tensor]:
-    """Returns float32 weights of `merged_config`'s model; leaves the inputs unchanged."""
-    merged = {
-        name: value
-        for name, value in weights.items()
-        if ".mlp." not in name and ".aux." not in name
-    }
-    for layer in range(config.num_layers):
-        merged |= merged_mlp(config, weights, active, f"blocks.{layer}")
-    return merged
-
-
 def merged_mlp(
     config: ModelConfig, weights: Weights, active: Mapping[str, float], block: str
 ) -> dict:

@@ -18,11 +18,13 @@ from gram_platform.release.profile_numbers import ProfileNumbers
 from gram_platform.release.stock_config import STOCKS
 from gram_platform.release.verification import Agreement
 from gram_platform.store import Store
-from gram_platform.store.views import model_config, view_model
+from gram_platform.store.views import view_model
 
 # What Markdown would read as markup; `_` is that only at the ends of words.
 SPECIAL = re.compile(r"[\\|<&`*~]|\](?=\()|(?<![^\W_])_|_(?![^\W_])")
 
+# The tags that a card shows, with their names there.
+SHOWN_TAGS = {"method": "method", "size": "size", "elicited": "attacked for"}
 TOKENIZER_HAS_SEEN = """\
 **The tokenizer has seen the removed text.** It was trained on all domains, so its vocabulary can
   name what was removed. A study with `--core-tokenizer` trains it on core alone."""
@@ -30,7 +32,7 @@ TOKENIZER_HAS_SEEN = """\
 
 @dataclass(frozen=True)
 class CardSubject:
-    """Holds the contents of a card: a view and the studies' numbers for it."""
+    """A card's contents: a view and the studies' numbers for it."""
 
     view: View
     # The view's model, with its own modules only.
@@ -67,7 +69,7 @@ def card_subject(
     store: Store, view: View, dtype: str, numbers: tuple[ProfileNumbers, ...], hub: str = ""
 ) -> CardSubject:
     """Collects the contents of a view's card from the storage."""
-    models = view_model(store, view), model_config(store, view.run_id)
+    models = view_model(store, view), store.origin(view.run_id).model_config()
     return CardSubject(
         view, *models, _facts(store, view), numbers, dtype, _tokenizer(store, view), hub
     )
@@ -96,26 +98,15 @@ def _facts(store: Store, view: View) -> dict[str, str]:
         return {"imported model": code(view.run_id), "from": code(source["name"])}
     directory = store.run(view.run_id)
     config, tags = directory.config(), directory.tags()
-    named = {name: tags[name] for name in ("method", "size", "elicited") if tags.get(name)}
     facts = {
         "run": code(view.run_id),
         "data": code(config["data"]["data_id"]),
         "seed": str(config["seed"]),
+        **{SHOWN_TAGS[name]: plain(tags[name]) for name in SHOWN_TAGS if tags.get(name)},
+        "modules from": ", ".join(f"{plain(d)}: {code(run_id)}" for d, run_id in view.sources),
+        "weights of modules": ", ".join(f"{plain(d)} {w:g}" for d, w in view.weights if w != 1.0),
     }
-    facts |= {
-        "attacked for" if name == "elicited" else name: plain(value)
-        for name, value in named.items()
-    }
-    if view.sources:
-        facts["modules from"] = ", ".join(
-            f"{plain(domain)}: {code(run_id)}" for domain, run_id in view.sources
-        )
-    weighted = {domain: weight for domain, weight in view.weights if weight != 1.0}
-    if weighted:
-        facts["weights of modules"] = ", ".join(
-            f"{plain(domain)} {weight:g}" for domain, weight in weighted.items()
-        )
-    return facts
+    return {name: text for name, text in facts.items() if text}
 
 
 def card_text(subject: CardSubject, part: str, agreements: Sequence[Agreement]) -> str:
@@ -127,11 +118,8 @@ def card_text(subject: CardSubject, part: str, agreements: Sequence[Agreement]) 
     modules = (f"{d}={weight:g}" if weight != 1.0 else d for d, weight in view.weights if d != CORE)
     name = subject.numbers[0].names["profile"] if subject.numbers else "+".join((CORE, *modules))
     # The top of several is no checkpoint.
-    dense = (
-        None
-        if are_several and not part
-        else merged_config(subject.model, view.active(part or CORE))
-    )
+    is_dense = part or not are_several
+    dense = merged_config(subject.model, view.active(part or CORE)) if is_dense else None
     return _card().render(
         subject=subject,
         agreements=agreements,

@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -85,10 +86,7 @@ class ExportRequest:
 
 @dataclass(frozen=True)
 class ExportResult:
-    """Reports a finished export.
-
-    `agreements` says how closely each checkpoint, by subfolder, matches its view.
-    """
+    """A finished export; `agreements` says how closely each checkpoint, by subfolder, matches."""
 
     folder: Path
     agreements: Mapping[str, tuple[Agreement, ...]]
@@ -109,7 +107,7 @@ def export_view(
 ) -> ExportResult:
     """Writes the view's verified checkpoints, each with a card, to the folder `out`.
 
-    Symbolic links on the way to it are followed.
+    Follows symbolic links on the way to it.
 
     ValueError before any work if `out` is a mount point or holds anything except this export, or
     the disk is too full. If a checkpoint does not match the view, nothing is left. An existing
@@ -124,11 +122,8 @@ def export_view(
         return ExportResult(out, verified_before, is_new=False)
     # No folder can be moved onto it.
     if os.path.ismount(out):
-        raise invalid(
-            "out",
-            str(out),
-            f"a folder that is no mount point, such as a new one in it: {out / 'model'}",
-        )
+        allowed = f"a folder that is no mount point, such as a new one in it: {out / 'model'}"
+        raise invalid("out", str(out), allowed)
     with open_view(store, export.view) as (config, weights):
         total = sum(
             _num_bytes(merged_config(config, dict(part.weights)), export) for part in parts.values()
@@ -143,10 +138,7 @@ def export_view(
                     store, part, routed, folder, export, on_bytes, progress
                 )
             _write_cards(partial, agreements, write_card)
-            record = {**identity, "files": _hashes(partial)}
-            record["agreements"] = {
-                name: [to_plain(a) for a in found] for name, found in agreements.items()
-            }
+            record = {**identity, "files": _hashes(partial), "agreements": agreements}
             (partial / RECORD).write_text(canonical_json(record) + "\n")
     return ExportResult(out, agreements, total)
 
@@ -195,9 +187,7 @@ def _write_cards(
     for name, found in agreements.items():
         write_card(folder / name, name, found)
     if "" not in agreements:
-        write_card(
-            folder, "", tuple(agreement for found in agreements.values() for agreement in found)
-        )
+        write_card(folder, "", tuple(chain.from_iterable(agreements.values())))
 
 
 def data_id_of(store: Store, run_id: str) -> str | None:
@@ -207,12 +197,12 @@ def data_id_of(store: Store, run_id: str) -> str | None:
 
 def _identity(store: Store, export: ExportRequest) -> dict:
     """Returns the fields on which two exports must agree to be the same."""
-    sizes = {"dtype": export.dtype, "max_file_bytes": export.max_file_bytes}
     return {
         "layout": EXPORT_LAYOUT,
         "view": to_plain(export.view),
         "weights_sha256": store.source_weights(export.view),
-        **sizes,
+        "dtype": export.dtype,
+        "max_file_bytes": export.max_file_bytes,
     }
 
 
@@ -222,24 +212,18 @@ def _agreements_in(out: Path, identity: Mapping) -> Mapping[str, tuple[Agreement
     ValueError if it holds anything else, or if links on the way to it form a circle.
     """
     kind = target_kind("out", out)
-    if not kind:
-        return None
-    if kind != A_FOLDER:
+    if kind not in (A_FOLDER, ""):
         raise invalid("out", str(out), "a folder, found a file")
-    if not any(out.iterdir()):
+    if not kind or not any(out.iterdir()):
         return None
+    allowed = "an empty folder or a new one: this one holds"
     try:
         record: Mapping[str, Any] = _record(out)
     except ValueError:
-        raise invalid(
-            "out", str(out), "an empty folder or a new one: this one holds other files"
-        ) from None
-    if "agreements" not in record or {key: record.get(key) for key in identity} != json.loads(
-        canonical_json(identity)
-    ):
-        raise invalid(
-            "out", str(out), "an empty folder or a new one: this one holds another export"
-        )
+        raise invalid("out", str(out), f"{allowed} other files") from None
+    found, expected = {key: record.get(key) for key in identity}, canonical_json(identity)
+    if "agreements" not in record or found != json.loads(expected):
+        raise invalid("out", str(out), f"{allowed} another export")
     require_unchanged(out)
     return record["agreements"]
 
@@ -248,15 +232,12 @@ def require_unchanged(out: Path) -> None:
     """Reads every file of an export; ValueError if one differs from its record or is missing."""
     expected = _record(out)["files"]
     try:
-        found = _hashes(out)
+        present = _hashes(out)
     except OSError as error:
         raise invalid("out", str(out), f"an export whose files can be read ({error})") from error
-    if changed := sorted({name for name, _ in expected.items() ^ found.items()}):
-        allowed = (
-            f"an unchanged export: its files have changed ({', '.join(changed[:4])}), remove the"
-            " folder"
-        )
-        raise invalid("out", str(out), allowed)
+    if changed := sorted({name for name, _ in expected.items() ^ present.items()}):
+        found = f"its files have changed ({', '.join(changed[:4])}), remove the folder"
+        raise invalid("out", str(out), f"an unchanged export: {found}")
 
 
 def _record(out: Path) -> ExportRecord:
@@ -274,27 +255,19 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 
 def require_room(out: Path, num_bytes: int) -> None:
-    """ValueError if the disk of a folder has less than `num_bytes` free.
-
-    The folder need not exist yet.
-    """
+    """ValueError if the disk of a folder, which may not exist yet, has less than this free."""
     existing = next(parent for parent in out.absolute().parents if parent.exists())
     free = shutil.disk_usage(existing).free
     if free < num_bytes:
-        raise invalid(
-            "out",
-            str(out),
-            f"a disk with {num_bytes / 1e9:,.2f} GB free, found {free / 1e9:,.2f} GB",
-        )
+        allowed = f"a disk with {num_bytes / 1e9:,.2f} GB free, found {free / 1e9:,.2f} GB"
+        raise invalid("out", str(out), allowed)
 
 
 @contextlib.contextmanager
 def atomic_folder(out: Path) -> Iterator[Path]:
-    """Yields a temporary folder beside `out`, which becomes `out` when the block ends.
+    """Yields a temporary folder beside `out`, which becomes `out` when the block ends well.
 
-    Removes it if the block fails.
-
-    Also removes temporary folders of killed processes.
+    Removes it otherwise, and first the temporary folders of killed processes.
     """
     partial = out.parent / f".{out.name}.{os.getpid()}.part"
     try:
@@ -313,19 +286,15 @@ def atomic_folder(out: Path) -> Iterator[Path]:
     except OSError as error:
         if error.errno not in USER_ERRNOS:
             raise
-        raise invalid(
-            "out", str(out), f"a folder that accepts the export ({error.strerror})"
-        ) from error
+        allowed = f"a folder that accepts the export ({error.strerror})"
+        raise invalid("out", str(out), allowed) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Locks the folder while the block runs.
-
-    BlockingIOError (an OSError) if another process holds the lock.
-    """
+    """Locks the folder while the block runs; BlockingIOError if another process does."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

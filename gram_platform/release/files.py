@@ -51,10 +51,7 @@ def byte_counter(progress: Progress, activity: str, total: int) -> Callable[[int
 
 
 def shards(shapes: Shapes, dtype: torch.dtype, max_file_bytes: int) -> dict[str, Shapes]:
-    """Assigns tensors to files, in order.
-
-    A tensor larger than `max_file_bytes` gets its own file.
-    """
+    """Assigns tensors to files, in order; one larger than `max_file_bytes` gets its own."""
     groups: list[dict[str, tuple[int, ...]]] = [{}]
     for name, shape in shapes.items():
         if groups[-1] and stream_bytes({**groups[-1], name: shape}, dtype) > max_file_bytes:
@@ -75,22 +72,16 @@ def write_tensors(
     tensors: Iterable[tuple[str, torch.Tensor]],
     progress: Callable[[int], None],
 ) -> None:
-    """Writes the files of `shards`, and the index of several.
-
-    The tensors arrive one by one in the order of the shapes.
-    """
+    """Writes the files of `shards`, and the index of several; tensors come in the shapes' order."""
     coming = iter(tensors)
     for name, shapes in files.items():
         write_stream(folder / name, shapes, dtype, islice(coming, len(shapes)), progress)
         sync(str(folder / name))
     assert next(coming, None) is None, "more tensors than shapes"
     if len(files) > 1:
-        total = (
-            sum(math.prod(shape) for shapes in files.values() for shape in shapes.values())
-            * dtype.itemsize
-        )
+        num_values = sum(math.prod(shape) for held in files.values() for shape in held.values())
         places = {tensor: name for name, shapes in files.items() for tensor in shapes}
-        index = {"metadata": {"total_size": total}, "weight_map": places}
+        index = {"metadata": {"total_size": num_values * dtype.itemsize}, "weight_map": places}
         (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
 
 
@@ -106,9 +97,8 @@ def file_names(folder: Path) -> list[str]:
                 raise invalid(INDEX, name, "safetensors files of the same folder")
             # `Path.is_file` raises for a name that no file can have.
             if not os.path.isfile(folder / name):
-                raise invalid(
-                    "checkpoint", str(folder), f"a complete checkpoint, {name} is missing"
-                )
+                expected = f"a complete checkpoint, {name} is missing"
+                raise invalid("checkpoint", str(folder), expected)
         return names
     if (folder / SINGLE).is_file():
         return [SINGLE]
@@ -120,10 +110,7 @@ def file_names(folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def open_checkpoint(folder: Path) -> Iterator[DiskTensors]:
-    """Opens a checkpoint's tensors by name, each read on access.
-
-    ValueError if a tensor is missing or misplaced.
-    """
+    """Opens a checkpoint's tensors, each read on access; ValueError for one that is not there."""
     with contextlib.ExitStack() as stack:
         files = {}
         for name in file_names(folder):
@@ -186,15 +173,14 @@ def write_tokenizer(store: Store, data_id: str | None, folder: Path, seq_len: in
         ("bos_token", "eos_token", "pad_token", "unk_token"), tokenizer.id_to_token(end)
     )
     settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "model_max_length": seq_len,
         "split_special_tokens": True,
+        "add_bos_token": False,
+        "add_eos_token": False,
     }
-    settings |= {"add_bos_token": False, "add_eos_token": False}
-    _write(
-        folder / "tokenizer_config.json",
-        {"tokenizer_class": "PreTrainedTokenizerFast", **settings, **special},
-    )
+    _write(folder / "tokenizer_config.json", settings | special)
     _write(folder / "special_tokens_map.json", special)
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end)
     _write(folder / "generation_config.json", ids)
@@ -210,7 +196,5 @@ def find_corpus(store: Store, data_id: str | None) -> PackedCorpus | None:
 
 
 def _write(path: Path, fields: dict, sort_keys: bool = True) -> None:
-    path.write_text(
-        json.dumps(fields, indent=2, sort_keys=sort_keys, ensure_ascii=False) + "\n",
-        encoding="utf-8",
-    )
+    text = json.dumps(fields, indent=2, sort_keys=sort_keys, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")

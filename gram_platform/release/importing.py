@@ -61,9 +61,8 @@ def import_checkpoint(
         weights.require_no_others()
         weights.require_zero_biases()
         names = sorted(weights)
-        weights_sha256 = hash_named(
-            _read(weights, names, byte_counter(progress, "importing", total))
-        )
+        count = byte_counter(progress, "importing", total)
+        weights_sha256 = hash_named(_read(weights, names, count))
         directory = store.imported(import_id(model, weights_sha256, tokenizer))
         is_new = directory.result() is None
         shapes = dict(sorted(parameter_shapes(model).items()))
@@ -77,9 +76,9 @@ def import_checkpoint(
         origin = {"weights_sha256": weights_sha256, "source": _source(folder, plain)}
         # Also if it is there: damaged files become whole again.
         directory.complete(model, origin, write, tokenizer)
-    notes = _notes(plain) + (
-        (f"{trouble}: studies cannot start from it (--start)",) if trouble else ()
-    )
+    notes = _notes(plain)
+    if trouble:
+        notes += (f"{trouble}: studies cannot start from it (--start)",)
     return Imported(directory.node_id, model, is_new, notes)
 
 
@@ -126,13 +125,8 @@ def _tokenizer(folder: Path, model: ModelConfig) -> tuple[bytes | None, str]:
     tokenizer = load_tokenizer(path)
     require_vocab(tokenizer, model.vocab_size, str(path))
     if all(tokenizer.token_to_id(name) is None for name in KNOWN_ENDS):
-        return (
-            None,
-            (
-                f"the checkpoint's {TOKENIZER} has no end of text ({', '.join(KNOWN_ENDS)}) and is"
-                " not imported"
-            ),
-        )
+        lacks = f"no end of text ({', '.join(KNOWN_ENDS)})"
+        return None, f"the checkpoint's {TOKENIZER} has {lacks} and is not imported"
     return path.read_bytes(), ""
 
 

@@ -1,7 +1,6 @@
 """Publishes an export on the Hugging Face hub, with the client and login of the hub."""
 
 import importlib.util
-from collections.abc import Mapping
 from pathlib import Path
 
 from gram_platform.config.identity import hash_file, invalid, printable
@@ -41,11 +40,11 @@ def push_export(folder: Path, name: str) -> tuple[str, str]:
     try:
         api.create_repo(name, private=True, exist_ok=True)
         found = api.model_info(name, files_metadata=True)
-        _require_no_others(
-            name,
-            {file.rfilename: file.lfs.sha256 for file in found.siblings or () if file.lfs},
-            files,
-        )
+        held = {file.rfilename: file.lfs.sha256 for file in found.siblings or () if file.lfs}
+        # Modules may be in large files of other exports.
+        if others := sorted(path for path, sha256 in held.items() if files.get(path) != sha256):
+            allowed = "a new model, or one that has this export: its history would keep the others"
+            raise invalid("push", name, f"{allowed}, {', '.join(others[:4])}")
         message = f"Export {hash_file(folder / RECORD)[:12]}"
         made = api.upload_folder(
             repo_id=name, folder_path=folder, commit_message=message, parent_commit=found.sha
@@ -57,16 +56,3 @@ def push_export(folder: Path, name: str) -> tuple[str, str]:
             "push", name, f"a model of the hub that this login may write ({printable(str(cause))})"
         ) from None
     return f"{api.endpoint}/{name}", made.oid
-
-
-def _require_no_others(name: str, held: Mapping[str, str], files: Mapping[str, str]) -> None:
-    """ValueError for large files that are not this export's: modules may be in them.
-
-    `held` and `files` have each file's SHA-256.
-    """
-    if others := sorted(path for path, sha256 in held.items() if files.get(path) != sha256):
-        allowed = (
-            "a new model, or one that has this export: it holds other weights"
-            f" ({', '.join(others[:4])}), "
-        )
-        raise invalid("push", name, allowed + "which its history would keep")

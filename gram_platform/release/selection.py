@@ -19,9 +19,8 @@ def parse_modules(text: str) -> dict[str, float]:
         try:
             modules[domain] = float(weight) if given else 1.0
         except ValueError:
-            raise invalid(
-                "modules", part, "a name, or name=weight with a number from 0 to 1"
-            ) from None
+            allowed = "a name, or name=weight with a number from 0 to 1"
+            raise invalid("modules", part, allowed) from None
     return modules
 
 
@@ -52,17 +51,14 @@ class AvailableModules:
         if domain in self.trained_here:
             return self.run_id
         found = self.branches.get(domain, ())
+        if not self.modules:
+            raise invalid("modules", domain, f"none: run {self.run_id} is dense")
         if not found:
             allowed = one_of(domain, self.modules, f"run {self.run_id}'s modules: ")
-            raise invalid(
-                "modules", domain, allowed if self.modules else f"none: run {self.run_id} is dense"
-            )
+            raise invalid("modules", domain, allowed)
         if len(found) > 1:
-            raise invalid(
-                "sources",
-                "",
-                f"{domain}=RUN_ID, because several runs trained it: {', '.join(found)}",
-            )
+            allowed = f"{domain}=RUN_ID, because several runs trained it: {', '.join(found)}"
+            raise invalid("sources", "", allowed)
         return found[0]
 
     def view(self, modules: Mapping[str, float], sources: Mapping[str, str]) -> View:
@@ -83,10 +79,7 @@ class AvailableModules:
 
 def available_modules(store: Store, run_id: str) -> AvailableModules:
     """Lists the modules that views of a run can switch on."""
-    # This imports torch.
-    from gram_platform.store.views import model_config
-
-    model = model_config(store, run_id)
+    model = store.origin(run_id).model_config()
     branches: dict[str, tuple[str, ...]] = {}
     for other in store.list_runs() if not model.modules else ():
         plain = store.run(other).config()
@@ -99,10 +92,7 @@ def available_modules(store: Store, run_id: str) -> AvailableModules:
 
 
 def dense_parts(view: View) -> dict[str, View]:
-    """Splits a view into dense models by subfolder.
-
-    That is the view itself, or the core's expert and every granted one.
-    """
+    """Splits a view into dense models by subfolder: itself, or its core and each active expert."""
     if view.rule == "constant":
         return {"": view}
     return {

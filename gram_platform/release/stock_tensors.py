@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import torch
 
 from gram_platform.config import ModelConfig
 from gram_platform.config.identity import invalid
-from gram_platform.config.training import merged_config
 from gram_platform.model.merge import Weights, merged_mlp
 from gram_platform.model.transformer import parameter_shapes
 from gram_platform.release.stock_config import STOCKS
@@ -35,75 +35,49 @@ def of_layer(model: ModelConfig) -> dict[str, str]:
 def foreign_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of a checkpoint's tensors, in the order of `foreign_weights`."""
     assert not model.modules, "a merged model has no modules"
-    native = parameter_shapes(model)
-    shapes = {f"{OF_MODEL['wte']}.weight": native["wte.weight"]}
-    rows, biases = dict(zip(PROJECTIONS, projection_rows(model), strict=True)), not model.is_llama
-    for layer in range(model.num_layers):
-        ours, theirs = f"blocks.{layer}", f"model.layers.{layer}"
-        for name, count in rows.items():
-            shapes[f"{theirs}.self_attn.{name}.weight"] = (count, model.d_model)
-            shapes |= {f"{theirs}.self_attn.{name}.bias": (count,)} if biases else {}
-        shapes |= {f"{theirs}.self_attn.o_proj.bias": (model.d_model,)} if biases else {}
-        for name, foreign in of_layer(model).items():
-            shapes |= _parts(native, f"{ours}.{name}", f"{theirs}.{foreign}")
-    return (
-        shapes
-        | _parts(native, "ln_f", OF_MODEL["ln_f"])
-        | _parts(native, "lm_head", OF_MODEL["lm_head"])
-    )
-
-
-def _parts(values: Mapping, ours: str, theirs: str) -> dict:
-    """Returns the weight and, if there is one, the bias of our module under their name."""
-    return {
-        f"{theirs}.{part}": values[f"{ours}.{part}"]
-        for part in ("weight", "bias")
-        if f"{ours}.{part}" in values
-    }
+    shapes = parameter_shapes(model).items()
+    weights = {name: torch.empty(shape, device="meta") for name, shape in shapes}
+    return {name: tuple(made.shape) for name, made in foreign_weights(model, weights, {})}
 
 
 def foreign_weights(
     config: ModelConfig, weights: Weights, active: Mapping[str, float]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields (name, float32 tensor) of a view's checkpoint, merged layer by layer.
-
-    Holds one layer or embedding.
+    """Yields (name, float32 tensor) of a view's checkpoint; holds one merged layer, or embedding.
 
     `config` and `weights` are the view's (`views.open_view`), `active` its modules with their
     weights.
     """
-    modules = {theirs: ours for ours, theirs in OF_MODEL.items()}
-    tensors: dict[str, torch.Tensor] = {}
-    for name in foreign_shapes(merged_config(config, active)):
-        module, _, part = name.rpartition(".")
-        if module in modules:
-            yield name, weights[f"{modules[module]}.{part}"]
-            continue
-        tensors = tensors or _foreign_layer(config, weights, active, int(name.split(".")[2]))
-        yield name, tensors.pop(name)
-    assert not tensors, f"tensors without a place: {sorted(tensors)}"
+    yield from _parts(weights, "wte", OF_MODEL["wte"])
+    for layer in range(config.num_layers):
+        yield from _foreign_layer(config, weights, active, layer)
+    yield from _parts(weights, "ln_f", OF_MODEL["ln_f"])
+    yield from _parts(weights, "lm_head", OF_MODEL["lm_head"])
+
+
+def _parts(weights: Weights, ours: str, theirs: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the weight and, if there is one, the bias of our module under their name."""
+    for part in ("weight", "bias"):
+        if f"{ours}.{part}" in weights:
+            yield f"{theirs}.{part}", weights[f"{ours}.{part}"]
 
 
 def _foreign_layer(
     config: ModelConfig, weights: Weights, active: Mapping[str, float], layer: int
-) -> dict:
+) -> Iterator[tuple[str, torch.Tensor]]:
     ours, theirs = f"blocks.{layer}", f"model.layers.{layer}"
     merged = merged_mlp(config, weights, active, ours)
     split = weights[f"{ours}.attn.qkv_proj.weight"].split(projection_rows(config))
-    tensors = {}
+    zeros = partial(torch.zeros, device=split[0].device)
     for name, rows in zip(PROJECTIONS, split, strict=True):
-        tensors[f"{theirs}.self_attn.{name}.weight"] = rows
+        yield f"{theirs}.self_attn.{name}.weight", rows
+        if not config.is_llama:
+            yield f"{theirs}.self_attn.{name}.bias", zeros(len(rows))
     if not config.is_llama:
-        sizes = dict(
-            zip((*PROJECTIONS, "o_proj"), (*projection_rows(config), config.d_model), strict=True)
-        )
-        tensors |= {
-            f"{theirs}.self_attn.{name}.bias": torch.zeros(size) for name, size in sizes.items()
-        }
+        yield f"{theirs}.self_attn.o_proj.bias", zeros(config.d_model)
     for name, foreign in of_layer(config).items():
         held = merged if name.startswith("mlp.") else weights
-        tensors |= _parts(held, f"{ours}.{name}", f"{theirs}.{foreign}")
-    return tensors
+        yield from _parts(held, f"{ours}.{name}", f"{theirs}.{foreign}")
 
 
 def projection_rows(model: ModelConfig) -> list[int]:
@@ -122,12 +96,8 @@ class CheckpointWeights(Mapping):
     def __init__(
         self, model: ModelConfig, foreign: DiskTensors, is_tied: bool, has_biases: bool
     ) -> None:
-        self._model, self._foreign, self._is_tied, self._has_biases = (
-            model,
-            foreign,
-            is_tied,
-            has_biases,
-        )
+        self._model, self._foreign = model, foreign
+        self._is_tied, self._has_biases = is_tied, has_biases
         layers = {name.split(".")[2] for name in foreign if name.startswith("model.layers.")}
         if model.num_layers > len(layers):
             allowed = f"at most {len(layers)}, the layers that the checkpoint's tensors name"
@@ -188,9 +158,8 @@ class CheckpointWeights(Mapping):
             if ".self_attn." in name and name.endswith(".bias"):
                 largest = float(self._read(name, shape).abs().max())
                 if largest:
-                    raise invalid(
-                        name, f"up to {largest:.3g}", "zero, because attention here has no biases"
-                    )
+                    allowed = "zero, because attention here has no biases"
+                    raise invalid(name, f"up to {largest:.3g}", allowed)
 
     def require_no_others(self) -> None:
         """ValueError for tensors without a place in our model: they would be lost."""

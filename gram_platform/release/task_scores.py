@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,11 +75,8 @@ class Benchmark:
         ValueError without lm-eval, for an unknown task and a bad folder.
         """
         if importlib.util.find_spec("lm_eval") is None:
-            raise invalid(
-                "tasks",
-                ", ".join(self.tasks),
-                "an installed lm-eval: pip install 'gram-platform[eval]'",
-            )
+            allowed = "an installed lm-eval: pip install 'gram-platform[eval]'"
+            raise invalid("tasks", ", ".join(self.tasks), allowed)
         from lm_eval.tasks import TaskManager
 
         folder = self.folder and os.path.realpath(local_path("include_path", self.folder))
@@ -89,19 +85,15 @@ class Benchmark:
         known = TaskManager(include_path=folder or None).all_tasks
         for task in self.tasks:
             if task not in known:
-                expected = (
-                    f"one of the {len(known):,} tasks of lm-eval, or of"
-                    f" --include-path{meant(task, known)}"
-                )
-                raise invalid("tasks", task, expected)
+                expected = f"one of the {len(known):,} tasks of lm-eval, or of --include-path"
+                raise invalid("tasks", task, expected + meant(task, known))
         return replace(self, folder=folder)
 
 
 def contents_sha256(folder: Path, tasks: Iterable["Task"]) -> str:
-    """Hashes all that defines tasks of a folder: its files, and what they read elsewhere.
+    """Hashes what defines tasks of a folder: its files, those that they include, and documents.
 
-    That is the files that theirs include, and documents. Modules that they import from elsewhere
-    are not seen. ValueError for a file that cannot be read.
+    Modules that they import from elsewhere are not seen. ValueError for an unreadable file.
     """
     try:
         own, outside = folder_sha256(folder), [hash_file(path) for path in _included(folder)]
@@ -112,9 +104,9 @@ def contents_sha256(folder: Path, tasks: Iterable["Task"]) -> str:
 
 
 def folder_sha256(folder: Path) -> str:
-    """Hashes the names and contents of all files below a folder.
+    """Hashes names and contents of all files below a folder.
 
-    Hidden ones and those of Python and editors do not count.
+    Hidden files and those of Python and editors do not count.
     """
     digest = hashlib.sha256()
     for path in _files(folder):
@@ -124,29 +116,21 @@ def folder_sha256(folder: Path) -> str:
 
 def _files(folder: Path) -> list[Path]:
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    return [
-        path
-        for path in paths
-        if not any(map(NOT_OF_TASKS.fullmatch, path.relative_to(folder).parts))
-    ]
+    parts_of = {path: path.relative_to(folder).parts for path in paths}
+    return [path for path in paths if not any(map(NOT_OF_TASKS.fullmatch, parts_of[path]))]
 
 
 def _included(folder: Path) -> list[Path]:
     """Lists the files outside the folder that its task files include, or these do."""
-    pending, found = [path for path in _files(folder) if path.suffix == ".yaml"], {}
+    pending, found = [path for path in _files(folder) if path.suffix == ".yaml"], set[Path]()
     while pending:
         path = pending.pop()
         for names in INCLUDES.findall(path.read_text(encoding="utf-8", errors="replace")):
-            named = [
-                Path(os.path.realpath(path.parent / name)) for name in INCLUDED_NAMES.findall(names)
-            ]
-            new = [
-                each
-                for each in named
-                if each.is_file() and not each.is_relative_to(folder) and each not in found
-            ]
-            found |= dict.fromkeys(new)
-            pending += new
+            for name in INCLUDED_NAMES.findall(names):
+                new = Path(os.path.realpath(path.parent / name))
+                if new.is_file() and not new.is_relative_to(folder) and new not in found:
+                    found.add(new)
+                    pending.append(new)
     return sorted(found)
 
 
@@ -165,16 +149,11 @@ def _reads_elsewhere(task: "Task", folder: Path) -> bool:
 
 
 def _strings(value: object) -> Iterator[str]:
-    inner = (
-        value.values()
-        if isinstance(value, Mapping)
-        else value
-        if isinstance(value, list | tuple)
-        else ()
-    )
-    yield from (
-        [str(value)] if isinstance(value, str | Path) else chain.from_iterable(map(_strings, inner))
-    )
+    if isinstance(value, str | Path):
+        yield str(value)
+    elif isinstance(value, Mapping | list | tuple):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _strings(inner)
 
 
 def _documents_sha256(task: "Task") -> str:
@@ -188,19 +167,13 @@ def _documents_sha256(task: "Task") -> str:
 
 def parse_profile(found: AvailableModules, name: str) -> View:
     """Returns the view of a profile: `core`, `core+virology`, `all`; ValueError for another."""
-    modules = found.modules if name == "all" else tuple(name.split("+")[1:])
-    if name != "all" and name.split("+")[0] != "core":
-        raise invalid(
-            "profiles",
-            name,
-            "all, core, or core+MODULE+..., with modules " + ", ".join(found.modules),
-        )
+    core, *modules = ("core", *found.modules) if name == "all" else name.split("+")
+    if core != "core":
+        allowed = "all, core, or core+MODULE+..., with modules " + ", ".join(found.modules)
+        raise invalid("profiles", name, allowed)
     if not found.has_core:
-        raise invalid(
-            "run_id",
-            found.run_id,
-            "a run with a core: this one has an expert for each domain; export one",
-        )
+        allowed = "a run with a core: this one has an expert for each domain; export one"
+        raise invalid("run_id", found.run_id, allowed)
     return found.view(dict.fromkeys(modules, 1.0), {})
 
 
@@ -234,21 +207,13 @@ def score_profiles(
         if (result := store.current_result(directory)) is None:
             manager = manager or _loadable(benchmark)[0]
             directory.ensure_config(scores)
-            directory.add_tags(
-                {
-                    **store.run(view.run_id).tags(),
-                    "profile": name,
-                    "measure": TaskScores.measure,
-                    "kind": "evaluation",
-                }
-            )
+            own = {"profile": name, "measure": TaskScores.measure, "kind": "evaluation"}
+            directory.add_tags({**store.run(view.run_id).tags(), **own})
             fields = _scored(store, scores, manager, device)
             store.set_outdated_aside(directory)
-            result = directory.complete(fields, {"elapsed_s": time.monotonic() - started})
-            say(
-                f"{name}: scored in {time.monotonic() - started:.0f} s (evaluation"
-                f" {scores.eval_id})"
-            )
+            elapsed_s = time.monotonic() - started
+            result = directory.complete(fields, {"elapsed_s": elapsed_s})
+            say(f"{name}: scored in {elapsed_s:.0f} s (evaluation {scores.eval_id})")
         else:
             say(f"{name}: scored before (evaluation {scores.eval_id})")
         rows += [
@@ -271,22 +236,15 @@ def _loadable(benchmark: Benchmark) -> tuple["TaskManager", list["Task"]]:
             tasks = list(_leaves(get_task_dict([name], manager)))
         except OSError as error:
             # The libraries' errors of connections are such errors too.
-            allowed = (
-                "a network for the hub's documents, or a task file of --include-path with local"
-                " documents"
-            )
+            allowed = "a network for the hub's documents, or --include-path with local documents"
             raise invalid("tasks", name, f"{allowed} ({type(error).__name__}: {error})") from error
         except Exception as error:
             # A task's file, or a function that it names, may raise anything.
-            raise invalid(
-                "tasks", name, f"a task that can be built ({type(error).__name__}: {error})"
-            ) from error
+            allowed = f"a task that can be built ({type(error).__name__}: {error})"
+            raise invalid("tasks", name, allowed) from error
         if any(task.OUTPUT_TYPE == "generate_until" for task in tasks):
-            raise invalid(
-                "tasks",
-                name,
-                "a task that generates no text: export the profile for `lm_eval --model hf`",
-            )
+            allowed = "a task that generates no text: export the profile for `lm_eval --model hf`"
+            raise invalid("tasks", name, allowed)
         built += tasks
     return manager, built
 
@@ -340,27 +298,21 @@ def task_fields(metrics: Mapping[str, object], samples: Sequence[Mapping]) -> di
 def answers(samples: Sequence[Mapping]) -> dict[str, float]:
     """Returns a guess's accuracy `chance`, and `bits_per_byte` of the right answers.
 
-    Returns {} unless the task is multiple choice.
+    {} unless the task is multiple choice.
     """
     bits, num_bytes, chances = 0.0, 0, []
     for sample in samples:
         choices, right = sample["arguments"], sample["target"]
-        if (
-            not isinstance(right, int)
-            or not 0 <= right < len(choices)
-            or len(choices[right]) != 2
-            or len(choices) < 2
-        ):
+        is_choice = isinstance(right, int) and 0 <= right < len(choices)
+        if not is_choice or len(choices[right]) != 2 or len(choices) < 2:
             return {}
         log_likelihood = sample["filtered_resps"][right][0]
         bits -= log_likelihood / math.log(2.0)
         num_bytes += len(choices[right][1].encode())
         chances.append(1.0 / len(choices))
-    return (
-        {"chance": sum_in_order(chances) / len(chances), "bits_per_byte": bits / num_bytes}
-        if num_bytes
-        else {}
-    )
+    if not num_bytes:
+        return {}
+    return {"chance": sum_in_order(chances) / len(chances), "bits_per_byte": bits / num_bytes}
 
 
 def _judged(found: Mapping[str, float]) -> dict[str, object]:

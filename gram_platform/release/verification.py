@@ -52,13 +52,10 @@ class Agreement:
     tokens: str
 
     def __str__(self) -> str:
-        found = (
-            f"Largest difference of a logit {self.largest_difference:.2g} (tolerance"
-            f" {self.tolerance:.2g}, largest"
-        )
         return (
-            f"{found} logit {self.largest_logit:.3g}) over {self.num_tokens:,} tokens of"
-            f" {self.tokens}"
+            f"Largest difference of a logit {self.largest_difference:.2g} (tolerance"
+            f" {self.tolerance:.2g}, largest logit {self.largest_logit:.3g}) over"
+            f" {self.num_tokens:,} tokens of {self.tokens}"
         )
 
 
@@ -92,9 +89,7 @@ def verified(
     tokens: Tokens,
     progress: Callable[[int, int], None],
 ) -> Agreement:
-    """Reads a checkpoint back.
-
-    ValueError if it holds anything except the view, or its logits differ from the view's.
+    """Reads a checkpoint back; ValueError if it holds anything but the view, or has other logits.
 
     `view`: shape and weights as `open_view` gives them, with the active modules; `dtype`: the
     file's; `progress` gets (bytes done, bytes in total) of the checkpoint.
@@ -138,10 +133,8 @@ def verified_by_transformers(
 ) -> Agreement:
     """Verifies with the transformers library in float32, and generates a little.
 
-    Holds both models in memory.
-
-    ImportError without the library. The order of sums differs, which adds float32 rounding to the
-    difference.
+    Holds both models in memory. ImportError without the library. The order of sums differs, which
+    adds float32 rounding to the difference.
     """
     from transformers import AutoModelForCausalLM
 
@@ -150,13 +143,14 @@ def verified_by_transformers(
     with torch.no_grad():
         expected, found = ours(tokens[0], dict(view.weights)), model(tokens[0]).logits
         start, length = tokens[0][:, :1], min(8, config.seq_len - 1)
-        lengths = {
-            "min_new_tokens": length,
-            "max_new_tokens": length,
-            "do_sample": False,
-            "pad_token_id": 0,
-        }
-        drawn = model.generate(start, attention_mask=torch.ones_like(start), **lengths)
+        drawn = model.generate(
+            start,
+            attention_mask=torch.ones_like(start),
+            min_new_tokens=length,
+            max_new_tokens=length,
+            do_sample=False,
+            pad_token_id=0,
+        )
     assert drawn.shape[1] == 1 + length, drawn.shape
     largest = float((expected - found).abs().max()), float(expected.abs().max())
     return _agreement(*largest, dtype, (tokens[0], f"{tokens[1]}, by transformers"), folder)
@@ -165,9 +159,7 @@ def verified_by_transformers(
 def require_same_ids(
     store: Store, data_id: str | None, folder: Path, tokens_BT: torch.Tensor
 ) -> None:
-    """ValueError unless transformers' tokenizer gives a text the ids of training.
-
-    An export may have none.
+    """ValueError unless transformers' tokenizer, if there is one, gives a text the ids of training.
 
     Compares on the text of these tokens, and on one that spells the end of a text. ImportError
     without the library.
@@ -199,22 +191,15 @@ def _agreement(
 
 
 def _require_nothing_else(folder: Path, model: ModelConfig, dtype: torch.dtype) -> None:
-    """ValueError unless a dense model of this width accounts for every byte.
-
-    So no module can remain.
-    """
+    """ValueError unless a dense model of this width accounts for every byte: no module remains."""
     expected, files = foreign_shapes(model), shapes_by_file(folder)
     shapes = {name: shape for held in files.values() for name, shape in held.items()}
     if shapes != expected:
         odd = sorted(set(shapes.items()) ^ set(expected.items()))
-        raise invalid(
-            "export", odd[:4], "the tensors of a dense model of the view's width and no others"
-        )
-    found = {
-        path.name: path.stat().st_size
-        for path in folder.rglob("*")
-        if path.suffix not in TEXT_ENDINGS
-    }
+        allowed = "the tensors of a dense model of the view's width and no others"
+        raise invalid("export", odd[:4], allowed)
+    others = (path for path in folder.rglob("*") if path.suffix not in TEXT_ENDINGS)
+    found = {path.name: path.stat().st_size for path in others}
     sizes = {
         file: stream_bytes({n: s for n, s in expected.items() if n in held}, dtype)
         for file, held in files.items()
@@ -229,8 +214,8 @@ def largest_difference(
 ) -> tuple[float, float]:
     """Returns (the largest difference of a logit, the largest logit) of two models.
 
-    The models have equal d_model, depth and vocabulary. Loads weights one layer at a time;
-    `progress` gets the number of layers done.
+    They have equal d_model, depth and vocabulary. Loads weights one layer at a time; `progress`
+    gets the number of layers done.
     """
     states = [weights["wte.weight"][tokens_BT].double() for _, weights, _ in (left, right)]
     for layer in range(left[0].num_layers):

@@ -254,26 +254,21 @@ class Attempt:
 
     def _extended(self, records: Sequence[Mapping]) -> list[dict]:
         """Writes `records`, if any, as a new segment; returns the chain with it."""
+        chain = self._chain
         if not records:
-            return self._chain
-        return [
-            *self._chain,
-            write_segment(self._folder, self.attempt_id, records, last_step(self._chain)),
-        ]
+            return chain
+        new = write_segment(self._folder, self.attempt_id, records, last_step(chain))
+        return [*chain, new]
 
     def _timing(self, final: Mapping) -> dict:
         elapsed_s = self.elapsed_s
-        rate = final.get("num_tokens", 0) / elapsed_s if elapsed_s else 0.0
-        started = {
+        return {
+            "elapsed_s": elapsed_s,
+            "tokens_per_second": final.get("num_tokens", 0) / elapsed_s if elapsed_s else 0.0,
+            "attempt": self.attempt_id,
             "started": self._started,
             "ended": time.time(),
             "host": self._lease.fields["host"],
-        }
-        return {
-            "elapsed_s": elapsed_s,
-            "tokens_per_second": rate,
-            "attempt": self.attempt_id,
-            **started,
         }
 
     def _remove_superfluous(self, result: Mapping) -> None:

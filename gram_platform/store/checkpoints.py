@@ -33,10 +33,7 @@ PROBE = NORM + "probe/"
 
 
 class Segment(TypedDict):
-    """An entry of a run's chain.
-
-    It says which attempt wrote the records, in which file, up to which step.
-    """
+    """An entry of a run's chain: which attempt wrote records, in which file, up to which step."""
 
     attempt: str
     file: str
@@ -64,7 +61,7 @@ class CheckpointManifest(ShardsManifest):
     segments: list[Segment]
 
 
-# ------------------------------------------------------------------------------------- checkpoints
+# Checkpoints:
 
 
 def step_name(step: int) -> str:
@@ -105,15 +102,12 @@ def noting(barred: list) -> Iterator[None]:
 
 
 def prune(attempts: Folder, keep: int, writer_id: str | None = None) -> list:
-    """Removes all but the newest `keep` checkpoints of the run; returns what it may not remove.
-
-    The newest of the attempt `writer_id` stays too.
-    """
+    """Removes all but the newest `keep` checkpoints of the run, and the newest of `writer_id`;
+    returns what it may not remove."""
     barred: list = []
     checkpoints = list_checkpoints(attempts)
-    writers_newest = (
-        max((c for c in checkpoints if c[1] == writer_id), default=None) if keep else None
-    )
+    of_writer = [c for c in checkpoints if keep and c[1] == writer_id]
+    writers_newest = max(of_writer, default=None)
     for step, attempt_id in checkpoints[: len(checkpoints) - keep]:
         if (step, attempt_id) != writers_newest:
             folder = attempts.child(attempt_id, CHECKPOINTS)
@@ -141,16 +135,13 @@ def clear_debris(attempts: Folder) -> list:
     return barred
 
 
-# ----------------------------------------------------------------------------------------- records
+# Records:
 
 
 def write_segment(
     attempt: Folder, attempt_id: str, records: Sequence[Mapping], after_step: int
 ) -> dict:
-    """Writes records as one file and returns the chain's entry for it.
-
-    Their steps rise, and are all above `after_step`.
-    """
+    """Writes records, whose steps rise above `after_step`, as one file; returns its entry."""
     steps = [record["step"] for record in records]
     if any(b <= a for a, b in zip([after_step, *steps], steps, strict=False)):
         raise invalid("records", steps, f"rising steps above {after_step}, the last one committed")
@@ -164,10 +155,7 @@ def write_segment(
 
 
 def read_segment(attempts: Folder, entry: dict) -> list[dict]:
-    """Reads the records of one entry of a chain.
-
-    CorruptFile when the file is missing or altered.
-    """
+    """Reads the records of a chain's entry; CorruptFile when the file is missing or altered."""
     place = f"{attempts.path}/{entry['attempt']}/segments/{entry['file']}"
     try:
         data = attempts.child(entry["attempt"], "segments").read(entry["file"])
@@ -185,7 +173,7 @@ def last_step(chain: Sequence[dict]) -> int:
     return chain[-1]["last_step"] if chain else -1
 
 
-# ----------------------------------------------------------------------------------------- weights
+# Weights:
 
 
 def has_weights(attempt: Folder) -> bool:

@@ -53,18 +53,18 @@ NUM_LOCKS = 64
 def provide_corpus(
     recipe: CorpusRecipe,
     store: Store,
-    progress: Progress | None = None,
+    progress: Progress = silent,
     workers: "Workers | None" = None,
 ) -> PackedCorpus:
-    """Makes sure that every machine can open the recipe's corpus.
+    """Packs and uploads the recipe's corpus if the storage lacks it, and opens it.
 
-    It is packed and uploaded if the storage lacks it. `store` is open for writing. `workers` see
-    this machine's files, see `prepare`; None: this process packs. Raises the errors of `prepare`
-    and `open_corpus`.
+    `store` is open for writing. `workers` see this machine's files, see `prepare`; None: this
+    process packs. Raises the errors of `prepare` and `open_corpus`.
     """
     # Imported here: a machine that only trains needs no tokenizers.
-    from gram_platform.corpora.pack import prepare
+    from gram_platform.corpora.pack import in_turn, prepare
 
+    workers = workers or in_turn
     if store.is_local:
         return prepare(recipe, store.data_root, progress, workers)
     stored = store.data_dir(recipe.data_id)
@@ -73,7 +73,7 @@ def provide_corpus(
         parse_manifest(stored.read(MANIFEST), stored.file(MANIFEST))
     except (FileNotFoundError, CorruptCorpus):
         packed = prepare(recipe, store.data_root, progress, workers)
-        _upload(packed, stored, progress or silent)
+        _upload(packed, stored, progress)
     # Of two drivers at once, both read the last upload.
     return open_corpus(store, recipe.data_id)
 
@@ -90,19 +90,15 @@ def open_corpus(
     stored, target = store.data_dir(data_id), store.data_root / data_id
     if store.is_local:
         if not target.exists():
-            expected = (
-                f"a file system that every machine mounts, {socket.gethostname()} sees no"
-                f" data/{data_id}"
-            )
-            raise _absent(store, expected)
+            here = f"{socket.gethostname()} sees no data/{data_id}"
+            raise _absent(store, f"a file system that every machine mounts, {here}")
         return PackedCorpus.open(target)
     assert isinstance(stored, RemoteFolder)
     try:
         text = stored.read(MANIFEST)
     except FileNotFoundError:
-        raise _absent(
-            store, f"a storage that holds the data of its runs, found no data/{data_id}"
-        ) from None
+        expected = f"a storage that holds the data of its runs, found no data/{data_id}"
+        raise _absent(store, expected) from None
     manifest = parse_manifest(text, stored.file(MANIFEST))
     found = _copy_of(manifest, target)
     if found is not None:
@@ -139,10 +135,7 @@ def _upload(corpus: PackedCorpus, stored: RemoteFolder, progress: Progress) -> N
 def _open_blocks(
     stored: RemoteFolder, text: bytes, manifest: dict, target: Path, ahead: Mapping[str, int]
 ) -> PackedCorpus:
-    """Opens a copy whose training sequences come block by block.
-
-    Downloads its other files unless they are here.
-    """
+    """Opens a copy whose training sequences come block by block; downloads its other files."""
     with _explained(stored, target):
         rows = fetched_rows(stored, manifest, target)
     try:
@@ -167,16 +160,12 @@ def _explained(stored: RemoteFolder, folder: Path) -> Iterator[None]:
         with full_disk_explained(folder.parent):
             yield
     except (CorruptCorpus, FileNotFoundError) as error:
-        raise invalid(
-            "storage", stored.path, f"intact data, found corrupted files ({error})"
-        ) from error
+        expected = f"intact data, found corrupted files ({error})"
+        raise invalid("storage", stored.path, expected) from error
 
 
 def _fetch(stored: RemoteFolder, text: bytes, manifest: dict, target: Path) -> PackedCorpus:
-    """Downloads beside the target, verifies, and renames into place.
-
-    Continues the download of a dead process.
-    """
+    """Downloads beside the target, continuing a dead process, verifies, and renames into place."""
     partial = target.with_name(f".fetch-{target.name}")
     try:
         with _explained(stored, partial):
@@ -196,7 +185,7 @@ def _fetch(stored: RemoteFolder, text: bytes, manifest: dict, target: Path) -> P
     return PackedCorpus.open(target)
 
 
-# ---------------------------------------------------------------------------------- block by block
+# Block by block:
 
 
 class FetchedRows:
@@ -215,15 +204,10 @@ class FetchedRows:
         hashes: Sequence[str],
         fetch: Callable[[int, int], bytes],
     ):
-        """`hashes`: the SHA-256 of every block.
-
-        `fetch(first, stop)` returns these bytes of the stored file.
-        """
+        """`hashes`: each block's SHA-256; `fetch(first, stop)` reads bytes of the stored file."""
         self.path, self._block_bytes = path, block_bytes
-        self._row_bytes, self._num_bytes = (
-            shape[1] * dtype.itemsize,
-            shape[0] * shape[1] * dtype.itemsize,
-        )
+        self._row_bytes = shape[1] * dtype.itemsize
+        self._num_bytes = shape[0] * self._row_bytes
         self._hashes, self._fetch = hashes, fetch
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         # The descriptor is closed together with this object.
@@ -289,11 +273,8 @@ class FetchedRows:
         start, stop = self._range(number)
         block = self._fetch(start, stop)
         if not self._is_intact(number, block):
-            raise invalid(
-                "storage",
-                str(self.path),
-                f"intact data, found another block {number} in the storage",
-            )
+            expected = f"intact data, found another block {number} in the storage"
+            raise invalid("storage", str(self.path), expected)
         view = memoryview(block)
         with full_disk_explained(self.path.parent):
             while view:
@@ -316,20 +297,14 @@ def fetched_rows(stored: RemoteFolder, manifest: Mapping, folder: Path) -> dict[
     for domain, counts in manifest["domains"].items():
         name, shape = names[domain], (counts["train"]["num_sequences"], manifest["seq_len"] + 1)
         path, num_bytes = folder / name, shape[0] * shape[1] * dtype.itemsize
-        block_bytes, hashes = (
-            manifest["blocks"]["num_bytes"],
-            manifest["blocks"]["files"].get(name, ()),
-        )
+        blocks = manifest["blocks"]
+        block_bytes, hashes = blocks["num_bytes"], blocks["files"].get(name, ())
         if len(hashes) != -(-num_bytes // block_bytes):
-            raise invalid(
-                "storage", stored.path, f"a manifest with a hash for each block of {name}"
-            )
+            expected = f"a manifest with a hash for each block of {name}"
+            raise invalid("storage", stored.path, expected)
         if sizes[domain] != num_bytes:
-            raise invalid(
-                "storage",
-                stored.path,
-                f"{num_bytes} bytes of {name}, as its rows take, not {sizes[domain]}",
-            )
+            expected = f"{num_bytes} bytes of {name}, as its rows take, not {sizes[domain]}"
+            raise invalid("storage", stored.path, expected)
         path.parent.mkdir(parents=True, exist_ok=True)
         fetch = partial(stored.read_range, manifest["files"][name])
         rows[domain] = FetchedRows(path, shape, dtype, block_bytes, hashes, fetch)
@@ -337,10 +312,7 @@ def fetched_rows(stored: RemoteFolder, manifest: Mapping, folder: Path) -> dict[
 
 
 def fetch_ahead(rows: Mapping[str, FetchedRows], num_rows: Mapping[str, int]) -> None:
-    """Begins to fetch the first `num_rows` of domains, the smallest first.
-
-    The threads end with the process.
-    """
+    """Begins to fetch the first `num_rows` of domains, the smallest first."""
     left: queue.SimpleQueue[tuple[FetchedRows, int]] = queue.SimpleQueue()
     for domain in sorted(num_rows, key=lambda name: num_rows[name]):
         for number in rows[domain].first(num_rows[domain]):
@@ -369,8 +341,5 @@ def full_disk_explained(place: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        expected = (
-            f"enough free space, found a full disk ({error.strerror}); $GRAM_CACHE names another"
-            " folder"
-        )
-        raise invalid("storage", str(place), expected) from error
+        found = f"found a full disk ({error.strerror}); $GRAM_CACHE names another folder"
+        raise invalid("storage", str(place), f"enough free space, {found}") from error

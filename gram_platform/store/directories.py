@@ -1,4 +1,7 @@
-"""Reads and writes the directories of evaluations and imports, and files that runs have too."""
+"""Reads and writes the directories of evaluations and imports, and files that runs have too.
+
+Only tensors import torch.
+"""
 
 import contextlib
 import hashlib
@@ -74,10 +77,7 @@ class ImportResult(TypedDict):
 
 @dataclass(frozen=True)
 class NodeDirectory:
-    """One directory of the storage.
-
-    `kind` is run, evaluation or import, `node_id` the id of that kind.
-    """
+    """One directory of the storage; `kind` is run, evaluation or import."""
 
     folder: Folder
     node_id: str
@@ -90,15 +90,10 @@ class NodeDirectory:
 
     @property
     def remedy(self) -> str:
-        """What makes a corrupted node again.
-
-        A read-only store has set nothing aside, so its result still counts.
-        """
-        return (
-            "submit again"
-            if self.folder.writable
-            else f"remove {self.folder.path} and submit again"
-        )
+        """What makes a corrupted node again."""
+        # A read-only store has set nothing aside, so its result still counts.
+        first = "" if self.folder.writable else f"remove {self.folder.path} and "
+        return f"{first}submit again"
 
     def id_of(self, plain: Mapping) -> str:
         """Makes the id that a directory with this config has."""
@@ -116,11 +111,8 @@ class NodeDirectory:
         """
         plain = self.folder.read_json(CONFIG)
         if plain is None:
-            raise invalid(
-                self.id_field,
-                self.node_id,
-                f"one of the {self.kind}s in this storage ({self.folder.path})",
-            )
+            expected = f"one of the {self.kind}s in this storage ({self.folder.path})"
+            raise invalid(self.id_field, self.node_id, expected)
         try:
             if (found := self.id_of(plain)) != self.node_id:
                 expected = f"the config of {self.node_id}: it is damaged, {self.config_remedy}"
@@ -142,23 +134,15 @@ class NodeDirectory:
 
         On an object store the last of two writers wins.
         """
-        wrong = {
-            key: value
-            for key, value in tags.items()
-            if not isinstance(key, str) or not isinstance(value, str)
-        }
-        if wrong:
-            raise invalid("tags", wrong, "names and values that are strings")
+        if not all(isinstance(text, str) for pair in tags.items() for text in pair):
+            raise invalid("tags", dict(tags), "names and values that are strings")
         if tags.items() <= self.tags().items():
             return
         with self.folder.lock("tags"):
             self.folder.write_sealed(TAGS, {**self.tags(), **tags}, durable=False)
 
     def result(self) -> dict | None:
-        """Reads the sealed result, None while there is none.
-
-        A corrupted file is set aside with a warning.
-        """
+        """Reads the sealed result; None without one, or if it is corrupted and set aside."""
         try:
             result = self.folder.read_sealed(RESULT, self.result_kind)
             if result is not None and result[self.id_field] != self.node_id:
@@ -168,22 +152,27 @@ class NodeDirectory:
             return None
         return result
 
-    def publish(self, data: bytes) -> dict:
-        """Makes `data` the result unless there is one.
+    def status(self) -> State:
+        """Reads the state: complete or absent, for only runs are continued half-way."""
+        return State.ABSENT if self.result() is None else State.COMPLETE
 
-        Returns the result in force, with a warning when it differs.
-        """
+    def require_result(self) -> dict:
+        """Reads the result; ValueError when there is none yet."""
+        if (result := self.result()) is None:
+            expected = f"a complete {self.kind} of this storage, found one that is {self.status()}"
+            raise invalid(self.id_field, self.node_id, expected)
+        return result
+
+    def publish(self, data: bytes) -> dict:
+        """Makes `data` the result unless there is one; warns if that differs, and returns it."""
         if self.folder.create(RESULT, data):
             return unseal(data)
         existing = self.result()
         if existing is None:
             return self.publish(data)
         if existing != unseal(data):
-            text = (
-                f"{self.kind} {self.node_id} finished again with another result; the first one"
-                " stays"
-            )
-            warn(text, stacklevel=3)
+            done = f"{self.kind} {self.node_id} finished again with another result"
+            warn(f"{done}; the first one stays", stacklevel=3)
         return existing
 
     def set_result_aside(self, reason: str, fault: str = "outdated") -> None:
@@ -197,16 +186,14 @@ class NodeDirectory:
             return False
 
     def ensure_config(self, config: RunConfig | AnyEvaluation | TaskScores) -> None:
-        """Stores the config unless it is there.
+        """Stores the config unless it is there; a damaged one is set aside with a warning.
 
-        Sets a damaged one aside, with a warning, and stores it again. ValueError when the directory
-        belongs to another node.
+        ValueError when the directory belongs to another node.
         """
         node_id = getattr(config, self.id_field)
         if node_id != self.node_id:
-            raise invalid(
-                self.id_field, node_id, f"the directory's {self.id_field}, {self.node_id}"
-            )
+            expected = f"the directory's {self.id_field}, {self.node_id}"
+            raise invalid(self.id_field, node_id, expected)
         if self.has_config():
             return
         if self.folder.exists(CONFIG):
@@ -233,13 +220,6 @@ class EvaluationDirectory(NodeDirectory):
     def eval_id(self) -> str:
         return self.node_id
 
-    def status(self) -> State:
-        """Reads the evaluation's state, complete or absent.
-
-        An evaluation is short, and is never continued half-way.
-        """
-        return State.ABSENT if self.result() is None else State.COMPLETE
-
     def timing(self) -> dict:
         """Reads {"elapsed_s", "ended", "host"}, as far as known; {} before the end."""
         return self.folder.read_or_set_aside(TIMING, EvaluationTiming)
@@ -250,10 +230,9 @@ class EvaluationDirectory(NodeDirectory):
         timing: Mapping | None = None,
         tensors: Mapping[str, "torch.Tensor"] | None = None,
     ) -> dict:
-        """Writes the deterministic fields of `result`, adding eval_id and sha256.
+        """Writes the deterministic fields of `result`, with eval_id, sha256 and `tensors`' hash.
 
         Returns the result in force. `timing` may hold `elapsed_s`; `ended` and `host` are added.
-        `tensors` are written first, and the result has their hash.
         """
         if self.result() is None:
             facts = {**(timing or {}), "ended": time.time(), "host": socket.gethostname()}
@@ -264,20 +243,18 @@ class EvaluationDirectory(NodeDirectory):
             digest = hash_tensors(tensors)
             self.folder.write_with(_tensors_name(digest), lambda path: save_tensors(path, tensors))
             result = {**result, TENSORS_HASH: digest}
-        return self.publish(seal({**result, "eval_id": self.eval_id}))
+        return self.publish(seal({**result, "eval_id": self.node_id}))
 
     def tensors(self) -> dict[str, "torch.Tensor"]:
         """Reads the tensors of a complete evaluation, verified. ValueError when it has none.
 
-        A store opened for writing sets corrupted ones aside, and the result with them: submitting
-        again then makes them again.
+        Corrupted ones are set aside, and the result with them, so submitting makes them again.
         """
-        # Imported here: it imports torch.
         from gram_platform.store.tensors import hash_tensors, load_tensors
 
         digest = (self.result() or {}).get(TENSORS_HASH)
         if not isinstance(digest, str):
-            raise invalid("eval_id", self.eval_id, "a complete evaluation that keeps tensors")
+            raise invalid("eval_id", self.node_id, "a complete evaluation that keeps tensors")
         name = _tensors_name(digest)
         try:
             with self.folder.local_copy(name) as path:
@@ -291,7 +268,7 @@ class EvaluationDirectory(NodeDirectory):
             self.folder.set_aside(name, error)
         self.folder.set_aside(RESULT, f"{name} does not have its hash")
         expected = f"an evaluation with intact tensors; to make these again, {self.remedy}"
-        raise invalid("eval_id", self.eval_id, expected)
+        raise invalid("eval_id", self.node_id, expected)
 
 
 def _tensors_name(digest: str) -> str:
@@ -300,10 +277,7 @@ def _tensors_name(digest: str) -> str:
 
 @dataclass(frozen=True)
 class ImportDirectory(NodeDirectory):
-    """`<storage>/imports/<import_id>`, where the config is `{"model": ...}`.
-
-    The result says where the weights come from.
-    """
+    """`<storage>/imports/<import_id>`: a config `{"model": ...}`, and the weights' origin."""
 
     kind = "import"
     id_field = "import_id"
@@ -320,10 +294,9 @@ class ImportDirectory(NodeDirectory):
         write: Callable[[str], None],
         tokenizer: bytes | None = None,
     ) -> dict:
-        """Lets `write` fill a local path with the weights, then publishes.
+        """Lets `write` fill a local path with the weights; returns the result in force.
 
-        Returns the result in force. `fields`: `weights_sha256` and the origin. `tokenizer`: the
-        checkpoint's tokenizer.json.
+        `fields`: `weights_sha256` and the origin. `tokenizer`: the checkpoint's tokenizer.json.
         """
         expected = import_id(model, fields["weights_sha256"], tokenizer)
         if self.node_id != expected:
@@ -335,20 +308,8 @@ class ImportDirectory(NodeDirectory):
             fields = {**fields, "tokenizer_sha256": _sha256(tokenizer)}
         return self.result() or self.publish(seal({**fields, "import_id": self.node_id}))
 
-    def require_result(self) -> dict:
-        """Reads the result; ValueError when the import was not finished."""
-        result = self.result()
-        if result is None:
-            raise invalid(
-                "import_id", self.node_id, f"a finished import of this storage ({self.folder.path})"
-            )
-        return result
-
     def tokenizer(self, local: Path) -> Path | None:
-        """Gives a local path of tokenizer.json, None without one.
-
-        An object store's is copied to the folder `local`.
-        """
+        """Gives a local path of tokenizer.json, copied to `local` if remote; None without one."""
         expected = self.require_result().get("tokenizer_sha256")
         if expected is None:
             return None
@@ -364,11 +325,7 @@ class ImportDirectory(NodeDirectory):
 
     @contextlib.contextmanager
     def open_weights(self) -> "Iterator[DiskTensors]":
-        """Yields the weights, verified, read from disk one by one.
-
-        CorruptFile when they were altered.
-        """
-        # Imported here: it imports torch.
+        """Yields the weights, read from disk one by one; CorruptFile when they were altered."""
         from gram_platform.store.shards import open_weights
 
         result = self.require_result()
@@ -377,11 +334,6 @@ class ImportDirectory(NodeDirectory):
                 raise self._altered(WEIGHTS)
             yield tensors
 
-    def weights(self) -> "dict[str, torch.Tensor]":
-        """Reads all of `open_weights` into memory."""
-        with self.open_weights() as tensors:
-            return dict(tensors)
-
     def _altered(self, name: str) -> CorruptFile:
         return CorruptFile(
             f"{self.folder.path}/{name} differs from the imported file: import the model again"
@@ -389,7 +341,7 @@ class ImportDirectory(NodeDirectory):
 
 
 def import_id(model: ModelConfig, weights_sha256: str, tokenizer: bytes | None = None) -> str:
-    """Makes the id by which views name an imported model: `IMPORTED` and 12 hexadecimal digits.
+    """Makes the id by which views name an imported model, from what its files hold.
 
     `tokenizer`: the bytes of tokenizer.json, if there is one.
     """

@@ -34,27 +34,18 @@ class CorruptFile(ValueError):
 def safe_name(field: str, name: str) -> str:
     """Returns `name`; ValueError naming `field` unless it can be one component of a path."""
     if not is_safe_name(name):
-        raise invalid(
-            field,
-            name,
-            "at most 200 letters, digits and _ + . = @ -, the first a letter, digit or _",
-        )
+        allowed = "at most 200 letters, digits and _ + . = @ -, the first a letter, digit or _"
+        raise invalid(field, name, allowed)
     return name
 
 
 def is_safe_name(name: Any) -> bool:
-    """Returns whether `name` can be a file or folder of the storage.
-
-    Files of other names are ignored.
-    """
+    """Returns whether `name` can be a file or folder of the storage; others are ignored."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
 def seal(fields: Mapping) -> bytes:
-    """Writes canonical JSON of `fields` with their SHA-256 under `sha256`.
-
-    Equal fields give equal bytes.
-    """
+    """Writes canonical JSON of `fields` with their SHA-256 under `sha256`."""
     digest = hashlib.sha256(canonical_json(fields).encode()).hexdigest()
     return (canonical_json({**fields, "sha256": digest}) + "\n").encode()
 
@@ -81,10 +72,7 @@ def unsealed(data: bytes) -> dict:
 
 
 class Folder:
-    """The part that local and remote folders share.
-
-    `path` is a directory, or a URL without its protocol.
-    """
+    """What local and remote folders share; `path` is a directory, or a URL without protocol."""
 
     # Each kind of folder defines these.
     path: str
@@ -107,24 +95,18 @@ class Folder:
         return f"{self.path}/{safe_name('file', name)}"
 
     def address(self, name: str) -> str:
-        """Returns what a person opens a file of this folder by.
-
-        This is its path, or its URL with the protocol.
-        """
+        """Returns what a person opens a file by: its path, or its URL with the protocol."""
         return self.file(name)
 
     def read_json(self, name: str, kind: Any = dict) -> Any:
-        """Reads a file's JSON as a value of this type, None when the file is absent.
+        """Reads a file's JSON as a value of this type; None when the file is absent.
 
         CorruptFile, which names the file and the field, for anything else.
         """
         return self._read_as(name, lambda data: parse_json(data, kind))
 
     def read_sealed(self, name: str, kind: Any = dict) -> Any:
-        """Reads a file's sealed fields as `read_json` does.
-
-        CorruptFile also when the hash is wrong.
-        """
+        """Reads a file's sealed fields as `read_json` does; CorruptFile also for a wrong hash."""
         return self._read_as(name, lambda data: from_plain(kind, unseal(data)))
 
     def _read_as(self, name: str, read: Callable[[bytes], Value]) -> Value | None:
@@ -173,10 +155,7 @@ class Folder:
                 raise CorruptFile(f"{self.file(name)} does not have its SHA-256: submit again")
 
     def set_aside(self, name: str, reason: object, fault: str = "corrupted") -> None:
-        """Renames a corrupted file or directory to `<name>.corrupt-<n>` and warns.
-
-        Read-only folders only warn.
-        """
+        """Renames a corrupted file or directory to `<name>.corrupt-<n>` if it may, and warns."""
         done = " and set aside" if self.writable else ""
         if self.writable:
             number = next(n for n in range(1, 10**6) if not self.exists(f"{name}.corrupt-{n}"))
@@ -196,7 +175,7 @@ class Folder:
             raise invalid("storage", self.path, "a store opened with Store.open_for_writing()")
 
 
-# ----------------------------------------------------------------------------------------- retries
+# Retries:
 
 # How long calls are retried.
 PATIENCE_S = 300.0
@@ -204,11 +183,10 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
 # Between two warnings of one process.
 SILENCE_S = 600.0
 
-_NAMES = (
-    "EIO ESTALE EAGAIN EBUSY EINTR ETIMEDOUT EPIPE ECONNRESET ECONNREFUSED ECONNABORTED ENOTCONN"
-    " ESHUTDOWN "
-)
-_NAMES += "ENETDOWN ENETUNREACH ENETRESET EHOSTDOWN EHOSTUNREACH EREMOTEIO"
+_NAMES = """
+    EIO ESTALE EAGAIN EBUSY EINTR ETIMEDOUT EPIPE ECONNRESET ECONNREFUSED ECONNABORTED ENOTCONN
+    ESHUTDOWN ENETDOWN ENETUNREACH ENETRESET EHOSTDOWN EHOSTUNREACH EREMOTEIO
+"""
 TRANSIENT_ERRNOS = frozenset(
     getattr(errno, name) for name in _NAMES.split() if hasattr(errno, name)
 )
@@ -216,11 +194,11 @@ TRANSIENT_ERRNOS = frozenset(
 TRANSIENT_STATUSES = {"408", "425", "429", "500", "502", "503", "504"}
 # Connection errors of the libraries under fsspec's drivers (aiohttp, requests, botocore,
 # azure-core): by name, because the libraries need not be installed, and not all are OSErrors.
-_CLASSES = (
-    "ClientConnectionError ClientPayloadError ConnectTimeoutError ConnectionError"
-    " EndpointConnectionError "
-)
-_CLASSES += "IncompleteReadError ReadTimeoutError ServiceRequestError ServiceResponseError Timeout"
+_CLASSES = """
+    ClientConnectionError ClientPayloadError ConnectTimeoutError ConnectionError
+    EndpointConnectionError IncompleteReadError ReadTimeoutError ServiceRequestError
+    ServiceResponseError Timeout
+"""
 TRANSIENT_CLASSES = frozenset(_CLASSES.split())
 
 
@@ -243,9 +221,9 @@ def is_transient(error: BaseException) -> bool:
 
 
 def keep_trying(work: Callable[[], Value], place: str) -> Value:
-    """Retries `work()` on transient errors for `PATIENCE_S`.
+    """Retries `work()` on transient errors for `PATIENCE_S`, then raises StorageAway.
 
-    Then it raises StorageAway with the last error. Warnings and StorageAway name `place`.
+    Warnings and StorageAway name `place` and the last error.
     """
     deadline = time.monotonic() + PATIENCE_S
     for delay_s in _delays():
@@ -254,13 +232,11 @@ def keep_trying(work: Callable[[], Value], place: str) -> Value:
         except Exception as error:
             if not is_transient(error):
                 raise
+            about = f"{place}: {type(error).__name__}: {error}"
             if time.monotonic() + delay_s > deadline:
-                text = (
-                    f"the storage has failed for {PATIENCE_S:.0f} s ({place}:"
-                    f" {type(error).__name__}: {error})"
-                )
+                text = f"the storage has failed for {PATIENCE_S:.0f} s ({about})"
                 raise StorageAway(text) from error
-            _warn(place, error)
+            _warn(about)
         time.sleep(delay_s)
     raise AssertionError("delays never end")
 
@@ -276,23 +252,15 @@ def persistent(method: Callable) -> Callable:
 
 
 def _delays() -> Iterator[float]:
-    """Yields delays that double up to `LONGEST_DELAY_S`.
-
-    Each is cut at random to half or more, so that clients spread out.
-    """
+    """Yields delays that double up to `LONGEST_DELAY_S`, cut at random to spread clients out."""
     delay_s = FIRST_DELAY_S
     while True:
         yield delay_s * random.uniform(0.5, 1.0)
         delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
 
-def _warn(place: str, error: Exception) -> None:
+def _warn(about: str) -> None:
     global _last_warned
-    if time.monotonic() - _last_warned < SILENCE_S:
-        return
-    _last_warned = time.monotonic()
-    text = (
-        f"the storage fails ({place}: {type(error).__name__}: {error}); retried for up to"
-        f" {PATIENCE_S:.0f} s"
-    )
-    warn(text, stacklevel=4)
+    if time.monotonic() - _last_warned >= SILENCE_S:
+        _last_warned = time.monotonic()
+        warn(f"the storage fails ({about}); retried for up to {PATIENCE_S:.0f} s", stacklevel=4)

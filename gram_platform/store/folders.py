@@ -47,10 +47,9 @@ from gram_platform.store.remote_folder import RemoteFolder
 
 
 def written_again(method: Callable) -> Callable:
-    """Decorates a method that writes a file: it tries again where the file was removed.
+    """Decorates a method that writes a file: it tries again if the unfinished file was removed.
 
-    Another process removed it before it was whole. That process believed that this one had ended,
-    since it had slept for long.
+    Another process does that if this one has slept for so long that it seemed to have ended.
     """
 
     @functools.wraps(method)
@@ -137,10 +136,7 @@ class LocalFolder(Folder):
 
     @persistent
     def exists(self, name: str) -> bool:
-        """Returns whether anything has the name.
-
-        Raises where a mount fails; `os.path.exists` would say no.
-        """
+        """Returns whether anything has the name; raises where a mount fails."""
         if not self._is_here():
             return False
         try:
@@ -151,10 +147,7 @@ class LocalFolder(Folder):
 
     @persistent
     def list(self) -> list[str]:
-        """Lists safe names of files and folders, sorted; empty when the folder does not exist.
-
-        Warns of links.
-        """
+        """Lists safe names of files and folders, sorted; warns of links. Empty without a folder."""
         if not self._is_here():
             return []
         try:
@@ -216,10 +209,7 @@ class LocalFolder(Folder):
 
     @persistent
     def plain_file(self, name: str) -> str:
-        """Returns the path of a file, or of an absent one.
-
-        CorruptFile if a link or a pipe has its name.
-        """
+        """Returns the path of a file, if it exists; CorruptFile for a link or a pipe."""
         self._require_here(name)
         return self._plain(name)
 
@@ -277,10 +267,7 @@ class LocalFolder(Folder):
         return self.file(name)
 
     def _obstacle(self) -> str:
-        """Returns the first path that is not a folder among those that lead here.
-
-        "" if there is none.
-        """
+        """Returns the first path that leads here and is not a folder; "" without one."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for path in self.below:
                 if not stat.S_ISDIR(os.lstat(path).st_mode):
@@ -338,10 +325,7 @@ def _open_folder(path: str) -> None:
 
 
 def open_folder(root: str, writable: bool = False) -> Folder:
-    """Opens a local path (`~` expanded) or an fsspec URL.
-
-    ValueError naming `storage` for an unknown URL.
-    """
+    """Opens a local path (`~` expanded) or an fsspec URL; ValueError for an unknown URL."""
     protocol, _, path = root.partition("://") if is_url(root) else ("file", "", root)
     if protocol in ("file", "local"):
         return LocalFolder(os.path.abspath(os.path.expanduser(path)), writable)

@@ -54,32 +54,24 @@ class LeaseHeld(RuntimeError):
     """Another attempt at the run is at work; `lease` says whose."""
 
     def __init__(self, run_id: str, lease: dict) -> None:
-        super().__init__(self._text(run_id, lease))
+        # It is pickled by these arguments, as between processes of Ray.
+        super().__init__(run_id, lease)
         self.run_id, self.lease = run_id, lease
 
-    def _text(self, run_id: str, lease: dict) -> str:
-        return (
-            f"run {run_id} is being trained by {lease['owner']} (pid {lease['pid']} on"
-            f" {lease['host']})"
-        )
+    @property
+    def owner(self) -> str:
+        return "{owner} (pid {pid} on {host})".format(**self.lease)
 
-    def __reduce__(self):
-        # Without this Ray cannot pickle it and reports a crash.
-        return type(self), (self.run_id, self.lease)
+    def __str__(self) -> str:
+        return f"run {self.run_id} is being trained by {self.owner}"
 
 
 class LeaseLost(LeaseHeld):
-    """This attempt may have been taken over, so it ends.
+    """This attempt may have been taken over, so it ends; the run is continued when it is free."""
 
-    The run has not failed, and is continued when it is free.
-    """
-
-    def _text(self, run_id: str, lease: dict) -> str:
-        late = f"could not renew its lease of {lease['lease_seconds']:.0f} s in time"
-        return (
-            f"run {run_id}: {lease['owner']} (pid {lease['pid']} on {lease['host']}) {late}, so"
-            " others may continue it"
-        )
+    def __str__(self) -> str:
+        late = f"could not renew its lease of {self.lease['lease_seconds']:.0f} s in time"
+        return f"run {self.run_id}: {self.owner} {late}, so others may continue it"
 
 
 class Lease:
@@ -115,10 +107,7 @@ class Lease:
         self._unwritten = progress
 
     def is_overdue(self) -> bool:
-        """Returns whether the lease was not renewed for longer than it lasts.
-
-        Only a contested one is renewed then.
-        """
+        """Returns whether the lease has lapsed; only a contested one is renewed then."""
         return _boot_time() - self._renewed > max(self.fields["lease_seconds"], SHORTEST_LEASE_S)
 
     def is_lost(self) -> bool:
@@ -215,15 +204,10 @@ def has_ended(lease: dict | None) -> bool:
 
 
 def _boot_time() -> float:
-    """Reads the seconds of a clock that nobody sets.
-
-    It goes on while the machine sleeps, where there is such a clock.
-    """
-    return (
-        time.clock_gettime(time.CLOCK_BOOTTIME)
-        if hasattr(time, "CLOCK_BOOTTIME")
-        else time.monotonic()
-    )
+    """Reads a clock that nobody sets, and that runs on while the machine sleeps, if it has one."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
 
 
 def _process_is_gone(lease: dict) -> bool:

@@ -20,10 +20,7 @@ class Cordoned(TypedDict):
 
 
 def write_cordoned(store: Store, study: str, machines: Sequence[Mapping]) -> None:
-    """Writes the machines that were left out.
-
-    Each has the `message` that says why, the Unix `time`, and other JSON fields.
-    """
+    """Writes the machines that were left out, as `Cordoned` with any other JSON fields."""
     folder = store.study_dir(study)
     if machines:
         folder.write_json(CORDONED, {"machines": list(machines)})
@@ -40,15 +37,9 @@ def read_cordoned(store: Store, study: str) -> list[dict]:
 
 
 def cordoned_lines(store: Store, study: str) -> list[str]:
-    """Returns a sentence for each machine that the last submission left out.
-
-    It says since when, and why.
-    """
-    return [
-        f"Left out since {_date(found['time'])} UTC: {found['message']}."
-        for found in read_cordoned(store, study)
-    ]
-
-
-def _date(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(seconds))
+    """Says of each machine that the last submission left out since when, and why."""
+    lines = []
+    for found in read_cordoned(store, study):
+        date = time.strftime("%Y-%m-%d %H:%M", time.gmtime(found["time"]))
+        lines.append(f"Left out since {date} UTC: {found['message']}.")
+    return lines

@@ -75,10 +75,7 @@ class RemoteFolder(Folder):
 
     @persistent
     def create(self, name: str, data: bytes) -> bool:
-        """Writes the file unless it exists.
-
-        This is atomic where the fsspec driver supports it (S3, GCS).
-        """
+        """Writes the file unless it exists, atomically where fsspec's driver can (S3, GCS)."""
         self._check_writable()
         try:
             self._put(lambda: self.filesystem.pipe_file(self.file(name), data, mode="create"))
@@ -106,10 +103,10 @@ class RemoteFolder(Folder):
 
     @persistent
     def versions(self, names: Collection[str]) -> dict[str, dict[str, str]]:
-        """Lists {folder: {file: version}} of the files with these names in the folders here.
+        """Lists {folder: {file: version}} of the files with these names, in one paged listing.
 
-        It takes one paged listing. A file that is written again has another version. A folder
-        without these files is listed too, if it has others.
+        A file that is written again has another version. A folder that has other files is listed
+        too.
         """
         self.filesystem.invalidate_cache()
         found: dict[str, dict[str, str]] = {}
@@ -133,10 +130,7 @@ class RemoteFolder(Folder):
         self.filesystem.mv(self.file(old), self.file(new), recursive=True)
 
     def _put(self, put: Callable[[], None]) -> None:
-        """Retries after creating the directory.
-
-        Object stores need none, file systems behind a URL do.
-        """
+        """Puts again after creating the directory, which file systems behind a URL need."""
         try:
             put()
         except FileNotFoundError:

@@ -57,10 +57,10 @@ class StoreFacts(TypedDict):
 
 @dataclass(frozen=True)
 class Finished:
-    """A node with a result.
+    """A node with a result, and whether its config is intact.
 
-    Its fields are the hash of the result, the node's tags, whether its config is intact, the hash
-    of its weights ("" for an evaluation), and those of its sources by id.
+    `sha256` is the result's hash, `weights_sha256` that of its weights ("" for an evaluation),
+    `sources` have those of the weights that it was made from, by id.
     """
 
     sha256: str
@@ -128,15 +128,11 @@ class Store:
                 )
             free_bytes = shutil.disk_usage(self.root).free if self.is_local else min_free_bytes
         except OSError as error:
-            raise invalid(
-                "storage", self.root, f"a place where files can be written ({error})"
-            ) from error
+            expected = f"a place where files can be written ({error})"
+            raise invalid("storage", self.root, expected) from error
         if free_bytes < min_free_bytes:
-            expected = (
-                f"a place with {min_free_bytes / 2**20:,.0f} MiB free, found"
-                f" {free_bytes / 2**20:,.0f} MiB"
-            )
-            raise invalid("storage", self.root, expected)
+            needed, free = (f"{number / 2**20:,.0f} MiB" for number in (min_free_bytes, free_bytes))
+            raise invalid("storage", self.root, f"a place with {needed} free, found {free}")
         self._folder = folder
         return self
 
@@ -153,8 +149,8 @@ class Store:
     def finished(self, nodes: Iterable[tuple[str, str]]) -> dict[str, Finished | None]:
         """Returns {id: what its result says, or None without one} of nodes (kind, id).
 
-        One listing of runs and one of evaluations in an object store, where a node that nobody has
-        begun is left out.
+        An object store is listed twice, for runs and evaluations, and leaves out nodes that nobody
+        has begun.
         """
         directories = (self.node(kind, node_id) for kind, node_id in nodes)
         folder = self._folder
@@ -181,27 +177,18 @@ class Store:
         return {node.node_id: index.get(key) for key, node in present.items()}
 
     def concurrently(self, work: Callable[[Item], Outcome], items: Iterable[Item]) -> list[Outcome]:
-        """Returns `work(item)` of every item, in order.
-
-        It works in threads where each waits for an object store.
-        """
+        """Returns `work(item)` of every item, in order; threads wait for an object store."""
         if self.is_local:
             return [work(item) for item in items]
         with ThreadPoolExecutor(THREADS) as threads:
             return list(threads.map(work, items))
 
     def origin(self, run_id: str) -> RunDirectory | ImportDirectory:
-        """Gives the directory of the weights that a view names by `run_id`.
-
-        It is that of a run, or of an imported model.
-        """
+        """Gives the directory of the run or imported model that a view names by `run_id`."""
         return self.imported(run_id) if run_id.startswith(IMPORTED) else self.run(run_id)
 
     def source_weights(self, view: View | None) -> dict[str, str]:
-        """Reads the `weights_sha256`, by id, of a view's runs and imports.
-
-        ValueError if one is not complete.
-        """
+        """Reads {id: weights_sha256} of a view's runs and imports; ValueError without one."""
         ids = sorted({view.run_id, *view.origins.values()}) if view else ()
         return {i: self.origin(i).require_result()["weights_sha256"] for i in ids}
 
@@ -231,10 +218,7 @@ class Store:
         return self._folder.child("imports").list()
 
     def find_run(self, beginning: str) -> str:
-        """Returns the run or imported model whose id begins with `beginning`.
-
-        ValueError for none or several.
-        """
+        """Returns the run or imported model whose id begins so; ValueError for none or several."""
         known = (*self.list_runs(), *self.list_imports())
         return find_id("run_id", beginning, known, f"a run of this storage ({self.root})")
 
@@ -251,17 +235,11 @@ class Store:
         return self._folder.child("evaluations").list()
 
     def study_dir(self, name: str) -> Folder:
-        """Gives the folder of a study, `<storage>/studies/<name>`.
-
-        A local one's `path` is a directory.
-        """
+        """Gives the folder of a study, `<storage>/studies/<name>`."""
         return self._folder.child("studies", name)
 
     def history_dirs(self, name: str) -> dict[str, Folder]:
-        """Gives the folders of a study's earlier pages by date, the oldest first.
-
-        What else lies there is left out.
-        """
+        """Gives the folders of a study's earlier pages by date, the oldest first."""
         history = self.study_dir(name).child(HISTORY)
         return {
             date: history.child(date) for date in history.list() if HISTORY_DATE.fullmatch(date)
@@ -305,10 +283,8 @@ class Store:
         try:
             stored = self._folder.read_json("store.json", StoreFacts)
         except CorruptFile as error:
-            remedy = "remove the file, and the next submission writes it again"
-            raise invalid(
-                "storage", self.root, f"an intact store.json ({error}): {remedy}"
-            ) from error
+            expected = f"an intact store.json ({error}): remove it, and submit to write it again"
+            raise invalid("storage", self.root, expected) from error
         except OSError as error:
             raise invalid("storage", self.root, f"a folder that can be read ({error})") from error
         if stored is None:
@@ -316,12 +292,8 @@ class Store:
         layout, recipe = stored["layout"], stored["recipe_version"]
         if (layout, recipe) != (LAYOUT, RECIPE_VERSION):
             expected = (
-                f"layout {LAYOUT} and recipe version {RECIPE_VERSION}, found layout {layout} and"
-                " recipe version "
-            )
-            expected += (
-                f"{recipe}. Another version made this storage: train again in a new one, or use"
-                " that version"
+                f"layout {LAYOUT} and recipe version {RECIPE_VERSION}, found {layout} and {recipe}:"
+                " train again in a new storage, or use the version that made this one"
             )
             raise invalid("storage", self.root, expected)
 

@@ -41,8 +41,6 @@ ATTEMPT = re.compile("[0-9]{1,9}(-.*)?")
 REMOVED = "weights-removed.json"
 
 if TYPE_CHECKING:
-    import torch
-
     from gram_platform.store.attempts import Attempt
     from gram_platform.store.tensors import DiskTensors
 
@@ -108,20 +106,12 @@ class RunDirectory(NodeDirectory):
         return self.folder.child("attempts")
 
     def attempt_ids(self) -> list[str]:
-        """Lists the ids of all attempts, the first one first.
-
-        Other folders beside them are ignored.
-        """
-        return sorted(
-            filter(ATTEMPT.fullmatch, self.attempts.list()), key=lambda name: (_number(name), name)
-        )
+        """Lists the ids of all attempts, the first one first; leaves out other folders."""
+        ids = filter(ATTEMPT.fullmatch, self.attempts.list())
+        return sorted(ids, key=lambda name: (_number(name), name))
 
     def start_attempt(self, owner: str, lease_seconds: float = 30.0) -> "Attempt":
-        """Starts an attempt with a lease of `owner`.
-
-        LeaseHeld while another attempt's lease is fresh.
-        """
-        # Imported here: it imports torch.
+        """Starts an attempt with a lease of `owner`; LeaseHeld while another one's is fresh."""
         from gram_platform.store.attempts import Attempt
 
         with self.folder.lock("attempts"):
@@ -136,10 +126,7 @@ class RunDirectory(NodeDirectory):
                 raise LeaseHeld(self.run_id, lease)
 
     def status(self) -> State:
-        """Reads the run's state.
-
-        It is complete, running (a fresh lease), failed, interrupted, or absent.
-        """
+        """Reads the state: complete, running (a fresh lease), failed, interrupted or absent."""
         if self.result() is not None:
             return State.COMPLETE
         attempt_ids = self.attempt_ids()
@@ -152,39 +139,30 @@ class RunDirectory(NodeDirectory):
     def failure(self) -> dict | None:
         """Reads {"message", "details", "time", "attempt"} if the last attempt failed."""
         attempt_ids = self.attempt_ids()
+        if not attempt_ids:
+            return None
         try:
-            return (
-                self.attempts.child(attempt_ids[-1]).read_json("failure.json", Failure)
-                if attempt_ids
-                else None
-            )
+            return self.attempts.child(attempt_ids[-1]).read_json("failure.json", Failure)
         except CorruptFile as error:
             return {"message": str(error), "details": {}, "attempt": attempt_ids[-1]}
 
     def record_failure(self, attempt_id: str, message: str, details: Mapping | None = None) -> None:
         """Records why an attempt cannot go on: the run is `failed` until another attempt starts."""
-        failure = {
-            "message": message,
-            "details": details or {},
-            "time": time.time(),
-            "attempt": attempt_id,
-        }
-        self.attempts.child(attempt_id).write_json("failure.json", failure)
+        failure = {"message": message, "details": details or {}, "attempt": attempt_id}
+        folder = self.attempts.child(attempt_id)
+        folder.write_json("failure.json", {**failure, "time": time.time()})
 
     def progress(self) -> dict | None:
-        """Reads the last attempt's heartbeat.
-
-        It has step, num_steps, tokens_per_second, time, attempt, pid, host and owner.
-        """
+        """Reads the last attempt's heartbeat: the fields of its lease, and `attempt`."""
         attempt_ids = self.attempt_ids()
         lease = read_lease(self.attempts.child(attempt_ids[-1])) if attempt_ids else None
         return None if lease is None else {**lease, "attempt": attempt_ids[-1]}
 
     def timing(self) -> dict:
-        """Reads {"elapsed_s"} of the committed history.
+        """Reads `elapsed_s` and, of a complete run, tokens_per_second, host, started and ended.
 
-        For a complete run it has tokens_per_second, host, started and ended too. `elapsed_s` adds
-        up the attempts, each from its start to the commit that the next one continued from.
+        `elapsed_s` adds up the attempts, each from its start to the commit that the next one
+        continued from.
         """
         head = self._head()
         if head is None:
@@ -204,8 +182,7 @@ class RunDirectory(NodeDirectory):
     def records(self) -> list[dict]:
         """Reads the committed metric records in order, no step twice.
 
-        Returns the complete attempt's records, or the records up to the newest checkpoint. A
-        segment that was altered on disk is left out with a warning.
+        A segment that was altered on disk is left out with a warning.
         """
         head = self._head()
         records = []
@@ -229,7 +206,7 @@ class RunDirectory(NodeDirectory):
         return ""
 
     def result(self) -> dict | None:
-        """Reads the sealed result, None while there is none.
+        """Reads the sealed result; None without one.
 
         A corrupted file is set aside with a warning. A store opened for writing then restores it
         from a finished attempt with intact weights, if there is one.
@@ -253,15 +230,8 @@ class RunDirectory(NodeDirectory):
         super().set_result_aside(reason, fault)
 
     def finished_attempts(self, result: dict | None = None) -> list[tuple[str, dict]]:
-        """Lists (attempt_id, finish) of attempts that trained to the end.
-
-        With `result`, only those that have it.
-        """
-        expected = (
-            None
-            if result is None
-            else {key: value for key, value in result.items() if key != "sha256"}
-        )
+        """Lists (attempt_id, finish) of attempts that trained to the end; with `result`, to it."""
+        expected = result and {key: value for key, value in result.items() if key != "sha256"}
         found = []
         for attempt_id in self.attempt_ids():
             try:
@@ -276,17 +246,9 @@ class RunDirectory(NodeDirectory):
         return found
 
     def winner(self, result: dict) -> str | None:
-        """Gives the first attempt that finished with this result and has its weights.
-
-        None without any.
-        """
+        """Gives the first attempt that finished with this result and has its weights, if any."""
         finished = (attempt_id for attempt_id, _ in self.finished_attempts(result))
         return next((i for i in finished if has_weights(self.attempts.child(i))), None)
-
-    def weights(self) -> dict[str, "torch.Tensor"]:
-        """Reads the final weights into memory, verified; errors as `open_weights`."""
-        with self.open_weights() as tensors:
-            return dict(tensors)
 
     @contextlib.contextmanager
     def open_weights(self) -> "Iterator[DiskTensors]":
@@ -302,51 +264,31 @@ class RunDirectory(NodeDirectory):
                 if tensors is not None:
                     yield tensors
                     return
-        raise self._without_weights()
-
-    def require_result(self) -> dict:
-        """Reads the result; ValueError when there is none yet."""
-        result = self.result()
-        if result is None:
-            raise invalid(
-                "run_id", self.run_id, f"a complete run, found one that is {self.status()}"
-            )
-        return result
+        self.set_result_aside("no attempt has weights of this hash", "corrupted")
+        expected = f"a run with intact weights; to train this one again, {self.remedy}"
+        raise invalid("run_id", self.run_id, expected)
 
     def _attempts_with_weights(self, result: dict) -> list[str]:
         """Lists attempts with weights, those with this result first.
 
         ValueError when `drop_weights` removed them.
         """
-        attempt_ids = [attempt_id for attempt_id, _ in self.finished_attempts(result)]
-        attempt_ids += [
-            attempt_id for attempt_id in self.attempt_ids() if attempt_id not in attempt_ids
-        ]
-        present = [
-            attempt_id for attempt_id in attempt_ids if has_weights(self.attempts.child(attempt_id))
-        ]
+        finished = [attempt_id for attempt_id, _ in self.finished_attempts(result)]
+        attempt_ids = dict.fromkeys([*finished, *self.attempt_ids()])
+        present = [i for i in attempt_ids if has_weights(self.attempts.child(i))]
         if not present and self.weights_were_removed():
-            removed = (
-                "found one whose weights were removed; to train it again, remove"
-                f" {self.folder.path}"
-            )
-            raise invalid("run_id", self.run_id, f"a run whose weights are kept, {removed}")
+            remedy = f"to train it again, remove {self.folder.path}"
+            expected = f"a run whose weights are kept, found one whose were removed; {remedy}"
+            raise invalid("run_id", self.run_id, expected)
         return present
 
     def has_weights(self) -> bool:
-        """Returns whether an attempt has weights; unlike `weights`, reads none."""
-        return any(
-            has_weights(self.attempts.child(attempt_id)) for attempt_id in self.attempt_ids()
-        )
+        """Returns whether an attempt has weights; unlike `open_weights`, reads none."""
+        return any(has_weights(self.attempts.child(i)) for i in self.attempt_ids())
 
     def weights_were_removed(self) -> bool:
         """Returns whether `drop_weights` was called: missing weights are then no loss."""
         return self.folder.exists(REMOVED)
-
-    def _without_weights(self) -> ValueError:
-        self.set_result_aside("no attempt has weights of this hash", "corrupted")
-        expected = f"a run with intact weights; to train this one again, {self.remedy}"
-        return invalid("run_id", self.run_id, expected)
 
     def drop_weights(self) -> int:
         """Removes the weights of a complete run and returns the bytes that became free.
@@ -357,9 +299,7 @@ class RunDirectory(NodeDirectory):
         self.require_result()
         # Written first: weights that are missing without it are made again.
         self.folder.write_json(REMOVED, {"time": time.time()})
-        return sum(
-            remove_weights(self.attempts.child(attempt_id)) for attempt_id in self.attempt_ids()
-        )
+        return sum(remove_weights(self.attempts.child(i)) for i in self.attempt_ids())
 
     def num_superfluous(self) -> int:
         """Counts the checkpoints of a complete run: a kill after the result can leave some."""
@@ -383,38 +323,30 @@ class RunDirectory(NodeDirectory):
 
     @contextlib.contextmanager
     def _intact_weights(self, attempt_id: str, result: dict) -> "Iterator[DiskTensors | None]":
-        """Yields an attempt's weights if their hash is the result's.
-
-        None when they are gone, or set aside.
-        """
-        # Imported here: it imports torch.
+        """Yields an attempt's weights if they have the result's hash; else sets them aside."""
         from gram_platform.store.shards import open_weights
 
         with contextlib.ExitStack() as stack:
             intact, reason = None, ""
             try:
                 tensors = stack.enter_context(open_weights(self.attempts.child(attempt_id)))
-                is_intact = tensors.sha256() == result["weights_sha256"]
-                intact, reason = (tensors, "") if is_intact else (None, WRONG_HASH)
+                if tensors.sha256() == result["weights_sha256"]:
+                    intact = tensors
+                else:
+                    reason = WRONG_HASH
             except FileNotFoundError:
                 # A second attempt has just removed its weights.
                 pass
             except ValueError as error:
                 reason = str(error)
             if reason:
-                self._set_weights_aside(attempt_id, reason)
+                attempt = self.attempts.child(attempt_id)
+                attempt.set_aside(WEIGHTS if attempt.exists(WEIGHTS) else SHARDS, reason)
+                attempt.set_aside(FINISHED, "its weights are corrupted")
             yield intact
 
-    def _set_weights_aside(self, attempt_id: str, reason: str) -> None:
-        attempt = self.attempts.child(attempt_id)
-        attempt.set_aside(WEIGHTS if attempt.exists(WEIGHTS) else SHARDS, reason)
-        attempt.set_aside(FINISHED, "its weights are corrupted")
-
     def _head(self) -> dict | None:
-        """Reads the end of the run's history.
-
-        This is the complete attempt's finish, else the newest checkpoint's manifest.
-        """
+        """Reads the end of the history: a complete run's finish, else the newest manifest."""
         result = self.result()
         finished = self.finished_attempts(result) if result is not None else []
         return finished[0][1] if finished else newest_manifest(self.attempts)

@@ -47,10 +47,7 @@ Layout = Mapping[str, StoredRows]
 
 @dataclass(frozen=True)
 class Resumed:
-    """A checkpoint that a run continues from: step, tensors and state.
-
-    The manifest lists the history.
-    """
+    """A checkpoint that a run continues from; its manifest lists the history."""
 
     step: int
     # The requested rows.
@@ -66,19 +63,15 @@ def checkpoint_folder(attempt: Folder, step: int) -> Folder:
 def write_shard(
     folder: Folder, tensors: Mapping[str, torch.Tensor | Piece], rank: int = 0, num_ranks: int = 1
 ) -> dict[str, str]:
-    """Writes one rank's files; returns their SHA-256 by name.
-
-    They count once the folder has a manifest.
-    """
+    """Writes one rank's files, which count once there is a manifest; returns {name: SHA-256}."""
     pieces = {name: as_piece(value) for name, value in tensors.items()}
     rows = {name: piece.rows for name, piece in pieces.items()}
     layout = canonical_json({name: StoredRows.of(piece) for name, piece in pieces.items()})
     shard = TENSORS if num_ranks == 1 else f"tensors-{rank:05d}.safetensors"
+    beside = _layout_name(shard)
     return {
         shard: folder.write_with(shard, lambda path: save_tensors(path, rows)),
-        _layout_name(shard): folder.write_with(
-            _layout_name(shard), lambda path: Path(path).write_text(layout)
-        ),
+        beside: folder.write_with(beside, lambda path: Path(path).write_text(layout)),
     }
 
 
@@ -90,21 +83,15 @@ def write_manifest(
     chain: Sequence,
     elapsed_s: float,
 ) -> None:
-    """Writes the state and, last, the manifest.
-
-    `files`: the SHA-256 by name of all shards, which are written.
-    """
+    """Writes the state and, last, the manifest; `files` are all shards, {name: SHA-256}."""
     folder = checkpoint_folder(attempt, step)
-    state_text = canonical_json(state)
-    files = {
-        **files,
-        STATE: folder.write_with(STATE, lambda path: Path(path).write_text(state_text)),
-    }
+    text = canonical_json(state)
+    digest = folder.write_with(STATE, lambda path: Path(path).write_text(text))
     manifest = {
         "step": step,
         "time": time.time(),
         "elapsed_s": elapsed_s,
-        "files": files,
+        "files": {**files, STATE: digest},
         "segments": list(chain),
     }
     folder.write_sealed(MANIFEST, manifest)
@@ -129,8 +116,7 @@ def read_checkpoint(
 def open_weights(attempt: Folder) -> Iterator[DiskTensors]:
     """Yields an attempt's final weights, read tensor by tensor.
 
-    FileNotFoundError when they are gone. ValueError when they are not intact, as far as is seen:
-    compare `hash_named` of them with the result's hash.
+    FileNotFoundError when they are gone; ValueError for damage that is seen without their hash.
     """
     with contextlib.ExitStack() as stack:
         if attempt.exists(WEIGHTS):
@@ -184,10 +170,7 @@ def _read_pieces(folder: Folder, files: Mapping[str, str], rows_of: RowsOf) -> d
 def _choose(
     layouts: Mapping[str, Layout], wanted: Mapping[str, tuple[int, int]]
 ) -> dict[str, dict[str, Range]]:
-    """Chooses {shard: {name: rows to read there}}.
-
-    Rows that several shards have come from one that is read anyway.
-    """
+    """Chooses {shard: {name: rows to read there}}: of shards with equal rows, one read anyway."""
     overlaps = {shard: _overlaps(layout, wanted) for shard, layout in layouts.items()}
     by_size = sorted(
         overlaps, key=lambda shard: (-sum(b - a for a, b in overlaps[shard].values()), shard)

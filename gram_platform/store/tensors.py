@@ -49,17 +49,14 @@ BLOCK_SIZE = 2**19
 
 
 def save_tensors(path: str | os.PathLike, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Writes tensors of any shape as one safetensors file.
+    """Writes tensors of any shape as one safetensors file; OSError when that fails.
 
-    Its bytes are those of `safetensors.torch.save_file`. OSError when the file cannot be written.
+    Its bytes are those of `safetensors.torch.save_file`.
     """
     order = list(FILE_DTYPES)
     names = sorted(tensors, key=lambda name: (order.index(_plain(tensors[name].dtype)), name))
-    _write(
-        path,
-        _header([(n, tensors[n].shape, tensors[n].dtype) for n in names]),
-        (tensors[n] for n in names),
-    )
+    header = _header([(n, tensors[n].shape, tensors[n].dtype) for n in names])
+    _write(path, header, (tensors[n] for n in names))
 
 
 def load_tensors(path: str | os.PathLike) -> dict[str, torch.Tensor]:
@@ -113,10 +110,7 @@ class TensorFile:
     _attempt: Attempt
 
     def read(self, name: str, first: int, into: torch.Tensor) -> None:
-        """Fills a tensor, contiguous and on the CPU, with the rows from `first` on.
-
-        ValueError when the file lacks them.
-        """
+        """Fills a contiguous CPU tensor with rows from `first` on; ValueError without them."""
         if name not in self._starts:
             raise ValueError(f"{self._path} lacks {name}")
         start = self._starts[name] + first * into.nbytes // max(num_rows(into.shape), 1)
@@ -132,10 +126,9 @@ class TensorFile:
 
 @contextlib.contextmanager
 def open_tensors(path: str | os.PathLike, attempt: Attempt = keep_trying) -> Iterator[TensorFile]:
-    """Opens a safetensors file.
+    """Opens a safetensors file; `attempt` is `once` for a file outside a storage.
 
-    `attempt`: how often reading is tried; `once` for a file outside a storage. ValueError when it
-    is not whole, OSError with its number when it cannot be read.
+    ValueError when it is not whole, OSError with its number when it cannot be read.
     """
     place = os.fspath(path)
     with attempt(lambda: open(place, "rb", buffering=0), place) as file:
@@ -183,21 +176,18 @@ def write_stream(
     tensors: Iterable[tuple[str, torch.Tensor]],
     progress: Callable[[int], None] = lambda num_bytes: None,
 ) -> None:
-    """Writes one safetensors file from tensors that come one by one.
+    """Writes one safetensors file from tensors that come one by one, in the order of `shapes`.
 
-    They come in the order of `shapes`, and are converted to `dtype`. One tensor is held at a time.
-    `progress` gets the bytes of each. The caller flushes the file to the disk.
-    OSError when it cannot be written.
+    Converts them to `dtype`, and holds one at a time. `progress` gets the bytes of each. The caller
+    flushes the file to the disk. OSError when it cannot be written.
     """
 
     def coming() -> Iterator[torch.Tensor]:
         remaining = iter(tensors)
         for name, shape in shapes.items():
             found, tensor = next(remaining)
-            assert (found, tuple(tensor.shape)) == (
-                name,
-                shape,
-            ), f"{found} {tuple(tensor.shape)} in place of {name}"
+            coming_next = found, tuple(tensor.shape)
+            assert coming_next == (name, shape), f"{coming_next} in place of {name}"
             yield tensor.to("cpu", dtype)
             progress(tensor.numel() * dtype.itemsize)
             # Freed before the next one is made.
@@ -218,10 +208,7 @@ def _stream_header(shapes: Shapes, dtype: torch.dtype) -> bytes:
 
 
 def _header(kinds: Iterable[tuple[str, Sequence[int], torch.dtype]], **entries: Any) -> bytes:
-    """Writes the header of tensors by name, shape and dtype, after other `entries`.
-
-    It is its length in 8 bytes, then JSON with each tensor's offsets, padded with blanks.
-    """
+    """Writes a header, after other `entries`: its length in 8 bytes, then JSON, padded."""
     end = 0
     for name, shape, dtype in kinds:
         first, end = end, end + math.prod(shape) * dtype.itemsize
@@ -291,10 +278,7 @@ class DiskTensors(Mapping):
             raise ValueError(f"no file has the rows {done} to {stop} of {name}")
 
     def sha256(self) -> str:
-        """Computes `hash_tensors`; afterwards no tensor's bytes are in this process's memory.
-
-        ValueError when the files lack rows.
-        """
+        """Computes `hash_tensors`, and leaves no tensor's bytes in memory; ValueError as `rows`."""
         stored = ((name, self.stored(name)) for name in sorted(self))
         return _hash((n, f"torch.{rows.dtype}", rows.shape, self._blocks(n)) for n, rows in stored)
 

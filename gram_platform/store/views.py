@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -24,22 +24,13 @@ from gram_platform.store.tensors import DiskTensors
 from gram_platform.train.learner import DTYPES
 
 
-def view_weights(store: Store, view: View) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
-    """Reads (the model's config with only the view's modules, float32 weights by name).
-
-    Each module comes from its own run. Modules outside the view are absent, not switched off, and
-    their bytes are nowhere in this process's memory afterwards. ValueError when a run lacks a
-    module.
-    """
-    with open_view(store, view) as (config, weights):
-        return config, dict(weights)
-
-
 @contextlib.contextmanager
 def open_view(store: Store, view: View) -> Iterator[tuple[ModelConfig, DiskTensors]]:
-    """Yields the config and weights of `view_weights`.
+    """Yields (the model's config with only the view's modules, float32 weights by name).
 
-    Each access to a tensor reads it from disk.
+    Each module comes from its own run, and each access reads its tensor from disk. Modules outside
+    the view are absent, not switched off, and their bytes are nowhere in this process's memory.
+    ValueError when a run lacks a module.
     """
     config = view_model(store, view)
     with contextlib.ExitStack() as stack:
@@ -60,22 +51,19 @@ def load_view(
     store: Store, view: View, precision: str = "float32"
 ) -> tuple[ModelConfig, Transformer]:
     """Loads (the view's config, its routed model in `precision`), in evaluation mode."""
-    config, weights = view_weights(store, view)
-    return config, model_of(config, weights, precision)
+    with open_view(store, view) as (config, weights):
+        return config, model_of(config, weights, precision)
 
 
 @contextlib.contextmanager
 def open_dense(store: Store, view: View) -> Iterator[tuple[ModelConfig, dict[str, RowsOnDisk]]]:
-    """Yields (config, float32 weights) of the view merged into one dense model.
+    """Yields (config, float32 weights) of the view merged into one dense model, rows on demand.
 
-    Rows are read when they are asked for. ValueError unless the view's rule is constant.
+    ValueError unless the view's rule is constant.
     """
     if view.rule != "constant":
-        raise invalid(
-            "view.rule",
-            view.rule,
-            "constant, because other views are a different model for each domain",
-        )
+        allowed = "constant, because other views are a different model for each domain"
+        raise invalid("view.rule", view.rule, allowed)
     with open_view(store, view) as (config, weights):
         active = dict(view.weights)
         dense = merged_config(config, active)
@@ -88,7 +76,7 @@ def open_dense(store: Store, view: View) -> Iterator[tuple[ModelConfig, dict[str
 
 
 def model_of(
-    config: ModelConfig, weights: dict[str, torch.Tensor], precision: str = "float32"
+    config: ModelConfig, weights: Mapping[str, torch.Tensor], precision: str = "float32"
 ) -> Transformer:
     """Makes a model of these weights, in evaluation mode."""
     with torch.device("meta"):
@@ -99,17 +87,6 @@ def model_of(
     return model.eval().requires_grad_(False)
 
 
-def model_config(store: Store, run_id: str) -> ModelConfig:
-    """Reads the config of a run's model, or of an imported one.
-
-    ValueError when the storage has neither.
-    """
-    return store.origin(run_id).model_config()
-
-
 def view_model(store: Store, view: View) -> ModelConfig:
-    """Reads the model's config with only the view's modules.
-
-    ValueError when a run lacks a module.
-    """
-    return view.model(functools.partial(model_config, store))
+    """Reads the model's config with only the view's modules; ValueError when a run lacks one."""
+    return view.model(lambda run_id: store.origin(run_id).model_config())

@@ -12,6 +12,7 @@ from gram_platform.corpora.tokenizer import load_tokenizer, separator_tokens
 from gram_platform.train.data import Separator
 from tests.corpora.conftest import make_records, write_jsonl
 from tests.refused import refused
+from tests.tiny import documents_in
 
 SHAPE = {"seq_len": 16, "vocab_size": 400, "validation_sequences": 4, "sample_bytes": 100_000}
 ASKED = [
@@ -43,7 +44,7 @@ def test_they_become_a_label_whose_responses_alone_are_counted(corpus, tmp_path)
     found = told.split("<|endoftext|>")
     whole = [part for part in found if part in expected]
     # A row may begin inside the others.
-    assert len(whole) > 0.8 * packed.num_documents("train", INSTRUCTIONS)
+    assert len(whole) > 0.8 * documents_in(packed, "train", INSTRUCTIONS)
     assert not any("Who keeps" in part or "Instruction" in part for part in found)
 
 

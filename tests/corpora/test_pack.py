@@ -21,6 +21,7 @@ from gram_platform.corpora.packed import token_dtype
 from gram_platform.corpora.records import ChangedText
 from gram_platform.corpora.tokenizer import END_OF_TEXT, end_of_text_id, load_tokenizer
 from tests.refused import refused
+from tests.tiny import documents_in
 
 
 def texts(packed: PackedCorpus, split: str, domain: str) -> list[str]:
@@ -49,9 +50,9 @@ def test_sequences_hold_the_documents_and_nothing_else(tmp_path, corpus, records
             assert rows.dtype == np.dtype("<u2")
             assert set(documents[:-1]) <= set(known[domain])
             assert any(text.startswith(documents[-1].rstrip("\ufffd")) for text in known[domain])
-            assert packed.num_documents(split, domain) - len(documents) in (0, 1)
+            assert documents_in(packed, split, domain) - len(documents) in (0, 1)
         assert not set(found["train"][:-1]) & set(found["validation"])
-        assert sum(packed.num_documents(s, domain) for s in found) == len(known[domain])
+        assert sum(documents_in(packed, s, domain) for s in found) == len(known[domain])
 
 
 def test_preparing_again_is_a_no_op(tmp_path, corpus, settings):
@@ -351,7 +352,7 @@ def test_few_documents_are_split_too(tmp_path, settings, jsonl):
         recipe = resolve(jsonl(tmp_path / "a.jsonl", records), **{**settings, "split_seed": seed})
         packed = prepare(recipe, tmp_path / "data")
         assert (
-            min(packed.num_documents(s, d) for s in ("train", "validation") for d in packed.domains)
+            min(documents_in(packed, s, d) for s in ("train", "validation") for d in packed.domains)
             > 0
         )
 

@@ -11,6 +11,7 @@ from gram_platform.corpora.recipe import TokenizerRecipe
 from gram_platform.corpora.splits import candidates, folded, splitter_of
 from gram_platform.corpora.tokenizer import load_tokenizer
 from tests.refused import refused
+from tests.tiny import documents_in
 
 SAMPLE_BYTES = 40_000
 
@@ -57,7 +58,7 @@ def test_long_documents_are_sampled_in_passages(tmp_path, settings, jsonl, sampl
     assert recipe.tokenizer.kind == "bpe-passages"
     packed = prepare(recipe, tmp_path / "data")
     assert load_tokenizer(packed.tokenizer_path).get_vocab_size() == 1024
-    num_train = sum(packed.num_documents("train", domain) for domain in packed.domains)
+    num_train = sum(documents_in(packed, "train", domain) for domain in packed.domains)
     assert sum(map(len, sampled)) == pytest.approx(SAMPLE_BYTES * num_train / len(records), rel=0.1)
     assert max(map(len, sampled)) == SAMPLE_BYTES // 64
     held = [sum(passage in record["text"] for passage in sampled) for record in records]

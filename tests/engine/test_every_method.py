@@ -22,7 +22,7 @@ from gram_platform.methods.setting import (
 )
 from gram_platform.store import Store
 from gram_platform.store.views import load_view, model_of
-from tests.tiny import materialised
+from tests.tiny import materialised, weights_of
 
 OPTIONS = Options(
     branch_full=Branching(1.0, 0.5),
@@ -84,13 +84,13 @@ def test_runs_views_and_attacks(method, cell, execution):
     execute([*trained, *views], execution)
     store = Store(execution.storage)
     before = {n.id: store.run(n.id).folder.read("result.json") for n in trained}
-    weights = {n.id: store.run(n.id).weights() for n in trained}
+    weights = {n.id: weights_of(store.run(n.id)) for n in trained}
     _check_views(store, plan(method, cell).views.values(), cell)
     execute(nodes, execution)
     for run_id, bytes_before in before.items():  # an attack never touches its parent
         assert store.run(run_id).folder.read("result.json") == bytes_before
         assert all(
-            torch.equal(w, weights[run_id][n]) for n, w in store.run(run_id).weights().items()
+            torch.equal(w, weights[run_id][n]) for n, w in weights_of(store.run(run_id)).items()
         )
     attacked = [n for n in nodes if n.is_attack]
     assert bool(attacked) == (method != "baseline")
@@ -141,7 +141,7 @@ def test_an_attack_by_adapters_trains_them_alone(cell, execution):
     execute_run(run, {}, execution)
     domain, attack = next(iter(attacks(cell, profile, view, base.runs.values()).items()))
     execute_run(attack, {}, execution)
-    before, after = (Store(execution.storage).run(r.run_id).weights() for r in (run, attack))
+    before, after = (weights_of(Store(execution.storage).run(r.run_id)) for r in (run, attack))
     assert all(torch.equal(after.pop(name), weight) for name, weight in before.items())
     assert all(f".aux.{domain}." in name for name in after)
     assert all(

@@ -20,15 +20,15 @@ from gram_platform.engine import ranks
 from gram_platform.engine.node import execute_run, new_learner, starting_point
 from gram_platform.engine.ranks import train_rank
 from gram_platform.methods import plan
-from gram_platform.model.merge import merged_weights
 from gram_platform.store import Store, attempts
 from gram_platform.store.checkpoints import list_checkpoints
 from gram_platform.store.tensors import DiskTensors
-from gram_platform.store.views import view_weights
+from gram_platform.store.views import open_view
 from gram_platform.train.sharding import ShardedLearner
 from tests.engine.conftest import elsewhere
 from tests.planner.conftest import as_rank  # noqa: F401  a fixture
 from tests.ranks import Ranks, run_ranks
+from tests.tiny import merged_weights, weights_of
 
 # Sums in another order, in float32, through ten steps and AdamW's division by small moments.
 TOLERANCE = 1e-4
@@ -134,11 +134,11 @@ def test_a_checkpoint_of_four_ranks_continues_on_two_and_on_one(execution, run, 
     run_ranks(2, train_to_a_checkpoint, run, execution)
     assert num_shards(directory) == [4, 2]
     execute_run(run, {}, execution)
-    reference = Store(alone.storage).run(run.run_id).weights()
+    reference = weights_of(Store(alone.storage).run(run.run_id))
     for continued in (on_one, on_two, execution):
         found = Store(continued.storage).run(run.run_id)
         assert found.result()["final"] == pytest.approx(expected["final"], abs=TOLERANCE)
-        weights = found.weights()
+        weights = weights_of(found)
         assert (
             max((weights[n] - reference[n]).abs().max().item() for n in reference) < 10 * TOLERANCE
         )
@@ -156,7 +156,7 @@ def test_machines_with_a_copy_each_write_one(execution, run, tmp_path):
     assert num_shards(directory) == [2]
     run_ranks(4, on_two_machines, train_to_shards, run, execution)
     assert len(list(tmp_path.glob("storage/runs/*/attempts/*/weights/*.safetensors"))) == 2
-    weights, reference = directory.weights(), Store(alone.storage).run(run.run_id).weights()
+    weights, reference = weights_of(directory), weights_of(Store(alone.storage).run(run.run_id))
     assert directory.result()["final"] == pytest.approx(expected["final"], abs=TOLERANCE)
     assert max((weights[n] - reference[n]).abs().max().item() for n in reference) < 10 * TOLERANCE
 
@@ -193,7 +193,9 @@ def test_killed_ranks_end_with_the_same_bytes(execution, run, tmp_path, num_kill
         Store(e.storage).run(run.run_id).folder.read("result.json") for e in (straight, execution)
     ]
     assert results[0] == results[1]
-    assert directory.weights().keys() == Store(straight.storage).run(run.run_id).weights().keys()
+    assert (
+        weights_of(directory).keys() == weights_of(Store(straight.storage).run(run.run_id)).keys()
+    )
     assert len(list(tmp_path.glob("storage/runs/*/attempts/*/weights/*.safetensors"))) == 2
     assert max(lost) <= 2, lost
     assert [r["step"] for r in directory.records()] == list(range(1, run.num_steps + 1))
@@ -295,8 +297,8 @@ def test_a_rank_reads_its_own_rows_of_a_start(execution, run, monkeypatch, as_ra
     create(execution, run)
     run_ranks(2, train_to_shards if is_large else train, run, execution)
     view = View.of(run.run_id, {run.model.module_domains[0]: 0.5})
-    config, weights = view_weights(Store(execution.storage), view)
-    expected = merged_weights(config, weights, dict(view.weights))
+    with open_view(Store(execution.storage), view) as (config, weights):
+        expected = merged_weights(config, weights, dict(view.weights))
     dense = merged_config(config, dict(view.weights))
     attack = dataclasses.replace(run, model=dense, start=view, routing=RoutingConfig())
     num_read, read = [], DiskTensors.rows

@@ -22,6 +22,7 @@ from gram_platform.store.files import seal
 from tests.engine.conftest import elsewhere, result_files
 from tests.engine.test_node import Stopped, stop_after
 from tests.ranks import run_ranks
+from tests.tiny import weights_of
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def train_otherwise(execution: Execution, node: Node) -> str:
     Returns the hash of its weights.
     """
     directory = execution.store().run(node.id)
-    weights, result = directory.weights(), dict(directory.result())
+    weights, result = weights_of(directory), dict(directory.result())
     lose(execution, node)
     directory.ensure_config(node.config)
     for name in ("run_id", "weights_sha256", "sha256"):

@@ -7,10 +7,11 @@ import torch
 
 from gram_platform.config import ModelConfig, ModuleSpec
 from gram_platform.config.training import ARCHITECTURES, merged_config
-from gram_platform.model.merge import merged_rows, merged_weights
+from gram_platform.model.merge import merged_rows
 from gram_platform.model.pieces import rank_rows
 from gram_platform.model.transformer import build, initial_weights
 from tests import tiny
+from tests.tiny import merged_weights
 
 
 def randomised(config: ModelConfig):

@@ -35,7 +35,7 @@ from tests import tiny
 from tests.engine import conftest as cells
 from tests.refused import refused
 from tests.release.planted import complete, exported
-from tests.tiny import materialised
+from tests.tiny import materialised, weights_of
 
 packed_root, execution, setting = cells.packed_root, cells.execution, cells.setting
 
@@ -233,7 +233,10 @@ def test_the_engine_starts_a_run_from_an_import(architecture, setting, execution
     run = dataclasses.replace(branch, start=View.of(imported.import_id))
     assert run.run_id != branch.run_id
     execute_run(run, {}, execution)
-    trained, start = store.run(run.run_id).weights(), store.imported(imported.import_id).weights()
+    trained, start = (
+        weights_of(store.run(run.run_id)),
+        weights_of(store.imported(imported.import_id)),
+    )
     assert all(torch.equal(trained[name], start[name]) for name in start)
     assert any(".aux." in name for name in trained)
 

@@ -17,6 +17,7 @@ from gram_platform.store.directories import import_id
 from gram_platform.store.tensors import hash_tensors
 from tests.refused import refused
 from tests.release.planted import checkpoint, write_words
+from tests.tiny import weights_of
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_each_checkpoint_has_its_own_tokenizer(folder, store):
         found[imported.import_id] = imported.model
     assert len(found) == 2
     assert len(set(found.values())) == 1
-    first, second = (store.imported(name).weights() for name in found)
+    first, second = (weights_of(store.imported(name)) for name in found)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -83,7 +84,7 @@ def test_a_tokenizer_that_is_not_the_model_s_is_refused(folder, store):
 
 def test_ids_without_a_tokenizer_are_of_shape_and_weights(folder, store):
     imported = import_checkpoint(folder, store)
-    weights_sha256 = hash_tensors(store.imported(imported.import_id).weights())
+    weights_sha256 = hash_tensors(weights_of(store.imported(imported.import_id)))
     expected = IMPORTED + short_hash({"model": imported.model, "weights_sha256": weights_sha256})
     assert imported.import_id == expected == import_id(imported.model, weights_sha256)
     with refused("import_id", import_id(imported.model, weights_sha256, b"x")):

@@ -13,6 +13,7 @@ from gram_platform.release.stock_config import DIMENSIONS, SIZES_OR_NULL, native
 from gram_platform.store import Store
 from tests.refused import refused
 from tests.release.planted import FOREIGN, checkpoint
+from tests.tiny import weights_of
 
 LAYER = "model.layers.1"
 
@@ -83,7 +84,7 @@ def test_a_bias_that_is_missing_is_not_zero(missing, store, tmp_path):
 
 def test_a_model_without_biases_has_none_in_any_layer(store, tmp_path):
     bare = checkpoint(tmp_path / "bare", without(*OF_LINEAR_LAYERS), use_bias=False)
-    weights = store.imported(import_checkpoint(bare, store).import_id).weights()
+    weights = weights_of(store.imported(import_checkpoint(bare, store).import_id))
     biases = {
         name: weight
         for name, weight in weights.items()

@@ -11,6 +11,7 @@ import torch
 from gram_platform.store import LeaseHeld, Store, attempts, leases
 from tests.refused import refused
 from tests.store.training import final_fields, record, run_config, train
+from tests.tiny import weights_of
 
 RUN = run_config(8)
 WEIGHTS = {"weights": torch.ones(2)}
@@ -193,7 +194,7 @@ def test_a_second_result_that_differs_is_reported_and_the_first_stays(directory)
     result = first.complete(final_fields(RUN), WEIGHTS)
     with pytest.warns(RuntimeWarning):
         assert second.complete(final_fields(RUN), {"weights": torch.zeros(2)}) == result
-    assert torch.equal(directory.weights()["weights"], WEIGHTS["weights"])
+    assert torch.equal(weights_of(directory)["weights"], WEIGHTS["weights"])
 
 
 @pytest.mark.parametrize("content", [b'{"num_steps": 9, "sha256": "0"}', b"\xff\xfe"])
@@ -216,10 +217,10 @@ def test_corrupted_weights_make_the_run_train_again(tmp_path, directory):
     (weights,) = tmp_path.glob("runs/*/attempts/*/weights.safetensors")
     weights.write_bytes(weights.read_bytes()[:-1] + b"?")
     with pytest.warns(RuntimeWarning), refused("run_id", RUN.run_id):
-        directory.weights()
+        weights_of(directory)
     assert directory.status() == "interrupted"
     assert train(str(tmp_path), RUN) == result
-    assert len(directory.weights()) == 1
+    assert len(weights_of(directory)) == 1
 
 
 def test_steps_must_rise(directory):

@@ -21,6 +21,7 @@ from gram_platform.store.directories import NodeDirectory
 from gram_platform.store.files import seal
 from tests.refused import refused
 from tests.store.training import record, run_config, train
+from tests.tiny import weights_of
 
 DONE, HALF = run_config(8), run_config(8, seed=1)
 EVALUATION = Evaluation(View.of(DONE.run_id), "d" * 12, ("core",), 4)
@@ -124,7 +125,7 @@ def test_no_damaged_json_ends_or_changes_anything(finished, tmp_path, capsys, on
                     read_everything(Store(root))
                     status_command(str(root))
                     found = {run.run_id: train(str(root), run) for run in (DONE, HALF)}
-                    Store(root).run(DONE.run_id).weights()
+                    weights_of(Store(root).run(DONE.run_id))
                     Store(root).evaluation(EVALUATION.eval_id).status()
                 if found != expected and not is_forged(relative, what):
                     wrong.append(f"{relative} {what}: another result")

@@ -19,6 +19,7 @@ from gram_platform.store.data import open_corpus, provide_corpus
 from gram_platform.store.folders import RemoteFolder
 from tests.refused import refused
 from tests.store.training import in_process, run_config, train
+from tests.tiny import weights_of
 
 
 @pytest.fixture(scope="module")
@@ -292,5 +293,5 @@ def test_a_stale_mount_is_not_an_absent_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "stat", failing)
     with warnings.catch_warnings(action="ignore"):
-        assert len(Store(tmp_path).run(run.run_id).weights()) == 1
+        assert len(weights_of(Store(tmp_path).run(run.run_id))) == 1
     assert failures == []

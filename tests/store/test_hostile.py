@@ -33,6 +33,7 @@ from gram_platform.store.folders import LocalFolder
 from gram_platform.studies.searches.optuna_studies import open_storage
 from tests.refused import refused
 from tests.store.training import run_config, train
+from tests.tiny import weights_of
 
 DONE, HALF = run_config(8), run_config(8, seed=1)
 EVALUATION = Evaluation(View.of(DONE.run_id), "d" * 12, ("core",), 4)
@@ -108,7 +109,7 @@ def use_everything(root: Path) -> None:
         lambda: provide_corpus(RECIPE, writable(root)),
         lambda: open_corpus(Store(root), RECIPE.data_id).train("core")[:],
         lambda: writable(root).run(DONE.run_id).add_tags({"method": "dense"}),
-        lambda: Store(root).run(DONE.run_id).weights(),
+        lambda: weights_of(Store(root).run(DONE.run_id)),
         lambda: write_evaluation(writable(root)),
         lambda: writable(root).evaluation(EVALUATION.eval_id).tensors(),
         lambda: writable(root).study_dir("scaling").write("table.csv", b"c,d\n"),
@@ -269,7 +270,7 @@ def test_nothing_is_written_to_a_storage_with_a_link(root, outside, name):
 def test_the_storage_itself_may_be_a_link(root, tmp_path):
     (tmp_path / "link").symlink_to(root)
     store = Store(tmp_path / "link").open_for_writing(min_free_bytes=0)
-    assert store.run(DONE.run_id).weights()
+    assert weights_of(store.run(DONE.run_id))
     assert open_corpus(store, RECIPE.data_id).path == tmp_path / "link" / "data" / RECIPE.data_id
     (tmp_path / "circle").symlink_to("circle")
     with refused("storage", str(tmp_path / "circle")):

@@ -5,6 +5,7 @@ import signal
 
 from gram_platform.store import Store
 from tests.store.training import in_process, run_config, train, train_until_killed
+from tests.tiny import weights_of
 
 
 def result_bytes(root, run) -> bytes:
@@ -28,7 +29,7 @@ def test_kill_before_every_file_operation(tmp_path):
         assert [record["step"] for record in directory.records()] == list(
             range(1, run.num_steps + 1)
         )
-        assert len(directory.weights()) == 1
+        assert len(weights_of(directory)) == 1
         if not killed:
             break
     assert operation > 40, "the run has more operations than that"

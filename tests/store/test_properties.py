@@ -45,6 +45,7 @@ from gram_platform.store.attempts import Attempt
 from gram_platform.store.files import is_safe_name
 from tests.refused import refused
 from tests.store.training import START, final_fields, record, run_config
+from tests.tiny import weights_of
 
 PLAIN = settings(
     deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
@@ -297,10 +298,10 @@ class Storage(RuleBasedStateMachine):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if run.run_id not in self.removed:
-                assert torch.equal(directory.weights()["weights"], START)
+                assert torch.equal(weights_of(directory)["weights"], START)
                 return
             with refused("run_id", run.run_id):
-                directory.weights()
+                weights_of(directory)
 
     @rule()
     def open_again(self) -> None:

@@ -15,6 +15,7 @@ from gram_platform.store.leases import GONE_AFTER_S
 from gram_platform.store.runs import RunDirectory
 from tests.refused import refused
 from tests.store.training import final_fields, record, run_config, train
+from tests.tiny import weights_of
 
 RUN = run_config(8)
 WEIGHTS = {"weights": torch.ones(2)}
@@ -104,7 +105,7 @@ def test_an_owner_that_was_taken_for_ended_keeps_its_weights(directory, monkeypa
 
     monkeypatch.setattr(RunDirectory, "publish", late)
     attempt.complete(final_fields(RUN), WEIGHTS, [record(7), record(8)])
-    assert torch.equal(directory.weights()["weights"], WEIGHTS["weights"])
+    assert torch.equal(weights_of(directory)["weights"], WEIGHTS["weights"])
 
 
 def test_removed_weights_are_not_made_again_and_lost_ones_are(directory, tmp_path):
@@ -112,16 +113,16 @@ def test_removed_weights_are_not_made_again_and_lost_ones_are(directory, tmp_pat
     result = directory.result()
     directory.drop_weights()
     with refused("run_id", RUN.run_id):
-        directory.weights()
+        weights_of(directory)
     assert directory.result() == result
     (tmp_path / "runs" / RUN.run_id / "weights-removed.json").unlink()
     with pytest.warns(RuntimeWarning, match="weights"), refused("run_id", RUN.run_id):
-        directory.weights()
+        weights_of(directory)
     assert directory.status() == "interrupted"
     with directory.start_attempt("again") as attempt:
         attempt.complete(final_fields(RUN), WEIGHTS, [record(s) for s in range(1, 9)])
     assert directory.result() == result
-    assert directory.weights().keys() == WEIGHTS.keys()
+    assert weights_of(directory).keys() == WEIGHTS.keys()
 
 
 def attack(root) -> str:
@@ -139,11 +140,11 @@ def test_gc_keeps_the_weights_of_attacks_that_something_unfinished_starts_from(t
     evaluation = Evaluation(View.of(run_id), "d" * 12, ("core",), 4)
     store.run(following.run_id).ensure_config(following)
     main(["gc", "--storage", str(tmp_path)])
-    assert store.run(run_id).weights()
+    assert weights_of(store.run(run_id))
     store.evaluation(evaluation.eval_id).ensure_config(evaluation)
     train(str(tmp_path), following)
     main(["gc", "--storage", str(tmp_path)])
-    assert store.run(run_id).weights(), "the evaluation needs them"
+    assert weights_of(store.run(run_id)), "the evaluation needs them"
     store.evaluation(evaluation.eval_id).complete({"losses": {"core": 2.5}})
     main(["gc", "--storage", str(tmp_path)])
     assert not store.run(run_id).has_weights()

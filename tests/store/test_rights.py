@@ -41,6 +41,7 @@ from tests.store.training import (
     train,
     weights_after,
 )
+from tests.tiny import weights_of
 
 DONE, HALF, TENSORS = run_config(6), run_config(8, seed=1), {"a": torch.arange(6.0)}
 EVALUATION = Evaluation(View.of(DONE.run_id), "d" * 12, ("core",), 4)
@@ -151,7 +152,7 @@ def test_tensors_outlive_a_mount_that_fails_for_a_while(tmp_path, monkeypatch, m
     monkeypatch.setattr(tensors, "open", opened, raising=False)
     with warnings.catch_warnings(action="ignore"):
         train(str(tmp_path), DONE)
-        (weights,) = Store(tmp_path).run(DONE.run_id).weights().values()
+        (weights,) = weights_of(Store(tmp_path).run(DONE.run_id)).values()
     assert numbers == []
     assert torch.equal(weights, weights_after(6))
 
@@ -186,7 +187,7 @@ def test_an_error_of_the_library_is_retried(tmp_path, monkeypatch, error):
     monkeypatch.setattr(tensors, "safe_open", checked)
     monkeypatch.setattr(files, "_last_warned", -files.SILENCE_S)
     with pytest.warns(RuntimeWarning, match="os error 116"):
-        Store(tmp_path).run(DONE.run_id).weights()
+        weights_of(Store(tmp_path).run(DONE.run_id))
     assert not list(tmp_path.rglob("*corrupt*"))
 
 
@@ -248,9 +249,9 @@ def names_in(storage: Path) -> set[str]:
 
 
 READERS: dict[str, Callable[[Store], object]] = {
-    f"runs/{DONE.run_id}/attempts/*/weights.safetensors": lambda s: s.run(DONE.run_id).weights(),
-    f"runs/{DONE.run_id}/attempts/*/complete.json": lambda s: s.run(DONE.run_id).weights(),
-    f"runs/{DONE.run_id}/result.json": lambda s: s.run(DONE.run_id).weights(),
+    f"runs/{DONE.run_id}/attempts/*/weights.safetensors": lambda s: weights_of(s.run(DONE.run_id)),
+    f"runs/{DONE.run_id}/attempts/*/complete.json": lambda s: weights_of(s.run(DONE.run_id)),
+    f"runs/{DONE.run_id}/result.json": lambda s: weights_of(s.run(DONE.run_id)),
     f"runs/{DONE.run_id}/config.json": lambda s: s.run(DONE.run_id).ensure_config(DONE),
     f"runs/{HALF.run_id}/attempts/*/checkpoints/*/tensors.safetensors": lambda s: (
         s.run(HALF.run_id).start_attempt("another").resume()
@@ -367,7 +368,7 @@ def test_one_user_goes_on_with_a_run_of_another(place):
 
     def read() -> None:
         act_as(FIRST)
-        (weights,) = Store(place).open_for_writing().run(DONE.run_id).weights().values()
+        (weights,) = weights_of(Store(place).open_for_writing().run(DONE.run_id)).values()
         assert torch.equal(weights, weights_after(6))
 
     require_success(begin)

@@ -16,6 +16,7 @@ from gram_platform.store.folders import RemoteFolder
 from gram_platform.store.root import storage_place
 from tests.refused import refused
 from tests.store.training import START, final_fields, in_process, record, run_config, train
+from tests.tiny import weights_of
 
 RUN = run_config(8)
 
@@ -163,7 +164,7 @@ def test_object_store_gives_the_same_results(tmp_path):
     assert not remote.is_local
     assert remote.list_runs() == [RUN.run_id]
     assert [r["step"] for r in remote.run(RUN.run_id).records()] == list(range(1, 9))
-    assert len(remote.run(RUN.run_id).weights()) == 1
+    assert len(weights_of(remote.run(RUN.run_id))) == 1
     filesystem = fsspec.filesystem("memory")
     filesystem.pipe_file(f"/bucket/gram/runs/{RUN.run_id}/result.json", b"{")
     with pytest.warns(RuntimeWarning, match="result.json"):
@@ -191,5 +192,5 @@ def test_file_system_behind_fsspec_has_directories_and_survives_corruption(tmp_p
         )
     assert directory.publish(directory.folder.read("result.json")) == result == directory.result()
     assert [r["step"] for r in directory.records()] == list(range(1, 9))
-    assert directory.weights()["weights"].equal(START)
+    assert weights_of(directory)["weights"].equal(START)
     assert not list((tmp_path / "remote").glob("runs/*/attempts/*/checkpoints/0*4"))

@@ -5,6 +5,7 @@ import pytest
 from gram_platform.store import Store
 from tests.object_store import running_s3
 from tests.store.training import run_config, train
+from tests.tiny import weights_of
 
 
 @pytest.fixture
@@ -41,4 +42,4 @@ def test_storage_on_s3(root, tmp_path):
     assert store.run(run.run_id).status() == "complete"
     assert [record["step"] for record in store.run(run.run_id).records()] == list(range(1, 9))
     local = Store(str(tmp_path)).run(run.run_id)
-    assert store.run(run.run_id).weights()["weights"].equal(local.weights()["weights"])
+    assert weights_of(store.run(run.run_id))["weights"].equal(weights_of(local)["weights"])

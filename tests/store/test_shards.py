@@ -21,6 +21,7 @@ from gram_platform.store.shards import checkpoint_folder, read_checkpoint, write
 from gram_platform.store.tensors import hash_tensors
 from tests.refused import refused
 from tests.store.training import final_fields, record, run_config
+from tests.tiny import weights_of
 
 RUN = run_config(8)
 STEP = 3
@@ -189,7 +190,7 @@ def test_weights_in_shards_are_the_same_result(directory, tmp_path):
     other = Store(tmp_path / "other").open_for_writing().run(RUN.run_id)
     with other.start_attempt("b") as attempt:
         assert attempt.complete(final_fields(RUN), weights) == result
-    read = directory.weights()
+    read = weights_of(directory)
     assert read.keys() == weights.keys()
     assert all(torch.equal(read[name], weights[name]) for name in weights)
     finish_in_shards(directory, "second")  # its own are superfluous
@@ -199,19 +200,19 @@ def test_weights_in_shards_are_the_same_result(directory, tmp_path):
     ]
     assert directory.drop_weights() > 0
     with refused("run_id", RUN.run_id):
-        directory.weights()
+        weights_of(directory)
 
 
 def test_spoilt_shards_of_weights_make_the_run_train_again(tmp_path):
     directory = Store(tmp_path).open_for_writing().run(RUN.run_id)
     finish_in_shards(directory, ranks=[0])
     with pytest.warns(RuntimeWarning, match="matrix"), refused("run_id", RUN.run_id):
-        directory.weights()
+        weights_of(directory)
     finish_in_shards(directory)
     path = next(tmp_path.glob("runs/*/attempts/*/weights/tensors-00001.safetensors"))
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     with pytest.warns(RuntimeWarning), refused("run_id", RUN.run_id):
-        directory.weights()
+        weights_of(directory)
     assert directory.status() == "interrupted"
     finish_in_shards(directory)
-    assert len(directory.weights()) == 3
+    assert len(weights_of(directory)) == 3

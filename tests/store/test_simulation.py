@@ -23,6 +23,7 @@ from tests.store.simulated_disk import NAMES_STAY_ABSENT_S
 from tests.store.simulated_system import installed
 from tests.store.simulated_world import HOUR, ROOT, Machine, Plan, World
 from tests.store.training import record, run_config, train, weights_after
+from tests.tiny import weights_of
 
 FAULTS = ("clock", "suspension", "error", "full", "crash", "power", "stale")
 RUN = run_config(6)
@@ -163,7 +164,7 @@ class History:
         if directory.weights_were_removed():
             return
         try:
-            weights = directory.weights()["weights"]
+            weights = weights_of(directory)["weights"]
             if not torch.equal(weights, weights_after(RUN.num_steps)):
                 self.wrong.append("other weights")
         except ValueError as error:

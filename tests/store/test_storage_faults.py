@@ -18,6 +18,7 @@ from gram_platform.store.leases import LeaseLost
 from tests.store.simulated_system import installed
 from tests.store.simulated_world import ROOT, World
 from tests.store.training import final_fields, record, run_config, train, weights_after
+from tests.tiny import weights_of
 
 RUN = run_config(6)
 WEIGHTS = {"weights": torch.ones(2)}
@@ -45,7 +46,7 @@ def test_a_result_that_survives_a_power_failure_has_its_weights_and_history(seed
     def check() -> None:
         directory = Store(ROOT).run(RUN.run_id)
         assert directory.status() == "complete"
-        assert torch.equal(directory.weights()["weights"], weights_after(RUN.num_steps))
+        assert torch.equal(weights_of(directory)["weights"], weights_after(RUN.num_steps))
         assert [r["step"] for r in directory.records()] == list(range(1, RUN.num_steps + 1))
 
     live(world, (0, lambda: train(ROOT, RUN)), (0, world.disk.lose_unsynced), (0, check))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gram_platform.store import Store
+from tests.tiny import weights_of
 
 ROOT = Path(__file__).parents[2]
 FIRST, SECOND, GROUP = 2001, 2002, 3000
@@ -80,7 +81,7 @@ def test_two_users_finish_one_study(place):
     assert finished.returncode == 0, finished.stderr
     assert "MLflow" not in finished.stderr
     assert len(store.list_runs()) > 1
-    assert all(store.run(run_id).weights() for run_id in store.list_runs())
+    assert all(weights_of(store.run(run_id)) for run_id in store.list_runs())
     for command in (("check",), ("status",), ("report", "scaling")):
         shown = gram(place, FIRST, "002", *command)
         assert shown.returncode == 0, shown.stderr

@@ -10,17 +10,15 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 
 from gram_platform.release.serving.batch import STOP, GenerationRequest
-from gram_platform.release.serving.engine import BUSY, FAILED, LATE, Delivery
+from gram_platform.release.serving.engine import FAILED, Delivery
 from gram_platform.release.serving.policy import Grant
-from gram_platform.release.serving.requests import Refusal, refusal
+from gram_platform.release.serving.requests import COMMON_REFUSALS, Refusal, refusal
 from gram_platform.release.serving.text import TextStream, Vocabulary
 
 # The model's process found no grant in its copy of the policy.
-FORBIDDEN = "forbidden"
+FORBIDDEN = "model_not_found"
 # Nobody has confirmed that copy of the policy for too long.
-UNCONFIRMED = "unconfirmed"
-REFUSALS = {BUSY: "busy", LATE: "deadline", FAILED: "interrupted", FORBIDDEN: "model_not_found"}
-REFUSALS |= {UNCONFIRMED: "policy_unconfirmed"}
+UNCONFIRMED = "policy_unconfirmed"
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -160,8 +158,8 @@ class Answer:
             metrics.whole.labels(profile).observe(time.monotonic() - started)
 
     def _shown(self, delivery: Delivery) -> str:
-        if delivery.end in REFUSALS:
-            raise refusal(REFUSALS[delivery.end])
+        if delivery.end in COMMON_REFUSALS:
+            raise refusal(delivery.end)
         text = self._text.add(delivery.tokens, last=bool(delivery.end))
         self.finish_reason = STOP if self._text.stopped else delivery.end
         return text

@@ -1,22 +1,15 @@
-"""Runs `gram serve`: checks everything, starts Ray Serve, and serves until interrupted.
+"""Runs `gram serve`: checks everything, starts Ray Serve, and serves until interrupted."""
 
-The command checks, then replaces itself by `python -m gram_platform.release.serving`, which checks
-again and serves.
-"""
-
-import json
 import logging
 import os
 import secrets
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from typing import NoReturn
+from dataclasses import dataclass
 
 from gram_platform.config import RunConfig, run_from_plain
 from gram_platform.config.endings import Stopped
@@ -43,17 +36,27 @@ LOOPBACKS = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True)
-class Endpoint:
-    """Says where Ray Serve answers HTTP; port 0 takes a free one."""
+class Service:
+    """Holds the arguments of `gram serve`; port 0 takes a free one."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000
+    storage: str
+    run_id: str
+    policy: str
+    host: str
+    port: int
+    limits: EngineLimits
     num_replicas: int = 1
     ray_address: str = ""
+    precision: str = "float32"
+    device: str = "cpu"
+    num_threads: int = 1
+    # Requests that one token may have open, unless the policy says otherwise.
+    max_requests: int = 64
 
     def __post_init__(self) -> None:
         require_int("port", self.port, 0, 65_535)
         require_int("replicas", self.num_replicas, 1)
+        require_int("max_requests", self.max_requests, 1)
 
     def find_port(self) -> int:
         """Returns the port, or a free one for 0. ValueError if another program has it."""
@@ -67,36 +70,6 @@ class Endpoint:
                     "port", self.port, f"a free port of {self.host} ({error.strerror})"
                 ) from None
             return probe.getsockname()[1]
-
-
-@dataclass(frozen=True)
-class Service:
-    """Holds the arguments of `gram serve`."""
-
-    storage: str
-    run_id: str
-    policy: str
-    endpoint: Endpoint
-    limits: EngineLimits
-    precision: str = "float32"
-    device: str = "cpu"
-    num_threads: int = 1
-    # Requests that one token may have open, unless the policy says otherwise.
-    max_requests: int = 64
-
-    def __post_init__(self) -> None:
-        require_int("max_requests", self.max_requests, 1)
-
-    def run(self) -> NoReturn:
-        """Checks, then becomes the serving process.
-
-        ValueError as `prepare` and `Endpoint.find_port`.
-        """
-        prepare(self)
-        self.endpoint.find_port()
-        module = [sys.executable, "-m", "gram_platform.release.serving", json.dumps(asdict(self))]
-        sys.stdout.flush()
-        os.execve(sys.executable, module, private_environment(self.endpoint.ray_address))
 
 
 @dataclass(frozen=True)
@@ -175,10 +148,13 @@ def ignore(*_) -> None:
 def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
     """Serves until SIGINT or SIGTERM, ready or not, then ends everything that it started.
 
-    ValueError as `Service.run`, `require_gpu`, `require_own_serve`; RuntimeError if it does not
-    start, or Ray dies.
+    Call it before Ray is imported. ValueError as `prepare`, `Service.find_port`, `require_gpu`,
+    `require_own_serve`; RuntimeError if it does not start, or Ray dies.
     """
-    prepared, endpoint = prepare(service), service.endpoint
+    prepared = prepare(service)
+    service.find_port()
+    if not (service.ray_address or os.environ.get("RAY_ADDRESS")):
+        make_environment_private()
 
     from gram_platform.engine.cluster import ClusterLost, leave, require_ray
 
@@ -186,7 +162,8 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
         ending.callback(leave)
         listen(interrupt)
         try:
-            is_private = join_ray(endpoint.ray_address, endpoint.num_replicas * service.num_threads)
+            num_cpus = service.num_replicas * service.num_threads
+            is_private = join_ray(service.ray_address, num_cpus)
             # ray.init has replaced the signal handlers.
             listen(interrupt)
             require_gpu(service.device)
@@ -202,13 +179,13 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
             port = start(service, prepared, name)
             for line in prepared.lines():
                 say(line)
-            if endpoint.host not in LOOPBACKS:
+            if service.host not in LOOPBACKS:
                 say(
-                    f"warning: other machines may reach {endpoint.host}, and nothing here ends slow"
+                    f"warning: other machines may reach {service.host}, and nothing here ends slow"
                     " requests."
                 )
                 say("Let only a reverse proxy reach it, such as HAProxy with cluster/haproxy.cfg")
-            say(f"ready: http://{endpoint.host}:{port}")
+            say(f"ready: http://{service.host}:{port}")
             while True:
                 require_ray()
                 time.sleep(POLICY_CHECK_S)
@@ -235,16 +212,15 @@ def start(service: Service, prepared: PreparedService, name: str) -> int:
 
     from gram_platform.release.serving.deployments import application
 
-    endpoint, context = service.endpoint, prepared.run.model.seq_len
-    port, within_s = endpoint.find_port(), service.limits.deadline_s + SLOW_CALLER_S
-    http_options = {"host": endpoint.host, "port": port, "request_timeout_s": within_s}
+    port, within_s = service.find_port(), service.limits.deadline_s + SLOW_CALLER_S
+    http_options = {"host": service.host, "port": port, "request_timeout_s": within_s}
     serve.start(proxy_location="HeadOnly", http_options=http_options)
     app = application(
         prepared.source,
         prepared.tokenizer_json,
-        context,
+        prepared.run.model.seq_len,
         service.max_requests,
-        endpoint.num_replicas,
+        service.num_replicas,
         name,
     )
     serve.run(app, name=name, route_prefix="/")
@@ -261,9 +237,7 @@ def new_keeper(name: str) -> Confirm:
     from gram_platform.release.serving.deployments import NAMESPACE, PolicyKeeper
 
     keeper = PolicyKeeper.options(name=name, namespace=NAMESPACE, resources={HEAD: 0.001}).remote()
-    return lambda policy, *rest: ray.get(
-        keeper.confirm.remote(policy.text(), *rest), timeout=LEASE_S
-    )
+    return lambda *confirmed: ray.get(keeper.confirm.remote(*confirmed), timeout=LEASE_S)
 
 
 def follow_policy(
@@ -356,33 +330,26 @@ def require_gpu(device: str) -> None:
         raise invalid("device", device, "cpu: this Ray has no GPU")
 
 
-def private_environment(address: str) -> dict[str, str]:
-    """Returns the environment for `join_ray`, with a new token unless a Ray is given.
-
-    Ray reads it at import.
-    """
-    if address or os.environ.get("RAY_ADDRESS"):
-        return dict(os.environ)
-    without_ray = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    private = {
+def make_environment_private() -> None:
+    """Prepares this process for a private Ray, with a new token. Ray reads it at import."""
+    for name in [name for name in os.environ if name.startswith("RAY_")]:
+        del os.environ[name]
+    os.environ |= {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
+        # This is Ray's name for "no cluster of machines": its address is then the loopback, where
+        # most of its ports listen, also on Linux.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     }
-    # This is Ray's name for "no cluster of machines": its address is then the loopback, where most
-    # of its ports listen, also on Linux.
-    private |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-    return without_ray | private
 
 
 def join_ray(address: str, num_cpus: int) -> bool:
     """Joins the Ray at `address` or $RAY_ADDRESS, else starts a private one of `num_cpus`.
 
-    Tells whether it is private.
-
-    The ports of the private one listen on the loopback, but for one of each replica, and are open
-    to holders of its token (`private_environment`). It has no dashboard. ValueError and ClusterLost
-    as `cluster.connect`.
+    Tells whether it is private. The ports of a private one listen on the loopback, but for one of
+    each replica, and are open to holders of its token alone. It has no dashboard. ValueError and
+    ClusterLost as `cluster.connect`.
     """
     from gram_platform.engine.cluster import join
     from gram_platform.engine.cluster import start as start_ray

@@ -25,7 +25,7 @@ from gram_platform.release.serving.api import Api
 from gram_platform.release.serving.batch import GenerationRequest
 from gram_platform.release.serving.engine import Delivery, logger
 from gram_platform.release.serving.model_server import ModelServer, ModelSource
-from gram_platform.release.serving.policy import LEASE_S, Policy, parse_policy
+from gram_platform.release.serving.policy import LEASE_S, Policy
 from gram_platform.release.serving.text import Vocabulary
 
 # Ray's namespace of the keepers' names.
@@ -49,28 +49,27 @@ SPARE_CALLS = 64
 # A restarted keeper knows no policy until one is confirmed again.
 @ray.remote(num_cpus=0, max_restarts=-1)
 class PolicyKeeper:
-    """Holds the text of the policy in force.
+    """Holds the policy in force, and how many parts of its file are left out.
 
-    It knows how many parts of the file are left out, and when the file was last read.
-
-    Runs on the machine of `gram serve`: the time is `time.monotonic` of both.
+    Runs on the machine of `gram serve`: `read_at`, when the file was read, is `time.monotonic` of
+    both.
     """
 
     def __init__(self) -> None:
-        self._held: tuple[str, int, float] | None = None
+        self._held: tuple[Policy, int, float] | None = None
 
-    def confirm(self, text: str, num_left_out: int, read_at: float) -> None:
-        self._held = text, num_left_out, read_at
+    def confirm(self, policy: Policy, num_left_out: int, read_at: float) -> None:
+        self._held = policy, num_left_out, read_at
 
-    def read(self) -> tuple[str, int, float]:
-        """Returns text, number and the confirmation's age in seconds.
+    def read(self) -> tuple[Policy, int, float]:
+        """Returns policy, number and the confirmation's age in seconds.
 
         RuntimeError before the first confirmation.
         """
         if self._held is None:
             raise RuntimeError("no policy was confirmed yet")
-        text, num_left_out, read_at = self._held
-        return text, num_left_out, time.monotonic() - read_at
+        policy, num_left_out, read_at = self._held
+        return policy, num_left_out, time.monotonic() - read_at
 
 
 def follow(keeper: str, take: Callable[[Policy, int, float], None]) -> None:
@@ -86,8 +85,8 @@ def follow(keeper: str, take: Callable[[Policy, int, float], None]) -> None:
         while True:
             asked_at = time.monotonic()
             try:
-                text, num_left_out, age_s = ray.get(actor.read.remote(), timeout=LEASE_S)
-                take(parse_policy(text), num_left_out, asked_at - age_s)
+                policy, num_left_out, age_s = ray.get(actor.read.remote(), timeout=LEASE_S)
+                take(policy, num_left_out, asked_at - age_s)
                 has_taken.set()
             except Exception as why:
                 # The replica refuses soon, unless a later look succeeds.

@@ -23,8 +23,8 @@ from gram_platform.release.serving.policy import Grant
 
 # This is a child of the logger that Ray Serve writes to its files.
 logger = logging.getLogger("ray.serve.gram.engine")
-# How a request ends that gets no completion.
-BUSY, LATE, FAILED = "busy", "late", "failed"
+# How a request ends that gets no completion: codes of `requests.COMMON_REFUSALS`.
+BUSY, LATE, FAILED = "busy", "deadline", "interrupted"
 # The most that is read between two steps, padding included. Active rows wait for it.
 MAX_PROMPT_TOKENS = 8192
 # The longest wait for arrivals without work.
@@ -43,7 +43,7 @@ class Delivery:
     """
 
     tokens: tuple[int, ...] = ()
-    # "stop", "length", "busy", "late" or "failed".
+    # "", `batch.STOP`, `batch.LENGTH` or the code of a refusal.
     end: str = ""
 
 

@@ -143,6 +143,3 @@ class ModelServer:
         except RuntimeError:
             return False
         return True
-
-    def close(self) -> None:
-        self.engine.close()

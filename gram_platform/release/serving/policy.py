@@ -153,14 +153,6 @@ class Policy:
         ]
         return replace(self, tokens=tuple(rule for rule in kept if rule.default in names))
 
-    def text(self) -> str:
-        """Writes the policy as a file's text, which `parse_policy` reads."""
-        parts = []
-        for name, weights in self.profiles:
-            modules = ", ".join(f"{_quoted(module)} = {weight!r}" for module, weight in weights)
-            parts.append(f"[profiles.{_quoted(name)}]\nmodules = {{ {modules} }}\n")
-        return "".join(parts) + "".join(map(_entry, self.tokens))
-
 
 def followed(text: str, before: Policy, loaded: Collection[str]) -> tuple[Policy, tuple[str, ...]]:
     """Returns (the policy that a server takes from a changed file, the errors of what is left out).
@@ -263,26 +255,17 @@ def token_entry(
     max_requests: int | None = None,
 ) -> str:
     """Formats the [[tokens]] entry to append to a policy file."""
-    return _entry(TokenRule(name, token_digest(token), profiles, default, metrics, max_requests))
-
-
-def _entry(rule: TokenRule) -> str:
     fields = {
-        "name": rule.name,
-        "sha256": rule.sha256,
-        "profiles": list(rule.profiles),
-        "default": rule.default,
+        "name": name,
+        "sha256": token_digest(token),
+        "profiles": list(profiles),
+        "default": default,
     }
-    fields |= {"metrics": True} if rule.metrics else {}
-    fields |= {} if rule.max_requests is None else {"max_requests": rule.max_requests}
+    fields |= {"metrics": True} if metrics else {}
+    fields |= {} if max_requests is None else {"max_requests": max_requests}
     return "\n[[tokens]]\n" + "".join(
         f"{key} = {json.dumps(value)}\n" for key, value in fields.items()
     )
-
-
-def _quoted(name: str) -> str:
-    # TOML's strings have no surrogate pairs, which `ensure_ascii` would write.
-    return json.dumps(name, ensure_ascii=False)
 
 
 def _require_keys(field: str, plain: object, allowed: tuple[str, ...]) -> None:

@@ -88,10 +88,7 @@ def add_token(
     metrics: bool,
     max_requests: int | None,
 ) -> str:
-    """Adds an entry for a new token to a policy file; returns the token.
-
-    The fields are as of `token_entry`.
-    """
+    """Adds an entry for a new token to a policy file; returns the token."""
     token = new_token()
     entry = token_entry(name, token, profiles, default, metrics, max_requests)
     edit_policy(path, lambda text: text + entry)

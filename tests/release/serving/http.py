@@ -145,4 +145,4 @@ def served(
         finally:
             server.should_exit = True
             thread.join()
-            model.close()
+            model.engine.close()

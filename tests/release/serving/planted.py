@@ -57,6 +57,23 @@ modules = ["secret"]
 """
 
 
+def text_of(policy: Policy) -> str:
+    """Writes a policy as a file's text."""
+    text = ""
+    for name, weights in policy.profiles:
+        modules = ", ".join(f"{_quoted(module)} = {weight!r}" for module, weight in weights)
+        text += f"[profiles.{_quoted(name)}]\nmodules = {{ {modules} }}\n"
+    for rule in policy.tokens:
+        fields = {name: value for name, value in vars(rule).items() if value is not None}
+        lines = (f"{name} = {json.dumps(value)}\n" for name, value in fields.items())
+        text += "[[tokens]]\n" + "".join(lines)
+    return text
+
+
+def _quoted(name: str) -> str:
+    return json.dumps(name, ensure_ascii=False)
+
+
 @dataclass(frozen=True)
 class Planted:
     """The run, in a storage or not, and the tokens of its callers."""

@@ -1,13 +1,11 @@
 """`gram serve` ends when it is told to, ready or not, and refuses what it could only wait for."""
 
-import json
 import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -15,12 +13,12 @@ import ray
 from ray import serve
 
 from gram_platform.release.serving import command, deployments
-from gram_platform.release.serving.command import Endpoint, Service, serve_until_stopped
+from gram_platform.release.serving.command import Service, serve_until_stopped
 from gram_platform.release.serving.engine import EngineLimits
 from gram_platform.release.serving.policy import Policy
 from tests.refused import refused
 from tests.release.serving.planted import planted
-from tests.release.serving.running import START_TIMEOUT_S, environment
+from tests.release.serving.running import GRAM, START_TIMEOUT_S, environment
 
 SIGNALS = {
     "SIGINT": [signal.SIGINT],
@@ -65,6 +63,7 @@ def planted_ray(monkeypatch, tmp_path):
     prepared = SimpleNamespace(run=run, source=source, tokenizer_json="")
     prepared.lines = lambda: ["lines"]
     monkeypatch.setattr(command, "prepare", lambda _: prepared)
+    monkeypatch.setattr(command, "make_environment_private", lambda: None)
     monkeypatch.setattr(command, "join_ray", lambda *_: joined(is_private=False))
     monkeypatch.setattr(command, "POLICY_CHECK_S", 0.01)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
@@ -92,9 +91,7 @@ def planted_ray(monkeypatch, tmp_path):
 
 def service(tmp_path, device: str = "cpu", host: str = "127.0.0.1") -> Service:
     policy = str(tmp_path / "policy.toml")
-    return Service(
-        str(tmp_path), "abc", policy, Endpoint(host, 8123), EngineLimits(), device=device
-    )
+    return Service(str(tmp_path), "abc", policy, host, 8123, EngineLimits(), device=device)
 
 
 @pytest.mark.parametrize("numbers", SIGNALS.values(), ids=SIGNALS)
@@ -263,12 +260,8 @@ def test_cuda_is_refused_where_ray_has_no_gpu(planted_ray, monkeypatch, tmp_path
 
 
 def test_the_process_that_serves_says_what_it_refuses(tmp_path):
-    told = [
-        sys.executable,
-        "-m",
-        "gram_platform.release.serving",
-        json.dumps(asdict(service(tmp_path))),
-    ]
+    policy = str(tmp_path / "policy.toml")
+    told = [*GRAM, "serve", "abc", "--storage", str(tmp_path), "--policy", policy]
     ended = subprocess.run(
         told, env=environment(), capture_output=True, text=True, timeout=START_TIMEOUT_S
     )

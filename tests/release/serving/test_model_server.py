@@ -59,7 +59,7 @@ def test_the_process_with_the_weights_looks_the_grant_up_itself(source):
     ):
         assert answered(server, digest, profile, GenerationRequest((7,), 3)) == forbidden
     assert server.engine.load() == (0, 0)
-    server.close()
+    server.engine.close()
 
 
 def test_runs_that_cannot_be_served_are_refused(source):
@@ -83,7 +83,7 @@ def test_a_request_is_never_silent_for_long(source, monkeypatch):
     ]
     monkeypatch.setattr(model_server, "BEAT_S", 0.001)
     beats = answered(server, digest, "lisp", request, whole=True)
-    server.close()
+    server.engine.close()
     assert len(beats) > 3
     assert [token for delivery in beats for token in delivery.tokens] == in_full
     assert [delivery.end for delivery in beats] == [""] * (len(beats) - 1) + [LENGTH]
@@ -117,7 +117,7 @@ def test_a_revocation_ends_what_is_being_answered(source, whole):
         return [*ends, await end_of()]
 
     assert asyncio.run(history()) == [FORBIDDEN, FORBIDDEN, UNCONFIRMED, UNCONFIRMED, LENGTH]
-    server.close()
+    server.engine.close()
 
 
 class Handle:

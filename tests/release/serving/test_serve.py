@@ -164,8 +164,8 @@ def test_nobody_else_may_read_its_files_and_no_file_has_a_secret(running, tmp_pa
     folders = {Path(found) for found in re.findall(r"temp[-_]dir=(\S+)", words)}
     assert folders, "no process of Ray names its folder"
     assert {folder.parent.stat().st_mode & 0o777 for folder in folders} == {0o700}
-    environment = Path(f"/proc/{running.process.pid}/environ").read_bytes()
-    (ray_token,) = re.findall(rb"RAY_AUTH_TOKEN=(\w+)", environment)
+    of_ray = psutil.Process(running.process.pid).children()
+    (ray_token,) = {child.environ()["RAY_AUTH_TOKEN"].encode() for child in of_ray}
     secrets = [b"planted", ray_token, *(token.encode() for token in site.plan.tokens.values())]
     running.wait_until(
         lambda: "refused: holder=lisp status=404 code=model_not_found" in running.log.read_text()

@@ -14,6 +14,7 @@ from gram_platform.config import ModuleSpec
 from gram_platform.store import Store
 from tests.release.serving.planted import MODULES, planted, write_run
 from tests.release.serving.running import environment
+from tests.tiny import weights_of
 
 SAMPLE_BYTES, NUM_SAMPLES = 64, 4  # of a tensor
 SERVE = """
@@ -79,7 +80,7 @@ def test_ungranted_modules_are_nowhere_in_the_serving_process(tmp_path):
     assert not [name for name, _ in mapped if str(tmp_path) in name]
     content = b"\n".join(content for _, content in mapped)
     for place, run_id in places:
-        weights = Store(place).run(run_id).weights()
+        weights = weights_of(Store(place).run(run_id))
         secret, shared = samples(weights, ".aux.secret."), samples(weights, "wte")
         assert len(secret) >= 16
         assert [needle in content for needle in secret] == [False] * len(secret), place
