@@ -62,10 +62,13 @@ def submissions(storage: Path) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_its_study_ends_at_a_limit_without_starting_a_node(tmp_path):
-    storage, flags = STUDY.unpack(tmp_path)
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("work", [STUDY, MAXENT], ids=lambda work: work.name)
+def test_a_limit_ends_it_without_starting_a_node(tmp_path, work):
+    storage, flags = work.unpack(tmp_path)
     before = written(storage), attempts(storage)
-    submit(storage, (*flags, "--max-hours", "1e-9"), STUDY.command, TIME_IS_UP)
+    submit(storage, (*flags, "--max-hours", "1e-9"), work.command, TIME_IS_UP)
     assert (written(storage), attempts(storage)) == before
 
 
