@@ -235,7 +235,8 @@ def attempts(storage: Path) -> dict[str, list[str]]:
 def segments_written(storage: Path, run_id: str) -> list[tuple[int, int]]:
     """(first, last step) of every segment that any attempt wrote: committed steps that were trained
     twice overlap."""
-    files = (storage / "runs" / run_id).glob("attempts/*/segments/*.jsonl")
+    # Without a file that a killed process was still writing.
+    files = (storage / "runs" / run_id).glob("attempts/*/segments/[0-9]*.jsonl")
     return sorted(tuple(int(step) for step in file.stem.split("-")) for file in files)
 
 
