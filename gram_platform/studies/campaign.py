@@ -67,7 +67,8 @@ def drive_campaign(plan: Plan, searches: Sequence[Plan]) -> int:
         # A study may have begun with it.
         if search.studies[0].search_id not in ids:
             say(f"\n{search.studies[0].study.title}")
-            codes.append(drive(search.on(plan.device)))
+            search = replace(search.on(plan.device), is_approved=plan.is_approved)
+            codes.append(drive(search))
     if everything.studies and plan.dry_run:
         say(f"\nof all {price_line(everything)}")
     return worst(*codes)
@@ -86,7 +87,7 @@ def _prepared(plan: Plan, everything: Plan) -> Plan:
     store = Store(plan.storage).open_for_writing()
     device = choose_device(everything, store)
     approve_cost(everything.on(device), store)
-    plan = plan.on(device)
+    plan = replace(plan.on(device), is_approved=True)
     pack_corpora(plan, store)
     return plan
 

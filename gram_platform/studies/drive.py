@@ -1,6 +1,7 @@
 """Drives a submission from its plan to its last table."""
 
 from collections.abc import Callable
+from pkgutil import resolve_name
 
 from gram_platform.config.endings import DONE, FAILED, TIME_IS_UP, worst
 from gram_platform.config.identity import invalid, local_path
@@ -38,7 +39,7 @@ def drive(plan: Plan) -> int:
     approve_cost(plan, store)
     pack_corpora(plan, store)
     say_heads(plan, store)
-    observers = plan.studies[0].observers(plan, store)
+    observers = observers_of(plan, store)
     with observers.lease, observers:
         at = open_workplace(plan, store, observers.say)
         with executor_at(at, plan.options.retry_failed) as executor:
@@ -54,17 +55,24 @@ def drive(plan: Plan) -> int:
     return finish(observers, code)
 
 
+def observers_of(plan: Plan, store: Store) -> Observers:
+    """Returns those that see what happens to studies, or to a search."""
+    return resolve_name(plan.studies[0].observers)(plan, store)
+
+
 def write_again(plan: Plan) -> int:
     """Writes the report of a search from what is stored; returns the exit code."""
     store = Store(plan.storage).open_for_writing()
     pack_corpora(plan, store)
     say_heads(plan, store)
-    observers = plan.studies[0].observers(plan, store)
+    observers = observers_of(plan, store)
     return finish(observers, observers.write_tables())
 
 
 def approve_cost(plan: Plan, store: Store) -> None:
     """Prints the predicted price of what is left; ValueError as `require_approval`."""
+    if plan.is_approved:
+        return
     ended = ended_of(plan.studies, store, plan.options.retry_failed)
     require_approval(work_left(plan.studies, ended), plan.limits)
 

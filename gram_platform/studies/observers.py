@@ -184,6 +184,9 @@ class Observers:
 class StudyObservers(Observers):
     """Also counts machine hours, and writes tables as they fill in."""
 
+    def __init__(self, plan: Plan, store: Store):
+        super().__init__(plan, store, plan.nodes)
+
     def begin(self, at: Workplace, executor: Executor) -> None:
         super().begin(at, executor)
         self.hours = Hours(self.plan, self.store, at.done)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from gram_platform.config.flops import total_parameters
 from gram_platform.corpora.recipe import CorpusRecipe
@@ -12,9 +11,6 @@ from gram_platform.methods.nodes import BASELINE, VARIANT, Node, method_costs, m
 from gram_platform.planner import MACHINES, Budget, Machine, Ranks
 from gram_platform.store import Folder, Store
 from gram_platform.studies.definition import Preset, Study
-
-if TYPE_CHECKING:
-    from gram_platform.studies.observers import Observers
 
 CPU = "cpu"
 
@@ -68,6 +64,8 @@ class StudyPlan:
 
     # Whether there may be nodes that nobody knows yet.
     has_trials = False
+    # The class, as module:class, whose object sees what happens.
+    observers = "gram_platform.studies.observers:StudyObservers"
 
     @property
     def name(self) -> str:
@@ -112,12 +110,6 @@ class StudyPlan:
     def head(self) -> str:
         """What is submitted, for people."""
         return f"study {self.name}: {len(self.nodes)} nodes"
-
-    def observers(self, plan: "Plan", store: Store) -> "Observers":
-        """Returns those that see what happens to the studies of a plan, or to a search."""
-        from gram_platform.studies.observers import StudyObservers
-
-        return StudyObservers(plan, store, plan.nodes)
 
     def folder(self, store: Store) -> Folder:
         return store.study_dir(self.name)
@@ -194,6 +186,8 @@ class Plan:
     dry_run: bool = False
     # One size after another, up to the last one.
     through: bool = False
+    # The price was approved, with that of other plans.
+    is_approved: bool = False
     # The file of nodes for a machine without Ray; "": execute them.
     export_nodes: str = ""
     # The webhook that gets a message at the end.

@@ -36,8 +36,7 @@ from gram_platform.pages.results.results import Brief, count_verdicts
 from gram_platform.planner import Machine, expected_hours
 from gram_platform.store import Folder, Store
 from gram_platform.store.machines import cordoned_lines
-from gram_platform.studies.observers import Observers
-from gram_platform.studies.plan import Plan, StudyPlan
+from gram_platform.studies.plan import StudyPlan
 from gram_platform.studies.searches.optuna_studies import attributes
 from gram_platform.studies.searches.report import SearchOutput, counts_text, json_file
 from gram_platform.studies.workplace import machine_hours
@@ -71,6 +70,7 @@ class SearchPlan(StudyPlan):
     is_dry: bool = False
 
     has_trials = True
+    observers = "gram_platform.studies.searches.trials:SearchObservers"
 
     @property
     def head(self) -> str:
@@ -91,11 +91,6 @@ class SearchPlan(StudyPlan):
     def full_name(self) -> str:
         """The search's name and id in tables, and in the names of Optuna's studies."""
         return f"{self.name}-{self.search_id}"
-
-    def observers(self, plan: Plan, store: Store) -> Observers:
-        from gram_platform.studies.searches.trials import SearchObservers
-
-        return SearchObservers(plan, store)
 
     def folder(self, store: Store) -> Folder:
         return store.search_dir(self.search_id)
