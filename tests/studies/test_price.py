@@ -53,7 +53,7 @@ def test_a_search_of_optuna_has_the_trials_that_are_not_complete_left(storage):
     graph = study_plan(MAXENT, ["--preset", "smoke"])
     assert graph.share_left() == 1.0
     assert not (storage / "optuna.db").exists()  # a price that is refused leaves nothing
-    first, *_ = groups = graph.open()
+    first, *_ = groups = graph.kind.groups(graph)
     value = [0.0] * len(first.study.directions)
     first.study.add_trial(optuna.trial.create_trial(values=value))
     total = sum(group.num_trials for group in groups)
