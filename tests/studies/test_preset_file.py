@@ -147,7 +147,7 @@ def test_a_search_takes_the_changes_too(tmp_path):
     graph = study_plan(lr_bs_grid.SEARCH, flags)
     assert graph.settings[0].size.peak_lr == 2e-3
     assert graph.study.presets["smoke"].sizes["tiny"].peak_lr == 2e-3
-    assert {node.config.optimizer.peak_lr for node in graph.example() if node.is_run} >= {
+    assert {node.config.optimizer.peak_lr for node in graph.kind.example(graph) if node.is_run} >= {
         1e-3,
         4e-3,
     }
