@@ -63,14 +63,7 @@ def _choice(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
 
 
 @dataclass(frozen=True)
-class FlagGroup:
-    """A box of `--help`."""
-
-    title = ""
-
-
-@dataclass(frozen=True)
-class SubjectFlags(FlagGroup):
+class SubjectFlags:
     """What is trained, and on which text.
 
     Args:
@@ -100,7 +93,7 @@ class SubjectFlags(FlagGroup):
 
 
 @dataclass(frozen=True)
-class SizeFlags(FlagGroup):
+class SizeFlags:
     """How many runs.
 
     Args:
@@ -118,7 +111,7 @@ class SizeFlags(FlagGroup):
 
 
 @dataclass(frozen=True)
-class StorageFlags(FlagGroup):
+class StorageFlags:
     """Where results go.
 
     Args:
@@ -135,7 +128,7 @@ class StorageFlags(FlagGroup):
 
 
 @dataclass(frozen=True)
-class DeviceFlags(FlagGroup):
+class DeviceFlags:
     """On which devices a run trains, and how.
 
     Args:
@@ -174,7 +167,7 @@ class DeviceFlags(FlagGroup):
 
 
 @dataclass(frozen=True)
-class CostFlags(FlagGroup):
+class CostFlags:
     """What it costs, and what it may cost.
 
     Args:
@@ -200,7 +193,7 @@ class CostFlags(FlagGroup):
 
 
 @dataclass(frozen=True)
-class ExecutionFlags(FlagGroup):
+class ExecutionFlags:
     """How processes work.
 
     Args:
@@ -227,7 +220,7 @@ class ExecutionFlags(FlagGroup):
 
 
 @dataclass(frozen=True)
-class StudyFlags(FlagGroup):
+class StudyFlags:
     """Of this study.
 
     Args:
@@ -266,7 +259,7 @@ class StudyFlags(FlagGroup):
 
 
 @dataclass(frozen=True)
-class MemberFlags(FlagGroup):
+class MemberFlags:
     """Which studies and searches.
 
     Args:
@@ -287,7 +280,7 @@ class Flags:
     Lists take values separated by blanks or commas.
     """
 
-    own: FlagGroup = StudyFlags()
+    own: Any = StudyFlags()
     subject: SubjectFlags = SubjectFlags()
     size: SizeFlags = SizeFlags()
     storage: StorageFlags = StorageFlags()
@@ -297,7 +290,7 @@ class Flags:
 
 
 def parse_flags(
-    own: type[FlagGroup],
+    own: type,
     description: str,
     arguments: list[str] | None = None,
     prog: str | None = None,
@@ -316,7 +309,7 @@ def parse_flags(
     return Flags(its_own, subject, *others)
 
 
-def boxes_of(own: type[FlagGroup]) -> Any:
+def boxes_of(own: type) -> Any:
     """Returns the boxes of a command as the type that tyro parses: the subject and the command's
     own come first."""
     groups = (SubjectFlags, own, SizeFlags, StorageFlags, DeviceFlags, CostFlags, ExecutionFlags)

@@ -12,7 +12,6 @@ from gram_platform.config.endings import exit_with
 from gram_platform.config.identity import invalid, require_choice
 from gram_platform.studies.definition import Study
 from gram_platform.studies.flags import (
-    FlagGroup,
     Flags,
     MemberFlags,
     StudyFlags,
@@ -100,6 +99,6 @@ def _chosen(field: str, names: tuple[str, ...], known: Sequence[Any]) -> list:
     return [by_name[name] for name in names or by_name]
 
 
-def own_flags(study: Study) -> type[FlagGroup]:
+def own_flags(study: Study) -> type:
     """Returns the flags that a study or a search has for itself."""
     return study.flags_type if isinstance(study, Search) else StudyFlags

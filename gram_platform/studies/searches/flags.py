@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from gram_platform.studies.flags import Amount, FlagGroup, Number, Switch, Texts
+from gram_platform.studies.flags import Amount, Number, Switch, Texts
 
 AUTO_AXIS = "auto"
 
 
 @dataclass(frozen=True)
-class TrialFlags(FlagGroup):
+class TrialFlags:
     """Of this search.
 
     Args:
