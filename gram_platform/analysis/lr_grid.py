@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gram_platform.analysis.intervals import require_columns
 from gram_platform.analysis.surface import (
     EDGE_FRACTION,
     SAME_CELL,
@@ -38,29 +37,10 @@ CELL = ["size", "parameters", "lr", "batch"]
 POOLED = "pooled"
 # The ends of the spans in which the predicted loss is within 0.1% of the minimum.
 SPANS = ["lr_low", "lr_high", "batch_low", "batch_high"]
-OPTIMUM = [
-    "lr",
-    "batch",
-    "loss",
-    *SPANS,
-    "convex",
-    "on_edge",
-    "num_cells",
-    "num_points",
-    "rms",
-    "curvature_t",
-]
-OPTIMA_COLUMNS = [
-    "size",
-    "parameters",
-    "seed",
-    *OPTIMUM,
-    "num_diverged",
-    "best_lr",
-    "best_batch",
-    "best_loss",
-]
-OPTIMA_COLUMNS += ["edges", "notes", "reason"]
+OPTIMUM = ["lr", "batch", "loss", *SPANS, "convex", "on_edge"]
+OPTIMUM += ["num_cells", "num_points", "rms", "curvature_t"]
+OPTIMA_COLUMNS = ["size", "parameters", "seed", *OPTIMUM, "num_diverged"]
+OPTIMA_COLUMNS += ["best_lr", "best_batch", "best_loss", "edges", "notes", "reason"]
 # A smallest curvature below this many standard errors may be only noise.
 NOISE_T = 2.0
 # The number of points of a surface along each axis.
@@ -235,7 +215,9 @@ def checked_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFra
     ValueError for values that no grid can hold. That includes a size, lr, batch and seed that
     occurs twice, unless trials `may_repeat`.
     """
-    require_columns("trials", trials, [*TRIAL_FIELDS, STATE])
+    if absent := {*TRIAL_FIELDS, STATE} - {*trials}:
+        allowed = f"a frame with the columns {', '.join([*TRIAL_FIELDS, STATE])}"
+        raise invalid("trials", f"a frame without {', '.join(sorted(absent))}", allowed)
     _require_values(trials, TRIAL_FIELDS, lambda _, name: f"trials.{name}")
     names = {name: trials[name].astype(str) for name in ("size", "seed")}
     runs = trials["run_id"].fillna("") if "run_id" in trials else ""

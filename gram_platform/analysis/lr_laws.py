@@ -35,15 +35,8 @@ from gram_platform.config.ladder import FEWEST_SIZES, PAPER_LAW, Law, Size
 
 QUANTITIES = ("lr", "batch")
 WINDOWS = (None, 0.2, 0.1, 0.05, 0.02, 0.01)
-LAW_NUMBERS = [
-    "coefficient",
-    "exponent",
-    "r2",
-    "t_low",
-    "t_high",
-    "bootstrap_low",
-    "bootstrap_high",
-]
+LAW_NUMBERS = ["coefficient", "exponent", "r2", "t_low", "t_high"]
+LAW_NUMBERS += ["bootstrap_low", "bootstrap_high"]
 LAW_COLUMNS = ["quantity", *LAW_NUMBERS, "num_resamples", "num_failed"]
 # What rate and batch have in common.
 OF_BOTH = ["num_sizes", "sizes", "smallest", "largest", "left_out", "no_law"]
@@ -189,14 +182,14 @@ def _why_weak(row: pd.Series) -> str:
 
     "" for one inside its grid, with a curvature above its noise.
     """
-    places = (
-        [f"at the edge ({row['edges']})" if row["edges"] else "outside the cells used"]
-        if row["on_edge"]
-        else []
-    )
-    return ", ".join(
-        [*places, *(["curvature within the noise"] if is_flat(row["curvature_t"]) else [])]
-    )
+    reasons = []
+    if row["on_edge"]:
+        reasons.append(
+            f"at the edge ({row['edges']})" if row["edges"] else "outside the cells used"
+        )
+    if is_flat(row["curvature_t"]):
+        reasons.append("curvature within the noise")
+    return ", ".join(reasons)
 
 
 def _why_no_optimum(row: pd.Series) -> str:
@@ -399,9 +392,7 @@ def fitted_law(laws: pd.DataFrame, name: str, seq_len: int, source: str) -> Law 
     if any(map(math.isnan, numbers)):
         return None
     of_both = rows.loc["lr", ["num_sizes", "smallest", "largest", "no_law"]].to_dict()
-    return Law(
-        name, *numbers, seq_len, source, **{key: _plain(value) for key, value in of_both.items()}
-    )
+    return Law(name, *numbers, seq_len, source, **of_both)
 
 
 def law_json(law: Law | None, laws: pd.DataFrame) -> dict:
@@ -409,17 +400,9 @@ def law_json(law: Law | None, laws: pd.DataFrame) -> dict:
 
     NaN becomes null. Without a fit it holds `no_law` and the evidence, and `load_law` refuses it.
     """
-    evidence = [
-        {key: _plain(value) for key, value in row.items()} for row in laws.to_dict("records")
-    ]
+    evidence = laws.astype(object).where(laws.notna(), None).to_dict("records")
     known = {"no_law": evidence[0]["no_law"]} if law is None else dataclasses.asdict(law)
     return {**known, "evidence": evidence}
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, float | np.floating):
-        return float(value) if math.isfinite(value) else None
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def predictions(law: Law | None, sizes: Sequence[Size]) -> pd.DataFrame:

@@ -18,7 +18,6 @@ import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.compute_ratio import LearningCurve, compute_ratio, fit_learning_curve
-from gram_platform.analysis.intervals import require_columns
 from gram_platform.config import CORE, core_first
 from gram_platform.config.identity import invalid
 from gram_platform.methods import method_key, seed_key, size_key
@@ -37,19 +36,8 @@ VARIANT = "variant"
 PREFIX = "loss/"
 # `elicited`: the attacked domain; `loss`: NaN before there is a result.
 ATTACK_COLUMNS = [*VIEW, ELICITED, "loss"]
-CURVE_FIELDS = [
-    "A",
-    "alpha",
-    "s0",
-    "rms",
-    "step_rms",
-    "at_bound",
-    "poor",
-    "first_step",
-    "first_loss",
-    "last_step",
-]
-CURVE_FIELDS += ["num_points"]
+CURVE_FIELDS = ["A", "alpha", "s0", "rms", "step_rms", "at_bound", "poor"]
+CURVE_FIELDS += ["first_step", "first_loss", "last_step", "num_points"]
 FIT_COLUMNS = ["size", "domain", *CURVE_FIELDS, "num_seeds", "reference_steps"]
 NO_BASELINE = "no baseline of this size is complete"
 # A ratio beyond it counts as infinite: squares of larger numbers may not fit a float.
@@ -335,40 +323,8 @@ def _of_the_others(
     return added
 
 
-def checked_evaluations(evaluations: pd.DataFrame) -> pd.DataFrame:
-    """Returns the frame with seeds as text and `retained` never null.
-
-    ValueError for a missing column, a view twice.
-    """
-    require_columns("evaluations", evaluations, [*VIEW, "retained"])
-    frame = evaluations.assign(
-        seed=evaluations["seed"].astype(str), retained=evaluations["retained"].fillna("")
-    )
-    _require_once("evaluations", frame, VIEW)
-    return frame.reset_index(drop=True)
-
-
-def checked_curves(curves: pd.DataFrame) -> pd.DataFrame:
-    """Returns the baselines' points, with seeds as text; ValueError for a missing column."""
-    require_columns("curves", curves, ["size", "seed", "step", "domain", "loss"])
-    frame = curves[curves["method"] == BASELINE] if "method" in curves else curves
-    return frame.assign(seed=frame["seed"].astype(str))
-
-
-def checked_attacks(attacks: pd.DataFrame | None) -> pd.DataFrame:
-    """Returns the frame with seeds as text, empty for None.
-
-    ValueError for a missing column, an attack twice.
-    """
-    if attacks is None:
-        return pd.DataFrame(columns=ATTACK_COLUMNS)
-    require_columns("attacks", attacks, ATTACK_COLUMNS)
-    frame = attacks.assign(seed=attacks["seed"].astype(str))
-    _require_once("attacks", frame, [*VIEW, ELICITED])
-    return frame
-
-
-def _require_once(field: str, frame: pd.DataFrame, key: list[str]) -> None:
+def require_once(field: str, frame: pd.DataFrame, key: list[str]) -> None:
+    """ValueError for a view or an attack that the frame has twice."""
     repeated = frame[frame.duplicated(key)]
     if len(repeated):
         raise invalid(field, repeated[key].iloc[0].to_dict(), f"each {', '.join(key)} once")

@@ -143,11 +143,7 @@ def _summary(per_seed: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
 
 def _with_cores(tables: Sequence[pd.DataFrame], table: pd.DataFrame) -> pd.DataFrame:
     """Joins the rows of all tables; rows of the mean get the columns that only `table` has."""
-    extra = [
-        column
-        for column in SWEEP_COLUMNS
-        if column in ("runs", *(n + end for n in CORES for end in ENDS))
-    ]
+    extra = ["runs", *(n + end for n in CORES for end in ENDS)]
     rows = pd.concat([part for part in tables if len(part)] or tables[:1], ignore_index=True)
     rows = rows.reindex(columns=["knob", "value", *TABLE_COLUMNS]).astype(
         {"knob": object, "value": float}

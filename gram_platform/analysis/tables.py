@@ -28,6 +28,7 @@ from gram_platform.analysis.intervals import (
 )
 from gram_platform.analysis.ratios import (
     ALL,
+    ATTACK_COLUMNS,
     ELICITED,
     MEAN,
     NO_BASELINE,
@@ -37,14 +38,12 @@ from gram_platform.analysis.ratios import (
     VIEW,
     Notes,
     baseline_references,
-    checked_attacks,
-    checked_curves,
-    checked_evaluations,
     compute_ratio_frame,
     elicited_ratios,
     fits_frame,
     ordered,
     pseudo_values,
+    require_once,
 )
 from gram_platform.config.terminal import aligned
 from gram_platform.methods import method_label
@@ -93,9 +92,9 @@ def analyse(
     profile all is the reference. Other columns (`run_id`, `eval_id`) are copied into `ratios`.
 
     `curves`: a row per point of the baselines' validation curves with `size, seed, step, domain,
-    loss`, and `method` if it has other runs too.
+    loss`.
 
-    `sizes`: the order of the rows.
+    `sizes`: the order of the rows. Seeds are text.
 
     `attacks`: a row per attack on a view with `method, size, seed, profile`, `elicited` (the
     attacked domain) and `loss` (the best, NaN before there is one).
@@ -111,12 +110,14 @@ def analyse(
     `intervals`: JACKKNIFE, or CURVE_FIXED as in the paper. The two are equal where each seed has
     its own baseline.
 
-    ValueError for a missing column or a repeated row.
+    ValueError for a repeated view or attack.
     """
-    evaluations, curves = checked_evaluations(evaluations), checked_curves(curves)
-    declared = evaluations if declared is None else checked_evaluations(declared)
-    unit = evaluations if unit is None else checked_evaluations(unit)
-    attacks = checked_attacks(attacks)
+    declared = evaluations if declared is None else declared
+    unit = evaluations if unit is None else unit
+    attacks = pd.DataFrame(columns=ATTACK_COLUMNS) if attacks is None else attacks
+    for name, views in (("evaluations", evaluations), ("declared", declared), ("unit", unit)):
+        require_once(name, views, VIEW)
+    require_once("attacks", attacks, [*VIEW, ELICITED])
     frames = (evaluations, curves, attacks, unit)
     compared = [_compared(frames, intervals)]
     if own_baseline and len(unit):

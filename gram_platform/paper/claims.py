@@ -68,9 +68,8 @@ class Side:
     name: str
     # "": the claim's.
     profile: str = ""
-    # "": each in turn.
+    # "": each variant, and each size, in turn.
     variant: str = ""
-    # "": each in turn.
     size: str = ""
     # Subtracted seed by seed: makes the side a drop or a gain.
     less: "Side | None" = None
@@ -96,41 +95,27 @@ class Claim:
     @property
     def terms(self) -> tuple[Side, ...]:
         """The sides and the sides subtracted from them, each once."""
-        return tuple(
-            dict.fromkeys(
-                t for side in (self.left, self.right) for t in (side, side.less) if t is not None
-            )
-        )
+        sides = (self.left, self.right, self.left.less, self.right.less)
+        return tuple(dict.fromkeys(filter(None, sides)))
 
 
 def follows(label: str, method: str, source: str) -> tuple[Claim, ...]:
     """Claims by class that a method is no worse than filtering by more than the margin."""
-    ways = {
-        n: ("below", not_below) if n in ("core", "retain") else ("above", not_above)
-        for n in CLASSES
-    }
-    texts = {
-        n: (
-            f"{label}'s {IN_TEXTS.get(n, n)} is no more than {MARGINS[n]:.2f} {ways[n][0]}"
-            " filtering's"
-        )
-        for n in CLASSES
-    }
-    return tuple(
-        Claim(texts[n], Side(method, n), Side("filtering", n), source, ways[n][1](n))
-        for n in CLASSES
-    )
+    claims = []
+    for n in CLASSES:
+        way, within = ("below", not_below) if n in ("core", "retain") else ("above", not_above)
+        text = f"{label}'s {IN_TEXTS.get(n, n)} is no more than {MARGINS[n]:.2f} {way} filtering's"
+        claims.append(Claim(text, Side(method, n), Side("filtering", n), source, within(n)))
+    return tuple(claims)
 
 
 def same(label: str, left: str, other: str, right: str) -> tuple[Claim, ...]:
     """Claims by class that two architectures differ by less than the margin, either way."""
-    texts = {
-        n: f"{label} and {other} have the same {IN_TEXTS.get(n, n)} within {MARGINS[n]:.2f}"
-        for n in CLASSES
-    }
-    return tuple(
-        Claim(texts[n], Side(left, n), Side(right, n), "fig:expert-arch", alike(n)) for n in CLASSES
-    )
+    claims = []
+    for n in CLASSES:
+        text = f"{label} and {other} have the same {IN_TEXTS.get(n, n)} within {MARGINS[n]:.2f}"
+        claims.append(Claim(text, Side(left, n), Side(right, n), "fig:expert-arch", alike(n)))
+    return tuple(claims)
 
 
 def at(profile: str, *claims: Claim) -> tuple[Claim, ...]:

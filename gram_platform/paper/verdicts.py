@@ -142,10 +142,10 @@ def judge(
     values, as where the curve is fixed); a seed without them leaves no interval. `unit_error`: the
     error of the difference that the seeds do not show, in compute ratio. NaN, not known, leaves no
     verdict; None judges over seeds alone.
-    ValueError if the sides share no seed, or a value is not finite.
+    The sides share a seed, and their values are finite.
     """
     differences = paired_differences(left, right)
-    values, spread = list(differences.values()), list(differences.values())
+    values = spread = list(differences.values())
     if pseudo is not None:
         spread = [
             pseudo[0].get(seed, math.nan) - pseudo[1].get(seed, math.nan) for seed in differences
@@ -376,17 +376,11 @@ def _sides(per_seed: pd.DataFrame, claim: Claim, size: str, variant: str) -> tup
         for s, rows in rows_of.items()
         if s not in averaged
     }
-    left, right = (_less(known[side], known.get(side.less)) for side in (claim.left, claim.right))
-    return left, right
-
-
-def _less(values: Mapping[str, float], less: Mapping[str, float] | None) -> dict[str, float]:
-    """Returns `{seed: value - less}` over the seeds of both; the values if `less` is None."""
-    return (
-        dict(values)
-        if less is None
-        else {seed: values[seed] - less[seed] for seed in values if seed in less}
+    left, right = (
+        paired_differences(known[side], known[side.less]) if side.less else known[side]
+        for side in (claim.left, claim.right)
     )
+    return left, right
 
 
 def _where(per_seed: pd.DataFrame, side: Side, size: str, variant: str) -> pd.DataFrame:

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from mlflow.entities import Metric, Param, Run, RunTag
 
@@ -34,9 +33,8 @@ from gram_platform.tracking.views import (
     TRAINING_RUNS,
     VIEW_TAG,
     Line,
-    SavedView,
+    StudyLog,
     saved_views,
-    study_id,
 )
 
 # Threads that send.
@@ -207,70 +205,48 @@ class Tracker:
                 copies.setdefault((kind, node_id), []).append(run)
         return copies
 
-    def log_study(
-        self,
-        name: str,
-        files: Mapping[str, bytes],
-        figures: Mapping[str, Any],
-        params: Mapping[str, object],
-        lines: Sequence[Line] = (),
-        node_tags: Mapping[str, Mapping[str, str]] | None = None,
-        views: Sequence[SavedView] = (),
-        code: str = "",
-        node_metrics: Mapping[str, Mapping[str, float]] | None = None,
-    ) -> str:
-        """Logs a study's files (UTF-8) and plotly figures as artifacts of one MLflow run.
+    def log_study(self, study: StudyLog) -> str:
+        """Logs a study's files and figures as artifacts of one MLflow run, and all that its nodes
+        and the experiment get; returns the MLflow run id.
 
-        Returns the MLflow run id. The run belongs to the study's name and parameters: logging them
-        again replaces the artifacts, and the runs that hold its lines. The nodes in `node_tags` get
-        these tags and `gram.study.NAME`. The experiment gets the views, and its description links
-        to them unless people have written another. `code`: of its newest submission, a text of
-        `provenance.Code`. `node_metrics`: of runs, by id, beside those of their results.
+        The run belongs to the study's name and parameters: logging them again replaces the
+        artifacts, and the runs that hold its lines.
         """
-        params = {key: str(value) for key, value in params.items()}
-        identity = study_id(name, params)
+        of_study = {content.STUDY: study.name, content.STUDY_ID: study.identity}
         pages = {
             f"figures/{file_name(key)}.html": figure.to_html(include_plotlyjs="cdn").encode()
-            for key, figure in figures.items()
+            for key, figure in study.figures.items()
         }
-        tags = {content.KIND: "study", content.STUDY: name, content.STUDY_ID: identity}
-        facts = ", ".join(f"{key} {value}" for key, value in params.items())
+        facts = ", ".join(f"{key} {value}" for key, value in study.params.items())
         note = (
-            f"{name}: {facts}. Among the artifacts: the table, the report (one page) and every"
-            " figure."
+            f"{study.name}: {facts}. Among the artifacts: the table, the report (one page) and"
+            " every figure."
         )
+        tags = {content.KIND: "study", **of_study}
         with self._connection.writing() as client:
-            of_study = self._connection.search(f"tags.`{content.STUDY_ID}` = '{identity}'")
-            found = [run for run in of_study if run.data.tags.get(content.KIND) == "study"]
-            run = (
-                min(found, key=age)
-                if found
-                else self._connection.create(f"study {name}", tags, time.time() * 1000)
+            present = self._connection.search(f"tags.`{content.STUDY_ID}` = '{study.identity}'")
+            found = [run for run in present if run.data.tags.get(content.KIND) == "study"]
+            run = min(found, key=age, default=None) or self._connection.create(
+                f"study {study.name}", tags, time.time() * 1000
             )
             missing = [
                 Param(key, text_for_people(value))
-                for key, value in params.items()
+                for key, value in study.params.items()
                 if key not in run.data.params
             ]
-            written = {**tags, **content.code_tags(code), content.NOTE: text_for_people(note)}
+            tags |= {**content.code_tags(study.code), content.NOTE: text_for_people(note)}
             client.log_batch(
-                run.info.run_id, params=missing, tags=[RunTag(*tag) for tag in written.items()]
+                run.info.run_id, params=missing, tags=[RunTag(*tag) for tag in tags.items()]
             )
-            self._connection.write_artifacts(run.info.run_id, {**files, **pages})
-            lines_before = [
-                other for other in of_study if other.data.tags.get(content.KIND) == LINE
-            ]
-            self._replace_lines(
-                {content.STUDY: name, content.STUDY_ID: identity}, lines_before, lines
-            )
+            self._connection.write_artifacts(run.info.run_id, {**study.files, **pages})
+            lines = [run for run in present if run.data.tags.get(content.KIND) == LINE]
+            self._replace_lines(of_study, lines, study.lines)
             client.set_terminated(run.info.run_id, "FINISHED")
             self._connection.set_experiment_tags(
-                {VIEW_TAG + view.key: view.to_tag() for view in views}
+                {VIEW_TAG + view.key: view.to_tag() for view in study.views}
             )
             self._connection.describe()
-        of_study = {f"{content.STUDY}.{name}": identity}
-        tags_of = {node_id: {**tags, **of_study} for node_id, tags in (node_tags or {}).items()}
-        self._mark_nodes(tags_of, node_metrics or {})
+        self._mark_nodes(study)
         return run.info.run_id
 
     def study_file(self, study: str, file: str) -> str | None:
@@ -310,25 +286,27 @@ class Tracker:
             client.log_batch(run.info.run_id, metrics=points)
             client.set_terminated(run.info.run_id, "FINISHED")
 
-    def _mark_nodes(
-        self, tags: Mapping[str, Mapping[str, str]], metrics: Mapping[str, Mapping[str, float]]
-    ) -> None:
+    def _mark_nodes(self, study: StudyLog) -> None:
         """Sets tags and metrics of nodes: one filter then lists the runs of a study or a trial."""
-        runs, now = self.runs() if tags or metrics else {}, int(time.time() * 1000)
+        if not study.node_tags and not study.node_metrics:
+            return
+        runs, now = self.runs(), int(time.time() * 1000)
         with self._connection.writing() as client:
             for (_, node_id), run in runs.items():
-                wanted = {
-                    key: text_for_people(value) for key, value in tags.get(node_id, {}).items()
-                }
+                wanted = {}
+                if node_id in study.node_tags:
+                    wanted = {
+                        **study.node_tags[node_id],
+                        f"{content.STUDY}.{study.name}": study.identity,
+                    }
+                texts = {key: text_for_people(value) for key, value in wanted.items()}
                 missing = [
-                    RunTag(key, value)
-                    for key, value in wanted.items()
-                    if run.data.tags.get(key) != value
+                    RunTag(*tag) for tag in texts.items() if run.data.tags.get(tag[0]) != tag[1]
                 ]
-                values = metrics.get(node_id, {}).items()
+                values = study.node_metrics.get(node_id, {})
                 new = [
                     Metric(key, value, now, 0)
-                    for key, value in values
+                    for key, value in values.items()
                     if run.data.metrics.get(key) != value
                 ]
                 if missing or new:

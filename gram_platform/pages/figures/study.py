@@ -16,6 +16,7 @@ from gram_platform.pages.figures.style import (
     INK,
     Style,
     add_line,
+    add_paper_points,
     add_points,
     domain_styles,
     method_style,
@@ -70,7 +71,8 @@ def aggregate_figure(
     }
     _add_bars(figure, rows, value, OFFSET if beside else 0.0)
     if beside:
-        _add_paper(figure, beside)
+        places, points = [place + OFFSET for place in beside], list(beside.values())
+        add_paper_points(figure, places, points, IN_PAPER, GREY, showlegend=True)
     reference_line(figure)
     styled(figure, f"{CLASS_TITLES[value]}, {size}", "", "compute ratio")
     labels = [method_style(method).label for method in rows["method"]]
@@ -107,20 +109,6 @@ def _add_bars(figure: go.Figure, rows: pd.DataFrame, value: str, shift: float) -
     )
     places = [place - shift for place in range(len(rows))]
     add_points(figure, places, points_of(rows, value), INK)
-
-
-def _add_paper(figure: go.Figure, beside: Mapping[int, tuple[float, float]]) -> None:
-    values, errors = np.array([*beside.values()], float).T
-    figure.add_scatter(
-        x=[place + OFFSET for place in beside],
-        y=values,
-        name=IN_PAPER,
-        mode="markers",
-        marker={"symbol": "diamond-open", "size": 9, "color": GREY, "line": {"width": 2}},
-        error_y=whiskers(values, values - errors, values + errors),
-        hovertemplate="the paper: %{y:.3f}<extra></extra>",
-        showlegend=True,
-    )
 
 
 def _common_range(means: pd.DataFrame, paper: Paper) -> list[float]:

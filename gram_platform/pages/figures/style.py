@@ -240,6 +240,24 @@ def add_points(figure: go.Figure, places: Iterable, points: Iterable[tuple], col
         figure.add_scatter(x=x, y=y, mode="markers", marker=marker, showlegend=False)
 
 
+def add_paper_points(
+    figure: go.Figure, x: Sequence, points: Sequence[tuple], name: str, colour: str, **look: object
+) -> None:
+    """Adds the paper's points, pairs of a value and its interval's half-width, as hollow
+    diamonds."""
+    values, errors = np.array(points, float).T
+    figure.add_scatter(
+        x=x,
+        y=values,
+        name=name,
+        mode="markers",
+        marker={"symbol": "diamond-open", "size": 9, "color": colour, "line": {"width": 2}},
+        error_y=whiskers(values, values - errors, values + errors),
+        hovertemplate="%{fullData.name}: %{y:.3f}<extra></extra>",
+        **look,
+    )
+
+
 def level_line(figure: go.Figure, level: float, name: str) -> None:
     """Adds a dotted horizontal line, named in the legend: a label would cover points."""
     line = {"color": GREY, "dash": "dot", "width": 1.5}

@@ -7,11 +7,11 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from gram_platform.analysis.ratios import VARIANT
-from gram_platform.config.identity import require_choice
 from gram_platform.pages.figures.study import CLASS_TITLES, HIDDEN, VALUE_COLUMNS, class_table
 from gram_platform.pages.figures.style import (
     IN_PAPER,
     Style,
+    add_paper_points,
     domain_styles,
     method_style,
     padded_range,
@@ -31,9 +31,8 @@ def variant_figure(
 
     Error bars are 90% intervals over seeds. Hollow diamonds are the paper's values for `study`, at
     the paper's scale. The baseline is drawn if it is not the unit, that is if a value differs from
-    1. Empty if there is no value; ValueError for an unknown class.
+    1. Empty if there is no value.
     """
-    require_choice("value", value, tuple(CLASS_TITLES))
     shown = _shown(table, size, profile)
     rows, variants = shown[shown[value].notna()], list(dict.fromkeys(table[VARIANT]))
     figure = go.Figure()
@@ -122,30 +121,15 @@ def _add_paper(
         return
     for method in methods:
         found = [(variant, *paper_value(study, variant, method, value)) for variant in variants]
-        points = [
-            point
-            for point in found
-            if not np.isnan(point[1]) and not (method in HIDDEN and point[1] == 1.0)
-        ]
+        # NaN, and the baseline where it is the unit, have no point.
+        absent = 1.0 if method in HIDDEN else np.nan
+        points = [point for point in found if point[1] == point[1] and point[1] != absent]
         if not points:
             continue
-        names, *numbers = zip(*points, strict=True)
-        (values, errors), style = np.array(numbers, float), method_style(method)
-        figure.add_scatter(
-            x=[float(name) for name in names] if is_numeric(variants) else names,
-            y=values,
-            name=f"{style.label}, {IN_PAPER}",
-            mode="markers",
-            marker={
-                "symbol": "diamond-open",
-                "size": 9,
-                "color": style.colour,
-                "line": {"width": 2},
-            },
-            error_y=whiskers(values, values - errors, values + errors, thickness=1.0),
-            offsetgroup=style.label,
-            hovertemplate="%{fullData.name}: %{y:.3f}<extra></extra>",
-        )
+        label, colour, *_ = method_style(method)
+        places = [float(name) if is_numeric(variants) else name for name, *_ in points]
+        values, name = [point[1:] for point in points], f"{label}, {IN_PAPER}"
+        add_paper_points(figure, places, values, name, colour, offsetgroup=label)
 
 
 def _finish(figure: go.Figure, title: str, varies: str, variants: Sequence[str]) -> None:

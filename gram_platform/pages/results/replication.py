@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.intervals import CURVE_FIXED
 from gram_platform.analysis.ratios import (
+    ALL,
     ATTACK_COLUMNS,
     BASELINE,
     ELICITED,
@@ -84,10 +84,8 @@ def _prepare(
     rows = _named(pd.concat(parts, ignore_index=True), used)
     unit = _unit_of(name, baselines, used) if variants else ""
     views = _evaluations(rows[~rows[ELICITED]])
-    profile, profiles = (
-        external.declared.get(name, {}).get("profile", ""),
-        dict.fromkeys([MEAN, *views["profile"]]),
-    )
+    profile = external.declared.get(name, {}).get("profile", "")
+    profiles = dict.fromkeys([MEAN, *views["profile"]])
     if profile and profile not in profiles:
         raise invalid(f"{STUDIES_FILE}, {name}, profile", profile, one_of(profile, profiles))
     attacks, notes = _attacks(rows[rows[ELICITED]], views)
@@ -102,7 +100,7 @@ def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Results:
 
     The intervals take the curve as fixed, as the published ones do.
     """
-    record, notes = prepared.record, pd.DataFrame(prepared.notes, columns=["what", "why"])
+    record, notes = prepared.record, pd.DataFrame(prepared.notes, columns=NO_NOTES.columns)
     frames = (prepared.evaluations, prepared.curves, prepared.attacks, prepared.declared)
     analysis = analysed(record, *frames, CURVE_FIXED)
     analysis = replace(analysis, missing=pd.concat([analysis.missing, notes], ignore_index=True))
@@ -151,7 +149,7 @@ def _published(name: str) -> Results:
 def _variants_of(losses: pd.DataFrame) -> tuple[str, ...]:
     """Returns the variants of a study: numbers sorted, names in the file's order; () without
     variants."""
-    names = [name for name in dict.fromkeys(losses[VARIANT]) if name]
+    names = list(filter(None, dict.fromkeys(losses[VARIANT])))
     try:
         return tuple(sorted(names, key=float))
     except ValueError:
@@ -197,21 +195,16 @@ def _unit_of(name: str, baselines: BaselineRules, used: Mapping[tuple[str, str],
 
 def _named(rows: pd.DataFrame, used: Mapping[tuple[str, str], Baseline]) -> pd.DataFrame:
     """Adds profiles to the rows; a baseline retains everything."""
-    auxiliary = {key: tuple(sorted(baseline.domains - {CORE})) for key, baseline in used.items()}
-    domains = [auxiliary[key] for key in zip(rows["size"], rows[VARIANT], strict=True)]
-    is_baseline = rows["method"] == BASELINE
-    retained = [
-        ",".join(d) if b else r
-        for d, b, r in zip(domains, is_baseline, rows["retained"], strict=True)
-    ]
-    profiles = [
-        profile_name(tuple(filter(None, r.split(","))), d)
-        for d, r in zip(domains, retained, strict=True)
-    ]
-    return rows.assign(
-        retained=retained,
-        profile=["all" if b else p for b, p in zip(is_baseline, profiles, strict=True)],
-    )
+    named = []
+    for row in rows.to_dict("records"):
+        domains = tuple(sorted(used[row["size"], row[VARIANT]].domains - {CORE}))
+        if row["method"] == BASELINE:
+            named.append((",".join(domains), ALL))
+        else:
+            kept = tuple(filter(None, row["retained"].split(",")))
+            named.append((row["retained"], profile_name(kept, domains)))
+    retained, profiles = zip(*named, strict=True)
+    return rows.assign(retained=retained, profile=profiles)
 
 
 def _evaluations(rows: pd.DataFrame) -> pd.DataFrame:
@@ -231,31 +224,20 @@ def _declared_views(views: pd.DataFrame) -> pd.DataFrame:
 def _attacks(rows: pd.DataFrame, views: pd.DataFrame) -> tuple[pd.DataFrame, tuple]:
     """Returns (attacks on forgotten domains, notes on attacks without a forgotten domain or without
     a view)."""
-    keys, notes = [VARIANT, *VIEW], []
-    has_view = (
-        pd.Series(map(tuple, rows[keys].values))
-        .isin(set(map(tuple, views[keys].values)))
-        .to_numpy(bool)
-    )
-    kept = [
-        d == CORE or d in r.split(",")
-        for d, r in zip(rows["domain"], rows["retained"], strict=True)
-    ]
-    for problem, why in (
-        (~has_view, "the view has no losses without the attack"),
-        (kept, "the view keeps the domain"),
-    ):
-        for row in rows[np.array(problem, bool)].to_dict("records"):
-            name = " ".join(
-                filter(None, (row[VARIANT], *(row[key] for key in VIEW[:2]), row["profile"]))
-            )
-            notes.append((f"{name} seed {row['seed']}, attack on {row['domain']}", why))
-    good = (
-        rows[has_view & ~np.array(kept, bool)]
-        .drop(columns=ELICITED)
-        .rename(columns={"domain": ELICITED})
-    )
-    return good[[VARIANT, *ATTACK_COLUMNS]], tuple(notes)
+    keys, good, notes = [VARIANT, *VIEW], [], []
+    present = set(views[keys].itertuples(index=False, name=None))
+    for row in rows.to_dict("records"):
+        domain, why = row["domain"], ""
+        if tuple(row[key] for key in keys) not in present:
+            why = "the view has no losses without the attack"
+        elif domain == CORE or domain in row["retained"].split(","):
+            why = "the view keeps the domain"
+        if why:
+            names = (row[VARIANT], row["method"], row["size"], row["profile"], "seed", row["seed"])
+            notes.append((f"{' '.join(filter(None, names))}, attack on {domain}", why))
+        else:
+            good.append({**row, ELICITED: domain})
+    return pd.DataFrame(good, columns=[VARIANT, *ATTACK_COLUMNS]), tuple(notes)
 
 
 def _tidy(curves: pd.DataFrame) -> pd.DataFrame:
@@ -283,14 +265,10 @@ def _record(
     copied = dict.fromkeys(
         (b.curves_from, size) for (size, _), b in used.items() if b.curves_from != b.study
     )
-    facts += [
-        f"The curves of {size} are those of {study}, whose losses are the same."
-        for study, size in copied
-    ]
-    facts += [f"Every ratio is against the baseline of {unit}."] if unit else []
-    facts += (
-        ["Each seed is measured against the baseline of the same seed."]
-        if declared.own_baseline
-        else []
-    )
+    same = "whose losses are the same"
+    facts += [f"The curves of {size} are those of {study}, {same}." for study, size in copied]
+    if unit:
+        facts.append(f"Every ratio is against the baseline of {unit}.")
+    if declared.own_baseline:
+        facts.append("Each seed is measured against the baseline of the same seed.")
     return replace(declared.record(name, sizes, facts, variants), unit=unit)

@@ -29,7 +29,7 @@ from gram_platform.studies.searches.work import SearchWork
 from gram_platform.studies.submission import Ended, Submission, Workplace, finish, lead
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.connection import first_line
-from gram_platform.tracking.views import search_views
+from gram_platform.tracking.views import StudyLog, search_view
 
 
 def build_search(search: Search, flags: SearchFlags) -> SearchWork:
@@ -202,16 +202,18 @@ class SearchDriver:
             "data_id": self.work.data_id,
         }
         name, trials = self.work.study.name, output.files["trials.csv"]
-        shown = {
-            "node_tags": trial_tags(trials),
-            "node_metrics": trial_metrics(trials, output.columns),
-        }
-        shown["views"] = search_views(name, output.columns)
-        write = partial(publish_files, name, self.store, output.files, output.figures, params)
-        code = code_text(self.submission.submissions(self.folder, SEARCH_FILE))
-        self.submission.publish(
-            name, partial(write, **shown, code=code), output.text, lambda _: output.brief
+        log = StudyLog(
+            name,
+            output.files,
+            output.figures,
+            params,
+            node_tags=trial_tags(trials),
+            views=(search_view(name, output.columns),),
+            code=code_text(self.submission.submissions(self.folder, SEARCH_FILE)),
+            node_metrics=trial_metrics(trials, output.columns),
         )
+        write = partial(publish_files, log, self.store)
+        self.submission.publish(name, write, output.text, lambda _: output.brief)
         return 0
 
 

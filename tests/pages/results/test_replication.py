@@ -339,7 +339,7 @@ def test_the_documented_commands_write_what_the_page_says(tmp_path, capsys, monk
     (scaling,) = [
         one for one in read_shown(Store(tmp_path / "pages"))[0] if "scaling" in one.report
     ]
-    assert scaling.told.card.headline.startswith("GRAM: core 0.90, retain 0.95, forget 0.60")
+    assert scaling.card.headline.startswith("GRAM: core 0.90, retain 0.95, forget 0.60")
     assert scaling.verdicts
     table = pd.read_csv(tmp_path / "pages" / "studies" / "scaling" / "table.csv")
     gram = table.query("method == 'gram' and profile == 'core+virology'").iloc[0]
