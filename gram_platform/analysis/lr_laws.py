@@ -150,9 +150,7 @@ def _fit(
         if len(entered) > 1
         else None
     )
-    is_number = laws is None or all(
-        0.0 < law.coefficient < math.inf for law in (laws.lr, laws.batch)
-    )
+    is_number = laws is None or all(0.0 < law.coefficient < math.inf for law in laws.laws.values())
     no_law = [
         _why_no_law(entered, weak, left_out),
         "" if is_number else "its coefficients lie beyond all numbers",
@@ -204,20 +202,12 @@ def _why_no_optimum(row: pd.Series) -> str:
 def _law_rows(laws: "LawBootstrap | None", shared: dict) -> pd.DataFrame:
     rows = []
     for quantity in QUANTITIES:
-        row = {
-            "quantity": quantity,
-            **dict.fromkeys(LAW_NUMBERS, math.nan),
-            "num_resamples": 0,
-            "num_failed": 0,
-        }
+        numbers, counts = [math.nan] * len(LAW_NUMBERS), (0, 0)
         if laws is not None:
-            law, interval = getattr(laws, quantity), getattr(laws, f"{quantity}_exponent")
-            ends = (*law.exponent_interval, interval.low, interval.high)
-            row |= dict(
-                zip(LAW_NUMBERS, (law.coefficient, law.exponent, law.r2, *ends), strict=True)
-            )
-            row |= {"num_resamples": laws.num_resamples, "num_failed": laws.num_failed}
-        rows.append({**row, **shared})
+            law, (_, low, high) = laws.laws[quantity], laws.exponents[quantity]
+            numbers = [law.coefficient, law.exponent, law.r2, *law.exponent_interval, low, high]
+            counts = (laws.num_resamples, laws.num_failed)
+        rows.append((quantity, *numbers, *counts, *(shared[name] for name in OF_BOTH)))
     return pd.DataFrame(rows, columns=LAW_COLUMNS)
 
 
@@ -283,25 +273,22 @@ class LawBootstrap:
     were not measured.
     """
 
-    lr: PowerLaw
-    batch: PowerLaw
-    lr_exponent: Interval
-    batch_exponent: Interval
+    # Each by QUANTITIES.
+    laws: Mapping[str, PowerLaw]
+    exponents: Mapping[str, Interval]
     # 0 if a size has only one seed: its spread is unknown, and the intervals are NaN.
     num_resamples: int
     # The resamples without a convex surface at every size, which are not in the intervals.
     num_failed: int
     sizes: tuple[float, ...] = field(repr=False)
-    lr_spread: SeedSpread = field(repr=False, compare=False)
-    batch_spread: SeedSpread = field(repr=False, compare=False)
+    spreads: Mapping[str, SeedSpread] = field(repr=False, compare=False)
 
     def predict(self, quantity: str, size: float) -> Interval:
         """Returns the law of lr or batch at `size`, with its 90% interval over seeds."""
-        law, spread = getattr(self, quantity), getattr(self, f"{quantity}_spread")
         weights = 1.0 / len(self.sizes) + _from_mean(self.sizes, size) * _slope_weights(self.sizes)
-        value = float(law.predict(size))
+        value = float(self.laws[quantity].predict(size))
         with np.errstate(divide="ignore", over="ignore"):
-            _, low, high = spread.interval(weights, float(np.log(value)))
+            _, low, high = self.spreads[quantity].interval(weights, float(np.log(value)))
             return Interval(value, float(np.exp(low)), float(np.exp(high)))
 
 
@@ -327,7 +314,7 @@ def bootstrap_laws(
         )
     pooled = _optima(sizes, groups, window, as_published)
     num_seeds = np.array([len(seeds) for seeds in groups])
-    laws = [fit_power_law(sizes, values) for values in pooled]
+    laws = {q: fit_power_law(sizes, values) for q, values in zip(QUANTITIES, pooled, strict=True)}
     num_resamples = num_resamples if num_seeds.min() > 1 else 0
     samples, rng = np.full((num_resamples, *pooled.shape), np.nan), np.random.default_rng(0)
     for sample in samples:
@@ -336,13 +323,11 @@ def bootstrap_laws(
         with suppress(ValueError):
             sample[:] = _optima(sizes, redrawn, window, as_published)
     moved = np.log(samples / pooled) * np.sqrt(num_seeds / np.maximum(num_seeds - 1, 1))
-    spreads = [SeedSpread(moved[:, i], num_seeds - 1) for i in (0, 1)]
-    ends = [
-        spread.interval(_slope_weights(sizes), law.exponent)
-        for spread, law in zip(spreads, laws, strict=True)
-    ]
+    spreads = {q: SeedSpread(moved[:, i], num_seeds - 1) for i, q in enumerate(QUANTITIES)}
+    weights = _slope_weights(sizes)
+    exponents = {q: spreads[q].interval(weights, laws[q].exponent) for q in QUANTITIES}
     num_failed = int(np.isnan(samples[:, 0, 0]).sum())
-    return LawBootstrap(*laws, *ends, num_resamples, num_failed, tuple(sizes), *spreads)
+    return LawBootstrap(laws, exponents, num_resamples, num_failed, tuple(sizes), spreads)
 
 
 def _optima(

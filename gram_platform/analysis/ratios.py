@@ -105,14 +105,9 @@ def baseline_references(
         finals = baselines[baselines["size"] == size].set_index("seed").sort_index()
         points = curves[curves["size"] == size]
         for seed in sorted(set(finals.index) ^ set(points["seed"])):
-            why = (
-                "it has no learning curve"
-                if seed in finals.index
-                else "its final losses are missing"
-            )
-            notes.append(
-                (f"{BASELINE} {size} seed {seed}", f"{why}, so it is not part of the reference")
-            )
+            lost = "learning curve" if seed in finals.index else "final losses"
+            why = f"it has no {lost}, so it is not part of the reference"
+            notes.append((f"{BASELINE} {size} seed {seed}", why))
         finals = finals[finals.index.isin(points["seed"])]
         if finals.empty:
             notes.append((f"all rows of size {size}{of_seed}", NO_BASELINE))
@@ -127,9 +122,8 @@ def baseline_references(
             if leave_out and len(finals) > 1:
                 without, unfitted = _without_each(domain, finals[PREFIX + domain], points)
                 found = replace(found, without=without)
-                notes += [
-                    (f"intervals of size {size}, domain {domain}{of_seed}", why) for why in unfitted
-                ]
+                what = f"intervals of size {size}, domain {domain}{of_seed}"
+                notes += [(what, why) for why in unfitted]
             references[size, domain] = found
     return references, notes
 
@@ -149,13 +143,10 @@ def _without_each(domain: str, finals: pd.Series, points: pd.DataFrame) -> tuple
 
 def _reference(domain: str, finals: pd.Series, points: pd.DataFrame) -> Reference:
     """Fits one domain's pooled curve from the points of one size and `finals` {seed: loss}."""
-    unknown = finals.index[finals.isna()].tolist()
+    unknown = ", ".join(finals.index[finals.isna()])
     if unknown:
-        raise invalid(
-            PREFIX + domain,
-            f"nothing for seed {', '.join(unknown)}",
-            "a final loss of every baseline",
-        )
+        allowed = "a final loss of every baseline"
+        raise invalid(PREFIX + domain, f"nothing for seed {unknown}", allowed)
     mine = points[(points["domain"] == domain) & points["seed"].isin(finals.index)]
     if mine.empty:
         raise ValueError("it has no points")
@@ -198,27 +189,17 @@ def compute_ratio_frame(evaluations: pd.DataFrame, references: dict) -> tuple[pd
     for view in evaluations.to_dict("records"):
         if view["size"] not in complete:
             continue
-        names = {c: view[c] for c in carried}
+        names = [view[c] for c in carried]
         for domain in domains[view["size"]]:
             reference, loss = references.get((view["size"], domain)), float(view[PREFIX + domain])
             ratio = reference.ratio(loss) if reference else np.nan
             if reference and not math.isfinite(ratio):
                 name = f"{view['method']} {view['size']} {view['profile']} seed {view['seed']}"
                 notes.append((f"{name}, domain {domain}", reference.why_unknown(loss)))
-            row = {
-                "domain": domain,
-                "class": _class(domain, view["retained"]),
-                "loss": loss,
-                "compute_ratio": ratio,
-            }
-            rows.append({**names, **row})
+            is_kept = domain in view["retained"].split(",")
+            kind = "core" if domain == CORE else "retain" if is_kept else "forget"
+            rows.append((*names, domain, kind, loss, ratio))
     return pd.DataFrame(rows, columns=[*carried, "domain", "class", "loss", "compute_ratio"]), notes
-
-
-def _class(domain: str, retained: str) -> str:
-    if domain == CORE:
-        return "core"
-    return "retain" if domain in retained.split(",") else "forget"
 
 
 def elicited_ratios(
@@ -233,17 +214,16 @@ def elicited_ratios(
     attacked = set(attacks[ROW].itertuples(index=False, name=None))
     keys = ratios[ROW].itertuples(index=False, name=None)
     is_target = (ratios["class"] == "forget") & np.array([key in attacked for key in keys], bool)
-    targets = ratios[is_target].drop(
-        columns=["loss", "class", "compute_ratio", "run_id"], errors="ignore"
-    )
+    other = ["loss", "class", "compute_ratio", "run_id"]
+    targets = ratios[is_target].drop(columns=other, errors="ignore")
     values = attacks.rename(columns={ELICITED: "domain"})
     values = values[[*VIEW, "domain", "loss", *(["run_id"] if "run_id" in values else [])]]
     rows = targets.merge(values, on=[*VIEW, "domain"], how="left")
-    found = [references.get(key) for key in zip(rows["size"], rows["domain"], strict=True)]
     losses = rows["loss"].astype(float)
-    known = np.array(
-        [r.ratio(loss) if r else np.nan for r, loss in zip(found, losses, strict=True)], float
-    )
+    known = np.full(len(rows), np.nan)
+    for at, key in enumerate(zip(rows["size"], rows["domain"], strict=True)):
+        if key in references:
+            known[at] = references[key].ratio(losses[at])
     rows = rows.assign(**{"loss": losses, "class": ELICITED, "compute_ratio": known})
     flat = "the baseline's curve is too flat to convert the loss after the attack on"
     notes = [
@@ -280,9 +260,7 @@ def pseudo_values(ratios: pd.DataFrame, references: dict) -> np.ndarray:
     the ratio is, or if there is none by the reference without a seed that both have.
     """
     values, losses = (ratios[name].to_numpy(float) for name in ("compute_ratio", "loss"))
-    names = list(
-        dict.fromkeys(seed for reference in references.values() for seed in reference.without)
-    )
+    names = dict.fromkeys(seed for reference in references.values() for seed in reference.without)
     places = {seed: place for place, seed in enumerate(names)}
     # The changes of each ratio by each seed's absence from its reference.
     changes = np.zeros((len(ratios), len(names)))

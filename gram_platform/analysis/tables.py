@@ -85,7 +85,7 @@ def analyse(
     own_baseline: bool = False,
     intervals: str = JACKKNIFE,
 ) -> Analysis:
-    """Returns all tables of a study from tidy frames of stored losses.
+    """Returns all tables of a study from tidy frames of stored losses; seeds are text.
 
     `evaluations`: a row per view with `method, size, seed, profile`, `retained` (auxiliary domains,
     joined by commas) and a column `loss/<domain>` per domain (nats a token). Method baseline with
@@ -94,7 +94,7 @@ def analyse(
     `curves`: a row per point of the baselines' validation curves with `size, seed, step, domain,
     loss`.
 
-    `sizes`: the order of the rows. Seeds are text.
+    `sizes`: the order of the rows.
 
     `attacks`: a row per attack on a view with `method, size, seed, profile`, `elicited` (the
     attacked domain) and `loss` (the best, NaN before there is one).
@@ -193,23 +193,15 @@ def per_seed_frame(ratios: pd.DataFrame, declared: pd.DataFrame) -> tuple[pd.Dat
         for seed, views in group[group["profile"].isin(profiles)].groupby("seed", sort=False):
             absent = sorted(profiles - set(views["profile"]))
             if absent:
-                notes.append(
-                    (f"{method} {size} {MEAN} seed {seed}", f"{', '.join(absent)} is missing")
-                )
+                what = f"{method} {size} {MEAN} seed {seed}"
+                notes.append((what, f"{', '.join(absent)} is missing"))
                 continue
-            names = {"method": method, "size": size, "profile": MEAN, "seed": seed, "retained": ""}
-            counted = views[list(NUM_DOMAINS.values())].sum().to_dict()
-            parts.append(
-                pd.DataFrame(
-                    [names | {name: pair_means(views, name) for name in CLASSES} | counted]
-                )
-            )
-    return (
-        pd.concat(parts, ignore_index=True)[
-            [*ROW, "seed", *CLASSES, "retained", *NUM_DOMAINS.values()]
-        ],
-        notes,
-    )
+            mean = {"method": method, "size": size, "profile": MEAN, "seed": seed, "retained": ""}
+            mean |= {name: pair_means(views, name) for name in CLASSES}
+            mean |= views[list(NUM_DOMAINS.values())].sum().to_dict()
+            parts.append(pd.DataFrame([mean]))
+    columns = [*ROW, "seed", *CLASSES, "retained", *NUM_DOMAINS.values()]
+    return pd.concat(parts, ignore_index=True)[columns], notes
 
 
 def pair_means(views: pd.DataFrame, name: str) -> float:
@@ -219,27 +211,25 @@ def pair_means(views: pd.DataFrame, name: str) -> float:
     domains in the class. NaN if none has the class, or one has it unknown.
     """
     of_class = views[views[NUM_DOMAINS[name]] > 0]
+    if of_class.empty:
+        return np.nan
     counts = of_class[NUM_DOMAINS[name]]
-    return (
-        float((of_class[name] * counts).sum(skipna=False) / counts.sum())
-        if len(of_class)
-        else np.nan
-    )
+    return float((of_class[name] * counts).sum(skipna=False) / counts.sum())
 
 
 def _absent_views(declared: pd.DataFrame, evaluations: pd.DataFrame, sizes: set[str]) -> Notes:
     """Makes a note per size without a reference, and per declared view that some seeds lack."""
     notes = [(f"all rows of size {s}", NO_BASELINE) for s in set(declared["size"]) - sizes]
+    seeds: dict[tuple, set[str]] = {}
     present = set(evaluations[VIEW].itertuples(index=False, name=None))
-    is_lacking = [view not in present for view in declared[VIEW].itertuples(index=False, name=None)]
-    lacking = declared[np.array(is_lacking, bool) & declared["size"].isin(sizes)]
-    for (method, size, profile), group in lacking.groupby(ROW, sort=False):
-        notes.append(
-            (
-                f"{method} {size} {profile}",
-                f"no evaluation of seed {', '.join(sorted(set(group['seed'])))}",
-            )
-        )
+    for view in declared[VIEW].itertuples(index=False, name=None):
+        method, size, seed, profile = view
+        if view not in present and size in sizes:
+            seeds.setdefault((method, size, profile), set()).add(seed)
+    notes += [
+        (" ".join(view), f"no evaluation of seed {', '.join(sorted(lacking))}")
+        for view, lacking in seeds.items()
+    ]
     return notes
 
 
@@ -262,13 +252,10 @@ def over_seeds(
             known = tuple(group[name].dropna())
             row[name + POINTS] = known if len(known) == 2 else ()
         counts = group[list(values)].count()
-        rows.append(
-            {**row, "num_seeds": int(counts[counts > 0].min()) if counts.any() else len(group)}
-        )
-    return pd.DataFrame(
-        rows,
-        columns=[*names, *(name + end for name in values for end in (*ENDS, POINTS)), "num_seeds"],
-    )
+        row["num_seeds"] = int(counts[counts > 0].min()) if counts.any() else len(group)
+        rows.append(row)
+    means = [name + end for name in values for end in (*ENDS, POINTS)]
+    return pd.DataFrame(rows, columns=[*names, *means, "num_seeds"])
 
 
 def joined_notes(
@@ -295,14 +282,11 @@ def averaged_profiles(rows: pd.DataFrame) -> frozenset[str]:
     `rows` are of a table or a `per_seed` frame. If the study has one auxiliary domain, `all` is one
     of them. Only `per_seed` frames show this, by `retained`; from a table, `all` is left out.
     """
-    all_domains = rows[rows["profile"] == ALL]
-    is_one = (
-        "retained" in rows
-        and len(all_domains) > 0
-        and not all_domains["retained"].str.contains(",").any()
-    )
     few = frozenset(p for p in rows["profile"] if p not in (ALL, MEAN) and p.count("+") < 2)
-    return few | {ALL} if is_one else few
+    if "retained" not in rows:
+        return few
+    of_all = rows.loc[rows["profile"] == ALL, "retained"]
+    return few if of_all.empty or of_all.str.contains(",").any() else few | {ALL}
 
 
 def domain_table(ratios: pd.DataFrame) -> pd.DataFrame:
@@ -356,9 +340,8 @@ def table_csv(frame: pd.DataFrame, fractions: str | None = "%.6f") -> str:
     """
     frame = frame.loc[:, [not str(name).endswith(POINTS) for name in frame]]
     texts = frame.select_dtypes(exclude=["number", "bool"])
-    frame = frame.assign(**{name: texts[name].map(_no_formula) for name in texts}).rename(
-        columns=_no_formula
-    )
+    frame = frame.assign(**{name: texts[name].map(_no_formula) for name in texts})
+    frame = frame.rename(columns=_no_formula)
     return frame.to_csv(index=False, float_format=fractions, lineterminator="\n", na_rep="")
 
 
@@ -391,7 +374,7 @@ def with_intervals(
 
 
 def frame_text(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> str:
-    """Writes a frame for a log: see `text_frame`."""
+    """Writes a frame for a log, with the cells of `text_frame`."""
     cells = text_frame(frame, digits, missing)
     return aligned([list(cells.columns), *cells.itertuples(index=False)])
 
@@ -412,17 +395,6 @@ def text_frame(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> 
 def labelled(frame: pd.DataFrame) -> pd.DataFrame:
     """Writes the labels of methods in place of their ids, for readers."""
     return frame.assign(method=frame["method"].map(method_label)) if "method" in frame else frame
-
-
-def interval_cell(row: Mapping, name: str) -> str:
-    """Returns `interval_text` of a row's columns of a class, empty without a value."""
-    return interval_text(*(row[name + end] for end in ENDS), row.get(name + POINTS, ()))
-
-
-def interval_texts(frame: pd.DataFrame, name: str) -> list[str]:
-    """Returns `interval_text` of the columns `name, name_low, name_high` in every row."""
-    columns = (*(frame[name + end] for end in ENDS), points_of(frame, name))
-    return list(map(interval_text, *columns))
 
 
 def points_of(frame: pd.DataFrame, name: str) -> Sequence[tuple[float, ...]]:
@@ -447,3 +419,15 @@ def short_text(mean: float, low: float, high: float, points: Sequence[float] = (
         return interval_text(mean, low, high, points)
     half = f" \u00b1{(high - low) / 2:.3f}".replace("\u00b10.", "\u00b1.")
     return f"{mean:.3f}{half}"
+
+
+def interval_cell(row: Mapping, name: str) -> str:
+    """Returns `interval_text` of the columns `name, name_low, name_high` in a row."""
+    return interval_text(*(row[name + end] for end in ENDS), row.get(name + POINTS, ()))
+
+
+def interval_texts(
+    frame: pd.DataFrame, name: str, write: Callable[..., str] = interval_text
+) -> list[str]:
+    """Returns the same of every row; `write` is `interval_text` or `short_text`."""
+    return list(map(write, *(frame[name + end] for end in ENDS), points_of(frame, name)))

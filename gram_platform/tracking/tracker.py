@@ -78,11 +78,7 @@ class Tracker:
 
     def mark_killed(self, run_ids: Iterable[str]) -> None:
         """Gives the status KILLED to runs that were sent and that now lose their driver."""
-        sent = [
-            self._sender.known[key]
-            for run_id in run_ids
-            if (key := ("run", run_id)) in self._sender.known
-        ]
+        sent = filter(None, [self._sender.known.get(("run", run_id)) for run_id in run_ids])
         with self._connection.writing() as client:
             for mlflow_id in sent:
                 client.set_terminated(mlflow_id, "KILLED")
@@ -106,16 +102,11 @@ class Tracker:
         if ids is not None:
             wanted = set(ids)
             nodes = [node for node in nodes if node.node_id in wanted]
-            found = (
-                {}
-                if store.is_local
-                else store.finished((node.kind, node.node_id) for node in nodes)
-            )
-            same = {i for i, end in found.items() if end and self._has_finished(i, end, mirrored)}
-            counts["unchanged"], nodes = (
-                len(same),
-                [node for node in nodes if node.node_id not in same],
-            )
+            keys = [] if store.is_local else [(node.kind, node.node_id) for node in nodes]
+            found = store.finished(keys).items()
+            same = {i for i, end in found if end and self._has_finished(i, end, mirrored)}
+            counts["unchanged"] = len(same)
+            nodes = [node for node in nodes if node.node_id not in same]
         orphans: list[RunDirectory | EvaluationDirectory] = []
         for kind in content.ID_TAGS:
             of_kind = [node for node in nodes if node.kind == kind]
@@ -132,33 +123,28 @@ class Tracker:
         counts: Counter[str],
         are_orphans: bool = False,
     ) -> list:
-        """Sends what MLflow lacks.
+        """Sends what MLflow lacks, and adds to `counts`.
 
-        Returns the nodes that wait for their parents, unless they are such orphans. Adds to
-        `counts`.
+        Returns the nodes that wait for their parents, unless they are such orphans.
         """
         orphans = []
         with ThreadPoolExecutor(self.num_senders) as threads:
             for start in range(0, len(nodes), NODES_AT_ONCE):
                 part, changed = nodes[start : start + NODES_AT_ONCE], []
-                for node, entry in zip(
-                    part, store.concurrently(content.node_entry, part), strict=True
-                ):
-                    run = entry and mirrored.get((entry.kind, entry.node_id))
-                    if (
-                        entry
-                        and entry.parent
-                        and ("run", entry.parent) not in self._sender.known
-                        and not are_orphans
-                    ):
+                entries = store.concurrently(content.node_entry, part)
+                for node, entry in zip(part, entries, strict=True):
+                    if entry is None:
+                        continue
+                    run = mirrored.get((entry.kind, entry.node_id))
+                    has_parent = not entry.parent or ("run", entry.parent) in self._sender.known
+                    if not has_parent and not are_orphans:
                         orphans.append(node)
                     elif run is not None and self._sender.is_mirrored(run, entry):
                         counts["unchanged"] += 1
-                    elif entry is not None:
+                    else:
                         changed.append((node, entry))
-                counts["sent"] += len(
-                    list(threads.map(lambda pair: self._sender.mirror(*pair), changed))
-                )
+                sent = threads.map(lambda pair: self._sender.mirror(*pair), changed)
+                counts["sent"] += len(list(sent))
         return orphans
 
     def _has_finished(self, node_id: str, finished: Finished, mirrored: Mapping) -> bool:
@@ -188,10 +174,8 @@ class Tracker:
     def history(self, run: Run, key: str) -> list[tuple[int, float]]:
         """Reads (step, value) of every point of a metric of MLflow's run."""
         with self._connection.reaching() as client:
-            return [
-                (point.step, point.value)
-                for point in client.get_metric_history(run.info.run_id, key)
-            ]
+            points = client.get_metric_history(run.info.run_id, key)
+        return [(point.step, point.value) for point in points]
 
     def _copies(self) -> dict[tuple[str, str], list[Run]]:
         """Reads the runs of each node, the oldest first."""

@@ -4,13 +4,13 @@ import math
 
 import pandas as pd
 
-from gram_platform.analysis.intervals import CURVE_FIXED, ENDS
+from gram_platform.analysis.intervals import CURVE_FIXED
 from gram_platform.analysis.ratios import ELICITED, PSEUDO, VARIANT
 from gram_platform.analysis.tables import (
     CLASSES,
-    POINTS,
     domain_table,
-    interval_text,
+    interval_cell,
+    labelled,
     readable_table,
 )
 from gram_platform.pages.figures.study import HIDDEN
@@ -129,13 +129,10 @@ def headline_sections(study: Results) -> list[Section]:
         return []
     first = rows.iloc[0]
     place = f" at {first['size']}, profile {first['profile']}"
-    place += (
-        f", {study.record.varies.replace('_', ' ')} {first[VARIANT]}" if study.record.varies else ""
-    )
-    seeds = zip(rows["method"], rows["num_seeds"], strict=True)
-    named = " and ".join(
-        f"{method_style(name).label} ({n} seed{'s' if n != 1 else ''})" for name, n in seeds
-    )
+    if study.record.varies:
+        place += f", {study.record.varies.replace('_', ' ')} {first[VARIANT]}"
+    seeds = zip(labelled(rows)["method"], rows["num_seeds"], strict=True)
+    named = " and ".join(f"{label} ({n} seed{'s' * (n != 1)})" for label, n in seeds)
     text = f"{named}{place}: compute ratios with 90% intervals over seeds."
     methods = [
         (method_style(row["method"]).colour, _tiles(row, study.record))
@@ -152,25 +149,17 @@ def headline_rows(study: Results) -> pd.DataFrame:
     """
     table = study.table if VARIANT in study.table else study.table.assign(**{VARIANT: ""})
     methods = [method for method in dict.fromkeys(table["method"]) if method not in HIDDEN]
-    methods = sorted(
-        methods, key=lambda method: FIRST.index(method) if method in FIRST else len(FIRST)
-    )[:2]
+    methods = list(dict.fromkeys([*(m for m in FIRST if m in methods), *methods]))[:2]
     variants = list(dict.fromkeys(table[VARIANT]))
     rows = table[(table["profile"] == study.shown_profile) & table["method"].isin(methods)]
     rows = rows[rows[list(CLASSES)].notna().any(axis="columns")]
     places = dict(iter(rows.groupby(["size", VARIANT], sort=False)))
 
     def rank(place: tuple[str, str]) -> tuple:
-        size, variant = place
-        num_sure = (
-            places[place][[f"{name}_low" for name in CLASSES]].notna().any(axis="columns").sum()
-        )
-        return (
-            len(places[place]),
-            num_sure,
-            study.record.parameters.get(size, 0),
-            variants.index(variant),
-        )
+        here, (size, variant) = places[place], place
+        num_sure = here[[f"{name}_low" for name in CLASSES]].notna().any(axis="columns").sum()
+        num_parameters = study.record.parameters.get(size, 0)
+        return len(here), num_sure, num_parameters, variants.index(variant)
 
     rows = places[max(places, key=rank)] if places else rows
     return rows.sort_values("method", key=lambda names: names.map(methods.index), kind="stable")
@@ -181,16 +170,12 @@ def _tiles(row: dict, record: StudyRecord) -> list[tuple[str, str, str]]:
     the unit's error."""
     label, tiles = method_style(row["method"]).label, []
     for name in CLASSES:
-        value, _, interval = interval_text(
-            *(row[name + end] for end in ENDS), row.get(name + POINTS, ())
-        ).partition(" ")
-        error = unit_error(record, row["size"], name).ratio
-        margins = [
-            interval or "no interval",
-            *([] if math.isnan(error) else [f"unit \u00b1{error:.2f}"]),
-        ]
+        value, _, interval = interval_cell(row, name).partition(" ")
+        margins = interval or "no interval"
+        if not math.isnan(error := unit_error(record, row["size"], name).ratio):
+            margins += f", unit \u00b1{error:.2f}"
         if value:
-            tiles.append((f"{label} {name}", value, ", ".join(margins)))
+            tiles.append((f"{label} {name}", value, margins))
     return tiles
 
 
@@ -207,41 +192,33 @@ def _variant_sections(study: Results) -> list[Section]:
         f"Compute ratio against {words} for the profile {profile}; error bars are 90% intervals"
         " over seeds."
     )
-    text += (
-        f" Hollow diamonds are the paper's. {AT_ITS_SCALE}"
-        if study.record.compare_with in PAPER_SCALES
-        else ""
-    )
+    varies, paper = study.record.varies, study.record.compare_with
+    if paper in PAPER_SCALES:
+        text += f" Hollow diamonds are the paper's. {AT_ITS_SCALE}"
     sections = []
     for size in reversed(dict.fromkeys(table["size"])):
         rows = table[(table["size"] == size) & (table["profile"] == profile)]
-        shown = (table, study.record.varies, size, profile)
-        panels = {n: variant_figure(*shown, n, study.record.compare_with) for n in CLASSES}
-        if figures := drawn(
-            {f"{study.record.varies}-{name}-{size}": panel for name, panel in panels.items()}
-        ):
-            below = renamed(readable_table(rows), study.record.varies)
+        panels = {
+            f"{varies}-{name}-{size}": variant_figure(table, varies, size, profile, name, paper)
+            for name in CLASSES
+        }
+        if figures := drawn(panels):
+            below = renamed(readable_table(rows), varies)
             sections.append(Section(f"Against {words}, {size}", text, figures, table=below))
     return sections
 
 
 def _domain_sections(study: Results) -> list[Section]:
     domains, varies = domain_table(study.analysis.ratios), study.record.varies
-    pairs = [
-        pair
-        for pair in zip(domains["method"], domains["size"], strict=True)
-        if pair[0] not in HIDDEN
-    ]
-    figures = drawn(
-        {
-            f"domains-{m}-{s}": domain_variant_figure(domains, varies, m, s)
-            for m, s in dict.fromkeys(pairs)
-        }
-    )
+    figures = {
+        f"domains-{method}-{size}": domain_variant_figure(domains, varies, method, size)
+        for method, size in dict.fromkeys(zip(domains["method"], domains["size"], strict=True))
+        if method not in HIDDEN
+    }
+    figures = drawn(figures)
     text = (
         "Core, and every other domain under the profile of core and that domain (under core alone"
-        " if a study lacks "
+        " if a study lacks this profile)."
     )
-    text += "this profile)."
     table = renamed(domains.drop(columns="runs"), varies)
     return [Section("By domain", text, figures, table=table)] if figures else []

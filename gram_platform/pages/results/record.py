@@ -196,6 +196,8 @@ class Results:
     source: str
     # As `module_shares` makes them, in a study whose runs have probes.
     absorption: pd.DataFrame | None = None
+    # The errors of compute ratios in ERROR_COLUMNS, in the study `calibration`.
+    errors: pd.DataFrame | None = None
     # The published table of the same methods, in the columns of table.csv; the record then has its
     # sizes' parameters.
     published: pd.DataFrame | None = None

@@ -16,8 +16,8 @@ from gram_platform.analysis.tables import (
     analyse,
     frame_text,
     interval_text,
+    interval_texts,
     labelled,
-    points_of,
     readable_table,
     short_text,
 )
@@ -222,16 +222,13 @@ def with_values(
 ) -> dict[str, list[str]]:
     """Writes those of the columns `names` that have any value, with their ends, by `interval_text`
     or `short_text`."""
-    return {
-        name: list(map(text, *(frame[name + end] for end in ENDS), points_of(frame, name)))
-        for name in names
-        if frame[name].notna().any()
-    }
+    return {n: interval_texts(frame, n, text) for n in names if frame[n].notna().any()}
 
 
 def count_verdicts(claims: pd.DataFrame | None) -> Mapping[str, int]:
     """Returns how many claims have each verdict; {} without any."""
-    return {} if claims is None else dict(Counter(filter(None, claims["verdict"])))
+    has_claims = claims is not None and len(claims)
+    return dict(Counter(filter(None, claims["verdict"]))) if has_claims else {}
 
 
 def named(
