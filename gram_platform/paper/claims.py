@@ -450,7 +450,7 @@ def paper_difference(
     `variants` are our study's, of which sides may name the first and last.
     """
     at = {side: chosen(side.variant or variant, variants) for side in claim.terms}
-    values = {side: paper_value(study, at[side], side.method, side.name)[0] for side in claim.terms}
+    values = {side: paper_value(study, at[side], side.method, side.name) for side in claim.terms}
     left, right = (
         values[s] - (values[s.less] if s.less else 0.0) for s in (claim.left, claim.right)
     )

@@ -131,7 +131,7 @@ def test_the_papers_tables_agree_with_its_claims():
     scale."""
     judged = 0
     for study, claims in CLAIMS.items():
-        tables = list(printed(study))
+        tables = list(dict.fromkeys(printed(study)["variant"]))
         for claim in claims:
             if claim.left.size:
                 continue

@@ -7,8 +7,9 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from gram_platform.analysis.intervals import ENDS
 from gram_platform.analysis.ratios import ALL, ELICITED, MEAN, VARIANT
-from gram_platform.analysis.tables import CLASSES, points_of
+from gram_platform.analysis.tables import points_of
 from gram_platform.pages.figures.style import (
     GREY,
     HEIGHT,
@@ -45,17 +46,14 @@ OFFSET = 0.2
 # Of the labels below groups of bars: letters in a line, and its height in pixels.
 MAX_LETTERS, LINE_HEIGHT = 10, 13
 
-# {method: (value, half-width of its interval) of each class}.
-Paper = Mapping[str, tuple[tuple[float, float], ...]]
-
 
 def aggregate_figure(
-    table: pd.DataFrame, size: str, value: str, paper: Paper | None = None
+    table: pd.DataFrame, size: str, value: str, theirs: pd.DataFrame | None = None
 ) -> go.Figure:
     """Draws one class of the `mean` rows at one size: a bar for each method with its interval.
 
-    `paper` adds a hollow diamond with an interval for each of its methods. The four classes share
-    one scale. Empty if no method has a value.
+    `theirs`, with a row for each method in columns of table.csv, adds hollow diamonds with
+    intervals. The four classes share one scale. Empty if no method has a value.
     """
     means = table[
         (table["profile"] == MEAN) & (table["size"] == size) & ~table["method"].isin(HIDDEN)
@@ -64,35 +62,26 @@ def aggregate_figure(
     figure = go.Figure()
     if rows.empty:
         return figure
-    beside = {
-        place: paper[m][CLASSES.index(value)]
-        for place, m in rows["method"].items()
-        if m in (paper or {})
-    }
-    _add_bars(figure, rows, value, OFFSET if beside else 0.0)
-    if beside:
-        places, points = [place + OFFSET for place in beside], list(beside.values())
-        add_paper_points(figure, places, points, IN_PAPER, GREY, showlegend=True)
+    theirs = table.iloc[:0] if theirs is None else theirs[theirs["method"].isin(means["method"])]
+    beside = rows[["method"]].merge(theirs[["method", *(value + end for end in ENDS)]], on="method")
+    _add_bars(figure, rows, value, OFFSET if len(beside) else 0.0)
+    if len(beside):
+        places = rows.index[rows["method"].isin(beside["method"])] + OFFSET
+        add_paper_points(figure, places, beside, value, IN_PAPER, GREY, showlegend=True)
     reference_line(figure)
     styled(figure, f"{CLASS_TITLES[value]}, {size}", "", "compute ratio")
     labels = [method_style(method).label for method in rows["method"]]
     figure.update_xaxes(
         tickvals=list(range(len(rows))), ticktext=labels, range=[-0.6, len(rows) - 0.4]
     )
-    figure.update_yaxes(range=_common_range(means, paper or {}))
-    return with_table(figure, class_table(_with_paper(rows, beside, value), value))
-
-
-def _with_paper(
-    rows: pd.DataFrame, beside: Mapping[int, tuple[float, float]], value: str
-) -> pd.DataFrame:
-    """Puts the values of other authors below ours, which only then have a column `source`."""
-    if not beside:
-        return rows
-    names = [value, f"{value}_low", f"{value}_high"]
-    theirs = pd.DataFrame([(m, m - half, m + half) for m, half in beside.values()], columns=names)
-    theirs = theirs.assign(source=IN_PAPER, method=[rows["method"].iloc[place] for place in beside])
-    return pd.concat([rows.assign(source="ours"), theirs])
+    # From zero, or the lowest value below it, to just above the highest interval.
+    drawn = pd.concat([means, theirs])[VALUE_COLUMNS].to_numpy(float).ravel()
+    low, high = float(np.nanmin([*drawn, 0.0])), float(np.nanmax([*drawn, 1.0]))
+    figure.update_yaxes(range=[low * 1.05, high + 0.06 * (high - low)])
+    if len(beside):
+        # Only then a column tells them apart.
+        rows = pd.concat([rows.assign(source="ours"), beside.assign(source=IN_PAPER)])
+    return with_table(figure, class_table(rows, value))
 
 
 def _add_bars(figure: go.Figure, rows: pd.DataFrame, value: str, shift: float) -> None:
@@ -109,15 +98,6 @@ def _add_bars(figure: go.Figure, rows: pd.DataFrame, value: str, shift: float) -
     )
     places = [place - shift for place in range(len(rows))]
     add_points(figure, places, points_of(rows, value), INK)
-
-
-def _common_range(means: pd.DataFrame, paper: Paper) -> list[float]:
-    """Reaches from zero, or the lowest value below it, to just above the highest interval."""
-    points = [point for method in means["method"] for point in paper.get(method, ())]
-    ends = [end for value, error in points for end in (value - error, value + error)]
-    values = np.array([*means[VALUE_COLUMNS].to_numpy(float).ravel(), *ends, 0.0, 1.0])
-    low, high = float(np.nanmin(values)), float(np.nanmax(values))
-    return [low * 1.05, high + 0.06 * (high - low)]
 
 
 def scaling_figure(

@@ -241,18 +241,22 @@ def add_points(figure: go.Figure, places: Iterable, points: Iterable[tuple], col
 
 
 def add_paper_points(
-    figure: go.Figure, x: Sequence, points: Sequence[tuple], name: str, colour: str, **look: object
+    figure: go.Figure,
+    x: Iterable,
+    rows: pd.DataFrame,
+    y: str,
+    name: str,
+    colour: str,
+    **look: object,
 ) -> None:
-    """Adds the paper's points, pairs of a value and its interval's half-width, as hollow
-    diamonds."""
-    values, errors = np.array(points, float).T
+    """Adds the paper's values, with their intervals, as hollow diamonds."""
     figure.add_scatter(
         x=x,
-        y=values,
+        y=rows[y],
         name=name,
         mode="markers",
         marker={"symbol": "diamond-open", "size": 9, "color": colour, "line": {"width": 2}},
-        error_y=whiskers(values, values - errors, values + errors),
+        error_y=whiskers(rows[y], rows[f"{y}_low"], rows[f"{y}_high"]),
         hovertemplate="%{fullData.name}: %{y:.3f}<extra></extra>",
         **look,
     )

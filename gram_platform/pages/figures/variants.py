@@ -21,7 +21,7 @@ from gram_platform.pages.figures.style import (
     whiskers,
     with_table,
 )
-from gram_platform.paper.paper import PAPER_SCALES, paper_value
+from gram_platform.paper.paper import printed
 
 
 def variant_figure(
@@ -117,19 +117,17 @@ def _add_paper(
     figure: go.Figure, methods: Sequence[str], value: str, study: str, variants: Sequence[str]
 ) -> None:
     """Adds the paper's values of each method, in the method's colour."""
-    if study not in PAPER_SCALES:
-        return
+    paper = printed(study)
+    paper = paper[paper[VARIANT].isin(variants) & paper[value].notna()]
     for method in methods:
-        found = [(variant, *paper_value(study, variant, method, value)) for variant in variants]
-        # NaN, and the baseline where it is the unit, have no point.
-        absent = 1.0 if method in HIDDEN else np.nan
-        points = [point for point in found if point[1] == point[1] and point[1] != absent]
-        if not points:
-            continue
-        label, colour, *_ = method_style(method)
-        places = [float(name) if is_numeric(variants) else name for name, *_ in points]
-        values, name = [point[1:] for point in points], f"{label}, {IN_PAPER}"
-        add_paper_points(figure, places, values, name, colour, offsetgroup=label)
+        rows, (label, colour, *_) = paper[paper["method"] == method], method_style(method)
+        if method in HIDDEN:
+            # The baseline is the unit where it is 1.
+            rows = rows[rows[value] != 1.0]
+        if len(rows):
+            x = rows[VARIANT].astype(float) if is_numeric(variants) else rows[VARIANT]
+            name = f"{label}, {IN_PAPER}"
+            add_paper_points(figure, x, rows, value, name, colour, offsetgroup=label)
 
 
 def _finish(figure: go.Figure, title: str, varies: str, variants: Sequence[str]) -> None:

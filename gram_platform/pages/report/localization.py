@@ -22,7 +22,7 @@ from gram_platform.analysis.localization import (
     shades,
     shading_scale,
 )
-from gram_platform.analysis.ratios import ALL, BASELINE, MEAN
+from gram_platform.analysis.ratios import ALL, BASELINE, MEAN, VIEW
 from gram_platform.analysis.tables import (
     frame_text,
     interval_text,
@@ -66,6 +66,9 @@ CALIBRATION_METHOD = "filtering"
 # Tokens of a shaded text at most.
 NUM_SHADED = 96
 SHADED = "The same text under every view, without and with this domain."
+CONCENTRATION = (
+    "Fewer tokens carry the loss of the removed domains if a curve rises higher at its left end."
+)
 # Steps of the legend's scale.
 NUM_LEGEND = 5
 TITLES = {"gini": "Gini coefficient of increases", "increase": "increase of the loss (nats)"}
@@ -114,13 +117,10 @@ def read_tokens(
         measured = _loaded(store, [e for e in of_size if e["tags"]["seed"] == seed])
         references = {(m.size, m.seed): m for m in measured if m.method == BASELINE}
         control = _control(store, of_size, seed)
-        rows.append(
-            localize([*(m for m in measured if m.method != BASELINE), *control], references)
-        )
-        if references:
-            texts.setdefault(
-                size, _texts(store, of_size[0]["id"], measured, references[size, seed])
-            )
+        views_of_seed = [*(m for m in measured if m.method != BASELINE), *control]
+        rows.append(localize(views_of_seed, references))
+        if references and size not in texts:
+            texts[size] = _texts(store, of_size[0]["id"], measured, references[size, seed])
     lacking = [_named(e) for e in views if e["id"] not in done]
     found = localization_tables(pd.concat(rows, ignore_index=True), lacking)
     frame, _, source = frames or store_frames(store, record.ids, ())
@@ -131,11 +131,10 @@ def read_tokens(
 
 def tokens_text(record: StudyRecord, results: TokenResults) -> str:
     """Writes the means over domains and profiles, and the claims, for a log."""
-    means = readable_localization(results.found.table[results.found.table["profile"] == MEAN])
-    claims = results.claims.to_dict("records")
+    means = readable_localization(results.found.means)
     judged = [
         f"{c['verdict']}: {c['claim']}, profile {c[PROFILE]} {c[EXPLANATION]}".rstrip()
-        for c in claims
+        for c in results.claims.to_dict("records")
     ]
     judged = [TOO_LITTLE] if record.preset == UNJUDGED_PRESET else judged
     return "\n".join([frame_text(means), "", *judged]).rstrip()
@@ -143,7 +142,7 @@ def tokens_text(record: StudyRecord, results: TokenResults) -> str:
 
 def brief_tokens(record: StudyRecord, results: TokenResults, is_wide: bool) -> Brief:
     """Returns the means over domains and profiles, and the number of claims of each verdict."""
-    means = results.found.table[results.found.table["profile"] == MEAN]
+    means = results.found.means
     names = ["method", *(["size"] if means["size"].nunique() > 1 else []), "class"]
     cells = with_values(means, STATISTICS, interval_text if is_wide else short_text)
     tables = {"means over domains and profiles": labelled(means[names]).assign(**cells)}
@@ -153,9 +152,11 @@ def brief_tokens(record: StudyRecord, results: TokenResults, is_wide: bool) -> B
 def tokens_page(record: StudyRecord, results: TokenResults, tracker: Tracker | None) -> Page:
     """Builds the page: concentration, claims, missing views, shaded texts, tables."""
     found = results.found
+    means = readable_localization(found.means).drop(columns=["profile", "domain"])
+    figures = localization_figures(found)
     sections = [
         Section(HOW_TO_READ, LOCALIZATION_TERMS),
-        _concentration(found),
+        Section("Concentration", CONCENTRATION, figures, table=means, table_is_open=True),
         *judged_sections(results.claims, CLAIMS_TEXT, record.preset),
         *missing_sections(found.missing),
         *(
@@ -169,22 +170,6 @@ def tokens_page(record: StudyRecord, results: TokenResults, tracker: Tracker | N
     ]
     source = f"{results.source}; token losses from the storage"
     return study_report(record, sections, source, tracker, results.claims)
-
-
-def _concentration(found: Localization) -> Section:
-    text = (
-        "Fewer tokens carry the loss of the removed domains if a curve rises higher at its left"
-        " end."
-    )
-    means = readable_localization(found.table[found.table["profile"] == MEAN])
-    figures = localization_figures(found)
-    return Section(
-        "Concentration",
-        text,
-        figures,
-        table=means.drop(columns=["profile", "domain"]),
-        table_is_open=True,
-    )
 
 
 def readable_localization(table: pd.DataFrame) -> pd.DataFrame:
@@ -278,12 +263,8 @@ def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
 
 def shaded_html(text: ShadedText) -> Markup:
     """Renders the legend, and the text once for each view with shaded tokens."""
-    steps = [step / (NUM_LEGEND - 1) for step in range(NUM_LEGEND)]
-    legend = (
-        [(f"{step:.2f}", f"{step * text.scale:.2f}") for step in steps]
-        if text.scale == text.scale
-        else []
-    )
+    steps = np.linspace(0.0, 1.0, NUM_LEGEND) if text.scale == text.scale else ()
+    legend = [(f"{step:.2f}", f"{step * text.scale:.2f}") for step in steps]
     views = [(label, _shaded_tokens(text, increases)) for label, increases in text.views.items()]
     return render("tokens.html", legend=legend, first=_visible(text.pieces[0]), views=views)
 
@@ -304,22 +285,18 @@ def _visible(piece: str) -> str:
 
 def increases_frame(text: ShadedText) -> pd.DataFrame:
     """Tabulates the shading: for each token the baseline's loss and each view's increase."""
-    columns = {
-        "token": [repr(piece)[1:-1] for piece in text.pieces[1:]],
-        "baseline loss": text.baseline.astype(float),
-    }
-    return pd.DataFrame(
-        columns | {label: increases.astype(float) for label, increases in text.views.items()}
-    ).round(4)
+    tokens = {"token": [repr(piece)[1:-1] for piece in text.pieces[1:]]}
+    columns = {"baseline loss": text.baseline, **text.views}
+    numbers = {label: values.astype(float) for label, values in columns.items()}
+    return pd.DataFrame({**tokens, **numbers}).round(4)
 
 
 def _is_baseline(entry: Mapping) -> bool:
     return (entry["tags"]["method"], entry["tags"]["profile"]) == (BASELINE, ALL)
 
 
-def _named(entry: Mapping) -> tuple[str, str, str, str]:
-    tags = entry["tags"]
-    return tags["method"], tags["size"], tags["seed"], tags["profile"]
+def _named(entry: Mapping) -> tuple[str, ...]:
+    return tuple(entry["tags"][name] for name in VIEW)
 
 
 def _loaded(store: Store, entries: Sequence[Mapping]) -> list[MeasuredTokens]:
@@ -328,9 +305,8 @@ def _loaded(store: Store, entries: Sequence[Mapping]) -> list[MeasuredTokens]:
         evaluation = store.evaluation(entry["id"])
         retained = tuple(filter(None, entry["tags"]["retained"].split(",")))
         losses = {domain: tensor.numpy() for domain, tensor in evaluation.tensors().items()}
-        found.append(
-            MeasuredTokens(*_named(entry), retained, losses, evaluation.result()["run_id"])
-        )
+        run_id = evaluation.result()["run_id"]
+        found.append(MeasuredTokens(*_named(entry), retained, losses, run_id))
     return found
 
 
@@ -372,7 +348,5 @@ def _texts(
 
 
 def _label(view: MeasuredTokens, domain: str) -> str:
-    return (
-        f"{method_style(view.method).label}, {domain}"
-        f" {'kept' if domain in view.retained else 'removed'}"
-    )
+    state = "kept" if domain in view.retained else "removed"
+    return f"{method_style(view.method).label}, {domain} {state}"

@@ -40,7 +40,6 @@ from gram_platform.paper.paper import (
     beside_paper,
     beside_published,
     printed,
-    published_means,
 )
 
 TREND = """The largest size is left out, and predicted by a power law in the parameter count through
@@ -130,12 +129,13 @@ def _aggregated_sizes(table: pd.DataFrame) -> list[str]:
 
 def _panels(study: Results, size: str) -> dict[str, go.Figure]:
     """Draws the means beside the paper's printed ones, else beside the published ones."""
-    paper = printed(study.record.compare_with).get("")
-    if paper is None and study.published is not None:
-        paper = published_means(study.published, size)
+    theirs, published = printed(study.record.compare_with), study.published
+    theirs = theirs[theirs[VARIANT] == ""]
+    if theirs.empty and published is not None:
+        theirs = published[(published["profile"] == MEAN) & (published["size"] == size)]
     return drawn(
         {
-            f"aggregate-{name}-{size}": aggregate_figure(study.table, size, name, paper)
+            f"aggregate-{name}-{size}": aggregate_figure(study.table, size, name, theirs)
             for name in CLASSES
         }
     )
