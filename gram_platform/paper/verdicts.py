@@ -216,7 +216,7 @@ def separation_claims(
         )
         if set.intersection(*map(set, sides)):
             text = f"{method}, {size}: retain is above forget"
-            claim = Claim(text, Side(method, "retain"), Side(method, "forget"), "")
+            claim = Claim(text, Side(method, "retain"), Side(method, "forget"))
             error = _unit_error(unit_error, claim, size, {})
             judgements.append(judge(text, *sides, unit_error=error, pseudo=pseudo))
     return judgements
