@@ -57,7 +57,7 @@ def test_the_band_agrees_with_the_exponent_and_the_law():
     frame = trials(3, level=0.05, noise=0.002)
     laws = bootstrap_laws(frame, num_resamples=50)
     for quantity in ("lr", "batch"):
-        law = getattr(laws, quantity)
+        law = laws.laws[quantity]
         at = [laws.predict(quantity, n) for n in (1e8, 2e8, 4e8)]
         assert [value for value, _, _ in at] == pytest.approx(
             [law.predict(n) for n in (1e8, 2e8, 4e8)]

@@ -8,6 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from markupsafe import Markup
 
+from gram_platform.analysis.intervals import ENDS
 from gram_platform.analysis.localization import (
     CONTROL,
     FORGET,
@@ -72,7 +73,10 @@ CONCENTRATION = (
 # Steps of the legend's scale.
 NUM_LEGEND = 5
 TITLES = {"gini": "Gini coefficient of increases", "increase": "increase of the loss (nats)"}
-PATTERNS = {FORGET: "", RETAIN: "/"}
+# By class: name and pattern of the bars.
+BARS = {FORGET: ("forgotten", ""), RETAIN: ("retained", "/")}
+# The name of the control.
+ANOTHER_SEED = "another seed's baseline"
 CLAIMS_TEXT = f"The paper's observations on single sentences, judged over whole sequences. {JUDGED}"
 LOCALIZATION_TERMS = """Increase: a token's loss under a view less its loss under the baseline of
 the same size and seed. Gini: the coefficient of the positive increases; 0 is an even spread, 1 a
@@ -198,32 +202,22 @@ def concentration_figure(curves: pd.DataFrame, size: str) -> go.Figure:
     rows = curves[(curves["size"] == size) & curves["class"].isin([FORGET, CONTROL])]
     figure = go.Figure()
     for (method, kind), points in rows.groupby(["method", "class"], sort=False):
-        style = method_style(method)
-        label = "another seed's baseline" if kind == CONTROL else style.label
+        label, colour, _, dash = method_style(method)
+        if kind == CONTROL:
+            label, dash = ANOTHER_SEED, "dot"
         figure.add_scatter(
             x=points["tokens"],
             y=points["share"],
             name=label,
             mode="lines",
-            line={
-                "color": style.colour,
-                "dash": "dot" if kind == CONTROL else style.dash,
-                "width": 2,
-            },
+            line={"color": colour, "dash": dash, "width": 2},
             customdata=hover_runs(points),
             hovertemplate=(
                 f"<b>{label}</b><br>%{{x:.0%}} of the tokens:"
                 " %{y:.1%}<br>%{customdata}<extra></extra>"
             ),
         )
-    figure.add_scatter(
-        x=[0, 1],
-        y=[0, 1],
-        mode="lines",
-        line={"color": GREY, "width": 1},
-        showlegend=False,
-        hoverinfo="skip",
-    )
+    figure.add_shape(type="line", x0=0, y0=0, x1=1, y1=1, line={"color": GREY, "width": 1})
     styled(figure, f"Forgotten domains, {size}", "share of the tokens", "share of the increase")
     figure.update_xaxes(tickformat=".0%", range=[0, 1])
     figure.update_yaxes(tickformat=".0%", range=[0, 1.02])
@@ -238,27 +232,26 @@ def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
     """
     means = table[(table["profile"] == MEAN) & (table["size"] == size) & table[value].notna()]
     figure = go.Figure()
-    for kind, pattern in PATTERNS.items():
+    for kind, (name, pattern) in BARS.items():
         rows = means[means["class"] == kind]
         if rows.empty:
             continue
+        colours = [method_style(method).colour for method in rows["method"]]
         figure.add_bar(
-            x=[method_style(method).label for method in rows["method"]],
+            x=labelled(rows)["method"],
             y=rows[value],
-            name={FORGET: "forgotten", RETAIN: "retained"}[kind],
-            marker={
-                "color": [method_style(method).colour for method in rows["method"]],
-                "pattern": {"shape": pattern, "size": 6},
-            },
+            name=name,
+            marker={"color": colours, "pattern": {"shape": pattern, "size": 6}},
             error_y=whiskers(rows[value], rows[f"{value}_low"], rows[f"{value}_high"]),
             **ratio_hover(rows, f"{value}_", "<b>%{x}</b>, %{fullData.name}"),
         )
     for level in means.loc[means["class"] == CONTROL, value]:
-        level_line(figure, level, "another seed's baseline")
-    styled(figure, f"{TITLES[value][0].upper()}{TITLES[value][1:]}, {size}", "", TITLES[value])
+        level_line(figure, level, ANOTHER_SEED)
+    title = TITLES[value]
+    styled(figure, f"{title[0].upper()}{title[1:]}, {size}", "", title)
     figure.update_layout(barmode="group", title_font_size=13)
-    columns = [value, f"{value}_low", f"{value}_high", "num_seeds", "runs"]
-    return with_table(figure, means.filter(["method", "size", "profile", "class", *columns]))
+    names = ["method", "size", "profile", "class", *(value + end for end in ENDS)]
+    return with_table(figure, means.filter([*names, "num_seeds", "runs"]))
 
 
 def shaded_html(text: ShadedText) -> Markup:
