@@ -112,10 +112,8 @@ def window_table(
     windows: Iterable[float | None] = WINDOWS,
     as_published: bool = False,
 ) -> pd.DataFrame:
-    """Returns a row per window, widest first: both exponents, t-intervals, R2 and the sizes used.
-
-    NaN is the window of all cells. Trust an exponent no further than it moves down this table.
-    """
+    """Returns a row per window, widest first (NaN: all cells): both exponents, t-intervals, R2 and
+    the sizes used. Trust an exponent no further than it moves down this table."""
     rows = []
     for window in sorted(set(windows), key=lambda w: -math.inf if w is None else -w):
         laws = laws_table(trials, window, 1, as_published).set_index("quantity")
@@ -145,11 +143,9 @@ def _fit(
     used = used_trials(trials, as_published)
     used = used[used["size"].isin(entered)]
     left_out = "; ".join(f"{s}: {why or weak[s]}" for s, why in refused.items() if s not in entered)
-    laws = (
-        bootstrap_laws(used, window, num_resamples, as_published=as_published)
-        if len(entered) > 1
-        else None
-    )
+    laws = None
+    if len(entered) > 1:
+        laws = bootstrap_laws(used, window, num_resamples, as_published)
     is_number = laws is None or all(0.0 < law.coefficient < math.inf for law in laws.laws.values())
     no_law = [
         _why_no_law(entered, weak, left_out),
@@ -170,16 +166,12 @@ def _why_no_law(entered: Sequence[str], weak: Mapping[str, str], left_out: str) 
     """Says what keeps a fit to these sizes from being a law; "" for a law."""
     few = f"sizes with an optimum: {len(entered)}, at least {FEWEST_SIZES} are needed"
     reasons = [few, left_out] if len(entered) < FEWEST_SIZES else []
-    return "; ".join(
-        filter(None, [*reasons, *(f"{size}: {weak[size]}" for size in entered if size in weak)])
-    )
+    reasons += [f"{size}: {weak[size]}" for size in entered if size in weak]
+    return "; ".join(filter(None, reasons))
 
 
 def _why_weak(row: pd.Series) -> str:
-    """Says why the evidence does not place an optimum.
-
-    "" for one inside its grid, with a curvature above its noise.
-    """
+    """Says why an optimum has no sure place; "" for one inside its grid that noise cannot bend."""
     reasons = []
     if row["on_edge"]:
         reasons.append(
@@ -306,12 +298,8 @@ def bootstrap_laws(
     sizes, groups = [], []
     for parameters, of_size in trials.groupby("parameters", sort=True):
         sizes.append(float(parameters))
-        groups.append(
-            [
-                of_seed[["lr", "batch", "loss"]].to_numpy(float)
-                for _, of_seed in of_size.groupby("seed")
-            ]
-        )
+        seeds = of_size.groupby("seed")[["lr", "batch", "loss"]]
+        groups.append([of_seed.to_numpy(float) for _, of_seed in seeds])
     pooled = _optima(sizes, groups, window, as_published)
     num_seeds = np.array([len(seeds) for seeds in groups])
     laws = {q: fit_power_law(sizes, values) for q, values in zip(QUANTITIES, pooled, strict=True)}
@@ -405,13 +393,6 @@ def predictions(law: Law | None, sizes: Sequence[Size]) -> pd.DataFrame:
             if source is not None and source.predicts(n):
                 values = (source.lr(n), source.batch(n, size.seq_len))
             row |= dict(zip((f"{name}lr", f"{name}batch"), values, strict=True))
-        beyond = math.nan if law is None or law.flaw else law.times_beyond(n)
-        rows.append(
-            {
-                **row,
-                "times_beyond": beyond,
-                "ladder_lr": size.peak_lr,
-                "ladder_batch": size.batch_size,
-            }
-        )
+        row["times_beyond"] = math.nan if law is None or law.flaw else law.times_beyond(n)
+        rows.append({**row, "ladder_lr": size.peak_lr, "ladder_batch": size.batch_size})
     return pd.DataFrame(rows)

@@ -171,11 +171,10 @@ def per_seed_frame(ratios: pd.DataFrame, declared: pd.DataFrame) -> tuple[pd.Dat
 
     The columns are ROW, seed, CLASSES (mean compute ratios), retained and NUM_DOMAINS. A class with
     one unknown domain is unknown (NaN). NUM_DOMAINS count the domains of each class, known or not;
-    0 if the view lacks the class. `retained` is the view's, by which `averaged_profiles` finds the
-    profiles of the mean. The profile `mean` (`retained` empty) is the mean over all pairs of a
-    profile and a domain (`pair_means`) of the paper's profiles, core with at most one auxiliary
-    domain; of all profiles for a method without these (the baseline's all). A seed without one of
-    the profiles `declared` for its method gets a note instead.
+    0 if the view lacks the class. The profile `mean` (`retained` empty) has the `pair_means` of the
+    paper's profiles, core with at most one auxiliary domain; of all profiles for a method without
+    these (the baseline's all). A seed without one of the profiles `declared` for its method gets a
+    note instead.
     """
     by_class = ratios.groupby([*VIEW, "class"], sort=False)["compute_ratio"]
     wide = (
@@ -239,9 +238,9 @@ def over_seeds(
     """Returns TABLE_COLUMNS from a `per_seed` frame: means over seeds with t-intervals.
 
     The rows are in the frame's order. `names` and `values`: the columns that name a row, and the
-    averaged ones, in place of ROW and CLASSES. A value that the frame lacks is NaN. The intervals
-    are of the frame's pseudo-values, if it has them. `num_seeds` counts those of the value that has
-    the fewest, of the values that have any.
+    averaged ones. A value that the frame lacks is NaN. The intervals are of the frame's
+    pseudo-values, if it has them. `num_seeds` counts those of the value that has the fewest, of the
+    values that have any.
     """
     columns, rows = [*names, *values], []
     frame, spread = (f.reindex(columns=columns) for f in (per_seed, pseudo_frame(per_seed, values)))

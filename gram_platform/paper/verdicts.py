@@ -2,16 +2,13 @@
 
 A claim says that a seed-paired difference, left - right, lies in a range. The verdict is "agree" if
 the 90% t-interval of the mean difference lies wholly inside the range, "disagree" if wholly
-outside. Most ranges are "above zero". "No worse than" is one-sided, with the same margin in every
-study: core and retain may be a little lower, forget and elicited a little higher. Where the unit's
-error is known, that of a curve that no seed fits, it is added in quadrature to the interval's
-half-width, and the verdict uses the wider interval. If it alone reaches the claim's margin, the
-claim is "not measurable here". Where it is not known there is no verdict, except on numbers of
-others: those are judged by the authors' way, over seeds alone. One or two seeds have no interval,
-nor has a difference without pseudo-values: the verdict then rests on the difference and the unit's
-error alone, and says so. Each verdict comes with the smallest true difference that as many seeds
-with this spread would show, and with the verdict that Holm's correction leaves of it among all
-claims.
+outside. Where the unit's error is known, that of a curve that no seed fits, it is added in
+quadrature to the interval's half-width. If it alone reaches the claim's margin, the claim is "not
+measurable here". Where it is not known there is no verdict, except on numbers of others, which are
+judged over seeds alone, as their authors do. One or two seeds have no interval, nor has a
+difference without pseudo-values: the verdict then rests on the difference and the unit's error
+alone, and says so. Each verdict comes with the smallest true difference that as many seeds with
+this spread would show, and with the verdict that Holm's correction leaves of it among all claims.
 """
 
 import math
@@ -76,15 +73,12 @@ UNJUDGED_PRESET = "smoke"
 TOO_LITTLE = (
     "This preset shows that everything runs. Its models have seen too little text to judge a claim."
 )
-# A column of claims.
-UNIT_ERROR = "unit_error"
+# Columns of claims: see `Judgement`, the profile at which a claim is judged, what explains a
+# verdict, and the verdict by Holm's correction.
+UNIT_ERROR, PROFILE, EXPLANATION, HOLM = "unit_error", "profile", "explanation", "holm_verdict"
 # Columns of claims that no file has: the range that the claim names, two seeds' differences.
 WITHIN, POINTS = "within", "points"
 UNWRITTEN = [WITHIN, POINTS]
-# Columns of claims: what explains a verdict, and the verdict by Holm's correction.
-EXPLANATION, HOLM = "explanation", "holm_verdict"
-# A column of claims: the profile at which they are judged.
-PROFILE = "profile"
 # {seed: value}.
 Values = Mapping[Hashable, float]
 VERDICT_COLUMNS = ["claim", PROFILE, "size", VARIANT, "verdict", "difference", "low", "high"]
@@ -231,9 +225,7 @@ def shared_profile(rows: pd.DataFrame) -> str:
     rows = rows[
         ~rows["profile"].isin([ALL, MEAN]) & rows["retain"].notna() & (rows["method"] != BASELINE)
     ]
-    counts = (
-        rows.drop_duplicates(["method", "size", "profile"]).groupby("profile", sort=True).size()
-    )
+    counts = rows.drop_duplicates(["method", "size", "profile"]).groupby("profile").size()
     return MEAN if counts.empty else str(counts.idxmax())
 
 
@@ -255,11 +247,8 @@ def paper_claims(
     the paper's table), `source`, the `size` and `variant` of the judgement, and where a claim that
     is not measurable here could be decided. Claims of which no seed has both sides are left out.
     """
-    rows, spread, compared = (
-        [],
-        pseudo_frame(per_seed, CLASSES),
-        compared or shared_profile(per_seed),
-    )
+    rows, spread = [], pseudo_frame(per_seed, CLASSES)
+    compared = compared or shared_profile(per_seed)
     sizes = _values(per_seed, "size")
     numbers = [(parameters or {}).get(size) or size_key(size)[1] for size in sizes]
     places = dict(zip(sizes, np.log(numbers) if all(numbers) else range(len(sizes)), strict=True))
@@ -395,12 +384,12 @@ def _means(rows: pd.DataFrame, side: Side, profiles: frozenset[str]) -> dict[str
     """Returns `{seed: mean of the class over the profiles' domains}`, without seeds that lack a
     profile or value."""
     seeds = rows[rows["profile"].isin(profiles)].groupby("seed")
-    means = {
-        seed: pair_means(views, side.name)
-        for seed, views in seeds
-        if set(views["profile"]) == profiles
-    }
-    return {seed: mean for seed, mean in means.items() if not math.isnan(mean)}
+    means = {}
+    for seed, views in seeds:
+        mean = pair_means(views, side.name)
+        if set(views["profile"]) == profiles and not math.isnan(mean):
+            means[seed] = mean
+    return means
 
 
 def localization_claims(per_seed: pd.DataFrame) -> pd.DataFrame:

@@ -2,8 +2,8 @@
 
 Any call may fail with TrackingUnavailable, and nothing is lost: the next `mirror` or `sync`
 compares MLflow with the storage and sends the difference. An interrupted send leaves the tag
-`gram.sending_step`; then whole histories are compared. Processes of one machine lock a node.
-Machines share no lock: after a collision the sender looks again and sends the rest.
+`gram.sending_step`; then whole histories are compared. Processes of one machine lock a node;
+`sender.py` says what happens when two machines send one.
 """
 
 import re
