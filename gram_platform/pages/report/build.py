@@ -17,7 +17,7 @@ from gram_platform.pages.figures.study import HIDDEN
 from gram_platform.pages.figures.style import drawn, method_style
 from gram_platform.pages.figures.variants import domain_variant_figure, variant_figure
 from gram_platform.pages.report.claims import claim_sections
-from gram_platform.pages.report.modules import absorption_sections
+from gram_platform.pages.report.modules import absorption_sections, composing_sections
 from gram_platform.pages.report.page import (
     Page,
     Section,
@@ -29,14 +29,18 @@ from gram_platform.pages.report.page import (
 from gram_platform.pages.report.sections import (
     AT_ITS_SCALE,
     RUNS,
+    aggregate_sections,
     attack_sections,
     capabilities_section,
     cost_sections,
     curve_sections,
     missing_sections,
     paper_sections,
-    plain_sections,
+    profile_sections,
+    published_sections,
     renamed,
+    scaling_sections,
+    trend_sections,
 )
 from gram_platform.pages.report.warning import unit_error, unit_warning, warning_sections
 from gram_platform.pages.results.record import Results, StudyRecord, study_report
@@ -89,16 +93,23 @@ def report_sections(study: Results) -> list[Section]:
     They are: what went wrong, the terms, main numbers and figure, claims, missing results, tables,
     other figures, runs.
     """
-    main, others = varied_sections(study) if study.record.varies else plain_sections(study)
+    if study.record.varies:
+        main, others = _variant_sections(study), _domain_sections(study)
+    else:
+        main = [*composing_sections(study), *scaling_sections(study), *aggregate_sections(study)]
+        others = [*trend_sections(study), *profile_sections(study)]
     return [
         *warning_sections(study, unit_warning(study.record)),
         terms_section(study_terms(study)),
         *headline_sections(study),
-        *main,
+        *main[:1],
+        *absorption_sections(study),
         *claim_sections(study),
         *missing_sections(study.analysis.missing),
         capabilities_section(study),
         *paper_sections(study),
+        *published_sections(study),
+        *main[1:],
         *others,
         *cost_sections(study),
         *curve_sections(study),
@@ -134,10 +145,8 @@ def headline_sections(study: Results) -> list[Section]:
     seeds = zip(labelled(rows)["method"], rows["num_seeds"], strict=True)
     named = " and ".join(f"{label} ({n} seed{'s' * (n != 1)})" for label, n in seeds)
     text = f"{named}{place}: compute ratios with 90% intervals over seeds."
-    methods = [
-        (method_style(row["method"]).colour, _tiles(row, study.record))
-        for row in rows.to_dict("records")
-    ]
+    records = rows.to_dict("records")
+    methods = [(method_style(r["method"]).colour, _tiles(r, study.record)) for r in records]
     return [Section("At a glance", text, markup=render("tiles.html", methods=methods))]
 
 
@@ -177,12 +186,6 @@ def _tiles(row: dict, record: StudyRecord) -> list[tuple[str, str, str]]:
         if value:
             tiles.append((f"{label} {name}", value, margins))
     return tiles
-
-
-def varied_sections(study: Results) -> tuple[list[Section], list[Section]]:
-    """Builds the main figures, and the other sections that only a study with variants has."""
-    figures = _variant_sections(study)
-    return [*figures[:1], *absorption_sections(study)], [*figures[1:], *_domain_sections(study)]
 
 
 def _variant_sections(study: Results) -> list[Section]:

@@ -24,7 +24,6 @@ from gram_platform.pages.figures.study import (
     scaling_figure,
 )
 from gram_platform.pages.figures.style import drawn
-from gram_platform.pages.report.modules import composing_sections
 from gram_platform.pages.report.page import (
     Section,
     is_attack,
@@ -60,19 +59,7 @@ CURVES, MISSING, RUNS = "Learning curves and their fits", "Missing", "Runs"
 FEW = 10
 
 
-def plain_sections(study: Results) -> tuple[list[Section], list[Section]]:
-    """Builds the main figure, and the other sections that only a study without variants has."""
-    figures = [*composing_sections(study), *_scaling_sections(study), *_aggregate_sections(study)]
-    others = [
-        *published_sections(study),
-        *figures[1:],
-        *trend_sections(study),
-        *_profile_sections(study),
-    ]
-    return figures[:1], others
-
-
-def _scaling_sections(study: Results) -> list[Section]:
+def scaling_sections(study: Results) -> list[Section]:
     """Shows compute ratio against model size; [] if the bars of a single size show the same."""
     table, profile = study.table, study.shown_profile
     if len(set(table["size"])) == 1 and _aggregated_sizes(table):
@@ -89,7 +76,7 @@ def _scaling_sections(study: Results) -> list[Section]:
     return [Section("Scaling", text, drawn(panels), table=rows)]
 
 
-def _aggregate_sections(study: Results) -> list[Section]:
+def aggregate_sections(study: Results) -> list[Section]:
     """Shows the methods' means over profiles, beside the paper's if the study declares it."""
     table, sizes = study.table, _aggregated_sizes(study.table)
     if not sizes:
@@ -126,7 +113,7 @@ def _panels(study: Results, size: str) -> dict[str, go.Figure]:
     return drawn(dict(zip(names, panels, strict=True)))
 
 
-def _profile_sections(study: Results) -> list[Section]:
+def profile_sections(study: Results) -> list[Section]:
     """Shows bars for each method and size, without the baseline, which is 1 by construction.
 
     A study of every subset of modules shows the profiles with none, one and all of them.

@@ -53,7 +53,6 @@ class ExternalStudy:
     evaluations: pd.DataFrame
     curves: pd.DataFrame
     attacks: pd.DataFrame
-    declared: pd.DataFrame
     # Pairs of an omission and its reason.
     notes: tuple[tuple[str, str], ...]
 
@@ -91,7 +90,7 @@ def _prepare(
     attacks, notes = _attacks(rows[rows[ELICITED]], views)
     dropped = [] if variants else [VARIANT]
     record = _record(name, external, declared, used, variants, unit, rows)
-    frames = (views, _tidy(pd.concat(curves, ignore_index=True)), attacks, _declared_views(views))
+    frames = (views, _tidy(pd.concat(curves, ignore_index=True)), attacks)
     return ExternalStudy(record, *(frame.drop(columns=dropped) for frame in frames), notes)
 
 
@@ -101,12 +100,10 @@ def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Results:
     The intervals take the curve as fixed, as the published ones do.
     """
     record, notes = prepared.record, pd.DataFrame(prepared.notes, columns=NO_NOTES.columns)
-    frames = (prepared.evaluations, prepared.curves, prepared.attacks, prepared.declared)
-    analysis = analysed(record, *frames, CURVE_FIXED)
+    views, curves, attacks = prepared.evaluations, prepared.curves, prepared.attacks
+    analysis = analysed(record, views, curves, attacks, _declared_views(views), CURVE_FIXED)
     analysis = replace(analysis, missing=pd.concat([analysis.missing, notes], ignore_index=True))
-    results = Results(
-        record, analysis, prepared.curves, NO_RUNS, judged(record, analysis), "the folder"
-    )
+    results = Results(record, analysis, curves, NO_RUNS, judged(record, analysis), "the folder")
     if record.varies or not is_beside:
         return results
     domains = set(analysis.ratios["domain"])
@@ -216,7 +213,7 @@ def _evaluations(rows: pd.DataFrame) -> pd.DataFrame:
 def _declared_views(views: pd.DataFrame) -> pd.DataFrame:
     """Declares every profile of a method at a size for all of its seeds there, so that missing
     seeds are named."""
-    names = [VARIANT, "method", "size"]
+    names = [name for name in (VARIANT, "method", "size") if name in views]
     profiles = views[[*names, "profile", "retained"]].drop_duplicates()
     return profiles.merge(views[[*names, "seed"]].drop_duplicates(), on=names)
 
