@@ -65,7 +65,8 @@ def cells(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
         for end, how in (("", "mean"), ("_low", "min"), ("_high", "max"))
     }
     grouped = frame.groupby(["parameters", "size", "lr", "batch"])
-    table = grouped.agg(**losses, **counts, runs=("run_id", _joined)).reset_index()
+    ids = ("run_id", lambda runs: " ".join(filter(None, runs.astype(str))))
+    table = grouped.agg(**losses, **counts, runs=ids).reset_index()
     is_used = (table["num_seeds"] > 0) & (table["num_diverged"] == 0)
     return table.assign(used=is_used)[[*CELL, *losses, *counts, "used", "runs"]]
 
@@ -222,10 +223,6 @@ def checked_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFra
         allowed = "one row for each size, lr, batch and seed (fits as published take repeated rows)"
         raise invalid("trials", twice[key].iloc[0].to_dict(), allowed)
     return frame.sort_values(key, kind="stable").reset_index(drop=True)
-
-
-def _joined(runs: pd.Series) -> str:
-    return " ".join(run for run in runs.astype(str) if run)
 
 
 def _columns(group: pd.DataFrame) -> tuple[pd.Series, pd.Series, pd.Series]:

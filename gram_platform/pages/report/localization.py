@@ -157,10 +157,13 @@ def tokens_page(record: StudyRecord, results: TokenResults, tracker: Tracker | N
     """Builds the page: concentration, claims, missing views, shaded texts, tables."""
     found = results.found
     means = readable_localization(found.means).drop(columns=["profile", "domain"])
-    figures = localization_figures(found)
+    figures = {}
+    for size in dict.fromkeys(found.table["size"]):
+        figures[f"concentration-{size}"] = concentration_figure(found.curves, size)
+        figures |= {f"{v}-{size}": localization_bars(found.table, size, v) for v in TITLES}
     sections = [
         Section(HOW_TO_READ, LOCALIZATION_TERMS),
-        Section("Concentration", CONCENTRATION, figures, table=means, table_is_open=True),
+        Section("Concentration", CONCENTRATION, drawn(figures), table=means, table_is_open=True),
         *judged_sections(results.claims, CLAIMS_TEXT, record.preset),
         *missing_sections(found.missing),
         *(
@@ -181,15 +184,6 @@ def readable_localization(table: pd.DataFrame) -> pd.DataFrame:
     return with_intervals(table, TOKEN_ROW, STATISTICS).assign(
         num_tokens=table["num_tokens"], num_seeds=table["num_seeds"]
     )
-
-
-def localization_figures(found: Localization) -> dict[str, go.Figure]:
-    """Draws every figure of the page; the keys name files."""
-    figures = {}
-    for size in dict.fromkeys(found.table["size"]):
-        figures[f"concentration-{size}"] = concentration_figure(found.curves, size)
-        figures |= {f"{v}-{size}": localization_bars(found.table, size, v) for v in TITLES}
-    return drawn(figures)
 
 
 def concentration_figure(curves: pd.DataFrame, size: str) -> go.Figure:

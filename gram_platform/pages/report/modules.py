@@ -1,6 +1,6 @@
 """Shows which module learns unlabelled text, and what more modules at once cost."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
@@ -57,9 +57,18 @@ def absorption_sections(study: Results) -> list[Section]:
     """Shows a panel for each method and domain, the last size open; [] without probes."""
     if study.absorption is None or study.absorption.empty:
         return []
-    figures: dict[str, dict[str, go.Figure]] = {size: {} for size in study.absorption["size"]}
-    for size, name, figure in _probe_panels(study.absorption):
-        figures[size][name] = figure
+    figures: dict[str, dict[str, go.Figure]] = {}
+    curves = share_curves(study.absorption)
+    names = [name for name in (VARIANT, "method", "size") if name in curves]
+    several = [name for name in names if name == "size" or curves[name].nunique() > 1]
+    for key, rows in curves.groupby(names, sort=False):
+        named = dict(zip(names, key, strict=True))
+        labels = [method_style(named[n]).label if n == "method" else named[n] for n in several]
+        # Core's batches come first.
+        for domain in core_first(tuple(dict.fromkeys(rows["domain"]))):
+            title = f"Batches of {', '.join([domain, *labels])}"
+            panel = absorption_figure(rows, domain, title)
+            figures.setdefault(named["size"], {})["-".join(("absorption", *key, domain))] = panel
     table = readable_shares(final_shares(study.absorption))
     table = table.rename(columns={VARIANT: study.record.varies or VARIANT})
     title = "Which module learns what is not labelled"
@@ -119,19 +128,6 @@ def readable_shares(final: pd.DataFrame) -> pd.DataFrame:
     modules = [module for module in dict.fromkeys(final["module"]) if module != MEAN]
     columns = [*names, "batches of", own, *modules, "num_seeds"]
     return pd.DataFrame(rows, columns=columns).fillna("")
-
-
-def _probe_panels(shares: pd.DataFrame) -> Iterator[tuple[str, str, go.Figure]]:
-    """Yields (size, name for a file, figure), core's batches first."""
-    curves = share_curves(shares)
-    names = [name for name in (VARIANT, "method", "size") if name in curves]
-    several = [name for name in names if name == "size" or curves[name].nunique() > 1]
-    for key, rows in curves.groupby(names, sort=False):
-        named = dict(zip(names, key, strict=True))
-        labels = [method_style(named[n]).label if n == "method" else named[n] for n in several]
-        for domain in core_first(tuple(dict.fromkeys(rows["domain"]))):
-            figure = absorption_figure(rows, domain, f"Batches of {', '.join([domain, *labels])}")
-            yield named["size"], "-".join(("absorption", *key, domain)), figure
 
 
 def composing_sections(study: Results) -> list[Section]:

@@ -106,7 +106,9 @@ class Page:
         counted = f"Claims: {verdict_counts(self.claims['verdict'])}.\n\n" if has_claims else ""
         parts = {
             "intro": _paragraphs(counted + self.intro),
-            "source": _source(self.source),
+            "source": Markup('<p id="{}">{}</p>').format(SOURCE_ID, self.source)
+            if self.source
+            else "",
             "main": sections_html(self.sections, f"#{SOURCE_ID}" if self.source else ""),
             "title": self.title,
             "contents": _contents(self.sections),
@@ -175,10 +177,6 @@ def _templates() -> Environment:
 def _paragraphs(text: str) -> Markup:
     parts = (part.strip() for part in text.split("\n\n"))
     return Markup().join(Markup("<p>{}</p>").format(part) for part in parts if part)
-
-
-def _source(text: str) -> Markup:
-    return Markup('<p id="{}">{}</p>').format(SOURCE_ID, text) if text else Markup()
 
 
 def _contents(sections: Sequence[Section]) -> Markup:

@@ -77,7 +77,8 @@ def scaling_sections(study: Results) -> list[Section]:
 
 
 def aggregate_sections(study: Results) -> list[Section]:
-    """Shows the methods' means over profiles, beside the paper's if the study declares it."""
+    """Shows the methods' means over profiles, beside the paper's printed ones, else beside the
+    published ones."""
     table, sizes = study.table, _aggregated_sizes(study.table)
     if not sizes:
         return []
@@ -88,7 +89,13 @@ def aggregate_sections(study: Results) -> list[Section]:
         text += f" The diamonds are the paper's. {AT_ITS_SCALE}"
     elif study.published is not None and set(sizes) & set(study.published["size"]):
         text += " The diamonds are the published means at the same size."
-    panels = {size: _panels(study, size) for size in sizes}
+    paper, panels = printed(study.record.compare_with), {}
+    for size in sizes:
+        theirs, published = paper[paper[VARIANT] == ""], study.published
+        if theirs.empty and published is not None:
+            theirs = published[(published["profile"] == MEAN) & (published["size"] == size)]
+        bars = {f"aggregate-{n}-{size}": aggregate_figure(table, size, n, theirs) for n in CLASSES}
+        panels[size] = drawn(bars)
     return [section_by_size(title, text, panels, means, table_is_open=False)]
 
 
@@ -100,17 +107,6 @@ def _aggregated_sizes(table: pd.DataFrame) -> list[str]:
         if len(averaged) == 1 and (rows["profile"] == MEAN).any():
             sizes.append(size)
     return sizes
-
-
-def _panels(study: Results, size: str) -> dict[str, go.Figure]:
-    """Draws the means beside the paper's printed ones, else beside the published ones."""
-    theirs, published = printed(study.record.compare_with), study.published
-    theirs = theirs[theirs[VARIANT] == ""]
-    if theirs.empty and published is not None:
-        theirs = published[(published["profile"] == MEAN) & (published["size"] == size)]
-    panels = [aggregate_figure(study.table, size, name, theirs) for name in CLASSES]
-    names = [f"aggregate-{name}-{size}" for name in CLASSES]
-    return drawn(dict(zip(names, panels, strict=True)))
 
 
 def profile_sections(study: Results) -> list[Section]:

@@ -222,17 +222,14 @@ class Results:
         return profile if (self.table["profile"] == profile).any() else shared_profile(self.table)
 
 
-def publish(
+def study_log(
     record: StudyRecord,
-    store: Store,
     files: Mapping[str, bytes],
     figures: Mapping[str, object],
-    tracker: Tracker | None,
     lines: Sequence[Line],
     ratios: Mapping[str, Mapping[str, float]],
-) -> dict[str, str]:
-    """Writes a study's files and study.json, logs them to MLflow if there is a tracker; returns
-    {name: path}.
+) -> StudyLog:
+    """Returns what MLflow gets of a study, study.json among its files.
 
     `lines`: of the figures that MLflow shall draw too. `ratios`: metrics of evaluations, by id.
     """
@@ -249,8 +246,7 @@ def publish(
         for e in reversed(record.entries)
     }
     code = code_text(record.submissions)
-    log = StudyLog(record.name, files, figures, record.params, lines, tags, views, code, ratios)
-    return publish_files(log, store, tracker)
+    return StudyLog(record.name, files, figures, record.params, lines, tags, views, code, ratios)
 
 
 def publish_files(study: StudyLog, store: Store, tracker: Tracker | None) -> dict[str, str]:

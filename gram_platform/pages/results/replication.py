@@ -81,8 +81,13 @@ def _prepare(
         parts.append(here)
         curves.append(baseline.curves.assign(**{VARIANT: variant}))
     rows = _named(pd.concat(parts, ignore_index=True), used)
-    unit = _unit_of(name, baselines, used) if variants else ""
-    views = _evaluations(rows[~rows[ELICITED]])
+    units = {baselines.unit(name, size) for size, _ in used}
+    # The reference for all; "" if each variant has its own.
+    unit = units.pop() if variants and len(units) == 1 else ""
+    # A row for each view, with a column for each domain.
+    views = rows[~rows[ELICITED]]
+    views = views.pivot(index=[VARIANT, *VIEW, "retained"], columns="domain", values="loss")
+    views = views.add_prefix(PREFIX).reset_index().rename_axis(columns=None)
     profile = external.declared.get(name, {}).get("profile", "")
     profiles = dict.fromkeys([MEAN, *views["profile"]])
     if profile and profile not in profiles:
@@ -90,7 +95,11 @@ def _prepare(
     attacks, notes = _attacks(rows[rows[ELICITED]], views)
     dropped = [] if variants else [VARIANT]
     record = _record(name, external, declared, used, variants, unit, rows)
-    frames = (views, _tidy(pd.concat(curves, ignore_index=True)), attacks)
+    points = pd.concat(curves, ignore_index=True)
+    # It tells apart baselines that several variants share.
+    points["run_id"] = points["study"] + " " + points["size"] + " seed " + points["seed"]
+    points = points[["run_id", VARIANT, "size", "seed", "step", "domain", "loss"]]
+    frames = (views, points, attacks)
     return ExternalStudy(record, *(frame.drop(columns=dropped) for frame in frames), notes)
 
 
@@ -101,7 +110,11 @@ def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Results:
     """
     record, notes = prepared.record, pd.DataFrame(prepared.notes, columns=NO_NOTES.columns)
     views, curves, attacks = prepared.evaluations, prepared.curves, prepared.attacks
-    analysis = analysed(record, views, curves, attacks, _declared_views(views), CURVE_FIXED)
+    # Every profile of a method at a size for all of its seeds there, so that lost ones are named.
+    names = [name for name in (VARIANT, "method", "size") if name in views]
+    declared = views[[*names, "profile", "retained"]].drop_duplicates()
+    declared = declared.merge(views[[*names, "seed"]].drop_duplicates(), on=names)
+    analysis = analysed(record, views, curves, attacks, declared, CURVE_FIXED)
     analysis = replace(analysis, missing=pd.concat([analysis.missing, notes], ignore_index=True))
     results = Results(record, analysis, curves, NO_RUNS, judged(record, analysis), "the folder")
     if record.varies or not is_beside:
@@ -184,12 +197,6 @@ def _require_domains(rows: pd.DataFrame, baseline: Baseline, size: str) -> None:
             raise invalid(f"{CURVES_FILE}, row {number}, domain", domain, allowed)
 
 
-def _unit_of(name: str, baselines: BaselineRules, used: Mapping[tuple[str, str], Baseline]) -> str:
-    """Returns the variant whose baselines are the reference for all; "" if each has its own."""
-    units = {baselines.unit(name, size) for size, _ in used}
-    return units.pop() if len(units) == 1 else ""
-
-
 def _named(rows: pd.DataFrame, used: Mapping[tuple[str, str], Baseline]) -> pd.DataFrame:
     """Adds profiles to the rows; a baseline retains everything."""
     named = []
@@ -202,20 +209,6 @@ def _named(rows: pd.DataFrame, used: Mapping[tuple[str, str], Baseline]) -> pd.D
             named.append((row["retained"], profile_name(kept, domains)))
     retained, profiles = zip(*named, strict=True)
     return rows.assign(retained=retained, profile=profiles)
-
-
-def _evaluations(rows: pd.DataFrame) -> pd.DataFrame:
-    """Makes a row for each view, with a column for each domain."""
-    wide = rows.pivot(index=[VARIANT, *VIEW, "retained"], columns="domain", values="loss")
-    return wide.add_prefix(PREFIX).reset_index().rename_axis(columns=None)
-
-
-def _declared_views(views: pd.DataFrame) -> pd.DataFrame:
-    """Declares every profile of a method at a size for all of its seeds there, so that missing
-    seeds are named."""
-    names = [name for name in (VARIANT, "method", "size") if name in views]
-    profiles = views[[*names, "profile", "retained"]].drop_duplicates()
-    return profiles.merge(views[[*names, "seed"]].drop_duplicates(), on=names)
 
 
 def _attacks(rows: pd.DataFrame, views: pd.DataFrame) -> tuple[pd.DataFrame, tuple]:
@@ -235,14 +228,6 @@ def _attacks(rows: pd.DataFrame, views: pd.DataFrame) -> tuple[pd.DataFrame, tup
         else:
             good.append({**row, ELICITED: domain})
     return pd.DataFrame(good, columns=[VARIANT, *ATTACK_COLUMNS]), tuple(notes)
-
-
-def _tidy(curves: pd.DataFrame) -> pd.DataFrame:
-    """Makes a row for each point; `run_id` tells apart baselines that several variants share."""
-    run_id = curves["study"] + " " + curves["size"] + " seed " + curves["seed"]
-    return curves.assign(run_id=run_id)[
-        ["run_id", VARIANT, "size", "seed", "step", "domain", "loss"]
-    ]
 
 
 def _record(
