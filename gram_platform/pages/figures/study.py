@@ -113,12 +113,11 @@ def scaling_figure(
     there is one size; methods without the profile or the class have no line. `published` is a table
     like `table`: thin lines of hollow markers for the methods drawn.
     """
-    beside = (
-        table.iloc[:0]
-        if published is None
-        else published[published["method"].isin(table["method"])]
-    )
-    rows, theirs = (_points(frame, parameters, profile, value) for frame in (table, beside))
+    if published is None:
+        published = table.iloc[:0]
+    published = published[published["method"].isin(table["method"])]
+    shown = [_of_profile(frame, parameters, profile) for frame in (table, published)]
+    rows, theirs = (frame[frame[value].notna()] for frame in shown)
     figure = go.Figure()
     for method, line in theirs.groupby("method", sort=False):
         _add_published(figure, line, value, method_style(method))
@@ -129,20 +128,12 @@ def scaling_figure(
     styled(figure, CLASS_TITLES[value], "", "compute ratio")
     ticks = pd.concat([rows, theirs]).drop_duplicates("size")
     size_axis(figure, ticks["size"].tolist(), ticks["parameters"].tolist())
-    shown = [
-        frame[(frame["profile"] == profile) & ~frame["method"].isin(HIDDEN)]
-        for frame in (table, beside)
-    ]
     # One scale for the panels of all classes, so that they can be compared.
-    figure.update_yaxes(
-        range=padded_range([*pd.concat(shown)[VALUE_COLUMNS].to_numpy(float).ravel(), 1.0])
-    )
-    drawn = (
-        rows
-        if published is None
-        else pd.concat([rows.assign(source="ours"), theirs.assign(source="published")])
-    )
-    return with_table(figure, class_table(drawn, value))
+    ends = pd.concat(shown)[VALUE_COLUMNS].to_numpy(float).ravel()
+    figure.update_yaxes(range=padded_range([*ends, 1.0]))
+    if len(published):
+        rows = pd.concat([rows.assign(source="ours"), theirs.assign(source="published")])
+    return with_table(figure, class_table(rows, value))
 
 
 def class_table(rows: pd.DataFrame, value: str) -> pd.DataFrame:
@@ -153,16 +144,11 @@ def class_table(rows: pd.DataFrame, value: str) -> pd.DataFrame:
     )
 
 
-def _points(
-    table: pd.DataFrame, parameters: Mapping[str, float], profile: str, value: str
-) -> pd.DataFrame:
-    """Selects the rows with a value, from the smallest size to the largest."""
-    rows = table[
-        (table["profile"] == profile) & ~table["method"].isin(HIDDEN) & table[value].notna()
-    ]
-    return rows.assign(parameters=rows["size"].map(parameters)).sort_values(
-        "parameters", kind="stable"
-    )
+def _of_profile(table: pd.DataFrame, parameters: Mapping[str, float], profile: str) -> pd.DataFrame:
+    """Selects the rows of a profile, from the smallest size to the largest."""
+    rows = table[(table["profile"] == profile) & ~table["method"].isin(HIDDEN)]
+    rows = rows.assign(parameters=rows["size"].map(parameters))
+    return rows.sort_values("parameters", kind="stable")
 
 
 def _add_published(figure: go.Figure, line: pd.DataFrame, value: str, style: Style) -> None:
