@@ -222,8 +222,21 @@ def _figure(groups: Sequence[pd.DataFrame], span: Sequence[float], about: str) -
         ticks |= dict(zip(lines, rows["size"], strict=True))
         placed.append(rows.assign(line=lines))
         line += _num_lines(rows)
-    _add_ranges(figure, placed, span)
-    _add_differences(figure, pd.concat(placed))
+    shown = pd.concat(placed)
+    # Behind the rows of each claim, the part of the axis on which it holds.
+    left = np.array([max(within.left, span[0]) for within in shown[WITHIN]])
+    right = np.array([min(within.right, span[1]) for within in shown[WITHIN]])
+    figure.add_bar(
+        x=right - left,
+        base=left,
+        y=shown["line"],
+        width=1.0,
+        orientation="h",
+        name="where the claim holds",
+        marker={"color": translucent(BLUE, 0.14), "line": {"width": 0}},
+        hoverinfo="skip",
+    )
+    _add_differences(figure, shown)
     styled(figure, "Differences of compute ratios, left minus right", about, "")
     figure.add_vline(x=0.0, line={"color": GREY, "dash": "dot", "width": 1.5})
     figure.update_xaxes(range=list(span))
@@ -235,25 +248,7 @@ def _figure(groups: Sequence[pd.DataFrame], span: Sequence[float], about: str) -
         zeroline=False,
     )
     figure.update_layout(height=FRAME_HEIGHT + LINE_HEIGHT * line, bargap=0)
-    rows = pd.concat(groups).drop(columns=[*UNWRITTEN, "line"], errors="ignore")
-    return with_table(figure, rows)
-
-
-def _add_ranges(figure: go.Figure, groups: Sequence[pd.DataFrame], span: Sequence[float]) -> None:
-    """Shades, behind the rows of each claim, the part of the axis on which it holds."""
-    rows = pd.concat(groups)
-    left = np.array([max(within.left, span[0]) for within in rows[WITHIN]])
-    right = np.array([min(within.right, span[1]) for within in rows[WITHIN]])
-    figure.add_bar(
-        x=right - left,
-        base=left,
-        y=rows["line"],
-        width=1.0,
-        orientation="h",
-        name="where the claim holds",
-        marker={"color": translucent(BLUE, 0.14), "line": {"width": 0}},
-        hoverinfo="skip",
-    )
+    return with_table(figure, shown.drop(columns=[*UNWRITTEN, "line"], errors="ignore"))
 
 
 def _add_differences(figure: go.Figure, rows: pd.DataFrame) -> None:
