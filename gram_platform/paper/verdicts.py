@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -249,12 +250,15 @@ def paper_claims(
     """
     rows, spread = [], pseudo_frame(per_seed, CLASSES)
     compared = compared or shared_profile(per_seed)
-    sizes = _values(per_seed, "size")
+    sizes, variants = _values(per_seed, "size"), _values(per_seed, VARIANT)
     numbers = [(parameters or {}).get(size) or size_key(size)[1] for size in sizes]
     places = dict(zip(sizes, np.log(numbers) if all(numbers) else range(len(sizes)), strict=True))
     for claim in CLAIMS[study]:
         claim = replace(claim, profile=compared) if claim.profile == COMPARED else claim
-        for size, variant in _places(per_seed, claim):
+        # "" where the claim names them.
+        at_sizes = ("",) if claim.left.size else sizes
+        at_variants = ("",) if claim.left.variant else variants
+        for size, variant in product(at_sizes, at_variants):
             left, right = _sides(per_seed, claim, size, variant)
             pseudo, weights = _sides(spread, claim, size, variant), {}
             if claim.left.size and left and right:
@@ -267,9 +271,7 @@ def paper_claims(
                 row |= {"size": size, VARIANT: variant, EXPLANATION: ""}
                 # The paper's tables have one size.
                 if not claim.left.size:
-                    row["paper"] = paper_difference(
-                        study, claim, variant, _values(per_seed, VARIANT)
-                    )
+                    row["paper"] = paper_difference(study, claim, variant, variants)
                 error = _unit_error(unit_error, claim, size, weights)
                 row |= vars(judge(claim.text, left, right, claim.within, error, pseudo))
                 if row["verdict"] == NOT_MEASURABLE:
@@ -325,13 +327,6 @@ def _falls(
         seeds = set.intersection(*(set(of[size]) for size in sizes))
         falls.append({seed: sum(of[z][seed] * w for z, w in weights.items()) for seed in seeds})
     return weights, falls
-
-
-def _places(per_seed: pd.DataFrame, claim: Claim) -> list[tuple[str, str]]:
-    """Returns the sizes and variants at which to judge a claim; "" where the claim names them."""
-    sizes = ("",) if claim.left.size else _values(per_seed, "size")
-    variants = ("",) if claim.left.variant else _values(per_seed, VARIANT)
-    return [(size, variant) for size in sizes for variant in variants]
 
 
 def _values(per_seed: pd.DataFrame, column: str) -> tuple[str, ...]:
