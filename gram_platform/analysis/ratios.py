@@ -157,10 +157,8 @@ def _reference(domain: str, finals: pd.Series, points: pd.DataFrame) -> Referenc
     return reference
 
 
-@lru_cache(maxsize=1024)
-def _fitted(steps: tuple[float, ...], losses: tuple[float, ...]) -> LearningCurve:
-    """Fits a curve once, which all variants, points of a sweep and pages of a study share."""
-    return fit_learning_curve(steps, losses)
+# All variants, points of a sweep and pages of a study share a curve's fit.
+_fitted = lru_cache(maxsize=1024)(fit_learning_curve)
 
 
 def fits_frame(references: dict) -> pd.DataFrame:

@@ -196,7 +196,9 @@ def levelled(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) -> np.n
     columns = level_columns(seeds, len(loss))
     if columns.shape[1] == 0:
         return loss
-    within = np.stack([column - _cell_means(cell, column) for column in (*columns.T, loss)], axis=1)
+    counts = np.bincount(cell).clip(1)
+    means = [(np.bincount(cell, values) / counts)[cell] for values in (*columns.T, loss)]
+    within = np.stack([*columns.T, loss], axis=1) - np.stack(means, axis=1)
     return loss - columns @ np.linalg.lstsq(within[:, :-1], within[:, -1], rcond=1e-9)[0]
 
 
@@ -213,11 +215,6 @@ def level_columns(seeds: Sequence | None, num: int) -> np.ndarray:
     names, codes = np.unique(np.asarray(seeds).astype(str), return_inverse=True)
     last = np.full((1, max(len(names) - 1, 0)), -1.0)
     return np.concatenate([np.eye(last.size), last])[codes.ravel()]
-
-
-def _cell_means(cell: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Returns the mean over each value's cell [n]."""
-    return (np.bincount(cell, values) / np.bincount(cell).clip(1))[cell]
 
 
 def _within(
