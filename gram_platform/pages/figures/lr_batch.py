@@ -95,8 +95,7 @@ def law_figure(
     )
     text = with_notes("no law", law["no_law"]) if law["no_law"] else _law_text(law)
     styled(figure, f"{AXIS_TITLES[quantity]}: {text}", "", AXIS_TITLES[quantity])
-    ticks = optima[["size", "parameters"]].drop_duplicates()
-    size_axis(figure, ticks["size"].tolist(), ticks["parameters"].tolist())
+    size_axis(figure, optima)
     low, high = _extent(line, shown.loc[shown["seed"] == POOLED, quantity])
     log_axis(figure.update_yaxes, log_ticks(low, high), range=[math.log10(low), math.log10(high)])
     ends = [quantity + end for end in ENDS]

@@ -126,8 +126,7 @@ def scaling_figure(
         add_line(figure, line, "parameters", value, method_style(method), **hover)
     reference_line(figure)
     styled(figure, CLASS_TITLES[value], "", "compute ratio")
-    ticks = pd.concat([rows, theirs]).drop_duplicates("size")
-    size_axis(figure, ticks["size"].tolist(), ticks["parameters"].tolist())
+    size_axis(figure, pd.concat([rows, theirs]))
     # One scale for the panels of all classes, so that they can be compared.
     ends = pd.concat(shown)[VALUE_COLUMNS].to_numpy(float).ravel()
     figure.update_yaxes(range=padded_range([*ends, 1.0]))

@@ -167,15 +167,13 @@ def with_table(figure: go.Figure, rows: pd.DataFrame, fractions: str | None = "%
     return figure.update_layout(meta={"csv": quote(table_csv(rows, fractions))})
 
 
-def size_axis(figure: go.Figure, sizes: Sequence[str], parameters: Sequence[float]) -> None:
-    """Labels the axis of parameters, logarithmic, with the name of each size and its count."""
-    text = [f"{size}<br>{_short(count)}" for size, count in zip(sizes, parameters, strict=True)]
-    log_axis(
-        figure.update_xaxes,
-        list(parameters),
-        text,
-        title_text="name of the size, and its parameters",
-    )
+def size_axis(figure: go.Figure, rows: pd.DataFrame) -> None:
+    """Labels the logarithmic axis of parameters with each `size` in the rows and its
+    `parameters`."""
+    counts = dict(zip(rows["size"], rows["parameters"].tolist(), strict=True))
+    texts = [f"{size}<br>{_short(count)}" for size, count in counts.items()]
+    title = "name of the size, and its parameters"
+    log_axis(figure.update_xaxes, list(counts.values()), texts, title_text=title)
 
 
 def _short(count: float) -> str:

@@ -7,13 +7,18 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from gram_platform.analysis.ratios import MEAN, VARIANT
-from gram_platform.analysis.tables import interval_text, readable_table, with_intervals
+from gram_platform.analysis.tables import (
+    interval_text,
+    over_seeds,
+    readable_table,
+    with_intervals,
+)
 from gram_platform.analysis.variants import (
     COMPOSED,
     MODULES,
+    MODULES_CELL,
     drop_table,
     final_shares,
-    number_table,
     share_curves,
 )
 from gram_platform.config import core_first
@@ -137,7 +142,8 @@ def composing_sections(study: Results) -> list[Section]:
     """
     if study.by_number is None or study.by_number.empty:
         return []
-    table = number_table(study.by_number)
+    profiles = study.by_number.groupby(MODULES_CELL, sort=False)["num_profiles"].first()
+    table = over_seeds(study.by_number, MODULES_CELL).assign(num_profiles=profiles.tolist())
     panels = {size: _number_panels(table, size) for size in dict.fromkeys(table["size"])}
     shown = readable_table(table).rename(columns={MODULES: AXIS})
     shown = shown.assign(num_profiles=table["num_profiles"])
