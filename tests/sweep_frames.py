@@ -26,8 +26,7 @@ POINTS = tuple((knob, value) for knob, sweep in PAPER_SWEEPS.items() for value i
 def planted(knob: str, value: float) -> dict[str, float]:
     """The paper's mean of each class; core-partial and core-full are the core where its figure has
     only that."""
-    sweep = PAPER_SWEEPS[knob]
-    means = {name: points[sweep.values.index(value)][0] for name, points in sweep.classes.items()}
+    means = PAPER_SWEEPS[knob].means.loc[value].to_dict()
     core = means.get("core", float("nan"))
     return {"core_partial": core, "core_full": core, **means}
 

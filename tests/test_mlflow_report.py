@@ -15,6 +15,7 @@ from gram_platform.pages.report.measurements import LOSSES_PRESENTATION
 from gram_platform.pages.results.results import read_results, summary_text
 from gram_platform.studies.searches.lr_bs_grid import trials_table
 from gram_platform.tracking import Tracker, TrackingUnavailable
+from gram_platform.tracking.views import StudyLog
 from tests.analysis.test_lr_grid import laddered
 from tests.pages.results.test_results import study  # noqa: F401
 from tests.refused import refused
@@ -65,7 +66,7 @@ def test_the_laws_of_a_grid_are_fitted_again_without_its_storage(uri, tmp_path, 
         "search.json": json.dumps(about).encode(),
         "report.html": b"<html></html>",
     }
-    Tracker(uri).log_study("lr_bs_grid", files, {}, {"search_id": "0123"})
+    Tracker(uri).log_study(StudyLog("lr_bs_grid", files, {}, {"search_id": "0123"}))
     report_from_mlflow("lr_bs_grid", uri, "")
     text = capsys.readouterr().out
     exponents = grid.laws["exponent"].to_numpy()

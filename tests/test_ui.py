@@ -17,7 +17,7 @@ from gram_platform.cli import main
 from gram_platform.pages.link_page import leave_link_page, link_page, write_link_page
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, default_tracking_uri
-from gram_platform.tracking.views import study_views
+from gram_platform.tracking.views import StudyLog, study_views
 from tests.pages.site.browser import running_browser
 
 PATIENCE_S = 180.0
@@ -97,7 +97,7 @@ def test_the_newest_study_is_opened_and_ctrl_c_leaves_nothing(tmp_path):
     for name, started in (("a_newest", "2026-11-26"), ("older", "2026-11-25")):
         rows = [{**submission, "node_hours": 0.0, "started": started}]
         store.study_dir(name).write_json("study.json", {"submissions": rows})
-        tracker.log_study(name, {}, {}, {}, views=study_views(name, "0", {}, ("core",)))
+        tracker.log_study(StudyLog(name, {}, {}, {}, views=study_views(name, "0", {}, ("core",))))
     browser = tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\necho "$1" > "{opened}"\n')
     browser.chmod(0o755)

@@ -35,15 +35,8 @@ AUXILIARY, SINGLE = "auxiliary", "one auxiliary domain"
 LOWEST_SHARE = 0.25
 ERROR_COLUMNS = ["error_of", "size", "seed", "share", "domain", "compute_ratio", "error"]
 ERROR_CELL = ["error_of", "size", "domain"]
-CALIBRATION_COLUMNS = [
-    *ERROR_CELL,
-    *(f"bias{end}" for end in ENDS),
-    "rms",
-    "rms_of_means",
-    "worst",
-    "num_ratios",
-    "num_seeds",
-]
+CALIBRATION_COLUMNS = [*ERROR_CELL, *(f"bias{end}" for end in ENDS)]
+CALIBRATION_COLUMNS += ["rms", "rms_of_means", "worst", "num_ratios", "num_seeds"]
 CLASS_OF = {CORE: CORE, "retain": AUXILIARY, "forget": AUXILIARY, ELICITED: AUXILIARY}
 # A unit whose errors are below needs no warning.
 FITS = 0.05
@@ -71,9 +64,7 @@ def unit_errors(ratios: pd.DataFrame, curves: pd.DataFrame, unit: str) -> pd.Dat
     num_steps = curves.groupby("run_id")["step"].max()
     whole = curves[curves[VARIANT] == unit].groupby("size")["step"].max()
     rated = ratios[(ratios[VARIANT] != unit) & ratios["compute_ratio"].notna()]
-    shares = num_steps.reindex(rated["run_id"]).to_numpy(float) / whole.reindex(
-        rated["size"]
-    ).to_numpy(float)
+    shares = rated["run_id"].map(num_steps) / rated["size"].map(whole)
     return _errors(rated.assign(error_of=UNIT, share=shares))
 
 
@@ -112,9 +103,8 @@ def fit_errors(
 
 def _errors(rated: pd.DataFrame) -> pd.DataFrame:
     known = rated[np.isfinite(rated["compute_ratio"].astype(float))]
-    return known.assign(error=known["compute_ratio"] - known["share"])[ERROR_COLUMNS].reset_index(
-        drop=True
-    )
+    errors = known.assign(error=known["compute_ratio"] - known["share"])
+    return errors[ERROR_COLUMNS].reset_index(drop=True)
 
 
 def by_class(errors: pd.DataFrame) -> pd.DataFrame:
@@ -144,16 +134,12 @@ def calibration_table(errors: pd.DataFrame) -> pd.DataFrame:
     single = errors[errors["domain"] != CORE].assign(domain=SINGLE)
     frame, rows = _counted(pd.concat([by_class(errors), single], ignore_index=True)), []
     for key, cell in frame.groupby(ERROR_CELL, sort=False):
-        row = dict(zip(ERROR_CELL, key, strict=True)) | interval_columns(
-            "bias", cell.groupby("seed")["error"].mean()
-        )
-        worst = cell["error"].iloc[int(cell["error"].abs().argmax())]
-        numbers = {
-            "rms": math.sqrt((cell["error"] ** 2).mean()),
-            "rms_of_means": rms_of_means(cell),
-            "worst": worst,
-        }
-        rows.append(row | numbers | {"num_ratios": len(cell), "num_seeds": cell["seed"].nunique()})
+        row = dict(zip(ERROR_CELL, key, strict=True))
+        row |= interval_columns("bias", cell.groupby("seed")["error"].mean())
+        row["rms"] = math.sqrt((cell["error"] ** 2).mean())
+        row["rms_of_means"] = rms_of_means(cell)
+        row["worst"] = cell["error"].iloc[int(cell["error"].abs().argmax())]
+        rows.append({**row, "num_ratios": len(cell), "num_seeds": cell["seed"].nunique()})
     sizes, domains = list(dict.fromkeys(errors["size"])), (CORE, AUXILIARY, SINGLE)
     rows.sort(
         key=lambda row: (sizes.index(row["size"]), domains.index(row["domain"]), row["error_of"])
@@ -171,25 +157,6 @@ def rms_of_means(cell: pd.DataFrame) -> float:
     means = cell.groupby(["share", "seed"])["error"].mean().groupby("share").agg(["mean", "count"])
     means = means.loc[means["count"] > 1, "mean"]
     return math.sqrt((means**2).mean()) if len(means) else math.nan
-
-
-def share_table(errors: pd.DataFrame) -> pd.DataFrame:
-    """Averages rated baselines over seeds: a row per size, class and share.
-
-    The columns of a mean are `compute_ratio` and the ends of its interval.
-    """
-    rows, names = [], ["size", "domain", "share"]
-    unit = by_class(errors[errors["error_of"] == UNIT])
-    for key, cell in unit.groupby(names, sort=False):
-        row = dict(zip(names, key, strict=True)) | interval_columns(
-            "compute_ratio", cell["compute_ratio"]
-        )
-        rows.append(row | {"num_seeds": len(cell)})
-    sizes = list(dict.fromkeys(errors["size"]))
-    rows.sort(key=lambda row: (sizes.index(row["size"]), row["domain"] != CORE, row["share"]))
-    return pd.DataFrame(
-        rows, columns=[*names, *(f"compute_ratio{end}" for end in ENDS), "num_seeds"]
-    )
 
 
 class UnitError(NamedTuple):
@@ -216,18 +183,14 @@ def measured_errors(errors: pd.DataFrame) -> pd.DataFrame:
     for (size, name), cell in by_class(unit).groupby(["size", "domain"], sort=False):
         by_share = cell.pivot(index="share", columns="seed", values="error").sort_index()
         by_share = by_share[by_share.notna().sum(axis="columns") > 1]
-        if len(by_share) > 1 and name in CLASS_OF.values():
-            parts = (by_share, by_share.diff().iloc[1:])
+        if len(by_share) > 1:
             # Each part gets a row per share and seed in place of a column per seed.
-            parts = (
-                one.reset_index().melt("share", var_name="seed", value_name="error").dropna()
-                for one in parts
+            ratio, difference = (
+                rms_of_means(part.melt(value_name="error", ignore_index=False).dropna())
+                for part in (by_share, by_share.diff().iloc[1:])
             )
-            ratio, difference = map(rms_of_means, parts)
-            numbers = {"ratio": ratio, "difference": difference, "num_shares": len(by_share)}
-            rows.append(
-                {"size": size, "class": name, "num_seeds": cell["seed"].nunique(), **numbers}
-            )
+            num_seeds = cell["seed"].nunique()
+            rows.append((size, name, ratio, difference, len(by_share), num_seeds))
     return pd.DataFrame(rows, columns=MEASURED_COLUMNS).dropna()
 
 

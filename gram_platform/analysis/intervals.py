@@ -58,16 +58,6 @@ def positive(field: str, values: Sequence[float] | np.ndarray) -> np.ndarray:
     return array
 
 
-def require_columns(field: str, frame: pd.DataFrame, names: Sequence[str]) -> None:
-    absent = [name for name in names if name not in frame.columns]
-    if absent:
-        raise invalid(
-            field,
-            f"a frame without {', '.join(absent)}",
-            f"a frame with the columns {', '.join(names)}",
-        )
-
-
 class Interval(NamedTuple):
     """A mean and the ends of its interval; NaN ends if fewer than three values leave it unknown."""
 
@@ -79,12 +69,12 @@ class Interval(NamedTuple):
 def t_interval(values: Sequence[float], pseudo_values: Sequence[float] | None = None) -> Interval:
     """Returns (mean, low, high): mean -+ t(n-1) sd / sqrt(n) over `values` [n], one per seed.
 
-    NaN ends if n is below FEWEST. `pseudo_values` [n]: the jackknife's, of the same seeds, whose
-    standard deviation replaces that of the values (`ratios.pseudo_values`). The values' mean stays
-    the centre. The ends are NaN if a pseudo-value is. ValueError if there is no value or one is not
-    finite: leave out unknown values first.
+    The values are finite, one at least. NaN ends if n is below FEWEST. `pseudo_values` [n]: the
+    jackknife's, of the same seeds, whose standard deviation replaces that of the values
+    (`ratios.pseudo_values`). The values' mean stays the centre. The ends are NaN if a pseudo-value
+    is.
     """
-    array = _finite("values", values)
+    array = np.asarray(values, float)
     spread = array if pseudo_values is None else np.asarray(pseudo_values, float)
     mean, num = float(array.mean()), len(array)
     if num < FEWEST:
@@ -126,17 +116,8 @@ def pseudo_frame(values: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 def paired_differences(
     left: Mapping[Hashable, float], right: Mapping[Hashable, float]
 ) -> dict[Hashable, float]:
-    """Returns left - right, all `{seed: value}`, on the seeds of both.
-
-    ValueError if there are none.
-    """
-    seeds = tuple(sorted(set(left) & set(right), key=str))
-    if not seeds:
-        raise invalid(
-            "seeds",
-            (sorted(left, key=str), sorted(right, key=str)),
-            "at least one seed on both sides",
-        )
+    """Returns left - right, all `{seed: value}`, on the seeds of both."""
+    seeds = sorted(set(left) & set(right), key=str)
     return {seed: float(left[seed]) - float(right[seed]) for seed in seeds}
 
 
@@ -164,17 +145,14 @@ def level_factors(number: int, freedom: float | np.ndarray) -> np.ndarray:
 def smallest_detectable(differences: Sequence[float], margin: float = math.nan) -> float:
     """Returns the true difference whose interval excludes 0 with probability POWER.
 
-    It is that of as many seeds with the same spread. The interval is the t-interval, `widened` by
-    the margin. Exact under normal noise: the noncentral t without a margin, else its integral over
-    the spread's distribution. NaN for one value.
+    It is that of as many seeds with the spread of these `differences` [n], n > 1. The interval is
+    the t-interval, `widened` by the margin. Exact under normal noise: the noncentral t without a
+    margin, else its integral over the spread's distribution.
     """
-    array = _finite("differences", differences)
-    num = len(array)
-    if num < 2:
-        return math.nan
-    critical, error = float(stats.t.ppf(TAIL, num - 1)), float(array.std(ddof=1)) / math.sqrt(num)
+    num = len(differences)
+    critical, error = stats.t.ppf(TAIL, num - 1), np.std(differences, ddof=1) / math.sqrt(num)
     if math.isnan(margin) or margin == 0.0:
-        return float(_detectable_shift(num) * array.std(ddof=1) / math.sqrt(num))
+        return float(_detectable_shift(num) * error)
     # Quantiles of the measured variance over the true one.
     variances = stats.chi2.ppf((np.arange(1000) + 0.5) / 1000.0, num - 1) / (num - 1)
     halves = np.hypot(critical * error * np.sqrt(variances), margin)
@@ -194,10 +172,3 @@ def _detectable_shift(num: int) -> float:
     return optimize.brentq(
         lambda d: stats.nct.sf(critical, num - 1, d) - POWER, 0.0, 10.0 * critical + 10.0
     )
-
-
-def _finite(field: str, values: Sequence[float]) -> np.ndarray:
-    array = floats(field, list(values))
-    if array.ndim != 1 or len(array) == 0 or not np.isfinite(array).all():
-        raise invalid(field, array.tolist(), "one or more finite numbers")
-    return array

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.intervals import ENDS
-from gram_platform.analysis.ratios import MEAN, method_key, profile_key
+from gram_platform.analysis.ratios import MEAN, VIEW, method_key, profile_key
 from gram_platform.analysis.tables import over_seeds, run_names
 from gram_platform.config.identity import invalid
 from gram_platform.methods.nodes import BASELINE
@@ -36,9 +36,6 @@ LOCALIZATION_COLUMNS = [
 NUM_POINTS = 101
 # The shares of the tokens at a curve's points, the largest increases first.
 TOKEN_SHARES = np.linspace(0.0, 1.0, NUM_POINTS)
-
-# The method, size, seed and profile.
-View = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True)
@@ -68,6 +65,11 @@ class Localization:
     # `what, why`.
     missing: pd.DataFrame
 
+    @property
+    def means(self) -> pd.DataFrame:
+        """The rows of the table that are means over domains and profiles."""
+        return self.table[self.table["profile"] == MEAN]
+
 
 def gini(values: np.ndarray) -> float:
     """Returns the Gini coefficient of n values >= 0; NaN if all are 0.
@@ -76,11 +78,9 @@ def gini(values: np.ndarray) -> float:
     """
     ordered = np.sort(values, axis=None)
     num, total = len(ordered), ordered.sum()
-    return (
-        float(2.0 * (np.arange(1, num + 1) @ ordered) / (num * total) - (num + 1) / num)
-        if total
-        else np.nan
-    )
+    if not total:
+        return np.nan
+    return float(2.0 * (np.arange(1, num + 1) @ ordered) / (num * total) - (num + 1) / num)
 
 
 def concentration_curve(values: np.ndarray) -> np.ndarray:
@@ -107,34 +107,21 @@ def localize(
         reference = references.get((view.size, view.seed))
         if reference is None:
             continue
-        is_control = view.method == BASELINE
-        names = {
-            "method": view.method,
-            "size": view.size,
-            "seed": view.seed,
-            "profile": view.profile,
-        }
+        names = {name: getattr(view, name) for name in VIEW}
+        names |= {"retained": ",".join(view.retained), "runs": view.run_id}
         for domain, losses in view.losses.items():
-            kind = CONTROL if is_control else RETAIN if domain in view.retained else FORGET
-            row = {
-                **names,
-                "retained": ",".join(view.retained),
-                "domain": domain,
-                "class": kind,
-                "runs": view.run_id,
-            }
-            rows.append({**row, **_measures(losses, reference.losses[domain])})
+            kind = RETAIN if domain in view.retained else FORGET
+            kind = CONTROL if view.method == BASELINE else kind
+            measured = _measures(losses, reference.losses[domain])
+            rows.append({**names, "domain": domain, "class": kind, **measured})
     columns = [*TOKEN_ROW, "retained", "seed", *STATISTICS, "num_tokens", "runs", "curve"]
     return pd.DataFrame(rows, columns=columns)
 
 
 def _measures(losses: np.ndarray, reference: np.ndarray) -> dict:
     if losses.shape != reference.shape:
-        raise invalid(
-            "losses",
-            f"shape {losses.shape}",
-            f"the shape of the reference's tokens, {reference.shape}",
-        )
+        allowed = f"the shape of the reference's tokens, {reference.shape}"
+        raise invalid("losses", f"shape {losses.shape}", allowed)
     increases = losses.astype(float) - reference
     positive = np.maximum(increases, 0.0)
     curve = concentration_curve(positive)
@@ -148,38 +135,30 @@ def _measures(losses: np.ndarray, reference: np.ndarray) -> dict:
     }
 
 
-def localization_tables(rows: pd.DataFrame, missing: Sequence[View] = ()) -> Localization:
-    """Returns all tables from the rows of `localize`; `missing`: the views without token losses.
+def localization_tables(rows: pd.DataFrame, missing: Sequence[tuple] = ()) -> Localization:
+    """Returns all tables from the rows of `localize`; `missing`: VIEW of those without losses.
 
     `mean` rows (profile and domain) average a class within a seed over all pairs of a profile and a
     domain, of the profiles of core with at most one auxiliary domain; then seeds are averaged. A
     seed with a missing view of a method has no such row.
     """
     is_few = ~rows["retained"].str.contains(",") | (rows["class"] == CONTROL)
-    lacking = {view[:3] for view in missing}
-    is_whole = [
-        key not in lacking
-        for key in rows[["method", "size", "seed"]].itertuples(index=False, name=None)
-    ]
+    lacking, of_rows = {view[:3] for view in missing}, rows[VIEW[:3]]
+    is_whole = [key not in lacking for key in of_rows.itertuples(index=False, name=None)]
     few = rows[is_few & np.array(is_whole, bool)]
     keys = ["method", "size", "class", "seed"]
     means = few.groupby(keys, sort=False).agg(
         {**dict.fromkeys(STATISTICS, _mean), "num_tokens": "sum", "runs": run_names}
     )
     means = means.reset_index().assign(profile=MEAN, domain=MEAN)
-    per_seed = _ordered(
-        pd.concat(
-            [rows[[*TOKEN_ROW, "seed", *STATISTICS, "num_tokens", "runs"]], means],
-            ignore_index=True,
-        )
-    )
+    columns = [*TOKEN_ROW, "seed", *STATISTICS, "num_tokens", "runs"]
+    per_seed = _ordered(pd.concat([rows[columns], means], ignore_index=True))
     notes = [
         (f"{m} {size} {profile} seed {seed}", "its token losses are missing")
         for m, size, seed, profile in missing
     ]
-    return Localization(
-        _summary(per_seed), per_seed, _curves(few), pd.DataFrame(notes, columns=["what", "why"])
-    )
+    lost = pd.DataFrame(notes, columns=["what", "why"])
+    return Localization(_summary(per_seed), per_seed, _curves(few), lost)
 
 
 def _curves(few: pd.DataFrame) -> pd.DataFrame:
@@ -201,14 +180,10 @@ def _mean(values: pd.Series) -> float:
 
 def _summary(per_seed: pd.DataFrame) -> pd.DataFrame:
     """Averages over seeds, with 90% t-intervals; NaN if no seed has the value."""
-    rest = (
-        per_seed.groupby(TOKEN_ROW, sort=False)
-        .agg({"num_tokens": "first", "runs": run_names})
-        .reset_index()
-    )
-    return over_seeds(per_seed, TOKEN_ROW, STATISTICS).merge(rest, on=TOKEN_ROW)[
-        [*LOCALIZATION_COLUMNS, "runs"]
-    ]
+    groups = per_seed.groupby(TOKEN_ROW, sort=False)
+    rest = groups.agg({"num_tokens": "first", "runs": run_names}).reset_index()
+    table = over_seeds(per_seed, TOKEN_ROW, STATISTICS).merge(rest, on=TOKEN_ROW)
+    return table[[*LOCALIZATION_COLUMNS, "runs"]]
 
 
 def _ordered(frame: pd.DataFrame) -> pd.DataFrame:

@@ -4,8 +4,8 @@ Every function takes `trials`, a row per run with `size, parameters, seed, lr, b
 `loss`, `state` (complete, diverged or failed; the loss counts only if complete) and optionally
 `run_id`. Source of the fit: see `surface`. Ours: a cell with a diverged seed is counted but left
 out of every fit, since its surviving seeds make it look better than it is. Pooled fits give each
-seed a level (see `level_columns`), so that a seed missing from a cell does not bend the surface. A
-size whose fit fails keeps its row, with the reason. `as_published`: see `lr_laws.analyse_grid`.
+seed a level. A size whose fit fails keeps its row, with the reason. `as_published`: see
+`lr_laws.analyse_grid`.
 """
 
 import math
@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gram_platform.analysis.intervals import require_columns
 from gram_platform.analysis.surface import (
     EDGE_FRACTION,
     SAME_CELL,
@@ -38,29 +37,10 @@ CELL = ["size", "parameters", "lr", "batch"]
 POOLED = "pooled"
 # The ends of the spans in which the predicted loss is within 0.1% of the minimum.
 SPANS = ["lr_low", "lr_high", "batch_low", "batch_high"]
-OPTIMUM = [
-    "lr",
-    "batch",
-    "loss",
-    *SPANS,
-    "convex",
-    "on_edge",
-    "num_cells",
-    "num_points",
-    "rms",
-    "curvature_t",
-]
-OPTIMA_COLUMNS = [
-    "size",
-    "parameters",
-    "seed",
-    *OPTIMUM,
-    "num_diverged",
-    "best_lr",
-    "best_batch",
-    "best_loss",
-]
-OPTIMA_COLUMNS += ["edges", "notes", "reason"]
+OPTIMUM = ["lr", "batch", "loss", *SPANS, "convex", "on_edge"]
+OPTIMUM += ["num_cells", "num_points", "rms", "curvature_t"]
+OPTIMA_COLUMNS = ["size", "parameters", "seed", *OPTIMUM, "num_diverged"]
+OPTIMA_COLUMNS += ["best_lr", "best_batch", "best_loss", "edges", "notes", "reason"]
 # A smallest curvature below this many standard errors may be only noise.
 NOISE_T = 2.0
 # The number of points of a surface along each axis.
@@ -71,8 +51,8 @@ CORE_LOSS, DOMAIN_LOSS = "loss_core", "loss_"
 def cells(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
     """Returns a row per size, lr and batch.
 
-    The columns are `loss` (mean of complete seeds), `num_seeds, num_diverged, num_failed`. Also
-    `loss_low, loss_high` over the seeds, `used` (by fits: a complete seed and none diverged),
+    The columns are `loss` (mean of complete seeds), `loss_low, loss_high` over the seeds,
+    `num_seeds, num_diverged, num_failed`, `used` (by fits: a complete seed and none diverged),
     `runs`.
     """
     frame = checked_trials(trials, may_repeat)
@@ -85,7 +65,8 @@ def cells(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
         for end, how in (("", "mean"), ("_low", "min"), ("_high", "max"))
     }
     grouped = frame.groupby(["parameters", "size", "lr", "batch"])
-    table = grouped.agg(**losses, **counts, runs=("run_id", _joined)).reset_index()
+    ids = ("run_id", lambda runs: " ".join(filter(None, runs.astype(str))))
+    table = grouped.agg(**losses, **counts, runs=ids).reset_index()
     is_used = (table["num_seeds"] > 0) & (table["num_diverged"] == 0)
     return table.assign(used=is_used)[[*CELL, *losses, *counts, "used", "runs"]]
 
@@ -133,27 +114,18 @@ def surface_table(
 
     Sizes whose fit fails have no rows; `optima_table` says why.
     """
-    parts = []
-    for (_, size), group in used_trials(trials, as_published).groupby(
-        ["parameters", "size"], sort=True
-    ):
+    parts = [pd.DataFrame(columns=["size", "lr", "batch", "loss"])]
+    for (_, size), group in used_trials(trials, as_published).groupby(["parameters", "size"]):
         try:
             surface = fit_surface(*_columns(group), window, **_fit(group, as_published))
         except ValueError:
             continue
-        axes = [
-            np.geomspace(group[name].min(), group[name].max(), SURFACE_POINTS)
-            for name in ("lr", "batch")
-        ]
-        lr, batch = (mesh.ravel() for mesh in np.meshgrid(*axes))
-        parts.append(
-            pd.DataFrame({"size": size, "lr": lr, "batch": batch, "loss": surface.loss(lr, batch)})
-        )
-    return (
-        pd.concat(parts, ignore_index=True)
-        if parts
-        else pd.DataFrame(columns=["size", "lr", "batch", "loss"])
-    )
+        ends = [(group[name].min(), group[name].max()) for name in ("lr", "batch")]
+        meshes = np.meshgrid(*(np.geomspace(low, high, SURFACE_POINTS) for low, high in ends))
+        lr, batch = (mesh.ravel() for mesh in meshes)
+        points = {"size": size, "lr": lr, "batch": batch, "loss": surface.loss(lr, batch)}
+        parts.append(pd.DataFrame(points))
+    return pd.concat(parts[1:] or parts, ignore_index=True)
 
 
 def load_trials(path: str | Path, named_sizes: bool = False) -> pd.DataFrame:
@@ -179,30 +151,23 @@ def load_trials(path: str | Path, named_sizes: bool = False) -> pd.DataFrame:
     has_ended = ~states.isin((State.RUNNING, State.WAITING))
     table, states = table[has_ended], states[has_ended]
     _require_values(table.assign(state=states), needed, lambda row, name: f"line {row + 2}, {name}")
-    frame = table[["size", "seed", "lr", "batch"]].astype({"lr": float, "batch": float})
-    counts = (
-        [_named_count(line, size) for line, size in table["size"].items()]
-        if named_sizes
-        else table["parameters"]
-    )
+    if named_sizes:
+        counts = [_named_count(line, size) for line, size in table["size"].items()]
+        table = table.assign(parameters=counts)
     values = table[losses].astype(float)
-    loss = (
-        values["loss"]
-        if losses == ["loss"]
-        else 0.5 * values[CORE_LOSS] + 0.5 * values[domains].mean(axis=1)
-    )
-    return frame.assign(parameters=np.asarray(counts, float), loss=loss, state=states).reset_index(
-        drop=True
-    )
+    loss = values[losses[0]]
+    if losses != ["loss"]:
+        loss = 0.5 * values[CORE_LOSS] + 0.5 * values[domains].mean(axis=1)
+    frame = table[["size", "seed", "lr", "batch", "parameters"]].assign(loss=loss, state=states)
+    return frame.astype(dict.fromkeys(("lr", "batch", "parameters"), float)).reset_index(drop=True)
 
 
 def _require_values(
     trials: pd.DataFrame, names: Sequence[str], field: Callable[[Any, str], str]
 ) -> None:
-    """ValueError for the first row without a usable value or state.
+    """ValueError for the first row without a usable value in the columns `names`, or state.
 
-    A loss matters only if the trial is complete. `names`: the columns; `field`: names the place of
-    a row's label and a column in the error.
+    A loss matters only if the trial is complete. `field` names a row and a column in the error.
     """
     for name in names:
         rows = trials[trials[STATE] == State.COMPLETE] if name.startswith("loss") else trials
@@ -213,13 +178,10 @@ def _require_values(
             is_bad, allowed = ~(np.isfinite(values) & (values > 0.0)), "a finite positive number"
         if is_bad.any():
             raise invalid(field(is_bad.idxmax(), name), rows[name][is_bad].iloc[0], allowed)
-    unknown = ~trials[STATE].isin(ENDED)
-    if unknown.any():
-        raise invalid(
-            field(unknown.idxmax(), STATE),
-            trials[STATE][unknown].iloc[0],
-            "one of " + ", ".join(ENDED),
-        )
+    unknown = trials[STATE][~trials[STATE].isin(ENDED)]
+    if len(unknown):
+        place = field(unknown.index[0], STATE)
+        raise invalid(place, unknown.iloc[0], f"one of {', '.join(ENDED)}")
 
 
 def _named_count(line: int, size: str) -> float:
@@ -232,10 +194,12 @@ def _named_count(line: int, size: str) -> float:
 def checked_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
     """Returns the trials sorted, with `run_id` (empty if unknown).
 
-    ValueError for values that no grid can hold. That includes a size, lr, batch and seed that
-    occurs twice, unless trials `may_repeat`.
+    ValueError for values that no grid can hold, and a trial that occurs twice unless they
+    `may_repeat`.
     """
-    require_columns("trials", trials, [*TRIAL_FIELDS, STATE])
+    if absent := {*TRIAL_FIELDS, STATE} - {*trials}:
+        allowed = f"a frame with the columns {', '.join([*TRIAL_FIELDS, STATE])}"
+        raise invalid("trials", f"a frame without {', '.join(sorted(absent))}", allowed)
     _require_values(trials, TRIAL_FIELDS, lambda _, name: f"trials.{name}")
     names = {name: trials[name].astype(str) for name in ("size", "seed")}
     runs = trials["run_id"].fillna("") if "run_id" in trials else ""
@@ -247,28 +211,18 @@ def checked_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFra
         frame[name] = pd.to_numeric(frame[name])
     for name in ("lr", "batch"):
         # Values that differ only in their last bits are one cell.
-        frame[name] = (
-            frame[name]
-            .groupby(np.log(frame[name].to_numpy(float)).round(SAME_CELL))
-            .transform("min")
-        )
+        same = np.log(frame[name].to_numpy(float)).round(SAME_CELL)
+        frame[name] = frame[name].groupby(same).transform("min")
     pairs = frame[["size", "parameters"]].drop_duplicates()
     if pairs.apply(pd.Series.duplicated).to_numpy().any():
-        raise invalid(
-            "trials.parameters",
-            sorted(set(frame["parameters"])),
-            "one count per size, no two equal",
-        )
+        found = sorted(set(frame["parameters"]))
+        raise invalid("trials.parameters", found, "one count per size, no two equal")
     key = ["parameters", "size", "lr", "batch", "seed"]
     twice = frame[frame.duplicated(key)]
     if len(twice) and not may_repeat:
         allowed = "one row for each size, lr, batch and seed (fits as published take repeated rows)"
         raise invalid("trials", twice[key].iloc[0].to_dict(), allowed)
     return frame.sort_values(key, kind="stable").reset_index(drop=True)
-
-
-def _joined(runs: pd.Series) -> str:
-    return " ".join(run for run in runs.astype(str) if run)
 
 
 def _columns(group: pd.DataFrame) -> tuple[pd.Series, pd.Series, pd.Series]:
@@ -289,38 +243,22 @@ def _optimum_row(group: pd.DataFrame, window: float | None, as_published: bool) 
     if lacking:
         losses = levelled(by_cell.ngroup().to_numpy(), losses.to_numpy(), group["seed"])
     means = group.assign(loss=losses).groupby(axes)["loss"].mean().reset_index()
-    best = (
-        means.iloc[int(means["loss"].argmin())]
-        if len(means)
-        else dict.fromkeys([*axes, "loss"], math.nan)
-    )
+    best = means.loc[means["loss"].idxmin()] if len(means) else dict.fromkeys(means, math.nan)
     row = {f"best_{name}": float(best[name]) for name in (*axes, "loss")}
     about = f"{lacking} of {len(means)} cells lack a seed" if lacking else ""
     try:
         optimum = fit_quadratic(*_columns(group), window, **_fit(group, as_published))
     except ValueError as error:
-        empty = dict.fromkeys(OPTIMUM, math.nan)
-        counts = {
-            "convex": False,
-            "on_edge": False,
-            "num_cells": len(means),
-            "num_points": len(group),
-        }
+        row |= dict.fromkeys(OPTIMUM, math.nan) | {"convex": False, "on_edge": False}
+        row |= {"num_cells": len(means), "num_points": len(group), "reason": str(error)}
         edges = edge_names(row["best_lr"], row["best_batch"], means)
-        notes = _joined_notes("no fit: best cell shown", about)
-        return {**row, **empty, **counts, "edges": edges, "notes": notes, "reason": str(error)}
+        return {**row, "edges": edges, "notes": _joined_notes("no fit: best cell shown", about)}
     place = (optimum.lr, optimum.batch) if optimum.convex else (row["best_lr"], row["best_batch"])
     edges = edge_names(*place, means)
     fields = {name: value for name, value in vars(optimum).items() if not name.endswith("_span")}
     spans = dict(zip(SPANS, (*optimum.lr_span, *optimum.batch_span), strict=True))
-    return {
-        **row,
-        **fields,
-        **spans,
-        "edges": edges,
-        "notes": _joined_notes(_flags(optimum, edges), about),
-        "reason": "",
-    }
+    notes = _joined_notes(_flags(optimum, edges), about)
+    return {**row, **fields, **spans, "edges": edges, "notes": notes, "reason": ""}
 
 
 def edge_names(lr: float, batch: float, grid: pd.DataFrame) -> str:
@@ -334,17 +272,15 @@ def edge_names(lr: float, batch: float, grid: pd.DataFrame) -> str:
             continue
         low, high = math.log(grid[name].min()), math.log(grid[name].max())
         margin, place = EDGE_FRACTION * (high - low), math.log(value) if value > 0.0 else -math.inf
-        found += [f"{name} low"] * (place <= low + margin) + [f"{name} high"] * (
-            place >= high - margin
-        )
+        if place <= low + margin:
+            found.append(f"{name} low")
+        if place >= high - margin:
+            found.append(f"{name} high")
     return ", ".join(found)
 
 
 def is_flat(curvature_t: float) -> bool:
-    """Tells whether a surface's smallest curvature may be noise alone.
-
-    So may one whose error is not known (NaN).
-    """
+    """Tells whether a surface's smallest curvature may be noise alone, as one of unknown error."""
     return not curvature_t >= NOISE_T
 
 

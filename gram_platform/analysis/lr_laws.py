@@ -35,15 +35,8 @@ from gram_platform.config.ladder import FEWEST_SIZES, PAPER_LAW, Law, Size
 
 QUANTITIES = ("lr", "batch")
 WINDOWS = (None, 0.2, 0.1, 0.05, 0.02, 0.01)
-LAW_NUMBERS = [
-    "coefficient",
-    "exponent",
-    "r2",
-    "t_low",
-    "t_high",
-    "bootstrap_low",
-    "bootstrap_high",
-]
+LAW_NUMBERS = ["coefficient", "exponent", "r2", "t_low", "t_high"]
+LAW_NUMBERS += ["bootstrap_low", "bootstrap_high"]
 LAW_COLUMNS = ["quantity", *LAW_NUMBERS, "num_resamples", "num_failed"]
 # What rate and batch have in common.
 OF_BOTH = ["num_sizes", "sizes", "smallest", "largest", "left_out", "no_law"]
@@ -119,10 +112,8 @@ def window_table(
     windows: Iterable[float | None] = WINDOWS,
     as_published: bool = False,
 ) -> pd.DataFrame:
-    """Returns a row per window, widest first: both exponents, t-intervals, R2 and the sizes used.
-
-    NaN is the window of all cells. Trust an exponent no further than it moves down this table.
-    """
+    """Returns a row per window, widest first (NaN: all cells): both exponents, t-intervals, R2 and
+    the sizes used. Trust an exponent no further than it moves down this table."""
     rows = []
     for window in sorted(set(windows), key=lambda w: -math.inf if w is None else -w):
         laws = laws_table(trials, window, 1, as_published).set_index("quantity")
@@ -152,14 +143,10 @@ def _fit(
     used = used_trials(trials, as_published)
     used = used[used["size"].isin(entered)]
     left_out = "; ".join(f"{s}: {why or weak[s]}" for s, why in refused.items() if s not in entered)
-    laws = (
-        bootstrap_laws(used, window, num_resamples, as_published=as_published)
-        if len(entered) > 1
-        else None
-    )
-    is_number = laws is None or all(
-        0.0 < law.coefficient < math.inf for law in (laws.lr, laws.batch)
-    )
+    laws = None
+    if len(entered) > 1:
+        laws = bootstrap_laws(used, window, num_resamples, as_published)
+    is_number = laws is None or all(0.0 < law.coefficient < math.inf for law in laws.laws.values())
     no_law = [
         _why_no_law(entered, weak, left_out),
         "" if is_number else "its coefficients lie beyond all numbers",
@@ -179,24 +166,20 @@ def _why_no_law(entered: Sequence[str], weak: Mapping[str, str], left_out: str) 
     """Says what keeps a fit to these sizes from being a law; "" for a law."""
     few = f"sizes with an optimum: {len(entered)}, at least {FEWEST_SIZES} are needed"
     reasons = [few, left_out] if len(entered) < FEWEST_SIZES else []
-    return "; ".join(
-        filter(None, [*reasons, *(f"{size}: {weak[size]}" for size in entered if size in weak)])
-    )
+    reasons += [f"{size}: {weak[size]}" for size in entered if size in weak]
+    return "; ".join(filter(None, reasons))
 
 
 def _why_weak(row: pd.Series) -> str:
-    """Says why the evidence does not place an optimum.
-
-    "" for one inside its grid, with a curvature above its noise.
-    """
-    places = (
-        [f"at the edge ({row['edges']})" if row["edges"] else "outside the cells used"]
-        if row["on_edge"]
-        else []
-    )
-    return ", ".join(
-        [*places, *(["curvature within the noise"] if is_flat(row["curvature_t"]) else [])]
-    )
+    """Says why an optimum has no sure place; "" for one inside its grid that noise cannot bend."""
+    reasons = []
+    if row["on_edge"]:
+        reasons.append(
+            f"at the edge ({row['edges']})" if row["edges"] else "outside the cells used"
+        )
+    if is_flat(row["curvature_t"]):
+        reasons.append("curvature within the noise")
+    return ", ".join(reasons)
 
 
 def _why_no_optimum(row: pd.Series) -> str:
@@ -211,20 +194,12 @@ def _why_no_optimum(row: pd.Series) -> str:
 def _law_rows(laws: "LawBootstrap | None", shared: dict) -> pd.DataFrame:
     rows = []
     for quantity in QUANTITIES:
-        row = {
-            "quantity": quantity,
-            **dict.fromkeys(LAW_NUMBERS, math.nan),
-            "num_resamples": 0,
-            "num_failed": 0,
-        }
+        numbers, counts = [math.nan] * len(LAW_NUMBERS), (0, 0)
         if laws is not None:
-            law, interval = getattr(laws, quantity), getattr(laws, f"{quantity}_exponent")
-            ends = (*law.exponent_interval, interval.low, interval.high)
-            row |= dict(
-                zip(LAW_NUMBERS, (law.coefficient, law.exponent, law.r2, *ends), strict=True)
-            )
-            row |= {"num_resamples": laws.num_resamples, "num_failed": laws.num_failed}
-        rows.append({**row, **shared})
+            law, (_, low, high) = laws.laws[quantity], laws.exponents[quantity]
+            numbers = [law.coefficient, law.exponent, law.r2, *law.exponent_interval, low, high]
+            counts = (laws.num_resamples, laws.num_failed)
+        rows.append((quantity, *numbers, *counts, *(shared[name] for name in OF_BOTH)))
     return pd.DataFrame(rows, columns=LAW_COLUMNS)
 
 
@@ -290,25 +265,22 @@ class LawBootstrap:
     were not measured.
     """
 
-    lr: PowerLaw
-    batch: PowerLaw
-    lr_exponent: Interval
-    batch_exponent: Interval
+    # Each by QUANTITIES.
+    laws: Mapping[str, PowerLaw]
+    exponents: Mapping[str, Interval]
     # 0 if a size has only one seed: its spread is unknown, and the intervals are NaN.
     num_resamples: int
     # The resamples without a convex surface at every size, which are not in the intervals.
     num_failed: int
     sizes: tuple[float, ...] = field(repr=False)
-    lr_spread: SeedSpread = field(repr=False, compare=False)
-    batch_spread: SeedSpread = field(repr=False, compare=False)
+    spreads: Mapping[str, SeedSpread] = field(repr=False, compare=False)
 
     def predict(self, quantity: str, size: float) -> Interval:
         """Returns the law of lr or batch at `size`, with its 90% interval over seeds."""
-        law, spread = getattr(self, quantity), getattr(self, f"{quantity}_spread")
         weights = 1.0 / len(self.sizes) + _from_mean(self.sizes, size) * _slope_weights(self.sizes)
-        value = float(law.predict(size))
+        value = float(self.laws[quantity].predict(size))
         with np.errstate(divide="ignore", over="ignore"):
-            _, low, high = spread.interval(weights, float(np.log(value)))
+            _, low, high = self.spreads[quantity].interval(weights, float(np.log(value)))
             return Interval(value, float(np.exp(low)), float(np.exp(high)))
 
 
@@ -326,15 +298,11 @@ def bootstrap_laws(
     sizes, groups = [], []
     for parameters, of_size in trials.groupby("parameters", sort=True):
         sizes.append(float(parameters))
-        groups.append(
-            [
-                of_seed[["lr", "batch", "loss"]].to_numpy(float)
-                for _, of_seed in of_size.groupby("seed")
-            ]
-        )
+        seeds = of_size.groupby("seed")[["lr", "batch", "loss"]]
+        groups.append([of_seed.to_numpy(float) for _, of_seed in seeds])
     pooled = _optima(sizes, groups, window, as_published)
     num_seeds = np.array([len(seeds) for seeds in groups])
-    laws = [fit_power_law(sizes, values) for values in pooled]
+    laws = {q: fit_power_law(sizes, values) for q, values in zip(QUANTITIES, pooled, strict=True)}
     num_resamples = num_resamples if num_seeds.min() > 1 else 0
     samples, rng = np.full((num_resamples, *pooled.shape), np.nan), np.random.default_rng(0)
     for sample in samples:
@@ -343,13 +311,11 @@ def bootstrap_laws(
         with suppress(ValueError):
             sample[:] = _optima(sizes, redrawn, window, as_published)
     moved = np.log(samples / pooled) * np.sqrt(num_seeds / np.maximum(num_seeds - 1, 1))
-    spreads = [SeedSpread(moved[:, i], num_seeds - 1) for i in (0, 1)]
-    ends = [
-        spread.interval(_slope_weights(sizes), law.exponent)
-        for spread, law in zip(spreads, laws, strict=True)
-    ]
+    spreads = {q: SeedSpread(moved[:, i], num_seeds - 1) for i, q in enumerate(QUANTITIES)}
+    weights = _slope_weights(sizes)
+    exponents = {q: spreads[q].interval(weights, laws[q].exponent) for q in QUANTITIES}
     num_failed = int(np.isnan(samples[:, 0, 0]).sum())
-    return LawBootstrap(*laws, *ends, num_resamples, num_failed, tuple(sizes), *spreads)
+    return LawBootstrap(laws, exponents, num_resamples, num_failed, tuple(sizes), spreads)
 
 
 def _optima(
@@ -399,9 +365,7 @@ def fitted_law(laws: pd.DataFrame, name: str, seq_len: int, source: str) -> Law 
     if any(map(math.isnan, numbers)):
         return None
     of_both = rows.loc["lr", ["num_sizes", "smallest", "largest", "no_law"]].to_dict()
-    return Law(
-        name, *numbers, seq_len, source, **{key: _plain(value) for key, value in of_both.items()}
-    )
+    return Law(name, *numbers, seq_len, source, **of_both)
 
 
 def law_json(law: Law | None, laws: pd.DataFrame) -> dict:
@@ -409,17 +373,9 @@ def law_json(law: Law | None, laws: pd.DataFrame) -> dict:
 
     NaN becomes null. Without a fit it holds `no_law` and the evidence, and `load_law` refuses it.
     """
-    evidence = [
-        {key: _plain(value) for key, value in row.items()} for row in laws.to_dict("records")
-    ]
+    evidence = laws.astype(object).where(laws.notna(), None).to_dict("records")
     known = {"no_law": evidence[0]["no_law"]} if law is None else dataclasses.asdict(law)
     return {**known, "evidence": evidence}
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, float | np.floating):
-        return float(value) if math.isfinite(value) else None
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def predictions(law: Law | None, sizes: Sequence[Size]) -> pd.DataFrame:
@@ -437,13 +393,6 @@ def predictions(law: Law | None, sizes: Sequence[Size]) -> pd.DataFrame:
             if source is not None and source.predicts(n):
                 values = (source.lr(n), source.batch(n, size.seq_len))
             row |= dict(zip((f"{name}lr", f"{name}batch"), values, strict=True))
-        beyond = math.nan if law is None or law.flaw else law.times_beyond(n)
-        rows.append(
-            {
-                **row,
-                "times_beyond": beyond,
-                "ladder_lr": size.peak_lr,
-                "ladder_batch": size.batch_size,
-            }
-        )
+        row["times_beyond"] = math.nan if law is None or law.flaw else law.times_beyond(n)
+        rows.append({**row, "ladder_lr": size.peak_lr, "ladder_batch": size.batch_size})
     return pd.DataFrame(rows)

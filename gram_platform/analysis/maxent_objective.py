@@ -15,6 +15,7 @@ one that is still known. The tables of studies clip nothing.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from gram_platform.config import CORE
@@ -74,13 +75,13 @@ class MaxEntObjective:
         NaN.
         """
         means = {
-            domain: _mean([_clipped(domain, ratio) for ratio in of_seeds])
+            domain: fmean(_clipped(domain, ratio) for ratio in of_seeds)
             for domain, of_seeds in ratios.items()
         }
-        forget = _mean([means[d] for d in means if d != CORE and d not in retained])
-        kept = {"core": means[CORE]} | (
-            {"retain": _mean([means[d] for d in retained])} if retained else {}
-        )
+        forget = fmean(means[d] for d in means if d != CORE and d not in retained)
+        kept = {"core": means[CORE]}
+        if retained:
+            kept["retain"] = fmean(means[d] for d in retained)
         penalty = self.penalty_weight * sum(max(0.0, self.floor - ratio) for ratio in kept.values())
         return {METRIC: forget + penalty, "forget": forget, "penalty": penalty, **kept}
 
@@ -112,7 +113,3 @@ def _clipped(domain: str, ratio: float) -> float:
     if math.isnan(ratio):
         raise invalid(f"ratios[{domain}]", ratio, "a compute ratio")
     return min(max(float(ratio), 0.0), HIGHEST_RATIO)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)

@@ -18,7 +18,6 @@ import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.compute_ratio import LearningCurve, compute_ratio, fit_learning_curve
-from gram_platform.analysis.intervals import require_columns
 from gram_platform.config import CORE, core_first
 from gram_platform.config.identity import invalid
 from gram_platform.methods import method_key, seed_key, size_key
@@ -36,19 +35,8 @@ PSEUDO = "pseudo_value"
 PREFIX = "loss/"
 # `elicited`: the attacked domain; `loss`: NaN before there is a result.
 ATTACK_COLUMNS = [*VIEW, ELICITED, "loss"]
-CURVE_FIELDS = [
-    "A",
-    "alpha",
-    "s0",
-    "rms",
-    "step_rms",
-    "at_bound",
-    "poor",
-    "first_step",
-    "first_loss",
-    "last_step",
-]
-CURVE_FIELDS += ["num_points"]
+CURVE_FIELDS = ["A", "alpha", "s0", "rms", "step_rms", "at_bound", "poor"]
+CURVE_FIELDS += ["first_step", "first_loss", "last_step", "num_points"]
 FIT_COLUMNS = ["size", "domain", *CURVE_FIELDS, "num_seeds", "reference_steps"]
 NO_BASELINE = "no baseline of this size is complete"
 # A ratio beyond it counts as infinite: squares of larger numbers may not fit a float.
@@ -116,14 +104,9 @@ def baseline_references(
         finals = baselines[baselines["size"] == size].set_index("seed").sort_index()
         points = curves[curves["size"] == size]
         for seed in sorted(set(finals.index) ^ set(points["seed"])):
-            why = (
-                "it has no learning curve"
-                if seed in finals.index
-                else "its final losses are missing"
-            )
-            notes.append(
-                (f"{BASELINE} {size} seed {seed}", f"{why}, so it is not part of the reference")
-            )
+            lost = "learning curve" if seed in finals.index else "final losses"
+            why = f"it has no {lost}, so it is not part of the reference"
+            notes.append((f"{BASELINE} {size} seed {seed}", why))
         finals = finals[finals.index.isin(points["seed"])]
         if finals.empty:
             notes.append((f"all rows of size {size}{of_seed}", NO_BASELINE))
@@ -138,9 +121,8 @@ def baseline_references(
             if leave_out and len(finals) > 1:
                 without, unfitted = _without_each(domain, finals[PREFIX + domain], points)
                 found = replace(found, without=without)
-                notes += [
-                    (f"intervals of size {size}, domain {domain}{of_seed}", why) for why in unfitted
-                ]
+                what = f"intervals of size {size}, domain {domain}{of_seed}"
+                notes += [(what, why) for why in unfitted]
             references[size, domain] = found
     return references, notes
 
@@ -160,13 +142,10 @@ def _without_each(domain: str, finals: pd.Series, points: pd.DataFrame) -> tuple
 
 def _reference(domain: str, finals: pd.Series, points: pd.DataFrame) -> Reference:
     """Fits one domain's pooled curve from the points of one size and `finals` {seed: loss}."""
-    unknown = finals.index[finals.isna()].tolist()
+    unknown = ", ".join(finals.index[finals.isna()])
     if unknown:
-        raise invalid(
-            PREFIX + domain,
-            f"nothing for seed {', '.join(unknown)}",
-            "a final loss of every baseline",
-        )
+        allowed = "a final loss of every baseline"
+        raise invalid(PREFIX + domain, f"nothing for seed {unknown}", allowed)
     mine = points[(points["domain"] == domain) & points["seed"].isin(finals.index)]
     if mine.empty:
         raise ValueError("it has no points")
@@ -177,10 +156,8 @@ def _reference(domain: str, finals: pd.Series, points: pd.DataFrame) -> Referenc
     return reference
 
 
-@lru_cache(maxsize=1024)
-def _fitted(steps: tuple[float, ...], losses: tuple[float, ...]) -> LearningCurve:
-    """Fits a curve once, which all variants, points of a sweep and pages of a study share."""
-    return fit_learning_curve(steps, losses)
+# All variants, points of a sweep and pages of a study share a curve's fit.
+_fitted = lru_cache(maxsize=1024)(fit_learning_curve)
 
 
 def fits_frame(references: dict) -> pd.DataFrame:
@@ -209,27 +186,17 @@ def compute_ratio_frame(evaluations: pd.DataFrame, references: dict) -> tuple[pd
     for view in evaluations.to_dict("records"):
         if view["size"] not in complete:
             continue
-        names = {c: view[c] for c in carried}
+        names = [view[c] for c in carried]
         for domain in domains[view["size"]]:
             reference, loss = references.get((view["size"], domain)), float(view[PREFIX + domain])
             ratio = reference.ratio(loss) if reference else np.nan
             if reference and not math.isfinite(ratio):
                 name = f"{view['method']} {view['size']} {view['profile']} seed {view['seed']}"
                 notes.append((f"{name}, domain {domain}", reference.why_unknown(loss)))
-            row = {
-                "domain": domain,
-                "class": _class(domain, view["retained"]),
-                "loss": loss,
-                "compute_ratio": ratio,
-            }
-            rows.append({**names, **row})
+            is_kept = domain in view["retained"].split(",")
+            kind = "core" if domain == CORE else "retain" if is_kept else "forget"
+            rows.append((*names, domain, kind, loss, ratio))
     return pd.DataFrame(rows, columns=[*carried, "domain", "class", "loss", "compute_ratio"]), notes
-
-
-def _class(domain: str, retained: str) -> str:
-    if domain == CORE:
-        return "core"
-    return "retain" if domain in retained.split(",") else "forget"
 
 
 def elicited_ratios(
@@ -244,17 +211,16 @@ def elicited_ratios(
     attacked = set(attacks[ROW].itertuples(index=False, name=None))
     keys = ratios[ROW].itertuples(index=False, name=None)
     is_target = (ratios["class"] == "forget") & np.array([key in attacked for key in keys], bool)
-    targets = ratios[is_target].drop(
-        columns=["loss", "class", "compute_ratio", "run_id"], errors="ignore"
-    )
+    other = ["loss", "class", "compute_ratio", "run_id"]
+    targets = ratios[is_target].drop(columns=other, errors="ignore")
     values = attacks.rename(columns={ELICITED: "domain"})
     values = values[[*VIEW, "domain", "loss", *(["run_id"] if "run_id" in values else [])]]
     rows = targets.merge(values, on=[*VIEW, "domain"], how="left")
-    found = [references.get(key) for key in zip(rows["size"], rows["domain"], strict=True)]
     losses = rows["loss"].astype(float)
-    known = np.array(
-        [r.ratio(loss) if r else np.nan for r, loss in zip(found, losses, strict=True)], float
-    )
+    known = np.full(len(rows), np.nan)
+    for at, key in enumerate(zip(rows["size"], rows["domain"], strict=True)):
+        if key in references:
+            known[at] = references[key].ratio(losses[at])
     rows = rows.assign(**{"loss": losses, "class": ELICITED, "compute_ratio": known})
     flat = "the baseline's curve is too flat to convert the loss after the attack on"
     notes = [
@@ -291,9 +257,7 @@ def pseudo_values(ratios: pd.DataFrame, references: dict) -> np.ndarray:
     the ratio is, or if there is none by the reference without a seed that both have.
     """
     values, losses = (ratios[name].to_numpy(float) for name in ("compute_ratio", "loss"))
-    names = list(
-        dict.fromkeys(seed for reference in references.values() for seed in reference.without)
-    )
+    names = dict.fromkeys(seed for reference in references.values() for seed in reference.without)
     places = {seed: place for place, seed in enumerate(names)}
     # The changes of each ratio by each seed's absence from its reference.
     changes = np.zeros((len(ratios), len(names)))
@@ -334,40 +298,8 @@ def _of_the_others(
     return added
 
 
-def checked_evaluations(evaluations: pd.DataFrame) -> pd.DataFrame:
-    """Returns the frame with seeds as text and `retained` never null.
-
-    ValueError for a missing column, a view twice.
-    """
-    require_columns("evaluations", evaluations, [*VIEW, "retained"])
-    frame = evaluations.assign(
-        seed=evaluations["seed"].astype(str), retained=evaluations["retained"].fillna("")
-    )
-    _require_once("evaluations", frame, VIEW)
-    return frame.reset_index(drop=True)
-
-
-def checked_curves(curves: pd.DataFrame) -> pd.DataFrame:
-    """Returns the baselines' points, with seeds as text; ValueError for a missing column."""
-    require_columns("curves", curves, ["size", "seed", "step", "domain", "loss"])
-    frame = curves[curves["method"] == BASELINE] if "method" in curves else curves
-    return frame.assign(seed=frame["seed"].astype(str))
-
-
-def checked_attacks(attacks: pd.DataFrame | None) -> pd.DataFrame:
-    """Returns the frame with seeds as text, empty for None.
-
-    ValueError for a missing column, an attack twice.
-    """
-    if attacks is None:
-        return pd.DataFrame(columns=ATTACK_COLUMNS)
-    require_columns("attacks", attacks, ATTACK_COLUMNS)
-    frame = attacks.assign(seed=attacks["seed"].astype(str))
-    _require_once("attacks", frame, [*VIEW, ELICITED])
-    return frame
-
-
-def _require_once(field: str, frame: pd.DataFrame, key: list[str]) -> None:
+def require_once(field: str, frame: pd.DataFrame, key: list[str]) -> None:
+    """ValueError for a view or an attack that the frame has twice."""
     repeated = frame[frame.duplicated(key)]
     if len(repeated):
         raise invalid(field, repeated[key].iloc[0].to_dict(), f"each {', '.join(key)} once")

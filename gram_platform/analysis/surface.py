@@ -3,8 +3,7 @@
 Source: the paper's appendix "Learning Rate and Batch Size Scaling". Ours: a surface that is not
 convex has no minimum, a minimum at or beyond the edge of the grid is flagged, the fit can be
 restricted to cells near the best, and the smallest curvature has a t-statistic: if that is small,
-noise alone may have bent the surface. If seeds are named, each has a level (a constant, see
-`level_columns`), and the surface is at their mean.
+noise alone may have bent the surface. Each seed has a level, a constant beside the surface.
 """
 
 import math
@@ -86,20 +85,9 @@ class Surface:
         """Returns the minimum with flags and spans."""
         num_cells, num_points = _num_cells(self.used), len(self.used)
         if not self.is_convex:
-            nan = math.nan
-            place = (
-                nan,
-                nan,
-                nan,
-                False,
-                False,
-                num_cells,
-                num_points,
-                self.rms,
-                (nan, nan),
-                (nan, nan),
-            )
-            return Optimum(*place, self.curvature_t)
+            place, span = (math.nan,) * 3, (math.nan,) * 2
+            found = (*place, False, False, num_cells, num_points, self.rms, span, span)
+            return Optimum(*found, self.curvature_t)
         slope, hessian = self.coefficients[1:3], _hessian(self.coefficients)
         w, back = -np.linalg.solve(hessian, slope), np.linalg.inv(self.whitening)
         lowest = float(self.coefficients[0] + slope @ w / 2.0)
@@ -118,8 +106,8 @@ class Surface:
             num_cells=num_cells,
             num_points=num_points,
             rms=self.rms,
-            lr_span=(float(spans[0, 0]), float(spans[0, 1])),
-            batch_span=(float(spans[1, 0]), float(spans[1, 1])),
+            lr_span=tuple(spans[0].tolist()),
+            batch_span=tuple(spans[1].tolist()),
             curvature_t=self.curvature_t,
         )
 
@@ -135,14 +123,13 @@ def fit_quadratic(
     """Fits loss [n] by a quadratic in (log lr, log batch) and returns the minimum.
 
     Repeat a cell for pooled seeds. `window` 0.05 keeps only cells whose mean loss over seeds, less
-    their levels, is within 5% of the lowest. `seeds` [n] names the seed of each loss. Each seed
-    gets a level, and the predicted loss is at their mean. If every cell has every seed the minimum
-    does not change; if one is missing, trust only the minimum with levels. `log_loss` fits the
-    logarithm of the loss, as the authors did though their text does not say so; predictions remain
-    losses. A surface that is not convex gives `convex=False` and NaN for the minimum. ValueError if
-    values are not finite and positive (leave out diverged cells), if fewer than six cells are kept,
-    or if they cannot determine the quadratic and the levels (two rates, all cells on a line, fewer
-    losses than coefficients).
+    their levels, is within 5% of the lowest. `seeds` [n] names the seed of each loss; the predicted
+    loss is at the mean of their levels. These matter where a cell lacks a seed: trust no minimum
+    without them there. `log_loss` fits the logarithm of the loss, as the authors did though their
+    text does not say so; predictions remain losses. A surface that is not convex gives
+    `convex=False` and NaN for the minimum. ValueError if values are not finite and positive (leave
+    out diverged cells), if fewer than six cells are kept, or if they cannot determine the quadratic
+    and the levels (two rates, all cells on a line, fewer losses than coefficients).
     """
     return fit_surface(lr, batch, loss, window, seeds, log_loss).optimum()
 
@@ -169,24 +156,20 @@ def fit_surface(
     kept = _within(points, z, window, seeds)
     used, losses = points[kept], np.log(z[kept]) if log_loss else z[kept]
     levels = level_columns(None if seeds is None else np.asarray(seeds)[kept], len(losses))
-    field, value = (
-        ("window", window) if window is not None else ("lr, batch", f"{len(losses)} losses")
-    )
-    num_cells = _num_cells(used)
+    what = ("window", window) if window is not None else ("lr, batch", f"{len(losses)} losses")
+    num_cells, num_levels = _num_cells(used), levels.shape[1]
     if num_cells < NUM_COEFFICIENTS:
-        raise invalid(
-            field, value, f"at least {NUM_COEFFICIENTS} distinct cells; there are {num_cells}"
-        )
+        allowed = f"at least {NUM_COEFFICIENTS} distinct cells; there are {num_cells}"
+        raise invalid(*what, allowed)
     centre, whitening = _whitened(used)
-    fitted = (
-        None if whitening is None else _least_squares((used - centre) @ whitening, losses, levels)
-    )
+    fitted = None
+    if whitening is not None:
+        fitted = _least_squares((used - centre) @ whitening, losses, levels)
     if fitted is None:
         allowed = "cells that determine a quadratic: three values of each, not all on one line"
-        extra = (
-            f", with {levels.shape[1]} losses more for the levels of {levels.shape[1] + 1} seeds"
-        )
-        raise invalid(field, value, allowed + (extra if levels.shape[1] else ""))
+        if num_levels:
+            allowed += f", with {num_levels} losses more for the levels of {num_levels + 1} seeds"
+        raise invalid(*what, allowed)
     coefficients, covariance, rms = fitted
     eigenvalues, vectors = np.linalg.eigh(_hessian(coefficients))
     is_convex = bool(
@@ -207,13 +190,15 @@ def require_window(window: float | None) -> None:
 def levelled(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) -> np.ndarray:
     """Subtracts the level of its seed from each loss [n], by least squares of loss = cell + level.
 
-    `cell` [n]: numbers. If every cell has every seed, the means of the cells do not change. Seeds
-    that share no cell with other seeds cannot be separated from the cells: they have level 0.
+    `cell` [n]: numbers. Seeds that share no cell with others have level 0: they cannot be told from
+    the cells.
     """
     columns = level_columns(seeds, len(loss))
     if columns.shape[1] == 0:
         return loss
-    within = np.stack([column - _cell_means(cell, column) for column in (*columns.T, loss)], axis=1)
+    counts = np.bincount(cell).clip(1)
+    means = [(np.bincount(cell, values) / counts)[cell] for values in (*columns.T, loss)]
+    within = np.stack([*columns.T, loss], axis=1) - np.stack(means, axis=1)
     return loss - columns @ np.linalg.lstsq(within[:, :-1], within[:, -1], rcond=1e-9)[0]
 
 
@@ -230,11 +215,6 @@ def level_columns(seeds: Sequence | None, num: int) -> np.ndarray:
     names, codes = np.unique(np.asarray(seeds).astype(str), return_inverse=True)
     last = np.full((1, max(len(names) - 1, 0)), -1.0)
     return np.concatenate([np.eye(last.size), last])[codes.ravel()]
-
-
-def _cell_means(cell: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Returns the mean over each value's cell [n]."""
-    return (np.bincount(cell, values) / np.bincount(cell).clip(1))[cell]
 
 
 def _within(
@@ -261,10 +241,8 @@ def _num_cells(points: np.ndarray) -> int:
 
 
 def _whitened(used: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Returns the centre of cells [m, 2] and the matrix that gives them unit covariance.
-
-    The matrix is None if they lie on a line.
-    """
+    """Returns the centre of cells [m, 2] and the matrix that gives them unit covariance; None if
+    they lie on a line."""
     centre, width = used.mean(axis=0), np.ptp(used, axis=0)
     if not width.min() > 0.0:
         return centre, None
@@ -306,20 +284,13 @@ def _hessian(c: np.ndarray) -> np.ndarray:
 
 
 def _curvature_t(curvature: float, direction: np.ndarray, covariance: np.ndarray) -> float:
-    """Divides the curvature along `direction` by its standard error, to first order.
-
-    Infinite for an exact fit.
-    """
+    """Divides the curvature along `direction` by its standard error; infinite for an exact fit."""
     x, y = direction
     gradient = np.array([0.0, 0.0, 0.0, 2.0 * x * x, 2.0 * x * y, 2.0 * y * y])
     variance = float(gradient @ covariance @ gradient)
-    if math.isnan(variance):
-        return math.nan
-    return (
-        float(curvature) / math.sqrt(variance)
-        if variance > 0.0
-        else math.copysign(math.inf, curvature)
-    )
+    if variance <= 0.0:
+        return math.copysign(math.inf, curvature)
+    return float(curvature) / math.sqrt(variance)
 
 
 def _at_edge(minimum: np.ndarray, points: np.ndarray) -> bool:
@@ -331,10 +302,7 @@ def _at_edge(minimum: np.ndarray, points: np.ndarray) -> bool:
 
 
 def _beyond(minimum: np.ndarray, used: np.ndarray) -> bool:
-    """Tells whether the minimum is outside the cells' convex hull.
-
-    So it is in a corner of the grid whose cells diverged.
-    """
+    """Tells whether the minimum is outside the cells' hull, as in a corner that diverged."""
     width = np.ptp(used, axis=0)
     # The outward normals and offsets [k, 3].
     faces = ConvexHull(used / width).equations

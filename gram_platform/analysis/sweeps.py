@@ -31,20 +31,10 @@ SWEEP_CLASSES = ("core", "core_partial", "core_full", "retain", "forget", "elici
 KNOBS = ("p_cr", "p_as", "p_ca")
 # The classes that a study's tables lack.
 CORES = ("core_partial", "core_full")
-SWEEP_COLUMNS = [
-    *POINT,
-    *(name + end for name in SWEEP_CLASSES for end in ENDS),
-    "num_seeds",
-    "runs",
-]
-PROFILE_COLUMNS = [
-    "knob",
-    "value",
-    *TABLE_COLUMNS[:-1],
-    *(n + end for n in CORES for end in ENDS),
-    "num_seeds",
-    "runs",
-]
+SWEEP_COLUMNS = [*POINT, *(name + end for name in SWEEP_CLASSES for end in ENDS)]
+SWEEP_COLUMNS += ["num_seeds", "runs"]
+CORE_COLUMNS = [name + end for name in CORES for end in ENDS]
+PROFILE_COLUMNS = ["knob", "value", *TABLE_COLUMNS[:-1], *CORE_COLUMNS, "num_seeds", "runs"]
 
 
 @dataclass(frozen=True)
@@ -97,7 +87,9 @@ def analyse_sweeps(
     per_seed = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
     pseudo = [name + PSEUDO_SUFFIX for name in SWEEP_CLASSES]
     per_seed = per_seed.reindex(columns=[*POINT, "seed", *SWEEP_CLASSES, *pseudo])
-    table = _summary(per_seed, evaluations)
+    table = over_seeds(per_seed, POINT, SWEEP_CLASSES)
+    table = table.assign(runs=[_runs(evaluations, row) for row in table.to_dict("records")])
+    table = table[SWEEP_COLUMNS].astype({"knob": object, "value": float})
     missing = joined_notes(notes, _point_names).sort_values(["what", "why"], ignore_index=True)
     return SweepAnalysis(table, _with_cores(tables, table), per_seed, baselines.fits, missing)
 
@@ -136,31 +128,14 @@ def _seed_rows(per_seed: pd.DataFrame) -> pd.DataFrame:
     return means.join(full, on=seed).join(partial, on=seed)[[*seed, *SWEEP_CLASSES]]
 
 
-def _summary(per_seed: pd.DataFrame, evaluations: pd.DataFrame) -> pd.DataFrame:
-    table = over_seeds(per_seed, POINT, SWEEP_CLASSES)
-    runs = [_runs(evaluations, row) for row in table.to_dict("records")]
-    return table.assign(runs=runs)[SWEEP_COLUMNS].astype({"knob": object, "value": float})
-
-
 def _with_cores(tables: Sequence[pd.DataFrame], table: pd.DataFrame) -> pd.DataFrame:
     """Joins the rows of all tables; rows of the mean get the columns that only `table` has."""
-    extra = [
-        column
-        for column in SWEEP_COLUMNS
-        if column in ("runs", *(n + end for n in CORES for end in ENDS))
-    ]
     rows = pd.concat([part for part in tables if len(part)] or tables[:1], ignore_index=True)
-    rows = rows.reindex(columns=["knob", "value", *TABLE_COLUMNS]).astype(
-        {"knob": object, "value": float}
-    )
-    rows = rows.merge(
-        table[[*POINT, *extra]].assign(profile=MEAN), on=[*POINT, "profile"], how="left"
-    )
-    return (
-        rows.reindex(columns=PROFILE_COLUMNS)
-        .astype({"runs": object})
-        .fillna({"knob": "", "runs": ""})
-    )
+    rows = rows.reindex(columns=["knob", "value", *TABLE_COLUMNS])
+    rows = rows.astype({"knob": object, "value": float})
+    means = table[[*POINT, *CORE_COLUMNS, "runs"]].assign(profile=MEAN)
+    rows = rows.merge(means, on=[*POINT, "profile"], how="left")[PROFILE_COLUMNS]
+    return rows.astype({"runs": object}).fillna({"knob": "", "runs": ""})
 
 
 def _runs(evaluations: pd.DataFrame, row: dict) -> str:

@@ -28,6 +28,7 @@ from gram_platform.analysis.intervals import (
 )
 from gram_platform.analysis.ratios import (
     ALL,
+    ATTACK_COLUMNS,
     ELICITED,
     MEAN,
     NO_BASELINE,
@@ -36,14 +37,12 @@ from gram_platform.analysis.ratios import (
     VIEW,
     Notes,
     baseline_references,
-    checked_attacks,
-    checked_curves,
-    checked_evaluations,
     compute_ratio_frame,
     elicited_ratios,
     fits_frame,
     ordered,
     pseudo_values,
+    require_once,
 )
 from gram_platform.config.terminal import aligned
 from gram_platform.methods import method_label
@@ -86,14 +85,14 @@ def analyse(
     own_baseline: bool = False,
     intervals: str = JACKKNIFE,
 ) -> Analysis:
-    """Returns all tables of a study from tidy frames of stored losses.
+    """Returns all tables of a study from tidy frames of stored losses; seeds are text.
 
     `evaluations`: a row per view with `method, size, seed, profile`, `retained` (auxiliary domains,
     joined by commas) and a column `loss/<domain>` per domain (nats a token). Method baseline with
     profile all is the reference. Other columns (`run_id`, `eval_id`) are copied into `ratios`.
 
     `curves`: a row per point of the baselines' validation curves with `size, seed, step, domain,
-    loss`, and `method` if it has other runs too.
+    loss`.
 
     `sizes`: the order of the rows.
 
@@ -111,12 +110,14 @@ def analyse(
     `intervals`: JACKKNIFE, or CURVE_FIXED as in the paper. The two are equal where each seed has
     its own baseline.
 
-    ValueError for a missing column or a repeated row.
+    ValueError for a repeated view or attack.
     """
-    evaluations, curves = checked_evaluations(evaluations), checked_curves(curves)
-    declared = evaluations if declared is None else checked_evaluations(declared)
-    unit = evaluations if unit is None else checked_evaluations(unit)
-    attacks = checked_attacks(attacks)
+    declared = evaluations if declared is None else declared
+    unit = evaluations if unit is None else unit
+    attacks = pd.DataFrame(columns=ATTACK_COLUMNS) if attacks is None else attacks
+    for name, views in (("evaluations", evaluations), ("declared", declared), ("unit", unit)):
+        require_once(name, views, VIEW)
+    require_once("attacks", attacks, [*VIEW, ELICITED])
     frames = (evaluations, curves, attacks, unit)
     compared = [_compared(frames, intervals)]
     if own_baseline and len(unit):
@@ -170,11 +171,10 @@ def per_seed_frame(ratios: pd.DataFrame, declared: pd.DataFrame) -> tuple[pd.Dat
 
     The columns are ROW, seed, CLASSES (mean compute ratios), retained and NUM_DOMAINS. A class with
     one unknown domain is unknown (NaN). NUM_DOMAINS count the domains of each class, known or not;
-    0 if the view lacks the class. `retained` is the view's, by which `averaged_profiles` finds the
-    profiles of the mean. The profile `mean` (`retained` empty) is the mean over all pairs of a
-    profile and a domain (`pair_means`) of the paper's profiles, core with at most one auxiliary
-    domain; of all profiles for a method without these (the baseline's all). A seed without one of
-    the profiles `declared` for its method gets a note instead.
+    0 if the view lacks the class. The profile `mean` (`retained` empty) has the `pair_means` of the
+    paper's profiles, core with at most one auxiliary domain; of all profiles for a method without
+    these (the baseline's all). A seed without one of the profiles `declared` for its method gets a
+    note instead.
     """
     by_class = ratios.groupby([*VIEW, "class"], sort=False)["compute_ratio"]
     wide = (
@@ -192,23 +192,15 @@ def per_seed_frame(ratios: pd.DataFrame, declared: pd.DataFrame) -> tuple[pd.Dat
         for seed, views in group[group["profile"].isin(profiles)].groupby("seed", sort=False):
             absent = sorted(profiles - set(views["profile"]))
             if absent:
-                notes.append(
-                    (f"{method} {size} {MEAN} seed {seed}", f"{', '.join(absent)} is missing")
-                )
+                what = f"{method} {size} {MEAN} seed {seed}"
+                notes.append((what, f"{', '.join(absent)} is missing"))
                 continue
-            names = {"method": method, "size": size, "profile": MEAN, "seed": seed, "retained": ""}
-            counted = views[list(NUM_DOMAINS.values())].sum().to_dict()
-            parts.append(
-                pd.DataFrame(
-                    [names | {name: pair_means(views, name) for name in CLASSES} | counted]
-                )
-            )
-    return (
-        pd.concat(parts, ignore_index=True)[
-            [*ROW, "seed", *CLASSES, "retained", *NUM_DOMAINS.values()]
-        ],
-        notes,
-    )
+            mean = {"method": method, "size": size, "profile": MEAN, "seed": seed, "retained": ""}
+            mean |= {name: pair_means(views, name) for name in CLASSES}
+            mean |= views[list(NUM_DOMAINS.values())].sum().to_dict()
+            parts.append(pd.DataFrame([mean]))
+    columns = [*ROW, "seed", *CLASSES, "retained", *NUM_DOMAINS.values()]
+    return pd.concat(parts, ignore_index=True)[columns], notes
 
 
 def pair_means(views: pd.DataFrame, name: str) -> float:
@@ -218,27 +210,25 @@ def pair_means(views: pd.DataFrame, name: str) -> float:
     domains in the class. NaN if none has the class, or one has it unknown.
     """
     of_class = views[views[NUM_DOMAINS[name]] > 0]
+    if of_class.empty:
+        return np.nan
     counts = of_class[NUM_DOMAINS[name]]
-    return (
-        float((of_class[name] * counts).sum(skipna=False) / counts.sum())
-        if len(of_class)
-        else np.nan
-    )
+    return float((of_class[name] * counts).sum(skipna=False) / counts.sum())
 
 
 def _absent_views(declared: pd.DataFrame, evaluations: pd.DataFrame, sizes: set[str]) -> Notes:
     """Makes a note per size without a reference, and per declared view that some seeds lack."""
     notes = [(f"all rows of size {s}", NO_BASELINE) for s in set(declared["size"]) - sizes]
+    seeds: dict[tuple, set[str]] = {}
     present = set(evaluations[VIEW].itertuples(index=False, name=None))
-    is_lacking = [view not in present for view in declared[VIEW].itertuples(index=False, name=None)]
-    lacking = declared[np.array(is_lacking, bool) & declared["size"].isin(sizes)]
-    for (method, size, profile), group in lacking.groupby(ROW, sort=False):
-        notes.append(
-            (
-                f"{method} {size} {profile}",
-                f"no evaluation of seed {', '.join(sorted(set(group['seed'])))}",
-            )
-        )
+    for view in declared[VIEW].itertuples(index=False, name=None):
+        method, size, seed, profile = view
+        if view not in present and size in sizes:
+            seeds.setdefault((method, size, profile), set()).add(seed)
+    notes += [
+        (" ".join(view), f"no evaluation of seed {', '.join(sorted(lacking))}")
+        for view, lacking in seeds.items()
+    ]
     return notes
 
 
@@ -248,9 +238,9 @@ def over_seeds(
     """Returns TABLE_COLUMNS from a `per_seed` frame: means over seeds with t-intervals.
 
     The rows are in the frame's order. `names` and `values`: the columns that name a row, and the
-    averaged ones, in place of ROW and CLASSES. A value that the frame lacks is NaN. The intervals
-    are of the frame's pseudo-values, if it has them. `num_seeds` counts those of the value that has
-    the fewest, of the values that have any.
+    averaged ones. A value that the frame lacks is NaN. The intervals are of the frame's
+    pseudo-values, if it has them. `num_seeds` counts those of the value that has the fewest, of the
+    values that have any.
     """
     columns, rows = [*names, *values], []
     frame, spread = (f.reindex(columns=columns) for f in (per_seed, pseudo_frame(per_seed, values)))
@@ -261,13 +251,10 @@ def over_seeds(
             known = tuple(group[name].dropna())
             row[name + POINTS] = known if len(known) == 2 else ()
         counts = group[list(values)].count()
-        rows.append(
-            {**row, "num_seeds": int(counts[counts > 0].min()) if counts.any() else len(group)}
-        )
-    return pd.DataFrame(
-        rows,
-        columns=[*names, *(name + end for name in values for end in (*ENDS, POINTS)), "num_seeds"],
-    )
+        row["num_seeds"] = int(counts[counts > 0].min()) if counts.any() else len(group)
+        rows.append(row)
+    means = [name + end for name in values for end in (*ENDS, POINTS)]
+    return pd.DataFrame(rows, columns=[*names, *means, "num_seeds"])
 
 
 def joined_notes(
@@ -294,14 +281,11 @@ def averaged_profiles(rows: pd.DataFrame) -> frozenset[str]:
     `rows` are of a table or a `per_seed` frame. If the study has one auxiliary domain, `all` is one
     of them. Only `per_seed` frames show this, by `retained`; from a table, `all` is left out.
     """
-    all_domains = rows[rows["profile"] == ALL]
-    is_one = (
-        "retained" in rows
-        and len(all_domains) > 0
-        and not all_domains["retained"].str.contains(",").any()
-    )
     few = frozenset(p for p in rows["profile"] if p not in (ALL, MEAN) and p.count("+") < 2)
-    return few | {ALL} if is_one else few
+    if "retained" not in rows:
+        return few
+    of_all = rows.loc[rows["profile"] == ALL, "retained"]
+    return few if of_all.empty or of_all.str.contains(",").any() else few | {ALL}
 
 
 def domain_table(ratios: pd.DataFrame) -> pd.DataFrame:
@@ -355,9 +339,8 @@ def table_csv(frame: pd.DataFrame, fractions: str | None = "%.6f") -> str:
     """
     frame = frame.loc[:, [not str(name).endswith(POINTS) for name in frame]]
     texts = frame.select_dtypes(exclude=["number", "bool"])
-    frame = frame.assign(**{name: texts[name].map(_no_formula) for name in texts}).rename(
-        columns=_no_formula
-    )
+    frame = frame.assign(**{name: texts[name].map(_no_formula) for name in texts})
+    frame = frame.rename(columns=_no_formula)
     return frame.to_csv(index=False, float_format=fractions, lineterminator="\n", na_rep="")
 
 
@@ -390,7 +373,7 @@ def with_intervals(
 
 
 def frame_text(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> str:
-    """Writes a frame for a log: see `text_frame`."""
+    """Writes a frame for a log, with the cells of `text_frame`."""
     cells = text_frame(frame, digits, missing)
     return aligned([list(cells.columns), *cells.itertuples(index=False)])
 
@@ -411,17 +394,6 @@ def text_frame(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> 
 def labelled(frame: pd.DataFrame) -> pd.DataFrame:
     """Writes the labels of methods in place of their ids, for readers."""
     return frame.assign(method=frame["method"].map(method_label)) if "method" in frame else frame
-
-
-def interval_cell(row: Mapping, name: str) -> str:
-    """Returns `interval_text` of a row's columns of a class, empty without a value."""
-    return interval_text(*(row[name + end] for end in ENDS), row.get(name + POINTS, ()))
-
-
-def interval_texts(frame: pd.DataFrame, name: str) -> list[str]:
-    """Returns `interval_text` of the columns `name, name_low, name_high` in every row."""
-    columns = (*(frame[name + end] for end in ENDS), points_of(frame, name))
-    return list(map(interval_text, *columns))
 
 
 def points_of(frame: pd.DataFrame, name: str) -> Sequence[tuple[float, ...]]:
@@ -446,3 +418,15 @@ def short_text(mean: float, low: float, high: float, points: Sequence[float] = (
         return interval_text(mean, low, high, points)
     half = f" \u00b1{(high - low) / 2:.3f}".replace("\u00b10.", "\u00b1.")
     return f"{mean:.3f}{half}"
+
+
+def interval_cell(row: Mapping, name: str) -> str:
+    """Returns `interval_text` of the columns `name, name_low, name_high` in a row."""
+    return interval_text(*(row[name + end] for end in ENDS), row.get(name + POINTS, ()))
+
+
+def interval_texts(
+    frame: pd.DataFrame, name: str, write: Callable[..., str] = interval_text
+) -> list[str]:
+    """Returns the same of every row; `write` is `interval_text` or `short_text`."""
+    return list(map(write, *(frame[name + end] for end in ENDS), points_of(frame, name)))

@@ -17,17 +17,8 @@ from gram_platform.config.identity import invalid
 from gram_platform.config.ladder import FEWEST_SIZES
 
 TREND_CLASSES = ("core", "forget")
-TREND_COLUMNS = [
-    "method",
-    "class",
-    "size",
-    "parameters",
-    "num_fitted",
-    "exponent",
-    "measured",
-    "predicted",
-]
-TREND_COLUMNS += ["low", "high", "verdict"]
+TREND_COLUMNS = ["method", "class", "size", "parameters", "num_fitted", "exponent"]
+TREND_COLUMNS += ["measured", "predicted", "low", "high", "verdict"]
 INSIDE, OUTSIDE = "inside", "outside"
 
 
@@ -92,11 +83,10 @@ class Trend:
     law: PowerLaw
     # The number of sizes fitted.
     num_fitted: int
-    # These and the four below are of the largest size.
+    # The largest size, its value, and the prediction with the ends of its interval.
     parameters: float
     measured: float
     predicted: float
-    # The ends of the prediction interval.
     low: float
     high: float
 
@@ -109,17 +99,12 @@ class Trend:
 def leave_largest_out(parameters: Sequence[float], values: Sequence[float]) -> Trend:
     """Fits `values` [n] of all `parameters` [n] except the largest, and predicts the value there.
 
-    The interval (t, n - 3 degrees of freedom) is for one more value with the fitted values' noise
-    around the law, so it is too narrow if the largest size has fewer seeds. ValueError for numbers
-    that are not finite and positive, equal counts, or fewer than FEWEST_SIZES besides the largest.
+    All are positive, and no two parameters are equal. The interval (t, n - 3 degrees of freedom) is
+    for one more value with the fitted values' noise around the law, so it is too narrow if the
+    largest size has fewer seeds.
     """
-    n, y = positive("parameters", parameters), positive("values", values)
-    if len(n) != len(y):
-        raise invalid("values", f"{len(y)} values", f"one for each of {len(n)} sizes")
-    if len(n) <= FEWEST_SIZES or len(np.unique(n)) < len(n):
-        raise invalid("parameters", n.tolist(), f"{FEWEST_SIZES + 1} or more sizes, no two alike")
-    order = np.argsort(n)
-    (*fitted, largest), (*known, measured) = n[order].tolist(), y[order].tolist()
+    pairs = sorted(zip(parameters, values, strict=True))
+    (*fitted, largest), (*known, measured) = zip(*pairs, strict=True)
     law, x, freedom = fit_power_law(fitted, known), np.log(fitted), len(fitted) - 2
     predicted = float(law.predict(largest))
     residuals, centred = np.log(known) - np.log(law.predict(fitted)), x - x.mean()
@@ -130,33 +115,22 @@ def leave_largest_out(parameters: Sequence[float], values: Sequence[float]) -> T
     return Trend(law, len(fitted), largest, measured, predicted, *ends)
 
 
-def trends(table: pd.DataFrame, parameters: Mapping[str, float], value: str) -> dict[str, Trend]:
-    """Returns {method: trend} of a class from the rows of one profile.
-
-    `parameters` are the sizes' counts. Skips methods with fewer than FEWEST_SIZES besides the
-    largest, two sizes of equal count, or a ratio <= 0, which has no logarithm.
-    """
-    found, known = {}, table[table[value].notna()]
-    for method, rows in known.groupby("method", sort=False):
-        counts = rows["size"].map(parameters)
-        if len(rows) > FEWEST_SIZES and counts.is_unique and (rows[value] > 0.0).all():
-            found[method] = leave_largest_out(counts, rows[value])
-    return found
-
-
 def trend_table(table: pd.DataFrame, parameters: Mapping[str, float]) -> pd.DataFrame:
     """Returns TREND_COLUMNS, a row per class and method, from the rows of one profile.
 
-    `parameters`: as in `trends`. `size` is the largest, which the law has not seen; `measured` and
-    `predicted` are its compute ratio, `low` and `high` the 90% prediction interval, `verdict`
-    whether it holds the measured ratio.
+    `parameters` are the sizes' counts. `size` is the largest, which the law has not seen,
+    `measured` and `predicted` its compute ratio, `low` and `high` the 90% prediction interval,
+    `verdict` whether this holds the measured ratio. A method has no row with fewer than
+    FEWEST_SIZES besides the largest, two sizes of equal count, or a ratio <= 0.
     """
     rows = []
     for name in TREND_CLASSES:
-        for method, t in trends(table, parameters, name).items():
-            size = next(size for size in table["size"] if parameters[size] == t.parameters)
-            left_out = (size, t.parameters, t.num_fitted, t.law.exponent)
-            rows.append(
-                (method, name, *left_out, t.measured, t.predicted, t.low, t.high, t.verdict)
-            )
+        for method, known in table[table[name].notna()].groupby("method", sort=False):
+            counts = known["size"].map(parameters)
+            if len(known) > FEWEST_SIZES and counts.is_unique and (known[name] > 0.0).all():
+                t, size = leave_largest_out(counts, known[name]), known["size"][counts.idxmax()]
+                fitted = (size, t.parameters, t.num_fitted, t.law.exponent)
+                rows.append(
+                    (method, name, *fitted, t.measured, t.predicted, t.low, t.high, t.verdict)
+                )
     return pd.DataFrame(rows, columns=TREND_COLUMNS)

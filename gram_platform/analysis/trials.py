@@ -11,24 +11,14 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from gram_platform.analysis.intervals import require_columns
 from gram_platform.config import State
 
-SEARCH = "search"
-TRIAL = "trial"
-STATE = "state"
-RUNS = "runs"
-ELAPSED = "elapsed_s"
-STARTED = "started"
-URL = "url"
+SEARCH, TRIAL, STATE, RUNS = "search", "trial", "state", "runs"
+ELAPSED, STARTED, URL = "elapsed_s", "started", "url"
 
 
 def finished(trials: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Returns the complete trials with a finite metric, by number.
-
-    ValueError for an unknown metric.
-    """
-    require_columns("trials", trials, [TRIAL, STATE, metric])
+    """Returns the complete trials with a finite metric, by number."""
     known = (trials[STATE] == State.COMPLETE) & np.isfinite(trials[metric].to_numpy(float))
     return trials[known].sort_values(TRIAL, kind="stable")
 
@@ -49,10 +39,7 @@ def running_best(trials: pd.DataFrame, metric: str) -> pd.Series:
 
 
 def linked(trials: pd.DataFrame, urls: Mapping[str, str]) -> pd.DataFrame:
-    """Adds `url`: the page of a trial's first run that has one in `urls`, else empty.
-
-    `urls`: {run id: address}.
-    """
+    """Adds `url`: the page of a trial's first run that has one in `urls` {run id: page}, or ""."""
     pages = [
         next((urls[run] for run in str(runs).split() if urls.get(run)), "")
         for runs in trials[RUNS].fillna("")

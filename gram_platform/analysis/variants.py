@@ -16,7 +16,7 @@ from gram_platform.analysis.intervals import (
     with_pseudo_values,
 )
 from gram_platform.analysis.ratios import ALL, MEAN
-from gram_platform.analysis.tables import Analysis, analyse, joined_notes, over_seeds, pair_means
+from gram_platform.analysis.tables import Analysis, analyse, joined_notes, pair_means
 from gram_platform.config import core_first
 from gram_platform.config.identity import sum_in_order
 from gram_platform.methods.nodes import BASELINE, VARIANT
@@ -113,15 +113,6 @@ def _by_number(
                 values = [pair_means(of_seed, name) for name in COMPOSED]
                 rows.append((method, size, number, seed, *values, len(profiles)))
     return pd.DataFrame(rows, columns=[*MODULES_CELL, "seed", *COMPOSED, "num_profiles"])
-
-
-def number_table(numbers: pd.DataFrame) -> pd.DataFrame:
-    """Averages rows of `by_number` over seeds.
-
-    The columns are MODULES_CELL, those of table.csv with 90% t-intervals, and `num_profiles`.
-    """
-    num_profiles = numbers.groupby(MODULES_CELL, sort=False)["num_profiles"].first()
-    return over_seeds(numbers, MODULES_CELL).assign(num_profiles=num_profiles.tolist())
 
 
 def drop_table(numbers: pd.DataFrame, per_seed: pd.DataFrame) -> pd.DataFrame:

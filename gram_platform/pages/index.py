@@ -7,7 +7,7 @@ becomes markup of the page.
 
 import datetime
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from urllib.parse import quote
 
 from gram_platform.config.identity import InvalidField
@@ -28,21 +28,15 @@ QUESTION = "Which capabilities of a language model can be switched off, and what
 
 
 @dataclass(frozen=True)
-class Told:
-    """What the index takes from the record of a study or a search."""
+class Shown:
+    """A study or a search as the index shows it; addresses are relative to the index."""
 
+    # These four are fields of its record.
     title: str
     question: str
     card: Card
     # Those that executed nodes, the newest last.
     submissions: tuple[Mapping, ...]
-
-
-@dataclass(frozen=True)
-class Shown:
-    """A study or a search as the index shows it; addresses are relative to the index."""
-
-    told: Told
     # "" before they are written.
     report: str
     picture: str
@@ -52,12 +46,12 @@ class Shown:
     @property
     def submitted(self) -> str:
         """When it was submitted last, ISO 8601; "" if nothing was executed."""
-        return str(self.told.submissions[-1].get("started", "")) if self.told.submissions else ""
+        return str(self.submissions[-1].get("started", "")) if self.submissions else ""
 
     @property
     def verdicts(self) -> str:
         """The number of claims of each verdict; "" without claims."""
-        counts = self.told.card.verdicts
+        counts = self.card.verdicts
         return ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts.get(name))
 
 
@@ -104,17 +98,10 @@ def _shown(store: Store, name: str, folder: Folder, record: Mapping) -> Shown:
     links = [(text, f"{place}/{file}") for text, file in LINKED_FILES.items() if file in files]
     for date, earlier in reversed(store.history_dirs(name).items()):
         if earlier.exists(REPORT_FILE):
-            links.append(
-                (
-                    f"until {date[:10]} {date[11:13]}:{date[13:15]}",
-                    f"{place}/{HISTORY}/{date}/{REPORT_FILE}",
-                )
-            )
-    return Shown(
-        told=from_plain(
-            Told, {one.name: record[one.name] for one in fields(Told) if one.name in record}
-        ),
-        report=f"{place}/{REPORT_FILE}" if REPORT_FILE in files else "",
-        picture=f"{place}/{PICTURE_FILE}" if PICTURE_FILE in files else "",
-        links=tuple(links),
-    )
+            text = f"until {date[:10]} {date[11:13]}:{date[13:15]}"
+            links.append((text, f"{place}/{HISTORY}/{date}/{REPORT_FILE}"))
+    names = ("title", "question", "card", "submissions")
+    plain = {name: record[name] for name in names if name in record} | {"links": links}
+    for name, file in (("report", REPORT_FILE), ("picture", PICTURE_FILE)):
+        plain[name] = f"{place}/{file}" if file in files else ""
+    return from_plain(Shown, plain)

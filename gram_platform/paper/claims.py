@@ -68,9 +68,8 @@ class Side:
     name: str
     # "": the claim's.
     profile: str = ""
-    # "": each in turn.
+    # "": each variant, and each size, in turn.
     variant: str = ""
-    # "": each in turn.
     size: str = ""
     # Subtracted seed by seed: makes the side a drop or a gain.
     less: "Side | None" = None
@@ -86,56 +85,42 @@ class Claim:
     text: str
     left: Side
     right: Side
-    # Label in the paper.
-    source: str
     within: pd.Interval = POSITIVE
     # The profile of the sides: MEAN is over the profiles with at most one auxiliary domain that the
     # methods of both sides have.
     profile: str = MEAN
+    # Label in the paper.
+    source: str = ""
 
     @property
     def terms(self) -> tuple[Side, ...]:
         """The sides and the sides subtracted from them, each once."""
-        return tuple(
-            dict.fromkeys(
-                t for side in (self.left, self.right) for t in (side, side.less) if t is not None
-            )
-        )
+        sides = (self.left, self.right, self.left.less, self.right.less)
+        return tuple(dict.fromkeys(filter(None, sides)))
 
 
-def follows(label: str, method: str, source: str) -> tuple[Claim, ...]:
+def follows(label: str, method: str) -> tuple[Claim, ...]:
     """Claims by class that a method is no worse than filtering by more than the margin."""
-    ways = {
-        n: ("below", not_below) if n in ("core", "retain") else ("above", not_above)
-        for n in CLASSES
-    }
-    texts = {
-        n: (
-            f"{label}'s {IN_TEXTS.get(n, n)} is no more than {MARGINS[n]:.2f} {ways[n][0]}"
-            " filtering's"
-        )
-        for n in CLASSES
-    }
-    return tuple(
-        Claim(texts[n], Side(method, n), Side("filtering", n), source, ways[n][1](n))
-        for n in CLASSES
-    )
+    claims = []
+    for n in CLASSES:
+        way, within = ("below", not_below) if n in ("core", "retain") else ("above", not_above)
+        text = f"{label}'s {IN_TEXTS.get(n, n)} is no more than {MARGINS[n]:.2f} {way} filtering's"
+        claims.append(Claim(text, Side(method, n), Side("filtering", n), within(n)))
+    return tuple(claims)
 
 
 def same(label: str, left: str, other: str, right: str) -> tuple[Claim, ...]:
     """Claims by class that two architectures differ by less than the margin, either way."""
-    texts = {
-        n: f"{label} and {other} have the same {IN_TEXTS.get(n, n)} within {MARGINS[n]:.2f}"
-        for n in CLASSES
-    }
-    return tuple(
-        Claim(texts[n], Side(left, n), Side(right, n), "fig:expert-arch", alike(n)) for n in CLASSES
-    )
+    claims = []
+    for n in CLASSES:
+        text = f"{label} and {other} have the same {IN_TEXTS.get(n, n)} within {MARGINS[n]:.2f}"
+        claims.append(Claim(text, Side(left, n), Side(right, n), alike(n)))
+    return tuple(claims)
 
 
-def at(profile: str, *claims: Claim) -> tuple[Claim, ...]:
-    """Returns the claims, each at this profile."""
-    return tuple(replace(claim, profile=profile) for claim in claims)
+def cited(source: str, *claims: Claim, profile: str = MEAN) -> tuple[Claim, ...]:
+    """Returns the claims, each with this source and at this profile."""
+    return tuple(replace(claim, source=source, profile=profile) for claim in claims)
 
 
 def drop(method: str, name: str) -> Side:
@@ -156,164 +141,123 @@ LABELS = tuple(
     (m, method_label(m)[:1].upper() + method_label(m)[1:]) for m in ("gram", "filtering", "ft_lora")
 )
 SCALING, DUAL_USE, TITRATION = "scaling", "dual_use", "titration"
-# Labels in the paper.
-PARTIAL, TITRATED = "fig:partial-labels", "fig:titration"
 
 
 def _classes(
-    text: str, method: str, left: str, right: str, source: str, within: pd.Interval = POSITIVE
+    text: str, method: str, left: str, right: str, within: pd.Interval = POSITIVE
 ) -> Claim:
     """Compares two classes of a method."""
-    return Claim(text, Side(method, left), Side(method, right), source, within)
+    return Claim(text, Side(method, left), Side(method, right), within)
 
 
 def _methods(
-    text: str,
-    name: str,
-    left: str,
-    right: str,
-    source: str,
-    variant: str = "",
-    within: pd.Interval = POSITIVE,
+    text: str, name: str, left: str, right: str, variant: str = "", within: pd.Interval = POSITIVE
 ) -> Claim:
     """Compares a class of two methods, at a variant."""
     return Claim(
-        text, Side(left, name, variant=variant), Side(right, name, variant=variant), source, within
+        text, Side(left, name, variant=variant), Side(right, name, variant=variant), within
     )
 
 
 def _variants(
-    text: str,
-    method: str,
-    name: str,
-    left: str,
-    right: str,
-    source: str,
-    within: pd.Interval = POSITIVE,
+    text: str, method: str, name: str, left: str, right: str, within: pd.Interval = POSITIVE
 ) -> Claim:
     """Compares a class of a method at two variants."""
-    return Claim(
-        text, Side(method, name, variant=left), Side(method, name, variant=right), source, within
-    )
+    return Claim(text, Side(method, name, variant=left), Side(method, name, variant=right), within)
 
 
+GRAM_SEPARATES = _classes("GRAM: retain is above forget", "gram", "retain", "forget")
+FILTERING_SEPARATES = _classes("Filtering: retain is above forget", "filtering", "retain", "forget")
+ATTACK_UNDOES_MAXENT = _classes(
+    "The attack undoes MaxEnt: elicited is above forget", "maxent", "elicited", "forget"
+)
+GRAM_IS_MORE_ROBUST = _methods(
+    "MaxEnt is less robust than GRAM: its elicited is above", "elicited", "maxent", "gram"
+)
 STORIES_CLAIMS = (
-    _classes("GRAM: retain is above forget", "gram", "retain", "forget", "fig:grmoe_vs_filtering"),
-    _classes(
-        "Filtering: retain is above forget",
-        "filtering",
-        "retain",
-        "forget",
-        "fig:grmoe_vs_filtering",
-    ),
-    *follows("GRAM", "gram", "tab:synthetic"),
-    _classes(
-        "GRAM after the attack: retain is above elicited",
-        "gram",
-        "retain",
-        "elicited",
+    *cited("fig:grmoe_vs_filtering", GRAM_SEPARATES, FILTERING_SEPARATES),
+    *cited("tab:synthetic", *follows("GRAM", "gram")),
+    *cited(
         "app:stories",
-    ),
-    _classes(
-        "The attack undoes MaxEnt: elicited is above forget",
-        "maxent",
-        "elicited",
-        "forget",
-        "app:stories",
-    ),
-    Claim(
-        f"MaxEnt recovers almost completely: elicited is no more than {ABOVE:.2f} below the"
-        " baseline",
-        Side("maxent", "elicited"),
-        Side("baseline", "retain"),
-        "app:stories",
-        not_below("elicited"),
-    ),
-    _methods(
-        "MaxEnt is less robust than GRAM: its elicited is above",
-        "elicited",
-        "maxent",
-        "gram",
-        "app:stories",
-    ),
-    _methods(
-        "MaxEnt is less robust than filtering: its elicited is above",
-        "elicited",
-        "maxent",
-        "filtering",
-        "app:stories",
-    ),
-    _methods("FT-LoRA has a lower core than GRAM", "core", "gram", "ft_lora", "app:stories"),
-    _methods("FT-Full has a lower core than GRAM", "core", "gram", "ft_full", "app:stories"),
-    _methods("DEMix is poor on core: below GRAM", "core", "gram", "demix", "app:stories"),
-    _methods("DEMix is poor on retain: below GRAM", "retain", "gram", "demix", "app:stories"),
-    _classes(
-        f"DEMix recovers little: elicited is no more than {ABOVE:.2f} above forget",
-        "demix",
-        "elicited",
-        "forget",
-        "app:stories",
-        not_above("elicited"),
+        _classes("GRAM after the attack: retain is above elicited", "gram", "retain", "elicited"),
+        ATTACK_UNDOES_MAXENT,
+        Claim(
+            f"MaxEnt recovers almost completely: elicited is no more than {ABOVE:.2f} below the"
+            " baseline",
+            Side("maxent", "elicited"),
+            Side("baseline", "retain"),
+            not_below("elicited"),
+        ),
+        GRAM_IS_MORE_ROBUST,
+        _methods(
+            "MaxEnt is less robust than filtering: its elicited is above",
+            "elicited",
+            "maxent",
+            "filtering",
+        ),
+        _methods("FT-LoRA has a lower core than GRAM", "core", "gram", "ft_lora"),
+        _methods("FT-Full has a lower core than GRAM", "core", "gram", "ft_full"),
+        _methods("DEMix is poor on core: below GRAM", "core", "gram", "demix"),
+        _methods("DEMix is poor on retain: below GRAM", "retain", "gram", "demix"),
+        _classes(
+            f"DEMix recovers little: elicited is no more than {ABOVE:.2f} above forget",
+            "demix",
+            "elicited",
+            "forget",
+            not_above("elicited"),
+        ),
     ),
 )
-SCALING_CLAIMS = at(
-    COMPARED,
-    _classes("GRAM: retain is above forget", "gram", "retain", "forget", "fig:scaling"),
-    _classes("Filtering: retain is above forget", "filtering", "retain", "forget", "fig:scaling"),
+SCALING_CLAIMS = cited(
+    "fig:scaling",
+    GRAM_SEPARATES,
+    FILTERING_SEPARATES,
     *(
         Claim(
             f"{label}'s {IN_TEXTS.get(name, name)} falls with size",
             Side(method, name, size=FIRST),
             Side(method, name, size=LAST),
-            "fig:scaling",
         )
         for name in ("forget", "elicited")
         for method, label in LABELS
     ),
-    *follows("GRAM", "gram", "fig:scaling"),
-    *follows("FT-LoRA", "ft_lora", "fig:scaling"),
+    *follows("GRAM", "gram"),
+    *follows("FT-LoRA", "ft_lora"),
+    profile=COMPARED,
 )
 DUAL_USE_CLAIMS = (
-    _classes("GRAM: retain is above forget", "gram", "retain", "forget", "fig:realistic-results"),
-    *follows("GRAM", "gram", "fig:realistic-results"),
-    *follows("FT-LoRA", "ft_lora", "fig:realistic-results"),
-    _classes(
-        "The attack undoes MaxEnt: elicited is above forget",
-        "maxent",
-        "elicited",
-        "forget",
-        "sec:claim-realistic",
+    *cited(
+        "fig:realistic-results",
+        GRAM_SEPARATES,
+        *follows("GRAM", "gram"),
+        *follows("FT-LoRA", "ft_lora"),
     ),
-    _methods(
-        "MaxEnt is less robust than GRAM: its elicited is above",
-        "elicited",
-        "maxent",
-        "gram",
-        "sec:claim-realistic",
-    ),
-    *(
-        Claim(
-            f"GRAM composes: from at most one module to all its {name} drops less than summed"
-            " LoRAs'",
-            drop("ft_lora", name),
-            drop("gram", name),
-            "fig:arbsub-forget",
-        )
-        for name in ("core", "retain")
-    ),
-    *(
-        Claim(
-            f"Summed LoRAs lose {name}",
-            Side("ft_lora", name),
-            Side("ft_lora", name, profile=ALL),
-            "fig:arbsub-forget",
-        )
-        for name in ("core", "retain")
+    *cited("sec:claim-realistic", ATTACK_UNDOES_MAXENT, GRAM_IS_MORE_ROBUST),
+    *cited(
+        "fig:arbsub-forget",
+        *(
+            Claim(
+                f"GRAM composes: from at most one module to all its {name} drops less than summed"
+                " LoRAs'",
+                drop("ft_lora", name),
+                drop("gram", name),
+            )
+            for name in ("core", "retain")
+        ),
+        *(
+            Claim(
+                f"Summed LoRAs lose {name}",
+                Side("ft_lora", name),
+                Side("ft_lora", name, profile=ALL),
+            )
+            for name in ("core", "retain")
+        ),
     ),
 )
-AUX_SCALING_CLAIMS = (
-    _classes("Retain is above forget", "gram", "retain", "forget", "fig:aux-scaling-main"),
-    _classes("Retain is above elicited", "gram", "retain", "elicited", "fig:aux-scaling-main"),
+AUX_SCALING_CLAIMS = cited(
+    "fig:aux-scaling-main",
+    _classes("Retain is above forget", "gram", "retain", "forget"),
+    _classes("Retain is above elicited", "gram", "retain", "elicited"),
     *(
         _variants(
             f"{name.capitalize()} stays as domains are added: no more than {MARGINS[name]:.2f}"
@@ -322,121 +266,103 @@ AUX_SCALING_CLAIMS = (
             name,
             LAST,
             FIRST,
-            "fig:aux-scaling-main",
             not_below(name),
         )
         for name in ("core", "retain")
     ),
-    _variants(
-        "Forget rises as domains are added", "gram", "forget", LAST, FIRST, "fig:aux-scaling-main"
-    ),
+    _variants("Forget rises as domains are added", "gram", "forget", LAST, FIRST),
 )
 # A share of the labels.
 HALF = "0.5"
-PARTIAL_LABELS_CLAIMS = at(
-    CORE,
-    *(
+PARTIAL_LABELS_CLAIMS = (
+    *cited(
+        "fig:partial-labels",
+        *(
+            _methods(
+                f"Half the labels: {label} has more {text} than GRAM", name, method, "gram", HALF
+            )
+            for method, label in LABELS[1:]
+            for name, text in (("forget", "forget"), ("elicited", "elicited forget"))
+        ),
         _methods(
-            f"Half the labels: {label} has more {text} than GRAM",
-            name,
-            method,
+            f"Half the labels: GRAM's core is no more than {BELOW:.2f} below filtering's",
+            "core",
             "gram",
-            PARTIAL,
+            "filtering",
             HALF,
-        )
-        for method, label in LABELS[1:]
-        for name, text in (("forget", "forget"), ("elicited", "elicited forget"))
+            not_below("core"),
+        ),
+        profile=CORE,
     ),
-    _methods(
-        f"Half the labels: GRAM's core is no more than {BELOW:.2f} below filtering's",
-        "core",
-        "gram",
-        "filtering",
-        PARTIAL,
-        HALF,
-        not_below("core"),
-    ),
-    _variants(
-        "Filtering forgets less with half the labels than with all",
-        "filtering",
-        "forget",
-        HALF,
-        "1",
+    *cited(
         "fig:partial-full",
+        _variants(
+            "Filtering forgets less with half the labels than with all",
+            "filtering",
+            "forget",
+            HALF,
+            "1",
+        ),
+        profile=CORE,
     ),
 )
-ARCHITECTURE_CLAIMS = (
+ARCHITECTURE_CLAIMS = cited(
+    "fig:expert-arch",
     *same("GRAM with MLPs", "gram", "GRAM with LoRAs", "gram_lora"),
     *same("Finetuning with MLPs", "ft_mlp", "finetuning with LoRAs", "ft_lora"),
 )
-# Two kinds of accumulation.
-KINDS = ("heterogeneous", "uniform")
+# Two kinds of accumulation, and where the paper compares them.
+KINDS, ACCUMULATED = ("heterogeneous", "uniform"), "tab:hetacc-200m"
 ACCUMULATION_CLAIMS = (
-    *(
-        _variants(
-            f"GRAM: heterogeneous accumulation raises {name}",
-            "gram",
-            name,
-            *KINDS,
-            "tab:hetacc-200m",
-        )
-        for name in ("core", "retain")
-    ),
-    _variants(
-        f"GRAM: heterogeneous accumulation leaves forget within {ABOVE:.2f}",
-        "gram",
-        "forget",
-        *KINDS,
-        "tab:hetacc-200m",
-        alike("forget"),
-    ),
-    Claim(
-        "GRAM gains more retain by it than FT-LoRA",
-        gain("gram"),
-        gain("ft_lora"),
-        "tab:hetacc-200m",
-    ),
-    *at(
-        ALL,
-        _variants(
-            "Baseline: uniform accumulation lowers auxiliary domains",
-            "baseline",
-            "retain",
-            *KINDS,
-            "tab:hetacc-200m",
+    *cited(
+        ACCUMULATED,
+        *(
+            _variants(f"GRAM: heterogeneous accumulation raises {name}", "gram", name, *KINDS)
+            for name in ("core", "retain")
         ),
+        _variants(
+            f"GRAM: heterogeneous accumulation leaves forget within {ABOVE:.2f}",
+            "gram",
+            "forget",
+            *KINDS,
+            alike("forget"),
+        ),
+        Claim("GRAM gains more retain by it than FT-LoRA", gain("gram"), gain("ft_lora")),
+    ),
+    *cited(
+        ACCUMULATED,
+        _variants(
+            "Baseline: uniform accumulation lowers auxiliary domains", "baseline", "retain", *KINDS
+        ),
+        profile=ALL,
     ),
 )
-TITRATION_CLAIMS = tuple(
-    claim
-    for method, label in LABELS[::2]
-    for claim in (
-        _variants(
-            f"{label}: half a module is above none on its domain",
-            method,
-            "retain",
-            "0.5",
-            "0",
-            TITRATED,
-        ),
-        _variants(
-            f"{label}: a whole module is above half of one on its domain",
-            method,
-            "retain",
-            "1",
-            "0.5",
-            TITRATED,
-        ),
-        _variants(
-            f"{label}: core stays as a module is turned up: no more than {BELOW:.2f} below",
-            method,
-            "core",
-            "1",
-            "0",
-            TITRATED,
-            not_below("core"),
-        ),
-    )
+TITRATION_CLAIMS = cited(
+    "fig:titration",
+    *(
+        claim
+        for method, label in LABELS[::2]
+        for claim in (
+            _variants(
+                f"{label}: half a module is above none on its domain", method, "retain", "0.5", "0"
+            ),
+            _variants(
+                f"{label}: a whole module is above half of one on its domain",
+                method,
+                "retain",
+                "1",
+                "0.5",
+            ),
+            _variants(
+                f"{label}: core stays as a module is turned up: no more than {BELOW:.2f} below",
+                method,
+                "core",
+                "1",
+                "0",
+                not_below("core"),
+            ),
+        )
+    ),
 )
 CLAIMS: dict[str, tuple[Claim, ...]] = {
     STORIES: STORIES_CLAIMS,
@@ -465,7 +391,7 @@ def paper_difference(
     `variants` are our study's, of which sides may name the first and last.
     """
     at = {side: chosen(side.variant or variant, variants) for side in claim.terms}
-    values = {side: paper_value(study, at[side], side.method, side.name)[0] for side in claim.terms}
+    values = {side: paper_value(study, at[side], side.method, side.name) for side in claim.terms}
     left, right = (
         values[s] - (values[s.less] if s.less else 0.0) for s in (claim.left, claim.right)
     )

@@ -9,7 +9,7 @@ have the authors' names; DEMix's views have one expert for every domain.
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 
@@ -19,21 +19,17 @@ from gram_platform.analysis.ratios import MEAN, ROW, ordered
 from gram_platform.analysis.tables import (
     CLASSES,
     interval_cell,
-    interval_text,
     interval_texts,
     over_seeds,
 )
 from gram_platform.methods.nodes import BASELINE, VARIANT
 
+# Where a row is from, beside the paper.
+OURS, PUBLISHED = "ours", "published"
 # Our studies with such numbers.
 STORIES, AUX_SCALING, PARTIAL_LABELS = "stories", "aux_scaling", "partial_labels"
 ARCHITECTURE, ACCUMULATION = "architecture", "accumulation"
 
-# Compute ratio, half-width of the 90% interval; NaN where the paper prints none.
-Value = tuple[float, float]
-# {method: the four CLASSES in order, means over profiles}.
-Table = Mapping[str, tuple[Value, ...]]
-NOT_PRINTED = (math.nan, math.nan)
 PRINTED_FILE = Path(__file__).with_name("printed.csv")
 # The size and the number of seeds of each study.
 PAPER_SCALES = {
@@ -58,25 +54,28 @@ COST_TABLE = {
 
 
 @cache
-def printed(study: str) -> Mapping[str, Table]:
-    """Returns {variant: table} of what the paper prints about a study; NaN for an absent number."""
-    numbers = [name + end for name in CLASSES for end in ("", "_error")]
-    rows = pd.read_csv(PRINTED_FILE, comment="#", dtype=str)
-    tables: dict[str, dict[str, tuple[Value, ...]]] = {}
-    for row in rows[rows["study"] == study].fillna({VARIANT: ""}).to_dict("records"):
-        values = [float(row[name]) for name in numbers]
-        tables.setdefault(row[VARIANT], {})[row["method"]] = tuple(
-            zip(values[::2], values[1::2], strict=True)
-        )
-    return tables
+def printed(study: str) -> pd.DataFrame:
+    """Returns the means over profiles that the paper prints about a study, none for other studies.
+
+    The columns are `variant, method, size`, CLASSES with the ends of their 90% intervals, as in
+    table.csv, `<class>_error` (the half-width) and `num_seeds`. An absent number is NaN.
+    """
+    types = {VARIANT: str}
+    rows = pd.read_csv(PRINTED_FILE, comment="#", dtype=types, float_precision="round_trip")
+    rows = rows[rows["study"] == study].fillna({VARIANT: ""})
+    size, num_seeds = PAPER_SCALES.get(study, ("", 0))
+    lows = {f"{name}_low": rows[name] - rows[f"{name}_error"] for name in CLASSES}
+    highs = {f"{name}_high": rows[name] + rows[f"{name}_error"] for name in CLASSES}
+    return rows.assign(**lows, **highs, size=size, num_seeds=num_seeds)
 
 
-def paper_value(study: str, variant: str, method: str, name: str) -> Value:
+def paper_value(study: str, variant: str, method: str, name: str) -> float:
     """Returns what the paper prints for a class of a method, else NaN; the baseline is 1."""
-    tables = printed(study)
-    if method in tables.get(variant, {}):
-        return tables[variant][method][CLASSES.index(name)]
-    return (1.0, math.nan) if method == BASELINE and name in ("core", "retain") else NOT_PRINTED
+    rows = printed(study)
+    found = rows.loc[(rows[VARIANT] == variant) & (rows["method"] == method), name]
+    if len(found):
+        return float(found.iloc[0])
+    return 1.0 if method == BASELINE and name in ("core", "retain") else math.nan
 
 
 def beside_paper(table: pd.DataFrame, study: str = STORIES, profile: str = MEAN) -> pd.DataFrame:
@@ -86,33 +85,15 @@ def beside_paper(table: pd.DataFrame, study: str = STORIES, profile: str = MEAN)
     Columns: `variant` if the table has it, `method, size, from` ("ours" or "paper"), the four
     classes with 90% intervals (empty without a value), `num_seeds`.
     """
-    rows, tables = [], printed(study)
-    paper_size, paper_seeds = PAPER_SCALES.get(study, ("", 0))
+    rows, paper = [], printed(study)
     for record in table[table["profile"] == profile].to_dict("records"):
         variant, method = record.get(VARIANT, ""), record["method"]
-        theirs = tables.get(variant, {}).get(method)
-        if method == BASELINE and theirs is None:
+        theirs = paper[(paper[VARIANT] == variant) & (paper["method"] == method)]
+        if method == BASELINE and theirs.empty:
             continue
-        ours = {name: interval_cell(record, name) for name in CLASSES}
-        key = {VARIANT: variant, "method": method}
-        rows.append(
-            {
-                **key,
-                "size": record["size"],
-                "from": "ours",
-                **ours,
-                "num_seeds": record["num_seeds"],
-            }
-        )
-        if theirs:
-            values = zip(CLASSES, theirs, strict=True)
-            paper = {
-                name: interval_text(mean, mean - error, mean + error)
-                for name, (mean, error) in values
-            }
-            rows.append(
-                {**key, "size": paper_size, "from": "paper", **paper, "num_seeds": paper_seeds}
-            )
+        for source, row in ((OURS, record), *(("paper", row) for row in theirs.to_dict("records"))):
+            cells = {name: interval_cell(row, name) for name in CLASSES}
+            rows.append({**row, VARIANT: variant, "from": source, **cells})
     columns = [VARIANT, "method", "size", "from", *CLASSES, "num_seeds"]
     return pd.DataFrame(rows, columns=columns if VARIANT in table else columns[1:])
 
@@ -124,7 +105,6 @@ SOURCE = (
 SOURCE += ", read through the public fork JR-Vickers/modular-pretraining, commit b55fb36"
 SOURCE += "; 2B and 5B: averaged from the ratios published there, for want of baseline curves"
 PUBLISHED_FILE = Path(__file__).with_name("published.csv")
-OURS, PUBLISHED = "ours", "published"
 # The published names of the dual-use domains: the names in our corpora.
 OUR_DOMAINS = {
     "papers-biology": "virology",
@@ -166,18 +146,6 @@ def published_table(study: str, domains: Collection[str] = ()) -> pd.DataFrame |
         for profile in table["profile"]
     ]
     return table.assign(profile=profiles)
-
-
-def published_means(
-    published: pd.DataFrame, size: str
-) -> Mapping[str, tuple[tuple[float, float], ...]]:
-    """Returns {method: (value, half-width) of each class} of the published means at a size."""
-    rows = published[(published["profile"] == MEAN) & (published["size"] == size)].to_dict(
-        "records"
-    )
-    return {
-        row["method"]: tuple((row[n], row[f"{n}_high"] - row[n]) for n in CLASSES) for row in rows
-    }
 
 
 def beside_published(

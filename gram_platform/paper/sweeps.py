@@ -26,8 +26,6 @@ from gram_platform.paper.claims import MARGINS, POSITIVE, alike
 from gram_platform.paper.paper import STORIES_SIZE
 from gram_platform.paper.verdicts import JUDGEMENT_COLUMNS, PROFILE, judge
 
-# (mean, low, high).
-Point = tuple[float, float, float]
 SWEEP_SEEDS = 3
 SWEEPS_FILE = Path(__file__).with_name("sweeps.csv")
 
@@ -45,27 +43,22 @@ class PaperSweep:
     is_log: bool = False
 
     @cached_property
-    def points(self) -> pd.DataFrame:
-        """The figure: `value, class, mean, low, high`, classes in the order of SWEEP_CLASSES,
-        values ascending."""
-        rows = pd.read_csv(
-            SWEEPS_FILE,
-            comment="#",
-            dtype={"knob": str, "class": str},
-            float_precision="round_trip",
-        )
-        return rows[rows["knob"] == self.knob].drop(columns="knob").reset_index(drop=True)
+    def curves(self) -> dict[str, pd.DataFrame]:
+        """The figure's curves by class, in the order of SWEEP_CLASSES: `mean, low, high` at each
+        value of the knob, ascending."""
+        rows = pd.read_csv(SWEEPS_FILE, comment="#", float_precision="round_trip")
+        groups = rows[rows["knob"] == self.knob].set_index("value").groupby("class", sort=False)
+        return {str(name): curve[["mean", "low", "high"]] for name, curve in groups}
+
+    @property
+    def means(self) -> pd.DataFrame:
+        """The means: a column for each class, by the knob's value."""
+        return pd.DataFrame({name: curve["mean"] for name, curve in self.curves.items()})
 
     @property
     def values(self) -> tuple[float, ...]:
         """The values of the knob."""
-        return tuple(self.points["value"].astype(float).unique())
-
-    @property
-    def classes(self) -> dict[str, tuple[Point, ...]]:
-        """The figure's classes with a point for each value."""
-        groups = self.points.groupby("class", sort=False)[["mean", "low", "high"]]
-        return {str(name): tuple(rows.itertuples(index=False, name=None)) for name, rows in groups}
+        return tuple(self.means.index)
 
 
 SWEEPS = (
@@ -84,21 +77,6 @@ SWEEPS = (
 PAPER_SWEEPS = {sweep.knob: sweep for sweep in SWEEPS}
 
 
-def paper_curve(knob: str, name: str) -> pd.DataFrame:
-    """Returns the paper's curve of one class: `value, mean, low, high`; empty if it has none."""
-    if knob not in PAPER_SWEEPS:
-        return pd.DataFrame(columns=["value", "mean", "low", "high"])
-    points = PAPER_SWEEPS[knob].points
-    return points[points["class"] == name].drop(columns="class").reset_index(drop=True)
-
-
-def paper_means(knob: str) -> pd.DataFrame:
-    """Returns the paper's means of a knob: a column per class, indexed by the knob's value."""
-    points = PAPER_SWEEPS[knob].points
-    means = points.pivot(index="value", columns="class", values="mean")
-    return means[list(points["class"].unique())].rename_axis(columns=None)
-
-
 def beside_paper_sweeps(table: pd.DataFrame) -> pd.DataFrame:
     """Returns our rows of a sweep's table, each followed by the paper's row of that value, if there
     is one.
@@ -110,22 +88,14 @@ def beside_paper_sweeps(table: pd.DataFrame) -> pd.DataFrame:
     for record in table.to_dict("records"):
         key = {name: record[name] for name in ("knob", "value", "method", "size")}
         ours = {name: interval_cell(record, name) for name in SWEEP_CLASSES}
-        rows.append(
-            {
-                **key,
-                "from": "ours",
-                **ours,
-                "num_seeds": record["num_seeds"],
-                "run_ids": record["runs"],
-            }
-        )
+        about = {"num_seeds": record["num_seeds"], "run_ids": record["runs"]}
+        rows.append({**key, "from": "ours", **ours, **about})
         sweep = of_method.get((record["knob"], record["method"]))
         if sweep and record["value"] in sweep.values:
-            at = sweep.values.index(record["value"])
-            theirs = {name: interval_text(*points[at]) for name, points in sweep.classes.items()}
-            rows.append(
-                {**key, "size": STORIES_SIZE, "from": "paper", **theirs, "num_seeds": SWEEP_SEEDS}
-            )
+            curves = sweep.curves.items()
+            theirs = {name: interval_text(*curve.loc[record["value"]]) for name, curve in curves}
+            about = {"size": STORIES_SIZE, "num_seeds": SWEEP_SEEDS}
+            rows.append({**key, "from": "paper", **theirs, **about})
     columns = ["knob", "value", "method", "size", "from", *SWEEP_CLASSES, "num_seeds", "run_ids"]
     frame = pd.DataFrame(rows, columns=columns).fillna("")
     return frame.drop(columns=[name for name in SWEEP_CLASSES if (frame[name] == "").all()])
@@ -226,7 +196,7 @@ def sweep_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
         seeds = _curves(group)
         for claim in (c for c in SWEEP_CLAIMS if c.knob == knob and seeds):
             suffix = "" if is_plain else f" ({method}, {size})"
-            rows += _judged(claim, seeds, suffix, PAPER_SWEEPS[knob].method == method)
+            rows += _judged(claim, seeds, suffix, method)
     return pd.DataFrame(rows, columns=CLAIM_COLUMNS)
 
 
@@ -239,9 +209,7 @@ def _curves(group: pd.DataFrame) -> dict[str, Curve]:
     }
 
 
-def _judged(
-    claim: SweepClaim, seeds: dict[str, Curve], suffix: str, is_papers_method: bool
-) -> list[dict]:
+def _judged(claim: SweepClaim, seeds: dict[str, Curve], suffix: str, method: str) -> list[dict]:
     values = next(iter(seeds.values())).index
     whole = {seed: curve[list(claim.names)].astype(float) for seed, curve in seeds.items()}
     spread = {
@@ -252,19 +220,10 @@ def _judged(
         return []
     named = {"first": values[0], "middle": _middle(next(iter(whole.values()))), "last": values[-1]}
     text = claim.text.format(**{name: f"{value:g}" for name, value in named.items()}) + suffix
-    in_paper = (
-        claim.difference(paper_means(claim.knob).reindex(values)) if is_papers_method else np.nan
-    )
-    zero = dict.fromkeys(found, 0.0)
+    sweep, zero = PAPER_SWEEPS[claim.knob], dict.fromkeys(found, 0.0)
     judgement = judge(text, found, zero, claim.within, pseudo=(pseudo, zero))
-    return [
-        {
-            **vars(judgement),
-            PROFILE: MEAN,
-            "paper": in_paper,
-            "source": PAPER_SWEEPS[claim.knob].source,
-        }
-    ]
+    in_paper = claim.difference(sweep.means.reindex(values)) if method == sweep.method else np.nan
+    return [{**vars(judgement), PROFILE: MEAN, "paper": in_paper, "source": sweep.source}]
 
 
 def _differences(claim: SweepClaim, seeds: Mapping[str, Curve]) -> dict[str, float]:

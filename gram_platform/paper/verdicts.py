@@ -2,16 +2,13 @@
 
 A claim says that a seed-paired difference, left - right, lies in a range. The verdict is "agree" if
 the 90% t-interval of the mean difference lies wholly inside the range, "disagree" if wholly
-outside. Most ranges are "above zero". "No worse than" is one-sided, with the same margin in every
-study: core and retain may be a little lower, forget and elicited a little higher. Where the unit's
-error is known, that of a curve that no seed fits, it is added in quadrature to the interval's
-half-width, and the verdict uses the wider interval. If it alone reaches the claim's margin, the
-claim is "not measurable here". Where it is not known there is no verdict, except on numbers of
-others: those are judged by the authors' way, over seeds alone. One or two seeds have no interval,
-nor has a difference without pseudo-values: the verdict then rests on the difference and the unit's
-error alone, and says so. Each verdict comes with the smallest true difference that as many seeds
-with this spread would show, and with the verdict that Holm's correction leaves of it among all
-claims.
+outside. Where the unit's error is known, that of a curve that no seed fits, it is added in
+quadrature to the interval's half-width. If it alone reaches the claim's margin, the claim is "not
+measurable here". Where it is not known there is no verdict, except on numbers of others, which are
+judged over seeds alone, as their authors do. One or two seeds have no interval, nor has a
+difference without pseudo-values: the verdict then rests on the difference and the unit's error
+alone, and says so. Each verdict comes with the smallest true difference that as many seeds with
+this spread would show, and with the verdict that Holm's correction leaves of it among all claims.
 """
 
 import math
@@ -19,6 +16,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -77,15 +75,12 @@ UNJUDGED_PRESET = "smoke"
 TOO_LITTLE = (
     "This preset shows that everything runs. Its models have seen too little text to judge a claim."
 )
-# A column of claims.
-UNIT_ERROR = "unit_error"
+# Columns of claims: see `Judgement`, the profile at which a claim is judged, what explains a
+# verdict, and the verdict by Holm's correction.
+UNIT_ERROR, PROFILE, EXPLANATION, HOLM = "unit_error", "profile", "explanation", "holm_verdict"
 # Columns of claims that no file has: the range that the claim names, two seeds' differences.
 WITHIN, POINTS = "within", "points"
 UNWRITTEN = [WITHIN, POINTS]
-# Columns of claims: what explains a verdict, and the verdict by Holm's correction.
-EXPLANATION, HOLM = "explanation", "holm_verdict"
-# A column of claims: the profile at which they are judged.
-PROFILE = "profile"
 # {seed: value}.
 Values = Mapping[Hashable, float]
 VERDICT_COLUMNS = ["claim", PROFILE, "size", VARIANT, "verdict", "difference", "low", "high"]
@@ -143,10 +138,10 @@ def judge(
     values, as where the curve is fixed); a seed without them leaves no interval. `unit_error`: the
     error of the difference that the seeds do not show, in compute ratio. NaN, not known, leaves no
     verdict; None judges over seeds alone.
-    ValueError if the sides share no seed, or a value is not finite.
+    The sides share a seed, and their values are finite.
     """
     differences = paired_differences(left, right)
-    values, spread = list(differences.values()), list(differences.values())
+    values = spread = list(differences.values())
     if pseudo is not None:
         spread = [
             pseudo[0].get(seed, math.nan) - pseudo[1].get(seed, math.nan) for seed in differences
@@ -217,7 +212,7 @@ def separation_claims(
         )
         if set.intersection(*map(set, sides)):
             text = f"{method}, {size}: retain is above forget"
-            claim = Claim(text, Side(method, "retain"), Side(method, "forget"), "")
+            claim = Claim(text, Side(method, "retain"), Side(method, "forget"))
             error = _unit_error(unit_error, claim, size, {})
             judgements.append(judge(text, *sides, unit_error=error, pseudo=pseudo))
     return judgements
@@ -232,9 +227,7 @@ def shared_profile(rows: pd.DataFrame) -> str:
     rows = rows[
         ~rows["profile"].isin([ALL, MEAN]) & rows["retain"].notna() & (rows["method"] != BASELINE)
     ]
-    counts = (
-        rows.drop_duplicates(["method", "size", "profile"]).groupby("profile", sort=True).size()
-    )
+    counts = rows.drop_duplicates(["method", "size", "profile"]).groupby("profile").size()
     return MEAN if counts.empty else str(counts.idxmax())
 
 
@@ -256,17 +249,17 @@ def paper_claims(
     the paper's table), `source`, the `size` and `variant` of the judgement, and where a claim that
     is not measurable here could be decided. Claims of which no seed has both sides are left out.
     """
-    rows, spread, compared = (
-        [],
-        pseudo_frame(per_seed, CLASSES),
-        compared or shared_profile(per_seed),
-    )
-    sizes = _values(per_seed, "size")
+    rows, spread = [], pseudo_frame(per_seed, CLASSES)
+    compared = compared or shared_profile(per_seed)
+    sizes, variants = _values(per_seed, "size"), _values(per_seed, VARIANT)
     numbers = [(parameters or {}).get(size) or size_key(size)[1] for size in sizes]
     places = dict(zip(sizes, np.log(numbers) if all(numbers) else range(len(sizes)), strict=True))
     for claim in CLAIMS[study]:
         claim = replace(claim, profile=compared) if claim.profile == COMPARED else claim
-        for size, variant in _places(per_seed, claim):
+        # "" where the claim names them.
+        at_sizes = ("",) if claim.left.size else sizes
+        at_variants = ("",) if claim.left.variant else variants
+        for size, variant in product(at_sizes, at_variants):
             left, right = _sides(per_seed, claim, size, variant)
             pseudo, weights = _sides(spread, claim, size, variant), {}
             if claim.left.size and left and right:
@@ -279,9 +272,7 @@ def paper_claims(
                 row |= {"size": size, VARIANT: variant, EXPLANATION: ""}
                 # The paper's tables have one size.
                 if not claim.left.size:
-                    row["paper"] = paper_difference(
-                        study, claim, variant, _values(per_seed, VARIANT)
-                    )
+                    row["paper"] = paper_difference(study, claim, variant, variants)
                 error = _unit_error(unit_error, claim, size, weights)
                 row |= vars(judge(claim.text, left, right, claim.within, error, pseudo))
                 if row["verdict"] == NOT_MEASURABLE:
@@ -339,13 +330,6 @@ def _falls(
     return weights, falls
 
 
-def _places(per_seed: pd.DataFrame, claim: Claim) -> list[tuple[str, str]]:
-    """Returns the sizes and variants at which to judge a claim; "" where the claim names them."""
-    sizes = ("",) if claim.left.size else _values(per_seed, "size")
-    variants = ("",) if claim.left.variant else _values(per_seed, VARIANT)
-    return [(size, variant) for size in sizes for variant in variants]
-
-
 def _values(per_seed: pd.DataFrame, column: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(per_seed[column])) if column in per_seed else ("",)
 
@@ -377,17 +361,11 @@ def _sides(per_seed: pd.DataFrame, claim: Claim, size: str, variant: str) -> tup
         for s, rows in rows_of.items()
         if s not in averaged
     }
-    left, right = (_less(known[side], known.get(side.less)) for side in (claim.left, claim.right))
-    return left, right
-
-
-def _less(values: Mapping[str, float], less: Mapping[str, float] | None) -> dict[str, float]:
-    """Returns `{seed: value - less}` over the seeds of both; the values if `less` is None."""
-    return (
-        dict(values)
-        if less is None
-        else {seed: values[seed] - less[seed] for seed in values if seed in less}
+    left, right = (
+        paired_differences(known[side], known[side.less]) if side.less else known[side]
+        for side in (claim.left, claim.right)
     )
+    return left, right
 
 
 def _where(per_seed: pd.DataFrame, side: Side, size: str, variant: str) -> pd.DataFrame:
@@ -402,12 +380,12 @@ def _means(rows: pd.DataFrame, side: Side, profiles: frozenset[str]) -> dict[str
     """Returns `{seed: mean of the class over the profiles' domains}`, without seeds that lack a
     profile or value."""
     seeds = rows[rows["profile"].isin(profiles)].groupby("seed")
-    means = {
-        seed: pair_means(views, side.name)
-        for seed, views in seeds
-        if set(views["profile"]) == profiles
-    }
-    return {seed: mean for seed, mean in means.items() if not math.isnan(mean)}
+    means = {}
+    for seed, views in seeds:
+        mean = pair_means(views, side.name)
+        if set(views["profile"]) == profiles and not math.isnan(mean):
+            means[seed] = mean
+    return means
 
 
 def localization_claims(per_seed: pd.DataFrame) -> pd.DataFrame:

@@ -16,7 +16,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -81,7 +81,8 @@ class Connection:
         # The file of SQLite; None for a server, or another database.
         self.database = database_path(tracking_uri)
         self._client: MlflowClient | None = None
-        self._experiment_id = ""
+        # "" before the first `reaching`.
+        self.experiment_id = ""
         self._quiet_until, self._reason = 0.0, ""
         self._has_right_places = False
 
@@ -118,9 +119,8 @@ class Connection:
                 try:
                     correct_places(self.database, self.experiment_id)
                 except ValueError as error:
-                    raise TrackingUnavailable(
-                        f"MLflow at {self.tracking_uri} is not used: {error}"
-                    ) from error
+                    reason = f"MLflow at {self.tracking_uri} is not used: {error}"
+                    raise TrackingUnavailable(reason) from error
                 self._has_right_places = True
             yield client
 
@@ -128,10 +128,6 @@ class Connection:
     def client(self) -> MlflowClient:
         assert self._client is not None, "only within `reaching`"
         return self._client
-
-    @property
-    def experiment_id(self) -> str:
-        return self._experiment_id
 
     def has_refused(self, error: MlflowException) -> bool:
         """Tells whether MLflow was reached and refused the call; a changed one may succeed."""
@@ -193,12 +189,11 @@ class Connection:
         """Copies all files below a folder to the path `place` of a run; returns their URI."""
         if self.database is None:
             self.client.log_artifacts(run_id, str(source), place)
-        for path in (
-            sorted(filter(Path.is_file, source.rglob("*"))) if self.database is not None else ()
-        ):
-            file = f"{place}/{path.relative_to(source).as_posix()}"
-            with self._beside_database(run_id, file, writable=True) as (folder, name):
-                folder.write_with(name, lambda target, path=path: shutil.copyfile(path, target))
+        else:
+            for path in sorted(filter(Path.is_file, source.rglob("*"))):
+                file = f"{place}/{path.relative_to(source).as_posix()}"
+                with self._beside_database(run_id, file, writable=True) as (folder, name):
+                    folder.write_with(name, partial(shutil.copyfile, path))
         return f"{self.client.get_run(run_id).info.artifact_uri}/{place}"
 
     def read_artifact(self, run_id: str, file: str) -> str | None:
@@ -209,9 +204,8 @@ class Connection:
                     return folder.read(name).decode()
             if any(artifact.path == file for artifact in self.client.list_artifacts(run_id)):
                 with tempfile.TemporaryDirectory() as folder:
-                    return Path(self.client.download_artifacts(run_id, file, folder)).read_text(
-                        encoding="utf-8"
-                    )
+                    path = self.client.download_artifacts(run_id, file, folder)
+                    return Path(path).read_text(encoding="utf-8")
         return None
 
     @contextlib.contextmanager
@@ -220,17 +214,14 @@ class Connection:
     ) -> Iterator[tuple[LocalFolder, str]]:
         """Yields the folder of an artifact beside the database, and its name there."""
         *folders, name = file.split("/")
+        place = LocalFolder(str(self.database.parent), writable)
         try:
-            place = LocalFolder(str(self.database.parent), writable).child(
-                ARTIFACTS, run_id, "artifacts", *folders
-            )
-            yield place, name
+            yield place.child(ARTIFACTS, run_id, "artifacts", *folders), name
         except UnicodeDecodeError:
             raise
         except ValueError as error:
-            raise TrackingUnavailable(
-                f"artifacts of MLflow at {self.tracking_uri}: {error}"
-            ) from error
+            reason = f"artifacts of MLflow at {self.tracking_uri}: {error}"
+            raise TrackingUnavailable(reason) from error
 
     def _connect(self) -> None:
         for name, value in SETTINGS.items():
@@ -255,7 +246,7 @@ class Connection:
                 # The first client makes every table.
                 create_database(self.database, lambda path: MlflowClient(database_uri(path)))
             client = MlflowClient(self.tracking_uri)
-            self._experiment_id = _ensure_experiment(client, artifact_location)
+            self.experiment_id = _ensure_experiment(client, artifact_location)
         except MlflowException:
             raise
         except Exception as error:
@@ -266,15 +257,12 @@ class Connection:
 
 @cache
 def context_tags() -> dict[str, str]:
-    """Returns MLflow's tags of this process: user, source and git commit.
-
-    With its command line and Ray job.
-    """
+    """Returns MLflow's tags of this process: user, source, git commit, command line, Ray job."""
     tags = {**resolve_tags(), "gram.command": command_line()}
     job = json.loads(os.environ.get(RAY_JOB_VARIABLE) or "{}").get("metadata", {})
-    return (
-        tags | {"gram.ray_job_id": job["job_submission_id"]} if "job_submission_id" in job else tags
-    )
+    if "job_submission_id" in job:
+        tags["gram.ray_job_id"] = job["job_submission_id"]
+    return tags
 
 
 def web_address(uri: str) -> str:
@@ -284,10 +272,8 @@ def web_address(uri: str) -> str:
 
 
 def opened_by(uri: str) -> str:
-    """Returns the address of a server's pages, or the command that shows a database's.
-
-    Without a password.
-    """
+    """Returns the address of a server's pages, or the command that shows a database's; no
+    password."""
     if uri.startswith("http"):
         return web_address(uri)
     database = database_path(uri)
@@ -300,21 +286,17 @@ def require_tracking_uri(uri: str) -> None:
     """ValueError unless `uri` is that of an MLflow server, or of a database that it supports."""
     scheme, separator, _ = uri.partition("://")
     if not separator or (scheme not in SERVERS and scheme.partition("+")[0] not in DATABASES):
-        schemes = (
-            f"{', '.join(SERVERS + DATABASES)}; a database also with its driver, as"
+        allowed = (
+            "a URI such as http://host:5000 or sqlite:////path/mlflow.db, of"
+            f" {', '.join(SERVERS + DATABASES)}; a database also with its driver, as"
             " postgresql+psycopg"
         )
-        raise invalid(
-            "tracking_uri",
-            masked(uri),
-            f"a URI such as http://host:5000 or sqlite:////path/mlflow.db, of {schemes}",
-        )
+        raise invalid("tracking_uri", masked(uri), allowed)
     try:
         host, _ = urlsplit(uri).hostname, urlsplit(uri).port
     except ValueError as error:
-        raise invalid(
-            "tracking_uri", masked(uri), f"a URI with a port from 0 to 65535 ({error})"
-        ) from error
+        allowed = f"a URI with a port from 0 to 65535 ({error})"
+        raise invalid("tracking_uri", masked(uri), allowed) from error
     if scheme in SERVERS and not host:
         raise invalid("tracking_uri", masked(uri), "a URI with a host, such as http://host:5000")
 
@@ -326,11 +308,8 @@ def default_tracking_uri(storage: str) -> str:
     """
     store = Store(storage)
     if not store.is_local:
-        raise invalid(
-            "tracking_uri",
-            None,
-            f"the address of an MLflow server or database, because {storage} cannot hold one",
-        )
+        allowed = f"the address of an MLflow server or database, because {storage} cannot hold one"
+        raise invalid("tracking_uri", None, allowed)
     return database_uri(Path(store.root) / "mlflow.db")
 
 

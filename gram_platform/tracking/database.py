@@ -111,18 +111,13 @@ def _moved(connection: sqlite3.Connection, experiment_id: str, here: str) -> dic
         rest = f"/{run_id}/artifacts" if run_id else ""
         if place == here + rest:
             continue
-        if not _was_beside_database(place, rest):
+        pattern = rf"(file://)?/([^?#]*/)?{ARTIFACTS}{re.escape(rest)}"
+        if not (isinstance(place, str) and re.fullmatch(pattern, place)):
             earlier = f"or {ARTIFACTS}{rest} in a folder that had the database before: {REMEDY}"
-            raise invalid(
-                "artifact_uri" if run_id else "artifact_location", place, f"{here}{rest}, {earlier}"
-            )
+            field = "artifact_uri" if run_id else "artifact_location"
+            raise invalid(field, place, f"{here}{rest}, {earlier}")
         moved[run_id] = here + rest
     return moved
-
-
-def _was_beside_database(place: object, rest: str) -> bool:
-    pattern = rf"(file://)?/([^?#]*/)?{ARTIFACTS}{re.escape(rest)}"
-    return isinstance(place, str) and re.fullmatch(pattern, place) is not None
 
 
 def _correct(connection: sqlite3.Connection, experiment_id: str, here: str) -> None:

@@ -33,12 +33,8 @@ from gram_platform.tracking.values import (
 )
 
 KIND, STATUS, RESULT = "gram.kind", "gram.status", "gram.result"
-RUN_ID, EVAL_ID, VIEW_ID, VIEW_RUN = (
-    "gram.run_id",
-    "gram.eval_id",
-    "gram.view_id",
-    "gram.view_run_id",
-)
+RUN_ID, EVAL_ID = "gram.run_id", "gram.eval_id"
+VIEW_ID, VIEW_RUN = "gram.view_id", "gram.view_run_id"
 MIRRORED_STEP, SENDING_STEP, FAILURE = "gram.mirrored_step", "gram.sending_step", "gram.failure"
 # The code that trained or measured; MLflow's pages link the second.
 CODE, COMMIT = "gram.code", "mlflow.source.git.commit"
@@ -117,13 +113,12 @@ def run_entry(run: RunDirectory) -> NodeEntry | None:
     if config is None:
         return None
     message = (run.failure() or {}).get("message", "") if status == State.FAILED else ""
-    note = text_for_people(run_note(config, run))
-    name = run_name("run", run.run_id, tags)
-    run_tags = {RUN_ID: run.run_id, FAILURE: text_for_people(message, 500), NOTE: note, NAME: name}
+    name, note = run_name("run", run.run_id, tags), text_for_people(run_note(config, run))
+    about = {RUN_ID: run.run_id, FAILURE: text_for_people(message, 500), NOTE: note, NAME: name}
     return NodeEntry(
         kind="run",
         node_id=run.run_id,
-        tags=_tags("run", tags, status, result) | run_tags | code_tags(timing.get("code", "")),
+        tags=_tags("run", tags, status, result, timing) | about,
         name=name,
         status=status,
         params=run_params(config),
@@ -147,16 +142,13 @@ def evaluation_entry(evaluation: EvaluationDirectory) -> NodeEntry | None:
     if config is None:
         return None
     view, plain, tags = config.view, to_plain(config), evaluation.tags()
-    ids = {EVAL_ID: evaluation.eval_id, VIEW_ID: view.view_id, VIEW_RUN: view.run_id}
-    name = run_name("evaluation", evaluation.eval_id, tags)
-    about = {NOTE: text_for_people(evaluation_note(plain)), NAME: name}
+    name, note = run_name("evaluation", evaluation.eval_id, tags), evaluation_note(plain)
+    about = {EVAL_ID: evaluation.eval_id, VIEW_ID: view.view_id, VIEW_RUN: view.run_id}
+    about |= {NOTE: text_for_people(note), NAME: name}
     return NodeEntry(
         kind="evaluation",
         node_id=evaluation.eval_id,
-        tags=_tags("evaluation", tags, State.COMPLETE, result)
-        | ids
-        | about
-        | code_tags(timing.get("code", "")),
+        tags=_tags("evaluation", tags, State.COMPLETE, result, timing) | about,
         name=name,
         status=State.COMPLETE,
         params=evaluation_params(plain),
@@ -174,9 +166,8 @@ def code_tags(code: object) -> dict[str, str]:
     if not isinstance(code, str) or not code:
         return {}
     kind, _, name = code.partition(" ")
-    return {CODE: text_for_people(code)} | (
-        {COMMIT: text_for_people(name)} if kind == "commit" else {}
-    )
+    commit = {COMMIT: text_for_people(name)} if kind == "commit" else {}
+    return {CODE: text_for_people(code), **commit}
 
 
 def run_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
@@ -200,10 +191,8 @@ def run_note(config: RunConfig, run: RunDirectory) -> str:
 
 def evaluation_note(config: Mapping) -> str:
     """Describes an evaluation of any measure for people, in Markdown."""
-    view, num_sequences = (
-        config["view"],
-        config.get("num_sequences", len(config.get("documents", ()))),
-    )
+    view = config["view"]
+    num_sequences = config.get("num_sequences", len(config.get("documents", ())))
     active = ", ".join(f"{domain} x {weight:g}" for domain, weight in view["weights"]) or "none"
     where = f"{num_sequences:,} {config.get('split', 'validation')} sequences of each domain"
     measured = (
@@ -254,14 +243,10 @@ def run_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
     """
     if not result:
         return {}
-    values = {key: result[key] for key in SIZES if key in result} | {
-        key: timing[key] for key in TIMES if key in timing
-    }
-    values |= {
-        name: loss
-        for name, loss in result.get("final", {}).items()
-        if name.startswith(tuple(SHOWN))
-    }
+    values = {key: result[key] for key in SIZES if key in result}
+    values |= {key: timing[key] for key in TIMES if key in timing}
+    final = result.get("final", {}).items()
+    values |= {name: loss for name, loss in final if name.startswith(tuple(SHOWN))}
     metrics = {shown_name(name): float(value) for name, value in values.items()}
     return last_as_best(metrics) | metrics
 
@@ -277,15 +262,12 @@ def last_as_best(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def evaluation_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
     """Reads {name: value} of an evaluation: `loss/`, `surprisal/` or `task/...`, and elapsed_s."""
-    kinds = {"losses": LOSS, "surprisals": SURPRISAL}
-    values = {
-        f"{kinds[kind]}{d}": float(v) for kind in kinds for d, v in result.get(kind, {}).items()
-    }
-    scores = result.get("tasks", {}).items()
-    values |= {
-        f"{TASK}{task}/{name}": float(v) for task, found in scores for name, v in found.items()
-    }
-    return values | {key: float(timing[key]) for key in TIMES if key in timing}
+    values = {LOSS + domain: loss for domain, loss in result.get("losses", {}).items()}
+    values |= {SURPRISAL + domain: mean for domain, mean in result.get("surprisals", {}).items()}
+    for task, scores in result.get("tasks", {}).items():
+        values |= {f"{TASK}{task}/{name}": score for name, score in scores.items()}
+    values |= {key: timing[key] for key in TIMES if key in timing}
+    return {name: float(value) for name, value in values.items()}
 
 
 def curve_metrics(records: Iterable[Mapping], entry: NodeEntry, after_step: int) -> list[Metric]:
@@ -315,14 +297,10 @@ def curve_metrics(records: Iterable[Mapping], entry: NodeEntry, after_step: int)
 def result_metrics(entry: NodeEntry, records: Iterable[Mapping]) -> list[Metric]:
     """Lists metrics that do not follow from the curves, at the run's last step and end."""
     curves = {name: key for key, name in AT_END.items()}
-    values = {
-        curves.get(name, name): value
-        for name, value in entry.result_metrics.items()
-        if name != "num_steps"
-    }
-    known = {
-        unescape(metric.key): metric.value for metric in curve_metrics(records, entry, -1)
-    } | last_as_best(values)
+    values = {curves.get(name, name): value for name, value in entry.result_metrics.items()}
+    values.pop("num_steps", None)
+    known = {unescape(one.key): one.value for one in curve_metrics(records, entry, -1)}
+    known |= last_as_best(values)
     new = {metric_name(name): value for name, value in values.items() if known.get(name) != value}
     return [
         Metric(key, value, entry.ended_ms, entry.num_steps)
@@ -339,8 +317,11 @@ def start_ms(records: Sequence[Mapping], entry: NodeEntry, now_s: float) -> int:
     return (entry.ended_ms or milliseconds(now_s)) - milliseconds(elapsed_s)
 
 
-def _tags(kind: str, tags: Mapping[str, str], status: State, result: Mapping) -> dict[str, str]:
-    return {**study_tags(tags, result.get("sha256", "")), KIND: kind, STATUS: status.value}
+def _tags(
+    kind: str, tags: Mapping[str, str], status: State, result: Mapping, timing: Mapping
+) -> dict[str, str]:
+    of_study, code = study_tags(tags, result.get("sha256", "")), code_tags(timing.get("code", ""))
+    return {**of_study, KIND: kind, STATUS: status.value, **code}
 
 
 def shown_parent(tags: Mapping[str, str], params: Mapping[str, str]) -> str | None:

@@ -1,21 +1,19 @@
 """Reads nodes and curves as data frames, from MLflow or the storage: both give equal frames.
 
 `load_runs` and `load_store` give one row for each run that was attempted and each evaluation that
-has a result:
+has a result, sorted by kind and id. Texts are "" and numbers (float64) NaN where missing. Columns:
 
-| column | meaning | |---|---| | kind, id | "run" or "evaluation", and its run_id or eval_id | |
-run_id, view_id | the run itself and "", or the evaluated view and its run | | status | complete,
-failed, running or interrupted | | method, size, seed, profile, retained, ... | the tags of the
-study, all strings, "" where missing | | measure | if any has one: "tokens", "samples" or "tasks"
-for such evaluations, "" for those of losses | | num_steps, num_tokens, parameters, compute_units,
-hardware_flops | of complete runs (num_steps: of every run) | | elapsed_s, tokens_per_second | of
-complete runs; elapsed_s of evaluations too | | loss/<domain> | validation loss at the end of
-complete runs, with every module on; of evaluations | | loss_at_best/<domain> | of complete runs, at
-the evaluation with the lowest mean | | surprisal/<domain> | of continuations: mean -log probability
-of the tokens drawn, in nats | | task/<task>/<metric> | of scores on tasks of the LM Evaluation
-Harness |
-
-Rows are sorted by kind and id; numbers are float64, NaN where missing.
+- `kind, id`: "run" or "evaluation", and its run_id or eval_id.
+- `run_id, view_id`: the run itself and "", or the evaluated view and its run.
+- `status`: complete, failed, running or interrupted.
+- `method, size, seed, profile, retained, ...`: the tags of the study, all texts.
+- `measure`, if any has one: "tokens", "samples" or "tasks"; "" for evaluations of losses.
+- `num_steps, num_tokens, parameters, compute_units, hardware_flops, tokens_per_second`: of complete
+  runs (num_steps: of every run). `elapsed_s`: of evaluations too.
+- `loss/<domain>`: validation loss of complete runs at their end, with every module on, and of
+  evaluations. `loss_at_best/<domain>`: of complete runs, at the lowest mean over domains.
+- `surprisal/<domain>`: of continuations, the mean -log probability of the tokens drawn, in nats.
+- `task/<task>/<metric>`: of scores on tasks of the LM Evaluation Harness.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -74,15 +72,14 @@ def load_store_curves(storage: str | Store, run_ids: Iterable[str] | None = None
     """Reads the same curves from the storage."""
     store = storage if isinstance(storage, Store) else Store(storage)
     wanted = None if run_ids is None else set(run_ids)
-    rows = []
-    for run_id in store.list_runs():
-        for record in store.run(run_id).records() if wanted is None or run_id in wanted else ():
-            for name, loss in record["metrics"].items():
-                if name.startswith(VALIDATION):
-                    rows.append(
-                        (run_id, record["step"], name.removeprefix(VALIDATION), float(loss))
-                    )
-    return _curves(rows)
+    return _curves(
+        (run_id, record["step"], name.removeprefix(VALIDATION), float(loss))
+        for run_id in store.list_runs()
+        if wanted is None or run_id in wanted
+        for record in store.run(run_id).records()
+        for name, loss in record["metrics"].items()
+        if name.startswith(VALIDATION)
+    )
 
 
 class Frames(NamedTuple):
@@ -172,13 +169,10 @@ def _mlflow_curves(
 
 
 def _points(tracker: Tracker, run: Run, key: str) -> Iterable[tuple[int, float]]:
-    """Reads (step, loss) from the run's tag.
-
-    By a request where there is no such text, as for a running run.
-    """
-    return curve_points(
-        run.data.tags.get(CURVE + key.removeprefix(content.LOSS), "")
-    ) or tracker.history(run, key)
+    """Reads (step, loss) from the run's tag, by a request where a run has none, as while it
+    runs."""
+    text = run.data.tags.get(CURVE + key.removeprefix(content.LOSS), "")
+    return curve_points(text) or tracker.history(run, key)
 
 
 def _curves(rows: Iterable[tuple[str, int, str, float]]) -> pd.DataFrame:

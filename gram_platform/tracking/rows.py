@@ -23,8 +23,6 @@ NUMBER_COLUMNS = (*SIZES, *TIMES)
 MEASURED = (content.LOSS, content.BEST_LOSS, content.SURPRISAL, content.TASK)
 # A domain follows. MLflow's pages hide tags whose names begin with `mlflow.`.
 CURVE = "mlflow.gram.curve."
-# Characters of a curve's text.
-LONGEST_TAG = LONGEST_TEXT
 
 
 def entry_row(entry: NodeEntry) -> dict:
@@ -64,9 +62,8 @@ def _row(kind: str, node_id: str, tags: Mapping, metrics: Mapping, num_steps: in
     study = {
         in_utf8(name): in_utf8(value)
         for name, value in study_of(tags).items()
-        if not name.startswith(MEASURED)
+        if not name.startswith(MEASURED) and name not in NUMBER_COLUMNS
     }
-    study = {name: value for name, value in study.items() if name not in NUMBER_COLUMNS}
     ids = {
         "run_id": node_id if is_run else tags.get(content.VIEW_RUN, ""),
         "view_id": tags.get(content.VIEW_ID, ""),
@@ -99,5 +96,5 @@ def curve_tags(records: Iterable[Mapping], entry: NodeEntry) -> dict[str, str]:
                 points.append(f"{record['step']}:{float(loss)!r}")
     texts = {key: " ".join(points) for key, points in curves.items()}
     return {
-        key: text for key, text in texts.items() if len(text) <= LONGEST_TAG and is_short_name(key)
+        key: text for key, text in texts.items() if len(text) <= LONGEST_TEXT and is_short_name(key)
     }

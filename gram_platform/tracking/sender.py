@@ -4,10 +4,10 @@ import contextlib
 import json
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
+from mlflow.entities import Dataset, DatasetInput, InputTag, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
 from gram_platform.config import State
@@ -37,10 +37,7 @@ class Sender:
     def mirror(
         self, node: RunDirectory | EvaluationDirectory, entry: NodeEntry | None
     ) -> str | None:
-        """Sends what MLflow lacks of a node.
-
-        Returns the MLflow run id, None for a node without entry.
-        """
+        """Sends what MLflow lacks of a node; returns the MLflow run id, None without an entry."""
         if entry is None:
             return None
         records: Sequence[Mapping] = []
@@ -64,13 +61,11 @@ class Sender:
         written the same values first. If MLflow has another result than the storage, the node was
         made again, and a new MLflow run replaces the old one.
         """
+        same = ("", entry.tags[content.RESULT])
         for num_left in reversed(range(NUM_TRIES)):
             try:
                 run = self.find(entry)
-                if run is not None and run.data.tags.get(content.RESULT, "") not in (
-                    "",
-                    entry.tags[content.RESULT],
-                ):
+                if run is not None and run.data.tags.get(content.RESULT, "") not in same:
                     self.delete([run])
                     run = None
                 is_new = run is None
@@ -109,11 +104,9 @@ class Sender:
                 run = self._connection.client.get_run(known)
                 if run.info.lifecycle_stage == "active":
                     return run
-        id_tag = content.ID_TAGS[entry.kind]
         of_kind = f"tags.`{content.KIND}` = '{entry.kind}'"
-        found = sorted(
-            self._connection.search(f"{of_kind} and tags.`{id_tag}` = '{entry.node_id}'"), key=age
-        )
+        of_node = f"tags.`{content.ID_TAGS[entry.kind]}` = '{entry.node_id}'"
+        found = sorted(self._connection.search(f"{of_kind} and {of_node}"), key=age)
         self.delete(found[1:])
         return found[0] if found else None
 
@@ -130,14 +123,11 @@ class Sender:
         tags = {content.KIND: entry.kind, content.ID_TAGS[entry.kind]: entry.node_id}
         if entry.last_step >= 0:
             tags[content.SENDING_STEP] = str(entry.last_step)
-        run = self._connection.create(
-            entry.name, tags, content.start_ms(records, entry, time.time())
-        )
-        data_id = entry.params["data_id"]
+        start_ms = content.start_ms(records, entry, time.time())
+        run, data_id = self._connection.create(entry.name, tags, start_ms), entry.params["data_id"]
         dataset = Dataset(f"packed {data_id}", data_id, "gram", json.dumps({"data_id": data_id}))
-        context = InputTag(
-            "mlflow.data.context", "training" if entry.kind == "run" else "evaluation"
-        )
+        purpose = "training" if entry.kind == "run" else "evaluation"
+        context = InputTag("mlflow.data.context", purpose)
         self._connection.client.log_inputs(run.info.run_id, [DatasetInput(dataset, [context])])
         return self.find(entry) or run
 
@@ -147,12 +137,12 @@ class Sender:
         mirrored = _step(tags, content.MIRRORED_STEP)
         metrics = content.curve_metrics(records, entry, mirrored)
         # A step that somebody has removed or changed tells nothing.
-        if (
-            metrics
-            and not is_new
-            and (mirrored < 0 or _step(tags, content.SENDING_STEP) > mirrored)
-        ):
-            metrics = list(self._unsent(run_id, metrics))
+        is_doubtful = mirrored < 0 or _step(tags, content.SENDING_STEP) > mirrored
+        if metrics and is_doubtful and not is_new:
+            keys = sorted({metric.key for metric in metrics})
+            points = {key: client.get_metric_history(run_id, key) for key in keys}
+            present = {(key, point.step) for key in keys for point in points[key]}
+            metrics = [metric for metric in metrics if (metric.key, metric.step) not in present]
         if tags.get(content.RESULT, "") != entry.tags[content.RESULT]:
             metrics += content.result_metrics(entry, records)
         if entry.last_step > mirrored and tags.get(content.SENDING_STEP) != str(entry.last_step):
@@ -164,42 +154,24 @@ class Sender:
         while len(metrics) > METRICS_PER_REQUEST:
             client.log_batch(run_id, metrics=metrics[:METRICS_PER_REQUEST])
             metrics = metrics[METRICS_PER_REQUEST:]
-        wanted = {
-            **self._wanted(entry),
-            **curves,
-            content.MIRRORED_STEP: str(max(entry.last_step, mirrored)),
-        }
-        changed = [
-            RunTag(key, value) for key, value in wanted.items() if tags.get(key, "") != value
-        ]
-        missing = [
-            Param(key, value) for key, value in entry.params.items() if key not in run.data.params
-        ]
+        wanted = {**self._wanted(entry), **curves}
+        wanted[content.MIRRORED_STEP] = str(max(entry.last_step, mirrored))
+        changed = [RunTag(*tag) for tag in wanted.items() if tags.get(tag[0], "") != tag[1]]
+        known = run.data.params
+        missing = [Param(*param) for param in entry.params.items() if param[0] not in known]
         # The last of them is `gram.mirrored_step`.
         while len(changed) > MOST_TAGS:
             client.log_batch(run_id, tags=changed[:MOST_TAGS])
             changed = changed[MOST_TAGS:]
         # MLflow writes the tags last.
         client.log_batch(run_id, metrics=metrics, params=missing, tags=changed)
-        self._set_status(run, entry)
-
-    def _unsent(self, run_id: str, metrics: Sequence[Metric]) -> Iterator[Metric]:
-        """Yields the metrics that MLflow lacks at their step."""
-        client = self._connection.client
-        keys = sorted({metric.key for metric in metrics})
-        present = {
-            key: {metric.step for metric in client.get_metric_history(run_id, key)} for key in keys
-        }
-        return (metric for metric in metrics if metric.step not in present[metric.key])
-
-    def _set_status(self, run: Run, entry: NodeEntry) -> None:
-        client, status = self._connection.client, content.MLFLOW_STATUS[entry.status]
-        if run.info.status == status:
+        status = content.MLFLOW_STATUS[entry.status]
+        if status == run.info.status:
             return
         if status == "RUNNING":
-            client.update_run(run.info.run_id, status=status)
+            client.update_run(run_id, status=status)
         else:
-            client.set_terminated(run.info.run_id, status, end_time=entry.ended_ms or None)
+            client.set_terminated(run_id, status, end_time=entry.ended_ms or None)
 
 
 def has(run: Run, last_step: int, wanted: Mapping[str, str]) -> bool:

@@ -2,8 +2,8 @@
 
 Any call may fail with TrackingUnavailable, and nothing is lost: the next `mirror` or `sync`
 compares MLflow with the storage and sends the difference. An interrupted send leaves the tag
-`gram.sending_step`; then whole histories are compared. Processes of one machine lock a node.
-Machines share no lock: after a collision the sender looks again and sends the rest.
+`gram.sending_step`; then whole histories are compared. Processes of one machine lock a node;
+`sender.py` says what happens when two machines send one.
 """
 
 import re
@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from mlflow.entities import Metric, Param, Run, RunTag
 
@@ -34,9 +33,8 @@ from gram_platform.tracking.views import (
     TRAINING_RUNS,
     VIEW_TAG,
     Line,
-    SavedView,
+    StudyLog,
     saved_views,
-    study_id,
 )
 
 # Threads that send.
@@ -80,11 +78,7 @@ class Tracker:
 
     def mark_killed(self, run_ids: Iterable[str]) -> None:
         """Gives the status KILLED to runs that were sent and that now lose their driver."""
-        sent = [
-            self._sender.known[key]
-            for run_id in run_ids
-            if (key := ("run", run_id)) in self._sender.known
-        ]
+        sent = filter(None, [self._sender.known.get(("run", run_id)) for run_id in run_ids])
         with self._connection.writing() as client:
             for mlflow_id in sent:
                 client.set_terminated(mlflow_id, "KILLED")
@@ -108,16 +102,11 @@ class Tracker:
         if ids is not None:
             wanted = set(ids)
             nodes = [node for node in nodes if node.node_id in wanted]
-            found = (
-                {}
-                if store.is_local
-                else store.finished((node.kind, node.node_id) for node in nodes)
-            )
-            same = {i for i, end in found.items() if end and self._has_finished(i, end, mirrored)}
-            counts["unchanged"], nodes = (
-                len(same),
-                [node for node in nodes if node.node_id not in same],
-            )
+            keys = [] if store.is_local else [(node.kind, node.node_id) for node in nodes]
+            found = store.finished(keys).items()
+            same = {i for i, end in found if end and self._has_finished(i, end, mirrored)}
+            counts["unchanged"] = len(same)
+            nodes = [node for node in nodes if node.node_id not in same]
         orphans: list[RunDirectory | EvaluationDirectory] = []
         for kind in content.ID_TAGS:
             of_kind = [node for node in nodes if node.kind == kind]
@@ -134,33 +123,28 @@ class Tracker:
         counts: Counter[str],
         are_orphans: bool = False,
     ) -> list:
-        """Sends what MLflow lacks.
+        """Sends what MLflow lacks, and adds to `counts`.
 
-        Returns the nodes that wait for their parents, unless they are such orphans. Adds to
-        `counts`.
+        Returns the nodes that wait for their parents, unless they are such orphans.
         """
         orphans = []
         with ThreadPoolExecutor(self.num_senders) as threads:
             for start in range(0, len(nodes), NODES_AT_ONCE):
                 part, changed = nodes[start : start + NODES_AT_ONCE], []
-                for node, entry in zip(
-                    part, store.concurrently(content.node_entry, part), strict=True
-                ):
-                    run = entry and mirrored.get((entry.kind, entry.node_id))
-                    if (
-                        entry
-                        and entry.parent
-                        and ("run", entry.parent) not in self._sender.known
-                        and not are_orphans
-                    ):
+                entries = store.concurrently(content.node_entry, part)
+                for node, entry in zip(part, entries, strict=True):
+                    if entry is None:
+                        continue
+                    run = mirrored.get((entry.kind, entry.node_id))
+                    has_parent = not entry.parent or ("run", entry.parent) in self._sender.known
+                    if not has_parent and not are_orphans:
                         orphans.append(node)
                     elif run is not None and self._sender.is_mirrored(run, entry):
                         counts["unchanged"] += 1
-                    elif entry is not None:
+                    else:
                         changed.append((node, entry))
-                counts["sent"] += len(
-                    list(threads.map(lambda pair: self._sender.mirror(*pair), changed))
-                )
+                sent = threads.map(lambda pair: self._sender.mirror(*pair), changed)
+                counts["sent"] += len(list(sent))
         return orphans
 
     def _has_finished(self, node_id: str, finished: Finished, mirrored: Mapping) -> bool:
@@ -190,10 +174,8 @@ class Tracker:
     def history(self, run: Run, key: str) -> list[tuple[int, float]]:
         """Reads (step, value) of every point of a metric of MLflow's run."""
         with self._connection.reaching() as client:
-            return [
-                (point.step, point.value)
-                for point in client.get_metric_history(run.info.run_id, key)
-            ]
+            points = client.get_metric_history(run.info.run_id, key)
+        return [(point.step, point.value) for point in points]
 
     def _copies(self) -> dict[tuple[str, str], list[Run]]:
         """Reads the runs of each node, the oldest first."""
@@ -207,70 +189,48 @@ class Tracker:
                 copies.setdefault((kind, node_id), []).append(run)
         return copies
 
-    def log_study(
-        self,
-        name: str,
-        files: Mapping[str, bytes],
-        figures: Mapping[str, Any],
-        params: Mapping[str, object],
-        lines: Sequence[Line] = (),
-        node_tags: Mapping[str, Mapping[str, str]] | None = None,
-        views: Sequence[SavedView] = (),
-        code: str = "",
-        node_metrics: Mapping[str, Mapping[str, float]] | None = None,
-    ) -> str:
-        """Logs a study's files (UTF-8) and plotly figures as artifacts of one MLflow run.
+    def log_study(self, study: StudyLog) -> str:
+        """Logs a study's files and figures as artifacts of one MLflow run, and all that its nodes
+        and the experiment get; returns the MLflow run id.
 
-        Returns the MLflow run id. The run belongs to the study's name and parameters: logging them
-        again replaces the artifacts, and the runs that hold its lines. The nodes in `node_tags` get
-        these tags and `gram.study.NAME`. The experiment gets the views, and its description links
-        to them unless people have written another. `code`: of its newest submission, a text of
-        `provenance.Code`. `node_metrics`: of runs, by id, beside those of their results.
+        The run belongs to the study's name and parameters: logging them again replaces the
+        artifacts, and the runs that hold its lines.
         """
-        params = {key: str(value) for key, value in params.items()}
-        identity = study_id(name, params)
+        of_study = {content.STUDY: study.name, content.STUDY_ID: study.identity}
         pages = {
             f"figures/{file_name(key)}.html": figure.to_html(include_plotlyjs="cdn").encode()
-            for key, figure in figures.items()
+            for key, figure in study.figures.items()
         }
-        tags = {content.KIND: "study", content.STUDY: name, content.STUDY_ID: identity}
-        facts = ", ".join(f"{key} {value}" for key, value in params.items())
+        facts = ", ".join(f"{key} {value}" for key, value in study.params.items())
         note = (
-            f"{name}: {facts}. Among the artifacts: the table, the report (one page) and every"
-            " figure."
+            f"{study.name}: {facts}. Among the artifacts: the table, the report (one page) and"
+            " every figure."
         )
+        tags = {content.KIND: "study", **of_study}
         with self._connection.writing() as client:
-            of_study = self._connection.search(f"tags.`{content.STUDY_ID}` = '{identity}'")
-            found = [run for run in of_study if run.data.tags.get(content.KIND) == "study"]
-            run = (
-                min(found, key=age)
-                if found
-                else self._connection.create(f"study {name}", tags, time.time() * 1000)
+            present = self._connection.search(f"tags.`{content.STUDY_ID}` = '{study.identity}'")
+            found = [run for run in present if run.data.tags.get(content.KIND) == "study"]
+            run = min(found, key=age, default=None) or self._connection.create(
+                f"study {study.name}", tags, time.time() * 1000
             )
             missing = [
                 Param(key, text_for_people(value))
-                for key, value in params.items()
+                for key, value in study.params.items()
                 if key not in run.data.params
             ]
-            written = {**tags, **content.code_tags(code), content.NOTE: text_for_people(note)}
+            tags |= {**content.code_tags(study.code), content.NOTE: text_for_people(note)}
             client.log_batch(
-                run.info.run_id, params=missing, tags=[RunTag(*tag) for tag in written.items()]
+                run.info.run_id, params=missing, tags=[RunTag(*tag) for tag in tags.items()]
             )
-            self._connection.write_artifacts(run.info.run_id, {**files, **pages})
-            lines_before = [
-                other for other in of_study if other.data.tags.get(content.KIND) == LINE
-            ]
-            self._replace_lines(
-                {content.STUDY: name, content.STUDY_ID: identity}, lines_before, lines
-            )
+            self._connection.write_artifacts(run.info.run_id, {**study.files, **pages})
+            lines = [run for run in present if run.data.tags.get(content.KIND) == LINE]
+            self._replace_lines(of_study, lines, study.lines)
             client.set_terminated(run.info.run_id, "FINISHED")
             self._connection.set_experiment_tags(
-                {VIEW_TAG + view.key: view.to_tag() for view in views}
+                {VIEW_TAG + view.key: view.to_tag() for view in study.views}
             )
             self._connection.describe()
-        of_study = {f"{content.STUDY}.{name}": identity}
-        tags_of = {node_id: {**tags, **of_study} for node_id, tags in (node_tags or {}).items()}
-        self._mark_nodes(tags_of, node_metrics or {})
+        self._mark_nodes(study)
         return run.info.run_id
 
     def study_file(self, study: str, file: str) -> str | None:
@@ -310,25 +270,27 @@ class Tracker:
             client.log_batch(run.info.run_id, metrics=points)
             client.set_terminated(run.info.run_id, "FINISHED")
 
-    def _mark_nodes(
-        self, tags: Mapping[str, Mapping[str, str]], metrics: Mapping[str, Mapping[str, float]]
-    ) -> None:
+    def _mark_nodes(self, study: StudyLog) -> None:
         """Sets tags and metrics of nodes: one filter then lists the runs of a study or a trial."""
-        runs, now = self.runs() if tags or metrics else {}, int(time.time() * 1000)
+        if not study.node_tags and not study.node_metrics:
+            return
+        runs, now = self.runs(), int(time.time() * 1000)
         with self._connection.writing() as client:
             for (_, node_id), run in runs.items():
-                wanted = {
-                    key: text_for_people(value) for key, value in tags.get(node_id, {}).items()
-                }
+                wanted = {}
+                if node_id in study.node_tags:
+                    wanted = {
+                        **study.node_tags[node_id],
+                        f"{content.STUDY}.{study.name}": study.identity,
+                    }
+                texts = {key: text_for_people(value) for key, value in wanted.items()}
                 missing = [
-                    RunTag(key, value)
-                    for key, value in wanted.items()
-                    if run.data.tags.get(key) != value
+                    RunTag(*tag) for tag in texts.items() if run.data.tags.get(tag[0]) != tag[1]
                 ]
-                values = metrics.get(node_id, {}).items()
+                values = study.node_metrics.get(node_id, {})
                 new = [
                     Metric(key, value, now, 0)
-                    for key, value in values
+                    for key, value in values.items()
                     if run.data.metrics.get(key) != value
                 ]
                 if missing or new:

@@ -54,16 +54,14 @@ def whole_tags(tags: Mapping[str, str]) -> dict[str, str]:
     Where a name or value is too long, or one that MLflow or its databases refuse, hidden tags hold
     all of them as JSON. The tags for people then have the beginnings.
     """
-    shown = {metric_name(name): text_for_people(value) for name, value in tags.items()}
+    escaped = {metric_name(name): value for name, value in tags.items()}
     shown = {
-        name: value
-        for name, value in shown.items()
+        name: text_for_people(value)
+        for name, value in escaped.items()
         if is_short_name(name) and not name.startswith(RESERVED)
     }
     names = ",".join(sorted(shown))
-    if len(names) <= LONGEST_TEXT and shown == {
-        metric_name(name): value for name, value in tags.items()
-    }:
+    if len(names) <= LONGEST_TEXT and shown == escaped:
         return {**shown, TAG_NAMES: names, NUM_PARTS: ""}
     text = canonical_json(dict(tags))
     parts = [text[start : start + LONGEST_TEXT] for start in range(0, len(text), LONGEST_TEXT)]

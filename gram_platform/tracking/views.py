@@ -7,8 +7,8 @@ its page lists them under "Views". No document describes the tag; the format is 
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypedDict
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
 from urllib.parse import quote
 
 from gram_platform.config.identity import metric_name, short_hash
@@ -97,6 +97,31 @@ class SavedView:
 
 
 @dataclass(frozen=True)
+class StudyLog:
+    """What MLflow shows of a study or a search, beside its nodes."""
+
+    name: str
+    # In UTF-8, by name.
+    files: Mapping[str, bytes]
+    # Of plotly, by name.
+    figures: Mapping[str, Any]
+    params: Mapping[str, str]
+    lines: Sequence[Line] = ()
+    # By the node's id, with which the node also gets `gram.study.NAME`.
+    node_tags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    # The experiment's description links to them, unless people have written another.
+    views: Sequence[SavedView] = ()
+    # The newest submission's, a text of `provenance.Code`.
+    code: str = ""
+    # By the node's id, beside the metrics of its result.
+    node_metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    @property
+    def identity(self) -> str:
+        return study_id(self.name, self.params)
+
+
+@dataclass(frozen=True)
 class TrialColumns:
     """What a search varies and what it aims at: the columns of its trials in MLflow.
 
@@ -131,26 +156,23 @@ def parameter_metric(name: str) -> str:
     return metric_name(TRIAL + name)
 
 
-def search_views(search: str, columns: TrialColumns) -> tuple[SavedView, ...]:
+def search_view(search: str, columns: TrialColumns) -> SavedView:
     """Returns the view of a search's trials: columns, the best first, and contours by size."""
     varied = tuple(map(parameter_metric, columns.parameters))
-    aims = tuple(map(columns.objective_metric, columns.objectives))
-    contours = [
+    shown = [*map(columns.objective_metric, columns.objectives), *varied]
+    contours = tuple(
         (*varied[:2], columns.objective_metric(name, size))
         for name in columns.objectives
         for size in columns.sizes or ("",)
         if len(varied) > 1
-    ]
-    shown, best = (
-        [f"metrics.`{name}`" for name in (*aims, *varied)],
-        f"metrics.`{aims[0]}`" if aims else "",
     )
-    columns, drawn = (*shown, *VIEW_COLUMNS), tuple(contours)
-    key, name = f"gram.{search}.runs", f"{search}: trials"
-    return (
-        SavedView(
-            key, name, f"{_OF_RUNS} and {_nodes_of(search)}", columns, contours=drawn, order_by=best
-        ),
+    return SavedView(
+        f"gram.{search}.runs",
+        f"{search}: trials",
+        f"{_OF_RUNS} and {_nodes_of(search)}",
+        (*(f"metrics.`{name}`" for name in shown), *VIEW_COLUMNS),
+        contours=contours,
+        order_by=f"metrics.`{shown[0]}`" if columns.objectives else "",
     )
 
 

@@ -16,7 +16,6 @@ from gram_platform.analysis.calibration import (
     by_class,
     calibration_table,
     fit_errors,
-    share_table,
     unit_errors,
 )
 from gram_platform.analysis.variants import analyse_variants
@@ -24,7 +23,7 @@ from gram_platform.methods.nodes import VARIANT
 from gram_platform.pages.report.calibration import (
     calibration_figure,
     readable_errors,
-    readable_shares,
+    share_table,
 )
 from gram_platform.pages.report.measurements import MEASUREMENTS
 
@@ -131,9 +130,8 @@ def test_the_table_tells_what_seeds_share_from_their_spread():
 
 def test_shares_are_averaged_over_domains_then_over_seeds():
     errors = planted({0.5: [0.1, 0.3]}, {0.5: [0.0, 0.2]}, {0.5: [0.2, 0.4]})
-    means = share_table(pd.concat([errors, errors.assign(error_of=FIT)])).set_index("domain")
-    assert means["compute_ratio"].tolist() == pytest.approx([0.7, 0.7])
-    assert means["num_seeds"].tolist() == [2, 2]
+    (means,) = share_table(pd.concat([errors, errors.assign(error_of=FIT)])).to_dict("records")
+    assert (means["share"], means["core"], means[AUXILIARY]) == (0.5, "0.700", "0.700")
     of_seeds = by_class(errors).set_index(["domain", "seed"])["compute_ratio"]
     assert of_seeds[AUXILIARY].tolist() == pytest.approx([0.6, 0.8])
 
@@ -149,7 +147,7 @@ def test_the_page_shows_errors_against_shares():
     assert lines["auxiliary, finished baselines"].y.tolist() == pytest.approx([0.2])
     assert lines["core, left-out points"].y.tolist() == pytest.approx([-0.2, 0.0])
     assert not calibration_figure(errors, "small").data
-    shares = readable_shares(errors)
+    shares = share_table(errors)
     assert shares["share"].tolist() == [0.5, 1.0]
     assert shares["core"].tolist() == ["0.700", "1.000"]
     assert shares[AUXILIARY].isna().tolist() == [False, True]

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from gram_platform.analysis.intervals import t_interval
-from gram_platform.analysis.tables import CLASSES, Analysis, analyse
-from gram_platform.analysis.variants import by_number, drop_table, number_table
+from gram_platform.analysis.tables import CLASSES, Analysis, analyse, over_seeds
+from gram_platform.analysis.variants import MODULES_CELL, by_number, drop_table
 from gram_platform.pages.report.build import study_page
 from gram_platform.pages.results.record import Results, StudyRecord
 from tests.study_frames import NUM_STEPS, loss_at
@@ -92,9 +92,9 @@ def per_seed() -> pd.DataFrame:
 def test_means_over_subsets_of_a_number_then_over_seeds(per_seed):
     numbers = by_number(per_seed)
     assert "baseline" not in set(numbers["method"])
-    table = number_table(numbers).set_index(["method", "modules"])
+    assert numbers.groupby("modules")["num_profiles"].max().tolist() == [1, 3, 3, 1]
+    table = over_seeds(numbers, MODULES_CELL).set_index(["method", "modules"])
     assert list(table.loc["gram"].index) == [0, 1, 2, 3]
-    assert list(table.loc["gram", "num_profiles"]) == [1, 3, 3, 1]
     for method, number in ((m, n) for m in LOSS for n in range(4)):
         subsets = [subset for subset in SUBSETS if len(subset) == number]
         seeds = [

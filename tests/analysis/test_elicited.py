@@ -95,20 +95,16 @@ def test_the_domain_table_has_both_the_forgotten_and_the_attacked(analysis):
     assert "attack-maxent-0-core-Bygone Eras" in elicited["runs"]
 
 
-def test_bad_attacks_name_what_is_wrong():
-    with refused("attacks", "a frame without elicited"):
-        analyse(evaluations(), curves(), attacks=attacks().drop(columns="elicited"))
+def test_an_attack_twice_is_refused():
     with refused("attacks"):
         analyse(evaluations(), curves(), attacks=pd.concat([attacks(), attacks()]))
 
 
-def test_order_numbers_as_seeds_and_absent_run_ids_change_nothing(analysis):
+def test_order_and_absent_run_ids_change_nothing(analysis):
     frames = (
         frame.sample(frac=1.0, random_state=0) for frame in (evaluations(), curves(), attacks())
     )
-    frames = (
-        frame.astype({"seed": int}).drop(columns="run_id", errors="ignore") for frame in frames
-    )
+    frames = (frame.drop(columns="run_id", errors="ignore") for frame in frames)
     evaluated, points, attacked = frames
     again = analyse(evaluated, points, attacks=attacked)
     pd.testing.assert_frame_equal(again.table, analysis.table, check_exact=True)

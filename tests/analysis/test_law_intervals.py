@@ -57,7 +57,7 @@ def test_the_band_agrees_with_the_exponent_and_the_law():
     frame = trials(3, level=0.05, noise=0.002)
     laws = bootstrap_laws(frame, num_resamples=50)
     for quantity in ("lr", "batch"):
-        law = getattr(laws, quantity)
+        law = laws.laws[quantity]
         at = [laws.predict(quantity, n) for n in (1e8, 2e8, 4e8)]
         assert [value for value, _, _ in at] == pytest.approx(
             [law.predict(n) for n in (1e8, 2e8, 4e8)]
@@ -66,19 +66,19 @@ def test_the_band_agrees_with_the_exponent_and_the_law():
         assert math.log(at[1].high / at[1].low) < max(
             math.log(end.high / end.low) for end in (at[0], at[2])
         )
-    assert laws.lr_exponent.low < laws.lr.exponent < laws.lr_exponent.high
+    assert laws.exponents["lr"].low < laws.laws["lr"].exponent < laws.exponents["lr"].high
 
 
 def test_the_level_of_seeds_does_not_widen_a_law():
     narrow, wide = (
         bootstrap_laws(trials(3, level, 0.002), num_resamples=20) for level in (0.0, 0.5)
     )
-    assert tuple(wide.lr_exponent) == pytest.approx(tuple(narrow.lr_exponent), rel=1e-6)
+    assert tuple(wide.exponents["lr"]) == pytest.approx(tuple(narrow.exponents["lr"]), rel=1e-6)
 
 
 def test_one_resample_or_one_seed_gives_no_interval():
     single = bootstrap_laws(trials(2, noise=0.001), num_resamples=1)
-    assert math.isnan(single.lr_exponent.low)
+    assert math.isnan(single.exponents["lr"].low)
     frame = trials(2, noise=0.001)
     lone = bootstrap_laws(
         pd.concat([frame[frame["parameters"] == 1e8], frame[frame["seed"] == 0]]).drop_duplicates()
@@ -86,7 +86,7 @@ def test_one_resample_or_one_seed_gives_no_interval():
     assert lone.num_resamples == 0
     assert math.isnan(lone.predict("batch", 1e8).high)
     exact = bootstrap_laws(trials(2), num_resamples=5)
-    assert tuple(exact.lr_exponent) == pytest.approx((-0.308,) * 3)
+    assert tuple(exact.exponents["lr"]) == pytest.approx((-0.308,) * 3)
 
 
 def test_resamples_without_a_minimum_are_counted_and_left_out():
@@ -96,7 +96,7 @@ def test_resamples_without_a_minimum_are_counted_and_left_out():
     frame.loc[(frame["parameters"] == 1e8) & (frame["seed"] == 1), "loss"] = 3.0
     laws = bootstrap_laws(frame, num_resamples=50)
     assert 5 < laws.num_failed < 25
-    assert laws.lr_exponent.low < laws.lr.exponent < laws.lr_exponent.high
+    assert laws.exponents["lr"].low < laws.laws["lr"].exponent < laws.exponents["lr"].high
 
 
 @pytest.mark.parametrize(

@@ -151,11 +151,11 @@ def trials(noise: float) -> pd.DataFrame:
 
 def test_laws_from_trials_and_their_bootstrap():
     exact = bootstrap_laws(trials(0.0), num_resamples=5)
-    assert (exact.lr.exponent, exact.batch.exponent) == pytest.approx((-0.3, 0.2))
+    assert (exact.laws["lr"].exponent, exact.laws["batch"].exponent) == pytest.approx((-0.3, 0.2))
     noisy = bootstrap_laws(trials(0.003), num_resamples=30)
     assert noisy == bootstrap_laws(trials(0.003), num_resamples=30)
-    assert noisy.lr_exponent.low < noisy.lr.exponent < noisy.lr_exponent.high
-    assert noisy.lr_exponent.low == pytest.approx(-0.3, abs=0.1)
+    assert noisy.exponents["lr"].low < noisy.laws["lr"].exponent < noisy.exponents["lr"].high
+    assert noisy.exponents["lr"].low == pytest.approx(-0.3, abs=0.1)
     assert noisy.num_failed == 0
 
 

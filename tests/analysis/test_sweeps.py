@@ -16,8 +16,6 @@ from gram_platform.paper.sweeps import (
     SWEEP_CLASSES,
     SWEEP_SEEDS,
     beside_paper_sweeps,
-    paper_curve,
-    paper_means,
     sweep_claims,
 )
 from tests.stories_frames import AUXILIARY, SEEDS, curves
@@ -62,36 +60,34 @@ def test_the_literals_are_the_coordinates_of_the_papers_figures(knob):
     tables = re.findall(
         r"\\addplot \[semithick.*?table \{%\n(.*?)\};\n\\addlegendentry\{(\S+)", source, re.S
     )
-    assert [LEGEND[name] for _, name in tables] == list(sweep.classes)
+    assert [LEGEND[name] for _, name in tables] == list(sweep.curves)
     labels = re.search(r"xticklabels=\{(.*?)\}", source)
     for (table, name), band in zip(tables, bands, strict=True):
         means = [row.split() for row in table.strip().splitlines()]
         values = [labels[1].split(",")[int(place)] if labels else place for place, _ in means]
         assert tuple(float(value) for value in values) == sweep.values
-        drawn = tuple((float(mean), *band[place]) for place, mean in means)
-        assert drawn == sweep.classes[LEGEND[name]]
+        drawn = [[float(mean), *band[place]] for place, mean in means]
+        assert drawn == sweep.curves[LEGEND[name]].to_numpy().tolist()
 
 
 def test_the_literals_are_consistent():
-    for knob, sweep in PAPER_SWEEPS.items():
-        assert list(sweep.classes) == [name for name in SWEEP_CLASSES if name in sweep.classes]
+    for sweep in PAPER_SWEEPS.values():
+        assert list(sweep.curves) == [name for name in SWEEP_CLASSES if name in sweep.curves]
         assert list(sweep.values) == sorted(sweep.values)
-        for name in sweep.classes:
-            curve = paper_curve(knob, name)
-            assert curve["value"].tolist() == list(sweep.values)
+        for curve in sweep.curves.values():
+            assert curve.index.tolist() == list(sweep.values)
             assert (curve["low"] < curve["mean"]).all()
             assert ((curve["low"] + curve["high"]) / 2).to_numpy() == pytest.approx(
                 curve["mean"].to_numpy(), abs=1e-9
             )
-        assert paper_means(knob).shape == (len(sweep.values), len(sweep.classes))
-    assert paper_curve("p_cr", "core").empty
-    assert paper_curve("no such knob", "core").empty
+        assert sweep.means.shape == (len(sweep.values), len(sweep.curves))
+    assert "core" not in PAPER_SWEEPS["p_cr"].curves
     assert SWEEP_SEEDS == 3
 
 
 def test_the_main_table_lies_on_the_spread_sweep():
     """GRAM's p_as 0.3 of `tab:synthetic`, .938 .952 .766 .855, between the sweep's 0.25 and 0.5."""
-    means = paper_means("p_as")
+    means = PAPER_SWEEPS["p_as"].means
     between = means.loc[0.25] + (means.loc[0.5] - means.loc[0.25]) * 0.2
     assert between.tolist() == pytest.approx([0.938, 0.952, 0.766, 0.855], abs=0.005)
 

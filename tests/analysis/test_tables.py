@@ -283,11 +283,7 @@ def test_nothing_at_all():
     assert format_table(analysis.table).split() == ["method", "size", "profile", "seeds"]
 
 
-def test_bad_frames_name_what_is_wrong():
-    with refused("evaluations", "a frame without retained"):
-        analyse(evaluations().drop(columns="retained"), curves())
-    with refused("curves", "a frame without step"):
-        analyse(evaluations(), curves().drop(columns="step"))
+def test_a_view_twice_is_refused():
     with refused("evaluations"):
         analyse(pd.concat([evaluations(), evaluations()]), curves())
 

@@ -14,9 +14,7 @@ from gram_platform.analysis.trends import (
     TREND_COLUMNS,
     leave_largest_out,
     trend_table,
-    trends,
 )
-from tests.refused import refused
 
 SIZES = np.array([5e7, 1e8, 2e8, 4e8, 8e8])
 
@@ -69,20 +67,6 @@ def test_the_interval_holds_the_left_out_size_nine_times_in_ten(num_sizes):
     assert np.mean(inside) == pytest.approx(0.9, abs=4 * math.sqrt(0.09 / num))
 
 
-@pytest.mark.parametrize(
-    ("sizes", "values", "field"),
-    [
-        (SIZES[:3], law(SIZES[:3]), "parameters"),
-        ([1e6, 1e6, 2e6, 3e6], [1.0, 1.0, 1.0, 1.0], "parameters"),
-        (SIZES, law(SIZES)[:4], "values"),
-        (SIZES, [0.9, 0.8, -0.1, 0.6, 0.5], "values"),
-    ],
-)
-def test_values_without_a_law_are_refused_by_name(sizes, values, field):
-    with refused(field):
-        leave_largest_out(sizes, values)
-
-
 def test_the_table_has_a_row_for_every_method_that_has_a_trend():
     """In the order of the rows, which need not be that of the names."""
     parameters = {"a": 1e6, "b": 1e7, "c": 1e8, "d": 1e9}
@@ -111,5 +95,5 @@ def test_the_table_has_a_row_for_every_method_that_has_a_trend():
         trend.low,
         trend.high,
     )
-    assert trends(table, {**parameters, "b": 1e6}, "core") == {}  # two sizes of one count
+    assert trend_table(table, {**parameters, "b": 1e6}).empty  # two sizes of one count
     assert trend_table(few, parameters).empty

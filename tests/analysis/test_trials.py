@@ -75,11 +75,6 @@ def test_the_running_best_follows_trial_numbers_over_gaps():
     assert list(lowest[1:]) == [3, 3, 3, 2]
 
 
-def test_unknown_metrics_are_named():
-    with refused("trials", "a frame without speed"):
-        best_trial(frame([1]), "speed")
-
-
 @pytest.mark.parametrize("value", [5, None, "x", [[1]], {"core": "x"}, True])
 def test_attributes_of_a_trial_of_another_shape_count_as_absent(value):
     """A database of trials is a file of the storage."""

@@ -12,7 +12,7 @@ from gram_platform.analysis.calibration import UnitError, errors_by_class, shipp
 from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.tables import CLASSES, NUM_DOMAINS, analyse
 from gram_platform.analysis.trends import fall_weights
-from gram_platform.pages.index import Shown, Told
+from gram_platform.pages.index import Shown
 from gram_platform.pages.report.build import headline_sections
 from gram_platform.pages.report.claims import claim_sections, readable_claims
 from gram_platform.pages.results.record import Card
@@ -94,8 +94,6 @@ def test_one_seed_gives_the_side_and_says_that_it_has_no_interval():
         assert verdict in VERDICTS
         assert math.isnan(judgement.low)
         assert math.isnan(judgement.detectable)
-    with refused("seeds"):
-        judge("none", {"0": 1.0}, {"1": 1.0})
 
 
 @pytest.mark.parametrize(
@@ -218,7 +216,7 @@ def test_what_is_not_measurable_here_says_where_it_could_be_decided():
     counted = f"{has_margin.sum()} not measurable here"
     assert verdict_counts(claims["verdict"]).split(", ")[3] == counted
     card = Card(verdicts=count_verdicts(claims))
-    assert counted in Shown(Told("", "", card, ()), "", "", ()).verdicts.split(", ")
+    assert counted in Shown("", "", card, (), "", "", ()).verdicts.split(", ")
 
 
 def test_two_seeds_have_their_points_and_no_interval():

@@ -14,7 +14,7 @@ from gram_platform.store import Store
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.frame import load_curves, load_runs, load_store, load_store_curves
 from gram_platform.tracking.values import LONGEST_TEXT, curve_points, milliseconds, study_of
-from gram_platform.tracking.views import Line, study_views
+from gram_platform.tracking.views import Line, StudyLog, study_views
 from tests.store.training import train
 from tests.tracking.planted import RUN, TAGS, evaluate
 
@@ -34,15 +34,8 @@ def mirrored_storage(folder) -> Store:
 def log(tracker: Tracker) -> None:
     line = Line("gram core", {"method": "gram", "profile": "core"}, {100: {"core": 0.9}})
     views = study_views("scaling", "0123", {"profile": "core"}, (("core",),))
-    tracker.log_study(
-        "scaling",
-        {"table.csv": b"content"},
-        {},
-        {"preset": "smoke"},
-        [line],
-        {RUN.run_id: {}},
-        views,
-    )
+    files, params = {"table.csv": b"content"}, {"preset": "smoke"}
+    tracker.log_study(StudyLog("scaling", files, {}, params, [line], {RUN.run_id: {}}, views))
 
 
 @pytest.fixture(scope="module")
@@ -213,12 +206,12 @@ def test_long_studies_are_logged(database, monkeypatch):
         {RUN.run_id: {"gram.search.a": LABELS}},
         views,
     )
-    tracker.log_study("long", *arguments)
+    tracker.log_study(StudyLog("long", *arguments))
     for number in range(60):
         tracker._connection.set_experiment_tags(
             {f"mlflow.sharedViewState.gram.{number}{'n' * 90}.runs": views[1].to_tag()}
         )
-    tracker.log_study("long", *arguments)
+    tracker.log_study(StudyLog("long", *arguments))
     assert len(tracker._connection.experiment_tags()["mlflow.note.content"]) <= LONGEST_TEXT
     assert tracker.study_file("long", "table.csv") == "content"
     assert tracker.study_file("o'brien", "table.csv") is None

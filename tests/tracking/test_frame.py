@@ -208,7 +208,7 @@ def test_curves_of_complete_runs_come_with_the_runs(study, tmp_path, monkeypatch
     monkeypatch.setattr(MlflowClient, "get_metric_history", ask)
     assert_frame_equal(load_curves(uri), load_store_curves(store), check_exact=True)
     assert sorted(asked) == ["loss/core", "loss/virology"]
-    monkeypatch.setattr(rows, "LONGEST_TAG", 79)  # core's has 93 characters, virology's 66
+    monkeypatch.setattr(rows, "LONGEST_TEXT", 79)  # core's has 93 characters, virology's 66
     long = f"sqlite:///{tmp_path}/long.db"
     assert Tracker(long).sync(store) == {"sent": 6, "unchanged": 0}
     asked.clear()

@@ -6,7 +6,14 @@ import pytest
 
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker
-from gram_platform.tracking.views import Line, TrialColumns, search_views, study_id, study_views
+from gram_platform.tracking.views import (
+    Line,
+    StudyLog,
+    TrialColumns,
+    search_view,
+    study_id,
+    study_views,
+)
 from tests.pages.site.browser import running_browser
 from tests.store.training import train
 from tests.tracking.planted import EVALUATION, RUN, TAGS
@@ -36,7 +43,9 @@ def log_study(tracker: Tracker) -> None:
         {EVALUATION.eval_id: {"ratio/forget": 0.375}},
     )
     views = study_views("scaling", study_id("scaling", PARAMS), SHOWN, (("forget",),))
-    tracker.log_study("scaling", {}, {}, PARAMS, [LINE], nodes, views, node_metrics=ratios)
+    tracker.log_study(
+        StudyLog("scaling", {}, {}, PARAMS, [LINE], nodes, views, node_metrics=ratios)
+    )
 
 
 def log_search(store: Store, tracker: Tracker) -> None:
@@ -47,8 +56,9 @@ def log_search(store: Store, tracker: Tracker) -> None:
         store.run(run.run_id).add_tags({**TAGS, "method": "baseline", "seed": str(number)})
         metrics[run.run_id] = columns.metrics_of({"lr": lr, "batch": batch, "loss": loss})
     tracker.sync(store)
-    views, nodes = search_views("lr_bs_grid", columns), {run_id: {} for run_id in metrics}
-    tracker.log_study("lr_bs_grid", {}, {}, {}, node_tags=nodes, views=views, node_metrics=metrics)
+    views, nodes = (search_view("lr_bs_grid", columns),), {run_id: {} for run_id in metrics}
+    log = StudyLog("lr_bs_grid", {}, {}, {}, node_tags=nodes, views=views, node_metrics=metrics)
+    tracker.log_study(log)
 
 
 @pytest.mark.browser

@@ -9,7 +9,7 @@ from gram_platform.store import Store
 from gram_platform.store.checkpoints import NORM
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.entry import NodeEntry, curve_metrics, unescape
-from gram_platform.tracking.views import Line
+from gram_platform.tracking.views import Line, StudyLog
 from tests.store.training import record, run_config, train
 
 METHODS = ("baseline", "gram", "gram")
@@ -62,9 +62,11 @@ def mirrored(tmp_path_factory):
         place.complete({"losses": {"core": 2.5, "virology": 3.4 - 0.15 * seed}}, {"elapsed_s": 0.5})
     tracker = Tracker(default_tracking_uri(store.root))
     tracker.sync(store)
-    tracker.log_study("scaling", {"table.csv": b"content"}, {}, {"preset": "smoke"}, LINES)
+    tracker.log_study(
+        StudyLog("scaling", {"table.csv": b"content"}, {}, {"preset": "smoke"}, LINES)
+    )
     trials = {run_config(4).run_id: {"gram.search.lr_bs_grid-0123456789ab": "7"}}
-    tracker.log_study("lr_bs_grid", {}, {}, {}, node_tags=trials)
+    tracker.log_study(StudyLog("lr_bs_grid", {}, {}, {}, node_tags=trials))
     client = MlflowClient(tracker.tracking_uri)
     return client, client.get_experiment_by_name("gram").experiment_id
 

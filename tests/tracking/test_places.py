@@ -18,6 +18,7 @@ from gram_platform.tracking import Tracker, TrackingUnavailable, default_trackin
 from gram_platform.tracking.connection import Connection, first_line
 from gram_platform.tracking.database import database_path, database_uri
 from gram_platform.tracking.frame import load_runs, load_store
+from gram_platform.tracking.views import StudyLog
 from tests.store.training import act_as, in_process, require_success, train
 from tests.tracking.planted import RUN
 
@@ -34,7 +35,7 @@ def log(storage: Path, table: bytes = b"a,b\n1,2\n") -> str:
     files = {"table.csv": table, "report.html": b"<p>x"}
     figures = {"curves": go.Figure(), "of ../../home/o'brien": go.Figure()}
     tracker = Tracker(default_tracking_uri(str(storage)))
-    return tracker.log_study("scaling", files, figures, {"preset": "smoke"})
+    return tracker.log_study(StudyLog("scaling", files, figures, {"preset": "smoke"}))
 
 
 def table_of(storage: Path) -> str | None:

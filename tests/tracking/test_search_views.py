@@ -8,7 +8,7 @@ import pytest
 from gram_platform.studies.searches.report import trial_metrics
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import Frames, mlflow_frames
-from gram_platform.tracking.views import TrialColumns, search_views
+from gram_platform.tracking.views import StudyLog, TrialColumns, search_view
 from tests.tracking.planted import RUN
 from tests.tracking.test_changed_in_mlflow import mirrored_storage
 
@@ -47,7 +47,7 @@ def test_a_run_of_one_trial_has_its_finite_numbers():
     ids=["a grid", "a sweep", "nothing declared"],
 )
 def test_the_view_has_columns_the_best_first_and_contours(columns, drawn, best):
-    (view,) = search_views("lr_bs_grid", columns)
+    view = search_view("lr_bs_grid", columns)
     state = json.loads(json.loads(view.to_tag())["state"])
     charts = state.get("compareRunCharts", [])
     assert [chart["zaxis"]["key"] for chart in charts] == drawn
@@ -68,7 +68,7 @@ def test_numbers_of_trials_leave_results_as_they_were_sent(tmp_path):
     before = nodes(mlflow_frames(tracker, ids, [RUN.run_id]))
     for objective in (2.5, 2.25, 2.25):
         metrics = {RUN.run_id: {"objective": objective, "trial/lr": 0.01}}
-        tracker.log_study("lr_bs_grid", {}, {}, {}, node_metrics=metrics)
+        tracker.log_study(StudyLog("lr_bs_grid", {}, {}, {}, node_metrics=metrics))
     run = Tracker(uri).runs()["run", RUN.run_id]
     assert (run.data.metrics["objective"], run.data.metrics["trial/lr"]) == (2.25, 0.01)
     assert nodes(mlflow_frames(tracker, ids, [RUN.run_id])) == before

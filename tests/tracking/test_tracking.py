@@ -26,7 +26,7 @@ from gram_platform.tracking import Tracker, TrackingUnavailable, default_trackin
 from gram_platform.tracking.connection import Connection, context_tags, masked
 from gram_platform.tracking.entry import NodeEntry, curve_metrics, run_entry, shown_name, unescape
 from gram_platform.tracking.frame import load_runs
-from gram_platform.tracking.views import Line, study_views
+from gram_platform.tracking.views import Line, StudyLog, study_views
 from tests.store.training import in_process, record, run_config, train
 from tests.tracking.planted import EVALUATION, RUN, TAGS, evaluate
 
@@ -287,9 +287,9 @@ def test_study_is_logged_once(tracker):
     import plotly.graph_objects as go
 
     arguments = ("scaling", FILES, {"curves": go.Figure()}, {"preset": "smoke"})
-    first = tracker.log_study(*arguments)
-    assert Tracker(tracker.tracking_uri).log_study(*arguments) == first
-    assert tracker.log_study(*arguments[:-1], {"preset": "demo"}) != first
+    first = tracker.log_study(StudyLog(*arguments))
+    assert Tracker(tracker.tracking_uri).log_study(StudyLog(*arguments)) == first
+    assert tracker.log_study(StudyLog(*arguments[:-1], {"preset": "demo"})) != first
     client = MlflowClient(tracker.tracking_uri)
     assert client.get_run(first).info.status == "FINISHED"
     assert {artifact.path for artifact in client.list_artifacts(first)} == {
@@ -328,7 +328,9 @@ def test_the_lines_of_a_study_are_replaced_as_a_whole(store, tracker):
         Returns the MLflow ids of those that are there, by name.
         """
         of_trials = {RUN.run_id: {"gram.search.grid": "3, 7"}}
-        study = tracker.log_study("scaling", FILES, {}, {"preset": "smoke"}, lines, of_trials)
+        study = tracker.log_study(
+            StudyLog("scaling", FILES, {}, {"preset": "smoke"}, lines, of_trials)
+        )
         found = client.search_runs(
             ["1"], "tags.`gram.kind` = 'line' and tags.`gram.study` = 'scaling'"
         )
@@ -446,7 +448,7 @@ def test_views_of_a_study_are_saved_and_linked(tracker):
         views = study_views(
             study, "0123", {"profile": "mean"}, (("core",), ("forget", "forget_low", "forget_high"))
         )
-        tracker.log_study(study, FILES, {}, {}, views=views)
+        tracker.log_study(StudyLog(study, FILES, {}, {}, views=views))
         return client.get_experiment("1").tags
 
     tags = log("scaling")

@@ -54,7 +54,7 @@ def _warning(fit: pd.Series) -> str:
 
 
 def _add_points(figure: go.Figure, points: pd.DataFrame, style: Style, showlegend: bool) -> None:
-    runs = points["run_id"] if "run_id" in points else pd.Series("", index=points.index)
+    about = points.reindex(columns=["seed", "run_id"], fill_value="")
     figure.add_scatter(
         x=points["step"],
         y=points["loss"],
@@ -63,7 +63,7 @@ def _add_points(figure: go.Figure, points: pd.DataFrame, style: Style, showlegen
         showlegend=showlegend,
         mode="markers",
         marker={"symbol": style.symbol, "size": 5, "color": style.colour, "opacity": 0.6},
-        customdata=np.stack([points["seed"].to_numpy(object), runs.to_numpy(object)], axis=1),
+        customdata=about.to_numpy(object),
         hovertemplate=(
             "<b>%{fullData.name}</b>, step %{x}<br>loss %{y:.4f}<br>seed %{customdata[0]}"
             " %{customdata[1]}<extra></extra>"

@@ -28,6 +28,8 @@ from gram_platform.pages.figures.style import (
 
 AXIS_TITLES = {"lr": "Peak learning rate", "batch": "Batch (sequences)"}
 NUM_CONTOURS = 14
+# Of markers over contours.
+OUTLINE = {"width": 1, "color": "white"}
 # A law's axis leaves out optima farther than this factor from both laws.
 FAR = 30.0
 # A surface's axes leave out a minimum farther than this factor beyond the grid; its notes say so.
@@ -48,21 +50,15 @@ def surface_figure(
     figure = go.Figure()
     _add_contours(figure, surfaces[surfaces["size"] == size])
     _add_cells(figure, of_size)
+    diamond = {"symbol": "diamond", "size": 7, "color": ORANGE}
+    star = {"symbol": "star", "size": 15, "color": VERMILION}
     for row in minima[(minima["seed"] != POOLED) & minima["convex"]].to_dict("records"):
-        _add_minimum(
-            figure,
-            row,
-            f"seed {row['seed']}",
-            {"symbol": "diamond", "size": 7, "color": ORANGE},
-            False,
-        )
+        _add_minimum(figure, row, f"seed {row['seed']}", diamond, False)
     pooled = minima[minima["seed"] == POOLED].to_dict("records")
     notes = "; ".join(row["notes"] for row in pooled if row["notes"])
     for row in pooled:
         if row["convex"]:
-            _add_minimum(
-                figure, row, "minimum", {"symbol": "star", "size": 15, "color": VERMILION}, True
-            )
+            _add_minimum(figure, row, "minimum", star, True)
         elif not math.isnan(row["best_loss"]):
             _add_best_cell(figure, row)
     styled(figure, with_notes(size, notes), AXIS_TITLES["lr"], AXIS_TITLES["batch"])
@@ -83,20 +79,14 @@ def law_figure(
     """
     line = lines[lines["quantity"] == quantity]
     law = laws[laws["quantity"] == quantity].iloc[0]
-    shown = optima[
-        optima["convex"] & np.isfinite(optima[quantity].astype(float)) & (optima[quantity] > 0)
-    ]
+    has_place = np.isfinite(optima[quantity].astype(float)) & (optima[quantity] > 0)
+    shown = optima[optima["convex"] & has_place]
     figure = go.Figure()
     sure = line[line["low"].notna()]
     if len(sure):
-        add_band(
-            figure,
-            sure["parameters"],
-            sure["low"],
-            sure["high"],
-            Style("90% over seeds", BLUE, "", ""),
-        )
-        figure.data[-1].update(name="90% over seeds", showlegend=True)
+        band = Style("90% over seeds", BLUE, "", "")
+        add_band(figure, sure["parameters"], sure["low"], sure["high"], band)
+        figure.data[-1].update(name=band.label, showlegend=True)
     _add_line(figure, line, "paper", "the paper's law", {"color": GREY, "dash": "dash", "width": 2})
     _add_line(figure, line, "value", "our law", {"color": BLUE, "width": 2.5})
     _add_optima(figure, shown[shown["seed"] != POOLED], quantity, "single seeds", 5)
@@ -105,8 +95,7 @@ def law_figure(
     )
     text = with_notes("no law", law["no_law"]) if law["no_law"] else _law_text(law)
     styled(figure, f"{AXIS_TITLES[quantity]}: {text}", "", AXIS_TITLES[quantity])
-    ticks = optima[["size", "parameters"]].drop_duplicates()
-    size_axis(figure, ticks["size"].tolist(), ticks["parameters"].tolist())
+    size_axis(figure, optima)
     low, high = _extent(line, shown.loc[shown["seed"] == POOLED, quantity])
     log_axis(figure.update_yaxes, log_ticks(low, high), range=[math.log10(low), math.log10(high)])
     ends = [quantity + end for end in ENDS]
@@ -151,23 +140,16 @@ def _add_cells(figure: go.Figure, cells: pd.DataFrame) -> None:
         rows = cells[chosen]
         if rows.empty:
             continue
-        urls = rows["url"].fillna("") if "url" in rows else pd.Series("", index=rows.index)
-        facts = [rows[c] for c in ("loss", "loss_low", "loss_high", "num_seeds", "num_diverged")]
-        runs = ["<br>".join(runs_text(ids)) for ids in rows["runs"]]
+        facts = ["loss", "loss_low", "loss_high", "num_seeds", "num_diverged", "runs", "url"]
+        shown = rows.assign(runs=["<br>".join(runs_text(ids)) for ids in rows["runs"]])
+        shown = shown.reindex(columns=facts).fillna({"url": ""})
         figure.add_scatter(
             x=rows["lr"],
             y=rows["batch"],
             name=name,
             mode="markers",
-            marker={
-                "symbol": symbol,
-                "size": 8,
-                "color": INK,
-                "line": {"width": 1, "color": "white"},
-            },
-            customdata=np.stack(
-                [*(f.to_numpy(object) for f in facts), np.array(runs, object), urls], axis=1
-            ),
+            marker={"symbol": symbol, "size": 8, "color": INK, "line": OUTLINE},
+            customdata=shown.to_numpy(object),
             meta={"url": 6},
             hovertemplate=(
                 f"<b>lr %{{x:.3~r}}, batch %{{y}}</b><br>{text}<br>%{{customdata[3]}} complete"
@@ -189,7 +171,7 @@ def _add_minimum(figure: go.Figure, row: dict, name: str, marker: dict, has_span
         legendgroup="minimum" if has_span else "seeds",
         showlegend=has_span,
         mode="markers",
-        marker={**marker, "line": {"width": 1, "color": "white"}},
+        marker={**marker, "line": OUTLINE},
         hovertemplate=(
             f"<b>{name}</b><br>lr %{{x:.3~r}}, batch %{{y:.3~r}}<br>loss {row['loss']:.4f}, "
             f"residual {row['rms']:.2g}<br>{row['notes']}<extra></extra>"
@@ -234,26 +216,16 @@ def _add_optima(
     if rows.empty:
         return
     value, is_pooled = rows[quantity].astype(float), marker_size > 5
-    spans = whiskers(
-        value,
-        *(rows[quantity + end] for end in ENDS[1:]),
-        color=VERMILION,
-        thickness=1.5,
-        width=None,
-    )
+    low, high = (rows[quantity + end] for end in ENDS[1:])
+    spans = whiskers(value, low, high, color=VERMILION, thickness=1.5, width=None)
+    shape, colour = ("star", VERMILION) if is_pooled else ("diamond", ORANGE)
+    symbols = [shape + "-open" * bool(on_edge) for on_edge in rows["on_edge"]]
     figure.add_scatter(
         x=rows["parameters"],
         y=value,
         name=name,
         mode="markers",
-        marker={
-            "symbol": [
-                f"{'star' if is_pooled else 'diamond'}{'-open' if edge else ''}"
-                for edge in rows["on_edge"]
-            ],
-            "size": marker_size,
-            "color": VERMILION if is_pooled else ORANGE,
-        },
+        marker={"symbol": symbols, "size": marker_size, "color": colour},
         error_y=spans if is_pooled else None,
         customdata=rows[["size", "seed", "notes"]].to_numpy(object),
         hovertemplate=(

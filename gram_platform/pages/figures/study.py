@@ -7,8 +7,9 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from gram_platform.analysis.intervals import ENDS
 from gram_platform.analysis.ratios import ALL, ELICITED, MEAN
-from gram_platform.analysis.tables import CLASSES, points_of
+from gram_platform.analysis.tables import points_of
 from gram_platform.methods.nodes import VARIANT
 from gram_platform.pages.figures.style import (
     GREY,
@@ -17,6 +18,7 @@ from gram_platform.pages.figures.style import (
     INK,
     Style,
     add_line,
+    add_paper_points,
     add_points,
     domain_styles,
     method_style,
@@ -45,17 +47,14 @@ OFFSET = 0.2
 # Of the labels below groups of bars: letters in a line, and its height in pixels.
 MAX_LETTERS, LINE_HEIGHT = 10, 13
 
-# {method: (value, half-width of its interval) of each class}.
-Paper = Mapping[str, tuple[tuple[float, float], ...]]
-
 
 def aggregate_figure(
-    table: pd.DataFrame, size: str, value: str, paper: Paper | None = None
+    table: pd.DataFrame, size: str, value: str, theirs: pd.DataFrame | None = None
 ) -> go.Figure:
     """Draws one class of the `mean` rows at one size: a bar for each method with its interval.
 
-    `paper` adds a hollow diamond with an interval for each of its methods. The four classes share
-    one scale. Empty if no method has a value.
+    `theirs`, with a row for each method in columns of table.csv, adds hollow diamonds with
+    intervals. The four classes share one scale. Empty if no method has a value.
     """
     means = table[
         (table["profile"] == MEAN) & (table["size"] == size) & ~table["method"].isin(HIDDEN)
@@ -64,34 +63,26 @@ def aggregate_figure(
     figure = go.Figure()
     if rows.empty:
         return figure
-    beside = {
-        place: paper[m][CLASSES.index(value)]
-        for place, m in rows["method"].items()
-        if m in (paper or {})
-    }
-    _add_bars(figure, rows, value, OFFSET if beside else 0.0)
-    if beside:
-        _add_paper(figure, beside)
+    theirs = table.iloc[:0] if theirs is None else theirs[theirs["method"].isin(means["method"])]
+    beside = rows[["method"]].merge(theirs[["method", *(value + end for end in ENDS)]], on="method")
+    _add_bars(figure, rows, value, OFFSET if len(beside) else 0.0)
+    if len(beside):
+        places = rows.index[rows["method"].isin(beside["method"])] + OFFSET
+        add_paper_points(figure, places, beside, value, IN_PAPER, GREY, showlegend=True)
     reference_line(figure)
     styled(figure, f"{CLASS_TITLES[value]}, {size}", "", "compute ratio")
     labels = [method_style(method).label for method in rows["method"]]
     figure.update_xaxes(
         tickvals=list(range(len(rows))), ticktext=labels, range=[-0.6, len(rows) - 0.4]
     )
-    figure.update_yaxes(range=_common_range(means, paper or {}))
-    return with_table(figure, class_table(_with_paper(rows, beside, value), value))
-
-
-def _with_paper(
-    rows: pd.DataFrame, beside: Mapping[int, tuple[float, float]], value: str
-) -> pd.DataFrame:
-    """Puts the values of other authors below ours, which only then have a column `source`."""
-    if not beside:
-        return rows
-    names = [value, f"{value}_low", f"{value}_high"]
-    theirs = pd.DataFrame([(m, m - half, m + half) for m, half in beside.values()], columns=names)
-    theirs = theirs.assign(source=IN_PAPER, method=[rows["method"].iloc[place] for place in beside])
-    return pd.concat([rows.assign(source="ours"), theirs])
+    # From zero, or the lowest value below it, to just above the highest interval.
+    drawn = pd.concat([means, theirs])[VALUE_COLUMNS].to_numpy(float).ravel()
+    low, high = float(np.nanmin([*drawn, 0.0])), float(np.nanmax([*drawn, 1.0]))
+    figure.update_yaxes(range=[low * 1.05, high + 0.06 * (high - low)])
+    if len(beside):
+        # Only then a column tells them apart.
+        rows = pd.concat([rows.assign(source="ours"), beside.assign(source=IN_PAPER)])
+    return with_table(figure, class_table(rows, value))
 
 
 def _add_bars(figure: go.Figure, rows: pd.DataFrame, value: str, shift: float) -> None:
@@ -110,29 +101,6 @@ def _add_bars(figure: go.Figure, rows: pd.DataFrame, value: str, shift: float) -
     add_points(figure, places, points_of(rows, value), INK)
 
 
-def _add_paper(figure: go.Figure, beside: Mapping[int, tuple[float, float]]) -> None:
-    values, errors = np.array([*beside.values()], float).T
-    figure.add_scatter(
-        x=[place + OFFSET for place in beside],
-        y=values,
-        name=IN_PAPER,
-        mode="markers",
-        marker={"symbol": "diamond-open", "size": 9, "color": GREY, "line": {"width": 2}},
-        error_y=whiskers(values, values - errors, values + errors),
-        hovertemplate="the paper: %{y:.3f}<extra></extra>",
-        showlegend=True,
-    )
-
-
-def _common_range(means: pd.DataFrame, paper: Paper) -> list[float]:
-    """Reaches from zero, or the lowest value below it, to just above the highest interval."""
-    points = [point for method in means["method"] for point in paper.get(method, ())]
-    ends = [end for value, error in points for end in (value - error, value + error)]
-    values = np.array([*means[VALUE_COLUMNS].to_numpy(float).ravel(), *ends, 0.0, 1.0])
-    low, high = float(np.nanmin(values)), float(np.nanmax(values))
-    return [low * 1.05, high + 0.06 * (high - low)]
-
-
 def scaling_figure(
     table: pd.DataFrame,
     parameters: Mapping[str, float],
@@ -146,12 +114,11 @@ def scaling_figure(
     there is one size; methods without the profile or the class have no line. `published` is a table
     like `table`: thin lines of hollow markers for the methods drawn.
     """
-    beside = (
-        table.iloc[:0]
-        if published is None
-        else published[published["method"].isin(table["method"])]
-    )
-    rows, theirs = (_points(frame, parameters, profile, value) for frame in (table, beside))
+    if published is None:
+        published = table.iloc[:0]
+    published = published[published["method"].isin(table["method"])]
+    shown = [_of_profile(frame, parameters, profile) for frame in (table, published)]
+    rows, theirs = (frame[frame[value].notna()] for frame in shown)
     figure = go.Figure()
     for method, line in theirs.groupby("method", sort=False):
         _add_published(figure, line, value, method_style(method))
@@ -160,22 +127,13 @@ def scaling_figure(
         add_line(figure, line, "parameters", value, method_style(method), **hover)
     reference_line(figure)
     styled(figure, CLASS_TITLES[value], "", "compute ratio")
-    ticks = pd.concat([rows, theirs]).drop_duplicates("size")
-    size_axis(figure, ticks["size"].tolist(), ticks["parameters"].tolist())
-    shown = [
-        frame[(frame["profile"] == profile) & ~frame["method"].isin(HIDDEN)]
-        for frame in (table, beside)
-    ]
+    size_axis(figure, pd.concat([rows, theirs]))
     # One scale for the panels of all classes, so that they can be compared.
-    figure.update_yaxes(
-        range=padded_range([*pd.concat(shown)[VALUE_COLUMNS].to_numpy(float).ravel(), 1.0])
-    )
-    drawn = (
-        rows
-        if published is None
-        else pd.concat([rows.assign(source="ours"), theirs.assign(source="published")])
-    )
-    return with_table(figure, class_table(drawn, value))
+    ends = pd.concat(shown)[VALUE_COLUMNS].to_numpy(float).ravel()
+    figure.update_yaxes(range=padded_range([*ends, 1.0]))
+    if len(published):
+        rows = pd.concat([rows.assign(source="ours"), theirs.assign(source="published")])
+    return with_table(figure, class_table(rows, value))
 
 
 def class_table(rows: pd.DataFrame, value: str) -> pd.DataFrame:
@@ -186,16 +144,11 @@ def class_table(rows: pd.DataFrame, value: str) -> pd.DataFrame:
     )
 
 
-def _points(
-    table: pd.DataFrame, parameters: Mapping[str, float], profile: str, value: str
-) -> pd.DataFrame:
-    """Selects the rows with a value, from the smallest size to the largest."""
-    rows = table[
-        (table["profile"] == profile) & ~table["method"].isin(HIDDEN) & table[value].notna()
-    ]
-    return rows.assign(parameters=rows["size"].map(parameters)).sort_values(
-        "parameters", kind="stable"
-    )
+def _of_profile(table: pd.DataFrame, parameters: Mapping[str, float], profile: str) -> pd.DataFrame:
+    """Selects the rows of a profile, from the smallest size to the largest."""
+    rows = table[(table["profile"] == profile) & ~table["method"].isin(HIDDEN)]
+    rows = rows.assign(parameters=rows["size"].map(parameters))
+    return rows.sort_values("parameters", kind="stable")
 
 
 def _add_published(figure: go.Figure, line: pd.DataFrame, value: str, style: Style) -> None:

@@ -167,15 +167,13 @@ def with_table(figure: go.Figure, rows: pd.DataFrame, fractions: str | None = "%
     return figure.update_layout(meta={"csv": quote(table_csv(rows, fractions))})
 
 
-def size_axis(figure: go.Figure, sizes: Sequence[str], parameters: Sequence[float]) -> None:
-    """Labels the axis of parameters, logarithmic, with the name of each size and its count."""
-    text = [f"{size}<br>{_short(count)}" for size, count in zip(sizes, parameters, strict=True)]
-    log_axis(
-        figure.update_xaxes,
-        list(parameters),
-        text,
-        title_text="name of the size, and its parameters",
-    )
+def size_axis(figure: go.Figure, rows: pd.DataFrame) -> None:
+    """Labels the logarithmic axis of parameters with each `size` in the rows and its
+    `parameters`."""
+    counts = dict(zip(rows["size"], rows["parameters"].tolist(), strict=True))
+    texts = [f"{size}<br>{_short(count)}" for size, count in counts.items()]
+    title = "name of the size, and its parameters"
+    log_axis(figure.update_xaxes, list(counts.values()), texts, title_text=title)
 
 
 def _short(count: float) -> str:
@@ -238,6 +236,28 @@ def add_points(figure: go.Figure, places: Iterable, points: Iterable[tuple], col
         x, y = zip(*pairs, strict=True)
         marker = {"symbol": "circle-open", "size": 5, "color": colour}
         figure.add_scatter(x=x, y=y, mode="markers", marker=marker, showlegend=False)
+
+
+def add_paper_points(
+    figure: go.Figure,
+    x: Iterable,
+    rows: pd.DataFrame,
+    y: str,
+    name: str,
+    colour: str,
+    **look: object,
+) -> None:
+    """Adds the paper's values, with their intervals, as hollow diamonds."""
+    figure.add_scatter(
+        x=x,
+        y=rows[y],
+        name=name,
+        mode="markers",
+        marker={"symbol": "diamond-open", "size": 9, "color": colour, "line": {"width": 2}},
+        error_y=whiskers(rows[y], rows[f"{y}_low"], rows[f"{y}_high"]),
+        hovertemplate="%{fullData.name}: %{y:.3f}<extra></extra>",
+        **look,
+    )
 
 
 def level_line(figure: go.Figure, level: float, name: str) -> None:

@@ -22,7 +22,7 @@ from gram_platform.pages.figures.style import (
     styled,
     with_table,
 )
-from gram_platform.paper.sweeps import PAPER_SWEEPS, paper_curve
+from gram_platform.paper.sweeps import PAPER_SWEEPS
 
 CLASS_STYLES = {
     "core": Style("Core", BLUE, "circle", "solid"),
@@ -47,7 +47,8 @@ def sweep_figure(table: pd.DataFrame, knob: str, method: str, size: str, value: 
     if not len(rows) or rows[list(names)].isna().all(axis=None):
         return figure
     for name in names:
-        _add_paper(figure, paper_curve(knob, name), CLASS_STYLES[name])
+        if name in PAPER_SWEEPS[knob].curves:
+            _add_paper(figure, PAPER_SWEEPS[knob].curves[name], CLASS_STYLES[name])
         line = rows[rows[name].notna()].assign(runs=rows["runs"].str.replace(" ", "<br>"))
         hover = ratio_hover(line, f"{name}_", f"<b>%{{fullData.name}}</b>, {knob} %{{x:g}}")
         add_line(figure, line, "value", name, CLASS_STYLES[name], **hover)
@@ -75,15 +76,13 @@ def _lines(knob: str, value: str) -> tuple[str, ...]:
     """Returns the classes of a panel: for core, the lines of the paper's figure."""
     if value != "core":
         return (value,)
-    return tuple(name for name in PAPER_SWEEPS[knob].classes if name.startswith("core"))
+    return tuple(name for name in PAPER_SWEEPS[knob].curves if name.startswith("core"))
 
 
 def _add_paper(figure: go.Figure, curve: pd.DataFrame, style: Style) -> None:
-    if curve.empty:
-        return
-    add_band(figure, curve["value"], curve["low"], curve["high"], style, 0.07, IN_PAPER)
+    add_band(figure, curve.index, curve["low"], curve["high"], style, 0.07, IN_PAPER)
     figure.add_scatter(
-        x=curve["value"],
+        x=curve.index,
         y=curve["mean"],
         name=f"{style.label}, {IN_PAPER}",
         legendgroup=style.label + IN_PAPER,
@@ -102,10 +101,9 @@ def _scale(figure: go.Figure, rows: pd.DataFrame, knob: str) -> None:
     horizontal scale."""
     names = [name for panel in CLASS_TITLES for name in _lines(knob, panel)]
     columns = [name + end for name in names for end in ("", "_low", "_high")]
-    ends = [
-        end for points in PAPER_SWEEPS[knob].classes.values() for point in points for end in point
-    ]
-    figure.update_yaxes(range=padded_range([*rows[columns].to_numpy(float).ravel(), *ends, 1.0]))
+    drawn = (rows[columns], *PAPER_SWEEPS[knob].curves.values())
+    ends = [end for frame in drawn for end in frame.to_numpy(float).ravel()]
+    figure.update_yaxes(range=padded_range([*ends, 1.0]))
     if PAPER_SWEEPS[knob].is_log:
         ticks = sorted({*rows["value"], *PAPER_SWEEPS[knob].values})
         log_axis(figure.update_xaxes, ticks)

@@ -6,12 +6,13 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from gram_platform.config.identity import require_choice
+from gram_platform.analysis.intervals import ENDS
 from gram_platform.methods.nodes import VARIANT
 from gram_platform.pages.figures.study import CLASS_TITLES, HIDDEN, VALUE_COLUMNS, class_table
 from gram_platform.pages.figures.style import (
     IN_PAPER,
     Style,
+    add_paper_points,
     domain_styles,
     method_style,
     padded_range,
@@ -21,7 +22,7 @@ from gram_platform.pages.figures.style import (
     whiskers,
     with_table,
 )
-from gram_platform.paper.paper import PAPER_SCALES, paper_value
+from gram_platform.paper.paper import printed
 
 
 def variant_figure(
@@ -31,9 +32,8 @@ def variant_figure(
 
     Error bars are 90% intervals over seeds. Hollow diamonds are the paper's values for `study`, at
     the paper's scale. The baseline is drawn if it is not the unit, that is if a value differs from
-    1. Empty if there is no value; ValueError for an unknown class.
+    1. Empty if there is no value.
     """
-    require_choice("value", value, tuple(CLASS_TITLES))
     shown = _shown(table, size, profile)
     rows, variants = shown[shown[value].notna()], list(dict.fromkeys(table[VARIANT]))
     figure = go.Figure()
@@ -41,11 +41,20 @@ def variant_figure(
         return figure
     for method, line in rows.groupby("method", sort=False):
         _add_series(figure, line, value, f"{value}_", method_style(method), variants)
-    _add_paper(figure, list(dict.fromkeys(rows["method"])), value, study, variants)
+    paper = printed(study)
+    # The baseline is the unit where it is 1.
+    is_unit = paper["method"].isin(HIDDEN) & (paper[value] == 1.0)
+    is_drawn = paper["method"].isin(rows["method"]) & paper[VARIANT].isin(variants) & ~is_unit
+    paper = paper[is_drawn & paper[value].notna()]
+    for method in dict.fromkeys(rows["method"]):
+        points, (label, colour, *_) = paper[paper["method"] == method], method_style(method)
+        if len(points):
+            x = points[VARIANT].astype(float) if is_numeric(variants) else points[VARIANT]
+            name = f"{label}, {IN_PAPER}"
+            add_paper_points(figure, x, points, value, name, colour, offsetgroup=label)
     _finish(figure, f"{CLASS_TITLES[value]}, {size}", varies, variants)
-    figure.update_yaxes(
-        range=padded_range([*shown[VALUE_COLUMNS].to_numpy(float).ravel(), *_drawn(figure)])
-    )
+    drawn = pd.concat([shown[VALUE_COLUMNS], paper[[value + end for end in ENDS]]])
+    figure.update_yaxes(range=padded_range([*drawn.to_numpy(float).ravel(), 1.0]))
     return with_table(figure, class_table(rows, value))
 
 
@@ -60,9 +69,8 @@ def domain_variant_figure(domains: pd.DataFrame, varies: str, method: str, size:
     for domain, style in domain_styles(rows["domain"]).items():
         of_domain = rows[(rows["domain"] == domain) & (rows["class"] != "elicited")]
         kept = of_domain[of_domain["profile"] == f"core+{domain}"]
-        line = (kept if len(kept) else of_domain[of_domain["profile"] == "core"]).drop_duplicates(
-            VARIANT
-        )
+        line = kept if len(kept) else of_domain[of_domain["profile"] == "core"]
+        line = line.drop_duplicates(VARIANT)
         if len(line):
             lines.append(line)
             _add_series(figure, line, "compute_ratio", "", style, variants)
@@ -114,40 +122,6 @@ def _add_series(
     )
 
 
-def _add_paper(
-    figure: go.Figure, methods: Sequence[str], value: str, study: str, variants: Sequence[str]
-) -> None:
-    """Adds the paper's values of each method, in the method's colour."""
-    if study not in PAPER_SCALES:
-        return
-    for method in methods:
-        found = [(variant, *paper_value(study, variant, method, value)) for variant in variants]
-        points = [
-            point
-            for point in found
-            if not np.isnan(point[1]) and not (method in HIDDEN and point[1] == 1.0)
-        ]
-        if not points:
-            continue
-        names, *numbers = zip(*points, strict=True)
-        (values, errors), style = np.array(numbers, float), method_style(method)
-        figure.add_scatter(
-            x=[float(name) for name in names] if is_numeric(variants) else names,
-            y=values,
-            name=f"{style.label}, {IN_PAPER}",
-            mode="markers",
-            marker={
-                "symbol": "diamond-open",
-                "size": 9,
-                "color": style.colour,
-                "line": {"width": 2},
-            },
-            error_y=whiskers(values, values - errors, values + errors, thickness=1.0),
-            offsetgroup=style.label,
-            hovertemplate="%{fullData.name}: %{y:.3f}<extra></extra>",
-        )
-
-
 def _finish(figure: go.Figure, title: str, varies: str, variants: Sequence[str]) -> None:
     reference_line(figure)
     styled(figure, title, varies.replace("_", " "), "compute ratio")
@@ -157,13 +131,3 @@ def _finish(figure: go.Figure, title: str, varies: str, variants: Sequence[str])
     else:
         figure.update_layout(scattermode="group", scattergap=0.5)
         figure.update_xaxes(categoryorder="array", categoryarray=list(variants), type="category")
-
-
-def _drawn(figure: go.Figure) -> list[float]:
-    """Returns 1, the values of every series, and the ends of their error bars."""
-    drawn = [1.0]
-    for series in figure.data:
-        values, errors = np.array(series.y, float), series.error_y.array
-        errors = np.zeros_like(values) if errors is None else np.nan_to_num(np.array(errors, float))
-        drawn += [*values, *(values + errors), *(values - errors)]
-    return drawn

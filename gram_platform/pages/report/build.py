@@ -4,13 +4,13 @@ import math
 
 import pandas as pd
 
-from gram_platform.analysis.intervals import CURVE_FIXED, ENDS
+from gram_platform.analysis.intervals import CURVE_FIXED
 from gram_platform.analysis.ratios import ELICITED, PSEUDO
 from gram_platform.analysis.tables import (
     CLASSES,
-    POINTS,
     domain_table,
-    interval_text,
+    interval_cell,
+    labelled,
     readable_table,
 )
 from gram_platform.methods.nodes import VARIANT
@@ -18,7 +18,7 @@ from gram_platform.pages.figures.study import HIDDEN
 from gram_platform.pages.figures.style import drawn, method_style
 from gram_platform.pages.figures.variants import domain_variant_figure, variant_figure
 from gram_platform.pages.report.claims import claim_sections
-from gram_platform.pages.report.modules import absorption_sections
+from gram_platform.pages.report.modules import absorption_sections, composing_sections
 from gram_platform.pages.report.page import (
     Page,
     Section,
@@ -30,14 +30,18 @@ from gram_platform.pages.report.page import (
 from gram_platform.pages.report.sections import (
     AT_ITS_SCALE,
     RUNS,
+    aggregate_sections,
     attack_sections,
     capabilities_section,
     cost_sections,
     curve_sections,
     missing_sections,
     paper_sections,
-    plain_sections,
+    profile_sections,
+    published_sections,
     renamed,
+    scaling_sections,
+    trend_sections,
 )
 from gram_platform.pages.report.warning import unit_error, unit_warning, warning_sections
 from gram_platform.pages.results.record import Results, StudyRecord, study_report
@@ -90,16 +94,23 @@ def report_sections(study: Results) -> list[Section]:
     They are: what went wrong, the terms, main numbers and figure, claims, missing results, tables,
     other figures, runs.
     """
-    main, others = varied_sections(study) if study.record.varies else plain_sections(study)
+    if study.record.varies:
+        main, others = _variant_sections(study), _domain_sections(study)
+    else:
+        main = [*composing_sections(study), *scaling_sections(study), *aggregate_sections(study)]
+        others = [*trend_sections(study), *profile_sections(study)]
     return [
         *warning_sections(study, unit_warning(study.record)),
         terms_section(study_terms(study)),
         *headline_sections(study),
-        *main,
+        *main[:1],
+        *absorption_sections(study),
         *claim_sections(study),
         *missing_sections(study.analysis.missing),
         capabilities_section(study),
         *paper_sections(study),
+        *published_sections(study),
+        *main[1:],
         *others,
         *cost_sections(study),
         *curve_sections(study),
@@ -130,18 +141,13 @@ def headline_sections(study: Results) -> list[Section]:
         return []
     first = rows.iloc[0]
     place = f" at {first['size']}, profile {first['profile']}"
-    place += (
-        f", {study.record.varies.replace('_', ' ')} {first[VARIANT]}" if study.record.varies else ""
-    )
-    seeds = zip(rows["method"], rows["num_seeds"], strict=True)
-    named = " and ".join(
-        f"{method_style(name).label} ({n} seed{'s' if n != 1 else ''})" for name, n in seeds
-    )
+    if study.record.varies:
+        place += f", {study.record.varies.replace('_', ' ')} {first[VARIANT]}"
+    seeds = zip(labelled(rows)["method"], rows["num_seeds"], strict=True)
+    named = " and ".join(f"{label} ({n} seed{'s' * (n != 1)})" for label, n in seeds)
     text = f"{named}{place}: compute ratios with 90% intervals over seeds."
-    methods = [
-        (method_style(row["method"]).colour, _tiles(row, study.record))
-        for row in rows.to_dict("records")
-    ]
+    records = rows.to_dict("records")
+    methods = [(method_style(r["method"]).colour, _tiles(r, study.record)) for r in records]
     return [Section("At a glance", text, markup=render("tiles.html", methods=methods))]
 
 
@@ -153,25 +159,17 @@ def headline_rows(study: Results) -> pd.DataFrame:
     """
     table = study.table if VARIANT in study.table else study.table.assign(**{VARIANT: ""})
     methods = [method for method in dict.fromkeys(table["method"]) if method not in HIDDEN]
-    methods = sorted(
-        methods, key=lambda method: FIRST.index(method) if method in FIRST else len(FIRST)
-    )[:2]
+    methods = list(dict.fromkeys([*(m for m in FIRST if m in methods), *methods]))[:2]
     variants = list(dict.fromkeys(table[VARIANT]))
     rows = table[(table["profile"] == study.shown_profile) & table["method"].isin(methods)]
     rows = rows[rows[list(CLASSES)].notna().any(axis="columns")]
     places = dict(iter(rows.groupby(["size", VARIANT], sort=False)))
 
     def rank(place: tuple[str, str]) -> tuple:
-        size, variant = place
-        num_sure = (
-            places[place][[f"{name}_low" for name in CLASSES]].notna().any(axis="columns").sum()
-        )
-        return (
-            len(places[place]),
-            num_sure,
-            study.record.parameters.get(size, 0),
-            variants.index(variant),
-        )
+        here, (size, variant) = places[place], place
+        num_sure = here[[f"{name}_low" for name in CLASSES]].notna().any(axis="columns").sum()
+        num_parameters = study.record.parameters.get(size, 0)
+        return len(here), num_sure, num_parameters, variants.index(variant)
 
     rows = places[max(places, key=rank)] if places else rows
     return rows.sort_values("method", key=lambda names: names.map(methods.index), kind="stable")
@@ -182,23 +180,13 @@ def _tiles(row: dict, record: StudyRecord) -> list[tuple[str, str, str]]:
     the unit's error."""
     label, tiles = method_style(row["method"]).label, []
     for name in CLASSES:
-        value, _, interval = interval_text(
-            *(row[name + end] for end in ENDS), row.get(name + POINTS, ())
-        ).partition(" ")
-        error = unit_error(record, row["size"], name).ratio
-        margins = [
-            interval or "no interval",
-            *([] if math.isnan(error) else [f"unit \u00b1{error:.2f}"]),
-        ]
+        value, _, interval = interval_cell(row, name).partition(" ")
+        margins = interval or "no interval"
+        if not math.isnan(error := unit_error(record, row["size"], name).ratio):
+            margins += f", unit \u00b1{error:.2f}"
         if value:
-            tiles.append((f"{label} {name}", value, ", ".join(margins)))
+            tiles.append((f"{label} {name}", value, margins))
     return tiles
-
-
-def varied_sections(study: Results) -> tuple[list[Section], list[Section]]:
-    """Builds the main figures, and the other sections that only a study with variants has."""
-    figures = _variant_sections(study)
-    return [*figures[:1], *absorption_sections(study)], [*figures[1:], *_domain_sections(study)]
 
 
 def _variant_sections(study: Results) -> list[Section]:
@@ -208,41 +196,33 @@ def _variant_sections(study: Results) -> list[Section]:
         f"Compute ratio against {words} for the profile {profile}; error bars are 90% intervals"
         " over seeds."
     )
-    text += (
-        f" Hollow diamonds are the paper's. {AT_ITS_SCALE}"
-        if study.record.compare_with in PAPER_SCALES
-        else ""
-    )
+    varies, paper = study.record.varies, study.record.compare_with
+    if paper in PAPER_SCALES:
+        text += f" Hollow diamonds are the paper's. {AT_ITS_SCALE}"
     sections = []
     for size in reversed(dict.fromkeys(table["size"])):
         rows = table[(table["size"] == size) & (table["profile"] == profile)]
-        shown = (table, study.record.varies, size, profile)
-        panels = {n: variant_figure(*shown, n, study.record.compare_with) for n in CLASSES}
-        if figures := drawn(
-            {f"{study.record.varies}-{name}-{size}": panel for name, panel in panels.items()}
-        ):
-            below = renamed(readable_table(rows), study.record.varies)
+        panels = {
+            f"{varies}-{name}-{size}": variant_figure(table, varies, size, profile, name, paper)
+            for name in CLASSES
+        }
+        if figures := drawn(panels):
+            below = renamed(readable_table(rows), varies)
             sections.append(Section(f"Against {words}, {size}", text, figures, table=below))
     return sections
 
 
 def _domain_sections(study: Results) -> list[Section]:
     domains, varies = domain_table(study.analysis.ratios), study.record.varies
-    pairs = [
-        pair
-        for pair in zip(domains["method"], domains["size"], strict=True)
-        if pair[0] not in HIDDEN
-    ]
-    figures = drawn(
-        {
-            f"domains-{m}-{s}": domain_variant_figure(domains, varies, m, s)
-            for m, s in dict.fromkeys(pairs)
-        }
-    )
+    figures = {
+        f"domains-{method}-{size}": domain_variant_figure(domains, varies, method, size)
+        for method, size in dict.fromkeys(zip(domains["method"], domains["size"], strict=True))
+        if method not in HIDDEN
+    }
+    figures = drawn(figures)
     text = (
         "Core, and every other domain under the profile of core and that domain (under core alone"
-        " if a study lacks "
+        " if a study lacks this profile)."
     )
-    text += "this profile)."
     table = renamed(domains.drop(columns="runs"), varies)
     return [Section("By domain", text, figures, table=table)] if figures else []

@@ -1,6 +1,6 @@
 """Reports the calibration study: how far compute ratios are from the shares of the steps."""
 
-from dataclasses import dataclass, fields
+from dataclasses import replace
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -14,11 +14,10 @@ from gram_platform.analysis.calibration import (
     by_class,
     calibration_table,
     fit_errors,
-    share_table,
     unit_errors,
 )
-from gram_platform.analysis.intervals import interval_columns
-from gram_platform.analysis.tables import frame_text, interval_texts, text_frame
+from gram_platform.analysis.intervals import interval_columns, t_interval
+from gram_platform.analysis.tables import frame_text, interval_text, interval_texts, text_frame
 from gram_platform.config import CORE
 from gram_platform.methods.nodes import VARIANT
 from gram_platform.pages.figures.style import (
@@ -62,16 +61,9 @@ STYLES = {
 }
 
 
-@dataclass(frozen=True)
-class CalibrationResults(Results):
-    """The results of the study with the errors of its compute ratios, in ERROR_COLUMNS."""
-
-    errors: pd.DataFrame | None = None
-
-
 def read_calibration(
     record: StudyRecord, store: Store, frames: Frames | None = None
-) -> CalibrationResults | None:
+) -> Results | None:
     """Reads losses as `read_results`, and schedules from the storage; None if nothing is rated."""
     results = read_results(record, store, frames)
     if results is None:
@@ -88,29 +80,20 @@ def read_calibration(
         fit_errors(reference, points, constant_rate),
     ]
     errors = pd.concat([part for part in errors if len(part)] or errors[:1], ignore_index=True)
-    if errors.empty:
-        return None
-    return CalibrationResults(
-        **{field.name: getattr(results, field.name) for field in fields(Results)}, errors=errors
-    )
+    return None if errors.empty else replace(results, errors=errors)
 
 
-def calibration_text(record: StudyRecord, results: CalibrationResults) -> str:
+def calibration_text(record: StudyRecord, results: Results) -> str:
     """Writes the errors, then what finished baselines are read as, for a log."""
-    errors, shares = readable_errors(results.errors), readable_shares(results.errors)
+    errors, shares = readable_errors(results.errors), share_table(results.errors)
     return f"{frame_text(errors)}\n\n{SHARES_TEXT}\n{frame_text(shares)}"
 
 
-def brief_calibration(record: StudyRecord, results: CalibrationResults, is_wide: bool) -> Brief:
+def brief_calibration(record: StudyRecord, results: Results, is_wide: bool) -> Brief:
     """Returns the errors, then what finished baselines are read as, for a terminal."""
-    tables = {
-        "errors": readable_errors(results.errors),
-        "shares of the steps": readable_shares(results.errors),
-    }
-    return Brief(
-        {title: text_frame(table) for title, table in tables.items()},
-        count_verdicts(results.claims),
-    )
+    errors, shares = readable_errors(results.errors), share_table(results.errors)
+    tables = {"errors": text_frame(errors), "shares of the steps": text_frame(shares)}
+    return Brief(tables, count_verdicts(results.claims))
 
 
 def readable_errors(errors: pd.DataFrame) -> pd.DataFrame:
@@ -122,26 +105,24 @@ def readable_errors(errors: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def readable_shares(errors: pd.DataFrame) -> pd.DataFrame:
-    """Writes `share_table` with a row per size and share, and a column for each class."""
-    table, rows = share_table(errors), {}
-    texts = interval_texts(table, "compute_ratio")
-    for (size, domain, share), text in zip(
-        table[["size", "domain", "share"]].itertuples(index=False), texts, strict=True
-    ):
-        rows.setdefault((size, share), {"size": size, "share": round(share, 3)})[domain] = text
+def share_table(errors: pd.DataFrame) -> pd.DataFrame:
+    """Averages rated baselines over seeds: a row per size and share, a column for each class."""
+    rows: dict[tuple, dict] = {}
+    unit = by_class(errors[errors["error_of"] == UNIT])
+    for (size, domain), of_class in unit.groupby(["size", "domain"], sort=False):
+        for share, cell in of_class.groupby("share"):
+            row = rows.setdefault((size, share), {"size": size, "share": round(share, 3)})
+            row[domain] = interval_text(*t_interval(cell["compute_ratio"]))
     return pd.DataFrame(list(rows.values()))
 
 
-def calibration_page(
-    record: StudyRecord, results: CalibrationResults, tracker: Tracker | None
-) -> Page:
+def calibration_page(record: StudyRecord, results: Results, tracker: Tracker | None) -> Page:
     """Builds the page: errors, what is missing, readings of finished baselines, curves, runs."""
     sizes = dict.fromkeys(results.errors["size"])
     figures = drawn(
         {f"calibration-{size}": calibration_figure(results.errors, size) for size in sizes}
     )
-    errors, shares = readable_errors(results.errors), readable_shares(results.errors)
+    errors, shares = readable_errors(results.errors), share_table(results.errors)
     sections = [
         *warning_sections(results),
         Section(HOW_TO_READ, CALIBRATION_TERMS),

@@ -4,8 +4,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
+from gram_platform.analysis.intervals import ENDS
 from gram_platform.analysis.tables import CLASSES
 from gram_platform.analysis.trials import STATE
 from gram_platform.config import State
@@ -79,21 +81,17 @@ def draw_ratios(rows: pd.DataFrame) -> str:
     height = STEP * (len(names) + 1)
 
     def across(value: float) -> float:
-        return LEFT + (RIGHT - LEFT) * min(max(value, 0.0), end) / end
+        return float(np.interp(value, (0.0, end), (LEFT, RIGHT)))
 
     marks, labels = [], []
     for number, row in enumerate(rows.to_dict("records")):
-        top = TOP + height * number
-        labels.append(
-            Label(LEFT - 8, top + height / 2 + 4, "end", method_style(row["method"]).label)
-        )
+        top, label = TOP + height * number, method_style(row["method"]).label
+        labels.append(Label(LEFT - 8, top + height / 2 + 4, "end", label))
         for line, name in enumerate(names):
-            low, high = row[f"{name}_low"], row[f"{name}_high"]
+            value, low, high = (row[name + end] for end in ENDS)
             ends = (across(low), across(high)) if math.isfinite(high - low) else None
-            if math.isfinite(row[name]):
-                marks.append(
-                    Mark(across(row[name]), top + STEP * (line + 1), MARK_LOOKS[line], ends)
-                )
+            if math.isfinite(value):
+                marks.append(Mark(across(value), top + STEP * (line + 1), MARK_LOOKS[line], ends))
     bottom = TOP + height * len(rows)
     labels += [Label(across(x), bottom + 16, "middle", f"{x:.2g}") for x in (0.0, 1.0, end)]
     return _drawn("Compute ratios; dotted: the baseline", bottom, marks, labels, names, across(1.0))
@@ -116,17 +114,14 @@ def describe_trials(
             if len(objectives) == 1:
                 lowest = complete.loc[found.idxmin()]
                 at = [
-                    f"{column} {lowest[column]}"
-                    for column in ("size", *varied)
-                    if column in complete
+                    f"{column} {lowest[column]}" for column in ("size", *varied) if column in lowest
                 ]
                 parts.append(f"the lowest at {', '.join(at)}")
     columns = (*objectives, *varied)[:2] if len(objectives) > 1 else (*varied[:1], *objectives)
     numbers = [name for name in columns if pd.api.types.is_numeric_dtype(complete[name])]
     drawn = complete.dropna(subset=numbers)
-    return ", ".join(parts), (
-        draw_trials(drawn, *numbers) if len(numbers) == 2 and len(drawn) else ""
-    )
+    picture = draw_trials(drawn, *numbers) if len(numbers) == 2 and len(drawn) else ""
+    return ", ".join(parts), picture
 
 
 def draw_trials(trials: pd.DataFrame, x_name: str, y_name: str) -> str:
@@ -134,16 +129,18 @@ def draw_trials(trials: pd.DataFrame, x_name: str, y_name: str) -> str:
     xs, ys = trials[x_name], trials[y_name]
     is_log = xs.min() > 0 and xs.max() / xs.min() >= 10
     bottom = TOP + SEARCH_HEIGHT
-    right = _placed([math.log(x) for x in xs] if is_log else list(xs), LEFT + 10, RIGHT - 10)
-    up = _placed(list(ys), bottom - 10, TOP + 10)
+    right = _placed(np.log(xs) if is_log else xs, LEFT + 10, RIGHT - 10)
+    up = _placed(ys, bottom - 10, TOP + 10)
     of_trials = trials["size"].astype(str) if "size" in trials else ["a trial"] * len(trials)
     sizes = list(dict.fromkeys(of_trials))
     looks = {size: MARK_LOOKS[number % len(MARK_LOOKS)] for number, size in enumerate(sizes)}
     marks = [Mark(x, y, looks[size]) for x, y, size in zip(right, up, of_trials, strict=True)]
-    labels = [Label(LEFT - 8, TOP + 14, "end", f"{ys.max():.3g}")]
-    labels += [Label(LEFT - 8, bottom - 6, "end", f"{ys.min():.3g}")]
-    labels += [Label(LEFT + 10, bottom + 16, "start", f"{xs.min():.3g}")]
-    labels += [Label(RIGHT, bottom + 16, "end", f"{xs.max():.3g}")]
+    labels = [
+        Label(LEFT - 8, TOP + 14, "end", f"{ys.max():.3g}"),
+        Label(LEFT - 8, bottom - 6, "end", f"{ys.min():.3g}"),
+        Label(LEFT + 10, bottom + 16, "start", f"{xs.min():.3g}"),
+        Label(RIGHT, bottom + 16, "end", f"{xs.max():.3g}"),
+    ]
     x_text, y_text = (name.replace("_", " ") for name in (x_name, y_name))
     title = f"Up: {y_text}; across: {x_text}{' (log)' if is_log else ''}"
     return _drawn(title, bottom, marks, labels, sizes, None)
@@ -163,6 +160,6 @@ def _drawn(
     return str(render("card.svg", title=title, marks=marks, labels=labels, legend=legend, **frame))
 
 
-def _placed(values: Sequence[float], first: float, last: float) -> list[float]:
-    low, span = min(values), max(values) - min(values)
-    return [first + (last - first) * ((value - low) / span if span else 0.5) for value in values]
+def _placed(values: pd.Series, first: float, last: float) -> list[float]:
+    share = (values - values.min()) / (values.max() - values.min())
+    return (first + (last - first) * share.fillna(0.5)).tolist()

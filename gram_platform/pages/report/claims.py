@@ -63,21 +63,8 @@ seeds. Shaded: where the claim holds. A thin line: with the unit's error, where 
 MARKS = {AGREE: "\u2713", CANNOT_TELL: "?", DISAGREE: "\u2717", NOT_MEASURABLE: "\u2013"}
 # The column of claims that compare sizes.
 OVER_SIZES = "over sizes"
-SHOWN_OF_CLAIMS = (
-    "verdict",
-    HOLM,
-    "claim",
-    PROFILE,
-    VARIANT,
-    "size",
-    "difference",
-    "detectable",
-    "num_seeds",
-    "published",
-    "paper",
-    "source",
-    EXPLANATION,
-)
+SHOWN_OF_CLAIMS = ("verdict", HOLM, "claim", PROFILE, VARIANT, "size", "difference", "detectable")
+SHOWN_OF_CLAIMS += ("num_seeds", "published", "paper", "source", EXPLANATION)
 # Columns that may be empty.
 PARTIAL = (PROFILE, "size", VARIANT, UNIT_ERROR, "published", "paper", EXPLANATION)
 
@@ -105,18 +92,12 @@ def judged_sections(claims: pd.DataFrame, rule: str, preset: str = "") -> list[S
         return [Section("Claims", TOO_LITTLE)]
     if number := in_family(claims).sum():
         rule += " " + FAMILY.format(number=number, expected=number * (1.0 - TAIL))
-    markup, figures = (
-        render("rule.html", rule=rule),
-        claims_figures(claims) if WITHIN in claims else {},
-    )
+    markup, matrix = render("rule.html", rule=rule), claims_matrix(claims)
+    figures = claims_figures(claims) if WITHIN in claims else {}
+    text, table = DIFFERENCES * bool(figures), readable_claims(claims)
     return [
-        Section("Claims", table=claims_matrix(claims), table_is_open=True, markup=markup),
-        Section(
-            "Differences behind the claims",
-            DIFFERENCES * bool(figures),
-            figures,
-            table=readable_claims(claims),
-        ),
+        Section("Claims", table=matrix, table_is_open=True, markup=markup),
+        Section("Differences behind the claims", text, figures, table=table),
     ]
 
 
@@ -165,12 +146,9 @@ def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
 
 def shown_columns(claims: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
     """Selects the present ones of these columns, without the empty ones of PARTIAL."""
-    is_empty = {
-        name: (claims[name].isna() | (claims[name] == "")).all()
-        for name in PARTIAL
-        if name in claims
-    }
-    return claims[[name for name in order if name in claims and not is_empty.get(name, False)]]
+    shown = claims.filter(list(order))
+    is_empty = (shown.isna() | (shown == "")).all()
+    return shown.drop(columns=[name for name in shown if name in PARTIAL and is_empty[name]])
 
 
 LOOKS = {
@@ -195,28 +173,18 @@ def claims_figures(claims: pd.DataFrame) -> dict[str, go.Figure]:
     `variant`. All figures have one axis of differences. Shaded is the range that the claim names; a
     thin line has the unit's error too.
     """
-    if claims.empty:
-        return {}
     shown = claims.assign(**{name: "" for name in (PROFILE, VARIANT, "size") if name not in claims})
-    ends = [
-        widened(Interval(*row), error)
-        for *row, error in shown[["difference", "low", "high", UNIT_ERROR]].values
-    ]
+    numbers = shown[["difference", "low", "high", UNIT_ERROR]].values
+    ends = [widened(Interval(*row), error) for *row, error in numbers]
     shown = shown.assign(wide_low=[end.low for end in ends], wide_high=[end.high for end in ends])
-    margins = [
-        end for within in shown[WITHIN] for end in (within.left, within.right) if np.isfinite(end)
-    ]
-    span = padded_range(
-        [0.0, *margins, *shown[["difference", "wide_low", "wide_high"]].to_numpy().ravel()]
-    )
+    margins = [end for within in shown[WITHIN] for end in (within.left, within.right)]
+    drawn = shown[["difference", "wide_low", "wide_high"]].to_numpy().ravel()
+    span = padded_range([0.0, *filter(np.isfinite, margins), *drawn])
     place = f", profile {shown[PROFILE].iloc[0]}"
     if shown[PROFILE].nunique() > 1:
         place, shown["claim"] = "", shown["claim"] + ", profile " + shown[PROFILE]
-    groups = [
-        rows for _, rows in shown.groupby(["claim", PROFILE, VARIANT], sort=False, dropna=False)
-    ]
     parts: list[list[pd.DataFrame]] = [[]]
-    for rows in groups:
+    for _, rows in shown.groupby(["claim", PROFILE, VARIANT], sort=False, dropna=False):
         if parts[-1] and sum(map(_num_lines, [*parts[-1], rows])) > MOST_LINES:
             parts.append([])
         parts[-1].append(rows)
@@ -254,8 +222,21 @@ def _figure(groups: Sequence[pd.DataFrame], span: Sequence[float], about: str) -
         ticks |= dict(zip(lines, rows["size"], strict=True))
         placed.append(rows.assign(line=lines))
         line += _num_lines(rows)
-    _add_ranges(figure, placed, span)
-    _add_differences(figure, pd.concat(placed))
+    shown = pd.concat(placed)
+    # Behind the rows of each claim, the part of the axis on which it holds.
+    left = np.array([max(within.left, span[0]) for within in shown[WITHIN]])
+    right = np.array([min(within.right, span[1]) for within in shown[WITHIN]])
+    figure.add_bar(
+        x=right - left,
+        base=left,
+        y=shown["line"],
+        width=1.0,
+        orientation="h",
+        name="where the claim holds",
+        marker={"color": translucent(BLUE, 0.14), "line": {"width": 0}},
+        hoverinfo="skip",
+    )
+    _add_differences(figure, shown)
     styled(figure, "Differences of compute ratios, left minus right", about, "")
     figure.add_vline(x=0.0, line={"color": GREY, "dash": "dot", "width": 1.5})
     figure.update_xaxes(range=list(span))
@@ -267,25 +248,7 @@ def _figure(groups: Sequence[pd.DataFrame], span: Sequence[float], about: str) -
         zeroline=False,
     )
     figure.update_layout(height=FRAME_HEIGHT + LINE_HEIGHT * line, bargap=0)
-    rows = pd.concat(groups).drop(columns=[*UNWRITTEN, "line"], errors="ignore")
-    return with_table(figure, rows)
-
-
-def _add_ranges(figure: go.Figure, groups: Sequence[pd.DataFrame], span: Sequence[float]) -> None:
-    """Shades, behind the rows of each claim, the part of the axis on which it holds."""
-    rows = pd.concat(groups)
-    left = np.array([max(within.left, span[0]) for within in rows[WITHIN]])
-    right = np.array([min(within.right, span[1]) for within in rows[WITHIN]])
-    figure.add_bar(
-        x=right - left,
-        base=left,
-        y=rows["line"],
-        width=1.0,
-        orientation="h",
-        name="where the claim holds",
-        marker={"color": translucent(BLUE, 0.14), "line": {"width": 0}},
-        hoverinfo="skip",
-    )
+    return with_table(figure, shown.drop(columns=[*UNWRITTEN, "line"], errors="ignore"))
 
 
 def _add_differences(figure: go.Figure, rows: pd.DataFrame) -> None:
@@ -293,33 +256,21 @@ def _add_differences(figure: go.Figure, rows: pd.DataFrame) -> None:
         mine = rows[rows["verdict"].str.removesuffix(NO_INTERVAL) == verdict]
         if mine.empty:
             continue
-        look = {
-            "x": mine["difference"],
-            "y": mine["line"],
-            "mode": "markers",
-            "legendgroup": verdict,
-        }
-        marker = {
-            "symbol": symbol,
-            "size": 9,
-            "color": colour,
-            "line": {"width": 2, "color": colour},
-        }
-        ends = whiskers(
-            mine["difference"], mine["wide_low"], mine["wide_high"], thickness=1, width=0, color=INK
-        )
+        x, bars = mine["difference"], {"thickness": 2, "width": 4, "color": colour}
+        look = {"x": x, "y": mine["line"], "mode": "markers", "legendgroup": verdict}
+        marker = {"symbol": symbol, "size": 9, "color": colour}
         if mine[UNIT_ERROR].notna().any():
+            thin = {"thickness": 1, "width": 0, "color": INK}
+            ends = whiskers(x, mine["wide_low"], mine["wide_high"], **thin)
             figure.add_scatter(
                 **look, marker={"opacity": 0}, error_x=ends, showlegend=False, hoverinfo="skip"
             )
         texts = ["claim", "size", "low", "high", "detectable", "num_seeds", "verdict"]
         figure.add_scatter(
             **look,
-            marker=marker,
+            marker={**marker, "line": {"width": 2, "color": colour}},
             name=verdict or "no verdict",
-            error_x=whiskers(
-                mine["difference"], mine["low"], mine["high"], thickness=2, width=4, color=colour
-            ),
+            error_x=whiskers(x, mine["low"], mine["high"], **bars),
             customdata=mine[texts].to_numpy(object),
             hovertemplate=(
                 "<b>%{customdata[0]}</b> %{customdata[1]}<br>%{customdata[6]}: %{x:.3f} "

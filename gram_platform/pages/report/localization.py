@@ -8,6 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from markupsafe import Markup
 
+from gram_platform.analysis.intervals import ENDS
 from gram_platform.analysis.localization import (
     CONTROL,
     FORGET,
@@ -22,7 +23,7 @@ from gram_platform.analysis.localization import (
     shades,
     shading_scale,
 )
-from gram_platform.analysis.ratios import ALL, MEAN
+from gram_platform.analysis.ratios import ALL, MEAN, VIEW
 from gram_platform.analysis.tables import (
     frame_text,
     interval_text,
@@ -67,10 +68,16 @@ CALIBRATION_METHOD = "filtering"
 # Tokens of a shaded text at most.
 NUM_SHADED = 96
 SHADED = "The same text under every view, without and with this domain."
+CONCENTRATION = (
+    "Fewer tokens carry the loss of the removed domains if a curve rises higher at its left end."
+)
 # Steps of the legend's scale.
 NUM_LEGEND = 5
 TITLES = {"gini": "Gini coefficient of increases", "increase": "increase of the loss (nats)"}
-PATTERNS = {FORGET: "", RETAIN: "/"}
+# By class: name and pattern of the bars.
+BARS = {FORGET: ("forgotten", ""), RETAIN: ("retained", "/")}
+# The name of the control.
+ANOTHER_SEED = "another seed's baseline"
 CLAIMS_TEXT = f"The paper's observations on single sentences, judged over whole sequences. {JUDGED}"
 LOCALIZATION_TERMS = """Increase: a token's loss under a view less its loss under the baseline of
 the same size and seed. Gini: the coefficient of the positive increases; 0 is an even spread, 1 a
@@ -115,13 +122,10 @@ def read_tokens(
         measured = _loaded(store, [e for e in of_size if e["tags"]["seed"] == seed])
         references = {(m.size, m.seed): m for m in measured if m.method == BASELINE}
         control = _control(store, of_size, seed)
-        rows.append(
-            localize([*(m for m in measured if m.method != BASELINE), *control], references)
-        )
-        if references:
-            texts.setdefault(
-                size, _texts(store, of_size[0]["id"], measured, references[size, seed])
-            )
+        views_of_seed = [*(m for m in measured if m.method != BASELINE), *control]
+        rows.append(localize(views_of_seed, references))
+        if references and size not in texts:
+            texts[size] = _texts(store, of_size[0]["id"], measured, references[size, seed])
     lacking = [_named(e) for e in views if e["id"] not in done]
     found = localization_tables(pd.concat(rows, ignore_index=True), lacking)
     frame, _, source = frames or store_frames(store, record.ids, ())
@@ -132,11 +136,10 @@ def read_tokens(
 
 def tokens_text(record: StudyRecord, results: TokenResults) -> str:
     """Writes the means over domains and profiles, and the claims, for a log."""
-    means = readable_localization(results.found.table[results.found.table["profile"] == MEAN])
-    claims = results.claims.to_dict("records")
+    means = readable_localization(results.found.means)
     judged = [
         f"{c['verdict']}: {c['claim']}, profile {c[PROFILE]} {c[EXPLANATION]}".rstrip()
-        for c in claims
+        for c in results.claims.to_dict("records")
     ]
     judged = [TOO_LITTLE] if record.preset == UNJUDGED_PRESET else judged
     return "\n".join([frame_text(means), "", *judged]).rstrip()
@@ -144,7 +147,7 @@ def tokens_text(record: StudyRecord, results: TokenResults) -> str:
 
 def brief_tokens(record: StudyRecord, results: TokenResults, is_wide: bool) -> Brief:
     """Returns the means over domains and profiles, and the number of claims of each verdict."""
-    means = results.found.table[results.found.table["profile"] == MEAN]
+    means = results.found.means
     names = ["method", *(["size"] if means["size"].nunique() > 1 else []), "class"]
     cells = with_values(means, STATISTICS, interval_text if is_wide else short_text)
     tables = {"means over domains and profiles": labelled(means[names]).assign(**cells)}
@@ -154,9 +157,14 @@ def brief_tokens(record: StudyRecord, results: TokenResults, is_wide: bool) -> B
 def tokens_page(record: StudyRecord, results: TokenResults, tracker: Tracker | None) -> Page:
     """Builds the page: concentration, claims, missing views, shaded texts, tables."""
     found = results.found
+    means = readable_localization(found.means).drop(columns=["profile", "domain"])
+    figures = {}
+    for size in dict.fromkeys(found.table["size"]):
+        figures[f"concentration-{size}"] = concentration_figure(found.curves, size)
+        figures |= {f"{v}-{size}": localization_bars(found.table, size, v) for v in TITLES}
     sections = [
         Section(HOW_TO_READ, LOCALIZATION_TERMS),
-        _concentration(found),
+        Section("Concentration", CONCENTRATION, drawn(figures), table=means, table_is_open=True),
         *judged_sections(results.claims, CLAIMS_TEXT, record.preset),
         *missing_sections(found.missing),
         *(
@@ -172,36 +180,11 @@ def tokens_page(record: StudyRecord, results: TokenResults, tracker: Tracker | N
     return study_report(record, sections, source, tracker, results.claims)
 
 
-def _concentration(found: Localization) -> Section:
-    text = (
-        "Fewer tokens carry the loss of the removed domains if a curve rises higher at its left"
-        " end."
-    )
-    means = readable_localization(found.table[found.table["profile"] == MEAN])
-    figures = localization_figures(found)
-    return Section(
-        "Concentration",
-        text,
-        figures,
-        table=means.drop(columns=["profile", "domain"]),
-        table_is_open=True,
-    )
-
-
 def readable_localization(table: pd.DataFrame) -> pd.DataFrame:
     """Writes each value of table.csv as one text, `mean [low, high]`."""
     return with_intervals(table, TOKEN_ROW, STATISTICS).assign(
         num_tokens=table["num_tokens"], num_seeds=table["num_seeds"]
     )
-
-
-def localization_figures(found: Localization) -> dict[str, go.Figure]:
-    """Draws every figure of the page; the keys name files."""
-    figures = {}
-    for size in dict.fromkeys(found.table["size"]):
-        figures[f"concentration-{size}"] = concentration_figure(found.curves, size)
-        figures |= {f"{v}-{size}": localization_bars(found.table, size, v) for v in TITLES}
-    return drawn(figures)
 
 
 def concentration_figure(curves: pd.DataFrame, size: str) -> go.Figure:
@@ -214,32 +197,22 @@ def concentration_figure(curves: pd.DataFrame, size: str) -> go.Figure:
     rows = curves[(curves["size"] == size) & curves["class"].isin([FORGET, CONTROL])]
     figure = go.Figure()
     for (method, kind), points in rows.groupby(["method", "class"], sort=False):
-        style = method_style(method)
-        label = "another seed's baseline" if kind == CONTROL else style.label
+        label, colour, _, dash = method_style(method)
+        if kind == CONTROL:
+            label, dash = ANOTHER_SEED, "dot"
         figure.add_scatter(
             x=points["tokens"],
             y=points["share"],
             name=label,
             mode="lines",
-            line={
-                "color": style.colour,
-                "dash": "dot" if kind == CONTROL else style.dash,
-                "width": 2,
-            },
+            line={"color": colour, "dash": dash, "width": 2},
             customdata=hover_runs(points),
             hovertemplate=(
                 f"<b>{label}</b><br>%{{x:.0%}} of the tokens:"
                 " %{y:.1%}<br>%{customdata}<extra></extra>"
             ),
         )
-    figure.add_scatter(
-        x=[0, 1],
-        y=[0, 1],
-        mode="lines",
-        line={"color": GREY, "width": 1},
-        showlegend=False,
-        hoverinfo="skip",
-    )
+    figure.add_shape(type="line", x0=0, y0=0, x1=1, y1=1, line={"color": GREY, "width": 1})
     styled(figure, f"Forgotten domains, {size}", "share of the tokens", "share of the increase")
     figure.update_xaxes(tickformat=".0%", range=[0, 1])
     figure.update_yaxes(tickformat=".0%", range=[0, 1.02])
@@ -254,37 +227,32 @@ def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
     """
     means = table[(table["profile"] == MEAN) & (table["size"] == size) & table[value].notna()]
     figure = go.Figure()
-    for kind, pattern in PATTERNS.items():
+    for kind, (name, pattern) in BARS.items():
         rows = means[means["class"] == kind]
         if rows.empty:
             continue
+        colours = [method_style(method).colour for method in rows["method"]]
         figure.add_bar(
-            x=[method_style(method).label for method in rows["method"]],
+            x=labelled(rows)["method"],
             y=rows[value],
-            name={FORGET: "forgotten", RETAIN: "retained"}[kind],
-            marker={
-                "color": [method_style(method).colour for method in rows["method"]],
-                "pattern": {"shape": pattern, "size": 6},
-            },
+            name=name,
+            marker={"color": colours, "pattern": {"shape": pattern, "size": 6}},
             error_y=whiskers(rows[value], rows[f"{value}_low"], rows[f"{value}_high"]),
             **ratio_hover(rows, f"{value}_", "<b>%{x}</b>, %{fullData.name}"),
         )
     for level in means.loc[means["class"] == CONTROL, value]:
-        level_line(figure, level, "another seed's baseline")
-    styled(figure, f"{TITLES[value][0].upper()}{TITLES[value][1:]}, {size}", "", TITLES[value])
+        level_line(figure, level, ANOTHER_SEED)
+    title = TITLES[value]
+    styled(figure, f"{title[0].upper()}{title[1:]}, {size}", "", title)
     figure.update_layout(barmode="group", title_font_size=13)
-    columns = [value, f"{value}_low", f"{value}_high", "num_seeds", "runs"]
-    return with_table(figure, means.filter(["method", "size", "profile", "class", *columns]))
+    names = ["method", "size", "profile", "class", *(value + end for end in ENDS)]
+    return with_table(figure, means.filter([*names, "num_seeds", "runs"]))
 
 
 def shaded_html(text: ShadedText) -> Markup:
     """Renders the legend, and the text once for each view with shaded tokens."""
-    steps = [step / (NUM_LEGEND - 1) for step in range(NUM_LEGEND)]
-    legend = (
-        [(f"{step:.2f}", f"{step * text.scale:.2f}") for step in steps]
-        if text.scale == text.scale
-        else []
-    )
+    steps = np.linspace(0.0, 1.0, NUM_LEGEND) if text.scale == text.scale else ()
+    legend = [(f"{step:.2f}", f"{step * text.scale:.2f}") for step in steps]
     views = [(label, _shaded_tokens(text, increases)) for label, increases in text.views.items()]
     return render("tokens.html", legend=legend, first=_visible(text.pieces[0]), views=views)
 
@@ -305,22 +273,18 @@ def _visible(piece: str) -> str:
 
 def increases_frame(text: ShadedText) -> pd.DataFrame:
     """Tabulates the shading: for each token the baseline's loss and each view's increase."""
-    columns = {
-        "token": [repr(piece)[1:-1] for piece in text.pieces[1:]],
-        "baseline loss": text.baseline.astype(float),
-    }
-    return pd.DataFrame(
-        columns | {label: increases.astype(float) for label, increases in text.views.items()}
-    ).round(4)
+    tokens = {"token": [repr(piece)[1:-1] for piece in text.pieces[1:]]}
+    columns = {"baseline loss": text.baseline, **text.views}
+    numbers = {label: values.astype(float) for label, values in columns.items()}
+    return pd.DataFrame({**tokens, **numbers}).round(4)
 
 
 def _is_baseline(entry: Mapping) -> bool:
     return (entry["tags"]["method"], entry["tags"]["profile"]) == (BASELINE, ALL)
 
 
-def _named(entry: Mapping) -> tuple[str, str, str, str]:
-    tags = entry["tags"]
-    return tags["method"], tags["size"], tags["seed"], tags["profile"]
+def _named(entry: Mapping) -> tuple[str, ...]:
+    return tuple(entry["tags"][name] for name in VIEW)
 
 
 def _loaded(store: Store, entries: Sequence[Mapping]) -> list[MeasuredTokens]:
@@ -329,9 +293,8 @@ def _loaded(store: Store, entries: Sequence[Mapping]) -> list[MeasuredTokens]:
         evaluation = store.evaluation(entry["id"])
         retained = tuple(filter(None, entry["tags"]["retained"].split(",")))
         losses = {domain: tensor.numpy() for domain, tensor in evaluation.tensors().items()}
-        found.append(
-            MeasuredTokens(*_named(entry), retained, losses, evaluation.result()["run_id"])
-        )
+        run_id = evaluation.result()["run_id"]
+        found.append(MeasuredTokens(*_named(entry), retained, losses, run_id))
     return found
 
 
@@ -373,7 +336,5 @@ def _texts(
 
 
 def _label(view: MeasuredTokens, domain: str) -> str:
-    return (
-        f"{method_style(view.method).label}, {domain}"
-        f" {'kept' if domain in view.retained else 'removed'}"
-    )
+    state = "kept" if domain in view.retained else "removed"
+    return f"{method_style(view.method).label}, {domain} {state}"

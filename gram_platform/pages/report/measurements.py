@@ -30,7 +30,14 @@ from gram_platform.pages.report.localization import (
 from gram_platform.pages.report.page import Page
 from gram_platform.pages.report.samples import read_samples, samples_page, samples_text
 from gram_platform.pages.report.sections import renamed
-from gram_platform.pages.results.record import Card, StudyRecord, mlflow_links, publish, with_links
+from gram_platform.pages.results.record import (
+    Card,
+    StudyRecord,
+    mlflow_links,
+    publish_files,
+    study_log,
+    with_links,
+)
 from gram_platform.pages.results.results import (
     Brief,
     brief_results,
@@ -91,16 +98,14 @@ class Presentation:
         """
         linked = replace(results, runs=with_links(results.runs, failures, mlflow_links(tracker)))
         with_machines = replace(record, facts=(*record.facts, *cordoned_lines(store, record.name)))
-        page, table = (
-            self.page(with_machines, linked, tracker),
-            table_csv(self.table(record, results)),
-        )
+        page = self.page(with_machines, linked, tracker)
         headline, picture = self.describe(results)
         card = Card(headline, _state(record, results.runs), count_verdicts(page.claims))
-        files = {"table.csv": table.encode(), **page.files}
-        files |= {PICTURE_FILE: picture.encode()} if picture else {}
-        shown = tracker, self.lines(results), self.ratios(results)
-        return publish(replace(record, card=card), store, files, page.figures, *shown)
+        files = {"table.csv": table_csv(self.table(record, results)).encode(), **page.files}
+        if picture:
+            files[PICTURE_FILE] = picture.encode()
+        record, drawn = replace(record, card=card), (self.lines(results), self.ratios(results))
+        return publish_files(study_log(record, files, page.figures, *drawn), store, tracker)
 
 
 def _state(record: StudyRecord, runs: pd.DataFrame) -> str:

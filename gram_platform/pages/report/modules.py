@@ -1,19 +1,24 @@
 """Shows which module learns unlabelled text, and what more modules at once cost."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
 from gram_platform.analysis.ratios import MEAN
-from gram_platform.analysis.tables import interval_text, readable_table, with_intervals
+from gram_platform.analysis.tables import (
+    interval_text,
+    over_seeds,
+    readable_table,
+    with_intervals,
+)
 from gram_platform.analysis.variants import (
     COMPOSED,
     MODULES,
+    MODULES_CELL,
     drop_table,
     final_shares,
-    number_table,
     share_curves,
 )
 from gram_platform.config import core_first
@@ -58,17 +63,22 @@ def absorption_sections(study: Results) -> list[Section]:
     """Shows a panel for each method and domain, the last size open; [] without probes."""
     if study.absorption is None or study.absorption.empty:
         return []
-    figures: dict[str, dict[str, go.Figure]] = {size: {} for size in study.absorption["size"]}
-    for size, name, figure in _probe_panels(study.absorption):
-        figures[size][name] = figure
-    table = readable_shares(final_shares(study.absorption)).rename(
-        columns={VARIANT: study.record.varies or VARIANT}
-    )
-    return [
-        section_by_size(
-            "Which module learns what is not labelled", PROBES, figures, table, table_is_open=True
-        )
-    ]
+    figures: dict[str, dict[str, go.Figure]] = {}
+    curves = share_curves(study.absorption)
+    names = [name for name in (VARIANT, "method", "size") if name in curves]
+    several = [name for name in names if name == "size" or curves[name].nunique() > 1]
+    for key, rows in curves.groupby(names, sort=False):
+        named = dict(zip(names, key, strict=True))
+        labels = [method_style(named[n]).label if n == "method" else named[n] for n in several]
+        # Core's batches come first.
+        for domain in core_first(tuple(dict.fromkeys(rows["domain"]))):
+            title = f"Batches of {', '.join([domain, *labels])}"
+            panel = absorption_figure(rows, domain, title)
+            figures.setdefault(named["size"], {})["-".join(("absorption", *key, domain))] = panel
+    table = readable_shares(final_shares(study.absorption))
+    table = table.rename(columns={VARIANT: study.record.varies or VARIANT})
+    title = "Which module learns what is not labelled"
+    return [section_by_size(title, PROBES, figures, table, table_is_open=True)]
 
 
 def absorption_figure(curves: pd.DataFrame, domain: str, title: str) -> go.Figure:
@@ -113,38 +123,17 @@ def absorption_figure(curves: pd.DataFrame, domain: str, title: str) -> go.Figur
 def readable_shares(final: pd.DataFrame) -> pd.DataFrame:
     """Tabulates the share of a domain's module, then every module's, on the domain's batches: `mean
     [low, high]`."""
+    rows, own = [], "its own module"
     names = [name for name in (VARIANT, "method", "size") if name in final]
-    final, rows = (
-        final.assign(text=list(map(interval_text, final["share"], final["low"], final["high"]))),
-        [],
-    )
-    for key, group in final.groupby([*names, "domain"], sort=False):
-        own_share = group.loc[group["is_own"], "text"]
-        others = dict(zip(group["module"], group["text"], strict=True)) if key[-1] != MEAN else {}
+    texts = map(interval_text, final["share"], final["low"], final["high"])
+    for key, group in final.assign(text=list(texts)).groupby([*names, "domain"], sort=False):
         row = dict(zip([*names, "batches of"], key, strict=True))
-        row["its own module"] = own_share.iloc[0] if len(own_share) else ""
-        rows.append({**row, **others, "num_seeds": group["num_seeds"].iloc[0]})
+        row |= {own: "".join(group.loc[group["is_own"], "text"])}
+        row |= dict(zip(group["module"], group["text"], strict=True))
+        rows.append({**row, "num_seeds": group["num_seeds"].iloc[0]})
     modules = [module for module in dict.fromkeys(final["module"]) if module != MEAN]
-    return pd.DataFrame(
-        rows, columns=[*names, "batches of", "its own module", *modules, "num_seeds"]
-    ).fillna("")
-
-
-def _probe_panels(shares: pd.DataFrame) -> Iterator[tuple[str, str, go.Figure]]:
-    """Yields (size, name for a file, figure), core's batches first."""
-    curves = share_curves(shares)
-    names = [name for name in (VARIANT, "method", "size") if name in curves]
-    several = [name for name in names if name == "size" or curves[name].nunique() > 1]
-    for key, rows in curves.groupby(names, sort=False):
-        named = dict(zip(names, key, strict=True))
-        labels = [method_style(named[n]).label if n == "method" else named[n] for n in several]
-        for domain in core_first(tuple(dict.fromkeys(rows["domain"]))):
-            title = f"Batches of {', '.join([domain, *labels])}"
-            yield (
-                named["size"],
-                "-".join(("absorption", *key, domain)),
-                absorption_figure(rows, domain, title),
-            )
+    columns = [*names, "batches of", own, *modules, "num_seeds"]
+    return pd.DataFrame(rows, columns=columns).fillna("")
 
 
 def composing_sections(study: Results) -> list[Section]:
@@ -154,22 +143,18 @@ def composing_sections(study: Results) -> list[Section]:
     """
     if study.by_number is None or study.by_number.empty:
         return []
-    table = number_table(study.by_number)
+    profiles = study.by_number.groupby(MODULES_CELL, sort=False)["num_profiles"].first()
+    table = over_seeds(study.by_number, MODULES_CELL).assign(num_profiles=profiles.tolist())
     panels = {size: _number_panels(table, size) for size in dict.fromkeys(table["size"])}
-    shown = (
-        readable_table(table)
-        .rename(columns={MODULES: AXIS})
-        .assign(num_profiles=table["num_profiles"])
-    )
-    sections = [
-        section_by_size(
-            "By the number of modules on", NUMBERS_TEXT, panels, shown, table_is_open=False
-        )
-    ]
+    shown = readable_table(table).rename(columns={MODULES: AXIS})
+    shown = shown.assign(num_profiles=table["num_profiles"])
+    title = "By the number of modules on"
+    sections = [section_by_size(title, NUMBERS_TEXT, panels, shown, table_is_open=False)]
     drops = readable_drops(drop_table(study.by_number, study.analysis.per_seed))
-    return sections + [
-        Section("From one module to all", DROPS, table=drops, table_is_open=True)
-    ] * (len(drops) > 0)
+    if len(drops):
+        title = "From one module to all"
+        sections.append(Section(title, DROPS, table=drops, table_is_open=True))
+    return sections
 
 
 def readable_drops(drops: pd.DataFrame) -> pd.DataFrame:
@@ -180,15 +165,9 @@ def readable_drops(drops: pd.DataFrame) -> pd.DataFrame:
 
 def _number_panels(table: pd.DataFrame, size: str) -> Mapping[str, go.Figure]:
     """Draws the numbers of modules as variants."""
-    rows = (
-        table.rename(columns={MODULES: VARIANT})
-        .sort_values(VARIANT, kind="stable")
-        .assign(profile="")
-    )
-    rows[VARIANT] = rows[VARIANT].astype(str)
-    panels = drawn(
-        {f"modules-{name}-{size}": variant_figure(rows, AXIS, size, "", name) for name in COMPOSED}
-    )
+    rows = table.sort_values(MODULES, kind="stable")
+    rows = rows.assign(**{VARIANT: rows[MODULES].astype(str), "profile": ""})
+    panels = {f"modules-{n}-{size}": variant_figure(rows, AXIS, size, "", n) for n in COMPOSED}
     for panel in panels.values():
         panel.update_xaxes(range=[-MARGIN, table[MODULES].max() + MARGIN])
-    return panels
+    return drawn(panels)

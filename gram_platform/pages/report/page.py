@@ -14,6 +14,7 @@ from functools import cache
 from importlib import resources
 from itertools import count, repeat
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -84,35 +85,34 @@ class Page:
     @property
     def figures(self) -> dict[str, go.Figure]:
         """Every figure of the sections by its name."""
-        shown = [
-            figures
-            for section in self.sections
-            for figures in (section.figures, section.more_figures)
-        ]
-        return {name: figure for figures in shown for name, figure in figures.items()}
+        found: dict[str, go.Figure] = {}
+        for section in self.sections:
+            found |= {**section.figures, **section.more_figures}
+        return found
 
     @property
     def files(self) -> dict[str, bytes]:
         """The page's files by name: report.html, and claims.csv if there are claims to judge."""
         page = {REPORT_FILE: self.html().encode()}
-        if self.claims is None:
-            return page
-        return page | {
-            CLAIMS_FILE: table_csv(self.claims.drop(columns=UNWRITTEN, errors="ignore")).encode()
-        }
+        if self.claims is not None:
+            written = self.claims.drop(columns=UNWRITTEN, errors="ignore")
+            page[CLAIMS_FILE] = table_csv(written).encode()
+        return page
 
     def html(self) -> str:
         """Renders the document, which runs its own scripts alone, named by a hash that no text in
         it can hold."""
         has_claims = self.claims is not None and self.claims["verdict"].any()
         counted = f"Claims: {verdict_counts(self.claims['verdict'])}.\n\n" if has_claims else ""
-        main = sections_html(self.sections, f"#{SOURCE_ID}" if self.source else "")
         parts = {
             "intro": _paragraphs(counted + self.intro),
-            "source": _source(self.source),
-            "main": main,
+            "source": Markup('<p id="{}">{}</p>').format(SOURCE_ID, self.source)
+            if self.source
+            else "",
+            "main": sections_html(self.sections, f"#{SOURCE_ID}" if self.source else ""),
+            "title": self.title,
+            "contents": _contents(self.sections),
         }
-        parts |= {"title": self.title, "contents": _contents(self.sections)}
         nonce = hashlib.sha256("\0".join(parts.values()).encode()).hexdigest()[:32]
         scripts = (PLOTLY, "page.js") if self.figures else ("page.js",)
         return str(render("page.html", **parts, scripts=scripts, nonce=nonce))
@@ -179,18 +179,12 @@ def _paragraphs(text: str) -> Markup:
     return Markup().join(Markup("<p>{}</p>").format(part) for part in parts if part)
 
 
-def _source(text: str) -> Markup:
-    return Markup('<p id="{}">{}</p>').format(SOURCE_ID, text) if text else Markup()
-
-
 def _contents(sections: Sequence[Section]) -> Markup:
     """Lists the sections; nothing on a page that is seen at once."""
     titles = [section.title for section in sections]
-    return (
-        render("contents.html", sections=zip(titles, _anchors(titles), strict=True))
-        if len(titles) > FEW_SECTIONS
-        else ""
-    )
+    if len(titles) <= FEW_SECTIONS:
+        return ""
+    return render("contents.html", sections=zip(titles, _anchors(titles), strict=True))
 
 
 def _anchors(titles: Iterable[str]) -> list[str]:
@@ -226,10 +220,8 @@ def _cells(table: pd.DataFrame) -> tuple[list[tuple[str, str]], list[tuple]]:
         if name.endswith("_url") and name.removesuffix("_url") in table:
             continue
         texts = list(map(_text, table[name].tolist()))
-        is_number, is_long = (
-            pd.api.types.is_numeric_dtype(table[name]),
-            max(map(len, texts), default=0) > LONG_TEXT,
-        )
+        is_long = max(map(len, texts), default=0) > LONG_TEXT
+        is_number = pd.api.types.is_numeric_dtype(table[name])
         kind = "number" if is_number else "long" if is_long else ""
         heads.append((kind, name.replace("_", " ")))
         addresses = map(_address, table[f"{name}_url"]) if f"{name}_url" in table else repeat("")
@@ -243,55 +235,26 @@ def _address(url: object) -> str:
 
 def _text(value: object) -> str:
     """Writes fractions with four significant digits, integers with commas, NaN and None as ""."""
-    # These two types come first: a page may have a million cells.
-    if type(value) is str:
+    if isinstance(value, str):
         return value
-    if type(value) is float:
+    if isinstance(value, float):
         return f"{value:.4g}" if value == value else ""
-    if isinstance(value, bool) or type(value).__name__ == "bool":
+    if isinstance(value, bool | np.bool_):
         return "yes" if value else "no"
-    if value is None or (isinstance(value, numbers.Real) and value != value):
-        return ""
     if isinstance(value, numbers.Integral):
         return f"{value:,}"
-    return f"{value:.4g}" if isinstance(value, numbers.Real) else str(value)
+    return "" if value is None else str(value)
 
 
-SHOWN_OF_RUNS = (
-    "run_id",
-    "run_id_url",
-    "kind",
-    "method",
-    "size",
-    "seed",
-    "profile",
-    "status",
-    "steps",
-    "num_tokens",
-    "elapsed",
-    "tokens_per_second",
-    "error",
-)
-SHOWN_OF_ATTACKS = (
-    "run_id",
-    "run_id_url",
-    "method",
-    "size",
-    "seed",
-    "profile",
-    "attacked_for",
-    "best_loss",
-    "status",
-    "elapsed",
-    "error",
-)
+SHOWN_OF_RUNS = ["run_id", "run_id_url", "kind", "method", "size", "seed", "profile", "status"]
+SHOWN_OF_RUNS += ["steps", "num_tokens", "elapsed", "tokens_per_second", "error"]
+SHOWN_OF_ATTACKS = ["run_id", "run_id_url", "method", "size", "seed", "profile"]
+SHOWN_OF_ATTACKS += ["attacked_for", "best_loss", "status", "elapsed", "error"]
 
 
 def is_attack(runs: pd.DataFrame) -> pd.Series:
     """Marks the attacks, the rows with a non-empty `elicited`."""
-    return (
-        runs[ELICITED].fillna("") != "" if ELICITED in runs else pd.Series(False, index=runs.index)
-    )
+    return runs.get(ELICITED, pd.Series("", runs.index)).fillna("") != ""
 
 
 def readable_runs(runs: pd.DataFrame) -> pd.DataFrame:
@@ -303,13 +266,13 @@ def readable_runs(runs: pd.DataFrame) -> pd.DataFrame:
     runs = runs[~is_attack(runs)]
     if "kind" in runs:
         runs = runs.sort_values("kind", key=lambda kinds: kinds != "run", kind="stable")
-    return runs[[name for name in SHOWN_OF_RUNS if name in runs]]
+    return runs.filter(SHOWN_OF_RUNS)
 
 
 def readable_attacks(runs: pd.DataFrame) -> pd.DataFrame:
     """Lists the attacks with the present ones of SHOWN_OF_ATTACKS."""
     attacks = _with_clock(runs)[is_attack(runs)].rename(columns={ELICITED: "attacked_for"})
-    return attacks[[name for name in SHOWN_OF_ATTACKS if name in attacks]]
+    return attacks.filter(SHOWN_OF_ATTACKS)
 
 
 def _with_clock(runs: pd.DataFrame) -> pd.DataFrame:

@@ -25,7 +25,6 @@ from gram_platform.pages.figures.study import (
     scaling_figure,
 )
 from gram_platform.pages.figures.style import drawn
-from gram_platform.pages.report.modules import composing_sections
 from gram_platform.pages.report.page import (
     Section,
     is_attack,
@@ -41,7 +40,6 @@ from gram_platform.paper.paper import (
     beside_paper,
     beside_published,
     printed,
-    published_means,
 )
 
 TREND = """The largest size is left out, and predicted by a power law in the parameter count through
@@ -62,19 +60,7 @@ CURVES, MISSING, RUNS = "Learning curves and their fits", "Missing", "Runs"
 FEW = 10
 
 
-def plain_sections(study: Results) -> tuple[list[Section], list[Section]]:
-    """Builds the main figure, and the other sections that only a study without variants has."""
-    figures = [*composing_sections(study), *_scaling_sections(study), *_aggregate_sections(study)]
-    others = [
-        *published_sections(study),
-        *figures[1:],
-        *trend_sections(study),
-        *_profile_sections(study),
-    ]
-    return figures[:1], others
-
-
-def _scaling_sections(study: Results) -> list[Section]:
+def scaling_sections(study: Results) -> list[Section]:
     """Shows compute ratio against model size; [] if the bars of a single size show the same."""
     table, profile = study.table, study.shown_profile
     if len(set(table["size"])) == 1 and _aggregated_sizes(table):
@@ -86,63 +72,45 @@ def _scaling_sections(study: Results) -> list[Section]:
     if study.published is not None:
         text += " Hollow markers: the published points."
     rows = readable_table(table[table["profile"] == profile])
-    shown = (study.table, study.record.parameters, study.shown_profile)
-    panels = drawn(
-        {f"scaling-{name}": scaling_figure(*shown, name, study.published) for name in CLASSES}
-    )
-    return [Section("Scaling", text, panels, table=rows)]
+    shown = (table, study.record.parameters, profile)
+    panels = {f"scaling-{n}": scaling_figure(*shown, n, study.published) for n in CLASSES}
+    return [Section("Scaling", text, drawn(panels), table=rows)]
 
 
-def _aggregate_sections(study: Results) -> list[Section]:
-    """Shows the methods' means over profiles, beside the paper's if the study declares it."""
+def aggregate_sections(study: Results) -> list[Section]:
+    """Shows the methods' means over profiles, beside the paper's printed ones, else beside the
+    published ones."""
     table, sizes = study.table, _aggregated_sizes(study.table)
     if not sizes:
         return []
     text = "Compute ratios averaged over the profiles; error bars are 90% intervals over seeds."
     title, means = "Methods", readable_table(table[table["profile"] == MEAN])
     if study.record.compare_with in PAPER_SCALES:
-        title, text = (
-            "Methods, ours beside the paper's",
-            f"{text} The diamonds are the paper's. {AT_ITS_SCALE}",
-        )
+        title += ", ours beside the paper's"
+        text += f" The diamonds are the paper's. {AT_ITS_SCALE}"
     elif study.published is not None and set(sizes) & set(study.published["size"]):
         text += " The diamonds are the published means at the same size."
-    return [
-        section_by_size(
-            title, text, {size: _panels(study, size) for size in sizes}, means, table_is_open=False
-        )
-    ]
+    paper, panels = printed(study.record.compare_with), {}
+    for size in sizes:
+        theirs, published = paper[paper[VARIANT] == ""], study.published
+        if theirs.empty and published is not None:
+            theirs = published[(published["profile"] == MEAN) & (published["size"] == size)]
+        bars = {f"aggregate-{n}-{size}": aggregate_figure(table, size, n, theirs) for n in CLASSES}
+        panels[size] = drawn(bars)
+    return [section_by_size(title, text, panels, means, table_is_open=False)]
 
 
 def _aggregated_sizes(table: pd.DataFrame) -> list[str]:
     """Returns the sizes with means at which all methods average over the same profiles."""
-    rows = table[~table["method"].isin(HIDDEN)]
-    averaged = {
-        size: {averaged_profiles(of_method) for _, of_method in of_size.groupby("method")}
-        for size, of_size in rows.groupby("size")
-    }
-    with_means = set(rows[rows["profile"] == MEAN]["size"])
-    return [
-        size
-        for size in dict.fromkeys(rows["size"])
-        if size in with_means and len(averaged[size]) == 1
-    ]
+    sizes = []
+    for size, rows in table[~table["method"].isin(HIDDEN)].groupby("size", sort=False):
+        averaged = {averaged_profiles(of_method) for _, of_method in rows.groupby("method")}
+        if len(averaged) == 1 and (rows["profile"] == MEAN).any():
+            sizes.append(size)
+    return sizes
 
 
-def _panels(study: Results, size: str) -> dict[str, go.Figure]:
-    """Draws the means beside the paper's printed ones, else beside the published ones."""
-    paper = printed(study.record.compare_with).get("")
-    if paper is None and study.published is not None:
-        paper = published_means(study.published, size)
-    return drawn(
-        {
-            f"aggregate-{name}-{size}": aggregate_figure(study.table, size, name, paper)
-            for name in CLASSES
-        }
-    )
-
-
-def _profile_sections(study: Results) -> list[Section]:
+def profile_sections(study: Results) -> list[Section]:
     """Shows bars for each method and size, without the baseline, which is 1 by construction.
 
     A study of every subset of modules shows the profiles with none, one and all of them.
@@ -153,9 +121,8 @@ def _profile_sections(study: Results) -> list[Section]:
     figures: dict[str, dict[str, go.Figure]] = {}
     for method, size in dict.fromkeys(zip(shown["method"], shown["size"], strict=True)):
         if method not in HIDDEN:
-            figures.setdefault(size, {})[f"profiles-{method}-{size}"] = profile_bars_figure(
-                shown, method, size
-            )
+            bars = profile_bars_figure(shown, method, size)
+            figures.setdefault(size, {})[f"profiles-{method}-{size}"] = bars
     if not figures:
         return []
     text = (
@@ -165,11 +132,8 @@ def _profile_sections(study: Results) -> list[Section]:
     if "elicited" in set(domains["class"]):
         text += " The outline around a hatched bar: after the attack."
     text += " A profile without bars is one that the method was not trained for."
-    return [
-        section_by_size(
-            "Profiles", text, figures, domains.drop(columns="runs"), table_is_open=False
-        )
-    ]
+    table = domains.drop(columns="runs")
+    return [section_by_size("Profiles", text, figures, table, table_is_open=False)]
 
 
 def trend_sections(study: Results) -> list[Section]:
@@ -183,11 +147,8 @@ def trend_sections(study: Results) -> list[Section]:
     predicted = list(map(interval_text, found["predicted"], found["low"], found["high"]))
     numbers = {name: [f"{value:.3f}" for value in found[name]] for name in ("exponent", "measured")}
     table = found.drop(columns=["parameters", "low", "high"]).assign(**numbers, predicted=predicted)
-    return [
-        Section(
-            "The largest size, predicted from the others", TREND, table=table, table_is_open=True
-        )
-    ]
+    title = "The largest size, predicted from the others"
+    return [Section(title, TREND, table=table, table_is_open=True)]
 
 
 def published_sections(study: Results) -> list[Section]:
@@ -199,28 +160,21 @@ def published_sections(study: Results) -> list[Section]:
         "Rows marked published are computed in the same way from the losses that the paper's"
         " authors published."
     )
-    return (
-        [Section("Beside the published", text, table=beside, table_is_open=True)]
-        if len(beside)
-        else []
-    )
+    section = Section("Beside the published", text, table=beside, table_is_open=True)
+    return [section] if len(beside) else []
 
 
 def paper_sections(study: Results) -> list[Section]:
     """Puts below each row of a profile, of the means in a study without variants, the paper's row
     if it prints one."""
-    if study.record.compare_with not in PAPER_SCALES or not (
-        study.record.varies or _aggregated_sizes(study.table)
-    ):
+    paper, varies = study.record.compare_with, study.record.varies
+    if paper not in PAPER_SCALES or not (varies or _aggregated_sizes(study.table)):
         return []
-    profile = study.shown_profile if study.record.varies else MEAN
+    profile = study.shown_profile if varies else MEAN
     text = f"Profile {profile}. The rows marked paper are the paper's. {AT_ITS_SCALE}"
-    beside = renamed(
-        beside_paper(study.table, study.record.compare_with, profile), study.record.varies
-    )
-    return (
-        [Section("Beside the paper", text, table=beside, table_is_open=True)] if len(beside) else []
-    )
+    beside = renamed(beside_paper(study.table, paper, profile), varies)
+    section = Section("Beside the paper", text, table=beside, table_is_open=True)
+    return [section] if len(beside) else []
 
 
 def curve_sections(study: Results) -> list[Section]:
@@ -238,46 +192,37 @@ def curve_sections(study: Results) -> list[Section]:
 def curve_figures(study: Results) -> dict[str, go.Figure]:
     """Draws the curves by size, variant and separately fitted seed; shared fits are drawn once."""
     all_fits, figures, seen = study.analysis.fits, {}, set()
-    for key, fits in all_fits.groupby(
-        [c for c in ("size", VARIANT, "seed") if c in all_fits], sort=False
-    ):
+    names = [name for name in ("size", VARIANT, "seed") if name in all_fits]
+    for key, fits in all_fits.groupby(names, sort=False):
         values = table_csv(fits.drop(columns=VARIANT, errors="ignore"), None)
         if values in seen:
             continue
         seen.add(values)
-        points = study.curves
-        if VARIANT in fits:
-            of_variant = points[points[VARIANT] == fits[VARIANT].iloc[0]]
-            points = (of_variant if len(of_variant) else points).drop_duplicates(
-                ["run_id", "step", "domain"]
-            )
-        points = points[points["seed"] == fits["seed"].iloc[0]] if "seed" in fits else points
-        figure = learning_curve_figure(points, fits, fits["size"].iloc[0])
-        figures["curves-" + "-".join(key)] = figure.update_layout(
-            title_text=f"Baseline, {', '.join(key)}"
-        )
+        points, of = study.curves, dict(zip(names, key, strict=True))
+        if VARIANT in of:
+            of_variant = points[points[VARIANT] == of[VARIANT]]
+            points = of_variant if len(of_variant) else points
+            points = points.drop_duplicates(["run_id", "step", "domain"])
+        if "seed" in of:
+            points = points[points["seed"] == of["seed"]]
+        figure = learning_curve_figure(points, fits, of["size"])
+        figure.update_layout(title_text=f"Baseline, {', '.join(key)}")
+        figures["-".join(("curves", *key))] = figure
     return figures
 
 
 def missing_sections(missing: pd.DataFrame) -> list[Section]:
     """Lists missing results with reasons, folded if long; [] if none is missing."""
+    if missing.empty:
+        return []
     text = "These are not in the tables and figures of this page."
     is_short = len(missing) <= FEW
-    return (
-        [Section(MISSING, text, table=missing, table_is_open=is_short, is_warning=True)]
-        if len(missing)
-        else []
-    )
+    return [Section(MISSING, text, table=missing, table_is_open=is_short, is_warning=True)]
 
 
 def capabilities_section(study: Results) -> Section:
-    table = readable_table(study.table)
-    return Section(
-        "Capabilities",
-        _progress(study.runs),
-        table=renamed(table, study.record.varies),
-        table_is_open=True,
-    )
+    table = renamed(readable_table(study.table), study.record.varies)
+    return Section("Capabilities", _progress(study.runs), table=table, table_is_open=True)
 
 
 def attack_sections(study: Results) -> list[Section]:
@@ -295,12 +240,8 @@ def renamed(frame: pd.DataFrame, varies: str) -> pd.DataFrame:
 def _progress(runs: pd.DataFrame) -> str:
     if "status" not in runs or runs.empty:
         return ""
-    counts = runs["status"].value_counts()
-    return (
-        f"{len(runs)} nodes: "
-        + ", ".join(f"{count} {status}" for status, count in counts.items())
-        + "."
-    )
+    counts = runs["status"].value_counts().items()
+    return f"{len(runs)} nodes: {', '.join(f'{count} {status}' for status, count in counts)}."
 
 
 COST = """Multiples of the baseline's cost, computed from the configs of the runs. Filtering needs a
@@ -342,30 +283,23 @@ def readable_costs(costs: Sequence[Mapping]) -> pd.DataFrame:
     """
     shown = {cost["shown"] for cost in costs}
     of_shown = f"train FLOPs, {shown.pop() if len(shown) == 1 else 'one profile'}"
-    in_paper = [
-        method for method in dict.fromkeys(cost["method"] for cost in costs) if method in COST_TABLE
-    ]
+    in_paper = [m for m in dict.fromkeys(cost["method"] for cost in costs) if m in COST_TABLE]
     rows = [_cost_row(cost, of_shown, {"from": "ours"} if in_paper else {}) for cost in costs]
+    titles = [COST_TITLES[name] for name in PAPER_COSTS]
     for method in in_paper:
-        values = dict(
-            zip((COST_TITLES[name] for name in PAPER_COSTS), COST_TABLE[method], strict=True)
-        )
         row = {"method": method, "size": COST_SIZE, "from": "paper", "profiles here": ""}
-        rows.append({**row, "all profiles": str(COST_PROFILES), **values})
+        row |= {"all profiles": str(COST_PROFILES)}
+        rows.append({**row, **dict(zip(titles, COST_TABLE[method], strict=True))})
     return pd.DataFrame(rows).fillna("")
 
 
 def _cost_row(cost: Mapping, of_shown: str, source: Mapping[str, str]) -> dict[str, str]:
     num_runs, num_branches = cost["runs"]
     unserved = f" of {cost['of_profiles']}" if cost["served"] < cost["of_profiles"] else ""
-    row = {"method": cost["method"], "size": cost["size"]} | (
-        {VARIANT: cost[VARIANT]} if VARIANT in cost else {}
-    )
-    row |= {**source, "profiles here": str(cost["profiles"]), of_shown: _times(cost["train_shown"])}
-    row |= {"all profiles": f"{cost['served']}{unserved}"}
-    row |= {
-        "runs for all": f"{num_runs} + {num_branches} from it" if num_branches else str(num_runs)
-    }
+    row = {name: cost[name] for name in ("method", "size", VARIANT) if name in cost} | source
+    row |= {"profiles here": str(cost["profiles"]), of_shown: _times(cost["train_shown"])}
+    row["all profiles"] = f"{cost['served']}{unserved}"
+    row["runs for all"] = f"{num_runs} + {num_branches} from it" if num_branches else str(num_runs)
     return row | {title: _times(cost[name]) for name, title in COST_TITLES.items()}
 
 

@@ -23,20 +23,8 @@ from gram_platform.paper.claims import CLAIMS
 from gram_platform.paper.verdicts import EXPLANATION, JUDGEMENT_COLUMNS
 
 # Not allowed as `varies`: other columns of the tables in which it is one.
-NOT_NAMES = (
-    *TABLE_COLUMNS,
-    *JUDGEMENT_COLUMNS,
-    "seed",
-    "retained",
-    "domain",
-    "class",
-    "compute_ratio",
-    "runs",
-    "from",
-    "paper",
-    "published",
-    EXPLANATION,
-)
+NOT_NAMES = (*TABLE_COLUMNS, *JUDGEMENT_COLUMNS, "seed", "retained", "domain", "class")
+NOT_NAMES += ("compute_ratio", "runs", "from", "paper", "published", EXPLANATION)
 
 
 @dataclass(frozen=True)
@@ -99,25 +87,19 @@ def declarations(external: External) -> dict[str, Declaration]:
 def declaration(name: str, given: Mapping, studies: list[str]) -> Declaration:
     """Returns the known declaration of that name, changed by the fields `given` in studies.json."""
     place, known = f"{STUDIES_FILE}, {name}", known_studies().get(name, Declaration(name))
-    known = (
-        known if known.compare_with else replace(known, compare_with=name if name in CLAIMS else "")
-    )
+    if name in CLAIMS and not known.compare_with:
+        known = replace(known, compare_with=name)
     try:
         declared = from_plain(Declaration, overlaid(known, given))
     except InvalidField as error:
         raise invalid(f"{place}, {error.field}", error.value, error.expected) from error
-    if given.get("varies") in NOT_NAMES:
-        raise invalid(
-            f"{place}, varies", given["varies"], "a name that no other column of the table has"
-        )
-    if given.get("baseline_from", "") not in ("", *studies):
-        raise invalid(
-            f"{place}, baseline_from", given["baseline_from"], f"a study of {LOSSES_FILE}"
-        )
-    if given.get("compare_with", "") not in ("", *CLAIMS):
-        raise invalid(
-            f"{place}, compare_with", given["compare_with"], one_of(given["compare_with"], CLAIMS)
-        )
+    varies, lender = given.get("varies"), given.get("baseline_from", "")
+    if varies in NOT_NAMES:
+        raise invalid(f"{place}, varies", varies, "a name that no other column of the table has")
+    if lender not in ("", *studies):
+        raise invalid(f"{place}, baseline_from", lender, f"a study of {LOSSES_FILE}")
+    if (paper := given.get("compare_with", "")) not in ("", *CLAIMS):
+        raise invalid(f"{place}, compare_with", paper, one_of(paper, CLAIMS))
     return declared
 
 
@@ -164,14 +146,12 @@ class BaselineRules:
         )
         found = next((option for option in wanted if option in options), None)
         if found is None:
-            what = ", ".join(f"{key} {value}" for key, value in (("study", study), ("size", size)))
-            what += f", variant {variant}" if variant else ""
+            what = f"study {study}, size {size}" + f", variant {variant}" * bool(variant)
             allowed = (
-                f"a baseline of the variant, one without a variant, or a unit in {STUDIES_FILE}: "
+                f"a baseline of the variant, one without a variant, or a unit in {STUDIES_FILE}:"
+                f" {source} has baselines of {', '.join(options)}"
             )
-            raise invalid(
-                LOSSES_FILE, what, f"{allowed}{source} has baselines of {', '.join(options)}"
-            )
+            raise invalid(LOSSES_FILE, what, allowed)
         losses = self.losses[source, size, found]
         curves_from, curves = self._curves(source, size, found, losses)
         return Baseline(source, losses, curves, curves_from)
@@ -194,11 +174,8 @@ class BaselineRules:
         if len(found) == 1:
             return found[0]
         allowed = f"rows of method {BASELINE}, in this study or in one other study of that size"
-        allowed += (
-            f": choose with baseline_from in {STUDIES_FILE} from {', '.join(found)}"
-            if found
-            else ""
-        )
+        if found:
+            allowed += f": choose with baseline_from in {STUDIES_FILE} from {', '.join(found)}"
         raise invalid(LOSSES_FILE, f"study {study}, size {size}", allowed)
 
     def _curves(

@@ -37,20 +37,11 @@ from gram_platform.store.files import safe_name
 LOSSES_FILE, CURVES_FILE, STUDIES_FILE = "losses.csv", "curves.jsonl", "studies.json"
 REQUIRED_COLUMNS = ("study", "method", "size", "seed", "retained", "domain", ELICITED, "loss")
 CURVE_KEYS = ("study", "size", "seed", "domain", "steps", "losses")
-LOSS_COLUMNS = [
-    "row",
-    "study",
-    VARIANT,
-    "method",
-    "size",
-    "seed",
-    "retained",
-    "domain",
-    ELICITED,
-    "loss",
-]
 VIEW_AND_DOMAIN = ["study", VARIANT, "method", "size", "seed", "retained", "domain", ELICITED]
-OUTSIDE_CURVE_COLUMNS = ["row", "study", VARIANT, "size", "seed", "domain", "step", "loss"]
+LOSS_COLUMNS = ["row", *VIEW_AND_DOMAIN, "loss"]
+# What names a curve.
+CURVE_OF = ["study", VARIANT, "size", "seed", "domain"]
+OUTSIDE_CURVE_COLUMNS = ["row", *CURVE_OF, "step", "loss"]
 FLAGS = {"0": False, "1": True, "False": False, "True": True}
 # Larger numbers are no seeds or variants but names.
 MOST_NUMBER = 10**40
@@ -104,11 +95,8 @@ def read_external(folder: str | Path) -> External:
     place = Path(os.path.realpath(local_path("folder", folder)))
     for name in (LOSSES_FILE, CURVES_FILE):
         if not (place / name).is_file():
-            raise invalid(
-                "folder",
-                str(place),
-                f"a folder with {LOSSES_FILE} and {CURVES_FILE}: there is no {name}",
-            )
+            allowed = f"a folder with {LOSSES_FILE} and {CURVES_FILE}: there is no {name}"
+            raise invalid("folder", str(place), allowed)
     losses = pd.DataFrame(_losses(place / LOSSES_FILE), columns=LOSS_COLUMNS)
     if losses.empty:
         raise invalid(LOSSES_FILE, "no rows", "a row for each view and domain")
@@ -116,7 +104,7 @@ def read_external(folder: str | Path) -> External:
     studies = set(losses["study"])
     curves = pd.DataFrame(_curves(place / CURVES_FILE, studies), columns=OUTSIDE_CURVE_COLUMNS)
     heads = curves.drop_duplicates("row")
-    _require_once(CURVES_FILE, heads, ["study", VARIANT, "size", "seed", "domain"])
+    _require_once(CURVES_FILE, heads, CURVE_OF)
     return External(place, losses, curves, _declared(place / STUDIES_FILE, studies))
 
 
@@ -144,16 +132,11 @@ def _require_columns(place: str, header: Sequence[str]) -> None:
     absent = [name for name in REQUIRED_COLUMNS if name not in header]
     twice = sorted({name for name in header if name and header.count(name) > 1})
     if absent or twice:
-        wrong = (
-            f"there is no {', '.join(absent)}"
-            if absent
-            else f"there are several columns {', '.join(twice)}"
+        wrong = f"is no {', '.join(absent)}" if absent else f"are several {', '.join(twice)}"
+        allowed = (
+            f"the columns {','.join(REQUIRED_COLUMNS)}, with commas between them: there {wrong}"
         )
-        raise invalid(
-            place,
-            ",".join(header),
-            f"the columns {','.join(REQUIRED_COLUMNS)}, with commas between them: {wrong}",
-        )
+        raise invalid(place, ",".join(header), allowed)
 
 
 def _loss(place: str, number: int, cells: Mapping) -> tuple:
@@ -222,10 +205,7 @@ def _curve(place: str, curve: Mapping) -> tuple[tuple, list]:
             raise invalid(
                 f"{place}, {name}", curve.get(name), "a value: a curve has " + ", ".join(CURVE_KEYS)
             )
-    cell = {
-        name: _cell(f"{place}, {name}", curve.get(name))
-        for name in ("study", VARIANT, "size", "seed", "domain")
-    }
+    cell = {name: _cell(f"{place}, {name}", curve.get(name)) for name in CURVE_OF}
     steps, losses = (curve[name] for name in ("steps", "losses"))
     for name, values in (("steps", steps), ("losses", losses)):
         if not isinstance(values, list) or len(values) < MIN_POINTS:

@@ -25,7 +25,7 @@ from gram_platform.paper.verdicts import shared_profile
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.connection import opened_by
-from gram_platform.tracking.views import Line, SavedView, study_id, study_views
+from gram_platform.tracking.views import Line, StudyLog, study_id, study_views
 
 # The records of a study and of a search in its folder; a search's driver has a folder with one too.
 STUDY_FILE, SEARCH_FILE = "study.json", "search.json"
@@ -145,9 +145,8 @@ def load_record(store: Store, name: str) -> StudyRecord:
     folder = store.study_dir(name)
     plain = folder.read_json(STUDY_FILE)
     if plain is None:
-        known = [
-            other for other in store.list_studies() if store.study_dir(other).exists(STUDY_FILE)
-        ]
+        studies = store.list_studies()
+        known = [other for other in studies if store.study_dir(other).exists(STUDY_FILE)]
         submitted = f"{', '.join(known) or 'none yet'}{meant(name, known)}"
         raise invalid("study", name, f"a study that was submitted to {store.root}: {submitted}")
     return record_from_plain(plain, f"{folder.path}/{STUDY_FILE}")
@@ -171,8 +170,8 @@ def record_from_plain(plain: Mapping, place: str = STUDY_FILE) -> StudyRecord:
             if "method" not in entry["tags"]:
                 raise invalid("entries", entry, "entries whose tags have a method")
         for row in record.unit_errors:
-            require_real("unit_errors.ratio", row["ratio"], 0.0)
-            require_real("unit_errors.difference", row["difference"], 0.0)
+            for name in ("ratio", "difference"):
+                require_real(f"unit_errors.{name}", row[name], 0.0)
     except InvalidField as error:
         raise error.at(place) from error
     return record
@@ -183,9 +182,7 @@ class Results:
     """The analysed results of a study, complete or not: the content of its page.
 
     `runs` has one row for each run, evaluation or attack, under the study's names and in its order;
-    attacks have a non-empty `elicited`. Shown are the present ones of the columns `run_id, kind,
-    method, size, seed, profile, status, steps, num_tokens, elapsed_s, tokens_per_second, best_loss,
-    error`, with `run_id_url` for links to MLflow.
+    attacks have a non-empty `elicited`. `page.SHOWN_OF_RUNS` are the columns that pages show.
     """
 
     record: StudyRecord
@@ -199,6 +196,8 @@ class Results:
     source: str
     # As `module_shares` makes them, in a study whose runs have probes.
     absorption: pd.DataFrame | None = None
+    # The errors of compute ratios in ERROR_COLUMNS, in the study `calibration`.
+    errors: pd.DataFrame | None = None
     # The published table of the same methods, in the columns of table.csv; the record then has its
     # sizes' parameters.
     published: pd.DataFrame | None = None
@@ -213,9 +212,8 @@ class Results:
         """The values by the number of active modules, in a study about it."""
         if not self.record.by_modules:
             return None
-        return by_number(
-            self.analysis.per_seed, self.record.tags("evaluation") if self.record.entries else None
-        )
+        declared = self.record.tags("evaluation") if self.record.entries else None
+        return by_number(self.analysis.per_seed, declared)
 
     @property
     def shown_profile(self) -> str:
@@ -224,32 +222,23 @@ class Results:
         return profile if (self.table["profile"] == profile).any() else shared_profile(self.table)
 
 
-def publish(
+def study_log(
     record: StudyRecord,
-    store: Store,
     files: Mapping[str, bytes],
     figures: Mapping[str, object],
-    tracker: Tracker | None,
     lines: Sequence[Line],
     ratios: Mapping[str, Mapping[str, float]],
-) -> dict[str, str]:
-    """Writes a study's files and study.json, logs them to MLflow if there is a tracker; returns
-    {name: path}.
+) -> StudyLog:
+    """Returns what MLflow gets of a study, study.json among its files.
 
     `lines`: of the figures that MLflow shall draw too. `ratios`: metrics of evaluations, by id.
     """
     files = {**files, STUDY_FILE: record.to_json()}
-    shown = (
-        {"profile": record.profile}
-        if any(line.tags["profile"] == record.profile for line in lines)
-        else {}
-    )
+    is_drawn = any(line.tags["profile"] == record.profile for line in lines)
+    shown = {"profile": record.profile} if is_drawn else {}
     drawn = {name for line in lines for at in line.points.values() for name in at}
-    charts = tuple(
-        tuple(name + end for end in ENDS if name + end in drawn)
-        for name in CLASSES
-        if name in drawn
-    )
+    ends = [[name + end for end in ENDS if name + end in drawn] for name in CLASSES]
+    charts = tuple(tuple(names) for names in ends if names)
     views = study_views(record.name, study_id(record.name, record.params), shown, charts)
     # A node with several names has the first one's colour.
     tags = {
@@ -257,31 +246,17 @@ def publish(
         for e in reversed(record.entries)
     }
     code = code_text(record.submissions)
-    return publish_files(
-        record.name, store, files, figures, record.params, tracker, lines, tags, views, code, ratios
-    )
+    return StudyLog(record.name, files, figures, record.params, lines, tags, views, code, ratios)
 
 
-def publish_files(
-    name: str,
-    store: Store,
-    files: Mapping[str, bytes],
-    figures: Mapping[str, object],
-    params: Mapping[str, str],
-    tracker: Tracker | None,
-    lines: Sequence[Line] = (),
-    node_tags: Mapping[str, Mapping[str, str]] | None = None,
-    views: Sequence[SavedView] = (),
-    code: str = "",
-    node_metrics: Mapping[str, Mapping[str, float]] | None = None,
-) -> dict[str, str]:
-    """Writes the files of a study or a search, and logs them as `Tracker.log_study`, if any;
-    returns {name: path}."""
-    folder = store.study_dir(name)
-    folder.write_whole(files)
+def publish_files(study: StudyLog, store: Store, tracker: Tracker | None) -> dict[str, str]:
+    """Writes the files of a study or a search, and logs it if there is a tracker; returns
+    {name: path}."""
+    folder = store.study_dir(study.name)
+    folder.write_whole(study.files)
     if tracker is not None:
-        tracker.log_study(name, files, figures, params, lines, node_tags, views, code, node_metrics)
-    return {file: folder.address(file) for file in files}
+        tracker.log_study(study)
+    return {file: folder.address(file) for file in study.files}
 
 
 def write_or_log(
@@ -315,15 +290,13 @@ def mlflow_links(tracker: Tracker | None, pages: str = TO_DATABASE) -> dict[str,
 
 def run_links(tracker: Tracker | None) -> tuple[dict[str, str], str]:
     """Returns `mlflow_links`, and a sentence on what they need or why there are none."""
-    if tracker is None:
-        return (
-            {},
-            "There are no links to MLflow: no server was named, and the storage has no database.",
-        )
-    try:
-        return mlflow_links(tracker), links_note(tracker.tracking_uri)
-    except TrackingUnavailable as error:
-        return {}, f"There are no links to MLflow: it is away ({error})."
+    why = "no server was named, and the storage has no database"
+    if tracker is not None:
+        try:
+            return mlflow_links(tracker), links_note(tracker.tracking_uri)
+        except TrackingUnavailable as error:
+            why = f"it is away ({error})"
+    return {}, f"There are no links to MLflow: {why}."
 
 
 def links_note(tracking_uri: str) -> str:
@@ -348,14 +321,10 @@ def study_report(
     more: str = "",
 ) -> Page:
     """Makes the page of a stored study: its question, how it was run, where its numbers were read
-    from, `more`.
-
-    Then the sections. It says what links need if there is a tracker; `claims` as in `Page`.
-    """
+    from, what links need, `more`, then the sections; `claims` as in `Page`."""
     note = "" if tracker is None else links_note(tracker.tracking_uri)
-    facts = " ".join(
-        [*record.facts, sizes_text(record.parameters), f"Read from {source}.", note]
-    ).strip()
+    about = [*record.facts, sizes_text(record.parameters), f"Read from {source}.", note]
+    facts = " ".join(about).strip()
     intro = "\n\n".join(filter(None, [record.question, facts, more]))
     claims = None if claims is None else claims.rename(columns={VARIANT: record.varies})
     return Page(

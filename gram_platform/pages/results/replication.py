@@ -3,11 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.intervals import CURVE_FIXED
-from gram_platform.analysis.ratios import ATTACK_COLUMNS, ELICITED, FIT_COLUMNS, MEAN, PREFIX, VIEW
+from gram_platform.analysis.ratios import (
+    ALL,
+    ATTACK_COLUMNS,
+    ELICITED,
+    FIT_COLUMNS,
+    MEAN,
+    PREFIX,
+    VIEW,
+)
 from gram_platform.analysis.tables import Analysis, frame_text
 from gram_platform.config import CORE
 from gram_platform.config.identity import invalid, one_of
@@ -45,7 +52,6 @@ class ExternalStudy:
     evaluations: pd.DataFrame
     curves: pd.DataFrame
     attacks: pd.DataFrame
-    declared: pd.DataFrame
     # Pairs of an omission and its reason.
     notes: tuple[tuple[str, str], ...]
 
@@ -74,18 +80,25 @@ def _prepare(
         parts.append(here)
         curves.append(baseline.curves.assign(**{VARIANT: variant}))
     rows = _named(pd.concat(parts, ignore_index=True), used)
-    unit = _unit_of(name, baselines, used) if variants else ""
-    views = _evaluations(rows[~rows[ELICITED]])
-    profile, profiles = (
-        external.declared.get(name, {}).get("profile", ""),
-        dict.fromkeys([MEAN, *views["profile"]]),
-    )
+    units = {baselines.unit(name, size) for size, _ in used}
+    # The reference for all; "" if each variant has its own.
+    unit = units.pop() if variants and len(units) == 1 else ""
+    # A row for each view, with a column for each domain.
+    views = rows[~rows[ELICITED]]
+    views = views.pivot(index=[VARIANT, *VIEW, "retained"], columns="domain", values="loss")
+    views = views.add_prefix(PREFIX).reset_index().rename_axis(columns=None)
+    profile = external.declared.get(name, {}).get("profile", "")
+    profiles = dict.fromkeys([MEAN, *views["profile"]])
     if profile and profile not in profiles:
         raise invalid(f"{STUDIES_FILE}, {name}, profile", profile, one_of(profile, profiles))
     attacks, notes = _attacks(rows[rows[ELICITED]], views)
     dropped = [] if variants else [VARIANT]
     record = _record(name, external, declared, used, variants, unit, rows)
-    frames = (views, _tidy(pd.concat(curves, ignore_index=True)), attacks, _declared_views(views))
+    points = pd.concat(curves, ignore_index=True)
+    # It tells apart baselines that several variants share.
+    points["run_id"] = points["study"] + " " + points["size"] + " seed " + points["seed"]
+    points = points[["run_id", VARIANT, "size", "seed", "step", "domain", "loss"]]
+    frames = (views, points, attacks)
     return ExternalStudy(record, *(frame.drop(columns=dropped) for frame in frames), notes)
 
 
@@ -94,13 +107,15 @@ def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Results:
 
     The intervals take the curve as fixed, as the published ones do.
     """
-    record, notes = prepared.record, pd.DataFrame(prepared.notes, columns=["what", "why"])
-    frames = (prepared.evaluations, prepared.curves, prepared.attacks, prepared.declared)
-    analysis = analysed(record, *frames, CURVE_FIXED)
+    record, notes = prepared.record, pd.DataFrame(prepared.notes, columns=NO_NOTES.columns)
+    views, curves, attacks = prepared.evaluations, prepared.curves, prepared.attacks
+    # Every profile of a method at a size for all of its seeds there, so that lost ones are named.
+    names = [name for name in (VARIANT, "method", "size") if name in views]
+    declared = views[[*names, "profile", "retained"]].drop_duplicates()
+    declared = declared.merge(views[[*names, "seed"]].drop_duplicates(), on=names)
+    analysis = analysed(record, views, curves, attacks, declared, CURVE_FIXED)
     analysis = replace(analysis, missing=pd.concat([analysis.missing, notes], ignore_index=True))
-    results = Results(
-        record, analysis, prepared.curves, NO_RUNS, judged(record, analysis), "the folder"
-    )
+    results = Results(record, analysis, curves, NO_RUNS, judged(record, analysis), "the folder")
     if record.varies or not is_beside:
         return results
     domains = set(analysis.ratios["domain"])
@@ -143,7 +158,7 @@ def _published(name: str) -> Results:
 def _variants_of(losses: pd.DataFrame) -> tuple[str, ...]:
     """Returns the variants of a study: numbers sorted, names in the file's order; () without
     variants."""
-    names = [name for name in dict.fromkeys(losses[VARIANT]) if name]
+    names = list(filter(None, dict.fromkeys(losses[VARIANT])))
     try:
         return tuple(sorted(names, key=float))
     except ValueError:
@@ -181,81 +196,37 @@ def _require_domains(rows: pd.DataFrame, baseline: Baseline, size: str) -> None:
             raise invalid(f"{CURVES_FILE}, row {number}, domain", domain, allowed)
 
 
-def _unit_of(name: str, baselines: BaselineRules, used: Mapping[tuple[str, str], Baseline]) -> str:
-    """Returns the variant whose baselines are the reference for all; "" if each has its own."""
-    units = {baselines.unit(name, size) for size, _ in used}
-    return units.pop() if len(units) == 1 else ""
-
-
 def _named(rows: pd.DataFrame, used: Mapping[tuple[str, str], Baseline]) -> pd.DataFrame:
     """Adds profiles to the rows; a baseline retains everything."""
-    auxiliary = {key: tuple(sorted(baseline.domains - {CORE})) for key, baseline in used.items()}
-    domains = [auxiliary[key] for key in zip(rows["size"], rows[VARIANT], strict=True)]
-    is_baseline = rows["method"] == BASELINE
-    retained = [
-        ",".join(d) if b else r
-        for d, b, r in zip(domains, is_baseline, rows["retained"], strict=True)
-    ]
-    profiles = [
-        profile_name(tuple(filter(None, r.split(","))), d)
-        for d, r in zip(domains, retained, strict=True)
-    ]
-    return rows.assign(
-        retained=retained,
-        profile=["all" if b else p for b, p in zip(is_baseline, profiles, strict=True)],
-    )
-
-
-def _evaluations(rows: pd.DataFrame) -> pd.DataFrame:
-    """Makes a row for each view, with a column for each domain."""
-    wide = rows.pivot(index=[VARIANT, *VIEW, "retained"], columns="domain", values="loss")
-    return wide.add_prefix(PREFIX).reset_index().rename_axis(columns=None)
-
-
-def _declared_views(views: pd.DataFrame) -> pd.DataFrame:
-    """Declares every profile of a method at a size for all of its seeds there, so that missing
-    seeds are named."""
-    names = [VARIANT, "method", "size"]
-    profiles = views[[*names, "profile", "retained"]].drop_duplicates()
-    return profiles.merge(views[[*names, "seed"]].drop_duplicates(), on=names)
+    named = []
+    for row in rows.to_dict("records"):
+        domains = tuple(sorted(used[row["size"], row[VARIANT]].domains - {CORE}))
+        if row["method"] == BASELINE:
+            named.append((",".join(domains), ALL))
+        else:
+            kept = tuple(filter(None, row["retained"].split(",")))
+            named.append((row["retained"], profile_name(kept, domains)))
+    retained, profiles = zip(*named, strict=True)
+    return rows.assign(retained=retained, profile=profiles)
 
 
 def _attacks(rows: pd.DataFrame, views: pd.DataFrame) -> tuple[pd.DataFrame, tuple]:
     """Returns (attacks on forgotten domains, notes on attacks without a forgotten domain or without
     a view)."""
-    keys, notes = [VARIANT, *VIEW], []
-    has_view = (
-        pd.Series(map(tuple, rows[keys].values))
-        .isin(set(map(tuple, views[keys].values)))
-        .to_numpy(bool)
-    )
-    kept = [
-        d == CORE or d in r.split(",")
-        for d, r in zip(rows["domain"], rows["retained"], strict=True)
-    ]
-    for problem, why in (
-        (~has_view, "the view has no losses without the attack"),
-        (kept, "the view keeps the domain"),
-    ):
-        for row in rows[np.array(problem, bool)].to_dict("records"):
-            name = " ".join(
-                filter(None, (row[VARIANT], *(row[key] for key in VIEW[:2]), row["profile"]))
-            )
-            notes.append((f"{name} seed {row['seed']}, attack on {row['domain']}", why))
-    good = (
-        rows[has_view & ~np.array(kept, bool)]
-        .drop(columns=ELICITED)
-        .rename(columns={"domain": ELICITED})
-    )
-    return good[[VARIANT, *ATTACK_COLUMNS]], tuple(notes)
-
-
-def _tidy(curves: pd.DataFrame) -> pd.DataFrame:
-    """Makes a row for each point; `run_id` tells apart baselines that several variants share."""
-    run_id = curves["study"] + " " + curves["size"] + " seed " + curves["seed"]
-    return curves.assign(run_id=run_id)[
-        ["run_id", VARIANT, "size", "seed", "step", "domain", "loss"]
-    ]
+    keys, good, notes = [VARIANT, *VIEW], [], []
+    present = set(views[keys].itertuples(index=False, name=None))
+    for row in rows.to_dict("records"):
+        domain, why = row["domain"], ""
+        if tuple(row[key] for key in keys) not in present:
+            why = "the view has no losses without the attack"
+        elif domain == CORE or domain in row["retained"].split(","):
+            why = "the view keeps the domain"
+        if why:
+            names = (row[VARIANT], row["method"], row["size"], row["profile"], "seed", row["seed"])
+            notes.append((f"{' '.join(filter(None, names))}, attack on {domain}", why))
+        else:
+            good.append({**row, ELICITED: domain})
+    return pd.DataFrame(good, columns=[VARIANT, *ATTACK_COLUMNS]), tuple(notes)
 
 
 def _record(
@@ -275,14 +246,10 @@ def _record(
     copied = dict.fromkeys(
         (b.curves_from, size) for (size, _), b in used.items() if b.curves_from != b.study
     )
-    facts += [
-        f"The curves of {size} are those of {study}, whose losses are the same."
-        for study, size in copied
-    ]
-    facts += [f"Every ratio is against the baseline of {unit}."] if unit else []
-    facts += (
-        ["Each seed is measured against the baseline of the same seed."]
-        if declared.own_baseline
-        else []
-    )
+    same = "whose losses are the same"
+    facts += [f"The curves of {size} are those of {study}, {same}." for study, size in copied]
+    if unit:
+        facts.append(f"Every ratio is against the baseline of {unit}.")
+    if declared.own_baseline:
+        facts.append("Each seed is measured against the baseline of the same seed.")
     return replace(declared.record(name, sizes, facts, variants), unit=unit)

@@ -16,8 +16,8 @@ from gram_platform.analysis.tables import (
     analyse,
     frame_text,
     interval_text,
+    interval_texts,
     labelled,
-    points_of,
     readable_table,
     short_text,
 )
@@ -79,24 +79,16 @@ def read_results(
     analysis = analysed(record, evaluations, curves, attacks, record.tags("evaluation"))
     absorption = None
     if record.probed and store:
-        records_of = lambda run_id: store.run(run_id).records()  # noqa: E731
-        absorption = module_shares(runs[runs["id"].isin(record.probed)], records_of)
-    return Results(
-        record,
-        analysis,
-        curves,
-        nodes_frame(record, frame),
-        judged(record, analysis),
-        source,
-        absorption,
-    )
+        probed = runs[runs["id"].isin(record.probed)]
+        absorption = module_shares(probed, lambda run_id: store.run(run_id).records())
+    nodes, claims = nodes_frame(record, frame), judged(record, analysis)
+    return Results(record, analysis, curves, nodes, claims, source, absorption)
 
 
 def lost_rows(
     record: StudyRecord, store: Store, results: Results | None, done: Collection[str]
 ) -> list[str]:
-    """Says which nodes that are `done` the tables lack since the storage has lost a part of them,
-    and the remedy.
+    """Names the nodes that are `done` but lost a part that the tables need, and the remedy.
 
     Submitting again does not execute them again. A curve that MLflow still has is not lost.
     """
@@ -116,10 +108,8 @@ def lost_rows(
     for node_id, reason in found.items():
         kind = entries[node_id]["kind"]
         directory = store.node(kind, node_id)
-        name, place = (
-            node_name(kind, node_id, directory.tags() or entries[node_id]["tags"]),
-            directory.folder.path,
-        )
+        name = node_name(kind, node_id, directory.tags() or entries[node_id]["tags"])
+        place = directory.folder.path
         lines.append(f"{name}: {reason}; to make it again, remove {place} and submit again")
     return lines
 
@@ -144,18 +134,17 @@ def analysed(
 def judged(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
     """Judges the paper's claims about the study, beside their verdicts on the published numbers.
 
-    At the profile that the record names, also where the table lacks it: another would be chosen
-    after there are data. A study without claims in the paper is judged on retain above forget, as
-    means over profiles. Numbers of others are judged over seeds alone, as their authors do: nobody
-    rated shorter baselines of theirs.
+    The profile is the record's, even if the table lacks it: another would be chosen after there are
+    data. A study without claims in the paper is judged on retain above forget, as means over
+    profiles. Numbers of others are judged over seeds alone, as their authors do: nobody rated
+    shorter baselines of theirs.
     """
     errors = errors_by_class(record.unit_errors) if record.preset else None
-    if record.compare_with in CLAIMS:
+    if (study := record.compare_with) in CLAIMS:
         # Beside core alone no domain is retained.
         compared = record.profile if record.profile != CORE else ""
-        of_study = (analysis.per_seed, record.compare_with, compared)
-        claims = paper_claims(*of_study, errors, record.parameters)
-        claims = with_published(claims, record.compare_with)
+        claims = paper_claims(analysis.per_seed, study, compared, errors, record.parameters)
+        claims = with_published(claims, study)
     else:
         judgements = [] if record.variants else separation_claims(analysis.per_seed, errors)
         claims = claims_frame(judgements).assign(**{PROFILE: MEAN})
@@ -166,9 +155,8 @@ def summary_text(record: StudyRecord, results: Results) -> str:
     """Writes the tables for a terminal, and what the paper has of a study that declares it."""
     table = results.analysis.table
     if table.empty:
-        return "\n".join(
-            ["no table:", *(f"{what}: {why}" for what, why in results.analysis.missing.to_numpy())]
-        )
+        missing = results.analysis.missing.to_numpy()
+        return "\n".join(["no table:", *(f"{what}: {why}" for what, why in missing)])
     parts = [format_table(renamed(table, record.varies))]
     if results.by_number is not None:
         drops = drop_table(results.by_number, results.analysis.per_seed)
@@ -185,18 +173,8 @@ def summary_text(record: StudyRecord, results: Results) -> str:
     if record.preset == UNJUDGED_PRESET:
         parts += [TOO_LITTLE]
     elif record.compare_with in CLAIMS:
-        numbers = ["difference", "low", "high", UNIT_ERROR, "detectable", "paper"]
-        names = [
-            "verdict",
-            HOLM,
-            *numbers,
-            PROFILE,
-            "size",
-            VARIANT,
-            "claim",
-            "published",
-            EXPLANATION,
-        ]
+        names = ["verdict", HOLM, "difference", "low", "high", UNIT_ERROR, "detectable", "paper"]
+        names += [PROFILE, "size", VARIANT, "claim", "published", EXPLANATION]
         found = shown_columns(results.claims, names)
         found = found[[n for n in found if n not in ("size", VARIANT) or found[n].nunique() > 1]]
         parts += ["the paper's claims", frame_text(renamed(found, record.varies))]
@@ -231,10 +209,8 @@ def brief_results(record: StudyRecord, results: Results, is_wide: bool) -> Brief
     table, text, tables = results.analysis.table, interval_text if is_wide else short_text, {}
     for profile in dict.fromkeys((MEAN, results.shown_profile)) if len(table) else ():
         rows = table[table["profile"] == profile]
-        names = [
-            "method",
-            *(name for name in ("size", VARIANT) if name in rows and rows[name].nunique() > 1),
-        ]
+        several = [name for name in ("size", VARIANT) if name in rows and rows[name].nunique() > 1]
+        names = ["method", *several]
         cells = with_values(rows, CLASSES, text)
         tables[f"profile {profile}"] = renamed(labelled(rows[names]).assign(**cells), record.varies)
     judged_not = TOO_LITTLE * (record.preset == UNJUDGED_PRESET)
@@ -246,18 +222,13 @@ def with_values(
 ) -> dict[str, list[str]]:
     """Writes those of the columns `names` that have any value, with their ends, by `interval_text`
     or `short_text`."""
-    return {
-        name: list(map(text, *(frame[name + end] for end in ENDS), points_of(frame, name)))
-        for name in names
-        if frame[name].notna().any()
-    }
+    return {n: interval_texts(frame, n, text) for n in names if frame[n].notna().any()}
 
 
 def count_verdicts(claims: pd.DataFrame | None) -> Mapping[str, int]:
     """Returns how many claims have each verdict; {} without any."""
-    if claims is None or claims.empty:
-        return {}
-    return dict(Counter(filter(None, claims["verdict"])))
+    has_claims = claims is not None and len(claims)
+    return dict(Counter(filter(None, claims["verdict"]))) if has_claims else {}
 
 
 def named(
@@ -293,10 +264,8 @@ def ratio_lines(results: Results) -> list[Line]:
     columns = [name + end for name in CLASSES for end in ENDS]
     names = ["method", *([VARIANT] if record.variants else []), "profile"]
     for values, rows in table.groupby(names, sort=False):
-        points = {
-            record.parameters[row["size"]]: row[columns].dropna().to_dict()
-            for _, row in rows.iterrows()
-        }
+        counts = rows["size"].map(record.parameters)
+        points = {n: rows.loc[at, columns].dropna().to_dict() for at, n in counts.items()}
         tags = {name: str(value) for name, value in zip(names, values, strict=True)}
         colour = {RUN_COLOUR: method_style(tags["method"]).colour}
         lines.append(Line(" ".join(tags.values()), tags | colour, points))
@@ -308,10 +277,7 @@ def seed_ratios(results: Results) -> dict[str, dict[str, float]]:
     views = results.record.tags("evaluation")
     names = [name for name in (VARIANT, *VIEW) if name in views]
     rows = views[["id", *names]].merge(results.analysis.per_seed[[*names, *CLASSES]], on=names)
-    found = (
-        rows.drop_duplicates("id").set_index("id")[list(CLASSES)].add_prefix(RATIO).to_dict("index")
-    )
     return {
-        eval_id: {name: ratio for name, ratio in of.items() if np.isfinite(ratio)}
-        for eval_id, of in found.items()
+        row["id"]: {RATIO + name: row[name] for name in CLASSES if np.isfinite(row[name])}
+        for row in rows.drop_duplicates("id").to_dict("records")
     }

@@ -24,7 +24,7 @@ from gram_platform.studies.searches.report import trial_metrics, trial_tags
 from gram_platform.studies.searches.search_plan import SearchPlan
 from gram_platform.studies.workplace import Workplace
 from gram_platform.tracking.connection import first_line
-from gram_platform.tracking.views import search_views
+from gram_platform.tracking.views import StudyLog, search_view
 
 
 class SearchObservers(Observers, TrialWatch):
@@ -155,18 +155,17 @@ class SearchObservers(Observers, TrialWatch):
             "preset": search.preset_name,
             "data_id": search.data_id,
         }
-        write = partial(
-            publish_files,
+        log = StudyLog(
             search.name,
-            self.store,
             output.files,
             output.figures,
             params,
             node_tags=trial_tags(trials),
-            node_metrics=trial_metrics(trials, columns),
-            views=search_views(search.name, columns),
+            views=(search_view(search.name, columns),),
             code=code_text(self.submissions(self.folder, SEARCH_FILE)),
+            node_metrics=trial_metrics(trials, columns),
         )
+        write = partial(publish_files, log, self.store)
         self.publish(search.name, write, output.text, lambda _: output.brief)
         return DONE
 

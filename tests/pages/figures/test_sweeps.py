@@ -6,7 +6,7 @@ import pytest
 
 from gram_platform.analysis.sweeps import analyse_sweeps
 from gram_platform.pages.figures.sweeps import CLASS_STYLES, IN_PAPER, sweep_figure, sweep_figures
-from gram_platform.paper.sweeps import PAPER_SWEEPS, paper_curve
+from gram_platform.paper.sweeps import PAPER_SWEEPS
 from tests.stories_frames import SIZE, curves
 from tests.sweep_frames import POINTS, analysed, evaluations
 
@@ -35,12 +35,12 @@ def test_lines_and_bands_are_the_table_and_the_papers_dashed_below(table, knob):
             rows["runs"].str.replace(" ", "<br>")
         )
         assert ours.line.dash == "solid"
-        assert list(paper.y) == list(paper_curve(knob, value)["mean"])
+        given = PAPER_SWEEPS[knob].curves[value]
+        assert list(paper.y) == list(given["mean"])
         assert paper.line.dash == "dash"
         assert paper.marker.symbol.endswith("-open")
         bands = {band.legendgroup: list(band.y) for band in figure.data if band.fill == "toself"}
         assert bands[label] == [*rows[f"{value}_high"], *rows[f"{value}_low"][::-1]]
-        given = paper_curve(knob, value)
         assert bands[label + IN_PAPER] == [*given["high"], *given["low"][::-1]]
     assert (figure.layout.xaxis.type == "log") == (knob == "p_ca")
 

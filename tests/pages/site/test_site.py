@@ -40,7 +40,7 @@ def storage_copy(planted_root, tmp_path) -> Path:
 def shown(root: Path) -> dict[str, Shown]:
     """What the index shows of each study and search, by title."""
     studies, searches = read_shown(Store(root))
-    return {one.told.title: one for one in (*studies, *searches)}
+    return {one.title: one for one in (*studies, *searches)}
 
 
 def rebuilt(root: Path) -> Path:
@@ -51,17 +51,17 @@ def test_a_study_has_its_main_result_how_much_is_done_and_its_verdicts(planted_r
     cards = shown(planted_root)
     assert len(cards) == 4
     scaling, holes = cards["Scaling <of> sizes"], cards["Stories with holes"]
-    assert scaling.told.question == "Does it hold?"
-    values = re.findall(r"(core|retain|forget) ([\d.]+)", scaling.told.card.headline)
+    assert scaling.question == "Does it hold?"
+    values = re.findall(r"(core|retain|forget) ([\d.]+)", scaling.card.headline)
     planted = {"core": 0.95, "retain": 0.95, "forget": 0.75}
     assert {name: float(value) for name, value in values} == pytest.approx(planted, abs=0.05)
-    assert "core+lisp" in scaling.told.card.headline
-    assert [one.told.card.state.split()[:3] for one in (scaling, holes)] == [
+    assert "core+lisp" in scaling.card.headline
+    assert [one.card.state.split()[:3] for one in (scaling, holes)] == [
         ["36", "of", "36"],
         ["36", "of", "39"],
     ]
     with (planted_root / "studies/scaling/claims.csv").open() as file:
-        assert scaling.told.card.verdicts == Counter(row["verdict"] for row in csv.DictReader(file))
+        assert scaling.card.verdicts == Counter(row["verdict"] for row in csv.DictReader(file))
     assert scaling.submitted == "2026-11-26T10:00:00+00:00"
 
 
