@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from gram_platform.engine.machine import free_port
-from gram_platform.studies import session
+from gram_platform.studies import workplace
 from tests.heads import running_head
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -189,8 +189,8 @@ def test_a_driver_on_a_head_names_the_flag_that_moves_it(
         {"NodeID": "here", "Resources": {"CPU": cpus}},
         {"NodeID": "there", "Resources": {"CPU": 8.0}},
     ]
-    monkeypatch.setattr(session.ray, "get_runtime_context", lambda: here)
-    monkeypatch.setattr(session.ray, "nodes", lambda: nodes)
-    monkeypatch.setattr(session.ray, "cluster_resources", lambda: resources)
-    monkeypatch.setattr(session, "has_fixed_size", lambda: not can_grow)
-    assert (ADVICE in session.advice_on_place()) == is_named
+    monkeypatch.setattr(workplace.ray, "get_runtime_context", lambda: here)
+    monkeypatch.setattr(workplace.ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(workplace.ray, "cluster_resources", lambda: resources)
+    monkeypatch.setattr(workplace, "has_fixed_size", lambda: not can_grow)
+    assert (ADVICE in workplace.advice_on_place()) == is_named

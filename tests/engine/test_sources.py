@@ -10,7 +10,6 @@ import pytest
 from gram_platform.engine import node as node_module
 from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.execution import Execution
-from gram_platform.engine.in_process import run_in_process
 from gram_platform.engine.life import NodeLifecycle, done_ids
 from gram_platform.engine.node import RunExecution, execute_run
 from gram_platform.engine.ranks import train_rank
@@ -21,6 +20,7 @@ from gram_platform.store.directories import SOURCE_HASHES
 from gram_platform.store.files import seal
 from tests.engine.conftest import elsewhere, result_files
 from tests.engine.test_node import Stopped, stop_after
+from tests.executed import run_in_process
 from tests.ranks import run_ranks
 from tests.tiny import weights_of
 

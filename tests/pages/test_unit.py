@@ -22,12 +22,12 @@ from gram_platform.pages.results.results import (
     summary_text,
 )
 from gram_platform.paper.verdicts import TOO_LITTLE, UNJUDGED_PRESET
-from gram_platform.studies.flags import parse
 from gram_platform.studies.library import calibration
 from gram_platform.studies.searches.definition import Search
 from tests.pages.test_report import runs_frame
 from tests.refused import refused
 from tests.study_frames import curves, evaluations, study_of
+from tests.submitted import plan_of, study_plan
 
 
 def rows(size: str, core: float, auxiliary: float) -> tuple[dict, ...]:
@@ -120,8 +120,10 @@ def named_commands(preset: str, *sizes: str) -> list[list[str]]:
 def test_a_size_is_calibrated_by_the_preset_of_its_name_or_the_first_that_has_it(
     preset, sizes, named
 ):
-    found = [parse(calibration.STUDY, flags) for flags in named_commands(preset, *sizes.split())]
-    assert {flags.preset: " ".join(flags.sizes) for flags in found} == named
+    found = [
+        study_plan(calibration.STUDY, flags) for flags in named_commands(preset, *sizes.split())
+    ]
+    assert {part.preset_name: " ".join(part.choice.sizes) for part in found} == named
 
 
 def test_every_command_that_a_study_of_ours_can_name_passes_its_flags_as_a_dry_run():
@@ -135,11 +137,11 @@ def test_every_command_that_a_study_of_ours_can_name_passes_its_flags_as_a_dry_r
     for preset, sizes in judged_presets:
         calibrated = []
         for flags in named_commands(preset, *sizes):
-            found = parse(calibration.STUDY, [*flags, "--dry-run"])
-            assert found.dry_run
+            plan = plan_of(calibration.STUDY, [*flags, "--dry-run"])
+            assert plan.dry_run
             # Rated baselines need several seeds.
-            assert found.seeds > 1
-            calibrated += found.sizes
+            assert plan.studies[0].choice.seeds > 1
+            calibrated += plan.studies[0].choice.sizes
         assert sorted(calibrated) == sorted(sizes)
 
 

@@ -284,7 +284,7 @@ def test_stories_are_the_printed_ones():
 
 def test_sweeps_and_numbers_of_domains_are_the_printed_ones():
     """app:hyperparams, app:aux-scaling, fig:titration."""
-    values = study("hyperparams").values["paper"]
+    values = study("hyperparams").points["paper"]
     assert values["p_cr"] == (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     assert values["p_as"] == (0.0, 0.25, 0.5, 0.75, 1.0)
     assert values["p_ca"] == (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -469,7 +469,7 @@ def test_the_sweep_of_p_ca_keeps_its_length(rows):
         r["core_aux_ratio"]: r["aux_factor"]
         for r in found(rows, "sweep/stories", "routed", arch="lora")
     }
-    assert set(factors) == set(study("hyperparams").values["as_run"]["p_ca"])
+    assert set(factors) == set(study("hyperparams").points["as_run"]["p_ca"])
     lengths = set()
     for ratio, factor in factors.items():
         turned = KNOB["p_ca"].turned(cell("hyperparams", "as_run"), ratio)

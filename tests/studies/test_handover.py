@@ -163,7 +163,7 @@ def test_flags_that_need_ray_are_refused(tmp_path):
         with refused("num_workers"):
             plan_of(scaling.STUDY, ["--preset", "smoke", "--in-process", "--num-workers", wanted])
     with refused("export_nodes"):
-        parse(
+        plan_of(
             scaling.STUDY,
             [
                 "--preset",
