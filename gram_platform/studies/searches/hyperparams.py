@@ -206,7 +206,8 @@ class HyperparameterSweep:
         figures = {f"sweep-{name}": figure for name, figure in sweep_figures(sweep.table).items()}
         text, brief = _text(sweep, claims, source), _brief(sweep, claims)
         columns = TrialColumns(("value",), CLASSES)
-        return search.output(facts, sections, files, record, figures, text, brief, columns, claims)
+        files = search.files(facts, sections, files, record, columns, claims)
+        return SearchOutput(files, figures, text, brief, columns)
 
 
 # ------------------------------------------------------------------------------------------- report

@@ -295,9 +295,10 @@ def _report(
         if size in set(trials[trials[STATE] == State.COMPLETE]["size"])
     )
     columns = TrialColumns(("lr", "batch"), ("loss",), sizes_done if len(sizes_done) > 1 else ())
-    shown = _text(trials, analysis, tables["predictions"]), _brief(trials, analysis), columns
     sections = _sections(trials, tables, figures, links)
-    return search.output(facts, sections, data, record, figures, *shown)
+    files = search.files(facts, sections, data, record, columns)
+    text, brief = _text(trials, analysis, tables["predictions"]), _brief(trials, analysis)
+    return SearchOutput(files, figures, text, brief, columns)
 
 
 # ------------------------------------------------------------------------------------------- report

@@ -271,9 +271,10 @@ class MaxEntSearch:
         named = {name.replace(" ", "_"): figure for name, figure in named.items()}
         sections = _sections(linked_histories, drawn, table, links)
         columns = TrialColumns(tuple(p.name for p in varied), (METRIC,))
-        shown = _text(table, search.search_id), best_brief(table, search.search_id), columns
         about = f"{_about(search)} {about_links}"
-        return search.output(about, sections, files, record, named, *shown)
+        files = search.files(about, sections, files, record, columns)
+        text, brief = _text(table, search.search_id), best_brief(table, search.search_id)
+        return SearchOutput(files, named, text, brief, columns)
 
 
 def _facts(search: SearchPlan) -> dict:

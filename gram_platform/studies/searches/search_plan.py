@@ -32,13 +32,13 @@ from gram_platform.methods.nodes import Node
 from gram_platform.pages.report.card import PICTURE_FILE, describe_trials
 from gram_platform.pages.report.page import Page, Section
 from gram_platform.pages.results.record import SEARCH_FILE, Card, sizes_text
-from gram_platform.pages.results.results import Brief, count_verdicts
+from gram_platform.pages.results.results import count_verdicts
 from gram_platform.planner import Machine, expected_hours
 from gram_platform.store import Folder, Store
 from gram_platform.store.machines import cordoned_lines
 from gram_platform.studies.plan import StudyPlan
 from gram_platform.studies.searches.optuna_studies import attributes
-from gram_platform.studies.searches.report import SearchOutput, counts_text, json_file
+from gram_platform.studies.searches.report import counts_text, json_file
 from gram_platform.studies.workplace import machine_hours
 from gram_platform.tracking.views import TrialColumns
 
@@ -103,19 +103,16 @@ class SearchPlan(StudyPlan):
     def share_left(self) -> float:
         return self.kind.share_left(self)
 
-    def output(
+    def files(
         self,
         facts: str,
         sections: list[Section],
         tables: Mapping[str, bytes],
         record: Mapping,
-        figures: Mapping[str, object],
-        text: str,
-        brief: Brief,
         columns: TrialColumns,
         claims: pd.DataFrame | None = None,
-    ) -> SearchOutput:
-        """Makes the search's files: its tables, report.html, claims.csv if it judges claims, and
+    ) -> dict[str, bytes]:
+        """Returns the search's files: its tables, report.html, claims.csv if it judges claims, and
         search.json.
 
         The report begins with the question and `facts`, how it was searched; `record` goes into
@@ -140,8 +137,7 @@ class SearchPlan(StudyPlan):
         }
         plain = json_file({"name": study.name, **known, **record, **shown})
         files = {**tables, **page.files, SEARCH_FILE: plain}
-        files |= {PICTURE_FILE: picture.encode()} if picture else {}
-        return SearchOutput(files, figures, text, brief, columns)
+        return files | ({PICTURE_FILE: picture.encode()} if picture else {})
 
 
 def list_rounds(
