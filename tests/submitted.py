@@ -45,9 +45,9 @@ def execute(study: Study, words: Sequence[str] | Flags) -> int:
         from gram_platform.studies.drive import drive
 
         return drive(plan)
-    from gram_platform.studies.campaign import drive_searched
+    from gram_platform.studies.campaign import drive_campaign
 
-    return drive_searched(plan)
+    return drive_campaign(plan)
 
 
 def execute_campaign(

@@ -24,60 +24,37 @@ from gram_platform.studies.searches.maxent import METHOD
 from gram_platform.studies.searches.search_plan import SearchPlan
 
 
-def drive_searched(plan: Plan) -> int:
-    """Runs the search that the study's preset needs, if it does, then the study; returns the exit
-    code.
+def drive_campaign(plan: Plan, searches: Sequence[Plan] = ()) -> int:
+    """Runs whatever is not done of studies, the searches that they begin with, and other searches,
+    or describes it; returns the exit code.
 
     ValueError for bad input, before anything trains.
     """
-    needed = needed_search(plan, plan.studies[0])
-    if needed is None:
+    needed = [one for part in plan.studies if (one := needed_search(plan, part))]
+    if not (needed or searches) and len(plan.studies) == 1:
         return drive(plan)
-    is_complete, everything = needed.kind.is_complete(needed), _with_searches(plan, (needed,))
-    if not (plan.dry_run or is_complete):
-        _require_ray(plan, needed)
+    left = {one.search_id: one for one in needed if not one.kind.is_complete(one)}
+    for one in left.values() if not plan.dry_run else ():
+        _require_ray(plan, one)
+    others = (part for one in searches for part in one.studies)
+    known = (*plan.studies, *(one.planned() for one in left.values()), *others)
+    everything = replace(plan, studies=known)
     if not (plan.dry_run or plan.export_nodes):
-        # Errors of the study must come before the search, and the price of both.
+        # Errors of a study must come before a search, and the price of everything.
         plan = _prepared(plan, everything)
-    plan, _, code = after_searches(plan)
-    code = worst(code, drive(plan)) if plan.studies else code
-    if plan.dry_run and not is_complete:
-        say(f"\nof both {price_line(everything)}")
-    return code
-
-
-def drive_campaign(plan: Plan, searches: Sequence[Plan]) -> int:
-    """Runs whatever is not done of studies and searches, or describes it; returns the exit code.
-
-    ValueError for bad input, before anything trains.
-    """
-    needed = filter(None, (needed_search(plan, part) for part in plan.studies))
-    everything = _with_searches(plan, tuple(needed))
-    others = tuple(part for one in searches for part in one.studies)
-    everything = replace(everything, studies=(*everything.studies, *others))
-    codes, ids = [DONE], set[str]()
-    if everything.studies and not plan.dry_run:
-        plan = _prepared(plan, everything)
-    if plan.studies:
-        plan, ids, code = after_searches(plan)
-        codes += [code, drive(plan)] if plan.studies else [code]
-        if plan.dry_run:
-            say(sharing(plan.studies))
+    plan, ids, code = after_searches(plan)
+    codes = [code, drive(plan)] if plan.studies else [code]
+    if plan.dry_run and len(plan.studies) > 1:
+        say(sharing(plan.studies))
     for search in searches:
         # A study may have begun with it.
         if search.studies[0].search_id not in ids:
             say(f"\n{search.studies[0].study.title}")
             search = replace(search.on(plan.device), is_approved=plan.is_approved)
             codes.append(drive(search))
-    if everything.studies and plan.dry_run:
+    if plan.dry_run and len(everything.studies) > 1:
         say(f"\nof all {price_line(everything)}")
     return worst(*codes)
-
-
-def _with_searches(plan: Plan, needed: Sequence[SearchPlan]) -> Plan:
-    """Returns the plan with the searches that its studies begin with and that are not complete."""
-    left = {work.search_id: work.planned() for work in needed if not work.kind.is_complete(work)}
-    return replace(plan, studies=(*plan.studies, *left.values()))
 
 
 def _prepared(plan: Plan, everything: Plan) -> Plan:

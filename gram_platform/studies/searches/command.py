@@ -43,9 +43,9 @@ def _run(study: Study, arguments: list[str] | None, prog: str | None) -> int:
 
         return drive(plan)
     plan = make_plan(study, flags)
-    from gram_platform.studies.campaign import drive_searched
+    from gram_platform.studies.campaign import drive_campaign
 
-    return drive_searched(plan)
+    return drive_campaign(plan)
 
 
 def campaign_main(
