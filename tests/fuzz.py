@@ -13,6 +13,7 @@ import contextlib
 import gzip
 import io
 import json
+import pickle
 import random
 import resource
 import shutil
@@ -241,10 +242,10 @@ def read_policy(data: bytes, _: Path) -> None:
     text = data.decode()
     followed_now, errors = followed(text, PLANTED, ("lisp", "virology"))
     assert policy_rights(followed_now) <= said_rights(text)
-    assert parse_policy(followed_now.text()) == followed_now
+    assert pickle.loads(pickle.dumps(followed_now)) == followed_now
     policy = parse_policy(text)
     assert errors or followed_now == policy
-    assert parse_policy(policy.text()) == policy
+    assert pickle.loads(pickle.dumps(policy)) == policy
 
 
 def read_sealed(data: bytes, _: Path) -> None:

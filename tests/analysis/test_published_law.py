@@ -120,7 +120,7 @@ def test_the_paper_preset_has_the_published_cells():
         "400M": 12,
     }
     assert {
-        name: set(SEARCH.grids["paper"].of(size).cells) for name, size in SIZES.items()
+        name: set(SEARCH.points["paper"].of(size).cells) for name, size in SIZES.items()
     } == cells_of
 
 

@@ -163,8 +163,9 @@ def test_a_report_names_its_source_and_its_table_is_the_same(planted_study, tmp_
         (unused_address(), "the storage"),
     ):
         tracker, said = Tracker(uri), []
-        with Mirror(tracker, store, said.append) as mirror:
-            mirror.finish(about.ids)
+        mirror = Mirror(tracker, store, said.append)
+        mirror.start()
+        mirror.finish(about.ids)
         results, lost = read_or_lost(about, store, tracker, about.ids)
         assert (results.source, list(lost), bool(said)) == (source, [], source != "MLflow")
         paths = LOSSES_PRESENTATION.write(about, store, results, {}, None)
