@@ -242,7 +242,7 @@ class Hours:
     def __init__(self, plan: Plan, store: Store, done: Iterable[str]):
         budget = plan.limits.budget
         self.is_counting = bool(budget.max_hours or budget.max_cost or plan.through)
-        self.store, self.of_node = store, dict[str, float]()
+        self.store, self.of_node, self.total = store, dict[str, float](), 0.0
         nodes = {node.id: node for node in plan.nodes}
         for node_id in done:
             self._count(nodes[node_id])
@@ -253,11 +253,10 @@ class Hours:
 
     def _count(self, node: Node) -> None:
         if self.is_counting:
-            self.of_node[node.id] = machine_hours(self.store, node)
-
-    @property
-    def total(self) -> float:
-        return sum(self.of_node.values())
+            hours = machine_hours(self.store, node)
+            # Summed as it grows: the limit is asked for after every event.
+            self.total += hours - self.of_node.get(node.id, 0.0)
+            self.of_node[node.id] = hours
 
 
 class SizesInTurn:
