@@ -14,6 +14,7 @@ SIZE = replace(OWN, core_tokens=OWN.seq_len * OWN.batch_size * 12)
 SMOKE = replace(
     stories.STORIES_SMOKE,
     sizes={NAME: SIZE},
+    num_seeds=2,
     num_eval_points=6,
     num_eval_sequences=4,
     options=replace(stories.STORIES_SMOKE.options, elicitation=None),
