@@ -54,7 +54,7 @@ from gram_platform.tracking.views import TrialColumns
 
 METHOD, PROFILE = "maxent", "profile"
 MAXENT_METRICS = (METRIC, "forget", "penalty", "core", "retain")
-OBJECTIVE = MaxEntObjective()
+MAXENT_OBJECTIVE = MaxEntObjective()
 # The report names a best trial this close to an end of its range, as a share of the range.
 EDGE_SHARE = 0.05
 
@@ -144,7 +144,7 @@ class MaxEntSearch:
     # The number of trials to complete in each Optuna study.
     target: int
 
-    objective: MaxEntObjective = OBJECTIVE
+    objective: MaxEntObjective = MAXENT_OBJECTIVE
 
     @property
     def minimised(self) -> SearchObjective:
