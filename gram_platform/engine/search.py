@@ -90,7 +90,7 @@ class Tuning:
 
 
 class TrialWatch:
-    """Hears of trials, and decides whether another one starts; an error of it ends the search."""
+    """Is told about trials, and decides whether another one starts. Its errors end the search."""
 
     def may_start(self) -> bool:
         """Returns False once a limit is reached."""
@@ -100,10 +100,10 @@ class TrialWatch:
         """Raises Stopped when another driver leads the search."""
 
     def trial_started(self, proposal: Proposal) -> None:
-        """Hears of a trial that starts."""
+        """Is called when a trial starts."""
 
     def trial_ended(self, outcome: Outcome) -> None:
-        """Hears how a trial has ended."""
+        """Is called when a trial has ended."""
 
 
 def run_trials(

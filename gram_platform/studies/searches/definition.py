@@ -28,13 +28,14 @@ if TYPE_CHECKING:
 class Search(Study):
     """The declaration of a search."""
 
-    # Where its kind is, as module:class. The class says what its points, nodes, scores and report
-    # are; see `search_plan.SearchPlan`.
+    # The class of the kind, as module:class. It defines points, nodes, scores and report; see the
+    # module `search_plan`.
     kind: str = ""
     flags_type: type[TrialFlags] = TrialFlags
     # Reads the flags of the kind into the fields of its class; ValueError for what it cannot serve.
     read: Callable[[Search, Any, StudyPlan], Mapping[str, Any]] = lambda *_: {}
-    # What the kind searches, by preset; a kind whose presets say it needs none.
+    # What the kind searches, by preset: grids, or the values of knobs. MaxEnt has its ranges in the
+    # presets.
     points: Mapping[str, Any] = field(default_factory=dict)
     # Whether Optuna chooses its points, and keeps them in a database.
     needs_optuna: bool = False

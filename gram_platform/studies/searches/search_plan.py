@@ -1,9 +1,9 @@
 """Plans a search on its corpora, and proposes its trials in rounds.
 
-A kind of search is a frozen class with the values that it was given, and these methods, each of the
-`SearchPlan` that has it:
+A kind of search is a frozen class. Its fields are what `Search.read` returned. It has one property,
+and methods that take the `SearchPlan` to which the kind belongs:
 
-- `minimised`, a property: the metric of the best trial; None where trials are compared otherwise
+- `minimised`, the property: the metric of the best trial; None where trials have no best one
 - `identity(search)`: the content of the search's id, equal for equal questions on equal data,
   however many trials
 - `prerequisites(search)`: the nodes that all trials need, such as baselines
@@ -63,7 +63,7 @@ class Round:
 class SearchPlan(StudyPlan):
     """A search on its corpora, with the setting of every size and seed."""
 
-    # See this module.
+    # The head of this module lists what a kind has.
     kind: Any
     optuna_uri: str = ""
     # A dry run asks no database server.

@@ -9,7 +9,7 @@ from gram_platform.config import State
 from gram_platform.config.endings import DONE, FAILED, SUBMIT_AGAIN, Stopped
 from gram_platform.config.identity import to_plain
 from gram_platform.config.provenance import code_text
-from gram_platform.engine.executor import Executor, ListedNodes, NodeSource
+from gram_platform.engine.executor import Executor
 from gram_platform.engine.proposals import Proposal
 from gram_platform.engine.search import TrialWatch, Tuning, run_trials
 from gram_platform.engine.trials import Outcome
@@ -53,9 +53,6 @@ class SearchObservers(Observers, TrialWatch):
     def begin(self, at: Workplace, executor: Executor) -> None:
         super().begin(at, executor)
         self._write_record()
-
-    def source(self) -> NodeSource:
-        return ListedNodes(self.nodes)
 
     @property
     def is_unfinished(self) -> bool:
