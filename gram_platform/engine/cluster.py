@@ -14,6 +14,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -33,6 +34,9 @@ FOLDER, TEMPORARY = "RAY_TMPDIR", Path("/tmp")
 PROBE_S = 5.0
 # Time-outs of joining a Ray, of starting one, and of leaving it.
 JOIN_S, START_S, LEAVE_S = 90.0, 300.0, 45.0
+# Ray ends a driver without a word this many seconds after its head's death, by default.
+RECONNECT, RECONNECT_S = "RAY_gcs_rpc_server_reconnect_timeout_s", 60.0
+LOOK_FOR_RAY_S = 0.5
 HOST_PORT = re.compile(r"(\[[\da-fA-F:.]+\]|[^\s:/\[\]]+):\d{1,5}")
 # The path of a socket has at most 107 bytes.
 MAX_FOLDER_BYTES = 107 - len(
@@ -63,6 +67,7 @@ def connect(is_verbose: bool = False) -> None:
     `is_verbose`: print what the workers print.
     """
     if ray.is_initialized():
+        require_ray()
         return
     # Silences a warning of Ray about tasks without a GPU.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -160,10 +165,10 @@ def _initialise(what: str, **options: object) -> None:
             signal.signal(signal.SIGTERM, before)
     _LEAVING.clear()
     _LEFT.clear()
-    threading.Thread(target=_watch_leaving, daemon=True).start()
-    atexit.register(leave)
     # This remembers Ray's processes.
     require_ray()
+    threading.Thread(target=_watch_ray, daemon=True).start()
+    atexit.register(leave)
 
 
 def leave() -> None:
@@ -175,12 +180,22 @@ def leave() -> None:
     _LEFT.set()
 
 
-def _watch_leaving() -> None:
-    """Ends the process if leaving takes too long.
+def _watch_ray() -> None:
+    """Ends the process, with a message, if Ray dies while a call waits for it, or if leaving takes
+    too long.
 
     Its thread waits from the start, since none can begin at exit.
     """
-    _LEAVING.wait()
+    patience_s = 0.8 * float(os.environ.get(RECONNECT, RECONNECT_S))
+    last_alive = time.monotonic()
+    while not _LEAVING.wait(LOOK_FOR_RAY_S):
+        # Leaving may begin while it looks.
+        with contextlib.suppress(Exception):
+            if _is_ray_alive():
+                last_alive = time.monotonic()
+        if time.monotonic() - last_alive > patience_s:
+            say(f"error: {CLUSTER_LOST}", sys.stderr)
+            os._exit(FAILED)
     if not _LEFT.wait(LEAVE_S):
         _give_up(LEAVE_S, "what is done is kept, but Ray does not let this command end")
 
@@ -298,13 +313,18 @@ def require_ray() -> None:
     processes, because Ray gives a machine up after 15 s and may then end the driver without a word,
     as it does a minute after its head's death. A head elsewhere is left to Ray.
     """
+    if not _is_ray_alive():
+        raise ClusterLost(CLUSTER_LOST)
+
+
+def _is_ray_alive() -> bool:
+    """Returns whether Ray's processes here are alive; True without a Ray."""
     if not ray.is_initialized():
-        return
+        return True
     node_id = ray.get_runtime_context().get_node_id()
     if node_id not in _processes:
         _processes[node_id] = _processes_of(node_id)
-    if not all(map(_is_alive, _processes[node_id])):
-        raise ClusterLost(CLUSTER_LOST)
+    return all(map(_is_alive, _processes[node_id]))
 
 
 def _processes_of(node_id: str) -> list[psutil.Process]:

@@ -3,12 +3,15 @@ ends.
 """
 
 import dataclasses
+import os
+import subprocess
+import sys
 import time
 
 import psutil
 import pytest
 
-from gram_platform.engine.cluster import ClusterLost
+from gram_platform.engine.cluster import CLUSTER_LOST, RECONNECT, ClusterLost
 from gram_platform.engine.execution import ALL_ON_ONE_RANK, Resources
 from gram_platform.store import Store
 from tests.engine.conftest import baselines
@@ -80,3 +83,27 @@ def lose_this_machine(execution, nodes) -> None:
         for process in [*processes, *psutil.Process().children(recursive=True)]:
             if process.is_running():
                 process.kill()
+
+
+WAITS = """
+import os, psutil, ray
+from gram_platform.engine import cluster
+cluster.connect()
+for process in psutil.Process().children(recursive=True):
+    if process.name() == "gcs_server":
+        process.kill()
+while True:
+    ray.nodes()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_driver_that_waits_for_a_dead_head_ends_with_a_line():
+    """Ray would end it without a word."""
+    env = os.environ | {"RAY_ADDRESS": "local", RECONNECT: "5"}
+    ended = subprocess.run(
+        [sys.executable, "-c", WAITS], env=env, capture_output=True, text=True, timeout=100
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1] == f"error: {CLUSTER_LOST}"
