@@ -100,8 +100,8 @@ def kill_part(
     """Ray's head, its process on this machine, or an agent; the driver and the workers must end by
     themselves.
 
-    A driver that only has tables to write when that happens ends well. While Ray starts, Ray itself
-    ends the driver.
+    A driver that only has tables to write when that happens ends well. While Ray starts, Ray may
+    end the driver with its own words.
     """
     done = written(submission.storage)
     kill(found)
@@ -110,8 +110,8 @@ def kill_part(
         assert written(submission.storage) == done, "it went on without its Ray"
     else:
         assert code == 1, f"exit code {code}:\n{submission.output}"
-        has_started = "started a Ray on this machine" in submission.output
-        assert ("Submit again" if has_started else "will terminate") in submission.output
+        if "started a Ray on this machine" in submission.output:
+            assert "Submit again" in submission.output
     _, left = psutil.wait_procs(training(submission), timeout=HEAD_TIMEOUT_S)
     assert not left
 
