@@ -36,7 +36,8 @@ from gram_platform.engine.process import memory_advice
 from gram_platform.engine.slots import MAX_FAILED_STARTS, SlotPool, task_name
 from gram_platform.methods.nodes import Node
 
-LOOK_FOR_STALLS_S = 30.0
+# Seconds between two looks for a dead Ray, and for stalled tasks.
+LOOK_FOR_RAY_S, LOOK_FOR_STALLS_S = 0.1, 30.0
 
 
 class RayExecutor(Executor):
@@ -72,14 +73,17 @@ class RayExecutor(Executor):
         self.lacked_memory: dict[str, ProbeReport | None] = {}
         # A node's last step and when it was first seen, by node id.
         self.last_step: dict[str, tuple[int, float]] = {}
-        self.next_look = 0.0
+        # The monotonic times of the next looks for a dead Ray, and for stalled tasks.
+        self.next_look_for_ray, self.next_look = 0.0, 0.0
 
     def __exit__(self, *_) -> None:
         self.slots.close()
 
     def advance(self) -> bool:
         """Starts ready nodes that fit on the cluster."""
-        require_ray()
+        if time.monotonic() >= self.next_look_for_ray:
+            require_ray()
+            self.next_look_for_ray = time.monotonic() + LOOK_FOR_RAY_S
         self.look()
         self.ended += self.waiting.look_again()
         self._start([] if self.is_stopping else self._fitting())
