@@ -5,7 +5,7 @@ raises an error in the next step: that is how Ray Tune ends a process.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import astuple, fields, replace
 from typing import Any
 
 from ray import tune
@@ -57,7 +57,8 @@ class Trial(tune.Trainable):
             # SystemExit, too: Ray drains this machine.
             report = crash_report(error)
         self._is_over = ends_process(report)
-        return report | {PROBE: asdict(self._probe) if self._probe else {}}
+        # No dict: Ray Tune would make each of its keys one of the report.
+        return report | {PROBE: astuple(self._probe) if self._probe else ()}
 
     def reset_config(self, new_config: dict) -> bool:
         """Takes the next trial in this process."""
@@ -123,7 +124,7 @@ def ends_process(report: Mapping[str, Any]) -> bool:
 
 def probe_in(report: Mapping[str, Any]) -> ProbeReport | None:
     """Reads what a process reports of its device; None before it was probed."""
-    return ProbeReport(**report[PROBE]) if report.get(PROBE) else None
+    return ProbeReport(*report[PROBE]) if report.get(PROBE) else None
 
 
 def outcome_in(proposal: Proposal, report: Mapping[str, Any]) -> Outcome:

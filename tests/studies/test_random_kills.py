@@ -1,5 +1,5 @@
-"""A study under a seeded killer of its driver, its workers, all parts of Ray and MLflow, submitted
-again until done.
+"""A study, or a search, under a seeded killer of its driver, its workers, all parts of Ray and
+MLflow, submitted again until done.
 
 However it is disturbed, it ends with the bytes of the undisturbed study: no finished node is done
 again, none is missing, MLflow shows every node once, and each kill costs a run at most one
@@ -21,6 +21,7 @@ import pytest
 
 from tests.studies.mirrored import assert_mirrored_once
 from tests.studies.processes import (
+    EXPERIMENT,
     SMALL,
     TINY,
     Submission,
@@ -125,7 +126,9 @@ def kill_mlflow(submission: Submission, server: MlflowServer, dice: random.Rando
 
 
 def training(submission: Submission) -> list[psutil.Process]:
-    return [process for process in submission.descendants() if is_training(process)]
+    """Ray's workers that execute a node, of a study or of a search's trial."""
+    ids = {training.pid for training in submission.in_training()}
+    return [p for p in submission.descendants() if p.pid in ids or is_training(p)]
 
 
 def command(submission: Submission) -> list[psutil.Process]:
@@ -220,13 +223,17 @@ def disturbed_study(
 
 
 def submit_until_done(
-    storage: Path, flags: tuple[str, ...], killer: Killer, server: MlflowServer
+    storage: Path,
+    flags: tuple[str, ...],
+    killer: Killer,
+    server: MlflowServer,
+    command: tuple[str, ...] = EXPERIMENT,
 ) -> tuple[int, str]:
     """The number of submissions, and what the last one printed; none did again what was finished
     before it."""
     for number in range(1, 100):
         finished, tried = written(storage), attempts(storage)
-        with Submission(storage, flags) as submission:
+        with Submission(storage, flags, command) as submission:
             killer.disturb(submission, server)
             code = submission.process.returncode
         assert code in (0, 1, -signal.SIGKILL), submission.output

@@ -4,10 +4,11 @@ as their GPUs."""
 import os
 import shutil
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import pytest
+from ray.tune.utils import flatten_dict
 
 from gram_platform.corpora import prepare
 from gram_platform.engine import search
@@ -87,8 +88,9 @@ def report(machine: str, failure: str = "") -> ProbeReport:
 
 
 def crash(machine: str, failure: str = "", error: Exception | None = None) -> dict:
-    probe = asdict(report(machine, failure))
-    return crash_report(error or RuntimeError(ILLEGAL)) | {PROBE: probe}
+    """A report as Ray Tune hands it to a scheduler."""
+    probe = astuple(report(machine, failure))
+    return flatten_dict(crash_report(error or RuntimeError(ILLEGAL)) | {PROBE: probe})
 
 
 def test_crashes_count_where_devices_work_and_since_the_last_checkpoint():
