@@ -1,6 +1,6 @@
 """Resolves the corpus that a user names (`--corpus`, `--core-label`) to a recipe."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 

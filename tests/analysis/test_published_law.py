@@ -13,7 +13,7 @@ import pytest
 import gram_platform
 from gram_platform.analysis.lr_grid import POOLED, cells, load_trials, optima_table
 from gram_platform.analysis.lr_laws import analyse_grid, laws_table
-from gram_platform.analysis.surface import fit_quadratic, fit_surface
+from gram_platform.analysis.surface import Fit, fit_quadratic, fit_surface
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from tests.analysis.test_lr_grid import laddered, planted
 from tests.refused import refused
@@ -29,7 +29,7 @@ published = pytest.mark.skipif(
 
 
 def laws_of(trials, **options) -> pd.DataFrame:
-    return laws_table(trials, num_resamples=1, **options).set_index("quantity")
+    return laws_table(trials, Fit(**options), num_resamples=1).set_index("quantity")
 
 
 @published
@@ -150,7 +150,9 @@ def test_a_repeated_trial_counts_twice_as_published_and_is_refused_otherwise():
     doubled = pd.concat([trials, worse])
     with refused("trials"):
         cells(doubled)
-    once, twice = (optima_table(t, as_published=True).set_index("seed") for t in (trials, doubled))
+    once, twice = (
+        optima_table(t, Fit(as_published=True)).set_index("seed") for t in (trials, doubled)
+    )
     assert twice.loc[POOLED, "num_points"] == once.loc[POOLED, "num_points"] + 1
     columns = [doubled[name] for name in ("lr", "batch", "loss")]
     assert twice.loc[POOLED, "lr"] == pytest.approx(
@@ -161,7 +163,7 @@ def test_a_repeated_trial_counts_twice_as_published_and_is_refused_otherwise():
 
 def test_a_law_as_published_has_an_interval_over_seeds():
     law = (
-        laws_table(laddered(noise=0.001), num_resamples=20, as_published=True)
+        laws_table(laddered(noise=0.001), Fit(as_published=True), num_resamples=20)
         .set_index("quantity")
         .loc["lr"]
     )

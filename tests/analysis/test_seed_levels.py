@@ -9,7 +9,7 @@ import pytest
 
 from gram_platform.analysis.lr_grid import POOLED, cells, optima_table, surface_table
 from gram_platform.analysis.lr_laws import laws_table
-from gram_platform.analysis.surface import fit_quadratic, fit_surface, level_columns, levelled
+from gram_platform.analysis.surface import Fit, fit_quadratic, fit_surface, level_columns, levelled
 from tests.refused import refused
 
 SIZES = (1e8, 4e8)
@@ -43,7 +43,7 @@ def trials(num_seeds=2, level=0.02, noise=0.0, num_failed=0, sizes=SIZES) -> pd.
 
 
 def pooled(frame: pd.DataFrame, **options) -> pd.DataFrame:
-    optima = optima_table(frame, **options)
+    optima = optima_table(frame, Fit(**options))
     return optima[optima["seed"] == POOLED]
 
 

@@ -78,7 +78,8 @@ def test_equal_recipes_pack_to_equal_bytes(tmp_path, corpus, settings):
     recipe = resolve(corpus, Packing(**settings))
     code = (
         "import sys; from gram_platform.corpora import Packing, prepare, resolve;"
-        f"r = resolve(sys.argv[1], Packing(**{settings!r})); print(prepare(r, sys.argv[2]).fingerprint)"
+        f"r = resolve(sys.argv[1], Packing(**{settings!r}));"
+        "print(prepare(r, sys.argv[2]).fingerprint)"
     )
     other = subprocess.run(
         [sys.executable, "-c", code, str(corpus), str(tmp_path / "other")],
