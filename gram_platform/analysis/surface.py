@@ -192,6 +192,12 @@ def fit_surface(
     )
 
 
+def _require_window(window: float | None) -> None:
+    is_number = isinstance(window, int | float | np.number) and not isinstance(window, bool)
+    if window is not None and not (is_number and math.isfinite(window) and window > 0.0):
+        raise invalid("window", window, "a positive fraction, or None for all cells")
+
+
 @dataclass(frozen=True)
 class Fit:
     """How the surfaces of a grid are fitted."""
@@ -214,12 +220,6 @@ class Fit:
 
 
 OUR_FIT = Fit()
-
-
-def _require_window(window: float | None) -> None:
-    is_number = isinstance(window, int | float | np.number) and not isinstance(window, bool)
-    if window is not None and not (is_number and math.isfinite(window) and window > 0.0):
-        raise invalid("window", window, "a positive fraction, or None for all cells")
 
 
 def levelled(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) -> np.ndarray:
