@@ -128,21 +128,9 @@ def fit_quadratic(
     batch: Sequence[float],
     loss: Sequence[float],
     window: float | None = None,
-    seeds: Sequence | None = None,
-    log_loss: bool = False,
 ) -> Optimum:
-    """Fits loss [n] by a quadratic in (log lr, log batch) and returns the minimum.
-
-    Repeat a cell for pooled seeds. `window` 0.05 keeps only cells whose mean loss over seeds, less
-    their levels, is within 5% of the lowest. `seeds` [n] names the seed of each loss; the predicted
-    loss is at the mean of their levels. These matter where a cell lacks a seed: trust no minimum
-    without them there. `log_loss` fits the logarithm of the loss, as the authors did though their
-    text does not say so; predictions remain losses. A surface that is not convex gives
-    `convex=False` and NaN for the minimum. ValueError if values are not finite and positive (leave
-    out diverged cells), if fewer than six cells are kept, or if they cannot determine the quadratic
-    and the levels (two rates, all cells on a line, fewer losses than coefficients).
-    """
-    return fit_surface(lr, batch, loss, window, seeds, log_loss).optimum()
+    """Returns the minimum of `fit_surface`."""
+    return fit_surface(lr, batch, loss, window).optimum()
 
 
 def fit_surface(
@@ -153,7 +141,16 @@ def fit_surface(
     seeds: Sequence | None = None,
     log_loss: bool = False,
 ) -> Surface:
-    """Returns the surface whose minimum `fit_quadratic` returns; same inputs and errors."""
+    """Fits loss [n] by a quadratic in (log lr, log batch).
+
+    Repeat a cell for pooled seeds. `window` 0.05 keeps only cells whose mean loss over seeds, less
+    their levels, is within 5% of the lowest. `seeds` [n] names the seed of each loss; the predicted
+    loss is at the mean of their levels. These matter where a cell lacks a seed: trust no minimum
+    without them there. `log_loss` fits the logarithm of the loss, as the authors did though their
+    text does not say so; predictions remain losses. ValueError if values are not finite and positive (leave
+    out diverged cells), if fewer than six cells are kept, or if they cannot determine the quadratic
+    and the levels (two rates, all cells on a line, fewer losses than coefficients).
+    """
     x, y, z = (
         positive(name, values) for name, values in (("lr", lr), ("batch", batch), ("loss", loss))
     )
@@ -214,7 +211,7 @@ class Fit:
     def surface(
         self, lr: Sequence[float], batch: Sequence[float], loss: Sequence[float], seeds: Sequence
     ) -> Surface:
-        """Fits losses [n] of these seeds; errors as in `fit_quadratic`."""
+        """Fits losses [n] of these seeds; errors as in `fit_surface`."""
         levels = None if self.as_published else seeds
         return fit_surface(lr, batch, loss, self.window, levels, self.as_published)
 

@@ -63,8 +63,7 @@ def analyse_sweeps(losses: Losses, sizes: Sequence[str] = ()) -> SweepAnalysis:
     they hold at all. ValueError as of `tables.analyse`.
     """
     evaluations, attacks = losses.evaluations, losses.attacks
-    declared = evaluations if losses.declared is None else losses.declared
-    points = _points(evaluations, declared)
+    points = _points(evaluations, losses.views)
     of_baselines = evaluations[evaluations["method"] == BASELINE]
     baselines = analyse(Losses(of_baselines, losses.curves), sizes)
     parts, tables, notes = [], [baselines.table], {}
@@ -73,7 +72,7 @@ def analyse_sweeps(losses: Losses, sizes: Sequence[str] = ()) -> SweepAnalysis:
             _at(evaluations, knob, value),
             losses.curves,
             None if attacks is None else _at(attacks, knob, value),
-            _at(declared, knob, value),
+            _at(losses.views, knob, value),
         )
         analysis = analyse(of_point, sizes)
         rows, pseudo = (

@@ -76,6 +76,10 @@ class Losses:
     # `missing`, and no mean is taken without them. None: those in `evaluations`.
     declared: pd.DataFrame | None = None
 
+    @property
+    def views(self) -> pd.DataFrame:
+        return self.evaluations if self.declared is None else self.declared
+
 
 @dataclass(frozen=True)
 class Analysis:
@@ -114,8 +118,7 @@ def analyse(
 
     ValueError for a repeated view or attack.
     """
-    evaluations, attacks = losses.evaluations, losses.attacks
-    declared = evaluations if losses.declared is None else losses.declared
+    evaluations, attacks, declared = losses.evaluations, losses.attacks, losses.views
     unit = evaluations if unit is None else unit
     attacks = pd.DataFrame(columns=ATTACK_COLUMNS) if attacks is None else attacks
     for name, views in (("evaluations", evaluations), ("declared", declared), ("unit", unit)):

@@ -48,7 +48,6 @@ def analyse_variants(
     and errors: `tables.analyse`.
     """
     evaluations = losses.evaluations
-    declared = evaluations if losses.declared is None else losses.declared
     reference = _of(evaluations[evaluations["method"] == BASELINE], unit) if unit else None
     parts = {}
     for variant in variants:
@@ -56,7 +55,7 @@ def analyse_variants(
             _of(evaluations, variant),
             _of(losses.curves, unit or variant),
             None if losses.attacks is None else _of(losses.attacks, variant),
-            _of(declared, variant),
+            _of(losses.views, variant),
         )
         parts[variant] = analyse(of_variant, sizes, reference, own_baseline, intervals)
     return Analysis(

@@ -305,7 +305,6 @@ class CorpusRecipe:
 
     @property
     def domain_of(self) -> dict[str, str]:
-        """Returns the domain of every label."""
         return {label: domain.name for domain in self.domains_from for label in domain.labels}
 
     def plain(self) -> dict:

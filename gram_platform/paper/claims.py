@@ -146,14 +146,12 @@ SCALING, DUAL_USE, TITRATION = "scaling", "dual_use", "titration"
 def _classes(
     text: str, method: str, left: str, right: str, within: pd.Interval = POSITIVE
 ) -> Claim:
-    """Compares two classes of a method."""
     return Claim(text, Side(method, left), Side(method, right), within)
 
 
 def _methods(
     text: str, name: str, left: str, right: str, variant: str = "", within: pd.Interval = POSITIVE
 ) -> Claim:
-    """Compares a class of two methods, at a variant."""
     return Claim(
         text, Side(left, name, variant=variant), Side(right, name, variant=variant), within
     )
@@ -162,7 +160,6 @@ def _methods(
 def _variants(
     text: str, method: str, name: str, compared: tuple[str, str], within: pd.Interval = POSITIVE
 ) -> Claim:
-    """Compares a class of a method at two variants."""
     left, right = compared
     return Claim(text, Side(method, name, variant=left), Side(method, name, variant=right), within)
 
