@@ -146,10 +146,10 @@ def fit_surface(
     Repeat a cell for pooled seeds. `window` 0.05 keeps only cells whose mean loss over seeds, less
     their levels, is within 5% of the lowest. `seeds` [n] names the seed of each loss; the predicted
     loss is at the mean of their levels. These matter where a cell lacks a seed: trust no minimum
-    without them there. `log_loss` fits the logarithm of the loss, as the authors did though their
-    text does not say so; predictions remain losses. ValueError if values are not finite and positive (leave
-    out diverged cells), if fewer than six cells are kept, or if they cannot determine the quadratic
-    and the levels (two rates, all cells on a line, fewer losses than coefficients).
+    without them there. `log_loss` fits the logarithm of the loss; predictions remain losses.
+    ValueError if values are not finite and positive (leave out diverged cells), if fewer than six
+    cells are kept, or if they cannot determine the quadratic and the levels (two rates, all cells
+    on a line, fewer losses than coefficients).
     """
     x, y, z = (
         positive(name, values) for name, values in (("lr", lr), ("batch", batch), ("loss", loss))

@@ -279,7 +279,11 @@ def _of_hub(corpus: HubCorpus, packing: Packing) -> tuple[HubSource, tuple[Domai
     floor = validation_bytes(packing.validation_sequences, packing.seq_len)
     domain_of = {label: domain for domain, labels in domains.items() for label in labels}
     has_held_out = any(row.held_out for row in rows)
-    shares = {d: _token_shares(rows, labels) for d, labels in domains.items()}
+    # The share of the corpus's tokens that each row has of a domain; 0 for a held-out row.
+    shares = {
+        d: [0.0 if row.held_out else row.share * _fraction(row, labels) for row in rows]
+        for d, labels in domains.items()
+    }
     rates = {d: _bytes_per_token(rows, of_rows) for d, of_rows in shares.items()}
     tokens = {}
     for d, rate in rates.items():
@@ -306,14 +310,6 @@ def _with_validation(trained_bytes: float, floor: float, has_held_out: bool) -> 
         return trained_bytes + floor
     whole = trained_bytes / (1 - VALIDATION_FRACTION)
     return max(whole, trained_bytes + floor, floor / MAX_VALIDATION)
-
-
-def _token_shares(rows: tuple[HubRow, ...], labels: tuple[str, ...]) -> list[float]:
-    """Returns the share of the corpus's tokens that each row has of these labels.
-
-    0 for a held-out row.
-    """
-    return [0.0 if row.held_out else row.share * _fraction(row, labels) for row in rows]
 
 
 def _bytes_per_token(rows: tuple[HubRow, ...], shares: list[float]) -> float:
