@@ -140,7 +140,7 @@ def judged(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
         claims = with_published(claims, study)
     else:
         judgements = [] if record.variants else separation_claims(analysis.per_seed, errors)
-        claims = claims_frame(judgements).assign(**{PROFILE: MEAN})
+        claims = claims_frame(judgements).assign(profile=MEAN)
     return concluded(claims, record.preset)
 
 
