@@ -12,13 +12,13 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
-from gram_platform.corpora import prepare, resolve, stories
+from gram_platform.corpora import Packing, prepare, resolve, stories
 from gram_platform.corpora.parts import BATCH_CHARS
 from gram_platform.corpora.recipe import CorpusRecipe
 from gram_platform.corpora.stories import stories_source, story
 from gram_platform.corpora.tokenizer import load_tokenizer, train_tokenizer
 
-SHAPE = {"seq_len": 256, "vocab_size": 4096, "validation_fraction": 0.05}
+SHAPE = {"seq_len": 256, "vocab_size": 4096}
 TOPICS = stories.TOPICS[:5]
 NUM_ROUNDS = 3
 FILE_DOCUMENTS = 2000
@@ -62,7 +62,7 @@ def write_corpus(folder: Path, num_bytes: int) -> int:
 
 
 def recipe_of(corpus: Path, tokenizer: Path) -> CorpusRecipe:
-    return resolve(corpus, core_label=TOPICS[0], tokenizer=str(tokenizer), **SHAPE)
+    return resolve(corpus, Packing(core_label=TOPICS[0], tokenizer=str(tokenizer), **SHAPE))
 
 
 def rate(

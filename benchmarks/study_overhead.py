@@ -6,7 +6,7 @@ import time
 
 from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
 from gram_platform.config import CORE
-from gram_platform.corpora import PackedCorpus, prepare, resolve
+from gram_platform.corpora import PackedCorpus, Packing, prepare, resolve
 from gram_platform.engine.cluster import connect
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.executor import ListedNodes
@@ -35,9 +35,7 @@ def measure(
     size = dataclasses.replace(SMOKE.sizes["tiny"], core_tokens=num_tokens)
     recipe = resolve(
         SMOKE.corpus,
-        seq_len=size.seq_len,
-        vocab_size=size.vocab_size,
-        sample_bytes=SMOKE.sample_bytes,
+        Packing(seq_len=size.seq_len, vocab_size=size.vocab_size, sample_bytes=SMOKE.sample_bytes),
     )
     store = Store(settings.storage).open_for_writing()
     corpus = prepare(recipe, store.data_root)

@@ -27,7 +27,7 @@ from tyro.conf import Positional
 from gram_platform.analysis.compute_ratio import compute_ratio, fit_learning_curve
 from gram_platform.config import CORE, RunConfig
 from gram_platform.config.routing import Schedule
-from gram_platform.corpora import PackedCorpus, prepare, resolve
+from gram_platform.corpora import PackedCorpus, Packing, prepare, resolve
 from gram_platform.engine.execution import schedule_reader
 from gram_platform.engine.node import evaluation_steps
 from gram_platform.methods.nodes import Node, method_nodes
@@ -46,13 +46,13 @@ def main(name: Positional[Literal["demo", "smoke"]] = "demo") -> None:
     with tempfile.TemporaryDirectory() as folder:
         # Labelled text becomes packed sequences of tokens. One label is core, every other one a
         # capability.
-        shape = {
-            "seq_len": preset.seq_len,
-            "vocab_size": preset.vocab_size,
-            "sample_bytes": preset.sample_bytes,
-        }
-        shape |= {"validation_sequences": preset.most_eval_sequences, "cache_dir": Path(folder)}
-        recipe = resolve(preset.corpus, **shape)
+        packing = Packing(
+            seq_len=preset.seq_len,
+            vocab_size=preset.vocab_size,
+            validation_sequences=preset.most_eval_sequences,
+            sample_bytes=preset.sample_bytes,
+        )
+        recipe = resolve(preset.corpus, packing, Path(folder))
         corpus = prepare(recipe, folder)
         print(f"data {recipe.data_id}: {', '.join(recipe.domains)}")
 
@@ -122,15 +122,10 @@ def losses_of(node: Node, learner: Learner, corpus: PackedCorpus) -> dict[str, f
         node.config,
         {domain: corpus.validation(domain) for domain in node.config.domains},
     )
-    asked = (
-        learner.config.model,
-        validation,
-        config.domains,
-        config.num_sequences,
-        config.view.active,
-    )
     with learner.evaluating():
-        return domain_losses(learner.forward, *asked)
+        return domain_losses(
+            learner, validation, config.domains, config.num_sequences, config.view.active
+        )
 
 
 def print_routes(run: RunConfig) -> None:

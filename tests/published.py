@@ -16,7 +16,14 @@ import pytest
 
 from gram_platform.analysis.intervals import CURVE_FIXED
 from gram_platform.analysis.ratios import ROW, ordered
-from gram_platform.analysis.tables import CLASSES, NUM_DOMAINS, Analysis, analyse, per_seed_frame
+from gram_platform.analysis.tables import (
+    CLASSES,
+    NUM_DOMAINS,
+    Analysis,
+    Losses,
+    analyse,
+    per_seed_frame,
+)
 from gram_platform.methods.nodes import VARIANT
 from gram_platform.paper.paper import PUBLISHED_FILE, SOURCE
 
@@ -94,7 +101,11 @@ def published_frames(study: str) -> Published:
 @cache
 def published_analysis(study: str) -> Analysis:
     frames = published_frames(study)
-    return analyse(frames.evaluations, frames.curves, SIZES, frames.attacks, intervals=CURVE_FIXED)
+    return analyse(
+        Losses(frames.evaluations, frames.curves, attacks=frames.attacks),
+        SIZES,
+        intervals=CURVE_FIXED,
+    )
 
 
 def published_table() -> pd.DataFrame:

@@ -11,7 +11,7 @@ import torch
 from gram_platform.cli import main
 from gram_platform.config import Evaluation, View
 from gram_platform.config.identity import hash_file
-from gram_platform.corpora import prepare, resolve
+from gram_platform.corpora import Packing, prepare, resolve
 from gram_platform.release.export import RECORD
 from gram_platform.store import Store
 from gram_platform.store.directories import SOURCE_HASHES
@@ -30,7 +30,8 @@ def whole(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("whole") / "storage"
     store = Store(root).open_for_writing()
     prepare(
-        resolve("stories-smoke", seq_len=32, vocab_size=320, sample_bytes=50_000), store.data_root
+        resolve("stories-smoke", Packing(seq_len=32, vocab_size=320, sample_bytes=50_000)),
+        store.data_root,
     )
     for run in (DONE, DROPPED):
         train(str(root), run)

@@ -149,15 +149,7 @@ def test_training_stays_on_its_device(method, precision, document_end, meta):
         learner, arrays, domains = Learner(run, meta), sequences(run), run.eval_points.domains
         train_a_step(learner, run, arrays, 0)
         active = dict.fromkeys(run.model.module_domains, 1.0)
-        domain_losses(
-            learner.forward,
-            run.model,
-            arrays,
-            domains[:1],
-            4,
-            lambda _, active=active: active,
-            meta,
-        )
+        domain_losses(learner, arrays, domains[:1], 4, lambda _, active=active: active)
         if active:
             probed_norms(learner, arrays[domains[0]])
         pieces, state = learner.pieces(), tiny.full_state(learner)
@@ -230,7 +222,6 @@ def evaluate(method, device, dtype):
             d: np.zeros((4, config.seq_len + 1), dtype=np.uint16) for d in (CORE, AUXILIARY[0])
         }
         asked = (arrays, tuple(arrays), 4)
-        domain_losses(model, config, *asked, view.active, device)
         profile_losses(model, *asked, [view.active] * 2)
         losses = token_losses(model, *asked, view.active)
         assert {tensor.device.type for tensor in losses.values()} == {"cpu"}

@@ -80,8 +80,9 @@ def extension(
     nearest neighbour in the grid diverged, failed or was left out.
     """
     from gram_platform.analysis.lr_grid import POOLED, cells, optima_table
+    from gram_platform.analysis.surface import Fit
 
-    table, optima = cells(trials), optima_table(trials, window)
+    table, optima = cells(trials), optima_table(trials, Fit(window))
     row = optima[optima["seed"] == POOLED].iloc[0]
     if math.isnan(row["best_loss"]):
         return Extension(grid, (), (f"{row['size']}: no cell is complete: not extended",))

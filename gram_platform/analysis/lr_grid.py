@@ -4,12 +4,11 @@ Every function takes `trials`, a row per run with `size, parameters, seed, lr, b
 `loss`, `state` (complete, diverged or failed; the loss counts only if complete) and optionally
 `run_id`. Source of the fit: see `surface`. Ours: a cell with a diverged seed is counted but left
 out of every fit, since its surviving seeds make it look better than it is. Pooled fits give each
-seed a level. A size whose fit fails keeps its row, with the reason. `as_published`: see
-`lr_laws.analyse_grid`.
+seed a level. A size whose fit fails keeps its row, with the reason.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,11 @@ import pandas as pd
 
 from gram_platform.analysis.surface import (
     EDGE_FRACTION,
+    OUR_FIT,
     SAME_CELL,
+    Fit,
     Optimum,
-    fit_quadratic,
-    fit_surface,
     levelled,
-    require_window,
 )
 from gram_platform.analysis.trials import STATE
 from gram_platform.config import State
@@ -33,6 +31,8 @@ from gram_platform.methods import seed_key, size_key
 ENDED = (State.COMPLETE, State.DIVERGED, State.FAILED)
 TRIAL_FIELDS = ["size", "parameters", "seed", "lr", "batch", "loss"]
 CELL = ["size", "parameters", "lr", "batch"]
+# The seeds of a cell in each state of ENDED.
+COUNTS = ["num_seeds", "num_diverged", "num_failed"]
 # The name in place of a seed for all seeds of the size.
 POOLED = "pooled"
 # The ends of the spans in which the predicted loss is within 0.1% of the minimum.
@@ -57,18 +57,17 @@ def cells(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
     """
     frame = checked_trials(trials, may_repeat)
     frame["measured"] = frame["loss"].where(frame["state"] == State.COMPLETE)
-    for name, state in zip(("num_seeds", "num_diverged", "num_failed"), ENDED, strict=True):
+    for name, state in zip(COUNTS, ENDED, strict=True):
         frame[name] = frame["seed"].where(frame["state"] == state)
-    counts = {name: (name, "nunique") for name in ("num_seeds", "num_diverged", "num_failed")}
-    losses = {
-        f"loss{end}": ("measured", how)
-        for end, how in (("", "mean"), ("_low", "min"), ("_high", "max"))
-    }
     grouped = frame.groupby(["parameters", "size", "lr", "batch"])
-    ids = ("run_id", lambda runs: " ".join(filter(None, runs.astype(str))))
-    table = grouped.agg(**losses, **counts, runs=ids).reset_index()
-    is_used = (table["num_seeds"] > 0) & (table["num_diverged"] == 0)
-    return table.assign(used=is_used)[[*CELL, *losses, *counts, "used", "runs"]]
+    table = grouped[COUNTS].nunique()
+    table["loss"], table["loss_low"], table["loss_high"] = (
+        grouped["measured"].agg(how) for how in ("mean", "min", "max")
+    )
+    table["used"] = (table["num_seeds"] > 0) & (table["num_diverged"] == 0)
+    table["runs"] = grouped["run_id"].agg(lambda runs: " ".join(filter(None, runs.astype(str))))
+    columns = [*CELL, "loss", "loss_low", "loss_high", *COUNTS, "used", "runs"]
+    return table.reset_index()[columns]
 
 
 def used_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
@@ -78,9 +77,7 @@ def used_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
     return kept[kept["state"] == State.COMPLETE].reset_index(drop=True)
 
 
-def optima_table(
-    trials: pd.DataFrame, window: float | None = None, as_published: bool = False
-) -> pd.DataFrame:
+def optima_table(trials: pd.DataFrame, fit: Fit = OUR_FIT) -> pd.DataFrame:
     """Returns OPTIMA_COLUMNS: of each size, by parameters, the pooled optimum, then each seed's.
 
     `best_*` is the used cell with the lowest mean loss. If cells lack a seed, the levels of the
@@ -89,8 +86,7 @@ def optima_table(
     minimum: the best cell). `notes` holds warnings in words. A failed fit has no optimum but a
     `reason`. `num_diverged` counts cells.
     """
-    require_window(window)
-    table, used = cells(trials, as_published), used_trials(trials, as_published)
+    table, used = cells(trials, fit.as_published), used_trials(trials, fit.as_published)
     rows = []
     for (parameters, size), of_size in table.groupby(["parameters", "size"], sort=True):
         pooled = used[used["size"] == size]
@@ -103,26 +99,26 @@ def optima_table(
                 "seed": seed,
                 "num_diverged": num_diverged,
             }
-            rows.append({**row, **_optimum_row(group, window, as_published)})
+            rows.append({**row, **_optimum_row(group, fit)})
     return pd.DataFrame(rows, columns=OPTIMA_COLUMNS)
 
 
-def surface_table(
-    trials: pd.DataFrame, window: float | None = None, as_published: bool = False
-) -> pd.DataFrame:
+def surface_table(trials: pd.DataFrame, fit: Fit = OUR_FIT) -> pd.DataFrame:
     """Returns `size, lr, batch, loss`: the pooled fits on a log-spaced mesh over each size's grid.
 
     Sizes whose fit fails have no rows; `optima_table` says why.
     """
     parts = [pd.DataFrame(columns=["size", "lr", "batch", "loss"])]
-    for (_, size), group in used_trials(trials, as_published).groupby(["parameters", "size"]):
+    for (_, size), group in used_trials(trials, fit.as_published).groupby(["parameters", "size"]):
         try:
-            surface = fit_surface(*_columns(group), window, **_fit(group, as_published))
+            surface = fit.surface(group["lr"], group["batch"], group["loss"], group["seed"])
         except ValueError:
             continue
-        ends = [(group[name].min(), group[name].max()) for name in ("lr", "batch")]
-        meshes = np.meshgrid(*(np.geomspace(low, high, SURFACE_POINTS) for low, high in ends))
-        lr, batch = (mesh.ravel() for mesh in meshes)
+        rates, batches = (
+            np.geomspace(group[name].min(), group[name].max(), SURFACE_POINTS)
+            for name in ("lr", "batch")
+        )
+        lr, batch = (mesh.ravel() for mesh in np.meshgrid(rates, batches))
         points = {"size": size, "lr": lr, "batch": batch, "loss": surface.loss(lr, batch)}
         parts.append(pd.DataFrame(points))
     return pd.concat(parts[1:] or parts, ignore_index=True)
@@ -201,10 +197,11 @@ def checked_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFra
         allowed = f"a frame with the columns {', '.join([*TRIAL_FIELDS, STATE])}"
         raise invalid("trials", f"a frame without {', '.join(sorted(absent))}", allowed)
     _require_values(trials, TRIAL_FIELDS, lambda _, name: f"trials.{name}")
-    names = {name: trials[name].astype(str) for name in ("size", "seed")}
-    runs = trials["run_id"].fillna("") if "run_id" in trials else ""
     frame = trials.assign(
-        run_id=runs, loss=pd.to_numeric(trials["loss"], errors="coerce").astype(float), **names
+        run_id=trials["run_id"].fillna("") if "run_id" in trials else "",
+        loss=pd.to_numeric(trials["loss"], errors="coerce").astype(float),
+        size=trials["size"].astype(str),
+        seed=trials["seed"].astype(str),
     )
     for name in ("parameters", "lr", "batch"):
         # The frame may have been read as text.
@@ -225,16 +222,7 @@ def checked_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFra
     return frame.sort_values(key, kind="stable").reset_index(drop=True)
 
 
-def _columns(group: pd.DataFrame) -> tuple[pd.Series, pd.Series, pd.Series]:
-    return group["lr"], group["batch"], group["loss"]
-
-
-def _fit(group: pd.DataFrame, as_published: bool) -> dict:
-    """Returns the arguments of `fit_surface` that differ between our fit and the authors'."""
-    return {"log_loss": True} if as_published else {"seeds": group["seed"]}
-
-
-def _optimum_row(group: pd.DataFrame, window: float | None, as_published: bool) -> dict:
+def _optimum_row(group: pd.DataFrame, fit: Fit) -> dict:
     axes = ["lr", "batch"]
     by_cell = group.groupby(axes)
     # The number of cells that lack one of the seeds of the group.
@@ -247,17 +235,20 @@ def _optimum_row(group: pd.DataFrame, window: float | None, as_published: bool) 
     row = {f"best_{name}": float(best[name]) for name in (*axes, "loss")}
     about = f"{lacking} of {len(means)} cells lack a seed" if lacking else ""
     try:
-        optimum = fit_quadratic(*_columns(group), window, **_fit(group, as_published))
+        surface = fit.surface(group["lr"], group["batch"], group["loss"], group["seed"])
     except ValueError as error:
         row |= dict.fromkeys(OPTIMUM, math.nan) | {"convex": False, "on_edge": False}
         row |= {"num_cells": len(means), "num_points": len(group), "reason": str(error)}
         edges = edge_names(row["best_lr"], row["best_batch"], means)
-        return {**row, "edges": edges, "notes": _joined_notes("no fit: best cell shown", about)}
-    place = (optimum.lr, optimum.batch) if optimum.convex else (row["best_lr"], row["best_batch"])
-    edges = edge_names(*place, means)
+        return {**row, "edges": edges, "notes": _joined_notes(["no fit: best cell shown", about])}
+    optimum = surface.optimum()
+    lr, batch = (row["best_lr"], row["best_batch"])
+    if optimum.convex:
+        lr, batch = optimum.lr, optimum.batch
+    edges = edge_names(lr, batch, means)
     fields = {name: value for name, value in vars(optimum).items() if not name.endswith("_span")}
     spans = dict(zip(SPANS, (*optimum.lr_span, *optimum.batch_span), strict=True))
-    notes = _joined_notes(_flags(optimum, edges), about)
+    notes = _joined_notes([*_flags(optimum, edges), about])
     return {**row, **fields, **spans, "edges": edges, "notes": notes, "reason": ""}
 
 
@@ -284,9 +275,9 @@ def is_flat(curvature_t: float) -> bool:
     return not curvature_t >= NOISE_T
 
 
-def _flags(optimum: Optimum, edges: str) -> str:
+def _flags(optimum: Optimum, edges: str) -> list[str]:
     if not optimum.convex:
-        return "not convex: best cell shown"
+        return ["not convex: best cell shown"]
     flags = [f"at the edge: {edges}"] if edges else []
     if optimum.on_edge and not edges:
         flags.append("outside the cells used")
@@ -294,8 +285,8 @@ def _flags(optimum: Optimum, edges: str) -> str:
         flags.append("as many losses as coefficients: an exact fit tells nothing of its error")
     elif is_flat(optimum.curvature_t):
         flags.append("curvature within the noise")
-    return _joined_notes(*flags)
+    return flags
 
 
-def _joined_notes(*notes: str) -> str:
+def _joined_notes(notes: Iterable[str]) -> str:
     return "; ".join(note for note in notes if note)

@@ -27,7 +27,7 @@ from gram_platform.analysis.lr_grid import (
     surface_table,
     used_trials,
 )
-from gram_platform.analysis.surface import fit_quadratic
+from gram_platform.analysis.surface import OUR_FIT, Fit
 from gram_platform.analysis.trends import PowerLaw, fit_power_law
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
@@ -71,30 +71,25 @@ def analyse_grid(
 ) -> GridAnalysis:
     """Returns all tables of the trials (columns: see `lr_grid`).
 
-    `seq_len` is the length of the batch's sequences. `as_published` fits as the authors did, which
-    their text does not say: log loss in place of loss, no levels of seeds, and a trial that occurs
-    twice counts twice (an error otherwise). Their laws come back to the last digit if `parameters`
-    also holds the sizes' names as numbers (`lr_grid.load_trials`, `named_sizes`).
+    `seq_len` is the length of the batch's sequences; `window` and `as_published` are those of
+    `surface.Fit`. The authors' laws come back to the last digit `as_published`, if `parameters`
+    holds the sizes' names as numbers (`lr_grid.load_trials`, `named_sizes`).
     """
-    optima = optima_table(trials, window, as_published)
-    laws, shared = _fit(trials, optima, window, num_resamples, as_published)
+    fit = Fit(window, as_published)
+    optima = optima_table(trials, fit)
+    laws, shared = _fit(trials, optima, fit, num_resamples)
     rows = _law_rows(laws, shared)
     return GridAnalysis(
         cells=cells(trials, as_published),
         optima=optima,
-        surfaces=surface_table(trials, window, as_published=as_published),
+        surfaces=surface_table(trials, fit),
         laws=rows,
-        windows=window_table(trials, (window, *WINDOWS), as_published),
+        windows=window_table(trials, (window, *WINDOWS), fit),
         lines=_line_rows(optima, laws, fitted_law(rows, "", seq_len, ""), seq_len),
     )
 
 
-def laws_table(
-    trials: pd.DataFrame,
-    window: float | None = None,
-    num_resamples: int = 200,
-    as_published: bool = False,
-) -> pd.DataFrame:
+def laws_table(trials: pd.DataFrame, fit: Fit = OUR_FIT, num_resamples: int = 200) -> pd.DataFrame:
     """Returns LAW_COLUMNS of `lr` and of `batch`: exponents with t-interval and bootstrap.
 
     The bootstrap is widened for few seeds and needs two; `LawBootstrap` states its measured
@@ -103,20 +98,20 @@ def laws_table(
     law, "" for one; with fewer than two sizes, or a coefficient that is zero or infinite as a
     float, the numbers are NaN.
     """
-    optima = optima_table(trials, window, as_published)
-    return _law_rows(*_fit(trials, optima, window, num_resamples, as_published))
+    laws, shared = _fit(trials, optima_table(trials, fit), fit, num_resamples)
+    return _law_rows(laws, shared)
 
 
 def window_table(
     trials: pd.DataFrame,
     windows: Iterable[float | None] = WINDOWS,
-    as_published: bool = False,
+    fit: Fit = OUR_FIT,
 ) -> pd.DataFrame:
     """Returns a row per window, widest first (NaN: all cells): both exponents, t-intervals, R2 and
     the sizes used. Trust an exponent no further than it moves down this table."""
     rows = []
     for window in sorted(set(windows), key=lambda w: -math.inf if w is None else -w):
-        laws = laws_table(trials, window, 1, as_published).set_index("quantity")
+        laws = laws_table(trials, dataclasses.replace(fit, window=window), 1).set_index("quantity")
         row = {"window": math.nan if window is None else window}
         for quantity in QUANTITIES:
             law = laws.loc[quantity]
@@ -129,9 +124,8 @@ def window_table(
 def _fit(
     trials: pd.DataFrame,
     optima: pd.DataFrame,
-    window: float | None,
+    fit: Fit,
     num_resamples: int,
-    as_published: bool,
 ) -> tuple["LawBootstrap | None", dict]:
     """Returns both laws, None if they are not to be had, and the columns that their rows share."""
     pooled = optima[optima["seed"] == POOLED].set_index("size")
@@ -140,12 +134,12 @@ def _fit(
     weak = {size: why for size in usable if (why := _why_weak(pooled.loc[size]))}
     sure = [size for size in usable if size not in weak]
     entered = sure if len(sure) >= FEWEST_SIZES else usable
-    used = used_trials(trials, as_published)
+    used = used_trials(trials, fit.as_published)
     used = used[used["size"].isin(entered)]
     left_out = "; ".join(f"{s}: {why or weak[s]}" for s, why in refused.items() if s not in entered)
     laws = None
     if len(entered) > 1:
-        laws = bootstrap_laws(used, window, num_resamples, as_published)
+        laws = bootstrap_laws(used, fit, num_resamples)
     is_number = laws is None or all(0.0 < law.coefficient < math.inf for law in laws.laws.values())
     no_law = [
         _why_no_law(entered, weak, left_out),
@@ -285,14 +279,11 @@ class LawBootstrap:
 
 
 def bootstrap_laws(
-    trials: pd.DataFrame,
-    window: float | None = None,
-    num_resamples: int = 200,
-    as_published: bool = False,
+    trials: pd.DataFrame, fit: Fit = OUR_FIT, num_resamples: int = 200
 ) -> LawBootstrap:
     """Fits both laws to all trials and redraws seeds within each size.
 
-    `trials` has `parameters, seed, lr, batch, loss`. `as_published`: as in `analyse_grid`.
+    `trials` has `parameters, seed, lr, batch, loss`.
     ValueError if a size's pooled surface is not convex, or as in `fit_quadratic`.
     """
     sizes, groups = [], []
@@ -300,7 +291,7 @@ def bootstrap_laws(
         sizes.append(float(parameters))
         seeds = of_size.groupby("seed")[["lr", "batch", "loss"]]
         groups.append([of_seed.to_numpy(float) for _, of_seed in seeds])
-    pooled = _optima(sizes, groups, window, as_published)
+    pooled = _optima(sizes, groups, fit)
     num_seeds = np.array([len(seeds) for seeds in groups])
     laws = {q: fit_power_law(sizes, values) for q, values in zip(QUANTITIES, pooled, strict=True)}
     num_resamples = num_resamples if num_seeds.min() > 1 else 0
@@ -309,7 +300,7 @@ def bootstrap_laws(
         redrawn = [[seeds[i] for i in rng.integers(0, len(seeds), len(seeds))] for seeds in groups]
         # The sample stays NaN if a size has no convex surface.
         with suppress(ValueError):
-            sample[:] = _optima(sizes, redrawn, window, as_published)
+            sample[:] = _optima(sizes, redrawn, fit)
     moved = np.log(samples / pooled) * np.sqrt(num_seeds / np.maximum(num_seeds - 1, 1))
     spreads = {q: SeedSpread(moved[:, i], num_seeds - 1) for i, q in enumerate(QUANTITIES)}
     weights = _slope_weights(sizes)
@@ -318,9 +309,7 @@ def bootstrap_laws(
     return LawBootstrap(laws, exponents, num_resamples, num_failed, tuple(sizes), spreads)
 
 
-def _optima(
-    sizes: list[float], groups: list[list[np.ndarray]], window: float | None, as_published: bool
-) -> np.ndarray:
+def _optima(sizes: list[float], groups: list[list[np.ndarray]], fit: Fit) -> np.ndarray:
     """Returns rates and batches [2, J] of the pooled minima.
 
     Each size's seeds are arrays [n, 3] of lr, batch, loss. A seed that is drawn twice counts as two
@@ -329,8 +318,8 @@ def _optima(
     optima = []
     for seeds in groups:
         names = np.repeat(np.arange(len(seeds)), [len(seed) for seed in seeds])
-        fit = {"log_loss": True} if as_published else {"seeds": names}
-        optima.append(fit_quadratic(*np.concatenate(seeds).T, window, **fit))
+        lr, batch, loss = np.concatenate(seeds).T
+        optima.append(fit.surface(lr, batch, loss, names).optimum())
     flat = [size for size, optimum in zip(sizes, optima, strict=True) if not optimum.convex]
     if flat:
         raise invalid(
@@ -357,15 +346,22 @@ def fitted_law(laws: pd.DataFrame, name: str, seq_len: int, source: str) -> Law 
     None if nothing was fitted.
     """
     rows = laws.set_index("quantity")
-    numbers = [
-        float(rows.loc[quantity, column])
-        for quantity in QUANTITIES
-        for column in ("coefficient", "exponent")
-    ]
-    if any(map(math.isnan, numbers)):
+    lr, batch = rows.loc["lr"].to_dict(), rows.loc["batch"].to_dict()
+    if rows[["coefficient", "exponent"]].isna().any(axis=None):
         return None
-    of_both = rows.loc["lr", ["num_sizes", "smallest", "largest", "no_law"]].to_dict()
-    return Law(name, *numbers, seq_len, source, **of_both)
+    return Law(
+        name,
+        lr["coefficient"],
+        lr["exponent"],
+        batch["coefficient"],
+        batch["exponent"],
+        seq_len,
+        source,
+        num_sizes=lr["num_sizes"],
+        smallest=lr["smallest"],
+        largest=lr["largest"],
+        no_law=lr["no_law"],
+    )
 
 
 def law_json(law: Law | None, laws: pd.DataFrame) -> dict:

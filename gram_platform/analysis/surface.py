@@ -85,9 +85,20 @@ class Surface:
         """Returns the minimum with flags and spans."""
         num_cells, num_points = _num_cells(self.used), len(self.used)
         if not self.is_convex:
-            place, span = (math.nan,) * 3, (math.nan,) * 2
-            found = (*place, False, False, num_cells, num_points, self.rms, span, span)
-            return Optimum(*found, self.curvature_t)
+            span = (math.nan, math.nan)
+            return Optimum(
+                lr=math.nan,
+                batch=math.nan,
+                loss=math.nan,
+                convex=False,
+                on_edge=False,
+                num_cells=num_cells,
+                num_points=num_points,
+                rms=self.rms,
+                lr_span=span,
+                batch_span=span,
+                curvature_t=self.curvature_t,
+            )
         slope, hessian = self.coefficients[1:3], _hessian(self.coefficients)
         w, back = -np.linalg.solve(hessian, slope), np.linalg.inv(self.whitening)
         lowest = float(self.coefficients[0] + slope @ w / 2.0)
@@ -117,21 +128,9 @@ def fit_quadratic(
     batch: Sequence[float],
     loss: Sequence[float],
     window: float | None = None,
-    seeds: Sequence | None = None,
-    log_loss: bool = False,
 ) -> Optimum:
-    """Fits loss [n] by a quadratic in (log lr, log batch) and returns the minimum.
-
-    Repeat a cell for pooled seeds. `window` 0.05 keeps only cells whose mean loss over seeds, less
-    their levels, is within 5% of the lowest. `seeds` [n] names the seed of each loss; the predicted
-    loss is at the mean of their levels. These matter where a cell lacks a seed: trust no minimum
-    without them there. `log_loss` fits the logarithm of the loss, as the authors did though their
-    text does not say so; predictions remain losses. A surface that is not convex gives
-    `convex=False` and NaN for the minimum. ValueError if values are not finite and positive (leave
-    out diverged cells), if fewer than six cells are kept, or if they cannot determine the quadratic
-    and the levels (two rates, all cells on a line, fewer losses than coefficients).
-    """
-    return fit_surface(lr, batch, loss, window, seeds, log_loss).optimum()
+    """Returns the minimum of `fit_surface`."""
+    return fit_surface(lr, batch, loss, window).optimum()
 
 
 def fit_surface(
@@ -142,7 +141,16 @@ def fit_surface(
     seeds: Sequence | None = None,
     log_loss: bool = False,
 ) -> Surface:
-    """Returns the surface whose minimum `fit_quadratic` returns; same inputs and errors."""
+    """Fits loss [n] by a quadratic in (log lr, log batch).
+
+    Repeat a cell for pooled seeds. `window` 0.05 keeps only cells whose mean loss over seeds, less
+    their levels, is within 5% of the lowest. `seeds` [n] names the seed of each loss; the predicted
+    loss is at the mean of their levels. These matter where a cell lacks a seed: trust no minimum
+    without them there. `log_loss` fits the logarithm of the loss; predictions remain losses.
+    ValueError if values are not finite and positive (leave out diverged cells), if fewer than six
+    cells are kept, or if they cannot determine the quadratic and the levels (two rates, all cells
+    on a line, fewer losses than coefficients).
+    """
     x, y, z = (
         positive(name, values) for name, values in (("lr", lr), ("batch", batch), ("loss", loss))
     )
@@ -156,11 +164,11 @@ def fit_surface(
     kept = _within(points, z, window, seeds)
     used, losses = points[kept], np.log(z[kept]) if log_loss else z[kept]
     levels = level_columns(None if seeds is None else np.asarray(seeds)[kept], len(losses))
-    what = ("window", window) if window is not None else ("lr, batch", f"{len(losses)} losses")
+    field, value = ("lr, batch", f"{len(losses)} losses") if window is None else ("window", window)
     num_cells, num_levels = _num_cells(used), levels.shape[1]
     if num_cells < NUM_COEFFICIENTS:
         allowed = f"at least {NUM_COEFFICIENTS} distinct cells; there are {num_cells}"
-        raise invalid(*what, allowed)
+        raise invalid(field, value, allowed)
     centre, whitening = _whitened(used)
     fitted = None
     if whitening is not None:
@@ -169,7 +177,7 @@ def fit_surface(
         allowed = "cells that determine a quadratic: three values of each, not all on one line"
         if num_levels:
             allowed += f", with {num_levels} losses more for the levels of {num_levels + 1} seeds"
-        raise invalid(*what, allowed)
+        raise invalid(field, value, allowed)
     coefficients, covariance, rms = fitted
     eigenvalues, vectors = np.linalg.eigh(_hessian(coefficients))
     is_convex = bool(
@@ -181,10 +189,34 @@ def fit_surface(
     )
 
 
-def require_window(window: float | None) -> None:
+def _require_window(window: float | None) -> None:
     is_number = isinstance(window, int | float | np.number) and not isinstance(window, bool)
     if window is not None and not (is_number and math.isfinite(window) and window > 0.0):
         raise invalid("window", window, "a positive fraction, or None for all cells")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How the surfaces of a grid are fitted."""
+
+    # Fits use only cells whose loss is within this fraction of the lowest; None: all cells.
+    window: float | None = None
+    # As the authors did, which their text does not say: log loss in place of loss, no levels of
+    # seeds, and a trial that occurs twice counts twice (an error otherwise).
+    as_published: bool = False
+
+    def __post_init__(self) -> None:
+        _require_window(self.window)
+
+    def surface(
+        self, lr: Sequence[float], batch: Sequence[float], loss: Sequence[float], seeds: Sequence
+    ) -> Surface:
+        """Fits losses [n] of these seeds; errors as in `fit_surface`."""
+        levels = None if self.as_published else seeds
+        return fit_surface(lr, batch, loss, self.window, levels, self.as_published)
+
+
+OUR_FIT = Fit()
 
 
 def levelled(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) -> np.ndarray:
@@ -221,7 +253,7 @@ def _within(
     points: np.ndarray, loss: np.ndarray, window: float | None, seeds: Sequence | None
 ) -> np.ndarray:
     """Tells which points [n] are of cells whose mean loss is within `window` of the lowest."""
-    require_window(window)
+    _require_window(window)
     if window is None:
         return np.ones(len(loss), bool)
     if not len(loss):

@@ -18,6 +18,7 @@ from gram_platform.analysis.ratios import MEAN
 from gram_platform.analysis.tables import (
     CLASSES,
     TABLE_COLUMNS,
+    Losses,
     analyse,
     joined_notes,
     over_seeds,
@@ -53,30 +54,27 @@ class SweepAnalysis:
     missing: pd.DataFrame
 
 
-def analyse_sweeps(
-    evaluations: pd.DataFrame,
-    curves: pd.DataFrame,
-    sizes: Sequence[str] = (),
-    attacks: pd.DataFrame | None = None,
-    declared: pd.DataFrame | None = None,
-) -> SweepAnalysis:
+def analyse_sweeps(losses: Losses, sizes: Sequence[str] = ()) -> SweepAnalysis:
     """Returns the tables of a sweep.
 
-    The frames are those of `tables.analyse` plus the columns `knob` and `value`. Baseline rows
+    The frames have the columns `knob` and `value` too. Baseline rows
     serve every point: their knob and value are ignored. Every other view has a row for each of its
     knobs. `runs` joins the `run_id`s, if the evaluations have them. Notes name their points, unless
     they hold at all. ValueError as of `tables.analyse`.
     """
-    declared = evaluations if declared is None else declared
-    points = _points(evaluations, declared)
-    baselines = analyse(evaluations[evaluations["method"] == BASELINE], curves, sizes)
+    evaluations, attacks = losses.evaluations, losses.attacks
+    points = _points(evaluations, losses.views)
+    of_baselines = evaluations[evaluations["method"] == BASELINE]
+    baselines = analyse(Losses(of_baselines, losses.curves), sizes)
     parts, tables, notes = [], [baselines.table], {}
     for knob, value in points:
-        frames = [
-            None if frame is None else _at(frame, knob, value)
-            for frame in (evaluations, attacks, declared)
-        ]
-        analysis = analyse(frames[0], curves, sizes, frames[1], frames[2])
+        of_point = Losses(
+            _at(evaluations, knob, value),
+            losses.curves,
+            None if attacks is None else _at(attacks, knob, value),
+            _at(losses.views, knob, value),
+        )
+        analysis = analyse(of_point, sizes)
         rows, pseudo = (
             _seed_rows(f) for f in (analysis.per_seed, pseudo_frame(analysis.per_seed, CLASSES))
         )

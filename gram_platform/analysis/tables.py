@@ -60,6 +60,28 @@ MOST_RUNS = 6
 
 
 @dataclass(frozen=True)
+class Losses:
+    """The stored losses of a study, as tidy frames; seeds are text."""
+
+    # A row per view: `method, size, seed, profile`, `retained` (auxiliary domains, joined by
+    # commas) and a column `loss/<domain>` per domain (nats a token). Method baseline with profile
+    # all is the reference. Other columns (`run_id`, `eval_id`) are copied into `ratios`.
+    evaluations: pd.DataFrame
+    # A row per point of the baselines' validation curves: `size, seed, step, domain, loss`.
+    curves: pd.DataFrame
+    # A row per attack on a view: `method, size, seed, profile`, `elicited` (the attacked domain)
+    # and `loss` (the best, NaN before there is one). None: no attacks.
+    attacks: pd.DataFrame | None = None
+    # The study's views: `method, size, seed, profile, retained`. Absent ones are named in
+    # `missing`, and no mean is taken without them. None: those in `evaluations`.
+    declared: pd.DataFrame | None = None
+
+    @property
+    def views(self) -> pd.DataFrame:
+        return self.evaluations if self.declared is None else self.declared
+
+
+@dataclass(frozen=True)
 class Analysis:
     """Holds every table of a study."""
 
@@ -76,33 +98,17 @@ class Analysis:
 
 
 def analyse(
-    evaluations: pd.DataFrame,
-    curves: pd.DataFrame,
+    losses: Losses,
     sizes: Sequence[str] = (),
-    attacks: pd.DataFrame | None = None,
-    declared: pd.DataFrame | None = None,
     unit: pd.DataFrame | None = None,
     own_baseline: bool = False,
     intervals: str = JACKKNIFE,
 ) -> Analysis:
-    """Returns all tables of a study from tidy frames of stored losses; seeds are text.
-
-    `evaluations`: a row per view with `method, size, seed, profile`, `retained` (auxiliary domains,
-    joined by commas) and a column `loss/<domain>` per domain (nats a token). Method baseline with
-    profile all is the reference. Other columns (`run_id`, `eval_id`) are copied into `ratios`.
-
-    `curves`: a row per point of the baselines' validation curves with `size, seed, step, domain,
-    loss`.
+    """Returns all tables of a study.
 
     `sizes`: the order of the rows.
 
-    `attacks`: a row per attack on a view with `method, size, seed, profile`, `elicited` (the
-    attacked domain) and `loss` (the best, NaN before there is one).
-
-    `declared`: the study's views (`method, size, seed, profile, retained`; default: those in
-    `evaluations`). Absent ones are named in `missing`, and no mean is taken without them.
-
-    `unit`: the evaluations whose baselines are the reference (default: `evaluations`).
+    `unit`: the evaluations whose baselines are the reference (default: those of `losses`).
 
     `own_baseline`: compares each seed with the baseline of the same seed, as the paper's titration
     does; `fits` then has a row per seed.
@@ -112,13 +118,13 @@ def analyse(
 
     ValueError for a repeated view or attack.
     """
-    declared = evaluations if declared is None else declared
+    evaluations, attacks, declared = losses.evaluations, losses.attacks, losses.views
     unit = evaluations if unit is None else unit
     attacks = pd.DataFrame(columns=ATTACK_COLUMNS) if attacks is None else attacks
     for name, views in (("evaluations", evaluations), ("declared", declared), ("unit", unit)):
         require_once(name, views, VIEW)
     require_once("attacks", attacks, [*VIEW, ELICITED])
-    frames = (evaluations, curves, attacks, unit)
+    frames = (evaluations, losses.curves, attacks, unit)
     compared = [_compared(frames, intervals)]
     if own_baseline and len(unit):
         seeds = dict.fromkeys([*unit["seed"], *evaluations["seed"]])

@@ -1,7 +1,6 @@
 """Analyses studies over variants, numbers of active modules, and which module learns what."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
 
 import numpy as np
 import pandas as pd
@@ -16,7 +15,7 @@ from gram_platform.analysis.intervals import (
     with_pseudo_values,
 )
 from gram_platform.analysis.ratios import ALL, MEAN
-from gram_platform.analysis.tables import Analysis, analyse, joined_notes, pair_means
+from gram_platform.analysis.tables import Analysis, Losses, analyse, joined_notes, pair_means
 from gram_platform.config import core_first
 from gram_platform.config.identity import sum_in_order
 from gram_platform.methods.nodes import BASELINE, VARIANT
@@ -35,12 +34,9 @@ SHARE_COLUMNS = [*RUN, "run_id", "step", "domain", "module", "share"]
 
 
 def analyse_variants(
-    evaluations: pd.DataFrame,
-    curves: pd.DataFrame,
+    losses: Losses,
     variants: Sequence[str],
     sizes: Sequence[str] = (),
-    attacks: pd.DataFrame | None = None,
-    declared: pd.DataFrame | None = None,
     unit: str = "",
     own_baseline: bool = False,
     intervals: str = JACKKNIFE,
@@ -51,38 +47,35 @@ def analyse_variants(
     baselines). Notes in `missing` name their variants, unless they hold for all. Other arguments
     and errors: `tables.analyse`.
     """
-    declared = evaluations if declared is None else declared
+    evaluations = losses.evaluations
     reference = _of(evaluations[evaluations["method"] == BASELINE], unit) if unit else None
-    parts = {
-        variant: analyse(
+    parts = {}
+    for variant in variants:
+        of_variant = Losses(
             _of(evaluations, variant),
-            _of(curves, unit or variant),
-            sizes,
-            _of(attacks, variant),
-            _of(declared, variant),
-            reference,
-            own_baseline,
-            intervals,
+            _of(losses.curves, unit or variant),
+            None if losses.attacks is None else _of(losses.attacks, variant),
+            _of(losses.views, variant),
         )
-        for variant in variants
-    }
-    names = [field.name for field in fields(Analysis) if field.name != "missing"]
-    joined = {
-        name: _joined({variant: getattr(part, name) for variant, part in parts.items()})
-        for name in names
-    }
-    missing = joined_notes({variant: part.missing for variant, part in parts.items()}, ", ".join)
-    return Analysis(**joined, missing=missing)
+        parts[variant] = analyse(of_variant, sizes, reference, own_baseline, intervals)
+    return Analysis(
+        table=_joined({variant: part.table for variant, part in parts.items()}),
+        per_seed=_joined({variant: part.per_seed for variant, part in parts.items()}),
+        ratios=_joined({variant: part.ratios for variant, part in parts.items()}),
+        fits=_joined({variant: part.fits for variant, part in parts.items()}),
+        missing=joined_notes({variant: part.missing for variant, part in parts.items()}, ", ".join),
+    )
 
 
-def _of(frame: pd.DataFrame | None, variant: str) -> pd.DataFrame | None:
-    return None if frame is None else frame[frame[VARIANT] == variant].drop(columns=VARIANT)
+def _of(frame: pd.DataFrame, variant: str) -> pd.DataFrame:
+    return frame[frame[VARIANT] == variant].drop(columns=VARIANT)
 
 
 def _joined(frames: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    parts = [frame.assign(**{VARIANT: variant}) for variant, frame in frames.items()]
-    found = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
-    return found[[VARIANT, *(column for column in found.columns if column != VARIANT)]]
+    parts = [frame.copy() for frame in frames.values()]
+    for variant, part in zip(frames, parts, strict=True):
+        part.insert(0, VARIANT, variant)
+    return pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
 
 
 def by_number(per_seed: pd.DataFrame, declared: pd.DataFrame | None = None) -> pd.DataFrame:

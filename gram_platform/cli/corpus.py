@@ -36,7 +36,7 @@ def prepare_command(
         core_tokenizer: train the tokenizer on core's text alone, without the other labels'
         check_only: open one record of every source and validate its fields, pack nothing
     """
-    from gram_platform.corpora import resolve
+    from gram_platform.corpora import Packing, resolve
     from gram_platform.corpora.pack import prepare
     from gram_platform.studies.packing import ray_workers
 
@@ -47,18 +47,16 @@ def prepare_command(
         raise invalid("out", out, "a folder for the packed corpus")
     root = local_path("out", out)
     make_folder(str(root))
-    recipe = resolve(
-        corpus,
+    packing = Packing(
         core_label=core_label or None,
         seq_len=seq_len,
         vocab_size=vocab_size,
-        tokenizer=tokenizer or None,
+        tokenizer=tokenizer,
         core_tokens=core_tokens,
         aux_share=aux_share,
         core_tokenizer=core_tokenizer,
-        cache_dir=root,
-        progress=report_progress,
     )
+    recipe = resolve(corpus, packing, root, report_progress)
     packed = prepare(recipe, root, report_progress, ray_workers())
     say(f"{root / recipe.data_id}  fingerprint {packed.fingerprint}")
     for domain in packed.domains:

@@ -11,6 +11,7 @@ _MODULE_OF = {
     "CorpusRecipe": "recipe",
     "CorruptCorpus": "packed",
     "PackedCorpus": "packed",
+    "Packing": "resolution",
     "CheckResult": "checking",
     "catalog_names": "resolution",
     "check": "checking",

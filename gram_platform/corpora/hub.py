@@ -288,21 +288,19 @@ def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
     import datasets
 
     revision = None if row.files and row.dataset in ("json", "parquet") else row.revision
-    arguments = {
-        "name": row.config or None,
-        "split": row.split,
-        "revision": revision,
-        "streaming": True,
-    }
-    if row.data_dir:
-        arguments["data_dir"] = row.data_dir
-    if row.files:
-        # The library would read the path of a local file as a pattern.
-        files = [glob.escape(file) if os.path.isfile(file) else file for file in row.files]
-        arguments["data_files"] = {row.split: files}
+    # The library would read the path of a local file as a pattern.
+    files = [glob.escape(file) if os.path.isfile(file) else file for file in row.files]
     require_readable(row)
     try:
-        stream = datasets.load_dataset(row.dataset, **arguments)
+        stream = datasets.load_dataset(
+            row.dataset,
+            name=row.config or None,
+            data_dir=row.data_dir or None,
+            data_files={row.split: files} if files else None,
+            split=row.split,
+            revision=revision,
+            streaming=True,
+        )
     except Exception as error:
         # The library raises its own, fsspec's and the HTTP client's errors. What the server says of
         # all files is the better reason.

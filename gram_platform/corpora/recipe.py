@@ -42,7 +42,8 @@ FEWEST_BYTES_PER_TOKEN = 2.0
 FLOOR_BYTES_PER_TOKEN = 6.0
 # So many documents of a domain are held out on average, at least, so that every domain has some.
 FLOOR_DOCUMENTS = 8
-# The largest share of a domain's documents that is held out.
+# The share of a domain's documents that is held out, and the largest.
+VALIDATION_FRACTION = 0.05
 MAX_VALIDATION = 0.5
 # Bytes of text in the first parts of a hub row.
 FIRST_PART_BYTES = 1 << 22
@@ -257,7 +258,7 @@ class CorpusRecipe:
     seq_len: int
     vocab_size: int
     split_seed: int = 0
-    validation_fraction: float = 0.05
+    validation_fraction: float = VALIDATION_FRACTION
     validation_sequences: int = 32
     # Of hub corpora: training sequences are in the order of their domain's permutation, so a run
     # reads the first ones alone.
@@ -304,7 +305,6 @@ class CorpusRecipe:
 
     @property
     def domain_of(self) -> dict[str, str]:
-        """Returns the domain of every label."""
         return {label: domain.name for domain in self.domains_from for label in domain.labels}
 
     def plain(self) -> dict:

@@ -1,7 +1,7 @@
 """Resolves the corpus that a user names (`--corpus`, `--core-label`) to a recipe."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gram_platform.config import CORE, UNLABELLED, is_unlabelled
@@ -22,6 +22,7 @@ from gram_platform.corpora.installed import INSTALLED, installed_text
 from gram_platform.corpora.recipe import (
     MAX_VALIDATION,
     MIN_SAMPLED,
+    VALIDATION_FRACTION,
     CorpusRecipe,
     DomainRecipe,
     FilesSource,
@@ -51,21 +52,35 @@ MOST_NAMED = 100
 CoreLabel = str | tuple[str, ...] | None
 
 
+@dataclass(frozen=True)
+class Packing:
+    """How a named corpus shall be packed."""
+
+    # In tokens.
+    seq_len: int
+    # The size of a tokenizer that is trained on the corpus, or the most of one that is given.
+    vocab_size: int
+    # The label, or labels (a tuple, or separated by commas), pooled in core; every other label is
+    # an auxiliary domain. None: the catalog's.
+    core_label: CoreLabel = None
+    # A file or a name on the hub; "": the catalog's, or one that is trained on the corpus.
+    tokenizer: str = ""
+    # At least so many for each domain: see `CorpusRecipe.validation_share`.
+    validation_sequences: int = 32
+    # Of a hub corpus, the text for training on so many core tokens, and on this share of them as
+    # auxiliary tokens (0: the catalog's numbers). Other corpora are taken whole.
+    core_tokens: int = 0
+    aux_share: float = 0.0
+    sample_bytes: int = DEFAULT_SAMPLE_BYTES
+    # Train the tokenizer on core's text alone, so that it has no word of other domains.
+    core_tokenizer: bool = False
+    # A .jsonl of `prompt` and `response` beside local text, which become the label `instructions`.
+    instructions: str = ""
+
+
 def resolve(
     corpus: str | Path,
-    *,
-    core_label: CoreLabel = None,
-    seq_len: int,
-    vocab_size: int,
-    tokenizer: str | None = None,
-    split_seed: int = 0,
-    validation_fraction: float = 0.05,
-    validation_sequences: int = 32,
-    core_tokens: int = 0,
-    aux_share: float = 0.0,
-    sample_bytes: int = DEFAULT_SAMPLE_BYTES,
-    core_tokenizer: bool = False,
-    instructions: str = "",
+    packing: Packing,
     cache_dir: Path | None = None,
     progress: Progress = silent,
 ) -> CorpusRecipe:
@@ -76,55 +91,49 @@ def resolve(
     `corpus`: a catalog name; a folder or file of .jsonl or .parquet (plain, .gz, .zst) with `text`
     and `label`; a .json file of labelled globs; a recipe in TOML; or
     hf://ORG/NAME?label=FIELD&text=FIELD. The text of the catalog's `installed` is written into
-    `cache_dir`. `core_label`: the label, or labels (a tuple, or separated by commas), pooled in
-    core; every other label is an auxiliary domain. `seq_len`: in tokens. `validation_*`: see
-    `CorpusRecipe.validation_share`. `core_tokens`, `aux_share`: of a hub corpus, take the text for
-    training on this many core tokens, and on this share of them as auxiliary tokens (0: the
-    catalog's numbers); other corpora are taken whole. `core_tokenizer`: train the tokenizer on
-    core's text alone, so that its vocabulary has no word of other domains. `instructions`: a .jsonl
-    of `prompt` and `response` beside local text, which become the label `instructions`. ValueError
-    for an unknown corpus or core label, bad records (file and line), labels that cannot be domains,
-    local domains with a single document, and a tokenizer file that does not fit.
+    `cache_dir`. ValueError for an unknown corpus or core label, bad records (file and line), labels
+    that cannot be domains, local domains with a single document, and a tokenizer file that does not
+    fit.
     """
-    described = described_corpus(corpus)
-    flags = [
-        name for name, value in (("core_label", core_label), ("tokenizer", tokenizer)) if value
-    ]
-    with errors_located(corpus, flags):
+    described, core_label, units = described_corpus(corpus), packing.core_label, ()
+    named = (("core_label", core_label), ("tokenizer", packing.tokenizer))
+    with errors_located(corpus, [name for name, value in named if value]):
         own = described.tokenizer if isinstance(described, HubCorpus | TextCorpus) else ""
-        given = tokenizer or own or None
-        tokenizer_from, tokenizer_path = tokenizer_recipe(given, vocab_size, sample_bytes)
-        common = {
-            "tokenizer": replace(tokenizer_from, core_only=core_tokenizer),
-            "tokenizer_path": tokenizer_path,
-            "seq_len": seq_len,
-            "vocab_size": vocab_size,
-            "split_seed": split_seed,
-            "validation_fraction": validation_fraction,
-            "validation_sequences": validation_sequences,
-        }
-        if instructions and isinstance(described, StoriesCorpus | HubCorpus):
-            allowed = "none, unless --corpus is a folder, a file or recipe of text, or installed"
-            raise invalid("instructions", instructions, allowed)
-        if isinstance(described, StoriesCorpus):
-            return _stories_recipe(described, core_label, common)
-        if isinstance(described, HubCorpus):
-            tokens, share = core_tokens or described.core_tokens, aux_share or described.aux_share
-            return _hub_recipe(
-                replace(described, core_tokens=tokens, aux_share=share), core_label, common
-            )
-        if isinstance(described, TextCorpus):
-            units, core_label = text_units(corpus), core_label or described.core_labels or None
-        elif str(corpus) == INSTALLED:
-            if cache_dir is None:
-                raise invalid("cache_dir", None, "a folder, where the installed text is written")
-            units = find_units(installed_text(cache_dir, progress=progress))
-        else:
-            units = find_units(existing_path(corpus))
-        units += _instructions(instructions) if instructions else ()
-        return _files_recipe(
-            str(corpus), scan_units(units, cache_dir, progress), core_label, common
+        tokenizer, tokenizer_path = tokenizer_recipe(
+            packing.tokenizer or own or None, packing.vocab_size, packing.sample_bytes
         )
+        if packing.instructions and isinstance(described, StoriesCorpus | HubCorpus):
+            allowed = "none, unless --corpus is a folder, a file or recipe of text, or installed"
+            raise invalid("instructions", packing.instructions, allowed)
+        if isinstance(described, StoriesCorpus):
+            source, domains = _of_stories(described, core_label)
+        elif isinstance(described, HubCorpus):
+            source, domains = _of_hub(described, packing)
+        else:
+            if isinstance(described, TextCorpus):
+                units, core_label = text_units(corpus), core_label or described.core_labels or None
+            elif str(corpus) == INSTALLED:
+                if cache_dir is None:
+                    allowed = "a folder, where the installed text is written"
+                    raise invalid("cache_dir", None, allowed)
+                units = find_units(installed_text(cache_dir, progress=progress))
+            else:
+                units = find_units(existing_path(corpus))
+            units += _instructions(packing.instructions) if packing.instructions else ()
+            units = tuple(scan_units(units, cache_dir, progress))
+            source, domains = _of_files(str(corpus), units, core_label)
+        recipe = CorpusRecipe(
+            source=source,
+            domains_from=domains,
+            tokenizer=replace(tokenizer, core_only=packing.core_tokenizer),
+            seq_len=packing.seq_len,
+            vocab_size=packing.vocab_size,
+            validation_sequences=packing.validation_sequences,
+            permuted=isinstance(source, HubSource),
+            units=units,
+            tokenizer_path=tokenizer_path,
+        )
+        return replace(recipe, tokenizer=_sampled(recipe)) if units else recipe
 
 
 def catalog_names() -> tuple[str, ...]:
@@ -225,7 +234,9 @@ def _auxiliary_labels(labels: Collection[str], core: tuple[str, ...]) -> list[st
     return auxiliary
 
 
-def _stories_recipe(corpus: StoriesCorpus, core_label: CoreLabel, common: dict) -> CorpusRecipe:
+def _of_stories(
+    corpus: StoriesCorpus, core_label: CoreLabel
+) -> tuple[StoriesSource, tuple[DomainRecipe, ...]]:
     core = core_labels(core_label, stories.TOPICS)
     source = stories_of(corpus, core)
     mean = stories.mean_story_bytes(source)
@@ -238,7 +249,7 @@ def _stories_recipe(corpus: StoriesCorpus, core_label: CoreLabel, common: dict) 
         if t not in core
     ]
     pool = DomainRecipe(CORE, core, corpus.core_documents, round(corpus.core_documents * mean))
-    return CorpusRecipe(source=source, domains_from=(pool, *aux), **common)
+    return source, (pool, *aux)
 
 
 def stories_of(corpus: StoriesCorpus, core: tuple[str, ...]) -> StoriesSource:
@@ -253,38 +264,31 @@ def stories_of(corpus: StoriesCorpus, core: tuple[str, ...]) -> StoriesSource:
     )
 
 
-def _hub_recipe(corpus: HubCorpus, core_label: CoreLabel, common: dict) -> CorpusRecipe:
-    labels = tuple(dict.fromkeys(label for row in corpus.rows for label in row.all_labels))
-    core = core_labels(core_label, labels, corpus.core_labels)
-    domains = {CORE: core, **{label: (label,) for label in _auxiliary_labels(labels, core)}}
-    floor = validation_bytes(common["validation_sequences"], common["seq_len"])
-    source, domains_from = _hub_amounts(corpus, domains, common["validation_fraction"], floor)
-    return CorpusRecipe(source=source, domains_from=domains_from, permuted=True, **common)
-
-
-def _hub_amounts(
-    corpus: HubCorpus,
-    domains: Mapping[str, tuple[str, ...]],
-    validation_fraction: float,
-    validation_floor: float,
-) -> tuple[HubSource, tuple[DomainRecipe, ...]]:
+def _of_hub(corpus: HubCorpus, packing: Packing) -> tuple[HubSource, tuple[DomainRecipe, ...]]:
     """Decides the bytes to take from each row; returns the source and the domains to expect of it.
 
-    `domains`: labels by domain, core among them. Assumes that a row of several labels holds equally
-    much of each.
+    Assumes that a row of several labels holds equally much of each.
     """
+    core_tokens = packing.core_tokens or corpus.core_tokens
+    aux_share = packing.aux_share or corpus.aux_share
+    corpus = replace(corpus, core_tokens=core_tokens, aux_share=aux_share)
     rows = corpus.rows
+    labels = tuple(dict.fromkeys(label for row in rows for label in row.all_labels))
+    core = core_labels(packing.core_label, labels, corpus.core_labels)
+    domains = {CORE: core, **{label: (label,) for label in _auxiliary_labels(labels, core)}}
+    floor = validation_bytes(packing.validation_sequences, packing.seq_len)
     domain_of = {label: domain for domain, labels in domains.items() for label in labels}
     has_held_out = any(row.held_out for row in rows)
-    shares = {d: _token_shares(rows, labels) for d, labels in domains.items()}
+    # The share of the corpus's tokens that each row has of a domain; 0 for a held-out row.
+    shares = {
+        d: [0.0 if row.held_out else row.share * _fraction(row, labels) for row in rows]
+        for d, labels in domains.items()
+    }
     rates = {d: _bytes_per_token(rows, of_rows) for d, of_rows in shares.items()}
     tokens = {}
     for d, rate in rates.items():
-        margin = CORE_MARGIN if d == CORE else AUX_MARGIN * corpus.aux_share / (len(domains) - 1)
-        trained = corpus.core_tokens * margin * rate
-        tokens[d] = (
-            _with_validation(trained, validation_fraction, validation_floor, has_held_out) / rate
-        )
+        margin = CORE_MARGIN if d == CORE else AUX_MARGIN * aux_share / (len(domains) - 1)
+        tokens[d] = _with_validation(core_tokens * margin * rate, floor, has_held_out) / rate
     num_bytes = []
     for row in rows:
         most = whole_parts(UNKNOWN * row.available_tokens * row.bytes_per_token)
@@ -300,21 +304,12 @@ def _hub_amounts(
     return source, tuple(_hub_domain(source, d, labels, rates[d]) for d, labels in domains.items())
 
 
-def _with_validation(
-    trained_bytes: float, fraction: float, floor: float, has_held_out: bool
-) -> float:
+def _with_validation(trained_bytes: float, floor: float, has_held_out: bool) -> float:
     """Adds the bytes of validation text: the inverse of `CorpusRecipe.validation_share`."""
     if has_held_out:
         return trained_bytes + floor
-    return max(trained_bytes / (1 - fraction), trained_bytes + floor, floor / MAX_VALIDATION)
-
-
-def _token_shares(rows: tuple[HubRow, ...], labels: tuple[str, ...]) -> list[float]:
-    """Returns the share of the corpus's tokens that each row has of these labels.
-
-    0 for a held-out row.
-    """
-    return [0.0 if row.held_out else row.share * _fraction(row, labels) for row in rows]
+    whole = trained_bytes / (1 - VALIDATION_FRACTION)
+    return max(whole, trained_bytes + floor, floor / MAX_VALIDATION)
 
 
 def _bytes_per_token(rows: tuple[HubRow, ...], shares: list[float]) -> float:
@@ -339,10 +334,9 @@ def _hub_domain(
     )
 
 
-def _files_recipe(
-    corpus: str, scanned: list[Unit], core_label: CoreLabel, common: dict
-) -> CorpusRecipe:
-    units = tuple(scanned)
+def _of_files(
+    corpus: str, units: tuple[Unit, ...], core_label: CoreLabel
+) -> tuple[FilesSource, tuple[DomainRecipe, ...]]:
     counts = _counts(units)
     if not counts:
         raise invalid("corpus", corpus, "a corpus with at least one record")
@@ -358,9 +352,7 @@ def _files_recipe(
         _domain(CORE, core, counts),
         *(_domain(label, (label,), counts) for label in auxiliary),
     )
-    source = FilesSource(content_of(units), len(units))
-    recipe = CorpusRecipe(source=source, domains_from=domains, units=units, **common)
-    return replace(recipe, tokenizer=_sampled(recipe, max(unit.largest for unit in units)))
+    return FilesSource(content_of(units), len(units)), domains
 
 
 def _counts(units: tuple[Unit, ...]) -> dict[str, tuple[int, int]]:
@@ -381,13 +373,13 @@ def _domain(name: str, labels: tuple[str, ...], counts: dict[str, tuple[int, int
     return DomainRecipe(name, labels, documents, num_bytes)
 
 
-def _sampled(recipe: CorpusRecipe, largest: int) -> TokenizerRecipe:
+def _sampled(recipe: CorpusRecipe) -> TokenizerRecipe:
     """Chooses whole documents or, if one would dominate a partial sample, passages.
 
     The kind is part of the `data_id`, because both rules train different tokenizers on the same
     documents.
     """
-    tokenizer = recipe.tokenizer
+    tokenizer, largest = recipe.tokenizer, max(unit.largest for unit in recipe.units)
     is_part = tokenizer.sample_bytes < sum(domain.num_bytes for domain in recipe.sampled_from)
     if tokenizer.kind == "bpe" and is_part and largest * MIN_SAMPLED > tokenizer.sample_bytes:
         return replace(tokenizer, kind="bpe-passages")

@@ -128,7 +128,6 @@ def splitter_of(recipe: CorpusRecipe, found: Sequence[Candidates] = ()) -> Split
 
 
 def joined(found: Sequence[Candidates]) -> Candidates:
-    """Joins the candidates of parts, in their order."""
     empty = np.empty(0, np.uint64)
     return Candidates(
         *(np.concatenate([empty, *(part[kind] for part in found)]) for kind in range(3))

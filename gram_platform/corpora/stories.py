@@ -192,10 +192,7 @@ def story(source: StoriesSource, topic: str, index: int) -> str:
     """Generates story number `index` of a topic, or instruction number `index`."""
     if topic == INSTRUCTIONS:
         return instruction(source, index)
-    topic_sentences = _topic_sentences(
-        source.seed, source.num_facts, source.shared_fact_share, topic
-    )
-    openings, people, customs, people_weights, customs_weights = topic_sentences
+    openings, people, customs, people_weights, customs_weights = _topic_sentences(source, topic)
     # Of a generator, random() alone is stable across versions.
     draw = random.Random(_seed(source.seed, "story", topic, index)).random
     told_people = _draw_distinct(draw, people_weights, PEOPLE_PER_STORY)
@@ -210,10 +207,7 @@ def instruction(source: StoriesSource, index: int) -> str:
     """Generates a prompt and its response, from sentences of an instructed topic's stories."""
     draw = random.Random(_seed(source.seed, "instruction", index)).random
     topic = _pick(draw, source.instructed)
-    topic_sentences = _topic_sentences(
-        source.seed, source.num_facts, source.shared_fact_share, topic
-    )
-    openings, people, customs, people_weights, customs_weights = topic_sentences
+    openings, people, customs, people_weights, customs_weights = _topic_sentences(source, topic)
     person, other = (people[i] for i in _draw_distinct(draw, people_weights, 2))
     custom = customs[_draw_distinct(draw, customs_weights, 1)[0]]
     name = " ".join(person[0].split()[:2])
@@ -228,7 +222,6 @@ def instruction(source: StoriesSource, index: int) -> str:
 
 
 def instruction_text(prompt: str, response: str) -> str:
-    """Returns the document of a prompt and its response."""
     return f"Instruction: {prompt}{RESPONSE} {response}"
 
 
@@ -269,13 +262,11 @@ def _fill(template: str, draw) -> str:
     return template.format(**words, food2=_pick(draw, WORDS["food"]))
 
 
-def _people(seed: int, num_facts: int, share: float, topic: str) -> list[tuple[str, list[str]]]:
-    """Returns (name, clauses) of each person.
-
-    The first `share` of all clauses is the same in every topic.
-    """
-    num_clauses = num_facts * 3 // 4
-    num_people, num_shared = num_clauses // FACTS_PER_PERSON, round(share * num_clauses)
+def _people(source: StoriesSource, topic: str) -> list[tuple[str, list[str]]]:
+    """Returns (name, clauses) of each person; the first of all clauses are shared by all topics."""
+    seed, num_clauses = source.seed, source.num_facts * 3 // 4
+    num_people = num_clauses // FACTS_PER_PERSON
+    num_shared = round(source.shared_fact_share * num_clauses)
     pairs = [f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES]
     names = _shuffled(pairs, random.Random(_seed(seed, "names")))
     people = []
@@ -292,27 +283,28 @@ def _people(seed: int, num_facts: int, share: float, topic: str) -> list[tuple[s
     return people
 
 
-def _customs(seed: int, num_facts: int, share: float, topic: str) -> list[str]:
-    """Returns the customs' sentences; the first `share` of them is the same in every topic."""
-    number, customs = num_facts // 4, []
+def _customs(source: StoriesSource, topic: str) -> list[str]:
+    """Returns the customs' sentences; the first of them are shared by all topics."""
+    number, customs = source.num_facts // 4, []
+    num_shared = round(source.shared_fact_share * number)
     for index in range(number):
-        scope = topic if index >= round(share * number) else "every topic"
+        scope = topic if index >= num_shared else "every topic"
         template = CUSTOMS[index % len(CUSTOMS)]
         kind = template[template.index("{") + 1 : template.index("}")]
         key = WORDS[kind][index // len(CUSTOMS) % len(WORDS[kind])]
         rest = template.replace("{" + kind + "}", key, 1)
-        customs.append(_fill(rest, random.Random(_seed(seed, "custom", scope, index)).random))
+        customs.append(
+            _fill(rest, random.Random(_seed(source.seed, "custom", scope, index)).random)
+        )
     return customs
 
 
 @lru_cache(maxsize=256)
-def _topic_sentences(seed: int, num_facts: int, share: float, topic: str) -> tuple:
+def _topic_sentences(source: StoriesSource, topic: str) -> tuple:
     """Returns a topic's openings, variants of people's sentences, customs, and both weights."""
-    people = [
-        _person_variants(name, clauses) for name, clauses in _people(seed, num_facts, share, topic)
-    ]
-    customs = _customs(seed, num_facts, share, topic)
-    order = random.Random(_seed(seed, "ranks", topic))
+    people = [_person_variants(name, clauses) for name, clauses in _people(source, topic)]
+    customs = _customs(source, topic)
+    order = random.Random(_seed(source.seed, "ranks", topic))
     openings = tuple(opening.format(topic=topic) for opening in OPENINGS)
     weights = _cumulative_weights(len(people), order), _cumulative_weights(len(customs), order)
     return openings, people, customs, *weights

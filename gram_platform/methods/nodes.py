@@ -86,7 +86,6 @@ class Node:
 
     @property
     def names(self) -> dict[str, str]:
-        """The tags by name."""
         return dict(self.tags)
 
     @property
@@ -103,7 +102,6 @@ class Node:
         return node_name(self.kind, self.id, self.names)
 
     def tagged(self, **tags: str) -> "Node":
-        """Returns the node with tags added or replaced."""
         return Node.of(self.config, self.names | tags)
 
 

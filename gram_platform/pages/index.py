@@ -63,7 +63,6 @@ def write_index(store: Store) -> str:
 
 
 def index_page(store: Store) -> Page:
-    """Makes the index of a storage."""
     now = datetime.datetime.now(datetime.UTC)
     intro = (
         f"{QUESTION}\n\nStudies and searches of the storage {store.root}, {now:%Y-%m-%d %H:%M} UTC."

@@ -14,7 +14,7 @@ loses with every module on compares like with like as a mean alone [ours].
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -118,7 +118,7 @@ def same(label: str, left: str, other: str, right: str) -> tuple[Claim, ...]:
     return tuple(claims)
 
 
-def cited(source: str, *claims: Claim, profile: str = MEAN) -> tuple[Claim, ...]:
+def cited(source: str, claims: Iterable[Claim], profile: str = MEAN) -> tuple[Claim, ...]:
     """Returns the claims, each with this source and at this profile."""
     return tuple(replace(claim, source=source, profile=profile) for claim in claims)
 
@@ -146,23 +146,21 @@ SCALING, DUAL_USE, TITRATION = "scaling", "dual_use", "titration"
 def _classes(
     text: str, method: str, left: str, right: str, within: pd.Interval = POSITIVE
 ) -> Claim:
-    """Compares two classes of a method."""
     return Claim(text, Side(method, left), Side(method, right), within)
 
 
 def _methods(
     text: str, name: str, left: str, right: str, variant: str = "", within: pd.Interval = POSITIVE
 ) -> Claim:
-    """Compares a class of two methods, at a variant."""
     return Claim(
         text, Side(left, name, variant=variant), Side(right, name, variant=variant), within
     )
 
 
 def _variants(
-    text: str, method: str, name: str, left: str, right: str, within: pd.Interval = POSITIVE
+    text: str, method: str, name: str, compared: tuple[str, str], within: pd.Interval = POSITIVE
 ) -> Claim:
-    """Compares a class of a method at two variants."""
+    left, right = compared
     return Claim(text, Side(method, name, variant=left), Side(method, name, variant=right), within)
 
 
@@ -175,194 +173,220 @@ GRAM_IS_MORE_ROBUST = _methods(
     "MaxEnt is less robust than GRAM: its elicited is above", "elicited", "maxent", "gram"
 )
 STORIES_CLAIMS = (
-    *cited("fig:grmoe_vs_filtering", GRAM_SEPARATES, FILTERING_SEPARATES),
-    *cited("tab:synthetic", *follows("GRAM", "gram")),
+    *cited("fig:grmoe_vs_filtering", [GRAM_SEPARATES, FILTERING_SEPARATES]),
+    *cited("tab:synthetic", [*follows("GRAM", "gram")]),
     *cited(
         "app:stories",
-        _classes("GRAM after the attack: retain is above elicited", "gram", "retain", "elicited"),
-        ATTACK_UNDOES_MAXENT,
-        Claim(
-            f"MaxEnt recovers almost completely: elicited is no more than {ABOVE:.2f} below the"
-            " baseline",
-            Side("maxent", "elicited"),
-            Side("baseline", "retain"),
-            not_below("elicited"),
-        ),
-        GRAM_IS_MORE_ROBUST,
-        _methods(
-            "MaxEnt is less robust than filtering: its elicited is above",
-            "elicited",
-            "maxent",
-            "filtering",
-        ),
-        _methods("FT-LoRA has a lower core than GRAM", "core", "gram", "ft_lora"),
-        _methods("FT-Full has a lower core than GRAM", "core", "gram", "ft_full"),
-        _methods("DEMix is poor on core: below GRAM", "core", "gram", "demix"),
-        _methods("DEMix is poor on retain: below GRAM", "retain", "gram", "demix"),
-        _classes(
-            f"DEMix recovers little: elicited is no more than {ABOVE:.2f} above forget",
-            "demix",
-            "elicited",
-            "forget",
-            not_above("elicited"),
-        ),
+        [
+            _classes(
+                "GRAM after the attack: retain is above elicited", "gram", "retain", "elicited"
+            ),
+            ATTACK_UNDOES_MAXENT,
+            Claim(
+                f"MaxEnt recovers almost completely: elicited is no more than {ABOVE:.2f} below the"
+                " baseline",
+                Side("maxent", "elicited"),
+                Side("baseline", "retain"),
+                not_below("elicited"),
+            ),
+            GRAM_IS_MORE_ROBUST,
+            _methods(
+                "MaxEnt is less robust than filtering: its elicited is above",
+                "elicited",
+                "maxent",
+                "filtering",
+            ),
+            _methods("FT-LoRA has a lower core than GRAM", "core", "gram", "ft_lora"),
+            _methods("FT-Full has a lower core than GRAM", "core", "gram", "ft_full"),
+            _methods("DEMix is poor on core: below GRAM", "core", "gram", "demix"),
+            _methods("DEMix is poor on retain: below GRAM", "retain", "gram", "demix"),
+            _classes(
+                f"DEMix recovers little: elicited is no more than {ABOVE:.2f} above forget",
+                "demix",
+                "elicited",
+                "forget",
+                not_above("elicited"),
+            ),
+        ],
     ),
 )
 SCALING_CLAIMS = cited(
     "fig:scaling",
-    GRAM_SEPARATES,
-    FILTERING_SEPARATES,
-    *(
-        Claim(
-            f"{label}'s {IN_TEXTS.get(name, name)} falls with size",
-            Side(method, name, size=FIRST),
-            Side(method, name, size=LAST),
-        )
-        for name in ("forget", "elicited")
-        for method, label in LABELS
-    ),
-    *follows("GRAM", "gram"),
-    *follows("FT-LoRA", "ft_lora"),
+    [
+        GRAM_SEPARATES,
+        FILTERING_SEPARATES,
+        *(
+            Claim(
+                f"{label}'s {IN_TEXTS.get(name, name)} falls with size",
+                Side(method, name, size=FIRST),
+                Side(method, name, size=LAST),
+            )
+            for name in ("forget", "elicited")
+            for method, label in LABELS
+        ),
+        *follows("GRAM", "gram"),
+        *follows("FT-LoRA", "ft_lora"),
+    ],
     profile=COMPARED,
 )
 DUAL_USE_CLAIMS = (
     *cited(
         "fig:realistic-results",
-        GRAM_SEPARATES,
-        *follows("GRAM", "gram"),
-        *follows("FT-LoRA", "ft_lora"),
+        [GRAM_SEPARATES, *follows("GRAM", "gram"), *follows("FT-LoRA", "ft_lora")],
     ),
-    *cited("sec:claim-realistic", ATTACK_UNDOES_MAXENT, GRAM_IS_MORE_ROBUST),
+    *cited("sec:claim-realistic", [ATTACK_UNDOES_MAXENT, GRAM_IS_MORE_ROBUST]),
     *cited(
         "fig:arbsub-forget",
-        *(
-            Claim(
-                f"GRAM composes: from at most one module to all its {name} drops less than summed"
-                " LoRAs'",
-                drop("ft_lora", name),
-                drop("gram", name),
-            )
-            for name in ("core", "retain")
-        ),
-        *(
-            Claim(
-                f"Summed LoRAs lose {name}",
-                Side("ft_lora", name),
-                Side("ft_lora", name, profile=ALL),
-            )
-            for name in ("core", "retain")
-        ),
+        [
+            *(
+                Claim(
+                    f"GRAM composes: from at most one module to all its {name} drops less than"
+                    " summed LoRAs'",
+                    drop("ft_lora", name),
+                    drop("gram", name),
+                )
+                for name in ("core", "retain")
+            ),
+            *(
+                Claim(
+                    f"Summed LoRAs lose {name}",
+                    Side("ft_lora", name),
+                    Side("ft_lora", name, profile=ALL),
+                )
+                for name in ("core", "retain")
+            ),
+        ],
     ),
 )
 AUX_SCALING_CLAIMS = cited(
     "fig:aux-scaling-main",
-    _classes("Retain is above forget", "gram", "retain", "forget"),
-    _classes("Retain is above elicited", "gram", "retain", "elicited"),
-    *(
-        _variants(
-            f"{name.capitalize()} stays as domains are added: no more than {MARGINS[name]:.2f}"
-            " below",
-            "gram",
-            name,
-            LAST,
-            FIRST,
-            not_below(name),
-        )
-        for name in ("core", "retain")
-    ),
-    _variants("Forget rises as domains are added", "gram", "forget", LAST, FIRST),
+    [
+        _classes("Retain is above forget", "gram", "retain", "forget"),
+        _classes("Retain is above elicited", "gram", "retain", "elicited"),
+        *(
+            _variants(
+                f"{name.capitalize()} stays as domains are added: no more than {MARGINS[name]:.2f}"
+                " below",
+                "gram",
+                name,
+                (LAST, FIRST),
+                not_below(name),
+            )
+            for name in ("core", "retain")
+        ),
+        _variants("Forget rises as domains are added", "gram", "forget", (LAST, FIRST)),
+    ],
 )
 # A share of the labels.
 HALF = "0.5"
 PARTIAL_LABELS_CLAIMS = (
     *cited(
         "fig:partial-labels",
-        *(
+        [
+            *(
+                _methods(
+                    f"Half the labels: {label} has more {text} than GRAM",
+                    name,
+                    method,
+                    "gram",
+                    HALF,
+                )
+                for method, label in LABELS[1:]
+                for name, text in (("forget", "forget"), ("elicited", "elicited forget"))
+            ),
             _methods(
-                f"Half the labels: {label} has more {text} than GRAM", name, method, "gram", HALF
-            )
-            for method, label in LABELS[1:]
-            for name, text in (("forget", "forget"), ("elicited", "elicited forget"))
-        ),
-        _methods(
-            f"Half the labels: GRAM's core is no more than {BELOW:.2f} below filtering's",
-            "core",
-            "gram",
-            "filtering",
-            HALF,
-            not_below("core"),
-        ),
+                f"Half the labels: GRAM's core is no more than {BELOW:.2f} below filtering's",
+                "core",
+                "gram",
+                "filtering",
+                HALF,
+                not_below("core"),
+            ),
+        ],
         profile=CORE,
     ),
     *cited(
         "fig:partial-full",
-        _variants(
-            "Filtering forgets less with half the labels than with all",
-            "filtering",
-            "forget",
-            HALF,
-            "1",
-        ),
+        [
+            _variants(
+                "Filtering forgets less with half the labels than with all",
+                "filtering",
+                "forget",
+                (HALF, "1"),
+            )
+        ],
         profile=CORE,
     ),
 )
 ARCHITECTURE_CLAIMS = cited(
     "fig:expert-arch",
-    *same("GRAM with MLPs", "gram", "GRAM with LoRAs", "gram_lora"),
-    *same("Finetuning with MLPs", "ft_mlp", "finetuning with LoRAs", "ft_lora"),
+    [
+        *same("GRAM with MLPs", "gram", "GRAM with LoRAs", "gram_lora"),
+        *same("Finetuning with MLPs", "ft_mlp", "finetuning with LoRAs", "ft_lora"),
+    ],
 )
 # Two kinds of accumulation, and where the paper compares them.
 KINDS, ACCUMULATED = ("heterogeneous", "uniform"), "tab:hetacc-200m"
 ACCUMULATION_CLAIMS = (
     *cited(
         ACCUMULATED,
-        *(
-            _variants(f"GRAM: heterogeneous accumulation raises {name}", "gram", name, *KINDS)
-            for name in ("core", "retain")
-        ),
-        _variants(
-            f"GRAM: heterogeneous accumulation leaves forget within {ABOVE:.2f}",
-            "gram",
-            "forget",
-            *KINDS,
-            alike("forget"),
-        ),
-        Claim("GRAM gains more retain by it than FT-LoRA", gain("gram"), gain("ft_lora")),
+        [
+            *(
+                _variants(f"GRAM: heterogeneous accumulation raises {name}", "gram", name, KINDS)
+                for name in ("core", "retain")
+            ),
+            _variants(
+                f"GRAM: heterogeneous accumulation leaves forget within {ABOVE:.2f}",
+                "gram",
+                "forget",
+                KINDS,
+                alike("forget"),
+            ),
+            Claim("GRAM gains more retain by it than FT-LoRA", gain("gram"), gain("ft_lora")),
+        ],
     ),
     *cited(
         ACCUMULATED,
-        _variants(
-            "Baseline: uniform accumulation lowers auxiliary domains", "baseline", "retain", *KINDS
-        ),
+        [
+            _variants(
+                "Baseline: uniform accumulation lowers auxiliary domains",
+                "baseline",
+                "retain",
+                KINDS,
+            )
+        ],
         profile=ALL,
     ),
 )
 TITRATION_CLAIMS = cited(
     "fig:titration",
-    *(
-        claim
-        for method, label in LABELS[::2]
-        for claim in (
-            _variants(
-                f"{label}: half a module is above none on its domain", method, "retain", "0.5", "0"
-            ),
-            _variants(
-                f"{label}: a whole module is above half of one on its domain",
-                method,
-                "retain",
-                "1",
-                "0.5",
-            ),
-            _variants(
-                f"{label}: core stays as a module is turned up: no more than {BELOW:.2f} below",
-                method,
-                "core",
-                "1",
-                "0",
-                not_below("core"),
-            ),
+    [
+        *(
+            claim
+            for method, label in LABELS[::2]
+            for claim in (
+                _variants(
+                    f"{label}: half a module is above none on its domain",
+                    method,
+                    "retain",
+                    ("0.5", "0"),
+                ),
+                _variants(
+                    f"{label}: a whole module is above half of one on its domain",
+                    method,
+                    "retain",
+                    ("1", "0.5"),
+                ),
+                _variants(
+                    f"{label}: core stays as a module is turned up: no more than {BELOW:.2f} below",
+                    method,
+                    "core",
+                    ("1", "0"),
+                    not_below("core"),
+                ),
+            )
         )
-    ),
+    ],
 )
 CLAIMS: dict[str, tuple[Claim, ...]] = {
     STORIES: STORIES_CLAIMS,

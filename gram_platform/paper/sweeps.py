@@ -57,7 +57,6 @@ class PaperSweep:
 
     @property
     def values(self) -> tuple[float, ...]:
-        """The values of the knob."""
         return tuple(self.means.index)
 
 
@@ -130,7 +129,6 @@ def _fall(name: str) -> Callable[[Curve], float]:
 
 
 def _gap(curve: Curve, value: float) -> float:
-    """Returns core-full - core-partial at a value."""
     return curve["core_full"].get(value, np.nan) - curve["core_partial"].get(value, np.nan)
 
 

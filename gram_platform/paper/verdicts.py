@@ -403,7 +403,7 @@ def localization_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
             )
             if set(left) & set(right):
                 judgements.append(judge(f"{method}, {size}: {text}", left, right))
-    return claims_frame(judgements).assign(**{PROFILE: MEAN})
+    return claims_frame(judgements).assign(profile=MEAN)
 
 
 @cache

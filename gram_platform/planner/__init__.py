@@ -159,7 +159,6 @@ def run_evaluation_flops(run: RunConfig) -> float:
 
 
 def evaluation_flops(evaluation: AnyEvaluation, model: ModelConfig) -> float:
-    """Counts the FLOPs of an evaluation of a view of `model`."""
     forward = [
         hardware_flops(
             model, evaluation.num_sequences, tuple(evaluation.view.active(domain)), backward=False

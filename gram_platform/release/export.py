@@ -116,7 +116,15 @@ def export_view(
     parts = dense_parts(export.view)
     if export.check == "transformers" and importlib.util.find_spec("transformers") is None:
         raise invalid("check", export.check, "own, because transformers is not installed")
-    identity, out = _identity(store, export), Path(os.path.realpath(out))
+    out = Path(os.path.realpath(out))
+    # Two exports that agree on these fields are the same.
+    identity = {
+        "layout": EXPORT_LAYOUT,
+        "view": to_plain(export.view),
+        "weights_sha256": store.source_weights(export.view),
+        "dtype": export.dtype,
+        "max_file_bytes": export.max_file_bytes,
+    }
     if (verified_before := _agreements_in(out, identity)) is not None:
         _write_cards(out, verified_before, write_card)
         return ExportResult(out, verified_before, is_new=False)
@@ -193,17 +201,6 @@ def _write_cards(
 def data_id_of(store: Store, run_id: str) -> str | None:
     """Returns the corpus that a run was trained on; None for an imported model."""
     return None if run_id.startswith(IMPORTED) else store.run(run_id).config()["data"]["data_id"]
-
-
-def _identity(store: Store, export: ExportRequest) -> dict:
-    """Returns the fields on which two exports must agree to be the same."""
-    return {
-        "layout": EXPORT_LAYOUT,
-        "view": to_plain(export.view),
-        "weights_sha256": store.source_weights(export.view),
-        "dtype": export.dtype,
-        "max_file_bytes": export.max_file_bytes,
-    }
 
 
 def _agreements_in(out: Path, identity: Mapping) -> Mapping[str, tuple[Agreement, ...]] | None:

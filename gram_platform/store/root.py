@@ -302,5 +302,10 @@ def _finished(node: NodeDirectory) -> Finished | None:
     result = node.result()
     if result is None:
         return None
-    weights = result.get("weights_sha256", ""), result.get(SOURCE_HASHES, {})
-    return Finished(result["sha256"], node.tags(), node.has_config(), *weights)
+    return Finished(
+        sha256=result["sha256"],
+        tags=node.tags(),
+        has_config=node.has_config(),
+        weights_sha256=result.get("weights_sha256", ""),
+        sources=result.get(SOURCE_HASHES, {}),
+    )

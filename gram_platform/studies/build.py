@@ -9,7 +9,7 @@ from gram_platform.config.identity import invalid, one_of
 from gram_platform.config.ladder import imported_size
 from gram_platform.config.plain import from_plain
 from gram_platform.config.terminal import say_bytes
-from gram_platform.corpora import resolve
+from gram_platform.corpora import Packing, resolve
 from gram_platform.corpora.recipe import CorpusRecipe, HubSource
 from gram_platform.corpora.resolution import grows_with_size
 from gram_platform.corpora.tokenizer import document_end
@@ -176,21 +176,19 @@ def resolve_corpora(
 def _resolved(
     preset: Preset, choice: Choice, core_labels: tuple[str, ...], size: str = ""
 ) -> CorpusRecipe:
-    recipe = resolve(
-        choice.corpus,
+    packing = Packing(
         core_label=core_labels or choice.core_label or None,
         seq_len=preset.seq_len,
         vocab_size=preset.vocab_size,
         validation_sequences=preset.eval_sequences(size) if size else preset.most_eval_sequences,
         core_tokens=preset.sizes[size].core_tokens if size else 0,
         aux_share=preset.aux_share if size else 0.0,
-        tokenizer=preset.tokenizer or None,
+        tokenizer=preset.tokenizer,
         sample_bytes=preset.sample_bytes,
         core_tokenizer=choice.core_tokenizer,
         instructions=choice.instructions,
-        cache_dir=Store(choice.storage).data_root,
-        progress=say_bytes(),
     )
+    recipe = resolve(choice.corpus, packing, Store(choice.storage).data_root, say_bytes())
     if not any(d != CORE for d in recipe.domains):
         raise invalid(
             "core_label",

@@ -75,7 +75,6 @@ def require_regular(database: Path) -> None:
 
 
 def artifacts_location(database: Path) -> str:
-    """Returns the URI of the folder that has the artifacts of a database."""
     return (database.parent.resolve() / ARTIFACTS).as_uri()
 
 

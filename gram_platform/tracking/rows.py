@@ -26,7 +26,6 @@ CURVE = "mlflow.gram.curve."
 
 
 def entry_row(entry: NodeEntry) -> dict:
-    """Returns the row of a node of the storage."""
     return _row(entry.kind, entry.node_id, entry.tags, entry.result_metrics, entry.num_steps)
 
 

@@ -220,7 +220,9 @@ class Tracker:
             ]
             tags |= {**content.code_tags(study.code), content.NOTE: text_for_people(note)}
             client.log_batch(
-                run.info.run_id, params=missing, tags=[RunTag(*tag) for tag in tags.items()]
+                run.info.run_id,
+                params=missing,
+                tags=[RunTag(key, value) for key, value in tags.items()],
             )
             self._connection.write_artifacts(run.info.run_id, {**study.files, **pages})
             lines = [run for run in present if run.data.tags.get(content.KIND) == LINE]
@@ -277,15 +279,13 @@ class Tracker:
         runs, now = self.runs(), int(time.time() * 1000)
         with self._connection.writing() as client:
             for (_, node_id), run in runs.items():
-                wanted = {}
+                wanted = dict(study.node_tags.get(node_id, {}))
                 if node_id in study.node_tags:
-                    wanted = {
-                        **study.node_tags[node_id],
-                        f"{content.STUDY}.{study.name}": study.identity,
-                    }
-                texts = {key: text_for_people(value) for key, value in wanted.items()}
+                    wanted[f"{content.STUDY}.{study.name}"] = study.identity
                 missing = [
-                    RunTag(*tag) for tag in texts.items() if run.data.tags.get(tag[0]) != tag[1]
+                    RunTag(key, text)
+                    for key, value in wanted.items()
+                    if run.data.tags.get(key) != (text := text_for_people(value))
                 ]
                 values = study.node_metrics.get(node_id, {})
                 new = [

@@ -21,7 +21,6 @@ from gram_platform.train.objectives import (
     token_cross_entropy,
 )
 
-Forward = Callable[[torch.Tensor, Mapping[str, float]], torch.Tensor]
 Active = Callable[[str], Mapping[str, float]]
 
 
@@ -38,34 +37,30 @@ def require_sequences(
 
 @torch.no_grad()
 def domain_losses(
-    forward: Forward,
-    config: ModelConfig,
+    learner: Learner,
     arrays: Mapping[str, TokenRows],
     domains: Sequence[str],
     num_sequences: int,
     active: Active,
-    device: torch.device | str = "cpu",
-    rank: int = 0,
-    num_ranks: int = 1,
-    sum_over_ranks: Callable[[torch.Tensor], torch.Tensor] = lambda values: values,
 ) -> dict[str, float]:
     """Returns each domain's mean cross entropy per token, in nats, over its first rows.
 
-    `forward(tokens_BT, active)` returns logits_BTV; `active(domain)` returns the module weights for
-    a domain's batches. With several ranks each calls it for the batches `rank`, `rank + num_ranks`,
-    ... and gets all losses; the number of ranks changes no bit, since a batch is never split. Ranks
-    make equally many passes: one that has no batch left repeats the last one for nothing.
+    `active(domain)` returns the module weights for a domain's batches. With several ranks each
+    calls it, measures every `num_ranks`th batch and gets all losses; the number of ranks changes no
+    bit, since a batch is never split. Ranks make equally many passes: one that has no batch left
+    repeats the last one for nothing.
     """
-    batches = _batches(config, arrays, domains, num_sequences, device)
-    losses = [torch.zeros((), device=device)] * len(batches)
-    for first in range(0, len(batches), num_ranks):
-        index = first + rank
+    batches = _batches(learner.config.model, arrays, domains, num_sequences, learner.device)
+    losses = [torch.zeros((), device=learner.device)] * len(batches)
+    for first in range(0, len(batches), learner.num_ranks):
+        index = first + learner.rank
         domain, rows = batches[min(index, len(batches) - 1)]
-        tokens_BT = tokens_of(rows, device)
-        loss = cross_entropy(forward(tokens_BT[:, :-1], active(domain)), tokens_BT[:, 1:])
+        tokens_BT = tokens_of(rows, learner.device)
+        logits_BTV = learner.forward(tokens_BT[:, :-1], active(domain))
+        loss = cross_entropy(logits_BTV, tokens_BT[:, 1:])
         if index < len(batches):
             losses[index] = loss
-    return _means(batches, sum_over_ranks(torch.stack(losses)).tolist())
+    return _means(batches, learner.sum_over_ranks(torch.stack(losses)).tolist())
 
 
 def validation_losses(learner: Learner, arrays: Mapping[str, TokenRows]) -> dict[str, float]:
@@ -73,12 +68,12 @@ def validation_losses(learner: Learner, arrays: Mapping[str, TokenRows]) -> dict
 
     With several ranks all must call it.
     """
-    model, points = learner.config.model, learner.config.eval_points
-    active = dict.fromkeys(model.module_domains, 1.0)
-    asked = (arrays, points.domains, points.num_sequences, lambda _: active, learner.device)
-    ranks = (learner.rank, learner.num_ranks, learner.sum_over_ranks)
+    points = learner.config.eval_points
+    active = dict.fromkeys(learner.config.model.module_domains, 1.0)
     with learner.evaluating():
-        return domain_losses(learner.forward, model, *asked, *ranks)
+        return domain_losses(
+            learner, arrays, points.domains, points.num_sequences, lambda _: active
+        )
 
 
 @torch.no_grad()

@@ -164,6 +164,5 @@ def _forgetting(objective: Objective, domains: Sequence[str], minimised: Sequenc
 
 
 def require_finite(found: str, value: float, where: str, rate: float) -> None:
-    """Raises TrainingDiverged for a value that is not finite."""
     if not math.isfinite(value):
         raise TrainingDiverged(f"{found} at {where}, learning rate {rate:.3g}")

@@ -18,6 +18,7 @@ from gram_platform.analysis.lr_laws import (
     predictions,
     window_table,
 )
+from gram_platform.analysis.surface import Fit
 from gram_platform.analysis.trends import fit_power_law
 from gram_platform.config.ladder import DEMO_SIZES, PAPER_LAW, PAPER_SIZES, load_law
 from tests.refused import refused
@@ -77,7 +78,7 @@ def diverge(trials: pd.DataFrame, chosen: pd.Series) -> pd.DataFrame:
 
 
 def pooled(trials, **options) -> pd.Series:
-    optima = optima_table(trials, **options)
+    optima = optima_table(trials, Fit(**options))
     return optima[optima["seed"] == POOLED].iloc[0]
 
 
@@ -217,7 +218,7 @@ def test_bad_frames_name_the_column():
             optima_table(bad)
     for window in (0.0, math.nan, True):
         with refused("window"):
-            optima_table(good, window)
+            optima_table(good, Fit(window))
 
 
 def test_laws_with_their_intervals():
@@ -236,7 +237,7 @@ def test_laws_with_their_intervals():
 
 
 def no_law(trials, **options) -> str:
-    laws = laws_table(trials, num_resamples=2, **options)
+    laws = laws_table(trials, Fit(**options), num_resamples=2)
     assert laws["no_law"].nunique() == 1
     return laws["no_law"][0]
 

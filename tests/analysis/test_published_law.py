@@ -13,7 +13,7 @@ import pytest
 import gram_platform
 from gram_platform.analysis.lr_grid import POOLED, cells, load_trials, optima_table
 from gram_platform.analysis.lr_laws import analyse_grid, laws_table
-from gram_platform.analysis.surface import fit_quadratic, fit_surface
+from gram_platform.analysis.surface import Fit, fit_quadratic, fit_surface
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from tests.analysis.test_lr_grid import laddered, planted
 from tests.refused import refused
@@ -29,7 +29,7 @@ published = pytest.mark.skipif(
 
 
 def laws_of(trials, **options) -> pd.DataFrame:
-    return laws_table(trials, num_resamples=1, **options).set_index("quantity")
+    return laws_table(trials, Fit(**options), num_resamples=1).set_index("quantity")
 
 
 @published
@@ -129,7 +129,8 @@ def test_a_surface_of_the_logarithm_is_found_and_predicted():
     x, y = np.log(2.0) * rng.uniform(-2, 2, (2, 40))
     loss = np.exp(1.0 + 0.3 * x**2 + 0.1 * x * y + 0.2 * y**2)
     columns = (1e-3 * np.exp(x), 64.0 * np.exp(y), loss)
-    optimum, surface = fit_quadratic(*columns, log_loss=True), fit_surface(*columns, log_loss=True)
+    surface = fit_surface(*columns, log_loss=True)
+    optimum = surface.optimum()
     assert (optimum.lr, optimum.batch, optimum.loss) == pytest.approx(
         (1e-3, 64.0, math.e), rel=1e-9
     )
@@ -150,18 +151,20 @@ def test_a_repeated_trial_counts_twice_as_published_and_is_refused_otherwise():
     doubled = pd.concat([trials, worse])
     with refused("trials"):
         cells(doubled)
-    once, twice = (optima_table(t, as_published=True).set_index("seed") for t in (trials, doubled))
+    once, twice = (
+        optima_table(t, Fit(as_published=True)).set_index("seed") for t in (trials, doubled)
+    )
     assert twice.loc[POOLED, "num_points"] == once.loc[POOLED, "num_points"] + 1
     columns = [doubled[name] for name in ("lr", "batch", "loss")]
     assert twice.loc[POOLED, "lr"] == pytest.approx(
-        fit_quadratic(*columns, log_loss=True).lr, rel=1e-9
+        fit_surface(*columns, log_loss=True).optimum().lr, rel=1e-9
     )
     assert set(cells(doubled, may_repeat=True)["num_seeds"]) == {3}
 
 
 def test_a_law_as_published_has_an_interval_over_seeds():
     law = (
-        laws_table(laddered(noise=0.001), num_resamples=20, as_published=True)
+        laws_table(laddered(noise=0.001), Fit(as_published=True), num_resamples=20)
         .set_index("quantity")
         .loc["lr"]
     )

@@ -9,7 +9,7 @@ import pytest
 
 from gram_platform.analysis.lr_grid import POOLED, cells, optima_table, surface_table
 from gram_platform.analysis.lr_laws import laws_table
-from gram_platform.analysis.surface import fit_quadratic, fit_surface, level_columns, levelled
+from gram_platform.analysis.surface import Fit, fit_quadratic, fit_surface, level_columns, levelled
 from tests.refused import refused
 
 SIZES = (1e8, 4e8)
@@ -43,7 +43,7 @@ def trials(num_seeds=2, level=0.02, noise=0.0, num_failed=0, sizes=SIZES) -> pd.
 
 
 def pooled(frame: pd.DataFrame, **options) -> pd.DataFrame:
-    optima = optima_table(frame, **options)
+    optima = optima_table(frame, Fit(**options))
     return optima[optima["seed"] == POOLED]
 
 
@@ -66,13 +66,13 @@ def test_a_missing_seed_bends_no_law(num_failed):
 def test_whole_grids_keep_the_optimum_of_the_plain_pool():
     frame = trials(3, level=0.05, noise=0.002, sizes=SIZES[:1])
     columns = [frame[name].to_numpy() for name in ("lr", "batch", "loss")]
-    plain, own = fit_quadratic(*columns), fit_quadratic(*columns, seeds=frame["seed"])
+    plain, own = fit_quadratic(*columns), fit_surface(*columns, seeds=frame["seed"]).optimum()
     assert (own.lr, own.batch, own.loss) == pytest.approx(
         (plain.lr, plain.batch, plain.loss), rel=1e-12
     )
     assert own.lr_span == pytest.approx(plain.lr_span)
     assert plain.rms > 10 * own.rms
-    assert fit_quadratic(*columns, 0.02, frame["seed"]).lr == pytest.approx(
+    assert fit_surface(*columns, 0.02, frame["seed"]).optimum().lr == pytest.approx(
         fit_quadratic(*columns, 0.02).lr
     )
 
@@ -102,7 +102,7 @@ def test_levels_cost_degrees_of_freedom():
             + 0.05 * np.log(flat["lr"] / BEST[1e8][0]) ** 2
             + 0.001 * rng.standard_normal(36)
         )
-        ts.append(fit_quadratic(flat["lr"], flat["batch"], noisy, None, flat["seed"]).curvature_t)
+        ts.append(fit_surface(flat["lr"], flat["batch"], noisy, None, flat["seed"]).curvature_t)
     assert np.std(ts) == pytest.approx(math.sqrt(28 / 26), rel=0.15)
 
 
@@ -130,12 +130,12 @@ def test_too_few_losses_for_the_levels_are_refused_and_say_so():
     half = frame[(frame["seed"] == 0) == (frame.index % 12 < 6)].iloc[[0, 1, 2, 3, 7, 11]]
     assert len(half) == 6
     with refused("lr, batch"):
-        fit_quadratic(half["lr"], half["batch"], half["loss"], None, half["seed"])
+        fit_surface(half["lr"], half["batch"], half["loss"], None, half["seed"])
     row = pooled(half).iloc[0]
     assert "levels of 2 seeds" in row["reason"]
     assert row["notes"].startswith("no fit")
     with refused("seeds", "3 seeds"):
-        fit_quadratic(half["lr"], half["batch"], half["loss"], None, [0, 1, 2])
+        fit_surface(half["lr"], half["batch"], half["loss"], None, [0, 1, 2])
 
 
 def test_levels_by_hand():

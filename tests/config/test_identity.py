@@ -24,7 +24,7 @@ from gram_platform.config.identity import (
     to_plain,
 )
 from gram_platform.config.training import DataConfig, DomainBudget, EvalPoints
-from gram_platform.corpora import resolve
+from gram_platform.corpora import Packing, resolve
 from tests import tiny
 from tests.refused import refused
 
@@ -96,7 +96,7 @@ PINNED = {
         "7c4a3222025dfeef04de1ff6",
     ),
     "generated text": (
-        lambda: resolve("stories-smoke", seq_len=64, vocab_size=1024).data_id,
+        lambda: resolve("stories-smoke", Packing(seq_len=64, vocab_size=1024)).data_id,
         "ad1858ee685a",
     ),
 }

@@ -9,7 +9,7 @@ import socket
 
 import pytest
 
-from gram_platform.corpora import check, prepare, resolve
+from gram_platform.corpora import Packing, check, prepare, resolve
 from gram_platform.corpora.sources import find_files, find_units, scan_units
 from tests.refused import refused
 
@@ -29,26 +29,26 @@ def names(root, *patterns):
 
 
 def test_a_linked_folder_is_read(corpus, other, settings):
-    before = resolve(corpus, **settings)
+    before = resolve(corpus, Packing(**settings))
     (corpus / "linked").symlink_to(other)
-    assert resolve(corpus, **settings).domains == ("core", "email", "virology")
+    assert resolve(corpus, Packing(**settings)).domains == ("core", "email", "virology")
     assert [result.label or result.ok for result in check(corpus)] == ["email", "core"]
     (corpus / "linked").unlink()
-    assert resolve(corpus, **settings).data_id == before.data_id
+    assert resolve(corpus, Packing(**settings)).data_id == before.data_id
 
 
 def test_loops_of_links_end_and_no_file_is_read_twice(corpus, other, settings):
     """By its own path if that is found; a second link to a folder or file adds nothing."""
-    before = resolve(corpus, **settings).data_id
+    before = resolve(corpus, Packing(**settings)).data_id
     (corpus / "again").symlink_to(corpus)
     (corpus / "a.jsonl").symlink_to("part.jsonl")
-    assert resolve(corpus, **settings).data_id == before
+    assert resolve(corpus, Packing(**settings)).data_id == before
     assert [unit.paths[0].name for unit in find_units(corpus)] == ["part.jsonl"]
     for name in ("one", "two"):
         (corpus / name).symlink_to(other)
     (other / "up").symlink_to("..")  # leads to everything once more
     assert names(corpus, "**") == ["one/deep/mails.jsonl", "part.jsonl"]
-    assert len(resolve(corpus, **settings).units) == 2
+    assert len(resolve(corpus, Packing(**settings)).units) == 2
 
 
 def test_patterns_enter_linked_folders(tmp_path, other, settings):
@@ -66,7 +66,7 @@ def test_patterns_enter_linked_folders(tmp_path, other, settings):
     spec = tmp_path / "text" / "globs.json"
     spec.write_text(json.dumps({"globs": {"core": ["a.c"], "code": ["b.c"]}}))
     with refused("globs[core]", str(tmp_path / "text" / "a.c")):
-        resolve(spec, **settings)
+        resolve(spec, Packing(**settings))
 
 
 @pytest.mark.parametrize("name", ["virology.jsonl", "virology"])
@@ -74,7 +74,7 @@ def test_a_link_whose_target_is_gone_is_named(corpus, settings, name):
     (corpus / name).symlink_to("gone")
     (corpus / f".#{name}").symlink_to("somebody@somewhere")  # as an editor's lock
     with refused("corpus", str(corpus / name)):
-        resolve(corpus, **settings)
+        resolve(corpus, Packing(**settings))
     (corpus / name).unlink()
     (corpus / name).symlink_to(name)
     with refused("corpus", str(corpus / name)):
@@ -84,24 +84,24 @@ def test_a_link_whose_target_is_gone_is_named(corpus, settings, name):
 def test_pipes_sockets_and_devices_are_named_and_not_opened(tmp_path, corpus, settings):
     os.mkfifo(corpus / "a.jsonl")
     with refused("corpus", str(corpus / "a.jsonl")):
-        resolve(corpus, **settings)
+        resolve(corpus, Packing(**settings))
     (corpus / "a.jsonl").rename(corpus / "a.log")
-    assert resolve(corpus, **settings).domains == ("core", "virology")
+    assert resolve(corpus, Packing(**settings)).domains == ("core", "virology")
     os.mkfifo(tmp_path / "globs.json")
     os.mkfifo(tmp_path / "recipe.toml")
     (tmp_path / "zero.jsonl").symlink_to("/dev/zero")
     for name in ("globs.json", "recipe.toml", "zero.jsonl"):
         with refused("corpus", str(tmp_path / name)):
-            resolve(tmp_path / name, **settings)
+            resolve(tmp_path / name, Packing(**settings))
     with refused("corpus", "/dev/zero"):
-        resolve("/dev/zero", **settings)
+        resolve("/dev/zero", Packing(**settings))
     for field in ("tokenizer", "instructions"):
         with refused(field, str(tmp_path / "globs.json")):
-            resolve(corpus, **settings, **{field: str(tmp_path / "globs.json")})
+            resolve(corpus, Packing(**settings, **{field: str(tmp_path / "globs.json")}))
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(os.path.relpath(corpus / "b.jsonl"))  # an absolute path may be too long
         with refused("corpus", str(corpus / "b.jsonl")):
-            resolve(corpus, **settings)
+            resolve(corpus, Packing(**settings))
 
 
 def refuse(monkeypatch, function: str, place) -> None:
@@ -117,7 +117,7 @@ def refuse(monkeypatch, function: str, place) -> None:
 
 
 @pytest.mark.parametrize(
-    "look", [check, lambda corpus: resolve(corpus, seq_len=16, vocab_size=300)]
+    "look", [check, lambda corpus: resolve(corpus, Packing(seq_len=16, vocab_size=300))]
 )
 def test_a_folder_without_a_right_is_named(corpus, other, monkeypatch, look):
     other.rename(corpus / "sub")
@@ -135,7 +135,7 @@ def test_a_file_that_goes_away_or_cannot_be_read_is_named(
     tmp_path, corpus, other, settings, monkeypatch
 ):
     units = find_units(corpus)
-    recipe = resolve(corpus, **settings)
+    recipe = resolve(corpus, Packing(**settings))
     (corpus / "part.jsonl").rename(tmp_path / "elsewhere")
     for work in (lambda: scan_units(units, tmp_path), lambda: prepare(recipe, tmp_path / "data")):
         with pytest.raises(ValueError, match=r"part\.jsonl: "):
@@ -153,7 +153,10 @@ def test_names_of_any_bytes(tmp_path, records, settings, jsonl):
     for name in ("._a.jsonl", ".DS_Store", "__MACOSX/._a.jsonl", "notes.txt", "empty.jsonl"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("" if name == "empty.jsonl" else "no record")
-    assert resolve(folder, **settings, cache_dir=tmp_path / "cache").domains == ("core", "virology")
+    assert resolve(folder, Packing(**settings), cache_dir=tmp_path / "cache").domains == (
+        "core",
+        "virology",
+    )
     assert [(result.ok, result.found[:6]) for result in check(folder)] == [
         (True, "no rec"),
         (True, "core n"),
@@ -171,7 +174,7 @@ def test_a_label_whose_files_hold_no_text_is_named(tmp_path, settings):
         json.dumps({"globs": {"core": ["*.txt"], "code": ["*.c"]}})
     )
     with refused("label", "code"):
-        resolve(tmp_path / "globs.json", **settings)
+        resolve(tmp_path / "globs.json", Packing(**settings))
     assert [(result.label, result.ok) for result in check(tmp_path / "globs.json")] == [
         ("code", False),
         ("core", True),

@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from gram_platform.corpora import catalog, check, hub, prepare, resolve
+from gram_platform.corpora import Packing, catalog, check, hub, prepare, resolve
 from gram_platform.corpora import recipe as recipe_module
 from gram_platform.corpora.recipe import HubRow, HubSource, part_bytes, whole_parts
 from gram_platform.corpora.records import ChangedText, read_unit
@@ -55,16 +55,16 @@ def test_the_table_is_well_formed(name):
 
 
 def test_recipes_exist_before_any_data_does():
-    dual = resolve("dual-use", seq_len=1024, vocab_size=50_304)
+    dual = resolve("dual-use", Packing(seq_len=1024, vocab_size=50_304))
     assert dual.domains == ("core", "cybersecurity", "lisp", "nuclear", "virology")
     assert dual.expected_sequences("train", "core") * 1024 > 16.1e9
-    assert resolve("dual-use-papers", seq_len=8, vocab_size=9).domains == (
+    assert resolve("dual-use-papers", Packing(seq_len=8, vocab_size=9)).domains == (
         "core",
         "cybersecurity",
         "nuclear",
         "virology",
     )
-    simple = resolve("simple-stories", seq_len=256, vocab_size=4096)
+    simple = resolve("simple-stories", Packing(seq_len=256, vocab_size=4096))
     assert simple.domains == (  # app:stories: the first four by name
         "core",
         "a deadline or time limit",
@@ -79,7 +79,7 @@ def test_recipes_exist_before_any_data_does():
             {
                 dual.data_id,
                 simple.data_id,
-                resolve("dual-use", seq_len=512, vocab_size=50_304).data_id,
+                resolve("dual-use", Packing(seq_len=512, vocab_size=50_304)).data_id,
             }
         )
         == 3
@@ -93,7 +93,7 @@ def test_bytes_follow_from_the_tokens():
     """
     asked = {"seq_len": 1024, "vocab_size": 50_304, "validation_sequences": 512, "aux_share": 0.01}
     sizes = [
-        resolve("dual-use", core_tokens=n, **asked)
+        resolve("dual-use", Packing(core_tokens=n, **asked))
         for n in (960_000_000, 16_100_000_000, 99_400_000_000)
     ]
     for recipe, core_tokens in zip(sizes, (0.96e9, 16.1e9, 99.4e9), strict=True):
@@ -106,7 +106,7 @@ def test_bytes_follow_from_the_tokens():
         shares = [n / sum(in_core.values()) for n in in_core.values()]
         assert shares == pytest.approx([0.84, 0.15, 0.01], rel=0.11)
     assert len({recipe.data_id for recipe in sizes}) == 3
-    near = resolve("dual-use", core_tokens=960_000_001, **asked)
+    near = resolve("dual-use", Packing(core_tokens=960_000_001, **asked))
     assert near.data_id == sizes[0].data_id
 
 
@@ -168,7 +168,7 @@ def test_records_without_a_field_are_left_out_and_counted(
     small_parts(monkeypatch)
     entry = catalog.HubCorpus((row,), ("core",), core_tokens=3_000, aux_share=1.0)
     monkeypatch.setitem(catalog.CORPORA, "here", entry)
-    packed = prepare(resolve("here", **settings), tmp_path / "data")
+    packed = prepare(resolve("here", Packing(**settings)), tmp_path / "data")
     assert packed.manifest["duplicates"]["documents"] == 100
     (skipped,) = packed.skipped
     assert re.match(r"json train \[label\]: .*\b20 ", skipped)
@@ -195,7 +195,9 @@ def test_a_test_split_is_validation_alone(tmp_path, jsonl, records, settings, mo
     monkeypatch.setitem(
         catalog.CORPORA, "here", catalog.HubCorpus((row, held_out), ("core",), 10**6, 1.0)
     )
-    packed = prepare(resolve("here", **{**settings, "sample_bytes": 10**9}), tmp_path / "data")
+    packed = prepare(
+        resolve("here", Packing(**{**settings, "sample_bytes": 10**9})), tmp_path / "data"
+    )
     counts = packed.manifest["domains"].values()
     num_held_out = sum(1 for r in records if r == records[0])
     assert sum(d["validation"]["num_documents"] for d in counts) == len(own) + num_held_out
@@ -352,7 +354,7 @@ def test_fetched_text_that_was_damaged_is_fetched_again(
         (local_row(jsonl(tmp_path / "a.jsonl", records)),), ("core",), 2_000, 1.0
     )
     monkeypatch.setitem(catalog.CORPORA, "here", entry)
-    recipe, root = resolve("here", **settings), tmp_path / "data"
+    recipe, root = resolve("here", Packing(**settings)), tmp_path / "data"
     first = prepare(recipe, root)
     shutil.rmtree(first.path)
     (part,) = (root / "hub").rglob("part-00000.jsonl.zst")

@@ -18,7 +18,7 @@ from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from huggingface_hub.utils import httpx
 
 from gram_platform.config.endings import Unavailable
-from gram_platform.corpora import catalog, hub, hub_access, prepare, resolve
+from gram_platform.corpora import Packing, catalog, hub, hub_access, prepare, resolve
 from gram_platform.corpora.recipe import HubRow, HubSource
 from tests.corpora.test_hub import BIG, fetched, local_row, small_parts
 
@@ -102,7 +102,7 @@ def test_every_row_is_asked_before_any_is_fetched(
     rows = (readable, hub_row("gated", data_dir="data/lisp"), hub_row("private"))
     monkeypatch.setitem(catalog.CORPORA, "here", catalog.HubCorpus(rows, ("core",), 2_000, 1.0))
     with pytest.raises(ValueError, match="HF_TOKEN") as found:
-        prepare(resolve("here", **settings), tmp_path / "data")
+        prepare(resolve("here", Packing(**settings)), tmp_path / "data")
     assert "org/gated data/lisp at main" in str(found.value)
     assert f"{server.hub}/datasets/org/private" in str(found.value)
     assert not list((tmp_path / "data").rglob("part-*"))

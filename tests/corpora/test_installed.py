@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gram_platform.corpora import check, prepare, resolve
+from gram_platform.corpora import Packing, check, prepare, resolve
 from gram_platform.corpora.installed import BYTES_OF_LABEL, DOCUMENT_CHARS, installed_text
 from tests.refused import refused
 
@@ -59,7 +59,7 @@ def test_equal_packages_are_one_corpus_wherever_and_whenever_they_were_installed
     )
     assert first.read_bytes() == second.read_bytes()
     assert str(tmp_path) not in first.read_text()
-    recipes = [resolve(path, **settings) for path in (first, second)]
+    recipes = [resolve(path, Packing(**settings)) for path in (first, second)]
     assert recipes[0].data_id == recipes[1].data_id
     assert recipes[0].domains == ("core", "cpp", "javascript", "licences", "stubs")
     packed = prepare(recipes[0], tmp_path / "data")
@@ -154,7 +154,7 @@ def test_too_little_text_of_a_label(tmp_path, packages):
 
 def test_its_text_needs_a_storage(settings):
     with refused("cache_dir", None):
-        resolve("installed", **settings)
+        resolve("installed", Packing(**settings))
 
 
 @pytest.mark.slow  # a study takes the packages on this disk in tests/studies/test_measurements.py
@@ -165,7 +165,10 @@ def test_this_environment(tmp_path, settings):
     """
     began, calls = time.monotonic(), []
     recipe = resolve(
-        "installed", **settings, cache_dir=tmp_path, progress=lambda *call: calls.append(call)
+        "installed",
+        Packing(**settings),
+        cache_dir=tmp_path,
+        progress=lambda *call: calls.append(call),
     )
     assert time.monotonic() - began < 30.0
     assert {what for what, _, _ in calls} == {"collecting installed text", "reading"}
@@ -174,7 +177,9 @@ def test_this_environment(tmp_path, settings):
     (file,) = (tmp_path / "installed").iterdir()
     assert "gram_platform" not in file.read_text()
     assert (
-        resolve(file, **settings) == resolve("installed", **settings, cache_dir=tmp_path) == recipe
+        resolve(file, Packing(**settings))
+        == resolve("installed", Packing(**settings), cache_dir=tmp_path)
+        == recipe
     )
     results = check("installed")
     assert [result.label for result in results] == list(BYTES_OF_LABEL)

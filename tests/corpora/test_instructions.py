@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from gram_platform.corpora import prepare, resolve
+from gram_platform.corpora import Packing, prepare, resolve
 from gram_platform.corpora.stories import INSTRUCTIONS, RESPONSE, instruction_text
 from gram_platform.corpora.tokenizer import load_tokenizer, separator_tokens
 from gram_platform.train.data import Separator
@@ -29,9 +29,9 @@ def corpus(tmp_path):
 
 def test_they_become_a_label_whose_responses_alone_are_counted(corpus, tmp_path):
     mine = write_jsonl(tmp_path / "mine.jsonl", ASKED)
-    recipe = resolve(corpus, instructions=str(mine), **SHAPE)
+    recipe = resolve(corpus, Packing(instructions=str(mine), **SHAPE))
     assert recipe.domains == ("core", INSTRUCTIONS, "virology")
-    assert recipe.data_id != resolve(corpus, **SHAPE).data_id
+    assert recipe.data_id != resolve(corpus, Packing(**SHAPE)).data_id
     packed = prepare(recipe, tmp_path / "packed")
     tokenizer, rows = (
         load_tokenizer(packed.tokenizer_path),
@@ -49,12 +49,14 @@ def test_they_become_a_label_whose_responses_alone_are_counted(corpus, tmp_path)
 
 
 def test_lines_in_a_folder_are_the_same_text_as_records_with_that_label(corpus, tmp_path):
-    beside = resolve(corpus, instructions=str(write_jsonl(tmp_path / "mine.jsonl", ASKED)), **SHAPE)
+    beside = resolve(
+        corpus, Packing(instructions=str(write_jsonl(tmp_path / "mine.jsonl", ASKED)), **SHAPE)
+    )
     write_jsonl(corpus / "mine.jsonl", ASKED)
-    inside = resolve(corpus, **SHAPE)
+    inside = resolve(corpus, Packing(**SHAPE))
     told = [instruction_text(one["prompt"].strip(), one["response"]) for one in ASKED]
     write_jsonl(corpus / "mine.jsonl", [{"text": text, "label": INSTRUCTIONS} for text in told])
-    assert beside.data_id == inside.data_id == resolve(corpus, **SHAPE).data_id
+    assert beside.data_id == inside.data_id == resolve(corpus, Packing(**SHAPE)).data_id
 
 
 @pytest.mark.parametrize(
@@ -70,12 +72,12 @@ def test_a_bad_line_is_named(line, corpus, tmp_path):
     mine = tmp_path / "mine.jsonl"
     mine.write_text("\n".join(json.dumps(one) for one in (*ASKED, line)))
     with pytest.raises(ValueError, match=r"mine\.jsonl:81: "):
-        resolve(corpus, instructions=str(mine), **SHAPE)
+        resolve(corpus, Packing(instructions=str(mine), **SHAPE))
 
 
 def test_other_files_and_generated_text_are_refused(corpus, tmp_path):
     with refused("instructions", str(tmp_path / "absent.jsonl")):
-        resolve(corpus, instructions=str(tmp_path / "absent.jsonl"), **SHAPE)
+        resolve(corpus, Packing(instructions=str(tmp_path / "absent.jsonl"), **SHAPE))
     mine = write_jsonl(tmp_path / "mine.jsonl", ASKED)
     with refused("instructions", str(mine)):
-        resolve("stories-smoke", instructions=str(mine), **SHAPE)
+        resolve("stories-smoke", Packing(instructions=str(mine), **SHAPE))

@@ -1,5 +1,6 @@
 """Packing: what the sequences hold, where documents go, and that it is all or nothing."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -15,7 +16,15 @@ from tokenizers import Tokenizer
 
 from gram_platform.config.identity import hash_file
 from gram_platform.config.routing import domain_permutation
-from gram_platform.corpora import CorruptCorpus, PackedCorpus, pack, prepare, resolve, sources
+from gram_platform.corpora import (
+    CorruptCorpus,
+    PackedCorpus,
+    Packing,
+    pack,
+    prepare,
+    resolve,
+    sources,
+)
 from gram_platform.corpora import packed as packed_module
 from gram_platform.corpora.packed import token_dtype
 from gram_platform.corpora.records import ChangedText
@@ -36,7 +45,7 @@ def texts(packed: PackedCorpus, split: str, domain: str) -> list[str]:
 
 
 def test_sequences_hold_the_documents_and_nothing_else(tmp_path, corpus, records, settings):
-    packed = prepare(resolve(corpus, **settings), tmp_path / "data")
+    packed = prepare(resolve(corpus, Packing(**settings)), tmp_path / "data")
     known = {
         domain: [r["text"] for r in records if r["label"] == domain] for domain in packed.domains
     }
@@ -56,7 +65,7 @@ def test_sequences_hold_the_documents_and_nothing_else(tmp_path, corpus, records
 
 
 def test_preparing_again_is_a_no_op(tmp_path, corpus, settings):
-    recipe, root = resolve(corpus, **settings), tmp_path / "data"
+    recipe, root = resolve(corpus, Packing(**settings)), tmp_path / "data"
     packed = prepare(recipe, root)
     times = {p: p.stat().st_mtime_ns for p in packed.path.rglob("*")}
     again = prepare(recipe, root, progress=lambda *a: pytest.fail("it read something"))
@@ -66,10 +75,11 @@ def test_preparing_again_is_a_no_op(tmp_path, corpus, settings):
 
 
 def test_equal_recipes_pack_to_equal_bytes(tmp_path, corpus, settings):
-    recipe = resolve(corpus, **settings)
+    recipe = resolve(corpus, Packing(**settings))
     code = (
-        "import sys; from gram_platform.corpora import prepare, resolve;"
-        f"r = resolve(sys.argv[1], **{settings!r}); print(prepare(r, sys.argv[2]).fingerprint)"
+        "import sys; from gram_platform.corpora import Packing, prepare, resolve;"
+        f"r = resolve(sys.argv[1], Packing(**{settings!r}));"
+        "print(prepare(r, sys.argv[2]).fingerprint)"
     )
     other = subprocess.run(
         [sys.executable, "-c", code, str(corpus), str(tmp_path / "other")],
@@ -82,10 +92,10 @@ def test_equal_recipes_pack_to_equal_bytes(tmp_path, corpus, settings):
 
 
 def test_the_tokenizer_is_saved_and_given_ones_are_used(tmp_path, corpus, settings):
-    packed = prepare(resolve(corpus, **settings), tmp_path / "data")
+    packed = prepare(resolve(corpus, Packing(**settings)), tmp_path / "data")
     assert packed.manifest["tokenizer_sha256"] == hash_file(packed.tokenizer_path)
     given = resolve(
-        corpus, **{**settings, "vocab_size": 70_000}, tokenizer=str(packed.tokenizer_path)
+        corpus, Packing(**{**settings, "vocab_size": 70_000}, tokenizer=str(packed.tokenizer_path))
     )
     assert given.tokenizer.source == packed.manifest["tokenizer_sha256"]
     other = prepare(given, tmp_path / "data")
@@ -93,21 +103,25 @@ def test_the_tokenizer_is_saved_and_given_ones_are_used(tmp_path, corpus, settin
     assert [token_dtype(size).itemsize for size in (65_535, 65_536)] == [2, 4]
     np.testing.assert_array_equal(other.train("core"), packed.train("core"))
     with refused("vocab_size", 260):
-        resolve(corpus, **{**settings, "vocab_size": 260}, tokenizer=str(packed.tokenizer_path))
+        resolve(
+            corpus, Packing(**{**settings, "vocab_size": 260}, tokenizer=str(packed.tokenizer_path))
+        )
     with refused("tokenizer", "nowhere"):
-        resolve(corpus, **settings, tokenizer="nowhere")
+        resolve(corpus, Packing(**settings, tokenizer="nowhere"))
     endless = json.loads(packed.tokenizer_path.read_text().replace(END_OF_TEXT, "<|other|>"))
     (tmp_path / "endless.json").write_text(json.dumps(endless))
     with refused("tokenizer"):
-        resolve(corpus, **settings, tokenizer=str(tmp_path / "endless.json"))
+        resolve(corpus, Packing(**settings, tokenizer=str(tmp_path / "endless.json")))
 
 
 def test_a_tokenizer_of_the_hub_is_checked_before_anything_is_read(
     tmp_path, corpus, settings, monkeypatch
 ):
-    packed = prepare(resolve(corpus, **settings), tmp_path / "data")
+    packed = prepare(resolve(corpus, Packing(**settings)), tmp_path / "data")
     monkeypatch.setattr(pack, "hub_tokenizer", lambda source: load_tokenizer(packed.tokenizer_path))
-    recipe = resolve(corpus, **{**settings, "vocab_size": 260}, tokenizer="owner/name@main")
+    recipe = resolve(
+        corpus, Packing(**{**settings, "vocab_size": 260}, tokenizer="owner/name@main")
+    )
     with refused("vocab_size", 260):
         prepare(recipe, tmp_path / "data", progress=lambda *a: pytest.fail("it read something"))
 
@@ -115,7 +129,9 @@ def test_a_tokenizer_of_the_hub_is_checked_before_anything_is_read(
 def test_text_cannot_spell_the_end_of_text(tmp_path, records, settings, jsonl):
     for record in records:
         record["text"] += " <|endoftext|> and on"
-    packed = prepare(resolve(jsonl(tmp_path / "a.jsonl", records), **settings), tmp_path / "data")
+    packed = prepare(
+        resolve(jsonl(tmp_path / "a.jsonl", records), Packing(**settings)), tmp_path / "data"
+    )
     assert all("<|endoftext|> and on" in text for text in texts(packed, "train", "core")[:-1])
 
 
@@ -126,7 +142,7 @@ def test_duplicates_land_on_one_side_and_are_counted(tmp_path, records, settings
     large = [r for r in records if r["label"] == "core"]
     again = [{"text": "  " + r["text"].upper().replace(" ", "  "), "label": "core"} for r in small]
     path = jsonl(tmp_path / "a.jsonl", large + small + again + small[:3])
-    recipe = resolve(path, **{**settings, "validation_sequences": 20})
+    recipe = resolve(path, Packing(**{**settings, "validation_sequences": 20}))
     assert recipe.validation_share("virology") > recipe.validation_share("core")
     packed = prepare(recipe, tmp_path / "data")
     assert packed.manifest["duplicates_across_splits"] == 0
@@ -142,12 +158,12 @@ def test_a_domain_needs_sequences_in_both_splits(tmp_path, records, settings, js
     short = [{"text": f"too short {index}", "label": "tiny"} for index in range(2)]
     path = jsonl(tmp_path / "a.jsonl", [*records, *short])
     with refused("label 'tiny'"):
-        prepare(resolve(path, **settings), tmp_path / "data")
+        prepare(resolve(path, Packing(**settings)), tmp_path / "data")
     assert list((tmp_path / "data").iterdir()) == []
 
 
 def test_files_that_changed_since_the_recipe(tmp_path, corpus, settings):
-    recipe = resolve(corpus, **settings)
+    recipe = resolve(corpus, Packing(**settings))
     with (corpus / "part.jsonl").open("a") as handle:
         handle.write('{"text": "one more", "label": "core"}\n')
     with pytest.raises(ChangedText) as caught:
@@ -156,7 +172,7 @@ def test_files_that_changed_since_the_recipe(tmp_path, corpus, settings):
 
 
 def test_damage_is_found_and_repaired(tmp_path, corpus, settings):
-    recipe = resolve(corpus, **settings)
+    recipe = resolve(corpus, Packing(**settings))
     packed = prepare(recipe, tmp_path / "data")
     file, before = packed.path / "train" / "core.bin", packed.fingerprint
     raw = file.read_bytes()
@@ -177,7 +193,7 @@ def test_damage_is_found_and_repaired(tmp_path, corpus, settings):
 
 
 def test_a_manifest_that_changed_is_compared_again(tmp_path, corpus, settings):
-    packed = prepare(resolve(corpus, **settings), tmp_path / "data")
+    packed = prepare(resolve(corpus, Packing(**settings)), tmp_path / "data")
     manifest = packed.path / "manifest.json"
     fields, other = json.loads(manifest.read_text()), "0" * 64
     for change in (
@@ -196,7 +212,7 @@ def test_contents_are_compared_once_a_machine_and_again_after_a_change(
 ):
     """Also after one that keeps size and time, as of a sequence that was put into another domain's
     file."""
-    packed = prepare(resolve(corpus, **settings), tmp_path / "data")
+    packed = prepare(resolve(corpus, Packing(**settings)), tmp_path / "data")
     read, hashed = packed_module.hash_file, []
     monkeypatch.setattr(
         packed_module, "hash_file", lambda path: (hashed.append(path.name), read(path))[1]
@@ -211,7 +227,10 @@ def test_contents_are_compared_once_a_machine_and_again_after_a_change(
     with pytest.raises(CorruptCorpus):
         PackedCorpus.open(packed.path)
     monkeypatch.setenv("GRAM_CACHE", str(tmp_path / "another machine"))
-    assert prepare(resolve(corpus, **settings), tmp_path / "data").fingerprint == packed.fingerprint
+    assert (
+        prepare(resolve(corpus, Packing(**settings)), tmp_path / "data").fingerprint
+        == packed.fingerprint
+    )
     assert hashed.count("tokenizer.json") >= 1
 
 
@@ -223,8 +242,9 @@ def test_killed_half_way_and_prepared_again(tmp_path, settings, jsonl, labelled,
     """
     monkeypatch.setattr(sources, "PIECE_BYTES", 200_000)
     code = (
-        "import sys; from gram_platform.corpora import prepare, resolve, sources;"
-        f" sources.PIECE_BYTES = 200_000;prepare(resolve(sys.argv[1], **{settings!r}), sys.argv[2],"
+        "import sys; from gram_platform.corpora import Packing, prepare, resolve, sources;"
+        " sources.PIECE_BYTES = 200_000;"
+        f"prepare(resolve(sys.argv[1], Packing(**{settings!r})), sys.argv[2],"
         " lambda *a: print(*a, flush=True))"
     )
     root, path = tmp_path / "data", jsonl(tmp_path / "large.jsonl", labelled(num=4000))
@@ -237,7 +257,7 @@ def test_killed_half_way_and_prepared_again(tmp_path, settings, jsonl, labelled,
             break
     process.wait()
     process.stdout.close()
-    recipe, said = resolve(path, **settings), []
+    recipe, said = resolve(path, Packing(**settings)), []
     parts, staging = sorted((p for p in root.iterdir()), reverse=True)
     assert parts.name == f".parts-{recipe.data_id}"
     assert staging.name.startswith(f".{recipe.data_id}.")
@@ -259,7 +279,7 @@ def test_permuted_rows_are_the_same_rows_in_the_order_of_the_permutation(
     tmp_path, corpus, settings, monkeypatch, bucket_bytes
 ):
     monkeypatch.setattr(pack, "BUCKET_BYTES", bucket_bytes)
-    recipe = resolve(corpus, **settings)
+    recipe = resolve(corpus, Packing(**settings))
     recipes = [recipe, replace(recipe, permuted=True)]
     assert "permuted" not in recipes[0].plain()
     assert recipes[0].data_id != recipes[1].data_id
@@ -276,7 +296,7 @@ def test_permuted_rows_are_the_same_rows_in_the_order_of_the_permutation(
 def test_a_damaged_part_is_packed_anew(tmp_path, corpus, settings, monkeypatch):
     """As by a power failure: neither tokens nor keys that differ get into a corpus, and the next
     attempt has none."""
-    recipe, root = resolve(corpus, **settings), tmp_path / "data"
+    recipe, root = resolve(corpus, Packing(**settings)), tmp_path / "data"
     expected = prepare(recipe, tmp_path / "whole").fingerprint
     for name in ("keys.bin", "train-core.bin"):
 
@@ -312,7 +332,7 @@ def test_another_container_with_this_host_name_keeps_its_half_packed_corpus(tmp_
 
 
 def test_two_at_once_both_end_well(tmp_path, corpus, settings):
-    recipe = resolve(corpus, **settings)
+    recipe = resolve(corpus, Packing(**settings))
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: prepare(recipe, tmp_path / "data").fingerprint, range(4)))
     assert len(set(found)) == 1
@@ -322,17 +342,17 @@ def test_two_at_once_both_end_well(tmp_path, corpus, settings):
 def test_a_root_that_cannot_be_written(tmp_path, corpus, settings):
     (tmp_path / "file").write_text("")
     with refused("storage", str(tmp_path / "file" / "data")):
-        prepare(resolve(corpus, **settings), tmp_path / "file" / "data")
+        prepare(resolve(corpus, Packing(**settings)), tmp_path / "file" / "data")
 
 
 def test_a_disk_that_fills_up(tmp_path, corpus, settings):
     """A limit on file size stands for a full disk: the error names the storage, and nothing is left
     behind."""
     code = (
-        "import resource, signal, sys; from gram_platform.corpora import prepare,"
+        "import resource, signal, sys; from gram_platform.corpora import Packing, prepare,"
         " resolve;signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         " resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000));prepare(resolve(sys.argv[1],"
-        f" **{settings!r}), sys.argv[2])"
+        f" Packing(**{settings!r})), sys.argv[2])"
     )
     arguments = [sys.executable, "-c", code, str(corpus), str(tmp_path / "data")]
     ended = subprocess.run(arguments, capture_output=True, text=True)
@@ -349,7 +369,8 @@ def test_few_documents_are_split_too(tmp_path, settings, jsonl):
             for label in ("core", "code")
             for index in range(10)
         ]
-        recipe = resolve(jsonl(tmp_path / "a.jsonl", records), **{**settings, "split_seed": seed})
+        recipe = resolve(jsonl(tmp_path / "a.jsonl", records), Packing(**settings))
+        recipe = dataclasses.replace(recipe, split_seed=seed)
         packed = prepare(recipe, tmp_path / "data")
         assert (
             min(documents_in(packed, s, d) for s in ("train", "validation") for d in packed.domains)
@@ -358,7 +379,7 @@ def test_few_documents_are_split_too(tmp_path, settings, jsonl):
 
 
 def test_the_manifest_says_what_was_made(tmp_path, settings):
-    recipe = resolve("stories-smoke", seq_len=32, vocab_size=512, sample_bytes=100_000)
+    recipe = resolve("stories-smoke", Packing(seq_len=32, vocab_size=512, sample_bytes=100_000))
     packed = prepare(recipe, tmp_path)
     manifest = json.loads((packed.path / "manifest.json").read_text())
     assert manifest["data_id"] == recipe.data_id == packed.path.name

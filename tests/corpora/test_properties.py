@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from gram_platform.corpora import parts, prepare, resolve, sources
+from gram_platform.corpora import Packing, parts, prepare, resolve, sources
 from gram_platform.corpora.packed import SPLITS
 from gram_platform.corpora.records import documents
 from gram_platform.corpora.splits import candidates, folded, splitter_of
@@ -65,10 +65,10 @@ def test_every_token_of_every_document_is_packed_once_in_order_in_its_domain(
     shape = {
         "seq_len": draw.randint(1, 40),
         "vocab_size": draw.choice((257, 300)),
-        "split_seed": seed,
     }
     recipe = resolve(
-        tmp_path / "a.jsonl", core_label="core", **shape, validation_sequences=draw.choice((1, 20))
+        tmp_path / "a.jsonl",
+        Packing(core_label="core", **shape, validation_sequences=draw.choice((1, 20))),
     )
     packed = prepare(recipe, tmp_path / "data")
     tokenizer = load_tokenizer(packed.tokenizer_path)

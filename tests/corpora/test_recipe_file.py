@@ -9,7 +9,7 @@ import pytest
 
 from gram_platform.config.identity import InvalidField, to_plain
 from gram_platform.config.written import assignments
-from gram_platform.corpora import catalog, check, prepare, resolve
+from gram_platform.corpora import Packing, catalog, check, prepare, resolve
 from gram_platform.corpora.recipe_file import described_corpus, recipe_text
 from gram_platform.corpora.resolution import grows_with_size
 from tests.corpora.conftest import make_records, write_jsonl
@@ -31,10 +31,10 @@ def test_a_recipe_with_a_catalog_entrys_values_has_its_data(name, tmp_path):
     path = write(tmp_path, "\n".join(assignments(plain)))
     assert described_corpus(path) == entry
     shape = {"seq_len": 1024, "vocab_size": 50_304}
-    assert resolve(path, **shape).data_id == resolve(name, **shape).data_id
+    assert resolve(path, Packing(**shape)).data_id == resolve(name, Packing(**shape)).data_id
     assert (
-        resolve(path, **shape, core_tokens=10**7).data_id
-        == resolve(name, **shape, core_tokens=10**7).data_id
+        resolve(path, Packing(**shape, core_tokens=10**7)).data_id
+        == resolve(name, Packing(**shape, core_tokens=10**7)).data_id
     )
     assert grows_with_size(path)
 
@@ -52,14 +52,17 @@ def test_globs_of_local_text_are_those_of_the_json_file(tmp_path):
         ' ["code/*.txt"]\n'
     )
     path = write(tmp_path, text)
-    own = resolve(path, **SHAPE)
-    assert own == resolve(as_json, core_label="prose", **SHAPE)
+    own = resolve(path, Packing(**SHAPE))
+    assert own == resolve(as_json, Packing(core_label="prose", **SHAPE))
     assert own.domains == ("core", "code")
-    assert resolve(path, core_label="code", **SHAPE).domains == ("core", "prose")  # a flag wins
+    assert resolve(path, Packing(core_label="code", **SHAPE)).domains == (
+        "core",
+        "prose",
+    )  # a flag wins
     assert not grows_with_size(path)
     assert [result.ok for result in check(path)] == [True, True]
     (tmp_path / "text" / "code" / "0.txt").write_text("another text " * 50)
-    assert resolve(path, **SHAPE).data_id != own.data_id
+    assert resolve(path, Packing(**SHAPE)).data_id != own.data_id
 
 
 def test_records_beside_globs(tmp_path):
@@ -67,11 +70,11 @@ def test_records_beside_globs(tmp_path):
     (tmp_path / "a.txt").write_text("one more text " * 50)
     (tmp_path / "b.txt").write_text("and another one " * 50)
     recipe = resolve(
-        write(tmp_path, 'records = ["records"]\n[globs]\nextra = ["*.txt"]\n'), **SHAPE
+        write(tmp_path, 'records = ["records"]\n[globs]\nextra = ["*.txt"]\n'), Packing(**SHAPE)
     )
     assert recipe.domains == ("core", "extra", "virology")
-    alone = resolve(write(tmp_path, 'records = ["records/all.jsonl"]\n'), **SHAPE)
-    assert alone == resolve(tmp_path / "records", **SHAPE)
+    alone = resolve(write(tmp_path, 'records = ["records/all.jsonl"]\n'), Packing(**SHAPE))
+    assert alone == resolve(tmp_path / "records", Packing(**SHAPE))
 
 
 LABELS = 'core_labels = ["prose"]\n[globs]\nprose = ["prose*.txt"]\n"co/de" = ["code*.txt"]\n'
@@ -91,7 +94,7 @@ def test_errors_about_labels_and_tokenizer_name_file_line_and_field(changed, lin
         (tmp_path / f"{label}{number}.txt").write_text(f"{label} {number} " * 50)
     path = write(tmp_path, LABELS.replace(*changed, 1))
     with pytest.raises(InvalidField) as caught:
-        resolve(path, **SHAPE)
+        resolve(path, Packing(**SHAPE))
     assert (caught.value.place, caught.value.field) == (f"{path}, line {line}", field)
 
 
@@ -99,7 +102,7 @@ def test_an_error_of_a_flag_beside_a_recipe_is_the_flags(tmp_path):
     (tmp_path / "prose.txt").write_text("prose " * 50)
     (tmp_path / "code.txt").write_text("code " * 50)
     with refused("core_label", "prosa"):
-        resolve(write(tmp_path, LABELS), core_label="prosa", **SHAPE)
+        resolve(write(tmp_path, LABELS), Packing(core_label="prosa", **SHAPE))
 
 
 @pytest.fixture
@@ -124,9 +127,11 @@ labels = ["core", "virology"]
 def test_a_dataset_by_recipe_and_by_url_is_fetched_and_packed(dataset, tmp_path):
     path = write(dataset.parent, ROW.format(files=dataset.name))  # relative to the recipe
     url = f"hf://json?label=topic&text=story&core=core&files={dataset}"
-    recipe, by_url = (resolve(corpus, core_tokens=2_000, **SHAPE) for corpus in (path, url))
+    recipe, by_url = (
+        resolve(corpus, Packing(core_tokens=2_000, **SHAPE)) for corpus in (path, url)
+    )
     assert by_url.source.rows[0].labels == ("core", "virology")  # found in the first records
-    assert resolve(f"{url}&labels=core,virology", core_tokens=2_000, **SHAPE) == by_url
+    assert resolve(f"{url}&labels=core,virology", Packing(core_tokens=2_000, **SHAPE)) == by_url
     assert by_url.data_id == recipe.data_id
     packed = prepare(recipe, tmp_path / "packed", lambda *a: None)
     assert packed.domains == ("core", "virology")
@@ -183,13 +188,13 @@ def test_a_url_can_name_any_path_and_value(tmp_path):
 @pytest.mark.parametrize("text", ["a = " + "[" * 100_000, "a = \0", "a = 2026-02-31"])
 def test_a_recipe_that_is_no_toml_is_named(text, tmp_path):
     with pytest.raises(ValueError, match=r"/recipe\.toml: "):
-        resolve(write(tmp_path, text), **SHAPE)
+        resolve(write(tmp_path, text), Packing(**SHAPE))
 
 
 def test_a_line_is_counted_by_its_end_alone(tmp_path):
     path = write(tmp_path, "# one\u2028line\x85\nroot = 3\n")
     with pytest.raises(InvalidField) as caught:
-        resolve(path, **SHAPE)
+        resolve(path, Packing(**SHAPE))
     assert (caught.value.place, caught.value.field, caught.value.value) == (
         f"{path}, line 2",
         "root",
@@ -209,7 +214,7 @@ def test_a_line_is_counted_by_its_end_alone(tmp_path):
 )
 def test_a_wrong_url(url, field, dataset):
     with refused(field):
-        resolve(url.format(file=dataset), **SHAPE)
+        resolve(url.format(file=dataset), Packing(**SHAPE))
 
 
 WRONG = {  # text: field and line, 0 for the whole file
@@ -228,7 +233,7 @@ WRONG = {  # text: field and line, 0 for the whole file
 def test_a_wrong_recipe_names_file_line_and_field(text, tmp_path):
     path, (field, line) = write(tmp_path, text), WRONG[text]
     with pytest.raises(InvalidField) as caught:
-        resolve(path, core_label="x", **SHAPE)
+        resolve(path, Packing(core_label="x", **SHAPE))
     assert (caught.value.field, caught.value.place) == (
         field,
         f"{path}, line {line}" if line else path,

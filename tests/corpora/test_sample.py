@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gram_platform.corpora import pack, prepare, resolve
+from gram_platform.corpora import Packing, pack, prepare, resolve
 from gram_platform.corpora.recipe import TokenizerRecipe
 from gram_platform.corpora.splits import candidates, folded, splitter_of
 from gram_platform.corpora.tokenizer import load_tokenizer
@@ -53,7 +53,7 @@ def test_long_documents_are_sampled_in_passages(tmp_path, settings, jsonl, sampl
     records = long_records(0, SAMPLE_BYTES, 20)
     recipe = resolve(
         jsonl(tmp_path / "a.jsonl", records),
-        **{**settings, "vocab_size": 1024, "sample_bytes": SAMPLE_BYTES},
+        Packing(**{**settings, "vocab_size": 1024, "sample_bytes": SAMPLE_BYTES}),
     )
     assert recipe.tokenizer.kind == "bpe-passages"
     packed = prepare(recipe, tmp_path / "data")
@@ -70,7 +70,7 @@ def test_short_documents_are_sampled_whole_and_by_the_old_rule(
     tmp_path, corpus, records, settings, sampled
 ):
     """The sample, and with it the tokens, of a `data_id` from before there were passages."""
-    recipe = resolve(corpus, **{**settings, "sample_bytes": 25_000})
+    recipe = resolve(corpus, Packing(**{**settings, "sample_bytes": 25_000}))
     assert (recipe.tokenizer.kind, recipe.data_id) == ("bpe", "cc88c56dd9c2")
     prepare(recipe, tmp_path / "data")
     limit = 25_000 / sum(len(r["text"].encode()) for r in records) * 2**64
@@ -89,7 +89,7 @@ def test_passages_are_for_samples_that_are_a_part_of_long_documents(tmp_path, se
     )
 
     def kind(sample_bytes: int) -> str:
-        return resolve(path, **{**settings, "sample_bytes": sample_bytes}).tokenizer.kind
+        return resolve(path, Packing(**{**settings, "sample_bytes": sample_bytes})).tokenizer.kind
 
     assert (kind(64 * length), kind(64 * length - 1)) == ("bpe", "bpe-passages")
     jsonl(path, records[:20])
@@ -109,12 +109,14 @@ def test_a_core_tokenizer_has_no_word_of_another_domain(tmp_path, records, setti
     path = jsonl(tmp_path / "a.jsonl", records)
     tokenizers, ids = {}, set()
     for core_tokenizer in (False, True):
-        recipe = resolve(path, **{**settings, "vocab_size": 600}, core_tokenizer=core_tokenizer)
+        recipe = resolve(
+            path, Packing(**{**settings, "vocab_size": 600}, core_tokenizer=core_tokenizer)
+        )
         tokenizers[core_tokenizer] = load_tokenizer(
             prepare(recipe, tmp_path / "data").tokenizer_path
         )
         ids.add(recipe.data_id)
-    assert resolve(path, **{**settings, "vocab_size": 600}).data_id in ids
+    assert resolve(path, Packing(**{**settings, "vocab_size": 600})).data_id in ids
     assert len(ids) == 2
     assert len(tokenizers[False].encode(f" {word}").ids) == 1
     assert len(tokenizers[True].encode(f" {word}").ids) > 4
@@ -128,24 +130,24 @@ def test_a_core_tokenizer_takes_its_whole_sample_from_core(tmp_path, settings, j
     records = long_records(0, 2000, 60)
     num_bytes = sum(len(r["text"].encode()) for r in records if r["label"] == "core")
     half = {**settings, "sample_bytes": num_bytes // 2, "core_tokenizer": True}
-    recipe = resolve(jsonl(tmp_path / "a.jsonl", records), **half)
+    recipe = resolve(jsonl(tmp_path / "a.jsonl", records), Packing(**half))
     prepare(recipe, tmp_path / "data")
     of_core = {r["text"] for r in records if r["label"] == "core"}
     assert all(any(part in text for text in of_core) for part in sampled)
     assert sum(map(len, sampled)) == pytest.approx(num_bytes / 2, rel=0.3)
-    whole = resolve(tmp_path / "a.jsonl", **{**half, "sample_bytes": num_bytes})
+    whole = resolve(tmp_path / "a.jsonl", Packing(**{**half, "sample_bytes": num_bytes}))
     assert whole.tokenizer.kind == "bpe"  # all of core is no part of a sample
 
 
 def test_a_tokenizer_from_elsewhere_cannot_be_trained_on_core(tmp_path, corpus, settings):
-    prepare(resolve(corpus, **settings), tmp_path)
+    prepare(resolve(corpus, Packing(**settings)), tmp_path)
     given = str(next(tmp_path.glob("*/tokenizer.json")))
     with refused("core_tokenizer", True):
-        resolve(corpus, **settings, tokenizer=given, core_tokenizer=True)
+        resolve(corpus, Packing(**settings, tokenizer=given, core_tokenizer=True))
 
 
 def test_no_tokenizer_is_trained_on_nothing(tmp_path, corpus, settings):
-    recipe = replace(resolve(corpus, **settings), tokenizer=TokenizerRecipe("bpe", "", 1))
+    recipe = replace(resolve(corpus, Packing(**settings)), tokenizer=TokenizerRecipe("bpe", "", 1))
     with refused("sample_bytes", 1):
         prepare(recipe, tmp_path / "data")
 

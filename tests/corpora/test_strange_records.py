@@ -12,7 +12,7 @@ import pytest
 import zstandard
 
 from gram_platform.config.identity import InvalidField
-from gram_platform.corpora import prepare, resolve
+from gram_platform.corpora import Packing, prepare, resolve
 from gram_platform.corpora.compression import opened
 from gram_platform.corpora.records import MAX_RECORD_BYTES, ChangedText, Unit, read_unit
 from gram_platform.corpora.sources import SCANS, find_units, scan_units
@@ -154,15 +154,15 @@ def test_an_edit_that_keeps_size_and_time_is_read_when_submitted_again(tmp_path,
     """As `rsync -t` and a restored backup make it; a scan that its text bears out stays."""
     root, file = tmp_path / "data", corpus / "part.jsonl"
     (corpus / "other.jsonl").write_bytes(file.read_bytes().replace(b"number", b"second"))
-    first, stat = resolve(corpus, **settings, cache_dir=root), file.stat()
+    first, stat = resolve(corpus, Packing(**settings), cache_dir=root), file.stat()
     scans = {path: path.stat().st_mtime_ns for path in (root / SCANS).iterdir()}
     file.write_bytes(file.read_bytes().replace(b"river", b"brook"))
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert resolve(corpus, **settings, cache_dir=root) == first
+    assert resolve(corpus, Packing(**settings), cache_dir=root) == first
     assert {path: path.stat().st_mtime_ns for path in (root / SCANS).iterdir()} == scans
     with pytest.raises(ChangedText):
         prepare(first, root)
-    again = resolve(corpus, **settings, cache_dir=root)
+    again = resolve(corpus, Packing(**settings), cache_dir=root)
     assert again.data_id != first.data_id
     assert prepare(again, root).domains == ("core", "virology")
 
@@ -191,7 +191,7 @@ def test_labels_without_number_are_named_in_short(tmp_path, jsonl, settings, mon
     ]
     path = jsonl(tmp_path / "a.jsonl", records)
     with pytest.raises(InvalidField) as caught:
-        resolve(path, **{**settings, "core_label": "nope"})
+        resolve(path, Packing(**{**settings, "core_label": "nope"}))
     assert len(str(caught.value)) < 2_000
     with refused("corpus.domains", 3_000):
-        resolve(path, **{**settings, "core_label": "0"})
+        resolve(path, Packing(**{**settings, "core_label": "0"}))

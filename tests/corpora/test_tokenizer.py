@@ -8,7 +8,7 @@ import time
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from gram_platform.corpora import resolve, tokenizer
+from gram_platform.corpora import Packing, resolve, tokenizer
 from gram_platform.corpora.tokenizer import (
     END_OF_TEXT,
     LONGEST_WORD,
@@ -93,7 +93,7 @@ def test_a_tokenizer_without_words_is_named(tmp_path, corpus, settings):
         made = Tokenizer(models.WordLevel(vocabulary, unk_token=END_OF_TEXT))
         made.save(str(tmp_path / f"{name}.json"))
         with refused("tokenizer", str(tmp_path / f"{name}.json")):
-            resolve(corpus, **settings, tokenizer=str(tmp_path / f"{name}.json"))
+            resolve(corpus, Packing(**settings, tokenizer=str(tmp_path / f"{name}.json")))
     with refused("tokenizer", "owner/name"):
         require_vocab(Tokenizer(models.BPE()), 300, "owner/name")
 

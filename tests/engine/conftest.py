@@ -10,7 +10,7 @@ import pytest
 
 from gram_platform.config import CORE, RoutingConfig, RunConfig
 from gram_platform.config.ladder import SMOKE_SIZES
-from gram_platform.corpora import prepare, resolve
+from gram_platform.corpora import Packing, prepare, resolve
 from gram_platform.engine import node
 from gram_platform.engine.execution import Division, Execution, Placement
 from gram_platform.engine.node import execute_run
@@ -37,7 +37,8 @@ def packed_root(tmp_path_factory):
     share."""
     root = tmp_path_factory.getbasetemp() / "packed-stories-smoke"
     recipe = resolve(
-        "stories-smoke", seq_len=TINY.seq_len, vocab_size=TINY.vocab_size, sample_bytes=100_000
+        "stories-smoke",
+        Packing(seq_len=TINY.seq_len, vocab_size=TINY.vocab_size, sample_bytes=100_000),
     )
     prepare(recipe, root)
     return recipe, root

@@ -16,7 +16,7 @@ import pytest
 
 from gram_platform.config.endings import Unavailable
 from gram_platform.config.identity import InvalidField
-from gram_platform.corpora import prepare, resolve, sources
+from gram_platform.corpora import Packing, prepare, resolve, sources
 from gram_platform.corpora.parts import PartFiles
 from gram_platform.corpora.records import ChangedText, Unit
 from gram_platform.engine import part_workers as part_workers_module
@@ -44,7 +44,7 @@ def test_tasks_pack_the_bytes_of_one_process(ray_cluster, tmp_path, monkeypatch,
     for seed in range(1, 12):
         write_jsonl(folder / f"{seed}.jsonl", make_records(seed, draw.randint(2, 30)))
     monkeypatch.setattr(sources, "PIECE_BYTES", 12_000)
-    recipe, said = resolve(folder, **SETTINGS), []
+    recipe, said = resolve(folder, Packing(**SETTINGS)), []
     alone = prepare(recipe, tmp_path / "alone")
     workers = part_workers(lambda: None, anywhere)
     packed = prepare(recipe, tmp_path / "together", lambda *report: said.append(report), workers)
@@ -86,7 +86,7 @@ def test_a_killed_worker_loses_its_part_alone(ray_cluster, tmp_path):
 def test_a_bad_record_is_the_error_of_one_process(ray_cluster, tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "PIECE_BYTES", 2_000)
     path = write_jsonl(tmp_path / "a.jsonl", make_records(0, 60))
-    recipe = resolve(path, **SETTINGS)
+    recipe = resolve(path, Packing(**SETTINGS))
     with path.open("a") as file:
         file.write("{\n")
     # And no error of Ray.

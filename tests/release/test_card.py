@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.tables import interval_text
 from gram_platform.config import View
-from gram_platform.corpora import prepare, resolve
+from gram_platform.corpora import Packing, prepare, resolve
 from gram_platform.release.card import TOKENIZER_HAS_SEEN, card_subject, card_text
 from gram_platform.release.profile_numbers import profile_numbers
 from gram_platform.release.verification import Agreement
@@ -112,10 +112,7 @@ def test_a_card_says_whether_the_tokenizer_has_seen_removed_text(planted, kind, 
     run_id = gram_run(planted)
     recipe = resolve(
         "stories-smoke",
-        seq_len=32,
-        vocab_size=320,
-        sample_bytes=50_000,
-        core_tokenizer=kind == "core",
+        Packing(seq_len=32, vocab_size=320, sample_bytes=50_000, core_tokenizer=kind == "core"),
     )
     packed = prepare(recipe, tmp_path / "packed")
     planted.store.data_root.mkdir(exist_ok=True)

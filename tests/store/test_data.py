@@ -12,7 +12,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from gram_platform.corpora import prepare, resolve
+from gram_platform.corpora import Packing, prepare, resolve
 from gram_platform.engine.execution import Execution
 from gram_platform.store import Store, files, remote_folder
 from gram_platform.store.data import open_corpus, provide_corpus
@@ -24,7 +24,7 @@ from tests.tiny import weights_of
 
 @pytest.fixture(scope="module")
 def recipe():
-    return resolve("stories-smoke", seq_len=32, vocab_size=320, sample_bytes=50_000)
+    return resolve("stories-smoke", Packing(seq_len=32, vocab_size=320, sample_bytes=50_000))
 
 
 @pytest.fixture(scope="module")

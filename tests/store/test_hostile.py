@@ -23,7 +23,7 @@ from gram_platform.cli.check import check_command
 from gram_platform.cli.storage import gc_command, show_command, status_command
 from gram_platform.config import Evaluation, View
 from gram_platform.config.identity import absolute_place
-from gram_platform.corpora import hub, prepare, resolve
+from gram_platform.corpora import Packing, hub, prepare, resolve
 from gram_platform.engine.handover import unpack_archive, write_archive
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
@@ -37,7 +37,7 @@ from tests.tiny import weights_of
 
 DONE, HALF = run_config(8), run_config(8, seed=1)
 EVALUATION = Evaluation(View.of(DONE.run_id), "d" * 12, ("core",), 4)
-RECIPE = resolve("stories-smoke", seq_len=32, vocab_size=320, sample_bytes=25_000)
+RECIPE = resolve("stories-smoke", Packing(seq_len=32, vocab_size=320, sample_bytes=25_000))
 
 pytestmark = pytest.mark.timeout(120)  # a reader of a pipe would wait for ever
 
@@ -288,10 +288,10 @@ def test_folders_that_packing_uses_are_no_links(tmp_path, outside, name):
         )
     works = {
         "scans": lambda: resolve(
-            tmp_path / "text", seq_len=32, vocab_size=320, cache_dir=tmp_path / "data"
+            tmp_path / "text", Packing(seq_len=32, vocab_size=320), cache_dir=tmp_path / "data"
         ),
         "installed": lambda: resolve(
-            "installed", seq_len=32, vocab_size=320, cache_dir=tmp_path / "data"
+            "installed", Packing(seq_len=32, vocab_size=320), cache_dir=tmp_path / "data"
         ),
         "hub": lambda: hub.fetch(None, tmp_path / "data/hub", lambda *_: None),
     }

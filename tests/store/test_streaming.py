@@ -14,7 +14,7 @@ import pytest
 
 from gram_platform.config import DataConfig, DomainBudget, EvalPoints, ModelConfig
 from gram_platform.config.routing import Schedule
-from gram_platform.corpora import prepare, resolve
+from gram_platform.corpora import Packing, prepare, resolve
 from gram_platform.corpora.packed import block_digests, corpus_fingerprint
 from gram_platform.engine.execution import Execution, schedule_reader
 from gram_platform.engine.node import execute_run
@@ -28,7 +28,7 @@ BLOCK_BYTES = 3_000  # some 45 rows of 66 bytes
 
 
 def recipe():
-    own = resolve("stories-smoke", seq_len=32, vocab_size=320, sample_bytes=50_000)
+    own = resolve("stories-smoke", Packing(seq_len=32, vocab_size=320, sample_bytes=50_000))
     return dataclasses.replace(own, permuted=True)
 
 

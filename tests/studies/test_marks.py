@@ -6,7 +6,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from gram_platform.analysis.tables import analyse
+from gram_platform.analysis.tables import Losses, analyse
 from gram_platform.pages.figures.style import whiskers
 from gram_platform.pages.report.build import study_page
 from gram_platform.pages.results.replication import published_studies
@@ -23,7 +23,9 @@ NO_RUNS = pd.DataFrame({"id": []})
 def planted(frames, seeds: tuple[str, ...], **about) -> dict[str, go.Figure]:
     """Every figure of the report of a planted study with these seeds."""
     attacks = frames.attacks(seeds=seeds) if hasattr(frames, "attacks") else None
-    analysis = analyse(frames.evaluations(seeds=seeds), frames.curves(seeds=seeds), attacks=attacks)
+    analysis = analyse(
+        Losses(frames.evaluations(seeds=seeds), frames.curves(seeds=seeds), attacks=attacks)
+    )
     study = study_frames.study_of(analysis, frames.curves(seeds=seeds), NO_RUNS, **about)
     return study_page(study.record, study, None).figures
 

@@ -53,19 +53,19 @@ def test_a_window_is_given_to_the_device_as_a_whole(monkeypatch, parts):
         next(training_steps(learner, plan, ScheduleReader(config, tiny.arrays())))
 
 
-def of_one(model, *asked):
-    return domain_losses(model, model.config, *asked, lambda _: ALL, "meta")
+def of_one(learner, *asked):
+    return domain_losses(learner, *asked, lambda _: ALL)
 
 
-def of_three(model, *asked):
-    return profile_losses(model, *asked, [lambda _: ALL] * 3)
+def of_three(learner, *asked):
+    return profile_losses(learner.model, *asked, [lambda _: ALL] * 3)
 
 
 @pytest.mark.parametrize(("evaluate", "num_profiles"), [(of_one, 1), (of_three, 3)])
 def test_an_evaluation_is_given_to_the_device_as_a_whole(monkeypatch, evaluate, num_profiles):
     monkeypatch.setattr("gram_platform.train.evaluate.evaluation_batch", lambda *_: 4)
-    model, num_passes = Learner(tiny.run_config(), "meta").model, []
-    model.register_forward_hook(lambda *_: num_passes.append(1))
+    learner, num_passes = Learner(tiny.run_config(), "meta"), []
+    learner.model.register_forward_hook(lambda *_: num_passes.append(1))
     with pytest.raises(NotImplementedError):
-        evaluate(model, tiny.arrays(), tiny.DOMAINS, 10)
+        evaluate(learner, tiny.arrays(), tiny.DOMAINS, 10)
     assert len(num_passes) == 3 * len(tiny.DOMAINS) * num_profiles

@@ -1,6 +1,7 @@
 """Several ranks against one process, on real gloo ranks."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -289,12 +290,20 @@ def few_at_a_time(patch, config):
     assert evaluation_batch(config.model) == 4
 
 
-def whole_losses(forward, config):
+def whole_losses(learner):
     """Each rank measures everything."""
-    active = dict.fromkeys(config.model.module_domains, 1.0)
-    points = config.eval_points
+    active = dict.fromkeys(learner.config.model.module_domains, 1.0)
+    points = learner.config.eval_points
+    alone = SimpleNamespace(
+        config=learner.config,
+        forward=learner.forward,
+        device=learner.device,
+        rank=0,
+        num_ranks=1,
+        sum_over_ranks=lambda losses: losses,
+    )
     return domain_losses(
-        forward, config.model, tiny.arrays(), points.domains, points.num_sequences, lambda _: active
+        alone, tiny.arrays(), points.domains, points.num_sequences, lambda _: active
     )
 
 
@@ -315,7 +324,7 @@ def evaluated_after_two_steps(config) -> dict:
     learner, undisturbed = ShardedLearner(config), ShardedLearner(config)
     for each in (learner, undisturbed):
         train(each, config, stop=2)
-    found = {"state": tiny.full_state(learner), "whole": whole_losses(learner.forward, config)}
+    found = {"state": tiny.full_state(learner), "whole": whole_losses(learner)}
     passes, forward = [], learner.forward
     learner.forward = lambda *inputs: passes.append(1) or forward(*inputs)
     with Collectives() as collectives:

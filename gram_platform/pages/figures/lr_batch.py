@@ -64,7 +64,8 @@ def surface_figure(
     styled(figure, with_notes(size, notes), AXIS_TITLES["lr"], AXIS_TITLES["batch"])
     for axis, name in ((figure.update_xaxes, "lr"), (figure.update_yaxes, "batch")):
         values = sorted(set(of_size[name]))
-        log_axis(axis, values, range=_range(values, pooled, name))
+        log_axis(axis, values)
+        axis(range=_range(values, pooled, name))
     return with_table(figure, of_size, None)
 
 
@@ -97,7 +98,8 @@ def law_figure(
     styled(figure, f"{AXIS_TITLES[quantity]}: {text}", "", AXIS_TITLES[quantity])
     size_axis(figure, optima)
     low, high = _extent(line, shown.loc[shown["seed"] == POOLED, quantity])
-    log_axis(figure.update_yaxes, log_ticks(low, high), range=[math.log10(low), math.log10(high)])
+    log_axis(figure.update_yaxes, log_ticks(low, high))
+    figure.update_yaxes(range=[math.log10(low), math.log10(high)])
     ends = [quantity + end for end in ENDS]
     return with_table(
         figure,
@@ -159,11 +161,10 @@ def _add_cells(figure: go.Figure, cells: pd.DataFrame) -> None:
 
 
 def _add_minimum(figure: go.Figure, row: dict, name: str, marker: dict, has_span: bool) -> None:
-    bars = {}
+    spans: list[dict | None] = [None, None]
     if has_span:
-        for axis, quantity in (("error_x", "lr"), ("error_y", "batch")):
-            value, low, high = (np.array([row[quantity + end]]) for end in ENDS)
-            bars[axis] = whiskers(value, low, high, color=VERMILION, thickness=1.5, width=None)
+        ends = [[np.array([row[quantity + end]]) for end in ENDS] for quantity in ("lr", "batch")]
+        spans = [whiskers(value, low, high, VERMILION, 1.5, None) for value, low, high in ends]
     figure.add_scatter(
         x=[row["lr"]],
         y=[row["batch"]],
@@ -176,7 +177,8 @@ def _add_minimum(figure: go.Figure, row: dict, name: str, marker: dict, has_span
             f"<b>{name}</b><br>lr %{{x:.3~r}}, batch %{{y:.3~r}}<br>loss {row['loss']:.4f}, "
             f"residual {row['rms']:.2g}<br>{row['notes']}<extra></extra>"
         ),
-        **bars,
+        error_x=spans[0],
+        error_y=spans[1],
     )
 
 
@@ -206,8 +208,8 @@ def _add_line(figure: go.Figure, lines: pd.DataFrame, column: str, name: str, li
     known = lines[lines[column].notna()]
     hover = f"<b>{name}</b><br>%{{x:.3s}} parameters: %{{y:.3~r}}<extra></extra>"
     if len(known):
-        place = {"x": known["parameters"], "y": known[column]}
-        figure.add_scatter(**place, name=name, mode="lines", line=line, hovertemplate=hover)
+        x, y = known["parameters"], known[column]
+        figure.add_scatter(x=x, y=y, name=name, mode="lines", line=line, hovertemplate=hover)
 
 
 def _add_optima(

@@ -89,20 +89,26 @@ def search_figures(
     return figures
 
 
-def _markers(trials: pd.DataFrame) -> dict:
-    """Returns hover and click: customdata has a trial's text, and its page at `meta.url`."""
+def _add_markers(
+    figure: go.Figure, trials: pd.DataFrame, x: str, y: Sequence[float], name: str, marker: dict
+) -> None:
+    """Adds a marker for each trial; customdata has its text, and its page at `meta.url`."""
     skipped = {SEARCH, TRIAL, STATE, RUNS, URL, ELAPSED, STARTED}
     names, rows = [name for name in trials.columns if name not in skipped], []
     for trial in trials.to_dict("records"):
         lines = [f"<b>trial {trial[TRIAL]}</b> of {trial[SEARCH]}, {trial[STATE]}"]
         lines += [f"{name} {_short(trial[name])}" for name in names if not pd.isna(trial[name])]
         rows.append(("<br>".join([*lines, *runs_text(trial[RUNS])]), trial.get(URL) or ""))
-    details = np.array(rows, object).reshape(-1, 2)
-    return {
-        "customdata": details,
-        "hovertemplate": "%{customdata[0]}<extra></extra>",
-        "meta": {"url": 1},
-    }
+    figure.add_scatter(
+        x=trials[x],
+        y=y,
+        name=name,
+        mode="markers",
+        marker=marker,
+        customdata=np.array(rows, object).reshape(-1, 2),
+        hovertemplate="%{customdata[0]}<extra></extra>",
+        meta={"url": 1},
+    )
 
 
 def runs_text(runs: str) -> list[str]:
@@ -119,20 +125,17 @@ def _add_trials(figure: go.Figure, trials: pd.DataFrame, x: str, objective: str)
     rest = done if best is None else done.drop(best.name)
     if len(rest):
         circle = {"symbol": "circle", "size": 7, "color": BLUE, "opacity": 0.75}
-        look = {"name": "trial", "mode": "markers", "marker": circle}
-        figure.add_scatter(x=rest[x], y=rest[objective], **look, **_markers(rest))
+        _add_markers(figure, rest, x, rest[objective], "trial", circle)
     if best is not None:
         row = done.loc[[best.name]]
         star = {"symbol": "star", "size": 13, "color": VERMILION}
-        figure.add_scatter(
-            x=row[x], y=row[objective], name="best", mode="markers", marker=star, **_markers(row)
-        )
+        _add_markers(figure, row, x, row[objective], "best", star)
     for state, (label, symbol, height) in UNMEASURED.items():
         rows = trials[trials[STATE] == state]
         if len(rows):
-            place = {"x": rows[x], "y": [height] * len(rows), "yaxis": "y2"}
             cross = {"symbol": symbol, "size": 9, "color": INK if state == State.FAILED else GREY}
-            figure.add_scatter(**place, name=label, mode="markers", marker=cross, **_markers(rows))
+            _add_markers(figure, rows, x, [height] * len(rows), label, cross)
+            figure.data[-1].update(yaxis="y2")
 
 
 def _with_edge(figure: go.Figure) -> go.Figure:

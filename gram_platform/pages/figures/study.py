@@ -68,7 +68,7 @@ def aggregate_figure(
     _add_bars(figure, rows, value, OFFSET if len(beside) else 0.0)
     if len(beside):
         places = rows.index[rows["method"].isin(beside["method"])] + OFFSET
-        add_paper_points(figure, places, beside, value, IN_PAPER, GREY, showlegend=True)
+        add_paper_points(figure, places, beside, value, IN_PAPER, GREY)
     reference_line(figure)
     styled(figure, f"{CLASS_TITLES[value]}, {size}", "", "compute ratio")
     labels = [method_style(method).label for method in rows["method"]]
@@ -87,6 +87,7 @@ def aggregate_figure(
 
 def _add_bars(figure: go.Figure, rows: pd.DataFrame, value: str, shift: float) -> None:
     labels = [method_style(method).label for method in rows["method"]]
+    hover = ratio_hover(rows, f"{value}_", "<b>%{customdata[0]}</b>", labels)
     figure.add_bar(
         x=[place - shift for place in range(len(rows))],
         y=rows[value],
@@ -95,7 +96,8 @@ def _add_bars(figure: go.Figure, rows: pd.DataFrame, value: str, shift: float) -
         showlegend=False,
         marker={"color": [method_style(method).colour for method in rows["method"]]},
         error_y=whiskers(rows[value], rows[f"{value}_low"], rows[f"{value}_high"]),
-        **ratio_hover(rows, f"{value}_", "<b>%{customdata[0]}</b>", labels),
+        customdata=hover.data,
+        hovertemplate=hover.template,
     )
     places = [place - shift for place in range(len(rows))]
     add_points(figure, places, points_of(rows, value), INK)
@@ -124,7 +126,7 @@ def scaling_figure(
         _add_published(figure, line, value, method_style(method))
     for method, line in rows.groupby("method", sort=False):
         hover = ratio_hover(line, f"{value}_", SIZE_HOVER, line["size"])
-        add_line(figure, line, "parameters", value, method_style(method), **hover)
+        add_line(figure, line, "parameters", value, method_style(method), hover)
     reference_line(figure)
     styled(figure, CLASS_TITLES[value], "", "compute ratio")
     size_axis(figure, pd.concat([rows, theirs]))
@@ -152,6 +154,7 @@ def _of_profile(table: pd.DataFrame, parameters: Mapping[str, float], profile: s
 
 
 def _add_published(figure: go.Figure, line: pd.DataFrame, value: str, style: Style) -> None:
+    hover = ratio_hover(line, f"{value}_", SIZE_HOVER, line["size"])
     figure.add_scatter(
         x=line["parameters"],
         y=line[value],
@@ -168,7 +171,8 @@ def _add_published(figure: go.Figure, line: pd.DataFrame, value: str, style: Sty
             thickness=1.0,
             color=style.colour,
         ),
-        **ratio_hover(line, f"{value}_", SIZE_HOVER, line["size"]),
+        customdata=hover.data,
+        hovertemplate=hover.template,
     )
 
 
@@ -189,7 +193,8 @@ def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Fig
         forgotten, attacked = mine[mine["class"] == "forget"], mine[mine["class"] == ELICITED]
         kept = mine[~mine["class"].isin(["forget", ELICITED])]
         if len(kept):
-            figure.add_bar(**_bars(kept, style), marker={"color": style.colour})
+            ends = whiskers(kept["compute_ratio"], kept["low"], kept["high"])
+            _add_profile_bars(figure, kept, style, {"color": style.colour}, ends)
         if len(forgotten):
             hatch = {
                 "shape": "/",
@@ -199,11 +204,13 @@ def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Fig
             }
             outline = {"color": style.colour, "width": 1.5}
             marker = {"color": style.colour, "pattern": hatch, "line": outline}
-            figure.add_bar(**_bars(forgotten, style), marker=marker, showlegend=not len(kept))
+            ends = whiskers(forgotten["compute_ratio"], forgotten["low"], forgotten["high"])
+            _add_profile_bars(figure, forgotten, style, marker, ends, not len(kept))
         if len(attacked):
             outline = {"color": "rgba(0,0,0,0)", "line": {"color": style.colour, "width": 1.5}}
-            look = {"color": style.colour, "thickness": 1.8, "width": 6}
-            figure.add_bar(**_bars(attacked, style, **look), marker=outline, showlegend=False)
+            low, high = attacked["low"], attacked["high"]
+            ends = whiskers(attacked["compute_ratio"], low, high, style.colour, 1.8, 6)
+            _add_profile_bars(figure, attacked, style, outline, ends, False)
     reference_line(figure)
     styled(figure, f"{method_style(method).label}, {size}", "profile", "compute ratio")
     profiles = sorted(
@@ -235,16 +242,26 @@ def _wrapped(profile: str) -> str:
     )
 
 
-def _bars(bars: pd.DataFrame, style: Style, **look: object) -> dict:
-    return {
-        "error_y": whiskers(bars["compute_ratio"], bars["low"], bars["high"], **look),
-        "x": bars["profile"],
-        "y": bars["compute_ratio"],
-        "name": style.label,
-        "legendgroup": style.label,
-        "offsetgroup": style.label,
-        **ratio_hover(
-            bars, "", "<b>%{fullData.name}</b> (%{customdata[0]}), profile %{x}", bars["class"]
-        ),
-        "meta": {"runs": 4},
-    }
+def _add_profile_bars(
+    figure: go.Figure,
+    bars: pd.DataFrame,
+    style: Style,
+    marker: dict,
+    ends: dict | None,
+    in_legend: bool = True,
+) -> None:
+    head = "<b>%{fullData.name}</b> (%{customdata[0]}), profile %{x}"
+    hover = ratio_hover(bars, "", head, bars["class"])
+    figure.add_bar(
+        x=bars["profile"],
+        y=bars["compute_ratio"],
+        error_y=ends,
+        marker=marker,
+        name=style.label,
+        legendgroup=style.label,
+        offsetgroup=style.label,
+        showlegend=in_legend,
+        customdata=hover.data,
+        hovertemplate=hover.template,
+        meta={"runs": 4},
+    )

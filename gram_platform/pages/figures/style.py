@@ -45,6 +45,16 @@ class Style(NamedTuple):
     dash: str
 
 
+class Hover(NamedTuple):
+    """What a series shows below the pointer."""
+
+    # Columns for each point.
+    data: np.ndarray | None
+    # The text, which names some of them.
+    template: str | None
+
+
+NO_HOVER = Hover(None, None)
 _LOOKS = {
     "baseline": (GREY, "circle", "dot"),
     "filtering": (ORANGE, "square", "dash"),
@@ -91,8 +101,6 @@ def translucent(colour: str, opacity: float = 0.18) -> str:
 
 def styled(figure: go.Figure, title: str, x: str, y: str) -> go.Figure:
     """Gives the figure the common layout: transparent, as wide as its frame, the legend below."""
-    axis = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "automargin": True}
-    axis |= {"exponentformat": "none", "separatethousands": True}
     legend = {
         "orientation": "h",
         "yref": "container",
@@ -118,8 +126,16 @@ def styled(figure: go.Figure, title: str, x: str, y: str) -> go.Figure:
         legend=legend,
         hoverlabel={"align": "left"},
     )
-    figure.update_xaxes(title={"text": x, "standoff": 8}, **axis)
-    figure.update_yaxes(title={"text": y, "standoff": 8}, **axis)
+    for axis, text in ((figure.layout.xaxis, x), (figure.layout.yaxis, y)):
+        axis.update(
+            title={"text": text, "standoff": 8},
+            gridcolor=GRID,
+            zerolinecolor=GRID,
+            linecolor=GRID,
+            automargin=True,
+            exponentformat="none",
+            separatethousands=True,
+        )
     return figure
 
 
@@ -133,8 +149,10 @@ def drawn(figures: Mapping[str, go.Figure]) -> dict[str, go.Figure]:
     return {name: figure for name, figure in figures.items() if len(figure.data)}
 
 
-def whiskers(values, low, high, **look: object) -> dict | None:
-    """Returns error bars [n] from `low` to `high`; thin and grey unless `look` says otherwise.
+def whiskers(
+    values, low, high, color: str = GREY, thickness: float = 1.3, width: float | None = 3
+) -> dict | None:
+    """Returns error bars [n] from `low` to `high`.
 
     A value without an interval (NaN) has no bar; None if no value has one.
     """
@@ -143,15 +161,19 @@ def whiskers(values, low, high, **look: object) -> dict | None:
         return None
     # Plotly leaves out the NaN of arrays. Of a list it makes null, and draws the caps of a bar
     # without length.
-    ends = {"array": high - values, "arrayminus": values - low}
-    return {"type": "data", "thickness": 1.3, "width": 3, "color": GREY, **look, **ends}
+    return {
+        "type": "data",
+        "thickness": thickness,
+        "width": width,
+        "color": color,
+        "array": high - values,
+        "arrayminus": values - low,
+    }
 
 
-def log_axis(
-    update: Callable, ticks: Sequence[float], texts: Sequence[str] = (), **options: object
-) -> None:
+def log_axis(update: Callable, ticks: Sequence[float], texts: Sequence[str] = ()) -> None:
     """Makes an axis logarithmic with these ticks; `update` is `update_xaxes` or `update_yaxes`."""
-    update(type="log", tickvals=ticks, ticktext=texts or list(map(_tick, ticks)), **options)
+    update(type="log", tickvals=ticks, ticktext=texts or list(map(_tick, ticks)))
 
 
 def _tick(value: float) -> str:
@@ -172,8 +194,8 @@ def size_axis(figure: go.Figure, rows: pd.DataFrame) -> None:
     `parameters`."""
     counts = dict(zip(rows["size"], rows["parameters"].tolist(), strict=True))
     texts = [f"{size}<br>{_short(count)}" for size, count in counts.items()]
-    title = "name of the size, and its parameters"
-    log_axis(figure.update_xaxes, list(counts.values()), texts, title_text=title)
+    log_axis(figure.update_xaxes, list(counts.values()), texts)
+    figure.update_xaxes(title_text="name of the size, and its parameters")
 
 
 def _short(count: float) -> str:
@@ -202,7 +224,7 @@ def add_band(
 
 
 def add_line(
-    figure: go.Figure, rows: pd.DataFrame, x: str, y: str, style: Style, **hover: object
+    figure: go.Figure, rows: pd.DataFrame, x: str, y: str, style: Style, hover: Hover = NO_HOVER
 ) -> None:
     """Adds a line of column `y` and its 90% intervals `<y>_low, <y>_high`: a band, or error bars
     for a single one."""
@@ -224,7 +246,8 @@ def add_line(
             if has_band
             else whiskers(rows[y], low, high, thickness=2, width=4, color=style.colour)
         ),
-        **hover,
+        customdata=hover.data,
+        hovertemplate=hover.template,
     )
     add_points(figure, rows[x], points_of(rows, y), style.colour)
 
@@ -233,8 +256,8 @@ def add_points(figure: go.Figure, places: Iterable, points: Iterable[tuple], col
     """Marks the points of two seeds, which have no interval, at each of the places."""
     pairs = [(at, value) for at, pair in zip(places, points, strict=True) for value in pair]
     if pairs:
-        x, y = zip(*pairs, strict=True)
         marker = {"symbol": "circle-open", "size": 5, "color": colour}
+        x, y = [at for at, _ in pairs], [value for _, value in pairs]
         figure.add_scatter(x=x, y=y, mode="markers", marker=marker, showlegend=False)
 
 
@@ -245,7 +268,7 @@ def add_paper_points(
     y: str,
     name: str,
     colour: str,
-    **look: object,
+    offsetgroup: str | None = None,
 ) -> None:
     """Adds the paper's values, with their intervals, as hollow diamonds."""
     figure.add_scatter(
@@ -256,7 +279,7 @@ def add_paper_points(
         marker={"symbol": "diamond-open", "size": 9, "color": colour, "line": {"width": 2}},
         error_y=whiskers(rows[y], rows[f"{y}_low"], rows[f"{y}_high"]),
         hovertemplate="%{fullData.name}: %{y:.3f}<extra></extra>",
-        **look,
+        offsetgroup=offsetgroup,
     )
 
 
@@ -306,14 +329,15 @@ def hover_runs(rows: pd.DataFrame) -> np.ndarray:
     return runs.fillna("").str.replace(", ", "<br>").to_numpy(object)
 
 
-def ratio_hover(rows: pd.DataFrame, prefix: str, head: str, *named: Sequence) -> dict:
+def ratio_hover(rows: pd.DataFrame, prefix: str, head: str, named: Sequence = ()) -> Hover:
     """Returns the hover of values, below a line `head`; `<prefix>low, <prefix>high` are their ends.
 
-    customdata has the columns `named`, of which `head` may show some, then the interval, the number
+    The data have a column `named`, if given, which `head` may show, then the interval, the number
     of seeds, and the runs.
     """
-    low, high, seeds, runs = (f"%{{customdata[{len(named) + i}]" for i in range(4))
+    first = [named] if len(named) else []
+    low, high, seeds, runs = (f"%{{customdata[{len(first) + i}]" for i in range(4))
     text = f"%{{y:.3f}} [{low}:.3f}}, {high}:.3f}}], {seeds}}} seeds<br>{runs}}}<extra></extra>"
     shown = rows[[f"{prefix}low", f"{prefix}high", "num_seeds"]].to_numpy(object)
-    data = np.column_stack([*named, shown, hover_runs(rows)])
-    return {"customdata": data, "hovertemplate": f"{head}<br>{text}"}
+    data = np.column_stack([*first, shown, hover_runs(rows)])
+    return Hover(data, f"{head}<br>{text}")

@@ -51,7 +51,7 @@ def sweep_figure(table: pd.DataFrame, knob: str, method: str, size: str, value: 
             _add_paper(figure, PAPER_SWEEPS[knob].curves[name], CLASS_STYLES[name])
         line = rows[rows[name].notna()].assign(runs=rows["runs"].str.replace(" ", "<br>"))
         hover = ratio_hover(line, f"{name}_", f"<b>%{{fullData.name}}</b>, {knob} %{{x:g}}")
-        add_line(figure, line, "value", name, CLASS_STYLES[name], **hover)
+        add_line(figure, line, "value", name, CLASS_STYLES[name], hover)
     reference_line(figure)
     styled(figure, f"{CLASS_TITLES[value]}, {size}", PAPER_SWEEPS[knob].title, "compute ratio")
     _scale(figure, rows, knob)
@@ -65,8 +65,8 @@ def sweep_figures(table: pd.DataFrame) -> dict[str, go.Figure]:
     """Draws every panel with a value, by names for files such as `p_cr-gram-0.4M-core`."""
     sweeps = dict.fromkeys(zip(table["knob"], table["method"], table["size"], strict=True))
     figures = {
-        "-".join((*sweep, value)): sweep_figure(table, *sweep, value)
-        for sweep in sweeps
+        f"{knob}-{method}-{size}-{value}": sweep_figure(table, knob, method, size, value)
+        for knob, method, size in sweeps
         for value in CLASS_TITLES
     }
     return drawn(figures)

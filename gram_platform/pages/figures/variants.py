@@ -107,6 +107,7 @@ def _add_series(
 ) -> None:
     """Adds a column of a frame as a series; `<prefix>low, <prefix>high` end its error bars."""
     numeric = is_numeric(variants)
+    hover = ratio_hover(line, prefix, "<b>%{fullData.name}</b>, %{x}")
     figure.add_scatter(
         x=line[VARIANT].astype(float) if numeric else line[VARIANT],
         y=line[value],
@@ -118,7 +119,8 @@ def _add_series(
             line[value], line[f"{prefix}low"], line[f"{prefix}high"], width=4, color=style.colour
         ),
         offsetgroup=style.label,
-        **ratio_hover(line, prefix, "<b>%{fullData.name}</b>, %{x}"),
+        customdata=hover.data,
+        hovertemplate=hover.template,
     )
 
 

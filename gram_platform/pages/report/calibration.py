@@ -7,7 +7,6 @@ import plotly.graph_objects as go
 
 from gram_platform.analysis.calibration import (
     AUXILIARY,
-    ERROR_CELL,
     FIT,
     LOWEST_SHARE,
     UNIT,
@@ -99,10 +98,7 @@ def brief_calibration(record: StudyRecord, results: Results, is_wide: bool) -> B
 def readable_errors(errors: pd.DataFrame) -> pd.DataFrame:
     """Writes `calibration_table` with the bias and its interval as one text."""
     table = calibration_table(errors)
-    numbers = ["rms", "rms_of_means", "worst", "num_ratios", "num_seeds"]
-    return table[ERROR_CELL].assign(
-        bias=interval_texts(table, "bias"), **{name: table[name] for name in numbers}
-    )
+    return table.assign(bias=interval_texts(table, "bias")).drop(columns=["bias_low", "bias_high"])
 
 
 def share_table(errors: pd.DataFrame) -> pd.DataFrame:

@@ -256,21 +256,32 @@ def _add_differences(figure: go.Figure, rows: pd.DataFrame) -> None:
         mine = rows[rows["verdict"].str.removesuffix(NO_INTERVAL) == verdict]
         if mine.empty:
             continue
-        x, bars = mine["difference"], {"thickness": 2, "width": 4, "color": colour}
-        look = {"x": x, "y": mine["line"], "mode": "markers", "legendgroup": verdict}
-        marker = {"symbol": symbol, "size": 9, "color": colour}
+        x, y = mine["difference"], mine["line"]
         if mine[UNIT_ERROR].notna().any():
-            thin = {"thickness": 1, "width": 0, "color": INK}
-            ends = whiskers(x, mine["wide_low"], mine["wide_high"], **thin)
             figure.add_scatter(
-                **look, marker={"opacity": 0}, error_x=ends, showlegend=False, hoverinfo="skip"
+                x=x,
+                y=y,
+                mode="markers",
+                legendgroup=verdict,
+                marker={"opacity": 0},
+                error_x=whiskers(x, mine["wide_low"], mine["wide_high"], INK, 1, 0),
+                showlegend=False,
+                hoverinfo="skip",
             )
         texts = ["claim", "size", "low", "high", "detectable", "num_seeds", "verdict"]
         figure.add_scatter(
-            **look,
-            marker={**marker, "line": {"width": 2, "color": colour}},
+            x=x,
+            y=y,
+            mode="markers",
+            legendgroup=verdict,
+            marker={
+                "symbol": symbol,
+                "size": 9,
+                "color": colour,
+                "line": {"width": 2, "color": colour},
+            },
             name=verdict or "no verdict",
-            error_x=whiskers(x, mine["low"], mine["high"], **bars),
+            error_x=whiskers(x, mine["low"], mine["high"], colour, 2, 4),
             customdata=mine[texts].to_numpy(object),
             hovertemplate=(
                 "<b>%{customdata[0]}</b> %{customdata[1]}<br>%{customdata[6]}: %{x:.3f} "

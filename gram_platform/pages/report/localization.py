@@ -126,7 +126,7 @@ def read_tokens(
         rows.append(localize(views_of_seed, references))
         if references and size not in texts:
             texts[size] = _texts(store, of_size[0]["id"], measured, references[size, seed])
-    lacking = [_named(e) for e in views if e["id"] not in done]
+    lacking = [tuple(e["tags"][name] for name in VIEW) for e in views if e["id"] not in done]
     found = localization_tables(pd.concat(rows, ignore_index=True), lacking)
     frame, _, source = frames or store_frames(store, record.ids, ())
     claims = concluded(localization_claims(found.per_seed), record.preset)
@@ -232,13 +232,15 @@ def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
         if rows.empty:
             continue
         colours = [method_style(method).colour for method in rows["method"]]
+        hover = ratio_hover(rows, f"{value}_", "<b>%{x}</b>, %{fullData.name}")
         figure.add_bar(
             x=labelled(rows)["method"],
             y=rows[value],
             name=name,
             marker={"color": colours, "pattern": {"shape": pattern, "size": 6}},
             error_y=whiskers(rows[value], rows[f"{value}_low"], rows[f"{value}_high"]),
-            **ratio_hover(rows, f"{value}_", "<b>%{x}</b>, %{fullData.name}"),
+            customdata=hover.data,
+            hovertemplate=hover.template,
         )
     for level in means.loc[means["class"] == CONTROL, value]:
         level_line(figure, level, ANOTHER_SEED)
@@ -283,18 +285,20 @@ def _is_baseline(entry: Mapping) -> bool:
     return (entry["tags"]["method"], entry["tags"]["profile"]) == (BASELINE, ALL)
 
 
-def _named(entry: Mapping) -> tuple[str, ...]:
-    return tuple(entry["tags"][name] for name in VIEW)
-
-
 def _loaded(store: Store, entries: Sequence[Mapping]) -> list[MeasuredTokens]:
     found = []
     for entry in entries:
-        evaluation = store.evaluation(entry["id"])
-        retained = tuple(filter(None, entry["tags"]["retained"].split(",")))
-        losses = {domain: tensor.numpy() for domain, tensor in evaluation.tensors().items()}
-        run_id = evaluation.result()["run_id"]
-        found.append(MeasuredTokens(*_named(entry), retained, losses, run_id))
+        evaluation, tags = store.evaluation(entry["id"]), entry["tags"]
+        measured = MeasuredTokens(
+            tags["method"],
+            tags["size"],
+            tags["seed"],
+            tags["profile"],
+            tuple(filter(None, tags["retained"].split(","))),
+            {domain: tensor.numpy() for domain, tensor in evaluation.tensors().items()},
+            evaluation.result()["run_id"],
+        )
+        found.append(measured)
     return found
 
 

@@ -233,7 +233,6 @@ def attack_sections(study: Results) -> list[Section]:
 
 
 def renamed(frame: pd.DataFrame, varies: str) -> pd.DataFrame:
-    """Renames the column of variants, if there is one, to `varies`."""
     return frame.rename(columns={VARIANT: varies})
 
 

@@ -109,7 +109,6 @@ class StudyRecord(Description):
         return [e["id"] for e in runs if e["tags"]["method"] == "baseline"]
 
     def tags(self, kind: str) -> pd.DataFrame:
-        """Makes the frame of ids and names of a kind of entries: see `tags_frame`."""
         return tags_frame(self.entries, kind, [*([VARIANT] if self.variants else []), *VIEW])
 
     @property
@@ -123,7 +122,6 @@ class StudyRecord(Description):
 
 
 def entries_of(nodes: Iterable[Node]) -> tuple[Entry, ...]:
-    """Returns the nodes as entries of a record, each under its method's names."""
     return tuple({"id": node.id, "kind": node.kind, "tags": node.names} for node in nodes)
 
 

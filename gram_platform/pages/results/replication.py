@@ -15,7 +15,7 @@ from gram_platform.analysis.ratios import (
     PREFIX,
     VIEW,
 )
-from gram_platform.analysis.tables import Analysis, frame_text
+from gram_platform.analysis.tables import Analysis, Losses, frame_text
 from gram_platform.config import CORE
 from gram_platform.config.identity import invalid, one_of
 from gram_platform.methods import size_key
@@ -46,12 +46,10 @@ NO_CURVES = pd.DataFrame(columns=["size", "seed", "step", "domain", "loss"])
 
 @dataclass(frozen=True)
 class ExternalStudy:
-    """A study of the folder in `analyse`'s frames, before any fit."""
+    """A study of the folder, before any fit."""
 
     record: StudyRecord
-    evaluations: pd.DataFrame
-    curves: pd.DataFrame
-    attacks: pd.DataFrame
+    losses: Losses
     # Pairs of an omission and its reason.
     notes: tuple[tuple[str, str], ...]
 
@@ -98,8 +96,12 @@ def _prepare(
     # It tells apart baselines that several variants share.
     points["run_id"] = points["study"] + " " + points["size"] + " seed " + points["seed"]
     points = points[["run_id", VARIANT, "size", "seed", "step", "domain", "loss"]]
-    frames = (views, points, attacks)
-    return ExternalStudy(record, *(frame.drop(columns=dropped) for frame in frames), notes)
+    views, points, attacks = (frame.drop(columns=dropped) for frame in (views, points, attacks))
+    # Every profile of a method at a size for all of its seeds there, so that lost ones are named.
+    names = [name for name in (VARIANT, "method", "size") if name in views]
+    declared = views[[*names, "profile", "retained"]].drop_duplicates()
+    declared = declared.merge(views[[*names, "seed"]].drop_duplicates(), on=names)
+    return ExternalStudy(record, Losses(views, points, attacks, declared), notes)
 
 
 def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Results:
@@ -108,14 +110,10 @@ def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Results:
     The intervals take the curve as fixed, as the published ones do.
     """
     record, notes = prepared.record, pd.DataFrame(prepared.notes, columns=NO_NOTES.columns)
-    views, curves, attacks = prepared.evaluations, prepared.curves, prepared.attacks
-    # Every profile of a method at a size for all of its seeds there, so that lost ones are named.
-    names = [name for name in (VARIANT, "method", "size") if name in views]
-    declared = views[[*names, "profile", "retained"]].drop_duplicates()
-    declared = declared.merge(views[[*names, "seed"]].drop_duplicates(), on=names)
-    analysis = analysed(record, views, curves, attacks, declared, CURVE_FIXED)
+    analysis = analysed(record, prepared.losses, CURVE_FIXED)
     analysis = replace(analysis, missing=pd.concat([analysis.missing, notes], ignore_index=True))
-    results = Results(record, analysis, curves, NO_RUNS, judged(record, analysis), "the folder")
+    claims, curves = judged(record, analysis), prepared.losses.curves
+    results = Results(record, analysis, curves, NO_RUNS, claims, "the folder")
     if record.varies or not is_beside:
         return results
     domains = set(analysis.ratios["domain"])

@@ -13,6 +13,7 @@ from gram_platform.analysis.ratios import ELICITED, MEAN, VIEW
 from gram_platform.analysis.tables import (
     CLASSES,
     Analysis,
+    Losses,
     analyse,
     frame_text,
     interval_text,
@@ -76,7 +77,8 @@ def read_results(
     names = ["run_id", "method", "size", "seed", *([VARIANT] if record.variants else [])]
     curves = curves.merge(baselines[names].drop_duplicates(), on="run_id")
     attacks = named_attacks(record.tags("attack"), complete)
-    analysis = analysed(record, evaluations, curves, attacks, record.tags("evaluation"))
+    losses = Losses(evaluations, curves, attacks, record.tags("evaluation"))
+    analysis = analysed(record, losses)
     absorption = None
     if record.probed and store:
         probed = runs[runs["id"].isin(record.probed)]
@@ -114,21 +116,12 @@ def lost_rows(
     return lines
 
 
-def analysed(
-    record: StudyRecord,
-    evaluations: pd.DataFrame,
-    curves: pd.DataFrame,
-    attacks: pd.DataFrame,
-    declared: pd.DataFrame,
-    intervals: str = JACKKNIFE,
-) -> Analysis:
-    """Computes the tables of a study with or without variants; the frames and `intervals` are those
-    of `analyse`."""
-    frames = (record.sizes, attacks, declared)
+def analysed(record: StudyRecord, losses: Losses, intervals: str = JACKKNIFE) -> Analysis:
+    """Computes the tables of a study with or without variants; `intervals` as in `analyse`."""
+    own, sizes = record.own_baseline, record.sizes
     if not record.variants:
-        return analyse(evaluations, curves, *frames, None, record.own_baseline, intervals)
-    how = (record.unit, record.own_baseline, intervals)
-    return analyse_variants(evaluations, curves, record.variants, *frames, *how)
+        return analyse(losses, sizes, own_baseline=own, intervals=intervals)
+    return analyse_variants(losses, record.variants, sizes, record.unit, own, intervals)
 
 
 def judged(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
@@ -147,7 +140,7 @@ def judged(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
         claims = with_published(claims, study)
     else:
         judgements = [] if record.variants else separation_claims(analysis.per_seed, errors)
-        claims = claims_frame(judgements).assign(**{PROFILE: MEAN})
+        claims = claims_frame(judgements).assign(profile=MEAN)
     return concluded(claims, record.preset)
 
 

@@ -16,6 +16,7 @@ import pandas as pd
 from gram_platform.analysis.sweeps import SWEEP_CLASSES, SweepAnalysis, analyse_sweeps
 from gram_platform.analysis.tables import (
     CLASSES,
+    Losses,
     frame_text,
     interval_text,
     labelled,
@@ -88,9 +89,8 @@ class SweepProblem:
         at = {"knob": point["knob"], "value": point["value"]}
         frame = result_frame(nodes, results)
         evaluations = pd.concat([self.evaluations, view_frame(nodes, frame).assign(**at)])
-        sweep = analyse_sweeps(
-            evaluations, self.curves, attacks=attack_frame(nodes, frame).assign(**at)
-        )
+        attacks = attack_frame(nodes, frame).assign(**at)
+        sweep = analyse_sweeps(Losses(evaluations, self.curves, attacks))
         metrics = seed_metrics(sweep, point)
         if "core" not in metrics:
             why = "; ".join(
@@ -243,7 +243,7 @@ def _analysed(
         _with_baselines(evaluations, unit),
         _with_baselines(declared, declared_frame(baselines)),
     )
-    return analyse_sweeps(views, curves, sizes, attacks, named)
+    return analyse_sweeps(Losses(views, curves, attacks, named), sizes)
 
 
 def _with_baselines(frame: pd.DataFrame, baselines: pd.DataFrame) -> pd.DataFrame:

@@ -25,7 +25,7 @@ from gram_platform.config import (
     RoutingConfig,
     RunConfig,
 )
-from gram_platform.corpora import prepare, resolve
+from gram_platform.corpora import Packing, prepare, resolve
 from gram_platform.model.transformer import Transformer, build, initial_weights
 from gram_platform.release.serving.policy import Policy, parse_policy, token_digest
 from gram_platform.store import Store
@@ -198,7 +198,7 @@ def write_storage(root: Path, plan: Planted) -> str:
     (source / "texts.jsonl").write_text("\n".join(map(json.dumps, records)))
     store = Store(root).open_for_writing(min_free_bytes=0)
     recipe = resolve(
-        str(source), core_label="core", seq_len=SEQ_LEN, vocab_size=plan.config.vocab_size
+        str(source), Packing(core_label="core", seq_len=SEQ_LEN, vocab_size=plan.config.vocab_size)
     )
     corpus = prepare(recipe, store.data_root)
     (root / "policy.toml").write_text(plan.policy_text)
