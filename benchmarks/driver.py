@@ -14,7 +14,7 @@ from gram_platform.engine import slots
 from gram_platform.engine.cluster import connect
 from gram_platform.engine.devices import ProbeReport, probe_here
 from gram_platform.engine.execution import Execution, Resources
-from gram_platform.engine.executor import ENDED, ListedNodes
+from gram_platform.engine.executor import ENDED
 from gram_platform.engine.ray_executor import RayExecutor
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
@@ -82,7 +82,7 @@ def _driver_s(settings: BenchmarkSettings, nodes: list[Node]) -> float:
     view, started = _SilentView(nodes, store, "planted"), None
     with RayExecutor(Execution(settings.storage), Resources()) as executor:
         view.progress, executor.look = executor.progress, view.look
-        for event in executor.events(ListedNodes(nodes)):
+        for event in executor.events([nodes]):
             if event.kind == ENDED and started is None:
                 started = time.process_time()
             view.see(event)

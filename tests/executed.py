@@ -5,8 +5,7 @@ from typing import Any
 
 from gram_platform.engine.capacity import Cordon
 from gram_platform.engine.execution import ALL_ON_ONE_RANK, Execution, Placement, Resources
-from gram_platform.engine.executor import ENDED, Event, Executor, ListedNodes
-from gram_platform.engine.in_process import LocalExecutor
+from gram_platform.engine.executor import ENDED, Event, Executor, LocalExecutor
 from gram_platform.engine.life import Progress
 from gram_platform.engine.ray_executor import RayExecutor
 from gram_platform.methods.nodes import Node
@@ -39,7 +38,7 @@ def run_in_process(
 def _executed(executor: Executor, nodes: Sequence[Node], on_change: OnChange) -> Progress:
     with executor:
         executor.look = lambda: on_change(executor.progress, None)
-        for event in executor.events(ListedNodes(nodes)):
+        for event in executor.events([nodes]):
             if event.kind == ENDED:
                 on_change(executor.progress, event.node)
     return executor.progress
@@ -48,7 +47,7 @@ def _executed(executor: Executor, nodes: Sequence[Node], on_change: OnChange) ->
 def events_of(executor: Executor, nodes: Sequence[Node]) -> list[Event]:
     """Executes nodes; returns what happened."""
     with executor:
-        return list(executor.events(ListedNodes(nodes)))
+        return list(executor.events([nodes]))
 
 
 def ray_executor(

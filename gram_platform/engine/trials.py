@@ -20,7 +20,7 @@ from gram_platform.engine.execution import (
     Resources,
     owner,
 )
-from gram_platform.engine.in_process import execute_node
+from gram_platform.engine.executor import execute_node
 from gram_platform.engine.life import (
     CRASHED,
     HELD_RETRY_S,

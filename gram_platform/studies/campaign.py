@@ -79,16 +79,17 @@ def needed_search(plan: Plan, part: StudyPlan) -> SearchPlan | None:
     if preset.maxent_search is None or "maxent" in part.sources or METHOD not in part.methods:
         return None
     search = replace(SEARCH, presets={part.preset_name: searched(preset)})
-    choice = replace(part.choice, seeds=NUM_SEEDS, instructions="")
-    of_search = StudyPlan(
-        search,
-        part.preset_name,
-        (),
-        search.presets[part.preset_name],
-        choice,
-        part.machine,
-        part.ranks,
-        part.planned_ranks,
+    of_search = replace(
+        part,
+        study=search,
+        changes=(),
+        preset=search.presets[part.preset_name],
+        seeds=NUM_SEEDS,
+        instructions="",
+        methods=(),
+        sources={},
+        law_doubts=(),
+        entries=(),
     )
     given = search.read(search, OptunaFlags(), of_search)
     uri = optuna_place(plan.optuna_uri, plan.storage, not plan.dry_run)

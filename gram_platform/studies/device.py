@@ -8,7 +8,7 @@ import ray
 from gram_platform.config.identity import invalid
 from gram_platform.engine.capacity import await_report, has_fixed_size
 from gram_platform.engine.cluster import connect
-from gram_platform.engine.in_process import has_gpu
+from gram_platform.engine.executor import has_gpu
 from gram_platform.engine.life import ended_ids
 from gram_platform.methods.nodes import unique
 from gram_platform.planner import MACHINES
@@ -133,4 +133,4 @@ def note_device(plan: Plan, store: Store, device: str) -> None:
 
 
 def _key(part: StudyPlan) -> str:
-    return ", ".join([f"preset {part.preset_name}", *part.changes, f"corpus {part.choice.corpus}"])
+    return ", ".join([f"preset {part.preset_name}", *part.changes, f"corpus {part.corpus}"])

@@ -20,8 +20,7 @@ from gram_platform.engine.capacity import (
 from gram_platform.engine.cluster import connect
 from gram_platform.engine.devices import ProbeReport
 from gram_platform.engine.execution import Division, Execution, Placement, Resources
-from gram_platform.engine.executor import Executor
-from gram_platform.engine.in_process import LocalExecutor
+from gram_platform.engine.executor import Executor, LocalExecutor
 from gram_platform.engine.life import NodeLifecycle
 from gram_platform.engine.machine import num_cpus
 from gram_platform.engine.ray_executor import RayExecutor
@@ -92,10 +91,11 @@ def open_workplace(plan: Plan, store: Store, say: Callable[[str], None]) -> Work
 
 def executor_at(at: Workplace, retry_failed: bool) -> Executor:
     """Returns what executes nodes at a workplace: slots of Ray, or this process."""
-    known = {"retry_diverged": retry_failed, "done": at.done}
     if at.uses_ray:
-        return RayExecutor(at.execution, at.resources, at.placements, at.cordon, **known)
-    return LocalExecutor(at.execution, at.placements, **known)
+        return RayExecutor(
+            at.execution, at.resources, at.placements, at.cordon, retry_failed, at.done
+        )
+    return LocalExecutor(at.execution, at.placements, retry_failed, at.done)
 
 
 def execution_of(plan: Plan) -> tuple[Execution, Resources]:

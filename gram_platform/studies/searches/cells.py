@@ -47,7 +47,7 @@ def read_grids(search: Search, flags: GridFlags, part: StudyPlan) -> dict[str, A
     require_int("max_extensions", flags.max_extensions, -1)
     lrs, batches = _numbers("lrs", flags.lrs), whole(_numbers("batches", flags.batches))
     of_preset, grids = search.points[part.preset_name], {}
-    for name in part.choice.sizes:
+    for name in part.sizes:
         size = part.preset.sizes[name]
         grid = of_preset.of(size)
         grids[name] = Grid(lrs or grid.lrs, batches or grid.batches)

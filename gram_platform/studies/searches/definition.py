@@ -101,14 +101,13 @@ def search_plan_of(
     """
     from gram_platform.studies.searches.search_plan import SearchPlan
 
-    preset, choice = part.preset, part.choice
-    recipes = resolve_corpora(preset, choice)
+    recipes = resolve_corpora(part)
     kind = resolve_name(part.study.kind)(**given)
     known = {field.name: getattr(part, field.name) for field in fields(StudyPlan)}
     known |= {
         # A preset may give its search another name, to search on other data in one storage.
         "study": replace(part.study, name=getattr(kind, "name", part.study.name)),
         "recipes": {size: (recipe,) for size, recipe in recipes.items()},
-        "settings": settings_of(preset, choice, recipes),
+        "settings": settings_of(part, recipes),
     }
     return SearchPlan(**known, kind=kind, optuna_uri=optuna_uri, is_dry=is_dry)

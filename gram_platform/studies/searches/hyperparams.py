@@ -173,7 +173,7 @@ class HyperparameterSweep:
 
         None without an evaluation.
         """
-        sizes, baselines, trials = search.choice.sizes, search.baselines, self.trials(search)
+        sizes, baselines, trials = search.sizes, search.baselines, self.trials(search)
         ids = {node.id for nodes in (baselines, *(nodes for _, nodes in trials)) for node in nodes}
         frame, curves, source = final_frames(
             store, tracker, ids, [node.id for node in baselines if node.is_run]
@@ -191,7 +191,7 @@ class HyperparameterSweep:
         setting = search.settings[0]
         fixed = ", ".join(f"{name} {knob.read(setting):g}" for name, knob in KNOB.items())
         facts = (
-            f"Preset {search.preset_name}, corpus {shown_place(search.choice.corpus)} (data"
+            f"Preset {search.preset_name}, corpus {shown_place(search.corpus)} (data"
             f" {search.data_id}), {search.num_seeds} seeds. While one knob moves the others stay at"
             f" {fixed}. {counts_text(rows)} Read from {source}. {about_links}"
         )

@@ -260,7 +260,7 @@ def _report(
     sizes = {name: search.preset.sizes[name] for name in search.kind.grids} | PAPER_SIZES
     analysis = analyse_grid(trials[trials[STATE].isin(ENDED)], seq_len, window)
     measured = (
-        f"{search.name}, preset {search.preset_name} on {shown_place(search.choice.corpus)},"
+        f"{search.name}, preset {search.preset_name} on {shown_place(search.corpus)},"
         f" search {search.search_id}"
     )
     law = fitted_law(analysis.laws, f"{search.preset_name}-{search.search_id}", seq_len, measured)
@@ -275,7 +275,7 @@ def _report(
     figures = grid_figures(analysis, links)
     facts = (
         f"Search {search.search_id}: preset {search.preset_name}, corpus"
-        f" {shown_place(search.choice.corpus)} (data "
+        f" {shown_place(search.corpus)} (data "
     )
     facts += (
         f"{search.data_id}), {search.num_seeds} seeds. Loss: {OBJECTIVE}. {counts_text(trials)}"
@@ -291,7 +291,7 @@ def _report(
     data["law.json"] = json_file(law_json(law, analysis.laws))
     sizes_done = tuple(
         size
-        for size in search.choice.sizes
+        for size in search.sizes
         if size in set(trials[trials[STATE] == State.COMPLETE]["size"])
     )
     columns = TrialColumns(("lr", "batch"), ("loss",), sizes_done if len(sizes_done) > 1 else ())

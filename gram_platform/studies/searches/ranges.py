@@ -18,7 +18,7 @@ def read_ranges(search: Search, flags: OptunaFlags, part: StudyPlan) -> dict[str
     ValueError for several sizes, since each has its own best parameters, and for a bad space.
     """
     require_int("trials", flags.trials, 0)
-    if len(sizes := part.choice.sizes) != 1:
+    if len(sizes := part.sizes) != 1:
         raise invalid("sizes", sizes, "one size: each size has its own best parameters")
     ranges = part.preset.maxent_search
     space = space_of(ranges.peak_lr, ranges.retain_weight).with_overrides(split_list(flags.space))

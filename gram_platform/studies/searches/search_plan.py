@@ -118,7 +118,7 @@ class SearchPlan(StudyPlan):
         The report begins with the question and `facts`, how it was searched; `record` goes into
         search.json; `columns` of trials.csv are shown by MLflow.
         """
-        study, store = self.study, Store(self.choice.storage)
+        study, store = self.study, Store(self.storage)
         known = {"search_id": self.search_id, "preset": self.preset_name, "data_id": self.data_id}
         facts = " ".join([facts, sizes_text(self.parameters), *cordoned_lines(store, study.name)])
         rows = self.folder(store).read_spare(SEARCH_FILE, Submissions).get("submissions", [])
