@@ -110,7 +110,7 @@ def after_searches(plan: Plan) -> tuple[Plan, set[str], int]:
             ready.append(part)
             continue
         if not needed.kind.is_complete(needed) and needed.search_id not in ids:
-            number, profiles = needed.kind.target, needed.kind.fixed(needed)
+            number, profiles = needed.kind.target, needed.kind.profiles
             seeds = ", ".join(str(setting.seed) for setting in needed.settings)
             trials = f"{number} trials of each of {len(profiles)} profiles on seed {seeds}"
             say(f"{part.name} begins with the search {needed.named}: {trials}\n")

@@ -30,7 +30,7 @@ def planted(frames, seeds: tuple[str, ...], **about) -> dict[str, go.Figure]:
 
 def grid_figures(storage: str, *arguments: str) -> dict[str, go.Figure]:
     setup = study_plan(SEARCH, ["--preset", "smoke", "--storage", storage, *arguments])
-    return setup.kind.write(setup, Store(storage).open_for_writing(), None).figures
+    return setup.kind.write(setup, Store(storage).open_for_writing(), None)[0].figures
 
 
 def test_whiskers_stand_where_an_interval_is():

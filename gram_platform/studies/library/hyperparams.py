@@ -10,8 +10,7 @@ from gram_platform.studies.library.stories import (
     STORIES_SMOKE,
 )
 from gram_platform.studies.searches.definition import Search
-from gram_platform.studies.searches.flags import SweepFlags
-from gram_platform.studies.searches.knobs import read_knobs
+from gram_platform.studies.searches.flags import SweepFlags, read_knobs
 
 # "p_ca reallocates a fixed parameter budget" (app:hyperparams): p_af 2 / (1 + p_ca) in the authors'
 # settings.

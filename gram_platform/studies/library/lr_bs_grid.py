@@ -8,9 +8,8 @@ import dataclasses
 from gram_platform.analysis.lr_extension import Grid
 from gram_platform.config.ladder import GRID_DEMO_SIZES
 from gram_platform.studies.library.scaling import DEMO, PAPER_HET, SMOKE, STORIES_ROUTING
-from gram_platform.studies.searches.cells import Grids, read_grids
 from gram_platform.studies.searches.definition import Search
-from gram_platform.studies.searches.flags import GridFlags
+from gram_platform.studies.searches.flags import GridFlags, Grids, read_grids
 
 # The paper's law rests on these sizes.
 FITTED = ("50M", "100M", "200M", "400M")

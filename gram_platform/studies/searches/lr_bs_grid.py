@@ -28,7 +28,7 @@ from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, sum_in_order
 from gram_platform.config.ladder import PAPER_SIZES, REACH, Size
 from gram_platform.config.space import SearchObjective
-from gram_platform.engine.trials import Point
+from gram_platform.engine.trials import Point, Problem
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import BASELINE, Node, method_nodes
 from gram_platform.pages.figures.lr_batch import law_figure, surface_figure
@@ -37,16 +37,21 @@ from gram_platform.pages.results.record import run_links
 from gram_platform.pages.results.results import Brief
 from gram_platform.store import Store
 from gram_platform.studies.definition import shown_place
-from gram_platform.studies.searches.cells import at, why_not
+from gram_platform.studies.searches.flags import micro_batch_at, why_not
 from gram_platform.studies.searches.report import (
-    SearchOutput,
     counts_text,
     json_file,
     result_frame,
     trial_state,
     with_run_links,
 )
-from gram_platform.studies.searches.search_plan import Round, SearchPlan, list_rounds, setting_at
+from gram_platform.studies.searches.search_plan import (
+    Round,
+    SearchPlan,
+    Written,
+    list_rounds,
+    setting_at,
+)
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.entry import LOSS
 from gram_platform.tracking.frame import final_frames
@@ -88,25 +93,10 @@ ABOUT_TABLES = {
 }
 
 
-@dataclass(frozen=True)
-class LrBatchProblem:
-    """Trains the baseline of one size and seed at one cell in each trial."""
-
-    settings: tuple[Setting, ...]
-
-    def nodes(self, point: Point) -> list[Node]:
-        setting = setting_at(self.settings, point)
-        at_cell = replace(setting, size=at(setting.size, (point["lr"], point["batch"])))
-        cell = {"lr": f"{point['lr']:.6g}", "batch": str(point["batch"])}
-        runs = [node for node in method_nodes(BASELINE, at_cell) if node.is_run]
-        return [node.tagged(**cell) for node in runs]
-
-    def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
-        """Returns the objective `loss` and its halves, in nats a token."""
-        (result,) = results.values()
-        return objective(
-            {name: value for name, value in result["final"].items() if name.startswith(END_LOSS)}
-        )
+def at(size: Size, cell: Cell) -> Size:
+    """Returns the size at a cell's rate and batch; the micro-batch is `micro_batch_at`."""
+    lr, batch = cell
+    return replace(size, peak_lr=lr, batch_size=batch, micro_batch=micro_batch_at(size, batch))
 
 
 def objective(final: Mapping[str, float]) -> dict[str, float]:
@@ -149,8 +139,12 @@ def trial_rows(
 
 @dataclass(frozen=True)
 class LrBatchGrid:
-    """Runs the grids of all sizes at once; each grows by itself."""
+    """Runs the grids of all sizes at once; each grows by itself.
 
+    A trial is the baseline of one size and seed at one cell.
+    """
+
+    settings: tuple[Setting, ...]
     # The grid from which each size starts, by name.
     grids: Mapping[str, Grid]
     # The fit uses cells within this fraction of the lowest loss; None: all cells.
@@ -160,8 +154,22 @@ class LrBatchGrid:
 
     minimised = SearchObjective("loss", math.inf)
 
-    def problem(self, search: SearchPlan, store: Store | None = None) -> LrBatchProblem:
-        return LrBatchProblem(search.settings)
+    def nodes(self, point: Point) -> list[Node]:
+        setting = setting_at(self.settings, point)
+        lr, batch = point["lr"], point["batch"]
+        at_cell = replace(setting, size=at(setting.size, (lr, batch)))
+        runs = [node for node in method_nodes(BASELINE, at_cell) if node.is_run]
+        return [node.tagged(lr=f"{lr:.6g}", batch=str(batch)) for node in runs]
+
+    def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
+        """Returns the objective `loss` and its halves, in nats a token."""
+        (result,) = results.values()
+        return objective(
+            {name: value for name, value in result["final"].items() if name.startswith(END_LOSS)}
+        )
+
+    def problem(self, search: SearchPlan, store: Store) -> Problem:
+        return self
 
     def prerequisites(self, search: SearchPlan) -> list[Node]:
         return []
@@ -178,10 +186,10 @@ class LrBatchGrid:
         return [
             node
             for size, grid in self.grids.items()
-            for node in cell_nodes(search, size, grid).values()
+            for node in self.cell_nodes(size, grid).values()
         ]
 
-    def rounds(self, search: SearchPlan, store: Store, problem: LrBatchProblem) -> Iterator[Round]:
+    def rounds(self, search: SearchPlan, store: Store, problem: Problem) -> Iterator[Round]:
         return list_rounds(search, store, problem, lambda: self.points(search, store))
 
     def points(self, search: SearchPlan, store: Store) -> tuple[list[tuple[str, Point]], list[str]]:
@@ -190,16 +198,35 @@ class LrBatchGrid:
         points, messages = [], []
         for size in self.grids:
             grid, said = self.grown(search, store, size)
-            points += cell_points(search, size, grid)
+            points += self.cell_points(size, grid)
             messages += said
         return points, messages
+
+    def cell_points(self, size: str, grid: Grid) -> list[tuple[str, Point]]:
+        """Returns a named point for each seed of each cell, a cell's seeds together."""
+        seeds = [setting.seed for setting in self.settings if setting.size.name == size]
+        return [
+            (
+                f"{size} lr {lr:.6g} batch {batch} s{seed}",
+                {"size": size, "lr": lr, "batch": batch, "seed": seed},
+            )
+            for lr, batch in grid.cells
+            for seed in seeds
+        ]
+
+    def cell_nodes(self, size: str, grid: Grid) -> dict[tuple[Cell, int], Node]:
+        """Returns the run of every cell and seed of one size's grid."""
+        return {
+            ((point["lr"], point["batch"]), point["seed"]): self.nodes(point)[0]
+            for _, point in self.cell_points(size, grid)
+        }
 
     def grown(self, search: SearchPlan, store: Store, name: str) -> tuple[Grid, list[str]]:
         """Returns one size's grid as its results demand, and announcements; it grows once all its
         trials have ended."""
         size, grid, messages = search.preset.sizes[name], self.grids[name], []
         while True:
-            nodes = cell_nodes(search, name, grid)
+            nodes = self.cell_nodes(name, grid)
             done = {
                 node.id: result
                 for node in nodes.values()
@@ -216,13 +243,10 @@ class LrBatchGrid:
                 return step.grid, messages
             grid = step.grid
 
-    def write(
-        self, search: SearchPlan, store: Store, tracker: Tracker | None
-    ) -> SearchOutput | None:
+    def write(self, search: SearchPlan, store: Store, tracker: Tracker | None) -> Written | None:
         """Returns files, figures and text from every trial; None without a complete one."""
         nodes = {
-            name: cell_nodes(search, name, self.grown(search, store, name)[0])
-            for name in self.grids
+            name: self.cell_nodes(name, self.grown(search, store, name)[0]) for name in self.grids
         }
         ids = {node.id for of_size in nodes.values() for node in of_size.values()}
         frame, _, source = final_frames(store, tracker, ids, ())
@@ -236,26 +260,9 @@ class LrBatchGrid:
         return _report(search, trials, source, tracker) if is_done else None
 
 
-def cell_points(search: SearchPlan, size: str, grid: Grid) -> list[tuple[str, Point]]:
-    """Returns a named point for each seed of each cell, a cell's seeds together."""
-    cells = [{"size": size, "lr": lr, "batch": batch} for lr, batch in grid.cells]
-    seeds = [setting.seed for setting in search.settings if setting.size.name == size]
-    points = [{**cell, "seed": seed} for cell in cells for seed in seeds]
-    return [("{size} lr {lr:.6g} batch {batch} s{seed}".format(**point), point) for point in points]
-
-
-def cell_nodes(search: SearchPlan, size: str, grid: Grid) -> dict[tuple[Cell, int], Node]:
-    """Returns the run of every cell and seed of one size's grid."""
-    problem = LrBatchProblem(search.settings)
-    return {
-        ((point["lr"], point["batch"]), point["seed"]): problem.nodes(point)[0]
-        for _, point in cell_points(search, size, grid)
-    }
-
-
 def _report(
     search: SearchPlan, trials: pd.DataFrame, source: str, tracker: Tracker | None
-) -> SearchOutput:
+) -> Written:
     seq_len, window = search.preset.seq_len, search.kind.window
     sizes = {name: search.preset.sizes[name] for name in search.kind.grids} | PAPER_SIZES
     analysis = analyse_grid(trials[trials[STATE].isin(ENDED)], seq_len, window)
@@ -296,9 +303,8 @@ def _report(
     )
     columns = TrialColumns(("lr", "batch"), ("loss",), sizes_done if len(sizes_done) > 1 else ())
     sections = _sections(trials, tables, figures, links)
-    files = search.files(facts, sections, data, record, columns)
-    text, brief = _text(trials, analysis, tables["predictions"]), _brief(trials, analysis)
-    return SearchOutput(files, figures, text, brief, columns)
+    log = search.log(facts, sections, data, record, columns, figures)
+    return log, _text(trials, analysis, tables["predictions"]), _brief(trials, analysis)
 
 
 # ------------------------------------------------------------------------------------------- report

@@ -5,7 +5,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import pandas as pd
 
@@ -16,25 +15,13 @@ from gram_platform.config.identity import metric_name, to_plain
 from gram_platform.engine.life import is_divergence
 from gram_platform.methods.nodes import Node
 from gram_platform.pages.results.record import entries_of, tags_frame
-from gram_platform.pages.results.results import Brief, named, named_attacks
+from gram_platform.pages.results.results import named, named_attacks
 from gram_platform.store import Store
 from gram_platform.tracking.entry import SEARCH as SEARCH_TAG
 from gram_platform.tracking.entry import run_metrics
 from gram_platform.tracking.frame import load_store_curves
 from gram_platform.tracking.values import text_for_people
 from gram_platform.tracking.views import TrialColumns
-
-
-@dataclass(frozen=True)
-class SearchOutput:
-    """A search's output: files by name, figures for MLflow, the text for a log, and what a terminal
-    shows instead."""
-
-    files: Mapping[str, bytes]
-    figures: Mapping[str, object]
-    text: str
-    brief: Brief
-    columns: TrialColumns
 
 
 def with_run_links(frame: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFrame:

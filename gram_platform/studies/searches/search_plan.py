@@ -1,14 +1,15 @@
 """Plans a search on its corpora, and proposes its trials in rounds.
 
-A kind of search is a frozen class. Its fields are what `Search.read` returned. It has one property,
-and methods that take the `SearchPlan` to which the kind belongs:
+A kind of search is a frozen class. Its fields are `settings`, one for each size and seed, and what
+`Search.read` returned. It has one property, and methods that take the `SearchPlan` of the kind:
 
 - `minimised`, the property: the metric of the best trial; None where trials have no best one
 - `identity(search)`: the content of the search's id, equal for equal questions on equal data,
   however many trials
 - `prerequisites(search)`: the nodes that all trials need, such as baselines
 - `example(search)`: the nodes of all trials, as far as they are known before any result
-- `problem(search, store)`: the nodes and score of trials; the prerequisites are complete
+- `problem(search, store)`: the nodes and score of trials, as `engine.trials.Problem`; the
+  prerequisites are complete
 - `rounds(search, store, problem)`: the trials that are missing, as `Round`s
 - `share_left(search)`: the share of the trials that is not complete
 - `write(search, store, tracker)`: tables, figures and report of the trials so far, or None
@@ -32,15 +33,21 @@ from gram_platform.methods.nodes import Node
 from gram_platform.pages.report.card import PICTURE_FILE, describe_trials
 from gram_platform.pages.report.page import Page, Section
 from gram_platform.pages.results.record import SEARCH_FILE, Card, sizes_text
-from gram_platform.pages.results.results import count_verdicts
+from gram_platform.pages.results.results import Brief, count_verdicts
 from gram_platform.planner import Machine, expected_hours
 from gram_platform.store import Folder, Store
 from gram_platform.store.machines import cordoned_lines
+from gram_platform.studies.definition import preset_params
 from gram_platform.studies.plan import StudyPlan
 from gram_platform.studies.searches.optuna_studies import attributes
-from gram_platform.studies.searches.report import counts_text, json_file
+from gram_platform.studies.searches.report import (
+    counts_text,
+    json_file,
+    trial_metrics,
+    trial_tags,
+)
 from gram_platform.studies.workplace import machine_hours
-from gram_platform.tracking.views import TrialColumns
+from gram_platform.tracking.views import StudyLog, TrialColumns, search_view
 
 # Part of every search's id: raised when trials of before and after are not comparable.
 SEARCH_VERSION = 1
@@ -103,41 +110,55 @@ class SearchPlan(StudyPlan):
     def share_left(self) -> float:
         return self.kind.share_left(self)
 
-    def files(
+    def record(self, submissions: Sequence[Mapping]) -> dict:
+        """Returns the content of search.json: what is searched, and the submissions that did it."""
+        about = {"name": self.name, "title": self.study.title, "question": self.study.question}
+        about |= preset_params(self.preset_name, self.changes)
+        about |= {"search_id": self.search_id, "data_id": self.data_id}
+        return {**about, "identity": self.kind.identity(self), "submissions": submissions}
+
+    def log(
         self,
         facts: str,
         sections: list[Section],
         tables: Mapping[str, bytes],
         record: Mapping,
         columns: TrialColumns,
+        figures: Mapping[str, object],
         claims: pd.DataFrame | None = None,
-    ) -> dict[str, bytes]:
-        """Returns the search's files: its tables, report.html, claims.csv if it judges claims, and
-        search.json.
+    ) -> StudyLog:
+        """Returns the search's files, for MLflow too: its tables, report.html, claims.csv if it
+        judges claims, and search.json.
 
         The report begins with the question and `facts`, how it was searched; `record` goes into
         search.json; `columns` of trials.csv are shown by MLflow.
         """
-        study, store = self.study, Store(self.storage)
-        known = {"search_id": self.search_id, "preset": self.preset_name, "data_id": self.data_id}
-        facts = " ".join([facts, sizes_text(self.parameters), *cordoned_lines(store, study.name)])
+        store = Store(self.storage)
+        facts = " ".join([facts, sizes_text(self.parameters), *cordoned_lines(store, self.name)])
         rows = self.folder(store).read_spare(SEARCH_FILE, Submissions).get("submissions", [])
+        about = f"{self.study.question}\n\n{facts}"
         source = submissions_text(rows)
-        page = Page(
-            study.title, f"{study.question}\n\n{facts}", sections, claims=claims, source=source
-        )
+        page = Page(self.study.title, about, sections, claims=claims, source=source)
         trials = pd.read_csv(io.BytesIO(tables["trials.csv"]))
         headline, picture = describe_trials(trials, columns.parameters, columns.objectives)
         card = Card(headline, counts_text(trials), count_verdicts(claims))
-        shown = {
-            "title": study.title,
-            "question": study.question,
-            "submissions": rows,
-            "card": card,
-        }
-        plain = json_file({"name": study.name, **known, **record, **shown})
-        files = {**tables, **page.files, SEARCH_FILE: plain}
-        return files | ({PICTURE_FILE: picture.encode()} if picture else {})
+        known = {**record, **self.record(rows), "card": card}
+        files = {**tables, **page.files, SEARCH_FILE: json_file(known)}
+        if picture:
+            files[PICTURE_FILE] = picture.encode()
+        return StudyLog(
+            self.name,
+            files,
+            figures,
+            {name: known[name] for name in ("search_id", "preset", "data_id")},
+            node_tags=trial_tags(tables["trials.csv"]),
+            views=(search_view(self.name, columns),),
+            node_metrics=trial_metrics(tables["trials.csv"], columns),
+        )
+
+
+# The files of a search, the text for a log, and what a terminal shows instead.
+Written = tuple[StudyLog, str, Brief]
 
 
 def list_rounds(

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from gram_platform.config import State
+from gram_platform.config.endings import Stopped
 from gram_platform.engine.capacity import Cordon
 from gram_platform.engine.execution import ON_ONE_RANK
 from gram_platform.engine.trials import Outcome
 from gram_platform.store import Store
 from gram_platform.store.leases import read_lease
-from gram_platform.studies.searches.driver_lease import DriverLease, DriverLost, search_lines
+from gram_platform.studies.searches.driver_lease import DriverLease, search_lines
 from gram_platform.studies.searches.trials import SearchObservers
 from gram_platform.studies.workplace import Workplace, execution_of
 from tests.refused import refused
@@ -79,7 +80,7 @@ def test_a_driver_that_was_suspended_for_too_long_has_lost_its_search(store, mon
         folder.write_json("lease.json", taken)
         time.sleep(0.3)  # several heartbeats
         monkeypatch.setattr(lease, "_next_look", 0.0)
-        with pytest.raises(DriverLost):
+        with pytest.raises(Stopped):
             lease.require()
     assert read_lease(folder) == taken
 
