@@ -74,7 +74,7 @@ def approve_cost(plan: Plan, store: Store) -> None:
     if plan.is_approved:
         return
     ended = ended_of(plan.studies, store, plan.options.retry_failed)
-    require_approval(work_left(plan.studies, ended), plan.limits)
+    require_approval(work_left(plan.studies, ended), plan.confirm_above)
 
 
 def say_heads(plan: Plan, store: Store) -> None:

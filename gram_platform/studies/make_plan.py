@@ -3,6 +3,7 @@
 It imports nothing that takes seconds, so that misspelt values are answered at once.
 """
 
+import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -35,7 +36,6 @@ from gram_platform.studies.flags import Flags, StudyFlags, split_list
 from gram_platform.studies.plan import (
     CPU,
     ExecutionOptions,
-    Limits,
     Plan,
     StudyPlan,
 )
@@ -137,11 +137,11 @@ def _by_law(part: StudyPlan, name: str, is_trusted: bool) -> StudyPlan:
 
 def read_study(study: Study, flags: Flags, changes: tuple[str, ...]) -> StudyPlan:
     """Reads the flags that studies and searches share, without nodes; ValueError as `make_plan`."""
-    given, of_size, device, cost = flags.subject, flags.size, flags.device, flags.cost
+    given, device, cost = flags.subject, flags.device, flags.cost
     name, changes = read_preset(study.presets, given.preset or study.default_preset, changes)
     study = with_changes(study, name, changes)
     preset = study.presets[name]
-    sizes = split_list(of_size.sizes) or tuple(preset.sizes)
+    sizes = split_list(given.sizes) or tuple(preset.sizes)
     for size in sizes:
         require_choice("sizes", size, tuple(preset.sizes))
     if device.device == CPU and cost.machine not in ("", CPU):
@@ -151,8 +151,8 @@ def read_study(study: Study, flags: Flags, changes: tuple[str, ...]) -> StudyPla
     require_choice("machine", machine, tuple(MACHINES))
     ranks = read_ranks(device.num_workers)
     ranks = replace(ranks, machine=MACHINES[machine], checkpointing=device.activation_checkpointing)
-    require_fields("", of_size, 0, "seeds", high=1000)
-    require_fields("", of_size, -1, "first_seed", high=2**31)
+    require_fields("", given, 0, "seeds", high=1000)
+    require_fields("", given, -1, "first_seed", high=2**31)
     sizes = tuple(size for size in preset.sizes if size in sizes)
     preset.require_ranks(sizes, ranks)
     return StudyPlan(
@@ -161,8 +161,8 @@ def read_study(study: Study, flags: Flags, changes: tuple[str, ...]) -> StudyPla
         changes,
         preset,
         sizes,
-        seeds=of_size.seeds,
-        first_seed=of_size.first_seed,
+        seeds=given.seeds,
+        first_seed=given.first_seed,
         retain=split_list(given.retain),
         corpus=corpus_place(given.corpus, preset),
         core_label=given.core_label,
@@ -182,8 +182,8 @@ def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
     require_fields("", device, 0, "max_gpus")
     require_fields("", device, 1, "threads", "gpus_per_machine")
     require_fields("", device, 0, "gpus_per_run", high=1, open_low=True)
-    timeouts = ("collective_timeout", "stall_timeout")
-    require_fields("", execution, 0, *timeouts, high=MAX_TIMEOUT_S, open_low=True)
+    for name in ("collective_timeout", "stall_timeout"):
+        require_fields("", execution, 0, name, high=MAX_TIMEOUT_S, open_low=True)
     require_choice("device", device.device or CPU, (CPU, "cuda"))
     require_webhook(execution.notify)
     if device.max_gpus and first.ranks.most:
@@ -214,7 +214,8 @@ def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
         storage,
         tracking_place(flags.storage.tracking_uri, storage),
         options,
-        Limits(budget, cost.confirm_above, cost.yes),
+        budget,
+        math.inf if cost.yes or cost.max_cost else cost.confirm_above,
         device=device.device,
         dry_run=cost.dry_run,
         notify=execution.notify,

@@ -212,7 +212,7 @@ class StudyObservers(Observers):
                 self._write_full_tables(event.node.id)
 
     def _count_hours(self, node: Node) -> None:
-        budget = self.plan.limits.budget
+        budget = self.plan.budget
         if budget.max_hours or budget.max_cost or self.plan.through:
             hours = machine_hours(self.store, node)
             # Summed as it grows: the limit is asked for after every event.
@@ -220,7 +220,7 @@ class StudyObservers(Observers):
             self.hours[node.id] = hours
 
     def limit_reached(self) -> str:
-        return self.plan.limits.budget.reached(self.total_hours)
+        return self.plan.budget.reached(self.total_hours)
 
     def source(self) -> Iterable[Sequence[Node]]:
         """Returns the nodes; with --through, one size after another."""

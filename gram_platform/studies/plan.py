@@ -135,16 +135,6 @@ class StudyPlan:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What a submission may cost: over all submissions, and predicted without the user's word."""
-
-    budget: Budget
-    # In dollars.
-    confirm_above: float
-    yes: bool
-
-
-@dataclass(frozen=True)
 class ExecutionOptions:
     """How processes execute nodes; the flags of the same names say what each field means."""
 
@@ -173,7 +163,10 @@ class Plan:
     storage: str
     tracking_uri: str
     options: ExecutionOptions
-    limits: Limits
+    # The most that all submissions may cost.
+    budget: Budget
+    # The predicted dollars above which nothing is started; infinite with --yes and --max-cost.
+    confirm_above: float
     # cpu or cuda; "" before it is chosen.
     device: str = ""
     dry_run: bool = False
@@ -211,11 +204,10 @@ class Plan:
         if device != CPU:
             return replace(self, device=device)
         cpu = MACHINES[CPU]
-        budget = replace(self.limits.budget, dollars_per_hour=cpu.dollars_per_hour)
         return replace(
             self,
             device=device,
-            limits=replace(self.limits, budget=budget),
+            budget=replace(self.budget, dollars_per_hour=cpu.dollars_per_hour),
             studies=tuple(planned_for(part, cpu) for part in self.studies),
         )
 

@@ -7,7 +7,7 @@ from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import say
 from gram_platform.methods.nodes import Node, unique
 from gram_platform.planner import Machine, evaluation_hours, expected_hours
-from gram_platform.studies.plan import Limits, StudyPlan
+from gram_platform.studies.plan import StudyPlan
 
 
 def amount(value: float) -> str:
@@ -114,7 +114,7 @@ def predicted(work: Sequence[Left]) -> str:
     )
 
 
-def require_approval(work: Sequence[Left], limits: Limits) -> None:
+def require_approval(work: Sequence[Left], confirm_above: float) -> None:
     """Prints the predicted price of what is left.
 
     ValueError above --confirm-above without --yes or --max-cost. Nobody is asked: a job and a
@@ -124,10 +124,10 @@ def require_approval(work: Sequence[Left], limits: Limits) -> None:
         return
     dollars = price(work)[1]
     say(predicted(work))
-    if dollars > limits.confirm_above and not (limits.yes or limits.budget.max_cost):
-        said = f"${dollars:,.2f} are more than --confirm-above {limits.confirm_above:g}"
+    if dollars > confirm_above:
+        said = f"${dollars:,.2f} are more than --confirm-above {confirm_above:g}"
         expected = f"--yes, since {said}, or --max-cost DOLLARS, at which nothing more is started"
-        raise invalid("yes", limits.yes, expected)
+        raise invalid("yes", False, expected)
 
 
 def sharing(studies: Sequence[StudyPlan]) -> str:

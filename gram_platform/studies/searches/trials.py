@@ -58,7 +58,7 @@ class SearchObservers(Observers, TrialWatch):
 
     def limit_reached(self) -> str:
         """Returns the limit that the machine hours of the trials reach, over all submissions."""
-        return self.plan.limits.budget.reached(self.spent_hours())
+        return self.plan.budget.reached(self.spent_hours())
 
     def spent_hours(self) -> float:
         return self.hours_before + sum(o.rank_s for o in self.outcomes.values()) / 3600
