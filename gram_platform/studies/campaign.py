@@ -12,16 +12,15 @@ from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import say
 from gram_platform.store import Store
 from gram_platform.studies.build import with_nodes
-from gram_platform.studies.device import choose_device, ended_of, known_device
 from gram_platform.studies.drive import approve_cost, drive
 from gram_platform.studies.library.maxent_search import NUM_SEEDS, SEARCH, searched
 from gram_platform.studies.packing import pack_corpora, require_supply
-from gram_platform.studies.plan import Plan, StudyPlan
-from gram_platform.studies.price import predicted, sharing, work_left
+from gram_platform.studies.plan import Plan, StudyPlan, predicted, sharing, work_left
 from gram_platform.studies.searches.definition import optuna_place, search_plan_of
 from gram_platform.studies.searches.flags import OptunaFlags
 from gram_platform.studies.searches.maxent import METHOD
 from gram_platform.studies.searches.search_plan import SearchPlan
+from gram_platform.studies.workplace import choose_device, ended_of, known_device
 
 
 def drive_campaign(plan: Plan, searches: Sequence[Plan] = ()) -> int:

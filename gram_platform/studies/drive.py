@@ -11,13 +11,11 @@ from gram_platform.pages.index import write_index
 from gram_platform.pages.link_page import LINK_PAGE, link_page
 from gram_platform.store import Store
 from gram_platform.store.folders import open_folder
-from gram_platform.studies.device import choose_device, ended_of
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.observers import Observers
 from gram_platform.studies.packing import pack_corpora, require_supply
-from gram_platform.studies.plan import Plan
-from gram_platform.studies.price import require_approval, sharing, work_left
-from gram_platform.studies.workplace import executor_at, open_workplace
+from gram_platform.studies.plan import Plan, predicted, price, sharing, work_left
+from gram_platform.studies.workplace import choose_device, ended_of, executor_at, open_workplace
 from gram_platform.tracking.connection import opened_by
 
 
@@ -70,11 +68,19 @@ def write_again(plan: Plan) -> int:
 
 
 def approve_cost(plan: Plan, store: Store) -> None:
-    """Prints the predicted price of what is left; ValueError as `require_approval`."""
-    if plan.is_approved:
-        return
+    """Prints the predicted price of what is left.
+
+    ValueError above --confirm-above without --yes or --max-cost. Nobody is asked: a job and a
+    restart have no terminal.
+    """
     ended = ended_of(plan.studies, store, plan.options.retry_failed)
-    require_approval(work_left(plan.studies, ended), plan.confirm_above)
+    if plan.is_approved or not (work := work_left(plan.studies, ended)):
+        return
+    say(predicted(work))
+    if (dollars := price(work)[1]) > plan.confirm_above:
+        said = f"${dollars:,.2f} are more than --confirm-above {plan.confirm_above:g}"
+        expected = f"--yes, since {said}, or --max-cost DOLLARS, at which nothing more is started"
+        raise invalid("yes", False, expected)
 
 
 def say_heads(plan: Plan, store: Store) -> None:

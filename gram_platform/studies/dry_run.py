@@ -26,10 +26,9 @@ from gram_platform.planner import (
 )
 from gram_platform.store import Store
 from gram_platform.store.checkpoints import NUM_CHECKPOINTS_KEPT
-from gram_platform.studies.device import device_rule, ended_of, known_device
 from gram_platform.studies.packing import supply_lines
-from gram_platform.studies.plan import Plan, StudyPlan
-from gram_platform.studies.price import amount, predicted, work_left
+from gram_platform.studies.plan import Plan, StudyPlan, amount, predicted, work_left
+from gram_platform.studies.workplace import device_rule, ended_of, known_device
 
 # The table of the baselines.
 SIZE_HEADER = ("size", "parameters", "peak rate", "batch (sequences)", "sequence (tokens)")

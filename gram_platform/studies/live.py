@@ -1,9 +1,10 @@
-"""Shows how a study goes: in the terminal, in Ray's metrics and in MLflow.
+"""Shows how a study goes: in the terminal, in Ray's metrics and in MLflow; tells a webhook its end.
 
 A terminal has a bar and tables, a log has lines.
 """
 
 import contextlib
+import json
 import queue
 import sys
 import threading
@@ -11,6 +12,15 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
+from urllib.request import (
+    HTTPDefaultErrorHandler,
+    HTTPErrorProcessor,
+    HTTPHandler,
+    HTTPSHandler,
+    OpenerDirector,
+    ProxyHandler,
+    Request,
+)
 
 from ray.util.metrics import Gauge
 from rich.console import Console
@@ -20,8 +30,9 @@ from rich.table import Column
 from rich.text import Text
 
 from gram_platform.analysis.tables import frame_text
+from gram_platform.config.endings import DONE, FAILED, TIME_IS_UP
 from gram_platform.config.identity import printable
-from gram_platform.config.terminal import say
+from gram_platform.config.terminal import masked, one_line, say
 from gram_platform.engine.executor import ENDED, STARTED, WARNED, Event
 from gram_platform.engine.life import Progress
 from gram_platform.methods.budgets import run_flops
@@ -35,6 +46,10 @@ from gram_platform.tracking import Tracker, TrackingUnavailable
 LINES_EVERY_S, BAR_EVERY_S = 15.0, 1.0
 # How often the curves of running nodes are sent to MLflow.
 LIVE_EVERY_S = 20.0
+# The most seconds that the end of a submission waits for a webhook.
+TIMEOUT_S = 10.0
+# What has happened, by the submission's exit code.
+EVENTS = {DONE: "done", FAILED: "failed", TIME_IS_UP: "limit reached"}
 # Letters of a terminal from which on intervals have both ends.
 WIDE = 110
 # Running runs with their heartbeats.
@@ -301,3 +316,63 @@ class Mirror:
         if not self.is_away:
             self.say(f"MLflow is away ({error}); training goes on, `gram sync` catches up")
         self.is_away = True
+
+
+# --------------------------------------------------------------------------------------- webhook
+
+
+def message_of(
+    study: str, storage: str, code: int, what: str, num_failures: int, verdicts: Mapping[str, int]
+) -> dict[str, object]:
+    """Returns what a webhook gets, every address in it without user and password.
+
+    `storage`: its place, of which the message has the name alone; `code`: the submission's exit
+    code; `what`: how many nodes and trials have ended, or the error that ended the submission;
+    `verdicts`: the number of claims of each.
+    """
+    storage, event = masked(storage).rstrip("/").rpartition("/")[2], EVENTS[code]
+    what = one_line("; ".join(masked(what).splitlines()))
+    claims = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items())
+    failures = f"{num_failures} failed or blocked" if num_failures else ""
+    text = ". ".join(
+        filter(
+            None, (f"{study} in {storage}: {event}", what, failures, claims and f"Claims: {claims}")
+        )
+    )
+    named = {"event": event, "study": study, "storage": storage, "counts": what}
+    return {"text": text, **named, "failures": num_failures, "verdicts": dict(verdicts)}
+
+
+def post(url: str, message: Mapping[str, object]) -> str:
+    """Posts a message as JSON; returns why that failed, else "".
+
+    Waits at most TIMEOUT_S, and raises nothing.
+    """
+    reasons = [f"no answer within {TIMEOUT_S:g} s"]
+    # None follows a redirect: the request would go on as a GET without the message, to a host that
+    # nobody named.
+    opener = OpenerDirector()
+    for handler in (
+        ProxyHandler,
+        HTTPHandler,
+        HTTPSHandler,
+        HTTPDefaultErrorHandler,
+        HTTPErrorProcessor,
+    ):
+        opener.add_handler(handler())
+    request = Request(url, json.dumps(message).encode(), {"Content-Type": "application/json"})
+
+    def send() -> None:
+        try:
+            # It ends the thread; what is said is decided by the wait below.
+            with opener.open(request, timeout=2 * TIMEOUT_S):
+                reasons.append("")
+        except Exception as error:
+            # Whatever it is: a message costs no results.
+            reasons.append(one_line(printable(str(error))) or type(error).__name__)
+
+    # A thread, since a host that is looked up, or that answers letter by letter, has no time-out.
+    sender = threading.Thread(target=send, daemon=True)
+    sender.start()
+    sender.join(TIMEOUT_S)
+    return reasons[-1]

@@ -5,9 +5,11 @@ It imports nothing that takes seconds, so that misspelt values are answered at o
 
 import math
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import (
@@ -18,6 +20,7 @@ from gram_platform.config.identity import (
     require_real,
 )
 from gram_platform.config.ladder import load_law, require_evidence
+from gram_platform.config.terminal import masked
 from gram_platform.corpora import catalog_names
 from gram_platform.methods import METHODS
 from gram_platform.methods.nodes import BASELINE
@@ -39,11 +42,12 @@ from gram_platform.studies.plan import (
     Plan,
     StudyPlan,
 )
-from gram_platform.studies.webhook import require_webhook
 
 AUTO_INTERVAL = "auto"
 # Eleven days; torch's clock in nanoseconds can hold it.
 MAX_TIMEOUT_S = 1e6
+# Behind an address's host: at many services the key that lets anybody post.
+BEHIND_HOST = re.compile(r"(?<![:/])[/?#].*", re.DOTALL)
 
 
 def make_plan(study: Study, flags: Flags) -> Plan:
@@ -291,3 +295,21 @@ def read_ranks(texts: tuple[str, ...]) -> Ranks:
     number, _ = found.pop("", (1, 1))
     of_size = tuple((size, fewest) for size, (fewest, _) in found.items())
     return Ranks(number, of_size, most=most)
+
+
+def require_webhook(url: str) -> None:
+    """ValueError, which names no more than the host, for a text that is neither empty nor a
+    webhook's address."""
+    try:
+        parts = urlsplit(url)
+        is_address = (
+            parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        )
+    except ValueError:
+        is_address = False
+    if url and not (is_address and url.isascii() and not re.search(r"[\s@'\"\x00-\x1f\x7f]", url)):
+        expected = (
+            "a webhook's address such as https://host/path, without a user, a password, quotes and"
+            " blanks"
+        )
+        raise invalid("notify", BEHIND_HOST.sub("/***", masked(url)), expected)

@@ -13,15 +13,19 @@ from gram_platform.engine.executor import ENDED, Event, Executor
 from gram_platform.engine.life import Progress, with_stored_tags
 from gram_platform.methods.nodes import Node
 from gram_platform.pages.report.measurements import MEASUREMENTS, read_or_lost
-from gram_platform.pages.results.history import begin_record
 from gram_platform.pages.results.record import STUDY_FILE, StudyRecord, write_or_log
 from gram_platform.pages.results.results import Brief
 from gram_platform.store import Folder, Store
-from gram_platform.studies.live import LiveView, Mirror, open_tracker, show_results
-from gram_platform.studies.plan import Plan
-from gram_platform.studies.price import rung_text
-from gram_platform.studies.record import record_of
-from gram_platform.studies.webhook import message_of, post
+from gram_platform.studies.live import (
+    LiveView,
+    Mirror,
+    message_of,
+    open_tracker,
+    post,
+    show_results,
+)
+from gram_platform.studies.plan import Plan, rung_text
+from gram_platform.studies.record import begin_record, record_of
 from gram_platform.studies.workplace import Workplace, machine_hours, machine_text, upload_of_job
 from gram_platform.tracking import Tracker, TrackingUnavailable
 

@@ -27,7 +27,7 @@ from gram_platform.config.identity import invalid, short_hash
 from gram_platform.engine.trials import Point, Problem
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import BASELINE, Node, method_nodes, unique
-from gram_platform.pages.figures.learning_curves import learning_curve_figure
+from gram_platform.pages.figures.study import learning_curve_figure
 from gram_platform.pages.figures.sweeps import sweep_figures
 from gram_platform.pages.report.build import ELICITED_TERM, RATIO_TERMS
 from gram_platform.pages.report.claims import JUDGED, MARGINS_TEXT, judged_sections, readable_claims

@@ -30,13 +30,13 @@ from gram_platform.engine.proposals import OptunaSource, PointList, Source
 from gram_platform.engine.trials import Point, Problem
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node
-from gram_platform.pages.report.card import PICTURE_FILE, describe_trials
+from gram_platform.pages.index import PICTURE_FILE, describe_trials
 from gram_platform.pages.report.page import Page, Section
 from gram_platform.pages.results.record import SEARCH_FILE, Card, sizes_text
 from gram_platform.pages.results.results import Brief, count_verdicts
 from gram_platform.planner import Machine, expected_hours
 from gram_platform.store import Folder, Store
-from gram_platform.store.machines import cordoned_lines
+from gram_platform.store.root import cordoned_lines
 from gram_platform.studies.definition import preset_params
 from gram_platform.studies.plan import StudyPlan
 from gram_platform.studies.searches.optuna_studies import attributes
