@@ -5,7 +5,6 @@ Keeps the pages of earlier submissions of another choice.
 
 import time
 from collections.abc import Mapping
-from typing import TypedDict
 
 import pandas as pd
 
@@ -26,7 +25,7 @@ from gram_platform.pages.report.calibration import read_calibration
 from gram_platform.pages.report.page import REPORT_FILE
 from gram_platform.pages.results.record import (
     STUDY_FILE,
-    Entry,
+    ChosenRuns,
     StudyRecord,
     entries_of,
     readable_record,
@@ -185,13 +184,6 @@ MOST_KEPT = 10
 DATE = "%Y-%m-%dT%H%M%S"
 PAGE_FILES = (".html", ".csv", ".svg", HASHES)
 CHOSEN_TAGS, CHOSEN_PARAMS = ("method", "size", "seed"), ("preset", "data_id")
-
-
-class ChosenRuns(TypedDict):
-    """The part of a study's record that says which runs were chosen."""
-
-    params: dict[str, str]
-    entries: list[Entry]
 
 
 def begin_record(store: Store, record: StudyRecord) -> None:

@@ -43,6 +43,13 @@ class Entry(TypedDict):
     tags: dict[str, str]
 
 
+class ChosenRuns(TypedDict):
+    """The part of a study's record that says which runs were chosen."""
+
+    params: dict[str, str]
+    entries: list[Entry]
+
+
 UnitError = TypedDict(
     "UnitError",
     {
