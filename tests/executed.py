@@ -22,7 +22,8 @@ def run_graph(
     **how: Any,
 ) -> Progress:
     """Executes nodes on Ray; `on_change` gets each that ends, and None whenever time passes."""
-    return _executed(RayExecutor(execution, resources, placements, **how), nodes, on_change)
+    cordon = how.pop("cordon", None) or Cordon(resources)
+    return _executed(RayExecutor(execution, cordon, placements, **how), nodes, on_change)
 
 
 def run_in_process(
@@ -59,7 +60,7 @@ def ray_executor(
 ) -> RayExecutor:
     """What executes nodes on Ray; it has started none of them."""
     executor = RayExecutor(
-        execution, Resources(), placements, cordon, poll_s=0.0, retry_diverged=retry_diverged
+        execution, cordon or Cordon(Resources()), placements, retry_diverged, poll_s=0.0
     )
     executor.waiting.add(nodes)
     return executor

@@ -135,13 +135,14 @@ def probe_afresh(device: str) -> ProbeReport:
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)
     }
-    how = {
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.STDOUT,
-        "text": True,
-        "errors": "replace",
-    }
-    probe = subprocess.Popen(command, env=environment, **how)
+    probe = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
     try:
         said, _ = probe.communicate(timeout=2 * PRODUCT_S)
     except subprocess.TimeoutExpired:

@@ -177,13 +177,15 @@ def starting_point(run: RunConfig, execution: Execution) -> Iterator[Start]:
 def new_learner(kind: type[Learner], run: RunConfig, execution: Execution, start: Start) -> Learner:
     """Makes the run's learner at its starting point."""
     division = execution.placement.fewest
-    how = (
+    return kind(
+        run,
+        execution.device,
+        start,
         execution.activation_checkpointing,
         execution.compiled,
         division.num_passes,
         division.num_merged,
     )
-    return kind(run, execution.device, start, *how)
 
 
 class RunExecution:

@@ -16,6 +16,8 @@ from gram_platform.engine.trials import Outcome, Point
 
 # Random trials of a study before its sampler looks at results: Optuna's default.
 NUM_RANDOM_TRIALS = 10
+# Facts of an outcome that Optuna's database keeps.
+TOLD = ("state", "message", "elapsed_s", "trained_s", "rank_s")
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,10 @@ class PointList:
         return len(self._left)
 
     def next(self) -> Proposal | None:
-        return Proposal(*self._left.pop(0)) if self._left else None
+        if not self._left:
+            return None
+        name, point = self._left.pop(0)
+        return Proposal(name, point)
 
     def tell(self, proposal: Proposal, outcome: Outcome) -> None:
         """Does nothing."""
@@ -141,27 +146,19 @@ class OptunaSource:
         No-op if the trial has ended: another driver resumed it and reported the same outcome.
         """
         group, trial = proposal.key
-        facts = {
-            "state": outcome.state,
-            "message": outcome.message,
-            "metrics": dict(outcome.metrics),
-        }
+        facts = {name: getattr(outcome, name) for name in TOLD}
+        facts |= {"metrics": dict(outcome.metrics)}
         facts |= {"nodes": list(outcome.nodes), "runs": list(outcome.runs)}
-        facts |= {
-            "elapsed_s": outcome.elapsed_s,
-            "trained_s": outcome.trained_s,
-            "rank_s": outcome.rank_s,
-        }
+        # Optuna learns from a diverged trial too.
+        state, value = TrialState.COMPLETE, self.objective.worst
         if outcome.state == State.FAILED:
-            end = {"state": TrialState.FAIL}
+            state, value = TrialState.FAIL, None
         elif outcome.state == State.COMPLETE:
-            end = {"values": outcome.metrics[self.objective.metric]}
-        else:
-            end = {"values": self.objective.worst}
+            value = outcome.metrics[self.objective.metric]
         with contextlib.suppress(UpdateFinishedTrialError):
             for key, value in facts.items():
                 trial.set_user_attr(key, value)
-            group.study.tell(trial, **end, skip_if_finished=True)
+            group.study.tell(trial, value, state, skip_if_finished=True)
 
 
 # What proposes trials, and receives their outcomes.

@@ -18,7 +18,7 @@ from gram_platform.engine.capacity import Admission, Cordon, FreeResources
 from gram_platform.engine.cluster import CLUSTER_LOST, ClusterLost, require_ray
 from gram_platform.engine.devices import DeviceError, ProbeReport
 from gram_platform.engine.evaluation import Task
-from gram_platform.engine.execution import ALL_ON_ONE_RANK, Execution, Placement, Resources
+from gram_platform.engine.execution import ALL_ON_ONE_RANK, Execution, Placement
 from gram_platform.engine.executor import Executor, execute_task
 from gram_platform.engine.life import (
     AGAIN,
@@ -47,15 +47,14 @@ class RayExecutor(Executor):
     def __init__(
         self,
         execution: Execution,
-        resources: Resources,
+        cordon: Cordon,
         placements: Mapping[str, Placement] = ALL_ON_ONE_RANK,
-        cordon: Cordon | None = None,
         retry_diverged: bool = False,
         done: Collection[str] = (),
         poll_s: float = 1.0,
     ):
         super().__init__(execution, placements, retry_diverged, done)
-        self.cordon, self.poll_s = cordon or Cordon(resources), poll_s
+        self.cordon, self.poll_s = cordon, poll_s
         self.policy = CrashPolicy(self.cordon)
         self.slots, self.admission = (
             SlotPool(execution, self.cordon),

@@ -60,7 +60,7 @@ def _prepared(plan: Plan, everything: Plan) -> Plan:
     """Chooses the device and asks for the price of everything, and packs the studies' corpora;
     returns the plan on that device."""
     require_supply(everything.studies)
-    store = Store(plan.storage).open_for_writing()
+    store = Store(everything.storage).open_for_writing()
     device = choose_device(everything, store)
     approve_cost(everything.on(device), store)
     plan = replace(plan.on(device), is_approved=True)

@@ -72,9 +72,17 @@ class LiveView:
         self.has_bar = sys.stdout.isatty() and not in_process
         whole = Column(ratio=1, overflow="fold")
         text = TextColumn("{task.description}", markup=False, table_column=whole)
-        how = {"transient": True, "expand": True, "speed_estimate_period": 3600.0}
-        how |= {"console": self.console, "disable": not self.has_bar, "refresh_per_second": 2}
-        self.bars = Bars(text, BarColumn(bar_width=12), TimeRemainingColumn(), **how)
+        self.bars = Bars(
+            text,
+            BarColumn(bar_width=12),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.has_bar,
+            transient=True,
+            expand=True,
+            refresh_per_second=2,
+            speed_estimate_period=3600.0,
+        )
         self.bar = self.bars.add_task("", total=None)
 
     def start(self, nodes: Sequence[Node], progress: Progress) -> None:

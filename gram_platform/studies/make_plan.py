@@ -172,7 +172,6 @@ def read_study(study: Study, flags: Flags, changes: tuple[str, ...]) -> StudyPla
         core_label=given.core_label,
         core_tokenizer=given.core_tokenizer,
         storage=storage_place(flags.storage.storage),
-        machine=MACHINES[machine],
         ranks=ranks,
         planned_ranks=ranks if split_list(device.num_workers) else replace(ranks, number=AUTO),
     )
@@ -212,11 +211,9 @@ def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
         verbose=execution.verbose,
     )
     budget = Budget(cost.max_hours, cost.max_cost, first.machine.dollars_per_hour)
-    storage = first.storage
     return Plan(
         tuple(studies),
-        storage,
-        tracking_place(flags.storage.tracking_uri, storage),
+        tracking_place(flags.storage.tracking_uri, first.storage),
         options,
         budget,
         math.inf if cost.yes or cost.max_cost else cost.confirm_above,

@@ -4,6 +4,7 @@ predicts its hours and its price."""
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Self
 
 from gram_platform.config.flops import total_parameters
 from gram_platform.corpora.recipe import CorpusRecipe
@@ -47,8 +48,7 @@ class StudyPlan:
     core_tokenizer: bool
     # Where fetched text is kept.
     storage: str
-    # The machine whose hours are predicted.
-    machine: Machine
+    # With the machine whose hours are predicted.
     ranks: Ranks
     # Those that a dry run shows.
     planned_ranks: Ranks
@@ -71,6 +71,10 @@ class StudyPlan:
     @property
     def name(self) -> str:
         return self.study.name
+
+    @property
+    def machine(self) -> Machine:
+        return self.ranks.machine
 
     @cached_property
     def corpora(self) -> tuple[CorpusRecipe, ...]:
@@ -120,6 +124,11 @@ class StudyPlan:
         others."""
         return 1.0
 
+    def planned_for(self, machine: Machine) -> Self:
+        """Returns the study with its hours, memory and ranks predicted for a machine."""
+        ranks, planned = (replace(r, machine=machine) for r in (self.ranks, self.planned_ranks))
+        return replace(self, ranks=ranks, planned_ranks=planned)
+
     def methods_of(self, setting: Setting) -> list[str]:
         variant = next(v for v in self.preset.variants if v.name == setting.variant)
         return [method for method in self.methods if variant.serves(method)]
@@ -168,7 +177,6 @@ class Plan:
     """A submission: one or more studies or a search, where results go, and what it may cost."""
 
     studies: tuple[StudyPlan, ...]
-    storage: str
     tracking_uri: str
     options: ExecutionOptions
     # The most that all submissions may cost.
@@ -194,6 +202,10 @@ class Plan:
     report_only: bool = False
 
     @property
+    def storage(self) -> str:
+        return self.studies[0].storage
+
+    @property
     def name(self) -> str:
         return "+".join(part.name for part in self.studies)
 
@@ -216,18 +228,8 @@ class Plan:
             self,
             device=device,
             budget=replace(self.budget, dollars_per_hour=cpu.dollars_per_hour),
-            studies=tuple(planned_for(part, cpu) for part in self.studies),
+            studies=tuple(part.planned_for(cpu) for part in self.studies),
         )
-
-
-def planned_for(part: StudyPlan, machine: Machine) -> StudyPlan:
-    """Returns a study whose hours, memory and ranks are predicted for a machine."""
-    return replace(
-        part,
-        machine=machine,
-        ranks=replace(part.ranks, machine=machine),
-        planned_ranks=replace(part.planned_ranks, machine=machine),
-    )
 
 
 # ---------------------------------------------------------------------------------------- price

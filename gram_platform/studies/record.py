@@ -16,7 +16,6 @@ from gram_platform.analysis.calibration import (
 )
 from gram_platform.analysis.ratios import MEAN
 from gram_platform.config import CORE, State
-from gram_platform.config.flops import total_parameters
 from gram_platform.corpora.recipe_file import recipe_text
 from gram_platform.methods import Setting
 from gram_platform.methods.measurements import Calibration
@@ -127,14 +126,11 @@ def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
     rows = pd.concat([own, shipped_errors()] if len(own) else [shipped_errors()], ignore_index=True)
     rows = rows.drop_duplicates(["corpus", "parameters", "steps", "class"])
     steps = {n.size: n.config.num_steps for n in part.entries if n.is_run and n.method == BASELINE}
-    for size in {
-        setting.size.name: setting.size for setting in part.settings if setting.size.name in steps
-    }.values():
-        near = (corpus, total_parameters(size.dense()), steps[size.name])
-        for row in nearest_errors(rows, *near):
+    for size in (size for size in part.parameters if size in steps):
+        for row in nearest_errors(rows, corpus, part.parameters[size], steps[size]):
             error = {name: row[name] for name in ("class", "ratio", "difference", "num_shares")}
             places = [f"{shown_place(place)}, {name}" for place, name in row["places"]]
-            found.append({"size": size.name, **error, "measured_on": " and ".join(places)})
+            found.append({"size": size, **error, "measured_on": " and ".join(places)})
     return tuple(found)
 
 
@@ -156,11 +152,9 @@ def measured_in(store: Store, corpus: str, data_id: str = "") -> pd.DataFrame:
     errors = measured_errors(
         results.errors[results.errors["size"].isin(finished_sizes(record, results.runs))]
     )
-    numbers = {
-        "parameters": errors["size"].map(record.parameters),
-        "steps": errors["size"].map(steps).astype(int),
-    }
-    return errors.assign(corpus=corpus, **numbers)[FILE_COLUMNS]
+    parameters = errors["size"].map(record.parameters)
+    steps_of = errors["size"].map(steps).astype(int)
+    return errors.assign(corpus=corpus, parameters=parameters, steps=steps_of)[FILE_COLUMNS]
 
 
 def finished_sizes(record: StudyRecord, runs: pd.DataFrame) -> set[str]:

@@ -44,7 +44,6 @@ class Workplace:
     """Where a submission's nodes are executed, decided before the first one starts."""
 
     execution: Execution
-    resources: Resources
     cordon: Cordon
     # False where nothing is left to execute.
     executes: bool
@@ -92,15 +91,13 @@ def open_workplace(plan: Plan, store: Store, say: Callable[[str], None]) -> Work
     for node in missing:
         store.node(node.kind, node.id).folder.require_rights()
     cordon = Cordon(resources, on_cordon)
-    return Workplace(execution, resources, cordon, executes, uses_ray, place, placements, done)
+    return Workplace(execution, cordon, executes, uses_ray, place, placements, done)
 
 
 def executor_at(at: Workplace, retry_failed: bool) -> Executor:
     """Returns what executes nodes at a workplace: slots of Ray, or this process."""
     if at.uses_ray:
-        return RayExecutor(
-            at.execution, at.resources, at.placements, at.cordon, retry_failed, at.done
-        )
+        return RayExecutor(at.execution, at.cordon, at.placements, retry_failed, at.done)
     return LocalExecutor(at.execution, at.placements, retry_failed, at.done)
 
 

@@ -264,8 +264,6 @@ def read_ranges(search: Search, flags: OptunaFlags, part: StudyPlan) -> dict[str
 def space_of(peak_lr: tuple[float, float], retain_weight: tuple[float, float]) -> Space:
     """Makes the space of two logarithmic ranges, as the authors searched the rate; for the weight
     it is ours."""
-    axes = (
-        Parameter("peak_lr", *peak_lr, log=True),
-        Parameter("retain_weight", *retain_weight, log=True),
-    )
-    return Space(axes, MAXENT_LIMITS)
+    ranges = {"peak_lr": peak_lr, "retain_weight": retain_weight}
+    axes = (Parameter(name, low, high, log=True) for name, (low, high) in ranges.items())
+    return Space(tuple(axes), MAXENT_LIMITS)

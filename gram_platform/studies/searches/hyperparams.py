@@ -74,6 +74,10 @@ def seed_metrics(sweep: SweepAnalysis, point: Point) -> dict[str, float]:
     return {name: float(v) for name, v in found[0].items() if pd.notna(v)} if found else {}
 
 
+def _at(point: Point, frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.assign(knob=point["knob"], value=point["value"])
+
+
 def trial_name(point: Point) -> str:
     return f"{point['knob']} {point['value']:g} {point['size']} s{point['seed']}"
 
@@ -109,11 +113,10 @@ class HyperparameterSweep:
         ValueError if core has none.
         """
         nodes = self.nodes(point)
-        at = {"knob": point["knob"], "value": point["value"]}
         frame = result_frame(nodes, results)
-        evaluations = pd.concat([self.evaluations, view_frame(nodes, frame).assign(**at)])
+        evaluations = pd.concat([self.evaluations, _at(point, view_frame(nodes, frame))])
         sweep = analyse_sweeps(
-            evaluations, self.curves, attacks=attack_frame(nodes, frame).assign(**at)
+            evaluations, self.curves, attacks=_at(point, attack_frame(nodes, frame))
         )
         metrics = seed_metrics(sweep, point)
         if "core" not in metrics:
@@ -218,11 +221,9 @@ def _analysed(
     """Returns None while no baseline has a curve and an evaluation, or no trial an evaluation."""
 
     def of_trials(frame_of: Callable[[list[Node]], pd.DataFrame]) -> pd.DataFrame:
-        found = [
-            frame_of(nodes).assign(knob=point["knob"], value=point["value"])
-            for point, nodes in trials
-        ]
-        return pd.concat(found, ignore_index=True)
+        return pd.concat(
+            [_at(point, frame_of(nodes)) for point, nodes in trials], ignore_index=True
+        )
 
     evaluations, unit = (
         of_trials(lambda nodes: view_frame(nodes, frame)),

@@ -62,6 +62,11 @@ CORE_WEIGHT = 0.5
 # The prefix, before a domain, in the `final` of a run's result: all modules on, at the run's end.
 END_LOSS = "validation/loss/"
 TRIAL_COLUMNS = ["size", "parameters", "seed", "lr", "batch", "loss", "state", "run_id", "message"]
+# The columns for a log.
+OPTIMA_SHOWN = "size lr lr_low lr_high batch batch_low batch_high loss num_cells num_diverged notes"
+LAWS_SHOWN = "quantity coefficient exponent t_low t_high bootstrap_low bootstrap_high r2 sizes"
+LAWS_SHOWN += " left_out no_law"
+WINDOWS_SHOWN = "window lr_exponent batch_exponent sizes no_law"
 OBJECTIVE = (
     "0.5 x core + 0.5 x the mean of the auxiliary domains, validation cross entropy at the end of"
     " the run"
@@ -107,11 +112,8 @@ def objective(final: Mapping[str, float]) -> dict[str, float]:
     auxiliary = sum_in_order(others) / len(others)
     if not math.isfinite(core + auxiliary):
         raise invalid("loss", (core, auxiliary), "finite validation losses")
-    return {
-        "loss": CORE_WEIGHT * core + (1.0 - CORE_WEIGHT) * auxiliary,
-        "core": core,
-        "auxiliary": auxiliary,
-    }
+    loss = CORE_WEIGHT * core + (1.0 - CORE_WEIGHT) * auxiliary
+    return {"loss": loss, "core": core, "auxiliary": auxiliary}
 
 
 def trial_rows(
@@ -282,13 +284,9 @@ def _report(
     figures = grid_figures(analysis, links)
     facts = (
         f"Search {search.search_id}: preset {search.preset_name}, corpus"
-        f" {shown_place(search.corpus)} (data "
+        f" {shown_place(search.corpus)} (data {search.data_id}), {search.num_seeds} seeds. Loss:"
+        f" {OBJECTIVE}. {counts_text(trials)} Read from {source}. {about_links}"
     )
-    facts += (
-        f"{search.data_id}), {search.num_seeds} seeds. Loss: {OBJECTIVE}. {counts_text(trials)}"
-        " Read from "
-    )
-    facts += f"{source}. {about_links}"
     # With trials.csv, `seq_len` is all that a fit needs.
     record = {"objective": OBJECTIVE, "window": window, "seq_len": seq_len}
     record["trials"] = trials["run_id"].tolist()
@@ -296,11 +294,8 @@ def _report(
     files |= {f"{kind}.csv": frame for kind, frame in tables.items() if kind != "optima"}
     data = {file: table_csv(frame, None).encode() for file, frame in files.items()}
     data["law.json"] = json_file(law_json(law, analysis.laws))
-    sizes_done = tuple(
-        size
-        for size in search.sizes
-        if size in set(trials[trials[STATE] == State.COMPLETE]["size"])
-    )
+    complete = set(trials[trials[STATE] == State.COMPLETE]["size"])
+    sizes_done = tuple(size for size in search.sizes if size in complete)
     columns = TrialColumns(("lr", "batch"), ("loss",), sizes_done if len(sizes_done) > 1 else ())
     sections = _sections(trials, tables, figures, links)
     log = search.log(facts, sections, data, record, columns, figures)
@@ -310,12 +305,11 @@ def _report(
 # ------------------------------------------------------------------------------------------- report
 
 
-def trials_table(trials: pd.DataFrame, search: str) -> pd.DataFrame:
+def trials_table(trials: pd.DataFrame, search: str = "") -> pd.DataFrame:
     """Returns every trial: search, trial, state, size, parameters, seed, lr, batch, loss, runs,
     elapsed_s, message."""
-    numbered = trials.assign(search=search, trial=range(len(trials))).rename(
-        columns={"run_id": RUNS}
-    )
+    numbered = trials.rename(columns={"run_id": RUNS})
+    numbered = numbered.assign(search=search, trial=range(len(trials)))
     columns = ["size", "parameters", "seed", "lr", "batch", "loss", RUNS, "elapsed_s", "message"]
     return numbered[["search", "trial", STATE, *columns]]
 
@@ -339,86 +333,56 @@ def _sections(
     figures: Mapping,
     links: Mapping[str, str],
 ) -> list[Section]:
-    no_law, about = (
-        tables["laws"]["no_law"].iloc[0] != "",
-        f"{_verdict(tables['laws'])}\n\n{ABOUT_TABLES['laws']}",
-    )
-    surfaces = {name: figure for name, figure in figures.items() if name.startswith("surface-")}
-    laws = {name: figure for name, figure in figures.items() if name.startswith("law-")}
-    pooled = tables["optima"][tables["optima"]["seed"] == POOLED]
-    left = trials[trials[STATE] != State.COMPLETE]
-    shown = with_run_links(trials_table(trials, "").drop(columns="search"), links)
+    laws, optima = tables["laws"], tables["optima"]
+    about = f"{_verdict(laws)}\n\n{ABOUT_TABLES['laws']}"
+    drawn = {
+        kind: {name: figure for name, figure in figures.items() if name.startswith(kind)}
+        for kind in ("surface-", "law-")
+    }
+
+    def opened(title: str, name: str, table: pd.DataFrame, kind: str = "") -> Section:
+        shown = drawn.get(kind, {})
+        return Section(title, ABOUT_TABLES[name], shown, table=table, table_is_open=True)
+
+    no_law = laws["no_law"].iloc[0] != ""
     sections = [
-        Section("Surfaces", ABOUT_TABLES["optima"], surfaces, table=pooled, table_is_open=True),
-        Section("Laws", about, laws, table=tables["laws"], table_is_open=True, is_warning=no_law),
-        Section(
-            "How the laws move with the window",
-            ABOUT_TABLES["windows"],
-            table=tables["windows"],
-            table_is_open=True,
-        ),
-        Section(
-            "What the laws say",
-            ABOUT_TABLES["predictions"],
-            table=tables["predictions"],
-            table_is_open=True,
-        ),
-        Section("Optima of single seeds", table=tables["optima"]),
+        opened("Surfaces", "optima", optima[optima["seed"] == POOLED], "surface-"),
+        Section("Laws", about, drawn["law-"], table=laws, table_is_open=True, is_warning=no_law),
+        opened("How the laws move with the window", "windows", tables["windows"]),
+        opened("What the laws say", "predictions", tables["predictions"]),
+        Section("Optima of single seeds", table=optima),
         Section("Cells", ABOUT_TABLES["cells"], table=tables["cells"].drop(columns="runs")),
-        Section("Trials", table=shown),
+        Section("Trials", table=with_run_links(trials_table(trials).drop(columns="search"), links)),
     ]
-    if left.empty:
-        return sections
-    missing = left[["size", "seed", "lr", "batch", STATE, "message"]]
-    text = (
-        "Diverged cells are left out of every fit and counted; the others are not in the figures"
-        " and tables below."
-    )
-    return [
-        Section("Not complete", text, table=missing, table_is_open=True, is_warning=True),
-        *sections,
-    ]
+    left = trials[trials[STATE] != State.COMPLETE]
+    if len(left):
+        missing = left[["size", "seed", "lr", "batch", STATE, "message"]]
+        text = (
+            "Diverged cells are left out of every fit and counted; the others are not in the"
+            " figures and tables below."
+        )
+        section = Section("Not complete", text, table=missing, table_is_open=True, is_warning=True)
+        sections.insert(0, section)
+    return sections
 
 
 def _verdict(laws: pd.DataFrame) -> str:
     """Returns the verdict on the fit as a law, with the evidence against it."""
-    no_law = laws["no_law"].iloc[0]
-    return (
-        f"No law: {no_law}."
-        if no_law
-        else f"law.json is a law for sizes within {REACH:g} times of the fitted ones."
-    )
+    if no_law := laws["no_law"].iloc[0]:
+        return f"No law: {no_law}."
+    return f"law.json is a law for sizes within {REACH:g} times of the fitted ones."
 
 
 def _text(trials: pd.DataFrame, analysis: GridAnalysis, predicted: pd.DataFrame) -> str:
     """Returns the pooled optima, the laws, their change with the window, and the predictions, for a
     log."""
     pooled = analysis.optima[analysis.optima["seed"] == POOLED]
-    optima = pooled[
-        ["size", "lr", "lr_low", "lr_high", "batch", "batch_low", "batch_high", "loss", "num_cells"]
-    ]
-    optima = optima.assign(
-        num_diverged=pooled["num_diverged"], notes=pooled["notes"] + pooled["reason"]
-    )
-    laws = analysis.laws[
-        [
-            "quantity",
-            "coefficient",
-            "exponent",
-            "t_low",
-            "t_high",
-            "bootstrap_low",
-            "bootstrap_high",
-        ]
-    ]
-    laws = laws.assign(
-        **{name: analysis.laws[name] for name in ("r2", "sizes", "left_out", "no_law")}
-    )
-    windows = analysis.windows[["window", "lr_exponent", "batch_exponent", "sizes", "no_law"]]
+    optima = pooled.assign(notes=pooled["notes"] + pooled["reason"])[OPTIMA_SHOWN.split()]
+    laws = analysis.laws[LAWS_SHOWN.split()]
+    windows = analysis.windows[WINDOWS_SHOWN.split()]
     tables = [frame_text(frame, ".3g") for frame in (optima, laws, windows, predicted)]
-    return "\n\n".join(
-        [counts_text(trials), *tables[:2], "by window", *tables[2:], _verdict(analysis.laws)]
-    )
+    verdict = _verdict(analysis.laws)
+    return "\n\n".join([counts_text(trials), *tables[:2], "by window", *tables[2:], verdict])
 
 
 def _brief(trials: pd.DataFrame, analysis: GridAnalysis) -> Brief:

@@ -23,7 +23,7 @@ from gram_platform.analysis.tables import frame_text, table_csv, text_frame
 from gram_platform.analysis.trials import RUNS, STATE, TRIAL, best_trial, linked
 from gram_platform.config import State
 from gram_platform.config.identity import invalid, to_plain
-from gram_platform.config.space import Parameter, SearchObjective, Space
+from gram_platform.config.space import SearchObjective, Space
 from gram_platform.engine.proposals import Group, OptunaSource, open_study
 from gram_platform.engine.trials import Point, Problem
 from gram_platform.methods import Profile, Setting
@@ -39,7 +39,6 @@ from gram_platform.studies.definition import shown_place
 from gram_platform.studies.searches.optuna_studies import (
     open_storage,
     optuna_share_left,
-    spread_points,
     trials_frame,
 )
 from gram_platform.studies.searches.report import (
@@ -158,14 +157,9 @@ class MaxEntSearch:
     def groups(self, search: SearchPlan) -> list[Group]:
         """Opens the Optuna studies."""
         storage, metric = open_storage(search.optuna_uri), self.minimised.metric
+        study_of = lambda name: open_study(storage, f"{search.full_name}-{name}", metric)  # noqa: E731
         return [
-            Group(
-                name,
-                {PROFILE: name},
-                open_study(storage, f"{search.full_name}-{name}", metric),
-                self.target,
-                storage,
-            )
+            Group(name, {PROFILE: name}, study_of(name), self.target, storage)
             for name in self.profiles
         ]
 
@@ -196,7 +190,8 @@ class MaxEntSearch:
         """Returns the nodes of as many points for each profile as there will be trials, spread over
         the ranges."""
         shares = [(index + 0.5) / self.target for index in range(self.target)]
-        return unique(self._nodes(spread_points(self.space, shares)))
+        points = [{p.name: p.at(share) for p in self.space.parameters} for share in shares]
+        return unique(self._nodes(points))
 
     def _nodes(self, points: Sequence[Point]) -> list[Node]:
         """Returns the nodes of these points of every profile."""
@@ -218,16 +213,17 @@ class MaxEntSearch:
 
         None while no trial of any profile is complete.
         """
-        groups, space, facts = self.groups(search), self.space, _facts(search)
+        groups, space, setting = self.groups(search), self.space, self.settings[0]
+        facts = {"data_id": setting.data_id, "size": setting.size.name}
+        facts |= {"seeds": [one.seed for one in self.settings]}
         histories = {group.name: history_of(group.name, group.study, space) for group in groups}
         best = [
-            plain_best(profile, trials, self.settings[0])
+            plain_best(profile, trials, setting)
             for profile, trials in histories.items()
             if best_trial(trials, METRIC) is not None
         ]
         if not best:
             return None
-        found = {entry["profile"] for entry in best}
         defaults = default_objectives(self.problem(search, store), store)
         table = best_table(histories, space, defaults)
         content = {
@@ -235,7 +231,7 @@ class MaxEntSearch:
             "search_id": search.search_id,
             "num_trials": {group.name: group.num_complete for group in groups},
             "profiles": best,
-            "missing": [profile for profile in histories if profile not in found],
+            "missing": [name for name in histories if name not in {b["profile"] for b in best}],
         }
         if store.writable:
             search.folder(store).write_sealed(BEST, content)
@@ -266,23 +262,12 @@ class MaxEntSearch:
         return log, _text(table, search.search_id), best_brief(table, search.search_id)
 
 
-def _facts(search: SearchPlan) -> dict:
-    """Returns what the search is on."""
-    setting = search.settings[0]
-    return {
-        "data_id": setting.data_id,
-        "size": setting.size.name,
-        "seeds": [s.seed for s in search.settings],
-    }
-
-
 def _about(search: SearchPlan) -> str:
-    objective, facts = search.kind.objective, _facts(search)
-    seeds = ", ".join(map(str, facts["seeds"]))
+    objective, seeds = search.kind.objective, ", ".join(str(s.seed) for s in search.settings)
     return (
-        f"Search {search.search_id}: preset {search.preset_name}, size {facts['size']},"
-        f" corpus {shown_place(search.corpus)} (data {facts['data_id']}), seeds"
-        f" {seeds}. Read from Optuna's database. Minimised: forget +"
+        f"Search {search.search_id}: preset {search.preset_name}, size"
+        f" {search.settings[0].size.name}, corpus {shown_place(search.corpus)} (data"
+        f" {search.data_id}), seeds {seeds}. Read from Optuna's database. Minimised: forget +"
         f" {objective.penalty_weight:g} x what core and retain each lack to {objective.floor:g}"
         f" of the baseline, as compute ratios, each clipped to 0 to {HIGHEST_RATIO:g} and"
         f" averaged over seeds. A diverged trial counts as {objective.worst:g} for the searcher"
@@ -350,27 +335,17 @@ def trials_table(histories: Histories) -> pd.DataFrame:
     """Returns every trial of every profile: search, trial, state, profile, parameters, metrics,
     runs, elapsed_s."""
     frame = pd.concat(histories.values(), ignore_index=True)
-    first = ["search", TRIAL, STATE, PROFILE]
-    parameters = [
-        c
-        for c in frame.columns
-        if c not in (*first, *MAXENT_METRICS, RUNS, "elapsed_s", "started", "url")
-    ]
-    return frame[[*first, *parameters, *MAXENT_METRICS, RUNS, "elapsed_s"]]
+    first, last = ["search", TRIAL, STATE, PROFILE], [*MAXENT_METRICS, RUNS, "elapsed_s"]
+    parameters = frame.columns.drop([*first, *last, "started", "url"], errors="ignore")
+    return frame[[*first, *parameters, *last]]
 
 
 def at_edge(space: Space, point: Mapping[str, float]) -> str:
     """Returns the parameters within 5% of an end of their range, as `peak_lr high`, `retain_weight
     low`."""
-    ends = [(p.name, _share(p, point[p.name])) for p in space.parameters if p.high > p.low]
+    ends = [(p.name, p.share_of(point[p.name])) for p in space.parameters if p.high > p.low]
     low = [f"{name} low" for name, share in ends if share < EDGE_SHARE]
     return ", ".join(low + [f"{name} high" for name, share in ends if share > 1.0 - EDGE_SHARE])
-
-
-def _share(parameter: Parameter, value: float) -> float:
-    """Returns the place of a value in its range, from 0 to 1."""
-    scale = math.log if parameter.log else float
-    return (scale(value) - scale(parameter.low)) / (scale(parameter.high) - scale(parameter.low))
 
 
 def default_objectives(problem: MaxEntSearch, store: Store) -> dict[str, float]:
@@ -388,10 +363,7 @@ def default_objectives(problem: MaxEntSearch, store: Store) -> dict[str, float]:
 
 
 def _sections(
-    histories: Histories,
-    figures: Mapping[str, Mapping],
-    table: pd.DataFrame,
-    links: Mapping[str, str],
+    histories: Histories, figures: Mapping, table: pd.DataFrame, links: Mapping[str, str]
 ) -> list[Section]:
     best = Section(
         "The best trials",
