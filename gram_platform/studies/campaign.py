@@ -141,7 +141,7 @@ def after_searches(plan: Plan) -> tuple[Plan, set[str], int]:
 
 def _require_ray(plan: Plan, needed: SearchPlan) -> None:
     """ValueError for a plan that keeps a study from Ray, on which its search has to run first."""
-    given = (("in_process", plan.options.in_process), ("export_nodes", plan.export_nodes))
+    given = (("in_process", plan.in_process), ("export_nodes", plan.export_nodes))
     for name, value in given:
         if value:
             expected = (
@@ -154,7 +154,7 @@ def _require_ray(plan: Plan, needed: SearchPlan) -> None:
 def price_line(plan: Plan) -> str:
     """Returns what a submission has left to execute, as `predicted`, without asking Ray."""
     store = Store(plan.storage)
-    ended = ended_of(plan.studies, store, plan.options.retry_failed)
+    ended = ended_of(plan.studies, store, plan.retry_failed)
     known = (
         replace(plan, studies=(part,)).on(plan.device or known_device(part, store, ended))
         for part in plan.studies

@@ -40,7 +40,7 @@ def drive(plan: Plan) -> int:
     observers = observers_of(plan, store)
     with observers.lease, observers:
         at = open_workplace(plan, store, observers.say)
-        with executor_at(at, plan.options.retry_failed) as executor:
+        with executor_at(at, plan.retry_failed) as executor:
             observers.begin(at, executor)
             for event in executor.events(observers.source()):
                 observers.see(event)
@@ -73,7 +73,7 @@ def approve_cost(plan: Plan, store: Store) -> None:
     ValueError above --confirm-above without --yes or --max-cost. Nobody is asked: a job and a
     restart have no terminal.
     """
-    ended = ended_of(plan.studies, store, plan.options.retry_failed)
+    ended = ended_of(plan.studies, store, plan.retry_failed)
     if plan.is_approved or not (work := work_left(plan.studies, ended)):
         return
     say(predicted(work))

@@ -59,7 +59,7 @@ def describe(plan: Plan) -> str:
 
 def _describe(plan: Plan, part: StudyPlan) -> str:
     store = Store(plan.storage)
-    ended = ended_of((part,), store, plan.options.retry_failed)
+    ended = ended_of((part,), store, plan.retry_failed)
     device = plan.device or known_device(part, store, ended)
     (part,) = replace(plan, studies=(part,)).on(device).studies
     machine = part.machine

@@ -22,6 +22,7 @@ from gram_platform.config.identity import (
 from gram_platform.config.ladder import load_law, require_evidence
 from gram_platform.config.terminal import masked
 from gram_platform.corpora import catalog_names
+from gram_platform.engine.execution import Execution, Resources
 from gram_platform.methods import METHODS
 from gram_platform.methods.nodes import BASELINE
 from gram_platform.planner import AUTO, MACHINES, Budget, Ranks
@@ -38,7 +39,6 @@ from gram_platform.studies.definition import (
 from gram_platform.studies.flags import Flags, StudyFlags, split_list
 from gram_platform.studies.plan import (
     CPU,
-    ExecutionOptions,
     Plan,
     StudyPlan,
 )
@@ -77,10 +77,14 @@ def make_plan(study: Study, flags: Flags) -> Plan:
         sources={flag: source for flag, source in sources.items() if source},
     )
     _require_consistent(own, part)
-    options = replace(plan.options, in_process=own.in_process)
     part = with_nodes(_by_law(_from_start(part), own.law, own.trust_law))
-    through, export = bool(own.through), own.export_nodes
-    return replace(plan, studies=(part,), options=options, through=through, export_nodes=export)
+    return replace(
+        plan,
+        studies=(part,),
+        in_process=own.in_process,
+        through=bool(own.through),
+        export_nodes=own.export_nodes,
+    )
 
 
 def _up_to(through: str, sizes: tuple[str, ...]) -> tuple[str, ...]:
@@ -194,30 +198,32 @@ def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
         expected = "one number: a range cannot be combined with --max-gpus"
         raise invalid("num_workers", given, expected)
     every_s, share = _checkpoint_interval(execution.checkpoint_every)
-    options = ExecutionOptions(
-        in_process=False,
-        threads=device.threads,
-        max_gpus=device.max_gpus,
-        gpus_per_run=device.gpus_per_run,
-        gpus_per_machine=device.gpus_per_machine,
-        activation_checkpointing=device.activation_checkpointing,
-        compile=device.compile,
-        deterministic=device.deterministic,
-        checkpoint_every_s=every_s,
-        commit_share=share,
-        stall_timeout_s=execution.stall_timeout,
-        collective_timeout_s=execution.collective_timeout,
-        retry_failed=execution.retry_failed,
-        verbose=execution.verbose,
-    )
     budget = Budget(cost.max_hours, cost.max_cost, first.machine.dollars_per_hour)
     return Plan(
         tuple(studies),
         tracking_place(flags.storage.tracking_uri, first.storage),
-        options,
+        Execution(
+            first.storage,
+            num_threads=device.threads,
+            checkpoint_every_s=every_s,
+            commit_share=share,
+            collective_timeout_s=execution.collective_timeout,
+            stall_timeout_s=execution.stall_timeout,
+            activation_checkpointing=device.activation_checkpointing,
+            compiled=device.compile,
+            deterministic=device.deterministic,
+        ),
+        Resources(
+            cpus_per_rank=float(device.threads),
+            gpus_per_run=device.gpus_per_run,
+            gpus_per_machine=device.gpus_per_machine,
+            max_gpus=device.max_gpus,
+        ),
         budget,
         math.inf if cost.yes or cost.max_cost else cost.confirm_above,
         device=device.device,
+        retry_failed=execution.retry_failed,
+        verbose=execution.verbose,
         dry_run=cost.dry_run,
         notify=execution.notify,
         optuna_uri=flags.storage.optuna_uri,

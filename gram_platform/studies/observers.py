@@ -42,7 +42,7 @@ class Observers:
         """`nodes`: those that are executed before any trial, shown and counted."""
         self.plan, self.store, self.nodes = plan, store, nodes
         self.progress, self.done_before = Progress(), frozenset[str]()
-        self.terminal = LiveView(nodes, store, plan.name, plan.options.in_process)
+        self.terminal = LiveView(nodes, store, plan.name, plan.in_process)
         self.tracker = open_tracker(plan.tracking_uri)
         self.mirror = Mirror(self.tracker, store, self.say)
         # The ids that MLflow shall have.

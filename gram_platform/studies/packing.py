@@ -34,7 +34,7 @@ def pack_corpora(plan: Plan, store: Store) -> None:
     for part in plan.studies:
         for recipe in part.corpora:
             anywhere = store.is_local and not isinstance(recipe.source, FilesSource)
-            workers = ray_workers(anywhere, plan.options.verbose) if plan.needs_ray else None
+            workers = ray_workers(anywhere, plan.verbose) if plan.needs_ray else None
             corpus = provide_corpus(recipe, store, say_bytes(), workers)
             for line in corpus.skipped:
                 say(line)

@@ -8,6 +8,7 @@ from typing import Self
 
 from gram_platform.config.flops import total_parameters
 from gram_platform.corpora.recipe import CorpusRecipe
+from gram_platform.engine.execution import Execution, Resources
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import BASELINE, VARIANT, Node, method_costs, method_nodes, unique
 from gram_platform.planner import (
@@ -152,39 +153,25 @@ class StudyPlan:
 
 
 @dataclass(frozen=True)
-class ExecutionOptions:
-    """How processes execute nodes; the flags of the same names say what each field means."""
-
-    in_process: bool
-    threads: int
-    max_gpus: int
-    gpus_per_run: float
-    gpus_per_machine: int
-    activation_checkpointing: bool
-    compile: bool
-    deterministic: bool
-    checkpoint_every_s: float
-    # The share of the time that checkpoints may take; 0: any.
-    commit_share: float
-    stall_timeout_s: float
-    collective_timeout_s: float
-    retry_failed: bool
-    verbose: bool
-
-
-@dataclass(frozen=True)
 class Plan:
     """A submission: one or more studies or a search, where results go, and what it may cost."""
 
     studies: tuple[StudyPlan, ...]
     tracking_uri: str
-    options: ExecutionOptions
+    # How nodes are executed, and what Ray reserves for them, as far as no device decides it.
+    execution: Execution
+    resources: Resources
     # The most that all submissions may cost.
     budget: Budget
     # The predicted dollars above which nothing is started; infinite with --yes and --max-cost.
     confirm_above: float
     # cpu or cuda; "" before it is chosen.
     device: str = ""
+    in_process: bool = False
+    # Trains runs again that have diverged.
+    retry_failed: bool = False
+    # Prints what the workers print.
+    verbose: bool = False
     dry_run: bool = False
     # One size after another, up to the last one.
     through: bool = False
@@ -216,7 +203,7 @@ class Plan:
 
     @property
     def needs_ray(self) -> bool:
-        return not self.options.in_process
+        return not self.in_process
 
     def on(self, device: str) -> "Plan":
         """Returns the plan of a submission whose nodes are executed on a device; on CPUs all is

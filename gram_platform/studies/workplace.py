@@ -70,7 +70,7 @@ def open_workplace(plan: Plan, store: Store, say: Callable[[str], None]) -> Work
     uses_ray = executes and plan.needs_ray
     on_cordon = cordons_noted(store, [part.name for part in plan.studies], say)
     if uses_ray:
-        connect(plan.options.verbose)
+        connect(plan.verbose)
         if advice := advice_on_place():
             say(advice)
     execution, resources = execution_of(plan)
@@ -79,7 +79,7 @@ def open_workplace(plan: Plan, store: Store, say: Callable[[str], None]) -> Work
 
     def place(node: Node) -> Placement:
         ranks = ranks_of.get(node.id, first)
-        return placement_of(node, ranks, execution.device, plan.options.gpus_per_run)
+        return placement_of(node, ranks, execution.device, plan.resources.gpus_per_run)
 
     placements = {node.id: place(node) for node in missing}
     if uses_ray:
@@ -103,28 +103,11 @@ def executor_at(at: Workplace, retry_failed: bool) -> Executor:
 
 def execution_of(plan: Plan) -> tuple[Execution, Resources]:
     """Returns how the plan's nodes are executed on its device, and the resources of a rank."""
-    options, device = plan.options, plan.device or CPU
-    execution = Execution(
-        plan.storage,
-        num_threads=options.threads,
-        checkpoint_every_s=options.checkpoint_every_s,
-        commit_share=options.commit_share,
-        collective_timeout_s=options.collective_timeout_s,
-        stall_timeout_s=options.stall_timeout_s,
-        activation_checkpointing=options.activation_checkpointing,
-        compiled=options.compile,
-        deterministic=options.deterministic,
-        device=device,
-        code=str(code_of_process()),
-    )
-    is_gpu = device != CPU
-    resources = Resources(
-        cpus_per_rank=float(options.threads),
-        gpus_per_rank=float(is_gpu),
-        gpus_per_run=options.gpus_per_run * is_gpu,
-        gpus_per_machine=options.gpus_per_machine,
-        max_gpus=options.max_gpus,
-    )
+    device = plan.device or CPU
+    execution = replace(plan.execution, device=device, code=str(code_of_process()))
+    gpus = 0.0 if device == CPU else 1.0
+    gpus_per_run = gpus * plan.resources.gpus_per_run
+    resources = replace(plan.resources, gpus_per_rank=gpus, gpus_per_run=gpus_per_run)
     return execution, resources
 
 
@@ -269,7 +252,7 @@ def choose_device(plan: Plan, store: Store) -> str:
     left to execute. ValueError for another device than a study began on, where none is given and
     machines start on demand, and for a GPU that this process lacks.
     """
-    ended = ended_of(plan.studies, store, plan.options.retry_failed)
+    ended = ended_of(plan.studies, store, plan.retry_failed)
     known = (known_device(part, store, ended) for part in plan.studies)
     device = plan.device or next(filter(None, known), "")
     for part in plan.studies:
@@ -284,7 +267,7 @@ def choose_device(plan: Plan, store: Store) -> str:
             raise invalid("device", device, expected)
     if device:
         return device
-    connect(plan.options.verbose)
+    connect(plan.verbose)
     has_gpus = lambda: bool(ray.cluster_resources().get("GPU"))  # noqa: E731
     if not any(one.part.machine.device == CUDA for one in left):
         return CUDA if has_gpus() else CPU

@@ -80,7 +80,7 @@ class SearchObservers(Observers, TrialWatch):
         tuning = Tuning(
             search.full_name,
             self.plan.max_concurrent,
-            self.plan.options.retry_failed,
+            self.plan.retry_failed,
             kind.minimised.metric if kind.minimised else "",
         )
         for following in kind.rounds(search, self.store, self.problem):

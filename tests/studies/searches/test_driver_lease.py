@@ -99,7 +99,6 @@ def test_what_earlier_submissions_left_unsent_is_sent(tmp_path):
     execution, resources = execution_of(driver.plan)
     at = Workplace(
         execution,
-        resources,
         Cordon(resources),
         True,
         False,
