@@ -24,8 +24,7 @@ from gram_platform.analysis.trials import RUNS, STATE, TRIAL, best_trial, linked
 from gram_platform.config import State
 from gram_platform.config.identity import invalid, to_plain
 from gram_platform.config.space import SearchObjective, Space
-from gram_platform.engine.proposals import Group, OptunaSource, open_study
-from gram_platform.engine.trials import Point, Problem
+from gram_platform.engine.trials import Group, OptunaSource, Point, Problem, open_study
 from gram_platform.methods import Profile, Setting
 from gram_platform.methods.nodes import Node, method_nodes, unique
 from gram_platform.methods.setting import Unlearning, profile_name

@@ -26,8 +26,7 @@ import pandas as pd
 from gram_platform.config.identity import short_hash
 from gram_platform.config.provenance import Submissions, submissions_text
 from gram_platform.engine.life import NodeLifecycle
-from gram_platform.engine.proposals import OptunaSource, PointList, Source
-from gram_platform.engine.trials import Point, Problem
+from gram_platform.engine.trials import OptunaSource, Point, PointList, Problem, Source
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node
 from gram_platform.pages.index import PICTURE_FILE, describe_trials

@@ -10,9 +10,8 @@ from gram_platform.config import State
 from gram_platform.config.endings import DONE, FAILED, SUBMIT_AGAIN, Stopped
 from gram_platform.config.provenance import code_text
 from gram_platform.engine.executor import Executor
-from gram_platform.engine.proposals import Proposal
 from gram_platform.engine.search import TrialWatch, Tuning, run_trials
-from gram_platform.engine.trials import Outcome
+from gram_platform.engine.trials import Outcome, Proposal
 from gram_platform.methods.nodes import Node, unique
 from gram_platform.pages.results.record import SEARCH_FILE, publish_files
 from gram_platform.store import Store

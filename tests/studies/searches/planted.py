@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from gram_platform.config import CORE
 from gram_platform.config.ladder import SMOKE_SIZES
 from gram_platform.config.space import Parameter, SearchObjective, Space
-from gram_platform.engine.proposals import Group, OptunaSource, open_study
 from gram_platform.engine.search import TrialWatch
+from gram_platform.engine.trials import Group, OptunaSource, open_study
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.pages.results.results import Brief

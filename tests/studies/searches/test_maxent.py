@@ -16,8 +16,7 @@ import pytest
 from gram_platform.analysis.maxent_objective import MaxEntObjective, references_of
 from gram_platform.config import State
 from gram_platform.config.space import SearchObjective
-from gram_platform.engine.proposals import Group, OptunaSource
-from gram_platform.engine.trials import Outcome
+from gram_platform.engine.trials import Group, OptunaSource, Outcome
 from gram_platform.methods import plan
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.methods.setting import Unlearning
