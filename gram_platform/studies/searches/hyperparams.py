@@ -40,22 +40,20 @@ from gram_platform.paper.verdicts import concluded
 from gram_platform.store import Store
 from gram_platform.studies.definition import shown_place
 from gram_platform.studies.searches.flags import KNOB, Values
-from gram_platform.studies.searches.report import (
+from gram_platform.studies.searches.search_plan import (
+    Round,
+    SearchPlan,
+    Written,
     attack_frame,
     baseline_frames,
     counts_text,
     curve_frame,
     declared_frame,
+    list_rounds,
     result_frame,
+    setting_at,
     trial_state,
     view_frame,
-)
-from gram_platform.studies.searches.search_plan import (
-    Round,
-    SearchPlan,
-    Written,
-    list_rounds,
-    setting_at,
 )
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import final_frames

@@ -38,19 +38,17 @@ from gram_platform.pages.results.results import Brief
 from gram_platform.store import Store
 from gram_platform.studies.definition import shown_place
 from gram_platform.studies.searches.flags import micro_batch_at, why_not
-from gram_platform.studies.searches.report import (
-    counts_text,
-    json_file,
-    result_frame,
-    trial_state,
-    with_run_links,
-)
 from gram_platform.studies.searches.search_plan import (
     Round,
     SearchPlan,
     Written,
+    counts_text,
+    json_file,
     list_rounds,
+    result_frame,
     setting_at,
+    trial_state,
+    with_run_links,
 )
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.entry import LOSS

@@ -40,12 +40,15 @@ from gram_platform.studies.searches.optuna_studies import (
     optuna_share_left,
     trials_frame,
 )
-from gram_platform.studies.searches.report import (
+from gram_platform.studies.searches.search_plan import (
+    Round,
+    SearchPlan,
+    Written,
     baseline_frames,
     json_file,
+    optuna_round,
     with_run_links,
 )
-from gram_platform.studies.searches.search_plan import Round, SearchPlan, Written, optuna_round
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.views import TrialColumns
 

@@ -18,8 +18,7 @@ from gram_platform.store import Store
 from gram_platform.studies.observers import Observers
 from gram_platform.studies.plan import Plan
 from gram_platform.studies.searches.driver_lease import DriverLease
-from gram_platform.studies.searches.report import json_file
-from gram_platform.studies.searches.search_plan import SearchPlan
+from gram_platform.studies.searches.search_plan import SearchPlan, json_file
 from gram_platform.studies.workplace import Workplace
 from gram_platform.tracking.connection import first_line
 

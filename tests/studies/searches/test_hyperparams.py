@@ -18,7 +18,7 @@ from gram_platform.store import Store
 from gram_platform.studies.library.hyperparams import SEARCH
 from gram_platform.studies.searches.flags import KNOB, SweepFlags, read_knobs
 from gram_platform.studies.searches.hyperparams import trial_name
-from gram_platform.studies.searches.report import trial_tags
+from gram_platform.studies.searches.search_plan import trial_tags
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.refused import refused
 from tests.studies.processes import attempts, results, submit
