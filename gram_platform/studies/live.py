@@ -32,7 +32,7 @@ from rich.text import Text
 from gram_platform.analysis.tables import frame_text
 from gram_platform.config.endings import DONE, FAILED, TIME_IS_UP
 from gram_platform.config.identity import printable
-from gram_platform.config.terminal import masked, one_line, say
+from gram_platform.config.terminal import masked, one_line
 from gram_platform.engine.executor import ENDED, STARTED, WARNED, Event
 from gram_platform.engine.life import Progress
 from gram_platform.methods.budgets import run_flops
@@ -226,17 +226,6 @@ def show_results(console: Console, text: str, brief: Callable[[bool], Brief] | N
 # ------------------------------------------------------------------------------------------ MLflow
 
 
-def open_tracker(tracking_uri: str) -> Tracker:
-    """Opens the tracker and prepares its database; announces a server that is away, which is tried
-    again later."""
-    tracker = Tracker(tracking_uri)
-    try:
-        tracker.prepare_database()
-    except TrackingUnavailable as error:
-        say(f"MLflow is away ({error}); training goes on, `gram sync` catches up")
-    return tracker
-
-
 class Mirror:
     """Mirrors nodes to MLflow as they end, and running ones regularly; reports once that the server
     is away."""
@@ -252,6 +241,13 @@ class Mirror:
             )
             for number in range(tracker.num_senders)
         ]
+
+    def prepare(self) -> None:
+        """Prepares MLflow's database."""
+        try:
+            self.tracker.prepare_database()
+        except TrackingUnavailable as error:
+            self._report(error)
 
     def start(self) -> None:
         for thread in self._threads:
@@ -313,9 +309,7 @@ class Mirror:
 
     def _send(self, node: Node) -> None:
         try:
-            self.tracker.mirror(
-                self.store.run(node.id) if node.is_run else self.store.evaluation(node.id)
-            )
+            self.tracker.mirror(self.store.node(node.kind, node.id))
             self.is_away = False
         except TrackingUnavailable as error:
             self._report(error)

@@ -20,7 +20,6 @@ from gram_platform.studies.live import (
     LiveView,
     Mirror,
     message_of,
-    open_tracker,
     post,
     show_results,
 )
@@ -43,8 +42,9 @@ class Observers:
         self.plan, self.store, self.nodes = plan, store, nodes
         self.progress, self.done_before = Progress(), frozenset[str]()
         self.terminal = LiveView(nodes, store, plan.name, plan.in_process)
-        self.tracker = open_tracker(plan.tracking_uri)
+        self.tracker = Tracker(plan.tracking_uri)
         self.mirror = Mirror(self.tracker, store, self.say)
+        self.mirror.prepare()
         # The ids that MLflow shall have.
         self.ids = {node.id for node in nodes}
         # The number of claims of each verdict in what was published.
