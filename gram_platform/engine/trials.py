@@ -238,8 +238,8 @@ class OptunaSource:
         elif outcome.state == State.COMPLETE:
             value = outcome.metrics[self.objective.metric]
         with contextlib.suppress(UpdateFinishedTrialError):
-            for key, value in facts.items():
-                trial.set_user_attr(key, value)
+            for name, fact in facts.items():
+                trial.set_user_attr(name, fact)
             group.study.tell(trial, value, state, skip_if_finished=True)
 
 
