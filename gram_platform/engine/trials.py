@@ -232,7 +232,7 @@ class OptunaSource:
         facts |= {"metrics": dict(outcome.metrics)}
         facts |= {"nodes": list(outcome.nodes), "runs": list(outcome.runs)}
         # Optuna learns from a diverged trial too.
-        state, value = TrialState.COMPLETE, self.objective.worst
+        state, value = None, self.objective.worst
         if outcome.state == State.FAILED:
             state, value = TrialState.FAIL, None
         elif outcome.state == State.COMPLETE:
