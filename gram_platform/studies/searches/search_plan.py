@@ -87,10 +87,14 @@ class SearchPlan(StudyPlan):
         return f"search {self.named}"
 
     @cached_property
+    def identity(self) -> dict:
+        """What is searched; see the head of this module."""
+        return self.kind.identity(self)
+
+    @cached_property
     def search_id(self) -> str:
         """The search's id: equal for equal questions on equal data."""
-        plain = {"version": SEARCH_VERSION, "search": self.name, **self.kind.identity(self)}
-        return short_hash(plain)
+        return short_hash({"version": SEARCH_VERSION, "search": self.name, **self.identity})
 
     @property
     def named(self) -> str:
@@ -118,7 +122,7 @@ class SearchPlan(StudyPlan):
         about = {"name": self.name, "title": self.study.title, "question": self.study.question}
         about |= preset_params(self.preset_name, self.changes)
         about |= {"search_id": self.search_id, "data_id": self.data_id}
-        return {**about, "identity": self.kind.identity(self), "submissions": submissions}
+        return {**about, "identity": self.identity, "submissions": submissions}
 
     def log(
         self,
