@@ -11,10 +11,11 @@ from benchmarks.many_runs import DOMAINS, run_config
 from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
 from gram_platform.config import Evaluation, View
 from gram_platform.engine import slots
+from gram_platform.engine.capacity import Cordon
 from gram_platform.engine.cluster import connect
 from gram_platform.engine.devices import ProbeReport, probe_here
 from gram_platform.engine.execution import Execution, Resources
-from gram_platform.engine.executor import ENDED, ListedNodes
+from gram_platform.engine.executor import ENDED
 from gram_platform.engine.ray_executor import RayExecutor
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
@@ -80,9 +81,9 @@ def _driver_s(settings: BenchmarkSettings, nodes: list[Node]) -> float:
     last's."""
     store = Store(settings.storage).open_for_writing()
     view, started = _SilentView(nodes, store, "planted"), None
-    with RayExecutor(Execution(settings.storage), Resources()) as executor:
+    with RayExecutor(Execution(settings.storage), Cordon(Resources())) as executor:
         view.progress, executor.look = executor.progress, view.look
-        for event in executor.events(ListedNodes(nodes)):
+        for event in executor.events([nodes]):
             if event.kind == ENDED and started is None:
                 started = time.process_time()
             view.see(event)

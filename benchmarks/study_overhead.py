@@ -7,9 +7,9 @@ import time
 from benchmarks.results import Aim, BenchmarkResult, BenchmarkSettings
 from gram_platform.config import CORE
 from gram_platform.corpora import PackedCorpus, Packing, prepare, resolve
+from gram_platform.engine.capacity import Cordon
 from gram_platform.engine.cluster import connect
 from gram_platform.engine.execution import Execution, Resources
-from gram_platform.engine.executor import ListedNodes
 from gram_platform.engine.ray_executor import RayExecutor
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
@@ -100,9 +100,9 @@ def _run(
     started, ended, ahead_s, store = time.perf_counter(), [], 0.0, Store(settings.storage)
     awaited = {node.id for node in first}
 
-    with RayExecutor(Execution(settings.storage), Resources()) as executor:
+    with RayExecutor(Execution(settings.storage), Cordon(Resources())) as executor:
         progress = executor.progress
-        for _ in executor.events(ListedNodes([*first, *nodes])):
+        for _ in executor.events([[*first, *nodes]]):
             if not ended and awaited <= progress.done:
                 ended.append(time.perf_counter())
                 ahead_s = sum(time.time() - since for since in progress.running.values())

@@ -28,8 +28,7 @@ from gram_platform.analysis.compute_ratio import compute_ratio, fit_learning_cur
 from gram_platform.config import CORE, RunConfig
 from gram_platform.config.routing import Schedule
 from gram_platform.corpora import PackedCorpus, Packing, prepare, resolve
-from gram_platform.engine.execution import schedule_reader
-from gram_platform.engine.node import evaluation_steps
+from gram_platform.engine.node import evaluation_steps, schedule_reader
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.studies.library.scaling import STUDY
 from gram_platform.train.evaluate import domain_losses, validation_losses

@@ -5,8 +5,7 @@ from typing import Any
 
 from gram_platform.engine.capacity import Cordon
 from gram_platform.engine.execution import ALL_ON_ONE_RANK, Execution, Placement, Resources
-from gram_platform.engine.executor import ENDED, Event, Executor, ListedNodes
-from gram_platform.engine.in_process import LocalExecutor
+from gram_platform.engine.executor import ENDED, Event, Executor, LocalExecutor
 from gram_platform.engine.life import Progress
 from gram_platform.engine.ray_executor import RayExecutor
 from gram_platform.methods.nodes import Node
@@ -23,7 +22,8 @@ def run_graph(
     **how: Any,
 ) -> Progress:
     """Executes nodes on Ray; `on_change` gets each that ends, and None whenever time passes."""
-    return _executed(RayExecutor(execution, resources, placements, **how), nodes, on_change)
+    cordon = how.pop("cordon", None) or Cordon(resources)
+    return _executed(RayExecutor(execution, cordon, placements, **how), nodes, on_change)
 
 
 def run_in_process(
@@ -39,7 +39,7 @@ def run_in_process(
 def _executed(executor: Executor, nodes: Sequence[Node], on_change: OnChange) -> Progress:
     with executor:
         executor.look = lambda: on_change(executor.progress, None)
-        for event in executor.events(ListedNodes(nodes)):
+        for event in executor.events([nodes]):
             if event.kind == ENDED:
                 on_change(executor.progress, event.node)
     return executor.progress
@@ -48,7 +48,7 @@ def _executed(executor: Executor, nodes: Sequence[Node], on_change: OnChange) ->
 def events_of(executor: Executor, nodes: Sequence[Node]) -> list[Event]:
     """Executes nodes; returns what happened."""
     with executor:
-        return list(executor.events(ListedNodes(nodes)))
+        return list(executor.events([nodes]))
 
 
 def ray_executor(
@@ -60,7 +60,7 @@ def ray_executor(
 ) -> RayExecutor:
     """What executes nodes on Ray; it has started none of them."""
     executor = RayExecutor(
-        execution, Resources(), placements, cordon, poll_s=0.0, retry_diverged=retry_diverged
+        execution, cordon or Cordon(Resources()), placements, retry_diverged, poll_s=0.0
     )
     executor.waiting.add(nodes)
     return executor

@@ -30,9 +30,9 @@ import pyarrow.parquet
 import zstandard
 from safetensors.torch import load
 
+from gram_platform.config import run_from_plain
 from gram_platform.config.identity import canonical_json, to_plain
 from gram_platform.config.plain import parse_json
-from gram_platform.config.run import run_from_plain
 from gram_platform.corpora.catalog import TextCorpus
 from gram_platform.corpora.packed import SPLITS, parse_manifest
 from gram_platform.corpora.recipe_file import described_corpus, text_units

@@ -62,9 +62,9 @@ def execute_campaign(
 
 def approved(plan: Plan) -> Plan:
     """The plan on its device, after everything that may refuse it before its data is packed."""
-    from gram_platform.studies.device import choose_device
     from gram_platform.studies.drive import approve_cost
     from gram_platform.studies.packing import require_supply
+    from gram_platform.studies.workplace import choose_device
 
     require_supply(plan.studies)
     store = Store(plan.storage)

@@ -13,7 +13,7 @@ from gram_platform.corpora import catalog_names
 from gram_platform.engine.devices import ProbeReport
 from gram_platform.methods import METHODS
 from gram_platform.store import Store
-from gram_platform.store.machines import write_cordoned
+from gram_platform.store.root import write_cordoned
 from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.workplace import cordons_noted
 from tests.conftest import ROOT

@@ -20,7 +20,6 @@ from gram_platform.pages.report.measurements import LOSSES_PRESENTATION, MEASURE
 from gram_platform.pages.report.mirrored import mirrored
 from gram_platform.pages.report.sections import renamed
 from gram_platform.pages.results.external import read_external
-from gram_platform.pages.results.history import begin_record
 from gram_platform.pages.results.record import load_record, write_or_log
 from gram_platform.pages.results.replication import (
     prepare,
@@ -31,6 +30,7 @@ from gram_platform.pages.results.replication import (
 from gram_platform.store import Store
 from gram_platform.store.folders import open_folder
 from gram_platform.studies.live import show_results
+from gram_platform.studies.record import begin_record
 from gram_platform.studies.workplace import machine_text
 from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.frame import mlflow_frames

@@ -27,7 +27,7 @@ from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.checkpoints import NUM_CHECKPOINTS_KEPT, noting
 from gram_platform.store.directories import CONFIG
 from gram_platform.store.leases import GONE_AFTER_S
-from gram_platform.store.machines import cordoned_lines, read_cordoned
+from gram_platform.store.root import cordoned_lines, read_cordoned
 from gram_platform.studies.flags import Switch, Text
 
 UNREADABLE = "its config.json cannot be read: submit again"

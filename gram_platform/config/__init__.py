@@ -1,4 +1,4 @@
-# ruff: noqa: F401 - the names that other rooms import from here
+# ruff: noqa: F401 - other rooms import the names of runs and views from here
 """Defines a run as a value: frozen dataclasses that determine a training stage, and their ids.
 
 `RunConfig` holds everything that can change a result and nothing else: no paths, names, hardware or
@@ -7,14 +7,13 @@ JSON. `dataclasses.replace(run, ...)` makes a variant. The dataclasses need only
 library.
 """
 
-from gram_platform.config.run import (
-    RECIPE_VERSION,
-    RunConfig,
-    State,
-    hash_run,
-    node_from_plain,
-    run_from_plain,
-)
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+from gram_platform.config.identity import invalid, require_choice, require_int, short_hash
+from gram_platform.config.plain import from_plain
 from gram_platform.config.training import (
     CORE,
     UNLABELLED,
@@ -35,6 +34,7 @@ from gram_platform.config.view import (
     EVAL_VERSION,
     IMPORTED,
     LOSSES,
+    PRECISIONS,
     AnyEvaluation,
     Continuations,
     Evaluation,
@@ -43,3 +43,200 @@ from gram_platform.config.view import (
     View,
     evaluation_from_plain,
 )
+
+# Part of every run_id. Raise it when an equal config would train to another result.
+RECIPE_VERSION = 1
+CROSS_ENTROPY = Objective()
+# A route's modules are bits of one integer.
+MAX_MODULES = 60
+# Micro-batches of each domain in one probe, at most.
+MOST_PROBED = 4
+
+
+class State(StrEnum):
+    """Names the state of a run, an evaluation or a trial.
+
+    Storages, frames, MLflow's tags and pages spell it so.
+    """
+
+    # It has its result.
+    COMPLETE = "complete"
+    # A process holds its lease.
+    RUNNING = "running"
+    # Its last attempt ended with an error.
+    FAILED = "failed"
+    # Of a trial that failed: its loss became non-finite.
+    DIVERGED = "diverged"
+    # It was attempted, and can be continued.
+    INTERRUPTED = "interrupted"
+    # Of a trial: none of its nodes has started.
+    WAITING = "waiting"
+    # It was never attempted.
+    ABSENT = "absent"
+    # Of a study's node: the storage has nothing of it.
+    MISSING = "missing"
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One complete training stage. Equal configs are the same run."""
+
+    model: ModelConfig
+    data: DataConfig
+    routing: RoutingConfig
+    optimizer: OptimizerConfig
+    # Sequences in an optimizer step (a window).
+    batch_size: int
+    # Sequences in a forward pass, split over ranks; routes depend on it, so results do too.
+    micro_batch: int
+    eval_points: EvalPoints
+    seed: int
+    # Of forward and backward passes; master weights and optimizer are float32.
+    precision: str = "bfloat16"
+    objective: Objective = CROSS_ENTROPY
+    start: View | None = None
+
+    def __post_init__(self) -> None:
+        require_int("batch_size", self.batch_size, 1)
+        require_int("micro_batch", self.micro_batch, 1)
+        require_int("seed", self.seed, 0, 2**63 - 1)
+        require_choice("precision", self.precision, PRECISIONS)
+        if self.batch_size % self.micro_batch:
+            raise invalid(
+                "micro_batch", self.micro_batch, f"a divisor of batch_size = {self.batch_size}"
+            )
+        for domain in self.data.domains:
+            if domain.num_draws % self.route_unit:
+                allowed = f"a multiple of {self.route_unit}, the sequences that share a route"
+                raise invalid(f"data.domains[{domain.name}].num_draws", domain.num_draws, allowed)
+        if self.data.num_draws % self.batch_size:
+            allowed = f"draws that add up to whole steps of {self.batch_size} sequences"
+            raise invalid("data.domains", self.data.num_draws, allowed)
+        if self.eval_points.num_points > self.num_steps:
+            raise invalid(
+                "eval_points.num_points",
+                self.eval_points.num_points,
+                f"at most {self.num_steps} steps",
+            )
+
+        if len(self.model.modules) > MAX_MODULES:
+            raise invalid(
+                "model.modules", len(self.model.modules), f"at most {MAX_MODULES} modules"
+            )
+        weights = dict(self.routing.companion_weights)
+        unweighted = [d for d in self.model.module_domains if weights and d not in weights]
+        if unweighted:
+            raise invalid(
+                "routing.companion_weights",
+                weights,
+                f"a weight for each module; {unweighted[0]} has none",
+            )
+        if self.objective.forget:
+            self._check_unlearning()
+        if self.routing.freeze_core:
+            self._check_frozen_core()
+        if self.eval_points.patience and not self.eval_points.num_points:
+            raise invalid(
+                "eval_points.patience",
+                self.eval_points.patience,
+                "0 without evaluations while training",
+            )
+        if self.eval_points.num_probes:
+            self._check_probes()
+
+    def _check_unlearning(self) -> None:
+        """ValueError unless unlearning is possible.
+
+        Windows need as many forget as other micro-batches, and a steered layer must exist.
+        """
+        forget = sum(d.num_draws for d in self.data.domains if d.name in self.objective.forget)
+        if 2 * forget != self.data.num_draws:
+            raise invalid(
+                "objective.forget", forget, f"half of the run's {self.data.num_draws} draws"
+            )
+        if self.micro_batches_per_step % 2 or self.routing.accumulation != "heterogeneous":
+            allowed = (
+                "cross_entropy unless windows are heterogeneous, with an even number of"
+                " micro-batches"
+            )
+            raise invalid("objective.kind", self.objective.kind, allowed)
+        if self.objective.steered_layers > self.model.num_layers:
+            raise invalid(
+                "objective.steered_layers",
+                self.objective.steered_layers,
+                f"at most {self.model.num_layers} layers",
+            )
+        if self.objective.steered_layers and self.start is None:
+            raise invalid(
+                "objective.kind", self.objective.kind, "a run with a start, whose activations stay"
+            )
+
+    def _check_frozen_core(self) -> None:
+        """ValueError unless every batch trains a module."""
+        without = [d.name for d in self.data.domains if d.name not in self.model.module_domains]
+        if without and not (
+            without == [CORE] and self.model.modules and self.routing.p_core_robust == 1.0
+        ):
+            allowed = "false, since batches of these domains train no module: " + ", ".join(without)
+            raise invalid("routing.freeze_core", True, allowed)
+
+    def _check_probes(self) -> None:
+        """ValueError unless the run can have probes.
+
+        These measure unlabelled batches' gradients in the modules.
+        """
+        points = self.eval_points
+        if points.num_probes > self.num_steps:
+            raise invalid(
+                "eval_points.num_probes", points.num_probes, f"at most {self.num_steps} steps"
+            )
+        if not self.model.modules or not any(is_unlabelled(d.name) for d in self.data.domains):
+            allowed = "0 in a run without modules or unlabelled batches"
+            raise invalid("eval_points.num_probes", points.num_probes, allowed)
+        if points.num_sequences < self.micro_batch:
+            allowed = f"at least a micro-batch of {self.micro_batch} in a run with probes"
+            raise invalid("eval_points.num_sequences", points.num_sequences, allowed)
+
+    @property
+    def num_probed(self) -> int:
+        """Number of micro-batches of each domain's validation split in one probe."""
+        return min(MOST_PROBED, self.eval_points.num_sequences // self.micro_batch)
+
+    @property
+    def route_unit(self) -> int:
+        """Number of sequences that share one route.
+
+        It is a micro-batch, or a window under uniform accumulation.
+        """
+        return self.micro_batch if self.routing.accumulation == "heterogeneous" else self.batch_size
+
+    @property
+    def num_steps(self) -> int:
+        return self.data.num_draws // self.batch_size
+
+    @property
+    def micro_batches_per_step(self) -> int:
+        return self.batch_size // self.micro_batch
+
+    @property
+    def num_tokens(self) -> int:
+        return self.data.num_draws * self.model.seq_len
+
+    @cached_property
+    def run_id(self) -> str:
+        return hash_run(self)
+
+
+def hash_run(run: RunConfig | Mapping) -> str:
+    """Makes the `run_id` of a run, or of its plain JSON."""
+    return short_hash({"recipe_version": RECIPE_VERSION, "run": run})
+
+
+def run_from_plain(plain: Mapping) -> RunConfig:
+    """Reads a run from the JSON that `to_plain` gives, and validates it."""
+    return from_plain(RunConfig, plain)
+
+
+def node_from_plain(kind: str, plain: Mapping) -> RunConfig | AnyEvaluation | TaskScores:
+    """Reads the config of a node; `kind` is run or evaluation, KeyError for another."""
+    return {"run": run_from_plain, "evaluation": evaluation_from_plain}[kind](plain)

@@ -3,13 +3,15 @@
 import functools
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from importlib.metadata import EntryPoint, entry_points
+from pkgutil import resolve_name
 from typing import Any
 
 
 class Table(MutableMapping[str, Any]):
     """Named things of one kind: ours, in their order, then those of installed packages.
 
-    These are entry points of `group`. A package's thing is imported when it is first asked for.
+    Those are entry points of `group`. A package's thing is imported when it is first asked for, and
+    so is one of ours that `ours` has as module:name.
     ValueError naming the package: for a name that is ours, in `reserved`, or another package's; for
     one that cannot be imported; for one that is not `is_usable`.
     """
@@ -61,6 +63,8 @@ class Table(MutableMapping[str, Any]):
                     f"{self._about(entry)} ({entry.value}) is of another kind: {value!r}"
                 )
             self._known[name] = value
+        if isinstance(value := self._known[name], str):
+            self._known[name] = resolve_name(value)
         return self._known[name]
 
     def __iter__(self) -> Iterator[str]:

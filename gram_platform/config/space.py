@@ -3,6 +3,7 @@
 It varies ranges of parameters, which a command line can replace, and optimises a metric.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -36,6 +37,17 @@ class Parameter:
 
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
+
+    def at(self, share: float) -> float:
+        """Returns the value at a share of the range, from 0 (the low end) to 1."""
+        if self.log:
+            return self.low * (self.high / self.low) ** share
+        return self.low + share * (self.high - self.low)
+
+    def share_of(self, value: float) -> float:
+        """Returns the place of a value in the range, from 0 to 1."""
+        scale = math.log if self.log else float
+        return (scale(value) - scale(self.low)) / (scale(self.high) - scale(self.low))
 
 
 @dataclass(frozen=True)

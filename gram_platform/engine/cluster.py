@@ -24,8 +24,7 @@ import ray
 from gram_platform.config.endings import FAILED, SUBMIT_AGAIN, Stopped
 from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import say
-from gram_platform.engine.machine import num_cpus
-from gram_platform.engine.own_folder import OwnFolder
+from gram_platform.engine.machine import OwnFolder, num_cpus
 from gram_platform.engine.ray_private import address_of, address_record, refusal
 
 ADDRESS = "RAY_ADDRESS"

@@ -17,7 +17,7 @@ import torch
 
 from gram_platform.config.terminal import one_line, say
 from gram_platform.engine.execution import Execution
-from gram_platform.engine.process import is_out_of_memory
+from gram_platform.engine.process import is_out_of_memory, set_up_torch
 from gram_platform.train.data import start_thread
 
 # In the messages of RuntimeErrors: CUDA's runtime, cuBLAS and cuSPARSE ("CUDA error"), its driver,
@@ -120,7 +120,7 @@ def probe_here(execution: Execution) -> ProbeReport:
     Before it a process of its own tries the GPU: a driver's library may abort, and this process,
     which names the machine, shall outlive it.
     """
-    execution.set_up_torch()
+    set_up_torch(execution)
     if execution.device.startswith("cuda") and (apart := probe_afresh(execution.device)).failure:
         return apart
     return _report(execution.device, _failure_of_product(execution.device))
@@ -135,13 +135,14 @@ def probe_afresh(device: str) -> ProbeReport:
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)
     }
-    how = {
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.STDOUT,
-        "text": True,
-        "errors": "replace",
-    }
-    probe = subprocess.Popen(command, env=environment, **how)
+    probe = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
     try:
         said, _ = probe.communicate(timeout=2 * PRODUCT_S)
     except subprocess.TimeoutExpired:

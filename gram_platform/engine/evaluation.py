@@ -28,6 +28,7 @@ from gram_platform.config.flops import hardware_flops
 from gram_platform.config.identity import invalid
 from gram_platform.corpora.packed import PackedCorpus, prompts_and_truths
 from gram_platform.engine.execution import Execution
+from gram_platform.engine.process import set_up_torch
 from gram_platform.methods.budgets import run_flops
 from gram_platform.methods.nodes import Node
 from gram_platform.model.transformer import Transformer
@@ -77,7 +78,7 @@ def execute_profiles(
     Several have equal `common_work`. The elapsed time is shared evenly between those that are
     measured now.
     """
-    execution.set_up_torch()
+    set_up_torch(execution)
     store, results, missing = execution.store(), {}, {}
     for evaluation, node_tags in zip(evaluations, tags, strict=True):
         directory = store.evaluation(evaluation.eval_id)

@@ -1,4 +1,7 @@
-"""How and where nodes are executed: storage, device, threads, checkpoints, placement."""
+"""How and where nodes are executed: storage, device, threads, checkpoints, placement.
+
+It imports nothing that takes seconds, as plans have these values.
+"""
 
 import os
 import socket
@@ -6,21 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from gram_platform.config import RunConfig
 from gram_platform.corpora.packed import PackedCorpus
-from gram_platform.corpora.tokenizer import separator_tokens
 from gram_platform.store import Store
 from gram_platform.store.data import NOTHING_AHEAD, open_corpus
 from gram_platform.store.folders import RemoteFolder, open_folder
-from gram_platform.train.data import ScheduleReader, Separator
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
-
-# The value is the size of cuBLAS's buffers in KiB, and their number.
-CUBLAS_VARIABLE, CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 
 # Ray's label with the id of a machine.
 NODE_ID = "ray.io/node-id"
@@ -100,20 +96,6 @@ class Execution:
 
     def store(self) -> Store:
         return Store(self.storage).open_for_writing()
-
-    def set_up_torch(self) -> None:
-        """Sets the threads and the determinism of this process.
-
-        Call it before the first product on a GPU.
-        """
-        torch.set_num_threads(self.num_threads)
-        # Setting it imports torch's compiler.
-        if torch.are_deterministic_algorithms_enabled() != self.deterministic:
-            torch.use_deterministic_algorithms(self.deterministic)
-        torch.utils.deterministic.fill_uninitialized_memory = False
-        if self.deterministic:
-            os.environ[CUBLAS_VARIABLE] = CUBLAS_WORKSPACE
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
     def placed(self, placement: Placement) -> "Execution":
         """Returns how a node of this placement is executed."""
@@ -200,13 +182,3 @@ def results_place(storage: str, *folder: str) -> tuple[str, "FileSystem | None"]
 def owner() -> str:
     """Names this process in leases: `host:pid`."""
     return f"{socket.gethostname()}:{os.getpid()}"
-
-
-def schedule_reader(run: RunConfig, corpus: PackedCorpus) -> ScheduleReader:
-    """Opens the sequences that a run draws, with the separator of responses if they alone count."""
-    drawn = sorted({piece.domain for budget in run.data.domains for piece in budget.pool})
-    text = run.objective.responses_after
-    separator = Separator(*separator_tokens(corpus.tokenizer_path, text)) if text else None
-    return ScheduleReader(
-        run, {domain: corpus.train(domain) for domain in drawn}, corpus.is_permuted, separator
-    )

@@ -1,20 +1,47 @@
 """Executes the nodes of a source, and yields what happens to them.
 
-`RayExecutor` and `LocalExecutor` do it on Ray and in this process. The storage is the truth; an
-executor only decides which node starts next. The driver reads the events, and decides whether
-anything more is started.
+`RayExecutor` does it on Ray, `LocalExecutor` in this process: to debug, and on machines without
+Ray. The storage is the truth; an executor only decides which node starts next. The driver reads the
+events, and decides whether anything more is started.
 """
 
+import contextlib
+import math
+import signal
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from gram_platform.engine.evaluation import Task
-from gram_platform.engine.execution import ALL_ON_ONE_RANK, ON_ONE_RANK, Execution, Placement
-from gram_platform.engine.life import NodeLifecycle, Progress, WaitingNodes
+import torch
+
+from gram_platform.config import AnyEvaluation, RunConfig
+from gram_platform.config.endings import SUBMIT_AGAIN, TIME_IS_UP, Stopped
+from gram_platform.engine.devices import DeviceError, device_errors_probed
+from gram_platform.engine.evaluation import Task, execute_evaluation, execute_profiles
+from gram_platform.engine.execution import (
+    ALL_ON_ONE_RANK,
+    ON_ONE_RANK,
+    Execution,
+    Placement,
+    Resources,
+)
+from gram_platform.engine.life import (
+    FAILED,
+    HELD,
+    HELD_RETRY_S,
+    LACKS_MEMORY,
+    NodeLifecycle,
+    Progress,
+    WaitingNodes,
+    failure_message,
+    kind_of,
+)
+from gram_platform.engine.node import execute_run
+from gram_platform.engine.process import StopRequest, stop_on_signal
 from gram_platform.methods.nodes import Node
 
+TICK_S = 1.0
 # A node is executed from now on. It has ended: done, or failed with a text. Something was said of
 # it: a warning, or why it starts again. Some time has passed.
 STARTED, ENDED, WARNED, WAITED = "started", "ended", "warned", "waited"
@@ -27,24 +54,6 @@ class Event:
     kind: str
     node: Node | None = None
     text: str = ""
-
-
-class NodeSource(Protocol):
-    """Where an executor takes nodes from."""
-
-    def next(self) -> Sequence[Node] | None:
-        """Returns the nodes to execute when those of before have ended; None when there are no
-        more."""
-
-
-class ListedNodes:
-    """The source of a study: all of its nodes at once."""
-
-    def __init__(self, nodes: Sequence[Node]):
-        self._left = [nodes]
-
-    def next(self) -> Sequence[Node] | None:
-        return self._left.pop() if self._left else None
 
 
 class Executor:
@@ -74,9 +83,12 @@ class Executor:
     def __exit__(self, *_) -> None:
         """Ends the processes that execute nothing."""
 
-    def events(self, source: NodeSource) -> Iterator[Event]:
-        """Executes the nodes of the source that are not done; yields what happens."""
-        while (nodes := source.next()) is not None:
+    def events(self, source: Iterable[Sequence[Node]]) -> Iterator[Event]:
+        """Executes the nodes of the source that are not done; yields what happens.
+
+        It takes more nodes from the source when those of before have ended.
+        """
+        for nodes in source:
             self.progress.done |= self._known & {node.id for node in nodes}
             self.waiting.add(nodes)
             # Who reads the events may stop before the first node starts.
@@ -116,3 +128,148 @@ class Executor:
 
     def placement(self, task: Task) -> Placement:
         return self.placements.get(task[0].id, ON_ONE_RANK)
+
+
+class LocalExecutor(Executor):
+    """Executes nodes one after another in this process, without Ray.
+
+    A ValueError, a non-finite loss and a lack of memory fail a node and block its dependants. An
+    error of the device becomes Stopped, with the outcome of a probe; any other error rises, so that
+    a debugger stops where it happened. SIGTERM, Ctrl-C and the end of `limit_s` end the process
+    (the last with code `TIME_IS_UP`) after the current step, with a checkpoint.
+    """
+
+    def __init__(
+        self,
+        execution: Execution,
+        placements: Mapping[str, Placement] = ALL_ON_ONE_RANK,
+        retry_diverged: bool = False,
+        done: Collection[str] = (),
+        limit_s: float = math.inf,
+    ):
+        super().__init__(execution, placements, retry_diverged, done)
+        self._deadline, self._next_look_s = time.monotonic() + limit_s, 0.0
+        self._signals = contextlib.ExitStack()
+        # The task that is executed next.
+        self._chosen: Task = ()
+
+    def __enter__(self) -> "LocalExecutor":
+        request = StopRequest(look=self._look)
+        self._stop = self._signals.enter_context(stop_on_signal(request, _signals()))
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._signals.close()
+
+    def _look(self, request: StopRequest) -> None:
+        now = time.monotonic()
+        if now >= self._deadline:
+            request.receive(TIME_IS_UP)
+        if now >= self._next_look_s:
+            self._next_look_s = now + TICK_S
+            self.look()
+
+    def advance(self) -> bool:
+        """Chooses the task that is executed next."""
+        if self._stop.received:
+            self._stop.exit()
+        if self.is_stopping or not self.waiting:
+            return False
+        for node in self.waiting.look_again():
+            self.note_end(node)
+        self._chosen = next((task for _, tasks in self.waiting.tasks() for task in tasks), ())
+        if self._chosen:
+            self.note_start(self._chosen)
+        return True
+
+    def wait(self) -> None:
+        """Executes the chosen task. Waits while other drivers hold all."""
+        if self._chosen:
+            self._execute(self._chosen)
+        else:
+            time.sleep(HELD_RETRY_S / 2)
+
+    def _execute(self, task: Task) -> None:
+        """Executes a task, and notes its end or how it is tried again."""
+        execution = self.execution.placed(self.placement(task))
+        try:
+            with device_errors_probed(execution.device):
+                self.warn(task[0], execute_task(task, execution, stop_request=self._stop))
+        except DeviceError as error:
+            raise Stopped(f"{error}. {SUBMIT_AGAIN}") from error
+        except Exception as error:
+            kind = kind_of(error)
+            if kind == HELD:
+                self.waiting.again(task[0], held=True)
+            elif kind not in (FAILED, LACKS_MEMORY):
+                raise
+            elif len(task) == 1:
+                self.waiting.failed(task[0], failure_message(error))
+                self.note_end(task[0])
+            else:
+                for node in task:
+                    self.waiting.again(node, 0.0, alone=True)
+            return
+        finally:
+            self.progress.running.clear()
+        for node in task:
+            self.waiting.done(node)
+            self.note_end(node)
+
+
+def execute_task(
+    task: Sequence[Node],
+    execution: Execution,
+    resources: Resources | None = None,
+    stop_request: StopRequest | None = None,
+) -> list[str]:
+    """Executes a node, or evaluations with common work; returns the warnings.
+
+    Arguments as `execute_node`.
+    """
+    configs, tags = [node.config for node in task], [node.names for node in task]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RuntimeWarning)
+        if len(task) > 1:
+            execute_profiles(configs, tags, execution)
+        else:
+            execute_node(configs[0], tags[0], execution, resources, stop_request)
+    return [
+        str(warning.message) for warning in caught if issubclass(warning.category, RuntimeWarning)
+    ]
+
+
+def execute_node(
+    config: RunConfig | AnyEvaluation,
+    tags: Mapping[str, str],
+    execution: Execution,
+    resources: Resources | None = None,
+    stop_request: StopRequest | None = None,
+) -> dict:
+    """Executes a node and returns its result: a run of several ranks on Ray Train, others here.
+
+    `resources`: of Ray; None where every node has one rank. `stop_request`: of the caller, as in
+    `execute_run`. Raises LeaseHeld, before any worker is requested, while another process works on
+    the run.
+    """
+    if not isinstance(config, RunConfig):
+        return execute_evaluation(config, tags, execution)
+    if execution.num_ranks == 1:
+        return execute_run(config, tags, execution, stop_request)
+    assert resources is not None, f"run {config.run_id} has {execution.num_ranks} ranks"
+    execution.store().run(config.run_id).require_free()
+    # Imported here: Ray Train and FSDP take a second.
+    from gram_platform.engine.dispatch import execute_sharded_run
+
+    return execute_sharded_run(config, tags, execution, resources)
+
+
+def _signals() -> tuple[int, ...]:
+    """Lists the signals that end the process with a checkpoint; a debugger keeps its own Ctrl-C."""
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return (signal.SIGTERM, signal.SIGINT) if is_default else (signal.SIGTERM,)
+
+
+def has_gpu() -> bool:
+    """Returns whether torch can use a GPU of this machine."""
+    return torch.cuda.is_available()

@@ -32,8 +32,7 @@ from gram_platform.config.terminal import say
 from gram_platform.config.written import read_json
 from gram_platform.corpora.recipe import CorpusRecipe, recipe_from_plain
 from gram_platform.engine.execution import Execution
-from gram_platform.engine.executor import ENDED, ListedNodes
-from gram_platform.engine.in_process import LocalExecutor, has_gpu
+from gram_platform.engine.executor import ENDED, LocalExecutor, has_gpu
 from gram_platform.engine.life import NodeLifecycle, Progress, done_ids, with_stored_tags
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
@@ -228,7 +227,7 @@ def _execute(executor: LocalExecutor, nodes: Sequence[Node]) -> Progress:
             say(f"{count()} {node.name}: step {beat['step']} of {node.config.num_steps}, {rate}")
 
     executor.look = look
-    for event in executor.events(ListedNodes(nodes)):
+    for event in executor.events([nodes]):
         if event.kind == ENDED and (node := event.node):
             elapsed_s = store.node(node.kind, node.id).timing().get("elapsed_s", 0.0)
             how = f"FAILED: {event.text}" if event.text else f"{elapsed_s:.1f} s"

@@ -1,16 +1,8 @@
 """Decides the life of a node: done, diverged, held, crashed or ready.
 
-- done: the storage has its result, whichever process made it, and the runs that it needs are done
-  and still have the weights that it names. It is not executed again; a lost config is restored.
-- diverged: a run whose loss became non-finite. Training it again would end the same, so it stays
-  failed.
-- held: another process has its lease. Look again after `HELD_RETRY_S`.
-- crashed: its process, machine or device failed, or the kernel or Ray killed the process for its
-  memory. Start it again. After `MAX_CRASHES` crashes without a new checkpoint in between it has
-  failed: preempted machines do not fail a run that makes progress. Crashes on a machine whose
-  device does not work (`Cordon`) do not count. An allocation that fails in Python, numpy, torch or
-  CUDA is no crash: the node fails when it happens in a second process too.
-- ready: none of these.
+`docs/architecture.md` says in a table what each state means and what follows it. Preempted machines
+do not fail a run that makes progress, since only crashes without a new checkpoint in between are
+counted, and none on a machine whose device does not work (`Cordon`).
 """
 
 import functools

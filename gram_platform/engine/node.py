@@ -16,9 +16,10 @@ from gram_platform.config.identity import invalid
 from gram_platform.config.routing import Schedule
 from gram_platform.config.terminal import say
 from gram_platform.corpora.packed import PackedCorpus
+from gram_platform.corpora.tokenizer import separator_tokens
 from gram_platform.engine.devices import is_device_error
 from gram_platform.engine.evaluation import evaluation_steps, probe_steps, progress_of
-from gram_platform.engine.execution import Execution, owner, schedule_reader
+from gram_platform.engine.execution import Execution, owner
 from gram_platform.engine.life import DIVERGENCE
 from gram_platform.engine.process import (
     BackgroundJob,
@@ -27,6 +28,7 @@ from gram_platform.engine.process import (
     StopRequest,
     is_out_of_memory,
     memory_advice,
+    set_up_torch,
     stop_on_signal,
 )
 from gram_platform.methods.budgets import plan_compute_units, run_flops
@@ -40,6 +42,7 @@ from gram_platform.store.directories import SOURCE_HASHES
 from gram_platform.store.shards import Resumed, read_checkpoint
 from gram_platform.store.views import open_dense
 from gram_platform.train.compilation import num_graphs
+from gram_platform.train.data import ScheduleReader, Separator
 from gram_platform.train.evaluate import progress_losses, require_sequences, validation_losses
 from gram_platform.train.learner import DTYPES, Learner, probed_norms
 from gram_platform.train.loop import StepRecord, TrainingDiverged, require_finite, training_steps
@@ -123,7 +126,7 @@ def execute_run(
     OutOfMemory with advice. A SIGTERM, or the caller's `stop_request`, ends the process after the
     current step, with a checkpoint of it.
     """
-    execution.set_up_torch()
+    set_up_torch(execution)
     store = execution.store()
     directory = store.run(run.run_id)
     directory.ensure_config(run)
@@ -174,16 +177,28 @@ def starting_point(run: RunConfig, execution: Execution) -> Iterator[Start]:
         yield weights
 
 
+def schedule_reader(run: RunConfig, corpus: PackedCorpus) -> ScheduleReader:
+    """Opens the sequences that a run draws, with the separator of responses if they alone count."""
+    drawn = sorted({piece.domain for budget in run.data.domains for piece in budget.pool})
+    text = run.objective.responses_after
+    separator = Separator(*separator_tokens(corpus.tokenizer_path, text)) if text else None
+    return ScheduleReader(
+        run, {domain: corpus.train(domain) for domain in drawn}, corpus.is_permuted, separator
+    )
+
+
 def new_learner(kind: type[Learner], run: RunConfig, execution: Execution, start: Start) -> Learner:
     """Makes the run's learner at its starting point."""
     division = execution.placement.fewest
-    how = (
+    return kind(
+        run,
+        execution.device,
+        start,
         execution.activation_checkpointing,
         execution.compiled,
         division.num_passes,
         division.num_merged,
     )
-    return kind(run, execution.device, start, *how)
 
 
 class RunExecution:

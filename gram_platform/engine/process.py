@@ -1,4 +1,4 @@
-"""Supports the training process: memory, background writing, usage, SIGTERM and draining."""
+"""Supports the training process: torch, memory, background writing, usage, SIGTERM, draining."""
 
 import contextlib
 import os
@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
-from gram_platform.engine.execution import Division
+from gram_platform.engine.execution import Division, Execution
 from gram_platform.train.data import gpu_of_this_thread, start_thread
 
 try:
@@ -29,6 +29,25 @@ ALLOCATORS = (
     "[CUDA]: out of memory",
     "STATUS_ALLOC_FAILED",
 )
+
+
+# The value is the size of cuBLAS's buffers in KiB, and their number.
+CUBLAS_VARIABLE, CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+
+
+def set_up_torch(execution: Execution) -> None:
+    """Sets the threads and the determinism of this process.
+
+    Call it before the first product on a GPU.
+    """
+    torch.set_num_threads(execution.num_threads)
+    # Setting it imports torch's compiler.
+    if torch.are_deterministic_algorithms_enabled() != execution.deterministic:
+        torch.use_deterministic_algorithms(execution.deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    if execution.deterministic:
+        os.environ[CUBLAS_VARIABLE] = CUBLAS_WORKSPACE
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
 
 class OutOfMemory(RuntimeError):

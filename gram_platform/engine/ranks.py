@@ -22,6 +22,7 @@ from gram_platform.engine.process import (
     StopRequest,
     is_out_of_memory,
     memory_advice,
+    set_up_torch,
     stop_on_signal,
 )
 from gram_platform.model.cpu import freed_memory_kept
@@ -68,7 +69,7 @@ def train_rank(
     process group's time-out for a step. Raises OutOfMemory with advice on a rank that runs out of
     memory.
     """
-    execution.set_up_torch()
+    set_up_torch(execution)
     patient = _patient_group()
     attempt = _start_attempt(run, execution) if dist.get_rank() == 0 else None
     try:

@@ -6,8 +6,7 @@ several by Ray Train workers. A machine whose device does not work takes none of
 """
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
 
 import ray
 from ray.exceptions import LocalRayletDiedError, OutOfMemoryError, RayError, RayTaskError
@@ -19,9 +18,8 @@ from gram_platform.engine.capacity import Admission, Cordon, FreeResources
 from gram_platform.engine.cluster import CLUSTER_LOST, ClusterLost, require_ray
 from gram_platform.engine.devices import DeviceError, ProbeReport
 from gram_platform.engine.evaluation import Task
-from gram_platform.engine.execution import ALL_ON_ONE_RANK, Execution, Placement, Resources
-from gram_platform.engine.executor import Executor
-from gram_platform.engine.in_process import execute_task
+from gram_platform.engine.execution import ALL_ON_ONE_RANK, Execution, Placement
+from gram_platform.engine.executor import Executor, execute_task
 from gram_platform.engine.life import (
     AGAIN,
     CRASHED,
@@ -50,15 +48,14 @@ class RayExecutor(Executor):
     def __init__(
         self,
         execution: Execution,
-        resources: Resources,
+        cordon: Cordon,
         placements: Mapping[str, Placement] = ALL_ON_ONE_RANK,
-        cordon: Cordon | None = None,
+        retry_diverged: bool = False,
+        done: Collection[str] = (),
         poll_s: float = 1.0,
-        **known: Any,
     ):
-        """`known`: `retry_diverged` and `done`, as in `Executor`."""
-        super().__init__(execution, placements, **known)
-        self.cordon, self.poll_s = cordon or Cordon(resources), poll_s
+        super().__init__(execution, placements, retry_diverged, done)
+        self.cordon, self.poll_s = cordon, poll_s
         self.policy = CrashPolicy(self.cordon)
         self.slots, self.admission = (
             SlotPool(execution, self.cordon),
@@ -157,11 +154,10 @@ class RayExecutor(Executor):
     def _submit_gang(self, task: Task) -> ray.ObjectRef:
         """Starts a task that waits for a run's ranks on the driver's machine, never preempted."""
         here = ray.get_runtime_context().get_node_id()
-        placed = {
-            "num_cpus": 0,
-            "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=True),
-        }
-        execute = _execute_gang.options(name=task_name(task), **placed)
+        on_this_machine = NodeAffinitySchedulingStrategy(here, soft=True)
+        execute = _execute_gang.options(
+            name=task_name(task), num_cpus=0, scheduling_strategy=on_this_machine
+        )
         execution = self.execution.placed(self.placement(task))
         return execute.remote(task, execution, self.cordon.resources)
 

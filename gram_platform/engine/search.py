@@ -34,7 +34,6 @@ from gram_platform.engine.execution import (
     results_place,
 )
 from gram_platform.engine.life import FAILED, LACKS_MEMORY, CrashPolicy
-from gram_platform.engine.proposals import Proposal, Source
 from gram_platform.engine.ray_private import error_of_trial, treat_memory_kill_as_crash
 from gram_platform.engine.trial_process import (
     KIND,
@@ -49,6 +48,8 @@ from gram_platform.engine.trials import (
     Outcome,
     Point,
     Problem,
+    Proposal,
+    Source,
     committed,
     reservation,
     trial_ranks,

@@ -19,7 +19,7 @@ from gram_platform.engine.capacity import Cordon
 from gram_platform.engine.devices import ProbeReport, device_errors_probed, probe_here
 from gram_platform.engine.evaluation import Task
 from gram_platform.engine.execution import ON_ONE_RANK, Execution, Placement, Resources
-from gram_platform.engine.in_process import execute_task
+from gram_platform.engine.executor import execute_task
 from gram_platform.store import LeaseHeld
 from gram_platform.train.loop import TrainingDiverged
 

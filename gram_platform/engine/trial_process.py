@@ -4,7 +4,7 @@ A process takes one trial after another until one fails or crashes in it. It rep
 raises an error in the next step: that is how Ray Tune ends a process.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import astuple, fields, replace
 from typing import Any
 
@@ -12,10 +12,9 @@ from ray import tune
 
 from gram_platform.config import State
 from gram_platform.engine.devices import DeviceError, ProbeReport, device_errors_probed, probe_here
-from gram_platform.engine.execution import Execution, Placement, Resources
+from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import CRASHED, LACKS_MEMORY, failure_message, kind_of
-from gram_platform.engine.proposals import Proposal
-from gram_platform.engine.trials import Outcome, Point, Problem, execute_trial, trial_ranks
+from gram_platform.engine.trials import Outcome, Problem, Proposal, execute_trial, trial_ranks
 
 # Keys of a trial's last report beside its metrics and the facts of its outcome: the names of the
 # metrics, the kind of a crash (`life.kind_of`), and the report about the process's device.
@@ -52,7 +51,7 @@ class Trial(tune.Trainable):
         if self._is_over:
             raise RuntimeError("this process takes no more trials")
         try:
-            report = outcome_report(self._execute(**self._config))
+            report = outcome_report(self._execute())
         except BaseException as error:
             # SystemExit, too: Ray drains this machine.
             report = crash_report(error)
@@ -65,18 +64,13 @@ class Trial(tune.Trainable):
         self._config = new_config
         return True
 
-    def _execute(
-        self,
-        name: str,
-        point: Point,
-        placements: Mapping[str, Placement],
-        cordoned: Collection[str],
-    ) -> Outcome:
+    def _execute(self) -> Outcome:
         """Executes a trial.
 
         The first on this process's device probes it before; raises DeviceError.
         """
-        resources = replace(self._resources, cordoned=tuple(cordoned))
+        name, point, placements = (self._config[key] for key in ("name", "point", "placements"))
+        resources = replace(self._resources, cordoned=tuple(self._config["cordoned"]))
         try:
             if self._probe is None and trial_ranks(placements.values()) == 1:
                 self._probe = probe_here(self._execution)

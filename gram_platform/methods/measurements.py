@@ -1,16 +1,40 @@
-"""Defines the measurements: which runs and evaluations a study has of a method in a setting.
+"""Says what a study is about, and which runs and evaluations it has of a method in a setting.
 
-A preset has one. How its results are read and shown, `pages/report/measurements.py` says under its
-`name`.
+The latter are its measurement. A preset has one. How its results are read and shown,
+`pages/report/measurements.py` says under its `name`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import ClassVar
 
 from gram_platform.config import CORE, LOSSES, AnyEvaluation, Continuations, TokenLosses
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.methods.setting import Setting
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a study is about, and how its results are compared."""
+
+    name: str
+    title: str
+    # The plain text of the report's head.
+    question: str
+    _: KW_ONLY
+    # The paper's study whose tables and claims stand beside ours.
+    compare_with: str = ""
+    # The column of the variants, such as "accumulation".
+    varies: str = ""
+    # The variant whose baselines are the reference of all; "": each variant's own.
+    unit: str = ""
+    # Whether compute ratios are against the baseline of the same seed, not all seeds' pooled.
+    own_baseline: bool = False
+
+    @property
+    def description(self) -> dict:
+        """The fields of the description by name."""
+        return {field.name: getattr(self, field.name) for field in fields(Description)}
 
 
 @dataclass(frozen=True)

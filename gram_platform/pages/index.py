@@ -1,21 +1,32 @@
 """Writes `site/index.html` of a storage: a card for each study and search, with its links.
 
-A card is made from `study.json` or `search.json` alone, which a submission writes with its report.
-The index shows the picture that lies there too as an image, so that nothing of a study's folder
-becomes markup of the page.
+A card has the main result in a sentence and a small picture. It is made from `study.json` or
+`search.json` alone, which a submission writes with its report. The index shows the picture that
+lies there too as an image, so that nothing of a study's folder becomes markup of the page.
 """
 
 import datetime
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import quote
 
+import numpy as np
+import pandas as pd
+
+from gram_platform.analysis.intervals import ENDS
+from gram_platform.analysis.tables import CLASSES
+from gram_platform.config import State
 from gram_platform.config.identity import InvalidField
 from gram_platform.config.plain import from_plain
 from gram_platform.config.terminal import warn
-from gram_platform.pages.report.card import PICTURE_FILE
+from gram_platform.methods.nodes import VARIANT
+from gram_platform.pages.figures.study import HIDDEN
+from gram_platform.pages.figures.style import BLUE, GREEN, ORANGE, PURPLE, VERMILION, method_style
+from gram_platform.pages.report.build import headline_rows
 from gram_platform.pages.report.page import CLAIMS_FILE, REPORT_FILE, Page, Section, render
-from gram_platform.pages.results.record import SEARCH_FILE, STUDY_FILE, Card
+from gram_platform.pages.results.record import SEARCH_FILE, STUDY_FILE, Card, Results
 from gram_platform.paper.verdicts import VERDICTS
 from gram_platform.store import CorruptFile, Folder, Store
 from gram_platform.store.folders import open_folder
@@ -24,6 +35,20 @@ from gram_platform.store.root import HISTORY
 SITE, INDEX_FILE = "site", "index.html"
 # The files to which a card leads, by the text of the link.
 LINKED_FILES = {"report": REPORT_FILE, "table.csv": "table.csv", "claims.csv": CLAIMS_FILE}
+# In the folder of a study or a search, beside its report.
+PICTURE_FILE = "card.svg"
+# Pixels of the frame, whose bottom is the picture's own; and between two marks of a row.
+LEFT, RIGHT, TOP, STEP = 116.0, 368.0, 8.0, 10.0
+SEARCH_HEIGHT = 150.0
+# A shape around the middle of a mark, and its colour: of the classes in their order, and of the
+# sizes of a search.
+MARK_LOOKS = (
+    ("M-4.5,0a4.5,4.5 0 1 0 9,0a4.5,4.5 0 1 0 -9,0z", BLUE),
+    ("M-4,-4h8v8h-8z", GREEN),
+    ("M0,-5.5L5.5,0L0,5.5L-5.5,0z", VERMILION),
+    ("M0,-5.5L5,4H-5z", PURPLE),
+    ("M-5,-1.5h3.5v-3.5h3v3.5h3.5v3h-3.5v3.5h-3v-3.5h-3.5z", ORANGE),
+)
 QUESTION = "Which capabilities of a language model can be switched off, and what does it cost?"
 
 
@@ -104,3 +129,137 @@ def _shown(store: Store, name: str, folder: Folder, record: Mapping) -> Shown:
     for name, file in (("report", REPORT_FILE), ("picture", PICTURE_FILE)):
         plain[name] = f"{place}/{file}" if file in files else ""
     return from_plain(Shown, plain)
+
+
+# ---------------------------------------------------------------------------------------- cards
+
+
+class Mark(NamedTuple):
+    """One value: its place, its shape and colour, and the ends of its interval if it has one."""
+
+    x: float
+    y: float
+    look: tuple[str, str]
+    ends: tuple[float, float] | None = None
+
+
+class Label(NamedTuple):
+    """A text at a place of the picture; `anchor` as in SVG."""
+
+    x: float
+    y: float
+    anchor: str
+    text: str
+
+
+def describe_ratios(study: Results) -> tuple[str, str]:
+    """Returns a sentence with the compute ratios of the main method, and a picture of all methods.
+
+    Both are of the place that the report shows at a glance; "" and "" while there are no main
+    numbers.
+    """
+    main = headline_rows(study)
+    if main.empty:
+        return "", ""
+    first = main.iloc[0]
+    at = {"size": first["size"], "profile": first["profile"]}
+    at |= {VARIANT: first[VARIANT]} if study.record.varies else {}
+    rows = study.table[~study.table["method"].isin(HIDDEN)]
+    for name, value in at.items():
+        rows = rows[rows[name] == value]
+    values = [f"{name} {first[name]:.2f}" for name in CLASSES if math.isfinite(first[name])]
+    words = {"profile": "profile", VARIANT: study.record.varies.replace("_", " ")}
+    place = ", ".join(f"{words.get(name, '')} {value}".strip() for name, value in at.items())
+    label = method_style(first["method"]).label
+    return f"{label}: {', '.join(values)} ({place})", draw_ratios(rows)
+
+
+def draw_ratios(rows: pd.DataFrame) -> str:
+    """Draws the classes of each method, a row of `table.csv`, with their intervals."""
+    names = [name for name in CLASSES if rows[name].notna().any()]
+    end = 0.2 * math.ceil(max(rows[names].max().max(), 1.0) / 0.2 + 0.25)
+    height = STEP * (len(names) + 1)
+
+    def across(value: float) -> float:
+        return float(np.interp(value, (0.0, end), (LEFT, RIGHT)))
+
+    marks, labels = [], []
+    for number, row in enumerate(rows.to_dict("records")):
+        top, label = TOP + height * number, method_style(row["method"]).label
+        labels.append(Label(LEFT - 8, top + height / 2 + 4, "end", label))
+        for line, name in enumerate(names):
+            value, low, high = (row[name + end] for end in ENDS)
+            ends = (across(low), across(high)) if math.isfinite(high - low) else None
+            if math.isfinite(value):
+                marks.append(Mark(across(value), top + STEP * (line + 1), MARK_LOOKS[line], ends))
+    bottom = TOP + height * len(rows)
+    labels += [Label(across(x), bottom + 16, "middle", f"{x:.2g}") for x in (0.0, 1.0, end)]
+    return _drawn("Compute ratios; dotted: the baseline", bottom, marks, labels, names, across(1.0))
+
+
+def describe_trials(
+    trials: pd.DataFrame, varied: Sequence[str], objectives: Sequence[str]
+) -> tuple[str, str]:
+    """Returns the ranges of a search's objectives, and a picture of its complete trials.
+
+    The picture has one objective against the other, or against what is varied first. `trials` as in
+    `trials.csv`.
+    """
+    complete = trials[trials["state"] == State.COMPLETE]
+    parts = []
+    for name in objectives:
+        found = complete[name].dropna()
+        if len(found):
+            parts.append(f"{name.replace('_', ' ')} {found.min():.3g} to {found.max():.3g}")
+            if len(objectives) == 1:
+                lowest = complete.loc[found.idxmin()]
+                at = [
+                    f"{column} {lowest[column]}" for column in ("size", *varied) if column in lowest
+                ]
+                parts.append(f"the lowest at {', '.join(at)}")
+    columns = (*objectives, *varied)[:2] if len(objectives) > 1 else (*varied[:1], *objectives)
+    numbers = [name for name in columns if pd.api.types.is_numeric_dtype(complete[name])]
+    drawn = complete.dropna(subset=numbers)
+    picture = draw_trials(drawn, *numbers) if len(numbers) == 2 and len(drawn) else ""
+    return ", ".join(parts), picture
+
+
+def draw_trials(trials: pd.DataFrame, x_name: str, y_name: str) -> str:
+    """Draws trials, the second column against the first; shape and colour tell the size."""
+    xs, ys = trials[x_name], trials[y_name]
+    is_log = xs.min() > 0 and xs.max() / xs.min() >= 10
+    bottom = TOP + SEARCH_HEIGHT
+    right = _placed(np.log(xs) if is_log else xs, LEFT + 10, RIGHT - 10)
+    up = _placed(ys, bottom - 10, TOP + 10)
+    of_trials = trials["size"].astype(str) if "size" in trials else ["a trial"] * len(trials)
+    sizes = list(dict.fromkeys(of_trials))
+    looks = {size: MARK_LOOKS[number % len(MARK_LOOKS)] for number, size in enumerate(sizes)}
+    marks = [Mark(x, y, looks[size]) for x, y, size in zip(right, up, of_trials, strict=True)]
+    labels = [
+        Label(LEFT - 8, TOP + 14, "end", f"{ys.max():.3g}"),
+        Label(LEFT - 8, bottom - 6, "end", f"{ys.min():.3g}"),
+        Label(LEFT + 10, bottom + 16, "start", f"{xs.min():.3g}"),
+        Label(RIGHT, bottom + 16, "end", f"{xs.max():.3g}"),
+    ]
+    x_text, y_text = (name.replace("_", " ") for name in (x_name, y_name))
+    title = f"Up: {y_text}; across: {x_text}{' (log)' if is_log else ''}"
+    return _drawn(title, bottom, marks, labels, sizes, None)
+
+
+def _drawn(
+    title: str,
+    bottom: float,
+    marks: Sequence[Mark],
+    labels: Sequence[Label],
+    series: Sequence[str],
+    guide: float | None,
+) -> str:
+    """Fills the template; `series` are named below the frame, in the order of MARK_LOOKS."""
+    legend = [(MARK_LOOKS[number % len(MARK_LOOKS)], name) for number, name in enumerate(series)]
+    frame = {"left": LEFT, "right": RIGHT, "top": TOP, "bottom": bottom, "guide": guide}
+    return str(render("card.svg", title=title, marks=marks, labels=labels, legend=legend, **frame))
+
+
+def _placed(values: pd.Series, first: float, last: float) -> list[float]:
+    share = (values - values.min()) / (values.max() - values.min())
+    return (first + (last - first) * share.fillna(0.5)).tolist()

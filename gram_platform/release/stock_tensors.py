@@ -8,10 +8,10 @@ import torch
 
 from gram_platform.config import ModelConfig
 from gram_platform.config.identity import invalid
-from gram_platform.model.merge import Weights, merged_mlp
 from gram_platform.model.transformer import parameter_shapes
 from gram_platform.release.stock_config import STOCKS
 from gram_platform.store.tensors import DiskTensors
+from gram_platform.store.views import Weights, merged_mlp
 
 # Our qkv_proj stacks their rows in this order.
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")

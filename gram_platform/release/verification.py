@@ -19,14 +19,13 @@ from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.config.training import merged_config
 from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer
-from gram_platform.model.merge import Weights
 from gram_platform.model.transformer import Block, Rotary, make_norm
 from gram_platform.release.files import find_corpus, open_checkpoint, shapes_by_file
 from gram_platform.release.stock_config import native_config
 from gram_platform.release.stock_tensors import CheckpointWeights, foreign_shapes, foreign_weights
 from gram_platform.store import Store
 from gram_platform.store.tensors import DiskTensors, stream_bytes
-from gram_platform.store.views import load_view
+from gram_platform.store.views import Weights, load_view
 
 # The largest difference of a logit that counts as equal.
 FLOAT32_TOLERANCE = 1e-4

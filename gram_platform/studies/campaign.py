@@ -12,16 +12,15 @@ from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import say
 from gram_platform.store import Store
 from gram_platform.studies.build import with_nodes
-from gram_platform.studies.device import choose_device, ended_of, known_device
 from gram_platform.studies.drive import approve_cost, drive
 from gram_platform.studies.library.maxent_search import NUM_SEEDS, SEARCH, searched
 from gram_platform.studies.packing import pack_corpora, require_supply
-from gram_platform.studies.plan import Plan, StudyPlan
-from gram_platform.studies.price import predicted, sharing, work_left
+from gram_platform.studies.plan import Plan, StudyPlan, predicted, sharing, work_left
 from gram_platform.studies.searches.definition import optuna_place, search_plan_of
 from gram_platform.studies.searches.flags import OptunaFlags
 from gram_platform.studies.searches.maxent import METHOD
 from gram_platform.studies.searches.search_plan import SearchPlan
+from gram_platform.studies.workplace import choose_device, ended_of, known_device
 
 
 def drive_campaign(plan: Plan, searches: Sequence[Plan] = ()) -> int:
@@ -61,7 +60,7 @@ def _prepared(plan: Plan, everything: Plan) -> Plan:
     """Chooses the device and asks for the price of everything, and packs the studies' corpora;
     returns the plan on that device."""
     require_supply(everything.studies)
-    store = Store(plan.storage).open_for_writing()
+    store = Store(everything.storage).open_for_writing()
     device = choose_device(everything, store)
     approve_cost(everything.on(device), store)
     plan = replace(plan.on(device), is_approved=True)
@@ -79,16 +78,17 @@ def needed_search(plan: Plan, part: StudyPlan) -> SearchPlan | None:
     if preset.maxent_search is None or "maxent" in part.sources or METHOD not in part.methods:
         return None
     search = replace(SEARCH, presets={part.preset_name: searched(preset)})
-    choice = replace(part.choice, seeds=NUM_SEEDS, instructions="")
-    of_search = StudyPlan(
-        search,
-        part.preset_name,
-        (),
-        search.presets[part.preset_name],
-        choice,
-        part.machine,
-        part.ranks,
-        part.planned_ranks,
+    of_search = replace(
+        part,
+        study=search,
+        changes=(),
+        preset=search.presets[part.preset_name],
+        seeds=NUM_SEEDS,
+        instructions="",
+        methods=(),
+        sources={},
+        law_doubts=(),
+        entries=(),
     )
     given = search.read(search, OptunaFlags(), of_search)
     uri = optuna_place(plan.optuna_uri, plan.storage, not plan.dry_run)
@@ -109,7 +109,7 @@ def after_searches(plan: Plan) -> tuple[Plan, set[str], int]:
             ready.append(part)
             continue
         if not needed.kind.is_complete(needed) and needed.search_id not in ids:
-            number, profiles = needed.kind.target, needed.kind.fixed(needed)
+            number, profiles = needed.kind.target, needed.kind.profiles
             seeds = ", ".join(str(setting.seed) for setting in needed.settings)
             trials = f"{number} trials of each of {len(profiles)} profiles on seed {seeds}"
             say(f"{part.name} begins with the search {needed.named}: {trials}\n")
@@ -141,7 +141,7 @@ def after_searches(plan: Plan) -> tuple[Plan, set[str], int]:
 
 def _require_ray(plan: Plan, needed: SearchPlan) -> None:
     """ValueError for a plan that keeps a study from Ray, on which its search has to run first."""
-    given = (("in_process", plan.options.in_process), ("export_nodes", plan.export_nodes))
+    given = (("in_process", plan.in_process), ("export_nodes", plan.export_nodes))
     for name, value in given:
         if value:
             expected = (
@@ -154,7 +154,7 @@ def _require_ray(plan: Plan, needed: SearchPlan) -> None:
 def price_line(plan: Plan) -> str:
     """Returns what a submission has left to execute, as `predicted`, without asking Ray."""
     store = Store(plan.storage)
-    ended = ended_of(plan.studies, store, plan.options.retry_failed)
+    ended = ended_of(plan.studies, store, plan.retry_failed)
     known = (
         replace(plan, studies=(part,)).on(plan.device or known_device(part, store, ended))
         for part in plan.studies

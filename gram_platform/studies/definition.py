@@ -22,8 +22,7 @@ from gram_platform.config.written import Written, assignments, read_assignment, 
 from gram_platform.corpora import catalog_names
 from gram_platform.corpora.stories import RESPONSE
 from gram_platform.methods import METHODS, Profile, Setting
-from gram_platform.methods.description import Description
-from gram_platform.methods.measurements import Losses
+from gram_platform.methods.measurements import Description, Losses
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.methods.setting import Setup
 from gram_platform.planner import AUTO, Ranks

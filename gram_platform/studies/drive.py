@@ -11,13 +11,11 @@ from gram_platform.pages.index import write_index
 from gram_platform.pages.link_page import LINK_PAGE, link_page
 from gram_platform.store import Store
 from gram_platform.store.folders import open_folder
-from gram_platform.studies.device import choose_device, ended_of
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.observers import Observers
 from gram_platform.studies.packing import pack_corpora, require_supply
-from gram_platform.studies.plan import Plan
-from gram_platform.studies.price import require_approval, sharing, work_left
-from gram_platform.studies.workplace import executor_at, open_workplace
+from gram_platform.studies.plan import Plan, predicted, price, sharing, work_left
+from gram_platform.studies.workplace import choose_device, ended_of, executor_at, open_workplace
 from gram_platform.tracking.connection import opened_by
 
 
@@ -42,7 +40,7 @@ def drive(plan: Plan) -> int:
     observers = observers_of(plan, store)
     with observers.lease, observers:
         at = open_workplace(plan, store, observers.say)
-        with executor_at(at, plan.options.retry_failed) as executor:
+        with executor_at(at, plan.retry_failed) as executor:
             observers.begin(at, executor)
             for event in executor.events(observers.source()):
                 observers.see(event)
@@ -70,17 +68,25 @@ def write_again(plan: Plan) -> int:
 
 
 def approve_cost(plan: Plan, store: Store) -> None:
-    """Prints the predicted price of what is left; ValueError as `require_approval`."""
-    if plan.is_approved:
+    """Prints the predicted price of what is left.
+
+    ValueError above --confirm-above without --yes or --max-cost. Nobody is asked: a job and a
+    restart have no terminal.
+    """
+    ended = ended_of(plan.studies, store, plan.retry_failed)
+    if plan.is_approved or not (work := work_left(plan.studies, ended)):
         return
-    ended = ended_of(plan.studies, store, plan.options.retry_failed)
-    require_approval(work_left(plan.studies, ended), plan.limits)
+    say(predicted(work))
+    if (dollars := price(work)[1]) > plan.confirm_above:
+        said = f"${dollars:,.2f} are more than --confirm-above {plan.confirm_above:g}"
+        expected = f"--yes, since {said}, or --max-cost DOLLARS, at which nothing more is started"
+        raise invalid("yes", False, expected)
 
 
 def say_heads(plan: Plan, store: Store) -> None:
     """Says what is submitted, and where its results go."""
     for part in plan.studies:
-        say(f"{part.head} on {part.choice.corpus} (data {part.data_id})")
+        say(f"{part.head} on {part.corpus} (data {part.data_id})")
     say(f"storage {store.root}")
     if len(plan.studies) > 1:
         say(sharing(plan.studies))

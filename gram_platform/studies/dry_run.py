@@ -26,10 +26,9 @@ from gram_platform.planner import (
 )
 from gram_platform.store import Store
 from gram_platform.store.checkpoints import NUM_CHECKPOINTS_KEPT
-from gram_platform.studies.device import device_rule, ended_of, known_device
 from gram_platform.studies.packing import supply_lines
-from gram_platform.studies.plan import Plan, StudyPlan
-from gram_platform.studies.price import amount, predicted, work_left
+from gram_platform.studies.plan import Plan, StudyPlan, amount, predicted, work_left
+from gram_platform.studies.workplace import device_rule, ended_of, known_device
 
 # The table of the baselines.
 SIZE_HEADER = ("size", "parameters", "peak rate", "batch (sequences)", "sequence (tokens)")
@@ -60,7 +59,7 @@ def describe(plan: Plan) -> str:
 
 def _describe(plan: Plan, part: StudyPlan) -> str:
     store = Store(plan.storage)
-    ended = ended_of((part,), store, plan.options.retry_failed)
+    ended = ended_of((part,), store, plan.retry_failed)
     device = plan.device or known_device(part, store, ended)
     (part,) = replace(plan, studies=(part,)).on(device).studies
     machine = part.machine
@@ -75,7 +74,7 @@ def _describe(plan: Plan, part: StudyPlan) -> str:
     lines = [
         f"study {part.study.name}, preset {part.preset_name}",
         *(f"changed: {change}" for change in part.changes),
-        f"corpus {part.choice.corpus} (data {part.data_id})",
+        f"corpus {part.corpus} (data {part.data_id})",
         f"storage {plan.storage}",
         f"device {device_rule(plan, part, device)}",
         *supply_lines(part),
@@ -108,7 +107,7 @@ def _describe(plan: Plan, part: StudyPlan) -> str:
 def _size_rows(part: StudyPlan) -> Iterable[tuple]:
     """Yields the rates and batches with which every size's baselines are trained; of a grid the
     lowest and highest."""
-    for name in part.choice.sizes:
+    for name in part.sizes:
         size = part.preset.sizes[name]
         runs = [
             n.config for n in part.nodes if n.is_run and n.size == name and n.method == BASELINE

@@ -64,7 +64,7 @@ def _choice(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
 
 @dataclass(frozen=True)
 class SubjectFlags:
-    """What is trained, and on which text.
+    """What is trained, how often, and on which text.
 
     Args:
         preset: one of those above; paper is as the paper's text prints it, as_run as the authors'
@@ -72,6 +72,10 @@ class SubjectFlags:
             changes (docs/studies.md)
         changes: fields of the preset to change, as routing.p_aux_spread=0.1
             'sizes[0.6M].peak_lr=2e-3'
+        sizes: names of sizes (default: all of the preset)
+        seeds: number of seeds of every size (default: the preset's, which may have fewer at large
+            sizes)
+        first_seed: the first seed, the others follow it (default: the preset's)
         corpus: a corpus above, a folder of .jsonl/.parquet with `text` and `label`, a .json of
             labelled globs, a .toml recipe, or hf://ORG/NAME?label=FIELD&text=FIELD
             (docs/studies.md)
@@ -86,28 +90,13 @@ class SubjectFlags:
 
     preset: shown(str, "NAME|FILE.toml") = ""
     changes: Annotated[tuple[str, ...], SET] = ()
+    sizes: Names = ()
+    seeds: Number = 0
+    first_seed: Number = -1
     corpus: shown(str, "NAME|FOLDER|FILE|hf://...") = ""
     core_label: Text = ""
     core_tokenizer: Switch = False
     retain: Names = ()
-
-
-@dataclass(frozen=True)
-class SizeFlags:
-    """How many runs.
-
-    Args:
-        sizes: names of sizes (default: all of the preset)
-        seeds: number of seeds of every size (default: the preset's, which may have fewer at large
-            sizes)
-        first_seed: the first seed, the others follow it (default: the preset's)
-    """
-
-    title = "size and seed"
-
-    sizes: Names = ()
-    seeds: Number = 0
-    first_seed: Number = -1
 
 
 @dataclass(frozen=True)
@@ -282,7 +271,6 @@ class Flags:
 
     own: Any = StudyFlags()
     subject: SubjectFlags = SubjectFlags()
-    size: SizeFlags = SizeFlags()
     storage: StorageFlags = StorageFlags()
     device: DeviceFlags = DeviceFlags()
     cost: CostFlags = CostFlags()
@@ -298,7 +286,7 @@ def parse_flags(
     """Parses the command line of `prog`; ends the process with usage on `--help` and on unknown
     flags."""
     description = "\n\n".join(map(_folded, description.split("\n\n")))
-    subject, its_own, *others = tyro.cli(
+    subject, its_own, storage, device, cost, execution = tyro.cli(
         boxes_of(own),
         prog=prog,
         args=arguments,
@@ -306,13 +294,13 @@ def parse_flags(
         config=FLAG_STYLE,
         registry=CHOICES,
     )
-    return Flags(its_own, subject, *others)
+    return Flags(its_own, subject, storage, device, cost, execution)
 
 
 def boxes_of(own: type) -> Any:
     """Returns the boxes of a command as the type that tyro parses: the subject and the command's
     own come first."""
-    groups = (SubjectFlags, own, SizeFlags, StorageFlags, DeviceFlags, CostFlags, ExecutionFlags)
+    groups = (SubjectFlags, own, StorageFlags, DeviceFlags, CostFlags, ExecutionFlags)
     return tuple[*(Annotated[group, tyro.conf.arg(name=group.title)] for group in groups)]
 
 

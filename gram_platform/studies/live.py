@@ -1,10 +1,28 @@
-"""Prints how a study goes, and its results: a bar and tables on a terminal, lines in a log."""
+"""Shows how a study goes: in the terminal, in Ray's metrics and in MLflow; tells a webhook its end.
 
+A terminal has a bar and tables, a log has lines.
+"""
+
+import contextlib
+import json
+import queue
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
+from urllib.request import (
+    HTTPDefaultErrorHandler,
+    HTTPErrorProcessor,
+    HTTPHandler,
+    HTTPSHandler,
+    OpenerDirector,
+    ProxyHandler,
+    Request,
+)
 
+from ray.util.metrics import Gauge
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
@@ -12,20 +30,30 @@ from rich.table import Column
 from rich.text import Text
 
 from gram_platform.analysis.tables import frame_text
+from gram_platform.config.endings import DONE, FAILED, TIME_IS_UP
 from gram_platform.config.identity import printable
-from gram_platform.engine.executor import ENDED, WARNED, Event
+from gram_platform.config.terminal import masked, one_line
+from gram_platform.engine.executor import ENDED, STARTED, WARNED, Event
 from gram_platform.engine.life import Progress
 from gram_platform.methods.budgets import run_flops
 from gram_platform.methods.nodes import Node
 from gram_platform.pages.results.results import Brief
 from gram_platform.paper.verdicts import VERDICTS
 from gram_platform.store import Store
-from gram_platform.studies.gauges import ProgressGauges
+from gram_platform.tracking import Tracker, TrackingUnavailable
 
 # Seconds between two lines of a log, and between two changes of the bar.
 LINES_EVERY_S, BAR_EVERY_S = 15.0, 1.0
+# How often the curves of running nodes are sent to MLflow.
+LIVE_EVERY_S = 20.0
+# The most seconds that the end of a submission waits for a webhook.
+TIMEOUT_S = 10.0
+# What has happened, by the submission's exit code.
+EVENTS = {DONE: "done", FAILED: "failed", TIME_IS_UP: "limit reached"}
 # Letters of a terminal from which on intervals have both ends.
 WIDE = 110
+# Running runs with their heartbeats.
+Running = Sequence[tuple[Node, Mapping]]
 
 
 class LiveView:
@@ -40,13 +68,21 @@ class LiveView:
         # The monotonic time before which no progress is shown.
         self.next_s, self.console = 0.0, Console()
         # Without Ray there are no gauges, and plain lines leave the terminal to a debugger.
-        self.in_process, self.gauges = in_process, None
+        self.in_process, self.set_gauges = in_process, None
         self.has_bar = sys.stdout.isatty() and not in_process
         whole = Column(ratio=1, overflow="fold")
         text = TextColumn("{task.description}", markup=False, table_column=whole)
-        how = {"transient": True, "expand": True, "speed_estimate_period": 3600.0}
-        how |= {"console": self.console, "disable": not self.has_bar, "refresh_per_second": 2}
-        self.bars = Bars(text, BarColumn(bar_width=12), TimeRemainingColumn(), **how)
+        self.bars = Bars(
+            text,
+            BarColumn(bar_width=12),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.has_bar,
+            transient=True,
+            expand=True,
+            refresh_per_second=2,
+            speed_estimate_period=3600.0,
+        )
         self.bar = self.bars.add_task("", total=None)
 
     def start(self, nodes: Sequence[Node], progress: Progress) -> None:
@@ -54,7 +90,7 @@ class LiveView:
         self.nodes, self.progress = {node.id: node for node in nodes}, progress
         self.bars.start()
         if not self.in_process:
-            self.gauges = ProgressGauges(self.name)
+            self.set_gauges = progress_gauges(self.name)
 
     def stop(self) -> None:
         self.bars.stop()
@@ -94,8 +130,8 @@ class LiveView:
         done, failed, blocked = map(len, (progress.done, progress.failed, progress.blocked))
         states = {"done": done, "failed": failed, "blocked": blocked, "training": len(running)}
         states["waiting"] = len(self.nodes) - sum(states.values())
-        if self.gauges is not None:
-            self.gauges.set(states, running)
+        if self.set_gauges is not None:
+            self.set_gauges(states, running)
         counts = [f"{done} of {len(self.nodes)} nodes done"]
         counts += [f"{len(running)} training, {states['waiting']} waiting"]
         counts += [f"{failed} failed, {blocked} blocked"] if failed else []
@@ -110,7 +146,7 @@ class LiveView:
         if not self.has_bar:
             self.say(f"{text} | {TimeRemainingColumn().render(self.bars.tasks[0])} left")
 
-    def _running(self) -> list[tuple[Node, Mapping]]:
+    def _running(self) -> Running:
         """Returns running runs with their heartbeat, without those that wait for a process."""
         at = self.progress.running
         found = [(self.nodes[i], self.store.run(i).progress()) for i in at if i in self.flops]
@@ -142,6 +178,34 @@ def _share(beat: Mapping) -> float:
     return beat["step"] / max(beat["num_steps"], 1)
 
 
+def progress_gauges(study: str) -> Callable[[Mapping[str, int], Running], None]:
+    """Returns a function that sets the gauges of a study: the number of nodes by state, and from
+    heartbeats speed and losses.
+
+    Needs Ray, whose exporter puts `ray_` before their names; `dashboards/grafana.json` draws them.
+    """
+    about = "Runs and evaluations of a study, by state."
+    of_nodes = Gauge("gram_nodes", about, ("study", "state"))
+    about = "Tokens a second that the running runs of a study train on."
+    of_rate = Gauge("gram_tokens_per_second", about, ("study",))
+    about = "Mean of the last training losses of a study's running runs, in nats a token."
+    of_loss = Gauge("gram_training_loss", about, ("study", "method", "size"))
+
+    def set_all(num_nodes: Mapping[str, int], running: Running) -> None:
+        for state, number in num_nodes.items():
+            of_nodes.set(number, {"study": study, "state": state})
+        of_rate.set(sum(beat["tokens_per_second"] for _, beat in running), {"study": study})
+        losses: dict[tuple[str, str], list[float]] = defaultdict(list)
+        for node, beat in running:
+            if "loss" in beat:
+                losses[node.method, node.size].append(beat["loss"])
+        for (method, size), found in losses.items():
+            tags = {"study": study, "method": method, "size": size}
+            of_loss.set(sum(found) / len(found), tags)
+
+    return set_all
+
+
 def show_results(console: Console, text: str, brief: Callable[[bool], Brief] | None) -> None:
     """Prints the whole text; on a terminal the results in short, if there are any."""
     if brief is None or not console.is_terminal:
@@ -157,3 +221,160 @@ def show_results(console: Console, text: str, brief: Callable[[bool], Brief] | N
     claims = f"claims: {', '.join(counts)}" if counts else ""
     lines = filter(None, (shown.text, claims, shown.warning, "see the report for the rest"))
     console.print(Text(printable("\n".join(lines))))
+
+
+# ------------------------------------------------------------------------------------------ MLflow
+
+
+class Mirror:
+    """Mirrors nodes to MLflow as they end, and running ones regularly; reports once that the server
+    is away."""
+
+    def __init__(self, tracker: Tracker, store: Store, say: Callable[[str], None]):
+        self.tracker, self.store, self.say = tracker, store, say
+        self.is_away = False
+        self._queue: queue.Queue[Node | None] = queue.Queue()
+        self._running: dict[str, Node] = {}
+        self._threads = [
+            threading.Thread(
+                target=self._work, args=(number == 0,), name="mlflow mirror", daemon=True
+            )
+            for number in range(tracker.num_senders)
+        ]
+
+    def prepare(self) -> None:
+        """Prepares MLflow's database."""
+        try:
+            self.tracker.prepare_database()
+        except TrackingUnavailable as error:
+            self._report(error)
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, kind: type[BaseException] | None) -> None:
+        """Marks the running nodes as killed when the driver is asked to stop.
+
+        Submitted again, it continues them.
+        """
+        # Ctrl-C raises the first, SIGTERM of `ray job stop` the second.
+        if kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit):
+            with contextlib.suppress(TrackingUnavailable):
+                self.tracker.mark_killed(
+                    node.id for node in list(self._running.values()) if node.is_run
+                )
+
+    def see(self, event: Event) -> None:
+        """Sends a node that is done or failed, and keeps the running ones."""
+        if event.node is not None and event.kind == STARTED:
+            self._running[event.node.id] = event.node
+        elif event.node is not None and event.kind == ENDED:
+            self.ended(event.node)
+
+    def ended(self, node: Node) -> None:
+        self._running.pop(node.id, None)
+        self._queue.put(node)
+
+    def watch(self, running: Iterable[Node]) -> None:
+        """Sets the running nodes whose committed metrics are sent."""
+        self._running = {node.id: node for node in running}
+
+    def finish(self, ids: Iterable[str]) -> None:
+        """Waits for the queue, then sends whatever MLflow lacks of these nodes, unless MLflow is
+        away."""
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
+        # Nothing is left to be slowed, and the server may be back.
+        self.tracker.ask_again()
+        try:
+            self.tracker.sync(self.store, ids)
+            self.is_away = False
+        except TrackingUnavailable as error:
+            self._report(error)
+
+    def _work(self, sends_running: bool) -> None:
+        while True:
+            try:
+                node = self._queue.get(timeout=LIVE_EVERY_S)
+            except queue.Empty:
+                for node in list(self._running.values()) if sends_running else ():
+                    self._send(node)
+                continue
+            if node is None:
+                return
+            self._send(node)
+
+    def _send(self, node: Node) -> None:
+        try:
+            self.tracker.mirror(self.store.node(node.kind, node.id))
+            self.is_away = False
+        except TrackingUnavailable as error:
+            self._report(error)
+
+    def _report(self, error: TrackingUnavailable) -> None:
+        if not self.is_away:
+            self.say(f"MLflow is away ({error}); training goes on, `gram sync` catches up")
+        self.is_away = True
+
+
+# --------------------------------------------------------------------------------------- webhook
+
+
+def message_of(
+    study: str, storage: str, code: int, what: str, num_failures: int, verdicts: Mapping[str, int]
+) -> dict[str, object]:
+    """Returns what a webhook gets, every address in it without user and password.
+
+    `storage`: its place, of which the message has the name alone; `code`: the submission's exit
+    code; `what`: how many nodes and trials have ended, or the error that ended the submission;
+    `verdicts`: the number of claims of each.
+    """
+    storage, event = masked(storage).rstrip("/").rpartition("/")[2], EVENTS[code]
+    what = one_line("; ".join(masked(what).splitlines()))
+    claims = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items())
+    failures = f"{num_failures} failed or blocked" if num_failures else ""
+    text = ". ".join(
+        filter(
+            None, (f"{study} in {storage}: {event}", what, failures, claims and f"Claims: {claims}")
+        )
+    )
+    named = {"event": event, "study": study, "storage": storage, "counts": what}
+    return {"text": text, **named, "failures": num_failures, "verdicts": dict(verdicts)}
+
+
+def post(url: str, message: Mapping[str, object]) -> str:
+    """Posts a message as JSON; returns why that failed, else "".
+
+    Waits at most TIMEOUT_S, and raises nothing.
+    """
+    reasons = [f"no answer within {TIMEOUT_S:g} s"]
+    # None follows a redirect: the request would go on as a GET without the message, to a host that
+    # nobody named.
+    opener = OpenerDirector()
+    for handler in (
+        ProxyHandler,
+        HTTPHandler,
+        HTTPSHandler,
+        HTTPDefaultErrorHandler,
+        HTTPErrorProcessor,
+    ):
+        opener.add_handler(handler())
+    request = Request(url, json.dumps(message).encode(), {"Content-Type": "application/json"})
+
+    def send() -> None:
+        try:
+            # It ends the thread; what is said is decided by the wait below.
+            with opener.open(request, timeout=2 * TIMEOUT_S):
+                reasons.append("")
+        except Exception as error:
+            # Whatever it is: a message costs no results.
+            reasons.append(one_line(printable(str(error))) or type(error).__name__)
+
+    # A thread, since a host that is looked up, or that answers letter by letter, has no time-out.
+    sender = threading.Thread(target=send, daemon=True)
+    sender.start()
+    sender.join(TIMEOUT_S)
+    return reasons[-1]

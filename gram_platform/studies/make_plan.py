@@ -3,10 +3,13 @@
 It imports nothing that takes seconds, so that misspelt values are answered at once.
 """
 
+import math
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import (
@@ -17,7 +20,9 @@ from gram_platform.config.identity import (
     require_real,
 )
 from gram_platform.config.ladder import load_law, require_evidence
+from gram_platform.config.terminal import masked
 from gram_platform.corpora import catalog_names
+from gram_platform.engine.execution import Execution, Resources
 from gram_platform.methods import METHODS
 from gram_platform.methods.nodes import BASELINE
 from gram_platform.planner import AUTO, MACHINES, Budget, Ranks
@@ -34,17 +39,15 @@ from gram_platform.studies.definition import (
 from gram_platform.studies.flags import Flags, StudyFlags, split_list
 from gram_platform.studies.plan import (
     CPU,
-    Choice,
-    ExecutionOptions,
-    Limits,
     Plan,
     StudyPlan,
 )
-from gram_platform.studies.webhook import require_webhook
 
 AUTO_INTERVAL = "auto"
 # Eleven days; torch's clock in nanoseconds can hold it.
 MAX_TIMEOUT_S = 1e6
+# Behind an address's host: at many services the key that lets anybody post.
+BEHIND_HOST = re.compile(r"(?<![:/])[/?#].*", re.DOTALL)
 
 
 def make_plan(study: Study, flags: Flags) -> Plan:
@@ -65,21 +68,23 @@ def make_plan(study: Study, flags: Flags) -> Plan:
     methods = given or part.preset.methods or study.methods
     _require_methods(methods)
     methods = (BASELINE, *(m for m in METHODS if m in methods and m != BASELINE))
-    choice = replace(
-        part.choice, sizes=_up_to(own.through, part.choice.sizes), instructions=instructions
-    )
     sources = {"law": own.law, "maxent": own.maxent, "start": own.start}
     part = replace(
         part,
-        choice=choice,
+        sizes=_up_to(own.through, part.sizes),
+        instructions=instructions,
         methods=methods,
         sources={flag: source for flag, source in sources.items() if source},
     )
     _require_consistent(own, part)
-    options = replace(plan.options, in_process=own.in_process)
     part = with_nodes(_by_law(_from_start(part), own.law, own.trust_law))
-    through, export = bool(own.through), own.export_nodes
-    return replace(plan, studies=(part,), options=options, through=through, export_nodes=export)
+    return replace(
+        plan,
+        studies=(part,),
+        in_process=own.in_process,
+        through=bool(own.through),
+        export_nodes=own.export_nodes,
+    )
 
 
 def _up_to(through: str, sizes: tuple[str, ...]) -> tuple[str, ...]:
@@ -91,7 +96,7 @@ def _up_to(through: str, sizes: tuple[str, ...]) -> tuple[str, ...]:
 
 def _require_consistent(own: StudyFlags, part: StudyPlan) -> None:
     """ValueError for flags of a study that exclude each other."""
-    sizes, ranks = part.choice.sizes, part.ranks
+    sizes, ranks = part.sizes, part.ranks
     if own.start and len(sizes) > 1:
         expected = "one size beside --start, whose batch, data and rate are taken"
         raise invalid("sizes", ", ".join(sizes), expected)
@@ -119,8 +124,8 @@ def _from_start(part: StudyPlan) -> StudyPlan:
     """Returns the study at the size of the imported model with which training begins."""
     if not (start := part.sources.get("start")):
         return part
-    preset = from_import(part.preset, part.choice.sizes[0], Store(part.choice.storage), start)
-    return replace(part, preset=preset, choice=replace(part.choice, sizes=tuple(preset.sizes)))
+    preset = from_import(part.preset, part.sizes[0], Store(part.storage), start)
+    return replace(part, preset=preset, sizes=tuple(preset.sizes))
 
 
 def _by_law(part: StudyPlan, name: str, is_trusted: bool) -> StudyPlan:
@@ -131,7 +136,7 @@ def _by_law(part: StudyPlan, name: str, is_trusted: bool) -> StudyPlan:
     if not name:
         return part
     law, preset = load_law(name), part.preset
-    parameters = {s: total_parameters(preset.sizes[s].dense()) for s in part.choice.sizes}
+    parameters = {s: total_parameters(preset.sizes[s].dense()) for s in part.sizes}
     if not is_trusted:
         require_evidence(law, name, parameters)
     doubts = law.doubts(parameters) if is_trusted else ()
@@ -140,11 +145,11 @@ def _by_law(part: StudyPlan, name: str, is_trusted: bool) -> StudyPlan:
 
 def read_study(study: Study, flags: Flags, changes: tuple[str, ...]) -> StudyPlan:
     """Reads the flags that studies and searches share, without nodes; ValueError as `make_plan`."""
-    given, of_size, device, cost = flags.subject, flags.size, flags.device, flags.cost
+    given, device, cost = flags.subject, flags.device, flags.cost
     name, changes = read_preset(study.presets, given.preset or study.default_preset, changes)
     study = with_changes(study, name, changes)
     preset = study.presets[name]
-    sizes = split_list(of_size.sizes) or tuple(preset.sizes)
+    sizes = split_list(given.sizes) or tuple(preset.sizes)
     for size in sizes:
         require_choice("sizes", size, tuple(preset.sizes))
     if device.device == CPU and cost.machine not in ("", CPU):
@@ -154,21 +159,26 @@ def read_study(study: Study, flags: Flags, changes: tuple[str, ...]) -> StudyPla
     require_choice("machine", machine, tuple(MACHINES))
     ranks = read_ranks(device.num_workers)
     ranks = replace(ranks, machine=MACHINES[machine], checkpointing=device.activation_checkpointing)
-    require_fields("", of_size, 0, "seeds", high=1000)
-    require_fields("", of_size, -1, "first_seed", high=2**31)
-    choice = Choice(
-        sizes=tuple(size for size in preset.sizes if size in sizes),
-        seeds=of_size.seeds,
-        first_seed=of_size.first_seed,
+    require_fields("", given, 0, "seeds", high=1000)
+    require_fields("", given, -1, "first_seed", high=2**31)
+    sizes = tuple(size for size in preset.sizes if size in sizes)
+    preset.require_ranks(sizes, ranks)
+    return StudyPlan(
+        study,
+        name,
+        changes,
+        preset,
+        sizes,
+        seeds=given.seeds,
+        first_seed=given.first_seed,
         retain=split_list(given.retain),
         corpus=corpus_place(given.corpus, preset),
         core_label=given.core_label,
         core_tokenizer=given.core_tokenizer,
         storage=storage_place(flags.storage.storage),
+        ranks=ranks,
+        planned_ranks=ranks if split_list(device.num_workers) else replace(ranks, number=AUTO),
     )
-    preset.require_ranks(choice.sizes, ranks)
-    planned = ranks if split_list(device.num_workers) else replace(ranks, number=AUTO)
-    return StudyPlan(study, name, changes, preset, choice, MACHINES[machine], ranks, planned)
 
 
 def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
@@ -179,8 +189,8 @@ def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
     require_fields("", device, 0, "max_gpus")
     require_fields("", device, 1, "threads", "gpus_per_machine")
     require_fields("", device, 0, "gpus_per_run", high=1, open_low=True)
-    timeouts = ("collective_timeout", "stall_timeout")
-    require_fields("", execution, 0, *timeouts, high=MAX_TIMEOUT_S, open_low=True)
+    for name in ("collective_timeout", "stall_timeout"):
+        require_fields("", execution, 0, name, high=MAX_TIMEOUT_S, open_low=True)
     require_choice("device", device.device or CPU, (CPU, "cuda"))
     require_webhook(execution.notify)
     if device.max_gpus and first.ranks.most:
@@ -188,31 +198,32 @@ def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
         expected = "one number: a range cannot be combined with --max-gpus"
         raise invalid("num_workers", given, expected)
     every_s, share = _checkpoint_interval(execution.checkpoint_every)
-    options = ExecutionOptions(
-        in_process=False,
-        threads=device.threads,
-        max_gpus=device.max_gpus,
-        gpus_per_run=device.gpus_per_run,
-        gpus_per_machine=device.gpus_per_machine,
-        activation_checkpointing=device.activation_checkpointing,
-        compile=device.compile,
-        deterministic=device.deterministic,
-        checkpoint_every_s=every_s,
-        commit_share=share,
-        stall_timeout_s=execution.stall_timeout,
-        collective_timeout_s=execution.collective_timeout,
-        retry_failed=execution.retry_failed,
-        verbose=execution.verbose,
-    )
     budget = Budget(cost.max_hours, cost.max_cost, first.machine.dollars_per_hour)
-    storage = first.choice.storage
     return Plan(
         tuple(studies),
-        storage,
-        tracking_place(flags.storage.tracking_uri, storage),
-        options,
-        Limits(budget, cost.confirm_above, cost.yes),
+        tracking_place(flags.storage.tracking_uri, first.storage),
+        Execution(
+            first.storage,
+            num_threads=device.threads,
+            checkpoint_every_s=every_s,
+            commit_share=share,
+            collective_timeout_s=execution.collective_timeout,
+            stall_timeout_s=execution.stall_timeout,
+            activation_checkpointing=device.activation_checkpointing,
+            compiled=device.compile,
+            deterministic=device.deterministic,
+        ),
+        Resources(
+            cpus_per_rank=float(device.threads),
+            gpus_per_run=device.gpus_per_run,
+            gpus_per_machine=device.gpus_per_machine,
+            max_gpus=device.max_gpus,
+        ),
+        budget,
+        math.inf if cost.yes or cost.max_cost else cost.confirm_above,
         device=device.device,
+        retry_failed=execution.retry_failed,
+        verbose=execution.verbose,
         dry_run=cost.dry_run,
         notify=execution.notify,
         optuna_uri=flags.storage.optuna_uri,
@@ -287,3 +298,21 @@ def read_ranks(texts: tuple[str, ...]) -> Ranks:
     number, _ = found.pop("", (1, 1))
     of_size = tuple((size, fewest) for size, (fewest, _) in found.items())
     return Ranks(number, of_size, most=most)
+
+
+def require_webhook(url: str) -> None:
+    """ValueError, which names no more than the host, for a text that is neither empty nor a
+    webhook's address."""
+    try:
+        parts = urlsplit(url)
+        is_address = (
+            parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        )
+    except ValueError:
+        is_address = False
+    if url and not (is_address and url.isascii() and not re.search(r"[\s@'\"\x00-\x1f\x7f]", url)):
+        expected = (
+            "a webhook's address such as https://host/path, without a user, a password, quotes and"
+            " blanks"
+        )
+        raise invalid("notify", BEHIND_HOST.sub("/***", masked(url)), expected)

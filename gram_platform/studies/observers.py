@@ -2,27 +2,29 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 
 from gram_platform.config.endings import DONE, FAILED, begin_work
 from gram_platform.config.provenance import Provenance, Submissions, provenance
-from gram_platform.engine.executor import ENDED, Event, Executor, ListedNodes, NodeSource
+from gram_platform.engine.executor import ENDED, Event, Executor
 from gram_platform.engine.life import Progress, with_stored_tags
 from gram_platform.methods.nodes import Node
 from gram_platform.pages.report.measurements import MEASUREMENTS, read_or_lost
-from gram_platform.pages.results.history import begin_record
 from gram_platform.pages.results.record import STUDY_FILE, StudyRecord, write_or_log
 from gram_platform.pages.results.results import Brief
 from gram_platform.store import Folder, Store
-from gram_platform.studies.live import LiveView, show_results
-from gram_platform.studies.mirror import Mirror, open_tracker
-from gram_platform.studies.plan import Plan
-from gram_platform.studies.price import rung_text
-from gram_platform.studies.record import record_of
-from gram_platform.studies.webhook import message_of, post
+from gram_platform.studies.live import (
+    LiveView,
+    Mirror,
+    message_of,
+    post,
+    show_results,
+)
+from gram_platform.studies.plan import Plan, rung_text
+from gram_platform.studies.record import begin_record, record_of
 from gram_platform.studies.workplace import Workplace, machine_hours, machine_text, upload_of_job
 from gram_platform.tracking import Tracker, TrackingUnavailable
 
@@ -39,9 +41,10 @@ class Observers:
         """`nodes`: those that are executed before any trial, shown and counted."""
         self.plan, self.store, self.nodes = plan, store, nodes
         self.progress, self.done_before = Progress(), frozenset[str]()
-        self.terminal = LiveView(nodes, store, plan.name, plan.options.in_process)
-        self.tracker = open_tracker(plan.tracking_uri)
+        self.terminal = LiveView(nodes, store, plan.name, plan.in_process)
+        self.tracker = Tracker(plan.tracking_uri)
         self.mirror = Mirror(self.tracker, store, self.say)
+        self.mirror.prepare()
         # The ids that MLflow shall have.
         self.ids = {node.id for node in nodes}
         # The number of claims of each verdict in what was published.
@@ -78,9 +81,9 @@ class Observers:
         self.terminal.see(event)
         self.mirror.see(event)
 
-    def source(self) -> NodeSource:
+    def source(self) -> Iterable[Sequence[Node]]:
         """Returns the nodes that are executed before any trial."""
-        return ListedNodes(self.nodes)
+        return [self.nodes]
 
     def limit_reached(self) -> str:
         """Returns the limit that the machine hours reach, in words; "" while they reach none."""
@@ -186,26 +189,90 @@ class StudyObservers(Observers):
 
     def __init__(self, plan: Plan, store: Store):
         super().__init__(plan, store, plan.nodes)
+        # The machine hours of nodes that have ended, over all submissions, and their sum; where a
+        # limit or a ladder asks for them.
+        self.hours, self.total_hours = dict[str, float](), 0.0
+        # Nodes without a result by (study, size); an entry goes when none is left.
+        self.unwritten: dict[tuple[int, str], set[str]] = {}
 
     def begin(self, at: Workplace, executor: Executor) -> None:
         super().begin(at, executor)
-        self.hours = Hours(self.plan, self.store, at.done)
+        for node in self.nodes:
+            if node.id in at.done:
+                self._count_hours(node)
         self.records = [self.traced(record_of(part)) for part in self.plan.studies]
         for record in self.records:
             begin_record(self.store, record)
-        self.tables = PartialTables(self, at.done)
+        for number, part in enumerate(self.plan.studies):
+            for node in part.entries:
+                if node.id not in at.done:
+                    self.unwritten.setdefault((number, node.size), set()).add(node.id)
 
     def see(self, event: Event) -> None:
         super().see(event)
-        self.hours.see(event)
-        self.tables.see(event)
+        if event.kind == ENDED and event.node is not None:
+            self._count_hours(event.node)
+            if not event.text:
+                self._write_full_tables(event.node.id)
 
-    def source(self) -> NodeSource:
-        """Returns the nodes; with --through, one size after another."""
-        return SizesInTurn(self) if self.plan.through else super().source()
+    def _count_hours(self, node: Node) -> None:
+        budget = self.plan.budget
+        if budget.max_hours or budget.max_cost or self.plan.through:
+            hours = machine_hours(self.store, node)
+            # Summed as it grows: the limit is asked for after every event.
+            self.total_hours += hours - self.hours.get(node.id, 0.0)
+            self.hours[node.id] = hours
 
     def limit_reached(self) -> str:
-        return self.plan.limits.budget.reached(self.hours.total)
+        return self.plan.budget.reached(self.total_hours)
+
+    def source(self) -> Iterable[Sequence[Node]]:
+        """Returns the nodes; with --through, one size after another."""
+        return self._sizes_in_turn() if self.plan.through else super().source()
+
+    def _sizes_in_turn(self) -> Iterator[Sequence[Node]]:
+        """Yields the nodes of one size after another, while none fails.
+
+        After each says what it took against its prediction, and what the next is predicted to take.
+        """
+        part = self.plan.studies[0]
+        sizes = part.sizes
+        of_size = {size: [node for node in self.nodes if node.size == size] for size in sizes}
+        for number, size in enumerate(sizes):
+            yield of_size[size]
+            spent = sum(self.hours.get(node.id, 0.0) for node in of_size[size])
+            shown = {one: of_size[one] for one in sizes[number : number + 2]}
+            has_failed = bool(self.progress.failed)
+            self.say(rung_text(shown, spent, part.machine, has_failed))
+            if has_failed or self.limit_reached():
+                return
+
+    def _write_full_tables(self, done: str) -> None:
+        """Writes the tables so far of studies that have all results of a size with this node's."""
+        full = []
+        for part, ids in self.unwritten.items():
+            if done in ids:
+                ids.remove(done)
+                full += [] if ids else [part]
+        for part in full:
+            del self.unwritten[part]
+        # The last table is written at the end.
+        for number in dict.fromkeys(number for number, _ in full if self.unwritten):
+            try:
+                self._write_so_far(self.records[number])
+            except Exception as error:
+                # A table must not stop training; it is tried again at the end.
+                self.say(f"no table so far: {type(error).__name__}: {error}")
+
+    def _write_so_far(self, record: StudyRecord) -> None:
+        """Writes the table and report so far from the storage, since MLflow may be behind."""
+        measurement = MEASUREMENTS[record.measurement]
+        results = measurement.read(record, self.store)
+        if results is not None:
+            paths = measurement.write(record, self.store, results, self.progress.failed, None)
+            text, brief = measurement.text(record, results), measurement.brief_of(record, results)
+            show_results(self.terminal.console, f"\n{text}\n", brief)
+            self.say(f"so far: {paths['report.html']}\n")
 
     def write_tables(self) -> int:
         code, is_new = DONE, self.provenance is not None
@@ -233,94 +300,3 @@ class StudyObservers(Observers):
         hours = sum(machine_hours(self.store, node) for node in self.nodes if node.id in done)
         rows = self.submissions(self.store.study_dir(record.name), STUDY_FILE, hours)
         return replace(record, submissions=rows)
-
-
-class Hours:
-    """Counts the machine hours of nodes that have ended, over all submissions, where a limit or a
-    ladder asks for them."""
-
-    def __init__(self, plan: Plan, store: Store, done: Iterable[str]):
-        budget = plan.limits.budget
-        self.is_counting = bool(budget.max_hours or budget.max_cost or plan.through)
-        self.store, self.of_node, self.total = store, dict[str, float](), 0.0
-        nodes = {node.id: node for node in plan.nodes}
-        for node_id in done:
-            self._count(nodes[node_id])
-
-    def see(self, event: Event) -> None:
-        if event.kind == ENDED and event.node is not None:
-            self._count(event.node)
-
-    def _count(self, node: Node) -> None:
-        if self.is_counting:
-            hours = machine_hours(self.store, node)
-            # Summed as it grows: the limit is asked for after every event.
-            self.total += hours - self.of_node.get(node.id, 0.0)
-            self.of_node[node.id] = hours
-
-
-class SizesInTurn:
-    """The source of a study with --through: the nodes of one size after another, while none
-    fails."""
-
-    def __init__(self, observers: StudyObservers):
-        self.observers, self.sizes = observers, list(observers.plan.studies[0].choice.sizes)
-        self.before = ""
-
-    def next(self) -> Sequence[Node] | None:
-        """Says what the last size took against its prediction, and what the next is predicted to
-        take."""
-        seen, is_first = self.observers, not self.before
-        if not is_first:
-            of_size = {size: self._nodes(size) for size in (self.before, *self.sizes[:1])}
-            spent = sum(seen.hours.of_node.get(node.id, 0.0) for node in of_size[self.before])
-            machine, failed = seen.plan.studies[0].machine, bool(seen.progress.failed)
-            seen.say(rung_text(of_size, spent, machine, failed))
-        if not self.sizes or (not is_first and (seen.progress.failed or seen.limit_reached())):
-            return None
-        self.before = self.sizes.pop(0)
-        return self._nodes(self.before)
-
-    def _nodes(self, size: str) -> list[Node]:
-        return [node for node in self.observers.nodes if node.size == size]
-
-
-class PartialTables:
-    """Writes the tables so far of studies that have all results of a size."""
-
-    def __init__(self, observers: StudyObservers, done: Iterable[str]):
-        self.observers = observers
-        # Nodes without a result by (study, size); an entry goes when none is left.
-        self.unwritten: dict[tuple[int, str], set[str]] = {}
-        for number, part in enumerate(observers.plan.studies):
-            for node in part.entries:
-                if node.id not in done:
-                    self.unwritten.setdefault((number, node.size), set()).add(node.id)
-
-    def see(self, event: Event) -> None:
-        if event.kind != ENDED or event.node is None or event.text:
-            return
-        full = []
-        for part, ids in self.unwritten.items():
-            if event.node.id in ids:
-                ids.remove(event.node.id)
-                full += [] if ids else [part]
-        for part in full:
-            del self.unwritten[part]
-        # The last table is written at the end.
-        for number in dict.fromkeys(number for number, _ in full if self.unwritten):
-            try:
-                self._write(self.observers.records[number])
-            except Exception as error:
-                # A table must not stop training; it is tried again at the end.
-                self.observers.say(f"no table so far: {type(error).__name__}: {error}")
-
-    def _write(self, record: StudyRecord) -> None:
-        """Writes the table and report so far from the storage, since MLflow may be behind."""
-        seen, measurement = self.observers, MEASUREMENTS[record.measurement]
-        results = measurement.read(record, seen.store)
-        if results is not None:
-            paths = measurement.write(record, seen.store, results, seen.progress.failed, None)
-            text, brief = measurement.text(record, results), measurement.brief_of(record, results)
-            show_results(seen.terminal.console, f"\n{text}\n", brief)
-            seen.say(f"so far: {paths['report.html']}\n")

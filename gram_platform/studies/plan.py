@@ -1,35 +1,28 @@
-"""Defines the plan of a submission: values alone, each decided once before anything starts."""
+"""Defines the plan of a submission, values that are decided once before anything starts, and
+predicts its hours and its price."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Self
 
 from gram_platform.config.flops import total_parameters
 from gram_platform.corpora.recipe import CorpusRecipe
+from gram_platform.engine.execution import Execution, Resources
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import BASELINE, VARIANT, Node, method_costs, method_nodes, unique
-from gram_platform.planner import MACHINES, Budget, Machine, Ranks
+from gram_platform.planner import (
+    MACHINES,
+    Budget,
+    Machine,
+    Ranks,
+    evaluation_hours,
+    expected_hours,
+)
 from gram_platform.store import Folder, Store
 from gram_platform.studies.definition import Preset, Study
 
 CPU = "cpu"
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Which runs of a preset are wanted, and on which text; the flags of the same names say what
-    each field means."""
-
-    sizes: tuple[str, ...]
-    seeds: int
-    first_seed: int
-    retain: tuple[str, ...]
-    corpus: str
-    core_label: str
-    core_tokenizer: bool
-    # Where fetched text is kept.
-    storage: str
-    instructions: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,12 +39,21 @@ class StudyPlan:
     changes: tuple[str, ...]
     # With the changes, and with the law, the import and the search of `sources`.
     preset: Preset
-    choice: Choice
-    # The machine whose hours are predicted.
-    machine: Machine
+    # Which runs of the preset are wanted, and on which text, as the flags of these names say.
+    sizes: tuple[str, ...]
+    seeds: int
+    first_seed: int
+    retain: tuple[str, ...]
+    corpus: str
+    core_label: str
+    core_tokenizer: bool
+    # Where fetched text is kept.
+    storage: str
+    # With the machine whose hours are predicted.
     ranks: Ranks
     # Those that a dry run shows.
     planned_ranks: Ranks
+    instructions: str = ""
     methods: tuple[str, ...] = ()
     # Where numbers are from, by the flag that names it: law, maxent, start.
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -70,6 +72,10 @@ class StudyPlan:
     @property
     def name(self) -> str:
         return self.study.name
+
+    @property
+    def machine(self) -> Machine:
+        return self.ranks.machine
 
     @cached_property
     def corpora(self) -> tuple[CorpusRecipe, ...]:
@@ -119,6 +125,11 @@ class StudyPlan:
         others."""
         return 1.0
 
+    def planned_for(self, machine: Machine) -> Self:
+        """Returns the study with its hours, memory and ranks predicted for a machine."""
+        ranks, planned = (replace(r, machine=machine) for r in (self.ranks, self.planned_ranks))
+        return replace(self, ranks=ranks, planned_ranks=planned)
+
     def methods_of(self, setting: Setting) -> list[str]:
         variant = next(v for v in self.preset.variants if v.name == setting.variant)
         return [method for method in self.methods if variant.serves(method)]
@@ -134,7 +145,7 @@ class StudyPlan:
             for cost in method_costs(setting, self.methods_of(setting), self.methods):
                 variants_of.setdefault((("size", size), *cost.items()), []).append(name)
         named = [(dict(row), ", ".join(names)) for row, names in variants_of.items()]
-        sizes, methods = self.choice.sizes, self.methods
+        sizes, methods = self.sizes, self.methods
         named.sort(
             key=lambda pair: (sizes.index(pair[0]["size"]), methods.index(pair[0]["method"]))
         )
@@ -142,47 +153,25 @@ class StudyPlan:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What a submission may cost: over all submissions, and predicted without the user's word."""
-
-    budget: Budget
-    # In dollars.
-    confirm_above: float
-    yes: bool
-
-
-@dataclass(frozen=True)
-class ExecutionOptions:
-    """How processes execute nodes; the flags of the same names say what each field means."""
-
-    in_process: bool
-    threads: int
-    max_gpus: int
-    gpus_per_run: float
-    gpus_per_machine: int
-    activation_checkpointing: bool
-    compile: bool
-    deterministic: bool
-    checkpoint_every_s: float
-    # The share of the time that checkpoints may take; 0: any.
-    commit_share: float
-    stall_timeout_s: float
-    collective_timeout_s: float
-    retry_failed: bool
-    verbose: bool
-
-
-@dataclass(frozen=True)
 class Plan:
     """A submission: one or more studies or a search, where results go, and what it may cost."""
 
     studies: tuple[StudyPlan, ...]
-    storage: str
     tracking_uri: str
-    options: ExecutionOptions
-    limits: Limits
+    # How nodes are executed, and what Ray reserves for them, as far as no device decides it.
+    execution: Execution
+    resources: Resources
+    # The most that all submissions may cost.
+    budget: Budget
+    # The predicted dollars above which nothing is started; infinite with --yes and --max-cost.
+    confirm_above: float
     # cpu or cuda; "" before it is chosen.
     device: str = ""
+    in_process: bool = False
+    # Trains runs again that have diverged.
+    retry_failed: bool = False
+    # Prints what the workers print.
+    verbose: bool = False
     dry_run: bool = False
     # One size after another, up to the last one.
     through: bool = False
@@ -200,6 +189,10 @@ class Plan:
     report_only: bool = False
 
     @property
+    def storage(self) -> str:
+        return self.studies[0].storage
+
+    @property
     def name(self) -> str:
         return "+".join(part.name for part in self.studies)
 
@@ -210,7 +203,7 @@ class Plan:
 
     @property
     def needs_ray(self) -> bool:
-        return not self.options.in_process
+        return not self.in_process
 
     def on(self, device: str) -> "Plan":
         """Returns the plan of a submission whose nodes are executed on a device; on CPUs all is
@@ -218,20 +211,124 @@ class Plan:
         if device != CPU:
             return replace(self, device=device)
         cpu = MACHINES[CPU]
-        budget = replace(self.limits.budget, dollars_per_hour=cpu.dollars_per_hour)
         return replace(
             self,
             device=device,
-            limits=replace(self.limits, budget=budget),
-            studies=tuple(planned_for(part, cpu) for part in self.studies),
+            budget=replace(self.budget, dollars_per_hour=cpu.dollars_per_hour),
+            studies=tuple(part.planned_for(cpu) for part in self.studies),
         )
 
 
-def planned_for(part: StudyPlan, machine: Machine) -> StudyPlan:
-    """Returns a study whose hours, memory and ranks are predicted for a machine."""
-    return replace(
-        part,
-        machine=machine,
-        ranks=replace(part.ranks, machine=machine),
-        planned_ranks=replace(part.planned_ranks, machine=machine),
+# ---------------------------------------------------------------------------------------- price
+
+
+def amount(value: float) -> str:
+    return f"{value:,.2f}" if value >= 1 or not value else f"{value:.2g}"
+
+
+def planned_hours(
+    nodes: Iterable[Node], machine: Machine, ids: Collection[str] | None = None
+) -> float:
+    """Returns the machine hours that the planner expects of runs and of evaluations of their views.
+
+    `ids`: of the nodes that count; by default all.
+    """
+    nodes = list(nodes)
+    runs = {node.id: node for node in nodes if node.is_run}
+    counted = [node for node in nodes if ids is None or node.id in ids]
+    hours = sum(expected_hours(node, machine) for node in counted)
+    return hours + evaluation_hours(counted, runs, machine)
+
+
+def rung_text(
+    of_size: Mapping[str, Sequence[Node]], spent: float, machine: Machine, has_failed: bool
+) -> str:
+    """Returns the hours of the first size, and those of the next at the same ratio to the plan, if
+    any, in words.
+
+    `of_size`: the nodes of both sizes.
+    """
+    (size, predicted), *following = (
+        (one, planned_hours(nodes, machine)) for one, nodes in of_size.items()
     )
+    text = f"{size}: {spent:.3g} {machine.name} hours spent, {predicted:.3g} predicted"
+    for one, planned in following:
+        hours = planned * spent / predicted
+        text += (
+            f"; {one}: {planned:.3g} predicted, {hours:.3g}"
+            f" (${hours * machine.dollars_per_hour:,.2f}) "
+        )
+        text += f"at the ratio of {size}"
+        if has_failed:
+            text += f"; it is not started, because nodes of {size} have failed"
+    return text
+
+
+@dataclass(frozen=True)
+class Left:
+    """The nodes of a study or a search that are not done.
+
+    Nodes of several studies are counted at the first.
+    """
+
+    part: StudyPlan
+    ids: frozenset[str]
+    # The share of these nodes that will be executed: below 1 in an Optuna search that has complete
+    # trials.
+    share: float
+
+    def hours(self, machine: Machine) -> float:
+        return self.share * planned_hours(self.part.nodes, machine, self.ids)
+
+
+def work_left(studies: Iterable[StudyPlan], done: Collection[str]) -> list[Left]:
+    """Returns what is left of each study or search that has nodes other than those that are `done`,
+    by id."""
+    seen, found = set(done), []
+    for part in studies:
+        ids = {node.id for node in part.nodes} - seen
+        seen |= ids
+        if ids and (share := part.share_left()):
+            found.append(Left(part, frozenset(ids), share))
+    return found
+
+
+def price(work: Iterable[Left], machine: Machine | None = None) -> tuple[str, float]:
+    """Returns the predicted hours and dollars as a text, and the dollars.
+
+    `machine`: that executes all of it; by default each study's own, of --machine.
+    """
+    hours: dict[Machine, float] = {}
+    for one in work:
+        on = machine or one.part.machine
+        hours[on] = hours.get(on, 0.0) + one.hours(on)
+    dollars = sum(number * on.dollars_per_hour for on, number in hours.items())
+    return (
+        (
+            f"{' and '.join(f'{amount(h)} {on.name} hours' for on, h in hours.items())},"
+            f" ${dollars:,.2f}"
+        ),
+        dollars,
+    )
+
+
+def predicted(work: Sequence[Left]) -> str:
+    """Returns in words what a submission has left to execute, and its price."""
+    if not work:
+        return "predicted: nothing is left to execute"
+    names = ", ".join(dict.fromkeys(one.part.name for one in work))
+    return (
+        f"predicted: {sum(len(one.ids) for one in work)} nodes of {names} are not done,"
+        f" {price(work)[0]}"
+    )
+
+
+def sharing(studies: Sequence[StudyPlan]) -> str:
+    """Returns the number of runs of all studies, and the saving by training each run once."""
+    runs = [node for part in studies for node in part.nodes if node.is_run]
+    machine, union = studies[0].machine, unique(runs)
+    alone, together = (sum(expected_hours(node, machine) for node in of) for of in (runs, union))
+    saved = (
+        f"{len(runs) - len(union)} saved by sharing ({alone - together:,.2f} {machine.name} hours)"
+    )
+    return f"all studies: {len(union)} runs, {saved}"

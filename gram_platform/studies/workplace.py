@@ -1,18 +1,24 @@
-"""Decides where the nodes of a submission are executed, and how they are placed there."""
+"""Decides where the nodes of a submission are executed, and how they are placed there.
+
+The device is the one that its studies began on.
+"""
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import ray
 
 from gram_platform.config import RunConfig
 from gram_platform.config.flops import GIB
+from gram_platform.config.identity import invalid
 from gram_platform.config.provenance import code_of_process
 from gram_platform.engine.capacity import (
     Cordon,
+    await_report,
     has_fixed_size,
     require_capacity,
     widest_missing,
@@ -20,18 +26,17 @@ from gram_platform.engine.capacity import (
 from gram_platform.engine.cluster import connect
 from gram_platform.engine.devices import ProbeReport
 from gram_platform.engine.execution import Division, Execution, Placement, Resources
-from gram_platform.engine.executor import Executor
-from gram_platform.engine.in_process import LocalExecutor
-from gram_platform.engine.life import NodeLifecycle
+from gram_platform.engine.executor import Executor, LocalExecutor, has_gpu
+from gram_platform.engine.life import NodeLifecycle, ended_ids
 from gram_platform.engine.machine import num_cpus
 from gram_platform.engine.ray_executor import RayExecutor
-from gram_platform.methods.nodes import Node
+from gram_platform.methods.nodes import Node, unique
 from gram_platform.planner import MACHINES, Machine, Ranks, expected_hours, passes_of
 from gram_platform.store import Store
-from gram_platform.store.machines import write_cordoned
-from gram_platform.store.root import HISTORY
-from gram_platform.studies.device import note_device
-from gram_platform.studies.plan import CPU, Plan
+from gram_platform.store.root import HISTORY, write_cordoned
+from gram_platform.studies.plan import CPU, Left, Plan, StudyPlan, price, work_left
+
+CUDA = "cuda"
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,6 @@ class Workplace:
     """Where a submission's nodes are executed, decided before the first one starts."""
 
     execution: Execution
-    resources: Resources
     cordon: Cordon
     # False where nothing is left to execute.
     executes: bool
@@ -66,7 +70,7 @@ def open_workplace(plan: Plan, store: Store, say: Callable[[str], None]) -> Work
     uses_ray = executes and plan.needs_ray
     on_cordon = cordons_noted(store, [part.name for part in plan.studies], say)
     if uses_ray:
-        connect(plan.options.verbose)
+        connect(plan.verbose)
         if advice := advice_on_place():
             say(advice)
     execution, resources = execution_of(plan)
@@ -75,7 +79,7 @@ def open_workplace(plan: Plan, store: Store, say: Callable[[str], None]) -> Work
 
     def place(node: Node) -> Placement:
         ranks = ranks_of.get(node.id, first)
-        return placement_of(node, ranks, execution.device, plan.options.gpus_per_run)
+        return placement_of(node, ranks, execution.device, plan.resources.gpus_per_run)
 
     placements = {node.id: place(node) for node in missing}
     if uses_ray:
@@ -87,41 +91,23 @@ def open_workplace(plan: Plan, store: Store, say: Callable[[str], None]) -> Work
     for node in missing:
         store.node(node.kind, node.id).folder.require_rights()
     cordon = Cordon(resources, on_cordon)
-    return Workplace(execution, resources, cordon, executes, uses_ray, place, placements, done)
+    return Workplace(execution, cordon, executes, uses_ray, place, placements, done)
 
 
 def executor_at(at: Workplace, retry_failed: bool) -> Executor:
     """Returns what executes nodes at a workplace: slots of Ray, or this process."""
-    known = {"retry_diverged": retry_failed, "done": at.done}
     if at.uses_ray:
-        return RayExecutor(at.execution, at.resources, at.placements, at.cordon, **known)
-    return LocalExecutor(at.execution, at.placements, **known)
+        return RayExecutor(at.execution, at.cordon, at.placements, retry_failed, at.done)
+    return LocalExecutor(at.execution, at.placements, retry_failed, at.done)
 
 
 def execution_of(plan: Plan) -> tuple[Execution, Resources]:
     """Returns how the plan's nodes are executed on its device, and the resources of a rank."""
-    options, device = plan.options, plan.device or CPU
-    execution = Execution(
-        plan.storage,
-        num_threads=options.threads,
-        checkpoint_every_s=options.checkpoint_every_s,
-        commit_share=options.commit_share,
-        collective_timeout_s=options.collective_timeout_s,
-        stall_timeout_s=options.stall_timeout_s,
-        activation_checkpointing=options.activation_checkpointing,
-        compiled=options.compile,
-        deterministic=options.deterministic,
-        device=device,
-        code=str(code_of_process()),
-    )
-    is_gpu = device != CPU
-    resources = Resources(
-        cpus_per_rank=float(options.threads),
-        gpus_per_rank=float(is_gpu),
-        gpus_per_run=options.gpus_per_run * is_gpu,
-        gpus_per_machine=options.gpus_per_machine,
-        max_gpus=options.max_gpus,
-    )
+    device = plan.device or CPU
+    execution = replace(plan.execution, device=device, code=str(code_of_process()))
+    gpus = 0.0 if device == CPU else 1.0
+    gpus_per_run = gpus * plan.resources.gpus_per_run
+    resources = replace(plan.resources, gpus_per_rank=gpus, gpus_per_run=gpus_per_run)
     return execution, resources
 
 
@@ -248,3 +234,125 @@ def machine_hours(store: Store, node: Node) -> float:
     """Returns the machine hours of a node that is done, over all its ranks."""
     timing = store.node(node.kind, node.id).timing()
     return timing.get("elapsed_s", 0.0) * timing.get("num_ranks", 1) / 3600
+
+
+# -------------------------------------------------------------------------------------- device
+
+
+# A file beside the record of a study or a search: the device of each preset on each corpus.
+FILE = "devices.json"
+Devices = dict[str, Literal["cpu", "cuda"]]
+
+
+def choose_device(plan: Plan, store: Store) -> str:
+    """Returns --device, else the device that the studies began on or that has trained runs of
+    theirs.
+
+    Else it is what this process has, or what Ray has: then it connects to Ray. "" if nothing is
+    left to execute. ValueError for another device than a study began on, where none is given and
+    machines start on demand, and for a GPU that this process lacks.
+    """
+    ended = ended_of(plan.studies, store, plan.retry_failed)
+    known = (known_device(part, store, ended) for part in plan.studies)
+    device = plan.device or next(filter(None, known), "")
+    for part in plan.studies:
+        _require_same(part, store, device)
+    left = work_left(plan.studies, ended)
+    if not left:
+        return device
+    if not plan.needs_ray:
+        device = device or (CUDA if has_gpu() else CPU)
+        if device == CUDA and not has_gpu():
+            expected = "cpu beside --in-process: torch finds no GPU on this machine"
+            raise invalid("device", device, expected)
+    if device:
+        return device
+    connect(plan.verbose)
+    has_gpus = lambda: bool(ray.cluster_resources().get("GPU"))  # noqa: E731
+    if not any(one.part.machine.device == CUDA for one in left):
+        return CUDA if has_gpus() else CPU
+    if has_fixed_size() and has_gpus():
+        return CUDA
+    # Waits for an autoscaler that has just started.
+    await_report()
+    if not has_fixed_size():
+        raise _undecided(left)
+    return CPU
+
+
+def _undecided(left: Collection[Left]) -> ValueError:
+    """Makes the error that asks for --device: what is up now says nothing about machines that start
+    on demand."""
+    presets = ", ".join(dict.fromkeys(one.part.preset_name for one in left))
+    on_gpus, on_cpus = price(left)[0], price(left, MACHINES[CPU])[0]
+    expected = (
+        f"--device cuda or --device cpu: the preset {presets} plans for GPUs, and this cluster"
+        f" starts machines on demand. cuda asks it for machines with GPUs ({on_gpus}); cpu trains"
+        f" on CPU cores and asks for no GPU ({on_cpus})"
+    )
+    return invalid("device", "", expected)
+
+
+def ended_of(studies: Iterable[StudyPlan], store: Store, retry_failed: bool) -> set[str]:
+    """Returns the ids of the nodes that a submission of the studies leaves as they are."""
+    return ended_ids(unique(node for part in studies for node in part.nodes), store, retry_failed)
+
+
+def known_device(part: StudyPlan, store: Store, ended: Collection[str]) -> str:
+    """Reads the device on which the study or search began with this preset and corpus.
+
+    Else that of one finished run, which a handover may have brought; "" without any.
+    """
+    if began := began_on(part, store):
+        return began
+    runs = (store.run(node.id) for node in part.nodes if node.is_run and node.id in ended)
+    name = next(filter(None, (run.timing().get("device", "") for run in runs)), "")
+    return CUDA if name not in ("", CPU) else name
+
+
+def device_rule(plan: Plan, part: StudyPlan, device: str) -> str:
+    """Returns in words on which device a submission would execute the study."""
+    if device:
+        return device if device == plan.device else f"{device}, on which it began"
+    rule = "cuda if Ray has a GPU at the start, else cpu"
+    if part.machine.device == CUDA:
+        rule += (
+            "; on a cluster that starts machines on demand --device cuda or --device cpu must be"
+            " given"
+        )
+    return rule
+
+
+def began_on(part: StudyPlan, store: Store) -> str:
+    return part.folder(store).read_or_set_aside(FILE, Devices).get(_key(part), "")
+
+
+def _require_same(part: StudyPlan, store: Store, device: str) -> None:
+    """ValueError for another device than the study or search began on."""
+    if not (began := began_on(part, store)) or began == device:
+        return
+    expected = (
+        f"{began}, on which {part.name} ({_key(part)}) began: results of two devices are not"
+        f" comparable. For {device} give another --storage, or remove"
+        f" {part.folder(store).path}/{FILE} to mix them"
+    )
+    raise invalid("device", device, expected)
+
+
+def note_device(plan: Plan, store: Store, device: str) -> None:
+    """Stores the device on which studies or a search begin.
+
+    ValueError if another driver has begun one on another device.
+    """
+    for part in plan.studies:
+        if began_on(part, store) == device:
+            continue
+        folder = part.folder(store)
+        with folder.lock("devices"):
+            _require_same(part, store, device)
+            devices = folder.read_or_set_aside(FILE, Devices)
+            folder.write_json(FILE, {**devices, _key(part): device})
+
+
+def _key(part: StudyPlan) -> str:
+    return ", ".join([f"preset {part.preset_name}", *part.changes, f"corpus {part.corpus}"])

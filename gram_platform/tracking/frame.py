@@ -22,21 +22,19 @@ from typing import NamedTuple
 import pandas as pd
 from mlflow.entities import Run
 
+from gram_platform.config import State
 from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.checkpoints import VALIDATION
+from gram_platform.store.runs import SIZES, TIMES
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking import entry as content
 from gram_platform.tracking.connection import first_line
-from gram_platform.tracking.rows import (
-    CURVE,
-    MEASURED,
-    NUMBER_COLUMNS,
-    entry_row,
-    has_eval_points,
-    mlflow_row,
-)
-from gram_platform.tracking.values import curve_points, unescape
+from gram_platform.tracking.entry import NodeEntry
+from gram_platform.tracking.sender import CURVE
+from gram_platform.tracking.values import curve_points, in_utf8, number_of, study_of, unescape
 
+NUMBER_COLUMNS = (*SIZES, *TIMES)
+MEASURED = (content.LOSS, content.BEST_LOSS, content.SURPRISAL, content.TASK)
 TAGS = ("method", "size", "seed", "profile", "retained")
 TEXT_COLUMNS = ("kind", "id", "run_id", "view_id", "status")
 CURVE_COLUMNS = ("run_id", "step", "domain", "loss")
@@ -181,3 +179,62 @@ def _curves(rows: Iterable[tuple[str, int, str, float]]) -> pd.DataFrame:
     frame = frame.astype({"run_id": "str", "step": "int64", "domain": "str", "loss": "float64"})
     frame = frame.sort_values(["run_id", "step", "domain"], ignore_index=True)
     return frame.drop_duplicates(["run_id", "step", "domain"], ignore_index=True)
+
+
+# ---------------------------------------------------------------------------------------- a row
+
+
+def entry_row(entry: NodeEntry) -> dict:
+    """Returns the row of a node of the storage."""
+    return _row(entry.kind, entry.node_id, entry.tags, entry.result_metrics, entry.num_steps)
+
+
+def mlflow_row(kind: str, node_id: str, run: Run) -> dict:
+    """Returns the row of a node of MLflow.
+
+    Without a result its metrics are the curves' points so far.
+    """
+    has_result = run.data.tags.get(content.STATUS) == State.COMPLETE
+    has_losses = kind != "run" or has_eval_points(run)
+    shown = {column(key): value for key, value in run.data.metrics.items()} if has_result else {}
+    metrics = {
+        name: value
+        for name, value in shown.items()
+        if has_losses or not name.startswith(content.LOSS)
+    }
+    metrics = (content.last_as_best(metrics) if kind == "run" else {}) | metrics
+    return _row(kind, node_id, run.data.tags, metrics, number_of(run.data.params, "num_steps"))
+
+
+def has_eval_points(run: Run) -> bool:
+    """Tells whether the losses of MLflow's run are of evaluation points, not of progress."""
+    return number_of(run.data.params, content.NUM_EVAL_POINTS) != 0
+
+
+def column(key: str) -> str:
+    """Names a metric of MLflow in a frame."""
+    return content.AT_END.get(key) or unescape(key)
+
+
+def _row(kind: str, node_id: str, tags: Mapping, metrics: Mapping, num_steps: int | None) -> dict:
+    is_run = kind == "run"
+    study = {
+        in_utf8(name): in_utf8(value)
+        for name, value in study_of(tags).items()
+        if not name.startswith(MEASURED) and name not in NUMBER_COLUMNS
+    }
+    ids = {
+        "run_id": node_id if is_run else tags.get(content.VIEW_RUN, ""),
+        "view_id": tags.get(content.VIEW_ID, ""),
+    }
+    numbers = {name: float(metrics[name]) for name in NUMBER_COLUMNS if name in metrics}
+    numbers |= {name: float(value) for name, value in metrics.items() if name.startswith(MEASURED)}
+    numbers |= {"num_steps": float(num_steps)} if is_run and num_steps is not None else {}
+    return {
+        **study,
+        **numbers,
+        "kind": kind,
+        "id": node_id,
+        **ids,
+        "status": tags.get(content.STATUS, ""),
+    }

@@ -11,13 +11,16 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
 from gram_platform.config import State
+from gram_platform.config.identity import metric_name
 from gram_platform.store import EvaluationDirectory, RunDirectory
+from gram_platform.store.checkpoints import VALIDATION
 from gram_platform.tracking import entry as content
 from gram_platform.tracking.connection import Connection
 from gram_platform.tracking.entry import NodeEntry
-from gram_platform.tracking.rows import curve_tags
-from gram_platform.tracking.values import MOST_TAGS, number_of
+from gram_platform.tracking.values import LONGEST_TEXT, MOST_TAGS, is_short_name, number_of
 
+# A domain follows. MLflow's pages hide tags whose names begin with `mlflow.`.
+CURVE = "mlflow.gram.curve."
 # MLflow's own limit.
 METRICS_PER_REQUEST = 1000
 # Tries, and the pause between them, for a node that other machines send too.
@@ -189,3 +192,22 @@ def age(run: Run) -> tuple[int, str]:
 def _step(tags: Mapping[str, str], key: str) -> int:
     found = number_of(tags, key)
     return -1 if found is None else found
+
+
+def curve_tags(records: Iterable[Mapping], entry: NodeEntry) -> dict[str, str]:
+    """Writes each validation curve of a complete run as a text, `<step>:<loss> <step>:<loss> ...`.
+
+    Tags come with their run, a thousand runs in one request. The history of a metric needs a
+    request of its own, which takes 40 s for the curves of a thousand runs. A curve that is too long
+    for a tag gets none.
+    """
+    curves: dict[str, list[str]] = {}
+    for record in records if entry.kind == "run" and entry.status == State.COMPLETE else ():
+        for name, loss in record["metrics"].items():
+            if name.startswith(VALIDATION):
+                points = curves.setdefault(CURVE + metric_name(name.removeprefix(VALIDATION)), [])
+                points.append(f"{record['step']}:{float(loss)!r}")
+    texts = {key: " ".join(points) for key, points in curves.items()}
+    return {
+        key: text for key, text in texts.items() if len(text) <= LONGEST_TEXT and is_short_name(key)
+    }

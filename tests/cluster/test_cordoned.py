@@ -15,7 +15,7 @@ ONE_GPU = {
 JOB = """
 import json, sys
 from gram_platform.engine.cluster import ClusterLost
-from gram_platform.store.machines import read_cordoned
+from gram_platform.store.root import read_cordoned
 from gram_platform.store import Store
 from gram_platform.studies.library.scaling import STUDY
 from tests.submitted import execute

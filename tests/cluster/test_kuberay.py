@@ -3,6 +3,7 @@ our rules.
 """
 
 import importlib.util
+import math
 import shutil
 import subprocess
 
@@ -126,7 +127,7 @@ def test_spot_machines_have_time_for_a_step_and_a_checkpoint(study_of_entrypoint
     """Each size of the job, all modules in every pass, the planner's rate, and a storage of 1
     GB/s."""
     study, arguments = study_of_entrypoint
-    sizes = plan_of(study, arguments).studies[0].choice.sizes
+    sizes = plan_of(study, arguments).studies[0].sizes
     domains = ("core", "virology", "cybersecurity", "nuclear", "lisp")
     groups = [
         group
@@ -156,7 +157,7 @@ def test_entrypoint_is_a_command_of_the_study(study_of_entrypoint):
         "/mnt/gram",
         "http://mlflow:5000",
     )
-    assert (plan.device, plan.limits.yes) == ("cuda", True)
+    assert (plan.device, plan.confirm_above) == ("cuda", math.inf)
     execution, resources = execution_of(plan)
     assert (execution.device, part.ranks.number, resources.gpus_per_rank) == ("cuda", 4, 1.0)
 
@@ -165,7 +166,7 @@ def test_the_grids_entrypoint_is_a_command_of_the_search():
     python, script, *arguments = the("RayJob", "gram-grid")["spec"]["entrypoint"].split()
     assert (python, script) == ("python", "/opt/gram/experiments/lr_bs_grid.py")
     plan = plan_of(SEARCH, arguments)
-    assert (plan.device, plan.limits.yes) == ("cuda", True)
+    assert (plan.device, plan.confirm_above) == ("cuda", math.inf)
     assert (plan.studies[0].preset_name, plan.storage, plan.tracking_uri) == (
         "paper",
         "/mnt/gram",

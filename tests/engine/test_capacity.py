@@ -24,9 +24,8 @@ from gram_platform.config.space import Parameter, Space
 from gram_platform.engine import capacity, ray_private
 from gram_platform.engine.capacity import Cordon
 from gram_platform.engine.execution import Resources
-from gram_platform.engine.proposals import Group, OptunaSource, PointList
 from gram_platform.engine.search import TrialWatch, Tuning, _Searcher, machines_for
-from gram_platform.engine.trials import reservation
+from gram_platform.engine.trials import Group, OptunaSource, PointList, reservation
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.store.files import seal
 from tests.engine.conftest import TINY, on_ranks

@@ -25,11 +25,17 @@ from gram_platform.engine.devices import (
     probe_here,
 )
 from gram_platform.engine.dispatch import _probe_rank, _raise_permanent
-from gram_platform.engine.execution import CUBLAS_VARIABLE, CUBLAS_WORKSPACE, Resources
+from gram_platform.engine.execution import Resources
 from gram_platform.engine.executor import WARNED
 from gram_platform.engine.life import MAX_CRASHES
 from gram_platform.engine.node import RunExecution, execute_run
-from gram_platform.engine.process import OutOfMemory, is_out_of_memory
+from gram_platform.engine.process import (
+    CUBLAS_VARIABLE,
+    CUBLAS_WORKSPACE,
+    OutOfMemory,
+    is_out_of_memory,
+    set_up_torch,
+)
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.store import LeaseHeld, Store
 from gram_platform.store.files import StorageAway
@@ -131,7 +137,7 @@ def test_a_probe_is_no_product_before_a_deterministic_process_is_set_up(
     try:
         probe(replace(execution, deterministic=True))
     finally:
-        execution.set_up_torch()
+        set_up_torch(execution)
     assert seen == [CUBLAS_WORKSPACE]
 
 

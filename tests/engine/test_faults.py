@@ -17,7 +17,7 @@ from ray.exceptions import LocalRayletDiedError, RayError, WorkerCrashedError
 from gram_platform.engine import process, slots
 from gram_platform.engine import ray_executor as on_ray
 from gram_platform.engine.execution import Execution, Resources
-from gram_platform.engine.in_process import execute_node
+from gram_platform.engine.executor import execute_node
 from gram_platform.engine.life import MAX_CRASHES
 from gram_platform.engine.node import RunExecution, execute_run
 from gram_platform.engine.process import StopRequest, is_out_of_memory, memory_advice

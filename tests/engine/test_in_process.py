@@ -138,7 +138,7 @@ def test_a_signal_leaves_a_checkpoint_and_the_study_goes_on(
 
 
 def test_the_end_of_the_time_leaves_a_checkpoint(run, execution, undisturbed, monkeypatch):
-    monkeypatch.setattr("gram_platform.engine.in_process.TICK_S", 0.0)
+    monkeypatch.setattr("gram_platform.engine.executor.TICK_S", 0.0)
     node = Node(run, ())
     directory = Store(execution.storage).run(run.run_id)
 

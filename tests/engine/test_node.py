@@ -21,7 +21,7 @@ from gram_platform.engine.node import (
     record_interval,
     starting_point,
 )
-from gram_platform.engine.process import SYSTEM
+from gram_platform.engine.process import SYSTEM, set_up_torch
 from gram_platform.methods import plan
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import Node, method_nodes
@@ -265,7 +265,7 @@ def test_deterministic_algorithms_change_no_byte_on_a_cpu(execution, undisturbed
     assert torch.are_deterministic_algorithms_enabled()
     assert result_bytes(execution, run.run_id) == result_bytes(straight, run.run_id)
     assert Store(execution.storage).run(run.run_id).timing()["deterministic"]
-    execution.set_up_torch()
+    set_up_torch(execution)
     assert not torch.are_deterministic_algorithms_enabled()
 
 

@@ -13,8 +13,8 @@ from gram_platform.engine.capacity import Cordon
 from gram_platform.engine.devices import DeviceError, ProbeReport, is_device_error
 from gram_platform.engine.dispatch import _raise_for_device, _raise_permanent
 from gram_platform.engine.execution import Execution, Resources
-from gram_platform.engine.proposals import PointList
 from gram_platform.engine.search import Tuning, run_trials
+from gram_platform.engine.trials import PointList
 from gram_platform.methods import plan
 from gram_platform.methods.nodes import Node
 from tests.engine.conftest import TWO_RANKS, elsewhere

@@ -7,9 +7,9 @@ import torch
 
 from gram_platform.config import ModelConfig, ModuleSpec
 from gram_platform.config.training import ARCHITECTURES, merged_config
-from gram_platform.model.merge import merged_rows
 from gram_platform.model.pieces import rank_rows
 from gram_platform.model.transformer import build, initial_weights
+from gram_platform.store.views import merged_rows
 from tests import tiny
 from tests.tiny import merged_weights
 

@@ -123,7 +123,7 @@ def test_a_size_is_calibrated_by_the_preset_of_its_name_or_the_first_that_has_it
     found = [
         study_plan(calibration.STUDY, flags) for flags in named_commands(preset, *sizes.split())
     ]
-    assert {part.preset_name: " ".join(part.choice.sizes) for part in found} == named
+    assert {part.preset_name: " ".join(part.sizes) for part in found} == named
 
 
 def test_every_command_that_a_study_of_ours_can_name_passes_its_flags_as_a_dry_run():
@@ -140,8 +140,8 @@ def test_every_command_that_a_study_of_ours_can_name_passes_its_flags_as_a_dry_r
             plan = plan_of(calibration.STUDY, [*flags, "--dry-run"])
             assert plan.dry_run
             # Rated baselines need several seeds.
-            assert plan.studies[0].choice.seeds > 1
-            calibrated += plan.studies[0].choice.sizes
+            assert plan.studies[0].seeds > 1
+            calibrated += plan.studies[0].sizes
         assert sorted(calibrated) == sorted(sizes)
 
 

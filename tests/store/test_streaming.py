@@ -16,8 +16,8 @@ from gram_platform.config import DataConfig, DomainBudget, EvalPoints, ModelConf
 from gram_platform.config.routing import Schedule
 from gram_platform.corpora import Packing, prepare, resolve
 from gram_platform.corpora.packed import block_digests, corpus_fingerprint
-from gram_platform.engine.execution import Execution, schedule_reader
-from gram_platform.engine.node import execute_run
+from gram_platform.engine.execution import Execution
+from gram_platform.engine.node import execute_run, schedule_reader
 from gram_platform.store import Store, files
 from gram_platform.store.data import FetchedRows, open_corpus, provide_corpus
 from gram_platform.store.folders import RemoteFolder

@@ -129,7 +129,7 @@ def removes_a_folder(process: psutil.Process) -> bool:
     """Whether a process waits for the end of its Ray to remove the files: whoever kills it leaves
     them."""
     with contextlib.suppress(psutil.Error):
-        return any(word.endswith("own_folder.py") for word in process.cmdline())
+        return any(word.endswith("machine.py") for word in process.cmdline())
     return False
 
 

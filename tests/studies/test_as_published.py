@@ -21,7 +21,7 @@ from gram_platform.methods.elicitation import attacks
 from gram_platform.methods.gram import modular_size
 from gram_platform.studies.definition import MaxEntRanges
 from gram_platform.studies.library.scaling import AS_RUN_SIZES
-from gram_platform.studies.searches.knobs import KNOB
+from gram_platform.studies.searches.flags import KNOB
 from tests.submitted import flags_of, study_plan
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,13 +8,13 @@ import torch
 from gram_platform.planner import MACHINES
 from gram_platform.store import RunDirectory, Store
 from gram_platform.store.files import seal
-from gram_platform.studies import device
+from gram_platform.studies import workplace
 from gram_platform.studies.campaign import price_line
-from gram_platform.studies.device import began_on, known_device, note_device
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from gram_platform.studies.library.scaling import STUDY
-from gram_platform.studies.price import predicted, work_left
+from gram_platform.studies.plan import predicted, work_left
+from gram_platform.studies.workplace import began_on, known_device, note_device
 from tests.refused import refused
 from tests.submitted import approved, execute, execute_campaign, plan_of
 
@@ -35,14 +35,14 @@ PLANS = {"study": of_study, "search": of_search}
 @pytest.fixture
 def growing_cluster(monkeypatch):
     """A cluster that starts machines on demand and has none now."""
-    monkeypatch.setattr(device, "connect", lambda is_verbose: None)
-    monkeypatch.setattr(device, "has_fixed_size", lambda: False)
-    monkeypatch.setattr(device, "await_report", lambda: None)
+    monkeypatch.setattr(workplace, "connect", lambda is_verbose: None)
+    monkeypatch.setattr(workplace, "has_fixed_size", lambda: False)
+    monkeypatch.setattr(workplace, "await_report", lambda: None)
 
 
 @pytest.fixture
 def no_ray(monkeypatch):
-    monkeypatch.delattr(device, "connect")
+    monkeypatch.delattr(workplace, "connect")
 
 
 SUBMISSIONS = {
@@ -66,9 +66,9 @@ def test_an_autoscaler_that_has_not_reported_yet_is_waited_for(
     """Its cluster looks like one of fixed size without GPUs, on which the study would begin on
     CPUs."""
     reports = []
-    monkeypatch.setattr(device, "await_report", lambda: reports.append("head"))
-    monkeypatch.setattr(device, "has_fixed_size", lambda: not reports)
-    monkeypatch.setattr(device.ray, "cluster_resources", dict)
+    monkeypatch.setattr(workplace, "await_report", lambda: reports.append("head"))
+    monkeypatch.setattr(workplace, "has_fixed_size", lambda: not reports)
+    monkeypatch.setattr(workplace.ray, "cluster_resources", dict)
     with refused("device", ""):
         approved(of_study())
 
@@ -83,7 +83,7 @@ def test_a_device_that_is_given_is_not_asked_for(make, given, no_ray, storage):
 
 def test_a_plan_for_cpus_is_not_asked_for_a_device(growing_cluster, storage, monkeypatch):
     for gpus, expected in ({}, "cpu"), ({"GPU": 1.0}, "cuda"):
-        monkeypatch.setattr(device.ray, "cluster_resources", lambda gpus=gpus: gpus)
+        monkeypatch.setattr(workplace.ray, "cluster_resources", lambda gpus=gpus: gpus)
         assert approved(of_study(preset=("--preset", "smoke"))).device == expected
 
 
@@ -123,7 +123,7 @@ def test_runs_that_a_handover_has_trained_are_continued_on_their_device(
     assert approved(plan).device == kept
     # Also where all known trials are done: a search may draw more.
     with monkeypatch.context() as patch:
-        patch.setattr(device, "work_left", lambda studies, ended: [])
+        patch.setattr(workplace, "work_left", lambda studies, ended: [])
         assert approved(plan).device == kept
     other = "cuda" if kept == "cpu" else "cpu"
     assert approved(of_study("--device", other)).device == other

@@ -34,15 +34,15 @@ def study_of(*arguments):
 def test_defaults(storage):
     got = planned()
     (study,) = got.studies
-    assert (study.preset_name, got.storage, study.choice.corpus) == (
+    assert (study.preset_name, got.storage, study.corpus) == (
         "demo",
         str(storage),
         "stories",
     )
     assert got.tracking_uri == f"sqlite:///{storage}/mlflow.db"
     assert study.methods == ("baseline", "filtering", "gram")  # the preset's
-    assert study.choice.seeds == 0  # the preset's, size by size
-    assert study.choice.sizes == tuple(STUDY.presets["demo"].sizes)
+    assert study.seeds == 0  # the preset's, size by size
+    assert study.sizes == tuple(STUDY.presets["demo"].sizes)
 
 
 def test_the_flags_of_execution_reach_it(storage):
@@ -101,8 +101,8 @@ def test_checkpoints_are_as_far_apart_as_writing_them_asks(storage):
 
 def test_through_keeps_the_sizes_up_to_one(storage):
     paper = ("--preset", "paper", "--through")
-    assert study_of(*paper, "200M").choice.sizes == ("50M", "100M", "200M")
-    assert study_of(*paper, "400M", "--sizes", "100M,400M").choice.sizes == ("100M", "400M")
+    assert study_of(*paper, "200M").sizes == ("50M", "100M", "200M")
+    assert study_of(*paper, "400M", "--sizes", "100M,400M").sizes == ("100M", "400M")
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ import signal
 import pytest
 
 from gram_platform.cli import main
-from gram_platform.pages.results.history import MOST_KEPT, begin_record
 from gram_platform.pages.results.record import StudyRecord, load_record
 from gram_platform.store import Store
 from gram_platform.store.remote_folder import RemoteFolder
 from gram_platform.studies.library.scaling import STUDY
+from gram_platform.studies.record import MOST_KEPT, begin_record
 from tests.store.training import in_process
 from tests.submitted import execute
 

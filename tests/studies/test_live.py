@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gram_platform.studies.gauges import ProgressGauges
+from gram_platform.studies.live import progress_gauges
 
 BOARD = Path(__file__).parents[2] / "dashboards" / "grafana.json"
 
@@ -36,7 +36,7 @@ def test_the_exporter_shows_what_the_board_draws_of_a_study(ray_cluster):
         (node, {"tokens_per_second": 1000.0, "loss": 2.0}),
         (node, {"tokens_per_second": 250.0, "loss": 3.0}),
     ]
-    ProgressGauges("a study").set({"done": 3, "waiting": 4}, running)
+    progress_gauges("a study")({"done": 3, "waiting": 4}, running)
     text = exported(ray_cluster, 'study="a study"')
     found = dict(re.findall(r'^(ray_gram_\w+\{.*study="a study".*\}) (\S+)$', text, re.MULTILINE))
     values = {

@@ -3,7 +3,7 @@
 import pytest
 
 from gram_platform.store import Store
-from gram_platform.studies.mirror import Mirror
+from gram_platform.studies.live import Mirror
 from gram_platform.tracking import Tracker, TrackingUnavailable, default_tracking_uri
 
 

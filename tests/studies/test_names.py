@@ -11,7 +11,7 @@ import pytest
 
 from gram_platform.cli import main
 from gram_platform.config import RoutingConfig
-from gram_platform.engine.in_process import LocalExecutor
+from gram_platform.engine.executor import LocalExecutor
 from gram_platform.engine.life import with_stored_tags
 from gram_platform.engine.slots import task_name
 from gram_platform.methods.nodes import Node, method_nodes, node_name

@@ -115,8 +115,7 @@ def test_changes_are_in_the_runs_the_dry_run_and_the_record(written):
 
 def test_the_record_has_no_local_path(tmp_path):
     graph = graph_of(["--preset", "smoke", "--storage", str(tmp_path)])
-    choice = replace(graph.choice, corpus="/home/me/my_text")
-    elsewhere = replace(graph, choice=choice, sources={"law": "/home/me/law.json"})
+    elsewhere = replace(graph, corpus="/home/me/my_text", sources={"law": "/home/me/law.json"})
     facts = " ".join(record_of(elsewhere).facts)
     assert "my_text" in facts
     assert "law.json" in facts
@@ -164,7 +163,7 @@ def test_a_studys_corpus_may_be_the_files(written, tmp_path, monkeypatch):
     (folder / "all.jsonl").write_text("\n".join(lines))
     monkeypatch.chdir(tmp_path)
     graph = graph_of(written('base = "smoke"\ncorpus = "./text"\n'))
-    assert graph.choice.corpus == str(folder)
+    assert graph.corpus == str(folder)
     assert graph.recipe.domains == ("core", "x")
     assert "recipe" not in record_of(graph).params
     (tmp_path / "recipe.toml").write_text('records = ["text"]\n')

@@ -13,7 +13,7 @@ from gram_platform.store.files import seal
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from gram_platform.studies.library.maxent_search import SEARCH as MAXENT
 from gram_platform.studies.library.scaling import STUDY
-from gram_platform.studies.price import planned_hours, price, work_left
+from gram_platform.studies.plan import planned_hours, price, work_left
 from gram_platform.studies.searches.command import campaign_main, main
 from tests.refused import refused
 from tests.submitted import approved, plan_of, study_plan

@@ -15,7 +15,7 @@ import pytest
 from gram_platform.config.endings import Unavailable
 from gram_platform.config.identity import InvalidField
 from gram_platform.config.terminal import masked
-from gram_platform.studies import drive, webhook
+from gram_platform.studies import drive, live
 from gram_platform.studies.library.scaling import STUDY
 from tests.submitted import execute, plan_of
 
@@ -139,7 +139,7 @@ def test_each_end_of_a_study_is_one_message_without_secrets(server, storage, mon
 
 
 def test_claims_are_counted_in_the_message(server):
-    message = webhook.message_of(
+    message = live.message_of(
         "scaling",
         "s3://key:secret@bucket/runs/",
         0,
@@ -147,7 +147,7 @@ def test_claims_are_counted_in_the_message(server):
         0,
         {"agree": 3, "disagree": 1},
     )
-    assert webhook.post(server.url, message) == ""
+    assert live.post(server.url, message) == ""
     assert server.got == [message]
     assert (message["event"], message["storage"], message["failures"]) == ("done", "runs", 0)
     assert message["verdicts"] == {"agree": 3, "disagree": 1}
@@ -155,9 +155,9 @@ def test_claims_are_counted_in_the_message(server):
 
 @pytest.mark.parametrize("status", [0, -1])
 def test_a_webhook_that_does_not_answer_is_left_after_its_time(server, status, monkeypatch):
-    monkeypatch.setattr(webhook, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(live, "TIMEOUT_S", 0.3)
     server.status, started = status, time.monotonic()
-    assert " 0.3 s" in webhook.post(server.url, {"text": "?"})
+    assert " 0.3 s" in live.post(server.url, {"text": "?"})
     assert time.monotonic() - started < 5.0
     assert server.got == [{"text": "?"}]
 
@@ -166,7 +166,7 @@ def test_a_webhook_that_does_not_answer_is_left_after_its_time(server, status, m
 def test_a_redirect_is_a_reason_and_is_not_followed(server, status):
     """It was a GET without the message, which counted as taken."""
     server.status = status
-    reason = webhook.post(server.url, {"text": "?"})
+    reason = live.post(server.url, {"text": "?"})
     assert reason.startswith(f"HTTP Error {status}")
     assert KEY not in reason
     assert server.got == [{"text": "?"}]
@@ -174,7 +174,7 @@ def test_a_redirect_is_a_reason_and_is_not_followed(server, status):
 
 def test_a_webhook_that_is_not_there_is_a_reason(server):
     url = server.url.replace(str(server.server_port), "1")
-    assert "refused" in webhook.post(url, {"text": "?"})
+    assert "refused" in live.post(url, {"text": "?"})
 
 
 @pytest.mark.parametrize(

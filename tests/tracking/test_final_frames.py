@@ -14,7 +14,7 @@ from pandas.testing import assert_frame_equal
 
 from gram_platform.pages.report.measurements import LOSSES_PRESENTATION, read_or_lost
 from gram_platform.store import Store
-from gram_platform.studies.mirror import Mirror
+from gram_platform.studies.live import Mirror
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.frame import (
     Frames,

@@ -13,7 +13,7 @@ from pandas.testing import assert_frame_equal
 from gram_platform.config import Continuations, EvalPoints, Evaluation, TokenLosses, View
 from gram_platform.store import Store
 from gram_platform.store.checkpoints import PROGRESS, VALIDATION
-from gram_platform.tracking import Tracker, TrackingUnavailable, default_tracking_uri, rows
+from gram_platform.tracking import Tracker, TrackingUnavailable, default_tracking_uri, sender
 from gram_platform.tracking.frame import load_curves, load_runs, load_store, load_store_curves
 from tests.store import training
 from tests.store.training import final_fields, record, run_config, train
@@ -208,7 +208,7 @@ def test_curves_of_complete_runs_come_with_the_runs(study, tmp_path, monkeypatch
     monkeypatch.setattr(MlflowClient, "get_metric_history", ask)
     assert_frame_equal(load_curves(uri), load_store_curves(store), check_exact=True)
     assert sorted(asked) == ["loss/core", "loss/virology"]
-    monkeypatch.setattr(rows, "LONGEST_TEXT", 79)  # core's has 93 characters, virology's 66
+    monkeypatch.setattr(sender, "LONGEST_TEXT", 79)  # core's has 93 characters, virology's 66
     long = f"sqlite:///{tmp_path}/long.db"
     assert Tracker(long).sync(store) == {"sent": 6, "unchanged": 0}
     asked.clear()

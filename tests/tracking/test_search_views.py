@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from gram_platform.studies.searches.report import trial_metrics
+from gram_platform.studies.searches.search_plan import trial_metrics
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import Frames, mlflow_frames
 from gram_platform.tracking.views import StudyLog, TrialColumns, search_view

@@ -29,6 +29,7 @@ from gram_platform.pages.figures.style import (
     styled,
     with_table,
 )
+from gram_platform.pages.report.measurements import LOSSES_PRESENTATION
 from gram_platform.pages.report.page import HOW_TO_READ, Page, Section, readable_runs
 from gram_platform.pages.report.sections import curve_sections, missing_sections
 from gram_platform.pages.report.warning import warning_sections
@@ -157,3 +158,13 @@ def calibration_figure(errors: pd.DataFrame, size: str) -> go.Figure:
         figure.add_hline(y=0.0, line={"color": GREY, "dash": "dot", "width": 1.5})
         with_table(figure, pd.concat(lines))
     return figure
+
+
+CALIBRATION_PRESENTATION = replace(
+    LOSSES_PRESENTATION,
+    read=read_calibration,
+    text=calibration_text,
+    brief=brief_calibration,
+    table=lambda record, results: calibration_table(results.errors),
+    page=calibration_page,
+)

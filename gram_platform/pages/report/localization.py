@@ -12,6 +12,7 @@ from gram_platform.analysis.intervals import ENDS
 from gram_platform.analysis.localization import (
     CONTROL,
     FORGET,
+    LOCALIZATION_COLUMNS,
     RETAIN,
     STATISTICS,
     TOKEN_ROW,
@@ -46,6 +47,7 @@ from gram_platform.pages.figures.style import (
     with_table,
 )
 from gram_platform.pages.report.claims import JUDGED, judged_sections
+from gram_platform.pages.report.measurements import Presentation
 from gram_platform.pages.report.page import HOW_TO_READ, Page, Section, readable_runs, render
 from gram_platform.pages.report.sections import missing_sections
 from gram_platform.pages.results.record import StudyRecord, study_report
@@ -342,3 +344,12 @@ def _texts(
 def _label(view: MeasuredTokens, domain: str) -> str:
     state = "kept" if domain in view.retained else "removed"
     return f"{method_style(view.method).label}, {domain} {state}"
+
+
+TOKENS_PRESENTATION = Presentation(
+    read=read_tokens,
+    text=tokens_text,
+    brief=brief_tokens,
+    table=lambda record, results: results.found.table[LOCALIZATION_COLUMNS],
+    page=tokens_page,
+)

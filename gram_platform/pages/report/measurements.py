@@ -7,28 +7,13 @@ from typing import Any
 
 import pandas as pd
 
-from gram_platform.analysis.calibration import calibration_table
-from gram_platform.analysis.localization import LOCALIZATION_COLUMNS
 from gram_platform.analysis.tables import table_csv
 from gram_platform.config import State
 from gram_platform.config.plugins import Table
 from gram_platform.methods.measurements import Calibration, Losses, Samples, TokenIncreases
+from gram_platform.pages.index import PICTURE_FILE, describe_ratios
 from gram_platform.pages.report.build import study_page
-from gram_platform.pages.report.calibration import (
-    brief_calibration,
-    calibration_page,
-    calibration_text,
-    read_calibration,
-)
-from gram_platform.pages.report.card import PICTURE_FILE, describe_ratios
-from gram_platform.pages.report.localization import (
-    brief_tokens,
-    read_tokens,
-    tokens_page,
-    tokens_text,
-)
 from gram_platform.pages.report.page import Page
-from gram_platform.pages.report.samples import read_samples, samples_page, samples_text
 from gram_platform.pages.report.sections import renamed
 from gram_platform.pages.results.record import (
     Card,
@@ -49,7 +34,7 @@ from gram_platform.pages.results.results import (
     summary_text,
 )
 from gram_platform.store import Store
-from gram_platform.store.machines import cordoned_lines
+from gram_platform.store.root import cordoned_lines
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import Frames, final_frames
 from gram_platform.tracking.views import Line
@@ -127,34 +112,15 @@ LOSSES_PRESENTATION = Presentation(
     ratios=seed_ratios,
     lost=lost_rows,
 )
-TOKENS_PRESENTATION = Presentation(
-    read=read_tokens,
-    text=tokens_text,
-    brief=brief_tokens,
-    table=lambda record, results: results.found.table[LOCALIZATION_COLUMNS],
-    page=tokens_page,
-)
+# The others are in the modules of their pages.
+PAGES = "gram_platform.pages.report"
 MEASUREMENTS = Table(
     "gram.measurements",
     {
         Losses.name: LOSSES_PRESENTATION,
-        Calibration.name: replace(
-            LOSSES_PRESENTATION,
-            read=read_calibration,
-            text=calibration_text,
-            brief=brief_calibration,
-            table=lambda record, results: calibration_table(results.errors),
-            page=calibration_page,
-        ),
-        TokenIncreases.name: TOKENS_PRESENTATION,
-        Samples.name: Presentation(
-            read=read_samples,
-            text=samples_text,
-            # A terminal breaks its lines at words.
-            brief=lambda record, results, _: Brief({}, text=samples_text(record, results)),
-            table=lambda record, results: results.samples,
-            page=samples_page,
-        ),
+        Calibration.name: f"{PAGES}.calibration:CALIBRATION_PRESENTATION",
+        TokenIncreases.name: f"{PAGES}.localization:TOKENS_PRESENTATION",
+        Samples.name: f"{PAGES}.samples:SAMPLES_PRESENTATION",
     },
     is_usable=lambda shown: isinstance(shown, Presentation),
 )

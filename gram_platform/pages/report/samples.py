@@ -7,10 +7,11 @@ import pandas as pd
 
 from gram_platform.config import CORE
 from gram_platform.corpora.tokenizer import decoded, load_tokenizer
+from gram_platform.pages.report.measurements import Presentation
 from gram_platform.pages.report.page import HOW_TO_READ, Page, Section, readable_runs, render
 from gram_platform.pages.report.sections import missing_sections
 from gram_platform.pages.results.record import StudyRecord, study_report
-from gram_platform.pages.results.results import nodes_frame
+from gram_platform.pages.results.results import Brief, nodes_frame
 from gram_platform.store import Store
 from gram_platform.store.data import open_corpus
 from gram_platform.tracking import Tracker
@@ -153,3 +154,13 @@ def _continuations(tags: Mapping[str, str], result: Mapping, documents: list[int
                 {**names, "document": document},
                 {"prompt": prompt, "truth": truth, "continuation": continuation},
             )
+
+
+SAMPLES_PRESENTATION = Presentation(
+    read=read_samples,
+    text=samples_text,
+    # A terminal breaks its lines at words.
+    brief=lambda record, results, _: Brief({}, text=samples_text(record, results)),
+    table=lambda record, results: results.samples,
+    page=samples_page,
+)

@@ -17,10 +17,10 @@ from gram_platform.analysis.tables import (
 )
 from gram_platform.analysis.trends import trend_table
 from gram_platform.methods.nodes import VARIANT
-from gram_platform.pages.figures.learning_curves import learning_curve_figure
 from gram_platform.pages.figures.study import (
     HIDDEN,
     aggregate_figure,
+    learning_curve_figure,
     profile_bars_figure,
     scaling_figure,
 )

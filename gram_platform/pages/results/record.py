@@ -17,7 +17,7 @@ from gram_platform.config.identity import InvalidField, invalid, meant, require_
 from gram_platform.config.plain import from_plain
 from gram_platform.config.provenance import SubmissionRow, code_text, submissions_text
 from gram_platform.config.terminal import warn
-from gram_platform.methods.description import Description
+from gram_platform.methods.measurements import Description
 from gram_platform.methods.nodes import VARIANT, Node
 from gram_platform.pages.figures.style import method_style
 from gram_platform.pages.report.page import Page, Section
@@ -41,6 +41,13 @@ class Entry(TypedDict):
     id: str
     kind: str
     tags: dict[str, str]
+
+
+class ChosenRuns(TypedDict):
+    """The part of a study's record that says which runs were chosen."""
+
+    params: dict[str, str]
+    entries: list[Entry]
 
 
 UnitError = TypedDict(

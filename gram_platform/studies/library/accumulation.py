@@ -3,14 +3,14 @@
 In the paper: "Heterogeneous Accumulation".
 """
 
-import dataclasses
+from dataclasses import replace
 
 from gram_platform.studies import Study
 from gram_platform.studies.library.scaling import AS_RUN, DEMO, PAPER, SMOKE, accumulated, at_size
 
-DEMO_WINDOWS = dataclasses.replace(DEMO.sizes["0.15M"], batch_size=16, micro_batch=4)
+DEMO_WINDOWS = replace(DEMO.sizes["0.15M"], batch_size=16, micro_batch=4)
 # Windows of 192 micro-batches, one for each of their 32 processes and 6 passes.
-AS_RUN_WINDOWS = dataclasses.replace(AS_RUN.sizes["200M"], batch_size=384, micro_batch=2)
+AS_RUN_WINDOWS = replace(AS_RUN.sizes["200M"], batch_size=384, micro_batch=2)
 
 STUDY = Study(
     name="accumulation",

@@ -1,6 +1,6 @@
 """Declares the dual-use study, every method on real domains, and presets that share its runs."""
 
-import dataclasses
+from dataclasses import replace
 
 from gram_platform.config import RoutingConfig
 from gram_platform.config.ladder import SMOKE_SIZES
@@ -11,13 +11,13 @@ from gram_platform.studies.library import scaling
 from gram_platform.studies.library.stories import AS_RUN_MAXENT, SMOKE_MAXENT, STORIES_SMOKE_ATTACK
 
 # FT-Full: p_ca 4, p_lr 0.2 (app:realistic); the attack: up to 200 epochs of batches of 32.
-OPTIONS = dataclasses.replace(
+OPTIONS = replace(
     scaling.PAPER_OPTIONS,
     branch_full=Branching(core_ratio=4.0, lr_factor=0.2),
     # 48 forgotten and 48 retained sequences a step, as published; whole batches would cost 1.85
     # times the compute.
     maxent=Unlearning(num_steps=2000, peak_lr=1e-4, retain_weight=200.0, batch_size=48),
-    elicitation=dataclasses.replace(scaling.PAPER_ATTACK, compared_only=False),
+    elicitation=replace(scaling.PAPER_ATTACK, compared_only=False),
 )
 
 
@@ -31,38 +31,36 @@ def every_profile(preset: Preset, options: Options) -> Preset:
     """Returns the 800M size of the scaling study, with the same runs, compared on core and core
     with each domain."""
     sizes, profiles = {"800M": preset.sizes["800M"]}, {"every_single": True, "retain": ""}
-    return dataclasses.replace(
-        preset, sizes=sizes, options=options, maxent_search=MAXENT_SEARCH, **profiles
-    )
+    return replace(preset, sizes=sizes, options=options, maxent_search=MAXENT_SEARCH, **profiles)
 
 
 DUAL_USE_PAPER = every_profile(scaling.PAPER, OPTIONS)
 DUAL_USE_AS_RUN = every_profile(
     scaling.AS_RUN,
-    dataclasses.replace(
+    replace(
         OPTIONS,
-        maxent=dataclasses.replace(AS_RUN_MAXENT, batch_size=48),
+        maxent=replace(AS_RUN_MAXENT, batch_size=48),
         elicitation=scaling.AS_RUN_ATTACK,
     ),
 )
 # The scaling demo's set-up at its largest size, every method and profile. FT-Full gets p_ca 1 and
 # half the rate [ours]: p_ca 4 would leave its base too little of so short a run.
-DUAL_USE_DEMO = dataclasses.replace(
+DUAL_USE_DEMO = replace(
     scaling.DEMO,
     sizes={"0.28M": scaling.DEMO.sizes["0.28M"]},
     methods=(),
     every_single=True,
-    options=dataclasses.replace(
+    options=replace(
         DUAL_USE_PAPER.options,
         branch_full=Branching(core_ratio=1.0, lr_factor=0.5),
         branch_module=Branching(core_ratio=1.0, lr_factor=1.0),
         # The stories demo's share of the baseline's rate, and its weight; not searched here.
         maxent=Unlearning(num_steps=500, peak_lr=8e-4, retain_weight=25.0),
-        elicitation=dataclasses.replace(scaling.DEMO_ATTACK, compared_only=False),
+        elicitation=replace(scaling.DEMO_ATTACK, compared_only=False),
         **scaling.DEMO_UNLEARNING,
     ),
 )
-DUAL_USE_SMOKE = dataclasses.replace(
+DUAL_USE_SMOKE = replace(
     DUAL_USE_DEMO,
     sizes={"tiny": SMOKE_SIZES["tiny"]},
     num_seeds=3,
@@ -75,9 +73,7 @@ DUAL_USE_SMOKE = dataclasses.replace(
     num_eval_points=8,
     num_eval_sequences=8,
     sample_bytes=1_000_000,
-    options=dataclasses.replace(
-        DUAL_USE_DEMO.options, maxent=SMOKE_MAXENT, elicitation=STORIES_SMOKE_ATTACK
-    ),
+    options=replace(DUAL_USE_DEMO.options, maxent=SMOKE_MAXENT, elicitation=STORIES_SMOKE_ATTACK),
 )
 
 
@@ -88,14 +84,12 @@ def titrated(preset: Preset, weights: tuple[float, ...]) -> Preset:
     def at(weight: float) -> Variant:
         return Variant(f"{weight:g}", lambda setting: setting.with_options(module_weight=weight))
 
-    return dataclasses.replace(
-        preset.with_options(elicitation=None), variants=tuple(map(at, weights))
-    )
+    return replace(preset.with_options(elicitation=None), variants=tuple(map(at, weights)))
 
 
 def composed(preset: Preset) -> Preset:
     """Returns the preset with every subset of modules on, without attacks."""
-    return dataclasses.replace(preset.with_options(elicitation=None), every_subset=True)
+    return replace(preset.with_options(elicitation=None), every_subset=True)
 
 
 def partly_labelled(widths: tuple[float, float]) -> Variant:
@@ -116,7 +110,7 @@ AS_RUN_PARTIAL = {
     "aux_factor": 1.0,
     "aux_factor_of": (),
     "num_eval_points": 200,
-    "options": dataclasses.replace(DUAL_USE_AS_RUN.options, branch_module=Branching()),
+    "options": replace(DUAL_USE_AS_RUN.options, branch_module=Branching()),
 }
 # p_as 0 and p_af 1 as in the authors' runs; a fifth of core's tokens for the domains, since a
 # module sees half of them.
@@ -124,19 +118,17 @@ DEMO_PARTIAL = {
     "routing": RoutingConfig(p_core_robust=0.2, p_aux_spread=0.0),
     "aux_factor": 1.0,
     "aux_share": 0.2,
-    "options": dataclasses.replace(DUAL_USE_DEMO.options, branch_module=Branching()),
+    "options": replace(DUAL_USE_DEMO.options, branch_module=Branching()),
 }
 
 
 def core_alone(preset: Preset, widths: tuple[float, float] = PAPER_WIDTHS, **changes) -> Preset:
     """Returns the preset compared on core alone, fully and partly labelled, with heterogeneous
     accumulation."""
-    preset = dataclasses.replace(preset, **changes)
-    return dataclasses.replace(
-        preset.with_options(
-            elicitation=dataclasses.replace(preset.options.elicitation, compared_only=True)
-        ),
-        routing=dataclasses.replace(preset.routing, accumulation="heterogeneous"),
+    preset = replace(preset, **changes)
+    return replace(
+        preset.with_options(elicitation=replace(preset.options.elicitation, compared_only=True)),
+        routing=replace(preset.routing, accumulation="heterogeneous"),
         accumulation_of_size=(),
         every_single=False,
         core_only=True,

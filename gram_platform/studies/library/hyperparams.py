@@ -1,6 +1,6 @@
 """Declares the sweeps of p_cr, p_as and p_ca (the paper's "Hyperparameter Appendix")."""
 
-import dataclasses
+from dataclasses import replace
 
 from gram_platform.methods.setting import Conventions
 from gram_platform.studies.library.stories import (
@@ -10,15 +10,14 @@ from gram_platform.studies.library.stories import (
     STORIES_SMOKE,
 )
 from gram_platform.studies.searches.definition import Search
-from gram_platform.studies.searches.flags import SweepFlags
-from gram_platform.studies.searches.knobs import read_knobs
+from gram_platform.studies.searches.flags import SweepFlags, read_knobs
 
 # "p_ca reallocates a fixed parameter budget" (app:hyperparams): p_af 2 / (1 + p_ca) in the authors'
 # settings.
-SWEPT_PAPER = dataclasses.replace(STORIES_PAPER, conventions=Conventions(constant_branches=True))
-SWEPT_AS_RUN = dataclasses.replace(
+SWEPT_PAPER = replace(STORIES_PAPER, conventions=Conventions(constant_branches=True))
+SWEPT_AS_RUN = replace(
     STORIES_AS_RUN,
-    conventions=dataclasses.replace(STORIES_AS_RUN.conventions, constant_branches=True),
+    conventions=replace(STORIES_AS_RUN.conventions, constant_branches=True),
 )
 PAPER_VALUES = {
     "p_cr": (0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
@@ -38,7 +37,7 @@ SEARCH = Search(
     flags_type=SweepFlags,
     read=read_knobs,
     presets={
-        "smoke": dataclasses.replace(STORIES_SMOKE, num_seeds=1),
+        "smoke": replace(STORIES_SMOKE, num_seeds=1),
         "demo": STORIES_DEMO,
         "paper": SWEPT_PAPER,
         "as_run": SWEPT_AS_RUN,

@@ -3,20 +3,17 @@
 In the paper: "Learning Rate and Batch Size Scaling".
 """
 
-import dataclasses
+from dataclasses import replace
 
 from gram_platform.analysis.lr_extension import Grid
 from gram_platform.config.ladder import GRID_DEMO_SIZES
 from gram_platform.studies.library.scaling import DEMO, PAPER_HET, SMOKE, STORIES_ROUTING
-from gram_platform.studies.searches.cells import Grids, read_grids
 from gram_platform.studies.searches.definition import Search
-from gram_platform.studies.searches.flags import GridFlags
+from gram_platform.studies.searches.flags import GridFlags, Grids, read_grids
 
 # The paper's law rests on these sizes.
 FITTED = ("50M", "100M", "200M", "400M")
-FITTED_PAPER = dataclasses.replace(
-    PAPER_HET, sizes={name: PAPER_HET.sizes[name] for name in FITTED}
-)
+FITTED_PAPER = replace(PAPER_HET, sizes={name: PAPER_HET.sizes[name] for name in FITTED})
 PUBLISHED_GRIDS = {
     "50M": Grid(lrs=(4e-4, 8e-4, 1.6e-3), batches=(32, 64, 128, 264)),
     "100M": Grid(lrs=(4e-4, 8e-4, 1.6e-3), batches=(32, 64, 128, 264)),
@@ -51,8 +48,8 @@ SEARCH = Search(
     flags_type=GridFlags,
     read=read_grids,
     presets={
-        "smoke": dataclasses.replace(SMOKE, num_seeds=1),
-        "demo": dataclasses.replace(DEMO, **OF_THE_DEMO_LAW),
+        "smoke": replace(SMOKE, num_seeds=1),
+        "demo": replace(DEMO, **OF_THE_DEMO_LAW),
         "paper": FITTED_PAPER,
     },
     points={

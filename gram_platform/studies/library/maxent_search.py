@@ -12,8 +12,7 @@ from gram_platform.studies import Preset
 from gram_platform.studies.definition import MaxEntRanges
 from gram_platform.studies.library import dual_use, stories
 from gram_platform.studies.searches.definition import Search
-from gram_platform.studies.searches.flags import OptunaFlags
-from gram_platform.studies.searches.ranges import read_ranges
+from gram_platform.studies.searches.flags import OptunaFlags, read_ranges
 
 # Seeds of a search [ours]; the authors searched for every seed.
 NUM_SEEDS = 1

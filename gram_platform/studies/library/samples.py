@@ -3,7 +3,7 @@
 In the paper: "Sample Outputs ...".
 """
 
-import dataclasses
+from dataclasses import replace
 
 from gram_platform.config import RoutingConfig
 from gram_platform.config.ladder import GRID_DEMO_SIZES
@@ -15,17 +15,15 @@ from gram_platform.studies.library import scaling, stories
 
 def measured(preset: Preset, num_prompt_tokens: int, num_tokens: int) -> Preset:
     """Returns one seed of the preset, with samples in place of losses."""
-    return dataclasses.replace(
-        preset, num_seeds=1, measurement=Samples(num_prompt_tokens, num_tokens)
-    )
+    return replace(preset, num_seeds=1, measurement=Samples(num_prompt_tokens, num_tokens))
 
 
 # A token of code is about 2.5 characters: sequences of 128 hold a prompt of three lines and six
 # more. At temperature 0.6 small models keep to common text [ours].
-INSTALLED_DEMO = dataclasses.replace(
+INSTALLED_DEMO = replace(
     scaling.DEMO,
     sizes={
-        "0.3M": dataclasses.replace(
+        "0.3M": replace(
             GRID_DEMO_SIZES["0.3M"],
             seq_len=128,
             batch_size=4,

@@ -1,6 +1,6 @@
 """Declares the scaling study, and the presets that studies and searches on the ladder share."""
 
-import dataclasses
+from dataclasses import replace
 
 from gram_platform.config import RoutingConfig
 from gram_platform.config.ladder import DEMO_SIZES, PAPER_SIZES, SMOKE_SIZES, Size
@@ -27,9 +27,7 @@ def _as_run(name, lr, batch, micro_batch, num_parameters) -> Size:
     """Makes a size with 20 core tokens for each of the authors' parameters and their law's
     unrounded rate."""
     size, tokens = PAPER_SIZES[name], 20 * num_parameters
-    return dataclasses.replace(
-        size, batch_size=batch, micro_batch=micro_batch, core_tokens=tokens, peak_lr=lr
-    )
+    return replace(size, batch_size=batch, micro_batch=micro_batch, core_tokens=tokens, peak_lr=lr)
 
 
 # The authors' settings (agencyenterprise/modular-pretraining): name, rate, batch, micro-batch of
@@ -68,7 +66,7 @@ SMOKE_ATTACK = Elicitation(
 # Chosen at 0.15M on seed 0, after 14 trials of RMU and five of GradDiff, for the highest loss on
 # removed domains with core's raised by less than .02 nats [ours].
 DEMO_UNLEARNING = {
-    "rmu": dataclasses.replace(
+    "rmu": replace(
         Options.rmu,
         num_steps=400,
         peak_lr=1.6e-3,
@@ -77,13 +75,11 @@ DEMO_UNLEARNING = {
         depth=0.5,
         steering=20.0,
     ),
-    "graddiff": dataclasses.replace(
+    "graddiff": replace(
         Options.graddiff, num_steps=200, peak_lr=3e-4, retain_weight=5.0, batch_size=8
     ),
 }
-SMOKE_UNLEARNING = {
-    name: dataclasses.replace(way, num_steps=10) for name, way in DEMO_UNLEARNING.items()
-}
+SMOKE_UNLEARNING = {name: replace(way, num_steps=10) for name, way in DEMO_UNLEARNING.items()}
 
 SMOKE = Preset(
     sizes=SMOKE_SIZES,
@@ -120,7 +116,7 @@ DEMO = Preset(
 )
 # A night of two cores up to 1.2M, 83 core hours more for 3M; give real text with --corpus installed
 # or a folder.
-LONG = dataclasses.replace(
+LONG = replace(
     DEMO,
     sizes=DEMO_SIZES,
     num_seeds=5,
@@ -143,7 +139,7 @@ PAPER_HET = Preset(
     seeds_of_size=ONE_SEED,
     options=PAPER_OPTIONS,
 )
-PAPER = dataclasses.replace(
+PAPER = replace(
     PAPER_HET,
     family=PAPER_FAMILY,
     aux_factor=FACTOR,
@@ -161,9 +157,9 @@ def as_run(preset: Preset, **changes) -> Preset:
         "num_eval_sequences": 10_000,
         "conventions": AS_RUN_CONVENTIONS,
         "masks_documents": True,
-        "options": dataclasses.replace(preset.options, elicitation=AS_RUN_ATTACK),
+        "options": replace(preset.options, elicitation=AS_RUN_ATTACK),
     }
-    return dataclasses.replace(preset, **{**settings, **changes})
+    return replace(preset, **{**settings, **changes})
 
 
 AS_RUN = as_run(PAPER)
@@ -175,7 +171,7 @@ def at_size(preset: Preset, name: str, **changes) -> Preset:
 
     As in the paper's studies of architecture and accumulation.
     """
-    elicitation = dataclasses.replace(preset.options.elicitation, compared_only=False)
+    elicitation = replace(preset.options.elicitation, compared_only=False)
     # p_ca, p_lr and p_af are 1.
     options = Options(elicitation=elicitation)
     settings = {
@@ -185,7 +181,7 @@ def at_size(preset: Preset, name: str, **changes) -> Preset:
         "options": options,
     }
     settings |= {"aux_factor": 1.0, "aux_factor_of": (), "accumulation_of_size": ()}
-    return dataclasses.replace(preset, **{**settings, **changes})
+    return replace(preset, **{**settings, **changes})
 
 
 def accumulating(kind: str) -> Variant:
@@ -193,8 +189,8 @@ def accumulating(kind: str) -> Variant:
     micro-batch."""
 
     def changed(setting):
-        routing = dataclasses.replace(setting.routing, accumulation=kind)
-        return dataclasses.replace(setting, routing=routing, baseline_accumulation=kind)
+        routing = replace(setting.routing, accumulation=kind)
+        return replace(setting, routing=routing, baseline_accumulation=kind)
 
     return Variant(kind, changed)
 
@@ -202,7 +198,7 @@ def accumulating(kind: str) -> Variant:
 def accumulated(preset: Preset) -> Preset:
     """Returns the preset with both kinds of accumulation, without attacks."""
     variants = (accumulating("uniform"), accumulating("heterogeneous"))
-    return dataclasses.replace(preset.with_options(elicitation=None), variants=variants)
+    return replace(preset.with_options(elicitation=None), variants=variants)
 
 
 STUDY = Study(

@@ -1,6 +1,6 @@
 """Declares the comparison of all methods on stories, and presets that share its runs."""
 
-import dataclasses
+from dataclasses import replace
 
 from gram_platform.config import RoutingConfig
 from gram_platform.config.ladder import SMOKE_SIZES, STORIES_AUX_SHARE, STORIES_SIZES, Size
@@ -18,9 +18,7 @@ from gram_platform.studies.library import scaling
 from gram_platform.studies.library.scaling import AS_RUN_ATTACK, AS_RUN_CONVENTIONS
 
 # As the authors ran it: a full-width core beside the modules, one route a step.
-STORIES_AS_RUN_SIZES = {
-    "26M": dataclasses.replace(STORIES_SIZES["26M"], d_core=2048, micro_batch=128)
-}
+STORIES_AS_RUN_SIZES = {"26M": replace(STORIES_SIZES["26M"], d_core=2048, micro_batch=128)}
 # For minutes on a GPU [ours]: 10 core tokens for each parameter, modules half as wide as the MLP
 # and one route a step as in the demo, Simple Stories' context. The rates are below that of Simple
 # Stories' 26M; no search has chosen them.
@@ -31,7 +29,7 @@ STORIES_GPU_SIZES = {
         Size("10M", 8, 320, 4, 2, 1280, 1280, 640, 64, 64, 96_900_000, 3e-3, 256, 1024),
     )
 }
-STORIES_SMOKE_SIZES = {"tiny": dataclasses.replace(SMOKE_SIZES["tiny"], d_core=112)}
+STORIES_SMOKE_SIZES = {"tiny": replace(SMOKE_SIZES["tiny"], d_core=112)}
 
 # p_ca is 2, p_lr is 1 [ours].
 BRANCHING = Branching(core_ratio=2.0, lr_factor=1.0)
@@ -74,7 +72,7 @@ AS_RUN_MAXENT = Unlearning(
     stop_below=2.0,
     clip_norm=0.0,
 )
-STORIES_AS_RUN = dataclasses.replace(
+STORIES_AS_RUN = replace(
     STORIES_PAPER,
     family=AS_RUN_FAMILY,
     sizes=STORIES_AS_RUN_SIZES,
@@ -82,7 +80,7 @@ STORIES_AS_RUN = dataclasses.replace(
     equal_compute=True,
     conventions=AS_RUN_CONVENTIONS,
     masks_documents=True,
-    options=dataclasses.replace(
+    options=replace(
         STORIES_PAPER.options,
         branch_full=Branching(core_ratio=2.0, lr_factor=0.25),
         demix=Demix(views="single_expert"),
@@ -91,30 +89,30 @@ STORIES_AS_RUN = dataclasses.replace(
     ),
 )
 # The scaling demo's set-up at one size, with the same baselines.
-STORIES_DEMO = dataclasses.replace(
+STORIES_DEMO = replace(
     scaling.DEMO,
     sizes={"0.15M": scaling.DEMO.sizes["0.15M"]},
     methods=(),
     every_single=True,
-    options=dataclasses.replace(
+    options=replace(
         STORIES_PAPER.options,
         # A quarter of the baseline's steps at three eighths of its rate: near the best trials of
         # every profile (docs/findings/attacks.md).
         maxent=Unlearning(num_steps=500, peak_lr=1.2e-3, retain_weight=25.0),
-        elicitation=dataclasses.replace(scaling.DEMO_ATTACK, compared_only=False),
+        elicitation=replace(scaling.DEMO_ATTACK, compared_only=False),
         **scaling.DEMO_UNLEARNING,
     ),
 )
 # The scaling demo's set-up at sizes for minutes on a GPU, one profile, one seed; rates are not
 # searched.
-GPU = dataclasses.replace(
+GPU = replace(
     scaling.DEMO,
     sizes=STORIES_GPU_SIZES,
     num_seeds=1,
     methods=("baseline", "filtering", "gram", "maxent"),
     corpus="stories-100M",
     machine="h200",
-    options=dataclasses.replace(
+    options=replace(
         STORIES_PAPER.options,
         # The demo's, searched at 0.15M; not searched here.
         maxent=Unlearning(num_steps=500, peak_lr=1.2e-3, retain_weight=25.0),
@@ -122,7 +120,7 @@ GPU = dataclasses.replace(
         **scaling.DEMO_UNLEARNING,
     ),
 )
-STORIES_SMOKE = dataclasses.replace(
+STORIES_SMOKE = replace(
     STORIES_PAPER,
     family=OURS,
     sizes=STORIES_SMOKE_SIZES,
@@ -133,7 +131,7 @@ STORIES_SMOKE = dataclasses.replace(
     num_eval_sequences=8,
     machine="cpu",
     sample_bytes=1_000_000,
-    options=dataclasses.replace(
+    options=replace(
         STORIES_PAPER.options,
         maxent=SMOKE_MAXENT,
         elicitation=STORIES_SMOKE_ATTACK,
@@ -148,8 +146,8 @@ def divided(
 ) -> Preset:
     """Returns the preset with each number of auxiliary domains, which together have a fifth of all
     tokens."""
-    elicitation = dataclasses.replace(preset.options.elicitation, compared_only=attacks_core_alone)
-    return dataclasses.replace(
+    elicitation = replace(preset.options.elicitation, compared_only=attacks_core_alone)
+    return replace(
         preset.with_options(elicitation=elicitation),
         aux_share=0.25,
         every_single=False,

@@ -3,7 +3,7 @@
 In the paper: "Capability Removal Concentrates Loss ...".
 """
 
-import dataclasses
+from dataclasses import replace
 
 from gram_platform.methods.measurements import TokenIncreases
 from gram_platform.studies import Preset, Study
@@ -11,7 +11,7 @@ from gram_platform.studies.library import dual_use, stories
 
 
 def measured(preset: Preset) -> Preset:
-    return dataclasses.replace(preset, measurement=TokenIncreases())
+    return replace(preset, measurement=TokenIncreases())
 
 
 STUDY = Study(

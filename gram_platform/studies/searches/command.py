@@ -74,7 +74,7 @@ def make_campaign_plan(
     """
     own = flags.own
     assert isinstance(own, MemberFlags)
-    if sizes := split_list(flags.size.sizes):
+    if sizes := split_list(flags.subject.sizes):
         expected = "no value: each study has its own sizes; give --sizes to one study"
         raise invalid("sizes", sizes, expected)
     chosen = _chosen("studies", own.studies, studies)

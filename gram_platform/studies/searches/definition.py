@@ -15,13 +15,29 @@ from gram_platform.config.identity import invalid, require_int
 from gram_platform.store import Store
 from gram_platform.studies.build import resolve_corpora, settings_of
 from gram_platform.studies.definition import Study
-from gram_platform.studies.flags import Flags
+from gram_platform.studies.flags import Flags, Number, Switch
 from gram_platform.studies.make_plan import plan_of, read_study
 from gram_platform.studies.plan import Plan, StudyPlan
-from gram_platform.studies.searches.flags import TrialFlags
 
 if TYPE_CHECKING:
     from gram_platform.studies.searches.search_plan import SearchPlan
+
+
+@dataclass(frozen=True)
+class TrialFlags:
+    """Of this search.
+
+    Args:
+        max_concurrent: at most so many trials at once (default: what the cluster holds; on one that
+            can grow also the trials that depend on no result: all of a grid, the first ten of an
+            Optuna study)
+        report_only: build tables and report again from what is stored; start no trial
+    """
+
+    title = "search"
+
+    max_concurrent: Number = 0
+    report_only: Switch = False
 
 
 @dataclass(frozen=True)
@@ -101,14 +117,14 @@ def search_plan_of(
     """
     from gram_platform.studies.searches.search_plan import SearchPlan
 
-    preset, choice = part.preset, part.choice
-    recipes = resolve_corpora(preset, choice)
-    kind = resolve_name(part.study.kind)(**given)
+    recipes = resolve_corpora(part)
+    settings = settings_of(part, recipes)
+    kind = resolve_name(part.study.kind)(settings=settings, **given)
     known = {field.name: getattr(part, field.name) for field in fields(StudyPlan)}
     known |= {
         # A preset may give its search another name, to search on other data in one storage.
         "study": replace(part.study, name=getattr(kind, "name", part.study.name)),
         "recipes": {size: (recipe,) for size, recipe in recipes.items()},
-        "settings": settings_of(preset, choice, recipes),
+        "settings": settings,
     }
     return SearchPlan(**known, kind=kind, optuna_uri=optuna_uri, is_dry=is_dry)

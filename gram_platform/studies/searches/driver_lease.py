@@ -13,10 +13,6 @@ DRIVER_LEASE_S = 30.0
 LOOK_EVERY_S = 1.0
 
 
-class DriverLost(Stopped):
-    """Another driver leads the search now."""
-
-
 class DriverLease:
     """Holds the lease of a search for the length of a block.
 
@@ -42,12 +38,11 @@ class DriverLease:
         self._lease.release()
 
     def require(self) -> None:
-        """Raises DriverLost if another driver has taken the lease; reads the lease about once a
-        second."""
+        """Raises Stopped if another driver has taken the lease; reads it about once a second."""
         if time.monotonic() < self._next_look:
             return
         if self._lease.is_lost():
-            raise DriverLost(
+            raise Stopped(
                 "another driver leads this search since this one was suspended: stopping, nothing"
                 " is lost"
             )

@@ -1,27 +1,26 @@
-"""Declares the flags that searches alone have."""
+"""Declares the flags of searches, and reads those of each kind into the fields of its class.
 
-from dataclasses import dataclass
+It imports nothing that takes seconds: help and misspelt values need no kind's own module.
+"""
 
-from gram_platform.studies.flags import Amount, Number, Switch, Texts
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gram_platform.analysis.lr_extension import Grid
+from gram_platform.config.identity import invalid, one_of, require_choice, require_int, require_real
+from gram_platform.config.ladder import Size
+from gram_platform.config.layout import MACHINE_RANKS
+from gram_platform.config.space import Parameter, Space
+from gram_platform.methods import Setting
+from gram_platform.planner import AUTO, Ranks
+from gram_platform.studies.definition import Preset
+from gram_platform.studies.flags import Amount, Number, Texts, split_list
+from gram_platform.studies.plan import StudyPlan
+from gram_platform.studies.searches.definition import Search, TrialFlags
 
 AUTO_AXIS = "auto"
-
-
-@dataclass(frozen=True)
-class TrialFlags:
-    """Of this search.
-
-    Args:
-        max_concurrent: at most so many trials at once (default: what the cluster holds; on one that
-            can grow also the trials that depend on no result: all of a grid, the first ten of an
-            Optuna study)
-        report_only: build tables and report again from what is stored; start no trial
-    """
-
-    title = "search"
-
-    max_concurrent: Number = 0
-    report_only: Switch = False
 
 
 @dataclass(frozen=True)
@@ -67,3 +66,204 @@ class GridFlags(TrialFlags):
     batches: tuple[str, ...] = (AUTO_AXIS,)
     window: Amount = 0.0
     max_extensions: Number = -1
+
+
+# ---------------------------------------------------------------------- grid of rates and batches
+
+
+@dataclass(frozen=True)
+class Grids:
+    """The grids of a preset: each size's own, or rising factors of its peak rate and batch."""
+
+    # Rows or columns that each side may grow by.
+    max_extensions: int
+    lr_factors: tuple[float, ...] = ()
+    batch_factors: tuple[float, ...] = ()
+    # Of each size by name, without assuming anything of the law.
+    of_size: Mapping[str, Grid] | None = None
+
+    def of(self, size: Size) -> Grid:
+        """Returns a size's grid; ValueError for a size that has none."""
+        if self.of_size is None:
+            batches = [size.batch_size * factor for factor in self.batch_factors]
+            return Grid(tuple(size.peak_lr * factor for factor in self.lr_factors), whole(batches))
+        if size.name not in self.of_size:
+            expected = one_of(size.name, self.of_size, "those with a grid in this preset: ")
+            raise invalid("sizes", size.name, expected)
+        return self.of_size[size.name]
+
+
+def read_grids(search: Search, flags: GridFlags, part: StudyPlan) -> dict[str, Any]:
+    """Reads the fields of `LrBatchGrid`.
+
+    ValueError for grids that determine no surface, and for batches that ranks or data cannot serve.
+    """
+    require_real("window", flags.window, 0.0)
+    require_int("max_extensions", flags.max_extensions, -1)
+    lrs, batches = _numbers("lrs", flags.lrs), whole(_numbers("batches", flags.batches))
+    of_preset, grids = search.points[part.preset_name], {}
+    for name in part.sizes:
+        size = part.preset.sizes[name]
+        grid = of_preset.of(size)
+        grids[name] = Grid(lrs or grid.lrs, batches or grid.batches)
+        for batch in grids[name].batches:
+            if reason := why_not(part.ranks, part.preset, size, batch):
+                raise invalid("batches", batch, reason)
+    most = of_preset.max_extensions if flags.max_extensions < 0 else flags.max_extensions
+    return {"grids": grids, "window": flags.window or None, "max_extensions": most}
+
+
+def _numbers(field: str, texts: tuple[str, ...]) -> tuple[float, ...]:
+    """Reads a list of positive numbers, ascending; () for auto."""
+    if texts == (AUTO_AXIS,):
+        return ()
+    items = split_list(texts)
+    if not items:
+        raise invalid(field, texts, f"positive numbers, at least one, or {AUTO_AXIS}")
+    for item in items:
+        try:
+            require_real(field, float(item), 0.0, open_low=True)
+        except ValueError as error:
+            raise invalid(field, item, "positive numbers") from error
+    if len({float(item) for item in items}) != len(items):
+        raise invalid(field, items, "each value once")
+    return tuple(sorted(float(item) for item in items))
+
+
+def why_not(ranks: Ranks, preset: Preset, size: Size, batch: int) -> str:
+    """Returns the reason for which a size cannot train at this batch; "" if it can."""
+    micro_batch, wanted = micro_batch_at(size, batch), ranks.wanted(size.name)
+    if wanted != AUTO and micro_batch % wanted:
+        return (
+            f"its micro-batch at {size.name} would be {micro_batch}, which {wanted} ranks cannot"
+            " divide"
+        )
+    available = round(size.core_tokens // size.seq_len * (1.0 + preset.aux_share))
+    if batch > available:
+        return f"{size.name} trains on {available} sequences in all"
+    return ""
+
+
+def micro_batch_at(size: Size, batch: int) -> int:
+    """Returns the size's micro-batch if it divides the batch, else the largest smaller number that
+    does.
+
+    Prefers multiples of 8, the GPUs of a machine, so that 8 ranks can share it: 264 sequences at
+    200M (micro-batch 72) are trained in parts of 24, not 66.
+    """
+    if batch % size.micro_batch == 0:
+        return size.micro_batch
+    divisors = [part for part in range(1, size.micro_batch) if batch % part == 0]
+    return max(divisors, key=lambda part: (part % MACHINE_RANKS == 0, part))
+
+
+def whole(batches: Iterable[float]) -> tuple[int, ...]:
+    """Returns the batches as integers; ValueError for one that is not whole."""
+    found = tuple(int(batch) if batch == int(batch) else batch for batch in batches)
+    for batch in found:
+        require_int("batches", batch, 1)
+    return found
+
+
+# ------------------------------------------------------------------------------- knobs of a sweep
+
+
+# The values of each knob, ascending.
+Values = Mapping[str, tuple[float, ...]]
+
+KNOB_FORM = "p_cr, p_as or p_ca, or one with its values: p_cr=0:0.5:1"
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A number of a setting on which one method depends, and its range."""
+
+    method: str
+    read: Callable[[Setting], float]
+    turned: Callable[[Setting, float], Setting]
+    high: float = math.inf
+    open_low: bool = False
+
+
+def _with_routing(setting: Setting, **changes: float) -> Setting:
+    return replace(setting, routing=replace(setting.routing, **changes))
+
+
+def _with_ratio(setting: Setting, value: float) -> Setting:
+    """Sets p_ca; with `constant_branches` also p_af = 2 / (1 + p_ca), which keeps branches as long
+    as at p_ca 1."""
+    branching = replace(setting.options.branch_module, core_ratio=value)
+    if setting.conventions.constant_branches:
+        branching = replace(branching, aux_factor=2.0 / (1.0 + value))
+    return replace(setting, options=replace(setting.options, branch_module=branching))
+
+
+KNOB = {
+    "p_cr": Knob(
+        "gram",
+        lambda s: s.routing.p_core_robust,
+        lambda s, v: _with_routing(s, p_core_robust=v),
+        1.0,
+    ),
+    "p_as": Knob(
+        "gram", lambda s: s.routing.p_aux_spread, lambda s, v: _with_routing(s, p_aux_spread=v), 1.0
+    ),
+    "p_ca": Knob(
+        "ft_lora", lambda s: s.options.branch_module.core_ratio, _with_ratio, open_low=True
+    ),
+}
+
+
+def read_knobs(search: Search, flags: SweepFlags, part: StudyPlan) -> dict[str, Values]:
+    """Reads the fields of `HyperparameterSweep`: the knobs of the flag with their values, by
+    default the preset's.
+
+    ValueError naming `knobs`.
+    """
+    preset, chosen = search.points[part.preset_name], {}
+    for text in split_list(flags.knobs) or tuple(preset):
+        knob, separator, rest = text.partition("=")
+        require_choice("knobs", knob, tuple(KNOB))
+        if not separator and knob not in preset:
+            raise invalid("knobs", text, f"values, as {knob}=0.25:1, because the preset has none")
+        chosen[knob] = _checked_values(knob, text, rest.split(":")) if separator else preset[knob]
+    return {"values": {knob: chosen[knob] for knob in KNOB if knob in chosen}}
+
+
+def _checked_values(knob: str, text: str, numbers: Sequence[str]) -> tuple[float, ...]:
+    try:
+        values = tuple(sorted(float(number) for number in numbers))
+    except ValueError as error:
+        raise invalid("knobs", text, KNOB_FORM) from error
+    for value in values:
+        require_real(f"knobs.{knob}", value, 0.0, KNOB[knob].high, KNOB[knob].open_low)
+    if len(set(values)) != len(values):
+        raise invalid("knobs", text, "each value once")
+    return values
+
+
+# -------------------------------------------------------------------------------- MaxEnt's ranges
+
+
+MAXENT_LIMITS = (Parameter("peak_lr", 1e-8, 1.0), Parameter("retain_weight", 0.0, 1e6))
+
+
+def read_ranges(search: Search, flags: OptunaFlags, part: StudyPlan) -> dict[str, Any]:
+    """Reads the fields of `MaxEntSearch`: the ranges of the preset, or those of `--space`.
+
+    ValueError for several sizes, since each has its own best parameters, and for a bad space.
+    """
+    require_int("trials", flags.trials, 0)
+    if len(sizes := part.sizes) != 1:
+        raise invalid("sizes", sizes, "one size: each size has its own best parameters")
+    ranges = part.preset.maxent_search
+    space = space_of(ranges.peak_lr, ranges.retain_weight).with_overrides(split_list(flags.space))
+    return {"name": ranges.search, "space": space, "target": flags.trials or ranges.num_trials}
+
+
+def space_of(peak_lr: tuple[float, float], retain_weight: tuple[float, float]) -> Space:
+    """Makes the space of two logarithmic ranges, as the authors searched the rate; for the weight
+    it is ours."""
+    ranges = {"peak_lr": peak_lr, "retain_weight": retain_weight}
+    axes = (Parameter(name, low, high, log=True) for name, (low, high) in ranges.items())
+    return Space(tuple(axes), MAXENT_LIMITS)

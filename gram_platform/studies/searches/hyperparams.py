@@ -9,7 +9,7 @@ Source: the paper's "Hyperparameter Appendix" (`app:hyperparams`).
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pandas as pd
 
@@ -25,10 +25,10 @@ from gram_platform.analysis.tables import (
 )
 from gram_platform.config import State
 from gram_platform.config.identity import invalid, short_hash
-from gram_platform.engine.trials import Point
+from gram_platform.engine.trials import Point, Problem
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import BASELINE, Node, method_nodes, unique
-from gram_platform.pages.figures.learning_curves import learning_curve_figure
+from gram_platform.pages.figures.study import learning_curve_figure
 from gram_platform.pages.figures.sweeps import sweep_figures
 from gram_platform.pages.report.build import ELICITED_TERM, RATIO_TERMS
 from gram_platform.pages.report.claims import JUDGED, MARGINS_TEXT, judged_sections, readable_claims
@@ -40,19 +40,22 @@ from gram_platform.paper.sweeps import PAPER_SWEEPS, beside_paper_sweeps, sweep_
 from gram_platform.paper.verdicts import concluded
 from gram_platform.store import Store
 from gram_platform.studies.definition import shown_place
-from gram_platform.studies.searches.knobs import KNOB, Values
-from gram_platform.studies.searches.report import (
-    SearchOutput,
+from gram_platform.studies.searches.flags import KNOB, Values
+from gram_platform.studies.searches.search_plan import (
+    Round,
+    SearchPlan,
+    Written,
     attack_frame,
     baseline_frames,
     counts_text,
     curve_frame,
     declared_frame,
+    list_rounds,
     result_frame,
+    setting_at,
     trial_state,
     view_frame,
 )
-from gram_platform.studies.searches.search_plan import Round, SearchPlan, list_rounds, setting_at
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import final_frames
 from gram_platform.tracking.views import TrialColumns
@@ -61,14 +64,37 @@ SWEEP_RULE = f"{JUDGED} {MARGINS_TEXT} Here the unit's error is in no verdict. P
 SWEEP_RULE += " difference in its figure, at its scale."
 
 
+def seed_metrics(sweep: SweepAnalysis, point: Point) -> dict[str, float]:
+    """Returns the classes of one trial that have a value; {} while there is none."""
+    rows = sweep.per_seed
+    for name in ("knob", "value", "size", "seed"):
+        rows = rows[rows[name] == (str(point[name]) if name == "seed" else point[name])]
+    found = rows[list(SWEEP_CLASSES)].to_dict("records")
+    return {name: float(v) for name, v in found[0].items() if pd.notna(v)} if found else {}
+
+
+def _at(point: Point, frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.assign(knob=point["knob"], value=point["value"])
+
+
+def trial_name(point: Point) -> str:
+    return f"{point['knob']} {point['value']:g} {point['size']} s{point['seed']}"
+
+
+Trial = tuple[Point, list[Node]]
+
+
 @dataclass(frozen=True)
-class SweepProblem:
-    """The nodes of a point, and its compute ratios. `nodes` needs no frames."""
+class HyperparameterSweep:
+    """Runs every value of every knob, at every size and seed."""
 
     settings: tuple[Setting, ...]
-    # The evaluations of the baselines, all seeds.
+    values: Values
+    # Of the baselines, all seeds, for the scores of trials.
     evaluations: pd.DataFrame = field(default_factory=pd.DataFrame)
     curves: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+    minimised = None
 
     def nodes(self, point: Point) -> list[Node]:
         """Returns the method's runs, evaluations and attacks, tagged with all knobs of the
@@ -86,10 +112,9 @@ class SweepProblem:
         ValueError if core has none.
         """
         nodes = self.nodes(point)
-        at = {"knob": point["knob"], "value": point["value"]}
         frame = result_frame(nodes, results)
-        evaluations = pd.concat([self.evaluations, view_frame(nodes, frame).assign(**at)])
-        attacks = attack_frame(nodes, frame).assign(**at)
+        evaluations = pd.concat([self.evaluations, _at(point, view_frame(nodes, frame))])
+        attacks = _at(point, attack_frame(nodes, frame))
         sweep = analyse_sweeps(Losses(evaluations, self.curves, attacks))
         metrics = seed_metrics(sweep, point)
         if "core" not in metrics:
@@ -98,31 +123,6 @@ class SweepProblem:
             )
             raise invalid("core", None, f"a compute ratio, but there is none ({why})")
         return metrics
-
-
-def seed_metrics(sweep: SweepAnalysis, point: Point) -> dict[str, float]:
-    """Returns the classes of one trial that have a value; {} while there is none."""
-    rows = sweep.per_seed
-    for name in ("knob", "value", "size", "seed"):
-        rows = rows[rows[name] == (str(point[name]) if name == "seed" else point[name])]
-    found = rows[list(SWEEP_CLASSES)].to_dict("records")
-    return {name: float(v) for name, v in found[0].items() if pd.notna(v)} if found else {}
-
-
-def trial_name(point: Point) -> str:
-    return f"{point['knob']} {point['value']:g} {point['size']} s{point['seed']}"
-
-
-Trial = tuple[Point, list[Node]]
-
-
-@dataclass(frozen=True)
-class HyperparameterSweep:
-    """Runs every value of every knob, at every size and seed."""
-
-    values: Values
-
-    minimised = None
 
     def prerequisites(self, search: SearchPlan) -> list[Node]:
         return search.baselines
@@ -137,43 +137,41 @@ class HyperparameterSweep:
         values = {knob: list(values) for knob, values in self.values.items()}
         return {"data_id": search.data_id, "knobs": values, "nodes": short_hash(ids)}
 
-    def trials(self, search: SearchPlan) -> list[Trial]:
+    def trials(self) -> list[Trial]:
         """Returns every point with its nodes, by knob, value, size and seed."""
-        problem = SweepProblem(search.settings)
         points = [
             {"knob": knob, "value": value, "size": setting.size.name, "seed": setting.seed}
             for knob, values in self.values.items()
             for value in values
-            for setting in search.settings
+            for setting in self.settings
         ]
-        return [(point, problem.nodes(point)) for point in points]
+        return [(point, self.nodes(point)) for point in points]
 
-    def points(self, search: SearchPlan) -> tuple[list[tuple[str, Point]], list[str]]:
+    def points(self) -> tuple[list[tuple[str, Point]], list[str]]:
         """Returns every point; those that share another point's runs come last and reuse them."""
         seen, first, again = set(), [], []
-        for point, (run, *_) in self.trials(search):
+        for point, (run, *_) in self.trials():
             (again if run.id in seen else first).append((trial_name(point), point))
             seen.add(run.id)
         return first + again, []
 
-    def rounds(self, search: SearchPlan, store: Store, problem: SweepProblem) -> Iterator[Round]:
-        return list_rounds(search, store, problem, lambda: self.points(search))
+    def rounds(self, search: SearchPlan, store: Store, problem: Problem) -> Iterator[Round]:
+        return list_rounds(search, store, problem, self.points)
 
-    def problem(self, search: SearchPlan, store: Store) -> SweepProblem:
+    def problem(self, search: SearchPlan, store: Store) -> Problem:
         evaluations, curves = baseline_frames(store, search.baselines)
-        return SweepProblem(search.settings, evaluations.assign(knob=None, value=math.nan), curves)
+        evaluations = evaluations.assign(knob=None, value=math.nan)
+        return replace(self, evaluations=evaluations, curves=curves)
 
     def example(self, search: SearchPlan) -> list[Node]:
-        return unique(node for _, nodes in self.trials(search) for node in nodes)
+        return unique(node for _, nodes in self.trials() for node in nodes)
 
-    def write(
-        self, search: SearchPlan, store: Store, tracker: Tracker | None
-    ) -> SearchOutput | None:
-        """Returns `table.csv`, `trials.csv`, `claims.csv`, `report.html`, `search.json`.
+    def write(self, search: SearchPlan, store: Store, tracker: Tracker | None) -> Written | None:
+        """Writes `table.csv`, `trials.csv`, `claims.csv`, `report.html`, `search.json`.
 
         None without an evaluation.
         """
-        sizes, baselines, trials = search.choice.sizes, search.baselines, self.trials(search)
+        sizes, baselines, trials = search.sizes, search.baselines, self.trials()
         ids = {node.id for nodes in (baselines, *(nodes for _, nodes in trials)) for node in nodes}
         frame, curves, source = final_frames(
             store, tracker, ids, [node.id for node in baselines if node.is_run]
@@ -188,10 +186,9 @@ class HyperparameterSweep:
         record = {"knobs": self.values, "sizes": sizes, "seeds": search.num_seeds}
         tables = {"table.csv": sweep.profiles, "trials.csv": rows}
         files = {name: table_csv(frame).encode() for name, frame in tables.items()}
-        setting = search.settings[0]
-        fixed = ", ".join(f"{name} {knob.read(setting):g}" for name, knob in KNOB.items())
+        fixed = ", ".join(f"{name} {knob.read(self.settings[0]):g}" for name, knob in KNOB.items())
         facts = (
-            f"Preset {search.preset_name}, corpus {shown_place(search.choice.corpus)} (data"
+            f"Preset {search.preset_name}, corpus {shown_place(search.corpus)} (data"
             f" {search.data_id}), {search.num_seeds} seeds. While one knob moves the others stay at"
             f" {fixed}. {counts_text(rows)} Read from {source}. {about_links}"
         )
@@ -204,10 +201,9 @@ class HyperparameterSweep:
             Section("Trials", table=_readable_trials(rows, links)),
         ]
         figures = {f"sweep-{name}": figure for name, figure in sweep_figures(sweep.table).items()}
-        text, brief = _text(sweep, claims, source), _brief(sweep, claims)
         columns = TrialColumns(("value",), CLASSES)
-        files = search.files(facts, sections, files, record, columns, claims)
-        return SearchOutput(files, figures, text, brief, columns)
+        log = search.log(facts, sections, files, record, columns, figures, claims)
+        return log, _text(sweep, claims, source), _brief(sweep, claims)
 
 
 # ------------------------------------------------------------------------------------------- report
@@ -223,11 +219,9 @@ def _analysed(
     """Returns None while no baseline has a curve and an evaluation, or no trial an evaluation."""
 
     def of_trials(frame_of: Callable[[list[Node]], pd.DataFrame]) -> pd.DataFrame:
-        found = [
-            frame_of(nodes).assign(knob=point["knob"], value=point["value"])
-            for point, nodes in trials
-        ]
-        return pd.concat(found, ignore_index=True)
+        return pd.concat(
+            [_at(point, frame_of(nodes)) for point, nodes in trials], ignore_index=True
+        )
 
     evaluations, unit = (
         of_trials(lambda nodes: view_frame(nodes, frame)),

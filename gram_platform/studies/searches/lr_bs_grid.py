@@ -28,7 +28,7 @@ from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, sum_in_order
 from gram_platform.config.ladder import PAPER_SIZES, REACH, Size
 from gram_platform.config.space import SearchObjective
-from gram_platform.engine.trials import Point
+from gram_platform.engine.trials import Point, Problem
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import BASELINE, Node, method_nodes
 from gram_platform.pages.figures.lr_batch import law_figure, surface_figure
@@ -37,16 +37,19 @@ from gram_platform.pages.results.record import run_links
 from gram_platform.pages.results.results import Brief
 from gram_platform.store import Store
 from gram_platform.studies.definition import shown_place
-from gram_platform.studies.searches.cells import at, why_not
-from gram_platform.studies.searches.report import (
-    SearchOutput,
+from gram_platform.studies.searches.flags import micro_batch_at, why_not
+from gram_platform.studies.searches.search_plan import (
+    Round,
+    SearchPlan,
+    Written,
     counts_text,
     json_file,
+    list_rounds,
     result_frame,
+    setting_at,
     trial_state,
     with_run_links,
 )
-from gram_platform.studies.searches.search_plan import Round, SearchPlan, list_rounds, setting_at
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.entry import LOSS
 from gram_platform.tracking.frame import final_frames
@@ -57,6 +60,11 @@ CORE_WEIGHT = 0.5
 # The prefix, before a domain, in the `final` of a run's result: all modules on, at the run's end.
 END_LOSS = "validation/loss/"
 TRIAL_COLUMNS = ["size", "parameters", "seed", "lr", "batch", "loss", "state", "run_id", "message"]
+# The columns for a log.
+OPTIMA_SHOWN = "size lr lr_low lr_high batch batch_low batch_high loss num_cells num_diverged notes"
+LAWS_SHOWN = "quantity coefficient exponent t_low t_high bootstrap_low bootstrap_high r2 sizes"
+LAWS_SHOWN += " left_out no_law"
+WINDOWS_SHOWN = "window lr_exponent batch_exponent sizes no_law"
 OBJECTIVE = (
     "0.5 x core + 0.5 x the mean of the auxiliary domains, validation cross entropy at the end of"
     " the run"
@@ -88,25 +96,10 @@ ABOUT_TABLES = {
 }
 
 
-@dataclass(frozen=True)
-class LrBatchProblem:
-    """Trains the baseline of one size and seed at one cell in each trial."""
-
-    settings: tuple[Setting, ...]
-
-    def nodes(self, point: Point) -> list[Node]:
-        setting = setting_at(self.settings, point)
-        at_cell = replace(setting, size=at(setting.size, (point["lr"], point["batch"])))
-        cell = {"lr": f"{point['lr']:.6g}", "batch": str(point["batch"])}
-        runs = [node for node in method_nodes(BASELINE, at_cell) if node.is_run]
-        return [node.tagged(**cell) for node in runs]
-
-    def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
-        """Returns the objective `loss` and its halves, in nats a token."""
-        (result,) = results.values()
-        return objective(
-            {name: value for name, value in result["final"].items() if name.startswith(END_LOSS)}
-        )
+def at(size: Size, cell: Cell) -> Size:
+    """Returns the size at a cell's rate and batch; the micro-batch is `micro_batch_at`."""
+    lr, batch = cell
+    return replace(size, peak_lr=lr, batch_size=batch, micro_batch=micro_batch_at(size, batch))
 
 
 def objective(final: Mapping[str, float]) -> dict[str, float]:
@@ -117,11 +110,8 @@ def objective(final: Mapping[str, float]) -> dict[str, float]:
     auxiliary = sum_in_order(others) / len(others)
     if not math.isfinite(core + auxiliary):
         raise invalid("loss", (core, auxiliary), "finite validation losses")
-    return {
-        "loss": CORE_WEIGHT * core + (1.0 - CORE_WEIGHT) * auxiliary,
-        "core": core,
-        "auxiliary": auxiliary,
-    }
+    loss = CORE_WEIGHT * core + (1.0 - CORE_WEIGHT) * auxiliary
+    return {"loss": loss, "core": core, "auxiliary": auxiliary}
 
 
 def trial_rows(
@@ -149,8 +139,12 @@ def trial_rows(
 
 @dataclass(frozen=True)
 class LrBatchGrid:
-    """Runs the grids of all sizes at once; each grows by itself."""
+    """Runs the grids of all sizes at once; each grows by itself.
 
+    A trial is the baseline of one size and seed at one cell.
+    """
+
+    settings: tuple[Setting, ...]
     # The grid from which each size starts, by name.
     grids: Mapping[str, Grid]
     # The fit uses cells within this fraction of the lowest loss; None: all cells.
@@ -160,8 +154,22 @@ class LrBatchGrid:
 
     minimised = SearchObjective("loss", math.inf)
 
-    def problem(self, search: SearchPlan, store: Store | None = None) -> LrBatchProblem:
-        return LrBatchProblem(search.settings)
+    def nodes(self, point: Point) -> list[Node]:
+        setting = setting_at(self.settings, point)
+        lr, batch = point["lr"], point["batch"]
+        at_cell = replace(setting, size=at(setting.size, (lr, batch)))
+        runs = [node for node in method_nodes(BASELINE, at_cell) if node.is_run]
+        return [node.tagged(lr=f"{lr:.6g}", batch=str(batch)) for node in runs]
+
+    def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
+        """Returns the objective `loss` and its halves, in nats a token."""
+        (result,) = results.values()
+        return objective(
+            {name: value for name, value in result["final"].items() if name.startswith(END_LOSS)}
+        )
+
+    def problem(self, search: SearchPlan, store: Store) -> Problem:
+        return self
 
     def prerequisites(self, search: SearchPlan) -> list[Node]:
         return []
@@ -178,10 +186,10 @@ class LrBatchGrid:
         return [
             node
             for size, grid in self.grids.items()
-            for node in cell_nodes(search, size, grid).values()
+            for node in self.cell_nodes(size, grid).values()
         ]
 
-    def rounds(self, search: SearchPlan, store: Store, problem: LrBatchProblem) -> Iterator[Round]:
+    def rounds(self, search: SearchPlan, store: Store, problem: Problem) -> Iterator[Round]:
         return list_rounds(search, store, problem, lambda: self.points(search, store))
 
     def points(self, search: SearchPlan, store: Store) -> tuple[list[tuple[str, Point]], list[str]]:
@@ -190,16 +198,35 @@ class LrBatchGrid:
         points, messages = [], []
         for size in self.grids:
             grid, said = self.grown(search, store, size)
-            points += cell_points(search, size, grid)
+            points += self.cell_points(size, grid)
             messages += said
         return points, messages
+
+    def cell_points(self, size: str, grid: Grid) -> list[tuple[str, Point]]:
+        """Returns a named point for each seed of each cell, a cell's seeds together."""
+        seeds = [setting.seed for setting in self.settings if setting.size.name == size]
+        return [
+            (
+                f"{size} lr {lr:.6g} batch {batch} s{seed}",
+                {"size": size, "lr": lr, "batch": batch, "seed": seed},
+            )
+            for lr, batch in grid.cells
+            for seed in seeds
+        ]
+
+    def cell_nodes(self, size: str, grid: Grid) -> dict[tuple[Cell, int], Node]:
+        """Returns the run of every cell and seed of one size's grid."""
+        return {
+            ((point["lr"], point["batch"]), point["seed"]): self.nodes(point)[0]
+            for _, point in self.cell_points(size, grid)
+        }
 
     def grown(self, search: SearchPlan, store: Store, name: str) -> tuple[Grid, list[str]]:
         """Returns one size's grid as its results demand, and announcements; it grows once all its
         trials have ended."""
         size, grid, messages = search.preset.sizes[name], self.grids[name], []
         while True:
-            nodes = cell_nodes(search, name, grid)
+            nodes = self.cell_nodes(name, grid)
             done = {
                 node.id: result
                 for node in nodes.values()
@@ -216,13 +243,10 @@ class LrBatchGrid:
                 return step.grid, messages
             grid = step.grid
 
-    def write(
-        self, search: SearchPlan, store: Store, tracker: Tracker | None
-    ) -> SearchOutput | None:
+    def write(self, search: SearchPlan, store: Store, tracker: Tracker | None) -> Written | None:
         """Returns files, figures and text from every trial; None without a complete one."""
         nodes = {
-            name: cell_nodes(search, name, self.grown(search, store, name)[0])
-            for name in self.grids
+            name: self.cell_nodes(name, self.grown(search, store, name)[0]) for name in self.grids
         }
         ids = {node.id for of_size in nodes.values() for node in of_size.values()}
         frame, _, source = final_frames(store, tracker, ids, ())
@@ -236,31 +260,14 @@ class LrBatchGrid:
         return _report(search, trials, source, tracker) if is_done else None
 
 
-def cell_points(search: SearchPlan, size: str, grid: Grid) -> list[tuple[str, Point]]:
-    """Returns a named point for each seed of each cell, a cell's seeds together."""
-    cells = [{"size": size, "lr": lr, "batch": batch} for lr, batch in grid.cells]
-    seeds = [setting.seed for setting in search.settings if setting.size.name == size]
-    points = [{**cell, "seed": seed} for cell in cells for seed in seeds]
-    return [("{size} lr {lr:.6g} batch {batch} s{seed}".format(**point), point) for point in points]
-
-
-def cell_nodes(search: SearchPlan, size: str, grid: Grid) -> dict[tuple[Cell, int], Node]:
-    """Returns the run of every cell and seed of one size's grid."""
-    problem = LrBatchProblem(search.settings)
-    return {
-        ((point["lr"], point["batch"]), point["seed"]): problem.nodes(point)[0]
-        for _, point in cell_points(search, size, grid)
-    }
-
-
 def _report(
     search: SearchPlan, trials: pd.DataFrame, source: str, tracker: Tracker | None
-) -> SearchOutput:
+) -> Written:
     seq_len, window = search.preset.seq_len, search.kind.window
     sizes = {name: search.preset.sizes[name] for name in search.kind.grids} | PAPER_SIZES
     analysis = analyse_grid(trials[trials[STATE].isin(ENDED)], seq_len, window)
     measured = (
-        f"{search.name}, preset {search.preset_name} on {shown_place(search.choice.corpus)},"
+        f"{search.name}, preset {search.preset_name} on {shown_place(search.corpus)},"
         f" search {search.search_id}"
     )
     law = fitted_law(analysis.laws, f"{search.preset_name}-{search.search_id}", seq_len, measured)
@@ -275,13 +282,9 @@ def _report(
     figures = grid_figures(analysis, links)
     facts = (
         f"Search {search.search_id}: preset {search.preset_name}, corpus"
-        f" {shown_place(search.choice.corpus)} (data "
+        f" {shown_place(search.corpus)} (data {search.data_id}), {search.num_seeds} seeds. Loss:"
+        f" {OBJECTIVE}. {counts_text(trials)} Read from {source}. {about_links}"
     )
-    facts += (
-        f"{search.data_id}), {search.num_seeds} seeds. Loss: {OBJECTIVE}. {counts_text(trials)}"
-        " Read from "
-    )
-    facts += f"{source}. {about_links}"
     # With trials.csv, `seq_len` is all that a fit needs.
     record = {"objective": OBJECTIVE, "window": window, "seq_len": seq_len}
     record["trials"] = trials["run_id"].tolist()
@@ -289,27 +292,22 @@ def _report(
     files |= {f"{kind}.csv": frame for kind, frame in tables.items() if kind != "optima"}
     data = {file: table_csv(frame, None).encode() for file, frame in files.items()}
     data["law.json"] = json_file(law_json(law, analysis.laws))
-    sizes_done = tuple(
-        size
-        for size in search.choice.sizes
-        if size in set(trials[trials[STATE] == State.COMPLETE]["size"])
-    )
+    complete = set(trials[trials[STATE] == State.COMPLETE]["size"])
+    sizes_done = tuple(size for size in search.sizes if size in complete)
     columns = TrialColumns(("lr", "batch"), ("loss",), sizes_done if len(sizes_done) > 1 else ())
     sections = _sections(trials, tables, figures, links)
-    files = search.files(facts, sections, data, record, columns)
-    text, brief = _text(trials, analysis, tables["predictions"]), _brief(trials, analysis)
-    return SearchOutput(files, figures, text, brief, columns)
+    log = search.log(facts, sections, data, record, columns, figures)
+    return log, _text(trials, analysis, tables["predictions"]), _brief(trials, analysis)
 
 
 # ------------------------------------------------------------------------------------------- report
 
 
-def trials_table(trials: pd.DataFrame, search: str) -> pd.DataFrame:
+def trials_table(trials: pd.DataFrame, search: str = "") -> pd.DataFrame:
     """Returns every trial: search, trial, state, size, parameters, seed, lr, batch, loss, runs,
     elapsed_s, message."""
-    numbered = trials.assign(search=search, trial=range(len(trials))).rename(
-        columns={"run_id": RUNS}
-    )
+    numbered = trials.rename(columns={"run_id": RUNS})
+    numbered = numbered.assign(search=search, trial=range(len(trials)))
     columns = ["size", "parameters", "seed", "lr", "batch", "loss", RUNS, "elapsed_s", "message"]
     return numbered[["search", "trial", STATE, *columns]]
 
@@ -333,86 +331,56 @@ def _sections(
     figures: Mapping,
     links: Mapping[str, str],
 ) -> list[Section]:
-    no_law, about = (
-        tables["laws"]["no_law"].iloc[0] != "",
-        f"{_verdict(tables['laws'])}\n\n{ABOUT_TABLES['laws']}",
-    )
-    surfaces = {name: figure for name, figure in figures.items() if name.startswith("surface-")}
-    laws = {name: figure for name, figure in figures.items() if name.startswith("law-")}
-    pooled = tables["optima"][tables["optima"]["seed"] == POOLED]
-    left = trials[trials[STATE] != State.COMPLETE]
-    shown = with_run_links(trials_table(trials, "").drop(columns="search"), links)
+    laws, optima = tables["laws"], tables["optima"]
+    about = f"{_verdict(laws)}\n\n{ABOUT_TABLES['laws']}"
+    drawn = {
+        kind: {name: figure for name, figure in figures.items() if name.startswith(kind)}
+        for kind in ("surface-", "law-")
+    }
+
+    def opened(title: str, name: str, table: pd.DataFrame, kind: str = "") -> Section:
+        shown = drawn.get(kind, {})
+        return Section(title, ABOUT_TABLES[name], shown, table=table, table_is_open=True)
+
+    no_law = laws["no_law"].iloc[0] != ""
     sections = [
-        Section("Surfaces", ABOUT_TABLES["optima"], surfaces, table=pooled, table_is_open=True),
-        Section("Laws", about, laws, table=tables["laws"], table_is_open=True, is_warning=no_law),
-        Section(
-            "How the laws move with the window",
-            ABOUT_TABLES["windows"],
-            table=tables["windows"],
-            table_is_open=True,
-        ),
-        Section(
-            "What the laws say",
-            ABOUT_TABLES["predictions"],
-            table=tables["predictions"],
-            table_is_open=True,
-        ),
-        Section("Optima of single seeds", table=tables["optima"]),
+        opened("Surfaces", "optima", optima[optima["seed"] == POOLED], "surface-"),
+        Section("Laws", about, drawn["law-"], table=laws, table_is_open=True, is_warning=no_law),
+        opened("How the laws move with the window", "windows", tables["windows"]),
+        opened("What the laws say", "predictions", tables["predictions"]),
+        Section("Optima of single seeds", table=optima),
         Section("Cells", ABOUT_TABLES["cells"], table=tables["cells"].drop(columns="runs")),
-        Section("Trials", table=shown),
+        Section("Trials", table=with_run_links(trials_table(trials).drop(columns="search"), links)),
     ]
-    if left.empty:
-        return sections
-    missing = left[["size", "seed", "lr", "batch", STATE, "message"]]
-    text = (
-        "Diverged cells are left out of every fit and counted; the others are not in the figures"
-        " and tables below."
-    )
-    return [
-        Section("Not complete", text, table=missing, table_is_open=True, is_warning=True),
-        *sections,
-    ]
+    left = trials[trials[STATE] != State.COMPLETE]
+    if len(left):
+        missing = left[["size", "seed", "lr", "batch", STATE, "message"]]
+        text = (
+            "Diverged cells are left out of every fit and counted; the others are not in the"
+            " figures and tables below."
+        )
+        section = Section("Not complete", text, table=missing, table_is_open=True, is_warning=True)
+        sections.insert(0, section)
+    return sections
 
 
 def _verdict(laws: pd.DataFrame) -> str:
     """Returns the verdict on the fit as a law, with the evidence against it."""
-    no_law = laws["no_law"].iloc[0]
-    return (
-        f"No law: {no_law}."
-        if no_law
-        else f"law.json is a law for sizes within {REACH:g} times of the fitted ones."
-    )
+    if no_law := laws["no_law"].iloc[0]:
+        return f"No law: {no_law}."
+    return f"law.json is a law for sizes within {REACH:g} times of the fitted ones."
 
 
 def _text(trials: pd.DataFrame, analysis: GridAnalysis, predicted: pd.DataFrame) -> str:
     """Returns the pooled optima, the laws, their change with the window, and the predictions, for a
     log."""
     pooled = analysis.optima[analysis.optima["seed"] == POOLED]
-    optima = pooled[
-        ["size", "lr", "lr_low", "lr_high", "batch", "batch_low", "batch_high", "loss", "num_cells"]
-    ]
-    optima = optima.assign(
-        num_diverged=pooled["num_diverged"], notes=pooled["notes"] + pooled["reason"]
-    )
-    laws = analysis.laws[
-        [
-            "quantity",
-            "coefficient",
-            "exponent",
-            "t_low",
-            "t_high",
-            "bootstrap_low",
-            "bootstrap_high",
-        ]
-    ]
-    laws = laws.assign(
-        **{name: analysis.laws[name] for name in ("r2", "sizes", "left_out", "no_law")}
-    )
-    windows = analysis.windows[["window", "lr_exponent", "batch_exponent", "sizes", "no_law"]]
+    optima = pooled.assign(notes=pooled["notes"] + pooled["reason"])[OPTIMA_SHOWN.split()]
+    laws = analysis.laws[LAWS_SHOWN.split()]
+    windows = analysis.windows[WINDOWS_SHOWN.split()]
     tables = [frame_text(frame, ".3g") for frame in (optima, laws, windows, predicted)]
-    return "\n\n".join(
-        [counts_text(trials), *tables[:2], "by window", *tables[2:], _verdict(analysis.laws)]
-    )
+    verdict = _verdict(analysis.laws)
+    return "\n\n".join([counts_text(trials), *tables[:2], "by window", *tables[2:], verdict])
 
 
 def _brief(trials: pd.DataFrame, analysis: GridAnalysis) -> Brief:

@@ -7,7 +7,7 @@ the result.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import optuna
 import pandas as pd
@@ -23,9 +23,8 @@ from gram_platform.analysis.tables import frame_text, table_csv, text_frame
 from gram_platform.analysis.trials import RUNS, STATE, TRIAL, best_trial, linked
 from gram_platform.config import State
 from gram_platform.config.identity import invalid, to_plain
-from gram_platform.config.space import Parameter, SearchObjective, Space
-from gram_platform.engine.proposals import Group, OptunaSource, open_study
-from gram_platform.engine.trials import Point
+from gram_platform.config.space import SearchObjective, Space
+from gram_platform.engine.trials import Group, OptunaSource, Point, Problem, open_study
 from gram_platform.methods import Profile, Setting
 from gram_platform.methods.nodes import Node, method_nodes, unique
 from gram_platform.methods.setting import Unlearning, profile_name
@@ -39,16 +38,17 @@ from gram_platform.studies.definition import shown_place
 from gram_platform.studies.searches.optuna_studies import (
     open_storage,
     optuna_share_left,
-    spread_points,
     trials_frame,
 )
-from gram_platform.studies.searches.report import (
-    SearchOutput,
+from gram_platform.studies.searches.search_plan import (
+    Round,
+    SearchPlan,
+    Written,
     baseline_frames,
     json_file,
+    optuna_round,
     with_run_links,
 )
-from gram_platform.studies.searches.search_plan import Round, SearchPlan, optuna_round
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.views import TrialColumns
 
@@ -57,30 +57,6 @@ MAXENT_METRICS = (METRIC, "forget", "penalty", "core", "retain")
 MAXENT_OBJECTIVE = MaxEntObjective()
 # The report names a best trial this close to an end of its range, as a share of the range.
 EDGE_SHARE = 0.05
-
-
-@dataclass(frozen=True)
-class MaxEntProblem:
-    """A point's unlearning runs from the baseline of every seed, and their score."""
-
-    # One size, a setting for each seed.
-    settings: tuple[Setting, ...]
-    objective: MaxEntObjective
-    # References of every domain, from these seeds' pooled baselines; `nodes` needs none.
-    references: Mapping[str, Reference]
-
-    def nodes(self, point: Point) -> list[Node]:
-        return [node for setting in self.settings for node in unlearning_nodes(setting, point)]
-
-    def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
-        """Returns `objective, forget, penalty, core, retain`, averaged over seeds.
-
-        ValueError for a loss of NaN.
-        """
-        losses = [results[node.id]["losses"] for node in self.nodes(point) if not node.is_run]
-        return self.objective.score_losses(
-            self.references, losses, searched_profiles(self.settings[0])[point[PROFILE]]
-        )
 
 
 def maxent_at(setting: Setting, point: Point) -> Unlearning:
@@ -137,14 +113,36 @@ def default_values(setting: Setting) -> Point:
 
 @dataclass(frozen=True)
 class MaxEntSearch:
-    """Runs one Optuna study for each profile, all at once."""
+    """Runs one Optuna study for each profile, all at once.
 
+    A trial unlearns from the baseline of every seed.
+    """
+
+    # Of one size, one for each seed.
+    settings: tuple[Setting, ...]
     name: str
     space: Space
     # The number of trials to complete in each Optuna study.
     target: int
-
     objective: MaxEntObjective = MAXENT_OBJECTIVE
+    # Of every domain, from these seeds' pooled baselines, for the scores of trials.
+    references: Mapping[str, Reference] = field(default_factory=dict)
+
+    def nodes(self, point: Point) -> list[Node]:
+        return [node for setting in self.settings for node in unlearning_nodes(setting, point)]
+
+    def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
+        """Returns `objective, forget, penalty, core, retain`, averaged over seeds.
+
+        ValueError for a loss of NaN.
+        """
+        losses = [results[node.id]["losses"] for node in self.nodes(point) if not node.is_run]
+        return self.objective.score_losses(self.references, losses, self.profiles[point[PROFILE]])
+
+    @property
+    def profiles(self) -> dict[str, Profile]:
+        """The profiles by name, each with an Optuna study."""
+        return searched_profiles(self.settings[0])
 
     @property
     def minimised(self) -> SearchObjective:
@@ -153,35 +151,26 @@ class MaxEntSearch:
     def is_complete(self, search: SearchPlan) -> bool:
         """Returns whether the storage has all trials of the preset, and a best one, of every
         profile."""
-        best = search.folder(Store(search.choice.storage)).read_or_set_aside(BEST, dict)
+        best = search.folder(Store(search.storage)).read_or_set_aside(BEST, dict)
         if not best or best["missing"]:
             return False
         return min(best["num_trials"].values()) >= search.preset.maxent_search.num_trials
 
-    def fixed(self, search: SearchPlan) -> dict[str, Point]:
-        """Returns the part of the point that each Optuna study holds fixed, by its name."""
-        return {name: {PROFILE: name} for name in searched_profiles(search.settings[0])}
-
     def groups(self, search: SearchPlan) -> list[Group]:
         """Opens the Optuna studies."""
         storage, metric = open_storage(search.optuna_uri), self.minimised.metric
+        study_of = lambda name: open_study(storage, f"{search.full_name}-{name}", metric)  # noqa: E731
         return [
-            Group(
-                name,
-                fixed,
-                open_study(storage, f"{search.full_name}-{name}", metric),
-                self.target,
-                storage,
-            )
-            for name, fixed in self.fixed(search).items()
+            Group(name, {PROFILE: name}, study_of(name), self.target, storage)
+            for name in self.profiles
         ]
 
-    def rounds(self, search: SearchPlan, store: Store, problem: MaxEntProblem) -> Iterator[Round]:
+    def rounds(self, search: SearchPlan, store: Store, problem: Problem) -> Iterator[Round]:
         yield optuna_round(OptunaSource(self.groups(search), self.space, self.minimised))
 
     def share_left(self, search: SearchPlan) -> float:
         """Creates nothing, and in a dry run asks no server."""
-        names = [f"{search.full_name}-{name}" for name in self.fixed(search)]
+        names = [f"{search.full_name}-{name}" for name in self.profiles]
         return optuna_share_left(search.optuna_uri, search.is_dry, names, self.target)
 
     def prerequisites(self, search: SearchPlan) -> list[Node]:
@@ -190,11 +179,11 @@ class MaxEntSearch:
     def identity(self, search: SearchPlan) -> dict:
         """Hashes the nodes of the preset's parameters, which depend on data, size, seeds and what
         is not searched."""
-        preset = [default_values(search.settings[0])]
+        preset = [default_values(self.settings[0])]
         return {
             "data_id": search.data_id,
             "baselines": [node.id for node in search.baselines],
-            "unlearning": [node.id for node in self._nodes(search, preset)],
+            "unlearning": [node.id for node in self._nodes(preset)],
             "space": plain_space(self.space),
             "objective": to_plain(self.objective),
         }
@@ -203,98 +192,84 @@ class MaxEntSearch:
         """Returns the nodes of as many points for each profile as there will be trials, spread over
         the ranges."""
         shares = [(index + 0.5) / self.target for index in range(self.target)]
-        return unique(self._nodes(search, spread_points(self.space, shares)))
+        points = [{p.name: p.at(share) for p in self.space.parameters} for share in shares]
+        return unique(self._nodes(points))
 
-    def _nodes(self, search: SearchPlan, points: Sequence[Point]) -> list[Node]:
+    def _nodes(self, points: Sequence[Point]) -> list[Node]:
         """Returns the nodes of these points of every profile."""
-        problem = MaxEntProblem(search.settings, self.objective, {})
         return [
-            n
-            for fixed in self.fixed(search).values()
+            node
+            for name in self.profiles
             for point in points
-            for n in problem.nodes({**fixed, **point})
+            for node in self.nodes({PROFILE: name, **point})
         ]
 
-    def problem(self, search: SearchPlan, store: Store) -> MaxEntProblem:
+    def problem(self, search: SearchPlan, store: Store) -> "MaxEntSearch":
         """ValueError unless the baselines are complete."""
-        size = search.settings[0].size.name
-        references = references_of(*baseline_frames(store, search.baselines), size)
-        return MaxEntProblem(search.settings, self.objective, references)
+        evaluations, curves = baseline_frames(store, search.baselines)
+        references = references_of(evaluations, curves, self.settings[0].size.name)
+        return replace(self, references=references)
 
-    def write(
-        self, search: SearchPlan, store: Store, tracker: Tracker | None
-    ) -> SearchOutput | None:
+    def write(self, search: SearchPlan, store: Store, tracker: Tracker | None) -> Written | None:
         """Returns files, figures and text from Optuna's database.
 
         None while no trial of any profile is complete.
         """
-        groups, space, facts = self.groups(search), self.space, _facts(search)
-        histories = [history_of(group.name, group.study, space) for group in groups]
+        groups, space, setting = self.groups(search), self.space, self.settings[0]
+        facts = {"data_id": setting.data_id, "size": setting.size.name}
+        facts |= {"seeds": [one.seed for one in self.settings]}
+        histories = {group.name: history_of(group.name, group.study, space) for group in groups}
         best = [
-            plain_best(history, search.settings[0])
-            for history in histories
-            if history.best is not None
+            plain_best(profile, trials, setting)
+            for profile, trials in histories.items()
+            if best_trial(trials, METRIC) is not None
         ]
         if not best:
             return None
-        problem = self.problem(search, store)
-        table = best_table(
-            histories, space, default_objectives(problem, [h.profile for h in histories], store)
-        )
+        defaults = default_objectives(self.problem(search, store), store)
+        table = best_table(histories, space, defaults)
         content = {
             **facts,
             "search_id": search.search_id,
             "num_trials": {group.name: group.num_complete for group in groups},
             "profiles": best,
-            "missing": [h.profile for h in histories if h.best is None],
+            "missing": [name for name in histories if name not in {b["profile"] for b in best}],
         }
         if store.writable:
             search.folder(store).write_sealed(BEST, content)
         links, about_links = run_links(tracker)
-        linked_histories = [History(h.profile, h.study, linked(h.trials, links)) for h in histories]
+        shown = {profile: linked(trials, links) for profile, trials in histories.items()}
         varied = [p for p in space.parameters if p.high > p.low]
-        drawn = {h.profile: search_figures(h.trials, METRIC, varied) for h in linked_histories}
+        drawn = {profile: search_figures(shown[profile], METRIC, varied) for profile in shown}
         record = {
             **facts,
-            "studies": {history.profile: history.study for history in histories},
+            "studies": {group.name: group.study.study_name for group in groups},
+            "space": plain_space(space),
+            "objective": to_plain(self.objective),
         }
-        record |= {"space": plain_space(space), "objective": to_plain(problem.objective)}
         files = {
             "table.csv": table_csv(table, None).encode(),
             "trials.csv": table_csv(trials_table(histories), None).encode(),
             BEST: json_file(content),
         }
-        named = {
-            f"{profile}-{i}": f
-            for profile, found in drawn.items()
-            for i, f in enumerate(found.values())
+        figures = {
+            f"{profile}-{number}".replace(" ", "_"): figure
+            for profile, of_profile in drawn.items()
+            for number, figure in enumerate(of_profile.values())
         }
-        named = {name.replace(" ", "_"): figure for name, figure in named.items()}
-        sections = _sections(linked_histories, drawn, table, links)
+        sections = _sections(shown, drawn, table, links)
         columns = TrialColumns(tuple(p.name for p in varied), (METRIC,))
         about = f"{_about(search)} {about_links}"
-        files = search.files(about, sections, files, record, columns)
-        text, brief = _text(table, search.search_id), best_brief(table, search.search_id)
-        return SearchOutput(files, named, text, brief, columns)
-
-
-def _facts(search: SearchPlan) -> dict:
-    """Returns what the search is on."""
-    setting = search.settings[0]
-    return {
-        "data_id": setting.data_id,
-        "size": setting.size.name,
-        "seeds": [s.seed for s in search.settings],
-    }
+        log = search.log(about, sections, files, record, columns, figures)
+        return log, _text(table, search.search_id), best_brief(table, search.search_id)
 
 
 def _about(search: SearchPlan) -> str:
-    objective, facts = search.kind.objective, _facts(search)
-    seeds = ", ".join(map(str, facts["seeds"]))
+    objective, seeds = search.kind.objective, ", ".join(str(s.seed) for s in search.settings)
     return (
-        f"Search {search.search_id}: preset {search.preset_name}, size {facts['size']},"
-        f" corpus {shown_place(search.choice.corpus)} (data {facts['data_id']}), seeds"
-        f" {seeds}. Read from Optuna's database. Minimised: forget +"
+        f"Search {search.search_id}: preset {search.preset_name}, size"
+        f" {search.settings[0].size.name}, corpus {shown_place(search.corpus)} (data"
+        f" {search.data_id}), seeds {seeds}. Read from Optuna's database. Minimised: forget +"
         f" {objective.penalty_weight:g} x what core and retain each lack to {objective.floor:g}"
         f" of the baseline, as compute ratios, each clipped to 0 to {HIGHEST_RATIO:g} and"
         f" averaged over seeds. A diverged trial counts as {objective.worst:g} for the searcher"
@@ -306,113 +281,80 @@ def _about(search: SearchPlan) -> str:
 # ------------------------------------------------------------------------------------------- report
 
 
-@dataclass(frozen=True)
-class History:
-    """The trials of one profile."""
-
-    profile: str
-    # The name of the Optuna study.
-    study: str
-    trials: pd.DataFrame
-
-    @property
-    def best(self) -> pd.Series | None:
-        return best_trial(self.trials, METRIC)
-
-    def count(self, state: str) -> int:
-        return int((self.trials[STATE] == state).sum())
+# The trials of each profile.
+Histories = Mapping[str, pd.DataFrame]
 
 
-def history_of(profile: str, study: optuna.Study, space: Space) -> History:
+def history_of(profile: str, study: optuna.Study, space: Space) -> pd.DataFrame:
     """Returns a study's trials with a column for every parameter and metric, also before any trial
     has it."""
-    trials = trials_frame(study, METRIC)
-    absent = [name for name in (*space.names, *MAXENT_METRICS) if name not in trials]
-    return History(
-        profile,
-        study.study_name,
-        trials.assign(**dict.fromkeys(absent, math.nan), **{PROFILE: profile}),
-    )
+    trials = trials_frame(study, METRIC).assign(profile=profile)
+    for name in (*space.names, *MAXENT_METRICS):
+        if name not in trials:
+            trials[name] = math.nan
+    return trials
 
 
-def plain_best(history: History, setting: Setting) -> dict:
+def _count(trials: pd.DataFrame, state: str) -> int:
+    return int((trials[STATE] == state).sum())
+
+
+def plain_best(profile: str, trials: pd.DataFrame, setting: Setting) -> dict:
     """Returns the entry of best.json: the trial with the lowest objective of a profile, with the
     run of each seed."""
-    row = history.best
+    row = best_trial(trials, METRIC)
     return {
-        "profile": history.profile,
-        "retained": list(searched_profiles(setting)[history.profile]),
+        "profile": profile,
+        "retained": list(searched_profiles(setting)[profile]),
         "trial": int(row[TRIAL]),
         "runs": row[RUNS].split(),
         "objective": float(row[METRIC]),
         "maxent": asdict(maxent_at(setting, row)),
-        "num_complete": history.count(State.COMPLETE),
+        "num_complete": _count(trials, State.COMPLETE),
     }
 
 
-def best_table(
-    histories: Sequence[History], space: Space, defaults: Mapping[str, float]
-) -> pd.DataFrame:
+def best_table(histories: Histories, space: Space, defaults: Mapping[str, float]) -> pd.DataFrame:
     """Returns one row for each profile: its best trial, the ranges at whose ends it lies, and the
     numbers of trials.
 
     `preset_objective` is the objective of the preset's parameters, empty where no study has run
     them.
     """
-    rows = []
-    for history in histories:
-        best = history.best
-        known = (
-            {}
-            if best is None
-            else {name: best[name] for name in (TRIAL, *space.names, *MAXENT_METRICS, RUNS)}
-        )
-        counts = {
-            f"num_{state}": history.count(state)
-            for state in (State.COMPLETE, State.DIVERGED, State.FAILED)
-        }
-        edge = "" if best is None else at_edge(space, best)
-        preset = {"preset_objective": defaults.get(history.profile, math.nan)}
-        rows.append({PROFILE: history.profile, **known, "at_edge": edge, **preset, **counts})
+    rows, states = [], (State.COMPLETE, State.DIVERGED, State.FAILED)
+    for profile, trials in histories.items():
+        row = {PROFILE: profile, "preset_objective": defaults.get(profile, math.nan), "at_edge": ""}
+        if (best := best_trial(trials, METRIC)) is not None:
+            row |= {name: best[name] for name in (TRIAL, *space.names, *MAXENT_METRICS, RUNS)}
+            row["at_edge"] = at_edge(space, best)
+        rows.append(row | {f"num_{state}": _count(trials, state) for state in states})
     columns = [PROFILE, TRIAL, *space.names, *MAXENT_METRICS, "preset_objective", "at_edge"]
-    columns += [f"num_{state}" for state in (State.COMPLETE, State.DIVERGED, State.FAILED)] + [RUNS]
+    columns += [*(f"num_{state}" for state in states), RUNS]
     return pd.DataFrame(rows, columns=columns).astype({TRIAL: "Int64"})
 
 
-def trials_table(histories: Sequence[History]) -> pd.DataFrame:
+def trials_table(histories: Histories) -> pd.DataFrame:
     """Returns every trial of every profile: search, trial, state, profile, parameters, metrics,
     runs, elapsed_s."""
-    frame = pd.concat([h.trials for h in histories], ignore_index=True)
-    first = ["search", TRIAL, STATE, PROFILE]
-    parameters = [
-        c
-        for c in frame.columns
-        if c not in (*first, *MAXENT_METRICS, RUNS, "elapsed_s", "started", "url")
-    ]
-    return frame[[*first, *parameters, *MAXENT_METRICS, RUNS, "elapsed_s"]]
+    frame = pd.concat(histories.values(), ignore_index=True)
+    first, last = ["search", TRIAL, STATE, PROFILE], [*MAXENT_METRICS, RUNS, "elapsed_s"]
+    parameters = frame.columns.drop([*first, *last, "started", "url"], errors="ignore")
+    return frame[[*first, *parameters, *last]]
 
 
 def at_edge(space: Space, point: Mapping[str, float]) -> str:
     """Returns the parameters within 5% of an end of their range, as `peak_lr high`, `retain_weight
     low`."""
-    ends = [(p.name, _share(p, point[p.name])) for p in space.parameters if p.high > p.low]
+    ends = [(p.name, p.share_of(point[p.name])) for p in space.parameters if p.high > p.low]
     low = [f"{name} low" for name, share in ends if share < EDGE_SHARE]
     return ", ".join(low + [f"{name} high" for name, share in ends if share > 1.0 - EDGE_SHARE])
 
 
-def _share(parameter: Parameter, value: float) -> float:
-    """Returns the place of a value in its range, from 0 to 1."""
-    scale = math.log if parameter.log else float
-    return (scale(value) - scale(parameter.low)) / (scale(parameter.high) - scale(parameter.low))
-
-
-def default_objectives(
-    problem: MaxEntProblem, profiles: Sequence[str], store: Store
-) -> dict[str, float]:
+def default_objectives(problem: MaxEntSearch, store: Store) -> dict[str, float]:
     """Returns the objective of the preset's parameters, for the profiles whose runs some study has
     finished."""
     found = {}
-    for profile in profiles:
+    for profile in problem.profiles:
         point = {PROFILE: profile, **default_values(problem.settings[0])}
         results = {
             node.id: store.node(node.kind, node.id).result() for node in problem.nodes(point)
@@ -423,7 +365,7 @@ def default_objectives(
 
 
 def _sections(
-    histories, figures: Mapping[str, Mapping], table: pd.DataFrame, links: Mapping[str, str]
+    histories: Histories, figures: Mapping, table: pd.DataFrame, links: Mapping[str, str]
 ) -> list[Section]:
     best = Section(
         "The best trials",
@@ -434,13 +376,9 @@ def _sections(
         table_is_open=True,
     )
     parts = []
-    for history in histories:
-        trials = history.trials.drop(columns=["search", "started", "url", PROFILE])
-        parts.append(
-            Section(
-                history.profile, "", figures[history.profile], table=with_run_links(trials, links)
-            )
-        )
+    for profile, trials in histories.items():
+        shown = with_run_links(trials.drop(columns=["search", "started", "url", PROFILE]), links)
+        parts.append(Section(profile, "", figures[profile], table=shown))
     return [best, *parts]
 
 

@@ -1,7 +1,7 @@
 """Opens the database of a search, and reads its trials as a frame."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,7 +15,6 @@ from gram_platform.config import State
 from gram_platform.config.crash_safe import create_database
 from gram_platform.config.identity import InvalidField, invalid
 from gram_platform.config.plain import from_plain
-from gram_platform.config.space import Parameter, Space
 from gram_platform.store.folders import LocalFolder
 from gram_platform.tracking.connection import first_line
 from gram_platform.tracking.database import database_path, database_uri, require_regular
@@ -146,18 +145,3 @@ def _metrics(trial: FrozenTrial, metric: str) -> dict[str, float]:
         return {}
     value = {} if trial.value is None else {metric: trial.value}
     return attributes(trial).get("metrics", value)
-
-
-def spread_points(space: Space, shares: Iterable[float]) -> list[dict[str, float]]:
-    """Returns a point at each share of all ranges, from 0 (low ends) to 1; logarithmic ranges by
-    their logarithm."""
-    return [
-        {parameter.name: _at(parameter, share) for parameter in space.parameters}
-        for share in shares
-    ]
-
-
-def _at(parameter: Parameter, share: float) -> float:
-    if parameter.log:
-        return parameter.low * (parameter.high / parameter.low) ** share
-    return parameter.low + share * (parameter.high - parameter.low)

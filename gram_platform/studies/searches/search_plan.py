@@ -1,46 +1,56 @@
-"""Plans a search on its corpora, and proposes its trials in rounds.
+"""Plans a search on its corpora, proposes its trials in rounds, and makes what all reports share.
 
-A kind of search is a frozen class. Its fields are what `Search.read` returned. It has one property,
-and methods that take the `SearchPlan` to which the kind belongs:
+A kind of search is a frozen class. Its fields are `settings`, one for each size and seed, and what
+`Search.read` returned. It has one property, and methods that take the `SearchPlan` of the kind:
 
 - `minimised`, the property: the metric of the best trial; None where trials have no best one
 - `identity(search)`: the content of the search's id, equal for equal questions on equal data,
   however many trials
 - `prerequisites(search)`: the nodes that all trials need, such as baselines
 - `example(search)`: the nodes of all trials, as far as they are known before any result
-- `problem(search, store)`: the nodes and score of trials; the prerequisites are complete
+- `problem(search, store)`: the nodes and score of trials, as `engine.trials.Problem`; the
+  prerequisites are complete
 - `rounds(search, store, problem)`: the trials that are missing, as `Round`s
 - `share_left(search)`: the share of the trials that is not complete
 - `write(search, store, tracker)`: tables, figures and report of the trials so far, or None
 """
 
 import io
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
 import pandas as pd
 
-from gram_platform.config.identity import short_hash
+from gram_platform.analysis.ratios import PREFIX
+from gram_platform.analysis.trials import RUNS, SEARCH, STATE, TRIAL
+from gram_platform.config import State
+from gram_platform.config.identity import metric_name, short_hash, to_plain
 from gram_platform.config.provenance import Submissions, submissions_text
-from gram_platform.engine.life import NodeLifecycle
-from gram_platform.engine.proposals import OptunaSource, PointList, Source
-from gram_platform.engine.trials import Point, Problem
+from gram_platform.engine.life import NodeLifecycle, is_divergence
+from gram_platform.engine.trials import OptunaSource, Point, PointList, Problem, Source
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node
-from gram_platform.pages.report.card import PICTURE_FILE, describe_trials
+from gram_platform.pages.index import PICTURE_FILE, describe_trials
 from gram_platform.pages.report.page import Page, Section
-from gram_platform.pages.results.record import SEARCH_FILE, Card, sizes_text
-from gram_platform.pages.results.results import count_verdicts
+from gram_platform.pages.results.record import SEARCH_FILE, Card, entries_of, sizes_text, tags_frame
+from gram_platform.pages.results.results import Brief, count_verdicts, named, named_attacks
 from gram_platform.planner import Machine, expected_hours
 from gram_platform.store import Folder, Store
-from gram_platform.store.machines import cordoned_lines
+from gram_platform.store.root import cordoned_lines
+from gram_platform.studies.definition import preset_params
 from gram_platform.studies.plan import StudyPlan
 from gram_platform.studies.searches.optuna_studies import attributes
-from gram_platform.studies.searches.report import counts_text, json_file
 from gram_platform.studies.workplace import machine_hours
-from gram_platform.tracking.views import TrialColumns
+from gram_platform.tracking.entry import SEARCH as SEARCH_TAG
+from gram_platform.tracking.entry import run_metrics
+from gram_platform.tracking.frame import load_store_curves
+from gram_platform.tracking.values import text_for_people
+from gram_platform.tracking.views import StudyLog, TrialColumns, search_view
 
 # Part of every search's id: raised when trials of before and after are not comparable.
 SEARCH_VERSION = 1
@@ -77,10 +87,14 @@ class SearchPlan(StudyPlan):
         return f"search {self.named}"
 
     @cached_property
+    def identity(self) -> dict:
+        """What is searched; see the head of this module."""
+        return self.kind.identity(self)
+
+    @cached_property
     def search_id(self) -> str:
         """The search's id: equal for equal questions on equal data."""
-        plain = {"version": SEARCH_VERSION, "search": self.name, **self.kind.identity(self)}
-        return short_hash(plain)
+        return short_hash({"version": SEARCH_VERSION, "search": self.name, **self.identity})
 
     @property
     def named(self) -> str:
@@ -103,41 +117,55 @@ class SearchPlan(StudyPlan):
     def share_left(self) -> float:
         return self.kind.share_left(self)
 
-    def files(
+    def record(self, submissions: Sequence[Mapping]) -> dict:
+        """Returns the content of search.json: what is searched, and the submissions that did it."""
+        about = {"name": self.name, "title": self.study.title, "question": self.study.question}
+        about |= preset_params(self.preset_name, self.changes)
+        about |= {"search_id": self.search_id, "data_id": self.data_id}
+        return {**about, "identity": self.identity, "submissions": submissions}
+
+    def log(
         self,
         facts: str,
         sections: list[Section],
         tables: Mapping[str, bytes],
         record: Mapping,
         columns: TrialColumns,
+        figures: Mapping[str, object],
         claims: pd.DataFrame | None = None,
-    ) -> dict[str, bytes]:
-        """Returns the search's files: its tables, report.html, claims.csv if it judges claims, and
-        search.json.
+    ) -> StudyLog:
+        """Returns the search's files, for MLflow too: its tables, report.html, claims.csv if it
+        judges claims, and search.json.
 
         The report begins with the question and `facts`, how it was searched; `record` goes into
         search.json; `columns` of trials.csv are shown by MLflow.
         """
-        study, store = self.study, Store(self.choice.storage)
-        known = {"search_id": self.search_id, "preset": self.preset_name, "data_id": self.data_id}
-        facts = " ".join([facts, sizes_text(self.parameters), *cordoned_lines(store, study.name)])
+        store = Store(self.storage)
+        facts = " ".join([facts, sizes_text(self.parameters), *cordoned_lines(store, self.name)])
         rows = self.folder(store).read_spare(SEARCH_FILE, Submissions).get("submissions", [])
+        about = f"{self.study.question}\n\n{facts}"
         source = submissions_text(rows)
-        page = Page(
-            study.title, f"{study.question}\n\n{facts}", sections, claims=claims, source=source
-        )
+        page = Page(self.study.title, about, sections, claims=claims, source=source)
         trials = pd.read_csv(io.BytesIO(tables["trials.csv"]))
         headline, picture = describe_trials(trials, columns.parameters, columns.objectives)
         card = Card(headline, counts_text(trials), count_verdicts(claims))
-        shown = {
-            "title": study.title,
-            "question": study.question,
-            "submissions": rows,
-            "card": card,
-        }
-        plain = json_file({"name": study.name, **known, **record, **shown})
-        files = {**tables, **page.files, SEARCH_FILE: plain}
-        return files | ({PICTURE_FILE: picture.encode()} if picture else {})
+        known = {**record, **self.record(rows), "card": card}
+        files = {**tables, **page.files, SEARCH_FILE: json_file(known)}
+        if picture:
+            files[PICTURE_FILE] = picture.encode()
+        return StudyLog(
+            self.name,
+            files,
+            figures,
+            {name: known[name] for name in ("search_id", "preset", "data_id")},
+            node_tags=trial_tags(tables["trials.csv"]),
+            views=(search_view(self.name, columns),),
+            node_metrics=trial_metrics(tables["trials.csv"], columns),
+        )
+
+
+# The files of a search, the text for a log, and what a terminal shows instead.
+Written = tuple[StudyLog, str, Brief]
 
 
 def list_rounds(
@@ -210,3 +238,138 @@ def optuna_round(source: OptunaSource) -> Round:
     ids = {node_id for found in facts for node_id in found.get("nodes", ())}
     text = f"{len(ended)} trials ended before, {num_resumed} were left running and are resumed"
     return Round(source, hours, ids, text)
+
+
+# --------------------------------------------------------------------------------------- reports
+
+
+def with_run_links(frame: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFrame:
+    """Links `runs` to the page of the first of them."""
+    pages = [links.get(next(iter(str(runs).split()), ""), "") for runs in frame[RUNS].fillna("")]
+    return frame.assign(**{f"{RUNS}_url": pages})
+
+
+def trial_tags(trials: bytes) -> dict[str, dict[str, str]]:
+    """Returns {run id: {tag that names a search: the trials that use the run}} of a
+    `trials.csv`."""
+    found: dict[str, dict[str, list[str]]] = {}
+    frame = pd.read_csv(io.BytesIO(trials), dtype="str", keep_default_na=False)
+    for search, trial, runs in frame[[SEARCH, TRIAL, RUNS]].itertuples(index=False):
+        for run_id in runs.split():
+            found.setdefault(run_id, {}).setdefault(
+                metric_name(f"{SEARCH_TAG}.{search}"), []
+            ).append(trial)
+    return {
+        run_id: {tag: text_for_people(", ".join(names)) for tag, names in tags.items()}
+        for run_id, tags in found.items()
+    }
+
+
+def trial_metrics(trials: bytes, columns: TrialColumns) -> dict[str, dict[str, float]]:
+    """Returns {run id: {metric: value}} of a `trials.csv`, for the runs of one trial alone, with
+    its finite values.
+
+    {} without trials, and for a search that declares no columns.
+    """
+    if not trials or columns == TrialColumns():
+        return {}
+    frame = pd.read_csv(io.BytesIO(trials))
+    of_trials = frame[frame[STATE] == State.COMPLETE].to_dict("records")
+    uses = Counter(run_id for trial in frame[RUNS].fillna("") for run_id in str(trial).split())
+    return {
+        run_id: {
+            name: float(value)
+            for name, value in columns.metrics_of(trial).items()
+            if isinstance(value, int | float) and math.isfinite(value)
+        }
+        for trial in of_trials
+        for run_id in str(trial[RUNS]).split()
+        if uses[run_id] == 1
+    }
+
+
+def counts_text(trials: pd.DataFrame) -> str:
+    """Returns the number of trials in each state, as a sentence."""
+    counts = trials[STATE].value_counts()
+    return (
+        f"{len(trials)} trials: "
+        + ", ".join(f"{count} {state}" for state, count in counts.items())
+        + "."
+    )
+
+
+def json_file(content: Mapping) -> bytes:
+    """Returns the bytes of a JSON file, the same for equal content."""
+    return (
+        json.dumps(to_plain(content), indent=1, sort_keys=True, allow_nan=False) + "\n"
+    ).encode()
+
+
+def result_frame(nodes: Iterable[Node], results: Mapping[str, Mapping]) -> pd.DataFrame:
+    """Returns results by node id in the columns of the stored frame that `view_frame` and
+    `attack_frame` read."""
+    rows = []
+    for node in nodes:
+        result = results[node.id]
+        if node.is_run:
+            run_id, losses = node.id, run_metrics(result, {})
+        else:
+            run_id = node.config.view.run_id
+            losses = {PREFIX + domain: value for domain, value in result["losses"].items()}
+        rows.append({"id": node.id, "run_id": run_id, "status": State.COMPLETE, **losses})
+    return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["id", "run_id", "status"])
+
+
+def declared_frame(nodes: Iterable[Node]) -> pd.DataFrame:
+    """Returns the names of every view that the nodes evaluate: see `tags_frame`."""
+    return tags_frame(entries_of(nodes), "evaluation")
+
+
+def view_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns the complete evaluations of a stored frame under the nodes' names, as
+    `tables.analyse` takes them."""
+    return named(declared_frame(nodes), frame[frame["status"] == State.COMPLETE])
+
+
+def attack_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:
+    """Returns every attack among the nodes as `tables.analyse` takes it; the loss is NaN without a
+    result."""
+    return named_attacks(
+        tags_frame(entries_of(nodes), "attack"), frame[frame["status"] == State.COMPLETE]
+    )
+
+
+def curve_frame(nodes: Iterable[Node], curves: pd.DataFrame) -> pd.DataFrame:
+    """Returns the validation curves of these runs with `method, size, seed`, as `tables.analyse`
+    takes them."""
+    runs = tags_frame(entries_of(nodes), "run").rename(columns={"id": "run_id"})
+    return curves.merge(runs[["run_id", "method", "size", "seed"]], on="run_id")
+
+
+def baseline_frames(store: Store, nodes: Sequence[Node]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Returns (evaluations, curves) of the baselines that are complete in the storage, for compute
+    ratios."""
+    results = {n.id: store.evaluation(n.id).result() for n in nodes if not n.is_run}
+    done = [node for node in nodes if results.get(node.id) is not None]
+    evaluations = view_frame(done, result_frame(done, results))
+    return evaluations, curve_frame(
+        nodes, load_store_curves(store, [n.id for n in nodes if n.is_run])
+    )
+
+
+def trial_state(nodes: Iterable[Node], frame: pd.DataFrame, store: Store) -> tuple[str, str]:
+    """Returns (state, message) of a trial; the message says why it diverged or failed."""
+    complete = set(frame.loc[frame["status"] == State.COMPLETE, "id"])
+    left = [node for node in nodes if node.id not in complete]
+    if not left:
+        return State.COMPLETE, ""
+    begun = [store.run(node.id) for node in left if node.is_run]
+    for run in begun:
+        if run.status() == State.FAILED:
+            failure = run.failure() or {}
+            return State.DIVERGED if is_divergence(failure) else State.FAILED, str(
+                failure.get("message", "")
+            )
+    return (
+        State.RUNNING if any(run.status() == State.RUNNING for run in begun) else State.WAITING
+    ), ""

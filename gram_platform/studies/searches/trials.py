@@ -1,30 +1,26 @@
 """Sees what happens to a search: the nodes that all trials need, the trials, and the report."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from optuna.exceptions import StorageInternalError
 
 from gram_platform.config import State
 from gram_platform.config.endings import DONE, FAILED, SUBMIT_AGAIN, Stopped
-from gram_platform.config.identity import to_plain
 from gram_platform.config.provenance import code_text
 from gram_platform.engine.executor import Executor
-from gram_platform.engine.proposals import Proposal
 from gram_platform.engine.search import TrialWatch, Tuning, run_trials
-from gram_platform.engine.trials import Outcome
+from gram_platform.engine.trials import Outcome, Proposal
 from gram_platform.methods.nodes import Node, unique
 from gram_platform.pages.results.record import SEARCH_FILE, publish_files
 from gram_platform.store import Store
-from gram_platform.studies.definition import preset_params
 from gram_platform.studies.observers import Observers
 from gram_platform.studies.plan import Plan
 from gram_platform.studies.searches.driver_lease import DriverLease
-from gram_platform.studies.searches.report import trial_metrics, trial_tags
-from gram_platform.studies.searches.search_plan import SearchPlan
+from gram_platform.studies.searches.search_plan import SearchPlan, json_file
 from gram_platform.studies.workplace import Workplace
 from gram_platform.tracking.connection import first_line
-from gram_platform.tracking.views import StudyLog, search_view
 
 
 class SearchObservers(Observers, TrialWatch):
@@ -60,23 +56,17 @@ class SearchObservers(Observers, TrialWatch):
 
     def limit_reached(self) -> str:
         """Returns the limit that the machine hours of the trials reach, over all submissions."""
-        return self.plan.limits.budget.reached(self.spent_hours())
+        return self.plan.budget.reached(self.spent_hours())
 
     def spent_hours(self) -> float:
         return self.hours_before + sum(o.rank_s for o in self.outcomes.values()) / 3600
 
-    def _write_record(self) -> None:
-        search = self.search
-        plain = {
-            "name": search.name,
-            "title": search.study.title,
-            "question": search.study.question,
-            "identity": to_plain(search.kind.identity(search)),
-        }
-        plain |= preset_params(search.preset_name, search.changes)
+    def _write_record(self) -> Sequence[Mapping]:
+        """Writes search.json into the driver's folder; returns its submissions, with this one."""
         trials_s = sum(outcome.rank_s for outcome in self.outcomes.values())
         rows = self.submissions(self.folder, SEARCH_FILE, trials_s / 3600)
-        self.folder.write_json(SEARCH_FILE, {**plain, "submissions": rows})
+        self.folder.write(SEARCH_FILE, json_file(self.search.record(rows)))
+        return rows
 
     def run_trials(self, at: Workplace) -> None:
         """Executes the trials that are missing, unless what they need has failed, until a limit is
@@ -88,7 +78,7 @@ class SearchObservers(Observers, TrialWatch):
         tuning = Tuning(
             search.full_name,
             self.plan.max_concurrent,
-            self.plan.options.retry_failed,
+            self.plan.retry_failed,
             kind.minimised.metric if kind.minimised else "",
         )
         for following in kind.rounds(search, self.store, self.problem):
@@ -140,30 +130,14 @@ class SearchObservers(Observers, TrialWatch):
 
     def write_tables(self) -> int:
         """Writes, logs and prints the report; returns 0, or 1 without a complete trial."""
-        self._write_record()
-        search = self.search
-        output = search.kind.write(search, self.store, self.tracker)
-        if output is None:
+        code = code_text(self._write_record())
+        written = self.search.kind.write(self.search, self.store, self.tracker)
+        if written is None:
             self.say("no table: no trial is complete yet")
             return FAILED
-        trials, columns = output.files["trials.csv"], output.columns
-        params = {
-            "search_id": search.search_id,
-            "preset": search.preset_name,
-            "data_id": search.data_id,
-        }
-        log = StudyLog(
-            search.name,
-            output.files,
-            output.figures,
-            params,
-            node_tags=trial_tags(trials),
-            views=(search_view(search.name, columns),),
-            code=code_text(self.submissions(self.folder, SEARCH_FILE)),
-            node_metrics=trial_metrics(trials, columns),
-        )
-        write = partial(publish_files, log, self.store)
-        self.publish(search.name, write, output.text, lambda _: output.brief)
+        log, text, brief = written
+        write = partial(publish_files, replace(log, code=code), self.store)
+        self.publish(log.name, write, text, lambda _: brief)
         return DONE
 
 

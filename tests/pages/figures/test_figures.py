@@ -10,9 +10,9 @@ import pytest
 
 from gram_platform.analysis.tables import CLASSES, Losses, analyse, domain_table
 from gram_platform.methods import METHODS
-from gram_platform.pages.figures.learning_curves import learning_curve_figure
 from gram_platform.pages.figures.study import (
     aggregate_figure,
+    learning_curve_figure,
     profile_bars_figure,
     scaling_figure,
 )

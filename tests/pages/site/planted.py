@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from gram_platform.config import Evaluation, RunConfig, View
 from gram_platform.config.provenance import submissions_text
 from gram_platform.pages.figures.style import with_table
-from gram_platform.pages.report.card import describe_trials
+from gram_platform.pages.index import describe_trials
 from gram_platform.pages.report.measurements import LOSSES_PRESENTATION
 from gram_platform.pages.report.page import Page, Section
 from gram_platform.pages.results.record import Card, StudyRecord

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from gram_platform.config import CORE
 from gram_platform.config.ladder import SMOKE_SIZES
 from gram_platform.config.space import Parameter, SearchObjective, Space
-from gram_platform.engine.proposals import Group, OptunaSource, open_study
 from gram_platform.engine.search import TrialWatch
+from gram_platform.engine.trials import Group, OptunaSource, open_study
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.pages.results.results import Brief
@@ -19,9 +19,8 @@ from gram_platform.studies.searches.command import main
 from gram_platform.studies.searches.definition import Search
 from gram_platform.studies.searches.flags import OptunaFlags
 from gram_platform.studies.searches.optuna_studies import open_storage, optuna_share_left
-from gram_platform.studies.searches.report import SearchOutput
 from gram_platform.studies.searches.search_plan import list_rounds, optuna_round
-from gram_platform.tracking.views import TrialColumns
+from gram_platform.tracking.views import StudyLog
 
 TINY = replace(SMOKE_SIZES["tiny"], core_tokens=64 * 160)
 PRESET = replace(SMOKE, sizes={"tiny": TINY}, num_seeds=1, num_eval_points=1, num_eval_sequences=4)
@@ -48,8 +47,11 @@ class Baselines:
         return {"loss": result["final"][f"validation/loss/{CORE}"]}
 
 
+@dataclass(frozen=True)
 class Planted:
     """What both kinds share."""
+
+    settings: tuple[Setting, ...]
 
     minimised = OBJECTIVE
 
@@ -75,9 +77,8 @@ class Planted:
             *(f"{search.full_name},{number},{run}" for number, run in enumerate(runs)),
         ]
         files = {"table.csv": b"-", "report.html": b"-", "trials.csv": "\n".join(trials).encode()}
-        return SearchOutput(
-            files, {}, f"{len(runs)} runs", Brief({}, text=f"{len(runs)} runs"), TrialColumns()
-        )
+        text = f"{len(runs)} runs"
+        return StudyLog(search.name, files, {}, {}), text, Brief({}, text=text)
 
 
 class PlantedGrid(Planted):

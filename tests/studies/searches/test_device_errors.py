@@ -17,9 +17,9 @@ from gram_platform.engine.devices import ProbeReport
 from gram_platform.engine.execution import Resources
 from gram_platform.engine.life import FAILED, MAX_CRASHES, CrashPolicy
 from gram_platform.engine.process import OutOfMemory
-from gram_platform.engine.proposals import PointList
 from gram_platform.engine.search import Tuning, machines_for, run_trials
 from gram_platform.engine.trial_process import KIND, PROBE, crash_report, probe_in
+from gram_platform.engine.trials import PointList
 from gram_platform.store import Store
 from gram_platform.studies.library import lr_bs_grid
 from gram_platform.studies.workplace import execution_of

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from gram_platform.config import State
+from gram_platform.config.endings import Stopped
 from gram_platform.engine.capacity import Cordon
 from gram_platform.engine.execution import ON_ONE_RANK
 from gram_platform.engine.trials import Outcome
 from gram_platform.store import Store
 from gram_platform.store.leases import read_lease
-from gram_platform.studies.searches.driver_lease import DriverLease, DriverLost, search_lines
+from gram_platform.studies.searches.driver_lease import DriverLease, search_lines
 from gram_platform.studies.searches.trials import SearchObservers
 from gram_platform.studies.workplace import Workplace, execution_of
 from tests.refused import refused
@@ -79,7 +80,7 @@ def test_a_driver_that_was_suspended_for_too_long_has_lost_its_search(store, mon
         folder.write_json("lease.json", taken)
         time.sleep(0.3)  # several heartbeats
         monkeypatch.setattr(lease, "_next_look", 0.0)
-        with pytest.raises(DriverLost):
+        with pytest.raises(Stopped):
             lease.require()
     assert read_lease(folder) == taken
 
@@ -98,7 +99,6 @@ def test_what_earlier_submissions_left_unsent_is_sent(tmp_path):
     execution, resources = execution_of(driver.plan)
     at = Workplace(
         execution,
-        resources,
         Cordon(resources),
         True,
         False,
@@ -115,7 +115,7 @@ def test_what_earlier_submissions_left_unsent_is_sent(tmp_path):
 
 def test_ended_trials_of_optuna_name_their_nodes(tmp_path):
     work = study_plan(SEARCH, ["--storage", str(tmp_path / "storage")])
-    store = Store(work.choice.storage).open_for_writing()
+    store = Store(work.storage).open_for_writing()
     for group, nodes in zip(work.kind.groups(work), (["r1", "r2"], "no list"), strict=True):
         trial = group.study.ask()
         trial.set_user_attr("nodes", nodes)

@@ -14,8 +14,8 @@ import pytest
 
 from gram_platform.corpora import prepare
 from gram_platform.engine.capacity import Cordon
-from gram_platform.engine.proposals import PointList
 from gram_platform.engine.search import TrialWatch, Tuning, run_trials
+from gram_platform.engine.trials import PointList
 from gram_platform.store import Store
 from gram_platform.studies.workplace import execution_of
 from gram_platform.tracking import Tracker, default_tracking_uri

@@ -16,10 +16,9 @@ from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.store import Store
 from gram_platform.studies.library.hyperparams import SEARCH
-from gram_platform.studies.searches.flags import SweepFlags
+from gram_platform.studies.searches.flags import KNOB, SweepFlags, read_knobs
 from gram_platform.studies.searches.hyperparams import trial_name
-from gram_platform.studies.searches.knobs import KNOB, read_knobs
-from gram_platform.studies.searches.report import trial_tags
+from gram_platform.studies.searches.search_plan import trial_tags
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.refused import refused
 from tests.studies.processes import attempts, results, submit
@@ -45,7 +44,7 @@ def setup(root):
 
 @pytest.fixture(scope="module")
 def points(setup):
-    return dict(setup.kind.points(setup)[0])
+    return dict(setup.kind.points()[0])
 
 
 # -------------------------------------------------------------------------------------------- flags
@@ -91,7 +90,7 @@ def test_a_ratio_that_leaves_no_base_is_refused_before_anything_trains(root):
 
 
 def test_the_presets_own_values_are_the_studys_nodes(setup, points):
-    problem = setup.kind.problem(setup, Store(setup.choice.storage))
+    problem = setup.kind.problem(setup, Store(setup.storage))
     for name, method in (
         ("p_cr 0.5 tiny s0", "gram"),
         ("p_as 0.3 tiny s0", "gram"),
@@ -104,7 +103,7 @@ def test_the_presets_own_values_are_the_studys_nodes(setup, points):
 
 
 def test_a_value_changes_its_knob_and_nothing_else(setup, points):
-    problem = setup.kind.problem(setup, Store(setup.choice.storage))
+    problem = setup.kind.problem(setup, Store(setup.storage))
     routings = [problem.nodes(points[f"p_cr {value} tiny s0"])[0].config for value in ("0.5", "1")]
     assert [run.routing.p_core_robust for run in routings] == [0.5, 1.0]
     assert {run.routing.p_aux_spread for run in routings} == {0.3}
@@ -122,7 +121,7 @@ def test_a_value_changes_its_knob_and_nothing_else(setup, points):
 
 def test_shared_runs_come_last_and_everything_is_there_once(setup, points):
     assert list(points)[-1] == "p_as 0.3 tiny s0"
-    assert sorted(points) == sorted(trial_name(point) for point, _ in setup.kind.trials(setup))
+    assert sorted(points) == sorted(trial_name(point) for point, _ in setup.kind.trials())
     wanted = {(knob, value) for knob, values in setup.kind.values.items() for value in values}
     assert {(point["knob"], point["value"]) for point in points.values()} == wanted
 
@@ -221,7 +220,7 @@ def store(setup, points, root):
 
 @pytest.fixture(scope="module")
 def output(setup, store):
-    return setup.kind.write(setup, store, None)
+    return setup.kind.write(setup, store, None)[0]
 
 
 def test_a_score_is_the_tables_row(setup, points, store, output):
@@ -251,7 +250,7 @@ def test_a_score_is_the_tables_row(setup, points, store, output):
 
 def test_every_trial_is_in_trials_csv_with_its_state(setup, output):
     trials = pd.read_csv(io.BytesIO(output.files["trials.csv"])).set_index("trial")
-    assert trials.index.tolist() == [trial_name(point) for point, _ in setup.kind.trials(setup)]
+    assert trials.index.tolist() == [trial_name(point) for point, _ in setup.kind.trials()]
     assert (trials["search"] == setup.full_name).all()
     assert trials["state"].value_counts().to_dict() == {"complete": 4, "diverged": 1}
     assert trials.loc["p_ca 2 tiny s0", "message"].endswith("at step 3")
@@ -280,13 +279,13 @@ def test_tables_figures_and_report(output):
 def test_mlflow_gives_the_same_table_and_links(root, store):
     setup = scene_of(root, "--knobs", "p_cr=0.5")
     before, tracker = (
-        setup.kind.write(setup, store, None),
-        Tracker(default_tracking_uri(setup.choice.storage)),
+        setup.kind.write(setup, store, None)[0],
+        Tracker(default_tracking_uri(setup.storage)),
     )
     tracker.sync(
         store, {node.id for node in (*setup.kind.prerequisites(setup), *setup.kind.example(setup))}
     )
-    after = setup.kind.write(setup, store, tracker)
+    after, *_ = setup.kind.write(setup, store, tracker)
     assert after.files["table.csv"] == before.files["table.csv"]
     tags = trial_tags(after.files["trials.csv"])
     trials = pd.read_csv(io.BytesIO(after.files["trials.csv"]), dtype="str")

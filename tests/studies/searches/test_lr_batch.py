@@ -17,8 +17,8 @@ from gram_platform.store import Store
 from gram_platform.store.files import seal
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from gram_platform.studies.library.scaling import STUDY as SCALING
-from gram_platform.studies.searches.cells import Grids, at
-from gram_platform.studies.searches.lr_bs_grid import LrBatchProblem, objective
+from gram_platform.studies.searches.flags import Grids
+from gram_platform.studies.searches.lr_bs_grid import at, objective
 from tests.refused import refused
 from tests.submitted import parse, study_plan
 
@@ -32,7 +32,7 @@ def setup_of(tmp_path, *arguments, preset="smoke"):
 
 def complete(setup, store, point, loss) -> None:
     """The run of a point as if it had been trained to this loss on every domain."""
-    (node,) = LrBatchProblem(setup.settings).nodes(point)
+    (node,) = setup.kind.nodes(point)
     run = store.run(node.id)
     run.ensure_config(node.config)
     run.add_tags(node.names)
@@ -70,7 +70,7 @@ def run_all(setup, store, loss) -> list[str]:
 
 def test_the_cell_of_a_sizes_own_values_is_the_studies_baseline(tmp_path):
     setup = setup_of(tmp_path)
-    problem = pickle.loads(pickle.dumps(LrBatchProblem(setup.settings)))
+    problem = pickle.loads(pickle.dumps(setup.kind))
     setting = next(s for s in setup.settings if s.size.name == "tiny")
     own = {"size": "tiny", "seed": 0, "lr": setting.size.peak_lr, "batch": setting.size.batch_size}
     (node,) = problem.nodes(own)
@@ -102,7 +102,7 @@ def test_the_objective_is_half_core_and_half_the_auxiliary_mean():
 def test_a_score_takes_the_losses_at_the_end(tmp_path):
     setup = setup_of(tmp_path)
     result = {"final": {**FINAL, "train/loss": 9.0, "best/loss/core": 9.0}}
-    assert LrBatchProblem(setup.settings).score({}, {"id": result})["loss"] == 2.75
+    assert setup.kind.score({}, {"id": result})["loss"] == 2.75
 
 
 def test_micro_batches_divide_the_batch():
@@ -178,7 +178,7 @@ def test_the_identity_is_the_question_not_how_it_is_read(tmp_path):
 
 def test_a_grid_grows_towards_its_minimum_and_then_rests(tmp_path):
     setup = setup_of(tmp_path, "--max-extensions", "2", "--sizes", "tiny")
-    store = Store(setup.choice.storage).open_for_writing()
+    store = Store(setup.storage).open_for_writing()
     assert len(setup.kind.points(setup, store)[0]) == 9
     messages = run_all(setup, store, bowl(setup, 1.0, 2.0))
     points, _ = setup.kind.points(setup, store)
@@ -189,7 +189,7 @@ def test_a_grid_grows_towards_its_minimum_and_then_rests(tmp_path):
 
 def test_a_grid_waits_for_all_its_trials(tmp_path):
     setup = setup_of(tmp_path, "--max-extensions", "2", "--sizes", "tiny")
-    store = Store(setup.choice.storage).open_for_writing()
+    store = Store(setup.storage).open_for_writing()
     points, _ = setup.kind.points(setup, store)
     for _, point in points[:-1]:
         complete(setup, store, point, bowl(setup, 1.0, 4.0)(point))
@@ -198,7 +198,7 @@ def test_a_grid_waits_for_all_its_trials(tmp_path):
 
 def test_sizes_grow_apart(tmp_path):
     setup = setup_of(tmp_path, "--max-extensions", "1")
-    store = Store(setup.choice.storage).open_for_writing()
+    store = Store(setup.storage).open_for_writing()
     losses = {"tiny": bowl(setup, 1.0, 0.5), "small": bowl(setup, 4.0, 0.5)}
     messages = run_all(setup, store, lambda point: losses[point["size"]](point))
     points, _ = setup.kind.points(setup, store)
@@ -211,7 +211,7 @@ def test_sizes_grow_apart(tmp_path):
 
 
 def diverged(setup, store, point) -> None:
-    (node,) = LrBatchProblem(setup.settings).nodes(point)
+    (node,) = setup.kind.nodes(point)
     run = store.run(node.id)
     run.ensure_config(node.config)
     with run.start_attempt("a test") as attempt:
@@ -221,13 +221,13 @@ def diverged(setup, store, point) -> None:
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     setup = setup_of(tmp_path_factory.mktemp("storage"), "--seeds", "2")
-    store = Store(setup.choice.storage).open_for_writing()
+    store = Store(setup.storage).open_for_writing()
     points, _ = setup.kind.points(setup, store)
     loss = bowl(setup, 1.1, 0.9)
     for _, point in points:
         is_hot = point["size"] == "tiny" and point["lr"] == 0.016 and point["batch"] == 8
         diverged(setup, store, point) if is_hot else complete(setup, store, point, loss(point))
-    return setup, setup.kind.write(setup, store, None)
+    return setup, setup.kind.write(setup, store, None)[0]
 
 
 def table(written, name) -> pd.DataFrame:
@@ -236,7 +236,7 @@ def table(written, name) -> pd.DataFrame:
 
 def test_nothing_is_written_before_a_trial_is_complete(tmp_path):
     setup = setup_of(tmp_path)
-    assert setup.kind.write(setup, Store(setup.choice.storage).open_for_writing(), None) is None
+    assert setup.kind.write(setup, Store(setup.storage).open_for_writing(), None) is None
 
 
 def test_every_trial_is_in_trials_csv(written):
@@ -279,10 +279,10 @@ def test_two_sizes_are_no_law_everywhere_it_is_shown(written):
 
 def test_a_study_refuses_the_law_of_two_sizes_unless_it_is_told_to_trust_it(written):
     setup, (tiny, small) = written[0], written[0].preset.sizes.values()
-    store = Store(setup.choice.storage).open_for_writing()
+    store = Store(setup.storage).open_for_writing()
     store.study_dir("lr_bs_grid").write("law.json", written[1].files["law.json"])
     path = store.study_dir("lr_bs_grid").file("law.json")
-    given = ["--preset", "smoke", "--storage", setup.choice.storage, "--law", path]
+    given = ["--preset", "smoke", "--storage", setup.storage, "--law", path]
     with refused("law"):
         study_plan(SCALING, given)
     trusted = study_plan(SCALING, [*given, "--trust-law"])
@@ -295,10 +295,10 @@ def test_a_study_refuses_the_law_of_two_sizes_unless_it_is_told_to_trust_it(writ
 
 def test_a_law_of_three_sizes_is_a_studys_law(tmp_path):
     setup = setup_of(tmp_path, "--seeds", "1", preset="demo")
-    store = Store(setup.choice.storage).open_for_writing()
+    store = Store(setup.storage).open_for_writing()
     run_all(setup, store, bowl(setup, 1.1, 0.35))
-    output = setup.kind.write(setup, store, None)
-    assert "law.json" in output.text
+    output, text, _ = setup.kind.write(setup, store, None)
+    assert "law.json" in text
     (tmp_path / "law.json").write_bytes(output.files["law.json"])
     law = load_law(str(tmp_path / "law.json"))
     counts = [total_parameters(size.dense()) for size in setup.preset.sizes.values()]
@@ -321,9 +321,9 @@ def test_every_file_and_figure_is_written(written):
 
 def test_without_a_law_the_law_file_is_none_that_a_study_takes(tmp_path):
     setup = setup_of(tmp_path, "--sizes", "tiny")
-    store = Store(setup.choice.storage).open_for_writing()
+    store = Store(setup.storage).open_for_writing()
     run_all(setup, store, bowl(setup, 1.0, 1.0))
-    left = setup.kind.write(setup, store, None)
+    left, *_ = setup.kind.write(setup, store, None)
     (tmp_path / "law.json").write_bytes(left.files["law.json"])
     with refused("law"):
         load_law(str(tmp_path / "law.json"))

@@ -16,8 +16,7 @@ import pytest
 from gram_platform.analysis.maxent_objective import MaxEntObjective, references_of
 from gram_platform.config import State
 from gram_platform.config.space import SearchObjective
-from gram_platform.engine.proposals import Group, OptunaSource
-from gram_platform.engine.trials import Outcome
+from gram_platform.engine.trials import Group, OptunaSource, Outcome
 from gram_platform.methods import plan
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.methods.setting import Unlearning
@@ -25,10 +24,11 @@ from gram_platform.store import Store
 from gram_platform.studies.build import BEST, load_best
 from gram_platform.studies.library import scaling
 from gram_platform.studies.library.maxent_search import SEARCH
+from gram_platform.studies.searches.flags import space_of
 from gram_platform.studies.searches.maxent import (
     METRIC,
     PROFILE,
-    MaxEntProblem,
+    MaxEntSearch,
     at_edge,
     best_table,
     history_of,
@@ -36,7 +36,6 @@ from gram_platform.studies.searches.maxent import (
     trials_table,
     unlearning_nodes,
 )
-from gram_platform.studies.searches.ranges import space_of
 from tests.methods.test_plans import setting
 from tests.refused import refused
 from tests.store.training import act_as, require_success
@@ -57,8 +56,9 @@ SPACE = space_of((5e-5, 2e-4), (50.0, 600.0))
 
 
 @pytest.fixture(scope="module")
-def problem() -> MaxEntProblem:
-    return MaxEntProblem(CELLS, OBJECTIVE, references_of(evaluations(), curves(), "small"))
+def problem() -> MaxEntSearch:
+    references = references_of(evaluations(), curves(), "small")
+    return MaxEntSearch(CELLS, "maxent_search", SPACE, 1, OBJECTIVE, references)
 
 
 def losses_at(ratios: dict[str, float]) -> dict[str, float]:
@@ -150,7 +150,8 @@ def test_every_trial_is_in_the_table_and_only_complete_ones_are_best():
         ]
     )
     empty = history_of("core+biology", optuna.create_study(study_name="s-biology"), SPACE)
-    trials = trials_table([ended, empty])
+    histories = {"core": ended, "core+biology": empty}
+    trials = trials_table(histories)
     assert list(trials.columns[:6]) == [
         "search",
         "trial",
@@ -162,7 +163,7 @@ def test_every_trial_is_in_the_table_and_only_complete_ones_are_best():
     assert list(trials["state"]) == [State.COMPLETE, State.DIVERGED, State.COMPLETE, State.FAILED]
     assert trials["objective"].isna().tolist() == [False, True, False, True]
     assert trials["peak_lr"].between(5e-5, 2e-4).all()
-    best = best_table([ended, empty], SPACE, {"core": 0.9})
+    best = best_table(histories, SPACE, {"core": 0.9})
     core, biology = best.to_dict("records")
     assert (core["trial"], core["objective"], core["runs"], core["preset_objective"]) == (
         2,
@@ -235,7 +236,7 @@ def test_the_searchs_id_is_its_question(storage):
 
 def test_the_dry_run_has_every_trial(storage):
     setup = setup_of("--trials", "3")
-    assert list(setup.kind.fixed(setup)) == [
+    assert list(setup.kind.profiles) == [
         "core",
         *(f"core+{d}" for d in setup.settings[0].auxiliary),
     ]

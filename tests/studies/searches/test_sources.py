@@ -5,8 +5,14 @@ import pytest
 from gram_platform.config import State
 from gram_platform.config.space import Parameter, SearchObjective, Space
 from gram_platform.engine.execution import Execution, Resources
-from gram_platform.engine.proposals import Group, OptunaSource, PointList, open_study
-from gram_platform.engine.trials import Outcome, execute_trial
+from gram_platform.engine.trials import (
+    Group,
+    OptunaSource,
+    Outcome,
+    PointList,
+    execute_trial,
+    open_study,
+)
 from gram_platform.studies.flags import Flags
 from gram_platform.studies.library import lr_bs_grid, maxent_search
 from gram_platform.studies.searches.definition import make_search_plan, optuna_place
