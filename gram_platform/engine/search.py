@@ -38,11 +38,11 @@ from gram_platform.engine.ray_private import error_of_trial, treat_memory_kill_a
 from gram_platform.engine.trial_process import (
     KIND,
     SCORED,
-    Trial,
     crash_report,
     ends_process,
     outcome_in,
     probe_in,
+    trial_class,
 )
 from gram_platform.engine.trials import (
     Outcome,
@@ -128,14 +128,8 @@ def run_trials(
     saved_steps_of = lambda point: committed(problem, point, execution.store())  # noqa: E731
     placements_of = lambda point: {node.id: place(node) for node in problem.nodes(point)}  # noqa: E731
     searcher = _Searcher(source, tuning, watch, cordon, placements_of, saved_steps_of)
-    trainable = tune.with_parameters(
-        Trial,
-        problem=problem,
-        execution=execution,
-        resources=cordon.resources,
-        retry_diverged=tuning.retry_diverged,
-    )
-    _tuner(trainable, searcher, _Scheduler(searcher, cordon), tuning, execution.storage).fit()
+    trial = trial_class(problem, execution, cordon.resources, tuning.retry_diverged)
+    _tuner(trial, searcher, _Scheduler(searcher, cordon), tuning, execution.storage).fit()
     if searcher.error is not None:
         raise searcher.error
 

@@ -28,16 +28,14 @@ class Trial(tune.Trainable):
     A trial reports once, at its end: its outcome, or its crash.
     """
 
-    def setup(
-        self,
-        config: dict,
-        problem: Problem,
-        execution: Execution,
-        resources: Resources,
-        retry_diverged: bool,
-    ) -> None:
-        self._config, self._problem, self._retry_diverged = config, problem, retry_diverged
-        self._execution, self._resources = execution, resources
+    # What all trials share; see `trial_class`.
+    problem: Problem
+    execution: Execution
+    resources: Resources
+    retry_diverged: bool
+
+    def setup(self, config: dict) -> None:
+        self._config = config
         # The report about this process's device, once a trial needs it.
         self._probe: ProbeReport | None = None
         # True once a trial has failed or crashed here.
@@ -70,25 +68,42 @@ class Trial(tune.Trainable):
         The first on this process's device probes it before; raises DeviceError.
         """
         name, point, placements = (self._config[key] for key in ("name", "point", "placements"))
-        resources = replace(self._resources, cordoned=tuple(self._config["cordoned"]))
+        resources = replace(self.resources, cordoned=tuple(self._config["cordoned"]))
         try:
             if self._probe is None and trial_ranks(placements.values()) == 1:
-                self._probe = probe_here(self._execution)
+                self._probe = probe_here(self.execution)
                 if self._probe.failure:
                     raise DeviceError(self._probe.failure, self._probe)
-            with device_errors_probed(self._execution.device):
+            with device_errors_probed(self.execution.device):
                 return execute_trial(
                     name,
                     point,
-                    self._problem,
-                    self._execution,
+                    self.problem,
+                    self.execution,
                     resources,
-                    self._retry_diverged,
+                    self.retry_diverged,
                     placements,
                 )
         except DeviceError as error:
             self._probe = error.probe
             raise
+
+
+def trial_class(
+    problem: Problem, execution: Execution, resources: Resources, retry_diverged: bool
+) -> type[Trial]:
+    """Returns the class of a search's trials, which carries what they share.
+
+    No object of Ray's does, as with `tune.with_parameters`: it is lost when Ray's process on this
+    machine dies, and Ray then ends the driver without a word.
+    """
+
+    class TrialOfSearch(Trial):
+        pass
+
+    TrialOfSearch.problem, TrialOfSearch.execution = problem, execution
+    TrialOfSearch.resources, TrialOfSearch.retry_diverged = resources, retry_diverged
+    return TrialOfSearch
 
 
 def crash_report(error: BaseException) -> dict[str, Any]:
