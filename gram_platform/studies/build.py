@@ -19,7 +19,7 @@ from gram_platform.methods.setting import Unlearning, profile_name
 from gram_platform.store import Store
 from gram_platform.store.root import BEST
 from gram_platform.studies.definition import Preset, Variant
-from gram_platform.studies.plan import StudyPlan
+from gram_platform.studies.plan import Choice, StudyPlan
 
 # The share used of the sequences expected of a recipe that is not packed yet.
 SAFE_SHARE = 0.9
@@ -33,21 +33,24 @@ def with_nodes(part: StudyPlan) -> StudyPlan:
 
     ValueError if the corpus cannot serve it.
     """
-    named = resolve_corpora(part)
+    preset, choice = part.preset, part.choice
+    named = resolve_corpora(preset, choice)
     if search_id := part.sources.get("maxent"):
-        best = load_best(Store(part.storage), search_id, named[part.sizes[0]].data_id)
-        part = replace(part, preset=part.preset.with_options(maxent_profiles=best))
-    recipes = recipes_of(part, named)
+        best = load_best(Store(choice.storage), search_id, named[choice.sizes[0]].data_id)
+        preset = preset.with_options(maxent_profiles=best)
+    recipes = recipes_of(preset, choice, named)
     settings = tuple(
-        s for variant, of_size in recipes.items() for s in _of_variant(variant, part, of_size)
+        s
+        for variant, of_size in recipes.items()
+        for s in _of_variant(variant, preset, choice, of_size)
     )
     if search_id:
         _require_searched(search_id, settings[0])
     recipes_of_size = {
         size: tuple({r[size].data_id: r[size] for r in recipes.values()}.values()) for size in named
     }
-    part = replace(part, recipes=recipes_of_size, settings=settings)
-    nodes_of = part.preset.measurement.nodes
+    part = replace(part, preset=preset, recipes=recipes_of_size, settings=settings)
+    nodes_of = preset.measurement.nodes
     entries = tuple(
         n for s in settings for method in part.methods_of(s) for n in nodes_of(method, s)
     )
@@ -73,7 +76,7 @@ def from_import(preset: Preset, size: str, store: Store, import_id: str) -> Pres
 
 
 def recipes_of(
-    part: StudyPlan, named: dict[str, CorpusRecipe]
+    preset: Preset, choice: Choice, named: dict[str, CorpusRecipe]
 ) -> dict[Variant, dict[str, CorpusRecipe]]:
     """Returns the variants for which the corpus has enough labels, each with its corpora by size.
 
@@ -81,8 +84,8 @@ def recipes_of(
     every variant.
     """
     recipe = next(iter(named.values()))
-    labels, found = _auxiliary_labels(recipe, part.core_label), {}
-    for variant in part.preset.variants:
+    labels, found = _auxiliary_labels(recipe, choice.core_label), {}
+    for variant in preset.variants:
         auxiliary = labels[: variant.num_auxiliary]
         pooled = tuple(label for label in recipe.domain_of if label not in auxiliary)
         if not variant.num_auxiliary or variant.num_auxiliary == len(recipe.domains) - 1 == len(
@@ -90,12 +93,12 @@ def recipes_of(
         ):
             found[variant] = named
         elif variant.num_auxiliary <= len(labels) and pooled:
-            found[variant] = resolve_corpora(part, pooled)
+            found[variant] = resolve_corpora(preset, choice, pooled)
     if not found:
-        fewest = min(variant.num_auxiliary for variant in part.preset.variants)
+        fewest = min(variant.num_auxiliary for variant in preset.variants)
         raise invalid(
             "corpus",
-            part.corpus,
+            choice.corpus,
             f"a corpus with at least {fewest} auxiliary labels; it has {len(labels)}",
         )
     return found
@@ -110,9 +113,9 @@ def _auxiliary_labels(recipe: CorpusRecipe, core_label: str) -> list[str]:
 
 
 def _of_variant(
-    variant: Variant, part: StudyPlan, recipes: Mapping[str, CorpusRecipe]
+    variant: Variant, preset: Preset, choice: Choice, recipes: Mapping[str, CorpusRecipe]
 ) -> list[Setting]:
-    settings = settings_of(part, recipes)
+    settings = settings_of(preset, choice, recipes)
     if variant.num_auxiliary:
         settings = tuple(
             replace(s, available=_safe_sequences(recipes[s.size.name])) for s in settings
@@ -156,22 +159,25 @@ def _require_searched(search_id: str, setting: Setting) -> None:
             )
 
 
-def resolve_corpora(part: StudyPlan, core_labels: tuple[str, ...] = ()) -> dict[str, CorpusRecipe]:
+def resolve_corpora(
+    preset: Preset, choice: Choice, core_labels: tuple[str, ...] = ()
+) -> dict[str, CorpusRecipe]:
     """Returns the recipe of the corpus in the preset's shape, for each chosen size.
 
     A corpus from the hub has a recipe for each size, as large as the size needs; other corpora have
     one for all sizes. `core_labels` overrides `--core-label`. ValueError unless an auxiliary domain
     is left.
     """
-    if grows_with_size(part.corpus):
-        return {name: _resolved(part, core_labels, name) for name in part.sizes}
-    return dict.fromkeys(part.sizes, _resolved(part, core_labels))
+    if grows_with_size(choice.corpus):
+        return {name: _resolved(preset, choice, core_labels, name) for name in choice.sizes}
+    return dict.fromkeys(choice.sizes, _resolved(preset, choice, core_labels))
 
 
-def _resolved(part: StudyPlan, core_labels: tuple[str, ...], size: str = "") -> CorpusRecipe:
-    preset = part.preset
+def _resolved(
+    preset: Preset, choice: Choice, core_labels: tuple[str, ...], size: str = ""
+) -> CorpusRecipe:
     packing = Packing(
-        core_label=core_labels or part.core_label or None,
+        core_label=core_labels or choice.core_label or None,
         seq_len=preset.seq_len,
         vocab_size=preset.vocab_size,
         validation_sequences=preset.eval_sequences(size) if size else preset.most_eval_sequences,
@@ -179,36 +185,38 @@ def _resolved(part: StudyPlan, core_labels: tuple[str, ...], size: str = "") -> 
         aux_share=preset.aux_share if size else 0.0,
         tokenizer=preset.tokenizer,
         sample_bytes=preset.sample_bytes,
-        core_tokenizer=part.core_tokenizer,
-        instructions=part.instructions,
+        core_tokenizer=choice.core_tokenizer,
+        instructions=choice.instructions,
     )
-    recipe = resolve(part.corpus, packing, Store(part.storage).data_root, say_bytes())
+    recipe = resolve(choice.corpus, packing, Store(choice.storage).data_root, say_bytes())
     if not any(d != CORE for d in recipe.domains):
         raise invalid(
             "core_label",
-            part.core_label,
+            choice.core_label,
             "labels that leave at least one auxiliary domain in the corpus",
         )
     return recipe
 
 
-def settings_of(part: StudyPlan, recipes: Mapping[str, CorpusRecipe]) -> tuple[Setting, ...]:
+def settings_of(
+    preset: Preset, choice: Choice, recipes: Mapping[str, CorpusRecipe]
+) -> tuple[Setting, ...]:
     """Returns the setting of every size and seed, sizes first.
 
     ValueError for an unknown domain to retain.
     """
-    preset, recipe = part.preset, next(iter(recipes.values()))
+    recipe = next(iter(recipes.values()))
     domains = preset.trained(recipe.domains)
-    profiles = _profiles(part.retain, preset, tuple(d for d in domains if d != CORE))
+    profiles = _profiles(choice.retain, preset, tuple(d for d in domains if d != CORE))
     end = document_end(recipe.tokenizer, recipe.tokenizer_path) if preset.masks_documents else -1
-    sizes = [preset.sizes[name] for name in part.sizes]
+    sizes = [preset.sizes[name] for name in choice.sizes]
     return tuple(
         _with_repeats(
             preset.setting(size, seed, recipes[size.name].data_id, domains, profiles, end),
             recipes[size.name],
         )
         for size in sizes
-        for seed in preset.seeds(size.name, part.seeds, part.first_seed)
+        for seed in preset.seeds(size.name, choice.seeds, choice.first_seed)
     )
 
 

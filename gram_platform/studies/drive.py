@@ -86,7 +86,7 @@ def approve_cost(plan: Plan, store: Store) -> None:
 def say_heads(plan: Plan, store: Store) -> None:
     """Says what is submitted, and where its results go."""
     for part in plan.studies:
-        say(f"{part.head} on {part.corpus} (data {part.data_id})")
+        say(f"{part.head} on {part.choice.corpus} (data {part.data_id})")
     say(f"storage {store.root}")
     if len(plan.studies) > 1:
         say(sharing(plan.studies))

@@ -74,7 +74,7 @@ def _describe(plan: Plan, part: StudyPlan) -> str:
     lines = [
         f"study {part.study.name}, preset {part.preset_name}",
         *(f"changed: {change}" for change in part.changes),
-        f"corpus {part.corpus} (data {part.data_id})",
+        f"corpus {part.choice.corpus} (data {part.data_id})",
         f"storage {plan.storage}",
         f"device {device_rule(plan, part, device)}",
         *supply_lines(part),
@@ -107,7 +107,7 @@ def _describe(plan: Plan, part: StudyPlan) -> str:
 def _size_rows(part: StudyPlan) -> Iterable[tuple]:
     """Yields the rates and batches with which every size's baselines are trained; of a grid the
     lowest and highest."""
-    for name in part.sizes:
+    for name in part.choice.sizes:
         size = part.preset.sizes[name]
         runs = [
             n.config for n in part.nodes if n.is_run and n.size == name and n.method == BASELINE

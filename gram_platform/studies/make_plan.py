@@ -39,6 +39,7 @@ from gram_platform.studies.definition import (
 from gram_platform.studies.flags import Flags, StudyFlags, split_list
 from gram_platform.studies.plan import (
     CPU,
+    Choice,
     Plan,
     StudyPlan,
 )
@@ -69,10 +70,12 @@ def make_plan(study: Study, flags: Flags) -> Plan:
     _require_methods(methods)
     methods = (BASELINE, *(m for m in METHODS if m in methods and m != BASELINE))
     sources = {"law": own.law, "maxent": own.maxent, "start": own.start}
+    choice = replace(
+        part.choice, sizes=_up_to(own.through, part.choice.sizes), instructions=instructions
+    )
     part = replace(
         part,
-        sizes=_up_to(own.through, part.sizes),
-        instructions=instructions,
+        choice=choice,
         methods=methods,
         sources={flag: source for flag, source in sources.items() if source},
     )
@@ -96,7 +99,7 @@ def _up_to(through: str, sizes: tuple[str, ...]) -> tuple[str, ...]:
 
 def _require_consistent(own: StudyFlags, part: StudyPlan) -> None:
     """ValueError for flags of a study that exclude each other."""
-    sizes, ranks = part.sizes, part.ranks
+    sizes, ranks = part.choice.sizes, part.ranks
     if own.start and len(sizes) > 1:
         expected = "one size beside --start, whose batch, data and rate are taken"
         raise invalid("sizes", ", ".join(sizes), expected)
@@ -124,8 +127,8 @@ def _from_start(part: StudyPlan) -> StudyPlan:
     """Returns the study at the size of the imported model with which training begins."""
     if not (start := part.sources.get("start")):
         return part
-    preset = from_import(part.preset, part.sizes[0], Store(part.storage), start)
-    return replace(part, preset=preset, sizes=tuple(preset.sizes))
+    preset = from_import(part.preset, part.choice.sizes[0], Store(part.choice.storage), start)
+    return replace(part, preset=preset, choice=replace(part.choice, sizes=tuple(preset.sizes)))
 
 
 def _by_law(part: StudyPlan, name: str, is_trusted: bool) -> StudyPlan:
@@ -136,7 +139,7 @@ def _by_law(part: StudyPlan, name: str, is_trusted: bool) -> StudyPlan:
     if not name:
         return part
     law, preset = load_law(name), part.preset
-    parameters = {s: total_parameters(preset.sizes[s].dense()) for s in part.sizes}
+    parameters = {s: total_parameters(preset.sizes[s].dense()) for s in part.choice.sizes}
     if not is_trusted:
         require_evidence(law, name, parameters)
     doubts = law.doubts(parameters) if is_trusted else ()
@@ -161,14 +164,8 @@ def read_study(study: Study, flags: Flags, changes: tuple[str, ...]) -> StudyPla
     ranks = replace(ranks, machine=MACHINES[machine], checkpointing=device.activation_checkpointing)
     require_fields("", given, 0, "seeds", high=1000)
     require_fields("", given, -1, "first_seed", high=2**31)
-    sizes = tuple(size for size in preset.sizes if size in sizes)
-    preset.require_ranks(sizes, ranks)
-    return StudyPlan(
-        study,
-        name,
-        changes,
-        preset,
-        sizes,
+    choice = Choice(
+        sizes=tuple(size for size in preset.sizes if size in sizes),
         seeds=given.seeds,
         first_seed=given.first_seed,
         retain=split_list(given.retain),
@@ -176,9 +173,10 @@ def read_study(study: Study, flags: Flags, changes: tuple[str, ...]) -> StudyPla
         core_label=given.core_label,
         core_tokenizer=given.core_tokenizer,
         storage=storage_place(flags.storage.storage),
-        ranks=ranks,
-        planned_ranks=ranks if split_list(device.num_workers) else replace(ranks, number=AUTO),
     )
+    preset.require_ranks(choice.sizes, ranks)
+    planned = ranks if split_list(device.num_workers) else replace(ranks, number=AUTO)
+    return StudyPlan(study, name, changes, preset, choice, ranks, planned)
 
 
 def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
@@ -201,9 +199,9 @@ def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
     budget = Budget(cost.max_hours, cost.max_cost, first.machine.dollars_per_hour)
     return Plan(
         tuple(studies),
-        tracking_place(flags.storage.tracking_uri, first.storage),
+        tracking_place(flags.storage.tracking_uri, first.choice.storage),
         Execution(
-            first.storage,
+            first.choice.storage,
             num_threads=device.threads,
             checkpoint_every_s=every_s,
             commit_share=share,

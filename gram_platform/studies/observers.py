@@ -236,7 +236,7 @@ class StudyObservers(Observers):
         After each says what it took against its prediction, and what the next is predicted to take.
         """
         part = self.plan.studies[0]
-        sizes = part.sizes
+        sizes = part.choice.sizes
         of_size = {size: [node for node in self.nodes if node.size == size] for size in sizes}
         for number, size in enumerate(sizes):
             yield of_size[size]

@@ -133,7 +133,7 @@ def require_supply(studies: Iterable[StudyPlan]) -> None:
         ]
         if certain:
             allowed = "a corpus with enough text of every domain.\n  " + "\n  ".join(certain)
-            raise invalid("corpus", part.corpus, allowed)
+            raise invalid("corpus", part.choice.corpus, allowed)
 
 
 def require_enough_data(part: StudyPlan, corpus: PackedCorpus) -> None:
@@ -155,7 +155,7 @@ def require_enough_data(part: StudyPlan, corpus: PackedCorpus) -> None:
                     f" {wanted}"
                 )
                 allowed = f"a domain with enough text: it has {available} sequences {tokens}"
-                raise invalid("corpus", f"{part.corpus} [domain {domain}]", allowed)
+                raise invalid("corpus", f"{part.choice.corpus} [domain {domain}]", allowed)
 
 
 def require_document_end(nodes: Iterable[Node], corpus: PackedCorpus) -> None:

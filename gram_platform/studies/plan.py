@@ -26,6 +26,23 @@ CPU = "cpu"
 
 
 @dataclass(frozen=True)
+class Choice:
+    """Which runs of a preset are wanted, and on which text; the flags of the same names say what
+    each field means."""
+
+    sizes: tuple[str, ...]
+    seeds: int
+    first_seed: int
+    retain: tuple[str, ...]
+    corpus: str
+    core_label: str
+    core_tokenizer: bool
+    # Where fetched text is kept.
+    storage: str
+    instructions: str = ""
+
+
+@dataclass(frozen=True)
 class StudyPlan:
     """A study, or a search, on a corpus.
 
@@ -39,21 +56,11 @@ class StudyPlan:
     changes: tuple[str, ...]
     # With the changes, and with the law, the import and the search of `sources`.
     preset: Preset
-    # Which runs of the preset are wanted, and on which text, as the flags of these names say.
-    sizes: tuple[str, ...]
-    seeds: int
-    first_seed: int
-    retain: tuple[str, ...]
-    corpus: str
-    core_label: str
-    core_tokenizer: bool
-    # Where fetched text is kept.
-    storage: str
+    choice: Choice
     # With the machine whose hours are predicted.
     ranks: Ranks
     # Those that a dry run shows.
     planned_ranks: Ranks
-    instructions: str = ""
     methods: tuple[str, ...] = ()
     # Where numbers are from, by the flag that names it: law, maxent, start.
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -145,7 +152,7 @@ class StudyPlan:
             for cost in method_costs(setting, self.methods_of(setting), self.methods):
                 variants_of.setdefault((("size", size), *cost.items()), []).append(name)
         named = [(dict(row), ", ".join(names)) for row, names in variants_of.items()]
-        sizes, methods = self.sizes, self.methods
+        sizes, methods = self.choice.sizes, self.methods
         named.sort(
             key=lambda pair: (sizes.index(pair[0]["size"]), methods.index(pair[0]["method"]))
         )
@@ -190,7 +197,7 @@ class Plan:
 
     @property
     def storage(self) -> str:
-        return self.studies[0].storage
+        return self.studies[0].choice.storage
 
     @property
     def name(self) -> str:

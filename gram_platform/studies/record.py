@@ -51,15 +51,15 @@ def record_of(part: StudyPlan) -> StudyRecord:
     variants = dict.fromkeys(
         names["variant"] for node in part.entries if "variant" in (names := node.names)
     )
-    seeds_of = part.preset.seeds
-    ranges = {size: seeds_of(size, part.seeds, part.first_seed) for size in part.sizes}
+    seeds_of, choice = part.preset.seeds, part.choice
+    ranges = {size: seeds_of(size, choice.seeds, choice.first_seed) for size in choice.sizes}
     seeds = seeds_text({size: len(found) for size, found in ranges.items()})
     first = next(iter(ranges.values())).start
     facts = (
         f"Preset {part.preset_name}: {FAMILIES[part.preset.family]}.",
         (
-            f"Corpus {shown_place(part.corpus)} (data {data}), {seeds} seed{'s' * (seeds != '1')}"
-            f" from {first}."
+            f"Corpus {shown_place(choice.corpus)} (data {data}), {seeds}"
+            f" seed{'s' * (seeds != '1')} from {first}."
         ),
         (
             f"Routing: p_as {routing.p_aux_spread}, p_cr {routing.p_core_robust}, p_af"
@@ -72,10 +72,10 @@ def record_of(part: StudyPlan) -> StudyRecord:
     if part.changes:
         facts += (f"Changed from the preset: {'; '.join(part.changes)}.",)
     params = preset_params(part.preset_name, part.changes)
-    if recipe := recipe_text(part.corpus):
+    if recipe := recipe_text(part.choice.corpus):
         params["recipe"] = recipe
     params |= {"family": part.preset.family, "data_id": data, "seeds": seeds}
-    params |= {"sizes": ",".join(part.sizes), "methods": ",".join(part.methods)}
+    params |= {"sizes": ",".join(part.choice.sizes), "methods": ",".join(part.methods)}
     facts += tuple(
         SOURCES[flag].format(shown_place(source)) for flag, source in part.sources.items()
     )
@@ -85,7 +85,7 @@ def record_of(part: StudyPlan) -> StudyRecord:
         **part.study.description,
         facts=facts,
         params=params,
-        sizes=part.sizes,
+        sizes=part.choice.sizes,
         parameters=part.parameters,
         profile=part.study.profile or _compared_profile(setting),
         entries=entries_of(part.entries),
@@ -121,8 +121,8 @@ def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
     What a finished calibration on the same data in the storage measured replaces what was measured
     for the package at the same size of the corpus; which of all these counts, see `nearest_errors`.
     """
-    corpus, found = part.corpus, []
-    own = measured_in(Store(part.storage), corpus, part.data_id)
+    corpus, found = part.choice.corpus, []
+    own = measured_in(Store(part.choice.storage), corpus, part.data_id)
     rows = pd.concat([own, shipped_errors()] if len(own) else [shipped_errors()], ignore_index=True)
     rows = rows.drop_duplicates(["corpus", "parameters", "steps", "class"])
     steps = {n.size: n.config.num_steps for n in part.entries if n.is_run and n.method == BASELINE}

@@ -355,4 +355,4 @@ def note_device(plan: Plan, store: Store, device: str) -> None:
 
 
 def _key(part: StudyPlan) -> str:
-    return ", ".join([f"preset {part.preset_name}", *part.changes, f"corpus {part.corpus}"])
+    return ", ".join([f"preset {part.preset_name}", *part.changes, f"corpus {part.choice.corpus}"])

@@ -123,7 +123,7 @@ def test_a_size_is_calibrated_by_the_preset_of_its_name_or_the_first_that_has_it
     found = [
         study_plan(calibration.STUDY, flags) for flags in named_commands(preset, *sizes.split())
     ]
-    assert {part.preset_name: " ".join(part.sizes) for part in found} == named
+    assert {part.preset_name: " ".join(part.choice.sizes) for part in found} == named
 
 
 def test_every_command_that_a_study_of_ours_can_name_passes_its_flags_as_a_dry_run():

@@ -34,15 +34,15 @@ def study_of(*arguments):
 def test_defaults(storage):
     got = planned()
     (study,) = got.studies
-    assert (study.preset_name, got.storage, study.corpus) == (
+    assert (study.preset_name, got.storage, study.choice.corpus) == (
         "demo",
         str(storage),
         "stories",
     )
     assert got.tracking_uri == f"sqlite:///{storage}/mlflow.db"
     assert study.methods == ("baseline", "filtering", "gram")  # the preset's
-    assert study.seeds == 0  # the preset's, size by size
-    assert study.sizes == tuple(STUDY.presets["demo"].sizes)
+    assert study.choice.seeds == 0  # the preset's, size by size
+    assert study.choice.sizes == tuple(STUDY.presets["demo"].sizes)
 
 
 def test_the_flags_of_execution_reach_it(storage):

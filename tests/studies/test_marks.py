@@ -74,7 +74,7 @@ def test_every_figure_of_the_published_studies():
 def test_every_figure_of_a_grid(tmp_path, num_seeds):
     """Of two sizes, one of them with its minimum at an edge."""
     setup = setup_of(tmp_path, "--seeds", str(num_seeds))
-    store, losses = Store(setup.storage).open_for_writing(), {"tiny": bowl(setup, 1.1, 0.4)}
+    store, losses = Store(setup.choice.storage).open_for_writing(), {"tiny": bowl(setup, 1.1, 0.4)}
     for _, point in setup.kind.points(setup, store)[0]:
         complete(setup, store, point, losses.get(point["size"], bowl(setup, 4.0, 0.4))(point))
     figures = grid_figures(str(tmp_path), "--seeds", str(num_seeds))

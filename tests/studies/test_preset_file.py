@@ -163,7 +163,7 @@ def test_a_studys_corpus_may_be_the_files(written, tmp_path, monkeypatch):
     (folder / "all.jsonl").write_text("\n".join(lines))
     monkeypatch.chdir(tmp_path)
     graph = graph_of(written('base = "smoke"\ncorpus = "./text"\n'))
-    assert graph.corpus == str(folder)
+    assert graph.choice.corpus == str(folder)
     assert graph.recipe.domains == ("core", "x")
     assert "recipe" not in record_of(graph).params
     (tmp_path / "recipe.toml").write_text('records = ["text"]\n')

@@ -60,7 +60,7 @@ def test_what_has_no_origin_begins_with_the_import(imported):
     )
     (size,) = {node.size for node in graph.nodes}
     assert size.startswith("imported-")
-    assert graph.sizes == (size,)
+    assert graph.choice.sizes == (size,)
     tokenizer = Store(storage).imported(import_id).result()["tokenizer_sha256"]
     assert graph.recipe.tokenizer.source == tokenizer  # not one that is trained on the corpus
 

@@ -117,8 +117,8 @@ def search_plan_of(
     """
     from gram_platform.studies.searches.search_plan import SearchPlan
 
-    recipes = resolve_corpora(part)
-    settings = settings_of(part, recipes)
+    recipes = resolve_corpora(part.preset, part.choice)
+    settings = settings_of(part.preset, part.choice, recipes)
     kind = resolve_name(part.study.kind)(settings=settings, **given)
     known = {field.name: getattr(part, field.name) for field in fields(StudyPlan)}
     known |= {

@@ -102,7 +102,7 @@ def read_grids(search: Search, flags: GridFlags, part: StudyPlan) -> dict[str, A
     require_int("max_extensions", flags.max_extensions, -1)
     lrs, batches = _numbers("lrs", flags.lrs), whole(_numbers("batches", flags.batches))
     of_preset, grids = search.points[part.preset_name], {}
-    for name in part.sizes:
+    for name in part.choice.sizes:
         size = part.preset.sizes[name]
         grid = of_preset.of(size)
         grids[name] = Grid(lrs or grid.lrs, batches or grid.batches)
@@ -254,7 +254,7 @@ def read_ranges(search: Search, flags: OptunaFlags, part: StudyPlan) -> dict[str
     ValueError for several sizes, since each has its own best parameters, and for a bad space.
     """
     require_int("trials", flags.trials, 0)
-    if len(sizes := part.sizes) != 1:
+    if len(sizes := part.choice.sizes) != 1:
         raise invalid("sizes", sizes, "one size: each size has its own best parameters")
     ranges = part.preset.maxent_search
     space = space_of(ranges.peak_lr, ranges.retain_weight).with_overrides(split_list(flags.space))

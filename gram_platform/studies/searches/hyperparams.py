@@ -171,7 +171,7 @@ class HyperparameterSweep:
 
         None without an evaluation.
         """
-        sizes, baselines, trials = search.sizes, search.baselines, self.trials()
+        sizes, baselines, trials = search.choice.sizes, search.baselines, self.trials()
         ids = {node.id for nodes in (baselines, *(nodes for _, nodes in trials)) for node in nodes}
         frame, curves, source = final_frames(
             store, tracker, ids, [node.id for node in baselines if node.is_run]
@@ -188,7 +188,7 @@ class HyperparameterSweep:
         files = {name: table_csv(frame).encode() for name, frame in tables.items()}
         fixed = ", ".join(f"{name} {knob.read(self.settings[0]):g}" for name, knob in KNOB.items())
         facts = (
-            f"Preset {search.preset_name}, corpus {shown_place(search.corpus)} (data"
+            f"Preset {search.preset_name}, corpus {shown_place(search.choice.corpus)} (data"
             f" {search.data_id}), {search.num_seeds} seeds. While one knob moves the others stay at"
             f" {fixed}. {counts_text(rows)} Read from {source}. {about_links}"
         )

@@ -267,7 +267,7 @@ def _report(
     sizes = {name: search.preset.sizes[name] for name in search.kind.grids} | PAPER_SIZES
     analysis = analyse_grid(trials[trials[STATE].isin(ENDED)], seq_len, window)
     measured = (
-        f"{search.name}, preset {search.preset_name} on {shown_place(search.corpus)},"
+        f"{search.name}, preset {search.preset_name} on {shown_place(search.choice.corpus)},"
         f" search {search.search_id}"
     )
     law = fitted_law(analysis.laws, f"{search.preset_name}-{search.search_id}", seq_len, measured)
@@ -282,8 +282,8 @@ def _report(
     figures = grid_figures(analysis, links)
     facts = (
         f"Search {search.search_id}: preset {search.preset_name}, corpus"
-        f" {shown_place(search.corpus)} (data {search.data_id}), {search.num_seeds} seeds. Loss:"
-        f" {OBJECTIVE}. {counts_text(trials)} Read from {source}. {about_links}"
+        f" {shown_place(search.choice.corpus)} (data {search.data_id}), {search.num_seeds} seeds."
+        f" Loss: {OBJECTIVE}. {counts_text(trials)} Read from {source}. {about_links}"
     )
     # With trials.csv, `seq_len` is all that a fit needs.
     record = {"objective": OBJECTIVE, "window": window, "seq_len": seq_len}
@@ -293,7 +293,7 @@ def _report(
     data = {file: table_csv(frame, None).encode() for file, frame in files.items()}
     data["law.json"] = json_file(law_json(law, analysis.laws))
     complete = set(trials[trials[STATE] == State.COMPLETE]["size"])
-    sizes_done = tuple(size for size in search.sizes if size in complete)
+    sizes_done = tuple(size for size in search.choice.sizes if size in complete)
     columns = TrialColumns(("lr", "batch"), ("loss",), sizes_done if len(sizes_done) > 1 else ())
     sections = _sections(trials, tables, figures, links)
     log = search.log(facts, sections, data, record, columns, figures)

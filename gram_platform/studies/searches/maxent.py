@@ -151,7 +151,7 @@ class MaxEntSearch:
     def is_complete(self, search: SearchPlan) -> bool:
         """Returns whether the storage has all trials of the preset, and a best one, of every
         profile."""
-        best = search.folder(Store(search.storage)).read_or_set_aside(BEST, dict)
+        best = search.folder(Store(search.choice.storage)).read_or_set_aside(BEST, dict)
         if not best or best["missing"]:
             return False
         return min(best["num_trials"].values()) >= search.preset.maxent_search.num_trials
@@ -268,7 +268,7 @@ def _about(search: SearchPlan) -> str:
     objective, seeds = search.kind.objective, ", ".join(str(s.seed) for s in search.settings)
     return (
         f"Search {search.search_id}: preset {search.preset_name}, size"
-        f" {search.settings[0].size.name}, corpus {shown_place(search.corpus)} (data"
+        f" {search.settings[0].size.name}, corpus {shown_place(search.choice.corpus)} (data"
         f" {search.data_id}), seeds {seeds}. Read from Optuna's database. Minimised: forget +"
         f" {objective.penalty_weight:g} x what core and retain each lack to {objective.floor:g}"
         f" of the baseline, as compute ratios, each clipped to 0 to {HIGHEST_RATIO:g} and"

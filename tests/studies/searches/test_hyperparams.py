@@ -90,7 +90,7 @@ def test_a_ratio_that_leaves_no_base_is_refused_before_anything_trains(root):
 
 
 def test_the_presets_own_values_are_the_studys_nodes(setup, points):
-    problem = setup.kind.problem(setup, Store(setup.storage))
+    problem = setup.kind.problem(setup, Store(setup.choice.storage))
     for name, method in (
         ("p_cr 0.5 tiny s0", "gram"),
         ("p_as 0.3 tiny s0", "gram"),
@@ -103,7 +103,7 @@ def test_the_presets_own_values_are_the_studys_nodes(setup, points):
 
 
 def test_a_value_changes_its_knob_and_nothing_else(setup, points):
-    problem = setup.kind.problem(setup, Store(setup.storage))
+    problem = setup.kind.problem(setup, Store(setup.choice.storage))
     routings = [problem.nodes(points[f"p_cr {value} tiny s0"])[0].config for value in ("0.5", "1")]
     assert [run.routing.p_core_robust for run in routings] == [0.5, 1.0]
     assert {run.routing.p_aux_spread for run in routings} == {0.3}
@@ -280,7 +280,7 @@ def test_mlflow_gives_the_same_table_and_links(root, store):
     setup = scene_of(root, "--knobs", "p_cr=0.5")
     before, tracker = (
         setup.kind.write(setup, store, None)[0],
-        Tracker(default_tracking_uri(setup.storage)),
+        Tracker(default_tracking_uri(setup.choice.storage)),
     )
     tracker.sync(
         store, {node.id for node in (*setup.kind.prerequisites(setup), *setup.kind.example(setup))}

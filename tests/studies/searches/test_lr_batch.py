@@ -178,7 +178,7 @@ def test_the_identity_is_the_question_not_how_it_is_read(tmp_path):
 
 def test_a_grid_grows_towards_its_minimum_and_then_rests(tmp_path):
     setup = setup_of(tmp_path, "--max-extensions", "2", "--sizes", "tiny")
-    store = Store(setup.storage).open_for_writing()
+    store = Store(setup.choice.storage).open_for_writing()
     assert len(setup.kind.points(setup, store)[0]) == 9
     messages = run_all(setup, store, bowl(setup, 1.0, 2.0))
     points, _ = setup.kind.points(setup, store)
@@ -189,7 +189,7 @@ def test_a_grid_grows_towards_its_minimum_and_then_rests(tmp_path):
 
 def test_a_grid_waits_for_all_its_trials(tmp_path):
     setup = setup_of(tmp_path, "--max-extensions", "2", "--sizes", "tiny")
-    store = Store(setup.storage).open_for_writing()
+    store = Store(setup.choice.storage).open_for_writing()
     points, _ = setup.kind.points(setup, store)
     for _, point in points[:-1]:
         complete(setup, store, point, bowl(setup, 1.0, 4.0)(point))
@@ -198,7 +198,7 @@ def test_a_grid_waits_for_all_its_trials(tmp_path):
 
 def test_sizes_grow_apart(tmp_path):
     setup = setup_of(tmp_path, "--max-extensions", "1")
-    store = Store(setup.storage).open_for_writing()
+    store = Store(setup.choice.storage).open_for_writing()
     losses = {"tiny": bowl(setup, 1.0, 0.5), "small": bowl(setup, 4.0, 0.5)}
     messages = run_all(setup, store, lambda point: losses[point["size"]](point))
     points, _ = setup.kind.points(setup, store)
@@ -221,7 +221,7 @@ def diverged(setup, store, point) -> None:
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     setup = setup_of(tmp_path_factory.mktemp("storage"), "--seeds", "2")
-    store = Store(setup.storage).open_for_writing()
+    store = Store(setup.choice.storage).open_for_writing()
     points, _ = setup.kind.points(setup, store)
     loss = bowl(setup, 1.1, 0.9)
     for _, point in points:
@@ -236,7 +236,7 @@ def table(written, name) -> pd.DataFrame:
 
 def test_nothing_is_written_before_a_trial_is_complete(tmp_path):
     setup = setup_of(tmp_path)
-    assert setup.kind.write(setup, Store(setup.storage).open_for_writing(), None) is None
+    assert setup.kind.write(setup, Store(setup.choice.storage).open_for_writing(), None) is None
 
 
 def test_every_trial_is_in_trials_csv(written):
@@ -279,10 +279,10 @@ def test_two_sizes_are_no_law_everywhere_it_is_shown(written):
 
 def test_a_study_refuses_the_law_of_two_sizes_unless_it_is_told_to_trust_it(written):
     setup, (tiny, small) = written[0], written[0].preset.sizes.values()
-    store = Store(setup.storage).open_for_writing()
+    store = Store(setup.choice.storage).open_for_writing()
     store.study_dir("lr_bs_grid").write("law.json", written[1].files["law.json"])
     path = store.study_dir("lr_bs_grid").file("law.json")
-    given = ["--preset", "smoke", "--storage", setup.storage, "--law", path]
+    given = ["--preset", "smoke", "--storage", setup.choice.storage, "--law", path]
     with refused("law"):
         study_plan(SCALING, given)
     trusted = study_plan(SCALING, [*given, "--trust-law"])
@@ -295,7 +295,7 @@ def test_a_study_refuses_the_law_of_two_sizes_unless_it_is_told_to_trust_it(writ
 
 def test_a_law_of_three_sizes_is_a_studys_law(tmp_path):
     setup = setup_of(tmp_path, "--seeds", "1", preset="demo")
-    store = Store(setup.storage).open_for_writing()
+    store = Store(setup.choice.storage).open_for_writing()
     run_all(setup, store, bowl(setup, 1.1, 0.35))
     output, text, _ = setup.kind.write(setup, store, None)
     assert "law.json" in text
@@ -321,7 +321,7 @@ def test_every_file_and_figure_is_written(written):
 
 def test_without_a_law_the_law_file_is_none_that_a_study_takes(tmp_path):
     setup = setup_of(tmp_path, "--sizes", "tiny")
-    store = Store(setup.storage).open_for_writing()
+    store = Store(setup.choice.storage).open_for_writing()
     run_all(setup, store, bowl(setup, 1.0, 1.0))
     left, *_ = setup.kind.write(setup, store, None)
     (tmp_path / "law.json").write_bytes(left.files["law.json"])
