@@ -23,11 +23,14 @@ from gram_platform.config.routing import domain_permutation
 from gram_platform.corpora.packed import (
     HASHED_BYTES,
     LAYOUT_VERSION,
+    MOST_LOST,
     SPLITS,
     TOKENIZER,
     PackedCorpus,
+    Unspelled,
     block_digests,
     corpus_fingerprint,
+    lost_share,
     new_staging,
     open_complete,
     publish,
@@ -49,6 +52,7 @@ from gram_platform.corpora.parts import (
 from gram_platform.corpora.recipe import BYTES_PER_TOKEN, MIN_SAMPLED, CorpusRecipe, HubSource
 from gram_platform.corpora.records import ChangedText, documents
 from gram_platform.corpora.sources import FETCHED, Progress, forget, silent
+from gram_platform.corpora.spelling import require_page
 from gram_platform.corpora.splits import (
     KEY_RANGE,
     Candidates,
@@ -65,6 +69,7 @@ from gram_platform.corpora.tokenizer import (
     load_tokenizer,
     require_usable,
     train_tokenizer,
+    with_end,
 )
 
 # Characters of a passage in a tokenizer's sample; fewer if the sample is small.
@@ -75,6 +80,8 @@ GOLDEN = 0x9E3779B97F4A7C15
 BUCKET_BYTES = 1 << 26
 # What the manifest says of every file of sequences.
 OF_SEQUENCES = ("num_sequences", "num_documents", "num_tokens")
+# Parts whose first text a given tokenizer is tried on.
+MOST_TRIED = 64
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -149,14 +156,40 @@ def _fill(recipe: CorpusRecipe, root: Path, staging: Path, files: PartFiles) -> 
     splitter = _splitter(recipe, parts, files)
     if tokenizer is None:
         tokenizer = _trained_tokenizer(recipe, splitter, parts, files)
+    else:
+        first = (next(documents(recipe, part), ("", ""))[1] for part in parts[:MOST_TRIED])
+        require_page(tokenizer, recipe.tokenizer_name, first)
     text = tokenizer.to_str(pretty=True)
     (staging / TOKENIZER).write_text(text, encoding="utf-8")
     write = partial(write_tokens, recipe, splitter, text)
     tokens = files.write("packing", write, parts, text, splitter.digest)
+    unspelled = _count_unspelled(recipe, tokens)
     counted = {"duplicates": _count_duplicates(tokens, staging / "keys.tmp"), "skipped": skipped}
+    counted |= {"unspelled": unspelled} if unspelled else {}
     _write_manifest(
         recipe, staging, _write_sequences(recipe, staging, tokens, files.workers), counted
     )
+
+
+def _count_unspelled(recipe: CorpusRecipe, folders: Sequence[Path]) -> dict[str, Unspelled]:
+    """Adds up what the tokenizer lost of each domain; only of those of which it lost anything.
+
+    ValueError for a domain of which it lost most.
+    """
+    total: dict[str, np.ndarray] = {}
+    for domain, numbers in (
+        pair for folder in folders for pair in counts_of(folder).get("lost", {}).items()
+    ):
+        total[domain] = total.get(domain, 0) + np.array(numbers)
+    names, found = tuple(Unspelled.__annotations__), {}
+    for domain in (domain for domain in recipe.domains if domain in total):
+        counts = dict(zip(names, total[domain].tolist(), strict=True))
+        if (share := lost_share(counts)) > MOST_LOST:
+            allowed = f"a tokenizer that can spell domain {domain!r}, of whose text this one has"
+            raise invalid("tokenizer", recipe.tokenizer_name, f"{allowed} no token for {share:.1%}")
+        if lost_share(counts) or counts["cut_documents"]:
+            found[domain] = counts
+    return found
 
 
 def _splitter(recipe: CorpusRecipe, parts: Sequence[Part], files: PartFiles) -> Splitter:
@@ -183,8 +216,9 @@ def _given_tokenizer(recipe: CorpusRecipe) -> Tokenizer | None:
             allowed = "the unchanged file that the recipe was made with"
             raise invalid("tokenizer", str(recipe.tokenizer_path), allowed)
         tokenizer = load_tokenizer(recipe.tokenizer_path)
-    require_usable(tokenizer, recipe.vocab_size, str(recipe.tokenizer_path or given.source))
-    return tokenizer
+    require_usable(tokenizer, recipe.vocab_size, recipe.tokenizer_name, given.end_of_text)
+    require_page(tokenizer, recipe.tokenizer_name)
+    return with_end(tokenizer, given.end_of_text) if given.end_of_text else tokenizer
 
 
 def _trained_tokenizer(

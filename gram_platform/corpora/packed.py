@@ -75,6 +75,17 @@ class Blocks(TypedDict):
     files: dict[str, list[str]]
 
 
+class Unspelled(TypedDict):
+    """What a tokenizer lost of a domain's text, see `spelling.Spelling`."""
+
+    unknown_tokens: int
+    tokens: int
+    lost_characters: int
+    characters: int
+    # Documents in which text spells the end of a text.
+    cut_documents: int
+
+
 class Manifest(TypedDict):
     """The fields of manifest.json that are read here."""
 
@@ -88,12 +99,18 @@ class Manifest(TypedDict):
     files: dict[str, str]
     layout: int
     blocks: NotRequired[Blocks]
+    # By domain, where a given tokenizer lost anything.
+    unspelled: NotRequired[dict[str, Unspelled]]
 
 
 # Bytes of a block of a permuted file; each has its hash, so that it can be fetched alone.
 HASHED_BYTES = 1 << 21
 # The age at which another machine's unfinished folder counts as abandoned.
 STALE_S = 86_400
+
+
+# The share of a domain's text that a tokenizer may lose in silence, and the most that it may lose.
+LITTLE_LOST, MOST_LOST = 0.01, 0.5
 
 
 class CorruptCorpus(ValueError):
@@ -192,11 +209,13 @@ class PackedCorpus:
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        """Returns a line for each hub row of which packing left out records that lack a field."""
+        """Returns a line for each hub row of which packing left out records that lack a field, and
+        the lines of `lost_lines`."""
         counts = self.manifest.get("skipped", {})
-        return tuple(
+        left_out = (
             f"{row}: left out {number:,} records without a field" for row, number in counts.items()
         )
+        return (*left_out, *lost_lines(self.manifest))
 
     @property
     def fingerprint(self) -> str:
@@ -292,6 +311,25 @@ class PackedCorpus:
     @property
     def _bytes_here(self) -> dict[str, int]:
         return bytes_of_files(self.manifest, SPLITS if self.fetched is None else ("validation",))
+
+
+def lost_share(counts: Unspelled) -> float:
+    """Returns the share of a domain's text that its tokenizer cannot spell: of tokens that are
+    unknown, or of characters without a known token, whichever is larger."""
+    pairs = (("unknown_tokens", "tokens"), ("lost_characters", "characters"))
+    return max(counts[lost] / max(1, counts[whole]) for lost, whole in pairs)
+
+
+def lost_lines(manifest: Mapping) -> tuple[str, ...]:
+    """Says of which domains a tokenizer loses more than a little text, or finds ends in it."""
+    lines = []
+    for domain, counts in manifest.get("unspelled", {}).items():
+        if (share := lost_share(counts)) > LITTLE_LOST:
+            lines.append(f"domain {domain}: the tokenizer cannot spell {share:.1%} of its text")
+        if number := counts["cut_documents"]:
+            spells = "spells the token that ends a text, which cuts it"
+            lines.append(f"domain {domain}: the text of {number:,} documents {spells}")
+    return tuple(lines)
 
 
 def _require_no_link(path: Path) -> str:

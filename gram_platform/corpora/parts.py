@@ -19,16 +19,17 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from gram_platform.config.crash_safe import sync
-from gram_platform.config.identity import short_hash
+from gram_platform.config.identity import invalid, short_hash
 from gram_platform.corpora.packed import SPLITS, token_dtype
 from gram_platform.corpora.recipe import CorpusRecipe, StoriesSource
 from gram_platform.corpora.records import Unit, documents, size_of
 from gram_platform.corpora.sources import BLOCK_BYTES, Progress, grouped
+from gram_platform.corpora.spelling import MOST_TOKENS_PER_BYTE, Spelling, spelling_of
 from gram_platform.corpora.splits import Splitter, tagged
-from gram_platform.corpora.tokenizer import configured, end_of_text_id
+from gram_platform.corpora.tokenizer import configured, end_of_text_id, faults_named
 
 # Generated stories of a part.
 STORIES_PER_PART = 1 << 13
@@ -144,25 +145,32 @@ def write_tokens(
 ) -> None:
     """Tokenises a part into a file for each domain and split, beside counts and tagged keys."""
     tokenizer, dtype = _tokenizer(tokenizer_json), token_dtype(recipe.vocab_size)
+    spelling = None if recipe.tokenizer.is_trained else _spelling(tokenizer_json)
     end, order = (
         end_of_text_id(tokenizer),
         {domain: number for number, domain in enumerate(recipe.domains)},
     )
     # Documents, tokens and checksum of each file.
     counts: dict[tuple[str, str], tuple[int, int, int]] = {}
+    # By domain, in the order of `Unspelled`.
+    lost: dict[str, np.ndarray] = {}
     checksum = 0
     with (folder / KEYS).open("wb") as log:
-        for domains, keys, are_validation, encodings in _encoded(
-            tokenizer, splitter, documents(recipe, part)
+        for domains, texts, keys, are_validation, encodings in _encoded(
+            tokenizer, spelling is None, splitter, documents(recipe, part), recipe.tokenizer_name
         ):
             raw = tagged(keys, [order[domain] for domain in domains], are_validation).tobytes()
             checksum = zlib.crc32(raw, checksum)
             log.write(raw)
             found: dict[tuple[str, str], list[np.ndarray]] = {}
-            for domain, is_validation, encoding in zip(
-                domains, are_validation.tolist(), encodings, strict=True
+            for domain, text, is_validation, encoding in zip(
+                domains, texts, are_validation.tolist(), encodings, strict=True
             ):
                 tokens = np.array([*encoding.ids, end], dtype)
+                is_cut = np.count_nonzero(tokens == end) > 1
+                if spelling or is_cut:
+                    numbers = spelling.lost(text, encoding) if spelling else (0,) * 4
+                    lost[domain] = lost.get(domain, 0) + np.array([*numbers, is_cut])
                 found.setdefault((SPLITS[is_validation], domain), []).append(tokens)
             for pair, arrays in found.items():
                 num_documents, num_tokens, before = counts.get(pair, (0, 0, 0))
@@ -172,11 +180,15 @@ def write_tokens(
                 num_tokens += len(raw) // dtype.itemsize
                 counts[pair] = num_documents + len(arrays), num_tokens, zlib.crc32(raw, before)
     files = [[*pair, *numbers] for pair, numbers in counts.items()]
-    (folder / COUNTS).write_text(json.dumps({"keys": checksum, "files": files}))
+    plain = {"keys": checksum, "files": files}
+    if lost:
+        plain["lost"] = {domain: numbers.tolist() for domain, numbers in lost.items()}
+    (folder / COUNTS).write_text(json.dumps(plain))
 
 
 def counts_of(folder: Path) -> dict:
-    """Reads a part's counts: the checksum of `keys`, and `files`, as `write_tokens` writes them."""
+    """Reads a part's counts as `write_tokens` writes them: the checksum of `keys`, `files` and, of
+    a tokenizer that may lose text, `lost`."""
     return json.loads((folder / COUNTS).read_text())
 
 
@@ -199,25 +211,46 @@ def _tokenizer(text: str) -> Tokenizer:
     return configured(Tokenizer.from_str(text))
 
 
+@lru_cache(maxsize=1)
+def _spelling(text: str) -> Spelling | None:
+    return spelling_of(text)
+
+
 def token_path(folder: Path, split: str, domain: str) -> Path:
     return folder / f"{split}-{domain}.bin"
 
 
 def _encoded(
-    tokenizer: Tokenizer, splitter: Splitter, stream: Iterator[tuple[str, str]]
+    tokenizer: Tokenizer,
+    is_fast: bool,
+    splitter: Splitter,
+    stream: Iterator[tuple[str, str]],
+    source: str,
 ) -> Iterator[tuple]:
-    """Yields batches (domains, keys, are validation, encodings) in order.
+    """Yields batches (domains, texts, keys, are validation, encodings) in order.
 
-    Tokenises one while reading the next.
+    Tokenises one while reading the next. Encodings have offsets unless `is_fast`. ValueError that
+    names `source`, the tokenizer, if it fails or makes too many tokens.
     """
+    encode = tokenizer.encode_batch_fast if is_fast else tokenizer.encode_batch
+
+    def encodings(texts: list[str]) -> list[Encoding]:
+        with faults_named(source, "a tokenizer that can encode the corpus"):
+            found = encode(texts, add_special_tokens=False)
+        most = MOST_TOKENS_PER_BYTE * sum(len(text.encode()) + 1 for text in texts)
+        if (num_tokens := sum(map(len, found))) > most:
+            allowed = f"at most {MOST_TOKENS_PER_BYTE} tokens for each byte of the corpus"
+            raise invalid("tokenizer", source, f"{allowed}, found {num_tokens:,} of {most:,}")
+        return found
+
     with ThreadPoolExecutor(1) as pool:
         running = None
         for domains, texts in _batches(stream):
-            upcoming = pool.submit(tokenizer.encode_batch_fast, texts, add_special_tokens=False)
+            upcoming = pool.submit(encodings, texts)
             if running is not None:
                 yield *running[0], running[1].result()
             keys = np.array([splitter.key(text) for text in texts], np.uint64)
-            running = (domains, keys, splitter.are_validation(domains, keys)), upcoming
+            running = (domains, texts, keys, splitter.are_validation(domains, keys)), upcoming
         if running is not None:
             yield *running[0], running[1].result()
 

@@ -185,6 +185,8 @@ class TokenizerRecipe:
     sample_bytes: int = 0
     # No other domain's text is in the sample.
     core_only: bool = added(False)
+    # The token that ends a text, where the first known name is not it.
+    end_of_text: str = added("")
 
     def __post_init__(self) -> None:
         require_int("tokenizer.sample_bytes", self.sample_bytes, 1 if self.is_trained else 0)
@@ -265,6 +267,8 @@ class CorpusRecipe:
     # Local files to read; not part of the identity.
     units: tuple = field(default=(), compare=False, repr=False)
     tokenizer_path: Path | None = field(default=None, compare=False, repr=False)
+    # What a user should know of these files.
+    notes: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         require_int("corpus.seq_len", self.seq_len, 1)
@@ -291,6 +295,11 @@ class CorpusRecipe:
             raise invalid(
                 "corpus.domains", len(names), f"at most {MAX_DOMAINS:,}: pool labels in core_label"
             )
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Returns the tokenizer's file or its name, for errors."""
+        return str(self.tokenizer_path or self.tokenizer.source or "trained on the corpus")
 
     @property
     def sampled_from(self) -> tuple[DomainRecipe, ...]:

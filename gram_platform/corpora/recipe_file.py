@@ -17,11 +17,13 @@ from gram_platform.corpora.hub import found_labels
 from gram_platform.corpora.recipe import BUILDERS, HubRow
 from gram_platform.corpora.records import Unit
 from gram_platform.corpora.sources import find_units, labelled_units
+from gram_platform.corpora.tokenizer import is_on_hub
 
 SUFFIX, SCHEME = ".toml", "hf://"
 IN_URL = ("label", "text", "labels", "core", "config", "split", "files")
 # What the fields of errors are called in a recipe.
-IN_RECIPE = {"core_label": "core_labels", "label": "globs", "tokenizer": "tokenizer"}
+IN_RECIPE = {"core_label": "core_labels", "label": "globs"}
+IN_RECIPE |= {name: name for name in ("tokenizer", "end_of_text")}
 
 
 def described_corpus(corpus: str | Path) -> HubCorpus | StoriesCorpus | TextCorpus | None:
@@ -52,8 +54,8 @@ def recipe_text(corpus: str) -> str:
     return canonical_json(described) if described else ""
 
 
-def text_units(corpus: str | Path) -> tuple[Unit, ...]:
-    """Finds the files of a recipe of local text.
+def text_units(corpus: str | Path, left_out: set[str]) -> tuple[Unit, ...]:
+    """Finds the files of a recipe of local text; `left_out`: see `find_units`.
 
     ValueError with file, line and field if there are none.
     """
@@ -61,7 +63,8 @@ def text_units(corpus: str | Path) -> tuple[Unit, ...]:
     written, text = _from_file(path)
     root = path.parent / text.root
     with written.located():
-        records = [unit for name in text.records for unit in find_units(_existing(root, name))]
+        places = [_existing(root, name) for name in text.records]
+        records = [unit for place in places for unit in find_units(place, left_out)]
         return (
             *labelled_units({label: list(globs) for label, globs in text.globs.items()}, root),
             *records,
@@ -113,7 +116,15 @@ def _from_file(path: Path) -> tuple[Written, HubCorpus | TextCorpus]:
                     "core_labels", strangers, "labels of its rows: " + ", ".join(sorted(labels))
                 )
             )
-    return written, found
+    return written, replace(found, tokenizer=_beside(path.parent, found.tokenizer))
+
+
+def _beside(folder: Path, tokenizer: str) -> str:
+    """Returns the path of a recipe's tokenizer, which is relative to the recipe's folder; a name on
+    the hub as it is."""
+    path = folder / os.path.expanduser(tokenizer)
+    is_file = tokenizer and (target_kind("tokenizer", path) or not is_on_hub(tokenizer))
+    return str(path) if is_file else tokenizer
 
 
 def _placed(row: HubRow, folder: Path) -> HubRow:

@@ -37,6 +37,8 @@ BATCH_ROWS, BATCH_BYTES = 64, 1 << 26
 RECORD_COLUMNS = ("text", "label")
 # Fields of an instruction, in place of text and label.
 ASKED = ("prompt", "response")
+# A file of a line or two begins with it.
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 # The span of a unit that is not cut.
 WHOLE = (0, None, 0)
 
@@ -138,6 +140,14 @@ def reading(path: Path) -> Iterator[None]:
         raise ValueError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
+def require_fetched(field: str, path: Path) -> None:
+    """Raises ValueError for what Git LFS leaves in the place of a file that it has not fetched."""
+    with reading(path), path.open("rb") as handle:
+        if handle.read(len(LFS_POINTER)) == LFS_POINTER:
+            found = "a pointer of Git LFS: `git lfs pull` in its repository fetches the file"
+            raise invalid(field, str(path), f"the file itself, found {found}")
+
+
 def size_of(path: Path) -> int:
     """Returns a file's bytes; ValueError for one that cannot be reached."""
     with reading(path):
@@ -154,6 +164,7 @@ def read_unit(unit: Unit) -> Iterator[Document]:
         yield from _read_documents(unit)
         return
     for path in unit.paths:
+        require_fetched("corpus", path)
         with reading(path):
             yield from (
                 _read_parquet(path)
@@ -167,6 +178,7 @@ def _read_documents(unit: Unit) -> Iterator[Document]:
     for path in unit.paths:
         if size_of(path) > MAX_RECORD_BYTES:
             raise _too_large(str(path))
+        require_fetched("corpus", path)
         with reading(path):
             raw = path.read_bytes().removeprefix(codecs.BOM_UTF8)
         try:

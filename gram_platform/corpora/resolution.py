@@ -34,7 +34,14 @@ from gram_platform.corpora.recipe import (
 )
 from gram_platform.corpora.recipe_file import described_corpus, errors_located, text_units
 from gram_platform.corpora.records import Unit
-from gram_platform.corpora.sources import Progress, content_of, find_units, scan_units, silent
+from gram_platform.corpora.sources import (
+    Progress,
+    content_of,
+    find_units,
+    notes_of,
+    scan_units,
+    silent,
+)
 from gram_platform.corpora.tokenizer import DEFAULT_SAMPLE_BYTES, tokenizer_recipe
 
 # Text is fetched beyond one epoch, for wrong estimates of bytes per token and, with partial labels,
@@ -91,9 +98,10 @@ def resolve(
         name for name, value in (("core_label", core_label), ("tokenizer", tokenizer)) if value
     ]
     with errors_located(corpus, flags):
-        own = described.tokenizer if isinstance(described, HubCorpus | TextCorpus) else ""
+        is_told = isinstance(described, HubCorpus | TextCorpus)
+        own, end = (described.tokenizer, described.end_of_text) if is_told else ("", "")
         given = tokenizer or own or None
-        tokenizer_from, tokenizer_path = tokenizer_recipe(given, vocab_size, sample_bytes)
+        tokenizer_from, tokenizer_path = tokenizer_recipe(given, vocab_size, sample_bytes, end)
         common = {
             "tokenizer": replace(tokenizer_from, core_only=core_tokenizer),
             "tokenizer_path": tokenizer_path,
@@ -113,14 +121,17 @@ def resolve(
             return _hub_recipe(
                 replace(described, core_tokens=tokens, aux_share=share), core_label, common
             )
+        left_out: set[str] = set()
         if isinstance(described, TextCorpus):
-            units, core_label = text_units(corpus), core_label or described.core_labels or None
+            units = text_units(corpus, left_out)
+            core_label = core_label or described.core_labels or None
         elif str(corpus) == INSTALLED:
             if cache_dir is None:
                 raise invalid("cache_dir", None, "a folder, where the installed text is written")
             units = find_units(installed_text(cache_dir, progress=progress))
         else:
-            units = find_units(existing_path(corpus))
+            units = find_units(existing_path(corpus), left_out)
+        common["notes"] = notes_of(units, left_out)
         units += _instructions(instructions) if instructions else ()
         return _files_recipe(
             str(corpus), scan_units(units, cache_dir, progress), core_label, common

@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, TypeVar
@@ -38,6 +38,10 @@ SCAN_VERSION = 4
 REPORT_EVERY_RECORDS = 2000
 # Folders of scans and of fetched text in the cache.
 SCANS, FETCHED = "scans", "hub"
+# The most folders in a note.
+FOLDERS_NAMED = 5
+# The name of a split in a file's name, as in `train-00000-of-00001.parquet`.
+SPLIT = re.compile(r"(?:^|[-_. ])(train|test|validation|valid|val|dev|eval)(?=[-_. ]|$)", re.I)
 # Bytes of a unit's files in each piece; no piece changes what is packed.
 PIECE_BYTES = 1 << 22
 
@@ -46,20 +50,41 @@ def silent(activity: str, done: int, total: int | None) -> None:
     """Reports no progress."""
 
 
-def find_units(corpus: Path) -> tuple[Unit, ...]:
+def find_units(corpus: Path, left_out: set[str] | None = None) -> tuple[Unit, ...]:
     """Finds the units of a folder, of one data file, or of a JSON file of labelled globs.
 
-    Searches a folder at all levels, see `find_files`. ValueError if there is nothing to read.
+    Searches a folder at all levels, see `find_files`. Other programs keep what is no data in
+    folders whose names begin with `_` or `.`: such a folder is not searched, and is added to
+    `left_out`. ValueError if there is nothing to read.
     """
+    left_out = set() if left_out is None else left_out
     if corpus.suffix.lower() == ".json" and target_kind("corpus", corpus) == A_FILE:
         return _glob_units(corpus)
     is_folder = target_kind("corpus", corpus) == A_FOLDER
-    found = find_files(corpus, ["**"], is_data_file) if is_folder else (corpus,)
+    found = find_files(corpus, ["**"], is_data_file, left_out) if is_folder else (corpus,)
     if not found or not all(is_data_file(path.name) for path in found):
         named = "named *" + ", *".join(FORMATS)
         allowed = f"a folder that holds files {named}, such a file, or a .json of labelled globs"
         raise invalid("corpus", str(corpus), allowed)
     return tuple(Unit((path,)) for path in found)
+
+
+def notes_of(units: Sequence[Unit], left_out: Collection[str]) -> tuple[str, ...]:
+    """Says which folders were left out, and whether data files have names of several splits."""
+    notes, folders = [], sorted(left_out)
+    if folders:
+        more = f" and {len(folders) - FOLDERS_NAMED:,} more" if len(folders) > FOLDERS_NAMED else ""
+        named = ", ".join(folders[:FOLDERS_NAMED]) + more
+        notes.append(f"left out folders whose names begin with _ or . : {named}")
+    paths = [path for unit in units if not unit.label for path in unit.paths]
+    root = os.path.commonpath([path.parent for path in paths]) if paths else ""
+    names = {part for path in paths for part in path.relative_to(root).parts}
+    found = {match[1].lower() for name in names for match in SPLIT.finditer(name)}
+    if "train" in found and len(found) > 1:
+        mixed = ", ".join(sorted(found))
+        advice = "leave out those that are not for training"
+        notes.append(f"files and folders are named {mixed}, and all are read as one text: {advice}")
+    return tuple(notes)
 
 
 class Globs(TypedDict):
@@ -271,11 +296,15 @@ class PatternError(ValueError):
 
 
 def find_files(
-    root: Path, patterns: Sequence[str], is_wanted: Callable[[str], bool] = lambda name: True
+    root: Path,
+    patterns: Sequence[str],
+    is_wanted: Callable[[str], bool] = lambda name: True,
+    left_out: set[str] | None = None,
 ) -> tuple[Path, ...]:
     """Returns the files below `root` that match a pattern and are wanted, sorted by path.
 
-    `**` stands for any number of folders. Leaves out hidden files and folders. Enters linked
+    `**` stands for any number of folders. Leaves out hidden files and folders; with `left_out`, to
+    which such folders are added, also folders whose names begin with `_`. Enters linked
     folders; a file that several links lead to is returned once, by its own path if that is found
     too. ValueError for a folder that cannot be read, a link whose target is gone, and a pipe,
     socket or device that is wanted.
@@ -292,7 +321,7 @@ def find_files(
         seen.add((real, (part, *rest)))
         if part == ANY_FOLDERS:
             todo.append((folder, real, tuple(rest)))
-        for name in _names(folder, part):
+        for name in _names(folder, part, left_out):
             path = os.path.join(folder, name)
             is_link = os.path.islink(path)
             real_path = os.path.realpath(path) if is_link else os.path.join(real, name)
@@ -325,7 +354,7 @@ def _parts(pattern: str) -> Parts:
     return (*parts, "*") if parts[-1:] in ([], [ANY_FOLDERS]) else tuple(parts)
 
 
-def _names(folder: str, part: str) -> list[str]:
+def _names(folder: str, part: str, left_out: set[str] | None) -> list[str]:
     """Lists the visible names in a folder that a part matches: for `**`, folders and links."""
     # A plain name needs no right to list the folder.
     if not MAGIC.search(part):
@@ -335,10 +364,15 @@ def _names(folder: str, part: str) -> list[str]:
     matches = re.compile(fnmatch.translate(part)).match
     try:
         with os.scandir(folder) as entries:
-            visible = [entry for entry in entries if not entry.name.startswith(".")]
+            listed = list(entries)
     except OSError as error:
         raise invalid("corpus", folder, f"a folder that can be read ({error.strerror})") from None
+    visible = [entry for entry in listed if not entry.name.startswith(".")]
     if part == ANY_FOLDERS:
+        if left_out is not None:
+            skipped = [entry for entry in listed if entry.name.startswith(("_", "."))]
+            left_out |= {entry.path for entry in skipped if os.path.isdir(entry.path)}
+            visible = [entry for entry in visible if not entry.name.startswith("_")]
         return [
             entry.name
             for entry in visible

@@ -27,6 +27,7 @@ from gram_platform.corpora.packed import (
     CorruptCorpus,
     PackedCorpus,
     bytes_of_files,
+    lost_lines,
     open_complete,
     parse_manifest,
     publish,
@@ -108,6 +109,15 @@ def open_corpus(
             blocks = target.with_name(f"blocks-{data_id}-{hashlib.sha256(text).hexdigest()[:12]}")
             return _open_blocks(stored, text, manifest, blocks, ahead)
         return _copy_of(manifest, target) or _fetch(stored, text, manifest, target)
+
+
+def lost_text(store: Store, data_id: str) -> tuple[str, ...]:
+    """Says what of a corpus its tokenizer lost, see `lost_lines`; () if it is not packed."""
+    stored = store.data_dir(data_id)
+    try:
+        return lost_lines(parse_manifest(stored.read(MANIFEST), stored.file(MANIFEST)))
+    except (FileNotFoundError, CorruptCorpus):
+        return ()
 
 
 def _absent(store: Store, expected: str) -> ValueError:

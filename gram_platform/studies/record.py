@@ -18,6 +18,7 @@ from gram_platform.methods.nodes import BASELINE
 from gram_platform.pages.report.calibration import read_calibration
 from gram_platform.pages.results.record import StudyRecord, entries_of, readable_record
 from gram_platform.store import Store
+from gram_platform.store.data import lost_text
 from gram_platform.studies.definition import (
     FAMILIES,
     NOT_REPRODUCED,
@@ -53,6 +54,9 @@ def record_of(part: StudyPlan) -> StudyRecord:
             f" {'' if setting.equal_compute else 'not '}matched by lambda."
         ),
     )
+    store = Store(choice.storage)
+    lost = (line for recipe in part.corpora for line in lost_text(store, recipe.data_id))
+    facts += tuple(f"{line[0].upper()}{line[1:]}." for line in dict.fromkeys(lost))
     if part.preset.family != OURS:
         facts += (NOT_REPRODUCED,)
     if part.changes:
