@@ -66,16 +66,14 @@ def prepare_command(
             f"{packed.num_sequences(split, domain):,} {split}" for split in ("train", "validation")
         ]
         say(f"  {domain:20} {' and '.join(counts)} sequences of {packed.seq_len} tokens")
-    for line in (*recipe.notes, *packed.skipped):
+    for line in packed.skipped:
         say(f"  {line}")
 
 
 def _check_sources(corpus: str) -> None:
-    from gram_platform.corpora.checking import check, notes_on
+    from gram_platform.corpora import check
 
     results = check(corpus)
-    for note in notes_on(corpus):
-        say(note)
     for result in results:
         state = "ok" if result.ok else "FAILED"
         marked = f" ({result.mark})" if result.mark else ""

@@ -15,7 +15,7 @@ from gram_platform.corpora.recipe import HubRow
 from gram_platform.corpora.recipe_file import described_corpus, text_units
 from gram_platform.corpora.records import Unit, read_unit
 from gram_platform.corpora.resolution import core_labels, existing_path, stories_of
-from gram_platform.corpora.sources import find_units, notes_of
+from gram_platform.corpora.sources import find_units
 
 SHOWN_CHARS = 80
 NO_RECORD = "no record"
@@ -46,7 +46,7 @@ def check(corpus: str | Path) -> list[CheckResult]:
         told = stories.story_documents(stories_of(described, core_labels(None, stories.TOPICS)))
         results = [_check("generated stories", "", "", partial(next, told))]
     else:
-        units = _units(corpus, described, set())
+        units = _units(corpus, described)
         results = [
             _check(str(unit.paths[0]), unit.label, "", partial(_first, unit)) for unit in units
         ]
@@ -55,20 +55,10 @@ def check(corpus: str | Path) -> list[CheckResult]:
     return results
 
 
-def notes_on(corpus: str | Path) -> tuple[str, ...]:
-    """Says what a user should know of the files of a corpus of local text, see `notes_of`."""
-    described, left_out = described_corpus(corpus), set()
-    if isinstance(described, HubCorpus | StoriesCorpus) or str(corpus) == INSTALLED:
-        return ()
-    return notes_of(_units(corpus, described, left_out), left_out)
-
-
-def _units(corpus: str | Path, described: TextCorpus | None, left_out: set[str]) -> Sequence[Unit]:
+def _units(corpus: str | Path, described: TextCorpus | None) -> Sequence[Unit]:
     if described is not None:
-        return text_units(corpus, left_out)
-    return (
-        first_units() if str(corpus) == INSTALLED else find_units(existing_path(corpus), left_out)
-    )
+        return text_units(corpus)
+    return first_units() if str(corpus) == INSTALLED else find_units(existing_path(corpus))
 
 
 def _check_row(row: HubRow) -> CheckResult:

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -27,10 +27,8 @@ from gram_platform.corpora.packed import (
     SPLITS,
     TOKENIZER,
     PackedCorpus,
-    Unspelled,
     block_digests,
     corpus_fingerprint,
-    lost_share,
     new_staging,
     open_complete,
     publish,
@@ -52,7 +50,7 @@ from gram_platform.corpora.parts import (
 from gram_platform.corpora.recipe import BYTES_PER_TOKEN, MIN_SAMPLED, CorpusRecipe, HubSource
 from gram_platform.corpora.records import ChangedText, documents
 from gram_platform.corpora.sources import FETCHED, Progress, forget, silent
-from gram_platform.corpora.spelling import require_page
+from gram_platform.corpora.spelling import LOST, require_page
 from gram_platform.corpora.splits import (
     KEY_RANGE,
     Candidates,
@@ -157,13 +155,14 @@ def _fill(recipe: CorpusRecipe, root: Path, staging: Path, files: PartFiles) -> 
     if tokenizer is None:
         tokenizer = _trained_tokenizer(recipe, splitter, parts, files)
     else:
-        first = (next(documents(recipe, part), ("", ""))[1] for part in parts[:MOST_TRIED])
-        require_page(tokenizer, recipe.tokenizer_name, first)
+        firsts = (islice(documents(recipe, part), 1) for part in parts[:MOST_TRIED])
+        pages = (text for _, text in chain.from_iterable(firsts))
+        require_page(tokenizer, recipe.tokenizer_name, pages)
     text = tokenizer.to_str(pretty=True)
     (staging / TOKENIZER).write_text(text, encoding="utf-8")
     write = partial(write_tokens, recipe, splitter, text)
     tokens = files.write("packing", write, parts, text, splitter.digest)
-    unspelled = _count_unspelled(recipe, tokens)
+    unspelled = _unspelled(recipe, tokens)
     counted = {"duplicates": _count_duplicates(tokens, staging / "keys.tmp"), "skipped": skipped}
     counted |= {"unspelled": unspelled} if unspelled else {}
     _write_manifest(
@@ -171,24 +170,17 @@ def _fill(recipe: CorpusRecipe, root: Path, staging: Path, files: PartFiles) -> 
     )
 
 
-def _count_unspelled(recipe: CorpusRecipe, folders: Sequence[Path]) -> dict[str, Unspelled]:
-    """Adds up what the tokenizer lost of each domain; only of those of which it lost anything.
-
-    ValueError for a domain of which it lost most.
-    """
-    total: dict[str, np.ndarray] = {}
-    for domain, numbers in (
-        pair for folder in folders for pair in counts_of(folder).get("lost", {}).items()
-    ):
-        total[domain] = total.get(domain, 0) + np.array(numbers)
-    names, found = tuple(Unspelled.__annotations__), {}
-    for domain in (domain for domain in recipe.domains if domain in total):
-        counts = dict(zip(names, total[domain].tolist(), strict=True))
-        if (share := lost_share(counts)) > MOST_LOST:
-            allowed = f"a tokenizer that can spell domain {domain!r}, of whose text this one has"
-            raise invalid("tokenizer", recipe.tokenizer_name, f"{allowed} no token for {share:.1%}")
-        if lost_share(counts) or counts["cut_documents"]:
-            found[domain] = counts
+def _unspelled(recipe: CorpusRecipe, folders: Sequence[Path]) -> dict[str, dict]:
+    """Adds up what the tokenizer lost of domains; ValueError for one of which it lost most."""
+    found = {}
+    for domain in recipe.domains:
+        counts = np.sum([counts_of(f)["lost"].get(domain, (0,) * 4) for f in folders], axis=0)
+        share = float((counts[:2] / np.maximum(1, counts[2:])).max())
+        if share > MOST_LOST:
+            allowed = f"one that can spell domain {domain!r}, of whose text it lacks {share:.1%}"
+            raise invalid("tokenizer", recipe.tokenizer_name, allowed)
+        if share:
+            found[domain] = {"share": share, **dict(zip(LOST, counts.tolist(), strict=True))}
     return found
 
 

@@ -76,14 +76,9 @@ class Blocks(TypedDict):
 
 
 class Unspelled(TypedDict):
-    """What a tokenizer lost of a domain's text, see `spelling.Spelling`."""
+    """Counts of a domain, and the share of its text that they are."""
 
-    unknown_tokens: int
-    tokens: int
-    lost_characters: int
-    characters: int
-    # Documents in which text spells the end of a text.
-    cut_documents: int
+    share: float
 
 
 class Manifest(TypedDict):
@@ -99,7 +94,7 @@ class Manifest(TypedDict):
     files: dict[str, str]
     layout: int
     blocks: NotRequired[Blocks]
-    # By domain, where a given tokenizer lost anything.
+    # By domain: what a given tokenizer cannot spell.
     unspelled: NotRequired[dict[str, Unspelled]]
 
 
@@ -109,7 +104,7 @@ HASHED_BYTES = 1 << 21
 STALE_S = 86_400
 
 
-# The share of a domain's text that a tokenizer may lose in silence, and the most that it may lose.
+# Shares of a domain's text that a tokenizer may lose: in silence, and at all.
 LITTLE_LOST, MOST_LOST = 0.01, 0.5
 
 
@@ -210,12 +205,10 @@ class PackedCorpus:
     @property
     def skipped(self) -> tuple[str, ...]:
         """Returns a line for each hub row of which packing left out records that lack a field, and
-        the lines of `lost_lines`."""
+        for each domain that the tokenizer cannot spell."""
         counts = self.manifest.get("skipped", {})
-        left_out = (
-            f"{row}: left out {number:,} records without a field" for row, number in counts.items()
-        )
-        return (*left_out, *lost_lines(self.manifest))
+        left_out = (f"{row}: left out {n:,} records without a field" for row, n in counts.items())
+        return (*left_out, *unspelled_lines(self.manifest))
 
     @property
     def fingerprint(self) -> str:
@@ -313,23 +306,12 @@ class PackedCorpus:
         return bytes_of_files(self.manifest, SPLITS if self.fetched is None else ("validation",))
 
 
-def lost_share(counts: Unspelled) -> float:
-    """Returns the share of a domain's text that its tokenizer cannot spell: of tokens that are
-    unknown, or of characters without a known token, whichever is larger."""
-    pairs = (("unknown_tokens", "tokens"), ("lost_characters", "characters"))
-    return max(counts[lost] / max(1, counts[whole]) for lost, whole in pairs)
-
-
-def lost_lines(manifest: Mapping) -> tuple[str, ...]:
-    """Says of which domains a tokenizer loses more than a little text, or finds ends in it."""
-    lines = []
-    for domain, counts in manifest.get("unspelled", {}).items():
-        if (share := lost_share(counts)) > LITTLE_LOST:
-            lines.append(f"domain {domain}: the tokenizer cannot spell {share:.1%} of its text")
-        if number := counts["cut_documents"]:
-            spells = "spells the token that ends a text, which cuts it"
-            lines.append(f"domain {domain}: the text of {number:,} documents {spells}")
-    return tuple(lines)
+def unspelled_lines(manifest: Mapping) -> list[str]:
+    return [
+        f"domain {domain}: the tokenizer cannot spell {found['share']:.1%} of its text"
+        for domain, found in manifest.get("unspelled", {}).items()
+        if found["share"] > LITTLE_LOST
+    ]
 
 
 def _require_no_link(path: Path) -> str:

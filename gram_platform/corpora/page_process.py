@@ -1,31 +1,19 @@
-"""Encodes pages of text in a process of its own, which a tokenizer cannot take memory or time from.
+"""Encodes pages of text within limits; a script, because a tokenizer can take all memory and time.
 
-Reads {"tokenizer": the text of a tokenizer.json, "pages": [text, ...], "limit": tokens a byte} from
-its input, and writes what is wrong with the tokenizer; nothing if the pages are encoded.
+Arguments: path, limit of tokens a byte. Input: [tokenizer.json's text, pages]. Ends with a fault.
 """
 
-import contextlib
 import json
 import resource
 import sys
 
-# Of the whole process; the largest vocabularies take a quarter of it.
 MAX_BYTES = 1 << 31
-# Seconds of a processor for the pages. A page takes some milliseconds.
-MAX_SECONDS = 10
+# Seconds of a processor. A page takes some milliseconds.
+MAX_SECONDS = 20
 
 
-def limit(kind: int, most: int) -> None:
-    """Limits what this process may use, where the system can."""
-    _, hard = resource.getrlimit(kind)
-    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(kind, (most, hard))
-
-
-def fault_of(tokenizer, pages: list[str], most: int) -> str:
-    """Says what is wrong, after the first line that shows it; "" if nothing is."""
-    for line in (line for page in pages for line in page.split("\n")):
+def fault_of(tokenizer, page: str, most: int) -> str | None:
+    for line in page.splitlines():
         try:
             num_tokens = len(tokenizer.encode(line, add_special_tokens=False).ids)
         except Exception:
@@ -33,28 +21,20 @@ def fault_of(tokenizer, pages: list[str], most: int) -> str:
             continue
         except BaseException as error:
             # A panic of the library.
-            return f"it fails on the text {line[:40]!r}: {error}"
+            return f"{line[:40]!r}: {error}"
         if num_tokens > most * (len(line.encode()) + 1):
-            return f"it makes {num_tokens:,} tokens of the text {line[:40]!r}"
-    return ""
-
-
-def main() -> None:
-    from tokenizers import Tokenizer
-
-    limit(resource.RLIMIT_CORE, 0)
-    limit(resource.RLIMIT_AS, MAX_BYTES)
-    given = json.load(sys.stdin)
-    tokenizer = Tokenizer.from_str(given["tokenizer"])
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    tokenizer.encode_special_tokens = True
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + 1 + MAX_SECONDS)
-    sys.stdout.write(fault_of(tokenizer, given["pages"], given["limit"]))
+            return f"{line[:40]!r}: {num_tokens:,} tokens"
+    return None
 
 
 if __name__ == "__main__":
-    # Started without a current folder on its path: the caller's path holds the library.
     sys.path[:] = json.loads(sys.argv[1])
-    main()
+    from tokenizers import Tokenizer
+
+    for kind, most in ((resource.RLIMIT_AS, MAX_BYTES), (resource.RLIMIT_CPU, MAX_SECONDS)):
+        hard = resource.getrlimit(kind)[1]
+        resource.setrlimit(kind, (most if hard < 0 else min(most, hard), hard))
+    text, pages = json.load(sys.stdin)
+    given = Tokenizer.from_str(text)
+    given.encode_special_tokens = True
+    sys.exit(fault_of(given, "\n".join(pages), int(sys.argv[2])))

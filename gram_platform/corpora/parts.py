@@ -22,12 +22,12 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from gram_platform.config.crash_safe import sync
-from gram_platform.config.identity import invalid, short_hash
+from gram_platform.config.identity import short_hash
 from gram_platform.corpora.packed import SPLITS, token_dtype
 from gram_platform.corpora.recipe import CorpusRecipe, StoriesSource
 from gram_platform.corpora.records import Unit, documents, size_of
 from gram_platform.corpora.sources import BLOCK_BYTES, Progress, grouped
-from gram_platform.corpora.spelling import MOST_TOKENS_PER_BYTE, Spelling, spelling_of
+from gram_platform.corpora.spelling import Speller
 from gram_platform.corpora.splits import Splitter, tagged
 from gram_platform.corpora.tokenizer import configured, end_of_text_id, faults_named
 
@@ -145,19 +145,19 @@ def write_tokens(
 ) -> None:
     """Tokenises a part into a file for each domain and split, beside counts and tagged keys."""
     tokenizer, dtype = _tokenizer(tokenizer_json), token_dtype(recipe.vocab_size)
-    spelling = None if recipe.tokenizer.is_trained else _spelling(tokenizer_json)
     end, order = (
         end_of_text_id(tokenizer),
         {domain: number for number, domain in enumerate(recipe.domains)},
     )
+    speller = None if recipe.tokenizer.is_trained else Speller(tokenizer, end)
+    # By domain, the sums of what the speller counts.
+    lost: dict[str, np.ndarray] = {}
     # Documents, tokens and checksum of each file.
     counts: dict[tuple[str, str], tuple[int, int, int]] = {}
-    # By domain, in the order of `Unspelled`.
-    lost: dict[str, np.ndarray] = {}
     checksum = 0
     with (folder / KEYS).open("wb") as log:
         for domains, texts, keys, are_validation, encodings in _encoded(
-            tokenizer, spelling is None, splitter, documents(recipe, part), recipe.tokenizer_name
+            tokenizer, splitter, documents(recipe, part), recipe.tokenizer_name
         ):
             raw = tagged(keys, [order[domain] for domain in domains], are_validation).tobytes()
             checksum = zlib.crc32(raw, checksum)
@@ -166,11 +166,11 @@ def write_tokens(
             for domain, text, is_validation, encoding in zip(
                 domains, texts, are_validation.tolist(), encodings, strict=True
             ):
+                if speller is not None:
+                    with faults_named(recipe.tokenizer_name, "one that can decode the corpus"):
+                        counted = speller.lost(text, encoding.ids)
+                    lost[domain] = lost.get(domain, 0) + np.array(counted)
                 tokens = np.array([*encoding.ids, end], dtype)
-                is_cut = np.count_nonzero(tokens == end) > 1
-                if spelling or is_cut:
-                    numbers = spelling.lost(text, encoding) if spelling else (0,) * 4
-                    lost[domain] = lost.get(domain, 0) + np.array([*numbers, is_cut])
                 found.setdefault((SPLITS[is_validation], domain), []).append(tokens)
             for pair, arrays in found.items():
                 num_documents, num_tokens, before = counts.get(pair, (0, 0, 0))
@@ -180,15 +180,13 @@ def write_tokens(
                 num_tokens += len(raw) // dtype.itemsize
                 counts[pair] = num_documents + len(arrays), num_tokens, zlib.crc32(raw, before)
     files = [[*pair, *numbers] for pair, numbers in counts.items()]
-    plain = {"keys": checksum, "files": files}
-    if lost:
-        plain["lost"] = {domain: numbers.tolist() for domain, numbers in lost.items()}
-    (folder / COUNTS).write_text(json.dumps(plain))
+    found = {domain: numbers.tolist() for domain, numbers in lost.items()}
+    (folder / COUNTS).write_text(json.dumps({"keys": checksum, "files": files, "lost": found}))
 
 
 def counts_of(folder: Path) -> dict:
-    """Reads a part's counts as `write_tokens` writes them: the checksum of `keys`, `files` and, of
-    a tokenizer that may lose text, `lost`."""
+    """Reads a part's counts, the checksum of `keys`, `files` and `lost`, as `write_tokens` writes
+    them."""
     return json.loads((folder / COUNTS).read_text())
 
 
@@ -211,37 +209,21 @@ def _tokenizer(text: str) -> Tokenizer:
     return configured(Tokenizer.from_str(text))
 
 
-@lru_cache(maxsize=1)
-def _spelling(text: str) -> Spelling | None:
-    return spelling_of(text)
-
-
 def token_path(folder: Path, split: str, domain: str) -> Path:
     return folder / f"{split}-{domain}.bin"
 
 
 def _encoded(
-    tokenizer: Tokenizer,
-    is_fast: bool,
-    splitter: Splitter,
-    stream: Iterator[tuple[str, str]],
-    source: str,
+    tokenizer: Tokenizer, splitter: Splitter, stream: Iterator[tuple[str, str]], source: str
 ) -> Iterator[tuple]:
     """Yields batches (domains, texts, keys, are validation, encodings) in order.
 
-    Tokenises one while reading the next. Encodings have offsets unless `is_fast`. ValueError that
-    names `source`, the tokenizer, if it fails or makes too many tokens.
+    Tokenises one while reading the next. ValueError naming the tokenizer's `source` if it fails.
     """
-    encode = tokenizer.encode_batch_fast if is_fast else tokenizer.encode_batch
 
     def encodings(texts: list[str]) -> list[Encoding]:
         with faults_named(source, "a tokenizer that can encode the corpus"):
-            found = encode(texts, add_special_tokens=False)
-        most = MOST_TOKENS_PER_BYTE * sum(len(text.encode()) + 1 for text in texts)
-        if (num_tokens := sum(map(len, found))) > most:
-            allowed = f"at most {MOST_TOKENS_PER_BYTE} tokens for each byte of the corpus"
-            raise invalid("tokenizer", source, f"{allowed}, found {num_tokens:,} of {most:,}")
-        return found
+            return tokenizer.encode_batch_fast(texts, add_special_tokens=False)
 
     with ThreadPoolExecutor(1) as pool:
         running = None

@@ -185,7 +185,7 @@ class TokenizerRecipe:
     sample_bytes: int = 0
     # No other domain's text is in the sample.
     core_only: bool = added(False)
-    # The token that ends a text, where the first known name is not it.
+    # The token that ends a text, if it is not the first known name.
     end_of_text: str = added("")
 
     def __post_init__(self) -> None:
@@ -267,8 +267,6 @@ class CorpusRecipe:
     # Local files to read; not part of the identity.
     units: tuple = field(default=(), compare=False, repr=False)
     tokenizer_path: Path | None = field(default=None, compare=False, repr=False)
-    # What a user should know of these files.
-    notes: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         require_int("corpus.seq_len", self.seq_len, 1)
@@ -298,8 +296,7 @@ class CorpusRecipe:
 
     @property
     def tokenizer_name(self) -> str:
-        """Returns the tokenizer's file or its name, for errors."""
-        return str(self.tokenizer_path or self.tokenizer.source or "trained on the corpus")
+        return str(self.tokenizer_path or self.tokenizer.source or "trained")
 
     @property
     def sampled_from(self) -> tuple[DomainRecipe, ...]:

@@ -54,8 +54,8 @@ def recipe_text(corpus: str) -> str:
     return canonical_json(described) if described else ""
 
 
-def text_units(corpus: str | Path, left_out: set[str]) -> tuple[Unit, ...]:
-    """Finds the files of a recipe of local text; `left_out`: see `find_units`.
+def text_units(corpus: str | Path) -> tuple[Unit, ...]:
+    """Finds the files of a recipe of local text.
 
     ValueError with file, line and field if there are none.
     """
@@ -63,8 +63,7 @@ def text_units(corpus: str | Path, left_out: set[str]) -> tuple[Unit, ...]:
     written, text = _from_file(path)
     root = path.parent / text.root
     with written.located():
-        places = [_existing(root, name) for name in text.records]
-        records = [unit for place in places for unit in find_units(place, left_out)]
+        records = [unit for name in text.records for unit in find_units(_existing(root, name))]
         return (
             *labelled_units({label: list(globs) for label, globs in text.globs.items()}, root),
             *records,
@@ -120,11 +119,10 @@ def _from_file(path: Path) -> tuple[Written, HubCorpus | TextCorpus]:
 
 
 def _beside(folder: Path, tokenizer: str) -> str:
-    """Returns the path of a recipe's tokenizer, which is relative to the recipe's folder; a name on
-    the hub as it is."""
+    """Returns the path of a recipe's tokenizer; a name on the hub as it is."""
     path = folder / os.path.expanduser(tokenizer)
-    is_file = tokenizer and (target_kind("tokenizer", path) or not is_on_hub(tokenizer))
-    return str(path) if is_file else tokenizer
+    is_named = not tokenizer or (is_on_hub(tokenizer) and not target_kind("tokenizer", path))
+    return tokenizer if is_named else str(path)
 
 
 def _placed(row: HubRow, folder: Path) -> HubRow:

@@ -34,14 +34,7 @@ from gram_platform.corpora.recipe import (
 )
 from gram_platform.corpora.recipe_file import described_corpus, errors_located, text_units
 from gram_platform.corpora.records import Unit
-from gram_platform.corpora.sources import (
-    Progress,
-    content_of,
-    find_units,
-    notes_of,
-    scan_units,
-    silent,
-)
+from gram_platform.corpora.sources import Progress, content_of, find_units, scan_units, silent
 from gram_platform.corpora.tokenizer import DEFAULT_SAMPLE_BYTES, tokenizer_recipe
 
 # Text is fetched beyond one epoch, for wrong estimates of bytes per token and, with partial labels,
@@ -121,17 +114,14 @@ def resolve(
             return _hub_recipe(
                 replace(described, core_tokens=tokens, aux_share=share), core_label, common
             )
-        left_out: set[str] = set()
         if isinstance(described, TextCorpus):
-            units = text_units(corpus, left_out)
-            core_label = core_label or described.core_labels or None
+            units, core_label = text_units(corpus), core_label or described.core_labels or None
         elif str(corpus) == INSTALLED:
             if cache_dir is None:
                 raise invalid("cache_dir", None, "a folder, where the installed text is written")
             units = find_units(installed_text(cache_dir, progress=progress))
         else:
-            units = find_units(existing_path(corpus), left_out)
-        common["notes"] = notes_of(units, left_out)
+            units = find_units(existing_path(corpus))
         units += _instructions(instructions) if instructions else ()
         return _files_recipe(
             str(corpus), scan_units(units, cache_dir, progress), core_label, common

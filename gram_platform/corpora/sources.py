@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, TypeVar
@@ -18,6 +18,7 @@ from typing import Any, NotRequired, TypedDict, TypeVar
 from gram_platform.config.crash_safe import A_FILE, A_FOLDER, require_plain, whole_file
 from gram_platform.config.identity import invalid
 from gram_platform.config.plain import parse_json
+from gram_platform.config.terminal import warn
 from gram_platform.config.written import read_json, target_kind
 from gram_platform.corpora.compression import BLOCK_BYTES
 from gram_platform.corpora.records import (
@@ -38,9 +39,9 @@ SCAN_VERSION = 4
 REPORT_EVERY_RECORDS = 2000
 # Folders of scans and of fetched text in the cache.
 SCANS, FETCHED = "scans", "hub"
-# The most folders in a note.
-FOLDERS_NAMED = 5
-# The name of a split in a file's name, as in `train-00000-of-00001.parquet`.
+# The most folders in a warning.
+MOST_SHOWN = 9
+# A split in a file's name, as in `train-00000-of-00001.parquet`.
 SPLIT = re.compile(r"(?:^|[-_. ])(train|test|validation|valid|val|dev|eval)(?=[-_. ]|$)", re.I)
 # Bytes of a unit's files in each piece; no piece changes what is packed.
 PIECE_BYTES = 1 << 22
@@ -50,14 +51,13 @@ def silent(activity: str, done: int, total: int | None) -> None:
     """Reports no progress."""
 
 
-def find_units(corpus: Path, left_out: set[str] | None = None) -> tuple[Unit, ...]:
+def find_units(corpus: Path) -> tuple[Unit, ...]:
     """Finds the units of a folder, of one data file, or of a JSON file of labelled globs.
 
-    Searches a folder at all levels, see `find_files`. Other programs keep what is no data in
-    folders whose names begin with `_` or `.`: such a folder is not searched, and is added to
-    `left_out`. ValueError if there is nothing to read.
+    Searches a folder at all levels, see `find_files`. Warns of folders that it leaves out, and of
+    several splits. ValueError if there is nothing to read.
     """
-    left_out = set() if left_out is None else left_out
+    left_out: set[str] = set()
     if corpus.suffix.lower() == ".json" and target_kind("corpus", corpus) == A_FILE:
         return _glob_units(corpus)
     is_folder = target_kind("corpus", corpus) == A_FOLDER
@@ -66,25 +66,14 @@ def find_units(corpus: Path, left_out: set[str] | None = None) -> tuple[Unit, ..
         named = "named *" + ", *".join(FORMATS)
         allowed = f"a folder that holds files {named}, such a file, or a .json of labelled globs"
         raise invalid("corpus", str(corpus), allowed)
+    if left_out:
+        named = ", ".join(sorted(left_out)[:MOST_SHOWN])
+        warn(f"{corpus}: left out {len(left_out)} folders named _* or .*: {named}")
+    parts = {part for path in found for part in path.relative_to(corpus).parts}
+    splits = {match[1].lower() for part in parts for match in SPLIT.finditer(part)}
+    if "train" in splits and len(splits) > 1:
+        warn(f"{corpus}: files named {', '.join(sorted(splits))} are all read as one corpus")
     return tuple(Unit((path,)) for path in found)
-
-
-def notes_of(units: Sequence[Unit], left_out: Collection[str]) -> tuple[str, ...]:
-    """Says which folders were left out, and whether data files have names of several splits."""
-    notes, folders = [], sorted(left_out)
-    if folders:
-        more = f" and {len(folders) - FOLDERS_NAMED:,} more" if len(folders) > FOLDERS_NAMED else ""
-        named = ", ".join(folders[:FOLDERS_NAMED]) + more
-        notes.append(f"left out folders whose names begin with _ or . : {named}")
-    paths = [path for unit in units if not unit.label for path in unit.paths]
-    root = os.path.commonpath([path.parent for path in paths]) if paths else ""
-    names = {part for path in paths for part in path.relative_to(root).parts}
-    found = {match[1].lower() for name in names for match in SPLIT.finditer(name)}
-    if "train" in found and len(found) > 1:
-        mixed = ", ".join(sorted(found))
-        advice = "leave out those that are not for training"
-        notes.append(f"files and folders are named {mixed}, and all are read as one text: {advice}")
-    return tuple(notes)
 
 
 class Globs(TypedDict):
@@ -303,8 +292,8 @@ def find_files(
 ) -> tuple[Path, ...]:
     """Returns the files below `root` that match a pattern and are wanted, sorted by path.
 
-    `**` stands for any number of folders. Leaves out hidden files and folders; with `left_out`, to
-    which such folders are added, also folders whose names begin with `_`. Enters linked
+    `**` stands for any number of folders. Leaves out hidden files and folders, which it adds to
+    `left_out`, if that is given, with the folders whose names begin with `_`. Enters linked
     folders; a file that several links lead to is returned once, by its own path if that is found
     too. ValueError for a folder that cannot be read, a link whose target is gone, and a pipe,
     socket or device that is wanted.
@@ -367,12 +356,12 @@ def _names(folder: str, part: str, left_out: set[str] | None) -> list[str]:
             listed = list(entries)
     except OSError as error:
         raise invalid("corpus", folder, f"a folder that can be read ({error.strerror})") from None
+    if part == ANY_FOLDERS and left_out is not None:
+        hidden = [entry for entry in listed if entry.name.startswith(("_", "."))]
+        left_out |= {entry.path for entry in hidden if os.path.isdir(entry.path)}
+        listed = [entry for entry in listed if entry.path not in left_out]
     visible = [entry for entry in listed if not entry.name.startswith(".")]
     if part == ANY_FOLDERS:
-        if left_out is not None:
-            skipped = [entry for entry in listed if entry.name.startswith(("_", "."))]
-            left_out |= {entry.path for entry in skipped if os.path.isdir(entry.path)}
-            visible = [entry for entry in visible if not entry.name.startswith("_")]
         return [
             entry.name
             for entry in visible

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from gram_platform.config.crash_safe import A_FILE, A_FOLDER
 from gram_platform.config.endings import Unavailable
@@ -78,15 +78,11 @@ def is_on_hub(given: str) -> bool:
 
 @contextlib.contextmanager
 def faults_named(source: str, expected: str) -> Iterator[None]:
-    """Turns what the library raises, bare Exception and panics, which are none, into a ValueError
-    that names the tokenizer's file or name."""
+    """Makes what the library raises, bare Exception and panics, a ValueError with the source."""
     try:
         yield
-    except ValueError:
-        raise
     except BaseException as error:
-        is_fault = type(error) is Exception or type(error).__name__ == "PanicException"
-        if not is_fault:
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
         raise invalid("tokenizer", source, f"{expected} ({error})") from None
 
@@ -99,7 +95,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, text: str, source: object) -> list[int]:
-    """Returns the ids of a text; ValueError with `source`, the tokenizer's file, if it fails."""
+    """Returns the ids of a text; ValueError with the tokenizer's `source` if it fails."""
     with faults_named(str(source), "a tokenizer that can encode the text"):
         return tokenizer.encode(text, add_special_tokens=False).ids
 
@@ -218,21 +214,19 @@ def _special(tokenizer: Tokenizer) -> set[str]:
 
 
 def _of_template(tokenizer: Tokenizer) -> str:
-    """Returns the token that the tokenizer's template puts after a text, and nothing before it; ""
-    without such a template."""
+    """Returns the token that a template puts after a text, if it puts nothing else; else ""."""
     processor = tokenizer.post_processor
-    plain = json.loads(processor.__getstate__()) if processor else {}
-    kinds = [next(iter(piece.items())) for piece in plain.get("single", ())]
-    is_end = [kind for kind, _ in kinds] == ["Sequence", "SpecialToken"]
-    return kinds[1][1]["id"] if is_end else ""
+    match json.loads(processor.__getstate__()) if processor else {}:
+        case {"single": [{"Sequence": _}, {"SpecialToken": {"id": name}}]}:
+            return name
+    return ""
 
 
 def end_of_text_id(tokenizer: Tokenizer, named: str = "") -> int:
     """Returns the token that separates documents.
 
-    `named`, which a recipe may name; otherwise a special token, because text can spell the others:
-    the one that the tokenizer's template puts after a text, or the first of `KNOWN_ENDS`.
-    ValueError for a tokenizer without one.
+    `named`, or a special token, since text spells the others: that of the template, else the first
+    of `KNOWN_ENDS`. ValueError for a tokenizer without one.
     """
     if named:
         token = tokenizer.token_to_id(named)
@@ -246,27 +240,17 @@ def end_of_text_id(tokenizer: Tokenizer, named: str = "") -> int:
     raise invalid(
         "tokenizer",
         "no end of text",
-        f"a tokenizer with one of the special tokens {', '.join(KNOWN_ENDS)}, or a recipe that has"
-        " its end_of_text",
+        f"one of the special tokens {', '.join(KNOWN_ENDS)}, or a recipe with end_of_text",
     )
 
 
 def with_end(tokenizer: Tokenizer, name: str) -> Tokenizer:
-    """Returns the tokenizer with a special token `name` that its template puts after a text, so
-    that whoever reads it finds its end of text."""
-    plain, token = json.loads(tokenizer.to_str()), end_of_text_id(tokenizer, name)
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    added = [entry for entry in plain["added_tokens"] if entry["id"] != token]
-    added.append({"id": token, "content": name, **flags, "special": True})
-    plain["added_tokens"] = sorted(added, key=lambda entry: entry["id"])
-    one, two = ({"Sequence": {"id": letter, "type_id": 0}} for letter in "AB")
-    plain["post_processor"] = {
-        "type": "TemplateProcessing",
-        "single": [one, {"SpecialToken": {"id": name, "type_id": 0}}],
-        "pair": [one, two],
-        "special_tokens": {name: {"id": name, "ids": [token], "tokens": [name]}},
-    }
-    return configured(Tokenizer.from_str(json.dumps(plain)))
+    """Makes `name` the end of text that `end_of_text_id` finds."""
+    tokenizer.add_special_tokens([name])
+    special = [(name, end_of_text_id(tokenizer, name))]
+    template = processors.TemplateProcessing(single=["$A", name], special_tokens=special)
+    tokenizer.post_processor = template
+    return tokenizer
 
 
 def separator_tokens(path: Path, text: str) -> tuple[tuple[int, ...], int]:

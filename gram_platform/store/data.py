@@ -27,11 +27,11 @@ from gram_platform.corpora.packed import (
     CorruptCorpus,
     PackedCorpus,
     bytes_of_files,
-    lost_lines,
     open_complete,
     parse_manifest,
     publish,
     sequence_path,
+    unspelled_lines,
 )
 from gram_platform.corpora.recipe import CorpusRecipe
 from gram_platform.corpora.sources import Progress, silent
@@ -111,13 +111,13 @@ def open_corpus(
         return _copy_of(manifest, target) or _fetch(stored, text, manifest, target)
 
 
-def lost_text(store: Store, data_id: str) -> tuple[str, ...]:
-    """Says what of a corpus its tokenizer lost, see `lost_lines`; () if it is not packed."""
+def lost_text(store: Store, data_id: str) -> list[str]:
+    """Says what the tokenizer of a packed corpus cannot spell."""
     stored = store.data_dir(data_id)
     try:
-        return lost_lines(parse_manifest(stored.read(MANIFEST), stored.file(MANIFEST)))
+        return unspelled_lines(parse_manifest(stored.read(MANIFEST), stored.file(MANIFEST)))
     except (FileNotFoundError, CorruptCorpus):
-        return ()
+        return []
 
 
 def _absent(store: Store, expected: str) -> ValueError:

@@ -36,7 +36,7 @@ def pack_corpora(plan: Plan, store: Store) -> None:
             anywhere = store.is_local and not isinstance(recipe.source, FilesSource)
             workers = ray_workers(anywhere, plan.options.verbose) if plan.needs_ray else None
             corpus = provide_corpus(recipe, store, say_bytes(), workers)
-            for line in (*recipe.notes, *corpus.skipped):
+            for line in corpus.skipped:
                 say(line)
             require_enough_data(part, corpus)
             require_document_end(part.nodes, corpus)
@@ -175,8 +175,8 @@ def require_document_end(nodes: Iterable[Node], corpus: PackedCorpus) -> None:
 
 
 def supply_lines(part: StudyPlan) -> list[str]:
-    """Returns a dry run's lines on the text that each size fetches from the hub, on what of packed
-    text the tokenizer lost, and on shortages."""
+    """Returns a dry run's lines on the text that each size fetches from the hub, on what tokenizers
+    cannot spell, and on shortages."""
     lines, most = [], {}
     for size, recipes_of_size in part.recipes.items():
         fetched: dict = {}
@@ -193,7 +193,7 @@ def supply_lines(part: StudyPlan) -> list[str]:
         lines.append(f"text to fetch for all sizes, which share it: {sum(most.values()):,} bytes")
     store = Store(part.choice.storage)
     for recipe in part.corpora:
-        lines += (*recipe.notes, *lost_text(store, recipe.data_id))
+        lines += lost_text(store, recipe.data_id)
     short = shortages(part.nodes, part.preset, part.recipes)
     heads = {True: "shortage", False: "possible shortage"}
     return [*lines, *(f"{heads[shortage.is_certain]}: {shortage.text}" for shortage in short)]

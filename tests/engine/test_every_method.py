@@ -151,7 +151,7 @@ def test_an_attack_by_adapters_trains_them_alone(cell, execution):
     )
 
 
-@pytest.mark.parametrize("num_commits", [3, 4])
+@pytest.mark.parametrize("num_commits", [1, 2])
 def test_early_stopping_ends_with_the_best_loss(
     cell, execution, tmp_path, monkeypatch, num_commits
 ):

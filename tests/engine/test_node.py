@@ -113,15 +113,15 @@ def test_an_interrupted_run_ends_with_the_same_bytes(execution, setting, tmp_pat
 
 
 def test_the_seconds_of_evaluations_are_those_of_all_processes(execution, setting, monkeypatch):
-    run, evaluate = plan("baseline", setting).runs["all"], RunExecution.evaluate
+    run, commit = plan("baseline", setting).runs["all"], RunExecution.commit
 
-    def slow(self):
+    def commit_after_long_evaluations(self, step):
         self.evaluation_s += 1000.0
-        return evaluate(self)
+        commit(self, step)
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunExecution, "evaluate", slow)
-        stop_after(patch, 3)
+        patch.setattr(RunExecution, "commit", commit_after_long_evaluations)
+        stop_after(patch, 1)
         with pytest.raises(Stopped):
             execute_run(run, {}, execution)
     execute_run(run, {}, execution)

@@ -128,7 +128,7 @@ def test_a_profile_that_is_changed_ends_what_it_is_answering(source, rights):
     narrowed = dataclasses.replace(source.policy, profiles=profiles)
 
     async def end_of_stream() -> str:
-        async for delivery in server.stream(digest, "both", GenerationRequest((1,), 40)):
+        async for delivery in server.stream(digest, "both", GenerationRequest((1,), 40), False):
             server.policy, end = narrowed, delivery.end
         return end
 
