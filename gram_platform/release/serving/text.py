@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
+from gram_platform.corpora.packed import TOKENIZER
 from gram_platform.corpora.tokenizer import configured, encode, end_of_text_id
 from gram_platform.release.serving.requests import CompletionRequest, bad_request
 
@@ -50,7 +51,7 @@ class Vocabulary:
             if len(request.prompt) > room * self.longest_piece:
                 raise bad_request("prompt", fits, "context_length_exceeded")
             try:
-                ids = tuple(encode(self.tokenizer, request.prompt, "of the model"))
+                ids = tuple(encode(self.tokenizer, request.prompt, TOKENIZER))
             except ValueError as error:
                 raise bad_request("prompt", f"text that can be encoded ({error})") from None
             ids = ids or (self.end_of_text,)
