@@ -174,7 +174,9 @@ def _unspelled(recipe: CorpusRecipe, folders: Sequence[Path]) -> dict[str, dict]
     """Adds up what the tokenizer lost of domains; ValueError for one of which it lost most."""
     found = {}
     for domain in recipe.domains:
-        counts = np.sum([counts_of(f)["lost"].get(domain, (0,) * 4) for f in folders], axis=0)
+        counts = np.sum(
+            [counts_of(f).get("lost", {}).get(domain, (0,) * 4) for f in folders], axis=0
+        )
         share = float((counts[:2] / np.maximum(1, counts[2:])).max())
         if share > MOST_LOST:
             allowed = f"one that can spell domain {domain!r}, of whose text it lacks {share:.1%}"

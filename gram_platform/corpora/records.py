@@ -142,7 +142,7 @@ def reading(path: Path) -> Iterator[None]:
 
 def require_fetched(field: str, path: Path) -> None:
     """Raises ValueError for what Git LFS leaves in the place of a file that it has not fetched."""
-    with reading(path), path.open("rb") as handle:
+    with path.open("rb") as handle:
         if handle.read(len(LFS_POINTER)) == LFS_POINTER:
             found = "a pointer of Git LFS: `git lfs pull` in its repository fetches the file"
             raise invalid(field, str(path), f"the file itself, found {found}")
@@ -164,8 +164,8 @@ def read_unit(unit: Unit) -> Iterator[Document]:
         yield from _read_documents(unit)
         return
     for path in unit.paths:
-        require_fetched("corpus", path)
         with reading(path):
+            require_fetched("corpus", path)
             yield from (
                 _read_parquet(path)
                 if path.name.lower().endswith(PARQUET)
@@ -178,8 +178,8 @@ def _read_documents(unit: Unit) -> Iterator[Document]:
     for path in unit.paths:
         if size_of(path) > MAX_RECORD_BYTES:
             raise _too_large(str(path))
-        require_fetched("corpus", path)
         with reading(path):
+            require_fetched("corpus", path)
             raw = path.read_bytes().removeprefix(codecs.BOM_UTF8)
         try:
             text = raw.decode("utf-8")

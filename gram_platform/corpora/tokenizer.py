@@ -13,7 +13,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 
 from gram_platform.config.crash_safe import A_FILE, A_FOLDER
 from gram_platform.config.endings import Unavailable
-from gram_platform.config.identity import hash_file, invalid, local_path
+from gram_platform.config.identity import InvalidField, hash_file, invalid, local_path
 from gram_platform.config.written import target_kind
 from gram_platform.corpora.hub_access import is_passing
 from gram_platform.corpora.recipe import TokenizerRecipe
@@ -78,19 +78,20 @@ def is_on_hub(given: str) -> bool:
 
 @contextlib.contextmanager
 def faults_named(source: str, expected: str) -> Iterator[None]:
-    """Makes what the library raises, bare Exception and panics, a ValueError with the source."""
+    """Makes what the library raises, Exception and panics, a ValueError with the source."""
     try:
         yield
     except BaseException as error:
-        if type(error) is not Exception and type(error).__name__ != "PanicException":
+        is_fault = isinstance(error, Exception) or type(error).__name__ == "PanicException"
+        if isinstance(error, InvalidField) or not is_fault:
             raise
         raise invalid("tokenizer", source, f"{expected} ({error})") from None
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
     """Reads a `tokenizer.json`; see `configured`. ValueError for a file that cannot be read."""
-    require_fetched("tokenizer", path)
     with faults_named(str(path), "a tokenizer.json that can be read"):
+        require_fetched("tokenizer", path)
         return configured(Tokenizer.from_file(str(path)))
 
 

@@ -377,3 +377,15 @@ def test_the_subsets_of_companions_follow_from_the_seed():
     ]
     same = sum(first == second for first, second in pairs) / len(pairs)
     assert same == pytest.approx(2 * (3 / 8) ** 2 + 1 / 16, abs=0.04)
+
+
+def test_which_batches_train_the_core_follows_from_the_seed():
+    """Of two runs, half of the auxiliary batches agree."""
+    run = long_run(RoutingConfig(0.5, 0.0))
+    plans = [Schedule(dataclasses.replace(run, seed=seed)) for seed in (1, 2)]
+    pairs = [
+        tuple(CORE_MLP in batch.route.trained for batch in each)
+        for each in zip(*plans, strict=True)
+        if all(batch.domain != "core" for batch in each)
+    ]
+    assert sum(a == b for a, b in pairs) / len(pairs) == pytest.approx(0.5, abs=0.06)
