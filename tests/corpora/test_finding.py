@@ -200,6 +200,13 @@ def test_a_pointer_of_git_lfs_is_named_as_one(tmp_path, records, settings, jsonl
         load_tokenizer(pointer)
 
 
+def test_a_pointer_in_the_place_of_a_dataset_s_file_is_named_too(tmp_path):
+    (tmp_path / "a.jsonl").write_text(POINTER)
+    (found,) = check(f"hf://json?label=label&labels=core,aux&files={tmp_path}/a.jsonl")
+    assert not found.ok
+    assert "git lfs pull" in found.found
+
+
 def test_folders_that_other_programs_hide_are_left_out_and_named(corpus, other, settings):
     """As by Spark, pandas and Delta. Files whose names begin so are read."""
     before = resolve(corpus, **settings).data_id
