@@ -53,10 +53,11 @@ class Speller:
 
     def __init__(self, tokenizer: Tokenizer, end: int) -> None:
         """`end`: the token that ends a text, which counts as unknown inside one."""
-        model, step = json.loads(tokenizer.to_str())["model"], tokenizer.pre_tokenizer
+        model = json.loads(tokenizer.to_str())["model"]
         unknown = model.get("unk_id", tokenizer.token_to_id(model.get("unk_token") or ""))
         self._tokenizer, self._unknown = tokenizer, [end, -1 if unknown is None else unknown]
-        self._is_byte_level = step is not None and b'"ByteLevel"' in step.__getstate__()
+        steps = filter(None, (tokenizer.normalizer, tokenizer.pre_tokenizer))
+        self._is_byte_level = any(b'"ByteLevel"' in step.__getstate__() for step in steps)
 
     def lost(self, text: str, ids: list[int]) -> tuple[int, int, int, int]:
         """Counts as `LOST`."""
@@ -64,15 +65,15 @@ class Speller:
         # The library computes offsets slowly.
         if not is_unknown.any() and self._tokenizer.decode(ids) == text:
             return 0, 0, len(ids), total
-        offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
-        spans = np.array(offsets, np.int64).reshape(-1, 2)[~is_unknown]
-        starts, ends = (np.bincount(side, minlength=len(text) + 1) for side in spans.T)
-        bare = np.flatnonzero(np.cumsum(starts - ends)[: len(text)] == 0)
-        lost = _num_counted(text[place] for place in bare)
-        if self._is_byte_level:
-            # Offsets follow the bytes that have a token.
-            broken = {sign for sign in set(text) if not self._has_bytes(sign)}
-            lost = max(lost, _num_counted(sign for sign in text if sign in broken))
+        broken = {sign for sign in set(text) if self._is_byte_level and not self._has_bytes(sign)}
+        lost = _num_counted(sign for sign in text if sign in broken)
+        # Offsets are wrong beside bytes without a token.
+        if not lost:
+            offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
+            spans = np.array(offsets, np.int64).reshape(-1, 2)[~is_unknown]
+            starts, ends = (np.bincount(side, minlength=len(text) + 1) for side in spans.T)
+            bare = np.flatnonzero(np.cumsum(starts - ends)[: len(text)] == 0)
+            lost = _num_counted(text[place] for place in bare)
         return int(is_unknown.sum()), lost, len(ids), total
 
     def _has_bytes(self, sign: str) -> bool:
