@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gram_platform.config.identity import invalid, require_int, require_real
+from gram_platform.config.identity import added, invalid, require_int, require_real
 from gram_platform.config.ladder import STORIES_AUX, STORIES_AUX_SHARE, STORIES_CORE
 from gram_platform.config.plugins import Table
 from gram_platform.corpora.installed import INSTALLED
@@ -57,6 +57,8 @@ class HubCorpus:
     aux_share: float = 0.25
     # "": a byte-level BPE trained on the corpus.
     tokenizer: str = ""
+    # The token that ends a text; "": the tokenizer's special one.
+    end_of_text: str = added("")
 
     def __post_init__(self) -> None:
         if not self.rows:
@@ -79,6 +81,8 @@ class TextCorpus:
     core_labels: tuple[str, ...] = ()
     # "": a byte-level BPE trained on the corpus.
     tokenizer: str = ""
+    # The token that ends a text; "": the tokenizer's special one.
+    end_of_text: str = added("")
 
     def __post_init__(self) -> None:
         if not self.globs and not self.records:

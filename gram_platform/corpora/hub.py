@@ -28,7 +28,7 @@ from gram_platform.corpora import recipe
 from gram_platform.corpora.hub_access import patiently, require_readable, row_error
 from gram_platform.corpora.parts import Workers, in_turn
 from gram_platform.corpora.recipe import HubRow, HubSource, part_bytes
-from gram_platform.corpora.records import Document, Unit, add_record
+from gram_platform.corpora.records import Document, Unit, add_record, reading, require_fetched
 from gram_platform.corpora.sources import Item, Progress, silent
 
 # One of the first records must have each field; a check compares their labels with the catalog.
@@ -288,6 +288,9 @@ def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
     import datasets
 
     revision = None if row.files and row.dataset in ("json", "parquet") else row.revision
+    for file in filter(os.path.isfile, row.files):
+        with reading(Path(file)):
+            require_fetched("corpus", Path(file))
     # The library would read the path of a local file as a pattern.
     files = [glob.escape(file) if os.path.isfile(file) else file for file in row.files]
     require_readable(row)

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from gram_platform.config.routing import domain_permutation
 from gram_platform.corpora.packed import (
     HASHED_BYTES,
     LAYOUT_VERSION,
+    MOST_LOST,
     SPLITS,
     TOKENIZER,
     PackedCorpus,
@@ -49,6 +50,7 @@ from gram_platform.corpora.parts import (
 from gram_platform.corpora.recipe import BYTES_PER_TOKEN, MIN_SAMPLED, CorpusRecipe, HubSource
 from gram_platform.corpora.records import ChangedText, documents
 from gram_platform.corpora.sources import FETCHED, Progress, forget, silent
+from gram_platform.corpora.spelling import LOST, require_page
 from gram_platform.corpora.splits import (
     KEY_RANGE,
     Candidates,
@@ -65,6 +67,7 @@ from gram_platform.corpora.tokenizer import (
     load_tokenizer,
     require_usable,
     train_tokenizer,
+    with_end,
 )
 
 # Characters of a passage in a tokenizer's sample; fewer if the sample is small.
@@ -75,6 +78,8 @@ GOLDEN = 0x9E3779B97F4A7C15
 BUCKET_BYTES = 1 << 26
 # What the manifest says of every file of sequences.
 OF_SEQUENCES = ("num_sequences", "num_documents", "num_tokens")
+# Parts whose first text a given tokenizer is tried on.
+MOST_TRIED = 64
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -149,14 +154,36 @@ def _fill(recipe: CorpusRecipe, root: Path, staging: Path, files: PartFiles) -> 
     splitter = _splitter(recipe, parts, files)
     if tokenizer is None:
         tokenizer = _trained_tokenizer(recipe, splitter, parts, files)
+    else:
+        firsts = (islice(documents(recipe, part), 1) for part in parts[:MOST_TRIED])
+        pages = (text for _, text in chain.from_iterable(firsts))
+        require_page(tokenizer, recipe.tokenizer_name, pages)
     text = tokenizer.to_str(pretty=True)
     (staging / TOKENIZER).write_text(text, encoding="utf-8")
     write = partial(write_tokens, recipe, splitter, text)
     tokens = files.write("packing", write, parts, text, splitter.digest)
+    unspelled = _unspelled(recipe, tokens)
     counted = {"duplicates": _count_duplicates(tokens, staging / "keys.tmp"), "skipped": skipped}
+    counted |= {"unspelled": unspelled} if unspelled else {}
     _write_manifest(
         recipe, staging, _write_sequences(recipe, staging, tokens, files.workers), counted
     )
+
+
+def _unspelled(recipe: CorpusRecipe, folders: Sequence[Path]) -> dict[str, dict]:
+    """Adds up what the tokenizer lost of domains; ValueError for one of which it lost most."""
+    found = {}
+    for domain in recipe.domains:
+        counts = np.sum(
+            [counts_of(f).get("lost", {}).get(domain, (0,) * 4) for f in folders], axis=0
+        )
+        share = float((counts[:2] / np.maximum(1, counts[2:])).max())
+        if share > MOST_LOST:
+            allowed = f"one that can spell domain {domain!r}, of whose text it lacks {share:.1%}"
+            raise invalid("tokenizer", recipe.tokenizer_name, allowed)
+        if share:
+            found[domain] = {"share": share, **dict(zip(LOST, counts.tolist(), strict=True))}
+    return found
 
 
 def _splitter(recipe: CorpusRecipe, parts: Sequence[Part], files: PartFiles) -> Splitter:
@@ -183,8 +210,9 @@ def _given_tokenizer(recipe: CorpusRecipe) -> Tokenizer | None:
             allowed = "the unchanged file that the recipe was made with"
             raise invalid("tokenizer", str(recipe.tokenizer_path), allowed)
         tokenizer = load_tokenizer(recipe.tokenizer_path)
-    require_usable(tokenizer, recipe.vocab_size, str(recipe.tokenizer_path or given.source))
-    return tokenizer
+    require_usable(tokenizer, recipe.vocab_size, recipe.tokenizer_name, given.end_of_text)
+    require_page(tokenizer, recipe.tokenizer_name)
+    return with_end(tokenizer, given.end_of_text) if given.end_of_text else tokenizer
 
 
 def _trained_tokenizer(

@@ -75,6 +75,12 @@ class Blocks(TypedDict):
     files: dict[str, list[str]]
 
 
+class Unspelled(TypedDict):
+    """Counts of a domain, and the share of its text that they are."""
+
+    share: float
+
+
 class Manifest(TypedDict):
     """The fields of manifest.json that are read here."""
 
@@ -88,12 +94,18 @@ class Manifest(TypedDict):
     files: dict[str, str]
     layout: int
     blocks: NotRequired[Blocks]
+    # By domain: what a given tokenizer cannot spell.
+    unspelled: NotRequired[dict[str, Unspelled]]
 
 
 # Bytes of a block of a permuted file; each has its hash, so that it can be fetched alone.
 HASHED_BYTES = 1 << 21
 # The age at which another machine's unfinished folder counts as abandoned.
 STALE_S = 86_400
+
+
+# Shares of a domain's text that a tokenizer may lose: in silence, and at all.
+LITTLE_LOST, MOST_LOST = 0.01, 0.5
 
 
 class CorruptCorpus(ValueError):
@@ -192,11 +204,11 @@ class PackedCorpus:
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        """Returns a line for each hub row of which packing left out records that lack a field."""
+        """Returns a line for each hub row of which packing left out records that lack a field, and
+        for each domain that the tokenizer cannot spell."""
         counts = self.manifest.get("skipped", {})
-        return tuple(
-            f"{row}: left out {number:,} records without a field" for row, number in counts.items()
-        )
+        left_out = (f"{row}: left out {n:,} records without a field" for row, n in counts.items())
+        return (*left_out, *unspelled_lines(self.manifest))
 
     @property
     def fingerprint(self) -> str:
@@ -292,6 +304,14 @@ class PackedCorpus:
     @property
     def _bytes_here(self) -> dict[str, int]:
         return bytes_of_files(self.manifest, SPLITS if self.fetched is None else ("validation",))
+
+
+def unspelled_lines(manifest: Mapping) -> list[str]:
+    return [
+        f"domain {domain}: the tokenizer cannot spell {found['share']:.1%} of its text"
+        for domain, found in manifest.get("unspelled", {}).items()
+        if found["share"] > LITTLE_LOST
+    ]
 
 
 def _require_no_link(path: Path) -> str:

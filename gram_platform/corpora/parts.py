@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from gram_platform.config.crash_safe import sync
 from gram_platform.config.identity import short_hash
@@ -27,8 +27,9 @@ from gram_platform.corpora.packed import SPLITS, token_dtype
 from gram_platform.corpora.recipe import CorpusRecipe, StoriesSource
 from gram_platform.corpora.records import Unit, documents, size_of
 from gram_platform.corpora.sources import BLOCK_BYTES, Progress, grouped
+from gram_platform.corpora.spelling import Speller
 from gram_platform.corpora.splits import Splitter, tagged
-from gram_platform.corpora.tokenizer import configured, end_of_text_id
+from gram_platform.corpora.tokenizer import configured, end_of_text_id, faults_named
 
 # Generated stories of a part.
 STORIES_PER_PART = 1 << 13
@@ -148,20 +149,27 @@ def write_tokens(
         end_of_text_id(tokenizer),
         {domain: number for number, domain in enumerate(recipe.domains)},
     )
+    speller = None if recipe.tokenizer.is_trained else Speller(tokenizer, end)
+    # By domain, the sums of what the speller counts.
+    lost: dict[str, np.ndarray] = {}
     # Documents, tokens and checksum of each file.
     counts: dict[tuple[str, str], tuple[int, int, int]] = {}
     checksum = 0
     with (folder / KEYS).open("wb") as log:
-        for domains, keys, are_validation, encodings in _encoded(
-            tokenizer, splitter, documents(recipe, part)
+        for domains, texts, keys, are_validation, encodings in _encoded(
+            tokenizer, splitter, documents(recipe, part), recipe.tokenizer_name
         ):
             raw = tagged(keys, [order[domain] for domain in domains], are_validation).tobytes()
             checksum = zlib.crc32(raw, checksum)
             log.write(raw)
             found: dict[tuple[str, str], list[np.ndarray]] = {}
-            for domain, is_validation, encoding in zip(
-                domains, are_validation.tolist(), encodings, strict=True
+            for domain, text, is_validation, encoding in zip(
+                domains, texts, are_validation.tolist(), encodings, strict=True
             ):
+                if speller is not None:
+                    with faults_named(recipe.tokenizer_name, "one that can decode the corpus"):
+                        counted = speller.lost(text, encoding.ids)
+                    lost[domain] = lost.get(domain, 0) + np.array(counted)
                 tokens = np.array([*encoding.ids, end], dtype)
                 found.setdefault((SPLITS[is_validation], domain), []).append(tokens)
             for pair, arrays in found.items():
@@ -172,11 +180,13 @@ def write_tokens(
                 num_tokens += len(raw) // dtype.itemsize
                 counts[pair] = num_documents + len(arrays), num_tokens, zlib.crc32(raw, before)
     files = [[*pair, *numbers] for pair, numbers in counts.items()]
-    (folder / COUNTS).write_text(json.dumps({"keys": checksum, "files": files}))
+    found = {domain: numbers.tolist() for domain, numbers in lost.items()}
+    (folder / COUNTS).write_text(json.dumps({"keys": checksum, "files": files, "lost": found}))
 
 
 def counts_of(folder: Path) -> dict:
-    """Reads a part's counts: the checksum of `keys`, and `files`, as `write_tokens` writes them."""
+    """Reads a part's counts, the checksum of `keys`, `files` and `lost`, as `write_tokens` writes
+    them."""
     return json.loads((folder / COUNTS).read_text())
 
 
@@ -204,20 +214,25 @@ def token_path(folder: Path, split: str, domain: str) -> Path:
 
 
 def _encoded(
-    tokenizer: Tokenizer, splitter: Splitter, stream: Iterator[tuple[str, str]]
+    tokenizer: Tokenizer, splitter: Splitter, stream: Iterator[tuple[str, str]], source: str
 ) -> Iterator[tuple]:
-    """Yields batches (domains, keys, are validation, encodings) in order.
+    """Yields batches (domains, texts, keys, are validation, encodings) in order.
 
-    Tokenises one while reading the next.
+    Tokenises one while reading the next. ValueError naming the tokenizer's `source` if it fails.
     """
+
+    def encodings(texts: list[str]) -> list[Encoding]:
+        with faults_named(source, "a tokenizer that can encode the corpus"):
+            return tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+
     with ThreadPoolExecutor(1) as pool:
         running = None
         for domains, texts in _batches(stream):
-            upcoming = pool.submit(tokenizer.encode_batch_fast, texts, add_special_tokens=False)
+            upcoming = pool.submit(encodings, texts)
             if running is not None:
                 yield *running[0], running[1].result()
             keys = np.array([splitter.key(text) for text in texts], np.uint64)
-            running = (domains, keys, splitter.are_validation(domains, keys)), upcoming
+            running = (domains, texts, keys, splitter.are_validation(domains, keys)), upcoming
         if running is not None:
             yield *running[0], running[1].result()
 

@@ -186,6 +186,8 @@ class TokenizerRecipe:
     sample_bytes: int = 0
     # No other domain's text is in the sample.
     core_only: bool = added(False)
+    # The token that ends a text, if it is not the first known name.
+    end_of_text: str = added("")
 
     def __post_init__(self) -> None:
         require_int("tokenizer.sample_bytes", self.sample_bytes, 1 if self.is_trained else 0)
@@ -292,6 +294,10 @@ class CorpusRecipe:
             raise invalid(
                 "corpus.domains", len(names), f"at most {MAX_DOMAINS:,}: pool labels in core_label"
             )
+
+    @property
+    def tokenizer_name(self) -> str:
+        return str(self.tokenizer_path or self.tokenizer.source or "trained")
 
     @property
     def sampled_from(self) -> tuple[DomainRecipe, ...]:

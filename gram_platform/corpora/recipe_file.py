@@ -17,11 +17,13 @@ from gram_platform.corpora.hub import found_labels
 from gram_platform.corpora.recipe import BUILDERS, HubRow
 from gram_platform.corpora.records import Unit
 from gram_platform.corpora.sources import find_units, labelled_units
+from gram_platform.corpora.tokenizer import is_on_hub
 
 SUFFIX, SCHEME = ".toml", "hf://"
 IN_URL = ("label", "text", "labels", "core", "config", "split", "files")
 # What the fields of errors are called in a recipe.
-IN_RECIPE = {"core_label": "core_labels", "label": "globs", "tokenizer": "tokenizer"}
+IN_RECIPE = {"core_label": "core_labels", "label": "globs"}
+IN_RECIPE |= {name: name for name in ("tokenizer", "end_of_text")}
 
 
 def described_corpus(corpus: str | Path) -> HubCorpus | StoriesCorpus | TextCorpus | None:
@@ -113,7 +115,14 @@ def _from_file(path: Path) -> tuple[Written, HubCorpus | TextCorpus]:
                     "core_labels", strangers, "labels of its rows: " + ", ".join(sorted(labels))
                 )
             )
-    return written, found
+    return written, replace(found, tokenizer=_beside(path.parent, found.tokenizer))
+
+
+def _beside(folder: Path, tokenizer: str) -> str:
+    """Returns the path of a recipe's tokenizer; a name on the hub as it is."""
+    path = folder / os.path.expanduser(tokenizer)
+    is_named = not tokenizer or (is_on_hub(tokenizer) and not target_kind("tokenizer", path))
+    return tokenizer if is_named else str(path)
 
 
 def _placed(row: HubRow, folder: Path) -> HubRow:

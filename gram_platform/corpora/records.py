@@ -37,6 +37,8 @@ BATCH_ROWS, BATCH_BYTES = 64, 1 << 26
 RECORD_COLUMNS = ("text", "label")
 # Fields of an instruction, in place of text and label.
 ASKED = ("prompt", "response")
+# A file of a line or two begins with it.
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 # The span of a unit that is not cut.
 WHOLE = (0, None, 0)
 
@@ -138,6 +140,14 @@ def reading(path: Path) -> Iterator[None]:
         raise ValueError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
+def require_fetched(field: str, path: Path) -> None:
+    """Raises ValueError for what Git LFS leaves in the place of a file that it has not fetched."""
+    with path.open("rb") as handle:
+        if handle.read(len(LFS_POINTER)) == LFS_POINTER:
+            found = "a pointer of Git LFS: `git lfs pull` in its repository fetches the file"
+            raise invalid(field, str(path), f"the file itself, found {found}")
+
+
 def size_of(path: Path) -> int:
     """Returns a file's bytes; ValueError for one that cannot be reached."""
     with reading(path):
@@ -155,6 +165,7 @@ def read_unit(unit: Unit) -> Iterator[Document]:
         return
     for path in unit.paths:
         with reading(path):
+            require_fetched("corpus", path)
             yield from (
                 _read_parquet(path)
                 if path.name.lower().endswith(PARQUET)
@@ -168,6 +179,7 @@ def _read_documents(unit: Unit) -> Iterator[Document]:
         if size_of(path) > MAX_RECORD_BYTES:
             raise _too_large(str(path))
         with reading(path):
+            require_fetched("corpus", path)
             raw = path.read_bytes().removeprefix(codecs.BOM_UTF8)
         try:
             text = raw.decode("utf-8")

@@ -98,9 +98,10 @@ def resolve(
     described, core_label, units = described_corpus(corpus), packing.core_label, ()
     named = (("core_label", core_label), ("tokenizer", packing.tokenizer))
     with errors_located(corpus, [name for name, value in named if value]):
-        own = described.tokenizer if isinstance(described, HubCorpus | TextCorpus) else ""
+        is_told = isinstance(described, HubCorpus | TextCorpus)
+        own, end = (described.tokenizer, described.end_of_text) if is_told else ("", "")
         tokenizer, tokenizer_path = tokenizer_recipe(
-            packing.tokenizer or own or None, packing.vocab_size, packing.sample_bytes
+            packing.tokenizer or own or None, packing.vocab_size, packing.sample_bytes, end
         )
         if packing.instructions and isinstance(described, StoriesCorpus | HubCorpus):
             allowed = "none, unless --corpus is a folder, a file or recipe of text, or installed"

@@ -18,6 +18,7 @@ from typing import Any, NotRequired, TypedDict, TypeVar
 from gram_platform.config.crash_safe import A_FILE, A_FOLDER, require_plain, whole_file
 from gram_platform.config.identity import invalid
 from gram_platform.config.plain import parse_json
+from gram_platform.config.terminal import warn
 from gram_platform.config.written import read_json, target_kind
 from gram_platform.corpora.compression import BLOCK_BYTES
 from gram_platform.corpora.records import (
@@ -38,6 +39,10 @@ SCAN_VERSION = 4
 REPORT_EVERY_RECORDS = 2000
 # Folders of scans and of fetched text in the cache.
 SCANS, FETCHED = "scans", "hub"
+# The most folders in a warning.
+MOST_SHOWN = 9
+# A split in a file's name, as in `train-00000-of-00001.parquet`.
+SPLIT = re.compile(r"(?:^|[-_. ])(train|test|validation|valid|val|dev|eval)(?=[-_. ]|$)", re.I)
 # Bytes of a unit's files in each piece; no piece changes what is packed.
 PIECE_BYTES = 1 << 22
 
@@ -49,16 +54,25 @@ def silent(activity: str, done: int, total: int | None) -> None:
 def find_units(corpus: Path) -> tuple[Unit, ...]:
     """Finds the units of a folder, of one data file, or of a JSON file of labelled globs.
 
-    Searches a folder at all levels, see `find_files`. ValueError if there is nothing to read.
+    Searches a folder at all levels, see `find_files`. Warns of folders that it leaves out, and of
+    several splits. ValueError if there is nothing to read.
     """
+    left_out: set[str] = set()
     if corpus.suffix.lower() == ".json" and target_kind("corpus", corpus) == A_FILE:
         return _glob_units(corpus)
     is_folder = target_kind("corpus", corpus) == A_FOLDER
-    found = find_files(corpus, ["**"], is_data_file) if is_folder else (corpus,)
+    found = find_files(corpus, ["**"], is_data_file, left_out) if is_folder else (corpus,)
     if not found or not all(is_data_file(path.name) for path in found):
         named = "named *" + ", *".join(FORMATS)
         allowed = f"a folder that holds files {named}, such a file, or a .json of labelled globs"
         raise invalid("corpus", str(corpus), allowed)
+    if left_out:
+        named = ", ".join(sorted(left_out)[:MOST_SHOWN])
+        warn(f"{corpus}: left out {len(left_out)} folders named _* or .*: {named}")
+    parts = {part for path in found for part in path.relative_to(corpus).parts}
+    splits = {match[1].lower() for part in parts for match in SPLIT.finditer(part)}
+    if "train" in splits and len(splits) > 1:
+        warn(f"{corpus}: files named {', '.join(sorted(splits))} are all read as one corpus")
     return tuple(Unit((path,)) for path in found)
 
 
@@ -271,11 +285,15 @@ class PatternError(ValueError):
 
 
 def find_files(
-    root: Path, patterns: Sequence[str], is_wanted: Callable[[str], bool] = lambda name: True
+    root: Path,
+    patterns: Sequence[str],
+    is_wanted: Callable[[str], bool] = lambda name: True,
+    left_out: set[str] | None = None,
 ) -> tuple[Path, ...]:
     """Returns the files below `root` that match a pattern and are wanted, sorted by path.
 
-    `**` stands for any number of folders. Leaves out hidden files and folders. Enters linked
+    `**` stands for any number of folders. Leaves out hidden files and folders, which it adds to
+    `left_out`, if that is given, with the folders whose names begin with `_`. Enters linked
     folders; a file that several links lead to is returned once, by its own path if that is found
     too. ValueError for a folder that cannot be read, a link whose target is gone, and a pipe,
     socket or device that is wanted.
@@ -292,7 +310,7 @@ def find_files(
         seen.add((real, (part, *rest)))
         if part == ANY_FOLDERS:
             todo.append((folder, real, tuple(rest)))
-        for name in _names(folder, part):
+        for name in _names(folder, part, left_out):
             path = os.path.join(folder, name)
             is_link = os.path.islink(path)
             real_path = os.path.realpath(path) if is_link else os.path.join(real, name)
@@ -325,7 +343,7 @@ def _parts(pattern: str) -> Parts:
     return (*parts, "*") if parts[-1:] in ([], [ANY_FOLDERS]) else tuple(parts)
 
 
-def _names(folder: str, part: str) -> list[str]:
+def _names(folder: str, part: str, left_out: set[str] | None) -> list[str]:
     """Lists the visible names in a folder that a part matches: for `**`, folders and links."""
     # A plain name needs no right to list the folder.
     if not MAGIC.search(part):
@@ -335,9 +353,14 @@ def _names(folder: str, part: str) -> list[str]:
     matches = re.compile(fnmatch.translate(part)).match
     try:
         with os.scandir(folder) as entries:
-            visible = [entry for entry in entries if not entry.name.startswith(".")]
+            listed = list(entries)
     except OSError as error:
         raise invalid("corpus", folder, f"a folder that can be read ({error.strerror})") from None
+    if part == ANY_FOLDERS and left_out is not None:
+        hidden = [entry for entry in listed if entry.name.startswith(("_", "."))]
+        left_out |= {entry.path for entry in hidden if os.path.isdir(entry.path)}
+        listed = [entry for entry in listed if entry.path not in left_out]
+    visible = [entry for entry in listed if not entry.name.startswith(".")]
     if part == ANY_FOLDERS:
         return [
             entry.name

@@ -1,5 +1,7 @@
 """Loads or trains a tokenizer: a `tokenizer.json`, one of the hub, or a byte-level BPE."""
 
+import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -7,14 +9,15 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from gram_platform.config.crash_safe import A_FILE, A_FOLDER
 from gram_platform.config.endings import Unavailable
-from gram_platform.config.identity import hash_file, invalid, local_path
+from gram_platform.config.identity import InvalidField, hash_file, invalid, local_path
 from gram_platform.config.written import target_kind
 from gram_platform.corpora.hub_access import is_passing
 from gram_platform.corpora.recipe import TokenizerRecipe
+from gram_platform.corpora.records import require_fetched
 
 T, R = TypeVar("T"), TypeVar("R")
 END_OF_TEXT = "<|endoftext|>"
@@ -33,23 +36,34 @@ HUB_ENDS = {"EleutherAI/gpt-neo-125m": 50_256, "SimpleStories/SimpleStories-1.25
 
 
 def tokenizer_recipe(
-    given: str | None, vocab_size: int, sample_bytes: int = DEFAULT_SAMPLE_BYTES
+    given: str | None,
+    vocab_size: int,
+    sample_bytes: int = DEFAULT_SAMPLE_BYTES,
+    end_of_text: str = "",
 ) -> tuple[TokenizerRecipe, Path | None]:
     """Returns the recipe of a tokenizer that a user names, and the file's path if it is a file.
 
     None: train a BPE. A path of a `tokenizer.json`, or of a folder with one: identified by its
-    contents. `owner/name@revision`: taken from the hub. ValueError for an unknown tokenizer, and
-    for a file that `require_usable` refuses.
+    contents. `owner/name@revision`: taken from the hub. `end_of_text`: the token that ends a text;
+    "": see `end_of_text_id`. ValueError for an unknown tokenizer, and for a file that
+    `require_usable` refuses.
     """
     if given is None:
+        if end_of_text:
+            raise invalid("end_of_text", end_of_text, "none, unless a tokenizer is given")
         return TokenizerRecipe("bpe", "", sample_bytes), None
     path = local_path("tokenizer", given)
     path = path / "tokenizer.json" if target_kind("tokenizer", path) == A_FOLDER else path
     if target_kind("tokenizer", path) == A_FILE:
-        require_usable(load_tokenizer(path), vocab_size, str(path))
-        return TokenizerRecipe("file", hash_file(path)), path
-    if given.count("@") == 1 and given.count("/") == 1 and not given.endswith(("/", "@")):
-        return TokenizerRecipe("hub", given), None
+        tokenizer = load_tokenizer(path)
+        require_usable(tokenizer, vocab_size, str(path), end_of_text)
+        end = tokenizer.id_to_token(end_of_text_id(tokenizer, end_of_text))
+        # Recipes without the field were packed with the first of these names, special or not.
+        first = next((n for n in KNOWN_ENDS if tokenizer.token_to_id(n) is not None), "")
+        is_plain = end == first and end in _special(tokenizer)
+        return TokenizerRecipe("file", hash_file(path), end_of_text="" if is_plain else end), path
+    if is_on_hub(given):
+        return TokenizerRecipe("hub", given, end_of_text=end_of_text), None
     raise invalid(
         "tokenizer",
         given,
@@ -57,18 +71,34 @@ def tokenizer_recipe(
     )
 
 
+def is_on_hub(given: str) -> bool:
+    """Tells whether a tokenizer's name has the form `owner/name@revision`."""
+    return given.count("@") == 1 and given.count("/") == 1 and not given.endswith(("/", "@"))
+
+
+@contextlib.contextmanager
+def faults_named(source: str, expected: str) -> Iterator[None]:
+    """Makes what the library raises, Exception and panics, a ValueError with the source."""
+    try:
+        yield
+    except BaseException as error:
+        is_fault = isinstance(error, Exception) or type(error).__name__ == "PanicException"
+        if isinstance(error, InvalidField) or not is_fault:
+            raise
+        raise invalid("tokenizer", source, f"{expected} ({error})") from None
+
+
 def load_tokenizer(path: Path) -> Tokenizer:
     """Reads a `tokenizer.json`; see `configured`. ValueError for a file that cannot be read."""
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except BaseException as error:
-        # The library raises bare Exception, and panics, which are none.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise invalid(
-            "tokenizer", str(path), f"a tokenizer.json that can be read ({error})"
-        ) from None
-    return configured(tokenizer)
+    with faults_named(str(path), "a tokenizer.json that can be read"):
+        require_fetched("tokenizer", path)
+        return configured(Tokenizer.from_file(str(path)))
+
+
+def encode(tokenizer: Tokenizer, text: str, source: object) -> list[int]:
+    """Returns the ids of a text; ValueError with the tokenizer's `source` if it fails."""
+    with faults_named(str(source), "a tokenizer that can encode the text"):
+        return tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def configured(tokenizer: Tokenizer) -> Tokenizer:
@@ -180,21 +210,54 @@ def decoded(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
     return text
 
 
-def end_of_text_id(tokenizer: Tokenizer) -> int:
-    """Returns the token that separates documents; ValueError for a tokenizer without one."""
-    for name in KNOWN_ENDS:
-        token = tokenizer.token_to_id(name)
-        if token is not None:
-            return token
+def _special(tokenizer: Tokenizer) -> set[str]:
+    return {t.content for t in tokenizer.get_added_tokens_decoder().values() if t.special}
+
+
+def _of_template(tokenizer: Tokenizer) -> str:
+    """Returns the token that a template puts after a text, if it puts nothing else; else ""."""
+    processor = tokenizer.post_processor
+    match json.loads(processor.__getstate__()) if processor else {}:
+        case {"single": [{"Sequence": _}, {"SpecialToken": {"id": name}}]}:
+            return name
+    return ""
+
+
+def end_of_text_id(tokenizer: Tokenizer, named: str = "") -> int:
+    """Returns the token that separates documents.
+
+    `named`, or a special token, since text spells the others: that of the template, else the first
+    of `KNOWN_ENDS`. ValueError for a tokenizer without one.
+    """
+    if named:
+        token = tokenizer.token_to_id(named)
+        if token is None:
+            raise invalid("end_of_text", named, "a token of the tokenizer")
+        return token
+    special = _special(tokenizer)
+    for name in (_of_template(tokenizer), *KNOWN_ENDS):
+        if name in special:
+            return tokenizer.token_to_id(name)
     raise invalid(
-        "tokenizer", "no end of text", "a tokenizer with one of the tokens " + ", ".join(KNOWN_ENDS)
+        "tokenizer",
+        "no end of text",
+        f"one of the special tokens {', '.join(KNOWN_ENDS)}, or a recipe with end_of_text",
     )
+
+
+def with_end(tokenizer: Tokenizer, name: str) -> Tokenizer:
+    """Makes `name` the end of text that `end_of_text_id` finds."""
+    tokenizer.add_special_tokens([name])
+    special = [(name, end_of_text_id(tokenizer, name))]
+    template = processors.TemplateProcessing(single=["$A", name], special_tokens=special)
+    tokenizer.post_processor = template
+    return tokenizer
 
 
 def separator_tokens(path: Path, text: str) -> tuple[tuple[int, ...], int]:
     """Returns the tokens of `text` inside a document, and the token that ends a document."""
     tokenizer = load_tokenizer(path)
-    return tuple(tokenizer.encode(text, add_special_tokens=False).ids), end_of_text_id(tokenizer)
+    return tuple(encode(tokenizer, text, path)), end_of_text_id(tokenizer)
 
 
 def document_end(recipe: TokenizerRecipe, path: Path | None) -> int:
@@ -206,9 +269,9 @@ def document_end(recipe: TokenizerRecipe, path: Path | None) -> int:
         # `train_tokenizer` gives the end of text this number.
         return 0
     if recipe.kind == "file":
-        return end_of_text_id(load_tokenizer(path))
+        return end_of_text_id(load_tokenizer(path), recipe.end_of_text)
     name = recipe.source.partition("@")[0]
-    if name not in HUB_ENDS:
+    if name not in HUB_ENDS or recipe.end_of_text:
         raise invalid(
             "tokenizer", recipe.source, "one whose end of text is known: " + ", ".join(HUB_ENDS)
         )
@@ -229,7 +292,9 @@ def require_vocab(tokenizer: Tokenizer, vocab_size: int, source: str) -> None:
         raise invalid("vocab_size", vocab_size, f"at least the tokenizer's {needed}")
 
 
-def require_usable(tokenizer: Tokenizer, vocab_size: int, source: str) -> None:
+def require_usable(
+    tokenizer: Tokenizer, vocab_size: int, source: str, end_of_text: str = ""
+) -> None:
     """Raises ValueError as `require_vocab`, and for a tokenizer without an end of text."""
     require_vocab(tokenizer, vocab_size, source)
-    end_of_text_id(tokenizer)
+    end_of_text_id(tokenizer, end_of_text)

@@ -13,7 +13,8 @@ from tokenizers import Tokenizer
 
 from gram_platform.config.identity import sum_in_order
 from gram_platform.config.layout import evaluation_batch
-from gram_platform.corpora.tokenizer import end_of_text_id
+from gram_platform.corpora.packed import TOKENIZER
+from gram_platform.corpora.tokenizer import encode, end_of_text_id
 from gram_platform.model.transformer import Transformer
 
 Tokens = list[int]
@@ -38,7 +39,7 @@ class HarnessModel(TemplateLM):
         return end_of_text_id(self._tokenizer)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_) -> Tokens:
-        return self._tokenizer.encode(string, add_special_tokens=False).ids
+        return encode(self._tokenizer, string, TOKENIZER)
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[object, Tokens, Tokens]], disable_tqdm: bool = False, **_

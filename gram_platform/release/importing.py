@@ -13,11 +13,12 @@ import torch
 
 from gram_platform.config import ModelConfig
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.identity import hash_file, invalid
+from gram_platform.config.identity import InvalidField, hash_file, invalid
 from gram_platform.config.written import read_json
 from gram_platform.corpora.packed import TOKENIZER
 from gram_platform.corpora.sources import silent
-from gram_platform.corpora.tokenizer import KNOWN_ENDS, load_tokenizer, require_vocab
+from gram_platform.corpora.spelling import require_page
+from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer, require_vocab
 from gram_platform.model.transformer import parameter_shapes
 from gram_platform.release.files import Progress, byte_counter, file_names, open_checkpoint
 from gram_platform.release.stock_config import checked_fields, native_config
@@ -117,15 +118,19 @@ def _source(folder: Path, plain: dict) -> dict:
 def _tokenizer(folder: Path, model: ModelConfig) -> tuple[bytes | None, str]:
     """Returns (the bytes of tokenizer.json, ""), or (None, why it cannot pack text).
 
-    ValueError if the tokenizer cannot be read or has tokens that the model lacks.
+    ValueError if the tokenizer cannot be read, has tokens that the model lacks, or fails on a page
+    of text.
     """
     path = folder / TOKENIZER
     if not path.is_file():
         return None, f"the checkpoint has no {TOKENIZER}"
     tokenizer = load_tokenizer(path)
     require_vocab(tokenizer, model.vocab_size, str(path))
-    if all(tokenizer.token_to_id(name) is None for name in KNOWN_ENDS):
-        lacks = f"no end of text ({', '.join(KNOWN_ENDS)})"
+    require_page(tokenizer, str(path))
+    try:
+        end_of_text_id(tokenizer)
+    except InvalidField as error:
+        lacks = f"{error.value} (expected {error.expected})"
         return None, f"the checkpoint's {TOKENIZER} has {lacks} and is not imported"
     return path.read_bytes(), ""
 

@@ -18,7 +18,7 @@ from gram_platform.config import ModelConfig, View
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.config.training import merged_config
-from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer
+from gram_platform.corpora.tokenizer import encode, end_of_text_id, load_tokenizer
 from gram_platform.model.transformer import Block, Rotary, make_norm
 from gram_platform.release.files import find_corpus, open_checkpoint, shapes_by_file
 from gram_platform.release.stock_config import native_config
@@ -172,7 +172,7 @@ def require_same_ids(
     end = trained.id_to_token(end_of_text_id(trained))
     texts = [trained.decode(row, skip_special_tokens=False) for row in tokens_BT.tolist()]
     for text in [*texts, f"one {end} two", end]:
-        expected = trained.encode(text, add_special_tokens=False).ids
+        expected = encode(trained, text, corpus.tokenizer_path)
         if (ids := found(text)["input_ids"]) != expected:
             raise invalid("export", ids, f"the ids of training, {expected}, for the text {text!r}")
 

@@ -31,6 +31,7 @@ from gram_platform.corpora.packed import (
     parse_manifest,
     publish,
     sequence_path,
+    unspelled_lines,
 )
 from gram_platform.corpora.recipe import CorpusRecipe
 from gram_platform.corpora.sources import Progress, silent
@@ -108,6 +109,15 @@ def open_corpus(
             blocks = target.with_name(f"blocks-{data_id}-{hashlib.sha256(text).hexdigest()[:12]}")
             return _open_blocks(stored, text, manifest, blocks, ahead)
         return _copy_of(manifest, target) or _fetch(stored, text, manifest, target)
+
+
+def lost_text(store: Store, data_id: str) -> list[str]:
+    """Says what the tokenizer of a packed corpus cannot spell."""
+    stored = store.data_dir(data_id)
+    try:
+        return unspelled_lines(parse_manifest(stored.read(MANIFEST), stored.file(MANIFEST)))
+    except (FileNotFoundError, CorruptCorpus):
+        return []
 
 
 def _absent(store: Store, expected: str) -> ValueError:

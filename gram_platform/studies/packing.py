@@ -14,7 +14,7 @@ from gram_platform.engine.cluster import connect
 from gram_platform.engine.part_workers import part_workers
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
-from gram_platform.store.data import provide_corpus
+from gram_platform.store.data import lost_text, provide_corpus
 from gram_platform.studies.definition import Preset
 from gram_platform.studies.plan import Plan, StudyPlan
 
@@ -175,8 +175,8 @@ def require_document_end(nodes: Iterable[Node], corpus: PackedCorpus) -> None:
 
 
 def supply_lines(part: StudyPlan) -> list[str]:
-    """Returns a dry run's lines on the text that each size fetches from the hub, and on
-    shortages."""
+    """Returns a dry run's lines on the text that each size fetches from the hub, on what tokenizers
+    cannot spell, and on shortages."""
     lines, most = [], {}
     for size, recipes_of_size in part.recipes.items():
         fetched: dict = {}
@@ -191,6 +191,9 @@ def supply_lines(part: StudyPlan) -> list[str]:
         lines += [f"text to fetch for {size}: {sum(fetched.values()):,} bytes"] if fetched else []
     if len(lines) > 1:
         lines.append(f"text to fetch for all sizes, which share it: {sum(most.values()):,} bytes")
+    store = Store(part.choice.storage)
+    for recipe in part.corpora:
+        lines += lost_text(store, recipe.data_id)
     short = shortages(part.nodes, part.preset, part.recipes)
     heads = {True: "shortage", False: "possible shortage"}
     return [*lines, *(f"{heads[shortage.is_certain]}: {shortage.text}" for shortage in short)]

@@ -30,6 +30,7 @@ from gram_platform.pages.results.record import (
     readable_record,
 )
 from gram_platform.store import Folder, Store
+from gram_platform.store.data import lost_text
 from gram_platform.store.files import HASHES
 from gram_platform.store.root import HISTORY
 from gram_platform.studies.definition import (
@@ -67,6 +68,9 @@ def record_of(part: StudyPlan) -> StudyRecord:
             f" {'' if setting.equal_compute else 'not '}matched by lambda."
         ),
     )
+    store = Store(choice.storage)
+    lost = (line for recipe in part.corpora for line in lost_text(store, recipe.data_id))
+    facts += tuple(f"{line[0].upper()}{line[1:]}." for line in dict.fromkeys(lost))
     if part.preset.family != OURS:
         facts += (NOT_REPRODUCED,)
     if part.changes:

@@ -25,9 +25,10 @@ def test_t_interval_of_three_seeds():
     assert t_interval([1, 4, 2, 8, 5])[1:] == pytest.approx(reference)
 
 
-def test_one_value_has_no_interval():
-    interval = t_interval([0.7])
-    assert interval.mean == 0.7
+@pytest.mark.parametrize("values", [[0.7], [0.5, 0.9]])
+def test_fewer_than_three_values_have_no_interval(values):
+    interval = t_interval(values)
+    assert interval.mean == pytest.approx(0.7)
     assert math.isnan(interval.low)
     assert math.isnan(interval.high)
 

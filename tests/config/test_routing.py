@@ -305,8 +305,11 @@ def test_a_domain_can_train_the_core_at_a_rate_of_its_own(accumulation):
     assert counts == counted(plan)
 
 
-def test_companions_can_be_drawn_in_proportion():
-    routing = RoutingConfig(0.4, 0.5, companion_weights=(("virology", 3.0), ("lisp", 1.0)))
+@pytest.mark.parametrize("total", [4.0, 0.4])
+def test_companions_can_be_drawn_in_proportion(total):
+    """Weights may add up to anything."""
+    weights = (("virology", 0.75 * total), ("lisp", 0.25 * total))
+    routing = RoutingConfig(0.4, 0.5, companion_weights=weights)
     plan = Schedule(long_run(routing))
     counts = plan.route_counts()
     beside = {
@@ -361,3 +364,28 @@ def test_random_subsets_of_companions():
     lisp = sum(n for (d, r), n in counts.items() if d == "lisp" and len(r.active) == 2)
     assert lisp / 2_000 == pytest.approx(0.25, abs=0.04)
     assert counts == counted(plan)
+
+
+def test_the_subsets_of_companions_follow_from_the_seed():
+    """Two runs draw alike as often as chance has it: for three subsets of 3/8, 3/8 and 1/4."""
+    run = long_run(RoutingConfig(0.5, 1.0, companions="subset"))
+    plans = [Schedule(dataclasses.replace(run, seed=seed)) for seed in (1, 2)]
+    pairs = [
+        tuple(batch.route.active for batch in each)
+        for each in zip(*plans, strict=True)
+        if all(batch.domain == "core" for batch in each)
+    ]
+    same = sum(first == second for first, second in pairs) / len(pairs)
+    assert same == pytest.approx(2 * (3 / 8) ** 2 + 1 / 16, abs=0.04)
+
+
+def test_which_batches_train_the_core_follows_from_the_seed():
+    """Of two runs, half of the auxiliary batches agree."""
+    run = long_run(RoutingConfig(0.5, 0.0))
+    plans = [Schedule(dataclasses.replace(run, seed=seed)) for seed in (1, 2)]
+    pairs = [
+        tuple(CORE_MLP in batch.route.trained for batch in each)
+        for each in zip(*plans, strict=True)
+        if all(batch.domain != "core" for batch in each)
+    ]
+    assert sum(a == b for a, b in pairs) / len(pairs) == pytest.approx(0.5, abs=0.06)

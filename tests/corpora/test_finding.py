@@ -6,11 +6,13 @@ Nothing is left out in silence.
 import json
 import os
 import socket
+import warnings
 
 import pytest
 
 from gram_platform.corpora import Packing, check, prepare, resolve
 from gram_platform.corpora.sources import find_files, find_units, scan_units
+from gram_platform.corpora.tokenizer import load_tokenizer
 from tests.refused import refused
 
 
@@ -179,3 +181,70 @@ def test_a_label_whose_files_hold_no_text_is_named(tmp_path, settings):
         ("code", False),
         ("core", True),
     ]
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 120\n".format("0" * 64)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet", "a.txt"])
+def test_a_pointer_of_git_lfs_is_named_as_one(tmp_path, records, settings, jsonl, name):
+    jsonl(tmp_path / "text" / "whole.jsonl", records)
+    pointer = tmp_path / "text" / name
+    pointer.write_text(POINTER)
+    corpus = tmp_path / "text"
+    if name == "a.txt":
+        corpus = tmp_path / "globs.json"
+        corpus.write_text(json.dumps({"globs": {"core": ["text/*.jsonl"], "aux": ["text/*.txt"]}}))
+    with refused("corpus", str(pointer)):
+        resolve(corpus, **settings)
+    (found,) = (result.found for result in check(corpus) if not result.ok)
+    assert "git lfs pull" in found
+    with refused("tokenizer", str(pointer)):
+        load_tokenizer(pointer)
+
+
+def test_a_pointer_in_the_place_of_a_dataset_s_file_is_named_too(tmp_path):
+    (tmp_path / "a.jsonl").write_text(POINTER)
+    (found,) = check(f"hf://json?label=label&labels=core,aux&files={tmp_path}/a.jsonl")
+    assert not found.ok
+    assert "git lfs pull" in found.found
+
+
+def test_folders_that_other_programs_hide_are_left_out_and_named(corpus, other, settings):
+    """As by Spark, pandas and Delta. Files whose names begin so are read."""
+    before = resolve(corpus, **settings).data_id
+    for name in ("_delta_log", ".cache", "deep/_temporary"):
+        (corpus / name).mkdir(parents=True)
+        (corpus / name / "a.jsonl").write_text("no record")
+    (corpus / "_linked").symlink_to(other)
+    with pytest.warns(RuntimeWarning, match="_delta_log") as caught:
+        assert resolve(corpus, **settings).data_id == before
+    (text,) = (str(warning.message) for warning in caught)
+    for name in ("_delta_log", ".cache", "deep/_temporary", "_linked"):
+        assert str(corpus / name) in text
+    with pytest.warns(RuntimeWarning):
+        assert [result.ok for result in check(corpus)] == [True]
+    # A folder that is named itself, or in a pattern, is read.
+    assert names(corpus, "_linked/deep/*.jsonl", "**/a.jsonl") == [
+        "_delta_log/a.jsonl",
+        "_linked/deep/mails.jsonl",
+        "deep/_temporary/a.jsonl",
+    ]
+    (other.parent / "_other").symlink_to(other)
+    (corpus / "part.jsonl").rename(other / "_part.jsonl")
+    assert len(find_units(other.parent / "_other")) == 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["test-00000-of-00001.parquet", "validation/0000.jsonl", "mails_test.jsonl", "Dev.jsonl.gz"],
+)
+def test_files_of_several_splits_are_pointed_out(corpus, settings, jsonl, labelled, name):
+    (corpus / "part.jsonl").rename(corpus / "train-00000-of-00001.jsonl")
+    (corpus / "latest.jsonl").write_text("")
+    with warnings.catch_warnings(action="error"):
+        find_units(corpus)
+    (corpus / name).parent.mkdir(exist_ok=True)
+    (corpus / name).write_text("")
+    with pytest.warns(RuntimeWarning, match="train"):
+        find_units(corpus)

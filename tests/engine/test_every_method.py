@@ -22,6 +22,8 @@ from gram_platform.methods.setting import (
 )
 from gram_platform.store import Store
 from gram_platform.store.views import load_view, model_of
+from tests.engine.conftest import elsewhere
+from tests.engine.test_node import Stopped, result_bytes, stop_after
 from tests.tiny import materialised, weights_of
 
 OPTIONS = Options(
@@ -149,9 +151,12 @@ def test_an_attack_by_adapters_trains_them_alone(cell, execution):
     )
 
 
-def test_early_stopping_ends_with_the_best_loss(cell, execution):
-    """A rate that only harms: the run ends after `patience` evaluations, and resumed it ends the
-    same.
+@pytest.mark.parametrize("num_commits", [1, 2])
+def test_early_stopping_ends_with_the_best_loss(
+    cell, execution, tmp_path, monkeypatch, num_commits
+):
+    """A rate that only harms: the run ends after `patience` evaluations without a better loss, and
+    resumed between two of them it ends the same.
     """
     base = plan("filtering", cell)
     run = next(iter(base.runs.values()))
@@ -168,6 +173,14 @@ def test_early_stopping_ends_with_the_best_loss(cell, execution):
         for r in Store(execution.storage).run(harmful.run_id).records()
     ]
     assert result["final"][f"best/loss/{domain}"] == min(loss for loss in curve if loss is not None)
+    often = dataclasses.replace(elsewhere(execution, tmp_path, "other"), checkpoint_every_s=0.0)
+    execute_run(run, {}, often)
+    with monkeypatch.context() as patch:
+        stop_after(patch, num_commits)
+        with pytest.raises(Stopped):
+            execute_run(harmful, {}, often)
+    execute_run(harmful, {}, often)
+    assert result_bytes(often, harmful.run_id) == result_bytes(execution, harmful.run_id)
 
 
 @pytest.mark.parametrize(

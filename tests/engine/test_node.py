@@ -112,6 +112,23 @@ def test_an_interrupted_run_ends_with_the_same_bytes(execution, setting, tmp_pat
     assert [r["step"] for r in records] == list(range(1, run.num_steps + 1))
 
 
+def test_the_seconds_of_evaluations_are_those_of_all_processes(execution, setting, monkeypatch):
+    run, commit = plan("baseline", setting).runs["all"], RunExecution.commit
+
+    def commit_after_long_evaluations(self, step):
+        self.evaluation_s += 1000.0
+        commit(self, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunExecution, "commit", commit_after_long_evaluations)
+        stop_after(patch, 1)
+        with pytest.raises(Stopped):
+            execute_run(run, {}, execution)
+    execute_run(run, {}, execution)
+    timing = Store(execution.storage).run(run.run_id).timing()
+    assert timing["evaluation_s"] >= 1000.0
+
+
 def test_a_finished_run_is_not_trained_again(execution, setting, monkeypatch):
     run = plan("gram", setting).runs["all"]
     first = execute_run(run, {}, execution)

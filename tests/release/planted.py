@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 
 from gram_platform.config import RunConfig
+from gram_platform.corpora.tokenizer import END_OF_TEXT
 from gram_platform.model.pieces import Piece, rank_rows
 from gram_platform.model.transformer import initial_weights
 from gram_platform.release.export import CARD, ExportRequest, ExportResult, export_view
@@ -108,9 +109,10 @@ def checkpoint(folder: Path, change: Change = lambda tensors: None, **fields) ->
 
 
 def write_words(folder: Path, *words: str) -> bytes:
-    """A tokenizer.json with these tokens; its bytes."""
+    """A tokenizer.json with these tokens, of which the end of a text is special; its bytes."""
     tokenizer = Tokenizer(
         models.WordLevel({word: number for number, word in enumerate(words)}, unk_token=words[0])
     )
+    tokenizer.add_special_tokens([word for word in words if word == END_OF_TEXT])
     tokenizer.save(str(folder / "tokenizer.json"))
     return (folder / "tokenizer.json").read_bytes()

@@ -1,6 +1,7 @@
 """An import is weights and tokenizer: what text is packed with is the checkpoint's own, or there is
 none."""
 
+import json
 import warnings
 from pathlib import Path
 
@@ -78,6 +79,18 @@ def test_a_tokenizer_that_is_not_the_model_s_is_refused(folder, store):
         import_checkpoint(folder, store)
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError):
+        import_checkpoint(folder, store)
+    assert not store.list_imports()
+
+
+def test_a_tokenizer_that_fails_on_a_page_is_not_imported(folder, store):
+    """Not even the words that it knows: it makes a million tokens of one letter."""
+    plain = json.loads(write_words(folder, "a", END_OF_TEXT))
+    steps = [{"type": "Replace", "pattern": {"String": "a"}, "content": "a " * 30}] * 4
+    plain["normalizer"] = {"type": "Sequence", "normalizers": steps}
+    plain["pre_tokenizer"] = {"type": "WhitespaceSplit"}
+    (folder / "tokenizer.json").write_text(json.dumps(plain))
+    with refused("tokenizer", str(folder / "tokenizer.json")):
         import_checkpoint(folder, store)
     assert not store.list_imports()
 

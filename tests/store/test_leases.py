@@ -144,6 +144,25 @@ def test_only_a_contested_lease_is_renewed_after_it_was_overdue(folder, monkeypa
     lease.release()
 
 
+def test_a_slow_write_renews_from_its_beginning(folder, clocks, monkeypatch):
+    """What others read says the time before it."""
+    lease, write = Lease(folder, "host:1", 30.0, interval_s=0.01), LocalFolder.write_json
+
+    def slow(self, *arguments, **options) -> None:
+        write(self, *arguments, **options)
+        clocks[0] += 31.0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalFolder, "write_json", slow)
+        lease.report(step=1)
+        until = time.monotonic() + 30.0
+        while clocks[0] == 100.0 and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(0.2)  # the thread counts it
+        assert lease.is_overdue() is True
+    lease.release()
+
+
 class ReadTimeoutError(Exception):
     """As botocore raises it: no OSError."""
 

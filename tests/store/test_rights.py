@@ -70,6 +70,13 @@ def test_tensors_have_the_bytes_of_the_librarys_own_writer(tmp_path):
         assert all(torch.equal(found[name], value) for name, value in values.items())
 
 
+def test_a_hash_tells_names_dtypes_and_shapes_of_equal_bytes():
+    two = torch.zeros(2, 3)
+    kinds = [{"a": two}, {"a": two.T}, {"a": two.reshape(6)}, {"a": two[None]}, {"b": two}]
+    kinds += [{"a": two.to(torch.int32)}, {"a": two[:1], "b": two[1:]}]
+    assert len({hash_tensors(kind) for kind in kinds}) == len(kinds)
+
+
 def test_a_tensor_is_hashed_in_blocks_of_rows(tmp_path, monkeypatch):
     values = {"wide": torch.arange(60.0).reshape(4, 15), "long": torch.arange(23)}
     save_tensors(tmp_path / "file", values)

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from gram_platform.corpora.tokenizer import configured, end_of_text_id
+from gram_platform.corpora.packed import TOKENIZER
+from gram_platform.corpora.tokenizer import configured, encode, end_of_text_id
 from gram_platform.release.serving.requests import CompletionRequest, bad_request
 
 # The decoder shows half a character as this.
@@ -49,9 +50,11 @@ class Vocabulary:
             # It is too long even in the longest pieces.
             if len(request.prompt) > room * self.longest_piece:
                 raise bad_request("prompt", fits, "context_length_exceeded")
-            ids = tuple(self.tokenizer.encode(request.prompt, add_special_tokens=False).ids) or (
-                self.end_of_text,
-            )
+            try:
+                ids = tuple(encode(self.tokenizer, request.prompt, TOKENIZER))
+            except ValueError as error:
+                raise bad_request("prompt", f"text that can be encoded ({error})") from None
+            ids = ids or (self.end_of_text,)
         else:
             ids = request.prompt
         if len(ids) > room:

@@ -120,6 +120,22 @@ def test_a_revocation_ends_what_is_being_answered(source, whole):
     server.engine.close()
 
 
+@pytest.mark.parametrize("rights", [{"lisp": 1.0}, {"lisp": 1.0, "virology": 0.5}, {}])
+def test_a_profile_that_is_changed_ends_what_it_is_answering(source, rights):
+    """The token keeps the profile, which has a module less or a lower weight now."""
+    server, digest = ModelServer(source), token_digest(planted().tokens["both"])
+    profiles = (("both", tuple(rights.items())),)
+    narrowed = dataclasses.replace(source.policy, profiles=profiles)
+
+    async def end_of_stream() -> str:
+        async for delivery in server.stream(digest, "both", GenerationRequest((1,), 40), False):
+            server.policy, end = narrowed, delivery.end
+        return end
+
+    assert asyncio.run(end_of_stream()) == FORBIDDEN
+    server.engine.close()
+
+
 class Handle:
     """A handle of a replica that accepts a request; what comes of its further calls is `then`'s."""
 

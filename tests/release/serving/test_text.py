@@ -138,3 +138,17 @@ def test_bodies_that_are_refused(body):
         parse_request(body)
     assert refusal.value.status == 400
     assert "secret" not in refusal.value.message
+
+
+def test_a_prompt_on_which_the_library_fails_is_refused():
+    """A pattern that tries every way to divide a run of one letter ends in a panic."""
+    plain = json.loads(train_tokenizer([TEXT] * 4, 280).to_str())
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated"}
+    plain["pre_tokenizer"] = {
+        "type": "Sequence",
+        "pretokenizers": [{**split, "invert": False}, plain["pre_tokenizer"]],
+    }
+    strange = Vocabulary.of(json.dumps(plain), context=64)
+    assert strange.prompt_ids(request(prompt="ab"))
+    with pytest.raises(Refusal):
+        strange.prompt_ids(request(prompt="a" * 40 + "!"))

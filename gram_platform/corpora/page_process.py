@@ -1,0 +1,40 @@
+"""Encodes pages of text within limits; a script, because a tokenizer can take all memory and time.
+
+Arguments: path, limit of tokens a byte. Input: [tokenizer.json's text, pages]. Ends with a fault.
+"""
+
+import json
+import resource
+import sys
+
+MAX_BYTES = 1 << 31
+# Seconds of a processor. A page takes some milliseconds.
+MAX_SECONDS = 20
+
+
+def fault_of(tokenizer, page: str, most: int) -> str | None:
+    for line in page.splitlines():
+        try:
+            num_tokens = len(tokenizer.encode(line, add_special_tokens=False).ids)
+        except Exception:
+            # A closed vocabulary has no token for the line; the corpus may need none.
+            continue
+        except BaseException as error:
+            # A panic of the library.
+            return f"{line[:40]!r}: {error}"
+        if num_tokens > most * (len(line.encode()) + 1):
+            return f"{line[:40]!r}: {num_tokens:,} tokens"
+    return None
+
+
+if __name__ == "__main__":
+    sys.path[:] = json.loads(sys.argv[1])
+    from tokenizers import Tokenizer
+
+    for kind, most in ((resource.RLIMIT_AS, MAX_BYTES), (resource.RLIMIT_CPU, MAX_SECONDS)):
+        hard = resource.getrlimit(kind)[1]
+        resource.setrlimit(kind, (most if hard < 0 else min(most, hard), hard))
+    text, pages = json.load(sys.stdin)
+    given = Tokenizer.from_str(text)
+    given.encode_special_tokens = True
+    sys.exit(fault_of(given, "\n".join(pages), int(sys.argv[2])))
