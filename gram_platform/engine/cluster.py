@@ -326,6 +326,13 @@ def _processes_of(node_id: str) -> list[psutil.Process]:
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
+    """Returns whether a process runs; True also while nobody can tell, as without free files.
+
+    The caller looks again.
+    """
+    try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
+    except psutil.NoSuchProcess:
+        return False
+    except (OSError, psutil.AccessDenied):
+        return True
