@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from gram_platform.config.identity import InvalidField
+from gram_platform.config.identity import InvalidField, masked
 from gram_platform.config.plain import from_plain
 from gram_platform.config.terminal import warn
 from gram_platform.pages.report.card import PICTURE_FILE
@@ -65,9 +65,8 @@ def write_index(store: Store) -> str:
 def index_page(store: Store) -> Page:
     """Makes the index of a storage."""
     now = datetime.datetime.now(datetime.UTC)
-    intro = (
-        f"{QUESTION}\n\nStudies and searches of the storage {store.root}, {now:%Y-%m-%d %H:%M} UTC."
-    )
+    place = masked(store.root)
+    intro = f"{QUESTION}\n\nStudies and searches of the storage {place}, {now:%Y-%m-%d %H:%M} UTC."
     sections = [
         Section(title, markup=render("cards.html", cards=found))
         for title, found in zip(("Studies", "Searches"), read_shown(store), strict=True)

@@ -5,7 +5,7 @@ from typing import Literal
 
 import ray
 
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import invalid, masked
 from gram_platform.engine.capacity import await_report, has_fixed_size
 from gram_platform.engine.cluster import connect
 from gram_platform.engine.in_process import has_gpu
@@ -133,4 +133,5 @@ def note_device(plan: Plan, store: Store, device: str) -> None:
 
 
 def _key(part: StudyPlan) -> str:
-    return ", ".join([f"preset {part.preset_name}", *part.changes, f"corpus {part.choice.corpus}"])
+    corpus = f"corpus {masked(part.choice.corpus)}"
+    return ", ".join([f"preset {part.preset_name}", *part.changes, corpus])

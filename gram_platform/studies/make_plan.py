@@ -12,6 +12,7 @@ from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import (
     absolute_place,
     invalid,
+    masked,
     require_choice,
     require_fields,
     require_real,
@@ -76,6 +77,8 @@ def make_plan(study: Study, flags: Flags) -> Plan:
         sources={flag: source for flag, source in sources.items() if source},
     )
     _require_consistent(own, part)
+    if own.in_process:
+        _require_defaults(flags, OF_RAY, "--in-process")
     options = replace(plan.options, in_process=own.in_process)
     part = with_nodes(_by_law(_from_start(part), own.law, own.trust_law))
     through, export = bool(own.through), own.export_nodes
@@ -108,6 +111,19 @@ def _require_consistent(own: StudyFlags, part: StudyPlan) -> None:
         raise invalid("trust_law", True, "--law beside it, the law to trust")
     if own.law:
         part.preset.by_law(load_law(own.law)).require_ranks(sizes, ranks)
+
+
+# Flags without an effect in this process, and without one on CPUs.
+OF_RAY = ("max_gpus", "gpus_per_machine", "stall_timeout", "collective_timeout", "verbose")
+OF_GPUS = ("gpus_per_run", "gpus_per_machine", "deterministic")
+
+
+def _require_defaults(flags: Flags, names: Iterable[str], beside: str) -> None:
+    """ValueError for a flag that would have no effect beside another one."""
+    for box in (flags.device, flags.execution):
+        for name in names:
+            if (value := getattr(box, name, None)) != getattr(type(box)(), name, None):
+                raise invalid(name, value, f"no value beside {beside}, where it has no effect")
 
 
 def _require_methods(methods: Iterable[str]) -> None:
@@ -168,7 +184,8 @@ def read_study(study: Study, flags: Flags, changes: tuple[str, ...]) -> StudyPla
     )
     preset.require_ranks(choice.sizes, ranks)
     planned = ranks if split_list(device.num_workers) else replace(ranks, number=AUTO)
-    return StudyPlan(study, name, changes, preset, choice, MACHINES[machine], ranks, planned)
+    shown = tuple(map(masked, changes))
+    return StudyPlan(study, name, shown, preset, choice, MACHINES[machine], ranks, planned)
 
 
 def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
@@ -182,6 +199,8 @@ def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
     timeouts = ("collective_timeout", "stall_timeout")
     require_fields("", execution, 0, *timeouts, high=MAX_TIMEOUT_S, open_low=True)
     require_choice("device", device.device or CPU, (CPU, "cuda"))
+    if device.device == CPU:
+        _require_defaults(flags, OF_GPUS, "--device cpu")
     require_webhook(execution.notify)
     if device.max_gpus and first.ranks.most:
         given = " ".join(device.num_workers)

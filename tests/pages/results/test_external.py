@@ -66,7 +66,7 @@ def test_a_seed_has_one_name_in_both_files(tmp_path, in_losses, in_curves, name)
 @pytest.mark.parametrize("spellings", [("600K", "0.6M", "0.6m", "600000"), ("0.7M", "700k", "7e5")])
 def test_spellings_of_one_size_are_one_size(tmp_path, spellings):
     """The name of a size of ours, else the first spelling."""
-        rows = [row | {"size": spellings[i % len(spellings)]} for i, row in enumerate(ROWS)]
+    rows = [row | {"size": spellings[i % len(spellings)]} for i, row in enumerate(ROWS)]
     curves = [line | {"size": spellings[-i % len(spellings)]} for i, line in enumerate(CURVES)]
     external = read_external(write_folder(tmp_path, rows, curves))
     assert set(external.losses["size"]) == set(external.curves["size"])

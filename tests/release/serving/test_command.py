@@ -266,10 +266,15 @@ def test_a_ray_serve_that_dies_while_it_starts_is_one_line(
         raise died
 
     monkeypatch.setattr(serve, "run", die)
-    with pytest.raises(SystemExit) as ended, exit_codes():
-        # From then on its controller is dead, too.
-        monkeypatch.setattr(command, "new_keeper", lambda _: monkeypatch.setattr(serve, "status", die))
-        serve_until_stopped(service(tmp_path), planted_ray.append)
+    # From then on its controller is dead, too.
+    monkeypatch.setattr(command, "new_keeper", lambda _: monkeypatch.setattr(serve, "status", die))
+
+    def serve_command() -> None:
+        with exit_codes():
+            serve_until_stopped(service(tmp_path), planted_ray.append)
+
+    with pytest.raises(SystemExit) as ended:
+        serve_command()
     assert ended.value.code == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1
