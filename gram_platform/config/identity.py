@@ -41,12 +41,13 @@ UNSEEN = re.compile(
 NOT_ASCII_OR_CONTROL = re.compile("[^\t\n -~]")
 # In texts: user and password of an address, values of its query that open something, and the
 # webhook in a command line, which anybody can post to. In a database's address a slash may be in
-# the password; elsewhere digits before one are a port.
+# the password; elsewhere digits before one are a port. The key of a chart in MLflow's pages opens
+# nothing.
 SECRET = re.compile(
     r"(?P<database>(?:postgres\w*|mysql|mariadb|mssql|oracle|mongodb|redis\w*)(?:\+[\w+]+)?://)"
     r"(?:[^\s/?#]*|[^\s/:@]*:[^\s@]*)(?=@)"
     r"|(?<=://)(?:[^\s/?#]*|[^\s/:@]*:(?!\d*/)[^\s@]*)(?=@)"
-    r"|(?P<key>[?&;#][\w.~%-]*(?:sig|token|key|secret|signature|passw(?:or)?d)=)[^&#\s'\"]*"
+    r"|(?P<key>[?&;#](?!viewStateShareKey=)[\w.~%-]*(?:sig|token|key|secret|signature|passw(?:or)?d)=)[^&#\s'\"]*"
     r"|(?P<flag>--notify[ =])(?:'[^']*'|[^\s']+)",
     re.IGNORECASE,
 )

@@ -5,7 +5,7 @@ import math
 import os
 import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 
@@ -59,3 +59,17 @@ def _quota_v1(folder: Path) -> Iterator[float]:
         # The file says -1 where there is no quota.
         if quota > 0:
             yield quota / period
+
+
+def safe_path(folders: Iterable[str]) -> dict[str, str]:
+    """Returns the variables of a Python that imports from these folders and its own.
+
+    Neither it nor a Python that it starts imports from the current folder, as `-m` and `-c` would,
+    and an empty name.
+    """
+    return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, folders))}
+
+
+def environment_path() -> list[str]:
+    """Returns the folders of this process's PYTHONPATH."""
+    return os.environ.get("PYTHONPATH", "").split(os.pathsep)
