@@ -19,7 +19,7 @@ from gram_platform.config.endings import Stopped
 from gram_platform.config.identity import invalid, require_int
 from gram_platform.config.provenance import Submissions
 from gram_platform.config.terminal import say
-from gram_platform.engine.machine import environment_path, free_port, safe_path
+from gram_platform.engine.machine import free_port, safe_path
 from gram_platform.pages.link_page import HOST, MLFLOW_PORT, leave_link_page, write_link_page
 from gram_platform.store import Store
 from gram_platform.studies.flags import Number
@@ -93,7 +93,7 @@ def _running(database: Path, port: int, log: IO[bytes]) -> Iterator[subprocess.P
     if sys.platform == "linux":
         # It ends also where this process is killed.
         how["preexec_fn"] = lambda: ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    environment = os.environ | safe_path(environment_path())
+    environment = os.environ | safe_path()
     environment |= {
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",

@@ -172,7 +172,7 @@ def worst(*codes: int) -> int:
 def escape_output() -> None:
     """Lets standard output and error escape what their encoding cannot spell.
 
-    A terminal that says it has no width, or hardly any, counts as one of FEWEST_COLUMNS.
+    Gives a terminal without a width one.
     """
     width = shutil.get_terminal_size().columns
     if "COLUMNS" in os.environ or width < FEWEST_COLUMNS:

@@ -39,10 +39,8 @@ UNSEEN = re.compile(
     "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d159\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 NOT_ASCII_OR_CONTROL = re.compile("[^\t\n -~]")
-# In texts: user and password of an address, values of its query that open something, and the
-# webhook in a command line, which anybody can post to. In a database's address a slash may be in
-# the password; elsewhere digits before one are a port. The key of a chart in MLflow's pages opens
-# nothing.
+# User and password of an address, keys in its query, and the webhook in a command line. Digits
+# before a slash are a port, except in a database's address. A chart of MLflow has a public key.
 SECRET = re.compile(
     r"(?P<database>(?:postgres\w*|mysql|mariadb|mssql|oracle|mongodb|redis\w*)(?:\+[\w+]+)?://)"
     r"(?:[^\s/?#]*|[^\s/:@]*:[^\s@]*)(?=@)"
@@ -80,7 +78,7 @@ class InvalidField(ValueError):
 
 
 def invalid(field: str, value: object, expected: str) -> InvalidField:
-    """Makes every user-facing error, in one form, without secrets."""
+    """Makes every user-facing error, in one form."""
     return InvalidField(field, masked(value) if isinstance(value, str) else value, expected)
 
 
@@ -254,16 +252,12 @@ def printable(text: str) -> str:
 
 
 def masked(text: str) -> str:
-    """Returns a text for other people, without secrets.
-
-    Every address in it is without user, password and the values of a query that are keys, a command
-    without webhook.
-    """
+    """Returns a text for other people: without passwords, keys in addresses and webhooks."""
     return SECRET.sub(lambda found: "".join(filter(None, found.groups())) + "***", text)
 
 
 def without_secrets(plain: Any) -> Any:
-    """Returns plain values with `masked` texts."""
+    """Masks the texts of plain values."""
     if isinstance(plain, Mapping):
         return {key: without_secrets(value) for key, value in plain.items()}
     if isinstance(plain, list):

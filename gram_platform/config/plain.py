@@ -60,8 +60,8 @@ def overlaid(base: Any, changes: Any) -> Any:
 def parse_json(text: str | bytes, kind: Any = object) -> Any:
     """Reads JSON as a value of this type, see `from_plain`.
 
-    InvalidField for a value of another type, ValueError for text that is not JSON, is nested too
-    deeply or is longer than MOST_JSON_BYTES.
+    InvalidField for a value of another type, ValueError for text that is not JSON, or is too deep
+    or too long.
     """
     if len(text) > MOST_JSON_BYTES:
         raise ValueError(f"it has more than {MOST_JSON_BYTES >> 20} MiB")

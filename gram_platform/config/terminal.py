@@ -49,10 +49,7 @@ def warn(text: str, stacklevel: int = 1) -> None:
 
 
 def one_line(text: object) -> str:
-    """Puts a stored text into a line of a list.
-
-    It has no line breaks and no secrets, and is cut where it is long.
-    """
+    """Puts a text into a line of a list: without line breaks and secrets, and cut if it is long."""
     line = " ".join(masked(str(text)).split())
     return line if len(line) <= LONGEST_CELL else f"{line[:LONGEST_CELL]}..."
 

@@ -23,7 +23,7 @@ import ray
 from gram_platform.config.endings import FAILED, SUBMIT_AGAIN, Stopped
 from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import say
-from gram_platform.engine.machine import environment_path, num_cpus, safe_path
+from gram_platform.engine.machine import num_cpus, safe_path
 from gram_platform.engine.own_folder import OwnFolder
 from gram_platform.engine.ray_private import address_of, address_record, own_job, refusal
 
@@ -115,9 +115,8 @@ def start(**options: object) -> None:
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     folder = OwnFolder(_folder())
     what = f"Ray does not start on this machine (its logs: {folder.path}/session_latest/logs)"
-    # Code that torch has compiled is among the temporary files, unless $TORCHINDUCTOR_CACHE_DIR
-    # names a place that stays.
-    own = {"TMPDIR": str(folder.path.parent), **safe_path(environment_path())}
+    # $TORCHINDUCTOR_CACHE_DIR may name a place that stays.
+    own = {"TMPDIR": str(folder.path.parent), **safe_path()}
     try:
         with _time_limit(START_S, what, folder.keep), _environment(own):
             _initialise(what, address="local", _temp_dir=str(folder.path), **options)
@@ -325,10 +324,7 @@ def _processes_of(node_id: str) -> list[psutil.Process]:
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    """Returns whether a process runs; True also while nobody can tell, as without free files.
-
-    The caller looks again.
-    """
+    """Returns whether a process runs; True also while nobody can tell, as without free files."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

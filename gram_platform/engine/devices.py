@@ -134,7 +134,7 @@ def probe_afresh(device: str) -> ProbeReport:
     That its memory is full is no failure. This process still holds the memory.
     """
     command = [sys.executable, "-m", "gram_platform.engine.devices", device]
-    environment = os.environ | safe_path([*sys.path, str(PACKAGE.parent)])
+    environment = os.environ | safe_path(*sys.path, str(PACKAGE.parent))
     how = {
         "stdout": subprocess.PIPE,
         "stderr": subprocess.STDOUT,

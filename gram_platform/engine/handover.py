@@ -46,8 +46,7 @@ from gram_platform.store.root import FOLDERS
 
 # Entries of an attempt's folder that an archive leaves out, also when set aside.
 HEAVY = (CHECKPOINTS, SHARDS, WEIGHTS)
-# The most bytes that a file of an archive may unpack to, and all of them together, and their
-# number. Weights are in no archive.
+# Most bytes that a file of an archive may unpack to, that all of them may, and most files.
 MOST_BYTES_UNPACKED, MOST_BYTES_IN_ALL = 2**30, 2**33
 MOST_FILES = 500_000
 SAY_EVERY_S = 15.0
@@ -207,11 +206,8 @@ def unpack_archive(path: Path, store: Store) -> int:
                 members.append(member)
                 num_bytes += member.size
                 if num_bytes > MOST_BYTES_IN_ALL or len(members) > MOST_FILES:
-                    raise invalid(
-                        "archive",
-                        str(path),
-                        f"at most {MOST_BYTES_IN_ALL >> 30} GiB in {MOST_FILES:,} files",
-                    )
+                    allowed = f"at most {MOST_BYTES_IN_ALL >> 30} GiB in {MOST_FILES:,} files"
+                    raise invalid("archive", str(path), allowed)
             num_written = 0
             for member in members:
                 *folders, name = member.name.split("/")

@@ -5,7 +5,7 @@ import math
 import os
 import random
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 
@@ -61,15 +61,10 @@ def _quota_v1(folder: Path) -> Iterator[float]:
             yield quota / period
 
 
-def safe_path(folders: Iterable[str]) -> dict[str, str]:
-    """Returns the variables of a Python that imports from these folders and its own.
+def safe_path(*folders: str) -> dict[str, str]:
+    """Returns variables with which no Python that is started imports from the current folder.
 
-    Neither it nor a Python that it starts imports from the current folder, as `-m` and `-c` would,
-    and an empty name.
+    `folders` are on its path (default: those of this process's PYTHONPATH).
     """
-    return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, folders))}
-
-
-def environment_path() -> list[str]:
-    """Returns the folders of this process's PYTHONPATH."""
-    return os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = folders or os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, path))}

@@ -36,7 +36,7 @@ MONITOR_KEY = "__autoscaling_status"
 
 
 class _OwnPath(list[str]):
-    """Folders for the path of workers, of which it takes those on this process's own."""
+    """Takes the folders that are on this process's own path."""
 
     def extend(self, folders: Iterable[str]) -> None:
         own = set(map(os.path.abspath, sys.path))
@@ -44,10 +44,7 @@ class _OwnPath(list[str]):
 
 
 def own_job() -> JobConfig:
-    """Returns what workers are told of this driver.
-
-    Ray would have them import from the current folder first, before the standard library.
-    """
+    """Makes the config of a job whose workers do not import from the current folder first."""
     job = JobConfig()
     job._py_driver_sys_path = _OwnPath()
     return job

@@ -80,7 +80,6 @@ class LocalFolder(Folder):
 
     @persistent
     def read(self, name: str, most: int = -1) -> bytes:
-        """Reads a file's bytes, `most` of them if it is given."""
         self._require_here(name)
         with self._look(lambda: open(self._plain(name), "rb")) as file:
             return file.read(most)

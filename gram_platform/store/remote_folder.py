@@ -37,7 +37,6 @@ class RemoteFolder(Folder):
 
     @persistent
     def read(self, name: str, most: int = -1) -> bytes:
-        # A part would need the size first, by one more request.
         return self.filesystem.cat_file(self.file(name))
 
     @persistent

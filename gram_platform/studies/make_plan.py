@@ -113,17 +113,16 @@ def _require_consistent(own: StudyFlags, part: StudyPlan) -> None:
         part.preset.by_law(load_law(own.law)).require_ranks(sizes, ranks)
 
 
-# Flags without an effect in this process, and without one on CPUs.
+# Flags without an effect in this process, and on CPUs.
 OF_RAY = ("max_gpus", "gpus_per_machine", "stall_timeout", "collective_timeout", "verbose")
 OF_GPUS = ("gpus_per_run", "gpus_per_machine", "deterministic")
 
 
 def _require_defaults(flags: Flags, names: Iterable[str], beside: str) -> None:
-    """ValueError for a flag that would have no effect beside another one."""
     for box in (flags.device, flags.execution):
         for name in names:
             if (value := getattr(box, name, None)) != getattr(type(box)(), name, None):
-                raise invalid(name, value, f"no value beside {beside}, where it has no effect")
+                raise invalid(name, value, f"no value: it has no effect beside {beside}")
 
 
 def _require_methods(methods: Iterable[str]) -> None:

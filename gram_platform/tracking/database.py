@@ -68,7 +68,7 @@ def with_absolute_path(field: str, uri: str) -> str:
 
 
 def require_driver(field: str, uri: str) -> None:
-    """ValueError for the URI of a database whose driver, a library, is not installed here."""
+    """ValueError for a database whose driver is not installed."""
     try:
         make_url(uri).get_dialect().import_dbapi()
     except (ImportError, ArgumentError) as error:

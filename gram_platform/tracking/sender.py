@@ -147,7 +147,7 @@ class Sender:
         if tags.get(content.RESULT, "") != entry.tags[content.RESULT]:
             metrics += content.result_metrics(entry, records)
         elif times := _other_times(run, entry):
-            # MLflow shows the point of a step that was sent last.
+            # MLflow shows a step's newest point.
             now = round(time.time() * 1000)
             metrics += [Metric(key, times[key], now, entry.num_steps) for key in times]
         if entry.last_step > mirrored and tags.get(content.SENDING_STEP) != str(entry.last_step):
@@ -188,12 +188,9 @@ def has(run: Run, last_step: int, wanted: Mapping[str, str]) -> bool:
 
 
 def _other_times(run: Run, entry: NodeEntry) -> dict[str, float]:
-    """Returns the times of a node that MLflow has otherwise.
-
-    Both of two merged storages may have trained a run: the times of its first attempt count.
-    """
-    times = {key: entry.result_metrics[key] for key in TIMES if key in entry.result_metrics}
-    return {key: value for key, value in times.items() if run.data.metrics.get(key) != value}
+    """Returns the times of a node that MLflow has otherwise, as where two storages were merged."""
+    known, sent = entry.result_metrics, run.data.metrics
+    return {key: known[key] for key in TIMES if key in known and sent.get(key) != known[key]}
 
 
 def age(run: Run) -> tuple[int, str]:

@@ -44,8 +44,7 @@ LOSS_COLUMNS = ["row", *VIEW_AND_DOMAIN, "loss"]
 CURVE_OF = ["study", VARIANT, "size", "seed", "domain"]
 OUTSIDE_CURVE_COLUMNS = ["row", *CURVE_OF, "step", "loss"]
 FLAGS = {"0": False, "1": True, "False": False, "True": True}
-# Other texts are no numbers but names, and so are larger numbers. A table with a gap writes whole
-# seeds with a fraction.
+# Other texts are names, and so are larger numbers. With a gap in its column 1 becomes 1.0.
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 SEED = re.compile(r"-?(0|[1-9]\d{0,39})(\.0*)?", re.ASCII)
 MOST_NUMBER = 10**40
@@ -101,15 +100,16 @@ def read_external(folder: str | Path) -> External:
         if not (place / name).is_file():
             allowed = f"a folder with {LOSSES_FILE} and {CURVES_FILE}: there is no {name}"
             raise invalid("folder", str(place), allowed)
-    # The first spelling of each size, by its number.
-    spelt = {_number_of(size): size for size in KNOWN_SIZES}
-    losses = pd.DataFrame(_losses(place / LOSSES_FILE, spelt), columns=LOSS_COLUMNS)
+    # A size has its first spelling.
+    spelt = {size_key(size): size for size in KNOWN_SIZES}
+    losses = pd.DataFrame(_losses(place / LOSSES_FILE), columns=LOSS_COLUMNS)
+    losses["size"] = [spelt.setdefault(size_key(size), size) for size in losses["size"]]
     if losses.empty:
         raise invalid(LOSSES_FILE, "no rows", "a row for each view and domain")
     _require_once(LOSSES_FILE, losses, VIEW_AND_DOMAIN)
     studies = set(losses["study"])
-    points = _curves(place / CURVES_FILE, studies, spelt)
-    curves = pd.DataFrame(points, columns=OUTSIDE_CURVE_COLUMNS)
+    curves = pd.DataFrame(_curves(place / CURVES_FILE, studies), columns=OUTSIDE_CURVE_COLUMNS)
+    curves["size"] = [spelt.setdefault(size_key(size), size) for size in curves["size"]]
     heads = curves.drop_duplicates("row")
     _require_once(CURVES_FILE, heads, CURVE_OF)
     return External(place, losses, curves, _declared(place / STUDIES_FILE, studies))
@@ -119,16 +119,11 @@ def parameters_of(size: str) -> float:
     """Returns the parameters of a known size, else the number in its name; NaN without one."""
     if size in KNOWN_SIZES:
         return total_parameters(KNOWN_SIZES[size].dense())
-    return _number_of(size)
-
-
-def _number_of(size: str) -> float:
-    """Returns the number of parameters that a size is called by; NaN without one."""
     is_other, number, _ = size_key(size)
-    return math.nan if is_other else round(number)
+    return math.nan if is_other else number
 
 
-def _losses(path: Path, spelt: dict[float, str]) -> Iterable[tuple]:
+def _losses(path: Path) -> Iterable[tuple]:
     text = read_text("folder", path)
     # A cell of another column may be a whole document.
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))
@@ -137,7 +132,7 @@ def _losses(path: Path, spelt: dict[float, str]) -> Iterable[tuple]:
         reader.fieldnames = [name.strip() for name in reader.fieldnames or []]
         _require_columns(f"{path.name}, row 1", reader.fieldnames)
         for cells in reader:
-            yield _loss(f"{path.name}, row {reader.line_num}", reader.line_num, cells, spelt)
+            yield _loss(f"{path.name}, row {reader.line_num}", reader.line_num, cells)
     except csv.Error as error:
         raise invalid(
             f"{path.name}, row {reader.line_num}", str(error), "comma-separated values"
@@ -155,7 +150,7 @@ def _require_columns(place: str, header: Sequence[str]) -> None:
         raise invalid(place, ",".join(header), allowed)
 
 
-def _loss(place: str, number: int, cells: dict, spelt: dict[float, str]) -> tuple:
+def _loss(place: str, number: int, cells: dict) -> tuple:
     # An index and the comma at the end of a row have no name.
     beyond = cells.pop(None, [])
     if any(beyond) or any(name and cell is None for name, cell in cells.items()):
@@ -171,7 +166,7 @@ def _loss(place: str, number: int, cells: dict, spelt: dict[float, str]) -> tupl
         raise invalid(
             f"{place}, {ELICITED}", cell[ELICITED], "1 for the best loss of an attack, else 0"
         )
-    study, variant, size, seed, domain = _names(place, cell, spelt)
+    study, variant, size, seed, domain = _names(place, cell)
     retained = _retained(f"{place}, retained", cell["retained"])
     loss = _positive(f"{place}, loss", cell["loss"])
     return number, study, variant, method, size, seed, retained, domain, FLAGS[cell[ELICITED]], loss
@@ -202,19 +197,19 @@ def _retained(field: str, text: str) -> str:
     return ",".join(sorted(set(names) - {CORE}))
 
 
-def _curves(path: Path, studies: set[str], spelt: dict[float, str]) -> Iterable[tuple]:
+def _curves(path: Path, studies: set[str]) -> Iterable[tuple]:
     # `splitlines` would end lines within texts.
     for number, line in enumerate(read_text("folder", path).split("\n"), start=1):
         if line.strip():
             place = f"{path.name}, row {number}"
-            head, points = _curve(place, _object(place, line), spelt)
+            head, points = _curve(place, _object(place, line))
             if head[0] not in studies:
                 allowed = f"a study of {LOSSES_FILE}: {', '.join(sorted(studies))}"
                 raise invalid(f"{place}, study", head[0], allowed)
             yield from ((number, *head, step, loss) for step, loss in points)
 
 
-def _curve(place: str, curve: Mapping, spelt: dict[float, str]) -> tuple[tuple, list]:
+def _curve(place: str, curve: Mapping) -> tuple[tuple, list]:
     """Returns ((study, variant, size, seed, domain), points)."""
     for name in CURVE_KEYS:
         if curve.get(name) in (None, ""):
@@ -235,7 +230,7 @@ def _curve(place: str, curve: Mapping, spelt: dict[float, str]) -> tuple[tuple, 
     steps = [_number(f"{place}, steps", step, "a number of steps from 0 on", 0.0) for step in steps]
     if any(later <= before for before, later in itertools.pairwise(steps)):
         raise invalid(f"{place}, steps", "steps out of order", "each larger than the one before")
-    return _names(place, cell, spelt), list(zip(steps, losses, strict=True))
+    return _names(place, cell), list(zip(steps, losses, strict=True))
 
 
 def _cell(field: str, value: object) -> str:
@@ -252,9 +247,7 @@ def _object(place: str, line: str) -> dict:
         raise invalid(place, line[:40], f"a JSON object ({error})") from error
 
 
-def _names(
-    place: str, cell: Mapping[str, str], spelt: dict[float, str]
-) -> tuple[str, str, str, str, str]:
+def _names(place: str, cell: Mapping[str, str]) -> tuple[str, str, str, str, str]:
     """Returns (study, variant, size, seed, domain) under the names of tables."""
     study, seed = STUDY_NAMES.get(cell["study"], cell["study"]), cell["seed"]
     if SEED.fullmatch(seed):
@@ -272,8 +265,6 @@ def _names(
         raise invalid(
             f"{place}, size", cell["size"], "a number of parameters such as 0.3M, 800M or 2B"
         )
-    if not math.isnan(number := _number_of(size)):
-        size = spelt.setdefault(number, size)
     return study, _plain(cell[VARIANT]), size, seed, cell["domain"]
 
 

@@ -170,8 +170,8 @@ class Api:
     async def _events(self, answer: Answer, rule: TokenRule, usage: bool) -> AsyncIterator[str]:
         """Yields server-sent events.
 
-        The first is empty: generation was accepted. An error becomes the last event. `usage`: one
-        without choices has the numbers of tokens at the end, as OpenAI's `include_usage`.
+        The first is empty: generation was accepted. An error becomes the last event. `usage`: as
+        OpenAI's `include_usage`.
         """
         more = {"usage": None} if usage else {}
         async with aclosing(self._texts(answer, rule, whole=False)) as parts:

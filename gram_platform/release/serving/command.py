@@ -201,10 +201,8 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
             ) from error
         except (*CALL_ERRORS, RuntimeError) as error:
             what = one_line(str(error).strip().partition("\n")[0] or type(error).__name__)
-            raise Stopped(
-                f"Ray Serve does not start, or has ended ({what}): start `gram serve` again, where"
-                " processors and memory are free"
-            ) from error
+            advice = "start `gram serve` again, where processors and memory are free"
+            raise Stopped(f"Ray Serve has died or does not start ({what}): {advice}") from error
         finally:
             listen(ignore)
 
@@ -354,7 +352,7 @@ def make_environment_private() -> None:
 
 
 def given_ray(address: str) -> str:
-    """Returns the address of the Ray to join, or $RAY_ADDRESS; "" for none and for `local`."""
+    """Returns `address`, else $RAY_ADDRESS; "" for `local`."""
     given = address or os.environ.get("RAY_ADDRESS", "")
     return "" if given == "local" else given
 

@@ -61,7 +61,7 @@ class CompletionRequest:
     seed: int
     stop: tuple[str, ...]
     stream: bool
-    # Whether the last chunk of the stream has the numbers of tokens.
+    # Whether the stream ends with numbers of tokens.
     stream_usage: bool = False
 
 
@@ -143,15 +143,13 @@ def _stream_usage(fields: Mapping, stream: bool) -> bool:
     usage = options.get("include_usage")
     is_known = options.keys() <= {"include_usage"} and (usage is None or isinstance(usage, bool))
     if not is_known or (usage and not stream):
-        expected = "include_usage, true beside stream alone"
-        raise bad_request("stream_options", expected)
+        raise bad_request("stream_options", "include_usage, true beside stream alone")
     return bool(usage)
 
 
 def _prompt(fields: Mapping) -> str | tuple[int, ...]:
     prompt = fields.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        # A list of one prompt, as clients for several send it.
         prompt = prompt[0]
     if isinstance(prompt, str):
         if any("\ud800" <= character <= "\udfff" for character in prompt):
