@@ -46,7 +46,7 @@ SECRET = re.compile(
     r"(?:[^\s/?#]*|[^\s/:@]*:[^\s@]*)(?=@)"
     r"|(?<=://)(?:[^\s/?#]*|[^\s/:@]*:(?!\d*/)[^\s@]*)(?=@)"
     r"|(?P<key>[?&;#](?!viewStateShareKey=)[\w.~%-]*(?:sig|token|key|secret|signature|passw(?:or)?d)=)[^&#\s'\"]*"
-    r"|(?P<flag>--notify[ =])(?:'[^']*'|[^\s']+)",
+    r"|(?P<flag>--notify[ =])(?:'[^']*'|[^\s']*[:/][^\s']*)",
     re.IGNORECASE,
 )
 # From the top of a document to a value in it: keys, and indices of arrays.
