@@ -45,7 +45,8 @@ SECRET = re.compile(
     r"(?P<database>(?:postgres\w*|mysql|mariadb|mssql|oracle|mongodb|redis\w*)(?:\+[\w+]+)?://)"
     r"(?:[^\s/?#]*|[^\s/:@]*:[^\s@]*)(?=@)"
     r"|(?<=://)(?:[^\s/?#]*|[^\s/:@]*:(?!\d*/)[^\s@]*)(?=@)"
-    r"|(?P<key>[?&;#](?!viewStateShareKey=)[\w.~%-]*(?:sig|token|key|secret|signature|passw(?:or)?d)=)[^&#\s'\"]*"
+    r"|(?<=%3A%2F%2F)[^\s/?#&]*(?=%40)|(?P<key>(?:[?&;#]|%3F|%26)(?!viewStateShareKey=)[\w.~%-]*"
+    r"(?:sig|token|key|secret|signature|passw(?:or)?d)(?:=|%3D))[^&#\s'\"]*"
     r"|(?P<flag>--notify[ =])(?:'[^']*'|[^\s']*[:/][^\s']*)",
     re.IGNORECASE,
 )

@@ -148,7 +148,7 @@ def provenance(machine: str, upload: str = "") -> Provenance:
 
 def command_line() -> str:
     """Returns the command line of this process, without secrets."""
-    return masked(shlex.join(map(masked, sys.argv)))
+    return masked(shlex.join(sys.argv))
 
 
 @cache

@@ -200,7 +200,7 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
                 "Ray has died, and all models with it: start `gram serve` again"
             ) from error
         except (*CALL_ERRORS, RuntimeError) as error:
-            what = one_line(str(error).strip().partition("\n")[0] or type(error).__name__)
+            what = one_line(error) or type(error).__name__
             advice = "start `gram serve` again, where processors and memory are free"
             raise Stopped(f"Ray Serve has died or does not start ({what}): {advice}") from error
         finally:
