@@ -44,7 +44,7 @@ class _OwnPath(list[str]):
 
 
 def own_job() -> JobConfig:
-    """Makes the config of a job whose workers do not import from the current folder first."""
+    """Makes a job whose workers do not import from the current folder first."""
     job = JobConfig()
     job._py_driver_sys_path = _OwnPath()
     return job

@@ -119,10 +119,10 @@ OF_GPUS = ("gpus_per_run", "gpus_per_machine", "deterministic")
 
 
 def _require_defaults(flags: Flags, names: Iterable[str], beside: str) -> None:
-    for box in (flags.device, flags.execution):
-        for name in names:
-            if (value := getattr(box, name, None)) != getattr(type(box)(), name, None):
-                raise invalid(name, value, f"no value: it has no effect beside {beside}")
+    given, usual = (vars(one.device) | vars(one.execution) for one in (flags, Flags()))
+    for name in names:
+        if given[name] != usual[name]:
+            raise invalid(name, given[name], f"no value: it has no effect beside {beside}")
 
 
 def _require_methods(methods: Iterable[str]) -> None:

@@ -259,7 +259,7 @@ def _names(place: str, cell: Mapping[str, str]) -> tuple[str, str, str, str, str
     if seed.lower().lstrip("+-") in NO_NUMBERS:
         raise invalid(f"{place}, seed", cell["seed"], "a number or a name: this is a gap")
     size = _plain(cell["size"])
-    if size.isdecimal():
+    if size.isdecimal() and len(size) < 40:
         size = f"{int(size) / 1e6:.12g}M"
     if math.isnan(parameters_of(size)):
         raise invalid(

@@ -325,7 +325,7 @@ def end_application(name: str, is_private: bool) -> None:
         if not (is_private or serve.status().applications):
             serve.shutdown()
     except (*CALL_ERRORS, RuntimeError):
-        # Ray Serve's calls would wait for a dead Ray, and a dead Ray Serve has nothing to end.
+        # Nothing is left to end, and calls would wait for a dead Ray.
         return
 
 

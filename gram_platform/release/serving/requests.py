@@ -139,12 +139,10 @@ def _same(value: object, other: object) -> bool:
 
 
 def _stream_usage(fields: Mapping, stream: bool) -> bool:
-    options = _optional(fields, "stream_options", dict, "an object, or no value") or {}
-    usage = options.get("include_usage")
-    is_known = options.keys() <= {"include_usage"} and (usage is None or isinstance(usage, bool))
-    if not is_known or (usage and not stream):
-        raise bad_request("stream_options", "include_usage, true beside stream alone")
-    return bool(usage)
+    options = _optional(fields, "stream_options", dict, "an object") or {}
+    if options.keys() - {"include_usage"} or (options and not stream):
+        raise bad_request("stream_options", "include_usage alone, beside stream")
+    return bool(_optional(options, "include_usage", bool, "true or false"))
 
 
 def _prompt(fields: Mapping) -> str | tuple[int, ...]:
