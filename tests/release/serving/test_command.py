@@ -266,8 +266,13 @@ def test_a_ray_serve_that_dies_while_it_starts_is_one_line(
         raise died
 
     monkeypatch.setattr(serve, "run", die)
+
     # From then on its controller is dead, too.
-    monkeypatch.setattr(command, "new_keeper", lambda _: monkeypatch.setattr(serve, "status", die))
+    def new_keeper(name: str):
+        monkeypatch.setattr(serve, "status", die)
+        return lambda *_: None
+
+    monkeypatch.setattr(command, "new_keeper", new_keeper)
 
     def serve_command() -> None:
         with exit_codes():
