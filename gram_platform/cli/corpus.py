@@ -41,6 +41,8 @@ def prepare_command(
     from gram_platform.studies.packing import ray_workers
 
     if check_only:
+        if out:
+            raise invalid("out", out, "no value beside --check, which packs nothing")
         _check_sources(corpus)
         return
     if not out:

@@ -16,7 +16,7 @@ from gram_platform.config.identity import (
     require_name,
     require_real,
 )
-from gram_platform.config.terminal import masked, say
+from gram_platform.config.terminal import say
 from gram_platform.release import MAX_WEIGHTS_BYTES
 from gram_platform.release.selection import available_modules, parse_modules, parse_sources
 from gram_platform.store import Store
@@ -171,13 +171,13 @@ def export_command(
         version = tracker.register_export(
             run, export.view, register, exported.folder / RECORD, tags
         )
-        say(f"{register}: version {version} in MLflow at {masked(tracker.tracking_uri)}")
+        say(f"{register}: version {version} in MLflow at {tracker.tracking_uri}")
 
 
 def _require_registry(name: str, tracking_uri: str, run_id: str) -> None:
     """ValueError for a name that no model in MLflow can have, or an address without one."""
     if not name and tracking_uri:
-        raise invalid("tracking_uri", masked(tracking_uri), "no value without --register")
+        raise invalid("tracking_uri", tracking_uri, "no value without --register")
     if name:
         require_name("register", name)
     if name and run_id.startswith(IMPORTED):

@@ -14,7 +14,7 @@ from gram_platform.analysis.tables import table_csv
 from gram_platform.cli.flags import make_folder
 from gram_platform.config.identity import invalid, local_path, require_choice
 from gram_platform.config.provenance import provenance
-from gram_platform.config.terminal import masked, say
+from gram_platform.config.terminal import say
 from gram_platform.pages.index import write_index
 from gram_platform.pages.report.measurements import LOSSES_PRESENTATION, MEASUREMENTS
 from gram_platform.pages.report.mirrored import mirrored
@@ -80,9 +80,7 @@ def report_from_mlflow(study: str, tracking_uri: str, out: str) -> None:
         make_folder(str(folder))
     found = mirrored(study, Tracker(tracking_uri))
     if found is None:
-        raise invalid(
-            "study", study, f"a study in MLflow at {masked(tracking_uri)}, or one in the storage"
-        )
+        raise invalid("study", study, f"a study in MLflow at {tracking_uri}, or one in the storage")
     show_results(Console(), found.text, found.brief)
     for name, content in found.files.items() if out else ():
         say(f"{name:12} {folder / name}")

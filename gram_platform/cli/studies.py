@@ -22,6 +22,8 @@ def sync_command(
     """
     store = stored(storage)
     if to != "mlflow":
+        if tracking_uri:
+            raise invalid("tracking_uri", tracking_uri, f"no value beside --to {to}")
         if not folder:
             raise invalid("folder", folder, f"a folder that {to} may write into")
         from gram_platform.tracking.others import write_nodes
@@ -30,13 +32,14 @@ def sync_command(
         what = "curves only: ratios, tables and reports are in the storage and in MLflow"
         say(f"{folder}: {counts['written']} written, {counts['unchanged']} unchanged ({what})")
         return
-    from gram_platform.config.terminal import masked
+    if folder:
+        raise invalid("folder", folder, "no value without --to and another tracker than MLflow")
     from gram_platform.tracking import Tracker, default_tracking_uri
 
     tracker = Tracker(tracking_uri or default_tracking_uri(store.root))
     tracker.prepare_database()
     counts = tracker.sync(store)
-    say(f"{masked(tracker.tracking_uri)}: {counts['sent']} sent, {counts['unchanged']} unchanged")
+    say(f"{tracker.tracking_uri}: {counts['sent']} sent, {counts['unchanged']} unchanged")
 
 
 def report_command(

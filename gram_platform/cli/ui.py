@@ -19,7 +19,7 @@ from gram_platform.config.endings import Stopped
 from gram_platform.config.identity import invalid, require_int
 from gram_platform.config.provenance import Submissions
 from gram_platform.config.terminal import say
-from gram_platform.engine.machine import free_port
+from gram_platform.engine.machine import free_port, safe_path
 from gram_platform.pages.link_page import HOST, MLFLOW_PORT, leave_link_page, write_link_page
 from gram_platform.store import Store
 from gram_platform.studies.flags import Number
@@ -93,13 +93,16 @@ def _running(database: Path, port: int, log: IO[bytes]) -> Iterator[subprocess.P
     if sys.platform == "linux":
         # It ends also where this process is killed.
         how["preexec_fn"] = lambda: ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    environment = os.environ | {
+    environment = os.environ | safe_path()
+    environment |= {
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_DISABLE_TELEMETRY": "true",
     }
     command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", database_uri(database)]
     command += ["--host", HOST, "--port", str(port), "--workers", "1"]
-    server = subprocess.Popen(command, env=environment, **how)
+    # MLflow's server imports from the folder that it is in, whatever its environment says.
+    folder = tempfile.TemporaryDirectory()
+    server = subprocess.Popen(command, cwd=folder.name, env=environment, **how)
     try:
         yield server
     finally:
@@ -111,6 +114,7 @@ def _running(database: Path, port: int, log: IO[bytes]) -> Iterator[subprocess.P
             with suppress(subprocess.TimeoutExpired):
                 server.wait(ENDING_S)
         leave_link_page(database, f"http://{HOST}:{port}")
+        folder.cleanup()
 
 
 def _answers(server: subprocess.Popen, address: str) -> bool:

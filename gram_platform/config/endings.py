@@ -11,6 +11,7 @@ import errno
 import gc
 import io
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -26,6 +27,8 @@ DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 SUBMIT_AGAIN = (
     "Submit again: finished runs are kept, and the others continue from their last checkpoints."
 )
+# In fewer, tyro's help does not end.
+FEWEST_COLUMNS = 20
 # What the exit codes of signals say.
 SIGNALLED = {128 + signal.SIGINT: "interrupted", 128 + signal.SIGTERM: "terminated"}
 
@@ -167,7 +170,13 @@ def worst(*codes: int) -> int:
 
 
 def escape_output() -> None:
-    """Lets standard output and error escape what their encoding cannot spell."""
+    """Lets standard output and error escape what their encoding cannot spell.
+
+    Gives a terminal without a width one.
+    """
+    width = shutil.get_terminal_size().columns
+    if "COLUMNS" in os.environ or width < FEWEST_COLUMNS:
+        os.environ["COLUMNS"] = str(max(width, FEWEST_COLUMNS))
     # A closed one would become the next file that is opened.
     for number in range(3):
         try:

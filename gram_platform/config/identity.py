@@ -39,6 +39,17 @@ UNSEEN = re.compile(
     "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d159\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 NOT_ASCII_OR_CONTROL = re.compile("[^\t\n -~]")
+# User and password of an address, keys in its query, and the webhook in a command line. Digits
+# before a slash are a port, except in a database's address. A chart of MLflow has a public key.
+SECRET = re.compile(
+    r"(?P<database>(?:postgres\w*|mysql|mariadb|mssql|oracle|mongodb|redis\w*)(?:\+[\w+]+)?://)"
+    r"(?:[^\s/?#]*|[^\s/:@]*:[^\s@]*)(?=@)"
+    r"|(?<=://)(?:[^\s/?#]*|[^\s/:@]*:(?!\d*/)[^\s@]*)(?=@)"
+    r"|(?<=%3A%2F%2F)[^\s/?#&]*(?=%40)|(?P<key>(?:[?&;#]|%3F|%26)(?!viewStateShareKey=)[\w.~%-]*"
+    r"(?:sig|token|key|secret|signature|passw(?:or)?d)(?:=|%3D))[^&#\s'\"]*"
+    r"|(?P<flag>--notify[ =])(?:'[^']*'|[^\s']*[:/][^\s']*)",
+    re.IGNORECASE,
+)
 # From the top of a document to a value in it: keys, and indices of arrays.
 Steps = tuple[str | int, ...]
 
@@ -63,13 +74,13 @@ class InvalidField(ValueError):
         return InvalidField(self.field, self.value, self.expected, place, self.steps)
 
     def __str__(self) -> str:
-        text = f"{self.field}={self.value!r}: expected {self.expected}"
+        text = masked(f"{self.field}={self.value!r}: expected {self.expected}")
         return f"{self.place}: {text}" if self.place else text
 
 
 def invalid(field: str, value: object, expected: str) -> InvalidField:
     """Makes every user-facing error, in one form."""
-    return InvalidField(field, value, expected)
+    return InvalidField(field, masked(value) if isinstance(value, str) else value, expected)
 
 
 def require_int(field: str, value: Any, low: int, high: int | None = None) -> None:
@@ -232,13 +243,27 @@ def _is_unseen(letter: str) -> bool:
 
 
 def printable(text: str) -> str:
-    """Escapes characters that command a terminal, or show nothing.
+    """Escapes characters that command a terminal, or show nothing, and leaves out secrets.
 
     Text of corpora and models may hold any.
     """
     return NOT_ASCII_OR_CONTROL.sub(
-        lambda found: ascii(found[0])[1:-1] if _is_unseen(found[0]) else found[0], text
+        lambda found: ascii(found[0])[1:-1] if _is_unseen(found[0]) else found[0], masked(text)
     )
+
+
+def masked(text: str) -> str:
+    """Returns a text for other people: without passwords, keys in addresses and webhooks."""
+    return SECRET.sub(lambda found: "".join(filter(None, found.groups())) + "***", text)
+
+
+def without_secrets(plain: Any) -> Any:
+    """Masks the texts of plain values."""
+    if isinstance(plain, Mapping):
+        return {key: without_secrets(value) for key, value in plain.items()}
+    if isinstance(plain, list):
+        return [without_secrets(value) for value in plain]
+    return masked(plain) if isinstance(plain, str) else plain
 
 
 def local_path(field: str, place: str | Path) -> Path:

@@ -19,6 +19,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is
 
 from gram_platform.config.identity import InvalidField, Steps, one_of, parsed_by
 
+# The largest file of ours has 2 MB.
+MOST_JSON_BYTES = 32 * 2**20
 SCALARS = {str: "a text", int: "an integer", float: "a number", bool: "true or false"}
 STEP = re.compile(r"\[([^\]]*)\]|\.?([\w-]+)")
 
@@ -58,9 +60,11 @@ def overlaid(base: Any, changes: Any) -> Any:
 def parse_json(text: str | bytes, kind: Any = object) -> Any:
     """Reads JSON as a value of this type, see `from_plain`.
 
-    InvalidField for a value of another type, ValueError for text that is not JSON or is nested too
-    deeply.
+    InvalidField for a value of another type, ValueError for text that is not JSON, or is too deep
+    or too long.
     """
+    if len(text) > MOST_JSON_BYTES:
+        raise ValueError(f"it has more than {MOST_JSON_BYTES >> 20} MiB")
     return from_plain(kind, parsed_by(json.loads, text))
 
 

@@ -14,7 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypedDict
 
-from gram_platform.config.terminal import masked, say
+from gram_platform.config.identity import masked
+from gram_platform.config.terminal import say
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # The commit of a checkout whose uploads have no .git, as `Code.commit`.
@@ -146,7 +147,7 @@ def provenance(machine: str, upload: str = "") -> Provenance:
 
 
 def command_line() -> str:
-    """Returns the command line of this process, every address in it without user and password."""
+    """Returns the command line of this process, without secrets."""
     return masked(shlex.join(sys.argv))
 
 

@@ -3,29 +3,22 @@
 Text of corpora, models and storages may hold anything.
 """
 
-import re
 import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from gram_platform.config.identity import printable
+from gram_platform.config.identity import masked, printable
 
 # In letters.
 LONGEST_CELL = 500
-# User and password in an address, and the webhook in a command line: anybody who knows it can post
-# to it.
-PASSWORD = re.compile(
-    r"(?<=://)(?:[^\s/?#]*|[^\s/:@]*:(?!\d*/)[^\s@]*)(?=@)|(?<=[?&]password=)[^&\s'\"]*"
-    r"|(?<=--notify[ =])(?:'[^']*'|[^\s']+)"
-)
 
 
 def say(text: object = "", file: TextIO | None = None) -> None:
     """Prints lines to a file (default: standard output) at once.
 
-    Characters that command a terminal are escaped.
+    Characters that command a terminal are escaped, and secrets left out.
     """
     print(printable(str(text)), file=file, flush=True)
 
@@ -56,8 +49,8 @@ def warn(text: str, stacklevel: int = 1) -> None:
 
 
 def one_line(text: object) -> str:
-    """Puts a stored text into a line of a list: without line breaks, and cut where it is long."""
-    line = " ".join(str(text).split())
+    """Puts a text into a line of a list: without line breaks and secrets, and cut if it is long."""
+    line = " ".join(masked(str(text)).split())
     return line if len(line) <= LONGEST_CELL else f"{line[:LONGEST_CELL]}..."
 
 
@@ -76,11 +69,3 @@ def aligned(lines: Sequence[Sequence[str]], num_texts: int | None = None) -> str
         for line in lines
     ]
     return "\n".join(line.rstrip() for line in padded)
-
-
-def masked(text: str) -> str:
-    """Returns a text for other people.
-
-    Every address in it is without user and password, a command without webhook.
-    """
-    return PASSWORD.sub("***", text)

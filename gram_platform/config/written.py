@@ -20,7 +20,15 @@ from typing import Any
 
 from gram_platform.config.crash_safe import A_FILE, A_FOLDER, KIND_OF_MODE
 from gram_platform.config.identity import DEEPEST, InvalidField, Steps, invalid, parsed_by
-from gram_platform.config.plain import STEP, from_plain, name_of, overlaid, parse_json, steps_of
+from gram_platform.config.plain import (
+    MOST_JSON_BYTES,
+    STEP,
+    from_plain,
+    name_of,
+    overlaid,
+    parse_json,
+    steps_of,
+)
 
 NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 HEADER = re.compile(r"\s*\[(\[?)([^\[\]]+)\]")
@@ -76,6 +84,8 @@ def read_json(path: Path, kind: Any = dict) -> Any:
     ValueError for a file that is not JSON; InvalidField that names file, field, value and what is
     allowed.
     """
+    if target_kind("file", path) == A_FILE and path.stat().st_size > MOST_JSON_BYTES:
+        raise invalid("file", str(path), f"JSON of at most {MOST_JSON_BYTES >> 20} MiB")
     text = read_text("file", path)
     try:
         return parse_json(text, kind)

@@ -18,7 +18,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from gram_platform.config.crash_safe import require_plain
-from gram_platform.config.identity import hash_file, invalid
+from gram_platform.config.identity import hash_file, invalid, without_secrets
 from gram_platform.config.routing import domain_permutation
 from gram_platform.corpora.packed import (
     HASHED_BYTES,
@@ -410,7 +410,7 @@ def _write_manifest(
     manifest = {
         "layout": LAYOUT_VERSION,
         "data_id": recipe.data_id,
-        "recipe": recipe.plain(),
+        "recipe": without_secrets(recipe.plain()),
         "seq_len": recipe.seq_len,
         "vocab_size": recipe.vocab_size,
         "dtype": token_dtype(recipe.vocab_size).str,

@@ -9,7 +9,15 @@ from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
 from gram_platform.config.crash_safe import A_FILE
-from gram_platform.config.identity import InvalidField, canonical_json, invalid, local_path, meant
+from gram_platform.config.identity import (
+    InvalidField,
+    canonical_json,
+    invalid,
+    local_path,
+    meant,
+    to_plain,
+    without_secrets,
+)
 from gram_platform.config.written import Written, read_toml, target_kind
 from gram_platform.corpora import catalog
 from gram_platform.corpora.catalog import HubCorpus, StoriesCorpus, TextCorpus
@@ -44,14 +52,14 @@ def described_corpus(corpus: str | Path) -> HubCorpus | StoriesCorpus | TextCorp
 
 
 def recipe_text(corpus: str) -> str:
-    """Returns the description of a recipe or a URL as JSON.
+    """Returns the description of a recipe or a URL as JSON, without secrets.
 
     "" for a corpus of ours and for a path of text.
     """
     described = (
         None if corpus in catalog.STORIES or corpus in catalog.HUB else described_corpus(corpus)
     )
-    return canonical_json(described) if described else ""
+    return canonical_json(without_secrets(to_plain(described))) if described else ""
 
 
 def text_units(corpus: str | Path) -> tuple[Unit, ...]:

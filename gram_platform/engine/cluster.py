@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -24,8 +24,8 @@ import ray
 from gram_platform.config.endings import FAILED, SUBMIT_AGAIN, Stopped
 from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import say
-from gram_platform.engine.machine import OwnFolder, num_cpus
-from gram_platform.engine.ray_private import address_of, address_record, refusal
+from gram_platform.engine.machine import OwnFolder, num_cpus, safe_path
+from gram_platform.engine.ray_private import address_of, address_record, own_job, refusal
 
 ADDRESS = "RAY_ADDRESS"
 FOLDER, TEMPORARY = "RAY_TMPDIR", Path("/tmp")
@@ -119,8 +119,10 @@ def start(**options: object) -> None:
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     folder = OwnFolder(_folder())
     what = f"Ray does not start on this machine (its logs: {folder.path}/session_latest/logs)"
+    # $TORCHINDUCTOR_CACHE_DIR may name a place that stays.
+    own = {"TMPDIR": str(folder.path.parent), **safe_path()}
     try:
-        with _time_limit(START_S, what, folder.keep), _temporary_files_in(folder.path.parent):
+        with _time_limit(START_S, what, folder.keep), _environment(own):
             _initialise(what, address="local", _temp_dir=str(folder.path), **options)
     except ClusterLost:
         folder.keep()
@@ -130,27 +132,23 @@ def start(**options: object) -> None:
 
 
 @contextlib.contextmanager
-def _temporary_files_in(folder: Path) -> Iterator[None]:
-    """Lets the processes that start in the block keep their temporary files in a folder.
-
-    Code that torch has compiled is among them, unless $TORCHINDUCTOR_CACHE_DIR names a place that
-    stays.
-    """
-    before = os.environ.get("TMPDIR")
-    os.environ["TMPDIR"] = str(folder)
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Gives the processes that start in the block other variables of the environment."""
+    before = {name: os.environ[name] for name in variables if name in os.environ}
+    os.environ.update(variables)
     try:
         yield
     finally:
-        del os.environ["TMPDIR"]
-        if before is not None:
-            os.environ["TMPDIR"] = before
+        for name in variables:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def _initialise(what: str, **options: object) -> None:
     """Calls `ray.init`, and keeps the caller's handler of SIGTERM; ClusterLost if it fails."""
     before = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(**options)
+        ray.init(job_config=own_job(), **options)
     except Exception as error:
         ray.shutdown()
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -345,6 +343,10 @@ def _processes_of(node_id: str) -> list[psutil.Process]:
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
+    """Returns whether a process runs; True also while nobody can tell, as without free files."""
+    try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
+    except psutil.NoSuchProcess:
+        return False
+    except (OSError, psutil.AccessDenied):
+        return True

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 
 import torch
 
+from gram_platform.config.provenance import PACKAGE
 from gram_platform.config.terminal import one_line, say
 from gram_platform.engine.execution import Execution
+from gram_platform.engine.machine import safe_path
 from gram_platform.engine.process import is_out_of_memory, set_up_torch
 from gram_platform.train.data import start_thread
 
@@ -132,9 +134,7 @@ def probe_afresh(device: str) -> ProbeReport:
     That its memory is full is no failure. This process still holds the memory.
     """
     command = [sys.executable, "-m", "gram_platform.engine.devices", device]
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)
-    }
+    environment = os.environ | safe_path(*sys.path, str(PACKAGE.parent))
     probe = subprocess.Popen(
         command,
         env=environment,

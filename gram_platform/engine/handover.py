@@ -27,6 +27,7 @@ from gram_platform.config.identity import (
     require_real,
     to_plain,
 )
+from gram_platform.config.plain import MOST_JSON_BYTES
 from gram_platform.config.provenance import code_of_process
 from gram_platform.config.terminal import say
 from gram_platform.config.written import read_json
@@ -44,8 +45,9 @@ from gram_platform.store.root import FOLDERS
 
 # Entries of an attempt's folder that an archive leaves out, also when set aside.
 HEAVY = (CHECKPOINTS, SHARDS, WEIGHTS)
-# Most bytes that a file of an archive may unpack to.
-MOST_BYTES_UNPACKED = 2**30
+# Most bytes that a file of an archive may unpack to, that all of them may, and most files.
+MOST_BYTES_UNPACKED, MOST_BYTES_IN_ALL = 2**30, 2**33
+MOST_FILES = 500_000
 SAY_EVERY_S = 15.0
 
 
@@ -188,16 +190,23 @@ def unpack_archive(path: Path, store: Store) -> int:
     root = open_folder(store.root, writable=True)
     try:
         with tarfile.open(path) as archive:
-            members = archive.getmembers()
-            for member in members:
+            members, num_bytes = [], 0
+            for member in archive:
                 place, *names = member.name.split("/")
                 is_name = place in FOLDERS.values() and names and all(map(is_safe_name, names))
-                if not (is_name and member.isreg() and member.size <= MOST_BYTES_UNPACKED):
+                is_json = member.name.endswith((".json", ".jsonl"))
+                most = MOST_JSON_BYTES if is_json else MOST_BYTES_UNPACKED
+                if not (is_name and member.isreg() and member.size <= most):
                     raise invalid(
                         "archive",
                         member.name,
-                        "only files of runs and evaluations, of at most 1 GiB each",
+                        f"only files of runs and evaluations, of at most {most >> 20} MiB each",
                     )
+                members.append(member)
+                num_bytes += member.size
+                if num_bytes > MOST_BYTES_IN_ALL or len(members) > MOST_FILES:
+                    allowed = f"at most {MOST_BYTES_IN_ALL >> 30} GiB in {MOST_FILES:,} files"
+                    raise invalid("archive", str(path), allowed)
             num_written = 0
             for member in members:
                 *folders, name = member.name.split("/")

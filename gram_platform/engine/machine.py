@@ -79,6 +79,15 @@ def _quota_v1(folder: Path) -> Iterator[float]:
             yield quota / period
 
 
+def safe_path(*folders: str) -> dict[str, str]:
+    """Returns variables with which no Python that is started imports from the current folder.
+
+    `folders` are on its path (default: those of this process's PYTHONPATH).
+    """
+    path = folders or os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, path))}
+
+
 class OwnFolder:
     """A new folder that only this user can enter.
 

@@ -7,8 +7,9 @@ only functions that need them do.
 import json
 import os
 import pickle
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,28 @@ from ray.core.generated.gcs_service_pb2 import CheckAliveRequest, GetAllNodeInfo
 from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
 from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.experimental.internal_kv import _internal_kv_get
+from ray.job_config import JobConfig
 
 # An autoscaler of version 1 stores its report under it; `ray status` shows it.
 MONITOR_KEY = "__autoscaling_status"
+
+# ---------------------------------------------------------------------------------------------- job
+
+
+class _OwnPath(list[str]):
+    """Takes the folders that are on this process's own path."""
+
+    def extend(self, folders: Iterable[str]) -> None:
+        own = set(map(os.path.abspath, sys.path))
+        super().extend(folder for folder in folders if os.path.abspath(folder) in own)
+
+
+def own_job() -> JobConfig:
+    """Makes a job whose workers do not import from the current folder first."""
+    job = JobConfig()
+    job._py_driver_sys_path = _OwnPath()
+    return job
+
 
 # ----------------------------------------------------------------------------------------- machines
 

@@ -18,7 +18,7 @@ import pandas as pd
 from gram_platform.analysis.intervals import ENDS
 from gram_platform.analysis.tables import CLASSES
 from gram_platform.config import State
-from gram_platform.config.identity import InvalidField
+from gram_platform.config.identity import InvalidField, masked
 from gram_platform.config.plain import from_plain
 from gram_platform.config.terminal import warn
 from gram_platform.methods.nodes import VARIANT
@@ -89,9 +89,8 @@ def write_index(store: Store) -> str:
 
 def index_page(store: Store) -> Page:
     now = datetime.datetime.now(datetime.UTC)
-    intro = (
-        f"{QUESTION}\n\nStudies and searches of the storage {store.root}, {now:%Y-%m-%d %H:%M} UTC."
-    )
+    place = masked(store.root)
+    intro = f"{QUESTION}\n\nStudies and searches of the storage {place}, {now:%Y-%m-%d %H:%M} UTC."
     sections = [
         Section(title, markup=render("cards.html", cards=found))
         for title, found in zip(("Studies", "Searches"), read_shown(store), strict=True)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from gram_platform.config.endings import Unavailable
 from gram_platform.config.identity import canonical_json, invalid
-from gram_platform.config.plain import from_plain, parse_json
+from gram_platform.config.plain import MOST_JSON_BYTES, from_plain, parse_json
 from gram_platform.config.terminal import warn
 
 Value = TypeVar("Value")
@@ -78,7 +78,7 @@ class Folder:
     path: str
     writable: bool
     child: Callable[..., Any]
-    read: Callable[[str], bytes]
+    read: Callable[..., bytes]
     write: Callable[..., None]
     write_with: Callable[[str, Callable[[str], object]], str]
     create: Callable[[str, bytes], bool]
@@ -111,7 +111,7 @@ class Folder:
 
     def _read_as(self, name: str, read: Callable[[bytes], Value]) -> Value | None:
         try:
-            data = self.read(name)
+            data = self.read(name, MOST_JSON_BYTES + 1)
         except FileNotFoundError:
             return None
         try:

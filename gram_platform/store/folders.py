@@ -79,10 +79,10 @@ class LocalFolder(Folder):
         return LocalFolder(path, self.writable, below)
 
     @persistent
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, most: int = -1) -> bytes:
         self._require_here(name)
         with self._look(lambda: open(self._plain(name), "rb")) as file:
-            return file.read()
+            return file.read(most)
 
     @persistent
     @written_again

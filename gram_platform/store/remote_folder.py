@@ -36,7 +36,7 @@ class RemoteFolder(Folder):
         return self.filesystem.unstrip_protocol(self.file(name))
 
     @persistent
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, most: int = -1) -> bytes:
         return self.filesystem.cat_file(self.file(name))
 
     @persistent

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from gram_platform.config import State, hash_run
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import invalid, masked
 from gram_platform.config.terminal import warn
 from gram_platform.store.checkpoints import (
     FINISHED,
@@ -148,7 +148,7 @@ class RunDirectory(NodeDirectory):
 
     def record_failure(self, attempt_id: str, message: str, details: Mapping | None = None) -> None:
         """Records why an attempt cannot go on: the run is `failed` until another attempt starts."""
-        failure = {"message": message, "details": details or {}, "attempt": attempt_id}
+        failure = {"message": masked(message), "details": details or {}, "attempt": attempt_id}
         folder = self.attempts.child(attempt_id)
         folder.write_json("failure.json", {**failure, "time": time.time()})
 

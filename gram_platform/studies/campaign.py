@@ -30,6 +30,10 @@ def drive_campaign(plan: Plan, searches: Sequence[Plan] = ()) -> int:
     ValueError for bad input, before anything trains.
     """
     needed = [one for part in plan.studies if (one := needed_search(plan, part))]
+    uses_optuna = needed or any(one.studies[0].study.needs_optuna for one in searches)
+    if plan.optuna_uri and not uses_optuna:
+        expected = "no value: no search of Optuna comes before these studies"
+        raise invalid("optuna_uri", plan.optuna_uri, expected)
     if not (needed or searches) and len(plan.studies) == 1:
         return drive(plan)
     left = {one.search_id: one for one in needed if not one.kind.is_complete(one)}

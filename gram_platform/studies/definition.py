@@ -11,6 +11,7 @@ from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import (
     invalid,
     local_path,
+    masked,
     one_of,
     require_choice,
     require_int,
@@ -329,8 +330,8 @@ def on_responses(study: Study, changes: tuple[str, ...]) -> tuple[str, ...]:
 
 def shown_place(place: str) -> str:
     """Returns a local path's last part, for reports and cards that others read; a name or a URL
-    whole."""
-    return Path(place).name if place.startswith(os.sep) else place
+    whole, without secrets."""
+    return Path(place).name if place.startswith(os.sep) else masked(place)
 
 
 def preset_params(preset: str, changes: tuple[str, ...]) -> dict[str, str]:

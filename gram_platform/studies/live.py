@@ -326,14 +326,14 @@ class Mirror:
 def message_of(
     study: str, storage: str, code: int, what: str, num_failures: int, verdicts: Mapping[str, int]
 ) -> dict[str, object]:
-    """Returns what a webhook gets, every address in it without user and password.
+    """Returns what a webhook gets, without secrets.
 
     `storage`: its place, of which the message has the name alone; `code`: the submission's exit
     code; `what`: how many nodes and trials have ended, or the error that ended the submission;
     `verdicts`: the number of claims of each.
     """
     storage, event = masked(storage).rstrip("/").rpartition("/")[2], EVENTS[code]
-    what = one_line("; ".join(masked(what).splitlines()))
+    what = one_line("; ".join(what.splitlines()))
     claims = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items())
     failures = f"{num_failures} failed or blocked" if num_failures else ""
     text = ". ".join(

@@ -15,12 +15,12 @@ from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import (
     absolute_place,
     invalid,
+    masked,
     require_choice,
     require_fields,
     require_real,
 )
 from gram_platform.config.ladder import load_law, require_evidence
-from gram_platform.config.terminal import masked
 from gram_platform.corpora import catalog_names
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.methods import METHODS
@@ -80,6 +80,8 @@ def make_plan(study: Study, flags: Flags) -> Plan:
         sources={flag: source for flag, source in sources.items() if source},
     )
     _require_consistent(own, part)
+    if own.in_process:
+        _require_defaults(flags, OF_RAY, "--in-process")
     part = with_nodes(_by_law(_from_start(part), own.law, own.trust_law))
     return replace(
         plan,
@@ -116,6 +118,18 @@ def _require_consistent(own: StudyFlags, part: StudyPlan) -> None:
         raise invalid("trust_law", True, "--law beside it, the law to trust")
     if own.law:
         part.preset.by_law(load_law(own.law)).require_ranks(sizes, ranks)
+
+
+# Flags without an effect in this process, and on CPUs.
+OF_RAY = ("max_gpus", "gpus_per_machine", "stall_timeout", "collective_timeout", "verbose")
+OF_GPUS = ("gpus_per_run", "gpus_per_machine", "deterministic")
+
+
+def _require_defaults(flags: Flags, names: Iterable[str], beside: str) -> None:
+    given, usual = (vars(one.device) | vars(one.execution) for one in (flags, Flags()))
+    for name in names:
+        if given[name] != usual[name]:
+            raise invalid(name, given[name], f"no value: it has no effect beside {beside}")
 
 
 def _require_methods(methods: Iterable[str]) -> None:
@@ -176,7 +190,8 @@ def read_study(study: Study, flags: Flags, changes: tuple[str, ...]) -> StudyPla
     )
     preset.require_ranks(choice.sizes, ranks)
     planned = ranks if split_list(device.num_workers) else replace(ranks, number=AUTO)
-    return StudyPlan(study, name, changes, preset, choice, ranks, planned)
+    shown = tuple(map(masked, changes))
+    return StudyPlan(study, name, shown, preset, choice, ranks, planned)
 
 
 def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
@@ -190,6 +205,8 @@ def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
     for name in ("collective_timeout", "stall_timeout"):
         require_fields("", execution, 0, name, high=MAX_TIMEOUT_S, open_low=True)
     require_choice("device", device.device or CPU, (CPU, "cuda"))
+    if device.device == CPU:
+        _require_defaults(flags, OF_GPUS, "--device cpu")
     require_webhook(execution.notify)
     if device.max_gpus and first.ranks.most:
         given = " ".join(device.num_workers)

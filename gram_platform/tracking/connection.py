@@ -27,9 +27,8 @@ from mlflow.tracking.context.registry import resolve_tags
 
 from gram_platform.config.crash_safe import create_database, require_rights
 from gram_platform.config.endings import explained
-from gram_platform.config.identity import RAY_JOB_VARIABLE, invalid
+from gram_platform.config.identity import RAY_JOB_VARIABLE, invalid, masked
 from gram_platform.config.provenance import command_line
-from gram_platform.config.terminal import masked
 from gram_platform.store import Store
 from gram_platform.store.folders import LocalFolder
 from gram_platform.tracking import entry as content
@@ -39,6 +38,7 @@ from gram_platform.tracking.database import (
     correct_places,
     database_path,
     database_uri,
+    require_driver,
     require_regular,
 )
 from gram_platform.tracking.values import LONGEST_NAME, text_for_people
@@ -268,7 +268,7 @@ def context_tags() -> dict[str, str]:
 def web_address(uri: str) -> str:
     """Returns a server's address for links: without user and password, for which a browser asks."""
     parts = urlsplit(uri)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    return masked(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
 
 
 def opened_by(uri: str) -> str:
@@ -291,14 +291,16 @@ def require_tracking_uri(uri: str) -> None:
             f" {', '.join(SERVERS + DATABASES)}; a database also with its driver, as"
             " postgresql+psycopg"
         )
-        raise invalid("tracking_uri", masked(uri), allowed)
+        raise invalid("tracking_uri", uri, allowed)
     try:
         host, _ = urlsplit(uri).hostname, urlsplit(uri).port
     except ValueError as error:
         allowed = f"a URI with a port from 0 to 65535 ({error})"
-        raise invalid("tracking_uri", masked(uri), allowed) from error
+        raise invalid("tracking_uri", uri, allowed) from error
     if scheme in SERVERS and not host:
-        raise invalid("tracking_uri", masked(uri), "a URI with a host, such as http://host:5000")
+        raise invalid("tracking_uri", uri, "a URI with a host, such as http://host:5000")
+    if scheme not in SERVERS:
+        require_driver("tracking_uri", uri)
 
 
 def default_tracking_uri(storage: str) -> str:

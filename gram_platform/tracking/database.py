@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sqlalchemy.engine import make_url
 from sqlalchemy.engine.url import URL
+from sqlalchemy.exc import ArgumentError
 
 from gram_platform.config.crash_safe import A_FILE, kind_of
 from gram_platform.config.identity import absolute_place, invalid
@@ -64,6 +65,14 @@ def with_absolute_path(field: str, uri: str) -> str:
     url = make_url(uri)
     path = absolute_place(field, url.database or "")
     return url.set(database=path).render_as_string() if url.query else database_uri(path)
+
+
+def require_driver(field: str, uri: str) -> None:
+    """ValueError for a database whose driver is not installed."""
+    try:
+        make_url(uri).get_dialect().import_dbapi()
+    except (ImportError, ArgumentError) as error:
+        raise invalid(field, uri, f"a database whose driver is installed ({error})") from error
 
 
 def require_regular(database: Path) -> None:

@@ -7,13 +7,14 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from mlflow.entities import Dataset, DatasetInput, InputTag, Param, Run, RunTag
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
 from gram_platform.config import State
 from gram_platform.config.identity import metric_name
 from gram_platform.store import EvaluationDirectory, RunDirectory
 from gram_platform.store.checkpoints import VALIDATION
+from gram_platform.store.runs import TIMES
 from gram_platform.tracking import entry as content
 from gram_platform.tracking.connection import Connection
 from gram_platform.tracking.entry import NodeEntry
@@ -84,7 +85,7 @@ class Sender:
 
     def is_mirrored(self, run: Run, entry: NodeEntry) -> bool:
         """Tells whether MLflow has all that the storage has of the node."""
-        is_sent = has(run, entry.last_step, self._wanted(entry))
+        is_sent = has(run, entry.last_step, self._wanted(entry)) and not _other_times(run, entry)
         return is_sent and run.info.status == content.MLFLOW_STATUS[entry.status]
 
     def _wanted(self, entry: NodeEntry) -> dict[str, str]:
@@ -148,6 +149,10 @@ class Sender:
             metrics = [metric for metric in metrics if (metric.key, metric.step) not in present]
         if tags.get(content.RESULT, "") != entry.tags[content.RESULT]:
             metrics += content.result_metrics(entry, records)
+        elif times := _other_times(run, entry):
+            # MLflow shows a step's newest point.
+            now = round(time.time() * 1000)
+            metrics += [Metric(key, times[key], now, entry.num_steps) for key in times]
         if entry.last_step > mirrored and tags.get(content.SENDING_STEP) != str(entry.last_step):
             client.set_tag(run_id, content.SENDING_STEP, entry.last_step)
         has_curves = (
@@ -183,6 +188,12 @@ def has(run: Run, last_step: int, wanted: Mapping[str, str]) -> bool:
     mirrored = number_of(tags, content.MIRRORED_STEP)
     is_sent = mirrored is not None and mirrored >= last_step
     return is_sent and all(tags.get(key, "") == value for key, value in wanted.items())
+
+
+def _other_times(run: Run, entry: NodeEntry) -> dict[str, float]:
+    """Returns the times of a node that MLflow has otherwise, as where two storages were merged."""
+    known, sent = entry.result_metrics, run.data.metrics
+    return {key: known[key] for key in TIMES if key in known and sent.get(key) != known[key]}
 
 
 def age(run: Run) -> tuple[int, str]:

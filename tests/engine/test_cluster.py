@@ -4,6 +4,7 @@ it.
 
 import contextlib
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -11,8 +12,10 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
+import psutil
 import pytest
 import ray
 from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
@@ -285,3 +288,21 @@ def test_the_handler_of_sigterm_is_kept(user, monkeypatch):
         assert signal.getsignal(signal.SIGTERM) is own
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_a_process_that_nobody_can_look_at_is_not_dead(monkeypatch):
+    """Without free files nothing can be read of it; its Ray would be given up."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    monkeypatch.setattr(cluster.ray, "is_initialized", lambda: True)
+    context = SimpleNamespace(get_node_id=lambda: "here")
+    monkeypatch.setattr(cluster.ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(cluster, "_processes", {"here": [psutil.Process(child.pid)]})
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        cluster.require_ray()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        child.communicate()
+    with pytest.raises(ClusterLost):
+        cluster.require_ray()

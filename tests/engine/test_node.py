@@ -11,7 +11,7 @@ from gram_platform.config import Evaluation, View
 from gram_platform.config.identity import InvalidField
 from gram_platform.config.layout import ON_CPU
 from gram_platform.config.routing import Schedule
-from gram_platform.engine import process
+from gram_platform.engine import node, process
 from gram_platform.engine.evaluation import evaluation_steps, execute_evaluation, probe_steps
 from gram_platform.engine.execution import Placement
 from gram_platform.engine.node import (
@@ -110,6 +110,21 @@ def test_an_interrupted_run_ends_with_the_same_bytes(execution, setting, tmp_pat
     records, uninterrupted = directory.records(), Store(straight.storage).run(run.run_id).records()
     assert strip_clock(records) == strip_clock(uninterrupted)
     assert [r["step"] for r in records] == list(range(1, run.num_steps + 1))
+
+
+def test_a_record_of_several_steps_has_those_before_a_kill(
+    execution, setting, tmp_path, monkeypatch
+):
+    run, other = plan("baseline", setting).runs["all"], elsewhere(execution, tmp_path, "other")
+    monkeypatch.setattr(node, "NUM_TRAIN_RECORDS", 1)
+    assert record_interval(run) == run.num_steps > 2
+    execute_run(run, {}, other)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2)
+        with pytest.raises(Stopped):
+            execute_run(run, {}, execution)
+    execute_run(run, {}, execution)
+    assert result_bytes(execution, run.run_id) == result_bytes(other, run.run_id)
 
 
 def test_the_seconds_of_evaluations_are_those_of_all_processes(execution, setting, monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,24 @@ def test_status_through_a_life(directory):
     assert directory.timing()["tokens_per_second"] == pytest.approx(
         RUN.num_tokens / directory.timing()["elapsed_s"]
     )
+
+
+def test_elapsed_time_adds_up_the_attempts(directory, monkeypatch):
+    """Each from its start to the commit that the next one continued from."""
+    directory.ensure_config(RUN)
+    with monkeypatch.context() as patch:
+        clock = types.SimpleNamespace(**vars(time))
+        clock.monotonic = lambda: 1e5 * time.monotonic()
+        patch.setattr(attempts, "time", clock)
+        with directory.start_attempt("one") as attempt:
+            time.sleep(0.1)
+            attempt.commit(4, WEIGHTS, {}, [record(step) for step in range(1, 5)])
+    committed = directory.timing()["elapsed_s"]
+    assert committed > 1e4
+    with directory.start_attempt("two") as attempt:
+        attempt.resume()
+        attempt.complete(final_fields(RUN), WEIGHTS)
+    assert directory.timing()["elapsed_s"] >= committed
 
 
 def test_resumed_tensors_are_bit_identical_in_every_dtype(directory):

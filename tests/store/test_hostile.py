@@ -12,6 +12,7 @@ import pickle
 import shutil
 import socket
 import tarfile
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,12 +24,14 @@ from gram_platform.cli.check import check_command
 from gram_platform.cli.storage import gc_command, show_command, status_command
 from gram_platform.config import Evaluation, View
 from gram_platform.config.identity import absolute_place
+from gram_platform.config.plain import MOST_JSON_BYTES
+from gram_platform.config.written import read_json
 from gram_platform.corpora import Packing, hub, prepare, resolve
-from gram_platform.engine.handover import unpack_archive, write_archive
+from gram_platform.engine.handover import MOST_BYTES_UNPACKED, unpack_archive, write_archive
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
 from gram_platform.store.data import open_corpus, provide_corpus
-from gram_platform.store.files import seal
+from gram_platform.store.files import CorruptFile, seal
 from gram_platform.store.folders import LocalFolder
 from gram_platform.studies.searches.optuna_studies import open_storage
 from tests.refused import refused
@@ -439,6 +442,45 @@ def test_an_archive_with_anything_else_is_refused_before_anything_is_written(
     with refused("archive"):
         unpack_archive(path, home)
     assert [entry.name for entry in (tmp_path / "storage").iterdir()] == ["store.json"]
+
+
+@pytest.mark.parametrize(
+    ("name", "num_bytes", "num_files"),
+    [
+        ("runs/x/result.json", MOST_JSON_BYTES + 1, 1),
+        ("runs/x/attempts/1/segments/1.jsonl", MOST_JSON_BYTES + 1, 1),
+        ("runs/x/attempts/1/segments/1", MOST_BYTES_UNPACKED + 1, 1),
+        ("runs/x/attempts/1/segments/1", MOST_BYTES_UNPACKED, 9),
+    ],
+)
+def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, name, num_bytes, num_files):
+    """The sizes that it claims: it is refused before any of them is read."""
+    member = tarfile.TarInfo(name)
+    member.size = num_bytes
+    # A sparse file of zeros in place of gigabytes that are compressed.
+    path = tmp_path / "results.tar"
+    with path.open("wb") as file:
+        for _ in range(num_files):
+            file.write(member.tobuf())
+            file.seek(-(-num_bytes // 512) * 512, 1)
+        file.truncate(file.tell() + 1024)
+    home = Store(tmp_path / "storage").open_for_writing(min_free_bytes=0)
+    with refused("archive"):
+        unpack_archive(path, home)
+    assert [entry.name for entry in (tmp_path / "storage").iterdir()] == ["store.json"]
+
+
+def test_json_of_many_megabytes_counts_as_damaged(root):
+    """Its content is not read."""
+    config = root / "runs" / DONE.run_id / "tags.json"
+    os.truncate(config, 300 * 2**20)
+    tracemalloc.start()
+    with pytest.raises(CorruptFile):
+        Store(root).run(DONE.run_id).folder.read_json("tags.json")
+    assert tracemalloc.get_traced_memory()[1] < 2 * MOST_JSON_BYTES
+    tracemalloc.stop()
+    with refused("file", str(config)):
+        read_json(config)
 
 
 def test_an_archive_is_not_written_through_a_link(root, outside, tmp_path):

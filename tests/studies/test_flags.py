@@ -12,12 +12,16 @@ from gram_platform.config.ladder import DEMO_LAW, GRID_DEMO_SIZES, PAPER_LAW, PA
 from gram_platform.planner import AUTO, MACHINES
 from gram_platform.store import Store
 from gram_platform.studies import main
+from gram_platform.studies.campaign import drive_campaign
 from gram_platform.studies.dry_run import describe
+from gram_platform.studies.flags import parse_flags
+from gram_platform.studies.library import hyperparams, lr_bs_grid
 from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.make_plan import plan_of as submission
 from gram_platform.studies.make_plan import read_study
 from gram_platform.studies.packing import pack_corpora, require_enough_data
 from gram_platform.studies.record import record_of
+from gram_platform.studies.searches.definition import make_search_plan
 from gram_platform.studies.workplace import execution_of
 from tests.refused import refused
 from tests.submitted import parse, plan_of, study_plan
@@ -86,6 +90,12 @@ WRONG = [  # the field that the error names, and the flags
     ("stall_timeout", ["--stall-timeout", "0"]),
     ("collective_timeout", ["--collective-timeout", "1e300"]),
     ("trust_law", ["--preset", "smoke", "--trust-law"]),
+    # Flags without an effect.
+    ("max_gpus", ["--preset", "smoke", "--in-process", "--max-gpus", "2"]),
+    ("stall_timeout", ["--preset", "smoke", "--in-process", "--stall-timeout", "60"]),
+    ("verbose", ["--preset", "smoke", "--in-process", "--verbose"]),
+    ("gpus_per_run", ["--preset", "smoke", "--device", "cpu", "--gpus-per-run", ".5"]),
+    ("deterministic", ["--preset", "smoke", "--device", "cpu", "--deterministic"]),
     ("law", ["--preset", "smoke", "--law", "none"]),
 ]
 
@@ -97,6 +107,17 @@ def test_checkpoints_are_as_far_apart_as_writing_them_asks(storage):
     )
     fixed = execution_of(planned("--preset", "smoke", "--checkpoint-every", "45"))[0]
     assert fixed.commit_interval(100.0) == 45.0
+
+
+def test_a_database_of_trials_is_refused_where_no_search_keeps_any(storage):
+    """It was never asked, whoever answered there."""
+    uri = "postgresql+psycopg://me:word@host/optuna"
+    flags = ["--preset", "smoke", "--optuna-uri", uri]
+    with refused("optuna_uri", "postgresql+psycopg://***@host/optuna"):
+        drive_campaign(plan_of(STUDY, [*flags, "--methods", "gram"]))
+    for search in (lr_bs_grid.SEARCH, hyperparams.SEARCH):
+        with refused("optuna_uri", "postgresql+psycopg://***@host/optuna"):
+            make_search_plan(search, parse_flags(search.flags_type, "", flags))
 
 
 def test_through_keeps_the_sizes_up_to_one(storage):

@@ -7,6 +7,7 @@ import contextlib
 import shutil
 import socket
 import sqlite3
+import time
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ from gram_platform.tracking.frame import (
 from tests.pages.results.test_results import study as planted_study  # noqa: F401
 from tests.store import training
 from tests.store.training import record, train
-from tests.tracking.planted import EVALUATION, RUN
+from tests.tracking.planted import EVALUATION, RUN, evaluate
 from tests.tracking.test_changed_in_mlflow import execute, mirrored_storage
 
 IDS, CURVES_OF = {RUN.run_id, EVALUATION.eval_id}, [RUN.run_id]
@@ -125,6 +126,30 @@ def test_a_run_that_is_trained_again_replaces_what_mlflow_has(sent, monkeypatch)
     assert tracker.sync(store) == {"sent": 2, "unchanged": 0}
     assert_mirror_equals(store, tracker.tracking_uri)
     assert Tracker(tracker.tracking_uri).sync(store) == {"sent": 0, "unchanged": 2}
+
+
+@pytest.mark.parametrize("order", [("one", "other"), ("other", "one")])
+def test_merged_storages_have_one_time_of_what_both_have_made(tmp_path, order):
+    """As after `cp -an one/. other/`: both attempts of a run stay, and MLflow knows one of them."""
+    for number, name in enumerate(("one", "other"), start=1):
+        store = Store(tmp_path / name).open_for_writing(min_free_bytes=0)
+        train(store.root, RUN, step_s=lambda: 0.01 * number)  # noqa: B023
+        evaluate(store)
+        synced(store, f"sqlite:///{tmp_path}/{name}/mlflow.db")
+        # Attempts are named by the second in which they start.
+        time.sleep(1.1)
+    source, target = (tmp_path / name for name in order)
+    for file in filter(Path.is_file, source.rglob("*")):
+        place = target / file.relative_to(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if not place.exists():
+            shutil.copy2(file, place)
+    store, uri = Store(target).open_for_writing(min_free_bytes=0), f"sqlite:///{target}/mlflow.db"
+    assert len(store.run(RUN.run_id).finished_attempts()) == 2
+    synced(store, uri)
+    assert_mirror_equals(store, uri)
+    assert load_store(store)["elapsed_s"].equals(load_store(tmp_path / "one")["elapsed_s"])
+    assert Tracker(uri).sync(store) == {"sent": 0, "unchanged": 2}
 
 
 def other_record(step: int) -> dict:

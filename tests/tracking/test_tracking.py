@@ -4,6 +4,7 @@ server is away."""
 import dataclasses
 import json
 import random
+import re
 import shlex
 import socket
 import sqlite3
@@ -18,7 +19,14 @@ from pandas.testing import assert_frame_equal
 
 from gram_platform.config import State
 from gram_platform.config.flops import active_parameters
-from gram_platform.config.identity import InvalidField, metric_name
+from gram_platform.config.identity import (
+    InvalidField,
+    canonical_json,
+    invalid,
+    metric_name,
+    without_secrets,
+)
+from gram_platform.config.terminal import one_line, say, warn
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.pages.results.record import links_note
 from gram_platform.store import Store
@@ -26,6 +34,7 @@ from gram_platform.tracking import Tracker, TrackingUnavailable, default_trackin
 from gram_platform.tracking.connection import Connection, context_tags, masked
 from gram_platform.tracking.entry import NodeEntry, curve_metrics, run_entry, shown_name, unescape
 from gram_platform.tracking.frame import load_runs
+from gram_platform.tracking.values import text_for_people
 from gram_platform.tracking.views import Line, StudyLog, study_views
 from tests.store.training import in_process, record, run_config, train
 from tests.tracking.planted import EVALUATION, RUN, TAGS, evaluate
@@ -417,6 +426,69 @@ def test_texts_without_a_password_are_told_whole():
         masked("postgresql://host/db?user=a&password=word&x=1")
         == "postgresql://host/db?user=a&password=***&x=1"
     )
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://host/f.jsonl?{}=word",
+        "https://host/f.jsonl?a=1&{}=word&b=2",
+        "https://me:word@host/f?{}=word#part",
+        "postgresql://host/db?{}=word",
+        "https://host/page#{}=word",
+    ],
+)
+@pytest.mark.parametrize(
+    "key",
+    [
+        "sig",
+        "token",
+        "key",
+        "secret",
+        "signature",
+        "passwd",
+        "password",
+        "PASSWORD",
+        "X-Amz-Signature",
+        "Signature",
+        "sslpassword",
+        "access_token",
+        "api_key",
+        "AWSSecretKey",
+    ],
+)
+def test_keys_of_a_query_are_left_out(address, key, capsys):
+    uri = address.format(key)
+    error = invalid("corpus", uri, f"another than {uri}")
+    say(uri)
+    with pytest.warns(RuntimeWarning) as warned:
+        warn(uri)
+    told = [masked(uri), str(error), error.value, text_for_people(uri), one_line(uri)]
+    told += [
+        capsys.readouterr().out,
+        str(warned[0].message),
+        canonical_json(without_secrets([uri])),
+    ]
+    for text in told:
+        assert "word" not in text.replace(f"{key}=", "")
+        assert "host" in text
+        assert f"{key}=***" in text
+
+
+@pytest.mark.parametrize("user", ["u:12/ab", "u:12", "u:1/2/3", "u:a/b"])
+def test_a_databases_password_may_have_digits_and_slashes(user):
+    for scheme in ("postgresql", "postgresql+psycopg2", "mysql+pymysql", "mssql"):
+        assert masked(f"{scheme}://{user}@host:5432/db") == f"{scheme}://***@host:5432/db"
+
+
+def test_a_database_without_its_driver_is_bad_input():
+    """It was an MLflow that is away."""
+    for uri in ("mysql+pymysql://me:word@host/db", "postgresql+nothing://me:word@host/db"):
+        with pytest.raises(InvalidField) as refused:
+            Tracker(uri)
+        assert refused.value.field == "tracking_uri"
+        assert "word" not in str(refused.value)
+        assert re.search("pymysql|postgresql.nothing", refused.value.expected)
 
 
 def test_links_have_no_user_and_password(monkeypatch):

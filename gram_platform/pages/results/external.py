@@ -9,9 +9,10 @@ import io
 import itertools
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 
 import pandas as pd
@@ -43,7 +44,9 @@ LOSS_COLUMNS = ["row", *VIEW_AND_DOMAIN, "loss"]
 CURVE_OF = ["study", VARIANT, "size", "seed", "domain"]
 OUTSIDE_CURVE_COLUMNS = ["row", *CURVE_OF, "step", "loss"]
 FLAGS = {"0": False, "1": True, "False": False, "True": True}
-# Larger numbers are no seeds or variants but names.
+# Other texts are names, and so are larger numbers. With a gap in its column 1 becomes 1.0.
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+SEED = re.compile(r"-?(0|[1-9]\d{0,39})(\.0*)?", re.ASCII)
 MOST_NUMBER = 10**40
 # How programs write a gap.
 NO_NUMBERS = ("nan", "inf", "infinity", "null", "none", "na", "n/a", "<na>")
@@ -97,12 +100,16 @@ def read_external(folder: str | Path) -> External:
         if not (place / name).is_file():
             allowed = f"a folder with {LOSSES_FILE} and {CURVES_FILE}: there is no {name}"
             raise invalid("folder", str(place), allowed)
+    # A size has its first spelling.
+    spelt = {size_key(size): size for size in KNOWN_SIZES}
     losses = pd.DataFrame(_losses(place / LOSSES_FILE), columns=LOSS_COLUMNS)
+    losses["size"] = [spelt.setdefault(size_key(size), size) for size in losses["size"]]
     if losses.empty:
         raise invalid(LOSSES_FILE, "no rows", "a row for each view and domain")
     _require_once(LOSSES_FILE, losses, VIEW_AND_DOMAIN)
     studies = set(losses["study"])
     curves = pd.DataFrame(_curves(place / CURVES_FILE, studies), columns=OUTSIDE_CURVE_COLUMNS)
+    curves["size"] = [spelt.setdefault(size_key(size), size) for size in curves["size"]]
     heads = curves.drop_duplicates("row")
     _require_once(CURVES_FILE, heads, CURVE_OF)
     return External(place, losses, curves, _declared(place / STUDIES_FILE, studies))
@@ -117,9 +124,13 @@ def parameters_of(size: str) -> float:
 
 
 def _losses(path: Path) -> Iterable[tuple]:
-    reader = csv.DictReader(io.StringIO(read_text("folder", path), newline=""), restkey="")
+    text = read_text("folder", path)
+    # A cell of another column may be a whole document.
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))
+    reader = csv.DictReader(io.StringIO(text, newline=""))
     try:
-        _require_columns(f"{path.name}, row 1", reader.fieldnames or [])
+        reader.fieldnames = [name.strip() for name in reader.fieldnames or []]
+        _require_columns(f"{path.name}, row 1", reader.fieldnames)
         for cells in reader:
             yield _loss(f"{path.name}, row {reader.line_num}", reader.line_num, cells)
     except csv.Error as error:
@@ -139,12 +150,12 @@ def _require_columns(place: str, header: Sequence[str]) -> None:
         raise invalid(place, ",".join(header), allowed)
 
 
-def _loss(place: str, number: int, cells: Mapping) -> tuple:
-    if None in cells.values() or "" in cells:
+def _loss(place: str, number: int, cells: dict) -> tuple:
+    # An index and the comma at the end of a row have no name.
+    beyond = cells.pop(None, [])
+    if any(beyond) or any(name and cell is None for name, cell in cells.items()):
         raise invalid(
-            place,
-            ",".join(c for c in cells.values() if isinstance(c, str)),
-            "a cell for each column",
+            place, ",".join(filter(None, (*cells.values(), *beyond))), "a cell for each column"
         )
     cell = {name: (cells.get(name) or "").strip() for name in (*REQUIRED_COLUMNS, VARIANT)}
     method = _method(f"{place}, method", cell["method"])
@@ -238,30 +249,32 @@ def _object(place: str, line: str) -> dict:
 
 def _names(place: str, cell: Mapping[str, str]) -> tuple[str, str, str, str, str]:
     """Returns (study, variant, size, seed, domain) under the names of tables."""
-    study, seed = STUDY_NAMES.get(cell["study"], cell["study"]), _plain(cell["seed"])
+    study, seed = STUDY_NAMES.get(cell["study"], cell["study"]), cell["seed"]
+    if SEED.fullmatch(seed):
+        seed = str(int(seed.partition(".")[0]))
     for name, value in (("study", study), ("seed", seed), ("domain", cell["domain"])):
         require_name(f"{place}, {name}", value)
     # It names a folder of the pages.
     safe_name(f"{place}, study", study)
     if seed.lower().lstrip("+-") in NO_NUMBERS:
         raise invalid(f"{place}, seed", cell["seed"], "a number or a name: this is a gap")
-    if math.isnan(parameters_of(cell["size"])):
+    size = _plain(cell["size"])
+    if size.isdecimal() and len(size) < 40:
+        size = f"{int(size) / 1e6:.12g}M"
+    if math.isnan(parameters_of(size)):
         raise invalid(
             f"{place}, size", cell["size"], "a number of parameters such as 0.3M, 800M or 2B"
         )
-    return study, _plain(cell[VARIANT]), cell["size"], seed, cell["domain"]
+    return study, _plain(cell[VARIANT]), size, seed, cell["domain"]
 
 
 def _plain(name: str) -> str:
-    """Spells numbers in one way, so that a variant or seed has one name in both files: 0.50 as 0.5.
+    """Spells numbers in one way, so that a variant or a size has one name in both files.
 
-    Whole numbers have all digits: 20240101.0 and 2.0240101e7 are 20240101.
+    0.50 is 0.5. Whole numbers have all digits: 64.0 and 6.4e1 are 64.
     """
-    try:
-        number = Decimal(name)
-    except InvalidOperation:
-        return name
-    if not number.is_finite() or abs(number) >= MOST_NUMBER:
+    number = Decimal(name) if NUMBER.fullmatch(name) else None
+    if number is None or abs(number) >= MOST_NUMBER:
         return name
     return str(int(number)) if number == int(number) else f"{float(number):g}"
 

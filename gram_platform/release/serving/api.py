@@ -104,7 +104,7 @@ class Api:
         )
         if not wanted.stream:
             return await self._at_once(answer, rule)
-        events = self._events(answer, rule)
+        events = self._events(answer, rule, wanted.stream_usage)
         # The first event is empty. A refusal in its place sets the status.
         await anext(events)
         headers = NO_STORE | {"X-Accel-Buffering": "no"}
@@ -167,18 +167,22 @@ class Api:
         body = _body_of(answer, "".join(texts), answer.finish_reason) | {"usage": answer.usage()}
         return JSONResponse(body, headers=NO_STORE)
 
-    async def _events(self, answer: Answer, rule: TokenRule) -> AsyncIterator[str]:
+    async def _events(self, answer: Answer, rule: TokenRule, usage: bool) -> AsyncIterator[str]:
         """Yields server-sent events.
 
-        The first is empty: generation was accepted. An error becomes the last event.
+        The first is empty: generation was accepted. An error becomes the last event. `usage`: as
+        OpenAI's `include_usage`.
         """
+        more = {"usage": None} if usage else {}
         async with aclosing(self._texts(answer, rule, whole=False)) as parts:
             yield await anext(parts)
             try:
                 async for text in parts:
                     if text:
-                        yield _event(_body_of(answer, text, None))
-                yield _event(_body_of(answer, "", answer.finish_reason)) + "data: [DONE]\n\n"
+                        yield _event(_body_of(answer, text, None) | more)
+                last = _body_of(answer, "", answer.finish_reason)
+                counts = _event(last | {"choices": [], "usage": answer.usage()}) if usage else ""
+                yield f"{_event(last | more)}{counts}data: [DONE]\n\n"
             except Refusal as refused:
                 self._count(refused, rule.name)
                 yield _event(refused.body())

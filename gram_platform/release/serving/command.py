@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from gram_platform.config import RunConfig, run_from_plain
 from gram_platform.config.endings import Stopped
 from gram_platform.config.identity import invalid, require_int
+from gram_platform.config.terminal import one_line
 from gram_platform.release.serving.engine import EngineLimits
 from gram_platform.release.serving.model_server import ModelSource, require_servable
 from gram_platform.release.serving.policy import LEASE_S, Policy, followed
@@ -149,14 +150,15 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
     """Serves until SIGINT or SIGTERM, ready or not, then ends everything that it started.
 
     Call it before Ray is imported. ValueError as `prepare`, `Service.find_port`, `require_gpu`,
-    `require_own_serve`; RuntimeError if it does not start, or Ray dies.
+    `require_own_serve`; Stopped if it does not start, or Ray dies.
     """
     prepared = prepare(service)
     service.find_port()
-    if not (service.ray_address or os.environ.get("RAY_ADDRESS")):
+    if not given_ray(service.ray_address):
         make_environment_private()
 
     from gram_platform.engine.cluster import ClusterLost, leave, require_ray
+    from gram_platform.release.serving.deployments import CALL_ERRORS
 
     with ExitStack() as ending:
         ending.callback(leave)
@@ -197,6 +199,10 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
             raise Stopped(
                 "Ray has died, and all models with it: start `gram serve` again"
             ) from error
+        except (*CALL_ERRORS, RuntimeError) as error:
+            what = one_line(error) or type(error).__name__
+            advice = "start `gram serve` again, where processors and memory are free"
+            raise Stopped(f"Ray Serve has died or does not start ({what}): {advice}") from error
         finally:
             listen(ignore)
 
@@ -309,17 +315,18 @@ def end_application(name: str, is_private: bool) -> None:
     """
     from ray import serve
 
-    from gram_platform.engine.cluster import ClusterLost, require_ray
+    from gram_platform.engine.cluster import require_ray
+    from gram_platform.release.serving.deployments import CALL_ERRORS
 
     try:
         require_ray()
-    except ClusterLost:
-        # Ray Serve's calls would wait for it.
+        if name in serve.status().applications:
+            serve.delete(name)
+        if not (is_private or serve.status().applications):
+            serve.shutdown()
+    except (*CALL_ERRORS, RuntimeError):
+        # Nothing is left to end, and calls would wait for a dead Ray.
         return
-    if name in serve.status().applications:
-        serve.delete(name)
-    if not (is_private or serve.status().applications):
-        serve.shutdown()
 
 
 def require_gpu(device: str) -> None:
@@ -344,8 +351,14 @@ def make_environment_private() -> None:
     }
 
 
+def given_ray(address: str) -> str:
+    """Returns `address`, else $RAY_ADDRESS; "" for `local`."""
+    given = address or os.environ.get("RAY_ADDRESS", "")
+    return "" if given == "local" else given
+
+
 def join_ray(address: str, num_cpus: int) -> bool:
-    """Joins the Ray at `address` or $RAY_ADDRESS, else starts a private one of `num_cpus`.
+    """Joins the Ray of `given_ray`, else starts a private one of `num_cpus`.
 
     Tells whether it is private. The ports of a private one listen on the loopback, but for one of
     each replica, and are open to holders of its token alone. It has no dashboard. ValueError and
@@ -354,7 +367,7 @@ def join_ray(address: str, num_cpus: int) -> bool:
     from gram_platform.engine.cluster import join
     from gram_platform.engine.cluster import start as start_ray
 
-    given = address or os.environ.get("RAY_ADDRESS", "")
+    given = given_ray(address)
     quiet = {"log_to_driver": True, "logging_level": logging.WARNING}
     if given:
         join(given, **quiet)

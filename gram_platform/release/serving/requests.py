@@ -32,6 +32,7 @@ FIELDS = (
     "seed",
     "stop",
     "stream",
+    "stream_options",
     "n",
     "user",
 )
@@ -43,7 +44,6 @@ NEUTRAL = {
     "logit_bias": ({}, None),
     "logprobs": (None,),
     "presence_penalty": (0, None),
-    "stream_options": (None,),
     "suffix": ("", None),
 }
 
@@ -61,6 +61,8 @@ class CompletionRequest:
     seed: int
     stop: tuple[str, ...]
     stream: bool
+    # Whether the stream ends with numbers of tokens.
+    stream_usage: bool = False
 
 
 def require_holder(policy: Policy, authorization: Sequence[str]) -> tuple[str, TokenRule]:
@@ -93,6 +95,7 @@ def parse_request(body: bytes) -> CompletionRequest:
     if fields.get("n", 1) not in (1, None) or isinstance(fields.get("n"), bool):
         raise bad_request("n", "1: one completion a request", "unsupported")
     seed = _integer(fields, "seed", None, -(2**63), 2**63 - 1)
+    stream = bool(_optional(fields, "stream", bool, "true or false"))
     return CompletionRequest(
         prompt=_prompt(fields),
         profile=_optional(fields, "model", str, "a text"),
@@ -101,7 +104,8 @@ def parse_request(body: bytes) -> CompletionRequest:
         top_p=_top_p(fields),
         seed=secrets.randbits(63) if seed is None else seed,
         stop=_stops(fields),
-        stream=bool(_optional(fields, "stream", bool, "true or false")),
+        stream=stream,
+        stream_usage=_stream_usage(fields, stream),
     )
 
 
@@ -134,15 +138,24 @@ def _same(value: object, other: object) -> bool:
     return type(value) in (int, float, str, dict) and not isinstance(other, bool) and value == other
 
 
+def _stream_usage(fields: Mapping, stream: bool) -> bool:
+    options = _optional(fields, "stream_options", dict, "an object") or {}
+    if options.keys() - {"include_usage"} or (options and not stream):
+        raise bad_request("stream_options", "include_usage alone, beside stream")
+    return bool(_optional(options, "include_usage", bool, "true or false"))
+
+
 def _prompt(fields: Mapping) -> str | tuple[int, ...]:
     prompt = fields.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
     if isinstance(prompt, str):
         if any("\ud800" <= character <= "\udfff" for character in prompt):
             raise bad_request("prompt", "text without lone surrogates")
         return prompt
     if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
         return tuple(prompt)
-    raise bad_request("prompt", "a text, or a list of token ids; one prompt a request")
+    raise bad_request("prompt", "a text, a list of token ids, or a list of one of them")
 
 
 def _optional(fields: Mapping, name: str, kind: type, expected: str) -> Any:

@@ -78,15 +78,18 @@ def make_campaign_plan(
         expected = "no value: each study has its own sizes; give --sizes to one study"
         raise invalid("sizes", sizes, expected)
     chosen = _chosen("studies", own.studies, studies)
+    without = replace(flags, storage=replace(flags.storage, optuna_uri=""))
     of_search = [
-        make_search_plan(search, replace(flags, own=search.flags_type()))
+        make_search_plan(
+            search, replace(flags if search.needs_optuna else without, own=search.flags_type())
+        )
         for search in _chosen("searches", own.searches, searches)
     ]
     of_study = [make_plan(study, replace(flags, own=StudyFlags())) for study in chosen]
     if not (first := [*of_study, *of_search]):
         raise invalid("studies", NONE, "at least one study or search")
     together = tuple(part for plan in of_study for part in plan.studies)
-    return replace(first[0], studies=together), of_search
+    return replace(first[0], studies=together, optuna_uri=flags.storage.optuna_uri), of_search
 
 
 def _chosen(field: str, names: tuple[str, ...], known: Sequence[Any]) -> list:

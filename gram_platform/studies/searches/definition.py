@@ -64,7 +64,12 @@ def optuna_place(uri: str, storage: str, is_written: bool = False) -> str:
     PermissionError for a file that is to be written, and that this user may not write.
     """
     from gram_platform.config.crash_safe import require_rights
-    from gram_platform.tracking.database import database_path, database_uri, with_absolute_path
+    from gram_platform.tracking.database import (
+        database_path,
+        database_uri,
+        require_driver,
+        with_absolute_path,
+    )
 
     store = Store(storage)
     if not (uri or store.is_local):
@@ -81,6 +86,7 @@ def optuna_place(uri: str, storage: str, is_written: bool = False) -> str:
     if "://" not in uri:
         expected = "a database's URL such as postgresql://host/optuna or sqlite:////path/optuna.db"
         raise invalid("optuna_uri", uri, expected)
+    require_driver("optuna_uri", uri)
     return uri
 
 
@@ -99,6 +105,9 @@ def make_search_plan(search: Search, flags: Flags) -> Plan:
     uri = ""
     if search.needs_optuna:
         uri = optuna_place(plan.optuna_uri, plan.storage, is_written)
+    elif plan.optuna_uri:
+        expected = f"no value: {search.name} chooses its points itself"
+        raise invalid("optuna_uri", plan.optuna_uri, expected)
     searched = search_plan_of(part, given, uri, plan.dry_run).planned()
     return replace(
         plan,

@@ -43,9 +43,13 @@ def test_names_of_the_authors_are_ours_and_numbers_have_one_spelling(tmp_path):
 
 SPELLINGS = [  # (in losses.csv, in curves.jsonl, its one name)
     ("20240101.0", 20240101, "20240101"),
-    ("1e6", 1000000, "1000000"),
+    ("-1", -1.0, "-1"),
     ("0.0", "-0", "0"),
-    ("007", 7, "7"),
+    # These are names, such as the beginnings of hashes.
+    ("1e5", "1e5", "1e5"),
+    ("007", "007", "007"),
+    ("1_0", "1_0", "1_0"),
+    ("\u0661\u0662", "\u0661\u0662", "\u0661\u0662"),
     ("20240101123456789012", 20240101123456789012, "20240101123456789012"),
     ("seed-a", "seed-a", "seed-a"),
 ]
@@ -57,6 +61,46 @@ def test_a_seed_has_one_name_in_both_files(tmp_path, in_losses, in_curves, name)
     curves = [line | {"seed": in_curves} if line["seed"] == "1" else line for line in CURVES]
     external = read_external(write_folder(tmp_path, rows, curves))
     assert set(external.losses["seed"]) == set(external.curves["seed"]) == {name, "2", "3"}
+
+
+@pytest.mark.parametrize("spellings", [("600K", "0.6M", "0.6m", "600000"), ("0.7M", "700k", "7e5")])
+def test_spellings_of_one_size_are_one_size(tmp_path, spellings):
+    """The name of a size of ours, else the first spelling."""
+    rows = [row | {"size": spellings[i % len(spellings)]} for i, row in enumerate(ROWS)]
+    curves = [line | {"size": spellings[-i % len(spellings)]} for i, line in enumerate(CURVES)]
+    external = read_external(write_folder(tmp_path, rows, curves))
+    assert set(external.losses["size"]) == set(external.curves["size"])
+    assert set(external.losses["size"]) == {"0.6M" if "0.6M" in spellings else spellings[0]}
+    [study] = prepare(external)
+    assert len(study.record.sizes) == 1
+
+
+def test_a_number_of_parameters_is_a_size(tmp_path):
+    rows, curves = [row | {"size": "1234567.0"} for row in ROWS], curve_lines(size=1234567)
+    folder = write_folder(tmp_path, rows, curves)
+    [study] = prepare(read_external(folder))
+    assert study.record.parameters == {"1.234567M": 1234567.0}
+
+
+def test_columns_without_a_name_and_long_cells_are_left_out(tmp_path):
+    """An index, a comma at the end of each row, or of those below the header alone."""
+    plain = read_external(write_folder(tmp_path / "plain", ROWS, CURVES)).losses
+    folder = write_folder(tmp_path / "other", ROWS, CURVES)
+    header, *lines = (folder / "losses.csv").read_text().splitlines()
+    indexed = ["," + header, *(f"{place},{line}" for place, line in enumerate(lines))]
+    for table in (
+        indexed,
+        [header + ",", *(line + "," for line in lines)],
+        [header, *(line + ",," for line in lines)],
+        [header + ",", *lines],
+        [line + "," for line in indexed],
+        [header.replace(",", " , "), *lines],
+        [header + ",note", *(line + ",x" for line in lines[:-1]), lines[-1] + "," + "x" * 200_000],
+    ):
+        (folder / "losses.csv").write_text("\n".join(table))
+        assert read_external(folder).losses.equals(plain)
+    (folder / "losses.csv").write_text("\n".join([header, *lines, lines[-1] + ",x"]))
+    assert refusal(folder)[0] == f"losses.csv, row {len(lines) + 2}"
 
 
 def test_long_seeds_stay_apart(tmp_path):

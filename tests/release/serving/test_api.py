@@ -64,6 +64,22 @@ def test_a_stream_has_the_same_text_and_an_end(site, says):
     assert len({part["id"] for part in (*parts, last)}) == 1
 
 
+def test_a_stream_ends_with_its_usage_where_it_is_asked_for(site):
+    asked = {"stream": True, "seed": 1, "max_tokens": 5}
+    usage = site.complete("lisp", seed=1, max_tokens=5).json["usage"]
+    *parts, last, counts, end = site.complete(
+        "lisp", stream_options={"include_usage": True}, **asked
+    ).events
+    assert (counts["choices"], counts["usage"], end) == ([], usage, "[DONE]")
+    assert [part["usage"] for part in (*parts, last)] == [None] * (len(parts) + 1)
+    assert last["choices"][0]["finish_reason"] == "length"
+    assert {part["id"] for part in (*parts, last)} == {counts["id"]}
+    for options in (None, {}, {"include_usage": False}):
+        events = site.complete("lisp", stream_options=options, **asked).events
+        assert not any("usage" in event for event in events[:-1])
+        assert events[-2]["choices"][0]["finish_reason"] == "length"
+
+
 def test_a_named_profile_of_the_token_is_used(site, says):
     for profile in ("open", "lisp", "medicine"):
         got = site.complete("reader", model=profile)

@@ -12,6 +12,7 @@ import pytest
 import ray
 from ray import serve
 
+from gram_platform.config.endings import exit_codes
 from gram_platform.release.serving import command, deployments
 from gram_platform.release.serving.command import Service, serve_until_stopped
 from gram_platform.release.serving.engine import EngineLimits
@@ -247,6 +248,59 @@ def test_only_its_own_application_is_deleted(planted_ray, monkeypatch, tmp_path)
     serve_until_stopped(service(tmp_path), planted_ray.append)
     assert planted_ray == ["stopping", "gram-abc-", "ray.shutdown"]
     assert applications == {"theirs": 1}
+
+
+@pytest.mark.parametrize(
+    "died",
+    [
+        ray.exceptions.ActorDiedError(),
+        ray.exceptions.GetTimeoutError("Get timed out"),
+        RuntimeError("Deploying application gram failed"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_ray_serve_that_dies_while_it_starts_is_one_line(
+    planted_ray, monkeypatch, tmp_path, capsys, died
+):
+    def die(*_, **__):
+        raise died
+
+    monkeypatch.setattr(serve, "run", die)
+
+    # From then on its controller is dead, too.
+    def new_keeper(name: str):
+        monkeypatch.setattr(serve, "status", die)
+        return lambda *_: None
+
+    monkeypatch.setattr(command, "new_keeper", new_keeper)
+
+    def serve_command() -> None:
+        with exit_codes():
+            serve_until_stopped(service(tmp_path), planted_ray.append)
+
+    with pytest.raises(SystemExit) as ended:
+        serve_command()
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "gram serve" in said
+    assert planted_ray == ["ray.shutdown"]
+
+
+@pytest.mark.parametrize(
+    ("flag", "variable", "expected"),
+    [
+        ("", "", ""),
+        ("", "local", ""),
+        ("local", "127.0.0.1:1", ""),
+        ("", "127.0.0.1:1", "127.0.0.1:1"),
+        ("127.0.0.1:2", "local", "127.0.0.1:2"),
+    ],
+)
+def test_local_is_a_ray_of_its_own(monkeypatch, flag, variable, expected):
+    """As everywhere: `RAY_ADDRESS=local` starts one."""
+    monkeypatch.setenv("RAY_ADDRESS", variable)
+    assert command.given_ray(flag) == expected
 
 
 def test_cuda_is_refused_where_ray_has_no_gpu(planted_ray, monkeypatch, tmp_path):

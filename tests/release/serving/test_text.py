@@ -116,6 +116,14 @@ def test_stops_are_texts_and_none_is_absent_or_null():
         b'{"max_tokens": 3}',
         b'{"prompt": []}',
         b'{"prompt": ["a", "b"]}',
+        b'{"prompt": [["a"]]}',
+        b'{"prompt": [[1, 2], [3]]}',
+        b'{"prompt": [[1, "a"]]}',
+        b'{"prompt": [[[1]]]}',
+        b'{"prompt": "x", "stream_options": true}',
+        b'{"prompt": "x", "stream_options": {"include_usage": true}}',
+        b'{"prompt": "x", "stream": true, "stream_options": {"include_usage": 1}}',
+        b'{"prompt": "x", "stream": true, "stream_options": {"other": true}}',
         b'{"prompt": [1, true]}',
         b'{"prompt": "\\ud800"}',
         b'{"prompt": "x", "model": 7}',
@@ -152,3 +160,11 @@ def test_a_prompt_on_which_the_library_fails_is_refused():
     assert strange.prompt_ids(request(prompt="ab"))
     with pytest.raises(Refusal):
         strange.prompt_ids(request(prompt="a" * 40 + "!"))
+
+
+@pytest.mark.parametrize("prompt", ["a", [1, 2, 3], [7], ""])
+def test_a_list_of_one_prompt_is_the_prompt(prompt):
+    alone, listed = (
+        parse_request(json.dumps({"prompt": one, "seed": 1}).encode()) for one in (prompt, [prompt])
+    )
+    assert alone == listed
