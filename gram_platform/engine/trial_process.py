@@ -97,13 +97,9 @@ def trial_class(
     No object of Ray's does, as with `tune.with_parameters`: it is lost when Ray's process on this
     machine dies, and Ray then ends the driver without a word.
     """
-
-    class TrialOfSearch(Trial):
-        pass
-
-    TrialOfSearch.problem, TrialOfSearch.execution = problem, execution
-    TrialOfSearch.resources, TrialOfSearch.retry_diverged = resources, retry_diverged
-    return TrialOfSearch
+    shared = {"problem": problem, "execution": execution, "resources": resources}
+    # Of the same name, by which Ray Tune knows the trials' class when its results are read.
+    return type(Trial.__name__, (Trial,), shared | {"retry_diverged": retry_diverged})
 
 
 def crash_report(error: BaseException) -> dict[str, Any]:
