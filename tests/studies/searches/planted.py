@@ -19,7 +19,7 @@ from gram_platform.studies.searches.command import main
 from gram_platform.studies.searches.definition import Search
 from gram_platform.studies.searches.flags import OptunaFlags
 from gram_platform.studies.searches.optuna_studies import open_storage, optuna_share_left
-from gram_platform.studies.searches.search_plan import list_rounds, optuna_round
+from gram_platform.studies.searches.search_plan import list_rounds, optuna_round, trial_tags
 from gram_platform.tracking.views import StudyLog
 
 TINY = replace(SMOKE_SIZES["tiny"], core_tokens=64 * 160)
@@ -78,7 +78,8 @@ class Planted:
         ]
         files = {"table.csv": b"-", "report.html": b"-", "trials.csv": "\n".join(trials).encode()}
         text = f"{len(runs)} runs"
-        return StudyLog(search.name, files, {}, {}), text, Brief({}, text=text)
+        tags = trial_tags(files["trials.csv"])
+        return StudyLog(search.name, files, {}, {}, node_tags=tags), text, Brief({}, text=text)
 
 
 class PlantedGrid(Planted):
