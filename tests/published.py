@@ -20,7 +20,7 @@ from gram_platform.analysis.tables import (
     CLASSES,
     NUM_DOMAINS,
     Analysis,
-    Losses,
+    StudyLosses,
     analyse,
     per_seed_frame,
 )
@@ -102,7 +102,7 @@ def published_frames(study: str) -> Published:
 def published_analysis(study: str) -> Analysis:
     frames = published_frames(study)
     return analyse(
-        Losses(frames.evaluations, frames.curves, attacks=frames.attacks),
+        StudyLosses(frames.evaluations, frames.curves, attacks=frames.attacks),
         SIZES,
         intervals=CURVE_FIXED,
     )

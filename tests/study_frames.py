@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from gram_platform.analysis.tables import Analysis, Losses, analyse
+from gram_platform.analysis.tables import Analysis, StudyLosses, analyse
 from gram_platform.pages.results.record import Results, StudyRecord
 from gram_platform.paper.verdicts import claims_frame
 
@@ -89,7 +89,7 @@ def curves(sizes=tuple(SIZES), seeds=SEEDS) -> pd.DataFrame:
 @cache
 def analysed() -> Analysis:
     """The analysis of these frames, made once a process: nobody may change it."""
-    return analyse(Losses(evaluations(), curves()), tuple(SIZES))
+    return analyse(StudyLosses(evaluations(), curves()), tuple(SIZES))
 
 
 def jackknife(ratios: Sequence[float], baseline: Sequence[float]) -> tuple[float, float, float]:

@@ -6,7 +6,7 @@ from functools import cache
 import pandas as pd
 
 from gram_platform.analysis.sweeps import SweepAnalysis, analyse_sweeps
-from gram_platform.analysis.tables import Losses
+from gram_platform.analysis.tables import StudyLosses
 from gram_platform.paper.sweeps import PAPER_SWEEPS
 from tests.stories_frames import (
     AUXILIARY,
@@ -85,4 +85,4 @@ def attacks(points=POINTS, seeds=SEEDS) -> pd.DataFrame:
 @cache
 def analysed() -> SweepAnalysis:
     """The analysis of all points, made once a process: nobody may change it."""
-    return analyse_sweeps(Losses(evaluations(), curves(), attacks=attacks()))
+    return analyse_sweeps(StudyLosses(evaluations(), curves(), attacks=attacks()))

@@ -32,7 +32,7 @@ ENDED = (State.COMPLETE, State.DIVERGED, State.FAILED)
 TRIAL_FIELDS = ["size", "parameters", "seed", "lr", "batch", "loss"]
 CELL = ["size", "parameters", "lr", "batch"]
 # The seeds of a cell in each state of ENDED.
-COUNTS = ["num_seeds", "num_diverged", "num_failed"]
+NUM_ENDED = ["num_seeds", "num_diverged", "num_failed"]
 # The name in place of a seed for all seeds of the size.
 POOLED = "pooled"
 # The ends of the spans in which the predicted loss is within 0.1% of the minimum.
@@ -57,16 +57,16 @@ def cells(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
     """
     frame = checked_trials(trials, may_repeat)
     frame["measured"] = frame["loss"].where(frame["state"] == State.COMPLETE)
-    for name, state in zip(COUNTS, ENDED, strict=True):
+    for name, state in zip(NUM_ENDED, ENDED, strict=True):
         frame[name] = frame["seed"].where(frame["state"] == state)
     grouped = frame.groupby(["parameters", "size", "lr", "batch"])
-    table = grouped[COUNTS].nunique()
+    table = grouped[NUM_ENDED].nunique()
     table["loss"], table["loss_low"], table["loss_high"] = (
         grouped["measured"].agg(how) for how in ("mean", "min", "max")
     )
     table["used"] = (table["num_seeds"] > 0) & (table["num_diverged"] == 0)
     table["runs"] = grouped["run_id"].agg(lambda runs: " ".join(filter(None, runs.astype(str))))
-    columns = [*CELL, "loss", "loss_low", "loss_high", *COUNTS, "used", "runs"]
+    columns = [*CELL, "loss", "loss_low", "loss_high", *NUM_ENDED, "used", "runs"]
     return table.reset_index()[columns]
 
 

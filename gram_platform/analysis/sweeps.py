@@ -18,7 +18,7 @@ from gram_platform.analysis.ratios import MEAN
 from gram_platform.analysis.tables import (
     CLASSES,
     TABLE_COLUMNS,
-    Losses,
+    StudyLosses,
     analyse,
     joined_notes,
     over_seeds,
@@ -54,7 +54,7 @@ class SweepAnalysis:
     missing: pd.DataFrame
 
 
-def analyse_sweeps(losses: Losses, sizes: Sequence[str] = ()) -> SweepAnalysis:
+def analyse_sweeps(losses: StudyLosses, sizes: Sequence[str] = ()) -> SweepAnalysis:
     """Returns the tables of a sweep.
 
     The frames have the columns `knob` and `value` too. Baseline rows
@@ -65,10 +65,10 @@ def analyse_sweeps(losses: Losses, sizes: Sequence[str] = ()) -> SweepAnalysis:
     evaluations, attacks = losses.evaluations, losses.attacks
     points = _points(evaluations, losses.views)
     of_baselines = evaluations[evaluations["method"] == BASELINE]
-    baselines = analyse(Losses(of_baselines, losses.curves), sizes)
+    baselines = analyse(StudyLosses(of_baselines, losses.curves), sizes)
     parts, tables, notes = [], [baselines.table], {}
     for knob, value in points:
-        of_point = Losses(
+        of_point = StudyLosses(
             _at(evaluations, knob, value),
             losses.curves,
             None if attacks is None else _at(attacks, knob, value),

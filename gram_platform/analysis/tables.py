@@ -60,7 +60,7 @@ MOST_RUNS = 6
 
 
 @dataclass(frozen=True)
-class Losses:
+class StudyLosses:
     """The stored losses of a study, as tidy frames; seeds are text."""
 
     # A row per view: `method, size, seed, profile`, `retained` (auxiliary domains, joined by
@@ -98,7 +98,7 @@ class Analysis:
 
 
 def analyse(
-    losses: Losses,
+    losses: StudyLosses,
     sizes: Sequence[str] = (),
     unit: pd.DataFrame | None = None,
     own_baseline: bool = False,

@@ -15,7 +15,7 @@ from gram_platform.analysis.intervals import (
     with_pseudo_values,
 )
 from gram_platform.analysis.ratios import ALL, MEAN
-from gram_platform.analysis.tables import Analysis, Losses, analyse, joined_notes, pair_means
+from gram_platform.analysis.tables import Analysis, StudyLosses, analyse, joined_notes, pair_means
 from gram_platform.config import core_first
 from gram_platform.config.identity import sum_in_order
 from gram_platform.methods.nodes import BASELINE, VARIANT
@@ -34,7 +34,7 @@ SHARE_COLUMNS = [*RUN, "run_id", "step", "domain", "module", "share"]
 
 
 def analyse_variants(
-    losses: Losses,
+    losses: StudyLosses,
     variants: Sequence[str],
     sizes: Sequence[str] = (),
     unit: str = "",
@@ -51,7 +51,7 @@ def analyse_variants(
     reference = _of(evaluations[evaluations["method"] == BASELINE], unit) if unit else None
     parts = {}
     for variant in variants:
-        of_variant = Losses(
+        of_variant = StudyLosses(
             _of(evaluations, variant),
             _of(losses.curves, unit or variant),
             None if losses.attacks is None else _of(losses.attacks, variant),

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from gram_platform.analysis.intervals import t_interval
-from gram_platform.analysis.tables import Losses
+from gram_platform.analysis.tables import StudyLosses
 from gram_platform.analysis.variants import (
     analyse_variants,
     final_shares,
@@ -126,7 +126,7 @@ def test_the_page_shows_a_panel_a_domain_with_its_own_module_thick(shares):
         frame.assign(variant="0.5") for frame in (evaluations(("tiny",)), curves(("tiny",)))
     )
     runs, about = pd.DataFrame({"id": []}), {"varies": "labelled", "profile": "core"}
-    analysis = analyse_variants(Losses(views, points), ("0.5",))
+    analysis = analyse_variants(StudyLosses(views, points), ("0.5",))
     study = study_of(analysis, points, runs, absorption=shares, **about)
     figures = {
         n: f

@@ -18,7 +18,7 @@ from gram_platform.analysis.calibration import (
     fit_errors,
     unit_errors,
 )
-from gram_platform.analysis.tables import Losses
+from gram_platform.analysis.tables import StudyLosses
 from gram_platform.analysis.variants import analyse_variants
 from gram_platform.methods.nodes import VARIANT
 from gram_platform.pages.report.calibration import (
@@ -63,7 +63,7 @@ def errors_of(drop: float, num_seeds: int = 3) -> tuple[pd.DataFrame, pd.DataFra
             )
     frame, points = pd.DataFrame(evaluations), pd.concat(curves, ignore_index=True)
     analysis = analyse_variants(
-        Losses(frame, points), tuple(dict.fromkeys(frame[VARIANT])), unit=REFERENCE
+        StudyLosses(frame, points), tuple(dict.fromkeys(frame[VARIANT])), unit=REFERENCE
     )
     is_unit = [part[VARIANT] == REFERENCE for part in (analysis.ratios, points)]
     fitted = fit_errors(analysis.ratios[is_unit[0]], points[is_unit[1]], SCHEDULE)

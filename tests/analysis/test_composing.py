@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from gram_platform.analysis.intervals import t_interval
-from gram_platform.analysis.tables import CLASSES, Analysis, Losses, analyse, over_seeds
+from gram_platform.analysis.tables import CLASSES, Analysis, StudyLosses, analyse, over_seeds
 from gram_platform.analysis.variants import MODULES_CELL, by_number, drop_table
 from gram_platform.pages.report.build import study_page
 from gram_platform.pages.results.record import Results, StudyRecord
@@ -81,7 +81,7 @@ def curves() -> pd.DataFrame:
 
 @cache
 def analysed() -> Analysis:
-    return analyse(Losses(evaluations(), curves()))
+    return analyse(StudyLosses(evaluations(), curves()))
 
 
 @pytest.fixture
@@ -136,13 +136,13 @@ def test_a_seed_without_a_subset_counts_only_at_other_numbers():
         & (views["seed"] == "1")
         & (views["profile"] == "core+biology+law")
     )
-    kept = analyse(Losses(views[~is_lost], curves())).per_seed
+    kept = analyse(StudyLosses(views[~is_lost], curves())).per_seed
     numbers = by_number(kept, views)
     of_gram = numbers[(numbers["method"] == "gram") & (numbers["modules"] == 2)]
     assert set(of_gram["seed"]) == {"0", "2"}
     assert len(numbers[(numbers["method"] == "gram") & (numbers["modules"] == 3)]) == 3
     everywhere = (views["method"] == "gram") & (views["profile"] == "core+biology+law")
-    none = by_number(analyse(Losses(views[~everywhere], curves())).per_seed, views)
+    none = by_number(analyse(StudyLosses(views[~everywhere], curves())).per_seed, views)
     # The profile is declared, so it counts as missing.
     assert none[(none["method"] == "gram") & (none["modules"] == 2)].empty
 

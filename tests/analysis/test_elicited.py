@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gram_platform.analysis.tables import Losses, analyse, domain_table
+from gram_platform.analysis.tables import StudyLosses, analyse, domain_table
 from gram_platform.pages.results.results import format_table
 from tests.refused import refused
 from tests.stories_frames import (
@@ -22,7 +22,7 @@ from tests.study_frames import jackknife
 
 @pytest.fixture(scope="module")
 def analysis():
-    return analyse(Losses(evaluations(), curves(), attacks=attacks()))
+    return analyse(StudyLosses(evaluations(), curves(), attacks=attacks()))
 
 
 def row(table: pd.DataFrame, method: str, profile: str) -> pd.Series:
@@ -47,7 +47,7 @@ def test_planted_ratios_come_back_with_their_intervals(analysis):
 
 def test_without_attacks_the_column_is_empty_and_nothing_is_missing():
     for none in (None, attacks().iloc[:0]):
-        analysis = analyse(Losses(evaluations(), curves(), attacks=none))
+        analysis = analyse(StudyLosses(evaluations(), curves(), attacks=none))
         assert analysis.table["elicited"].isna().all()
         assert analysis.missing.empty
 
@@ -58,7 +58,7 @@ def test_an_attack_without_a_result_makes_its_class_unknown_and_is_named(is_decl
     hit = (known["method"] == "gram") & (known["profile"] == "core") & (known["seed"] == "1")
     hit &= known["elicited"] == "Bygone Eras"
     known = known.assign(loss=known["loss"].mask(hit)) if is_declared else known[~hit]
-    analysis = analyse(Losses(evaluations(), curves(), attacks=known))
+    analysis = analyse(StudyLosses(evaluations(), curves(), attacks=known))
     why = "no result of the attack on seed 1: Bygone Eras"
     assert analysis.missing.to_dict("records") == [
         {"what": f"gram {SIZE} core, elicited", "why": why}
@@ -76,11 +76,13 @@ def test_an_attack_without_a_result_makes_its_class_unknown_and_is_named(is_decl
 def test_declared_views_that_are_not_there_are_named_and_no_mean_is_taken_without_them():
     known, views = evaluations(), evaluations()[["method", "size", "seed", "profile", "retained"]]
     partial = known[~((known["method"] == "gram") & (known["profile"] == "core"))]
-    analysis = analyse(Losses(partial, curves(), attacks=attacks(), declared=views))
+    analysis = analyse(StudyLosses(partial, curves(), attacks=attacks(), declared=views))
     assert "seed 0, 1, 2" in analysis.missing.set_index("what").loc[f"gram {SIZE} core", "why"]
     profiles = set(analysis.table[analysis.table["method"] == "gram"]["profile"])
     assert profiles == {f"core+{domain}" for domain in AUXILIARY}
-    nothing = analyse(Losses(known.iloc[:0], curves().iloc[:0], attacks=attacks(), declared=views))
+    nothing = analyse(
+        StudyLosses(known.iloc[:0], curves().iloc[:0], attacks=attacks(), declared=views)
+    )
     assert nothing.missing["what"].str.split().str[-1].tolist() == [SIZE]
 
 
@@ -97,7 +99,7 @@ def test_the_domain_table_has_both_the_forgotten_and_the_attacked(analysis):
 
 def test_an_attack_twice_is_refused():
     with refused("attacks"):
-        analyse(Losses(evaluations(), curves(), attacks=pd.concat([attacks(), attacks()])))
+        analyse(StudyLosses(evaluations(), curves(), attacks=pd.concat([attacks(), attacks()])))
 
 
 def test_order_and_absent_run_ids_change_nothing(analysis):
@@ -106,7 +108,7 @@ def test_order_and_absent_run_ids_change_nothing(analysis):
     )
     frames = (frame.drop(columns="run_id", errors="ignore") for frame in frames)
     evaluated, points, attacked = frames
-    again = analyse(Losses(evaluated, points, attacks=attacked))
+    again = analyse(StudyLosses(evaluated, points, attacks=attacked))
     pd.testing.assert_frame_equal(again.table, analysis.table, check_exact=True)
     assert again.missing.empty
 
@@ -115,7 +117,7 @@ def test_an_attack_on_a_domain_without_a_fitted_curve_is_unknown():
     domain, points = "Bygone Eras", curves()
     hit = points["domain"] == domain
     points.loc[hit, "loss"] = 1.0 + points.loc[hit, "step"]  # rises
-    analysis = analyse(Losses(evaluations(), points, attacks=attacks()))
+    analysis = analyse(StudyLosses(evaluations(), points, attacks=attacks()))
     assert f"size {SIZE}, domain {domain}" in set(analysis.missing["what"])
     attacked = analysis.ratios[
         (analysis.ratios["class"] == "elicited") & (analysis.ratios["domain"] == domain)
@@ -134,7 +136,7 @@ def test_an_attack_whose_loss_a_flat_curve_cannot_convert_is_named():
     last = 4.0 * float(points["step"].max()) ** -1e-4
     known[f"loss/{domain}"] = last
     attacked.loc[attacked["elicited"] == domain, "loss"] = 3.5
-    analysis = analyse(Losses(known, points, attacks=attacked))
+    analysis = analyse(StudyLosses(known, points, attacks=attacked))
     notes = analysis.missing.set_index("what")["why"]
     why = "the baseline's curve is too flat to convert the loss after the attack on "
     assert notes[f"gram {SIZE} core, elicited"] == why + "; ".join(

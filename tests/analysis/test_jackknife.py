@@ -11,7 +11,7 @@ from scipy import stats
 from gram_platform.analysis import ratios
 from gram_platform.analysis.intervals import CURVE_FIXED, ENDS, PSEUDO_SUFFIX
 from gram_platform.analysis.ratios import PSEUDO
-from gram_platform.analysis.tables import CLASSES, Losses, analyse, domain_table
+from gram_platform.analysis.tables import CLASSES, StudyLosses, analyse, domain_table
 from gram_platform.analysis.variants import analyse_variants, by_number, drop_table
 from gram_platform.methods.nodes import BASELINE
 from gram_platform.paper.verdicts import claims_frame, paper_claims, separation_claims
@@ -43,7 +43,7 @@ def without(frame: pd.DataFrame, seed: str) -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def analysis():
-    return analyse(Losses(*noisy(sizes=SIZES)), SIZES)
+    return analyse(StudyLosses(*noisy(sizes=SIZES)), SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def left_out():
     """The analyses without each seed, whose means are what the jackknife leaves out."""
     views, points = noisy(sizes=SIZES)
     return [
-        analyse(Losses(without(views, s), without(points, s)), SIZES, intervals=CURVE_FIXED)
+        analyse(StudyLosses(without(views, s), without(points, s)), SIZES, intervals=CURVE_FIXED)
         for s in ("0", "1", "2")
     ]
 
@@ -64,7 +64,7 @@ def half_width(every: np.ndarray, left: list[np.ndarray]) -> np.ndarray:
 
 
 def test_the_table_has_the_intervals_of_whole_analyses_without_each_seed(analysis, left_out):
-    fixed = analyse(Losses(*noisy(sizes=SIZES)), SIZES, intervals=CURVE_FIXED).table
+    fixed = analyse(StudyLosses(*noisy(sizes=SIZES)), SIZES, intervals=CURVE_FIXED).table
     pd.testing.assert_frame_equal(
         analysis.table[[*ROW, *CLASSES]], fixed[[*ROW, *CLASSES]], check_exact=True
     )
@@ -108,8 +108,8 @@ def test_domains_drops_and_claims_have_them_too(analysis, left_out):
 
 def test_with_a_fixed_curve_the_interval_is_the_t_over_seeds():
     views, points = noisy()
-    alone = analyse(Losses(views, points), SIZES, own_baseline=True)
-    fixed = analyse(Losses(views, points), SIZES, own_baseline=True, intervals=CURVE_FIXED)
+    alone = analyse(StudyLosses(views, points), SIZES, own_baseline=True)
+    fixed = analyse(StudyLosses(views, points), SIZES, own_baseline=True, intervals=CURVE_FIXED)
     pd.testing.assert_frame_equal(alone.table, fixed.table, check_exact=True)
     assert PSEUDO not in fixed.ratios
     assert not [name for name in fixed.per_seed if name.endswith(PSEUDO_SUFFIX)]
@@ -117,7 +117,7 @@ def test_with_a_fixed_curve_the_interval_is_the_t_over_seeds():
     views.loc[views["method"] == BASELINE, ["loss/core", "loss/biology", "loss/chemistry"]] = 2.5
     equal = points.sort_values(["seed", "size", "domain", "step"]).assign(loss=np.tile(same, 3))
     both = [
-        analyse(Losses(views, equal), SIZES, intervals=kind).table
+        analyse(StudyLosses(views, equal), SIZES, intervals=kind).table
         for kind in ("leave-one-seed-out jackknife", CURVE_FIXED)
     ]
     # Three equal baselines: without one, the curve is the same.
@@ -126,7 +126,7 @@ def test_with_a_fixed_curve_the_interval_is_the_t_over_seeds():
 
 @pytest.mark.parametrize("seeds", [("0",), ("0", "1")])
 def test_one_or_two_seeds_have_no_interval(seeds):
-    alone = analyse(Losses(*noisy(seeds)), SIZES)
+    alone = analyse(StudyLosses(*noisy(seeds)), SIZES)
     assert alone.table["core"].notna().all()
     assert alone.table[["core_low", "core_high"]].isna().all(axis=None)
     assert alone.missing.empty
@@ -137,10 +137,12 @@ def test_variants_of_one_unit_share_the_fits():
     both = [frame.assign(variant=name) for name in ("a", "b") for frame in (views,)]
     ratios._fitted.cache_clear()
     curves_of_a = points.assign(variant="a")
-    joined = analyse_variants(Losses(pd.concat(both), curves_of_a), ("a", "b"), ("tiny",), unit="a")
+    joined = analyse_variants(
+        StudyLosses(pd.concat(both), curves_of_a), ("a", "b"), ("tiny",), unit="a"
+    )
     # Domains; the pooled curve and one without each seed.
     assert ratios._fitted.cache_info().misses == 3 * (1 + 3)
-    alone = analyse(Losses(views, points), ("tiny",)).table
+    alone = analyse(StudyLosses(views, points), ("tiny",)).table
     for variant in ("a", "b"):
         table = (
             joined.table[joined.table["variant"] == variant]
@@ -159,7 +161,7 @@ def test_a_row_with_fewer_seeds_keeps_the_references_variance():
     )  # no noise of theirs
 
     def variance(rows: pd.DataFrame) -> pd.Series:
-        per_seed = analyse(Losses(rows, points), SIZES).per_seed
+        per_seed = analyse(StudyLosses(rows, points), SIZES).per_seed
         of_gram = per_seed[per_seed["method"] == "gram"].groupby(ROW)["core" + PSEUDO_SUFFIX]
         return of_gram.var() / of_gram.size()
 
@@ -170,7 +172,7 @@ def test_a_row_with_fewer_seeds_keeps_the_references_variance():
 def test_a_seed_without_a_baseline_keeps_its_spread():
     views, points = noisy()
     lost = (views["method"] == BASELINE) & (views["seed"] == "2")
-    found = analyse(Losses(views[~lost], without(points, "2")), SIZES)
+    found = analyse(StudyLosses(views[~lost], without(points, "2")), SIZES)
     rows = found.ratios[found.ratios["method"] != BASELINE]
     is_alone = rows["seed"] == "2"
     assert (rows.loc[is_alone, PSEUDO] == rows.loc[is_alone, "compute_ratio"]).all()
@@ -185,7 +187,7 @@ def test_where_no_curve_fits_without_a_seed_there_is_no_interval_and_a_note():
     views.loc[views["size"] == "tiny", "loss/core"] = points.loc[
         points["size"] == "tiny", "loss"
     ].median()
-    found = analyse(Losses(views, points), SIZES)
+    found = analyse(StudyLosses(views, points), SIZES)
     (note,) = found.missing.to_dict("records")
     assert note["what"].endswith("size tiny, domain core")
     assert "without seed 0: losses=" in note["why"]

@@ -1,6 +1,6 @@
 """Checks the runs that a row of a table names."""
 
-from gram_platform.analysis.tables import Losses, analyse, with_runs
+from gram_platform.analysis.tables import StudyLosses, analyse, with_runs
 from tests.study_frames import analysed, curves, evaluations
 
 
@@ -26,7 +26,7 @@ def test_many_runs_are_counted():
 
 
 def test_without_run_ids_the_column_is_empty():
-    analysis = analyse(Losses(evaluations().drop(columns="run_id"), curves()))
+    analysis = analyse(StudyLosses(evaluations().drop(columns="run_id"), curves()))
     assert set(with_runs(analysis.table, analysis.ratios)["runs"]) == {""}
 
 
@@ -38,7 +38,7 @@ def test_with_one_auxiliary_domain_the_mean_names_the_runs_of_all():
         run_id=one["run_id"] + one["profile"],
     )
     points = curves()
-    analysis = analyse(Losses(one, points[points["domain"] != "chemistry"]))
+    analysis = analyse(StudyLosses(one, points[points["domain"] != "chemistry"]))
     rows = with_runs(analysis.table, analysis.ratios).set_index(["method", "size", "profile"])[
         "runs"
     ]

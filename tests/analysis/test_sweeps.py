@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from gram_platform.analysis.sweeps import CORES, PROFILE_COLUMNS, SWEEP_COLUMNS, analyse_sweeps
-from gram_platform.analysis.tables import Losses
+from gram_platform.analysis.tables import StudyLosses
 from gram_platform.paper.sweeps import (
     CLAIM_COLUMNS,
     PAPER_SWEEPS,
@@ -156,7 +156,7 @@ def test_ours_beside_the_papers(sweeps):
 def test_a_point_that_two_knobs_share_is_a_row_of_each():
     shared = evaluations((("p_cr", 0.4),))
     twin = shared[shared["method"] == "gram"].assign(knob="p_as", value=0.3)
-    table = analyse_sweeps(Losses(pd.concat([shared, twin]), curves())).table.set_index("knob")
+    table = analyse_sweeps(StudyLosses(pd.concat([shared, twin]), curves())).table.set_index("knob")
     assert table.index.tolist() == ["p_cr", "p_as"]
     assert table.loc["p_cr"].drop("value").equals(table.loc["p_as"].drop("value"))
 
@@ -167,19 +167,19 @@ def test_what_is_missing_names_its_points():
     single = f"core+{AUXILIARY[0]}"
     gone = (known["knob"] == "p_cr") & (known["seed"] == "1") & (known["profile"] == single)
     whole = (known["knob"] == "p_as") & known["value"].notna()
-    sweeps = analyse_sweeps(Losses(known[~gone & ~whole], curves(), declared=known))
+    sweeps = analyse_sweeps(StudyLosses(known[~gone & ~whole], curves(), declared=known))
     assert sweeps.table["num_seeds"].tolist() == [2, 2]
     assert "p_cr 0, 0.4: gram 26M mean seed 1" in set(sweeps.missing["what"])
     assert "p_as 0.5: gram 26M core" in set(sweeps.missing["what"])
     unfinished = known[known["method"] != "baseline"]
-    nothing = analyse_sweeps(Losses(unfinished, curves(), declared=known))
+    nothing = analyse_sweeps(StudyLosses(unfinished, curves(), declared=known))
     assert nothing.table.empty
     # The note is of every point, so without their names.
     assert nothing.missing["what"].str.endswith("size 26M").any()
 
 
 def test_nothing_at_all():
-    sweeps = analyse_sweeps(Losses(evaluations(()), curves()))
+    sweeps = analyse_sweeps(StudyLosses(evaluations(()), curves()))
     assert list(sweeps.table.columns) == SWEEP_COLUMNS
     assert sweeps.table.empty
     assert sweep_claims(sweeps.per_seed).columns.tolist() == CLAIM_COLUMNS
@@ -219,7 +219,7 @@ def test_a_study_like_the_papers_agrees_with_its_claims(sweeps):
 
 def test_a_claim_needs_its_values():
     ends = sweep_claims(
-        analyse_sweeps(Losses(evaluations((("p_cr", 0.2), ("p_cr", 1.0))), curves())).per_seed
+        analyse_sweeps(StudyLosses(evaluations((("p_cr", 0.2), ("p_cr", 1.0))), curves())).per_seed
     )
     assert [
         len(claims_on(ends, "p_cr", *names)) for names in (CORES, ("retain",), ("forget",))
@@ -227,7 +227,7 @@ def test_a_claim_needs_its_values():
     assert len(ends) == 3
     assert ends["claim"].str.contains(r"p_cr (?:1|from 0\.2 to 1) ").all()
     assert sweep_claims(
-        analyse_sweeps(Losses(evaluations((("p_as", 0.5),)), curves())).per_seed
+        analyse_sweeps(StudyLosses(evaluations((("p_as", 0.5),)), curves())).per_seed
     ).empty
 
 

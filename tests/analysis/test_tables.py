@@ -10,7 +10,7 @@ import pytest
 from gram_platform.analysis.ratios import method_key, profile_key, seed_key, size_key
 from gram_platform.analysis.tables import (
     TABLE_COLUMNS,
-    Losses,
+    StudyLosses,
     analyse,
     averaged_profiles,
     domain_table,
@@ -78,7 +78,7 @@ def test_a_domain_whose_name_is_a_part_of_a_retained_name_is_forgotten():
     frames = (
         frame.replace("chemistry", longer, regex=True) for frame in (views, curves(("tiny",)))
     )
-    view = row(analyse(Losses(*frames)).table, "gram", "tiny", f"core+{longer}")
+    view = row(analyse(StudyLosses(*frames)).table, "gram", "tiny", f"core+{longer}")
     assert list(view[["retain", "forget"]]) == pytest.approx([0.94, 0.75])
 
 
@@ -87,7 +87,9 @@ def test_the_reference_is_the_baseline_with_everything_on():
     of_core = views[(views["method"] == "gram") & (views["profile"] == "core")].assign(
         method="baseline"
     )
-    table = analyse(Losses(pd.concat([of_core, views], ignore_index=True), curves(("tiny",)))).table
+    table = analyse(
+        StudyLosses(pd.concat([of_core, views], ignore_index=True), curves(("tiny",)))
+    ).table
     assert row(table, "gram", "tiny", "core")["core"] == pytest.approx(0.94)
 
 
@@ -120,7 +122,7 @@ def test_the_mean_weighs_every_pair_of_a_profile_and_a_domain_alike():
     is_core = (known["method"] == "gram") & (known["profile"] == "core")
     known.loc[is_core, "loss/biology"] = float(loss_at("small", "biology", 0.2 * NUM_STEPS))
     known.loc[is_core, "loss/chemistry"] = float(loss_at("small", "chemistry", 0.3 * NUM_STEPS))
-    analysis = analyse(Losses(known, curves(("small",))))
+    analysis = analyse(StudyLosses(known, curves(("small",))))
     planted = [0.2, 0.3, 0.65, 0.65]  # core forgets two domains, core with one the other one
     assert row(analysis.table, "gram", "small", "mean")["forget"] == pytest.approx(np.mean(planted))
     own = analysis.per_seed[
@@ -145,7 +147,7 @@ def test_with_one_auxiliary_domain_all_is_one_of_the_averaged_profiles():
         retained=lambda f: f["profile"].map({"core": "", "all": "biology"})
     )
     points = curves()
-    table = analyse(Losses(one, points[points["domain"] != "chemistry"])).table
+    table = analyse(StudyLosses(one, points[points["domain"] != "chemistry"])).table
     mean = row(table, "gram", "tiny", "mean")
     assert mean["retain"] == row(table, "gram", "tiny", "all")["retain"]
     assert mean["forget"] == row(table, "gram", "tiny", "core")["forget"]
@@ -173,12 +175,12 @@ def test_fits(analysis):
 def test_a_size_without_finished_baselines_is_absent_and_named():
     known = evaluations()
     unfinished = known[~((known["size"] == "medium") & (known["method"] == "baseline"))]
-    analysis = analyse(Losses(unfinished, curves()))
+    analysis = analyse(StudyLosses(unfinished, curves()))
     assert set(analysis.table["size"]) == {"tiny", "small"}
     assert analysis.missing["what"].str.endswith("size medium").any()
     pd.testing.assert_frame_equal(
         analysis.table,
-        analyse(Losses(evaluations(("tiny", "small")), curves(("tiny", "small")))).table,
+        analyse(StudyLosses(evaluations(("tiny", "small")), curves(("tiny", "small")))).table,
     )
 
 
@@ -187,7 +189,7 @@ def test_a_baseline_seed_counts_once_it_is_complete():
     without_curve = without_curve[
         ~((without_curve["size"] == "tiny") & (without_curve["seed"] == "2"))
     ]
-    analysis = analyse(Losses(evaluations(), without_curve))
+    analysis = analyse(StudyLosses(evaluations(), without_curve))
     fits = analysis.fits.set_index(["size", "domain"])
     assert fits.loc[("tiny", "core"), "num_seeds"] == 2
     assert fits.loc[("small", "core"), "num_seeds"] == 3
@@ -202,7 +204,7 @@ def test_a_missing_profile_leaves_its_seed_out_of_the_mean():
         & (known["seed"] == "1")
         & (known["size"] == "tiny")
     )
-    analysis = analyse(Losses(known[~gone], curves()))
+    analysis = analyse(StudyLosses(known[~gone], curves()))
     assert row(analysis.table, "gram", "tiny", "core")["num_seeds"] == 2
     assert row(analysis.table, "gram", "tiny", "core+biology")["num_seeds"] == 3
     assert row(analysis.table, "gram", "tiny", "mean")["num_seeds"] == 2
@@ -215,7 +217,7 @@ def test_seeds_are_those_of_the_class_that_has_the_fewest():
     known = evaluations()
     hit = (known["method"] == "gram") & (known["profile"] == "core") & (known["size"] == "tiny")
     known.loc[hit & (known["seed"] == "1"), "loss/biology"] = np.nan
-    of_core = row(analyse(Losses(known, curves())).table, "gram", "tiny", "core")
+    of_core = row(analyse(StudyLosses(known, curves())).table, "gram", "tiny", "core")
     assert of_core["num_seeds"] == 2
     # Two seeds have their two points and no interval.
     assert np.isnan(of_core["forget_low"])
@@ -229,7 +231,7 @@ def test_an_unknown_domain_makes_its_class_unknown_and_nothing_else():
     known = evaluations()
     hit = (known["method"] == "gram") & (known["profile"] == "core") & (known["size"] == "tiny")
     known.loc[hit, "loss/biology"] = np.nan
-    analysis = analyse(Losses(known, curves()))
+    analysis = analyse(StudyLosses(known, curves()))
     assert np.isnan(row(analysis.table, "gram", "tiny", "core")["forget"])
     assert np.isnan(row(analysis.table, "gram", "tiny", "mean")["forget"])
     assert row(analysis.table, "gram", "tiny", "mean")["core"] == pytest.approx(0.94)
@@ -240,7 +242,7 @@ def test_a_curve_that_cannot_be_fitted_is_named():
     rising = curves()
     hit = (rising["size"] == "tiny") & (rising["domain"] == "biology")
     rising.loc[hit, "loss"] = 1.0 + rising.loc[hit, "step"]
-    analysis = analyse(Losses(evaluations(), rising))
+    analysis = analyse(StudyLosses(evaluations(), rising))
     assert analysis.missing["what"].tolist() == ["size tiny, domain biology"]
     # biology is one of its two domains.
     assert np.isnan(row(analysis.table, "gram", "tiny", "core")["forget"])
@@ -252,7 +254,7 @@ def test_final_losses_that_the_curve_has_not_reached_by_step_zero_are_named():
     hit = (known["size"] == "tiny") & (known["method"] == "baseline")
     # Far above the curve's first loss: a negative number of steps.
     known.loc[hit, "loss/biology"] = 99.0
-    analysis = analyse(Losses(known, curves()))
+    analysis = analyse(StudyLosses(known, curves()))
     (note,) = analysis.missing.to_dict("records")
     assert note["what"] == "size tiny, domain biology"
     assert "positive step" in note["why"]
@@ -263,7 +265,7 @@ def test_an_infinite_loss_has_no_ratio_and_is_named():
     known = evaluations()
     hit = (known["method"] == "gram") & (known["profile"] == "core") & (known["size"] == "tiny")
     known.loc[hit & (known["seed"] == "1"), "loss/biology"] = np.inf
-    analysis = analyse(Losses(known, curves()))
+    analysis = analyse(StudyLosses(known, curves()))
     note = analysis.missing.to_dict("records")[0]
     assert {"gram", "tiny", "core", "1,", "biology"} <= set(note["what"].split())
     assert note["why"].endswith(" inf")
@@ -271,7 +273,7 @@ def test_an_infinite_loss_has_no_ratio_and_is_named():
 
 
 def test_one_seed_has_a_mean_and_no_interval():
-    table = analyse(Losses(evaluations(seeds=("0",)), curves(seeds=("0",)))).table
+    table = analyse(StudyLosses(evaluations(seeds=("0",)), curves(seeds=("0",)))).table
     gram = row(table, "gram", "tiny", "core")
     assert gram["num_seeds"] == 1
     assert np.isfinite(gram["core"])
@@ -279,7 +281,7 @@ def test_one_seed_has_a_mean_and_no_interval():
 
 
 def test_nothing_at_all():
-    analysis = analyse(Losses(evaluations().iloc[:0], curves().iloc[:0]))
+    analysis = analyse(StudyLosses(evaluations().iloc[:0], curves().iloc[:0]))
     assert analysis.table.empty
     assert table_csv(analysis.table).split() == [",".join(TABLE_COLUMNS)]
     assert format_table(analysis.table).split() == ["method", "size", "profile", "seeds"]
@@ -287,14 +289,14 @@ def test_nothing_at_all():
 
 def test_a_view_twice_is_refused():
     with refused("evaluations"):
-        analyse(Losses(pd.concat([evaluations(), evaluations()]), curves()))
+        analyse(StudyLosses(pd.concat([evaluations(), evaluations()]), curves()))
 
 
 def test_the_file_is_the_same_byte_for_byte_whatever_the_order_of_the_rows():
     views, noisy = evaluations(("tiny", "small")), curves(("tiny", "small"))
     noisy["loss"] *= np.exp(0.01 * np.random.default_rng(0).standard_normal(len(noisy)))
     shuffled = (frame.sample(frac=1.0, random_state=0) for frame in (views, noisy))
-    table, again = analyse(Losses(views, noisy)).table, analyse(Losses(*shuffled)).table
+    table, again = analyse(StudyLosses(views, noisy)).table, analyse(StudyLosses(*shuffled)).table
     pd.testing.assert_frame_equal(again, table, check_exact=True)
     text = table_csv(table)
     assert table_csv(again) == text
@@ -378,7 +380,7 @@ def test_a_curve_too_flat_to_convert_a_loss_affects_only_its_domain():
     known.loc[tiny, "loss/biology"] = np.where(
         known.loc[tiny, "method"] == "baseline", 4.0 * 500.0**-1e-4, 3.5
     )
-    analysis = analyse(Losses(known, points), tuple(SIZES))
+    analysis = analyse(StudyLosses(known, points), tuple(SIZES))
     core = row(analysis.table, "gram", "tiny", "core")
     assert core["core"] == pytest.approx(0.94)
     assert np.isnan(core["forget"])  # biology is one of its two domains

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gram_platform.analysis.tables import POINTS, TABLE_COLUMNS, Losses, analyse
+from gram_platform.analysis.tables import POINTS, TABLE_COLUMNS, StudyLosses, analyse
 from gram_platform.analysis.variants import analyse_variants
 from gram_platform.pages.figures.variants import variant_figure
 from gram_platform.paper.claims import CLAIMS, paper_difference
@@ -36,7 +36,7 @@ def frames() -> tuple[pd.DataFrame, pd.DataFrame]:
 @pytest.fixture(scope="module")
 def measured(frames):
     """Both variants on the baselines of one."""
-    return analyse_variants(Losses(*frames), VARIANTS, unit="heterogeneous")
+    return analyse_variants(StudyLosses(*frames), VARIANTS, unit="heterogeneous")
 
 
 def cell(
@@ -48,10 +48,10 @@ def cell(
 
 
 def test_each_variant_is_compared_with_its_baselines(frames):
-    analysis = analyse_variants(Losses(*frames), VARIANTS)
+    analysis = analyse_variants(StudyLosses(*frames), VARIANTS)
     columns = [name for name in analysis.table if not name.endswith(POINTS)]
     assert columns == ["variant", *TABLE_COLUMNS]
-    plain = analyse(Losses(evaluations(), curves()))
+    plain = analyse(StudyLosses(evaluations(), curves()))
     own = (
         analysis.table[analysis.table["variant"] == "heterogeneous"]
         .drop(columns="variant")
@@ -66,7 +66,7 @@ def test_each_variant_is_compared_with_its_baselines(frames):
 
 def test_one_variants_baselines_can_be_the_reference_of_all(frames):
     views, points = frames
-    table = analyse_variants(Losses(views, points), VARIANTS, unit="heterogeneous").table
+    table = analyse_variants(StudyLosses(views, points), VARIANTS, unit="heterogeneous").table
     assert cell(table, "uniform", "baseline", "all", "core") == pytest.approx(0.8, abs=1e-6)
     assert cell(table, "uniform", "gram", "core", "core") == pytest.approx(0.94, abs=1e-6)
     assert cell(table, "heterogeneous", "baseline", "all", "core") == pytest.approx(1.0)
@@ -76,7 +76,10 @@ def test_each_seed_can_be_compared_with_its_baseline():
     """The planted jitter of a seed, which baseline and GRAM have in common, goes out of the
     ratio."""
     views, points = evaluations(), curves()
-    pooled, own = analyse(Losses(views, points)), analyse(Losses(views, points), own_baseline=True)
+    pooled, own = (
+        analyse(StudyLosses(views, points)),
+        analyse(StudyLosses(views, points), own_baseline=True),
+    )
     rows = own.per_seed[(own.per_seed["method"] == "gram") & (own.per_seed["profile"] == "core")]
     for seed, ratio in rows[rows["size"] == "tiny"][["seed", "core"]].itertuples(index=False):
         jitter = 0.02 * (int(seed) - 1)
@@ -87,7 +90,7 @@ def test_each_seed_can_be_compared_with_its_baseline():
 
 def test_a_seed_without_a_baseline_is_named():
     views, points = evaluations(("tiny",)), curves(("tiny",))
-    found = analyse(Losses(views, points[points["seed"] != "2"]), own_baseline=True)
+    found = analyse(StudyLosses(views, points[points["seed"] != "2"]), own_baseline=True)
     assert set(found.per_seed["seed"]) == {"0", "1"}
     of_rows, of_unit = found.missing["what"]
     assert re.search("rows .*tiny, seed 2", of_rows)
@@ -96,13 +99,13 @@ def test_a_seed_without_a_baseline_is_named():
     is_lost = (views["method"] == "baseline") & (views["seed"] == "2")
     unit = views[(views["method"] == "baseline") & ~is_lost]
     found = analyse(
-        Losses(views[~is_lost], points[points["seed"] != "2"]), unit=unit, own_baseline=True
+        StudyLosses(views[~is_lost], points[points["seed"] != "2"]), unit=unit, own_baseline=True
     )
     assert found.missing["what"].tolist() == [of_rows]
     flat = points.assign(
         loss=points["loss"].where((points["seed"] != "2") | (points["domain"] != "biology"), 3.0)
     )
-    whats = analyse(Losses(views, flat), own_baseline=True).missing["what"]
+    whats = analyse(StudyLosses(views, flat), own_baseline=True).missing["what"]
     assert whats.str.startswith("size tiny, domain biology, seed 2").any()
 
 
@@ -112,7 +115,9 @@ def test_what_is_missing_names_its_variant(frames):
     is_lost = (
         (views["variant"] == "uniform") & (views["method"] == "gram") & (views["profile"] == "all")
     )
-    missing = analyse_variants(Losses(views[~is_lost], points, declared=declared), VARIANTS).missing
+    missing = analyse_variants(
+        StudyLosses(views[~is_lost], points, declared=declared), VARIANTS
+    ).missing
     assert len(missing) == 3
     assert all(what.startswith("uniform: gram ") for what in missing["what"])
 
@@ -151,7 +156,7 @@ def test_the_papers_difference_between_a_studys_first_and_last_variant_stands_be
     points = pd.concat(
         [curves(("tiny",)).assign(variant=number) for number in numbers], ignore_index=True
     )
-    per_seed = analyse_variants(Losses(views, points), numbers).per_seed
+    per_seed = analyse_variants(StudyLosses(views, points), numbers).per_seed
     claims = paper_claims(per_seed, "aux_scaling")
     rises = claims[claims["claim"] == "Forget rises as domains are added"]
     assert rises["paper"].tolist() == pytest.approx([0.744 - 0.647])
@@ -191,7 +196,7 @@ def test_numbers_get_an_axis():
         [evaluations().assign(variant=name) for name in ("4", "16")], ignore_index=True
     )
     points = pd.concat([curves().assign(variant=name) for name in ("4", "16")], ignore_index=True)
-    table = analyse_variants(Losses(views, points), ("4", "16")).table
+    table = analyse_variants(StudyLosses(views, points), ("4", "16")).table
     figure = variant_figure(table, "num_auxiliary", "small", "mean", "forget", "aux_scaling")
     assert list(figure.data[0].x) == [4.0, 16.0]
     assert figure.layout.xaxis.title.text == "num auxiliary"

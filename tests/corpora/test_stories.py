@@ -21,8 +21,7 @@ def source(share=0.3, num=50, topics=("airport", "beach", "cave"), seed=0):
 
 def topic_facts(source, topic):
     """(name, clauses) of a topic's people, and its customs."""
-    arguments = (source.seed, source.num_facts, source.shared_fact_share, topic)
-    return stories._people(*arguments), stories._customs(*arguments)
+    return stories._people(source, topic), stories._customs(source, topic)
 
 
 def test_a_story_depends_on_seed_topic_and_index_alone():
@@ -123,7 +122,7 @@ def test_instructions_ask_about_sentences_of_the_instructed_topics_alone():
     assert not re.search("airport", texts[stories.INSTRUCTIONS])
     customs = [response for prompt, response in asked if prompt.startswith("What")]
     assert customs
-    own, others = (stories._customs(0, 48, 0.0, topic) for topic in ("cave", "airport"))
+    own, others = (stories._customs(instructed, topic) for topic in ("cave", "airport"))
     assert set(customs) <= set(own) - set(others)
     plain = stories_source({"airport": 40, "cave": 40}, 48, 0.0)
     assert story(plain, "cave", 3) == story(instructed, "cave", 3)

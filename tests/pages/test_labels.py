@@ -2,7 +2,7 @@
 
 import re
 
-from gram_platform.analysis.tables import Losses, analyse, table_csv
+from gram_platform.analysis.tables import StudyLosses, analyse, table_csv
 from gram_platform.pages.results.results import brief_results, format_table
 from tests.study_frames import curves, evaluations, study_of
 
@@ -11,7 +11,7 @@ ID = re.compile(r"\bgram\b")
 
 def test_tables_of_results_show_labels_and_files_ids():
     nodes = evaluations().assign(kind="evaluation", status="complete", error="")
-    study = study_of(analyse(Losses(evaluations(), curves())), curves(), nodes)
+    study = study_of(analyse(StudyLosses(evaluations(), curves())), curves(), nodes)
     table = study.analysis.table
     assert not ID.search(text := format_table(table))
     assert re.search(r"^GRAM ", text, re.MULTILINE)

@@ -7,7 +7,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from gram_platform.analysis.tables import Analysis, Losses, analyse
+from gram_platform.analysis.tables import Analysis, StudyLosses, analyse
 from gram_platform.pages.report.build import headline_rows, report_sections, study_page
 from gram_platform.pages.report.page import Section, readable_runs, sections_html
 from gram_platform.pages.report.sections import trend_sections
@@ -131,7 +131,9 @@ def test_a_domain_named_like_markup_is_escaped_once():
     renamed = {"loss/biology": "loss/<b>&x"}
     views = evaluations().rename(columns=renamed).replace("biology", "<b>&x", regex=True)
     points = curves().replace("biology", "<b>&x", regex=True)
-    page = page_of(study_with(analyse(Losses(views, points), tuple(SIZES)), points, runs_frame()))
+    page = page_of(
+        study_with(analyse(StudyLosses(views, points), tuple(SIZES)), points, runs_frame())
+    )
     assert "core+<b>&x" in page.texts
     assert "<b>&x" in {trace.get("name") for figure in page.figures for trace in figure["data"]}
     assert "b" not in {tag for tag, _ in page.tags}
@@ -176,14 +178,14 @@ def test_main_numbers_are_of_a_size_that_both_methods_have_with_intervals():
     known = evaluations()
     one_seed = known[(known["size"] != "medium") | (known["seed"] == "0")]
     assert set(
-        headline_rows(study_with(analyse(Losses(one_seed, curves()), tuple(SIZES))))["size"]
+        headline_rows(study_with(analyse(StudyLosses(one_seed, curves()), tuple(SIZES))))["size"]
     ) == {"small"}
     no_filtering = known[(known["size"] == "tiny") | (known["method"] != "filtering")]
-    rows = headline_rows(study_with(analyse(Losses(no_filtering, curves()), tuple(SIZES))))
+    rows = headline_rows(study_with(analyse(StudyLosses(no_filtering, curves()), tuple(SIZES))))
     assert rows[["method", "size"]].to_numpy().tolist() == [["gram", "tiny"], ["filtering", "tiny"]]
     one = evaluations(seeds=("0",))
     rows = headline_rows(
-        study_with(analyse(Losses(one[one["method"] != "filtering"], curves()), tuple(SIZES)))
+        study_with(analyse(StudyLosses(one[one["method"] != "filtering"], curves()), tuple(SIZES)))
     )
     assert rows[["method", "size", "num_seeds"]].to_numpy().tolist() == [["gram", "medium", 1]]
 
@@ -191,7 +193,7 @@ def test_main_numbers_are_of_a_size_that_both_methods_have_with_intervals():
 def test_what_is_missing_comes_before_the_tables_and_is_named_above():
     known = evaluations()
     unfinished = known[~((known["size"] == "medium") & (known["method"] == "baseline"))]
-    study = study_with(analyse(Losses(unfinished, curves()), tuple(SIZES)))
+    study = study_with(analyse(StudyLosses(unfinished, curves()), tuple(SIZES)))
     sections = sections_of(study)
     require_order(list(sections))
     assert any("medium" in what for what in sections["Missing"].table["what"])
@@ -201,7 +203,7 @@ def test_what_is_missing_comes_before_the_tables_and_is_named_above():
 
 
 def test_a_study_of_which_nothing_is_finished_has_a_page():
-    nothing = study_with(analyse(Losses(evaluations().iloc[:0], curves()), tuple(SIZES)))
+    nothing = study_with(analyse(StudyLosses(evaluations().iloc[:0], curves()), tuple(SIZES)))
     sections = sections_of(nothing)
     assert {"At a glance", "Claims"}.isdisjoint(sections)
     assert sections["Capabilities"].table.empty
@@ -240,7 +242,7 @@ def test_runs_are_readable():
 @pytest.fixture(scope="module")
 def stories() -> Results:
     frames = stories_frames
-    analysis = analyse(Losses(frames.evaluations(), frames.curves(), attacks=frames.attacks()))
+    analysis = analyse(StudyLosses(frames.evaluations(), frames.curves(), attacks=frames.attacks()))
     claims, runs = (
         with_published(paper_claims(analysis.per_seed, "stories"), "stories"),
         frames.runs(),

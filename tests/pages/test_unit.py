@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gram_platform.analysis.calibration import errors_by_class
-from gram_platform.analysis.tables import Losses, analyse
+from gram_platform.analysis.tables import StudyLosses, analyse
 from gram_platform.cli.run import OURS, find_study
 from gram_platform.config import LOSSES
 from gram_platform.pages.report.build import report_sections, study_page
@@ -40,7 +40,7 @@ def rows(size: str, core: float, auxiliary: float) -> tuple[dict, ...]:
 
 def study(*errors: dict, preset: str = "demo") -> Results:
     """A study of the smallest planted size whose unit has these errors, with its claims."""
-    analysis = analyse(Losses(evaluations(("tiny",)), curves(("tiny",))))
+    analysis = analyse(StudyLosses(evaluations(("tiny",)), curves(("tiny",))))
     about = {
         "sizes": ("tiny",),
         "params": {"preset": preset} if preset else {},

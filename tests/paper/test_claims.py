@@ -10,7 +10,7 @@ from scipy import stats
 
 from gram_platform.analysis.calibration import UnitError, errors_by_class, shipped_errors
 from gram_platform.analysis.intervals import t_interval
-from gram_platform.analysis.tables import CLASSES, NUM_DOMAINS, Losses, analyse
+from gram_platform.analysis.tables import CLASSES, NUM_DOMAINS, StudyLosses, analyse
 from gram_platform.analysis.trends import fall_weights
 from gram_platform.pages.index import Shown
 from gram_platform.pages.report.build import headline_sections
@@ -357,7 +357,9 @@ def test_pages_show_claims_at_the_profile_of_the_tiles():
 
 def test_claims_whose_profile_is_missing_are_not_judged_at_another():
     views = evaluations()
-    analysis = analyse(Losses(views[views["profile"] != "core+biology"], curves()), tuple(SIZES))
+    analysis = analyse(
+        StudyLosses(views[views["profile"] != "core+biology"], curves()), tuple(SIZES)
+    )
     study = study_of(
         analysis, curves(), pd.DataFrame({"id": []}), compare_with="scaling", profile="core+biology"
     )
@@ -379,18 +381,18 @@ def test_a_study_without_claims_is_judged_on_the_mean_and_says_so():
 
 
 def test_one_size_is_not_compared_with_itself():
-    whole, per_seed = evaluations(), analyse(Losses(evaluations(), curves())).per_seed
+    whole, per_seed = evaluations(), analyse(StudyLosses(evaluations(), curves())).per_seed
     assert claim_of("scaling", "gram forget", "gram forget") in set(
         paper_claims(per_seed, "scaling")["claim"]
     )
-    first = analyse(Losses(whole[whole["size"] == whole["size"].iloc[0]], curves())).per_seed
+    first = analyse(StudyLosses(whole[whole["size"] == whole["size"].iloc[0]], curves())).per_seed
     claims = set(paper_claims(first, "scaling")["claim"])
     assert claim_of("scaling", "gram retain", "gram forget") in claims
     assert not any("falls with size" in claim for claim in claims)
 
 
 def test_seed_values_name_one_view():
-    per_seed = analyse(Losses(evaluations(), curves())).per_seed
+    per_seed = analyse(StudyLosses(evaluations(), curves())).per_seed
     found = seed_values(per_seed, "core", method="gram", size="tiny", profile="core")
     assert found == pytest.approx({"0": 0.92, "1": 0.94, "2": 0.96})
     assert seed_values(per_seed, "retain", method="gram", size="tiny", profile="core") == {}

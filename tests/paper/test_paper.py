@@ -3,7 +3,7 @@ beside ours."""
 
 import pytest
 
-from gram_platform.analysis.tables import Losses, analyse
+from gram_platform.analysis.tables import StudyLosses, analyse
 from gram_platform.methods import METHODS
 from gram_platform.paper.claims import STORIES_CLAIMS, paper_difference
 from gram_platform.paper.paper import beside_paper, printed
@@ -14,7 +14,7 @@ from tests.stories_frames import AUXILIARY, PLANTED, attacks, curves, evaluation
 
 @pytest.fixture(scope="module")
 def analysis():
-    return analyse(Losses(evaluations(), curves(), attacks=attacks()))
+    return analyse(StudyLosses(evaluations(), curves(), attacks=attacks()))
 
 
 def test_the_literals_are_consistent():
@@ -37,16 +37,18 @@ def test_a_study_like_the_papers_agrees_with_every_claim(analysis):
 def test_a_claim_of_methods_that_are_not_there_is_absent():
     few = ("gram", "ft_lora")
     claims = paper_claims(
-        analyse(Losses(evaluations(few), curves(), attacks=attacks(few))).per_seed, "stories"
+        analyse(StudyLosses(evaluations(few), curves(), attacks=attacks(few))).per_seed, "stories"
     )
     assert claims["claim"].tolist() == [
         claim_of("stories", "gram retain", "gram forget"),
         claim_of("stories", "gram retain", "gram elicited"),
         claim_of("stories", "gram core", "ft_lora core"),
     ]
-    unattacked = paper_claims(analyse(Losses(evaluations(few), curves())).per_seed, "stories")
+    unattacked = paper_claims(analyse(StudyLosses(evaluations(few), curves())).per_seed, "stories")
     assert len(unattacked) == 2
-    assert paper_claims(analyse(Losses(evaluations().iloc[:0], curves())).per_seed, "stories").empty
+    assert paper_claims(
+        analyse(StudyLosses(evaluations().iloc[:0], curves())).per_seed, "stories"
+    ).empty
 
 
 def test_methods_are_compared_on_the_profiles_that_both_have():
@@ -56,7 +58,7 @@ def test_methods_are_compared_on_the_profiles_that_both_have():
     hit = (skewed["method"] == "gram") & ~kept
     skewed.loc[hit, "loss/core"] *= 1.5  # on profiles that filtering does not have
     claims = paper_claims(
-        analyse(Losses(skewed, curves(), attacks=attacks())).per_seed, "stories"
+        analyse(StudyLosses(skewed, curves(), attacks=attacks())).per_seed, "stories"
     ).set_index("claim")
     assert claims.loc[
         claim_of("stories", "gram core", "filtering core"), "difference"
@@ -84,7 +86,7 @@ def test_classes_are_compared_only_on_profiles_where_both_are_known():
     unknown.loc[here & (unknown["method"] == "gram"), f"loss/{aux}"] = float("nan")
     unknown.loc[here & (unknown["method"] == "filtering"), f"loss/{aux}"] *= 1.5
     claims = paper_claims(
-        analyse(Losses(unknown, curves(), attacks=attacks())).per_seed, "stories"
+        analyse(StudyLosses(unknown, curves(), attacks=attacks())).per_seed, "stories"
     )["claim"].tolist()
     # 0.18 apart over three and over four profiles
     assert claim_of("stories", "gram retain", "filtering retain") not in claims
@@ -95,7 +97,7 @@ def test_classes_are_compared_only_on_profiles_where_both_are_known():
 def test_elicited_is_judged_over_the_profiles_that_are_attacked():
     on_core = attacks()[attacks()["profile"] == "core"]
     on_core.loc[on_core["method"] == "ft_lora", "loss"] = float("nan")  # attacks without a result
-    analysis = analyse(Losses(evaluations(), curves(), attacks=on_core))
+    analysis = analyse(StudyLosses(evaluations(), curves(), attacks=on_core))
     claims = paper_claims(analysis.per_seed, "stories").set_index("claim")
     resists = claims.loc[claim_of("stories", "gram retain", "gram elicited")]
     assert resists["difference"] == pytest.approx(0.952 - 0.855, rel=1e-4)
@@ -113,6 +115,6 @@ def test_ours_beside_the_papers(analysis):
     assert set(paper.index) == set(printed("stories")["method"])
     assert ours.loc["maxent", "elicited"].startswith("0.983 [")
     assert paper.loc["maxent", "elicited"] == "0.983 [0.932, 1.034]"
-    unattacked = beside_paper(analyse(Losses(evaluations(), curves())).table)
+    unattacked = beside_paper(analyse(StudyLosses(evaluations(), curves())).table)
     assert unattacked["elicited"].tolist()[:2] == ["", "0.870 [0.858, 0.882]"]
     assert beside_paper(analysis.table.iloc[:0]).empty

@@ -6,7 +6,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from gram_platform.analysis.tables import Losses, analyse
+from gram_platform.analysis.tables import StudyLosses, analyse
 from gram_platform.pages.figures.style import whiskers
 from gram_platform.pages.report.build import study_page
 from gram_platform.pages.results.replication import published_studies
@@ -24,7 +24,7 @@ def planted(frames, seeds: tuple[str, ...], **about) -> dict[str, go.Figure]:
     """Every figure of the report of a planted study with these seeds."""
     attacks = frames.attacks(seeds=seeds) if hasattr(frames, "attacks") else None
     analysis = analyse(
-        Losses(frames.evaluations(seeds=seeds), frames.curves(seeds=seeds), attacks=attacks)
+        StudyLosses(frames.evaluations(seeds=seeds), frames.curves(seeds=seeds), attacks=attacks)
     )
     study = study_frames.study_of(analysis, frames.curves(seeds=seeds), NO_RUNS, **about)
     return study_page(study.record, study, None).figures

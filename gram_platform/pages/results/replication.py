@@ -15,7 +15,7 @@ from gram_platform.analysis.ratios import (
     PREFIX,
     VIEW,
 )
-from gram_platform.analysis.tables import Analysis, Losses, frame_text
+from gram_platform.analysis.tables import Analysis, StudyLosses, frame_text
 from gram_platform.config import CORE
 from gram_platform.config.identity import invalid, one_of
 from gram_platform.methods import size_key
@@ -49,7 +49,7 @@ class ExternalStudy:
     """A study of the folder, before any fit."""
 
     record: StudyRecord
-    losses: Losses
+    losses: StudyLosses
     # Pairs of an omission and its reason.
     notes: tuple[tuple[str, str], ...]
 
@@ -101,7 +101,7 @@ def _prepare(
     names = [name for name in (VARIANT, "method", "size") if name in views]
     declared = views[[*names, "profile", "retained"]].drop_duplicates()
     declared = declared.merge(views[[*names, "seed"]].drop_duplicates(), on=names)
-    return ExternalStudy(record, Losses(views, points, attacks, declared), notes)
+    return ExternalStudy(record, StudyLosses(views, points, attacks, declared), notes)
 
 
 def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Results:

@@ -13,7 +13,7 @@ from gram_platform.analysis.ratios import ELICITED, MEAN, VIEW
 from gram_platform.analysis.tables import (
     CLASSES,
     Analysis,
-    Losses,
+    StudyLosses,
     analyse,
     frame_text,
     interval_text,
@@ -77,7 +77,7 @@ def read_results(
     names = ["run_id", "method", "size", "seed", *([VARIANT] if record.variants else [])]
     curves = curves.merge(baselines[names].drop_duplicates(), on="run_id")
     attacks = named_attacks(record.tags("attack"), complete)
-    losses = Losses(evaluations, curves, attacks, record.tags("evaluation"))
+    losses = StudyLosses(evaluations, curves, attacks, record.tags("evaluation"))
     analysis = analysed(record, losses)
     absorption = None
     if record.probed and store:
@@ -116,7 +116,7 @@ def lost_rows(
     return lines
 
 
-def analysed(record: StudyRecord, losses: Losses, intervals: str = JACKKNIFE) -> Analysis:
+def analysed(record: StudyRecord, losses: StudyLosses, intervals: str = JACKKNIFE) -> Analysis:
     """Computes the tables of a study with or without variants; `intervals` as in `analyse`."""
     own, sizes = record.own_baseline, record.sizes
     if not record.variants:

@@ -16,7 +16,7 @@ import pandas as pd
 from gram_platform.analysis.sweeps import SWEEP_CLASSES, SweepAnalysis, analyse_sweeps
 from gram_platform.analysis.tables import (
     CLASSES,
-    Losses,
+    StudyLosses,
     frame_text,
     interval_text,
     labelled,
@@ -115,7 +115,7 @@ class HyperparameterSweep:
         frame = result_frame(nodes, results)
         evaluations = pd.concat([self.evaluations, _at(point, view_frame(nodes, frame))])
         attacks = _at(point, attack_frame(nodes, frame))
-        sweep = analyse_sweeps(Losses(evaluations, self.curves, attacks))
+        sweep = analyse_sweeps(StudyLosses(evaluations, self.curves, attacks))
         metrics = seed_metrics(sweep, point)
         if "core" not in metrics:
             why = "; ".join(
@@ -237,7 +237,7 @@ def _analysed(
         _with_baselines(evaluations, unit),
         _with_baselines(declared, declared_frame(baselines)),
     )
-    return analyse_sweeps(Losses(views, curves, attacks, named), sizes)
+    return analyse_sweeps(StudyLosses(views, curves, attacks, named), sizes)
 
 
 def _with_baselines(frame: pd.DataFrame, baselines: pd.DataFrame) -> pd.DataFrame:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gram_platform.analysis.tables import CLASSES, Losses, analyse, domain_table
+from gram_platform.analysis.tables import CLASSES, StudyLosses, analyse, domain_table
 from gram_platform.methods import METHODS
 from gram_platform.pages.figures.study import (
     aggregate_figure,
@@ -50,7 +50,7 @@ def test_scaling_lines_are_the_table(analysis):
 
 def test_two_seeds_show_their_two_points_and_no_interval():
     seeds = ("0", "1")
-    two = analyse(Losses(evaluations(("tiny",), seeds), curves(("tiny",), seeds)))
+    two = analyse(StudyLosses(evaluations(("tiny",), seeds), curves(("tiny",), seeds)))
     for figure, profile in (
         (scaling_figure(two.table, SIZES, "core", "core"), "core"),
         (aggregate_figure(two.table, "tiny", "core"), "mean"),
@@ -63,10 +63,10 @@ def test_two_seeds_show_their_two_points_and_no_interval():
 
 
 def test_scaling_with_one_size_has_error_bars_and_with_one_seed_has_neither():
-    one_size = analyse(Losses(evaluations(("tiny",)), curves(("tiny",)))).table
+    one_size = analyse(StudyLosses(evaluations(("tiny",)), curves(("tiny",)))).table
     (line,) = named(scaling_figure(one_size, SIZES, "core+biology", "core"), "GRAM")
     assert line.error_y.array[0] > 0
-    one_seed = analyse(Losses(evaluations(seeds=("0",)), curves(seeds=("0",)))).table
+    one_seed = analyse(StudyLosses(evaluations(seeds=("0",)), curves(seeds=("0",)))).table
     figure = scaling_figure(one_seed, SIZES, "core+biology", "core")
     assert [trace.mode for trace in figure.data] == ["lines+markers"] * 2  # no bands
     assert [trace.error_y.array for trace in figure.data] == [None] * 2
@@ -175,7 +175,7 @@ def test_bars_are_the_domain_table(analysis):
 @pytest.fixture(scope="module")
 def stories():
     frames = stories_frames.evaluations(), stories_frames.curves()
-    return analyse(Losses(*frames, attacks=stories_frames.attacks()))
+    return analyse(StudyLosses(*frames, attacks=stories_frames.attacks()))
 
 
 def test_aggregate_bars_are_the_means_with_the_papers_beside(stories):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from gram_platform.analysis.sweeps import analyse_sweeps
-from gram_platform.analysis.tables import Losses
+from gram_platform.analysis.tables import StudyLosses
 from gram_platform.pages.figures.sweeps import CLASS_STYLES, IN_PAPER, sweep_figure, sweep_figures
 from gram_platform.paper.sweeps import PAPER_SWEEPS
 from tests.stories_frames import SIZE, curves
@@ -74,10 +74,12 @@ def test_the_panels_of_a_knob_share_a_scale_that_holds_every_interval(table):
 
 def test_one_seed_has_no_band_and_one_point_has_error_bars():
     spread = [point for point in POINTS if point[0] == "p_as"]
-    one_seed = analyse_sweeps(Losses(evaluations(spread, seeds=("0",)), curves(seeds=("0",)))).table
+    one_seed = analyse_sweeps(
+        StudyLosses(evaluations(spread, seeds=("0",)), curves(seeds=("0",)))
+    ).table
     figure = sweep_figure(one_seed, "p_as", "gram", SIZE, "forget")
     assert [t.legendgroup for t in figure.data if t.fill == "toself"] == [f"Forget{IN_PAPER}"]
-    one_point = analyse_sweeps(Losses(evaluations(POINTS[:1]), curves())).table
+    one_point = analyse_sweeps(StudyLosses(evaluations(POINTS[:1]), curves())).table
     (forget,) = one_point["forget_high"] - one_point["forget"]
     assert (
         named(sweep_figure(one_point, "p_cr", "gram", SIZE, "forget"), "Forget").error_y.array[0]

@@ -12,7 +12,7 @@ from pandas import read_csv
 from pandas.testing import assert_frame_equal
 
 from gram_platform.analysis.intervals import ENDS
-from gram_platform.analysis.tables import CLASSES, Losses, analyse
+from gram_platform.analysis.tables import CLASSES, StudyLosses, analyse
 from gram_platform.config import EvalPoints, Evaluation, View
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.pages.figures.style import method_style
@@ -209,7 +209,9 @@ def test_mlflow_has_the_ratios_of_each_seed_and_the_methods_colours(study, tmp_p
 
 
 def test_lines_have_intervals():
-    analysis = analyse(Losses(evaluations(METHODS), curves(), attacks=attacks(METHODS)), (SIZE,))
+    analysis = analyse(
+        StudyLosses(evaluations(METHODS), curves(), attacks=attacks(METHODS)), (SIZE,)
+    )
     results = study_of(analysis, curves(), None, parameters=PARAMETERS)
     lines = {line.name: line.points for line in ratio_lines(results)}
     rows = analysis.table.set_index(["method", "profile"])
