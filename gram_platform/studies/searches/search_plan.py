@@ -140,7 +140,7 @@ class SearchPlan(StudyPlan):
         The report begins with the question and `facts`, how it was searched; `record` goes into
         search.json; `columns` of trials.csv are shown by MLflow.
         """
-        store = Store(self.storage)
+        store = Store(self.choice.storage)
         facts = " ".join([facts, sizes_text(self.parameters), *cordoned_lines(store, self.name)])
         rows = self.folder(store).read_spare(SEARCH_FILE, Submissions).get("submissions", [])
         about = f"{self.study.question}\n\n{facts}"
