@@ -28,8 +28,6 @@ class Description:
     varies: str = ""
     # The variant whose baselines are the reference of all; "": each variant's own.
     unit: str = ""
-    # Whether compute ratios are against the baseline of the same seed, not all seeds' pooled.
-    own_baseline: bool = False
 
     @property
     def description(self) -> dict:

@@ -115,6 +115,8 @@ class Preset(Setup):
     first_seed: int = 0
     variants: tuple[Variant, ...] = PLAIN
     measurement: Losses = LOSSES_OF_DOMAINS
+    # Whether compute ratios are against the baseline of the same seed, not all seeds' pooled.
+    own_baseline: bool = False
     # Ranges in which to search MaxEnt's rate and weight of every profile before the study; None:
     # those of `options`.
     maxent_search: MaxEntRanges | None = None
