@@ -17,7 +17,7 @@ from tests.published import FOLDER, NEEDS_FOLDER, REPLICATED, replicated_analysi
 NUM_CELLS = {
     "composability": 168,
     "titration": 240,
-    "partial_labels": 282,
+    "partial_labels": 240,
     "architecture": 228,
     "accumulation": 56,
     "aux_scaling": 765,
@@ -53,8 +53,9 @@ def second_ratios(study: str) -> pd.DataFrame:
             def residual(p, steps=steps, logs=logs):
                 return p[0] - p[1] * np.log(steps + p[2]) - logs
 
+            start, tight = [2.0, 0.3, 100.0], dict.fromkeys(("ftol", "xtol", "gtol"), 1e-14)
             bounds = ([-20.0, 1e-3, -steps.min() + 1e-6], [20.0, 5.0, 2.0 * steps.max()])
-            fit = least_squares(residual, [2.0, 0.3, 100.0], bounds=bounds, x_scale=[1, 0.1, 100])
+            fit = least_squares(residual, start, bounds=bounds, x_scale=[1, 0.1, 100], **tight)
             scale, alpha, shift = fit.x
 
             def step(loss, scale=scale, alpha=alpha, shift=shift):
@@ -72,8 +73,7 @@ def second_ratios(study: str) -> pd.DataFrame:
 @NEEDS_FOLDER
 @pytest.mark.parametrize("study", REPLICATED)
 def test_every_class_mean_comes_back(study):
-    """Those that ship have six decimals. All 240 of titration, whose baselines are pooled, are as
-    near as these digits allow."""
+    """Those that ship have six decimals. Titration's baselines are pooled."""
     theirs = second_ratios(study)
     for per_seed in (replicated_analysis(study).per_seed, published_per_seed(study)):
         rows = per_seed if VARIANT in per_seed else per_seed.assign(**{VARIANT: ""})
@@ -83,14 +83,16 @@ def test_every_class_mean_comes_back(study):
         names = [name for name in CLASSES if name in theirs]
         assert int(rows[list(CLASSES)].count().sum()) == NUM_CELLS[study]
         ours, others = (both[[n + end for n in names]].to_numpy() for end in ("", "_theirs"))
-        worst = 6e-7 if study == "titration" else 2e-6
-        assert ours == pytest.approx(others, abs=worst, nan_ok=True)
+        assert ours == pytest.approx(others, abs=6e-7, nan_ok=True)
 
 
 @pytest.mark.parametrize("study", [name for name in REPLICATED if len(printed(name))])
 def test_the_printed_means_come_back(study):
-    """Means over profiles; of partial labels, of core alone. Accumulation has two digits."""
-    table, places = published_table(study), 5.1e-3 if study == "accumulation" else 6e-4
+    """Within one of the last digit: means over profiles; of partial labels, of core alone.
+
+    Accumulation has two digits.
+    """
+    table, places = published_table(study), 5.1e-3 if study == "accumulation" else 1e-3
     table = table.assign(**{VARIANT: table.get(VARIANT, "")})
     shown = table[table["profile"] == ("core" if study == "partial_labels" else "mean")]
     means = shown.set_index([VARIANT, "method"])
