@@ -41,6 +41,7 @@ FAMILIES = {
 SOURCES = {
     "law": "Learning rates and batches by the law {}.",
     "maxent": "MaxEnt's rate and weight of every profile from the search {}.",
+    "texts": "Sentences and prompts from {}.",
     "start": "Training begins with the imported model {}.",
 }
 NOT_REPRODUCED = (
