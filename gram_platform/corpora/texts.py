@@ -8,13 +8,13 @@ from gram_platform.corpora.packed import PackedCorpus
 from gram_platform.corpora.records import Unit, read_unit
 
 # They stand in the config of every view.
-MOST_TEXTS, MOST_LETTERS = 100, 4_000
+MOST_TEXTS = 100
 
 
 def read_texts(place: str) -> Texts:
     """Returns pairs of a domain and a text: the `label` and `text` of every line of a .jsonl.
 
-    ValueError naming file and line for a bad line, and for a file without lines or with too many.
+    ValueError for a bad line, and for none or too many.
     """
     path = local_path("texts", place)
     if not (target_kind("texts", path) == A_FILE and path.name.lower().endswith(".jsonl")):
@@ -22,10 +22,6 @@ def read_texts(place: str) -> Texts:
     texts = tuple((label, text) for label, text in read_unit(Unit((path,))))
     if not 0 < len(texts) <= MOST_TEXTS:
         raise invalid("texts", f"{place}: {len(texts)} lines", f"1 to {MOST_TEXTS} lines")
-    for number, (_, text) in enumerate(texts, 1):
-        if len(text) > MOST_LETTERS:
-            found = f"{place}, text {number}: {len(text)} letters"
-            raise invalid("texts", found, f"at most {MOST_LETTERS} letters")
     return texts
 
 

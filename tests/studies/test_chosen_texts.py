@@ -77,7 +77,6 @@ def test_ids_without_texts_stay_and_with_texts_differ(tmp_path, texts):
     [
         [],
         [{"label": "airport", "text": "x"}] * (MOST_TEXTS + 1),
-        [{"label": "airport", "text": "x" * 5000}],
     ],
 )
 def test_a_file_that_cannot_be_used_is_named(tmp_path, lines):
