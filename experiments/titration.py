@@ -3,7 +3,8 @@
 The paper's "Continuous Control of Capability Profiles".
 
 The dual-use runs of GRAM and FT-LoRA, evaluated with a module's output scaled by t from 0 to 1, all
-others off. All runs are those of `dual_use.py`. Each seed is measured against its own baseline.
+others off. All runs are those of `dual_use.py`. Each seed is measured against its own baseline, as
+the paper's text says; the preset as_run pools the baselines, as the published figure does.
 
     python experiments/titration.py                          # demo: 20 minutes, 6 after dual_use.py
     python experiments/titration.py --preset smoke           # 2 cores, two seeds: under a minute

@@ -25,12 +25,23 @@ from gram_platform.analysis.tables import (
     per_seed_frame,
 )
 from gram_platform.methods.nodes import VARIANT
+from gram_platform.pages.results.external import read_external
+from gram_platform.pages.results.replication import prepare, replicate
 from gram_platform.paper.paper import PUBLISHED_FILE, SOURCE
 
 FOLDER = Path(__file__).resolve().parents[1].parent / "shared" / "data" / "published"
 METHODS = {"base": "baseline", "grmoe": "gram", "lora": "ft_lora", "coreftaux": "ft_full"}
 # The study whose baselines are the unit.
 BASELINE_STUDY = {"stories": "stories", "scaling": "scaling", "dual_use": "scaling"}
+# Six more studies, in the format of `gram replicate`.
+REPLICATED = (
+    "composability",
+    "titration",
+    "partial_labels",
+    "architecture",
+    "accumulation",
+    "aux_scaling",
+)
 SIZES = ("26M", "50M", "100M", "200M", "400M", "800M")  # those with curves
 WITHOUT_CURVES = ("2B", "5B")  # final losses, and the ratios that the authors computed from them
 NEEDS_FOLDER = pytest.mark.skipif(
@@ -108,13 +119,24 @@ def published_analysis(study: str) -> Analysis:
     )
 
 
+@cache
+def replicated_analysis(study: str) -> Analysis:
+    """One of REPLICATED through `gram replicate`."""
+    prepared = prepare(read_external(FOLDER / "replicate" / study))
+    (own,) = (one for one in prepared if one.record.name == study)
+    return replicate(own, is_beside=False).analysis
+
+
 def published_table() -> pd.DataFrame:
-    """What the product ships as `analysis/published.csv`: `per_seed` of each study, to six
+    """What the product ships as `paper/published.csv`: `per_seed` of each study, to six
     decimals."""
     parts = []
     for study in BASELINE_STUDY:
         both = pd.concat([published_analysis(study).per_seed, *_per_seed_without_curves(study)])
         parts.append(ordered(both, ()).assign(study=study, variant=""))
+    for study in REPLICATED:
+        parts.append(pd.DataFrame({VARIANT: ""} | dict(replicated_analysis(study).per_seed)))
+        parts[-1] = parts[-1].assign(study=study)
     return pd.concat(parts, ignore_index=True)[list(PUBLISHED_COLUMNS)].round(
         dict.fromkeys(CLASSES, 6)
     )

@@ -170,3 +170,32 @@ def test_status_is_by_study_size_method_and_seed(capsys, tmp_path):
     assert [row["studies"] for row in rows] == [["scaling"]] * 8 + [["scaling", "stories"]] * 4 + [
         []
     ]
+
+
+def test_the_sizes_are_those_of_the_papers_table(capsys):
+    """tab:grmoe-scaling-training: layers, core MLP, auxiliary MLP, and the module's parameters."""
+    rows = json.loads(printed(capsys, "list", "sizes", "--study", "scaling", "--json"))
+    (row,) = (row for row in rows if (row["preset"], row["name"]) == ("paper", "800M"))
+    shape = [row[name] for name in ("layers", "d_model", "core_mlp", "module_mlp")]
+    assert shape == [24, 1600, 6400, 640]
+    assert round(row["module_parameters"] / 1e6, 1) == 49.2
+
+
+def test_the_mixture_is_the_papers_table(capsys):
+    """tab:realistic-mix: tokens and shares of all of them; of web text 13.4B and 83.2% are printed,
+    of core's 16.1B."""
+    rows = json.loads(printed(capsys, "list", "mixtures", "--study", "dual_use", "--json"))
+    paper = [row for row in rows if row["preset"] == "paper"]
+    found = {(row["name"], row["source"].split("/")[1]): row for row in paper}
+    tokens = {key: row["tokens"] for key, row in found.items()}
+    assert tokens["core", "fineweb-edu"] == pytest.approx(13.4e9, rel=0.01)
+    assert tokens["core", "the-stack-dedup"] == pytest.approx(2.4e9, rel=0.01)
+    assert tokens["core", "dual-use-papers"] == pytest.approx(160e6, rel=0.02)
+    auxiliary = [row for row in paper if row["name"] != "core"]
+    assert {row["name"] for row in auxiliary} == {"lisp", "virology", "nuclear", "cybersecurity"}
+    assert [row["tokens"] for row in auxiliary] == [pytest.approx(40e6, rel=0.01)] * 4
+    assert {row["share"] for row in auxiliary} == {"0.25%"}
+    assert found["core", "dual-use-papers"]["share"] == "1.00%"
+    assert json.loads(printed(capsys, "list", "mixtures", "--study", "titration", "--json"))
+    # No preset of it reads the hub.
+    assert json.loads(printed(capsys, "list", "mixtures", "--study", "finetuning", "--json")) == []

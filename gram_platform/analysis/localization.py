@@ -50,6 +50,8 @@ class MeasuredTokens:
     # The losses [N, T] in nats, by domain.
     losses: Mapping[str, np.ndarray]
     run_id: str = ""
+    # The losses [T] of chosen texts, in order.
+    texts: tuple[np.ndarray, ...] = ()
 
 
 @dataclass(frozen=True)

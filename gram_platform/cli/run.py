@@ -15,12 +15,12 @@ import tyro
 
 from gram_platform.cli.flags import AsJson, Positional
 from gram_platform.cli.tables import say_rows
-from gram_platform.config.flops import total_parameters
+from gram_platform.config.flops import module_parameters, total_parameters
 from gram_platform.config.identity import require_choice
 from gram_platform.config.plugins import Table
 from gram_platform.config.terminal import say
 from gram_platform.corpora import catalog_names
-from gram_platform.corpora.resolution import describe_corpus
+from gram_platform.corpora.resolution import describe_corpus, mixture
 from gram_platform.methods import METHODS
 from gram_platform.studies import Preset, Study, library
 from gram_platform.studies.flags import Text, boxes_of
@@ -84,17 +84,22 @@ Row = dict[str, object]
 
 
 def list_command(
-    what: Positional[Literal["studies", "methods", "presets", "corpora", "sizes"]] = "studies",
+    what: Positional[
+        Literal["studies", "methods", "presets", "corpora", "sizes", "mixtures"]
+    ] = "studies",
     study: Text = "",
     as_json: AsJson = False,
 ) -> None:
-    """List what `gram run` can use: studies, methods, presets, corpora or sizes.
+    """List what `gram run` can use: studies, methods, presets, corpora, sizes or mixtures.
 
     Args:
-        what: studies and searches; methods; presets with their corpus; corpora; sizes of presets
-        study: presets and sizes of this study alone (default: of all)
+        what: studies and searches; methods; presets with their corpus; corpora; sizes of presets,
+            with layers, widths and parameters; mixtures of presets on the hub's datasets, with
+            each source's tokens and share
+        study: presets, sizes and mixtures of this study alone (default: of all)
     """
-    rows = list(LISTINGS[what](study) if what in ("presets", "sizes") else LISTINGS[what]())
+    of_study = what in ("presets", "sizes", "mixtures")
+    rows = list(LISTINGS[what](study) if of_study else LISTINGS[what]())
     if as_json:
         say(json.dumps(rows, indent=1))
     elif rows:
@@ -149,7 +154,28 @@ def _sizes(study: str) -> Iterator[Row]:
                 "peak_lr": size.peak_lr,
                 "batch_size": size.batch_size,
                 "seq_len": size.seq_len,
+                "layers": size.num_layers,
+                "d_model": size.d_model,
+                "core_mlp": size.d_core,
+                "module_mlp": size.d_aux,
+                "module_parameters": module_parameters(size.modular(("module",)), "module"),
             }
+
+
+def _mixtures(study: str) -> Iterator[Row]:
+    for name, preset_name, preset in _presets_of(study):
+        for size in preset.sizes.values():
+            parts = mixture(preset.corpus, size.core_tokens, preset.aux_share)
+            for (domain, source), tokens in parts.items():
+                yield {
+                    "study": name,
+                    "preset": preset_name,
+                    "size": size.name,
+                    "name": domain,
+                    "source": source,
+                    "tokens": round(tokens),
+                    "share": f"{tokens / sum(parts.values()):.2%}",
+                }
 
 
 def _corpora() -> Iterator[Row]:
@@ -163,6 +189,7 @@ LISTINGS = {
     "presets": _presets,
     "corpora": _corpora,
     "sizes": _sizes,
+    "mixtures": _mixtures,
 }
 
 

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import ClassVar, Literal
 
 from gram_platform.config.identity import (
+    added,
     invalid,
     require_choice,
     require_fields,
@@ -103,6 +104,9 @@ def _module(source: ModelConfig, run_id: str, domain: str) -> ModuleSpec:
     )
 
 
+Texts = tuple[tuple[str, str], ...]
+
+
 class _Identified:
     """An evaluation's id, which hashes its kind's name in the JSON and its fields."""
 
@@ -149,6 +153,8 @@ class TokenLosses(_Identified):
     num_sequences: int
     precision: str = "bfloat16"
     measure: Literal["tokens"] = "tokens"
+    # Pairs of a domain and a text, which is measured beside the sequences.
+    texts: tuple[tuple[str, str], ...] = added(())
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "domains", core_first(self.domains))
@@ -177,6 +183,8 @@ class Continuations(_Identified):
     seed: int = 0
     precision: str = "bfloat16"
     measure: Literal["samples"] = "samples"
+    # Pairs of a domain and a prompt, which replace the documents' beginnings.
+    texts: tuple[tuple[str, str], ...] = added(())
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "domains", core_first(self.domains))
@@ -198,7 +206,7 @@ class Continuations(_Identified):
 
         A continuation costs at most the forward pass of one sequence.
         """
-        return len(self.documents)
+        return len(self.texts or self.documents)
 
 
 @dataclass(frozen=True)

@@ -160,6 +160,31 @@ def describe_corpus(name: str) -> str:
     )
 
 
+def mixture(name: str, core_tokens: int, aux_share: float) -> dict[tuple[str, str], float]:
+    """Returns {(domain, dataset): training tokens} of a named corpus of the hub; {} for others.
+
+    The auxiliary domains divide `aux_share` of the core's tokens evenly.
+    """
+    corpus = described_corpus(name) if name in catalog_names() else None
+    if not isinstance(corpus, HubCorpus):
+        return {}
+    rows = [row for row in corpus.rows if not row.held_out]
+    labels = dict.fromkeys(label for row in rows for label in row.labels or (row.label,))
+    core = core_labels(None, labels, corpus.core_labels)
+    shares: dict[tuple[str, str], float] = {}
+    for row in rows:
+        for label in row.labels or (row.label,):
+            key = (CORE if label in core else label, row.dataset)
+            shares[key] = shares.get(key, 0.0) + row.share
+    domains = {domain for domain, _ in shares}
+    tokens = dict.fromkeys(domains, core_tokens * aux_share / max(1, len(domains) - 1))
+    tokens[CORE] = core_tokens
+    return {
+        key: tokens[key[0]] * share / sum(of for other, of in shares.items() if other[0] == key[0])
+        for key, share in shares.items()
+    }
+
+
 def grows_with_size(corpus: str | Path) -> bool:
     """Tells whether the amount of text follows from the tokens to train on: true of hub corpora."""
     return isinstance(described_corpus(corpus), HubCorpus)

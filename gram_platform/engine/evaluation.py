@@ -27,6 +27,7 @@ from gram_platform.config import (
 from gram_platform.config.flops import hardware_flops
 from gram_platform.config.identity import invalid
 from gram_platform.corpora.packed import PackedCorpus, prompts_and_truths
+from gram_platform.corpora.texts import text_tokens
 from gram_platform.engine.execution import Execution
 from gram_platform.engine.process import set_up_torch
 from gram_platform.methods.budgets import run_flops
@@ -151,7 +152,8 @@ def _token_losses(
 ) -> list[Measured]:
     """Measures every token's loss as tensors [num_sequences, seq_len] by domain.
 
-    The result has their means.
+    The result has their means, and `text_losses`: of the tokens of each of the evaluation's texts,
+    which follows an end of text.
     """
     (evaluation,) = evaluations
     arrays = {domain: corpus.validation(domain) for domain in evaluation.domains}
@@ -159,7 +161,14 @@ def _token_losses(
         model, arrays, evaluation.domains, evaluation.num_sequences, evaluation.view.active
     )
     means = {domain: float(tensor.double().mean()) for domain, tensor in losses.items()}
-    return [({"losses": means, "num_tokens": _num_tokens(evaluation, model)}, losses)]
+    fields = {"losses": means, "num_tokens": _num_tokens(evaluation, model)}
+    if evaluation.texts:
+        fields["text_losses"] = []
+        for domain, tokens in text_tokens(corpus, evaluation.texts, model.config.seq_len):
+            rows, active = {domain: np.array([tokens])}, evaluation.view.active
+            of_text = token_losses(model, rows, [domain], 1, active)[domain]
+            fields["text_losses"].append(of_text[0].tolist())
+    return [(fields, losses)]
 
 
 def _continuations(
@@ -179,21 +188,29 @@ def _continuations(
     }
     for domain in evaluation.domains:
         lengths = (evaluation.num_prompt_tokens, evaluation.num_tokens)
-        pairs = prompts_and_truths(
-            corpus.validation(domain), end_of_text, evaluation.documents, *lengths
-        )
+        documents: Sequence[int] = evaluation.documents
+        if evaluation.texts:
+            most = model.config.seq_len - evaluation.num_tokens
+            given = text_tokens(corpus, evaluation.texts, most)
+            pairs = [(tokens, []) for label, tokens in given if label == domain]
+            documents = range(len(pairs))
+        else:
+            pairs = prompts_and_truths(corpus.validation(domain), end_of_text, documents, *lengths)
         prompts = [prompt for prompt, _ in pairs]
-        numbers = [
-            uniforms(evaluation.num_tokens, evaluation.seed, domain, d)
-            for d in evaluation.documents
-        ]
-        active = evaluation.view.active(domain)
-        drawn = sample_continuations(
-            model, torch.tensor(prompts), torch.stack(numbers), active, evaluation.temperature
-        )
-        kept = [
-            _until(end_of_text, *pair) for pair in zip(*(t.tolist() for t in drawn), strict=True)
-        ]
+        numbers = [uniforms(evaluation.num_tokens, evaluation.seed, domain, d) for d in documents]
+        active, kept = evaluation.view.active(domain), []
+        # A batch has prompts of one length.
+        batches = [[i] for i in documents] if evaluation.texts else [list(range(len(prompts)))]
+        for batch in batches:
+            drawn = sample_continuations(
+                model,
+                torch.tensor([prompts[i] for i in batch]),
+                torch.stack([numbers[i] for i in batch]),
+                active,
+                evaluation.temperature,
+            )
+            tokens = zip(*(t.tolist() for t in drawn), strict=True)
+            kept += [_until(end_of_text, *pair) for pair in tokens]
         surprisals = [value for _, values in kept for value in values]
         values = (prompts, [truth for _, truth in pairs], [tokens for tokens, _ in kept])
         values += (float(np.mean(surprisals)), len(surprisals))

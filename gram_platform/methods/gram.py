@@ -32,11 +32,13 @@ def plan_subsets(setting: Setting) -> MethodRuns:
 
 
 def modular_size(setting: Setting) -> Size:
-    """Returns the size with the widths in the options."""
+    """Returns the size with the widths in the options, multiples of the conventions' number."""
     if setting.options.routed_widths is None:
         return setting.size
+    unit = setting.conventions.width_multiple
     core, aux = (
-        max(1, round(share * setting.size.d_dense)) for share in setting.options.routed_widths
+        unit * max(1, round(share * setting.size.d_dense / unit))
+        for share in setting.options.routed_widths
     )
     return replace(setting.size, d_core=core, d_aux=aux)
 

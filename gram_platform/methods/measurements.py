@@ -9,6 +9,8 @@ from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import ClassVar
 
 from gram_platform.config import CORE, LOSSES, AnyEvaluation, Continuations, TokenLosses
+from gram_platform.config.identity import require_choice
+from gram_platform.config.view import Texts
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.methods.setting import Setting
 
@@ -28,8 +30,6 @@ class Description:
     varies: str = ""
     # The variant whose baselines are the reference of all; "": each variant's own.
     unit: str = ""
-    # Whether compute ratios are against the baseline of the same seed, not all seeds' pooled.
-    own_baseline: bool = False
 
     @property
     def description(self) -> dict:
@@ -75,14 +75,24 @@ def instead_of_losses(
 class TokenIncreases(Losses):
     """The increase of every token's loss over the baseline's."""
 
+    # Sentences to shade, in place of the first sequence of every domain.
+    texts: Texts = ()
+
     name: ClassVar[str] = TokenLosses.measure
 
     def nodes(self, method: str, setting: Setting) -> list[Node]:
         def token_losses(node: Node) -> TokenLosses:
             num_sequences, precision = setting.num_eval_sequences, setting.size.precision
             return TokenLosses(
-                node.view, setting.data_id, setting.auxiliary, num_sequences, precision
+                node.view,
+                setting.data_id,
+                setting.auxiliary,
+                num_sequences,
+                precision,
+                texts=self.texts,
             )
+
+        _require_domains(self.texts, setting)
 
         return instead_of_losses(method_nodes(method, setting), self.name, token_losses)
 
@@ -101,29 +111,41 @@ class Samples(Losses):
     temperature: float = 1.0
     seed: int = 0
     compared_only: bool = False
+    # Prompts in place of the beginnings of documents; their domains are continued.
+    texts: Texts = ()
 
     name: ClassVar[str] = Continuations.measure
 
     def nodes(self, method: str, setting: Setting) -> list[Node]:
         chosen = sorted({domain for profile in setting.profiles for domain in profile})
         domains = (CORE, *chosen) if self.compared_only else setting.auxiliary
+        if self.texts:
+            _require_domains(self.texts, setting)
+            domains = tuple(sorted({domain for domain, _ in self.texts}))
 
         def continuations(node: Node) -> Continuations:
+            own = continued_domains(node.names, domains)
             return Continuations(
                 node.view,
                 setting.data_id,
-                continued_domains(node.names, domains),
+                own,
                 self.documents,
                 self.num_prompt_tokens,
                 self.num_tokens,
                 self.temperature,
                 self.seed,
                 setting.size.precision,
+                texts=tuple(pair for pair in self.texts if pair[0] in own),
             )
 
         nodes = method_nodes(method, setting)
         nodes = [node for node in nodes if node.is_run or continued_domains(node.names, domains)]
         return instead_of_losses(nodes, self.name, continuations)
+
+
+def _require_domains(texts: Texts, setting: Setting) -> None:
+    for domain, _ in texts:
+        require_choice("texts", domain, (CORE, *setting.auxiliary))
 
 
 def continued_domains(names: dict[str, str], domains: tuple[str, ...]) -> tuple[str, ...]:

@@ -260,11 +260,16 @@ class Conventions:
     lambda_counts_plan: bool = False
     # A sweep of p_ca divides a fixed length between core and a branch's domain.
     constant_branches: bool = False
+    # Widths given as shares of the dense MLP's are multiples of it.
+    width_multiple: int = 1
     # The token that attention never crosses; -1: no such token.
     document_end: int = -1
     weight_decay: float = OptimizerConfig.weight_decay
     # Decay biases and norms too.
     decay_vectors: bool = False
+
+    def __post_init__(self) -> None:
+        require_int("conventions.width_multiple", self.width_multiple, 1)
 
 
 @dataclass(frozen=True, kw_only=True)

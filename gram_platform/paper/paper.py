@@ -1,11 +1,12 @@
 """Holds the paper's printed numbers and those published by seed, and puts them beside ours.
 
 The printed ones are in `printed.csv`, with their labels in the paper. `published.csv` holds the
-`per_seed` frames of `tables.analyse`, computed by this package from the published losses of three
-studies: Simple Stories, scaling from 50M to 5B, and dual use, whose baseline is scaling's at 800M.
-For 2B and 5B no baseline curves are available: the authors' ratios of each domain are averaged by
-the same rule, and the baseline has no row. A test computes the file again from the losses. Domains
-have the authors' names; DEMix's views have one expert for every domain.
+`per_seed` frames of `tables.analyse`, computed by this package from the published losses of nine
+studies. The baselines of dual use, composability and titration are scaling's at 800M, pooled over
+seeds; those of accumulation are the heterogeneous ones. The curves of 2B and 5B are not in the copy
+that was read: the authors' ratios of each domain are averaged by the same rule, and the baseline
+has no row. A test computes the file again from the losses. Domains have the authors' names; DEMix's
+views have one expert for every domain.
 """
 
 import math
@@ -103,7 +104,12 @@ SOURCE = (
     " agencyenterprise/modular-pretraining"
 )
 SOURCE += ", read through the public fork JR-Vickers/modular-pretraining, commit b55fb36"
-SOURCE += "; 2B and 5B: averaged from the ratios published there, for want of baseline curves"
+SOURCE += (
+    "; 2B and 5B: averaged from the ratios published there, since the baselines' curves are not"
+)
+SOURCE += " in the copy that was read"
+# Published studies without claims of their own, and the study whose claims judge them.
+JUDGED_BY = {"composability": "dual_use"}
 PUBLISHED_FILE = Path(__file__).with_name("published.csv")
 # The published names of the dual-use domains: the names in our corpora.
 OUR_DOMAINS = {
@@ -128,11 +134,12 @@ def _published() -> pd.DataFrame:
 
 
 def published_table(study: str, domains: Collection[str] = ()) -> pd.DataFrame | None:
-    """Returns a study's published table in the columns of table.csv; None if nothing is published.
+    """Returns a study's published table in the columns of table.csv, with `variant` if it varies
+    something; None if nothing is published.
 
     Profiles have the published names of domains, or ours if `domains` contains only ours.
     """
-    per_seed = published_per_seed(study).drop(columns=VARIANT)
+    per_seed = published_per_seed(study)
     if per_seed.empty:
         return None
     names = {
@@ -140,7 +147,7 @@ def published_table(study: str, domains: Collection[str] = ()) -> pd.DataFrame |
         for theirs, ours in OUR_DOMAINS.items()
         if ours in domains and theirs not in domains
     }
-    table = ordered(over_seeds(per_seed), ())
+    table = over_seeds(per_seed, [VARIANT, *ROW] if per_seed[VARIANT].any() else ROW)
     profiles = [
         "+".join(names.get(name, name) for name in profile.split("+"))
         for profile in table["profile"]

@@ -62,7 +62,7 @@ from gram_platform.paper.claims import (
     chosen,
     paper_difference,
 )
-from gram_platform.paper.paper import published_per_seed
+from gram_platform.paper.paper import JUDGED_BY, published_per_seed
 
 AGREE, DISAGREE, CANNOT_TELL = "agree", "disagree", "cannot tell"
 NOT_MEASURABLE = "not measurable here"
@@ -411,9 +411,13 @@ def published_verdicts(study: str) -> pd.DataFrame:
     """Judges a study's claims on the published numbers, as on ours: VERDICT_COLUMNS, a row per
     claim, size and variant.
 
-    Empty if none are published.
+    Empty if none are published. What a study does not decide, a published study judged by the same
+    claims may: composability for dual use.
     """
-    return paper_claims(published_per_seed(study), study)[VERDICT_COLUMNS]
+    others = [name for name, claims in JUDGED_BY.items() if claims == study]
+    found = pd.concat([paper_claims(published_per_seed(n), study) for n in (study, *others)])
+    found = found.drop_duplicates(["claim", "size", VARIANT], ignore_index=True)
+    return found[VERDICT_COLUMNS]
 
 
 def with_published(claims: pd.DataFrame, study: str) -> pd.DataFrame:

@@ -104,6 +104,20 @@ UTILISATIONS = (
 # A GPU takes this one's rows for sizes that it has none for.
 BORROWED = "h100"
 
+# Tokens a second and GPU in the authors' logs, at the batch of their runs of the size: the slowest
+# and the fastest dense run, and GRAM. Each is a median over 1,000 steps; there were 8 GPUs, 32 at
+# 5B and one at 26M, of a kind that the logs do not name.
+PUBLISHED_RATES = {
+    "26M": (1_170_000, 1_170_000, 840_000),
+    "50M": (242_526, 341_333, 263_314),
+    "100M": (176_172, 399_610, 287_439),
+    "200M": (110_592, 246_857, 197_486),
+    "400M": (74_238, 117_760, 79_702),
+    "800M": (40_593, 65_636, 60_832),
+    "2B": (27_536, 29_166, 24_763),
+    "5B": (6_598, 11_389, 10_488),
+}
+
 
 def utilisation_of(machine: str, parameters: int) -> Utilisation:
     """Returns the row of the size nearest to a model's number of parameters, on a scale of ratios.

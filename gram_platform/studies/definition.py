@@ -42,6 +42,7 @@ FAMILIES = {
 SOURCES = {
     "law": "Learning rates and batches by the law {}.",
     "maxent": "MaxEnt's rate and weight of every profile from the search {}.",
+    "texts": "Sentences and prompts from {}.",
     "start": "Training begins with the imported model {}.",
 }
 NOT_REPRODUCED = (
@@ -116,6 +117,8 @@ class Preset(Setup):
     first_seed: int = 0
     variants: tuple[Variant, ...] = PLAIN
     measurement: Losses = LOSSES_OF_DOMAINS
+    # Whether compute ratios are against the baseline of the same seed, not all seeds' pooled.
+    own_baseline: bool = False
     # Ranges in which to search MaxEnt's rate and weight of every profile before the study; None:
     # those of `options`.
     maxent_search: MaxEntRanges | None = None

@@ -15,6 +15,7 @@ from gram_platform.methods.nodes import BASELINE
 from gram_platform.planner import (
     AUTO,
     MOST_FOR_TIME,
+    PUBLISHED_RATES,
     USABLE_MEMORY,
     Machine,
     Needs,
@@ -26,6 +27,7 @@ from gram_platform.planner import (
 )
 from gram_platform.store import Store
 from gram_platform.store.checkpoints import NUM_CHECKPOINTS_KEPT
+from gram_platform.studies.definition import OURS
 from gram_platform.studies.packing import supply_lines
 from gram_platform.studies.plan import Plan, StudyPlan, amount, predicted, work_left
 from gram_platform.studies.workplace import device_rule, ended_of, known_device
@@ -100,6 +102,7 @@ def _describe(plan: Plan, part: StudyPlan) -> str:
         ),
         predicted(work_left((part,), ended)),
         *_legend(machine, [node.config for node in runs.values()]),
+        *(_published_rates(part, groups, needed) if part.preset.family != OURS else ()),
     ]
     return "\n".join(lines)
 
@@ -242,6 +245,25 @@ def _legend(machine: Machine, runs: Sequence[RunConfig]) -> list[str]:
             " runs of a line"
         ),
     ]
+
+
+def _published_rates(
+    part: StudyPlan, groups: dict[tuple[str, str], list[RunConfig]], needed: Mapping[str, Needs]
+) -> list[str]:
+    """Returns the tokens a second of the authors' runs of the paper's sizes, beside those that the
+    hours above are of."""
+    rows = []
+    for size in (size for size in part.sizes if size in PUBLISHED_RATES):
+        low, high, gram = (f"{rate:,}" for rate in PUBLISHED_RATES[size])
+        here = []
+        for runs in (groups.get((method, size), []) for method in (BASELINE, "gram")):
+            hours = sum(needed[run.run_id].gpu_hours for run in runs)
+            tokens = sum(run.num_tokens for run in runs)
+            here.append(f"{tokens / hours / 3600:,.0f}" if runs else "-")
+        rows.append((size, low if low == high else f"{low} to {high}", gram, *here))
+    head = ("size", "dense, authors", "GRAM, authors", "dense, here", "GRAM, here")
+    title = "tokens a second and GPU: in the authors' logs (medians), and by the hours above"
+    return ["", title, aligned([head, *rows], 1)] if rows else []
 
 
 def _totals(needed: Mapping[str, Needs], done: set[str], machine: Machine) -> str:

@@ -227,6 +227,8 @@ class StudyFlags:
             profile; default: the preset's, which may be those of a search that runs first
         instructions: lines with `prompt` and `response` beside a corpus of local text, for the
             study finetuning: counts the loss of responses alone
+        texts: lines with `text` and `label`, a domain: the sentences that token_localization
+            shades, or the prompts that samples continues, in place of validation text
         in_process: run the nodes one after another in this process, without Ray; to stop in a
             debugger at an unexpected error: python -m pdb -c continue experiments/scaling.py
             --in-process
@@ -243,6 +245,7 @@ class StudyFlags:
     start: Text = ""
     maxent: Text = ""
     instructions: shown(str, "FILE.jsonl") = ""
+    texts: shown(str, "FILE.jsonl") = ""
     in_process: Switch = False
     export_nodes: Text = ""
 

@@ -22,8 +22,10 @@ from gram_platform.config.identity import (
 )
 from gram_platform.config.ladder import load_law, require_evidence
 from gram_platform.corpora import catalog_names
+from gram_platform.corpora.texts import read_texts
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.methods import METHODS
+from gram_platform.methods.measurements import Samples, TokenIncreases
 from gram_platform.methods.nodes import BASELINE
 from gram_platform.planner import AUTO, MACHINES, Budget, Ranks
 from gram_platform.store import Store
@@ -69,7 +71,7 @@ def make_plan(study: Study, flags: Flags) -> Plan:
     methods = given or part.preset.methods or study.methods
     _require_methods(methods)
     methods = (BASELINE, *(m for m in METHODS if m in methods and m != BASELINE))
-    sources = {"law": own.law, "maxent": own.maxent, "start": own.start}
+    sources = {"law": own.law, "maxent": own.maxent, "texts": own.texts, "start": own.start}
     choice = replace(
         part.choice, sizes=_up_to(own.through, part.choice.sizes), instructions=instructions
     )
@@ -82,7 +84,8 @@ def make_plan(study: Study, flags: Flags) -> Plan:
     _require_consistent(own, part)
     if own.in_process:
         _require_defaults(flags, OF_RAY, "--in-process")
-    part = with_nodes(_by_law(_from_start(part), own.law, own.trust_law))
+    part = _on_texts(_from_start(part), own.texts)
+    part = with_nodes(_by_law(part, own.law, own.trust_law))
     return replace(
         plan,
         studies=(part,),
@@ -143,6 +146,18 @@ def _from_start(part: StudyPlan) -> StudyPlan:
         return part
     preset = from_import(part.preset, part.choice.sizes[0], Store(part.choice.storage), start)
     return replace(part, preset=preset, choice=replace(part.choice, sizes=tuple(preset.sizes)))
+
+
+def _on_texts(part: StudyPlan, place: str) -> StudyPlan:
+    """Returns the study measured on the texts of a file; ValueError if it measures losses."""
+    if not place:
+        return part
+    measurement = part.preset.measurement
+    if not isinstance(measurement, TokenIncreases | Samples):
+        expected = f"no file: {part.study.name} measures no chosen texts, as samples does"
+        raise invalid("texts", place, expected)
+    measurement = replace(measurement, texts=read_texts(place))
+    return replace(part, preset=replace(part.preset, measurement=measurement))
 
 
 def _by_law(part: StudyPlan, name: str, is_trusted: bool) -> StudyPlan:

@@ -96,6 +96,7 @@ def record_of(part: StudyPlan) -> StudyRecord:
         costs=part.costs,
         variants=tuple(variants),
         measurement=part.preset.measurement.name,
+        own_baseline=part.preset.own_baseline,
         probed=tuple(n.id for n in part.nodes if n.is_run and n.config.eval_points.num_probes),
         by_modules=part.preset.every_subset,
         unit_errors=unit_errors_of(part),

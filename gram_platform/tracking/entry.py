@@ -195,6 +195,7 @@ def evaluation_note(config: Mapping) -> str:
     num_sequences = config.get("num_sequences", len(config.get("documents", ())))
     active = ", ".join(f"{domain} x {weight:g}" for domain, weight in view["weights"]) or "none"
     where = f"{num_sequences:,} {config.get('split', 'validation')} sequences of each domain"
+    where = "given prompts" if "documents" in config and config.get("texts") else where
     measured = (
         f"Continuations of {where}" if "documents" in config else f"Losses on {where}, nats a token"
     )

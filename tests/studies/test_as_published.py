@@ -226,8 +226,16 @@ def test_partial_labels_are_the_printed_ones():
     size = modular_size(setting)
     assert setting.options.unlabelled_share == 0.5
     assert (size.d_core, size.d_aux) == (round(0.95 * 4864), round(0.0125 * 4864))
+    as_run = modular_size(cell("partial_labels", "as_run", profiles=((),), variant="0.5"))
+    assert (as_run.d_core, as_run.d_aux) == (4608, 64)
     assert setting.routing.accumulation == "heterogeneous"
     assert list(preset("partial_labels").sizes) == ["400M"]
+
+
+def test_titration_pools_its_baselines_as_run_alone():
+    """The text compares each seed with its own baseline, the authors' code pools them."""
+    own = {name: one.own_baseline for name, one in study("titration").presets.items()}
+    assert own == {"smoke": True, "demo": True, "paper": True, "as_run": False}
 
 
 def test_lora_ranks_are_the_printed_ones():
@@ -440,6 +448,11 @@ def test_the_smaller_studies_are_those_of_the_settings(rows):
         assert {row["aux_factor"]} == {partial.factor(d) for d in AUXILIARY}
         shares = (row["model"]["core_param_prc"], row["model"]["aux_param_prc"])
         assert shares == partial.options.routed_widths
+        # The authors' model class rounds widths to multiples of 64.
+        widths = (row["model"]["mlp_dim"] * share for share in shares)
+        assert (modular_size(partial).d_core, modular_size(partial).d_aux) == tuple(
+            64 * round(width / 64) for width in widths
+        )
         assert row["acc_mode"] == partial.routing.accumulation
     for row in found(rows, "partial/400M", "routed", arch="lora"):
         assert {row["aux_factor"]} == {partial.options.branch_module.factor(d) for d in AUXILIARY}

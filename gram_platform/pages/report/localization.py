@@ -1,5 +1,6 @@
 """Reports the token study: which tokens carry the loss of removed capabilities."""
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -33,6 +34,7 @@ from gram_platform.analysis.tables import (
     with_intervals,
 )
 from gram_platform.config import CORE
+from gram_platform.corpora.texts import text_tokens
 from gram_platform.corpora.tokenizer import load_tokenizer, token_texts
 from gram_platform.methods.nodes import BASELINE
 from gram_platform.pages.figures.style import (
@@ -90,9 +92,9 @@ Control: the next seed's baseline in place of a view, which shows the unevenness
 trainings. Mean: over domains and over the profiles of core with at most one auxiliary domain,
 within a seed; intervals are 90% t-intervals over seeds.
 
-Shaded texts are the first sequence of each domain's validation split, of one seed; they are not
-chosen. Full colour is the 90th percentile of the increases of the model filtered to core on the
-same text, as in the paper."""
+Shaded texts are of one seed: those of --texts, or the first sequence of each domain's validation
+split, which is not chosen. Full colour is the 90th percentile of the increases of the model that is
+filtered to core on the same text, as in the paper."""
 
 
 @dataclass(frozen=True)
@@ -299,6 +301,7 @@ def _loaded(store: Store, entries: Sequence[Mapping]) -> list[MeasuredTokens]:
             tuple(filter(None, tags["retained"].split(","))),
             {domain: tensor.numpy() for domain, tensor in evaluation.tensors().items()},
             evaluation.result()["run_id"],
+            tuple(np.array(of_text) for of_text in evaluation.result().get("text_losses", ())),
         )
         found.append(measured)
     return found
@@ -318,26 +321,33 @@ def _control(store: Store, of_size: Sequence[Mapping], seed: str) -> list[Measur
 def _texts(
     store: Store, eval_id: str, measured: Sequence[MeasuredTokens], baseline: MeasuredTokens
 ) -> tuple[ShadedText, ...]:
-    """Shades the beginning of every domain's first validation sequence, under core and under core
-    with the domain.
+    """Shades the chosen texts, or the beginning of every domain's first validation sequence, under
+    core and under core with the domain.
 
     The order is the paper's: the filtered model, which sets the scale, then every method without
     and with the domain.
     """
-    corpus = open_corpus(store, store.evaluation(eval_id).config()["data_id"])
+    config = store.evaluation(eval_id).config()
+    corpus = open_corpus(store, config["data_id"])
     tokenizer, texts = load_tokenizer(corpus.tokenizer_path), []
-    for domain in baseline.losses:
-        tokens = corpus.validation(domain)[0, : NUM_SHADED + 1].tolist()
+    given = text_tokens(corpus, config.get("texts", ()), sys.maxsize)
+    first = [(d, corpus.validation(d)[0, : NUM_SHADED + 1].tolist()) for d in baseline.losses]
+    for place, (domain, tokens) in enumerate(given or first):
         num = len(tokens) - 1
-        losses = baseline.losses[domain][0, :num]
+
+        def of_view(view, place=place, domain=domain, num=num):
+            return view.texts[place] if given else view.losses[domain][0, :num]
+
+        losses = of_view(baseline)
         shown = [
             m for m in measured if m.profile in (CORE, f"{CORE}+{domain}") and m.method != BASELINE
         ]
-        views = {_label(m, domain): m.losses[domain][0, :num] - losses for m in shown}
+        views = {_label(m, domain): of_view(m) - losses for m in shown}
         filtered = [m for m in shown if (m.method, m.profile) == (CALIBRATION_METHOD, CORE)]
         scales = [shading_scale(views[_label(m, domain)]) for m in filtered]
         pieces = tuple(token_texts(tokenizer, tokens))
-        texts.append(ShadedText(domain, pieces, losses, scales[0] if scales else np.nan, views))
+        name = f"{domain}, text {place + 1}" if given else domain
+        texts.append(ShadedText(name, pieces, losses, scales[0] if scales else np.nan, views))
     return tuple(texts)
 
 

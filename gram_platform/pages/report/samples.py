@@ -31,11 +31,11 @@ SAMPLE_FIELDS = [
     "continuation",
 ]
 SAMPLES_TERMS = """Continuations are drawn at one temperature and with the same random numbers for
-every model. Documents are not chosen: they are the first of each domain's validation split that are
-longer than the prompt. Topic kept: the profile of core and this domain (the baseline has every
-domain); for DEMix the domain's expert. Topic removed: core alone; for DEMix the core expert. Core
-is in every profile: its documents have a row for each. The paper chose its two prompts. Read these
-continuations as examples, not as a measurement.
+every model. Prompts are those of --texts, or are not chosen: the beginnings of the first documents
+of each domain's validation split that are longer. Topic kept: the profile of core and this domain
+(the baseline has every domain); for DEMix the domain's expert. Topic removed: core alone; for DEMix
+the core expert. Core is in every profile: its documents have a row for each. The paper chose its
+two prompts. Read these continuations as examples, not as a measurement.
 \u00b6 is the end of a text."""
 
 
@@ -67,7 +67,7 @@ def read_samples(
     rows = [
         {**names, **{name: decoded(tokenizer, tokens) for name, tokens in texts.items()}}
         for entry in done
-        for names, texts in _continuations(entry["tags"], results[entry["id"]], config["documents"])
+        for names, texts in _continuations(entry["tags"], results[entry["id"]], config)
     ]
     samples = pd.DataFrame(rows, columns=SAMPLE_FIELDS).sort_values(
         ["domain", "document"], kind="stable", ignore_index=True
@@ -82,8 +82,9 @@ def read_samples(
     ]
     missing = pd.DataFrame(lacking, columns=["what", "why"])
     frame, _, source = frames or store_frames(store, record.ids, ())
+    length = "given" if config.get("texts") else f"of {config['num_prompt_tokens']} tokens"
     sampling = (
-        f"Prompts of {config['num_prompt_tokens']} tokens, then at most {config['num_tokens']}"
+        f"Prompts {length}, then at most {config['num_tokens']}"
         f" tokens drawn at temperature {config['temperature']:g}."
     )
     return SampleResults(samples, missing, nodes_frame(record, frame), source, sampling)
@@ -140,15 +141,14 @@ def _prompt(domain: str, document: int, rows: pd.DataFrame) -> Section:
     return Section(f"{domain}, document {document}", markup=markup, table=frame, table_is_open=True)
 
 
-def _continuations(tags: Mapping[str, str], result: Mapping, documents: list[int]):
+def _continuations(tags: Mapping[str, str], result: Mapping, config: Mapping):
     """Yields (names, {column: token ids}) for every continuation of a view."""
     retained = tags["retained"].split(",")
     for domain, drawn in result["continuations"].items():
         names = {key: tags[key] for key in ("method", "size", "seed", "profile")}
         names |= {"domain": domain, "topic": KEPT if domain in (CORE, *retained) else REMOVED}
-        parts = zip(
-            documents, result["prompts"][domain], result["truths"][domain], drawn, strict=True
-        )
+        given = range(len(drawn)) if config.get("texts") else config["documents"]
+        parts = zip(given, result["prompts"][domain], result["truths"][domain], drawn, strict=True)
         for document, prompt, truth, continuation in parts:
             yield (
                 {**names, "document": document},

@@ -95,6 +95,8 @@ class StudyRecord(Description):
     variants: tuple[str, ...] = ()
     # What is measured of every view: a name in the table of measurements.
     measurement: str = LOSSES
+    # Whether compute ratios are against the baseline of the same seed, not all seeds' pooled.
+    own_baseline: bool = False
     # Ids of runs with probes: see `module_shares`.
     probed: tuple[str, ...] = ()
     # The page leads with compute ratios against the number of active modules.

@@ -38,7 +38,13 @@ from gram_platform.pages.results.external import (
 )
 from gram_platform.pages.results.record import Results, StudyRecord
 from gram_platform.pages.results.results import analysed, judged, summary_text
-from gram_platform.paper.paper import SOURCE, beside_published, published_per_seed, published_table
+from gram_platform.paper.paper import (
+    JUDGED_BY,
+    SOURCE,
+    beside_published,
+    published_per_seed,
+    published_table,
+)
 
 NO_RUNS, NO_NOTES = pd.DataFrame({"id": []}), pd.DataFrame(columns=["what", "why"])
 NO_CURVES = pd.DataFrame(columns=["size", "seed", "step", "domain", "loss"])
@@ -117,7 +123,8 @@ def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Results:
     if record.varies or not is_beside:
         return results
     domains = set(analysis.ratios["domain"])
-    published = published_table(record.compare_with, domains)
+    source = record.name if record.name in JUDGED_BY else record.compare_with
+    published = published_table(source, domains)
     if published is None or not set(published["method"]) & set(analysis.table["method"]):
         return results
     parameters = {size: parameters_of(size) for size in published["size"]} | record.parameters
@@ -141,22 +148,24 @@ def published_studies() -> list[Results]:
 
 
 def _published(name: str) -> Results:
-    declared, per_seed = declaration(name, {}, []), published_per_seed(name).drop(columns=VARIANT)
-    table = published_table(name)
-    record = declared.record(
-        name, tuple(dict.fromkeys(table["size"])), (f"{SOURCE}.",), variants=()
-    )
-    ratios = pd.DataFrame(columns=[*VIEW, "retained", "domain", "class", "compute_ratio"])
+    table, per_seed = published_table(name), published_per_seed(name)
+    variants = _variants_of(per_seed)
+    per_seed = per_seed if variants else per_seed.drop(columns=VARIANT)
+    declared, sizes = declaration(name, {}, []), tuple(dict.fromkeys(table["size"]))
+    record = declared.record(name, sizes, (f"{SOURCE}.",), variants)
+    record = replace(record, unit=declared.unit)
+    columns = [*([VARIANT] if variants else []), *VIEW, "retained", "domain", "class"]
+    ratios = pd.DataFrame(columns=[*columns, "compute_ratio"])
     analysis = Analysis(table, per_seed, ratios, pd.DataFrame(columns=FIT_COLUMNS), NO_NOTES)
     return Results(
         record, analysis, NO_CURVES, NO_RUNS, judged(record, analysis), "the shipped file"
     )
 
 
-def _variants_of(losses: pd.DataFrame) -> tuple[str, ...]:
+def _variants_of(rows: pd.DataFrame) -> tuple[str, ...]:
     """Returns the variants of a study: numbers sorted, names in the file's order; () without
     variants."""
-    names = list(filter(None, dict.fromkeys(losses[VARIANT])))
+    names = list(filter(None, dict.fromkeys(rows[VARIANT])))
     try:
         return tuple(sorted(names, key=float))
     except ValueError:

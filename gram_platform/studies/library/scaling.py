@@ -54,6 +54,7 @@ AS_RUN_CONVENTIONS = Conventions(
     companions_by_size=True,
     unlabelled_by_domain=True,
     lambda_counts_plan=True,
+    width_multiple=64,
     weight_decay=0.01,
     decay_vectors=True,
 )

@@ -125,14 +125,19 @@ def test_a_study_without_any_reference_says_why(tmp_path, name, what):
     assert any(section.title == "Missing" for section in report_sections(study))
 
 
-def test_titration_borrows_the_baselines_and_measures_each_seed_against_its_own(tmp_path):
+@pytest.mark.parametrize("is_own", [False, True])
+def test_titration_borrows_the_baselines_and_pools_their_seeds_unless_told(tmp_path, is_own):
+    """The authors pool them; the paper's text compares each seed with its own baseline."""
     rows = scaling_rows()
     for weight, retain in (("0", 0.5), ("0.5", 0.8), ("1", 1.0)):
         where = {"study": "titration", "variant": weight}
         rows += view_rows(
             "grmoe", "core+lisp", {"core": 0.9, "lisp": retain, "virology": 0.6}, **where
         )
-    study = replicated(write_folder(tmp_path, rows, curve_lines()))["titration"]
+    folder = write_folder(tmp_path, rows, curve_lines())
+    if is_own:
+        (folder / "studies.json").write_text('{"titration": {"own_baseline": true}}')
+    study = replicated(folder)["titration"]
     assert any("50M" in fact and "scaling" in fact for fact in study.record.facts)
     assert study.record.variants == ("0", "0.5", "1")
     per_seed = study.analysis.per_seed
@@ -141,10 +146,11 @@ def test_titration_borrows_the_baselines_and_measures_each_seed_against_its_own(
         & (per_seed["profile"] == "core+lisp")
         & (per_seed["variant"] == "0.5")
     ]
-    expected = [(0.8 + jitter(seed)) / (1.0 + jitter(seed)) for seed in own["seed"]]
+    units = [1.0 + jitter(seed) * is_own for seed in own["seed"]]
+    expected = [(0.8 + jitter(s)) / unit for s, unit in zip(own["seed"], units, strict=True)]
     assert own["retain"].tolist() == pytest.approx(expected, abs=2e-4)
     baseline = per_seed[per_seed["method"] == "baseline"]
-    assert baseline["core"].tolist() == pytest.approx([1.0] * len(baseline), abs=1e-9)
+    assert (baseline["core"].std() < 1e-9) == is_own
     claims = study.claims[study.claims["claim"].str.match("GRAM: half .*none")]
     assert claims["verdict"].tolist() == ["agree"]
 
