@@ -253,7 +253,7 @@ def _published_rates(
     """Returns the tokens a second of the authors' runs of the paper's sizes, beside those that the
     hours above are of."""
     rows = []
-    for size in (size for size in part.sizes if size in PUBLISHED_RATES):
+    for size in (size for size in part.choice.sizes if size in PUBLISHED_RATES):
         low, high, gram = (f"{rate:,}" for rate in PUBLISHED_RATES[size])
         here = []
         for runs in (groups.get((method, size), []) for method in (BASELINE, "gram")):
