@@ -127,7 +127,7 @@ def test_spot_machines_have_time_for_a_step_and_a_checkpoint(study_of_entrypoint
     """Each size of the job, all modules in every pass, the planner's rate, and a storage of 1
     GB/s."""
     study, arguments = study_of_entrypoint
-    sizes = plan_of(study, arguments).studies[0].sizes
+    sizes = plan_of(study, arguments).studies[0].choice.sizes
     domains = ("core", "virology", "cybersecurity", "nuclear", "lisp")
     groups = [
         group

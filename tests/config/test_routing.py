@@ -381,7 +381,7 @@ def test_the_subsets_of_companions_follow_from_the_seed():
 
 def test_which_batches_train_the_core_follows_from_the_seed():
     """Of two runs, half of the auxiliary batches agree."""
-    run = long_run(RoutingConfig(0.5, 0.0))
+    run = long_run(RoutingConfig(0.0, p_aux_spread=0.5))
     plans = [Schedule(dataclasses.replace(run, seed=seed)) for seed in (1, 2)]
     pairs = [
         tuple(CORE_MLP in batch.route.trained for batch in each)

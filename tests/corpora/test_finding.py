@@ -196,7 +196,7 @@ def test_a_pointer_of_git_lfs_is_named_as_one(tmp_path, records, settings, jsonl
         corpus = tmp_path / "globs.json"
         corpus.write_text(json.dumps({"globs": {"core": ["text/*.jsonl"], "aux": ["text/*.txt"]}}))
     with refused("corpus", str(pointer)):
-        resolve(corpus, **settings)
+        resolve(corpus, Packing(**settings))
     (found,) = (result.found for result in check(corpus) if not result.ok)
     assert "git lfs pull" in found
     with refused("tokenizer", str(pointer)):
@@ -212,13 +212,13 @@ def test_a_pointer_in_the_place_of_a_dataset_s_file_is_named_too(tmp_path):
 
 def test_folders_that_other_programs_hide_are_left_out_and_named(corpus, other, settings):
     """As by Spark, pandas and Delta. Files whose names begin so are read."""
-    before = resolve(corpus, **settings).data_id
+    before = resolve(corpus, Packing(**settings)).data_id
     for name in ("_delta_log", ".cache", "deep/_temporary"):
         (corpus / name).mkdir(parents=True)
         (corpus / name / "a.jsonl").write_text("no record")
     (corpus / "_linked").symlink_to(other)
     with pytest.warns(RuntimeWarning, match="_delta_log") as caught:
-        assert resolve(corpus, **settings).data_id == before
+        assert resolve(corpus, Packing(**settings)).data_id == before
     (text,) = (str(warning.message) for warning in caught)
     for name in ("_delta_log", ".cache", "deep/_temporary", "_linked"):
         assert str(corpus / name) in text

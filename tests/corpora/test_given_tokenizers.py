@@ -18,7 +18,7 @@ from tokenizers import (
 )
 
 from gram_platform.config.identity import InvalidField
-from gram_platform.corpora import prepare, resolve
+from gram_platform.corpora import Packing, prepare, resolve
 from gram_platform.corpora.spelling import Speller, require_page
 from gram_platform.corpora.tokenizer import encode, end_of_text_id, load_tokenizer
 from tests.refused import refused
@@ -115,7 +115,7 @@ def given(make, folder: Path) -> str:
 @pytest.mark.parametrize("kind", LOSING)
 def test_a_domain_that_is_mostly_unknown_is_refused(kind, tmp_path, mixed, settings):
     path = given(LOSING[kind], tmp_path)
-    recipe = resolve(mixed(0.7), **settings, tokenizer=path)
+    recipe = resolve(mixed(0.7), Packing(**settings, tokenizer=path))
     with pytest.raises(InvalidField) as caught:
         prepare(recipe, tmp_path / "data")
     assert (caught.value.field, caught.value.value) == ("tokenizer", path)
@@ -127,7 +127,7 @@ def test_a_domain_that_is_mostly_unknown_is_refused(kind, tmp_path, mixed, setti
 def test_what_is_lost_of_a_domain_is_counted_and_said(kind, tmp_path, mixed, settings):
     """A document ends in katakana, without a blank: at most the word before it is unknown too."""
     path = given(LOSING[kind], tmp_path)
-    packed = prepare(resolve(mixed(0.2), **settings, tokenizer=path), tmp_path / "data")
+    packed = prepare(resolve(mixed(0.2), Packing(**settings, tokenizer=path)), tmp_path / "data")
     (found,) = packed.manifest["unspelled"].values()
     share = found["lost_characters"] / found["characters"]
     assert share == pytest.approx(0.2, abs=0.02)
@@ -139,10 +139,12 @@ def test_what_is_lost_of_a_domain_is_counted_and_said(kind, tmp_path, mixed, set
 @pytest.mark.parametrize("kind", sorted(LOSING.keys() - {"unknown words"}))
 def test_a_little_is_stored_and_not_said_and_nothing_is_not_stored(kind, tmp_path, mixed, settings):
     path = given(LOSING[kind], tmp_path)
-    packed = prepare(resolve(mixed(0.006), **settings, tokenizer=path), tmp_path / "little")
+    packed = prepare(
+        resolve(mixed(0.006), Packing(**settings, tokenizer=path)), tmp_path / "little"
+    )
     assert list(packed.manifest["unspelled"]) == ["virology"]
     assert packed.skipped == ()
-    packed = prepare(resolve(mixed(0.0), **settings, tokenizer=path), tmp_path / "nothing")
+    packed = prepare(resolve(mixed(0.0), Packing(**settings, tokenizer=path)), tmp_path / "nothing")
     assert "unspelled" not in packed.manifest
 
 
@@ -179,7 +181,7 @@ def falling_back() -> Tokenizer:
 @pytest.mark.parametrize("make", [complete, falling_back])
 def test_bytes_lose_nothing(make, tmp_path, mixed, settings):
     path = given(make, tmp_path)
-    packed = prepare(resolve(mixed(0.9), **settings, tokenizer=path), tmp_path / "data")
+    packed = prepare(resolve(mixed(0.9), Packing(**settings, tokenizer=path)), tmp_path / "data")
     assert "unspelled" not in packed.manifest
     assert packed.skipped == ()
 
@@ -196,7 +198,7 @@ def test_a_word_that_ends_a_text_is_counted(tmp_path, settings, records, jsonl):
         record["text"] += f" {END} and on"
     corpus, path = jsonl(tmp_path / "a.jsonl", records), str(tmp_path / "given.json")
     settings = {**settings, "vocab_size": 1000}
-    packed = prepare(resolve(corpus, **settings, tokenizer=path), tmp_path / "data")
+    packed = prepare(resolve(corpus, Packing(**settings, tokenizer=path)), tmp_path / "data")
     found = {d: counts["unknown_tokens"] for d, counts in packed.manifest["unspelled"].items()}
     assert found == {"core": 3 * 3, "virology": 3 * 3}
 
@@ -238,14 +240,14 @@ def test_only_ordinary_pieces_are_no_end_unless_a_recipe_names_one(tmp_path, cor
     with refused("tokenizer"):
         end_of_text_id(made)
     with refused("tokenizer"):
-        resolve(corpus, **settings, tokenizer=str(tmp_path / "given.json"))
+        resolve(corpus, Packing(**settings, tokenizer=str(tmp_path / "given.json")))
     ids = set()
     for name in ("<stop>", "</s>", "<pad>"):
         recipe = tmp_path / "recipe.toml"
         recipe.write_text(
             f'records = ["corpus"]\ntokenizer = "given.json"\nend_of_text = "{name}"\n'
         )
-        packed = prepare(resolve(recipe, **settings), tmp_path / "data")
+        packed = prepare(resolve(recipe, Packing(**settings)), tmp_path / "data")
         ids.add(packed.data_id)
         # Whoever reads the packed tokenizer finds the same end.
         stored = load_tokenizer(packed.tokenizer_path)
@@ -256,10 +258,10 @@ def test_only_ordinary_pieces_are_no_end_unless_a_recipe_names_one(tmp_path, cor
     assert len(ids) == 3
     recipe.write_text('records = ["corpus"]\ntokenizer = "given.json"\nend_of_text = "<nothing>"\n')
     with refused("end_of_text", "<nothing>"):
-        resolve(recipe, **settings)
+        resolve(recipe, Packing(**settings))
     recipe.write_text('records = ["corpus"]\nend_of_text = "</s>"\n')
     with refused("end_of_text", "</s>"):
-        resolve(recipe, **settings)
+        resolve(recipe, Packing(**settings))
 
 
 def test_a_template_names_the_end(tmp_path):
@@ -280,9 +282,8 @@ def test_recipes_of_known_ends_keep_their_ids_and_others_get_new_ones(tmp_path, 
         (["<eos>"], ["</s>"], "<eos>"),
     ):
         with_ends(special, ordinary).save(str(tmp_path / "given.json"))
-        recipe = resolve(
-            corpus, **{**settings, "vocab_size": 999}, tokenizer=str(tmp_path / "given.json")
-        )
+        shape = {**settings, "vocab_size": 999, "tokenizer": str(tmp_path / "given.json")}
+        recipe = resolve(corpus, Packing(**shape))
         assert recipe.tokenizer.end_of_text == name
         assert ("end_of_text" in recipe.plain()["tokenizer"]) == bool(name)
 
@@ -319,7 +320,7 @@ def test_a_tokenizer_that_fails_on_a_page_is_refused_before_packing(
     kind, tmp_path, corpus, settings
 ):
     path = given(BROKEN[kind], tmp_path)
-    recipe = resolve(corpus, **settings, tokenizer=path)
+    recipe = resolve(corpus, Packing(**settings, tokenizer=path))
     with refused("tokenizer", path):
         prepare(recipe, tmp_path / "data", lambda *a: pytest.fail("it read something"))
 
@@ -334,9 +335,9 @@ def closed() -> Tokenizer:
 
 def test_a_closed_vocabulary_packs_text_that_it_spells(tmp_path, mixed, settings):
     path = given(closed, tmp_path)
-    prepare(resolve(mixed(0.0), **settings, tokenizer=path), tmp_path / "data")
+    prepare(resolve(mixed(0.0), Packing(**settings, tokenizer=path)), tmp_path / "data")
     with refused("tokenizer", path):
-        prepare(resolve(mixed(0.1), **settings, tokenizer=path), tmp_path / "data")
+        prepare(resolve(mixed(0.1), Packing(**settings, tokenizer=path)), tmp_path / "data")
 
 
 def test_the_page_of_a_corpus_is_tried_too():
@@ -360,7 +361,7 @@ def test_a_failure_names_the_file_wherever_text_is_encoded(tmp_path, settings, r
     # Beyond the page that is tried.
     records[70]["text"] += " word" * 2000 + "日" * 40 + "!"
     corpus = jsonl(tmp_path / "a.jsonl", records)
-    recipe = resolve(corpus, **settings, tokenizer=str(tmp_path / "given.json"))
+    recipe = resolve(corpus, Packing(**settings, tokenizer=str(tmp_path / "given.json")))
     with refused("tokenizer", str(tmp_path / "given.json")):
         prepare(recipe, tmp_path / "data")
 
@@ -375,26 +376,26 @@ def test_a_recipe_s_tokenizer_is_beside_the_recipe(tmp_path, corpus, settings, m
     with_ends(["<eos>"], []).save(str(tmp_path / "elsewhere" / "given.json"))
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('records = ["corpus"]\ntokenizer = "given.json"\n')
-    here = resolve(recipe, **settings)
+    here = resolve(recipe, Packing(**settings))
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert resolve(recipe, **settings) == here
+    assert resolve(recipe, Packing(**settings)) == here
     assert here.tokenizer_path == tmp_path / "given.json"
     # A flag is relative to the current folder.
-    assert resolve(recipe, **settings, tokenizer="given.json") != here
+    assert resolve(recipe, Packing(**settings, tokenizer="given.json")) != here
     (tmp_path / "given.json").rename(tmp_path / "sub.json")
     with refused("tokenizer", str(tmp_path / "given.json")):
-        resolve(recipe, **settings)
+        resolve(recipe, Packing(**settings))
     for written, kind in ((f"{tmp_path}/sub.json", "file"), ("owner/name@main", "hub")):
         recipe.write_text(f'records = ["corpus"]\ntokenizer = "{written}"\n')
-        assert resolve(recipe, **settings).tokenizer.kind == kind
+        assert resolve(recipe, Packing(**settings)).tokenizer.kind == kind
 
 
 def test_the_name_of_an_end_is_a_part_of_the_hub_s_recipe(tmp_path, corpus, settings):
     recipe = tmp_path / "recipe.toml"
     text = 'records = ["corpus"]\ntokenizer = "owner/name@main"\n'
     recipe.write_text(text)
-    plain = resolve(recipe, **settings)
+    plain = resolve(recipe, Packing(**settings))
     recipe.write_text(f'{text}end_of_text = "<stop>"\n')
-    named = resolve(recipe, **settings)
+    named = resolve(recipe, Packing(**settings))
     assert named.tokenizer == dataclasses.replace(plain.tokenizer, end_of_text="<stop>")
     assert named.data_id != plain.data_id

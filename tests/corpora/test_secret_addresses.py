@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gram_platform.config.identity import masked
-from gram_platform.corpora import prepare, resolve
+from gram_platform.corpora import Packing, prepare, resolve
 from gram_platform.corpora.recipe_file import recipe_text
 
 RECIPE = """
@@ -57,7 +57,7 @@ def recipe(folder: Path, port: int, token: str) -> Path:
 def test_a_manifest_and_a_record_have_no_secret_of_an_address(port, tmp_path, monkeypatch):
     path, root = recipe(tmp_path, port, "T0K3N"), tmp_path / "data"
     shape = {"seq_len": 32, "vocab_size": 300, "core_tokens": 3000}
-    found = resolve(path, cache_dir=root, **shape)
+    found = resolve(path, Packing(**shape), cache_dir=root)
     packed = prepare(found, root)
     assert packed.num_sequences("train", "core") > 0
     assert packed.manifest["data_id"] == found.data_id
@@ -69,7 +69,7 @@ def test_a_manifest_and_a_record_have_no_secret_of_an_address(port, tmp_path, mo
             if file.is_file() and secret.encode() in file.read_bytes()
         ]
     # Another key is another address, which may have other text.
-    other = resolve(recipe(tmp_path, port, "OTHER"), cache_dir=root, **shape)
+    other = resolve(recipe(tmp_path, port, "OTHER"), Packing(**shape), cache_dir=root)
     assert other.data_id != found.data_id
     with pytest.raises(ValueError, match="403") as refused:
         prepare(other, root)

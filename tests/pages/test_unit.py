@@ -140,8 +140,8 @@ def test_every_command_that_a_study_of_ours_can_name_passes_its_flags_as_a_dry_r
             plan = plan_of(calibration.STUDY, [*flags, "--dry-run"])
             assert plan.dry_run
             # Rated baselines need several seeds.
-            assert plan.studies[0].seeds > 1
-            calibrated += plan.studies[0].sizes
+            assert plan.studies[0].choice.seeds > 1
+            calibrated += plan.studies[0].choice.sizes
         assert sorted(calibrated) == sorted(sizes)
 
 

@@ -122,8 +122,8 @@ def test_a_database_of_trials_is_refused_where_no_search_keeps_any(storage):
 
 def test_through_keeps_the_sizes_up_to_one(storage):
     paper = ("--preset", "paper", "--through")
-    assert study_of(*paper, "200M").sizes == ("50M", "100M", "200M")
-    assert study_of(*paper, "400M", "--sizes", "100M,400M").sizes == ("100M", "400M")
+    assert study_of(*paper, "200M").choice.sizes == ("50M", "100M", "200M")
+    assert study_of(*paper, "400M", "--sizes", "100M,400M").choice.sizes == ("100M", "400M")
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,8 @@ def test_changes_are_in_the_runs_the_dry_run_and_the_record(written):
 
 def test_the_record_has_no_local_path(tmp_path):
     graph = graph_of(["--preset", "smoke", "--storage", str(tmp_path)])
-    elsewhere = replace(graph, corpus="/home/me/my_text", sources={"law": "/home/me/law.json"})
+    choice = replace(graph.choice, corpus="/home/me/my_text")
+    elsewhere = replace(graph, choice=choice, sources={"law": "/home/me/law.json"})
     facts = " ".join(record_of(elsewhere).facts)
     assert "my_text" in facts
     assert "law.json" in facts

@@ -28,7 +28,7 @@ def baselines(graph, size):
 
 def test_a_size_is_the_same_data_in_every_study_and_choice_of_sizes(storage):
     every, one, other = graph_of(STUDY), graph_of(STUDY, "--sizes", "50M"), graph_of(dual_use.STUDY)
-    assert len(every.corpora) == len(every.sizes)  # one a size
+    assert len(every.corpora) == len(every.choice.sizes)  # one a size
     assert one.data_id == every.corpora[0].data_id
     assert baselines(one, "50M") == baselines(every, "50M") != set()
     assert other.recipes["800M"] == every.recipes["800M"]

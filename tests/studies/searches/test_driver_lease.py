@@ -115,7 +115,7 @@ def test_what_earlier_submissions_left_unsent_is_sent(tmp_path):
 
 def test_ended_trials_of_optuna_name_their_nodes(tmp_path):
     work = study_plan(SEARCH, ["--storage", str(tmp_path / "storage")])
-    store = Store(work.storage).open_for_writing()
+    store = Store(work.choice.storage).open_for_writing()
     for group, nodes in zip(work.kind.groups(work), (["r1", "r2"], "no list"), strict=True):
         trial = group.study.ask()
         trial.set_user_attr("nodes", nodes)

@@ -94,7 +94,7 @@ def test_the_search_follows_the_flags_of_the_study(tmp_path):
     known = {needed_search(STUDY, tmp_path).search_id}
     other_seeds = needed_search(STUDY, tmp_path, seeds=3)
     assert other_seeds.search_id in known
-    assert other_seeds.seeds == 1
+    assert other_seeds.choice.seeds == 1
     for given in (
         {"retain": ("airport",)},
         {"corpus": "stories"},
