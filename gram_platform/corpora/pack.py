@@ -50,7 +50,6 @@ from gram_platform.corpora.parts import (
 from gram_platform.corpora.recipe import BYTES_PER_TOKEN, MIN_SAMPLED, CorpusRecipe, HubSource
 from gram_platform.corpora.records import ChangedText, documents
 from gram_platform.corpora.sources import FETCHED, Progress, forget, silent
-from gram_platform.corpora.spelling import LOST, require_page
 from gram_platform.corpora.splits import (
     KEY_RANGE,
     Candidates,
@@ -62,9 +61,11 @@ from gram_platform.corpora.splits import (
     splitter_of,
 )
 from gram_platform.corpora.tokenizer import (
+    LOST,
     hub_tokenizer,
     interruptible,
     load_tokenizer,
+    require_page,
     require_usable,
     train_tokenizer,
     with_end,

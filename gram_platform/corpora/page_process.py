@@ -1,15 +1,12 @@
 """Encodes pages of text within limits; a script, because a tokenizer can take all memory and time.
 
-Arguments: path, limit of tokens a byte. Input: [tokenizer.json's text, pages]. Ends with a fault.
+Arguments: the path of modules, and the limits: tokens a byte, bytes of memory, seconds of a
+processor. Input: [tokenizer.json's text, pages]. Ends with a fault.
 """
 
 import json
 import resource
 import sys
-
-MAX_BYTES = 1 << 31
-# Seconds of a processor. A page takes some milliseconds.
-MAX_SECONDS = 20
 
 
 def fault_of(tokenizer, page: str, most: int) -> str | None:
@@ -31,10 +28,11 @@ if __name__ == "__main__":
     sys.path[:] = json.loads(sys.argv[1])
     from tokenizers import Tokenizer
 
-    for kind, most in ((resource.RLIMIT_AS, MAX_BYTES), (resource.RLIMIT_CPU, MAX_SECONDS)):
+    most_tokens, *limits = map(int, sys.argv[2:])
+    for kind, most in zip((resource.RLIMIT_AS, resource.RLIMIT_CPU), limits, strict=True):
         hard = resource.getrlimit(kind)[1]
         resource.setrlimit(kind, (most if hard < 0 else min(most, hard), hard))
     text, pages = json.load(sys.stdin)
     given = Tokenizer.from_str(text)
     given.encode_special_tokens = True
-    sys.exit(fault_of(given, "\n".join(pages), int(sys.argv[2])))
+    sys.exit(fault_of(given, "\n".join(pages), most_tokens))

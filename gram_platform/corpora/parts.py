@@ -27,9 +27,8 @@ from gram_platform.corpora.packed import SPLITS, token_dtype
 from gram_platform.corpora.recipe import CorpusRecipe, StoriesSource
 from gram_platform.corpora.records import Unit, documents, size_of
 from gram_platform.corpora.sources import BLOCK_BYTES, Progress, grouped
-from gram_platform.corpora.spelling import Speller
 from gram_platform.corpora.splits import Splitter, tagged
-from gram_platform.corpora.tokenizer import configured, end_of_text_id, faults_named
+from gram_platform.corpora.tokenizer import Speller, configured, end_of_text_id, faults_named
 
 # Generated stories of a part.
 STORIES_PER_PART = 1 << 13

@@ -18,7 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from gram_platform.config.identity import invalid, one_of
+from gram_platform.config.crash_safe import A_FILE
+from gram_platform.config.identity import invalid, local_path, one_of
+from gram_platform.config.view import Texts
+from gram_platform.config.written import target_kind
 from gram_platform.corpora.compression import opened, seekable
 from gram_platform.corpora.recipe import CorpusRecipe, StoriesSource
 from gram_platform.corpora.stories import INSTRUCTIONS, RESPONSE, instruction_text, story_documents
@@ -344,3 +347,25 @@ def _text_of(where: str, name: str, value: object) -> str:
 
 def _too_large(where: str) -> ValueError:
     return ValueError(f"{where}: has more than {MAX_RECORD_BYTES:,} bytes: split this record")
+
+
+# ------------------------------------------------------------------------------- chosen texts
+
+
+# They stand in the config of every view.
+MOST_TEXTS = 100
+
+
+def read_texts(place: str) -> Texts:
+    """Returns the texts that a user chose, each with its domain: the `label` and `text` of every
+    line of a .jsonl.
+
+    ValueError for a bad line, and for none or too many.
+    """
+    path = local_path("texts", place)
+    if not (target_kind("texts", path) == A_FILE and path.name.lower().endswith(".jsonl")):
+        raise invalid("texts", place, "a file named *.jsonl that exists, of lines with text, label")
+    texts = tuple((label, text) for label, text in read_unit(Unit((path,))))
+    if not 0 < len(texts) <= MOST_TEXTS:
+        raise invalid("texts", f"{place}: {len(texts)} lines", f"1 to {MOST_TEXTS} lines")
+    return texts

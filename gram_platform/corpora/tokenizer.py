@@ -1,19 +1,26 @@
-"""Loads or trains a tokenizer: a `tokenizer.json`, one of the hub, or a byte-level BPE."""
+"""Loads or trains a tokenizer, and tries a given one: on a page of text, and for what it cannot
+spell."""
 
 import contextlib
 import json
+import string
+import subprocess
+import sys
 import threading
 import time
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from gram_platform.config.crash_safe import A_FILE, A_FOLDER
 from gram_platform.config.endings import Unavailable
 from gram_platform.config.identity import InvalidField, hash_file, invalid, local_path
+from gram_platform.config.view import Texts
 from gram_platform.config.written import target_kind
 from gram_platform.corpora.hub_access import is_passing
 from gram_platform.corpora.recipe import TokenizerRecipe
@@ -298,3 +305,94 @@ def require_usable(
     """Raises ValueError as `require_vocab`, and for a tokenizer without an end of text."""
     require_vocab(tokenizer, vocab_size, source)
     end_of_text_id(tokenizer, end_of_text)
+
+
+def text_tokens(tokenizer_path: Path, texts: Texts, most: int) -> list[tuple[str, list[int]]]:
+    """Returns each chosen text's domain and tokens, the end of another text before them.
+
+    ValueError for a text of more than `most` tokens.
+    """
+    tokenizer, found = load_tokenizer(tokenizer_path), []
+    for domain, text in texts:
+        tokens = tokenizer.encode(text, add_special_tokens=False).ids
+        if len(tokens) > most:
+            raise invalid("texts", f"{text[:40]}: {len(tokens)} tokens", f"at most {most} tokens")
+        found.append((domain, [end_of_text_id(tokenizer), *tokens]))
+    return found
+
+
+# Bytes make a token each, and a letter that is decomposed up to four.
+MOST_TOKENS_PER_BYTE = 8
+# Characters of a text that are tried.
+PAGE_CHARS = 4096
+# What is counted of a domain.
+LOST = ("unknown_tokens", "lost_characters", "tokens", "characters")
+BY_BYTE = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+# A tokenizer can take all memory and time, so a script tries it in a process of its own: with so
+# many bytes of memory and seconds of a processor, of which a page takes some milliseconds.
+PAGE_SCRIPT = Path(__file__).with_name("page_process.py")
+MAX_PAGE_BYTES, MAX_PAGE_S = 1 << 31, 20
+
+
+def require_page(tokenizer: Tokenizer, source: str, texts: Iterable[str] = ()) -> None:
+    """Encodes letters of all scripts, runs of one letter and the beginnings of `texts` in a process
+    with limits.
+
+    ValueError naming the tokenizer's `source` if it fails, or makes too many tokens.
+    """
+    codes = [*range(32, 0x2600), *range(0x2600, 0x20000, 97)]
+    signs = "".join(filter(str.isprintable, map(chr, codes)))
+    lines = [signs[start : start + 80] for start in range(0, len(signs), 80)]
+    lines += [f"{sign * 40}!" for sign in string.printable]
+    given = [tokenizer.to_str(), [*lines, *(text[:PAGE_CHARS] for text in texts)]]
+    path = json.dumps([place for place in sys.path if place])
+    limits = (MOST_TOKENS_PER_BYTE, MAX_PAGE_BYTES, MAX_PAGE_S)
+    command = [sys.executable, "-I", str(PAGE_SCRIPT), path, *map(str, limits)]
+    ended = subprocess.run(command, input=json.dumps(given).encode(), capture_output=True)
+    if ended.returncode:
+        excess = f"more than {MAX_PAGE_S} s or {MAX_PAGE_BYTES >> 30} GB"
+        # A limit ends the process by a signal.
+        said = ended.stderr.decode(errors="replace").splitlines()[-1:] or [excess]
+        fault = said[0] if ended.returncode > 0 else excess
+        raise invalid("tokenizer", source, f"one that can encode a page of text ({fault})")
+
+
+class Speller:
+    """Counts what a tokenizer loses: characters that no known token covers.
+
+    White space, accents and control characters do not count: tokenizers drop them on purpose.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, end: int) -> None:
+        """`end`: the token that ends a text, which counts as unknown inside one."""
+        model = json.loads(tokenizer.to_str())["model"]
+        unknown = model.get("unk_id", tokenizer.token_to_id(model.get("unk_token") or ""))
+        self._tokenizer, self._unknown = tokenizer, [end, -1 if unknown is None else unknown]
+        steps = filter(None, (tokenizer.normalizer, tokenizer.pre_tokenizer))
+        self._is_byte_level = any(b'"ByteLevel"' in step.__getstate__() for step in steps)
+
+    def lost(self, text: str, ids: list[int]) -> tuple[int, int, int, int]:
+        """Counts as `LOST`."""
+        is_unknown, total = np.isin(ids, self._unknown), len("".join(text.split()))
+        # The library computes offsets slowly.
+        if not is_unknown.any() and self._tokenizer.decode(ids) == text:
+            return 0, 0, len(ids), total
+        broken = {sign for sign in set(text) if self._is_byte_level and not self._has_bytes(sign)}
+        lost = _num_counted(sign for sign in text if sign in broken)
+        # Offsets are wrong beside bytes without a token.
+        if not lost:
+            offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
+            spans = np.array(offsets, np.int64).reshape(-1, 2)[~is_unknown]
+            starts, ends = (np.bincount(side, minlength=len(text) + 1) for side in spans.T)
+            bare = np.flatnonzero(np.cumsum(starts - ends)[: len(text)] == 0)
+            lost = _num_counted(text[place] for place in bare)
+        return int(is_unknown.sum()), lost, len(ids), total
+
+    def _has_bytes(self, sign: str) -> bool:
+        ((signs, _),) = BY_BYTE.pre_tokenize_str(sign)
+        return all(self._tokenizer.token_to_id(byte) is not None for byte in signs)
+
+
+def _num_counted(text: Iterable[str]) -> int:
+    kinds = map(unicodedata.category, text)
+    return sum(kind[0] not in "MZ" and kind not in ("Cc", "Cf") for kind in kinds)

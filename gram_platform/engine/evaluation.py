@@ -27,7 +27,6 @@ from gram_platform.config import (
 from gram_platform.config.flops import hardware_flops
 from gram_platform.config.identity import invalid
 from gram_platform.corpora.packed import PackedCorpus, prompts_and_truths
-from gram_platform.corpora.texts import text_tokens
 from gram_platform.engine.execution import Execution
 from gram_platform.engine.process import set_up_torch
 from gram_platform.methods.budgets import run_flops
@@ -163,8 +162,11 @@ def _token_losses(
     means = {domain: float(tensor.double().mean()) for domain, tensor in losses.items()}
     fields = {"losses": means, "num_tokens": _num_tokens(evaluation, model)}
     if evaluation.texts:
-        fields["text_losses"] = []
-        for domain, tokens in text_tokens(corpus, evaluation.texts, model.config.seq_len):
+        # Only this needs a tokenizer.
+        from gram_platform.corpora.tokenizer import text_tokens
+
+        fields["text_losses"], most = [], model.config.seq_len
+        for domain, tokens in text_tokens(corpus.tokenizer_path, evaluation.texts, most):
             rows, active = {domain: np.array([tokens])}, evaluation.view.active
             of_text = token_losses(model, rows, [domain], 1, active)[domain]
             fields["text_losses"].append(of_text[0].tolist())
@@ -180,7 +182,7 @@ def _continuations(
     probabilities of the drawn tokens, in nats.
     """
     # Only this needs a tokenizer.
-    from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer
+    from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer, text_tokens
 
     (evaluation,), end_of_text = evaluations, end_of_text_id(load_tokenizer(corpus.tokenizer_path))
     fields: dict[str, dict] = {
@@ -191,7 +193,7 @@ def _continuations(
         documents: Sequence[int] = evaluation.documents
         if evaluation.texts:
             most = model.config.seq_len - evaluation.num_tokens
-            given = text_tokens(corpus, evaluation.texts, most)
+            given = text_tokens(corpus.tokenizer_path, evaluation.texts, most)
             pairs = [(tokens, []) for label, tokens in given if label == domain]
             documents = range(len(pairs))
         else:

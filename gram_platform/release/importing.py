@@ -17,8 +17,12 @@ from gram_platform.config.identity import InvalidField, hash_file, invalid
 from gram_platform.config.written import read_json
 from gram_platform.corpora.packed import TOKENIZER
 from gram_platform.corpora.sources import silent
-from gram_platform.corpora.spelling import require_page
-from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer, require_vocab
+from gram_platform.corpora.tokenizer import (
+    end_of_text_id,
+    load_tokenizer,
+    require_page,
+    require_vocab,
+)
 from gram_platform.model.transformer import parameter_shapes
 from gram_platform.release.files import Progress, byte_counter, file_names, open_checkpoint
 from gram_platform.release.stock_config import checked_fields, native_config

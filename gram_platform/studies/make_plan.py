@@ -22,7 +22,7 @@ from gram_platform.config.identity import (
 )
 from gram_platform.config.ladder import load_law, require_evidence
 from gram_platform.corpora import catalog_names
-from gram_platform.corpora.texts import read_texts
+from gram_platform.corpora.records import read_texts
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.methods import METHODS
 from gram_platform.methods.measurements import Samples, TokenIncreases

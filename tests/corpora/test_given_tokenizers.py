@@ -19,8 +19,13 @@ from tokenizers import (
 
 from gram_platform.config.identity import InvalidField
 from gram_platform.corpora import Packing, prepare, resolve
-from gram_platform.corpora.spelling import Speller, require_page
-from gram_platform.corpora.tokenizer import encode, end_of_text_id, load_tokenizer
+from gram_platform.corpora.tokenizer import (
+    Speller,
+    encode,
+    end_of_text_id,
+    load_tokenizer,
+    require_page,
+)
 from tests.refused import refused
 
 END = "<|endoftext|>"

@@ -7,7 +7,7 @@ import pytest
 
 from gram_platform.config import CORE
 from gram_platform.config.identity import InvalidField
-from gram_platform.corpora.texts import MOST_TEXTS, read_texts
+from gram_platform.corpora.records import MOST_TEXTS, read_texts
 from gram_platform.corpora.tokenizer import decoded, load_tokenizer
 from gram_platform.store import Store
 from gram_platform.store.data import open_corpus

@@ -34,8 +34,7 @@ from gram_platform.analysis.tables import (
     with_intervals,
 )
 from gram_platform.config import CORE
-from gram_platform.corpora.texts import text_tokens
-from gram_platform.corpora.tokenizer import load_tokenizer, token_texts
+from gram_platform.corpora.tokenizer import load_tokenizer, text_tokens, token_texts
 from gram_platform.methods.nodes import BASELINE
 from gram_platform.pages.figures.style import (
     GREY,
@@ -330,7 +329,7 @@ def _texts(
     config = store.evaluation(eval_id).config()
     corpus = open_corpus(store, config["data_id"])
     tokenizer, texts = load_tokenizer(corpus.tokenizer_path), []
-    given = text_tokens(corpus, config.get("texts", ()), sys.maxsize)
+    given = text_tokens(corpus.tokenizer_path, config.get("texts", ()), sys.maxsize)
     first = [(d, corpus.validation(d)[0, : NUM_SHADED + 1].tolist()) for d in baseline.losses]
     for place, (domain, tokens) in enumerate(given or first):
         num = len(tokens) - 1
