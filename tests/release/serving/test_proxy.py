@@ -272,19 +272,33 @@ def bytes_of(text: bytes, duration_s: float) -> list[tuple[bytes, float]]:
 
 
 def send_slowly(proxy: Proxied, parts: list[tuple[bytes, float]]) -> tuple[bytes, float]:
-    """What comes back, and after how many seconds the connection has ended."""
-    with proxy.connect() as connection:
-        started, reading = time.monotonic(), ThreadPoolExecutor(1)
-        received = reading.submit(lambda: (read_all(connection), time.monotonic() - started))
-        with contextlib.suppress(OSError):
-            for part, pause_s in parts:
-                connection.sendall(part)
-                time.sleep(pause_s)
-                if received.done():
-                    break
-        text, elapsed_s = received.result()
-        reading.shutdown()
-    return text, elapsed_s
+    """What comes back, and after how many seconds the connection has ended.
+
+    One thread reads and writes: Python's TLS crashes where two do.
+    """
+    received, started = [], time.monotonic()
+    with proxy.connect() as connection, contextlib.suppress(OSError):
+        for part, pause_s in parts:
+            connection.settimeout(30)
+            connection.sendall(part)
+            if not is_open_after(connection, pause_s, received):
+                break
+        else:
+            is_open_after(connection, 30, received)
+    return b"".join(received), time.monotonic() - started
+
+
+def is_open_after(connection: socket.socket, seconds: float, received: list[bytes]) -> bool:
+    """Reads for so long; whether the other side has not closed by then."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        connection.settimeout(left)
+        with contextlib.suppress(TimeoutError):
+            part = connection.recv(65536)
+            if not part:
+                return False
+            received.append(part)
+    return True
 
 
 def seconds_of_a_silent_handshake(proxy: Proxied) -> float:
