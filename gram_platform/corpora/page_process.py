@@ -10,6 +10,8 @@ import sys
 
 
 def fault_of(tokenizer, page: str, most: int) -> str | None:
+    """Returns what is wrong with the first line that breaks the library, or that makes more than
+    `most` tokens a byte; None if no line does."""
     for line in page.splitlines():
         try:
             num_tokens = len(tokenizer.encode(line, add_special_tokens=False).ids)

@@ -40,7 +40,7 @@ BATCH_ROWS, BATCH_BYTES = 64, 1 << 26
 RECORD_COLUMNS = ("text", "label")
 # Fields of an instruction, in place of text and label.
 ASKED = ("prompt", "response")
-# A file of a line or two begins with it.
+# Where Git LFS has not fetched a file, a short text that begins so is in its place.
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 # The span of a unit that is not cut.
 WHOLE = (0, None, 0)
@@ -144,7 +144,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def require_fetched(field: str, path: Path) -> None:
-    """Raises ValueError for what Git LFS leaves in the place of a file that it has not fetched."""
+    """Raises ValueError if Git LFS has not fetched the file."""
     with path.open("rb") as handle:
         if handle.read(len(LFS_POINTER)) == LFS_POINTER:
             found = "a pointer of Git LFS: `git lfs pull` in its repository fetches the file"
@@ -352,7 +352,7 @@ def _too_large(where: str) -> ValueError:
 # ------------------------------------------------------------------------------- chosen texts
 
 
-# They stand in the config of every view.
+# The config of every view's evaluation holds the texts.
 MOST_TEXTS = 100
 
 

@@ -314,7 +314,7 @@ def text_tokens(tokenizer_path: Path, texts: Texts, most: int) -> list[tuple[str
     """
     tokenizer, found = load_tokenizer(tokenizer_path), []
     for domain, text in texts:
-        tokens = tokenizer.encode(text, add_special_tokens=False).ids
+        tokens = encode(tokenizer, text, tokenizer_path)
         if len(tokens) > most:
             raise invalid("texts", f"{text[:40]}: {len(tokens)} tokens", f"at most {most} tokens")
         found.append((domain, [end_of_text_id(tokenizer), *tokens]))

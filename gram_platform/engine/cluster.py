@@ -186,11 +186,13 @@ def _watch_ray() -> None:
     patience_s = 0.8 * float(os.environ.get(RECONNECT, RECONNECT_S))
     last_alive = time.monotonic()
     while not _LEAVING.wait(LOOK_FOR_RAY_S):
-        # Leaving may begin while it looks.
+        is_dead = False
+        # Leaving may begin while it looks; an error says nothing about Ray.
         with contextlib.suppress(Exception):
-            if _is_ray_alive():
-                last_alive = time.monotonic()
-        if time.monotonic() - last_alive > patience_s:
+            is_dead = not _is_ray_alive()
+        if not is_dead:
+            last_alive = time.monotonic()
+        elif time.monotonic() - last_alive > patience_s:
             say(f"error: {CLUSTER_LOST}", sys.stderr)
             os._exit(FAILED)
     if not _LEFT.wait(LEAVE_S):

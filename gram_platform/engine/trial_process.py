@@ -94,11 +94,11 @@ def trial_class(
 ) -> type[Trial]:
     """Returns the class of a search's trials, which carries what they share.
 
-    No object of Ray's does, as with `tune.with_parameters`: it is lost when Ray's process on this
-    machine dies, and Ray then ends the driver without a word.
+    `tune.with_parameters` would put that into Ray's object store. Such an object is lost when Ray's
+    process on this machine dies, and Ray then ends the driver without a word.
     """
     shared = {"problem": problem, "execution": execution, "resources": resources}
-    # Of the same name, by which Ray Tune knows the trials' class when its results are read.
+    # Ray Tune compares the class's name when a user reads its results with `Trial`.
     return type(Trial.__name__, (Trial,), shared | {"retry_diverged": retry_diverged})
 
 

@@ -250,8 +250,8 @@ def _legend(machine: Machine, runs: Sequence[RunConfig]) -> list[str]:
 def _published_rates(
     part: StudyPlan, groups: dict[tuple[str, str], list[RunConfig]], needed: Mapping[str, Needs]
 ) -> list[str]:
-    """Returns the tokens a second of the authors' runs of the paper's sizes, beside those that the
-    hours above are of."""
+    """Returns a table of the paper's sizes: the authors' tokens a second, and those from which the
+    hours above follow."""
     rows = []
     for size in (size for size in part.choice.sizes if size in PUBLISHED_RATES):
         low, high, gram = (f"{rate:,}" for rate in PUBLISHED_RATES[size])

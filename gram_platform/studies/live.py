@@ -31,8 +31,8 @@ from rich.text import Text
 
 from gram_platform.analysis.tables import frame_text
 from gram_platform.config.endings import DONE, FAILED, TIME_IS_UP
-from gram_platform.config.identity import printable
-from gram_platform.config.terminal import masked, one_line
+from gram_platform.config.identity import masked, printable
+from gram_platform.config.terminal import one_line
 from gram_platform.engine.executor import ENDED, STARTED, WARNED, Event
 from gram_platform.engine.life import Progress
 from gram_platform.methods.budgets import run_flops

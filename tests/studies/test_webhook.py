@@ -13,8 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from gram_platform.config.endings import Unavailable
-from gram_platform.config.identity import InvalidField
-from gram_platform.config.terminal import masked
+from gram_platform.config.identity import InvalidField, masked
 from gram_platform.studies import drive, live
 from gram_platform.studies.library.scaling import STUDY
 from tests.submitted import execute, plan_of

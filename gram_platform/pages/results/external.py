@@ -100,7 +100,7 @@ def read_external(folder: str | Path) -> External:
         if not (place / name).is_file():
             allowed = f"a folder with {LOSSES_FILE} and {CURVES_FILE}: there is no {name}"
             raise invalid("folder", str(place), allowed)
-    # A size has its first spelling.
+    # Of several spellings of a size the first one is shown.
     spelt = {size_key(size): size for size in KNOWN_SIZES}
     losses = pd.DataFrame(_losses(place / LOSSES_FILE), columns=LOSS_COLUMNS)
     losses["size"] = [spelt.setdefault(size_key(size), size) for size in losses["size"]]
