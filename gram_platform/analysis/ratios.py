@@ -32,6 +32,8 @@ ROW = ["method", "size", "profile"]
 VIEW = ["method", "size", "seed", "profile"]
 # The jackknife's column, beside compute_ratio.
 PSEUDO = "pseudo_value"
+# The column of how much the ratio falls for each nat that the loss rises.
+PER_NAT = "ratio_per_nat"
 PREFIX = "loss/"
 # `elicited`: the attacked domain; `loss`: NaN before there is a result.
 ATTACK_COLUMNS = [*VIEW, ELICITED, "loss"]
@@ -78,6 +80,11 @@ class Reference:
         """
         found = compute_ratio(self.curve, losses, self.baseline_losses)
         return np.where(np.abs(found) < LARGEST, found, math.nan)
+
+    def per_nat(self, losses: np.ndarray) -> np.ndarray:
+        """Returns how much the ratio falls for each nat that a loss [N] rises, > 0."""
+        steps = float(np.mean(self.curve.step(np.array(self.baseline_losses))))
+        return self.curve.steps_per_nat(losses) / steps
 
     def why_unknown(self, loss: float) -> str:
         """Says why tables have no ratio of a loss; empty if they have one."""
@@ -240,6 +247,17 @@ def _unknown(rows: pd.DataFrame, why: str) -> Notes:
         )
         notes.append((f"{method} {size} {profile}, elicited", f"{why} {'; '.join(seeds)}"))
     return notes
+
+
+def slopes(ratios: pd.DataFrame, references: dict) -> np.ndarray:
+    """Returns `Reference.per_nat` of the rows of `ratios` [N]; NaN where the ratio is not known."""
+    found, losses = np.full(len(ratios), np.nan), ratios["loss"].to_numpy(float)
+    is_known = ratios["compute_ratio"].notna().to_numpy()
+    for key, rows in ratios.groupby(["size", "domain"], sort=False).indices.items():
+        known = rows[is_known[rows]]
+        if len(known):
+            found[known] = references[key].per_nat(losses[known])
+    return found
 
 
 def pseudo_values(ratios: pd.DataFrame, references: dict) -> np.ndarray:
