@@ -112,15 +112,6 @@ class LearningCurve:
             growth = np.expm1((self.log_loss_first - np.log(losses)) / self.alpha)
             return _like(loss, self.first_step + self.offset * growth)
 
-    def steps_per_nat(self, losses: np.ndarray) -> np.ndarray:
-        """Returns how many steps of the curve a nat is worth at `losses` [N], > 0.
-
-        It is -d step / d loss, (step + s0) / (alpha loss). NaN where the loss is.
-        """
-        with np.errstate(over="ignore"):
-            growth = np.exp((self.log_loss_first - np.log(losses)) / self.alpha)
-        return self.offset * growth / (self.alpha * losses)
-
 
 def fit_learning_curve(steps: Sequence[float], losses: Sequence[float]) -> LearningCurve:
     """Fits L(s) = A (s + s0)^-alpha to pooled points [N] of one or more seeds; steps may repeat.

@@ -101,14 +101,7 @@ def with_pseudo_values(
     values: pd.DataFrame, pseudo: pd.DataFrame, names: Sequence[str]
 ) -> pd.DataFrame:
     """Adds the columns `names` of `pseudo`, which has the same rows, with PSEUDO_SUFFIX."""
-    return with_suffix(values, pseudo, names, PSEUDO_SUFFIX)
-
-
-def with_suffix(
-    values: pd.DataFrame, others: pd.DataFrame, names: Sequence[str], suffix: str
-) -> pd.DataFrame:
-    """Adds the columns `names` of `others`, which has the same rows, with the suffix."""
-    return values.assign(**{name + suffix: others[name] for name in names})
+    return values.assign(**{name + PSEUDO_SUFFIX: pseudo[name] for name in names})
 
 
 def pseudo_frame(values: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
@@ -116,13 +109,8 @@ def pseudo_frame(values: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 
     The frame itself if the curve is fixed.
     """
-    return suffixed_frame(values, names, PSEUDO_SUFFIX)
-
-
-def suffixed_frame(values: pd.DataFrame, names: Sequence[str], suffix: str) -> pd.DataFrame:
-    """Returns the frame with those columns in place of the columns `names` that it has with the
-    suffix."""
-    return values.assign(**{n: values[n + suffix] for n in names if n + suffix in values})
+    found = {name: values[name + PSEUDO_SUFFIX] for name in names if name + PSEUDO_SUFFIX in values}
+    return values.assign(**found)
 
 
 def paired_differences(

@@ -81,11 +81,6 @@ class Reference:
         found = compute_ratio(self.curve, losses, self.baseline_losses)
         return np.where(np.abs(found) < LARGEST, found, math.nan)
 
-    def per_nat(self, losses: np.ndarray) -> np.ndarray:
-        """Returns how much the ratio falls for each nat that a loss [N] rises, > 0."""
-        steps = float(np.mean(self.curve.step(np.array(self.baseline_losses))))
-        return self.curve.steps_per_nat(losses) / steps
-
     def why_unknown(self, loss: float) -> str:
         """Says why tables have no ratio of a loss; empty if they have one."""
         if math.isinf(self.ratio(loss)):
@@ -250,13 +245,16 @@ def _unknown(rows: pd.DataFrame, why: str) -> Notes:
 
 
 def slopes(ratios: pd.DataFrame, references: dict) -> np.ndarray:
-    """Returns `Reference.per_nat` of the rows of `ratios` [N]; NaN where the ratio is not known."""
+    """Returns PER_NAT of the rows of `ratios` [N], > 0; NaN where the ratio is not known."""
     found, losses = np.full(len(ratios), np.nan), ratios["loss"].to_numpy(float)
-    is_known = ratios["compute_ratio"].notna().to_numpy()
-    for key, rows in ratios.groupby(["size", "domain"], sort=False).indices.items():
-        known = rows[is_known[rows]]
-        if len(known):
-            found[known] = references[key].per_nat(losses[known])
+    losses = np.where(ratios["compute_ratio"].isna(), np.nan, losses)
+    for key, rows in ratios.groupby(["size", "domain"]).indices.items():
+        if reference := references.get(key):
+            curve, finals = reference.curve, np.array(reference.baseline_losses)
+            # -d step / d loss is (step + s0) / (alpha loss).
+            growth = np.exp((curve.log_loss_first - np.log(losses[rows])) / curve.alpha)
+            steps = curve.offset * growth / (curve.alpha * losses[rows])
+            found[rows] = steps / curve.step(finals).mean()
     return found
 
 

@@ -26,7 +26,6 @@ from gram_platform.analysis.intervals import (
     pseudo_frame,
     t_interval,
     with_pseudo_values,
-    with_suffix,
 )
 from gram_platform.analysis.ratios import (
     ALL,
@@ -56,8 +55,7 @@ CLASSES = ("core", "retain", "forget", ELICITED)
 # The columns of how many domains of a class a view has.
 NUM_DOMAINS = {name: f"num_{name}" for name in CLASSES}
 TABLE_COLUMNS = [*ROW, *(name + end for name in CLASSES for end in ENDS), "num_seeds"]
-# The suffixes of a class's mean loss (nats a token), its difference from filtering's, and the
-# mean of PER_NAT.
+# Suffixes of a class's mean loss (nats a token), the same minus filtering's, and mean PER_NAT.
 NATS, MINUS_FILTERING, SLOPE = "_nats", "_nats_minus_filtering", "_ratio_per_nat"
 FILTERING = "filtering"
 IN_NATS = tuple(name + suffix for suffix in (NATS, MINUS_FILTERING) for name in CLASSES)
@@ -95,10 +93,10 @@ class Losses:
 class Analysis:
     """Holds every table of a study."""
 
-    # TABLE_COLUMNS, then NATS_COLUMNS, as in table.csv.
+    # TABLE_COLUMNS and NATS_COLUMNS, as in table.csv.
     table: pd.DataFrame
-    # Averaged by `table`: see per_seed_frame; JACKKNIFE adds CLASSES with PSEUDO_SUFFIX. CLASSES
-    # with NATS, SLOPE and MINUS_FILTERING follow.
+    # Averaged by `table`: see per_seed_frame; JACKKNIFE adds CLASSES with PSEUDO_SUFFIX. Then with
+    # NATS, SLOPE and MINUS_FILTERING.
     per_seed: pd.DataFrame
     # One row a view and domain: see compute_ratio_frame; PER_NAT; JACKKNIFE adds PSEUDO.
     ratios: pd.DataFrame
@@ -151,7 +149,7 @@ def analyse(
         per_seed = with_pseudo_values(per_seed, pseudo, CLASSES)
     for suffix, name in ((NATS, "loss"), (SLOPE, PER_NAT)):
         found, _ = per_seed_frame(ratios.assign(compute_ratio=ratios[name]), declared)
-        per_seed = with_suffix(per_seed, found, CLASSES, suffix)
+        per_seed = per_seed.assign(**{n + suffix: found[n] for n in CLASSES})
     per_seed = per_seed.merge(_minus_filtering(ratios, declared), "left", VIEW)
     per_seed = ordered(per_seed, sizes)
     notes = {
@@ -166,11 +164,8 @@ def analyse(
 
 
 def _minus_filtering(ratios: pd.DataFrame, declared: pd.DataFrame) -> pd.DataFrame:
-    """Returns VIEW and CLASSES with MINUS_FILTERING: how far the mean losses of each other method
-    are above filtering's of the same size, profile and seed (nats a token).
-
-    The profile `mean` is over those profiles of the paper's that both methods have.
-    """
+    """Returns VIEW and CLASSES with MINUS_FILTERING, `mean` over the profiles that filtering has
+    too."""
     columns = {name: name + MINUS_FILTERING for name in CLASSES}
     is_theirs, same = ratios["method"] == FILTERING, ["size", "seed", "profile", "domain", "class"]
     both = ratios[~is_theirs].merge(
@@ -410,28 +405,17 @@ def readable_table(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def nats_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Writes each mean loss of table.csv, and its difference from filtering's, as one text.
-
-    Leaves out columns without any value.
-    """
-    names = table.columns[: table.columns.get_loc(CLASSES[0])]
-    shown = [name for name in IN_NATS if table[name].notna().any()]
-    titles = {name: name.replace("_nats", "").replace("_", " ") for name in shown}
-    write = partial(interval_text, digits=4)
-    return with_intervals(table, names, shown, write).rename(columns=titles)
+    """Writes the losses of table.csv as `readable_table` does its classes."""
+    shown, write = [n for n in IN_NATS if table[n].notna().any()], partial(interval_text, digits=4)
+    texts = {name.replace("_", " "): interval_texts(table, name, write) for name in shown}
+    return table.loc[:, : CLASSES[0]].iloc[:, :-1].assign(**texts)
 
 
 def with_intervals(
-    frame: pd.DataFrame,
-    names: Sequence[str],
-    values: Sequence[str],
-    write: Callable[..., str] | None = None,
+    frame: pd.DataFrame, names: Sequence[str], values: Sequence[str]
 ) -> pd.DataFrame:
-    """Selects the columns `names`, then writes each value as one text, by default `mean [low,
-    high]`."""
-    write = write or interval_text
-    texts = {name: interval_texts(frame, name, write) for name in values}
-    return frame[list(names)].assign(**texts)
+    """Selects the columns `names`, then writes each value as one text, `mean [low, high]`."""
+    return frame[list(names)].assign(**{name: interval_texts(frame, name) for name in values})
 
 
 def frame_text(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> str:

@@ -4,13 +4,12 @@ A claim says that a seed-paired difference, left - right, lies in a range. The v
 the 90% t-interval of the mean difference lies wholly inside the range, "disagree" if wholly
 outside. Where the unit's error is known, that of a curve that no seed fits, it is added in
 quadrature to the interval's half-width. If it alone reaches the claim's margin, the claim is "not
-measurable here", and judged in nats instead if it is about one class at one size and variant. Then
-the margin is the ratio's over the slope of ratio against nats at the right side's loss (`_nats`).
-Where the unit's error is not known there is no verdict, except on numbers of others, which are
-judged over seeds alone, as their authors do. One or two seeds have no interval, nor has a
-difference without pseudo-values: the verdict then rests on the difference and the unit's error
-alone, and says so. Each verdict comes with the smallest true difference that as many seeds with
-this spread would show, and with the verdict that Holm's correction leaves of it among all claims.
+measurable here", and judged in nats beside it. Where it is not known there is no verdict, except on
+numbers of others, which are judged over seeds alone, as their authors do. One or two seeds have no
+interval, nor has a difference without pseudo-values: the verdict then rests on the difference and
+the unit's error alone, and says so. Each verdict comes with the smallest true difference that as
+many seeds with this spread would show, and with the verdict that Holm's correction leaves of it
+among all claims.
 """
 
 import math
@@ -38,7 +37,6 @@ from gram_platform.analysis.intervals import (
     paired_differences,
     pseudo_frame,
     smallest_detectable,
-    suffixed_frame,
     t_interval,
     widened,
 )
@@ -127,11 +125,8 @@ class Judgement:
 
 JUDGEMENT_COLUMNS = [field.name for field in fields(Judgement)]
 PAPER_COLUMNS = [*JUDGEMENT_COLUMNS, PROFILE, "paper", "source", "size", VARIANT, EXPLANATION]
-# Columns of claims that are about losses: the verdict, the difference with its interval over seeds,
-# and the margin, all but the first in nats a token.
-NATS_VERDICT, NATS_MARGIN = "nats_verdict", "nats_margin"
-NATS_DIFFERENCE = ("nats_difference", "nats_low", "nats_high")
-CLAIM_NATS = (NATS_VERDICT, *NATS_DIFFERENCE, NATS_MARGIN)
+NATS_VERDICT = "nats_verdict"
+CLAIM_NATS = (NATS_VERDICT, "nats_difference", "nats_low", "nats_high", "nats_margin")
 PAPER_COLUMNS += CLAIM_NATS
 
 
@@ -258,12 +253,13 @@ def paper_claims(
 
     Returns the columns of `claims_frame`, the `profile` of the sides, `paper` (the difference in
     the paper's table), `source`, the `size` and `variant` of the judgement, where a claim that
-    is not measurable here could be decided, and CLAIM_NATS. Claims of which no seed has both sides
-    are left out.
+    is not measurable here could be decided, CLAIM_NATS. Claims without a seed of both are left out.
     """
     rows, spread = [], pseudo_frame(per_seed, CLASSES)
-    in_nats = [suffixed_frame(per_seed, CLASSES, suffix) for suffix in (NATS, SLOPE)]
-    in_nats = in_nats if CLASSES[0] + NATS in per_seed else []
+    in_nats = [
+        per_seed.assign(**{n: per_seed.get(n + suffix, math.nan) for n in CLASSES})
+        for suffix in (NATS, SLOPE)
+    ]
     compared = compared or shared_profile(per_seed)
     sizes, variants = _values(per_seed, "size"), _values(per_seed, VARIANT)
     numbers = [(parameters or {}).get(size) or size_key(size)[1] for size in sizes]
@@ -319,7 +315,6 @@ def _unit_error(
 
 
 def _is_one_class(claim: Claim) -> bool:
-    """Tells whether all sides are of one class at one size and variant."""
     return len({(side.size, side.variant, side.name) for side in claim.terms}) == 1
 
 
@@ -328,21 +323,18 @@ def _nats(
 ) -> dict[str, str | float]:
     """Returns CLAIM_NATS of a claim with a margin about one class, at one size and variant.
 
-    A lower loss is better, so that the range changes its sign. Its ends are divided by the right
-    side's mean slope, over seeds and the class' pairs of a profile and a domain. `frames` hold the
-    mean losses and slopes in place of ratios; nothing is known without them.
+    `frames` have losses and slopes in place of ratios. A lower loss is better, so that the range,
+    over the right side's mean slope, changes its sign.
     """
-    unknown = dict.fromkeys(CLAIM_NATS, math.nan) | {NATS_VERDICT: ""}
-    if not frames or math.isinf(margin(claim.within)) or not _is_one_class(claim):
-        return unknown
-    (left, right), (_, slopes) = (_sides(frame, claim, size, variant) for frame in frames)
-    if not (slopes and set(left) & set(right)):
-        return unknown
-    slope = float(np.mean([*slopes.values()]))
-    within = pd.Interval(-claim.within.right / slope, -claim.within.left / slope, closed="neither")
-    found = judge(claim.text, left, right, within)
-    numbers = (found.difference, found.low, found.high, margin(within))
-    return dict(zip(CLAIM_NATS, (found.verdict, *numbers), strict=True))
+    numbers = ("", *[math.nan] * 4)
+    if math.isfinite(margin(claim.within)) and _is_one_class(claim):
+        (left, right), (_, slopes) = (_sides(frame, claim, size, variant) for frame in frames)
+        if slopes and set(left) & set(right):
+            slope = float(np.mean([*slopes.values()]))
+            ends = -claim.within.right / slope, -claim.within.left / slope
+            found = judge("", left, right, within := pd.Interval(*ends, closed="neither"))
+            numbers = found.verdict, found.difference, found.low, found.high, margin(within)
+    return dict(zip(CLAIM_NATS, numbers, strict=True))
 
 
 def _decidable(claim: Claim) -> str:
@@ -490,13 +482,10 @@ def _published_words(theirs: pd.DataFrame, claim: str, size: str, variant: str) 
 
 
 def concluded(claims: pd.DataFrame, preset: str) -> pd.DataFrame:
-    """Adds the last columns: EXPLANATION, HOLM, and CLAIM_NATS if they are there.
-
-    UNJUDGED_PRESET leaves no verdict.
-    """
+    """Adds the last columns, EXPLANATION, HOLM, CLAIM_NATS; UNJUDGED_PRESET leaves no verdict."""
     if preset == UNJUDGED_PRESET:
-        empty = [n for n in ("verdict", EXPLANATION, NATS_VERDICT) if n in claims]
-        claims = claims.assign(**dict.fromkeys(["verdict", *empty], ""))
+        judged = claims.columns.intersection(["verdict", EXPLANATION, NATS_VERDICT])
+        claims = claims.assign(**dict.fromkeys(judged, ""))
     last = {EXPLANATION: claims.get(EXPLANATION, ""), HOLM: _holm(claims)}
     last |= {name: claims[name] for name in CLAIM_NATS if name in claims}
     return claims.drop(columns=[*last], errors="ignore").assign(**last)
@@ -505,11 +494,6 @@ def concluded(claims: pd.DataFrame, preset: str) -> pd.DataFrame:
 def in_family(claims: pd.DataFrame) -> pd.Series:
     """Tells which claims have a verdict that rests on an interval: Holm's family."""
     return claims["verdict"].isin(ALWAYS_COUNTED) & claims["low"].notna()
-
-
-def judged_in_nats(claims: pd.DataFrame) -> pd.Series:
-    """Tells which claims have a verdict in nats that rests on an interval."""
-    return claims.get(NATS_VERDICT, pd.Series("", claims.index)).isin(ALWAYS_COUNTED)
 
 
 def _holm(claims: pd.DataFrame) -> pd.Series:

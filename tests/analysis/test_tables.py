@@ -382,7 +382,7 @@ def test_a_seed_without_filtering_has_no_difference():
     }
     alone = analyse(Losses(views[views["method"] != "filtering"], curves(("tiny",))))
     assert alone.table.filter(NATS_COLUMNS[-12:]).isna().all(axis=None)
-    assert "core minus filtering" not in nats_table(alone.table)
+    assert "core nats minus filtering" not in nats_table(alone.table)
 
 
 def test_a_ratio_is_worth_its_slope_in_nats(analysis):
@@ -398,11 +398,11 @@ def test_a_ratio_is_worth_its_slope_in_nats(analysis):
 def test_losses_of_the_report_have_four_digits(analysis):
     shown = nats_table(analysis.table)
     assert list(shown)[3:] == [
-        *CLASSES[:3],
-        *(f"{name} minus filtering" for name in CLASSES[:3]),
+        *(f"{name} nats" for name in CLASSES[:3]),
+        *(f"{name} nats minus filtering" for name in CLASSES[:3]),
     ]
     first = shown.query("method == 'gram' and size == 'tiny' and profile == 'mean'").iloc[0]
-    assert first["core minus filtering"] == "0.0108 [0.0104, 0.0112]"
+    assert first["core nats minus filtering"] == "0.0108 [0.0104, 0.0112]"
 
 
 def test_text_for_a_terminal(analysis):

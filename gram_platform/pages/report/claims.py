@@ -28,11 +28,10 @@ from gram_platform.paper.claims import ABOVE, BELOW
 from gram_platform.paper.verdicts import (
     AGREE,
     CANNOT_TELL,
+    CLAIM_NATS,
     DISAGREE,
     EXPLANATION,
     HOLM,
-    NATS_DIFFERENCE,
-    NATS_MARGIN,
     NATS_VERDICT,
     NO_INTERVAL,
     NOT_MEASURABLE,
@@ -44,7 +43,6 @@ from gram_platform.paper.verdicts import (
     UNWRITTEN,
     WITHIN,
     in_family,
-    judged_in_nats,
 )
 
 JUDGED = f"""Each claim is a difference between runs of the same seed, left minus right, at the
@@ -56,13 +54,11 @@ on the other side; "{CANNOT_TELL}": it crosses. Of one or two seeds, which have 
 brackets hold the two differences of two. "Unit": the half-width of the 90% interval of the unit's
 error, that of a curve which no seed fits, measured on baselines of known length; the verdict adds
 it in quadrature to the interval's half-width. "{NOT_MEASURABLE}": it alone reaches the margin. A
-claim about one class is then judged in nats a token, by the difference of losses, which has no
-error of the unit, and by the ratio's margin over the slope of ratio against nats at the right
-side's loss. No verdict: it is not known. Detectable: the smallest true difference that as many
-seeds with this spread would show four times in five."""
+claim about one class is then judged in nats, over seeds alone, with the ratio's margin over the
+slope of ratio against loss on the right. No verdict: it is not known. Detectable: the
+smallest true difference that as many seeds with this spread would show four times in five."""
 FAMILY = """If each of these {number} claims were at its boundary, {expected:.1f} false "agree"
-would be expected. Holm, for ratios: the verdict left if one study in twenty may have any false
-"agree"."""
+would be expected. Holm: the verdict left if one study in twenty may have any false "agree"."""
 MARGINS_TEXT = f"""The margins are the same in every study: core and retain no more than {BELOW:.2f}
 below, forget and elicited no more than {ABOVE:.2f} above, in compute ratio."""
 DIFFERENCES = """The mean difference of every claim, left minus right, with its 90% interval over
@@ -71,11 +67,9 @@ MARKS = {AGREE: "\u2713", CANNOT_TELL: "?", DISAGREE: "\u2717", NOT_MEASURABLE: 
 # The column of claims that compare sizes.
 OVER_SIZES = "over sizes"
 SHOWN_OF_CLAIMS = ("verdict", HOLM, "claim", PROFILE, VARIANT, "size", "difference", "detectable")
-SHOWN_OF_CLAIMS += ("num_seeds", NATS_VERDICT, *NATS_DIFFERENCE[:1], NATS_MARGIN)
-SHOWN_OF_CLAIMS += ("published", "paper", "source", EXPLANATION)
+SHOWN_OF_CLAIMS += ("num_seeds", *CLAIM_NATS, "published", "paper", "source", EXPLANATION)
 # Columns that may be empty.
-PARTIAL = (PROFILE, "size", VARIANT, UNIT_ERROR, "published", "paper", EXPLANATION)
-PARTIAL += (NATS_VERDICT, *NATS_DIFFERENCE[:1], NATS_MARGIN)
+PARTIAL = (PROFILE, "size", VARIANT, UNIT_ERROR, "published", "paper", EXPLANATION, *CLAIM_NATS)
 
 
 def claim_sections(study: Results) -> list[Section]:
@@ -99,7 +93,7 @@ def judged_sections(claims: pd.DataFrame, rule: str, preset: str = "") -> list[S
         return []
     if preset == UNJUDGED_PRESET:
         return [Section("Claims", TOO_LITTLE)]
-    if number := in_family(claims).sum() + judged_in_nats(claims).sum():
+    if number := in_family(claims).sum():
         rule += " " + FAMILY.format(number=number, expected=number * (1.0 - TAIL))
     markup, matrix = render("rule.html", rule=rule), claims_matrix(claims)
     figures = claims_figures(claims) if WITHIN in claims else {}
@@ -149,14 +143,6 @@ def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
         errors = claims[UNIT_ERROR] if UNIT_ERROR in claims else [math.nan] * len(claims)
         units = ["" if pd.isna(error) else f", unit \u00b1{error:.3f}" for error in errors]
         readable["difference"] = [text + unit for text, unit in zip(texts, units, strict=True)]
-    if NATS_VERDICT in claims:
-        numbers = [claims[name] for name in NATS_DIFFERENCE]
-        readable[NATS_DIFFERENCE[0]] = [
-            interval_text(*row, digits=4) for row in zip(*numbers, strict=True)
-        ]
-        readable[NATS_MARGIN] = [
-            interval_text(value, math.nan, math.nan, digits=4) for value in claims[NATS_MARGIN]
-        ]
     for name in ("detectable", "paper"):
         if name in claims:
             readable[name] = [interval_text(value, math.nan, math.nan) for value in claims[name]]

@@ -52,10 +52,8 @@ all. The result is the best loss on validation data: this choice follows the pap
 attacker. No attack trains on validation data."""
 ABOUT_FITS = f"""A fit is at its bound if the shift s0 is at an end of its range, and poor if its
 residual is above that of every published curve, {PUBLISHED_STEP_RMS[1]:.0%} of the steps."""
-NATS = """Mean losses on validation data in nats a token, lower is better, and how far they lie
-above filtering's at the same size and profile, with 90% t-intervals over seeds, paired by seed. The
-difference of the profile mean is over the profiles that both methods have. The difference of two
-losses has no error of the unit."""
+NATS = """Mean validation losses with 90% t-intervals over seeds, lower is better, and their
+differences from filtering's, paired by seed, on the profiles that both have."""
 AT_ITS_SCALE = (
     "Our numbers stand beside them for reading, and are compared only at the paper's scale."
 )

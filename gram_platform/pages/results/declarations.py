@@ -23,16 +23,8 @@ from gram_platform.paper.claims import CLAIMS
 from gram_platform.paper.verdicts import EXPLANATION, JUDGEMENT_COLUMNS
 
 # Not allowed as `varies`: other columns of the tables in which it is one.
-NOT_NAMES = (
-    *TABLE_COLUMNS,
-    *NATS_COLUMNS,
-    *JUDGEMENT_COLUMNS,
-    "seed",
-    "retained",
-    "domain",
-    "class",
-)
-NOT_NAMES += ("compute_ratio", "runs", "from", "paper", "published", EXPLANATION)
+NOT_NAMES = (*TABLE_COLUMNS, *JUDGEMENT_COLUMNS, "seed", "retained", "domain", "class")
+NOT_NAMES += (*NATS_COLUMNS, "compute_ratio", "runs", "from", "paper", "published", EXPLANATION)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,6 @@ from gram_platform.paper.paper import PAPER_SCALES, beside_paper
 from gram_platform.paper.verdicts import (
     EXPLANATION,
     HOLM,
-    NATS_VERDICT,
     PROFILE,
     TOO_LITTLE,
     UNIT_ERROR,
@@ -168,7 +167,7 @@ def summary_text(record: StudyRecord, results: Results) -> str:
         parts += [TOO_LITTLE]
     elif record.compare_with in CLAIMS:
         names = ["verdict", HOLM, "difference", "low", "high", UNIT_ERROR, "detectable", "paper"]
-        names += [NATS_VERDICT, PROFILE, "size", VARIANT, "claim", "published", EXPLANATION]
+        names += [PROFILE, "size", VARIANT, "claim", "published", EXPLANATION]
         found = shown_columns(results.claims, names)
         found = found[[n for n in found if n not in ("size", VARIANT) or found[n].nunique() > 1]]
         parts += ["the paper's claims", frame_text(renamed(found, record.varies))]
