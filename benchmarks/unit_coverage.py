@@ -6,6 +6,7 @@ The studies are drawn: a calibration's errors at eight shares with the correlati
 measured, hence a root mean square, and an error of the study with the same distribution. The seeds
 of the study have normal noise. An interval is the platform's: the t over seeds and the unit's
 half-width of `calibration.errors_by_class`, in quadrature. One-sigma is the root mean square alone.
+A second table has claims in nats, whose margin comes from a slope that is off.
 """
 
 import itertools
@@ -29,6 +30,8 @@ from gram_platform.config.terminal import say
 # The unit's error over the standard error of the mean over seeds: 0 has none, 100 nothing else.
 DOMINANCE = (0.0, 0.3, 1.0, 3.0, 10.0, 100.0)
 NUM_SEEDS = (3, 5, 20)
+# A margin in nats over the standard error of the mean, and the relative errors of its slope.
+MARGINS, SLOPE_ERRORS = (1.0, 3.0, 10.0, 30.0), (0.0, 0.03, 0.1)
 # What a claim compares: the number of errors that add up, and of which kind they are.
 COMPARED = {
     "one class of two methods": (1, DIFFERENCE_LAGS, NUM_SHARES - 1),
@@ -74,12 +77,33 @@ def false_agrees(
     }
 
 
+def false_agrees_in_nats(
+    margin: float, slope_error: float, num_seeds: int, num_studies: int = 200_000, rng_seed: int = 0
+) -> float:
+    """Returns the share of studies that agree at the boundary of a margin in nats.
+
+    `margin` is in standard errors of the mean over seeds; `slope_error` is the relative standard
+    deviation of the slope that it is divided by.
+    """
+    rng = np.random.default_rng(rng_seed)
+    noise = rng.standard_normal((num_studies, num_seeds)) * math.sqrt(num_seeds)
+    half = stats.t.ppf(TAIL, num_seeds - 1) * noise.std(axis=1, ddof=1) / math.sqrt(num_seeds)
+    found = margin / (1.0 + slope_error * rng.standard_normal(num_studies))
+    return float((margin + noise.mean(axis=1) + half < found).mean())
+
+
 def main() -> None:
-    """Prints a row per kind of claim, number of seeds and dominance of the unit."""
+    """Prints a row per kind of claim, number of seeds and dominance of the unit, then the nats."""
     rows = [
         {"compares": compared, "seeds": seeds, "unit over seeds": dominance}
         | false_agrees(compared, dominance, seeds)
         for compared, seeds, dominance in itertools.product(COMPARED, NUM_SEEDS, DOMINANCE)
+    ]
+    say(frame_text(pd.DataFrame(rows)))
+    rows = [
+        {"seeds": seeds, "margin over seeds": margin}
+        | {f"slope off by {e:g}": false_agrees_in_nats(margin, e, seeds) for e in SLOPE_ERRORS}
+        for seeds, margin in itertools.product(NUM_SEEDS, MARGINS)
     ]
     say(frame_text(pd.DataFrame(rows)))
 

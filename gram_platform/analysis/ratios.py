@@ -32,6 +32,8 @@ ROW = ["method", "size", "profile"]
 VIEW = ["method", "size", "seed", "profile"]
 # The jackknife's column, beside compute_ratio.
 PSEUDO = "pseudo_value"
+# The column of how much the ratio falls for each nat that the loss rises.
+PER_NAT = "ratio_per_nat"
 PREFIX = "loss/"
 # `elicited`: the attacked domain; `loss`: NaN before there is a result.
 ATTACK_COLUMNS = [*VIEW, ELICITED, "loss"]
@@ -240,6 +242,20 @@ def _unknown(rows: pd.DataFrame, why: str) -> Notes:
         )
         notes.append((f"{method} {size} {profile}, elicited", f"{why} {'; '.join(seeds)}"))
     return notes
+
+
+def slopes(ratios: pd.DataFrame, references: dict) -> np.ndarray:
+    """Returns PER_NAT of the rows of `ratios` [N], > 0; NaN where the ratio is not known."""
+    found, losses = np.full(len(ratios), np.nan), ratios["loss"].to_numpy(float)
+    losses = np.where(ratios["compute_ratio"].isna(), np.nan, losses)
+    for key, rows in ratios.groupby(["size", "domain"]).indices.items():
+        if reference := references.get(key):
+            curve, finals = reference.curve, np.array(reference.baseline_losses)
+            # -d step / d loss is (step + s0) / (alpha loss).
+            growth = np.exp((curve.log_loss_first - np.log(losses[rows])) / curve.alpha)
+            steps = curve.offset * growth / (curve.alpha * losses[rows])
+            found[rows] = steps / curve.step(finals).mean()
+    return found
 
 
 def pseudo_values(ratios: pd.DataFrame, references: dict) -> np.ndarray:

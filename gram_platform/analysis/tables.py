@@ -6,13 +6,14 @@ Source of the averages: the paper's appendix "Compute Ratio Methodology" and the
 one, and weighs more. Over seeds, it is the mean of the seed means with a 90% t-interval, whose
 width is that of the jackknife's pseudo-values (JACKKNIFE, `ratios.pseudo_values`), or of the seed
 means, as in the paper (CURVE_FIXED). A value that cannot be computed is absent, and `missing` names
-it.
+it. Losses in nats a token are averaged in the same way.
 """
 
 import itertools
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from gram_platform.analysis.ratios import (
     ELICITED,
     MEAN,
     NO_BASELINE,
+    PER_NAT,
     PSEUDO,
     ROW,
     VIEW,
@@ -43,6 +45,7 @@ from gram_platform.analysis.ratios import (
     ordered,
     pseudo_values,
     require_once,
+    slopes,
 )
 from gram_platform.config.terminal import aligned
 from gram_platform.methods import method_label
@@ -52,6 +55,11 @@ CLASSES = ("core", "retain", "forget", ELICITED)
 # The columns of how many domains of a class a view has.
 NUM_DOMAINS = {name: f"num_{name}" for name in CLASSES}
 TABLE_COLUMNS = [*ROW, *(name + end for name in CLASSES for end in ENDS), "num_seeds"]
+# Suffixes of a class's mean loss (nats a token), the same minus filtering's, and mean PER_NAT.
+NATS, MINUS_FILTERING, SLOPE = "_nats", "_nats_minus_filtering", "_ratio_per_nat"
+FILTERING = "filtering"
+IN_NATS = tuple(name + suffix for suffix in (NATS, MINUS_FILTERING) for name in CLASSES)
+NATS_COLUMNS = [name + end for name in IN_NATS for end in ENDS]
 FORMULA = re.compile(r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20].", re.DOTALL)
 # The suffix of columns that no file has: the two values of two seeds, which have no interval.
 POINTS = "_points"
@@ -85,11 +93,12 @@ class StudyLosses:
 class Analysis:
     """Holds every table of a study."""
 
-    # TABLE_COLUMNS, as in table.csv.
+    # TABLE_COLUMNS and NATS_COLUMNS, as in table.csv.
     table: pd.DataFrame
-    # Averaged by `table`: see per_seed_frame; JACKKNIFE adds CLASSES with PSEUDO_SUFFIX.
+    # Averaged by `table`: see per_seed_frame; JACKKNIFE adds CLASSES with PSEUDO_SUFFIX. Then with
+    # NATS, SLOPE and MINUS_FILTERING.
     per_seed: pd.DataFrame
-    # One row a view and domain: see compute_ratio_frame; JACKKNIFE adds PSEUDO.
+    # One row a view and domain: see compute_ratio_frame; PER_NAT; JACKKNIFE adds PSEUDO.
     ratios: pd.DataFrame
     # One row a size and domain: see fits_frame.
     fits: pd.DataFrame
@@ -138,6 +147,10 @@ def analyse(
     if PSEUDO in ratios:
         pseudo, _ = per_seed_frame(ratios.assign(compute_ratio=ratios[PSEUDO]), declared)
         per_seed = with_pseudo_values(per_seed, pseudo, CLASSES)
+    for suffix, name in ((NATS, "loss"), (SLOPE, PER_NAT)):
+        found, _ = per_seed_frame(ratios.assign(compute_ratio=ratios[name]), declared)
+        per_seed = per_seed.assign(**{n + suffix: found[n] for n in CLASSES})
+    per_seed = per_seed.merge(_minus_filtering(ratios, declared), "left", VIEW)
     per_seed = ordered(per_seed, sizes)
     notes = {
         *itertools.chain(*all_notes),
@@ -145,7 +158,25 @@ def analyse(
         *_absent_views(declared, evaluations, set(fits["size"])),
     }
     missing = pd.DataFrame(sorted(notes), columns=["what", "why"])
-    return Analysis(ordered(over_seeds(per_seed), sizes), per_seed, ratios, fits, missing)
+    in_nats = over_seeds(per_seed, values=IN_NATS).drop(columns="num_seeds")
+    table = ordered(over_seeds(per_seed).merge(in_nats, "left", ROW), sizes)
+    return Analysis(table, per_seed, ratios, fits, missing)
+
+
+def _minus_filtering(ratios: pd.DataFrame, declared: pd.DataFrame) -> pd.DataFrame:
+    """Returns VIEW and CLASSES with MINUS_FILTERING, `mean` over the profiles that filtering has
+    too."""
+    columns = {name: name + MINUS_FILTERING for name in CLASSES}
+    is_theirs, same = ratios["method"] == FILTERING, ["size", "seed", "profile", "domain", "class"]
+    both = ratios[~is_theirs].merge(
+        ratios.loc[is_theirs, [*same, "loss"]], on=same, suffixes=("", "_filtering")
+    )
+    if both.empty:
+        return pd.DataFrame(columns=[*VIEW, *columns.values()])
+    both = both.assign(compute_ratio=both["loss"] - both["loss_filtering"])
+    theirs = declared.loc[declared["method"] == FILTERING, ["size", "profile"]]
+    found, _ = per_seed_frame(both, declared.merge(theirs.drop_duplicates()))
+    return found[[*VIEW, *CLASSES]].rename(columns=columns)
 
 
 def _compared(
@@ -165,7 +196,9 @@ def _compared(
     ratios, unknown = compute_ratio_frame(evaluations, references)
     elicited, unattacked = elicited_ratios(attacks, ratios, references)
     joined = pd.concat([ratios, elicited]) if len(elicited) else ratios
-    joined = joined.assign(compute_ratio=joined["compute_ratio"].astype(float).where(np.isfinite))
+    numbers = {n: joined[n].astype(float).where(np.isfinite) for n in ("loss", "compute_ratio")}
+    joined = joined.assign(**numbers)
+    joined = joined.assign(**{PER_NAT: slopes(joined, references)})
     if intervals == JACKKNIFE:
         joined = joined.assign(**{PSEUDO: pseudo_values(joined, references)})
     fits = fits_frame(references)
@@ -371,6 +404,13 @@ def readable_table(table: pd.DataFrame) -> pd.DataFrame:
     return with_intervals(table, names, shown).assign(num_seeds=table["num_seeds"])
 
 
+def nats_table(table: pd.DataFrame) -> pd.DataFrame:
+    """Writes the losses of table.csv as `readable_table` does its classes."""
+    shown, write = [n for n in IN_NATS if table[n].notna().any()], partial(interval_text, digits=4)
+    texts = {name.replace("_", " "): interval_texts(table, name, write) for name in shown}
+    return table.loc[:, : CLASSES[0]].iloc[:, :-1].assign(**texts)
+
+
 def with_intervals(
     frame: pd.DataFrame, names: Sequence[str], values: Sequence[str]
 ) -> pd.DataFrame:
@@ -407,15 +447,19 @@ def points_of(frame: pd.DataFrame, name: str) -> Sequence[tuple[float, ...]]:
     return frame.get(name + POINTS, [()] * len(frame))
 
 
-def interval_text(mean: float, low: float, high: float, points: Sequence[float] = ()) -> str:
+def interval_text(
+    mean: float, low: float, high: float, points: Sequence[float] = (), digits: int = 3
+) -> str:
     """Returns `mean [low, high]`, `mean (point, point)` of two points, else the mean alone.
 
     Nothing without a mean.
     """
     if np.isnan(mean):
         return ""
-    listed = f" ({', '.join(f'{point:.3f}' for point in points)})" if points else ""
-    return f"{mean:.3f}" + (listed if np.isnan(low) else f" [{low:.3f}, {high:.3f}]")
+    mean, low, high, *listed = (f"{number:.{digits}f}" for number in (mean, low, high, *points))
+    if low == "nan":
+        return mean + (f" ({', '.join(listed)})" if listed else "")
+    return f"{mean} [{low}, {high}]"
 
 
 def short_text(mean: float, low: float, high: float, points: Sequence[float] = ()) -> str:

@@ -4,11 +4,12 @@ A claim says that a seed-paired difference, left - right, lies in a range. The v
 the 90% t-interval of the mean difference lies wholly inside the range, "disagree" if wholly
 outside. Where the unit's error is known, that of a curve that no seed fits, it is added in
 quadrature to the interval's half-width. If it alone reaches the claim's margin, the claim is "not
-measurable here". Where it is not known there is no verdict, except on numbers of others, which are
-judged over seeds alone, as their authors do. One or two seeds have no interval, nor has a
-difference without pseudo-values: the verdict then rests on the difference and the unit's error
-alone, and says so. Each verdict comes with the smallest true difference that as many seeds with
-this spread would show, and with the verdict that Holm's correction leaves of it among all claims.
+measurable here", and judged in nats beside it. Where it is not known there is no verdict, except on
+numbers of others, which are judged over seeds alone, as their authors do. One or two seeds have no
+interval, nor has a difference without pseudo-values: the verdict then rests on the difference and
+the unit's error alone, and says so. Each verdict comes with the smallest true difference that as
+many seeds with this spread would show, and with the verdict that Holm's correction leaves of it
+among all claims.
 """
 
 import math
@@ -43,7 +44,9 @@ from gram_platform.analysis.localization import CONTROL, FORGET, RETAIN
 from gram_platform.analysis.ratios import ALL, MEAN
 from gram_platform.analysis.tables import (
     CLASSES,
+    NATS,
     NUM_DOMAINS,
+    SLOPE,
     averaged_profiles,
     interval_text,
     pair_means,
@@ -122,6 +125,9 @@ class Judgement:
 
 JUDGEMENT_COLUMNS = [field.name for field in fields(Judgement)]
 PAPER_COLUMNS = [*JUDGEMENT_COLUMNS, PROFILE, "paper", "source", "size", VARIANT, EXPLANATION]
+NATS_VERDICT = "nats_verdict"
+CLAIM_NATS = (NATS_VERDICT, "nats_difference", "nats_low", "nats_high", "nats_margin")
+PAPER_COLUMNS += CLAIM_NATS
 
 
 def judge(
@@ -246,10 +252,14 @@ def paper_claims(
     `parameters` of the sizes, if their names are no numbers.
 
     Returns the columns of `claims_frame`, the `profile` of the sides, `paper` (the difference in
-    the paper's table), `source`, the `size` and `variant` of the judgement, and where a claim that
-    is not measurable here could be decided. Claims of which no seed has both sides are left out.
+    the paper's table), `source`, the `size` and `variant` of the judgement, where a claim that
+    is not measurable here could be decided, CLAIM_NATS. Claims without a seed of both are left out.
     """
     rows, spread = [], pseudo_frame(per_seed, CLASSES)
+    in_nats = [
+        per_seed.assign(**{n: per_seed.get(n + suffix, math.nan) for n in CLASSES})
+        for suffix in (NATS, SLOPE)
+    ]
     compared = compared or shared_profile(per_seed)
     sizes, variants = _values(per_seed, "size"), _values(per_seed, VARIANT)
     numbers = [(parameters or {}).get(size) or size_key(size)[1] for size in sizes]
@@ -275,9 +285,12 @@ def paper_claims(
                     row["paper"] = paper_difference(study, claim, variant, variants)
                 error = _unit_error(unit_error, claim, size, weights)
                 row |= vars(judge(claim.text, left, right, claim.within, error, pseudo))
+                nats = _nats(in_nats, claim, size, variant)
                 if row["verdict"] == NOT_MEASURABLE:
                     row[EXPLANATION] = _decidable(claim)
-                rows.append(row)
+                else:
+                    nats[NATS_VERDICT] = ""
+                rows.append(row | nats)
     return pd.DataFrame(rows, columns=PAPER_COLUMNS)
 
 
@@ -296,9 +309,32 @@ def _unit_error(
     if weights:
         known = [errors.get((at, claim.left.name), NOT_KNOWN).ratio for at in weights]
         return math.hypot(*np.multiply(known, [*weights.values()]))
-    if len({(side.variant, side.name) for side in claim.terms}) == 1:
+    if _is_one_class(claim):
         return errors.get(ends[0], NOT_KNOWN).difference
     return math.hypot(*(errors.get(end, NOT_KNOWN).ratio for end in ends))
+
+
+def _is_one_class(claim: Claim) -> bool:
+    return len({(side.size, side.variant, side.name) for side in claim.terms}) == 1
+
+
+def _nats(
+    frames: Sequence[pd.DataFrame], claim: Claim, size: str, variant: str
+) -> dict[str, str | float]:
+    """Returns CLAIM_NATS of a claim with a margin about one class, at one size and variant.
+
+    `frames` have losses and slopes in place of ratios. A lower loss is better, so that the range,
+    over the right side's mean slope, changes its sign.
+    """
+    numbers = ("", *[math.nan] * 4)
+    if math.isfinite(margin(claim.within)) and _is_one_class(claim):
+        (left, right), (_, slopes) = (_sides(frame, claim, size, variant) for frame in frames)
+        if slopes and set(left) & set(right):
+            slope = float(np.mean([*slopes.values()]))
+            ends = -claim.within.right / slope, -claim.within.left / slope
+            found = judge("", left, right, within := pd.Interval(*ends, closed="neither"))
+            numbers = found.verdict, found.difference, found.low, found.high, margin(within)
+    return dict(zip(CLAIM_NATS, numbers, strict=True))
 
 
 def _decidable(claim: Claim) -> str:
@@ -450,11 +486,13 @@ def _published_words(theirs: pd.DataFrame, claim: str, size: str, variant: str) 
 
 
 def concluded(claims: pd.DataFrame, preset: str) -> pd.DataFrame:
-    """Adds the last columns, EXPLANATION and HOLM; UNJUDGED_PRESET leaves no verdict."""
+    """Adds the last columns, EXPLANATION, HOLM, CLAIM_NATS; UNJUDGED_PRESET leaves no verdict."""
     if preset == UNJUDGED_PRESET:
-        claims = claims.assign(**{"verdict": "", EXPLANATION: ""})
+        judged = claims.columns.intersection(["verdict", EXPLANATION, NATS_VERDICT])
+        claims = claims.assign(**dict.fromkeys(judged, ""))
     last = {EXPLANATION: claims.get(EXPLANATION, ""), HOLM: _holm(claims)}
-    return claims.drop(columns=EXPLANATION, errors="ignore").assign(**last)
+    last |= {name: claims[name] for name in CLAIM_NATS if name in claims}
+    return claims.drop(columns=[*last], errors="ignore").assign(**last)
 
 
 def in_family(claims: pd.DataFrame) -> pd.Series:

@@ -7,14 +7,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.ratios import method_key, profile_key, seed_key, size_key
 from gram_platform.analysis.tables import (
+    CLASSES,
+    NATS_COLUMNS,
     TABLE_COLUMNS,
     StudyLosses,
     analyse,
     averaged_profiles,
     domain_table,
     interval_cell,
+    nats_table,
     pair_means,
     short_text,
     table_csv,
@@ -51,7 +55,7 @@ def analysis():
 
 def test_schema_and_order(analysis):
     table = analysis.table
-    assert table_csv(table).splitlines()[0].split(",") == TABLE_COLUMNS
+    assert table_csv(table).splitlines()[0].split(",") == TABLE_COLUMNS + NATS_COLUMNS
     assert TABLE_COLUMNS[:6] == ["method", "size", "profile", "core", "core_low", "core_high"]
     assert TABLE_COLUMNS[-4:] == ["elicited", "elicited_low", "elicited_high", "num_seeds"]
     assert list(dict.fromkeys(table["method"])) == ["baseline", "filtering", "gram"]
@@ -283,7 +287,7 @@ def test_one_seed_has_a_mean_and_no_interval():
 def test_nothing_at_all():
     analysis = analyse(StudyLosses(evaluations().iloc[:0], curves().iloc[:0]))
     assert analysis.table.empty
-    assert table_csv(analysis.table).split() == [",".join(TABLE_COLUMNS)]
+    assert table_csv(analysis.table).split() == [",".join(TABLE_COLUMNS + NATS_COLUMNS)]
     assert format_table(analysis.table).split() == ["method", "size", "profile", "seeds"]
 
 
@@ -334,6 +338,73 @@ def test_a_spreadsheet_runs_no_cell():
     for fractions in (None, "%.6g"):  # of searches
         assert table_csv(values, fractions) == values.to_csv(index=False, float_format=fractions)
         assert f"'{FORMULAS[0]}" in table_csv(frame, fractions)
+
+
+def loss_of(method: str, seed: str, profile: str, domain: str) -> float:
+    ratio = planted_ratio(method, "tiny", seed, profile, domain)
+    return float(loss_at("tiny", domain, NUM_STEPS * ratio))
+
+
+def test_losses_in_nats_are_means_over_domains_then_over_seeds(analysis):
+    """Of the profile core, which forgets two domains."""
+    means = [
+        np.mean([loss_of("gram", seed, "core", d) for d in ("biology", "chemistry")])
+        for seed in SEEDS
+    ]
+    found = row(analysis.table, "gram", "tiny", "core")
+    names = ("forget_nats", "forget_nats_low", "forget_nats_high")
+    assert [found[name] for name in names] == pytest.approx(t_interval(means))
+    assert np.isnan(found["retain_nats"])
+
+
+def test_differences_from_filtering_are_paired_by_seed_on_the_profiles_of_both(analysis):
+    """Filtering has core+biology alone, so that GRAM's mean is compared there."""
+    differences = [
+        np.subtract(*(loss_of(m, seed, "core+biology", "core") for m in ("gram", "filtering")))
+        for seed in SEEDS
+    ]
+    name = "core_nats_minus_filtering"
+    for profile in ("core+biology", "mean"):
+        found = row(analysis.table, "gram", "tiny", profile)
+        ends = [found[name + end] for end in ("", "_low", "_high")]
+        assert ends == pytest.approx(t_interval(differences))
+    for method, profile in (("gram", "core"), ("filtering", "mean"), ("baseline", "all")):
+        assert np.isnan(row(analysis.table, method, "tiny", profile)[name])
+
+
+def test_a_seed_without_filtering_has_no_difference():
+    views = evaluations(("tiny",))
+    lacking = (views["method"] == "filtering") & (views["seed"] == "1")
+    analysis = analyse(StudyLosses(views[~lacking], curves(("tiny",)), declared=views))
+    found = analysis.per_seed.query("method == 'gram' and profile == 'mean'").set_index("seed")
+    assert found["core_nats_minus_filtering"].notna().to_dict() == {
+        "0": True,
+        "1": False,
+        "2": True,
+    }
+    alone = analyse(StudyLosses(views[views["method"] != "filtering"], curves(("tiny",))))
+    assert alone.table.filter(NATS_COLUMNS[-12:]).isna().all(axis=None)
+    assert "core nats minus filtering" not in nats_table(alone.table)
+
+
+def test_a_ratio_is_worth_its_slope_in_nats(analysis):
+    """The planted curve's, by a difference quotient."""
+    rows = analysis.per_seed.query("method == 'filtering' and size == 'tiny' and profile == 'mean'")
+    for seed, slope in zip(rows["seed"], rows["core_ratio_per_nat"], strict=True):
+        ratio = planted_ratio("filtering", "tiny", seed, "core+biology", "core")
+        near = np.array([ratio - 1e-4, ratio + 1e-4])
+        quotient = 2e-4 / -np.diff(loss_at("tiny", "core", NUM_STEPS * near))[0]
+        assert slope == pytest.approx(quotient, rel=1e-4)
+
+
+def test_losses_of_the_report_have_four_digits(analysis):
+    shown = nats_table(analysis.table)
+    assert list(shown)[3:] == [
+        *(f"{name} nats" for name in CLASSES[:3]),
+        *(f"{name} nats minus filtering" for name in CLASSES[:3]),
+    ]
+    first = shown.query("method == 'gram' and size == 'tiny' and profile == 'mean'").iloc[0]
+    assert first["core nats minus filtering"] == "0.0108 [0.0104, 0.0112]"
 
 
 def test_text_for_a_terminal(analysis):

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from benchmarks.unit_coverage import COMPARED, false_agrees
+from benchmarks.unit_coverage import COMPARED, false_agrees, false_agrees_in_nats
 from gram_platform.analysis.calibration import (
     DIFFERENCE_LAGS,
     ERROR_COLUMNS,
@@ -159,6 +159,15 @@ def test_agree_at_a_boundary_is_rare_whether_the_unit_dominates_or_not(compared,
     assert shares["agree"] < 0.06
     assert shares["coverage"] > 0.89
     assert (shares["one_sigma"] > 0.1) == (dominance > 10.0)
+
+
+def test_a_verdict_in_nats_holds_its_level_unless_seeds_are_quiet_and_the_slope_is_off():
+    exact, coarse, quiet = (
+        false_agrees_in_nats(*case, num_seeds=3, num_studies=50_000)
+        for case in ((10.0, 0.0), (1.0, 0.1), (10.0, 0.1))
+    )
+    assert [exact, coarse] == pytest.approx([0.05, 0.05], abs=0.005)
+    assert quiet > 0.08
 
 
 def test_what_ships_was_measured():

@@ -7,7 +7,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gram_platform.analysis.tables import POINTS, TABLE_COLUMNS, StudyLosses, analyse
+from gram_platform.analysis.tables import (
+    NATS_COLUMNS,
+    POINTS,
+    TABLE_COLUMNS,
+    StudyLosses,
+    analyse,
+)
 from gram_platform.analysis.variants import analyse_variants
 from gram_platform.pages.figures.variants import variant_figure
 from gram_platform.paper.claims import CLAIMS, paper_difference
@@ -50,7 +56,7 @@ def cell(
 def test_each_variant_is_compared_with_its_baselines(frames):
     analysis = analyse_variants(StudyLosses(*frames), VARIANTS)
     columns = [name for name in analysis.table if not name.endswith(POINTS)]
-    assert columns == ["variant", *TABLE_COLUMNS]
+    assert columns == ["variant", *TABLE_COLUMNS, *NATS_COLUMNS]
     plain = analyse(StudyLosses(evaluations(), curves()))
     own = (
         analysis.table[analysis.table["variant"] == "heterogeneous"]

@@ -14,12 +14,13 @@ from gram_platform.analysis.tables import CLASSES, NUM_DOMAINS, StudyLosses, ana
 from gram_platform.analysis.trends import fall_weights
 from gram_platform.pages.index import Shown
 from gram_platform.pages.report.build import headline_sections
-from gram_platform.pages.report.claims import claim_sections, readable_claims
+from gram_platform.pages.report.claims import claim_sections, claims_matrix, readable_claims
 from gram_platform.pages.results.record import Card
 from gram_platform.pages.results.results import count_verdicts, summary_text
 from gram_platform.pages.results.results import judged as judged_claims
 from gram_platform.paper.claims import CLAIMS, COMPARED, POSITIVE, alike, not_above, not_below
 from gram_platform.paper.verdicts import (
+    CLAIM_NATS,
     VERDICTS,
     Judgement,
     claims_frame,
@@ -217,6 +218,69 @@ def test_what_is_not_measurable_here_says_where_it_could_be_decided():
     assert verdict_counts(claims["verdict"]).split(", ")[3] == counted
     card = Card(verdicts=count_verdicts(claims))
     assert counted in Shown("", "", card, (), "", "", ()).verdicts.split(", ")
+
+
+COARSE = {(size, name): UnitError(0.2, 0.2) for size in SIZES for name in CLASSES}
+
+
+def in_nats(per_seed: pd.DataFrame, left: str, right: str, errors=COARSE) -> pd.Series:
+    """The row of a claim of the scaling study at tiny."""
+    claims = paper_claims(per_seed, "scaling", unit_error=errors).set_index(["claim", "size"])
+    return claims.loc[(claim_of("scaling", left, right), "tiny")]
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "allowed"), [("core", 1.0, 0.06), ("retain", 1.0, 0.06), ("forget", -1.0, 0.1)]
+)
+def test_a_margin_in_nats_is_the_ratios_over_the_slope_at_filterings_loss(name, side, allowed):
+    """Core and retain may be above by it, forget below by it; a nat to either side decides."""
+    per_seed = analysed().per_seed
+    theirs = per_seed.query("method == 'filtering' and size == 'tiny' and profile == 'mean'")
+    ours = (per_seed["method"] == "gram") & (per_seed["profile"] == "core+biology")
+    margin = allowed / theirs[f"{name}_ratio_per_nat"].mean()
+    found = in_nats(per_seed, f"gram {name}", f"filtering {name}")
+    assert found["nats_margin"] == pytest.approx(margin)
+    for times, verdict in ((0.9, "agree"), (1.1, "disagree")):
+        moved = per_seed.copy()
+        by = side * times * margin - found["nats_difference"]
+        moved.loc[ours, f"{name}_nats"] += by
+        again = in_nats(moved, f"gram {name}", f"filtering {name}")
+        assert again["nats_verdict"] == verdict
+        assert again["verdict"] == "not measurable here"
+        assert again["nats_difference"] == pytest.approx(side * times * margin)
+        assert again["nats_high"] - again["nats_low"] == pytest.approx(
+            found["nats_high"] - found["nats_low"]
+        )
+
+
+def test_nats_decide_only_where_the_unit_decides_nothing():
+    per_seed = analysed().per_seed
+    for errors in (None, {}, {key: UnitError(0.0, 0.0) for key in COARSE}):
+        row = in_nats(per_seed, "gram core", "filtering core", errors)
+        assert row["nats_verdict"] == ""
+        assert math.isfinite(row["nats_difference"])
+    # Two classes have no margin.
+    row = in_nats(per_seed, "gram retain", "gram forget")
+    assert row["nats_verdict"] == ""
+    assert math.isnan(row["nats_difference"])
+    # Numbers of others may have no losses.
+    plain = per_seed[["method", "size", "profile", "seed", *CLASSES, *NUM_DOMAINS.values()]]
+    plain = plain.assign(retained=per_seed["retained"])
+    row = in_nats(plain, "gram core", "filtering core")
+    assert row["nats_verdict"] == ""
+    assert math.isnan(row["nats_margin"])
+
+
+def test_pages_show_verdicts_in_nats_beside_those_of_ratios():
+    claims = concluded(paper_claims(analysed().per_seed, "scaling", unit_error=COARSE), "demo")
+    assert list(claims)[-5:] == list(CLAIM_NATS)
+    assert not concluded(claims, "smoke")["nats_verdict"].any()
+    cells = claims_matrix(claims).set_index("claim")
+    core = claim_of("scaling", "gram core", "filtering core")
+    assert cells.loc[core, "tiny"] == "\u2013 not measurable here (in nats: agree)"
+    shown = readable_claims(claims).set_index(["claim", "size"])
+    assert shown.loc[(core, "tiny"), "nats_difference"] == pytest.approx(0.0108, abs=5e-5)
+    assert "nats_verdict" not in readable_claims(paper_claims(analysed().per_seed, "scaling"))
 
 
 def test_two_seeds_have_their_points_and_no_interval():

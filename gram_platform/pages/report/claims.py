@@ -28,9 +28,11 @@ from gram_platform.paper.claims import ABOVE, BELOW
 from gram_platform.paper.verdicts import (
     AGREE,
     CANNOT_TELL,
+    CLAIM_NATS,
     DISAGREE,
     EXPLANATION,
     HOLM,
+    NATS_VERDICT,
     NO_INTERVAL,
     NOT_MEASURABLE,
     POINTS,
@@ -51,9 +53,10 @@ on the other side; "{CANNOT_TELL}": it crosses. Of one or two seeds, which have 
 "{AGREE}{NO_INTERVAL}" and "{DISAGREE}{NO_INTERVAL}" name only the side of the difference; round
 brackets hold the two differences of two. "Unit": the half-width of the 90% interval of the unit's
 error, that of a curve which no seed fits, measured on baselines of known length; the verdict adds
-it in quadrature to the interval's half-width. "{NOT_MEASURABLE}": it alone reaches the margin. No
-verdict: it is not known. Detectable: the smallest true difference that as many seeds with this
-spread would show four times in five."""
+it in quadrature to the interval's half-width. "{NOT_MEASURABLE}": it alone reaches the margin. A
+claim about one class is then judged in nats, over seeds alone, with the ratio's margin over the
+slope of ratio against loss on the right. No verdict: it is not known. Detectable: the
+smallest true difference that as many seeds with this spread would show four times in five."""
 FAMILY = """If each of these {number} claims were at its boundary, {expected:.1f} false "agree"
 would be expected. Holm: the verdict left if one study in twenty may have any false "agree"."""
 MARGINS_TEXT = f"""The margins are the same in every study: core and retain no more than {BELOW:.2f}
@@ -64,9 +67,9 @@ MARKS = {AGREE: "\u2713", CANNOT_TELL: "?", DISAGREE: "\u2717", NOT_MEASURABLE: 
 # The column of claims that compare sizes.
 OVER_SIZES = "over sizes"
 SHOWN_OF_CLAIMS = ("verdict", HOLM, "claim", PROFILE, VARIANT, "size", "difference", "detectable")
-SHOWN_OF_CLAIMS += ("num_seeds", "published", "paper", "source", EXPLANATION)
+SHOWN_OF_CLAIMS += ("num_seeds", *CLAIM_NATS, "published", "paper", "source", EXPLANATION)
 # Columns that may be empty.
-PARTIAL = (PROFILE, "size", VARIANT, UNIT_ERROR, "published", "paper", EXPLANATION)
+PARTIAL = (PROFILE, "size", VARIANT, UNIT_ERROR, "published", "paper", EXPLANATION, *CLAIM_NATS)
 
 
 def claim_sections(study: Results) -> list[Section]:
@@ -120,7 +123,9 @@ def claims_matrix(claims: pd.DataFrame) -> pd.DataFrame:
         for at, verdict in group["verdict"].items():
             corrected = group[HOLM][at] if HOLM in group else verdict
             text = f"{MARKS.get(verdict.removesuffix(NO_INTERVAL), '')} {verdict or 'no verdict'}"
-            marks[sizes[at]] = text + f" (Holm: {corrected})" * (corrected != verdict)
+            text += f" (Holm: {corrected})" * (corrected != verdict)
+            nats = group[NATS_VERDICT][at] if NATS_VERDICT in group else ""
+            marks[sizes[at]] = text + f" (in nats: {nats})" * bool(nats)
         said = {name: "; ".join(filter(None, dict.fromkeys(group[name]))) for name in texts}
         rows.append({**dict(zip(names, key, strict=True)), **marks, **said})
     return pd.DataFrame(rows)

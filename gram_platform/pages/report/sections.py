@@ -12,6 +12,7 @@ from gram_platform.analysis.tables import (
     averaged_profiles,
     domain_table,
     interval_text,
+    nats_table,
     readable_table,
     table_csv,
 )
@@ -51,6 +52,8 @@ all. The result is the best loss on validation data: this choice follows the pap
 attacker. No attack trains on validation data."""
 ABOUT_FITS = f"""A fit is at its bound if the shift s0 is at an end of its range, and poor if its
 residual is above that of every published curve, {PUBLISHED_STEP_RMS[1]:.0%} of the steps."""
+NATS = """Mean validation losses with 90% t-intervals over seeds, lower is better, and their
+differences from filtering's, paired by seed, on the profiles that both have."""
 AT_ITS_SCALE = (
     "Our numbers stand beside them for reading, and are compared only at the paper's scale."
 )
@@ -223,6 +226,11 @@ def missing_sections(missing: pd.DataFrame) -> list[Section]:
 def capabilities_section(study: Results) -> Section:
     table = renamed(readable_table(study.table), study.record.varies)
     return Section("Capabilities", _progress(study.runs), table=table, table_is_open=True)
+
+
+def nats_section(study: Results) -> Section:
+    table = renamed(nats_table(study.table), study.record.varies)
+    return Section("Losses in nats a token", NATS, table=table)
 
 
 def attack_sections(study: Results) -> list[Section]:

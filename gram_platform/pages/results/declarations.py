@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.ratios import ELICITED
-from gram_platform.analysis.tables import TABLE_COLUMNS
+from gram_platform.analysis.tables import NATS_COLUMNS, TABLE_COLUMNS
 from gram_platform.config.identity import InvalidField, invalid, one_of
 from gram_platform.config.plain import from_plain, overlaid
 from gram_platform.methods.nodes import BASELINE, VARIANT
@@ -24,7 +24,7 @@ from gram_platform.paper.verdicts import EXPLANATION, JUDGEMENT_COLUMNS
 
 # Not allowed as `varies`: other columns of the tables in which it is one.
 NOT_NAMES = (*TABLE_COLUMNS, *JUDGEMENT_COLUMNS, "seed", "retained", "domain", "class")
-NOT_NAMES += ("compute_ratio", "runs", "from", "paper", "published", EXPLANATION)
+NOT_NAMES += (*NATS_COLUMNS, "compute_ratio", "runs", "from", "paper", "published", EXPLANATION)
 
 
 @dataclass(frozen=True)
