@@ -65,5 +65,5 @@ def aligned(lines: Sequence[Sequence[str]], num_texts: int | None = None) -> str
         width = widths[place]
         return cell.ljust(width) if place < num_left else cell.rjust(width)
 
-    padded = ("  ".join(pad(*pair) for pair in enumerate(line)) for line in lines)
+    padded = ("  ".join(pad(place, c) for place, c in enumerate(line)) for line in lines)
     return "\n".join(line.rstrip() for line in padded)

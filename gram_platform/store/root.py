@@ -147,7 +147,8 @@ class Store:
         An object store is listed twice, for runs and evaluations, and leaves out nodes that nobody
         has begun.
         """
-        directories, folder = (self.node(*node) for node in nodes), self._folder
+        directories = (self.node(kind, node_id) for kind, node_id in nodes)
+        folder = self._folder
         if not isinstance(folder, RemoteFolder):
             return {node.node_id: _finished(node) for node in directories}
         listed = {

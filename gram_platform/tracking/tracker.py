@@ -212,7 +212,7 @@ class Tracker:
                 if key not in run.data.params
             ]
             tags |= {**content.code_tags(study.code), content.NOTE: text_for_people(note)}
-            new_tags = [RunTag(*tag) for tag in tags.items()]
+            new_tags = [RunTag(key, value) for key, value in tags.items()]
             client.log_batch(run.info.run_id, params=missing, tags=new_tags)
             self._connection.write_artifacts(run.info.run_id, {**study.files, **pages})
             lines = [run for run in present if run.data.tags.get(content.KIND) == LINE]
