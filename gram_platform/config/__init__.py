@@ -49,21 +49,12 @@ RECIPE_VERSION = 1
 CROSS_ENTROPY = Objective()
 # A route's modules are bits of one integer.
 MAX_MODULES = 60
-# Micro-batches of each domain in one probe, at most.
 MOST_PROBED = 4
 
 
 class State(StrEnum):
-    """Names the state of a run, an evaluation or a trial.
-
-    Storages, frames, MLflow's tags and pages spell it so.
-    """
-
-    # It has its result.
     COMPLETE = "complete"
-    # A process holds its lease.
     RUNNING = "running"
-    # Its last attempt ended with an error.
     FAILED = "failed"
     # Of a trial that failed: its loss became non-finite.
     DIVERGED = "diverged"
@@ -71,7 +62,6 @@ class State(StrEnum):
     INTERRUPTED = "interrupted"
     # Of a trial: none of its nodes has started.
     WAITING = "waiting"
-    # It was never attempted.
     ABSENT = "absent"
     # Of a study's node: the storage has nothing of it.
     MISSING = "missing"
@@ -79,7 +69,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One complete training stage. Equal configs are the same run."""
+    """One complete training stage."""
 
     model: ModelConfig
     data: DataConfig
@@ -145,10 +135,6 @@ class RunConfig:
             self._check_probes()
 
     def _check_unlearning(self) -> None:
-        """ValueError unless unlearning is possible.
-
-        Windows need as many forget as other micro-batches, and a steered layer must exist.
-        """
         forget = sum(d.num_draws for d in self.data.domains if d.name in self.objective.forget)
         if 2 * forget != self.data.num_draws:
             raise invalid(
@@ -172,7 +158,6 @@ class RunConfig:
             )
 
     def _check_frozen_core(self) -> None:
-        """ValueError unless every batch trains a module."""
         without = [d.name for d in self.data.domains if d.name not in self.model.module_domains]
         if without and not (
             without == [CORE] and self.model.modules and self.routing.p_core_robust == 1.0
@@ -181,10 +166,6 @@ class RunConfig:
             raise invalid("routing.freeze_core", True, allowed)
 
     def _check_probes(self) -> None:
-        """ValueError unless the run can have probes.
-
-        These measure unlabelled batches' gradients in the modules.
-        """
         points = self.eval_points
         if points.num_probes > self.num_steps:
             raise invalid(
@@ -199,15 +180,12 @@ class RunConfig:
 
     @property
     def num_probed(self) -> int:
-        """Number of micro-batches of each domain's validation split in one probe."""
+        """Number of each domain's validation micro-batches in one probe."""
         return min(MOST_PROBED, self.eval_points.num_sequences // self.micro_batch)
 
     @property
     def route_unit(self) -> int:
-        """Number of sequences that share one route.
-
-        It is a micro-batch, or a window under uniform accumulation.
-        """
+        """Number of sequences that share one route: a micro-batch, or a window if uniform."""
         return self.micro_batch if self.routing.accumulation == "heterogeneous" else self.batch_size
 
     @property
@@ -228,12 +206,10 @@ class RunConfig:
 
 
 def hash_run(run: RunConfig | Mapping) -> str:
-    """Makes the `run_id` of a run, or of its plain JSON."""
     return short_hash({"recipe_version": RECIPE_VERSION, "run": run})
 
 
 def run_from_plain(plain: Mapping) -> RunConfig:
-    """Reads a run from the JSON that `to_plain` gives, and validates it."""
     return from_plain(RunConfig, plain)
 
 

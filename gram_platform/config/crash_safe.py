@@ -28,11 +28,10 @@ UNSYNCED = {errno.EINVAL, errno.ENOTSUP}
 
 @contextlib.contextmanager
 def whole_file(path: str | Path, durable: bool = False) -> Iterator[str]:
-    """Yields a temporary path to fill.
+    """Yields a temporary path to fill, which replaces `path` when the block ends well.
 
-    When the block ends well, that file replaces `path` in one step. Readers see the former file or
-    the new one. `durable` content survives a crash of the machine, and so does the name after
-    `sync` of the folder.
+    Readers see the former file or the new one. `durable` content survives a crash of the machine,
+    and so does the name after `sync` of the folder.
     """
     with temporary_beside(path) as temporary:
         yield temporary
@@ -43,10 +42,7 @@ def whole_file(path: str | Path, durable: bool = False) -> Iterator[str]:
 
 @contextlib.contextmanager
 def temporary_beside(path: str | Path) -> Iterator[str]:
-    """Yields a hidden path in the same folder, named after `path` and this process.
-
-    Removes it after the block.
-    """
+    """Yields a hidden path in the same folder, and removes it after the block."""
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".tmp-{os.getpid()}-{secrets.token_hex(4)}.{name}")
     try:
@@ -69,10 +65,7 @@ def sync(path: str) -> None:
 
 
 def kind_of(path: str | Path) -> str:
-    """Says what has this name, a link itself included.
-
-    "a file", "a folder", "a link", "a pipe"..., "" for nothing.
-    """
+    """Says what has this name, a link itself included: "a file", "a pipe"..., "" for nothing."""
     try:
         return KIND_OF_MODE[stat.S_IFMT(os.lstat(path).st_mode)]
     except (FileNotFoundError, NotADirectoryError):
@@ -80,10 +73,7 @@ def kind_of(path: str | Path) -> str:
 
 
 def special_entries(folder: str | Path) -> Iterator[tuple[str, str]]:
-    """Yields (path, kind) of all that is neither file nor folder in a folder and the folders below.
-
-    Follows no link.
-    """
+    """Yields (path, kind) of all that is neither file nor folder, at any depth; follows no link."""
     folders = [os.fspath(folder)]
     while folders:
         with (
@@ -98,10 +88,7 @@ def special_entries(folder: str | Path) -> Iterator[tuple[str, str]]:
 
 
 def remove_whole(path: str | Path) -> None:
-    """Removes a folder with everything in it, or the link or pipe that has its name.
-
-    Leaves what it cannot remove.
-    """
+    """Removes a folder with its content, or the link or pipe of this name, as far as it can."""
     # `rmtree` opens what it is given, and would wait for a pipe.
     if kind_of(path) == A_FOLDER:
         shutil.rmtree(path, ignore_errors=True)
@@ -111,10 +98,9 @@ def remove_whole(path: str | Path) -> None:
 
 
 def require_plain(folder: str | Path) -> None:
-    """ValueError if a folder of a storage, or one below it, is a link.
+    """ValueError if a storage's folder is a link, or has anything but files and folders.
 
-    Also if anything else but files and folders is in it. A link may lead anywhere on this machine,
-    and whoever can write the storage can make one.
+    A link may lead anywhere on this machine, and whoever can write the storage can make one.
     """
     if (kind := kind_of(folder)) not in (A_FOLDER, ""):
         raise unplain(folder, kind, A_FOLDER)
@@ -123,7 +109,7 @@ def require_plain(folder: str | Path) -> None:
 
 
 def unplain(path: str | Path, kind: str, expected: str) -> ValueError:
-    """Makes the error for what has the place of a file or a folder of a storage."""
+    """Makes the error for what has the place of a storage's file or folder."""
     remedy = "remove it; to use another disk, mount it there or name a folder on it by --storage"
     return invalid("storage", str(path), f"{expected}, found {kind}: {remedy}")
 
@@ -131,7 +117,7 @@ def unplain(path: str | Path, kind: str, expected: str) -> ValueError:
 def missing_right(path: str | Path) -> str:
     """Says what this user may not do with a file or folder; "" if nothing.
 
-    Of an absolute path that is absent, the nearest folder above counts.
+    If an absolute path is absent, the nearest folder above counts.
     """
     while not os.path.lexists(path):
         path = os.path.dirname(path)
@@ -142,16 +128,12 @@ def missing_right(path: str | Path) -> str:
 
 
 def require_rights(path: str | Path) -> None:
-    """PermissionError where `missing_right` has something to say."""
     if missing_right(path):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
 def make_folders(path: str, durable: bool = False) -> None:
-    """Creates a folder and its missing parents.
-
-    After a `durable` call its name survives a crash of the machine.
-    """
+    """Creates a folder and its missing parents; `durable` names survive a crash of the machine."""
     path = os.path.abspath(path)
     try:
         os.mkdir(path)
@@ -173,13 +155,13 @@ def make_folders(path: str, durable: bool = False) -> None:
 def create_database(path: Path, make: Callable[[Path], object]) -> None:
     """Has `make(path)` create an SQLite database under another name, then renames it.
 
-    So a kill leaves no half-made one. Its mode follows the umask. One process at a time may call
-    it: the leftovers of a killed one are removed.
+    So a kill leaves no half-made one. Its mode follows the umask. Only one process at a time may
+    call it, because it removes a killed one's leftovers.
     """
     unfinished = path.with_name(f".{path.name}.unfinished")
     for name in (unfinished.name, f"{unfinished.name}-journal"):
         remove_whole(path.with_name(name))
-    # SQLite would make it with a mode of its own. A journal gets the mode of its database.
+    # SQLite would choose another mode. A journal gets the mode of its database.
     unfinished.touch()
     make(unfinished)
     os.replace(unfinished, path)
@@ -188,7 +170,7 @@ def create_database(path: Path, make: Callable[[Path], object]) -> None:
 def this_place() -> str:
     """Names the machine, the running kernel and the pid namespace.
 
-    Only within these does a pid name a process. Containers may share a host name.
+    A pid names a process only within these. Containers may share a host name.
     """
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
@@ -199,10 +181,9 @@ def this_place() -> str:
 
 
 def process_is_alive(pid: int, start: int | None = None) -> bool:
-    """Tells whether a process of this machine and pid namespace runs.
+    """Returns whether a process of this machine and pid namespace runs.
 
-    Pids are reused: without its `process_start` another process may have the pid. With it, a zombie
-    is not alive.
+    Without its `process_start` another process may have the pid. With it, a zombie is not alive.
     """
     try:
         os.kill(pid, 0)
@@ -215,7 +196,7 @@ def process_is_alive(pid: int, start: int | None = None) -> bool:
 
 
 def process_start(pid: int) -> int:
-    """Clock ticks from boot to the start of a process (proc(5), stat, field 22).
+    """Returns the clock ticks from boot to a process's start (proc(5), stat, field 22).
 
     0 for zombies and without /proc.
     """

@@ -1,8 +1,8 @@
 """Ends commands: exit codes, signals, and output that a terminal or a file cannot take.
 
 0: done. 1: something failed, or the work stopped in the middle. 2: bad input, or a file that this
-user may not read or write, and nothing was started. 3: the time (or the money) that was allowed is
-used up, and work is left. 130: interrupted by Ctrl-C. 143: ended by SIGTERM.
+user may not read or write, and nothing was started. 3: the allowed time (or money) is used up, and
+work is left. 130: interrupted by Ctrl-C. 143: ended by SIGTERM.
 """
 
 import atexit
@@ -29,10 +29,8 @@ SUBMIT_AGAIN = (
 )
 # In fewer, tyro's help does not end.
 FEWEST_COLUMNS = 20
-# What the exit codes of signals say.
 SIGNALLED = {128 + signal.SIGINT: "interrupted", 128 + signal.SIGTERM: "terminated"}
 
-# Whether the work of this process has begun.
 _has_begun = False
 
 
@@ -41,17 +39,11 @@ class Stopped(RuntimeError):
 
 
 class Unavailable(Stopped):
-    """A service on the network does not answer, or says that it is overloaded.
-
-    The same request may succeed later.
-    """
+    """A service on the network does not answer or is overloaded; a later request may succeed."""
 
 
 def exit_with(work: Callable[[], int]) -> None:
-    """Ends the process with the exit code of `work`, or of the error that ended it.
-
-    See `exit_codes`.
-    """
+    """Ends the process with the exit code of `work`, or of its error, see `exit_codes`."""
     # The collections at shutdown would walk every object of torch and Ray, which takes .8 s of CPU.
     atexit.register(gc.freeze)
     outlive_output()
@@ -61,25 +53,22 @@ def exit_with(work: Callable[[], int]) -> None:
 
 
 class _Ended(SystemExit):
-    """The end of a command that has been said already."""
+    """The end of a command that was said already."""
 
 
 def begin_work() -> None:
-    """Notes that results are made from now on.
-
-    An error then has exit code 1, not 2, and what is done is kept.
-    """
+    """Notes that results are made from now on: errors have exit code 1, and results are kept."""
     global _has_begun
     _has_begun = True
 
 
 @contextlib.contextmanager
 def exit_codes(advice: str = "") -> Iterator[None]:
-    """Ends the process with a line and an exit code where the block fails.
+    """Ends the process with a line and an exit code if the block fails.
 
-    `advice` follows when work had begun. An error that is neither the input's nor the machine's
-    keeps its traceback. SIGTERM ends the block as Ctrl-C does. A user without a home is bad input:
-    MLflow and Ray cannot be imported then.
+    `advice` follows if work had begun. An error that is neither the input's nor the machine's keeps
+    its traceback. SIGTERM ends the block as Ctrl-C does. A user without a home is bad input,
+    because MLflow and Ray cannot be imported then.
     """
     global _has_begun
     _has_begun = False
@@ -87,7 +76,7 @@ def exit_codes(advice: str = "") -> Iterator[None]:
 
     def interrupt(number: int, frame: object) -> None:
         received.append(number)
-        # This exception alone passes through the waits of Ray.
+        # Only this exception passes through the waits of Ray.
         raise KeyboardInterrupt
 
     in_main_thread = threading.current_thread() is threading.main_thread()
@@ -108,9 +97,8 @@ def exit_codes(advice: str = "") -> Iterator[None]:
         _end(FAILED, f"error: {error}", error)
     except (ValueError, PermissionError) as error:
         text = f"error: {explained(error)}"
-        _end(
-            FAILED if _has_begun else BAD_INPUT, f"{text}. {advice}" if _has_begun else text, error
-        )
+        code, text = (FAILED, f"{text}. {advice}") if _has_begun else (BAD_INPUT, text)
+        _end(code, text, error)
     except OSError as error:
         if error.errno not in DISK_REFUSES:
             _note(error, advice)
@@ -125,7 +113,6 @@ def exit_codes(advice: str = "") -> Iterator[None]:
 
 
 def _note(error: Exception, advice: str) -> None:
-    """Adds the advice below the traceback of an error in the middle of the work."""
     if _has_begun and advice:
         error.add_note(advice)
 
@@ -141,21 +128,14 @@ def _end(code: int, text: str, error: BaseException) -> None:
 
 
 def explained(error: BaseException) -> str:
-    """Returns an error's text.
-
-    It names a missing permission, and a locale that can spell a name.
-    """
-    if isinstance(error, PermissionError):
-        return (error.filename and missing_right(os.path.abspath(str(error.filename)))) or str(
-            error
-        )
+    """Returns an error's text, with a missing permission or a locale that can spell a name."""
+    if isinstance(error, PermissionError) and error.filename:
+        return missing_right(os.path.abspath(str(error.filename))) or str(error)
     if not isinstance(error, UnicodeEncodeError) or error.encoding.startswith("utf"):
         return str(error)
     text = error.object if len(error.object) < 200 else error.object[error.start : error.end]
-    return (
-        f"the encoding of this locale, {error.encoding}, cannot spell {text!a}: set PYTHONUTF8=1 or"
-        " LC_ALL=C.UTF-8"
-    )
+    problem = f"the encoding of this locale, {error.encoding}, cannot spell {text!a}"
+    return f"{problem}: set PYTHONUTF8=1 or LC_ALL=C.UTF-8"
 
 
 def worst(*codes: int) -> int:
@@ -172,12 +152,12 @@ def worst(*codes: int) -> int:
 def escape_output() -> None:
     """Lets standard output and error escape what their encoding cannot spell.
 
-    Gives a terminal without a width one.
+    Also gives a terminal without a width one.
     """
     width = shutil.get_terminal_size().columns
     if "COLUMNS" in os.environ or width < FEWEST_COLUMNS:
         os.environ["COLUMNS"] = str(max(width, FEWEST_COLUMNS))
-    # A closed one would become the next file that is opened.
+    # The next opened file would take the number of a closed one.
     for number in range(3):
         try:
             os.fstat(number)
@@ -193,7 +173,7 @@ def escape_output() -> None:
 
 
 def outlive_output() -> None:
-    """Lets the process go on when its output cannot be written.
+    """Lets the process go on if its output cannot be written.
 
     Nobody reads it any more (`... | head`), or the file's disk is full.
     """
@@ -219,8 +199,6 @@ class _Outlived(io.FileIO):
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             if self.fileno() == 1:
                 with contextlib.suppress(OSError):
-                    say(
-                        f"standard output takes no more ({error.strerror}): going on without it",
-                        sys.stderr,
-                    )
+                    problem = f"standard output takes no more ({error.strerror})"
+                    say(f"{problem}: going on without it", sys.stderr)
             return memoryview(data).nbytes

@@ -15,7 +15,6 @@ from gram_platform.config.identity import sum_in_order
 from gram_platform.config.training import LLAMA
 
 GIB = 2**30
-# The bytes of one value, by precision.
 BYTES = {"float32": 4, "bfloat16": 2}
 
 
@@ -27,7 +26,6 @@ def mlp_parameters(architecture: str, d_model: int, width: int) -> int:
 
 
 def module_parameters(config: ModelConfig, domain: str) -> int:
-    """Counts the parameters of one domain's module in all layers."""
     module = next(m for m in config.modules if m.domain == domain)
     if module.kind == "lora":
         # Each projection has two low-rank factors.
@@ -51,7 +49,6 @@ def core_parameters(config: ModelConfig) -> int:
 
 
 def active_parameters(config: ModelConfig, active: Collection[str] = ()) -> int:
-    """Counts the parameters of a forward pass with these domains' modules active."""
     return core_parameters(config) + sum(module_parameters(config, d) for d in active)
 
 
@@ -81,7 +78,6 @@ def _linear(num_tokens: int, fan_in: int, fan_out: int, input_grad: bool, weight
 
 
 def _num_up(config: ModelConfig) -> int:
-    """Counts an MLP's projections to its hidden units."""
     return 2 if config.is_llama else 1
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-# From this ratio of `difflib` on, one of two words may be the other misspelt.
+# From this ratio of `difflib` on, a word may be another one misspelt.
 SIMILAR = 0.75
 # File systems allow 255, and names get suffixes.
 MAX_NAME_BYTES = 200
@@ -27,8 +27,8 @@ RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 DEEPEST = 100
 # Metadata key of a field made by `added`.
 _ADDED = "added"
-# Characters that MLflow refuses, and a slash or dot where it sees a path that could be written
-# otherwise, such as `a//b`, `/a` and `../a`.
+# Characters that MLflow rejects, and slashes and dots of paths that could be written otherwise, as
+# in `a//b`, `/a` and `../a`.
 NOT_IN_METRICS = re.compile(r"[^\w\-. /]|^/|/$|(?<=/)/|(?:^|(?<=/))\.", re.ASCII)
 # Characters with a meaning in paths and parameters, control characters and lone surrogates.
 NOT_IN_NAMES = re.compile(r"[./,+=\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -40,7 +40,7 @@ UNSEEN = re.compile(
 )
 NOT_ASCII_OR_CONTROL = re.compile("[^\t\n -~]")
 # User and password of an address, keys in its query, and the webhook in a command line. Digits
-# before a slash are a port, except in a database's address. A chart of MLflow has a public key.
+# before a slash are a port, except in a database's address. MLflow's charts have a public key.
 SECRET = re.compile(
     r"(?P<database>(?:postgres\w*|mysql|mariadb|mssql|oracle|mongodb|redis\w*)(?:\+[\w+]+)?://)"
     r"(?:[^\s/?#]*|[^\s/:@]*:[^\s@]*)(?=@)"
@@ -96,11 +96,8 @@ def require_real(
     bound = f"a finite number {'>' if open_low else '>='} {low}" + (
         "" if high == math.inf else f" and <= {high}"
     )
-    is_real = (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and abs(value) <= sys.float_info.max
-    )
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_real = is_number and abs(value) <= sys.float_info.max
     if not is_real or value < low or value > high or (open_low and value == low):
         raise invalid(field, value, bound)
 
@@ -108,10 +105,9 @@ def require_real(
 def require_fields(
     owner: str, value: Any, low: float, *names: str, high: float = math.inf, open_low: bool = False
 ) -> None:
-    """ValueError unless these fields of a dataclass lie in the range.
+    """ValueError unless these fields of a dataclass lie in the range, as integers if typed int.
 
-    They must be integers where the field's type is int. An error names a field as `owner.name`;
-    where `owner` is "" as `name`.
+    An error names a field `owner.name`, or `name` if `owner` is "".
     """
     types = {
         field.name: getattr(field.type, "__origin__", field.type)
@@ -126,21 +122,15 @@ def require_fields(
 
 
 def find_id(field: str, beginning: str, known: Collection[str], expected: str) -> str:
-    """Returns the known id that is `beginning`, or begins with it.
-
-    ValueError for none or several.
-    """
-    found = (
-        [beginning] if beginning in known else [one for one in known if one.startswith(beginning)]
-    )
+    """Returns the known id that is or begins with `beginning`; ValueError for none or several."""
+    found = [one for one in known if one.startswith(beginning)]
+    if beginning in known:
+        found = [beginning]
     if not beginning or not found:
         raise invalid(field, beginning, f"{expected}: its id, or the beginning of it")
     if len(found) > 1:
-        raise invalid(
-            field,
-            beginning,
-            f"the beginning of one id, not of {len(found)}: {', '.join(found[:6])}",
-        )
+        allowed = f"the beginning of one id, not of {len(found)}: {', '.join(found[:6])}"
+        raise invalid(field, beginning, allowed)
     return found[0]
 
 
@@ -151,18 +141,15 @@ def require_choice(field: str, value: object, choices: Iterable[str]) -> None:
 
 
 def one_of(value: object, choices: Iterable[str], of: str = "") -> str:
-    """Says what is allowed in place of a value.
-
-    This is one of the choices, or one `of` something, which are the choices.
-    """
+    """Says what is allowed in place of a value: one of the choices, or one `of` something."""
     choices = tuple(choices)
     return f"one of {of}{', '.join(choices)}{meant(value, choices)}"
 
 
 def meant(value: object, choices: Iterable[str]) -> str:
-    """Says which choices a value may be misspelt from, in the words of tyro; "" for none.
+    """Says, to end an expectation, which choices a value may be misspelt from; "" for none.
 
-    It ends an expectation.
+    The words are tyro's.
     """
     spelt = {choice.lower(): choice for choice in choices}
     similar = difflib.get_close_matches(str(value).lower(), spelt, cutoff=SIMILAR)
@@ -171,13 +158,8 @@ def meant(value: object, choices: Iterable[str]) -> str:
 
 def require_name(field: str, value: Any) -> None:
     """ValueError unless a name can also name parameters, metrics, columns and files."""
-    ok = (
-        isinstance(value, str)
-        and value
-        and value == value.strip()
-        and not NOT_IN_NAMES.search(value)
-    )
-    if not ok:
+    is_text = isinstance(value, str) and value and value == value.strip()
+    if not is_text or NOT_IN_NAMES.search(value):
         allowed = "a non-empty name without . / , + = \\, control characters or surrounding blanks"
         raise invalid(field, value, allowed)
     if len(value.encode()) > MAX_NAME_BYTES:
@@ -185,10 +167,7 @@ def require_name(field: str, value: Any) -> None:
 
 
 def metric_name(name: str) -> str:
-    """Escapes the name of a metric or tag.
-
-    A character that MLflow refuses becomes `:hexadecimal code:`.
-    """
+    """Escapes a metric's or tag's name: a character that MLflow rejects becomes `:<hex code>:`."""
     return NOT_IN_METRICS.sub(lambda match: f":{ord(match[0]):x}:", name)
 
 
@@ -206,26 +185,19 @@ def require_metric_name(field: str, value: str) -> None:
 
 
 def require_tellable(field: str, names: Collection[str], others: Iterable[str] = ()) -> None:
-    """ValueError for a new corpus's label that does not show as it is.
+    """ValueError for a new corpus's label that does not show as it is, or looks like another one.
 
-    Also for one that looks like another or one of `others`. Labels look alike if they are equal but
-    for case and compatible characters (Unicode's NFKC), as K and the Kelvin sign are. Letters of
-    two alphabets that look alike are not found.
+    Labels look alike if they are equal except for case and compatible characters (Unicode's NFKC),
+    as K and the Kelvin sign are. Letters of two alphabets that look alike are not found.
     """
     seen = {_as_it_looks(name): name for name in others}
     for name in names:
         if any(_is_unseen(letter) or (letter.isspace() and letter != " ") for letter in name):
-            allowed = (
-                "a name without characters that are invisible or turn text around, and whose blanks"
-                " are spaces"
-            )
-            raise invalid(field, name, allowed)
+            allowed = "a name without characters that are invisible or turn text around,"
+            raise invalid(field, name, f"{allowed} and whose blanks are spaces")
         if (other := seen.setdefault(_as_it_looks(name), name)) != name:
-            raise invalid(
-                field,
-                name,
-                f"names that look different, but {other!a} and {name!a} look alike: rename one",
-            )
+            alike = f"{other!a} and {name!a} look alike"
+            raise invalid(field, name, f"names that look different, but {alike}: rename one")
 
 
 def _as_it_looks(name: str) -> str:
@@ -233,17 +205,14 @@ def _as_it_looks(name: str) -> str:
 
 
 def _is_unseen(letter: str) -> bool:
-    """Tells whether a character commands a terminal or shows nothing.
-
-    Such a character turns text around, ends a line, or shows not even a blank.
-    """
+    """Returns whether a character turns text around, ends a line, or shows not even a blank."""
     return unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Zl", "Zp") or bool(
         UNSEEN.match(letter)
     )
 
 
 def printable(text: str) -> str:
-    """Escapes characters that command a terminal, or show nothing, and leaves out secrets.
+    """Escapes characters that command a terminal or show nothing, and masks secrets.
 
     Text of corpora and models may hold any.
     """
@@ -253,12 +222,11 @@ def printable(text: str) -> str:
 
 
 def masked(text: str) -> str:
-    """Returns a text for other people: without passwords, keys in addresses and webhooks."""
+    """Returns a text without passwords, keys in addresses and webhooks."""
     return SECRET.sub(lambda found: "".join(filter(None, found.groups())) + "***", text)
 
 
 def without_secrets(plain: Any) -> Any:
-    """Masks the texts of plain values."""
     if isinstance(plain, Mapping):
         return {key: without_secrets(value) for key, value in plain.items()}
     if isinstance(plain, list):
@@ -267,10 +235,7 @@ def without_secrets(plain: Any) -> Any:
 
 
 def local_path(field: str, place: str | Path) -> Path:
-    """Returns the absolute path of a user's path, with `~` expanded.
-
-    ValueError if `~` has no known home.
-    """
+    """Returns the absolute path of a user's path; ValueError if `~` has no known home."""
     try:
         return Path(place).expanduser().absolute()
     except RuntimeError as error:
@@ -278,7 +243,7 @@ def local_path(field: str, place: str | Path) -> Path:
 
 
 def is_url(place: str) -> bool:
-    """Tells whether a place begins as a URL does, as `s3://`; `/data/a://b` is a path."""
+    """Returns whether a place begins as a URL does, as `s3://`; `/data/a://b` is a path."""
     return re.match(r"[^/~]+://", place) is not None
 
 
@@ -292,32 +257,25 @@ def absolute_place(field: str, place: str) -> str:
         return place
     path = local_path(field, place)
     if not place.startswith(("~", os.sep)) and RAY_JOB_VARIABLE in os.environ:
-        raise invalid(
-            field,
-            place,
-            "an absolute path or a URL: inside a Ray job the working directory is an upload",
-        )
+        allowed = "an absolute path or a URL: inside a Ray job the working directory is an upload"
+        raise invalid(field, place, allowed)
     return str(path)
 
 
 def parsed_by(parse: Callable[[Any], Any], text: str | bytes) -> Any:
-    """Returns `parse(text)`.
+    """Returns `parse(text)`; ValueError if it is nested more than `DEEPEST` levels deep.
 
-    ValueError if lists and mappings in it lie more than `DEEPEST` within one another. Deeper ones
-    would exceed Python's limit of recursion wherever they are compared, shown or written.
+    Deeper values would exceed Python's limit of recursion when they are compared, shown or written.
     """
     try:
         value = parse(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    inside = [value]
+    level = [value]
     for _ in range(DEEPEST + 1):
-        held = [
-            one.values() if isinstance(one, Mapping) else one
-            for one in inside
-            if isinstance(one, Mapping | list)
-        ]
-        if not (inside := [one for values in held for one in values]):
+        tables = [one for one in level if isinstance(one, Mapping | list)]
+        inside = [one.values() if isinstance(one, Mapping) else one for one in tables]
+        if not (level := [one for values in inside for one in values]):
             return value
     raise ValueError("it is nested too deeply")
 
@@ -325,22 +283,22 @@ def parsed_by(parse: Callable[[Any], Any], text: str | bytes) -> Any:
 def added(default: Any) -> Any:
     """Declares a dataclass field that is newer than ids in use.
 
-    Canonical JSON leaves it out at its default. So a new field changes the id only of runs that set
-    it. Its default must keep the earlier behaviour.
+    Canonical JSON leaves it out at its default, which must keep the earlier behaviour. So only runs
+    that set it get another id.
     """
     return dataclasses.field(default=default, metadata={_ADDED: True})
 
 
 def identity_fields(value: Any) -> dict[dataclasses.Field, Any]:
-    """Returns the fields of a dataclass that enter its canonical JSON, with their values."""
+    """Returns the fields that enter a dataclass's canonical JSON, with their values."""
     fields = {field: getattr(value, field.name) for field in dataclasses.fields(value)}
     return {f: v for f, v in fields.items() if not (f.metadata.get(_ADDED) and v == f.default)}
 
 
 def to_plain(value: object) -> object:
-    """Converts dataclasses, lists, mappings, scalars to JSON values.
+    """Converts dataclasses, lists, mappings and scalars to JSON values.
 
-    TypeError for others, InvalidField for inf, nan.
+    TypeError for others, InvalidField for inf and nan.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
@@ -371,21 +329,19 @@ def canonical_json(value: object) -> str:
 
 
 def short_hash(value: object) -> str:
-    """The first 12 hexadecimal digits of the SHA-256 of the canonical JSON."""
+    """Returns 12 hexadecimal digits of the canonical JSON's SHA-256."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:12]
 
 
 def sum_in_order(values: Iterable[float]) -> float:
-    """Adds numbers one after another.
+    """Adds numbers one after another, so that every version of Python gives the same bits.
 
-    So ids and results have the same bits with every version of Python. The builtin `sum`
-    compensates for the rounding of floats since Python 3.12.
+    Since Python 3.12 the builtin `sum` compensates for the rounding of floats.
     """
     return functools.reduce(operator.add, values, 0)
 
 
 def hash_file(path: str | Path) -> str:
-    """Computes the SHA-256 of a local file's bytes."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -393,7 +349,7 @@ def hash_file(path: str | Path) -> str:
 def flatten(plain: object, prefix: str = "") -> dict[str, object]:
     """Flattens nested JSON to {dotted path: scalar}.
 
-    The key of a list item is its name or domain, else its index.
+    The key of a list item is its name or domain, otherwise its index.
     """
     if isinstance(plain, Mapping):
         items = list(plain.items())

@@ -1,7 +1,7 @@
 """Lists the sizes of models, and laws for other sizes.
 
-The sizes are the paper's ladder from 50M to 5B, Simple Stories and the demo's. Numbers of the paper
-are as printed (`tab:grmoe-scaling-training`); [ours] marks choices that the paper leaves open.
+The sizes are the paper's ladder from 50M to 5B, Simple Stories and the demo's. The paper's numbers
+are as printed (`tab:grmoe-scaling-training`); [ours] marks choices that it leaves open.
 """
 
 import dataclasses
@@ -21,28 +21,21 @@ from gram_platform.config.identity import (
 from gram_platform.config.plain import from_plain
 from gram_platform.config.written import read_json
 
-# The fewest sizes that a law is fitted to: a law through two fits any two.
+# The fewest sizes that a law is fitted to, since it fits any two sizes.
 FEWEST_SIZES = 3
-# The most times beyond the sizes that it is fitted to, at either end, at which a law predicts.
+# A law predicts up to so many times beyond the sizes that it is fitted to, at either end.
 REACH = 10.0
 # The GPT-Neo tokenizer's 50,257 tokens, padded.
 PAPER_VOCAB = 50_304
 PAPER_CONTEXT = 1024
-SHAPE: tuple[str, ...] = (
-    "num_layers",
-    "d_model",
-    "num_heads",
-    "num_kv_heads",
-    "vocab_size",
-    "seq_len",
-)
 # The fields that all models of a size share.
-SHAPE += ("rope_theta", "norm_eps", "architecture")
+SHAPE: tuple[str, ...] = ("num_layers", "d_model", "num_heads", "num_kv_heads", "vocab_size")
+SHAPE += ("seq_len", "rope_theta", "norm_eps", "architecture")
 
 
 @dataclass(frozen=True)
 class Size:
-    """One rung of the ladder: the models' shape, module width, batch, data and learning rate."""
+    """One rung of the ladder: shape, module width, batch, data and learning rate."""
 
     name: str
     num_layers: int
@@ -53,7 +46,6 @@ class Size:
     d_dense: int
     # MLP width of the core of modular models.
     d_core: int
-    # Width of each auxiliary module.
     d_aux: int
     # In sequences.
     batch_size: int
@@ -71,7 +63,6 @@ class Size:
     start: str = ""
 
     def model(self, d_mlp: int, modules: tuple[ModuleSpec, ...] = ()) -> ModelConfig:
-        """Returns a model of this shape with a core MLP of width `d_mlp` and the given modules."""
         shape = {name: getattr(self, name) for name in SHAPE}
         return ModelConfig(d_mlp=d_mlp, modules=modules, **shape)
 
@@ -79,7 +70,7 @@ class Size:
         return self.model(self.d_dense)
 
     def modular(self, domains: tuple[str, ...], kind: str = "mlp") -> ModelConfig:
-        """Returns the core with one module of `kind` per auxiliary domain.
+        """Returns the core with one module of `kind` for each auxiliary domain.
 
         A LoRA has as many parameters as an MLP.
         """
@@ -90,7 +81,7 @@ class Size:
 
 
 def imported_size(size: Size, model: ModelConfig, num_parameters: int, import_id: str) -> Size:
-    """Makes a size of an imported model, named by its parameters; all but its shape is `size`'s."""
+    """Returns `size` with an imported model's shape, named by its parameters."""
     return dataclasses.replace(
         size,
         name=f"imported-{num_parameters / 1e6:.3g}M",
@@ -102,7 +93,7 @@ def imported_size(size: Size, model: ModelConfig, num_parameters: int, import_id
 
 
 def lora_rank(d_model: int, d_mlp: int, d_aux: int) -> int:
-    """Returns the rank of a LoRA with an auxiliary MLP's parameters (`app:equal-compute`)."""
+    """Returns the rank that gives a LoRA an MLP's parameters (`app:equal-compute`)."""
     return round((2 * d_model * d_aux + d_aux + d_model) / (2 * (d_model + d_mlp)))
 
 
@@ -119,7 +110,7 @@ def _paper(name, layers, d_mlp, d_aux, batch, micro_batch, core_tokens, peak_lr)
 def _small(name, layers, d_model, d_aux, batch, micro_batch, core_tokens, peak_lr) -> Size:
     """Makes a size for minutes on a CPU core [ours], whose MLP is four times as wide as the model.
 
-    It computes in float32, as bfloat16 is no faster at this width (FINDINGS.md).
+    It computes in float32, because bfloat16 is no faster at this width (FINDINGS.md).
     """
     shape = (name, layers, d_model, 4, 2, 4 * d_model, 4 * d_model, d_aux)
     return Size(*shape, batch, micro_batch, core_tokens, peak_lr, 64, 1024, "float32")
@@ -139,10 +130,10 @@ PAPER_SIZES = _ladder(
 )
 
 
-# For two CPU cores, minutes to a night. 9 core tokens for each parameter except the embedding,
-# modules half as wide as the MLP, one route a step, 0.6 x the demo law's rate: chosen on seeds 0 to
-# 3, see FINDINGS.md. 3M lies 10.6 times beyond the sizes of that law; its batch of 16 has 1.4 times
-# the rate besides.
+# For two CPU cores, minutes to a night. Chosen on seeds 0 to 3, see FINDINGS.md: 9 core tokens for
+# each parameter except the embedding, modules half as wide as the MLP, one route a step, 0.6 x the
+# demo law's rate. 3M lies 10.6 times beyond the sizes of that law, and has 1.4 times the rate for
+# its batch of 16.
 DEMO_SIZES = _ladder(
     _small("0.1M", 2, 32, 64, 8, 8, 800_000, 3.9e-3),
     _small("0.15M", 2, 40, 80, 8, 8, 1_060_000, 3.2e-3),
@@ -192,9 +183,7 @@ class Law:
     batch_exponent: float
     # Tokens in one sequence of the batch.
     seq_len: int
-    # Where it was measured.
     source: str
-    # The number of sizes that it is fitted to.
     num_sizes: int = 0
     # Parameters of the smallest and the largest of these.
     smallest: float = 0.0
@@ -214,7 +203,7 @@ class Law:
         return self.lr_coefficient * num_parameters**self.lr_exponent
 
     def batch(self, num_parameters: float, seq_len: int | None = None) -> float:
-        """Returns the law's batch in sequences of `seq_len` tokens (default: the law's)."""
+        """Returns the batch in sequences of `seq_len` tokens (default: the law's)."""
         sequences = self.batch_coefficient * num_parameters**self.batch_exponent
         return sequences * self.seq_len / (seq_len or self.seq_len)
 
@@ -223,10 +212,8 @@ class Law:
         """What it lacks to be a law, in words; "" for a law."""
         if self.no_law or self.num_sizes >= FEWEST_SIZES:
             return self.no_law
-        return (
-            f"sizes that it says it is fitted to: {self.num_sizes}, at least {FEWEST_SIZES} are"
-            " needed"
-        )
+        found = f"sizes that it says it is fitted to: {self.num_sizes}"
+        return f"{found}, at least {FEWEST_SIZES} are needed"
 
     def times_beyond(self, num_parameters: float) -> float:
         """Returns how many times a model is larger or smaller than all sizes; 1 between them."""
@@ -235,7 +222,6 @@ class Law:
         return max(num_parameters / self.largest, self.smallest / num_parameters, 1.0)
 
     def predicts(self, num_parameters: float) -> bool:
-        """Tells whether its evidence allows a prediction for a model."""
         return not self.flaw and self.times_beyond(num_parameters) <= REACH
 
     def doubts(self, sizes: Mapping[str, float]) -> tuple[str, ...]:
@@ -245,10 +231,8 @@ class Law:
         far = [f"{name} is {times:,.3g} times" for name, times in beyond.items() if times > REACH]
         if far and self.num_sizes:
             ends = f"{self.smallest:,.0f} to {self.largest:,.0f} parameters"
-            doubts.append(
-                f"more than {REACH:g} times beyond the sizes that it is fitted to, {ends}:"
-                f" {', '.join(far)}"
-            )
+            fitted = f"the sizes that it is fitted to, {ends}"
+            doubts.append(f"more than {REACH:g} times beyond {fitted}: {', '.join(far)}")
         return tuple(doubts)
 
 
@@ -276,9 +260,9 @@ LAWS = {law.name: law for law in (PAPER_LAW, DEMO_LAW)}
 
 
 def load_law(name_or_path: str) -> Law:
-    """Returns a law of `LAWS`, or reads one from JSON with `Law`'s fields (ignoring others).
+    """Returns a law of `LAWS`, or reads `Law`'s fields from a JSON file, which may have others.
 
-    ValueError names `law`. What is no law is returned too where its file has a fit: see `Law.flaw`.
+    ValueError names `law`. A fit that is no law is returned too, see `Law.flaw`.
     """
     if name_or_path in LAWS:
         return LAWS[name_or_path]
@@ -298,26 +282,18 @@ def load_law(name_or_path: str) -> Law:
 
 
 def require_evidence(law: Law, named: str, sizes: Mapping[str, float]) -> None:
-    """ValueError, with the evidence, unless it lets the law set rate and batch of the sizes.
-
-    `sizes`: {name: parameters}.
-    """
     if doubts := law.doubts(sizes):
-        raise invalid(
-            "law",
-            named,
-            f"a law whose evidence covers the sizes, or --trust-law beside it; {'; '.join(doubts)}",
-        )
+        allowed = "a law whose evidence covers the sizes, or --trust-law beside it"
+        raise invalid("law", named, f"{allowed}; {'; '.join(doubts)}")
 
 
 def sized_by(size: Size, law: Law, num_parameters: int) -> Size:
     """Returns the size with the law's peak learning rate and batch.
 
-    `num_parameters` is its dense model's total. The batch keeps the law's tokens if sequence
-    lengths differ, and is rounded to a multiple of the micro-batch. If that is 0, batch and
-    micro-batch both become the micro-batch's divisor nearest in ratio: every number of ranks that
-    divides it also divided the old micro-batch. ValueError unless the law's values are positive and
-    finite.
+    `num_parameters`: of its dense model. The batch keeps the law's tokens if sequence lengths
+    differ, and is rounded to a multiple of the micro-batch. If that is 0, batch and micro-batch
+    both become the micro-batch's divisor nearest in ratio: every number of ranks that divides it
+    also divided the old micro-batch. ValueError unless the law's values are positive and finite.
     """
     peak_lr, sequences = _usable(law, num_parameters, size.seq_len)
     num_micro = round(sequences / size.micro_batch)
@@ -329,15 +305,11 @@ def sized_by(size: Size, law: Law, num_parameters: int) -> Size:
 
 
 def _usable(law: Law, num_parameters: int, seq_len: int) -> tuple[float, float]:
-    """Returns the law's rate and batch; ValueError if either is zero or too large for a float."""
     try:
         values = law.lr(num_parameters), law.batch(num_parameters, seq_len)
     except OverflowError:
         values = math.inf, math.inf
     if not all(0.0 < value < math.inf for value in values):
-        allowed = (
-            f"a law with a positive, finite rate and batch at {num_parameters:,} parameters, found"
-            f" {values}"
-        )
-        raise invalid("law", law.name, allowed)
+        allowed = f"a law with a positive, finite rate and batch at {num_parameters:,} parameters"
+        raise invalid("law", law.name, f"{allowed}, found {values}")
     return values

@@ -1,7 +1,7 @@
-"""Decides what training and the planner must decide alike.
+"""Decides what training and the planner must decide alike, as pure functions.
 
-Its functions are pure, of shape, precision and device. Which ranks share weights, what they gather
-and when they reduce; the batch of an evaluation; the kernel of attention.
+Which ranks share weights, what they gather and when they reduce; the batch of an evaluation; the
+kernel of attention.
 """
 
 from collections.abc import Collection
@@ -31,9 +31,9 @@ class Sharing:
     """How the ranks of a run share its weights.
 
     `num_shards`: the ranks that share one copy. `keeps_gathered`: the weights stay gathered between
-    passes. `reduces_every_pass`: gradients are reduced in every pass, not once a window: each rank
-    then keeps its rows alone. `own_groups`: the domains whose modules are gathered apart from their
-    block, only where they are active.
+    passes. `reduces_every_pass`: gradients are reduced in every pass, not once a window, and each
+    rank only keeps its rows. `own_groups`: the domains whose modules are gathered apart from their
+    block, and only where they are active.
     """
 
     num_shards: int
@@ -45,19 +45,18 @@ class Sharing:
 def sharing_of(model: ModelConfig, precision: str, num_ranks: int, device: str) -> Sharing:
     """Returns how `num_ranks` ranks on cpu or cuda share a model.
 
-    Models of at most `KEPT_BYTES` in this precision stay gathered. Every pass is reduced of large
-    models, and of models with LoRAs in bfloat16: a LoRA is in its block's group, gradients of one
-    group must have one dtype, and those that wait for a window's end are float32. Apart are large
-    MLPs, and in bfloat16 all MLPs whose gradients wait.
+    Models of at most `KEPT_BYTES` in this precision stay gathered. Large models, and in bfloat16
+    models with LoRAs, reduce every pass: a LoRA is in its block's group, gradients of one group
+    must have one dtype, and those that wait for a window's end are float32. Large MLPs are apart,
+    and in bfloat16 all MLPs whose gradients wait.
     """
     parameters, in_float32 = total_parameters(model), precision == "float32"
     has_loras = any(module.kind == "lora" for module in model.modules)
     each_pass = 4 * parameters > LARGE_GRADIENTS_BYTES or (has_loras and not in_float32)
 
     def is_apart(module: ModuleSpec) -> bool:
-        is_large = (
-            mlp_parameters(model.architecture, model.d_model, module.width) >= OWN_GROUP_PARAMETERS
-        )
+        size = mlp_parameters(model.architecture, model.d_model, module.width)
+        is_large = size >= OWN_GROUP_PARAMETERS
         return module.kind == "mlp" and (is_large or not (in_float32 or each_pass))
 
     return Sharing(
@@ -71,20 +70,17 @@ def sharing_of(model: ModelConfig, precision: str, num_ranks: int, device: str) 
 def num_shards(num_ranks: int, device: str) -> int:
     """Counts the ranks that share one copy of the weights.
 
-    These are all, or on several machines of GPUs those of a machine. Machines then exchange
-    gradients alone, and a rank's memory does not fall below that of `MACHINE_RANKS`.
+    These are all ranks, or the ranks of a machine if there are several machines of GPUs. Then
+    machines only exchange gradients, and a rank's memory does not fall below that of
+    `MACHINE_RANKS`.
     """
     return MACHINE_RANKS if device == "cuda" and num_ranks % MACHINE_RANKS == 0 else num_ranks
 
 
 def evaluation_batch(config: ModelConfig, device: object = "cpu") -> int:
-    """Returns the number of sequences in one forward pass of an evaluation.
-
-    `device`: such as cuda:0.
-    """
-    most = EVALUATION_LOGITS_BYTES.get(
-        str(device).partition(":")[0], EVALUATION_LOGITS_BYTES["cpu"]
-    )
+    """Returns the number of sequences in one forward pass of an evaluation."""
+    kind = str(device).partition(":")[0]
+    most = EVALUATION_LOGITS_BYTES.get(kind, EVALUATION_LOGITS_BYTES["cpu"])
     return max(1, most // (4 * config.seq_len * config.vocab_size))
 
 
@@ -109,14 +105,13 @@ def attention_kernel(
 ) -> str:
     """Names the kernel that attends on `device` (cpu or cuda).
 
-    `num_bytes`: of a value, 4 in float32 and 2 in bfloat16. torch's flash and cuDNN kernels take
-    grouped keys of 16-bit values up to a head of 256, and no mask of documents. The
-    memory-efficient kernel takes float32, larger heads and masks, but only with keys and values
-    repeated for every head (`sdp_utils.cpp` of torch 2.13). What no kernel takes runs as plain
-    matrix products ("math"), which keep every score.
+    `num_bytes`: of a value, 4 in float32 and 2 in bfloat16. `is_masked`: attention ends where a
+    document ends. `available`: the kernels of torch and of the GPU.
 
-    `is_masked`: attention ends where a document ends. `available`: the kernels of torch and of the
-    GPU.
+    torch's flash and cuDNN kernels take grouped keys of 16-bit values up to a head of 256, and no
+    mask of documents. The memory-efficient kernel takes float32, larger heads and masks, but only
+    with keys and values repeated for every head (`sdp_utils.cpp` of torch 2.13). What no kernel
+    takes runs as plain matrix products ("math"), which keep every score.
     """
     if device == "cpu":
         return ON_CPU if num_bytes == 4 else ON_CPU_IN_BLOCKS

@@ -1,11 +1,11 @@
 """Reads plain values, of JSON, TOML or `--set`, into values of a type.
 
-There is one merging, then one validation. A frozen dataclass is for what we write whole. A
-TypedDict is for a file that may have more fields than we need.
+There is one merging, then one validation. A frozen dataclass is for what we write whole, a
+TypedDict for a file that may have more fields than we need.
 
 Libraries were tried: cattrs makes 3 of "3"; msgspec and pydantic drop unknown fields, and msgspec
-has the place of an error in its text alone. None could enter this room, which runs where torch and
-numpy alone are installed.
+has the place of an error only in its text. None could enter this room, which runs where only torch
+and numpy are installed.
 """
 
 import dataclasses
@@ -27,31 +27,24 @@ STEP = re.compile(r"\[([^\]]*)\]|\.?([\w-]+)")
 
 def name_of(steps: Steps) -> str:
     """Spells the steps to a field: `sizes[0.6M].peak_lr`, `rows[1].label`."""
-    names = [
-        f".{step}" if re.fullmatch(r"[A-Za-z_]\w*", str(step)) else f"[{step}]" for step in steps
-    ]
+    is_name = re.compile(r"[A-Za-z_]\w*").fullmatch
+    names = [f".{step}" if is_name(str(step)) else f"[{step}]" for step in steps]
     return "".join(names).removeprefix(".")
 
 
 def steps_of(name: str) -> list[str]:
-    """Returns the steps that a field's name spells.
-
-    It is the inverse of `name_of`, but for the indices of arrays.
-    """
+    """Returns the steps that a field's name spells, but arrays' indices as texts."""
     return [bracketed or plain for bracketed, plain in STEP.findall(name)]
 
 
 def overlaid(base: Any, changes: Any) -> Any:
     """Lays plain values over a dataclass or other plain values.
 
-    A table changes what it names, all else replaces.
+    A table changes the fields that it names, and any other value replaces.
     """
     if dataclasses.is_dataclass(base):
-        base = {
-            field.name: getattr(base, field.name)
-            for field in dataclasses.fields(base)
-            if field.init
-        }
+        fields = [field.name for field in dataclasses.fields(base) if field.init]
+        base = {name: getattr(base, name) for name in fields}
     if not isinstance(changes, Mapping) or not isinstance(base, Mapping):
         return changes
     return {**base, **{key: overlaid(base.get(key), value) for key, value in changes.items()}}
@@ -75,7 +68,7 @@ def from_plain(kind: Any, plain: Any, steps: Steps = ()) -> Any:
     that is built already. A TypedDict is a table that has its fields and may have others. Arrays
     become tuples where the type says so, as do tables that stand for pairs, and integers become
     floats; `false` stands for None. InvalidField for an unknown, missing or wrong field, and for
-    what a dataclass refuses.
+    what a dataclass rejects.
     """
     options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     if NoneType in options and (plain is None or plain is False):
@@ -142,30 +135,20 @@ def _dataclass(kind: Any, plain: Any, steps: Steps) -> Any:
         return kind(**values)
     except InvalidField as error:
         own = [name for name in steps_of(error.field) if name in hints]
-        raise InvalidField(
-            error.field, error.value, error.expected, steps=(*steps, *own)
-        ) from error
+        steps = (*steps, *own)
+        raise InvalidField(error.field, error.value, error.expected, steps=steps) from error
 
 
 @functools.cache
 def _declared(kind: type) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Returns the type of each field that a dataclass is built with.
-
-    Also the names of the fields that have no default.
-    """
-    fields, hints, nothing = (
-        [f for f in dataclasses.fields(kind) if f.init],
-        get_type_hints(kind),
-        dataclasses.MISSING,
-    )
-    needed = tuple(
-        field.name for field in fields if field.default is field.default_factory is nothing
-    )
-    return {field.name: hints[field.name] for field in fields}, needed
+    """Returns the types of a dataclass's fields, and the names without a default."""
+    fields, hints = [f for f in dataclasses.fields(kind) if f.init], get_type_hints(kind)
+    nothing = dataclasses.MISSING
+    needed = tuple(f.name for f in fields if f.default is f.default_factory is nothing)
+    return {f.name: hints[f.name] for f in fields}, needed
 
 
 def _tuple(arguments: tuple, plain: Any, steps: Steps) -> tuple:
-    """Returns an array as a tuple; of pairs also a table."""
     part = arguments[0]
     if isinstance(plain, Mapping) and get_origin(part) is tuple and get_args(part)[0] is str:
         return tuple(
@@ -187,5 +170,4 @@ def _require(plain: Any, kind: Any, steps: Steps, expected: str) -> Any:
 
 
 def _misplaced(steps: Steps, value: Any, expected: str) -> InvalidField:
-    """Makes the error for a value in a document, named by the steps to it."""
     return InvalidField(name_of(steps) or "the file", value, expected, steps=steps)

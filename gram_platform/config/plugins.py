@@ -10,10 +10,10 @@ from typing import Any
 class Table(MutableMapping[str, Any]):
     """Named things of one kind: ours, in their order, then those of installed packages.
 
-    Those are entry points of `group`. A package's thing is imported when it is first asked for, and
-    so is one of ours that `ours` has as module:name.
-    ValueError naming the package: for a name that is ours, in `reserved`, or another package's; for
-    one that cannot be imported; for one that is not `is_usable`.
+    A package's thing is an entry point of `group`. It is imported when it is first asked for, and
+    so is a thing in `ours` that is written module:name. ValueError naming the package: for a name
+    that is ours, in `reserved`, or another package's; for a thing that cannot be imported or is not
+    `is_usable`.
     """
 
     def __init__(
@@ -24,26 +24,18 @@ class Table(MutableMapping[str, Any]):
         reserved: tuple[str, ...] = (),
     ) -> None:
         self.group, self.is_usable, self.reserved = group, is_usable, reserved
-        # Ours, and what was imported so far.
         self._known = dict(ours)
 
     @functools.cached_property
     def _offered(self) -> dict[str, EntryPoint]:
-        """The entry points of the group by name.
-
-        Reading the metadata of every package takes tens of milliseconds.
-        """
+        """The entry points by name; reading every package's metadata takes tens of milliseconds."""
         found: dict[str, EntryPoint] = {}
         for entry in entry_points(group=self.group):
+            taken = f"{self._about(entry)}: the name is taken by"
             if entry.name in self._known or entry.name in self.reserved:
-                raise ValueError(
-                    f"{self._about(entry)}: the name is taken by gram-platform: expected another"
-                    " name"
-                )
+                raise ValueError(f"{taken} gram-platform: expected another name")
             if (other := found.setdefault(entry.name, entry)) != entry:
-                raise ValueError(
-                    f"{self._about(entry)}: the name is taken by the package {_package(other)}"
-                )
+                raise ValueError(f"{taken} the package {_package(other)}")
         return found
 
     def _about(self, entry: EntryPoint) -> str:
@@ -52,16 +44,15 @@ class Table(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name not in self._known:
             entry = self._offered[name]
+            about = f"{self._about(entry)} ({entry.value})"
             try:
                 value = entry.load()
             except Exception as error:
                 # A package may raise anything while it is imported.
                 problem = f"cannot be imported: {type(error).__name__}: {error}"
-                raise ValueError(f"{self._about(entry)} ({entry.value}) {problem}") from error
+                raise ValueError(f"{about} {problem}") from error
             if not self.is_usable(value):
-                raise ValueError(
-                    f"{self._about(entry)} ({entry.value}) is of another kind: {value!r}"
-                )
+                raise ValueError(f"{about} is of another kind: {value!r}")
             self._known[name] = value
         if isinstance(value := self._known[name], str):
             self._known[name] = resolve_name(value)

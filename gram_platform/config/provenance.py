@@ -28,7 +28,7 @@ PACKAGES = ("gram-platform", "torch", "ray", "mlflow")
 class Code:
     """The code of a process.
 
-    `commit`: of the checkout, with CHANGED behind it where tracked files differ; "" outside one.
+    `commit`: the checkout's, with CHANGED behind it if tracked files differ; "" outside one.
     `sources`: a hash of the package's own files, equal in a checkout, an upload and a wheel of the
     same commit.
     """
@@ -44,9 +44,9 @@ class Code:
 class Provenance:
     """One submission of a study or a search.
 
-    `started`: UTC, ISO 8601. `upload`: the name of the job's files at Ray, which is a hash of them;
-    "" without a job. `machine`: in words. `node_hours`: of the nodes that it has executed, times
-    their ranks; 0 before its end.
+    `started`: UTC, ISO 8601. `upload`: Ray's name of the job's files, which is a hash of them; ""
+    without a job. `machine`: in words. `node_hours`: of the nodes that it executed, times their
+    ranks; 0 before its end.
     """
 
     started: str
@@ -60,20 +60,16 @@ class Provenance:
 
     @property
     def code(self) -> Code:
-        """The code of the process that was submitted."""
         return Code(self.commit, self.sources)
 
     def after(self, earlier: Sequence[Mapping]) -> tuple[Mapping, ...]:
-        """Returns the fields of earlier submissions and of this one.
-
-        Of more than NUM_KEPT the first stays.
-        """
+        """Returns the fields of earlier submissions and of this one: the first and the newest."""
         rows: list[Mapping] = [*earlier, {**asdict(self), "versions": dict(self.versions)}]
         return tuple(rows if len(rows) <= NUM_KEPT else [rows[0], *rows[1 - NUM_KEPT :]])
 
 
 class SubmissionRow(TypedDict):
-    """The fields of `Provenance`, as the records of a study or a search keep them."""
+    """The fields of `Provenance` in the record of a study or a search."""
 
     started: str
     command: str
@@ -86,8 +82,6 @@ class SubmissionRow(TypedDict):
 
 
 class Submissions(TypedDict, total=False):
-    """The part of a record about its submissions, the newest last."""
-
     submissions: list[SubmissionRow]
 
 
@@ -96,15 +90,11 @@ NUM_KEPT = 20
 
 
 def code_text(rows: Sequence[Mapping]) -> str:
-    """Names the code of the newest submission; "" without one."""
     return str(_submission(rows[-1]).code) if rows else ""
 
 
 def submissions_text(rows: Sequence[Mapping]) -> str:
-    """Says in words where a study's numbers come from.
-
-    It names its newest submission, and other code of earlier ones.
-    """
+    """Says where a study's numbers come from, also other code of earlier submissions."""
     if not rows:
         return ""
     *earlier, newest = map(_submission, rows)
@@ -112,29 +102,23 @@ def submissions_text(rows: Sequence[Mapping]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in newest.versions.items())
     before = ""
     if earlier:
-        codes = ", ".join(
-            dict.fromkeys(str(one.code) for one in earlier if one.code != newest.code)
-        )
-        before = f" After {len(earlier)} more since {earlier[0].started}" + (
-            f", of {codes}." if codes else "."
-        )
+        others = (str(one.code) for one in earlier if one.code != newest.code)
+        codes = ", ".join(dict.fromkeys(others))
+        of_codes = f", of {codes}" if codes else ""
+        before = f" After {len(earlier)} more since {earlier[0].started}{of_codes}."
+    node_hours = sum(row["node_hours"] for row in rows)
     return (
         f"Submitted {newest.started} as `{newest.command}`, {newest.code}{upload}; {versions};"
-        f" {newest.machine}.{before} {sum(row['node_hours'] for row in rows):.3g} node hours in"
-        " all."
+        f" {newest.machine}.{before} {node_hours:.3g} node hours in all."
     )
 
 
 def _submission(row: Mapping) -> Provenance:
-    """Reads a row of a record."""
     return Provenance(**{name: row[name] for name in SubmissionRow.__annotations__})
 
 
 def provenance(machine: str, upload: str = "") -> Provenance:
-    """Describes this process as a submission that starts now.
-
-    `machine` and `upload` as in `Provenance`.
-    """
+    """Describes this process as a submission that starts now."""
     code, versions = code_of_process(), {"Python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -147,13 +131,11 @@ def provenance(machine: str, upload: str = "") -> Provenance:
 
 
 def command_line() -> str:
-    """Returns the command line of this process, without secrets."""
     return masked(shlex.join(sys.argv))
 
 
 @cache
 def code_of_process() -> Code:
-    """Returns the code that this process has imported."""
     digest = sha256()
     for path in sorted(PACKAGE.rglob("*")):
         if path.is_file() and "__pycache__" not in path.parts:

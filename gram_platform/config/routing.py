@@ -1,8 +1,8 @@
 """Plans a run: the domain, route and sequences of every micro-batch.
 
-The config alone determines the schedule: counter-based hashes of the seed replace a random
+Only the config determines the schedule. Counter-based hashes of the seed replace a random
 generator's state, so the schedule is the same on every rank and after every interruption. Memory
-holds one small array, the domain of each route unit; a keyed permutation maps a micro-batch's
+holds one small array, the domain of each route unit. A keyed permutation maps a micro-batch's
 cursor to its sequences, so no array grows with the data.
 """
 
@@ -18,22 +18,18 @@ from gram_platform.config.identity import canonical_json
 
 SHARED = "shared"
 CORE_MLP = "core_mlp"
-# Micro-batches in one pass: few shapes, as each costs a GPU a compiled graph or a plan.
+# Micro-batches in one pass, few sizes because each costs a GPU a compiled graph or a plan.
 GROUP_SIZES = (8, 4, 2, 1)
-# Rounds of the Feistel network.
 NUM_ROUNDS = 6
 _U64 = np.uint64
 
 
 def module_set(domain: str) -> str:
-    """Names the parameter set of a domain's module."""
     return f"module:{domain}"
 
 
 @dataclass(frozen=True)
 class Route:
-    """The active modules of a forward pass with their weights, and the sets that are trained."""
-
     active: tuple[tuple[str, float], ...]
     trained: frozenset[str]
 
@@ -49,10 +45,9 @@ class MicroBatch:
 
 
 def same_routes(window: Sequence[MicroBatch], most: int) -> list[list[int]]:
-    """Groups the micro-batches of a window, by index, that one pass can run.
+    """Groups a window's micro-batches of one route, by index, at most `most` in a group.
 
-    They are of one route, and at most `most`. A group has one of the `GROUP_SIZES`, the largest
-    first.
+    One pass can run a group. Its size is one of `GROUP_SIZES`, the largest first.
     """
     if most == 1:
         return [[index] for index in range(len(window))]
@@ -72,7 +67,7 @@ def same_routes(window: Sequence[MicroBatch], most: int) -> list[list[int]]:
 
 
 def hash_key(*parts: object) -> int:
-    """Hashes values that have canonical JSON to a 64-bit key."""
+    """Hashes values that have canonical JSON to 64 bits."""
     return int.from_bytes(
         hashlib.sha256(canonical_json(list(parts)).encode()).digest()[:8], "little"
     )
@@ -91,16 +86,16 @@ def hash_counters(key: int | np.ndarray, counters: np.ndarray) -> np.ndarray:
 
 
 def uniforms(key: int, counters: np.ndarray) -> np.ndarray:
-    """Returns uniform float64 numbers in [0, 1) of the counters' shape."""
+    """Returns float64 numbers in [0, 1) of the counters' shape."""
     return (hash_counters(key, counters) >> _U64(11)) * 2.0**-53
 
 
 def permuted(size: int, keys: np.ndarray, indices: np.ndarray, inverse: bool = False) -> np.ndarray:
     """Permutes int64 indices in [0, size), each by its own uint64 key.
 
-    Returns int64 images, or with `inverse` origins. Repeats a balanced Feistel network of six
-    rounds over the next even power of two until the image is in range (Black and Rogaway 2002,
-    "Ciphers with arbitrary finite domains").
+    Returns int64 images, or origins if `inverse`. Repeats a balanced Feistel network of six rounds
+    over the next even power of two until the image is in range (Black and Rogaway 2002, "Ciphers
+    with arbitrary finite domains").
     """
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     values = _feistel(indices.astype(_U64), keys, half_bits, inverse)
@@ -112,10 +107,7 @@ def permuted(size: int, keys: np.ndarray, indices: np.ndarray, inverse: bool = F
 
 
 def _feistel(values: np.ndarray, keys: np.ndarray, half_bits: int, inverse: bool) -> np.ndarray:
-    """Goes through the network.
-
-    Its inverse is the same with the halves and the rounds in reverse order.
-    """
+    """Goes through the network; the inverse swaps the halves and reverses the rounds."""
     mask, shift = _U64((1 << half_bits) - 1), _U64(half_bits)
     halves, rounds = (values >> shift, values & mask), range(NUM_ROUNDS)
     left, right = halves[::-1] if inverse else halves
@@ -126,9 +118,9 @@ def _feistel(values: np.ndarray, keys: np.ndarray, half_bits: int, inverse: bool
 
 
 class Schedule:
-    """The micro-batches of a run: `schedule[t]` is micro-batch t, `len(schedule)` their number.
+    """A run's micro-batches: `schedule[t]` is micro-batch t, `len(schedule)` their number.
 
-    A route unit has one route: it is a micro-batch (heterogeneous accumulation) or a window
+    A route unit, which has one route, is a micro-batch (heterogeneous accumulation) or a window
     (uniform).
     """
 
@@ -148,8 +140,8 @@ class Schedule:
     def _modules_beside(self, units: np.ndarray) -> np.ndarray:
         """Draws each unit's companions, as bits of int64 [num_units].
 
-        These are the modules that are active beside its domain's. A core batch has the paper's one
-        companion, or a random subset [ours]. `_route` decides which are trained.
+        They are active next to its domain's module. A core batch has the paper's one companion, or
+        a random subset [ours]. `_route` decides which are trained.
         """
         routing, seed, num_modules = self.config.routing, self.config.seed, len(self._modules)
         beside = np.zeros(len(units), dtype=np.int64)
@@ -216,7 +208,6 @@ class Schedule:
         return MicroBatch(index, domain, self._route(unit, domain), cursor)
 
     def window(self, step: int) -> list[MicroBatch]:
-        """The micro-batches of one optimizer step."""
         size = self.config.micro_batches_per_step
         return [self[t] for t in range(step * size, (step + 1) * size)]
 
@@ -250,9 +241,9 @@ class Schedule:
     def _route(self, unit: int, domain: str) -> Route:
         """Routes a unit as in the paper (`sec:method`).
 
-        A domain without a module always trains the core. Companions of a core batch are trained,
-        companions of another domain's batch are not [ours]. An unlabelled batch activates and
-        trains everything (`app:partial`). With `freeze_core` only modules are trained.
+        A domain without a module always trains the core. A core batch's companions are trained,
+        other companions are not [ours]. An unlabelled batch activates and trains everything
+        (`app:partial`). With `freeze_core` only modules are trained.
         """
         routing = self.config.routing
         core_sets = set() if routing.freeze_core else {SHARED, CORE_MLP}
@@ -272,7 +263,7 @@ class Schedule:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hashes every unit's domain and route, for results and for comparing ranks."""
+        """Hash of every unit's domain and route, for results and to compare ranks."""
         digest = hashlib.sha256(self._domain_of_unit.astype("<i2").tobytes())
         for unit, domain_index in enumerate(self._domain_of_unit):
             route = self._route(unit, self.domains[domain_index])
@@ -287,10 +278,7 @@ _schedule = lru_cache(maxsize=4)(Schedule)
 def route_counts(
     config: RunConfig, num_steps: int | None = None
 ) -> Mapping[tuple[str, Route], int]:
-    """Counts the micro-batches of a run's schedule by domain and route.
-
-    `num_steps`: only those of its first steps.
-    """
+    """Counts the micro-batches of a run, or of its first steps, by domain and route."""
     num_micro_batches = None if num_steps is None else num_steps * config.micro_batches_per_step
     return _schedule(config).route_counts(num_micro_batches)
 
@@ -312,10 +300,10 @@ def draw_positions(seed: int, budget: DomainBudget, cursor: int, count: int) -> 
 def domain_permutation(
     data_id: str, domain: str, num_available: int, inverse: bool = False
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns the fixed permutation of a domain's training sequences.
+    """Returns the fixed permutation of a domain's training sequences, as a function.
 
-    Pools are prefixes or slices of it. It is a function from int64 indices in [0, num_available) to
-    int64 images, which stores none; with `inverse`, from images to indices.
+    Pools are prefixes or slices of it. It maps int64 indices in [0, num_available) to int64 images,
+    or images to indices if `inverse`, and stores none.
     """
     key = _U64(hash_key(data_id, "domain", domain))
     return lambda indices: permuted(num_available, np.full(indices.shape, key), indices, inverse)

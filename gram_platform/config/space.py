@@ -1,6 +1,6 @@
-"""Defines what a search varies and optimises.
+"""Defines what a search varies and optimises: ranges of parameters, and a metric.
 
-It varies ranges of parameters, which a command line can replace, and optimises a metric.
+A command line can replace the ranges.
 """
 
 import math
@@ -16,7 +16,7 @@ FORM = "name=low:high, name=log:low:high, or name=value for a constant"
 class Parameter:
     """One searched parameter: values from `low` to `high`, both included.
 
-    They are uniform in the value or its logarithm.
+    They are uniform, or uniform in their logarithm.
     """
 
     name: str
@@ -28,24 +28,23 @@ class Parameter:
         require_name("space", self.name)
         for end in (self.low, self.high):
             require_real(f"space.{self.name}", end, float("-inf"))
+        field, ends = f"space.{self.name}", (self.low, self.high)
         if self.high < self.low:
-            raise invalid(f"space.{self.name}", (self.low, self.high), "low <= high")
+            raise invalid(field, ends, "low <= high")
         if self.log and self.low <= 0:
-            raise invalid(
-                f"space.{self.name}", (self.low, self.high), "positive ends of a logarithmic range"
-            )
+            raise invalid(field, ends, "positive ends of a logarithmic range")
 
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
 
     def at(self, share: float) -> float:
-        """Returns the value at a share of the range, from 0 (the low end) to 1."""
+        """Returns the value at a share of the range, from 0 to 1."""
         if self.log:
             return self.low * (self.high / self.low) ** share
         return self.low + share * (self.high - self.low)
 
     def share_of(self, value: float) -> float:
-        """Returns the place of a value in the range, from 0 to 1."""
+        """Returns a value's place in the range, from 0 to 1."""
         scale = math.log if self.log else float
         return (scale(value) - scale(self.low)) / (scale(self.high) - scale(self.low))
 
@@ -67,21 +66,15 @@ class Space:
             limit = widest.get(parameter.name, parameter)
             if parameter.low not in limit or parameter.high not in limit:
                 ends = (parameter.low, parameter.high)
-                raise invalid(
-                    f"space.{parameter.name}",
-                    ends,
-                    f"a range within {limit.low:g} and {limit.high:g}",
-                )
+                allowed = f"a range within {limit.low:g} and {limit.high:g}"
+                raise invalid(f"space.{parameter.name}", ends, allowed)
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(p.name for p in self.parameters)
 
     def with_overrides(self, texts: Iterable[str]) -> "Space":
-        """Replaces ranges by texts of the form `FORM`.
-
-        ValueError for another form or an unknown parameter.
-        """
+        """Replaces ranges by texts of the form `FORM`; ValueError also for an unknown parameter."""
         ranges = {p.name: p for p in self.parameters}
         for text in texts:
             name, separator, rest = text.partition("=")
@@ -108,6 +101,5 @@ def _range(parameter: Parameter, text: str, rest: str) -> Parameter:
         low, high = (float(part) for part in parts)
     except ValueError as error:
         raise invalid("space", text, FORM) from error
-    return replace(
-        parameter, low=low, high=high, log=is_log or (parameter.log and low > 0 and not separator)
-    )
+    log = is_log or (parameter.log and low > 0 and not separator)
+    return replace(parameter, low=low, high=high, log=log)

@@ -1,4 +1,4 @@
-"""Prints and warns, which nothing else of the package does.
+"""Prints and warns, which no other module of the package does.
 
 Text of corpora, models and storages may hold anything.
 """
@@ -18,19 +18,19 @@ LONGEST_CELL = 500
 def say(text: object = "", file: TextIO | None = None) -> None:
     """Prints lines to a file (default: standard output) at once.
 
-    Characters that command a terminal are escaped, and secrets left out.
+    Escapes characters that command a terminal, and masks secrets.
     """
     print(printable(str(text)), file=file, flush=True)
 
 
 def say_progress(text: str) -> None:
-    """Replaces the line of standard error where it is a terminal; prints nothing elsewhere."""
+    """Replaces the line of standard error if it is a terminal; otherwise prints nothing."""
     if sys.stderr.isatty():
         print(f"\r{one_line(printable(text))}   ", end="", file=sys.stderr, flush=True)
 
 
 def say_bytes() -> Callable[[str, int, int | None], None]:
-    """Returns a function that prints how much of something is read or packed, every few seconds."""
+    """Returns a function that prints every few seconds how much is read or packed."""
     last = time.monotonic()
 
     def report(what: str, done: int, total: int | None) -> None:
@@ -44,12 +44,11 @@ def say_bytes() -> Callable[[str, int, int | None], None]:
 
 
 def warn(text: str, stacklevel: int = 1) -> None:
-    """Gives a RuntimeWarning at the caller (1), or at a caller further up."""
     warnings.warn(printable(text), RuntimeWarning, stacklevel=stacklevel + 1)
 
 
 def one_line(text: object) -> str:
-    """Puts a text into a line of a list: without line breaks and secrets, and cut if it is long."""
+    """Puts a text into one line without secrets, cut if it is long."""
     line = " ".join(masked(str(text)).split())
     return line if len(line) <= LONGEST_CELL else f"{line[:LONGEST_CELL]}..."
 
@@ -59,13 +58,12 @@ def aligned(lines: Sequence[Sequence[str]], num_texts: int | None = None) -> str
 
     The first `num_texts` columns (default: all) are aligned to the left, the others to the right.
     """
-    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
-    sides = [
-        str.ljust if num_texts is None or place < num_texts else str.rjust
-        for place in range(len(widths))
-    ]
-    padded = [
-        "  ".join(side(c, w) for side, c, w in zip(sides, line, widths, strict=True))
-        for line in lines
-    ]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    num_left = len(widths) if num_texts is None else num_texts
+
+    def pad(place: int, cell: str) -> str:
+        width = widths[place]
+        return cell.ljust(width) if place < num_left else cell.rjust(width)
+
+    padded = ("  ".join(pad(place, c) for place, c in enumerate(line)) for line in lines)
     return "\n".join(line.rstrip() for line in padded)

@@ -17,20 +17,16 @@ from gram_platform.config.identity import (
 CORE = "core"
 # The pool of all domains' unlabelled text, under partial labels.
 UNLABELLED = "unlabelled"
-# Before a domain: the domain's unlabelled text, if it is not pooled.
+# A domain follows, whose unlabelled text is not pooled.
 UNLABELLED_OF = "unlabelled:"
 
 
 def is_unlabelled(name: str) -> bool:
-    """Tells whether a budget of this name draws sequences without their labels."""
     return name == UNLABELLED or name.startswith(UNLABELLED_OF)
 
 
 def core_first(domains: tuple, name=lambda domain: domain) -> tuple:
-    """Sorts domains (`name(item)`): core, then the others by name.
-
-    So equal mixtures are equal configs.
-    """
+    """Sorts domains (`name(item)`), core first, so that equal mixtures are equal configs."""
     return tuple(sorted(domains, key=lambda d: (name(d) != CORE, name(d))))
 
 
@@ -40,10 +36,7 @@ STARCODER2, LLAMA = ARCHITECTURES = ("starcoder2", "llama")
 
 @dataclass(frozen=True)
 class ModuleSpec:
-    """A domain's module in every layer.
-
-    It is an MLP that adds to the core MLP's output, or a LoRA on its projections.
-    """
+    """A domain's module in every layer: an MLP next to the core's, or a LoRA on its projections."""
 
     domain: str
     kind: str
@@ -80,31 +73,18 @@ class ModelConfig:
     architecture: str = added(STARCODER2)
 
     def __post_init__(self) -> None:
-        require_fields(
-            "model",
-            self,
-            1,
-            "num_layers",
-            "d_model",
-            "num_heads",
-            "num_kv_heads",
-            "vocab_size",
-            "seq_len",
-        )
+        require_fields("model", self, 1, "num_layers", "d_model", "num_heads", "num_kv_heads")
+        require_fields("model", self, 1, "vocab_size", "seq_len")
         require_fields("model", self, 0, "d_mlp")
         require_fields("model", self, -1, "document_end", high=self.vocab_size - 1)
         require_choice("model.architecture", self.architecture, ARCHITECTURES)
         require_fields("model", self, 0, "rope_theta", "norm_eps", "init_std", open_low=True)
         if self.d_model % (2 * self.num_heads):
-            raise invalid(
-                "model.d_model", self.d_model, f"a multiple of 2 x num_heads = {2 * self.num_heads}"
-            )
+            allowed = f"a multiple of 2 x num_heads = {2 * self.num_heads}"
+            raise invalid("model.d_model", self.d_model, allowed)
         if self.num_heads % self.num_kv_heads:
-            raise invalid(
-                "model.num_kv_heads",
-                self.num_kv_heads,
-                f"a divisor of num_heads = {self.num_heads}",
-            )
+            allowed = f"a divisor of num_heads = {self.num_heads}"
+            raise invalid("model.num_kv_heads", self.num_kv_heads, allowed)
         object.__setattr__(self, "modules", core_first(self.modules, lambda m: m.domain))
         domains = [m.domain for m in self.modules]
         if len(set(domains)) != len(domains):
@@ -120,15 +100,11 @@ class ModelConfig:
 
     @property
     def qkv_width(self) -> int:
-        """Width of queries, keys and values together."""
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
     @property
     def is_llama(self) -> bool:
-        """Tells whether norms are RMSNorm and MLPs SwiGLU without biases.
-
-        Otherwise they are LayerNorm and GELU with biases.
-        """
+        """Whether norms are RMSNorm and MLPs SwiGLU, not LayerNorm and GELU with biases."""
         return self.architecture == LLAMA
 
     @property
@@ -137,10 +113,7 @@ class ModelConfig:
 
 
 def merged_config(config: ModelConfig, active: Mapping[str, float]) -> ModelConfig:
-    """Returns a view's dense shape.
-
-    Its MLP is as wide as the core MLP and all active MLP modules together.
-    """
+    """Returns a view's dense shape, as wide as its core and active MLPs together."""
     extra = sum(m.width for m in config.modules if m.domain in active and m.kind == "mlp")
     return replace(config, d_mlp=config.d_mlp + extra, modules=())
 
@@ -168,12 +141,11 @@ class Slice:
 
 @dataclass(frozen=True)
 class DomainBudget:
-    """The data that a run draws under one label.
+    """The data that a run draws under one label: `num_draws` from a pool of `num_sequences`.
 
-    It draws `num_draws` sequences from a pool of `num_sequences`. The pool is the first
-    `num_sequences` of the domain's permutation, or `slices` of any domains (unlabelled text).
-    Sequences repeat only if num_draws > num_sequences: then each pass over the pool has a new
-    order.
+    The pool is the first `num_sequences` of the domain's permutation, or `slices` of any domains
+    (unlabelled text). Sequences repeat only if num_draws > num_sequences. Then each pass over the
+    pool has a new order.
     """
 
     name: str
@@ -185,21 +157,15 @@ class DomainBudget:
     def __post_init__(self) -> None:
         require_name("data.domains.name", self.name)
         require_fields(f"data.domains[{self.name}]", self, 1, "num_sequences", "num_draws")
-        ordered = tuple(
-            sorted(self.slices, key=lambda part: (part.domain != CORE, part.domain, part.first))
-        )
-        object.__setattr__(self, "slices", ordered)
+        ordered = sorted(self.slices, key=lambda p: (p.domain != CORE, p.domain, p.first))
+        object.__setattr__(self, "slices", tuple(ordered))
         pooled = sum(part.num_sequences for part in self.pool)
         if pooled != self.num_sequences:
-            raise invalid(
-                f"data.domains[{self.name}].num_sequences",
-                self.num_sequences,
-                f"its slices' sum, {pooled}",
-            )
+            field = f"data.domains[{self.name}].num_sequences"
+            raise invalid(field, self.num_sequences, f"its slices' sum, {pooled}")
 
     @property
     def pool(self) -> tuple[Slice, ...]:
-        """The slices that the draws come from."""
         return self.slices or (Slice(self.name, 0, self.num_sequences),)
 
 
@@ -251,9 +217,8 @@ class RoutingConfig:
         require_choice("routing.accumulation", self.accumulation, ACCUMULATIONS)
         require_choice("routing.companions", self.companions, COMPANIONS)
         if self.companions == "subset" and self.companion_weights:
-            raise invalid(
-                "routing.companion_weights", self.companion_weights, "() with companions='subset'"
-            )
+            allowed = "() with companions='subset'"
+            raise invalid("routing.companion_weights", self.companion_weights, allowed)
         for domain, spread in self.p_aux_spread_of:
             require_real(f"routing.p_aux_spread_of[{domain}]", spread, 0.0, 1.0)
         for domain, weight in self.companion_weights:
@@ -265,13 +230,12 @@ class RoutingConfig:
                 raise invalid(f"routing.{name}", pairs, "each domain once")
 
     def spread(self, domain: str) -> float:
-        """Returns p_as of a domain's batches."""
         return dict(self.p_aux_spread_of).get(domain, self.p_aux_spread)
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW, one for each parameter set, with a warm-up-stable-decay schedule over the steps."""
+    """AdamW for each parameter set, with a warm-up-stable-decay schedule over the steps."""
 
     peak_lr: float
     warmup_fraction: float
@@ -283,8 +247,7 @@ class OptimizerConfig:
     weight_decay: float = 0.1
     # 0: no clipping.
     clip_norm: float = 1.0
-    # One norm over all sets [ours]. There is no other value; the field stays because it is part of
-    # every id.
+    # One norm over all sets [ours], the only value. The field stays because it is part of every id.
     clip_scope: str = "global"
     # Decay biases and norms too.
     decay_vectors: bool = added(False)
@@ -304,7 +267,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class EvalPoints:
-    """Equally spaced evaluations on the validation split, with every module active.
+    """Equally spaced evaluations on validation data with every module active.
 
     The last is after training.
     """
@@ -316,8 +279,8 @@ class EvalPoints:
     domains: tuple[str, ...]
     # Stop after so many evaluations without a better mean loss over domains; 0: never.
     patience: int = 0
-    # Number of equally spaced steps after which `train/learner.py` measures each module's gradients
-    # on each domain.
+    # Equally spaced steps after which `train/learner.py` measures each module's gradients on each
+    # domain.
     num_probes: int = added(0)
 
     def __post_init__(self) -> None:
@@ -330,15 +293,15 @@ class EvalPoints:
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss to minimise: cross entropy (CE), or one to unlearn `forget` domains.
+    """The loss to minimise: cross entropy (CE), or a loss that unlearns `forget` domains.
 
-    The latter is a term on these + `retain_weight` x CE on others. To unlearn, half of each
-    window's micro-batches are of forget domains. MaxEnt's term is ME: KL(p || uniform) with
-    `maxent_entropy` (the paper), KL(uniform || p) with `maxent_kl` (the cited method). The term
-    is -CE with `gradient_difference`. With `misdirection` both terms are squared distances of a
-    layer's activations: from a fixed random vector on forget domains, from the activations of the
-    run's start on others. With `responses_after` CE counts the tokens of responses alone: those
-    after this text, up to the end of their document.
+    Half of an unlearning window's micro-batches are of forget domains. The loss is a term on these
+    + `retain_weight` x CE on others. MaxEnt's term is ME: KL(p || uniform) with `maxent_entropy`
+    (the paper), KL(uniform || p) with `maxent_kl` (the cited method). The term is -CE with
+    `gradient_difference`. With `misdirection` both terms are squared distances of a layer's
+    activations: from a fixed random vector on forget domains, from the activations of the run's
+    start on others. With `responses_after` CE only counts the tokens of responses, which follow
+    this text and go to the end of their document.
     """
 
     kind: str = "cross_entropy"
@@ -346,7 +309,7 @@ class Objective:
     retain_weight: float = 1.0
     # Stop after the first step whose mean ME is at most this; 0: never.
     stop_below: float = added(0.0)
-    # Misdirection: layers up to the one whose output is compared; they alone are trained.
+    # Misdirection: layers up to the one whose output is compared; only they are trained.
     steered_layers: int = added(0)
     # Misdirection: length of the vector that forget activations are to equal.
     steering: float = added(0.0)
@@ -360,21 +323,14 @@ class Objective:
         if self.stop_below and self.kind not in MAXENT_KINDS:
             raise invalid("objective.stop_below", self.stop_below, "0 unless MaxEnt is minimised")
         if self.responses_after and self.kind != "cross_entropy":
-            raise invalid(
-                "objective.responses_after",
-                self.responses_after,
-                "no text unless it is cross_entropy",
-            )
+            allowed = "no text unless it is cross_entropy"
+            raise invalid("objective.responses_after", self.responses_after, allowed)
         require_choice("objective.kind", self.kind, OBJECTIVES)
         object.__setattr__(self, "forget", core_first(self.forget))
         if (self.kind == "cross_entropy") == bool(self.forget):
-            raise invalid(
-                "objective.forget", self.forget, "domains to unlearn, () with cross_entropy"
-            )
+            allowed = "domains to unlearn, () with cross_entropy"
+            raise invalid("objective.forget", self.forget, allowed)
         if {self.steered_layers > 0, self.steering > 0.0} != {self.kind == MISDIRECTION}:
             steered = (self.steered_layers, self.steering)
-            raise invalid(
-                "objective.steered_layers, steering",
-                steered,
-                "both above 0 with misdirection, else both 0",
-            )
+            allowed = "both above 0 with misdirection, else both 0"
+            raise invalid("objective.steered_layers, steering", steered, allowed)

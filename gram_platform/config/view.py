@@ -28,10 +28,7 @@ IMPORTED = "imported-"
 
 @dataclass(frozen=True)
 class View:
-    """A model to evaluate.
-
-    It is a run, the weights of its active modules, and the other runs that modules come from.
-    """
+    """A model to evaluate: a run with some of its modules, or with modules of other runs."""
 
     run_id: str
     # (domain, weight), sorted, zeros dropped.
@@ -62,7 +59,6 @@ class View:
         return cls(run_id, tuple((weights or {}).items()), **parts)
 
     def active(self, domain: str) -> dict[str, float]:
-        """Returns the active modules on a batch of `domain`, with their weights."""
         weights = dict(self.weights)
         if self.rule == "constant":
             return weights
@@ -70,14 +66,14 @@ class View:
 
     @property
     def origins(self) -> dict[str, str]:
-        """The run or imported model that each module of the view comes from, by domain."""
+        """By domain, the run or imported model that the view's module comes from."""
         domains = [domain for domain, _ in self.weights] + [CORE] * (self.rule == "by_domain")
         return dict.fromkeys(domains, self.run_id) | dict(self.sources)
 
     def model(self, model_of: Callable[[str], ModelConfig]) -> ModelConfig:
         """Returns the model's config with only the view's modules.
 
-        `model_of` gives that of a run or imported model. ValueError when a run lacks a module.
+        `model_of` reads the config of a run or imported model. ValueError if a run lacks a module.
         """
         specs = [
             _module(model_of(run_id), run_id, domain) for domain, run_id in self.origins.items()
@@ -86,7 +82,7 @@ class View:
 
     @property
     def run_ids(self) -> frozenset[str]:
-        """Ids of the runs whose weights the view takes; an imported model is not a run."""
+        """The runs whose weights the view takes, without imported models."""
         origins = {self.run_id, *self.origins.values()}
         return frozenset(origin for origin in origins if not origin.startswith(IMPORTED))
 
@@ -108,9 +104,8 @@ Texts = tuple[tuple[str, str], ...]
 
 
 class _Identified:
-    """An evaluation's id, which hashes its kind's name in the JSON and its fields."""
+    """Gives an evaluation its id, which hashes its kind's name in the JSON and its fields."""
 
-    # The name of the kind.
     _kind: ClassVar[str]
 
     @cached_property
@@ -120,10 +115,10 @@ class _Identified:
 
 @dataclass(frozen=True)
 class Evaluation(_Identified):
-    """A view's mean losses on fixed sequences of a split; a node of a study, as a run is."""
+    """A view's mean losses on fixed sequences of a split."""
 
     _kind = "evaluation"
-    # The kind of evaluation, see `measures.py`; not part of the JSON.
+    # The kind of evaluation, see `engine.evaluation`; not part of the JSON.
     measure: ClassVar[str] = "losses"
     view: View
     data_id: str
@@ -166,9 +161,8 @@ class TokenLosses(_Identified):
 class Continuations(_Identified):
     """Continuations of the beginnings of validation documents, sampled from a view token by token.
 
-    `documents` are indices, from 0, into those documents of a domain's validation split that are
-    longer than the prompt. With equal seeds every view gets the same random numbers for a document,
-    so only its weights matter.
+    `documents` are indices, from 0, of a domain's validation documents that are longer than the
+    prompt. With equal seeds every view gets the same random numbers for a document.
     """
 
     _kind = "continuations"
@@ -202,10 +196,7 @@ class Continuations(_Identified):
 
     @property
     def num_sequences(self) -> int:
-        """Documents of each domain.
-
-        A continuation costs at most the forward pass of one sequence.
-        """
+        """Documents of each domain; a continuation costs at most one sequence's forward pass."""
         return len(self.texts or self.documents)
 
 
@@ -218,7 +209,6 @@ class TaskScores(_Identified):
     # Of the view's run, whose tokenizer reads the tasks.
     data_id: str
     tasks: tuple[str, ...]
-    # Version of lm-eval, which defines the tasks.
     harness: str
     # Of the folder that defines tasks of the user's; "" without.
     files_sha256: str = ""
@@ -238,15 +228,11 @@ class TaskScores(_Identified):
         require_choice("task_scores.precision", self.precision, PRECISIONS)
 
 
-# Nodes of studies.
 AnyEvaluation = Evaluation | TokenLosses | Continuations
 
 
 def evaluation_from_plain(plain: Mapping) -> AnyEvaluation | TaskScores:
-    """Reads an evaluation of any kind from its JSON and validates it.
-
-    ValueError for an unknown measure.
-    """
+    """Reads an evaluation of any kind from its JSON; ValueError for an unknown measure."""
     kinds = {kind.measure: kind for kind in (Evaluation, TokenLosses, Continuations, TaskScores)}
     measure = plain.get("measure", LOSSES)
     require_choice("evaluation.measure", measure, tuple(kinds))

@@ -1,7 +1,6 @@
 """Reads files that people name: text, JSON, and values in TOML into frozen dataclasses.
 
-An error names file, line and field. A link may lead to a file that a user names; nothing else but a
-file is read.
+An error names file, line and field. Only files are read, also through a user's link.
 """
 
 import contextlib
@@ -48,41 +47,32 @@ def target_kind(field: str, path: Path | str) -> str:
         # The path has a NUL character.
         return ""
     except OSError as error:
+        expected = "a file or folder that can be reached"
         if os.path.islink(path):
-            target = os.readlink(path)
-            raise invalid(
-                field, str(path), f"a link to something, not to {target} ({error.strerror})"
-            ) from None
-        if error.errno in NOT_THERE:
+            expected = f"a link to something, not to {os.readlink(path)}"
+        elif error.errno in NOT_THERE:
             return ""
-        raise invalid(
-            field, str(path), f"a file or folder that can be reached ({error.strerror})"
-        ) from None
+        raise invalid(field, str(path), f"{expected} ({error.strerror})") from None
     if kind not in (A_FILE, A_FOLDER):
         raise invalid(field, str(path), f"{A_FILE} or folder, found {kind}")
     return kind
 
 
 def read_text(field: str, path: Path) -> str:
-    r"""Reads UTF-8 text, without its byte order mark, with \n at the ends of lines.
-
-    ValueError for anything else.
-    """
+    r"""Reads UTF-8 text without its byte order mark, lines ending in \n; ValueError otherwise."""
     if (kind := target_kind(field, path)) != A_FILE:
         raise invalid(field, str(path), f"a file of text, found {kind or 'nothing'}")
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise invalid(
-            field, str(path), f"a file of UTF-8 text that can be read ({error})"
-        ) from None
+        allowed = f"a file of UTF-8 text that can be read ({error})"
+        raise invalid(field, str(path), allowed) from None
 
 
 def read_json(path: Path, kind: Any = dict) -> Any:
     """Reads a JSON file as a value of this type, see `from_plain`.
 
-    ValueError for a file that is not JSON; InvalidField that names file, field, value and what is
-    allowed.
+    ValueError for a file that is not JSON; InvalidField names file, field, value and expectation.
     """
     if target_kind("file", path) == A_FILE and path.stat().st_size > MOST_JSON_BYTES:
         raise invalid("file", str(path), f"JSON of at most {MOST_JSON_BYTES >> 20} MiB")
@@ -109,47 +99,35 @@ class Written:
     parts: tuple["Written", ...] = ()
 
     def build(self, kind: Any, start: Any = None) -> Any:
-        """Makes a dataclass of this kind, or changes `start`.
-
-        InvalidField with place and line (see `from_plain`).
-        """
+        """Makes a dataclass of this kind, or changes `start`; InvalidField has place and line."""
         with self.located():
             return from_plain(kind, overlaid(start, self.plain))
 
     @contextlib.contextmanager
     def located(self) -> Iterator[None]:
-        """Says where the field that an error of the block is about was written."""
         try:
             yield
         except InvalidField as error:
             raise self.error(error) from error
 
     def error(self, error: InvalidField) -> InvalidField:
-        """Adds the place where the field of an error was written, in a document with its line."""
+        """Adds the place of the error's field, in a document with its line."""
         found = [(part, part._steps(error)) for part in (*reversed(self.parts), self)]
         # The last part that wrote the field.
         part, steps = max(found, key=lambda pair: len(pair[1]))
         lines = _lines(part.text)
         # A field inside a value is on the line of the value.
         ends = range(len(steps), 0, -1)
-        numbers = [
-            number for end in ends for at, number in lines.items() if at[:end] == steps[:end]
-        ]
+        numbers = [n for end in ends for at, n in lines.items() if at[:end] == steps[:end]]
         place = f"{part.place}, line {numbers[0]}" if numbers else part.place
-        if (
-            not part.text
-            and tuple(steps_of(error.field)) == steps
-            and not isinstance(error.value, Mapping)
-        ):
-            # An assignment, whose field and value the error repeats.
+        is_named = tuple(steps_of(error.field)) == steps and not isinstance(error.value, Mapping)
+        if is_named and not part.text:
+            # The error repeats the field and value of an assignment.
             place = place.partition(" ")[0]
         return error.at(place)
 
     def _steps(self, error: InvalidField) -> Steps:
-        """Returns the steps to the written field that an error is about, or to a table around it.
-
-        () without one.
-        """
+        """Returns the steps to the error's field, or to a table around it."""
         written = list(_written(self.plain))
         named = tuple(steps_of(error.field))
         likely = (at for name in reversed(named[-2:]) for at in written if at[-1] == name)
@@ -160,26 +138,20 @@ class Written:
 
 
 def together(parts: Sequence[Written]) -> Written:
-    """Returns all fields of several documents as one; later ones win."""
+    """Joins the fields of several documents; later ones win."""
     plain: dict[str, Any] = functools.reduce(overlaid, (part.plain for part in parts), {})
     return Written(parts[0].place if parts else "", plain, parts=tuple(parts))
 
 
 def _written(plain: Any, steps: Steps = ()) -> Iterator[Steps]:
-    """Yields the steps to every table, field and item."""
-    is_table = isinstance(plain, Mapping)
-    for key, value in (
-        plain.items() if is_table else enumerate(plain) if isinstance(plain, list) else ()
-    ):
+    items = plain.items() if isinstance(plain, Mapping) else ()
+    for key, value in enumerate(plain) if isinstance(plain, list) else items:
         yield (*steps, key)
         yield from _written(value, (*steps, key))
 
 
 def read_toml(field: str, path: Path) -> Written:
-    """Reads a TOML file.
-
-    ValueError naming the field for an unreadable file, file and line for a syntax error.
-    """
+    """Reads a TOML file; ValueError names the field, or file and line."""
     text = read_text(field, path)
     try:
         return Written(str(path), parsed_by(tomllib.loads, text), text)
@@ -189,33 +161,31 @@ def read_toml(field: str, path: Path) -> Written:
 
 
 def read_assignment(text: str) -> Written:
-    """Reads a field and its value in TOML, or a plain word.
+    """Reads a field and its value in TOML, or a plain word; ValueError for another form.
 
-    Such as `routing.p_aux_spread=0.1` or `sizes[0.6M].peak_lr=2e-3`. ValueError for another form.
+    Such as `routing.p_aux_spread=0.1` or `sizes[0.6M].peak_lr=2e-3`.
     """
     name, separator, value = text.partition("=")
     name = name.strip()
     steps = steps_of(name)
     if not separator or not steps or STEP.sub("", name):
-        raise invalid(
-            "set", text, "field=value, such as routing.p_aux_spread=0.1 or sizes[0.6M].peak_lr=2e-3"
-        )
+        examples = "routing.p_aux_spread=0.1 or sizes[0.6M].peak_lr=2e-3"
+        raise invalid("set", text, f"field=value, such as {examples}")
     if len(steps) > DEEPEST:
         raise invalid("set", f"{text:.60}...", f"a field in at most {DEEPEST} tables")
     try:
         found = read_value(value)
     except ValueError as error:
         # It has a number of thousands of digits, or arrays within arrays.
-        raise invalid(
-            "set", f"{text:.60}...", f"field=value, with a value that can be read ({error})"
-        ) from None
+        allowed = f"field=value, with a value that can be read ({error})"
+        raise invalid("set", f"{text:.60}...", allowed) from None
     for step in reversed(steps):
         found = {step: found}
     return Written(f"--set {text}", found)
 
 
 def read_value(text: str) -> Any:
-    """Reads a value in TOML; else a number such as .5, else the text itself."""
+    """Reads a value in TOML; otherwise a number such as .5, otherwise the text itself."""
     with suppress(tomllib.TOMLDecodeError):
         return parsed_by(tomllib.loads, f"value = {text}")["value"]
     with suppress(ValueError):
@@ -224,10 +194,7 @@ def read_value(text: str) -> Any:
 
 
 def assignments(plain: Mapping[str, Any], steps: Steps = ()) -> list[str]:
-    """Returns a document of tables and values as assignments, one for each value.
-
-    `read_assignment` reads them.
-    """
+    """Writes a document as texts for `read_assignment`, one for each value."""
     texts = []
     for key, value in plain.items():
         below = (*steps, key)

@@ -1,7 +1,7 @@
 """Decides how much work a cluster is asked to hold at once, and on which machines.
 
-Only a failed probe cordons a machine, never the error of a run. The cordon lives as long as its
-driver: a submission begins without one and probes anew, so a mended machine takes part again.
+Only a failed probe cordons a machine, never the error of a run. A cordon lives as long as its
+driver, and the next submission probes again, so a mended machine takes part again.
 """
 
 import math
@@ -25,13 +25,13 @@ from gram_platform.store import Store
 
 # Autoscalers report every five seconds.
 REPORT_TIMEOUT_S = 10.0
-# Memory on the driver's machine: of the driver, and of a run of several ranks (a gang: all start or
-# none). A gang keeps there the process that waits for it and Ray Train's controller and actors,
-# which have 1.1 GB of own memory, measured.
+# Memory on the driver's machine for the driver, and for a run of several ranks (a gang: all start
+# or none). The process that waits for a gang and Ray Train's controller and actors have 1.1 GB of
+# own memory there, measured.
 DRIVER_BYTES, GANG_BYTES = 2 * GIB, 5 * GIB // 4
 # Most processes requested at once where an autoscaler does not report its maximum.
 MOST_UNREPORTED = 256
-# The cluster's resources are kept so long: Ray Tune asks for them many times a second.
+# The cluster's resources are cached so long, because Ray Tune asks for them many times a second.
 ASK_EVERY_S = 2.0
 LOOK_FOR_GROUPS_S = 5.0
 # Ray's placement strategy: all bundles on one machine.
@@ -53,18 +53,17 @@ class Admission:
         self._present: Mapping[str, float] = {}
         self._can_grow, self._most_gangs = False, 1
         self._ask_again = 0.0
-        # When each placement group was first seen waiting.
         self._since: dict[str, float] = {}
         self._next_look, self._reserved_machine = 0.0, ""
 
     def free_resources(
         self, num_ranks: Iterable[int] = (), may_wait: bool = True
     ) -> "FreeResources":
-        """Returns what may be requested beside nodes of so many ranks, requested already.
+        """Returns what may be requested next to nodes of `num_ranks` ranks, requested before.
 
-        That is what the cluster has if its size is fixed; if it can grow, the maximum that it
-        reports, else no limit: Ray queues what does not fit yet, which shows its autoscaler the
-        demand. `--max-gpus` is a limit on both. `may_wait=False`: only what the cluster has now.
+        A cluster of fixed size has what it has. One that can grow has the maximum that it reports,
+        or no limit: Ray queues what does not fit yet, which shows its autoscaler the demand.
+        `--max-gpus` limits both. `may_wait=False`: only what the cluster has now.
         """
         resources = self.resources
         if time.monotonic() >= self._ask_again:
@@ -92,9 +91,8 @@ class Admission:
     def machine_to_reserve(self, busy: Mapping[str, int]) -> str:
         """Returns the machine to keep free for a run of several ranks that has waited long, or "".
 
-        Its ranks need one machine; without this they would wait while other work keeps a part of
-        every machine. `busy`: the number of tasks on every machine that has processes of this
-        driver.
+        Its ranks need one machine, and would wait for ever while other work keeps a part of each.
+        `busy`: the number of this driver's tasks on each machine that has processes of it.
         """
         if not self.resources.gpus_per_rank or time.monotonic() < self._next_look:
             return self._reserved_machine
@@ -126,18 +124,14 @@ class FreeResources:
     def __init__(
         self, resources: Resources, free: dict[str, float], num_processes: float, num_gangs: int
     ):
-        self.resources, self.free, self.num_processes, self.num_gangs = (
-            resources,
-            free,
-            num_processes,
-            num_gangs,
-        )
+        self.resources, self.free = resources, free
+        self.num_processes, self.num_gangs = num_processes, num_gangs
         self.is_untouched = True
 
     def take(self, num_ranks: int) -> bool:
         """Subtracts a node if it fits; returns whether it did.
 
-        The first always does: Ray says what it waits for.
+        The first node always does, because Ray says what it waits for.
         """
         asked = self.resources.asked(num_ranks).items()
         fits = (
@@ -159,7 +153,7 @@ class FreeResources:
 
 
 def most_gangs() -> int:
-    """Counts the runs of several ranks that the driver's machine has memory for; at least one."""
+    """Counts the gangs that the driver's machine has memory for, at least one."""
     here = ray.get_runtime_context().get_node_id()
     memory = sum(
         node["Resources"].get("memory", 0.0) for node in ray.nodes() if node["NodeID"] == here
@@ -168,7 +162,7 @@ def most_gangs() -> int:
 
 
 def placement_strategy(resources: Resources, num_ranks: int) -> str:
-    """Returns Ray's strategy for a run's ranks: one machine if its GPUs suffice, else few."""
+    """Returns Ray's strategy for a run's ranks: one machine if its GPUs suffice, otherwise few."""
     if not resources.gpus_per_rank:
         return "PACK"
     of_machine = resources.gpus_per_machine
@@ -180,7 +174,7 @@ def placement_strategy(resources: Resources, num_ranks: int) -> str:
 
 
 def wait_for_more_s() -> float:
-    """Returns how long a run waits for more ranks than it needs: machines take minutes to start."""
+    """Returns how long a run waits for extra ranks; machines take minutes to start."""
     return WAIT_FOR_MORE_S if has_fixed_size() else WAIT_FOR_MACHINES_S
 
 
@@ -192,7 +186,6 @@ def usable_machines(resources: Resources) -> list[Mapping[str, float]]:
 
 
 def usable_resources(resources: Resources) -> Mapping[str, float]:
-    """Sums the resources of the machines that are alive and not cordoned."""
     total: Counter[str] = Counter()
     for machine in usable_machines(resources):
         total.update(machine)
@@ -200,28 +193,25 @@ def usable_resources(resources: Resources) -> Mapping[str, float]:
 
 
 def slots(resources: Resources, total: Mapping[str, float]) -> int:
-    """Counts the ranks that fit into the resources `total`."""
+    """Counts the ranks that fit into `total`."""
     amounts = resources.of_rank.items()
     return math.floor(min(total.get(name, 0.0) / amount for name, amount in amounts))
 
 
 def has_fixed_size() -> bool:
-    """Returns whether the cluster has no autoscaler; also where one has not reported yet.
-
-    Asks without waiting.
-    """
+    """Returns whether no autoscaler has reported; does not wait."""
     return machine_types() <= {f"node_{node['NodeID']}" for node in ray.nodes()}
 
 
 def await_report() -> None:
-    """Waits until an autoscaler has reported, or has had the time."""
+    """Waits for an autoscaler's report, at most `REPORT_TIMEOUT_S`."""
     deadline = time.monotonic() + REPORT_TIMEOUT_S
     while not machine_types() and time.monotonic() < deadline:
         time.sleep(0.5)
 
 
 def widest_missing(nodes: Iterable[Node], placements: Mapping[str, Placement], store: Store) -> int:
-    """Counts the ranks of the widest node without a result; 0 when every node has one."""
+    """Counts the ranks of the widest node without a result; 0 if there is none."""
     widest = 0
     for node in nodes:
         ranks = placements[node.id].fewest.num_ranks
@@ -231,10 +221,10 @@ def widest_missing(nodes: Iterable[Node], placements: Mapping[str, Placement], s
 
 
 def require_capacity(widest: int, resources: Resources, say: Callable[[str], None]) -> None:
-    """Raises ValueError naming the flag when the cluster can never hold `widest` ranks.
+    """Raises ValueError naming the flag if the cluster can never hold `widest` ranks.
 
-    Only on a cluster of fixed size is that certain; an autoscaler that has just started gets the
-    time to report. Autoscalers rarely report their limit: then `say` gets a warning.
+    Only a cluster of fixed size is certain. An autoscaler gets time to report and rarely reports
+    its limit, so then `say` gets a warning.
     """
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     capacity = max(
@@ -252,7 +242,7 @@ def require_capacity(widest: int, resources: Resources, say: Callable[[str], Non
 def _shortage(
     widest: int, resources: Resources, machines: Sequence[Mapping[str, float]], capacity: int
 ) -> ValueError:
-    """Makes the error that says what the cluster lacks: GPUs, CPUs of a machine, or all CPUs."""
+    """Returns the error that says what is lacking: GPUs, CPUs of a machine, or all CPUs."""
     threads = round(resources.cpus_per_rank)
     if capacity:
         return invalid(
@@ -269,21 +259,20 @@ def _shortage(
     )
 
 
-# Replacements of cordoned machines that a cluster is asked for, one after another, until one
-# passes.
+# Most replacements that a cluster is asked for, one after another, until one passes its probe.
 MAX_REPLACEMENTS = 3
 
 
 class Cordon:
     """The machines that take nothing more of one driver.
 
-    `resources` are the driver's, without those machines.
+    `resources` are the driver's resources without those machines.
     """
 
     def __init__(
         self, resources: Resources, on_cordon: Callable[[ProbeReport], None] = lambda report: None
     ):
-        """`on_cordon` is called with the report of each machine that is cordoned."""
+        """`on_cordon` gets the report of each machine that is cordoned."""
         self.resources, self._on_cordon = resources, on_cordon
         self.reports: dict[str, ProbeReport] = {}
         self._passed: set[str] = set()
@@ -291,11 +280,11 @@ class Cordon:
         self.changed = 0.0
         # Machines that failed since one passed for the first time.
         self._failures_in_a_row = 0
-        # Whether the cluster has a fixed size; None until that is asked, once.
+        # None until it is asked, once.
         self._is_fixed: bool | None = None
 
     def note(self, report: ProbeReport) -> bool:
-        """Notes the outcome of a probe; returns whether the device works."""
+        """Notes a probe; returns whether the device works."""
         if not report.failure:
             if report.machine not in self._passed:
                 self._failures_in_a_row = 0
@@ -310,31 +299,27 @@ class Cordon:
 
     @property
     def may_grow(self) -> bool:
-        """Whether the cluster may be asked for machines: not after `MAX_REPLACEMENTS` failed."""
+        """Whether the cluster may be asked for machines: not once `MAX_REPLACEMENTS` failed."""
         return self._failures_in_a_row <= MAX_REPLACEMENTS
 
     def require_machines(self, num_ranks: int = 1) -> None:
-        """Raises ClusterLost, naming machines and probes, when the cluster lacks capacity."""
+        """Raises ClusterLost, naming machines and probes, if the cluster lacks capacity."""
         if self.lacks_capacity(num_ranks):
             found = "\n".join(f"  {report}" for report in self.reports.values())
-            what = (
-                "a device that works"
-                if num_ranks == 1
-                else f"capacity for {num_ranks} ranks on devices that work"
-            )
+            what = "a device that works"
+            if num_ranks != 1:
+                what = f"capacity for {num_ranks} ranks on devices that work"
             raise ClusterLost(f"this cluster has no machine with {what}:\n{found}\n{SUBMIT_AGAIN}")
 
     def lacks_capacity(self, num_ranks: int) -> bool:
-        """Returns whether the ranks do not fit on machines that are not cordoned, and never will.
+        """Returns whether the ranks fit on no machines that work, and never will.
 
         False before a machine is cordoned: waiting for machines has no time limit.
         """
         if not self.reports:
             return False
-        if (
-            sum(slots(self.resources, machine) for machine in usable_machines(self.resources))
-            >= num_ranks
-        ):
+        machines = usable_machines(self.resources)
+        if sum(slots(self.resources, machine) for machine in machines) >= num_ranks:
             return False
         if self._is_fixed is None:
             self._is_fixed = has_fixed_size()

@@ -1,7 +1,7 @@
-"""Finds the Ray of a command: joins one that answers, or starts one; notes when it is gone.
+"""Finds the Ray of a command: joins one that answers, or starts one; notices when it dies.
 
-Nothing here waits long: whether an address answers is asked first, with a time limit, because
-`ray.init` repeats its attempts for a quarter of an hour.
+Whether an address answers is asked first, with a time limit, because `ray.init` repeats its
+attempts for a quarter of an hour.
 """
 
 import atexit
@@ -29,11 +29,9 @@ from gram_platform.engine.ray_private import address_of, address_record, own_job
 
 ADDRESS = "RAY_ADDRESS"
 FOLDER, TEMPORARY = "RAY_TMPDIR", Path("/tmp")
-# Time-out of an address's answer.
 PROBE_S = 5.0
-# Time-outs of joining a Ray, of starting one, and of leaving it.
 JOIN_S, START_S, LEAVE_S = 90.0, 300.0, 45.0
-# Ray ends a driver without a word this many seconds after its head's death, by default.
+# Ray ends a driver without a message this many seconds after its head's death, by default.
 RECONNECT, RECONNECT_S = "RAY_gcs_rpc_server_reconnect_timeout_s", 60.0
 LOOK_FOR_RAY_S = 0.5
 HOST_PORT = re.compile(r"(\[[\da-fA-F:.]+\]|[^\s:/\[\]]+):\d{1,5}")
@@ -55,15 +53,15 @@ CLUSTER_LOST = f"Ray's process on this machine died. {SUBMIT_AGAIN}"
 
 
 class ClusterLost(Stopped):
-    """The Ray of this command is gone, or starts no process; submitting again continues."""
+    """The Ray of this command died, or starts no process; submitting again continues."""
 
 
 def connect(is_verbose: bool = False) -> None:
-    """Joins the Ray of $RAY_ADDRESS, else the one of `ray start` on this machine, else starts one.
+    """Joins the Ray of $RAY_ADDRESS or of `ray start` on this machine, otherwise starts one.
 
-    A Ray that nobody has named is passed over where it does not answer, or is another user's.
-    ValueError for an address that cannot be joined; ClusterLost if Ray does not start.
-    `is_verbose`: print what the workers print.
+    A Ray that nobody has named is skipped if it does not answer, or is another user's. ValueError
+    for an address that cannot be joined; ClusterLost if Ray does not start. `is_verbose`: print
+    what the workers print.
     """
     if ray.is_initialized():
         require_ray()
@@ -83,7 +81,7 @@ def connect(is_verbose: bool = False) -> None:
 def join(given: str, **options: object) -> None:
     """Joins the Ray at an address, HOST:PORT or auto; ValueError if it cannot.
 
-    `options`: of `ray.init`.
+    `options` go to `ray.init`.
     """
     if given != "auto" and not HOST_PORT.fullmatch(given):
         expected = (
@@ -110,10 +108,10 @@ def _join(address: str, given: str | None, **options: object) -> None:
 
 
 def start(**options: object) -> None:
-    """Starts a Ray on this machine that ends with this process. `options`: of `ray.init`.
+    """Starts a Ray on this machine that ends with this process. `options` go to `ray.init`.
 
-    Its files are in a folder of its own, and it answers only to its own random token, unless the
-    user has chosen another one. ClusterLost if it does not start; its logs stay then.
+    Its files are in its own folder, and it answers only to its own random token, unless the user
+    has chosen one. ClusterLost if it does not start; then its logs stay.
     """
     if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
@@ -133,7 +131,6 @@ def start(**options: object) -> None:
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Gives the processes that start in the block other variables of the environment."""
     before = {name: os.environ[name] for name in variables if name in os.environ}
     os.environ.update(variables)
     try:
@@ -145,31 +142,29 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _initialise(what: str, **options: object) -> None:
-    """Calls `ray.init`, and keeps the caller's handler of SIGTERM; ClusterLost if it fails."""
+    """Calls `ray.init` and keeps the caller's handler of SIGTERM; ClusterLost if it fails."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(job_config=own_job(), **options)
     except Exception as error:
         ray.shutdown()
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        advice = (
-            "are memory, the disk of this folder and /dev/shm full? With --in-process studies need"
-            " no Ray"
-        )
+        advice = "are memory, the disk of this folder and /dev/shm full?"
+        advice += " With --in-process studies need no Ray"
         raise ClusterLost(f"{what}: {reason}; {advice}") from error
     finally:
         if callable(before) and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
     _LEAVING.clear()
     _LEFT.clear()
-    # This remembers Ray's processes.
+    # It also finds Ray's processes.
     require_ray()
     threading.Thread(target=_watch_ray, daemon=True).start()
     atexit.register(leave)
 
 
 def leave() -> None:
-    """Leaves the Ray of this command, and ends one that was started for it."""
+    """Leaves the Ray of this command, and ends a Ray that was started for it."""
     _LEAVING.set()
     ray.shutdown()
     while _own_folders:
@@ -178,10 +173,9 @@ def leave() -> None:
 
 
 def _watch_ray() -> None:
-    """Ends the process, with a message, if Ray dies while a call waits for it, or if leaving takes
-    too long.
+    """Ends the process, with a message, if Ray dies during a call or if leaving it takes too long.
 
-    Its thread waits from the start, since none can begin at exit.
+    Its thread waits from the start, because no thread can begin at exit.
     """
     patience_s = 0.8 * float(os.environ.get(RECONNECT, RECONNECT_S))
     last_alive = time.monotonic()
@@ -208,9 +202,9 @@ def _size() -> str:
 def _time_limit(
     seconds: float, what: str, before: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
-    """Ends the process, after a call of `before`, if the block takes longer.
+    """Calls `before` and ends the process if the block takes longer.
 
-    Ray may wait for ever, and handles no signal then.
+    Ray may wait for ever, and then handles no signal.
     """
 
     def end() -> None:
@@ -235,9 +229,9 @@ def _give_up(seconds: float, what: str) -> None:
 
 
 def _found() -> str:
-    """Returns the address of a Ray of `ray start` on this machine that this user can join, or "".
+    """Returns the address of a Ray of `ray start` here that this user can join.
 
-    Says why it cannot be joined.
+    Returns "" without one, and says why it cannot be joined.
     """
     record = address_record()
     if not record.is_file():
@@ -248,7 +242,6 @@ def _found() -> str:
         is_ours = record.stat().st_uid in (0, os.getuid())
         refused = refusal(address, _token(is_named=False), PROBE_S) if is_ours else "another user's"
     except (ValueError, OSError) as error:
-        # No address, or a file that cannot be read.
         refused = str(error)
     if refused:
         say(f"passed over the Ray {address} that {record} names: {refused}", sys.stderr)
@@ -272,9 +265,9 @@ def _token(is_named: bool) -> str:
 
 
 def _folder() -> Path:
-    """Returns the folder in which Ray makes its own: $RAY_TMPDIR, else $TMPDIR, else /tmp.
+    """Returns the folder for Ray's own: $RAY_TMPDIR, else $TMPDIR, else /tmp.
 
-    ValueError for a $RAY_TMPDIR, or a /tmp, that is too long for sockets or cannot be written.
+    ValueError if $RAY_TMPDIR, or /tmp, is too long for sockets or not writable.
     """
     if named := os.environ.get(FOLDER, ""):
         return _checked_folder(Path(named))
@@ -306,11 +299,11 @@ _processes: dict[str, list[psutil.Process]] = {}
 
 
 def require_ray() -> None:
-    """Raises ClusterLost if Ray's process on this machine is dead, or its head's.
+    """Raises ClusterLost if Ray's process on this machine, or its head here, is dead.
 
-    Then nothing ends or starts any more. A driver calls it again and again. It looks at the
-    processes, because Ray gives a machine up after 15 s and may then end the driver without a word,
-    as it does a minute after its head's death. A head elsewhere is left to Ray.
+    Drivers call it often. It looks at the processes, because Ray notices a lost machine only after
+    15 s, and may then end the driver without a message, as it does a minute after its head's death.
+    Ray itself watches a head on another machine.
     """
     if not _is_ray_alive():
         raise ClusterLost(CLUSTER_LOST)
@@ -327,25 +320,20 @@ def _is_ray_alive() -> bool:
 
 
 def _processes_of(node_id: str) -> list[psutil.Process]:
-    """Finds the raylet with this id, and the head of its Ray."""
-    listed = (
-        p
-        for p in psutil.process_iter(["name", "cmdline"])
-        if p.info["name"] in ("raylet", "gcs_server")
-    )
-    found = [(process, " ".join(process.info["cmdline"] or ())) for process in listed]
-    raylets = [(process, SESSION.search(words)) for process, words in found if node_id in words]
-    sessions = {session[0] for _, session in raylets if session}
-    heads = [
-        p
-        for p, words in found
-        if p.info["name"] == "gcs_server" and any(s in words for s in sessions)
-    ]
-    return [*(process for process, _ in raylets), *heads]
+    """Finds the raylet with this id and its Ray's head."""
+    commands: dict[str, list] = {"raylet": [], "gcs_server": []}
+    for process in psutil.process_iter(["name", "cmdline"]):
+        if process.info["name"] in commands:
+            words = " ".join(process.info["cmdline"] or ())
+            commands[process.info["name"]].append((process, words))
+    raylets = [(process, words) for process, words in commands["raylet"] if node_id in words]
+    sessions = {session[0] for _, words in raylets if (session := SESSION.search(words))}
+    heads = [each for each in commands["gcs_server"] if any(s in each[1] for s in sessions)]
+    return [process for process, _ in raylets + heads]
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    """Returns whether a process runs; True also while nobody can tell, as without free files."""
+    """Returns whether a process runs; True also if nobody can tell, as without free files."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,8 +1,8 @@
-"""Separates errors of a device from all others, and probes a device in a fresh process.
+"""Tells errors of a device from all others, and probes a device in a fresh process.
 
-After an error of its device a process is of no use: later calls fail too. Whether the device is,
-only a fresh process can tell. `python -m gram_platform.engine.devices cuda` is one; its exit code
-is 1 if the device does not work.
+A process is useless after an error of its device, because later calls fail too. Only a fresh
+process can tell whether the device works. `python -m gram_platform.engine.devices cuda` is such a
+process; its exit code is 1 if the device does not work.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ from gram_platform.engine.machine import safe_path
 from gram_platform.engine.process import is_out_of_memory, set_up_torch
 from gram_platform.train.data import start_thread
 
-# In the messages of RuntimeErrors: CUDA's runtime, cuBLAS and cuSPARSE ("CUDA error"), its driver,
-# cuDNN ("Frontend" in attention) and NCCL (ATen/cuda/Exceptions.h and NCCLUtils.hpp of torch 2.13),
-# Triton's kernels; a machine without a driver or GPU.
+# In the messages of RuntimeErrors: of CUDA's runtime, cuBLAS and cuSPARSE ("CUDA error"), CUDA's
+# driver, cuDNN ("Frontend" in attention) and NCCL (ATen/cuda/Exceptions.h and NCCLUtils.hpp of
+# torch 2.13), Triton's kernels, and of a machine without a driver or GPU.
 DEVICE_ERRORS = (
     "CUDA error",
     "CUDA driver error",
@@ -41,7 +41,7 @@ DEVICE_ERRORS = (
     "No CUDA GPUs are available",
     "Torch not compiled with CUDA enabled",
 )
-# The side of a probe's matrices: all sums are exact in every precision.
+# The side of a probe's matrices; all sums are exact in every precision.
 SIDE = 128
 # A device that does not answer within this time has failed.
 PRODUCT_S = 120.0
@@ -49,22 +49,17 @@ PRODUCT_S = 120.0
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """The outcome of a product on a device in a fresh process."""
-
     # Ray's id of the machine, new after each start of Ray there; "" without Ray.
     machine: str
     host: str
     address: str
     # "cpu", or "cuda" and the numbers of the GPUs that the process sees.
     device: str
-    # "" when the device works.
     failure: str = ""
 
     def __str__(self) -> str:
-        return (
-            f"machine {self.host} ({self.address}): a product on {self.device} failed"
-            f" ({self.failure})"
-        )
+        where = f"machine {self.host} ({self.address})"
+        return f"{where}: a product on {self.device} failed ({self.failure})"
 
 
 class DeviceError(RuntimeError):
@@ -77,17 +72,12 @@ class DeviceError(RuntimeError):
 
     def __str__(self) -> str:
         outcome = f"failed ({self.probe.failure})" if self.probe.failure else "worked"
-        return (
-            f"{self.args[0]}; afterwards a product on {self.probe.device} in a fresh process"
-            f" {outcome}"
-        )
+        product = f"afterwards a product on {self.probe.device} in a fresh process"
+        return f"{self.args[0]}; {product} {outcome}"
 
 
 def is_device_error(error: BaseException | None) -> bool:
-    """Returns whether a device failed, directly or as the cause.
-
-    A lack of memory is no such failure.
-    """
+    """Returns whether a device failed, directly or as the cause; not for a lack of memory."""
     while error is not None:
         if is_out_of_memory(error):
             return False
@@ -103,10 +93,7 @@ def is_device_error(error: BaseException | None) -> bool:
 
 @contextlib.contextmanager
 def device_errors_probed(device: str) -> Iterator[None]:
-    """Raises DeviceError for an error of the device in the block, after a probe.
-
-    All other errors rise unchanged.
-    """
+    """Probes the device after an error of it in the block, and raises DeviceError."""
     try:
         yield
     except Exception as error:
@@ -118,9 +105,9 @@ def device_errors_probed(device: str) -> Iterator[None]:
 def probe_here(execution: Execution) -> ProbeReport:
     """Probes the execution's device in this process, which has not used it yet.
 
-    At the first product on a GPU torch decides for good whether its products can be deterministic.
-    Before it a process of its own tries the GPU: a driver's library may abort, and this process,
-    which names the machine, shall outlive it.
+    A fresh process tries a GPU first, because a driver's library may abort, and this process, which
+    names the machine, shall outlive it. torch decides at the first product on a GPU whether its
+    products can be deterministic, so `set_up_torch` comes before.
     """
     set_up_torch(execution)
     if execution.device.startswith("cuda") and (apart := probe_afresh(execution.device)).failure:
@@ -131,7 +118,7 @@ def probe_here(execution: Execution) -> ProbeReport:
 def probe_afresh(device: str) -> ProbeReport:
     """Probes the device, the very same GPU, in a new process.
 
-    That its memory is full is no failure. This process still holds the memory.
+    Full memory is no failure, because this process still holds it.
     """
     command = [sys.executable, "-m", "gram_platform.engine.devices", device]
     environment = os.environ | safe_path(*sys.path, str(PACKAGE.parent))
@@ -146,7 +133,7 @@ def probe_afresh(device: str) -> ProbeReport:
     try:
         said, _ = probe.communicate(timeout=2 * PRODUCT_S)
     except subprocess.TimeoutExpired:
-        # Does not wait for its end: a process inside a broken driver may never end.
+        # Its end is not awaited, because a process inside a broken driver may never end.
         probe.kill()
         return _report(device, f"no answer in {2 * PRODUCT_S:.0f} s")
     lines = said.strip().splitlines() or [f"the probe ended with code {probe.returncode}"]
@@ -164,7 +151,7 @@ def _report(device: str, failure: str) -> ProbeReport:
 def _failure_of_product(device: str, may_be_full: bool = False) -> str:
     """Multiplies two matrices on the device; returns what failed, or "".
 
-    `may_be_full`: its memory proves nothing.
+    `may_be_full`: a lack of memory is no failure.
     """
     said = [f"no answer in {PRODUCT_S:.0f} s"]
 
@@ -176,7 +163,6 @@ def _failure_of_product(device: str, may_be_full: bool = False) -> str:
         else:
             said[0] = ""
 
-    # A broken driver may never answer.
     start_thread("probe", work).join(PRODUCT_S)
     return said[0]
 
@@ -189,7 +175,7 @@ def _multiply(device: str) -> None:
 
 
 def _described(error: BaseException) -> str:
-    """Returns the error's class and its first line; CUDA's advice on debugging follows below it."""
+    """Returns the error's class and its first line; the lines below it are CUDA's advice."""
     return one_line(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}")
 
 

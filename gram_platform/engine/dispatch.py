@@ -33,13 +33,12 @@ def execute_sharded_run(
 ) -> dict:
     """Trains the run on Ray Train workers, as its placement says, unless it has a result.
 
-    Returns the result. Each start tries the placement's divisions in turn, the most ranks first: a
-    run that loses ranks goes on with fewer, and with more after a later restart. Ranks that were
-    asked to stop are started again and continue; after a crash `CrashPolicy` decides, and Ray
-    Train's error is raised if it was one too many. Errors that a restart cannot change are raised
-    at once: LeaseHeld, DeviceError for a machine that fails a probe, and of any rank
-    TrainingDiverged, OutOfMemory with advice and ValueError, which are recorded as the run's
-    failure.
+    Returns the result. Each start tries the placement's divisions in turn, the most ranks first. So
+    a run that loses ranks goes on with fewer, and with more after a later restart. Ranks that were
+    asked to stop are started again and continue. After a crash `CrashPolicy` decides, and after one
+    too many Ray Train's error is raised. Errors that a restart would repeat are raised at once:
+    LeaseHeld, DeviceError for a machine that fails a probe, and any rank's TrainingDiverged,
+    OutOfMemory with advice and ValueError, which are recorded as the run's failure.
     """
     store = execution.store()
     directory = store.run(run.run_id)
@@ -76,21 +75,20 @@ def execute_sharded_run(
 
 
 def _failures(error: ray.train.TrainingFailedError) -> list[Exception]:
-    """Lists the error of each failed rank, or Ray's error about the rank's process."""
     # Absent where the group did not start.
     failures = getattr(error, "worker_failures", {})
     return [getattr(failure, "health_check_failure", failure) for failure in failures.values()]
 
 
 def _raise_for_device(failures: list[Exception | None]) -> None:
-    """Raises the error of a rank whose device fails a probe: the driver cordons its machine."""
+    """Raises the error of a rank whose device fails a probe, to cordon its machine."""
     for failure in failures:
         if isinstance(failure, DeviceError) and failure.probe.failure:
             raise failure
 
 
 def _raise_permanent(failures: list[Exception], directory: RunDirectory) -> None:
-    """Raises a rank's error that a restart would repeat; the others' are consequences of it."""
+    """Raises an error that a restart would repeat; the other ranks' errors are its consequences."""
     for kind in (LeaseHeld, OutOfMemory, ValueError):
         for failure in failures:
             if not isinstance(failure, kind):
@@ -127,8 +125,7 @@ def _trainer(
             name=f"{run.run_id}-{time.time_ns()}",
             storage_path=place,
             storage_filesystem=filesystem,
-            # The caller restarts: it knows permanent errors from passing ones, and whether there is
-            # progress.
+            # The caller restarts, because it knows permanent errors, and whether there is progress.
             failure_config=ray.train.FailureConfig(max_failures=0, controller_failure_limit=0),
         ),
     )
@@ -136,13 +133,13 @@ def _trainer(
 
 
 class _RankBackend(TorchConfig().backend_cls):
-    """Ray Train's backend, but ranks probe their devices first, and note a SIGTERM.
+    """Ray Train's backend, whose ranks first probe their devices and catch SIGTERM.
 
-    They train in a thread, and only main threads handle signals.
+    Ranks train in a thread, and only main threads handle signals.
     """
 
     def on_start(self, worker_group, backend_config) -> None:
-        """Raises DeviceError, before the process group starts, for a device that does not work."""
+        """Raises DeviceError for a device that does not work, before the process group starts."""
         for report in worker_group.execute(_probe_rank, backend_config.execution):
             if report.failure:
                 raise DeviceError(report.failure, report)
@@ -155,7 +152,6 @@ class _RankBackend(TorchConfig().backend_cls):
 
 @dataclass
 class _RankConfig(TorchConfig):
-    # The ranks' execution, for their probe.
     execution: Execution | None = None
 
     @property
@@ -168,12 +164,9 @@ def _probe_rank(execution: Execution) -> ProbeReport:
 
 
 def _device_of_rank(execution: Execution) -> str:
-    """Names this rank's device; cuda also where torch sees no GPU, which Ray Train calls cpu."""
-    return (
-        str(get_device())
-        if execution.device == "cuda" and torch.cuda.is_available()
-        else execution.device
-    )
+    """Names this rank's device; cuda even if torch sees no GPU, where Ray Train says cpu."""
+    is_numbered = execution.device == "cuda" and torch.cuda.is_available()
+    return str(get_device()) if is_numbered else execution.device
 
 
 def _train_worker(config: Mapping) -> RanksStopped | None:
@@ -183,9 +176,9 @@ def _train_worker(config: Mapping) -> RanksStopped | None:
 
 
 def report_to_ray_train(progress: Mapping[str, Any]) -> bool:
-    """Reports a rank's progress; returns whether a machine of the run's ranks will be taken away.
+    """Reports a rank's progress; returns whether a machine of the run will be taken away.
 
-    Both calls wait until every rank has made them.
+    Both calls wait for all ranks.
     """
     ray.train.report(dict(progress))
     return ray.train.get_preemption_info() is not None

@@ -2,9 +2,9 @@
 
 The losses of several profiles of one run are measured together (`common_work`).
 
-A run is evaluated at its config's points, else at a few for people to watch. The second kind
-belongs to the execution, like checkpoints: its losses are metrics under another name, which no
-result, learning curve or table reads.
+A run is evaluated at its config's points. If it has none, it is evaluated at a few points for
+people to watch. These belong to the execution, as checkpoints do: their losses are metrics under
+another name, which no result, learning curve or table reads.
 """
 
 import math
@@ -53,16 +53,13 @@ def execute_evaluation(
 ) -> dict:
     """Measures an evaluation unless it has a current result; returns the result.
 
-    ValueError for other data than the run's.
+    ValueError for data other than the run's.
     """
     return execute_profiles([evaluation], [tags], execution)[0]
 
 
 def common_work(evaluation: AnyEvaluation) -> tuple | None:
-    """Makes a key that is equal for profiles of one run on the same data.
-
-    None for an evaluation that runs alone.
-    """
+    """Returns a key that is equal for profiles of one run on the same data; None without one."""
     view = evaluation.view
     if evaluation.measure != LOSSES or view.rule != "constant" or view.sources:
         return None
@@ -73,10 +70,9 @@ def common_work(evaluation: AnyEvaluation) -> tuple | None:
 def execute_profiles(
     evaluations: Sequence[AnyEvaluation], tags: Sequence[Mapping[str, str]], execution: Execution
 ) -> list[dict]:
-    """Like `execute_evaluation` for each, bit for bit, but reads the weights once.
+    """Does `execute_evaluation` for each, bit for bit, but reads the weights once.
 
-    Several have equal `common_work`. The elapsed time is shared evenly between those that are
-    measured now.
+    Several have equal `common_work`. Those that are measured now share the elapsed time evenly.
     """
     set_up_torch(execution)
     store, results, missing = execution.store(), {}, {}
@@ -99,11 +95,8 @@ def execute_profiles(
             missing.items(), measured, strict=True
         ):
             view = evaluation.view
-            fields |= {
-                "eval_id": evaluation.eval_id,
-                "run_id": view.run_id,
-                "view_id": view.view_id,
-            }
+            ids = {"run_id": view.run_id, "view_id": view.view_id}
+            fields |= {"eval_id": evaluation.eval_id, **ids}
             fields |= {"data_fingerprint": corpus.fingerprint, SOURCE_HASHES: sources}
             store.set_outdated_aside(directory)
             results[evaluation] = directory.complete(
@@ -113,7 +106,6 @@ def execute_profiles(
 
 
 def _view_of_all(views: Sequence[View]) -> View:
-    """Returns a view with the modules of all of these views of one run."""
     if len(views) == 1:
         return views[0]
     return View.of(views[0].run_id, {domain: 1.0 for view in views for domain, _ in view.weights})
@@ -137,7 +129,6 @@ def _num_tokens(evaluation: Evaluation | TokenLosses, model: Transformer) -> dic
 def _losses(
     evaluations: Sequence[Evaluation], corpus: PackedCorpus, model: Transformer
 ) -> list[Measured]:
-    """Measures each view's mean loss on every domain."""
     first, profiles = evaluations[0], [evaluation.view.active for evaluation in evaluations]
     arrays = {domain: corpus.sequences(first.split, domain) for domain in first.domains}
     losses = profile_losses(model, arrays, first.domains, first.num_sequences, profiles)
@@ -151,8 +142,8 @@ def _token_losses(
 ) -> list[Measured]:
     """Measures every token's loss as tensors [num_sequences, seq_len] by domain.
 
-    The result has their means, and `text_losses`: of the tokens of each of the evaluation's texts,
-    which follows an end of text.
+    The result has their means, and in `text_losses` the losses of each text's tokens after an
+    end of text.
     """
     (evaluation,) = evaluations
     arrays = {domain: corpus.validation(domain) for domain in evaluation.domains}
@@ -176,10 +167,10 @@ def _token_losses(
 def _continuations(
     evaluations: Sequence[Continuations], corpus: PackedCorpus, model: Transformer
 ) -> list[Measured]:
-    """Draws continuations: for each domain lists of token ids, one for each document.
+    """Draws continuations: for each domain a list of token ids for each document.
 
-    A continuation ends with the end-of-text token if it was drawn. `surprisals` are mean -log
-    probabilities of the drawn tokens, in nats.
+    A continuation ends with the end-of-text token if it was drawn. `surprisals` are the drawn
+    tokens' mean -log probabilities in nats.
     """
     # Only this needs a tokenizer.
     from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer, text_tokens
@@ -236,34 +227,32 @@ MEASURES = {
 }
 
 
-# The most that progress evaluations may take, of a run's training FLOPs: at most 3% of its seconds,
-# since small models' forward passes alone take up to 1.4 times the seconds of as many FLOPs of
-# training (two cores) [ours].
+# The share of a run's training FLOPs that progress evaluations may take. That is at most 3% of its
+# seconds, because a small model's forward passes take up to 1.4 times the seconds of as many FLOPs
+# of training (two cores) [ours].
 PROGRESS_SHARE = 0.02
 NUM_PROGRESS_POINTS = 6
 
 
 class ProgressPlan(NamedTuple):
-    """When a run is evaluated for people to watch, and on how many sequences of each domain."""
+    """When a run is evaluated for people to watch, and on how many sequences of a domain."""
 
     steps: frozenset[int]
     num_sequences: int
 
 
 def evaluation_steps(run: RunConfig) -> frozenset[int]:
-    """Lists the steps after which a run is evaluated."""
     return _spaced(run.num_steps, run.eval_points.num_points)
 
 
 def probe_steps(run: RunConfig) -> frozenset[int]:
-    """Lists the steps after which a run's modules' gradients are measured."""
     return _spaced(run.num_steps, run.eval_points.num_probes)
 
 
 def progress_of(run: RunConfig, num_available: int) -> ProgressPlan:
     """Plans up to NUM_PROGRESS_POINTS evaluations within PROGRESS_SHARE.
 
-    Plans none of a run with points in its config. A run that is too short for so many gets fewer.
+    Plans none for a run whose config has points, and fewer for a run that is too short.
     `num_available`: validation sequences of the domain that has the fewest.
     """
     points, modules = run.eval_points, run.model.module_domains
@@ -278,5 +267,4 @@ def progress_of(run: RunConfig, num_available: int) -> ProgressPlan:
 
 
 def _spaced(num_steps: int, num_points: int) -> frozenset[int]:
-    """Spaces points equally; the last one is the run's last step."""
     return frozenset(math.ceil(num_steps * k / num_points) for k in range(1, num_points + 1))

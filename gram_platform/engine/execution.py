@@ -1,6 +1,6 @@
-"""How and where nodes are executed: storage, device, threads, checkpoints, placement.
+"""Says how and where nodes are executed: storage, device, threads, checkpoints, placement.
 
-It imports nothing that takes seconds, as plans have these values.
+Plans have these values too, so nothing here imports what takes seconds.
 """
 
 import os
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 # Ray's label with the id of a machine.
 NODE_ID = "ray.io/node-id"
-# Most seconds between two checkpoints: the work that a machine's death may cost [ours].
+# Most seconds between two checkpoints: the work that a lost machine may cost [ours].
 LONGEST_INTERVAL_S = 1800.0
 
 
 @dataclass(frozen=True)
 class Division:
-    """How a run's micro-batches are divided over ranks and passes, and what a rank then needs."""
+    """How a run's micro-batches are divided over ranks and passes, and what a rank needs."""
 
     num_ranks: int = 1
     # Passes in which a rank runs its share of a micro-batch.
@@ -41,16 +41,15 @@ class Division:
 
 @dataclass(frozen=True)
 class Placement:
-    """What a study has decided for one node before it starts; an evaluation has one rank."""
+    """What was decided for a node before it starts; an evaluation has one rank."""
 
-    # For each number of ranks that the run may have: the most ranks first, and the fewest last.
+    # One for each number of ranks that the run may have, the most ranks first.
     divisions: tuple[Division, ...] = (Division(),)
-    # Hours that the planner expects the node to take.
     hours: float = 0.0
 
     @property
     def fewest(self) -> Division:
-        """The division over the fewest ranks, with which a run starts where more do not fit."""
+        """The division over the fewest ranks."""
         return self.divisions[-1]
 
 
@@ -69,23 +68,23 @@ class Execution:
     storage: str
     num_threads: int = 1
     placement: Placement = ON_ONE_RANK
-    # 0 checkpoints after every step, which waits until the step before is written.
+    # 0 checkpoints after every step, and waits until the last checkpoint is written.
     checkpoint_every_s: float = 30.0
-    # Share of the time that commits may take; 0 commits by `checkpoint_every_s` alone.
+    # Share of the time that commits may take; 0: only `checkpoint_every_s` counts.
     commit_share: float = 0.0
     lease_s: float = 30.0
     device: str = "cpu"
     # Ranks that wait longer for one another give up and start again.
     collective_timeout_s: float = 600.0
-    # A run of one rank without a step for so long, or an evaluation without an end, starts again.
+    # A run of one rank without a step for so long, or an unfinished evaluation, starts again.
     stall_timeout_s: float = 7200.0
-    # Recomputes blocks in the backward pass: less memory, more time.
+    # Recomputes blocks in the backward pass, which takes less memory and more time.
     activation_checkpointing: bool = False
     # Uses torch.compile: slower on CPUs, not measured on a GPU yet.
     compiled: bool = False
-    # Refuses algorithms whose sums have no fixed order; CPUs have none anyway.
+    # Rejects algorithms whose sums have no fixed order; CPUs have none of these.
     deterministic: bool = False
-    # Names the code of the submission, for `timing()`; see `provenance.Code`.
+    # The submission's code as `provenance.Code` names it, for `timing()`.
     code: str = ""
 
     def commit_interval(self, commit_s: float) -> float:
@@ -98,7 +97,6 @@ class Execution:
         return Store(self.storage).open_for_writing()
 
     def placed(self, placement: Placement) -> "Execution":
-        """Returns how a node of this placement is executed."""
         return replace(self, placement=placement)
 
     @property
@@ -107,17 +105,11 @@ class Execution:
         return self.placement.fewest.num_ranks
 
     def corpus(self, data_id: str, ahead: Mapping[str, int] = NOTHING_AHEAD) -> PackedCorpus:
-        """Opens the packed data, see `open_corpus`.
-
-        ValueError when this machine has none and cannot fetch it.
-        """
+        """Opens the packed data; ValueError if this machine has none and cannot fetch it."""
         return open_corpus(Store(self.storage), data_id, ahead)
 
     def corpus_of(self, run: RunConfig) -> PackedCorpus:
-        """Opens the data of a run.
-
-        Of an object store its pools, the first rows of domains, are fetched ahead.
-        """
+        """Opens a run's data; an object store's pools (first rows of domains) are fetched ahead."""
         ahead: dict[str, int] = {}
         for part in (part for budget in run.data.domains for part in budget.pool):
             ahead[part.domain] = max(ahead.get(part.domain, 0), part.first + part.num_sequences)
@@ -129,7 +121,6 @@ class Resources:
     """What Ray reserves for a rank or a run, and what the cluster may be asked for."""
 
     cpus_per_rank: float = 1.0
-    # 1 on GPUs, else 0.
     gpus_per_rank: float = 0.0
     # For a run of one rank or an evaluation; below 1 several share a GPU.
     gpus_per_run: float = 0.0
@@ -142,32 +133,31 @@ class Resources:
 
     @property
     def label_selector(self) -> dict[str, str]:
-        """The machines that may take a process, as Ray's options name them."""
+        """The machines that may take a process, as Ray's options."""
         return {NODE_ID: f"!in({','.join(self.cordoned)})"} if self.cordoned else {}
 
     @property
     def of_slot(self) -> dict[str, Any]:
-        """The reservation of a process that executes nodes of one rank, as Ray's options."""
+        """What a process for nodes of one rank reserves, as Ray's options."""
         reserved = {"num_cpus": self.cpus_per_rank, "num_gpus": self.gpus_per_run}
         return reserved | {"label_selector": self.label_selector}
 
     @property
     def of_rank(self) -> dict[str, float]:
-        """The reservation of one of several ranks, as Ray's resources."""
+        """What one of several ranks reserves, as Ray's resources."""
         gpus = {"GPU": self.gpus_per_rank} if self.gpus_per_rank else {}
         return {"CPU": self.cpus_per_rank, **gpus}
 
     def asked(self, num_ranks: int) -> dict[str, float]:
-        """The CPUs and GPUs of a node."""
         gpus = num_ranks * self.gpus_per_rank if num_ranks > 1 else self.gpus_per_run
         return {"CPU": num_ranks * self.cpus_per_rank, "GPU": gpus}
 
 
 def results_place(storage: str, *folder: str) -> tuple[str, "FileSystem | None"]:
-    """Returns `storage_path` and `storage_filesystem` of Ray for a folder of the storage.
+    """Returns Ray's `storage_path` and `storage_filesystem` for a folder of the storage.
 
-    Of a URL it is the storage's own file system: one that Ray opened would look for credentials
-    elsewhere. ValueError for a link in the folder.
+    A URL has the storage's own file system, because Ray would look for credentials elsewhere.
+    ValueError for a link in the folder.
     """
     from pyarrow.fs import FSSpecHandler, PyFileSystem
 

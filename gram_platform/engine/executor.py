@@ -1,8 +1,8 @@
 """Executes the nodes of a source, and yields what happens to them.
 
-`RayExecutor` does it on Ray, `LocalExecutor` in this process: to debug, and on machines without
-Ray. The storage is the truth; an executor only decides which node starts next. The driver reads the
-events, and decides whether anything more is started.
+`RayExecutor` executes on Ray, `LocalExecutor` in this process, to debug and on machines without
+Ray. The storage is the truth, and an executor only decides which node starts next. The driver reads
+the events and decides whether anything more is started.
 """
 
 import contextlib
@@ -42,25 +42,23 @@ from gram_platform.engine.process import StopRequest, stop_on_signal
 from gram_platform.methods.nodes import Node
 
 TICK_S = 1.0
-# A node is executed from now on. It has ended: done, or failed with a text. Something was said of
-# it: a warning, or why it starts again. Some time has passed.
+# A node starts. It has ended: done, or failed with a text. It has a warning, or starts again for a
+# reason. Some time has passed.
 STARTED, ENDED, WARNED, WAITED = "started", "ended", "warned", "waited"
 
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to a node; `text` is a warning, or why the node has failed."""
-
     kind: str
     node: Node | None = None
     text: str = ""
 
 
 class Executor:
-    """Executes nodes one by one; each subclass says where.
+    """Executes nodes; each subclass says where.
 
-    The storage is not asked about nodes that are known to be `done`. `placements`: of nodes, by id;
-    the others have one rank.
+    The storage is not asked about nodes known to be `done`. `placements` are by node id; a node
+    without one has one rank.
     """
 
     def __init__(
@@ -74,7 +72,7 @@ class Executor:
         self.progress, self.lifecycle = Progress(), NodeLifecycle(self.store, retry_diverged)
         self.waiting = WaitingNodes(self.progress, self.lifecycle, placements)
         self.is_stopping, self._known, self._happened = False, frozenset(done), list[Event]()
-        # Called about once a second, while a node is executed in this process too.
+        # Called about once a second, even while this process executes a node.
         self.look: Callable[[], None] = lambda: None
 
     def __enter__(self) -> "Executor":
@@ -84,9 +82,9 @@ class Executor:
         """Ends the processes that execute nothing."""
 
     def events(self, source: Iterable[Sequence[Node]]) -> Iterator[Event]:
-        """Executes the nodes of the source that are not done; yields what happens.
+        """Executes the source's nodes that are not done; yields what happens.
 
-        It takes more nodes from the source when those of before have ended.
+        It takes the next nodes from the source when the last ones have ended.
         """
         for nodes in source:
             self.progress.done |= self._known & {node.id for node in nodes}
@@ -99,11 +97,10 @@ class Executor:
                 yield from self._take() or (Event(WAITED),)
 
     def stop_starting(self) -> None:
-        """Starts no node any more; those that are running end."""
         self.is_stopping = True
 
     def advance(self) -> bool:
-        """Starts nodes; False when no node is left to execute."""
+        """Starts nodes; returns False when no node is left to execute."""
         raise NotImplementedError
 
     def wait(self) -> None:
@@ -120,7 +117,6 @@ class Executor:
         self._happened += [Event(STARTED, node) for node in task]
 
     def note_end(self, node: Node) -> None:
-        """Notes that a node is done or failed."""
         self._happened.append(Event(ENDED, node, self.progress.failed.get(node.id, "")))
 
     def warn(self, node: Node, texts: Sequence[str]) -> None:
@@ -133,10 +129,10 @@ class Executor:
 class LocalExecutor(Executor):
     """Executes nodes one after another in this process, without Ray.
 
-    A ValueError, a non-finite loss and a lack of memory fail a node and block its dependants. An
-    error of the device becomes Stopped, with the outcome of a probe; any other error rises, so that
-    a debugger stops where it happened. SIGTERM, Ctrl-C and the end of `limit_s` end the process
-    (the last with code `TIME_IS_UP`) after the current step, with a checkpoint.
+    A ValueError, a non-finite loss or a lack of memory fails a node and blocks its dependants. An
+    error of the device becomes Stopped, with the outcome of a probe. Any other error rises, so that
+    a debugger stops where it happened. SIGTERM, Ctrl-C and the end of `limit_s` (exit code
+    `TIME_IS_UP`) end the process after the current step, with a checkpoint.
     """
 
     def __init__(
@@ -150,7 +146,6 @@ class LocalExecutor(Executor):
         super().__init__(execution, placements, retry_diverged, done)
         self._deadline, self._next_look_s = time.monotonic() + limit_s, 0.0
         self._signals = contextlib.ExitStack()
-        # The task that is executed next.
         self._chosen: Task = ()
 
     def __enter__(self) -> "LocalExecutor":
@@ -170,7 +165,6 @@ class LocalExecutor(Executor):
             self.look()
 
     def advance(self) -> bool:
-        """Chooses the task that is executed next."""
         if self._stop.received:
             self._stop.exit()
         if self.is_stopping or not self.waiting:
@@ -183,14 +177,13 @@ class LocalExecutor(Executor):
         return True
 
     def wait(self) -> None:
-        """Executes the chosen task. Waits while other drivers hold all."""
+        """Executes the chosen task, or waits while other drivers hold all nodes."""
         if self._chosen:
             self._execute(self._chosen)
         else:
             time.sleep(HELD_RETRY_S / 2)
 
     def _execute(self, task: Task) -> None:
-        """Executes a task, and notes its end or how it is tried again."""
         execution = self.execution.placed(self.placement(task))
         try:
             with device_errors_probed(execution.device):
@@ -223,10 +216,7 @@ def execute_task(
     resources: Resources | None = None,
     stop_request: StopRequest | None = None,
 ) -> list[str]:
-    """Executes a node, or evaluations with common work; returns the warnings.
-
-    Arguments as `execute_node`.
-    """
+    """Executes a node, or evaluations with common work; returns the warnings."""
     configs, tags = [node.config for node in task], [node.names for node in task]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)
@@ -248,9 +238,8 @@ def execute_node(
 ) -> dict:
     """Executes a node and returns its result: a run of several ranks on Ray Train, others here.
 
-    `resources`: of Ray; None where every node has one rank. `stop_request`: of the caller, as in
-    `execute_run`. Raises LeaseHeld, before any worker is requested, while another process works on
-    the run.
+    `resources`: of Ray; None if every node has one rank. `stop_request`: as in `execute_run`.
+    Raises LeaseHeld, before any worker is requested, while another process works on the run.
     """
     if not isinstance(config, RunConfig):
         return execute_evaluation(config, tags, execution)
@@ -265,11 +254,10 @@ def execute_node(
 
 
 def _signals() -> tuple[int, ...]:
-    """Lists the signals that end the process with a checkpoint; a debugger keeps its own Ctrl-C."""
+    """Lists the signals that end the process with a checkpoint; a debugger keeps its Ctrl-C."""
     is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     return (signal.SIGTERM, signal.SIGINT) if is_default else (signal.SIGTERM,)
 
 
 def has_gpu() -> bool:
-    """Returns whether torch can use a GPU of this machine."""
     return torch.cuda.is_available()

@@ -45,19 +45,16 @@ from gram_platform.store.root import FOLDERS
 
 # Entries of an attempt's folder that an archive leaves out, also when set aside.
 HEAVY = (CHECKPOINTS, SHARDS, WEIGHTS)
-# Most bytes that a file of an archive may unpack to, that all of them may, and most files.
+# Most unpacked bytes of a file of an archive and of all its files, and most files.
 MOST_BYTES_UNPACKED, MOST_BYTES_IN_ALL = 2**30, 2**33
 MOST_FILES = 500_000
 SAY_EVERY_S = 15.0
 
 
-# The tags that each node has.
 NAMES = ("method", "size", "seed")
 
 
 class NodeFields(TypedDict):
-    """A node in a file of nodes."""
-
     id: str
     kind: str
     config: dict[str, Any]
@@ -85,7 +82,7 @@ def missing_nodes(nodes: Sequence[Node], store: Store) -> list[Node]:
 
 
 def write_nodes(path: Path, nodes: Sequence[Node], recipes: Sequence[CorpusRecipe]) -> None:
-    """Writes nodes, each after those that it needs, and the recipes of their data as JSON."""
+    """Writes nodes, each after the nodes that it needs, and their data's recipes as JSON."""
     data_ids = {node.data_id for node in nodes}
     corpora = {recipe.data_id: recipe.plain() for recipe in recipes if recipe.data_id in data_ids}
     plain = [
@@ -115,15 +112,10 @@ def read_nodes(path: Path) -> tuple[list[Node], dict[str, CorpusRecipe | None]]:
             "file", str(path), f"a file that --export-nodes has written ({error})"
         ) from error
     found = [node.id for node in nodes] + [recipe.data_id for recipe in recipes.values() if recipe]
-    expected = [n["id"] for n in plain["nodes"]] + [
-        data_id for data_id, recipe in recipes.items() if recipe
-    ]
-    if found != expected:
-        raise invalid(
-            "file",
-            str(path),
-            "a file of this version of the package, which gives its nodes other ids",
-        )
+    stored = [n["id"] for n in plain["nodes"]] + [i for i, recipe in recipes.items() if recipe]
+    if found != stored:
+        expected = "a file of this version of the package, which gives its nodes other ids"
+        raise invalid("file", str(path), expected)
     for node in nodes:
         if lacking := node.needs - set(found):
             expected = (
@@ -135,10 +127,7 @@ def read_nodes(path: Path) -> tuple[list[Node], dict[str, CorpusRecipe | None]]:
 
 
 def provide_data(recipes: Mapping[str, CorpusRecipe | None], store: Store) -> None:
-    """Packs generated stories.
-
-    Raises ValueError naming a packed folder that has to be copied into the storage.
-    """
+    """Packs generated stories; ValueError naming a packed folder that has to be copied there."""
     for data_id, recipe in recipes.items():
         if recipe is not None:
             say(f"data {data_id}: packing, unless it is there")
@@ -146,22 +135,18 @@ def provide_data(recipes: Mapping[str, CorpusRecipe | None], store: Store) -> No
         elif not (store.data_root / data_id).exists():
             expected = (
                 f"a storage with the folder data/{data_id} of the storage that exported the nodes:"
-                " copy it there"
+                " copy it there (only generated stories are packed from a recipe)"
             )
-            raise invalid(
-                "storage",
-                store.root,
-                f"{expected} (only generated stories are packed from a recipe)",
-            )
+            raise invalid("storage", store.root, expected)
         else:
             open_corpus(store, data_id)
 
 
 def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
-    """Packs all files of ended nodes but weights and checkpoints into a .tar.gz.
+    """Packs all files of ended nodes, except weights and checkpoints, into a .tar.gz.
 
-    Returns the number of nodes. Unpacked in another storage they count there as done or diverged; a
-    node that needs their weights fails there.
+    Returns the number of nodes. Unpacked in another storage, they count as done or diverged
+    there. A node that needs their weights fails there.
     """
     lifecycle, root = NodeLifecycle(store), Path(store.root)
     ends = lifecycle.ends(nodes)
@@ -172,11 +157,8 @@ def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
             for file in sorted(folder.rglob("*")):
                 parts = file.relative_to(folder).parts
                 is_heavy = parts[0] == "attempts" and len(parts) > 2 and parts[2].startswith(HEAVY)
-                if (
-                    kind_of(file) == A_FILE
-                    and not is_heavy
-                    and not any(part.startswith(".") for part in parts)
-                ):
+                is_hidden = any(part.startswith(".") for part in parts)
+                if kind_of(file) == A_FILE and not (is_heavy or is_hidden):
                     archive.add(file, str(file.relative_to(root)))
     return len(ended)
 
@@ -184,8 +166,8 @@ def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
 def unpack_archive(path: Path, store: Store) -> int:
     """Writes the files of a `write_archive` that the storage lacks; returns their number.
 
-    Those that it has stay. ValueError, before anything is written, for an archive with anything
-    else: a link or a path in it could lead out of the storage.
+    ValueError, before anything is written, for an archive with anything else: a link or a path in
+    it could lead out of the storage.
     """
     root = open_folder(store.root, writable=True)
     try:
@@ -197,11 +179,8 @@ def unpack_archive(path: Path, store: Store) -> int:
                 is_json = member.name.endswith((".json", ".jsonl"))
                 most = MOST_JSON_BYTES if is_json else MOST_BYTES_UNPACKED
                 if not (is_name and member.isreg() and member.size <= most):
-                    raise invalid(
-                        "archive",
-                        member.name,
-                        f"only files of runs and evaluations, of at most {most >> 20} MiB each",
-                    )
+                    allowed = "only files of runs and evaluations, of at most"
+                    raise invalid("archive", member.name, f"{allowed} {most >> 20} MiB each")
                 members.append(member)
                 num_bytes += member.size
                 if num_bytes > MOST_BYTES_IN_ALL or len(members) > MOST_FILES:
@@ -221,7 +200,6 @@ def unpack_archive(path: Path, store: Store) -> int:
 
 
 def _execute(executor: LocalExecutor, nodes: Sequence[Node]) -> Progress:
-    """Executes nodes; prints each that ends, and the running step every `SAY_EVERY_S`."""
     progress, store, next_s = executor.progress, executor.store, 0.0
     count = lambda: f"[{len(progress.done) + len(progress.failed)}/{len(nodes)}]"  # noqa: E731
 

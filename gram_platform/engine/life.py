@@ -1,8 +1,8 @@
 """Decides the life of a node: done, diverged, held, crashed or ready.
 
-`docs/architecture.md` says in a table what each state means and what follows it. Preempted machines
-do not fail a run that makes progress, since only crashes without a new checkpoint in between are
-counted, and none on a machine whose device does not work (`Cordon`).
+`docs/architecture.md` has a table of the states and of what follows each. A preempted machine does
+not fail a run that makes progress, because a new checkpoint sets the count of crashes back. A crash
+on a machine whose device does not work (`Cordon`) is not counted.
 """
 
 import functools
@@ -32,40 +32,32 @@ if TYPE_CHECKING:
 
 MAX_CRASHES = 4
 HELD_RETRY_S = 2.0
-# The kinds of errors, and what follows them.
 HELD, CRASHED, LACKS_MEMORY, FAILED, BUG = "held", "crashed", "lacks memory", "failed", "bug"
+# What follows an error, next to HELD and FAILED.
 AGAIN, ELSEWHERE = "again", "elsewhere"
-# The details of a recorded failure.
 DIVERGENCE = {"kind": State.DIVERGED}
 
 
 @dataclass
 class Progress:
-    """What has become of the nodes of one driver."""
-
     done: set[str] = field(default_factory=set)
-    # When a node was submitted (Unix time), by node id.
+    # The Unix time of each node's start, by id.
     running: dict[str, float] = field(default_factory=dict)
-    # Messages by node id.
     failed: dict[str, str] = field(default_factory=dict)
-    # Nodes that can never start, each with the failed or blocked ids that it needs.
+    # The failed or blocked ids that a node needs and so can never start, by its id.
     blocked: dict[str, list[str]] = field(default_factory=dict)
-    # Nodes that were complete before.
+    # The number of nodes that were complete before.
     reused: int = 0
     # The nodes that need a node, by its id.
     dependants: dict[str, list[Node]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, nodes: Iterable[Node]) -> None:
-        """Adds nodes that are executed from now on."""
         for node in nodes:
             for needed in node.needs:
                 self.dependants[needed].append(node)
 
     def fail(self, node_id: str, message: str) -> list[str]:
-        """Records a failed node.
-
-        Returns the ids of the nodes that this blocks: all that need it, directly or not.
-        """
+        """Records a failed node; returns the ids of all nodes that need it, directly or not."""
         self.failed[node_id] = message
         culprits = [node_id]
         for culprit in culprits:
@@ -80,18 +72,15 @@ class Progress:
 
 @dataclass(frozen=True)
 class NextStep:
-    """What follows an error of a node or of a trial."""
-
     # HELD, AGAIN, ELSEWHERE or FAILED.
     action: str
-    # Why it starts again, or why it has failed.
     text: str = ""
 
 
 class CrashPolicy:
-    """Decides what follows each error, for all nodes or trials of one driver.
+    """Decides what follows each error of one driver's nodes or trials.
 
-    Crashes are counted in memory: a new submission tries everything again.
+    Crashes are counted in memory, so a new submission tries everything again.
     """
 
     def __init__(self, cordon: "Cordon | None" = None):
@@ -105,8 +94,8 @@ class CrashPolicy:
     ) -> NextStep:
         """Returns what follows an error of a kind (`kind_of`) with a text.
 
-        `saved_step`: of the last checkpoint. `probe`: the last of the process's device. A machine
-        whose device does not work is cordoned.
+        `saved_step`: of the last checkpoint. `probe`: the device's last, which cordons the machine
+        if it failed.
         """
         if kind == HELD:
             return NextStep(HELD)
@@ -122,7 +111,7 @@ class CrashPolicy:
         return NextStep(FAILED, f"{text} ({MAX_CRASHES} crashes without a checkpoint in between)")
 
     def _count(self, name: str, saved_step: int, machine: str) -> int:
-        """Counts a crash; returns the number since the last checkpoint on machines that work."""
+        """Counts a crash; returns how many machines that work had since the last checkpoint."""
         machines, step = self._crashes.get(name, ([], 0))
         machines = [*(machines if saved_step <= step else ()), machine]
         self._crashes[name] = machines, saved_step
@@ -131,8 +120,10 @@ class CrashPolicy:
 
 
 def kind_of(error: BaseException | None) -> str:
-    """Returns what an error says of the node that raised it: HELD, CRASHED, LACKS_MEMORY, FAILED
-    (the node would end so everywhere), or BUG for an error of the program."""
+    """Returns an error's kind: HELD, CRASHED, LACKS_MEMORY, FAILED or BUG.
+
+    FAILED means that the node would fail everywhere, BUG that the program is wrong.
+    """
     if isinstance(error, LeaseHeld):
         return HELD
     if is_device_error(error) or isinstance(error, Unavailable):
@@ -149,26 +140,19 @@ class NodeLifecycle:
         self._store, self._retry_diverged = store, retry_diverged
 
     def result(self, node: Node) -> dict | None:
-        """Reads the result of a node that is done, else None.
-
-        Restores its config, and adds its tags to the stored.
-        """
+        """Reads the result of a done node, or None; restores its config and adds its tags."""
         result = self._store.current_result(self._store.node(node.kind, node.id))
         if result is not None:
             self._describe(node)
         return result
 
     def _describe(self, node: Node) -> None:
-        """Stores the config of a node that has ended, if it is lost, and its tags."""
         directory = self._store.node(node.kind, node.id)
         directory.ensure_config(node.config)
         directory.add_tags(node.names)
 
     def divergence(self, node: Node) -> str:
-        """Reads the message of a run that has diverged, else "".
-
-        Always "" if diverged runs are trained again.
-        """
+        """Reads why a run has diverged; "" for others, or if diverged runs are trained again."""
         failure = (
             self._store.run(node.id).failure() if node.is_run and not self._retry_diverged else None
         )
@@ -178,10 +162,9 @@ class NodeLifecycle:
         return failure["message"]
 
     def ends(self, nodes: Iterable[Node]) -> dict[str, str | None]:
-        """Reads whether nodes have ended under any driver: "" if done, why it diverged, or None.
+        """Reads how nodes have ended under any driver: "" if done, why it diverged, or None.
 
-        One listing suffices where the storage is an object store. Nodes that have ended get back a
-        config that is lost.
+        An object store is listed once. An ended node whose config is lost gets it back.
         """
         nodes = list(nodes)
         found, done = _finished(nodes, self._store)
@@ -201,7 +184,6 @@ class NodeLifecycle:
         )
 
     def require_not_diverged(self, node: Node) -> None:
-        """Raises TrainingDiverged for a run that has diverged."""
         if message := self.divergence(node):
             raise TrainingDiverged(message)
 
@@ -211,10 +193,10 @@ Place = tuple[float, int]
 
 
 class WaitingNodes:
-    """The nodes of one driver that are still to be executed, and the tasks that can start now.
+    """The nodes that one driver has still to execute, and the tasks that can start now.
 
-    A task is one node, or all evaluations of a run that share their work. The end of a node costs
-    time in proportion to the nodes that need it, however many nodes wait.
+    A task is one node, or all evaluations of a run that share their work. A node's end only costs
+    time for the nodes that need it.
     """
 
     def __init__(
@@ -224,27 +206,24 @@ class WaitingNodes:
         placements: Mapping[str, Placement] = ALL_ON_ONE_RANK,
     ):
         self._progress, self._lifecycle, self._placements = progress, lifecycle, placements
-        # The lowest number of a node that waits again.
+        # The number of the node that was put in front last.
         self._first = 0
         # The nodes of each task that can start, by its key.
         self._tasks: dict[object, list[Node]] = {}
         # Sorted (place, key) pairs by (kind, -ranks).
         self._queues: dict[tuple[str, int], list[tuple[Place, object]]] = {}
-        # How many nodes that a node needs are not done, by node id.
+        # The number of needed nodes that are not done, by node id.
         self._open: dict[str, int] = {}
         # A heap of (monotonic time, place, node).
         self._delayed: list[tuple[float, Place, Node]] = []
         # Delayed nodes that another driver works on.
         self._held: set[str] = set()
-        # Evaluations whose common task failed: each is a task now.
+        # Nodes that share no task any more, because a common one failed.
         self._alone: set[str] = set()
         self._place: dict[str, Place] = {}
 
     def add(self, nodes: Sequence[Node]) -> None:
-        """Adds nodes; records which of them have ended already.
-
-        The storage is not asked about those that are done in `progress`.
-        """
+        """Adds nodes; asks the storage which have ended, except those done in `progress`."""
         progress = self._progress
         progress.add(nodes)
         ends = self._lifecycle.ends(n for n in nodes if n.id not in progress.done)
@@ -266,41 +245,39 @@ class WaitingNodes:
 
     @property
     def are_delayed(self) -> bool:
-        """Whether nodes wait again that can start later."""
+        """Whether nodes wait for their next try."""
         return bool(self._delayed)
 
     def tasks(self) -> Iterator[tuple[int, Iterator[Task]]]:
-        """Yields (number of ranks, tasks that can start).
+        """Yields (number of ranks, tasks that can start); the caller `start`s what it takes.
 
-        Evaluations come first, as they are short and fill the table. The widest runs follow, as
-        narrow ones would take their resources. Of equally wide runs the one with the longest path
-        to an end comes first. `start` what is started.
+        Evaluations come first, because they are short and fill the table. The widest runs follow,
+        because narrow ones would take their resources. Of equally wide runs the longest path to an
+        end comes first.
         """
         for (_, minus_ranks), queue in sorted(self._queues.items()):
             yield -minus_ranks, (tuple(self._tasks[key]) for _, key in queue)
 
     def start(self, task: Task) -> None:
-        """Notes that a task is executed now."""
         key = self._key(task[0])
         del self._tasks[key]
         queue = self._queues[self._queue_of(task[0])]
         del queue[next(i for i, (_, other) in enumerate(queue) if other == key)]
 
     def done(self, node: Node) -> None:
-        """Notes that a node has its result."""
         self._progress.done.add(node.id)
         for dependant in self._progress.dependants.get(node.id, ()):
             self._make_ready_if_open(dependant, 1)
 
     def failed(self, node: Node, message: str) -> None:
-        """Notes that a node has failed; those that need it wait no more."""
+        """Notes that a node has failed, and removes all nodes that need it."""
         for blocked in self._progress.fail(node.id, message):
             self._open.pop(blocked, None)
 
     def again(
         self, node: Node, after_s: float = HELD_RETRY_S, held: bool = False, alone: bool = False
     ) -> None:
-        """Lets a node that did not end wait again, in front of all others.
+        """Lets a node wait for its next try, in front of all others.
 
         `held`: another driver works on it. `alone`: it shares no task from now on.
         """
@@ -311,10 +288,7 @@ class WaitingNodes:
         heapq.heappush(self._delayed, (time.monotonic() + after_s, self._place[node.id], node))
 
     def look_again(self) -> list[Node]:
-        """Makes delayed nodes ready whose time has come.
-
-        Returns held ones that the other driver has ended.
-        """
+        """Makes delayed nodes ready again; returns those that another driver has ended."""
         ended = []
         while self._delayed and self._delayed[0][0] <= time.monotonic():
             _, _, node = heapq.heappop(self._delayed)
@@ -331,10 +305,6 @@ class WaitingNodes:
         return ended
 
     def _make_ready_if_open(self, node: Node, num_done: int) -> None:
-        """Counts needs of a waiting node that are done now.
-
-        The node can start when none is left.
-        """
         if node.id in self._open:
             self._open[node.id] -= num_done
             if not self._open[node.id]:
@@ -359,14 +329,13 @@ class WaitingNodes:
 
 
 def done_ids(nodes: Iterable[Node], store: Store) -> set[str]:
-    """Returns the ids of nodes that are done."""
     return _finished(list(nodes), store)[1]
 
 
 def _finished(
     nodes: Sequence[Node], store: Store
 ) -> tuple[Mapping[str, Finished | None], set[str]]:
-    """Returns `store.finished` of nodes and of what they need, and the ids of nodes done."""
+    """Returns `store.finished` of nodes and of the runs they need, and the ids of done nodes."""
     needs_of = {node.id: node.needs for node in nodes}
     wanted = [(node.kind, node.id) for node in nodes]
     wanted += [("run", needed) for needs in needs_of.values() for needed in needs]
@@ -386,10 +355,9 @@ def _finished(
 
 
 def with_stored_tags(nodes: Iterable[Node], store: Store) -> list[Node]:
-    """Adds the tags that the storage has of each node, of other studies for example.
+    """Adds the storage's tags, for example of other studies; the node's own tags win.
 
-    The node's own tags win. A node's name follows from its tags, so a driver then calls it what the
-    storage's readers do.
+    A name follows from the tags, so a driver uses the same names as the storage's readers.
     """
     tags_of = lambda node: store.node(node.kind, node.id).tags() | node.names  # noqa: E731
     nodes = list(nodes)
@@ -398,20 +366,17 @@ def with_stored_tags(nodes: Iterable[Node], store: Store) -> list[Node]:
 
 
 def ended_ids(nodes: Iterable[Node], store: Store, retry_diverged: bool = False) -> set[str]:
-    """Returns the ids of nodes that no submission executes.
+    """Returns the ids of nodes that are done, have diverged or need a diverged run.
 
-    They are done, diverged, or need a diverged run. Changes nothing in the storage.
-    `retry_diverged`: diverged runs are trained again.
+    No submission executes them. With `retry_diverged` diverged runs do not count. It only reads.
     """
     nodes = list(nodes)
     found, done = _finished(nodes, store)
     progress = Progress(done)
     progress.add(nodes)
-    begun = (
-        []
-        if retry_diverged
-        else [n.id for n in nodes if n.is_run and n.id in found.keys() - progress.done]
-    )
+    begun = [n.id for n in nodes if n.is_run and n.id in found.keys() - done]
+    if retry_diverged:
+        begun = []
     failures = store.concurrently(lambda run_id: store.run(run_id).failure(), begun)
     for run_id, failure in zip(begun, failures, strict=True):
         if is_divergence(failure):
@@ -420,11 +385,10 @@ def ended_ids(nodes: Iterable[Node], store: Store, retry_diverged: bool = False)
 
 
 def is_divergence(failure: Mapping | None) -> bool:
-    """Returns whether a run failed with a non-finite loss."""
     return failure is not None and failure.get("details", {}).get("kind") == DIVERGENCE["kind"]
 
 
 def failure_message(error: BaseException) -> str:
-    """Writes why a node failed; an error that is not for users needs its class's name."""
+    """Returns why a node failed; the class names an error that is not for users."""
     for_users = TrainingDiverged | OutOfMemory | ValueError | DeviceError | Unavailable
     return str(error) if isinstance(error, for_users) else f"{type(error).__name__}: {error}"

@@ -1,9 +1,9 @@
-"""Finds what this process may use of its machine, cores and ports, and makes a folder for a Ray.
+"""Finds the cores and ports that this process may use, and makes a folder for a Ray.
 
-When a process is killed, the Ray that it has started ends too, except two of Ray's processes, which
-stay for a minute. Nothing removes Ray's files. So a second process waits at a pipe for the end of
-the first one, ends what is left of Ray and removes the folder. It executes this file, which is why
-nothing here needs more than the standard library.
+When a process is killed, its Ray ends too, except for two of Ray's processes, which stay for a
+minute, and nothing removes Ray's files. So a second process waits at a pipe for the first one's
+end, ends what is left of Ray and removes the folder. It executes this file, so nothing here needs
+more than the standard library.
 """
 
 import contextlib
@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 KEEP = b"keep\n"
-# Begins the command lines of the processes that Ray's process on a machine has started.
+# Begins the command lines of the processes that Ray has started on a machine.
 TITLE = b"ray::"
-# After this time the folder is removed even if somebody has a file of it open.
+# After this time the folder is removed even if somebody has one of its files open.
 CLEARING_S = 10.0
 
 
@@ -38,7 +38,7 @@ def free_port(*wanted: int) -> int:
 
 
 def num_cpus() -> int:
-    """Counts the cores that this process may use: its affinity, capped by its control groups."""
+    """Counts the cores that this process may use, by its affinity and control groups."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
@@ -48,7 +48,7 @@ def num_cpus() -> int:
 def _quotas(
     proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
 ) -> Iterator[float]:
-    """Yields the quota in cores of every control group of this process, of version 1 and 2."""
+    """Yields each quota in cores of this process's control groups, of version 1 and 2."""
     with contextlib.suppress(OSError):
         for line in proc.read_text(encoding="utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
@@ -80,9 +80,9 @@ def _quota_v1(folder: Path) -> Iterator[float]:
 
 
 def safe_path(*folders: str) -> dict[str, str]:
-    """Returns variables with which no Python that is started imports from the current folder.
+    """Returns variables that keep a started Python from importing from the current folder.
 
-    `folders` are on its path (default: those of this process's PYTHONPATH).
+    `folders` are on its path (default: the folders of this process's PYTHONPATH).
     """
     path = folders or os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, path))}
@@ -91,7 +91,7 @@ def safe_path(*folders: str) -> dict[str, str]:
 class OwnFolder:
     """A new folder that only this user can enter.
 
-    `path` is the folder inside that Ray opens to everybody.
+    `path` is the folder inside, which Ray opens to everybody.
     """
 
     def __init__(self, place: Path) -> None:
@@ -108,19 +108,14 @@ class OwnFolder:
         )
 
     def keep(self) -> None:
-        """Leaves the folder where it is."""
         self._remover.communicate(KEEP)
 
     def remove(self) -> None:
-        """Removes the folder now, once Ray's processes have ended."""
         self._remover.communicate()
 
 
 def remove_at_end(folder: Path) -> None:
-    """Waits for a word at standard input, or for its end.
-
-    Then ends Ray's processes and removes the folder.
-    """
+    """Waits for KEEP or the end of standard input; then ends Ray and removes the folder."""
     if sys.stdin.buffer.readline() == KEEP:
         return
     deadline = time.monotonic() + CLEARING_S
@@ -134,7 +129,7 @@ def remove_at_end(folder: Path) -> None:
 
 
 def users_of(folder: Path) -> Iterator[int]:
-    """Yields the ids of the processes that have a file of the folder open, if Linux tells them."""
+    """Yields the ids of visible processes that have a file of the folder open."""
     for process in Path("/proc").glob("[0-9]*"):
         # Processes of other users cannot be seen, and some end meanwhile.
         with contextlib.suppress(OSError):

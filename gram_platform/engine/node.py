@@ -56,8 +56,6 @@ def record_interval(run: RunConfig) -> int:
 
 
 class MetricsSummary:
-    """Averages the training metrics over `record_interval` steps."""
-
     def __init__(self, run: RunConfig):
         self.run, self.interval = run, record_interval(run)
         self.tokens_per_second = 0.0
@@ -65,14 +63,10 @@ class MetricsSummary:
         self.start(0)
 
     def start(self, first_step: int) -> None:
-        """Starts the clock of `tokens_per_second`."""
         self.first_step, self.started = first_step, time.monotonic()
 
     def state(self) -> dict:
-        """Gives the losses and norms since the last interval as JSON.
-
-        {} right after an interval.
-        """
+        """Returns the losses and norms since the last interval as JSON; {} without any."""
         losses = {domain: list(losses) for domain, losses in self.losses.items()}
         return {"losses": losses, "norms": list(self.norms)} if self.norms else {}
 
@@ -120,11 +114,12 @@ def execute_run(
     execution: Execution,
     stop_request: StopRequest | None = None,
 ) -> dict:
-    """Trains the run from the last checkpoint unless it has a current result; returns the result.
-    Raises LeaseHeld while another process works on it or may do so, ValueError for other data than
-    its checkpoint's, and, recorded as the run's failure, TrainingDiverged for a non-finite loss and
-    OutOfMemory with advice. A SIGTERM, or the caller's `stop_request`, ends the process after the
-    current step, with a checkpoint of it.
+    """Trains the run from its last checkpoint unless it has a current result; returns the result.
+
+    A SIGTERM, or the caller's `stop_request`, ends the process after the current step, with a
+    checkpoint. Raises LeaseHeld while another process may work on the run, and ValueError for other
+    data than its checkpoint's. Records TrainingDiverged and OutOfMemory (with advice) as the run's
+    failure.
     """
     set_up_torch(execution)
     store = execution.store()
@@ -168,7 +163,7 @@ Start = Mapping[str, RowsOnDisk] | None
 def starting_point(run: RunConfig, execution: Execution) -> Iterator[Start]:
     """Opens the verified dense weights that a run starts from; None for a random start.
 
-    Corrupted ones are set aside.
+    Sets corrupted weights aside.
     """
     if run.start is None:
         yield None
@@ -178,7 +173,7 @@ def starting_point(run: RunConfig, execution: Execution) -> Iterator[Start]:
 
 
 def schedule_reader(run: RunConfig, corpus: PackedCorpus) -> ScheduleReader:
-    """Opens the sequences that a run draws, with the separator of responses if they alone count."""
+    """Opens the sequences that a run draws, with the separator if only responses are trained on."""
     drawn = sorted({piece.domain for budget in run.data.domains for piece in budget.pool})
     text = run.objective.responses_after
     separator = Separator(*separator_tokens(corpus.tokenizer_path, text)) if text else None
@@ -188,7 +183,6 @@ def schedule_reader(run: RunConfig, corpus: PackedCorpus) -> ScheduleReader:
 
 
 def new_learner(kind: type[Learner], run: RunConfig, execution: Execution, start: Start) -> Learner:
-    """Makes the run's learner at its starting point."""
     division = execution.placement.fewest
     return kind(
         run,
@@ -215,7 +209,7 @@ class RunExecution:
     ):
         """`attempt`: None on ranks other than 0."""
         self.run, self.corpus, self.attempt, self.execution = run, corpus, attempt, execution
-        # {} if they are not known.
+        # {} without a start, or if they are not known.
         self.sources = execution.store().source_weights(run.start)
         self.schedule = Schedule(run)
         self.reader = schedule_reader(run, corpus)
@@ -246,7 +240,6 @@ class RunExecution:
         }
 
     def finish(self) -> dict:
-        """Trains the remaining steps and returns the result."""
         with self.background:
             for record in self._steps(self._resume()):
                 self.step = record.step
@@ -258,7 +251,7 @@ class RunExecution:
         return self.complete()
 
     def _is_exhausted(self, record: StepRecord) -> bool:
-        """Returns whether to stop early: no better evaluation, or MaxEnt has unlearnt enough."""
+        """Returns whether to stop early, after stale evaluations or when MaxEnt has unlearnt."""
         is_unlearnt = (
             self.run.objective.stop_below > 0.0
             and record.forgetting <= self.run.objective.stop_below
@@ -286,7 +279,6 @@ class RunExecution:
         return self.attempt.resume(lambda *place: self._same_start(read_checkpoint(*place)))
 
     def _same_start(self, resumed: Resumed) -> Resumed:
-        """Returns a checkpoint; CorruptFile if its run started from other weights."""
         if (resumed.state.get(SOURCE_HASHES) or self.sources) != self.sources:
             raise CorruptFile("its run started from other weights")
         return resumed
@@ -333,15 +325,11 @@ class RunExecution:
             yield record
 
     def evaluate(self) -> dict[str, float]:
-        """Measures validation losses with every module active."""
         with self._as_evaluation():
             return validation_losses(self.learner, self.validation)
 
     def evaluate_progress(self) -> dict[str, float]:
-        """Measures `progress/loss/<domain>` on fewer sequences, for people to watch.
-
-        Also where it is not finite.
-        """
+        """Measures `progress/loss/<domain>`, finite or not, on fewer sequences to watch a run."""
         with self._as_evaluation():
             losses = progress_losses(self.learner, self.validation, self.progress.num_sequences)
         return {PROGRESS + domain: loss for domain, loss in losses.items()}
@@ -360,13 +348,11 @@ class RunExecution:
 
     @contextlib.contextmanager
     def _as_evaluation(self) -> Iterator[None]:
-        """Adds the seconds inside the block to `evaluation_s`."""
         started = time.monotonic()
         yield
         self.evaluation_s += time.monotonic() - started
 
     def _keep_best(self, losses: dict[str, float]) -> None:
-        """Keeps the losses of the evaluation with the lowest mean as `best/loss/<domain>`."""
         best = [self.final.get(BEST + domain, math.inf) for domain in losses]
         if np.mean(list(losses.values())) < np.mean(best):
             self.final |= {BEST + domain: loss for domain, loss in losses.items()}
@@ -375,33 +361,22 @@ class RunExecution:
             self.num_stale += 1
 
     def _should_commit(self, step: int) -> bool:
-        """Returns whether to checkpoint: when due, or when the process was asked to stop.
-
-        Not at the last step.
-        """
         return (self._is_due() or self.stop_request.received) and step < self.run.num_steps
 
     def _is_due(self) -> bool:
-        """Returns whether it is time to checkpoint, and the former one is written."""
         interval_s = self.execution.commit_interval(self._commit_s)
         return time.monotonic() - self._last_commit >= interval_s and not (
             interval_s and self.background.is_busy
         )
 
     def _stop_if_requested(self) -> None:
-        """Ends the process after a commit if it was asked to stop.
-
-        Raises the error of a checkpoint that failed.
-        """
+        """Ends the process if it was asked to stop, once the checkpoint is written."""
         if self.stop_request.received:
             self.background.wait()
             self.stop_request.exit()
 
     def commit(self, step: int) -> None:
-        """Copies the state and starts writing a checkpoint in the background.
-
-        It exists once that has ended.
-        """
+        """Copies the state and starts writing a checkpoint in the background."""
         started = time.monotonic()
         # Waits, because the copies of the state are overwritten now.
         self.background.wait()

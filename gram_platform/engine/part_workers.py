@@ -22,8 +22,8 @@ from gram_platform.engine.machine import num_cpus as num_cores
 
 # A custom resource of Ray: a machine for fetching and packing offers one for each of its cores.
 PACK = "pack"
-# 1: the cluster's autoscaler starts such machines from none. The cluster's files set it, because no
-# autoscaler of Ray shows a driver which machines it could start.
+# 1: the cluster's autoscaler starts such machines. The cluster's files set it, because Ray's
+# autoscalers do not show a driver which machines they could start.
 STARTS_PACK_MACHINES = "GRAM_PACK_MACHINES"
 # Tasks submitted to Ray at once: the demand that an autoscaler sees.
 IN_FLIGHT = 512
@@ -33,28 +33,26 @@ LOOK_AT_PARTS_EVERY_S = 1.0
 def part_workers(connect: Callable[[], None], anywhere: bool) -> Workers:
     """Returns workers that `connect` to Ray once there is work for two.
 
-    A task whose process dies is started again. `anywhere`: on machines of the cluster, which must
-    see the same files; else on this one. See `placement`. Where no two tasks can run at once, this
-    process does the work. ClusterLost when the Ray is gone.
+    `anywhere`: on any machine of the cluster, all of which see the same files; otherwise on this
+    one. See `placement`. A task whose process dies is started again. ClusterLost if the Ray dies.
     """
     return partial(_spread, connect, anywhere)
 
 
 @dataclass(frozen=True)
 class PackingPlace:
-    """Where tasks run: the options of each for Ray, and how many are given to Ray at once."""
+    """Ray's options for each task, and how many tasks are given to Ray at once."""
 
     options: dict[str, object]
     at_once: int = IN_FLIGHT
 
 
 def placement(anywhere: bool) -> PackingPlace | None:
-    """Chooses where the tasks run.
+    """Chooses where the tasks run; None if no two can run at once, even on a grown cluster.
 
-    None where no two can run at once, now or after an autoscaler has started machines. `anywhere`:
-    on the machines for packing, where the cluster has or starts some, so that fetching and packing
-    neither start a machine with GPUs nor run there; else on any CPU. Otherwise on this machine: on
-    the CPUs that Ray has here, or, where Ray has none because it is a driver's, on all cores.
+    `anywhere`: on the machines for packing, if the cluster has or starts some, so that packing
+    neither starts a machine with GPUs nor runs there; otherwise on any CPU. Without `anywhere`: on
+    the CPUs that Ray has here or, if it has none because this is a driver's machine, on all cores.
     """
     if anywhere and _has_pack_machines():
         return PackingPlace(
@@ -74,10 +72,6 @@ def placement(anywhere: bool) -> PackingPlace | None:
 
 
 def _has_pack_machines() -> bool:
-    """Returns whether the cluster has machines for packing, or will start them.
-
-    One of fixed size never starts them.
-    """
     starts = os.environ.get(STARTS_PACK_MACHINES, "")
     if starts not in ("", "0", "1"):
         raise invalid(
@@ -120,7 +114,7 @@ def _spread(
             ]:
                 yield running.pop(reference), _result(reference)
     except ClusterLost:
-        # To cancel them would wait for the head.
+        # Cancelling them would wait for the head.
         running.clear()
         raise
     finally:
@@ -129,10 +123,7 @@ def _spread(
 
 
 def _result(reference: ray.ObjectRef) -> object:
-    """Returns a task's result.
-
-    Raises its error as it was, for the caller's own handlers; Stopped if it cannot run.
-    """
+    """Returns a task's result; raises its own error, for the caller's handlers, or Stopped."""
     try:
         return ray.get(reference)
     except RayTaskError as error:

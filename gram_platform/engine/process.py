@@ -20,8 +20,8 @@ except ImportError:
     # A machine that only trains needs none.
     psutil = None
 
-# In the messages of torch's errors that have no class of this kind: of its CPUs' allocator, CUDA
-# and its libraries.
+# In the messages of torch's errors that have no class of their own, of its CPU allocator, of CUDA
+# and CUDA's libraries.
 ALLOCATORS = (
     "DefaultCPUAllocator",
     "not enough memory",
@@ -31,15 +31,12 @@ ALLOCATORS = (
 )
 
 
-# The value is the size of cuBLAS's buffers in KiB, and their number.
+# The size of cuBLAS's buffers in KiB, and their number.
 CUBLAS_VARIABLE, CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 
 
 def set_up_torch(execution: Execution) -> None:
-    """Sets the threads and the determinism of this process.
-
-    Call it before the first product on a GPU.
-    """
+    """Sets the threads and the determinism of this process, before its first product on a GPU."""
     torch.set_num_threads(execution.num_threads)
     # Setting it imports torch's compiler.
     if torch.are_deterministic_algorithms_enabled() != execution.deterministic:
@@ -51,18 +48,17 @@ def set_up_torch(execution: Execution) -> None:
 
 
 class OutOfMemory(RuntimeError):
-    """A process ran out of memory; the message says what the planner counts and what helps."""
+    """A process ran out of memory; the message says what was planned and what helps."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether an allocation failed, in Python, numpy, torch or CUDA."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError | OutOfMemory):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in ALLOCATORS)
 
 
 def memory_advice(error: BaseException, division: Division) -> str:
-    """Writes what failed, what the planner counts for the run, and what would need less memory."""
+    """Says what failed, what the planner counts for the run, and what would need less memory."""
     failed = f"{type(error).__name__}: {error}".strip().splitlines()[0].rstrip(": ")
     return f"out of memory ({failed}). {division.advice or 'Use a machine with more memory.'}"
 
@@ -91,11 +87,10 @@ class BackgroundJob:
         return self._job is not None and not self._job.done()
 
     def start(self, job: Callable[[], object]) -> None:
-        """Starts a job; the previous one has been waited for."""
+        """Starts a job; the last one has been waited for."""
         self._job = self._executor.submit(job)
 
     def wait(self) -> None:
-        """Waits for the job to end; raises its error."""
         job, self._job = self._job, None
         if job is not None:
             job.result()
@@ -103,15 +98,11 @@ class BackgroundJob:
 
 # The prefix of MLflow's names of a machine's metrics.
 SYSTEM = "system/"
-# MLflow's own interval.
 SYSTEM_EVERY_S = 10.0
 
 
 class ResourceUsage:
-    """Measures a rank's machine and its own peak memory.
-
-    The memory is exact on a GPU; on a CPU it is the process's, sampled by `look`.
-    """
+    """Measures a rank's machine and its own peak memory, on a CPU as sampled by `look`."""
 
     def __init__(self, device: str):
         self.device = torch.device(device)
@@ -124,7 +115,6 @@ class ResourceUsage:
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def look(self) -> None:
-        """Samples the memory in use now."""
         if self.device.type == "cuda":
             self.peak_bytes = torch.cuda.max_memory_allocated(self.device)
         else:
@@ -133,24 +123,21 @@ class ResourceUsage:
     def system(self) -> dict[str, float]:
         """Measures the machine's processors, memory and GPU under MLflow's names; {} too soon.
 
-        Leaves out what it cannot measure here: no metric's error ends a run.
+        Skips what cannot be measured here, because no metric's error may end a run.
         """
         if time.monotonic() < self._next_system:
             return {}
         self._next_system = time.monotonic() + SYSTEM_EVERY_S
         values: dict[str, float] = {}
-        for measure in (
-            _processors,
-            _memory,
-            *((_gpu_memory, _gpu_use) if self.device.type == "cuda" else ()),
-        ):
+        of_gpu = (_gpu_memory, _gpu_use) if self.device.type == "cuda" else ()
+        for measure in (_processors, _memory, *of_gpu):
             # Not every machine has psutil and NVML; a GPU may be divided, a container limited.
             with contextlib.suppress(Exception):
                 values |= measure(self.device)
         return {SYSTEM + name: value for name, value in values.items()}
 
     def facts(self) -> dict[str, str | int]:
-        """Gives `device` ("cpu", or the GPU's name) and `peak_memory_bytes`, for `timing.json`."""
+        """Returns `device` ("cpu" or a GPU's name) and `peak_memory_bytes`, for `timing.json`."""
         self.look()
         name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
         return {"device": name, "peak_memory_bytes": self.peak_bytes}
@@ -178,7 +165,6 @@ def _gpu_memory(device: torch.device) -> dict[str, float]:
 
 
 def _gpu_use(device: torch.device) -> dict[str, float]:
-    """Asks NVML, through NVIDIA's library for Python."""
     return {"gpu_0_utilization_percentage": float(torch.cuda.utilization(device))}
 
 
@@ -191,15 +177,14 @@ def resident_bytes() -> int:
         return psutil.Process().memory_info().rss
 
 
-# Seconds between two requests to Ray.
 POLL_S = 10.0
 
 
 class StopRequest:
     """A request to stop this process: a signal, or a drain of its machine by Ray.
 
-    Runs look at it after every step. `asks_ray=False`: the caller asks Ray, and calls `receive`.
-    `look(request)` is called whenever a run looks.
+    Runs look at it after every step, and each look calls `look(request)`. `asks_ray=False`: the
+    caller asks Ray and calls `receive`.
     """
 
     def __init__(
@@ -211,21 +196,17 @@ class StopRequest:
         self._next_poll = time.monotonic() + POLL_S
 
     def receive(self, code: int = 128 + signal.SIGTERM) -> None:
-        """Notes the request; `code` becomes the exit code."""
         self._received, self._code = True, code
 
     @property
     def received(self) -> bool:
         """Whether it was received.
 
-        Asks Ray every `POLL_S` in a thread: a lost head blocks the request.
+        A thread asks Ray every `POLL_S`, because a lost head blocks the call.
         """
         self._look(self)
-        if (
-            self._asks_ray
-            and not (self._received or self._is_asking)
-            and time.monotonic() >= self._next_poll
-        ):
+        may_ask = self._asks_ray and not (self._received or self._is_asking)
+        if may_ask and time.monotonic() >= self._next_poll:
             self._is_asking = True
             start_thread("draining", self._ask)
         return self._received
@@ -240,15 +221,12 @@ class StopRequest:
             self._is_asking = False
 
     def exit(self) -> None:
-        """Ends the process as the signal would, so that its starter sees which it was."""
+        """Ends the process as the signal would, so that its parent sees the signal."""
         raise KeyboardInterrupt if self._code == 128 + signal.SIGINT else SystemExit(self._code)
 
 
 def is_draining() -> bool:
-    """Returns whether Ray drains this machine, as before an announced preemption.
-
-    False in a process without Ray.
-    """
+    """Returns whether Ray drains this machine, as before an announced preemption."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return False
@@ -267,7 +245,7 @@ def is_draining() -> bool:
 def stop_on_signal(
     stop_request: StopRequest | None = None, signals: Sequence[int] = (signal.SIGTERM,)
 ) -> Iterator[StopRequest]:
-    """The first of the signals is a stop request and the work goes on.
+    """Makes the first of the signals a stop request, while the work goes on.
 
     A second one runs the previous handler. Only a main thread can handle signals. Another thread
     gets the request of `note_sigterm`, if it was called.
@@ -283,15 +261,14 @@ def stop_on_signal(
         restore()
 
 
-# The request of a process that trains in a second thread.
 _request_of_process: StopRequest | None = None
 
 
 def note_sigterm() -> None:
-    """Notes the first SIGTERM from now on.
+    """Notes the first SIGTERM from now on, in a process that trains in a second thread.
 
-    Call it in the main thread of a process that trains in a second one. That is a worker of Ray
-    Train, which says itself that a machine is drained (`dispatch.report_to_ray_train`).
+    Call it in the main thread. The process is a worker of Ray Train, which says itself that a
+    machine is drained (`dispatch.report_to_ray_train`).
     """
     global _request_of_process
     _request_of_process = StopRequest(asks_ray=False)
@@ -299,9 +276,9 @@ def note_sigterm() -> None:
 
 
 def _receive_first(stop_request: StopRequest, signals: Sequence[int]) -> Callable[[], None]:
-    """Notes the first of the signals as the request and restores their handlers.
+    """Makes the first of the signals the request, which restores the earlier handlers.
 
-    Returns a function that does so.
+    Returns a function that restores them.
     """
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in signals}
 

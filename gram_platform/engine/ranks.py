@@ -37,9 +37,8 @@ from gram_platform.train.loop import StepRecord, TrainingDiverged
 from gram_platform.train.sharding import ShardedLearner
 
 LEASE_MARGIN_S = 5.0
-# Final weights of this size or larger are written in shards.
 LARGE_WEIGHTS_BYTES = 4 * 2**30
-# Time-out while a rank fetches data or weights, or writes the result; not for steps.
+# Time-out while a rank fetches data or weights, or writes the result.
 LONG_WORK_TIMEOUT_S = 2 * 3600.0
 LEFT = "left"
 REPORT_EVERY_S = 5.0
@@ -49,25 +48,24 @@ Report = Callable[[Mapping[str, Any]], bool]
 
 @dataclass(frozen=True)
 class RanksStopped:
-    """Why all ranks stopped without a result: the run diverged, or one was asked to stop."""
+    """Why all ranks stopped without a result: LEFT or diverged."""
 
     reason: str
     message: str
 
 
 class _StopOfAllRanks(Exception):
-    """Ends the training on all ranks after a commit, because one was asked to stop."""
+    """Ends the training on all ranks after a commit."""
 
 
 def train_rank(
     run: RunConfig, execution: Execution, report: Report | None = None
 ) -> RanksStopped | None:
-    """Trains this rank's part of a run in an initialised process group.
+    """Trains this rank's part of a run in an initialised process group; None if complete.
 
-    None when the run is complete. `report` is called every `REPORT_EVERY_S`, equally often on all
-    ranks, in a thread. Ranks wait `LONG_WORK_TIMEOUT_S` for one that loads or saves, and the
-    process group's time-out for a step. Raises OutOfMemory with advice on a rank that runs out of
-    memory.
+    A thread calls `report` every `REPORT_EVERY_S`, equally often on all ranks. Ranks wait
+    `LONG_WORK_TIMEOUT_S` for one that loads or saves, and the process group's time-out for a step.
+    Raises OutOfMemory with advice on the rank that lacks memory.
     """
     set_up_torch(execution)
     patient = _patient_group()
@@ -91,7 +89,6 @@ def train_rank(
 
 
 def _patient_group() -> dist.ProcessGroup:
-    """Makes a group of all ranks that wait `LONG_WORK_TIMEOUT_S` for one another."""
     return dist.new_group(timeout=timedelta(seconds=LONG_WORK_TIMEOUT_S), backend="gloo")
 
 
@@ -121,7 +118,7 @@ def _train(
 
 
 def _start_attempt(run: RunConfig, execution: Execution) -> Attempt:
-    """Starts rank 0's attempt, after waiting until the lease of a lost worker expires."""
+    """Starts rank 0's attempt; first waits until the lease of a lost worker expires."""
     directory = execution.store().run(run.run_id)
     deadline = time.monotonic() + execution.lease_s + LEASE_MARGIN_S
     while True:
@@ -134,10 +131,10 @@ def _start_attempt(run: RunConfig, execution: Execution) -> Attempt:
 
 
 class Reports(StopRequest):
-    """Reports this rank's progress in a thread: a report waits for other ranks and Ray's head.
+    """Reports this rank's progress in a thread, because a report waits for ranks and Ray's head.
 
-    All ranks must report equally often: they vote when, and none starts while a report of another
-    one is under way.
+    All ranks must report equally often. So they vote when, and none starts while another rank's
+    report is under way.
     """
 
     def __init__(self, report: Report | None, stop_request: StopRequest):
@@ -145,7 +142,7 @@ class Reports(StopRequest):
         super().__init__(asks_ray=False)
         self._report, self._of_process = report, stop_request
         self._next = time.monotonic() + REPORT_EVERY_S
-        # Stays True after an error, which ends the reports of all ranks and not the training.
+        # Stays True after an error, which ends the reports of all ranks but not the training.
         self.is_busy = False
 
     @property
@@ -167,7 +164,7 @@ class Reports(StopRequest):
 
 
 class VotingLearner(ShardedLearner):
-    """Adds the ranks' votes to the all-reduce of a step's losses: no further collective.
+    """Adds the ranks' votes to the all-reduce of a step's losses, without another collective.
 
     One rank's vote decides for all ranks, after the same step.
     """
@@ -187,7 +184,7 @@ class VotingLearner(ShardedLearner):
 class ShardedExecution(RunExecution):
     """One rank's execution: rank 0 keeps the attempt and sends its decisions to the others.
 
-    Checkpoints and reports follow rank 0's clock. When one rank is asked to stop, all ranks stop.
+    Checkpoints and reports follow rank 0's clock. If one rank is asked to stop, all stop.
     """
 
     def __init__(self, run, corpus, attempt, execution, start, reports, patient):
@@ -204,10 +201,7 @@ class ShardedExecution(RunExecution):
         self.writers = _patient_group()
 
     def _load_checkpoint(self) -> Resumed | None:
-        """Reads the newest checkpoint that is whole for every rank, each its own rows.
-
-        Rank 0 chooses which to try.
-        """
+        """Reads each rank's rows of the newest checkpoint that is whole; rank 0 chooses it."""
         if self.attempt:
             resumed = self.attempt.resume(
                 lambda _, *position: self._read_together(self._from_rank_0(position))
@@ -221,7 +215,7 @@ class ShardedExecution(RunExecution):
     def _read_together(self, position: tuple[int, str]) -> Resumed:
         """Reads this rank's rows.
 
-        CorruptFile on all ranks when they are damaged on one, OSError when unreadable.
+        If one rank fails, all raise CorruptFile for damage, and OSError for an unreadable file.
         """
         resumed, error = None, None
         try:
@@ -237,10 +231,6 @@ class ShardedExecution(RunExecution):
         return resumed
 
     def _votes(self) -> tuple[bool, bool, bool, bool]:
-        """Votes: a checkpoint is due, a stop is requested, a report is due, one is under way.
-
-        Rank 0's clock decides what is due.
-        """
         is_first = self.learner.rank == 0
         return (
             is_first and self._is_due(),
@@ -273,7 +263,7 @@ class ShardedExecution(RunExecution):
     def _write_checkpoint(
         self, step: int, pieces: dict[str, Piece], state: dict, records: list[dict]
     ) -> None:
-        """Writes this rank's shard; when all ranks have, rank 0 writes the manifest."""
+        """Writes this rank's shard; once all ranks have, rank 0 writes the manifest."""
         files = self._write_shards(checkpoint_folder(self.folder, step), pieces)
         if self.attempt:
             self.attempt.commit_shards(step, files, state, records)
@@ -281,7 +271,7 @@ class ShardedExecution(RunExecution):
     def _write_shards(self, folder: Folder, pieces: dict[str, Piece]) -> dict[str, str]:
         """Writes this rank's shard; returns all ranks' SHA-256 by file name.
 
-        OSError on all ranks when one fails.
+        Raises OSError on all ranks if one fails.
         """
         files, error = {}, None
         try:
@@ -295,31 +285,21 @@ class ShardedExecution(RunExecution):
         return {name: digest for files, _ in parts for name, digest in files.items()}
 
     def _write_result(self, fields: dict, measured: dict) -> dict | None:
-        """Writes small weights as one file on rank 0, large ones as a shard on every rank."""
+        """Writes small weights as one file on rank 0, large ones as each rank's shard."""
+        attempt = self.attempt
         if 4 * total_parameters(self.run.model) < LARGE_WEIGHTS_BYTES:
             weights = self.learner.weights()
-            return (
-                self.attempt.complete(fields, weights, self.records, measured)
-                if self.attempt
-                else None
-            )
+            return attempt and attempt.complete(fields, weights, self.records, measured)
         files = self._write_shards(self.folder.child(SHARDS), self.learner.weight_pieces())
-        weights_sha256 = hash_named(self.learner.each_weight())
-        if self.attempt:
-            return self.attempt.complete_shards(
-                fields, files, weights_sha256, self.records, measured
-            )
-        return None
+        digest = hash_named(self.learner.each_weight())
+        return attempt and attempt.complete_shards(fields, files, digest, self.records, measured)
 
     def _from_rank_0(self, value):
         return _broadcast_from_rank_0(value, self.patient)
 
 
 def _broadcast_from_rank_0(value, group: dist.ProcessGroup):
-    """Returns rank 0's value, sent as JSON.
-
-    torch's own collectives of objects unpickle what arrives.
-    """
+    """Returns rank 0's value as JSON, because torch's own way unpickles what arrives."""
     text = _as_bytes(value)
     size = torch.tensor([len(text)])
     dist.broadcast(size, 0, group)
@@ -330,7 +310,7 @@ def _broadcast_from_rank_0(value, group: dist.ProcessGroup):
 
 
 def _from_all_ranks(value, group: dist.ProcessGroup) -> list:
-    """Gathers every rank's value, in the order of ranks, as JSON too."""
+    """Returns all ranks' values, in their order and as JSON."""
     own = _as_bytes(value)
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
     dist.all_gather(sizes, torch.tensor([len(own)]), group)

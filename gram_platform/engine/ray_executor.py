@@ -1,8 +1,7 @@
 """Executes nodes on Ray: each once, after its needs, as many at once as fit.
 
-A node whose process crashes is started again and continues from its last checkpoint. A node that
-fails is reported and blocks only its dependants. Nodes of one rank are executed by slots, nodes of
-several by Ray Train workers. A machine whose device does not work takes none of them.
+A node whose process crashes starts again from its last checkpoint. A node that fails only blocks
+its dependants. Slots execute nodes of one rank, Ray Train workers nodes of several.
 """
 
 import time
@@ -39,10 +38,9 @@ LOOK_FOR_RAY_S, LOOK_FOR_STALLS_S = 0.1, 30.0
 
 
 class RayExecutor(Executor):
-    """Executes nodes by slots and Ray Train workers. Needs an initialised Ray.
+    """Executes nodes on machines outside the `cordon`. Needs an initialised Ray.
 
-    The machines of the `cordon` take no nodes. ClusterLost when the Ray is gone, or has no machine
-    whose device works.
+    ClusterLost if the Ray dies, or has no machine whose device works.
     """
 
     def __init__(
@@ -56,28 +54,23 @@ class RayExecutor(Executor):
     ):
         super().__init__(execution, placements, retry_diverged, done)
         self.cordon, self.poll_s = cordon, poll_s
-        self.policy = CrashPolicy(self.cordon)
-        self.slots, self.admission = (
-            SlotPool(execution, self.cordon),
-            Admission(self.cordon.resources),
-        )
+        self.policy = CrashPolicy(cordon)
+        self.slots, self.admission = SlotPool(execution, cordon), Admission(cordon.resources)
         self.in_flight: dict[ray.ObjectRef, Task] = {}
         # Nodes that another driver has ended, not reported yet.
         self.ended: list[Node] = []
         # Why a node's process was killed, by node id.
         self.stalls: dict[str, str] = {}
-        # Where a node's memory did not suffice, by node id.
+        # Where a node lacked memory, by its id.
         self.lacked_memory: dict[str, ProbeReport | None] = {}
         # A node's last step and when it was first seen, by node id.
         self.last_step: dict[str, tuple[int, float]] = {}
-        # The monotonic times of the next looks for a dead Ray, and for stalled tasks.
         self.next_look_for_ray, self.next_look = 0.0, 0.0
 
     def __exit__(self, *_) -> None:
         self.slots.close()
 
     def advance(self) -> bool:
-        """Starts ready nodes that fit on the cluster."""
         if time.monotonic() >= self.next_look_for_ray:
             require_ray()
             self.next_look_for_ray = time.monotonic() + LOOK_FOR_RAY_S
@@ -89,15 +82,10 @@ class RayExecutor(Executor):
         return bool(self.in_flight or self.ended or is_waiting)
 
     def wait(self) -> None:
-        """Waits until a task ends, at most `poll_s`."""
         for node in self._ended_nodes():
             self.note_end(node)
 
     def _start(self, tasks: Sequence[Task]) -> None:
-        """Starts gangs, and as many other tasks as there are free slots.
-
-        Asks for slots for the rest.
-        """
         gangs = [task for task in tasks if self._num_ranks(task) > 1]
         others = [task for task in tasks if self._num_ranks(task) == 1]
         if others and not (self.in_flight or self.slots.idle or self.slots.may_come):
@@ -125,10 +113,9 @@ class RayExecutor(Executor):
         return self.placement(task).fewest.num_ranks
 
     def _fitting(self) -> list[Task]:
-        """Chooses tasks that fit on the cluster beside those in flight, now or after it has grown.
+        """Chooses tasks that fit on the cluster next to those in flight, now or once it has grown.
 
-        ClusterLost when all others have ended, and those that are left need machines that are
-        cordoned.
+        ClusterLost if nothing is in flight and only cordoned machines would do.
         """
         free, chosen, too_wide = None, [], 0
         for ranks, tasks in self.waiting.tasks():
@@ -145,7 +132,6 @@ class RayExecutor(Executor):
         return chosen
 
     def _free_resources(self) -> FreeResources:
-        """Returns what the tasks in flight leave free on machines that are not cordoned."""
         self.admission.resources = self.cordon.resources
         return self.admission.free_resources(
             map(self._num_ranks, self.in_flight.values()), self.cordon.may_grow
@@ -183,7 +169,7 @@ class RayExecutor(Executor):
                 self.slots.kill(reference)
 
     def _ended_nodes(self) -> list[Node]:
-        """Returns the nodes of all tasks that have ended; waits for one, at most `poll_s`."""
+        """Returns the nodes of all ended tasks; waits for one, at most `poll_s`."""
         if self.ended:
             ended, self.ended = self.ended, []
             return ended
@@ -197,15 +183,12 @@ class RayExecutor(Executor):
         return [node for reference in finished for node in self._take_back(reference)]
 
     def _take_back(self, reference: ray.ObjectRef) -> list[Node]:
-        """Notes that a slot has started or a task has ended.
-
-        Returns the nodes that ended with it.
-        """
+        """Notes a started slot or an ended task; returns the nodes that ended."""
         if reference in self.slots.starting:
             try:
                 self.slots.started(reference)
             except RayError as error:
-                # Where others work, one machine is at fault.
+                # While other slots work, one machine is at fault.
                 if self.in_flight or self.slots.idle:
                     return []
                 text = (
@@ -223,9 +206,9 @@ class RayExecutor(Executor):
     def _settle(
         self, node: Node, reference: ray.ObjectRef, task: Task, place: ProbeReport | None = None
     ) -> bool:
-        """Records a node's end; False when it waits again.
+        """Records a node's end; False if it waits for its next try.
 
-        The task's warnings count as its first node's.
+        The first node of a task has its warnings.
         """
         try:
             caught = ray.get(reference)
@@ -240,7 +223,7 @@ class RayExecutor(Executor):
     def _settle_error(
         self, node: Node, error: RayError, task: Task, place: ProbeReport | None
     ) -> bool:
-        """Does what the policy says after an error; False when the node waits again."""
+        """Does what the policy says after an error; False if the node waits for its next try."""
         if isinstance(error, RayTaskError):
             cause = error.cause
             kind, text = kind_of(cause), failure_message(cause)

@@ -1,7 +1,7 @@
 """Holds every use of Ray's private names: no other module imports one.
 
-Ray 2.60 has no public call for any of this. Ray Train and Ray Tune take a second to import, so
-only functions that need them do.
+Ray 2.60 has no public call for any of this. Ray Train and Ray Tune take a second to import, so only
+the functions that need them import them.
 """
 
 import json
@@ -54,7 +54,7 @@ def own_job() -> JobConfig:
 
 
 def largest_cluster() -> dict[str, float]:
-    """Returns the autoscaler's maximum resources; {} without an autoscaler or a report of it.
+    """Returns the autoscaler's maximum resources; {} if none has reported it.
 
     Ray's autoscalers (of `ray up` and of KubeRay) do not report it; a vendor's may.
     """
@@ -62,7 +62,7 @@ def largest_cluster() -> dict[str, float]:
 
 
 def draining_machines() -> set[str]:
-    """Reads the ids of the machines that Ray drains, as before a preemption.
+    """Returns the ids of the machines that Ray drains, as before a preemption.
 
     In a worker of Ray Train, ask Train.
     """
@@ -70,11 +70,10 @@ def draining_machines() -> set[str]:
 
 
 def machine_types() -> set[str]:
-    """Reads the machines' types from the report of Ray's autoscaler.
+    """Returns the machines' types from the report of Ray's autoscaler; empty without a report.
 
-    Empty where nothing has reported. On clusters without an autoscaler Ray may report too, and
-    calls the type of each machine `node_<id>`; with one, the types have the names of the
-    autoscaler's config.
+    The types are names of the autoscaler's config. Ray may report on clusters without an autoscaler
+    too, and then calls each machine's type `node_<id>`.
     """
     if is_autoscaler_v2(fetch_from_server=True):
         status = get_cluster_status(ray.get_runtime_context().gcs_address)
@@ -94,18 +93,12 @@ def address_record() -> Path:
 
 
 def address_of(given: str | None) -> str:
-    """Returns HOST:PORT of the Ray that `ray.init(address=given)` would join.
-
-    ConnectionError if there is none.
-    """
+    """Returns HOST:PORT that `ray.init(address=given)` would join; ConnectionError without it."""
     return canonicalize_bootstrap_address(given)
 
 
 def refusal(address: str, token: str, timeout_s: float) -> str:
-    """Returns why the Ray at HOST:PORT cannot be joined, after `timeout_s` at most; "" if it can.
-
-    `ray.init` would repeat its attempts for a quarter of an hour.
-    """
+    """Returns why the Ray at HOST:PORT cannot be joined, or ""; takes at most `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     try:
         with _channel(address) as channel:
@@ -122,16 +115,12 @@ def refusal(address: str, token: str, timeout_s: float) -> str:
                 if error.code() is not grpc.StatusCode.UNAUTHENTICATED:
                     raise
                 if not token:
-                    return (
-                        "it wants a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the"
-                        " token's file"
-                    )
+                    cure = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the token's file"
+                    return f"it wants a token: {cure}"
                 needs_token, alive = True, ask(gcs.CheckAlive, CheckAliveRequest(), True)
             if token and not needs_token:
-                return (
-                    "it has no token, and this user has one: RAY_AUTH_MODE=disabled joins it all"
-                    " the same"
-                )
+                cure = "RAY_AUTH_MODE=disabled joins it all the same"
+                return f"it has no token, and this user has one: {cure}"
             if alive.ray_version != ray.__version__:
                 return f"its version is {alive.ray_version}, here it is {ray.__version__}"
             request = GetAllNodeInfoRequest(state_filter=GcsNodeInfo.ALIVE)
@@ -170,15 +159,12 @@ def _channel(address: str) -> grpc.Channel:
 def ask_by_placement_group(trainer: Any) -> Any:
     """Makes a trainer ask the autoscaler for a run's ranks once, by their group; returns it.
 
-    Ray Train sends a second request beside it, for each rank alone: machines of one GPU come, which
-    no rank may use.
+    Ray Train would ask for each rank too, and get machines of one GPU that no rank may use.
     """
     from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 
-    policy, run_controller = (
-        FixedScalingPolicy(trainer.scaling_config),
-        trainer._initialize_and_run_controller,
-    )
+    policy = FixedScalingPolicy(trainer.scaling_config)
+    run_controller = trainer._initialize_and_run_controller
     policy.after_controller_start = policy._maybe_send_resource_request = lambda *_: None
     trainer._initialize_and_run_controller = lambda **given: run_controller(
         **given | {"scaling_policy": policy}
@@ -187,7 +173,7 @@ def ask_by_placement_group(trainer: Any) -> Any:
 
 
 def error_of_trial(trial: Any) -> Exception:
-    """Reads the error with which a trial's process ended, from the folder of this driver's Ray."""
+    """Reads the error that ended a trial's process, from the folder of this driver's Ray."""
     with open(trial.pickled_error_file, "rb") as file:
         return pickle.load(file)
 
@@ -195,7 +181,7 @@ def error_of_trial(trial: Any) -> Exception:
 def treat_memory_kill_as_crash() -> None:
     """Makes Ray Tune restart a trial whose process Ray's memory monitor has killed.
 
-    Ray raises another class of error then. Ray Tune does not know it, and would end the search.
+    Ray then raises another class of error, unknown to Ray Tune, which would end the search.
     """
     from ray.air.execution._internal import actor_manager
 

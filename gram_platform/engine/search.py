@@ -2,9 +2,10 @@
 
 Ray Tune places trials, reuses their processes and restarts crashed ones. Our searcher proposes
 trials and enforces limits. A search is resumed from Optuna's database and the storage; nothing
-reads Tune's results in `<storage>/tune`. Many starts overlap, because Tune gives a waiting trial
-the next free process and cancels its pending start: one by one, trials shorter than a start would
-never use more than one process.
+reads Tune's results in `<storage>/tune`.
+
+Many starts overlap, because Tune gives a waiting trial the next free process and cancels its
+pending start. One by one, trials shorter than a start would never use more than one process.
 """
 
 import logging
@@ -70,7 +71,6 @@ TUNE = {
     # A process that ends raises an error.
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
 }
-# The storage's folder of Tune's results.
 TUNE_FOLDER = "tune"
 treat_memory_kill_as_crash()
 
@@ -79,14 +79,12 @@ treat_memory_kill_as_crash()
 class Tuning:
     """How Ray Tune runs the trials of a search."""
 
-    # The name of the folder of Tune's files.
+    # Names the folder of Tune's files.
     name: str
-    # Most trials at once; 0 for as many as the cluster holds or may hold.
+    # Most trials at once; 0 for as many as the cluster may hold.
     max_concurrent: int = 0
-    # Trains diverged runs again.
     retry_diverged: bool = False
-    # The metric whose lowest value `get_best_result()` of Tune's results finds; "" where trials
-    # have no best one.
+    # The metric that `get_best_result()` of Tune's results minimises; "" without one.
     metric: str = ""
 
 
@@ -101,10 +99,10 @@ class TrialWatch:
         """Raises Stopped when another driver leads the search."""
 
     def trial_started(self, proposal: Proposal) -> None:
-        """Is called when a trial starts."""
+        """Notes that a trial starts."""
 
     def trial_ended(self, outcome: Outcome) -> None:
-        """Is called when a trial has ended."""
+        """Notes that a trial has ended."""
 
 
 def run_trials(
@@ -116,11 +114,11 @@ def run_trials(
     watch: TrialWatch,
     place: Callable[[Node], Placement] = lambda node: ON_ONE_RANK,
 ) -> None:
-    """Runs all trials of the source.
+    """Runs all trials of the source on machines outside the `cordon`, on an initialised Ray.
 
-    Needs an initialised Ray. An error of `source` or `watch` ends the trials and is raised.
-    ClusterLost when no machine has a device that works. `cordon`: of this driver, whose machines
-    take no trials. `place`: decides where a node is executed, in this process, once for each trial.
+    An error of `source` or `watch` ends the trials and is raised. ClusterLost if no machine has a
+    device that works. `place` decides in this process, once for each trial, where a node is
+    executed.
     """
     for name, value in TUNE.items():
         os.environ.setdefault(name, value)
@@ -165,12 +163,12 @@ def _tuner(
 
 
 def _folder_name(trial) -> str:
-    """Names the folder of a trial's results, which is its name in TensorBoard, by its point."""
+    """Names the folder of a trial's results by its point; TensorBoard shows the name."""
     return re.sub(r"[^\w.+-]+", "_", trial.config["name"])[:100] + f"-{trial.trial_id}"
 
 
 class _StaysHere:
-    """Keeps an object in this process: Ray Tune pickles it for a restore that is never used."""
+    """Keeps an object here, though Ray Tune pickles it for a restore that is never used."""
 
     def __getstate__(self) -> dict:
         return {}
@@ -180,7 +178,7 @@ class _StaysHere:
 
 
 class _EndOfSearch(_StaysHere, tune.Stopper):
-    """Ends all running trials when the search ends with an error; their checkpoints stay."""
+    """Ends all running trials if the search ends with an error; their checkpoints stay."""
 
     def __init__(self, searcher: "_Searcher"):
         self._searcher = searcher
@@ -195,14 +193,13 @@ class _EndOfSearch(_StaysHere, tune.Stopper):
 class _Scheduler(_StaysHere, FIFOScheduler):
     """Places trials, reports why their processes ended, and stops those that have failed.
 
-    Ray Tune starts a trial again whenever its process ended. It calls this object with each report,
-    then at the end of the process, and before it starts the trial for the first time or again.
+    Ray Tune restarts a trial whenever its process ended. It calls this object with each report, at
+    the end of the process, and before each start of the trial.
     """
 
     def __init__(self, searcher: "_Searcher", cordon: Cordon):
         super().__init__()
         self._searcher, self._cordon = searcher, cordon
-        # Reports of processes that are ending.
         self._last_reports: dict[str, Mapping[str, Any]] = {}
         # The machine on which a trial lacked memory.
         self._avoided: dict[str, str] = {}
@@ -234,9 +231,9 @@ class _Scheduler(_StaysHere, FIFOScheduler):
 def machines_for(bundle: Mapping[str, float], cordon: Cordon, avoided: str = "") -> dict[str, str]:
     """Returns Ray's label selector of the machines that may execute a trial; {} for all.
 
-    If the cluster shall not grow any more, these are the machines that are there. A trial of
-    several ranks only waits for them: it has the driver's machine, which is not preempted.
-    `avoided`: the id of a machine that is not chosen where there is another.
+    If the cluster shall not grow any more, only present machines may. A trial of several ranks only
+    waits for its ranks, on the driver's machine, which is not preempted. `avoided`: a machine's id
+    that is only chosen if there is no other.
     """
     if not {"CPU", "GPU"} & bundle.keys():
         return {NODE_ID: ray.get_runtime_context().get_node_id()}
@@ -263,30 +260,22 @@ class _Searcher(_StaysHere, Searcher):
         placements_of: Callable[[Point], Mapping[str, Placement]],
         saved_steps_of: Callable[[Point], int],
     ):
-        """`placements_of`: returns the placement of each node of a point's trial, by id.
-
-        `saved_steps_of`: counts the steps of a point's runs that are saved.
-        """
         super().__init__()
         self._source, self._tuning, self._watch = source, tuning, watch
         self._placements_of, self._saved_steps_of = placements_of, saved_steps_of
         self._cordon, self._admission = cordon, Admission(cordon.resources)
         self._policy = CrashPolicy(cordon)
-        # Ranks of running trials.
         self._ranks: dict[str, int] = {}
         # Most ranks of any trial yet; the next trial's count is unknown until it is proposed.
         self._widest = 1
         self._running: dict[str, tuple[Proposal, float]] = {}
-        # Failed trials, which Ray Tune shall not start again.
+        # Failed trials, which Ray Tune shall not restart.
         self._over: dict[str, Outcome] = {}
-        # Kept here, because Ray Tune would turn it into text and blame the trial.
+        # Ray Tune would turn it into text and blame the trial.
         self.error: Exception | None = None
 
     def has_failed(self) -> bool:
-        """Returns whether the search ends with an error.
-
-        Asked at every step and before each trial.
-        """
+        """Returns whether the search ends with an error; looks at every step and trial."""
         try:
             require_ray()
             self._watch.require_lead()
@@ -313,9 +302,9 @@ class _Searcher(_StaysHere, Searcher):
     def _fits(self) -> bool:
         """Returns whether Ray may get one more trial: it can start, or ignores running trials.
 
-        A trial that depends on results is proposed only when it can start: then Optuna knows all
-        earlier ones, and limits apply. On a cluster that can grow the others wait in Ray's queue,
-        which starts machines for them, and so does what `max_concurrent` allows.
+        A trial that depends on results is proposed only when it can start, so that Optuna knows all
+        earlier ones and limits apply. On a cluster that can grow, other trials wait in Ray's queue,
+        which starts machines, and so do all that `max_concurrent` allows.
         """
         most = self._tuning.max_concurrent
         if not self._running:
@@ -326,7 +315,6 @@ class _Searcher(_StaysHere, Searcher):
         return self._admission.free_resources(self._ranks.values(), may_wait).take(self._widest)
 
     def note_end_of_process(self, trial_id: str, report: Mapping[str, Any]) -> None:
-        """Notes a trial's failure or crash, by the last report of its process."""
         proposal, started = self._running[trial_id]
         try:
             if KIND not in report:
@@ -341,7 +329,7 @@ class _Searcher(_StaysHere, Searcher):
             self.error = error
 
     def _why_failed(self, proposal: Proposal, report: Mapping[str, Any]) -> str:
-        """Returns why a trial has failed by a crash, or "" and says that it starts again."""
+        """Returns why a crashed trial has failed, or "" and says that it starts again."""
         text, saved_steps = report["message"], self._saved_steps_of(proposal.point)
         probe = probe_in(report)
         following = self._policy.after(proposal.name, report[KIND], text, saved_steps, probe)
@@ -352,7 +340,6 @@ class _Searcher(_StaysHere, Searcher):
         return ""
 
     def is_over(self, trial_id: str) -> bool:
-        """Returns whether a trial shall not start again."""
         return trial_id in self._over
 
     def on_trial_complete(
@@ -376,6 +363,6 @@ class _Searcher(_StaysHere, Searcher):
             self.error = error
 
     def save(self, checkpoint_path: str) -> None:
-        """Writes an empty file: the source keeps the state."""
+        """Writes an empty file, because the source keeps the state."""
         with open(checkpoint_path, "wb"):
             pass

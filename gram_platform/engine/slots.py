@@ -1,11 +1,11 @@
 """Keeps the processes that execute nodes of one rank.
 
-A slot is a Ray actor with the threads of a rank, or a GPU or a share of one. It holds its GPU as
-long as it lives and executes one task after another, so two runs never share a GPU while another
-one is idle, and CUDA starts once. Slots that wait for a machine are the demand that an autoscaler
-sees: they wait without a time limit. A slot without work ends after `IDLE_S`, so that its machine
-can be released. A slot probes its device before its first task, and ends after an error that nobody
-foresaw: its process may be of no use.
+A slot is a Ray actor with the threads of a rank, or a GPU or a share of one. It executes one task
+after another and holds its GPU as long as it lives. So two runs never share a GPU while another one
+is idle, and CUDA starts once. Slots wait for a machine without a time limit, and are the demand
+that an autoscaler sees. A slot without work ends after `IDLE_S`, so that its machine can be
+released. A slot probes its device before its first task, and ends after an unforeseen error,
+because its process may be of no use.
 """
 
 import time
@@ -23,11 +23,9 @@ from gram_platform.engine.executor import execute_task
 from gram_platform.store import LeaseHeld
 from gram_platform.train.loop import TrainingDiverged
 
-# A slot without work is kept so long: the next node is often ready in a moment.
+# A slot without work is kept so long, because the next node is often ready in a moment.
 IDLE_S = 10.0
-# Failed starts of slots, one after another.
 MAX_FAILED_STARTS = 4
-# Most seconds until the next start after failed ones.
 MOST_S_TO_NEXT_START = 60.0
 # Seconds in which a process may start on a machine that was chosen before it was cordoned.
 LAST_STARTS_S = 60.0
@@ -44,7 +42,7 @@ class Slot:
     """The process of one slot."""
 
     def probe(self, execution: Execution) -> ProbeReport:
-        """Names the slot's machine, and says whether its device works; the first call."""
+        """Names the machine and probes the device; the first call."""
         return probe_here(execution)
 
     def execute(self, task: Task, execution: Execution, resources: Resources) -> list[str]:
@@ -67,7 +65,6 @@ class SlotPool:
         # Since when each slot is idle, by the monotonic clock.
         self.idle: dict[ActorHandle, float] = {}
         self.busy: dict[ray.ObjectRef, ActorHandle] = {}
-        # The places of idle and busy slots.
         self.places: dict[ActorHandle, ProbeReport] = {}
         # The resources requested for starting slots.
         self._asked: dict[ActorHandle, Resources] = {}
@@ -79,24 +76,21 @@ class SlotPool:
     def request(self, number: int, reserved: str = "") -> None:
         """Sets how many slots should be free: starts missing ones, and ends surplus ones.
 
-        Idle ones end later. `reserved`: a machine that is kept free for a run of several ranks. Its
-        slots end without a further task, and meanwhile no slot is started on any machine. After a
-        failed start none is started for 1, 2, 4 s and so on.
+        Idle ones end later. `reserved`: a machine kept free for a run of several ranks. Its slots
+        end without another task, and no slot starts anywhere. After a failed start none starts for
+        1, 2, 4 s and so on.
         """
         now = time.monotonic()
         self._reserved_machine = reserved
-        for slot in [
-            slot for slot in self.idle if reserved and self.places[slot].machine == reserved
-        ]:
-            self._end_idle(slot)
-        # Those of before a machine was cordoned may wait for it.
-        for reference in [] if self.may_come else self._outdated():
-            self._end(self.starting.pop(reference))
-        for _ in range(
-            0
-            if reserved or now < self._next_start
-            else number - len(self.idle) - len(self.starting)
-        ):
+        if reserved:
+            for slot in [each for each in self.idle if self.places[each].machine == reserved]:
+                self._end_idle(slot)
+        # They may wait for the machine that is cordoned now.
+        if not self.may_come:
+            for reference in self._outdated():
+                self._end(self.starting.pop(reference))
+        missing = number - len(self.idle) - len(self.starting)
+        for _ in range(0 if reserved or now < self._next_start else missing):
             slot = Slot.options(**self.cordon.resources.of_slot).remote()
             self._asked[slot] = self.cordon.resources
             self.starting[slot.probe.remote(self.execution)] = slot
@@ -109,7 +103,6 @@ class SlotPool:
             self._end_idle(slot)
 
     def machines_in_use(self) -> dict[str, int]:
-        """Counts the busy slots of every machine that has slots."""
         counts = {place.machine: 0 for place in self.places.values()}
         for slot in self.busy.values():
             counts[self.places[slot].machine] += 1
@@ -119,12 +112,11 @@ class SlotPool:
     def may_come(self) -> bool:
         """Whether slots may yet start on a machine that has just been cordoned.
 
-        One GPU of several may be broken.
+        Perhaps only one of its GPUs is broken.
         """
         return bool(self._outdated()) and time.monotonic() - self.cordon.changed < LAST_STARTS_S
 
     def _outdated(self) -> list[ray.ObjectRef]:
-        """Lists the starting slots that were asked for before a machine was cordoned."""
         current = self.cordon.resources.cordoned
         return [
             reference
@@ -137,11 +129,10 @@ class SlotPool:
         self._end(slot)
 
     def started(self, reference: ray.ObjectRef) -> None:
-        """Notes that a slot is ready.
+        """Notes that a slot is ready, or cordons its machine if its device does not work.
 
-        Raises Ray's error when `MAX_FAILED_STARTS` or more in a row could not start. Those that
-        fail together, as on a machine that is lost, count as one. A slot whose device does not work
-        has started; its machine is cordoned.
+        Raises Ray's error once `MAX_FAILED_STARTS` in a row failed. Slots that fail together, as on
+        a lost machine, count as one.
         """
         slot = self.starting.pop(reference)
         try:
@@ -166,10 +157,9 @@ class SlotPool:
     def submit(
         self, task: Task, placement: Placement = ON_ONE_RANK, avoided: ProbeReport | None = None
     ) -> ray.ObjectRef | None:
-        """Gives a task to an idle slot; returns the reference to its warnings.
+        """Gives a task to an idle slot; returns the reference to its warnings, None without a slot.
 
-        None if it has to wait for a slot. `avoided`: a place whose device the task shall not have
-        while there are slots with another one.
+        `avoided`: a place that the task only gets if there is no other.
         """
         suitable = [slot for slot in self.idle if self.places[slot] != avoided]
         if not suitable and all(place == avoided for place in self.places.values()):
@@ -187,8 +177,7 @@ class SlotPool:
     def release(self, reference: ray.ObjectRef) -> ProbeReport | None:
         """Notes that a task has ended; returns its place, None for a gang's.
 
-        Its slot is idle now. It ends if its process has crashed, failed in a way that nobody
-        foresaw, or shall be gone.
+        Its slot is idle, or ends if it crashed, failed in an unforeseen way, or shall make room.
         """
         slot = self.busy.pop(reference, None)
         if slot is None:
@@ -201,11 +190,10 @@ class SlotPool:
         return place
 
     def kill(self, reference: ray.ObjectRef) -> None:
-        """Kills the slot that executes a task; the task then ends as after a crash."""
+        """Kills a task's slot, which counts as a crash."""
         ray.kill(self.busy[reference])
 
     def close(self) -> None:
-        """Ends all slots without work."""
         for slot in [*self.idle, *self.starting.values()]:
             self._end(slot)
         self.idle.clear()
@@ -218,11 +206,9 @@ class SlotPool:
 
 
 def _has_survived(reference: ray.ObjectRef) -> bool:
-    """Returns whether the process that executed an ended task is there, and fit for another."""
     try:
         ray.get(reference)
     except RayTaskError as error:
-        # The task itself raised it.
         return isinstance(error.cause, FORESEEN)
     except RayError:
         return False

@@ -1,7 +1,7 @@
 """Executes trials in a process of Ray Tune, and defines what it reports to the driver.
 
 A process takes one trial after another until one fails or crashes in it. It reports that, and
-raises an error in the next step: that is how Ray Tune ends a process.
+raises an error in the next step, which is how Ray Tune ends a process.
 """
 
 from collections.abc import Mapping
@@ -16,17 +16,13 @@ from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import CRASHED, LACKS_MEMORY, failure_message, kind_of
 from gram_platform.engine.trials import Outcome, Problem, Proposal, execute_trial, trial_ranks
 
-# Keys of a trial's last report beside its metrics and the facts of its outcome: the names of the
-# metrics, the kind of a crash (`life.kind_of`), and the report about the process's device.
+# Keys of a trial's report: its metrics' names, a crash's kind (`life.kind_of`), the device's probe.
 SCORED, KIND, PROBE = "scored", "kind", "probe"
 FACTS = tuple(f.name for f in fields(Outcome) if f.name not in ("name", "point", "metrics"))
 
 
 class Trial(tune.Trainable):
-    """Executes one trial after another in one process of Ray Tune.
-
-    A trial reports once, at its end: its outcome, or its crash.
-    """
+    """Executes trials in one process of Ray Tune, each of which reports once, at its end."""
 
     # What all trials share; see `trial_class`.
     problem: Problem
@@ -38,14 +34,10 @@ class Trial(tune.Trainable):
         self._config = config
         # The report about this process's device, once a trial needs it.
         self._probe: ProbeReport | None = None
-        # True once a trial has failed or crashed here.
         self._is_over = False
 
     def step(self) -> dict:
-        """Executes the trial; returns its report.
-
-        Raises an error after that of a failure or a crash.
-        """
+        """Executes the trial; returns its report. Raises an error after a failure or a crash."""
         if self._is_over:
             raise RuntimeError("this process takes no more trials")
         try:
@@ -54,19 +46,15 @@ class Trial(tune.Trainable):
             # SystemExit, too: Ray drains this machine.
             report = crash_report(error)
         self._is_over = ends_process(report)
-        # No dict: Ray Tune would make each of its keys one of the report.
+        # Ray Tune would make each key of a dict one of the report.
         return report | {PROBE: astuple(self._probe) if self._probe else ()}
 
     def reset_config(self, new_config: dict) -> bool:
-        """Takes the next trial in this process."""
         self._config = new_config
         return True
 
     def _execute(self) -> Outcome:
-        """Executes a trial.
-
-        The first on this process's device probes it before; raises DeviceError.
-        """
+        """Executes a trial, after a probe of this process's device if it is the first on it."""
         name, point, placements = (self._config[key] for key in ("name", "point", "placements"))
         resources = replace(self.resources, cordoned=tuple(self._config["cordoned"]))
         try:
@@ -94,8 +82,8 @@ def trial_class(
 ) -> type[Trial]:
     """Returns the class of a search's trials, which carries what they share.
 
-    `tune.with_parameters` would put that into Ray's object store. Such an object is lost when Ray's
-    process on this machine dies, and Ray then ends the driver without a word.
+    `tune.with_parameters` would put that into Ray's object store. There it is lost when Ray's
+    process on this machine dies, and Ray then ends the driver without a message.
     """
     shared = {"problem": problem, "execution": execution, "resources": resources}
     # Ray Tune compares the class's name when a user reads its results with `Trial`.
@@ -103,10 +91,7 @@ def trial_class(
 
 
 def crash_report(error: BaseException) -> dict[str, Any]:
-    """Reports that a process could not execute a trial to its end; another may.
-
-    That holds after an error of its device or a lack of memory too.
-    """
+    """Reports that this process cannot execute a trial to its end, though another one may."""
     kind = LACKS_MEMORY if kind_of(error) == LACKS_MEMORY else CRASHED
     return {KIND: kind, "message": failure_message(error)}
 
@@ -114,8 +99,7 @@ def crash_report(error: BaseException) -> dict[str, Any]:
 def outcome_report(outcome: Outcome) -> dict[str, Any]:
     """Reports how a trial ended.
 
-    The metrics come first, as TensorBoard then shows them. Ray Tune may keep the process when
-    `done` is true.
+    The metrics come first for TensorBoard. Ray Tune may keep the process if `done` is true.
     """
     metrics = {name: float(value) for name, value in outcome.metrics.items()}
     facts = {fact: getattr(outcome, fact) for fact in FACTS}
@@ -123,17 +107,14 @@ def outcome_report(outcome: Outcome) -> dict[str, Any]:
 
 
 def ends_process(report: Mapping[str, Any]) -> bool:
-    """Returns whether a report is of a failure or a crash, which ends its process."""
     return KIND in report or report.get("state") == State.FAILED
 
 
 def probe_in(report: Mapping[str, Any]) -> ProbeReport | None:
-    """Reads what a process reports of its device; None before it was probed."""
     return ProbeReport(*report[PROBE]) if report.get(PROBE) else None
 
 
 def outcome_in(proposal: Proposal, report: Mapping[str, Any]) -> Outcome:
-    """Reads an outcome from a trial's last report."""
     metrics = {name: report[name] for name in report[SCORED]}
     facts = {fact: report[fact] for fact in FACTS}
     return Outcome(proposal.name, dict(proposal.point), metrics=metrics, **facts)

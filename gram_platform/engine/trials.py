@@ -1,7 +1,7 @@
 """Proposes a search's trials, executes one and scores its results; says what Ray reserves for it.
 
-A source proposes trials from a list of points or from Optuna studies. A trial's nodes are those of
-studies: finished nodes of any study or search are reused, interrupted ones continue.
+A source proposes trials from a list of points or from Optuna studies. A trial's nodes are nodes as
+studies have them: finished nodes of any study or search are reused, interrupted ones continue.
 """
 
 import contextlib
@@ -43,39 +43,34 @@ from gram_platform.train.loop import TrainingDiverged
 
 Point = Mapping[str, float | int | str]
 
-# Random trials of a study before its sampler looks at results: Optuna's default.
+# Random trials of a study before its sampler looks at results, Optuna's default.
 NUM_RANDOM_TRIALS = 10
 # Facts of an outcome that Optuna's database keeps.
 TOLD = ("state", "message", "elapsed_s", "trained_s", "rank_s")
-# Memory of a worker before it holds a model: Python, torch, Ray, the page cache's mapping.
+# A worker's memory without a model: Python, torch, Ray, the page cache's mapping.
 PROCESS_BYTES = GIB
-# Requests are rounded up to it, so that trials of similar sizes reuse processes.
+# Requests are rounded up to this, so that trials of similar sizes reuse processes.
 MEMORY_STEP = GIB // 4
 
 
 class Problem(Protocol):
     """A search's problem: points to nodes, results to scores.
 
-    It is pickled to workers: plain values only.
+    It is pickled to workers, so it has plain values only.
     """
 
     def nodes(self, point: Point) -> list[Node]:
-        """Lists the trial's nodes, each after those that it needs.
+        """Lists the trial's nodes, each after the nodes that it needs.
 
         Nodes that all trials share are done already.
         """
 
     def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
-        """Computes finite metrics from the nodes' results by id.
-
-        ValueError where that is impossible.
-        """
+        """Computes finite metrics from the nodes' results by id; ValueError if it cannot."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a trial ended."""
-
     name: str
     point: Point
     # A value of `State`: complete, diverged or failed.
@@ -87,7 +82,6 @@ class Outcome:
     trained_s: float = 0.0
     # The same, summed over ranks.
     rank_s: float = 0.0
-    # A complete trial's metrics.
     metrics: Mapping[str, float] = field(default_factory=dict)
     nodes: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
@@ -122,7 +116,6 @@ class PointList:
 
     @property
     def num_left(self) -> int:
-        """Counts the points that are left to propose."""
         return len(self._left)
 
     def next(self) -> Proposal | None:
@@ -137,7 +130,7 @@ class PointList:
 
 @dataclass
 class Group:
-    """One Optuna study of a search, in which the parameters `fixed` do not vary."""
+    """One Optuna study of a search, in which the `fixed` parameters do not vary."""
 
     name: str
     fixed: Point
@@ -146,7 +139,6 @@ class Group:
     num_trials: int
     # The study's database, which resuming a trial needs.
     storage: optuna.storages.BaseStorage | None = None
-    # Trials that this driver started.
     num_started: int = 0
     # Numbers of the trials that a dead driver left running.
     resumable: list[int] = field(default_factory=list)
@@ -159,15 +151,11 @@ class Group:
         return self.study.get_trials(deepcopy=False, states=states)
 
     def begin(self) -> int:
-        """Looks for trials that a dead driver left running.
-
-        Returns how many are left to propose.
-        """
+        """Finds trials that a dead driver left running; returns how many are left to propose."""
         self.resumable = [trial.number for trial in self._of(TrialState.RUNNING)]
         return max(0, self.num_trials - self.num_complete)
 
     def resumed(self) -> optuna.Trial:
-        """Returns the next trial that a dead driver left running."""
         assert self.storage is not None, "only a database outlives a driver"
         study_id = self.storage.get_study_id_from_name(self.study.study_name)
         number = self.resumable.pop(0)
@@ -177,11 +165,11 @@ class Group:
 
 
 class OptunaSource:
-    """Proposes trials of one or more Optuna studies, first of the study with most trials left.
+    """Proposes trials of Optuna studies, first of the study with most trials left.
 
-    Trials that a dead driver left running are resumed: each is proposed again with its parameters,
-    and its finished nodes are reused. So the history has no duplicates and no trials that run for
-    ever. There must be one driver at a time. A failed trial stays failed and is not counted.
+    There must be one driver at a time. A trial that a dead driver left running is proposed again
+    with its parameters, and its finished nodes are reused. So no trial is double or runs for ever.
+    A failed trial stays failed and is not counted.
     """
 
     def __init__(self, groups: Sequence[Group], space: Space, objective: SearchObjective):
@@ -190,15 +178,11 @@ class OptunaSource:
 
     @property
     def num_left(self) -> int:
-        """Counts the trials that are left to propose."""
         return sum(max(self._left[group.name], len(group.resumable)) for group in self.groups)
 
     @property
     def is_independent(self) -> bool:
-        """Whether the next proposal ignores the results of running trials.
-
-        It does if it is a resumed trial, or one of the sampler's first, which are random.
-        """
+        """Whether the next proposal ignores running trials: it is resumed or, at first, random."""
         group = self._next_group()
         if group is None or group.resumable:
             return True
@@ -209,7 +193,7 @@ class OptunaSource:
         return max(open_groups, key=lambda g: self._left[g.name] - g.num_started, default=None)
 
     def next(self) -> Proposal | None:
-        """Proposes the next trial; None when there are no more."""
+        """Proposes the next trial; None if there are no more."""
         group = self._next_group()
         if group is None:
             return None
@@ -223,34 +207,32 @@ class OptunaSource:
         return Proposal(f"{group.name} {trial.number}", {**group.fixed, **point}, (group, trial))
 
     def tell(self, proposal: Proposal, outcome: Outcome) -> None:
-        """Tells Optuna.
-
-        No-op if the trial has ended: another driver resumed it and reported the same outcome.
-        """
+        """Tells Optuna, unless the trial has ended because another driver resumed it."""
         group, trial = proposal.key
         facts = {name: getattr(outcome, name) for name in TOLD}
         facts |= {"metrics": dict(outcome.metrics)}
         facts |= {"nodes": list(outcome.nodes), "runs": list(outcome.runs)}
-        # Optuna learns from a diverged trial too.
-        state, value = None, self.objective.worst
+        state, value = None, None
         if outcome.state == State.FAILED:
-            state, value = TrialState.FAIL, None
+            state = TrialState.FAIL
         elif outcome.state == State.COMPLETE:
             value = outcome.metrics[self.objective.metric]
+        else:
+            # Optuna learns from a diverged trial too.
+            value = self.objective.worst
         with contextlib.suppress(UpdateFinishedTrialError):
             for name, fact in facts.items():
                 trial.set_user_attr(name, fact)
             group.study.tell(trial, value, state, skip_if_finished=True)
 
 
-# What proposes trials, and receives their outcomes.
 Source = PointList | OptunaSource
 
 
 def open_study(storage: optuna.storages.BaseStorage, name: str, metric: str) -> optuna.Study:
     """Opens or creates the study of this name, with a TPE sampler that minimises the metric.
 
-    The sampler's seed follows from the name and the number of trials: a second driver must not draw
+    The seed follows from the name and the number of trials, so that a second driver does not draw
     the first one's random points again.
     """
     study = optuna.create_study(
@@ -284,10 +266,9 @@ def execute_trial(
 ) -> Outcome:
     """Executes a trial's missing nodes and scores it.
 
-    An error of the trial becomes the outcome's message. `placements`: of its nodes, by id.
-
-    Raises errors of the device, what says that memory is lacking, and Unavailable: another process
-    may not meet them. Raises SystemExit when this process gets SIGTERM or its machine is drained.
+    An error of the trial becomes the outcome's message. Raises errors that another process may not
+    meet: of the device, for a lack of memory, and Unavailable. Raises SystemExit if this process
+    gets SIGTERM or its machine is drained.
     """
     started, clock = time.time(), time.monotonic()
     work = _NodeRunner(execution, resources, retry_diverged, placements)
@@ -322,13 +303,12 @@ def execute_trial(
 
 
 def committed(problem: Problem, point: Point, store: Store) -> int:
-    """Counts the steps of a trial's runs that are saved."""
     runs = [(node.config, store.run(node.id)) for node in problem.nodes(point) if node.is_run]
     return sum(config.num_steps if run.result() else run.committed_step() for config, run in runs)
 
 
 class _NodeRunner:
-    """Executes a trial's nodes one after another; counts nodes and seconds."""
+    """Executes a trial's nodes one by one; counts nodes and seconds."""
 
     def __init__(
         self,
@@ -358,7 +338,6 @@ class _NodeRunner:
         return result
 
     def _when_free(self, node: Node, placement: Placement) -> dict:
-        """Executes the node; waits while another process works on it."""
         execution = self.execution.placed(placement)
         while True:
             try:
@@ -370,9 +349,9 @@ class _NodeRunner:
 
 
 def reservation(placements: Collection[Placement], resources: Resources) -> dict[str, float]:
-    """Reserves what a run of one rank gets; without GPUs also the largest run's memory.
+    """Returns what Ray reserves: what a run of one rank gets; without GPUs also the most memory.
 
-    A sharded trial only waits for Ray Train's workers, which have separate reservations: it is on
+    A trial of several ranks only waits for Ray Train's workers, which have reservations. It is on
     the driver's machine, which is not preempted and whose memory decides how many there are
     (`most_gangs`).
     """
@@ -386,5 +365,5 @@ def reservation(placements: Collection[Placement], resources: Resources) -> dict
 
 
 def trial_ranks(placements: Iterable[Placement]) -> int:
-    """Counts the ranks of a trial's widest node; the nodes run one after another."""
+    """Counts the ranks of a trial's widest node, because nodes run one after another."""
     return max((placement.fewest.num_ranks for placement in placements), default=1)

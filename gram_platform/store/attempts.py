@@ -1,9 +1,8 @@
-"""Writes one attempt at a run into a separate folder: lease, commits, result or failure.
+"""Writes one attempt at a run into its own folder: lease, commits, result or failure.
 
 An attempt may be killed at any point: the run continues from the last commit and ends with the same
-`result.json`. A commit counts once its manifest is written, a result once `result.json` is. Two
-attempts at once change no common files, except that each removes checkpoints older than its newest
-commit.
+`result.json`. A commit counts once its manifest is written. Two attempts at once change no common
+files, except that each removes checkpoints older than its newest commit.
 """
 
 import contextlib
@@ -44,11 +43,10 @@ from gram_platform.store.tensors import hash_tensors, save_tensors
 
 
 class Attempt:
-    """An attempt that `RunDirectory.start_attempt` started.
+    """An attempt that `RunDirectory.start_attempt` started; leaving it releases the lease.
 
-    A context manager: leaving it releases the lease. The lease is written and renewed by a thread:
-    loading, a step or an evaluation may take longer than the lease. When it could not be renewed
-    for longer than it lasts, `heartbeat` and commits raise LeaseLost.
+    A thread renews the lease, because loading, a step or an evaluation may take longer than it
+    lasts. If it could not be renewed in time, `heartbeat` and commits raise LeaseLost.
     """
 
     def __init__(self, run, attempt_id: str, owner: str, lease_seconds: float) -> None:
@@ -76,18 +74,17 @@ class Attempt:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds of work in this attempt and, up to their commits, in those that it continues."""
+        """Seconds of work, with those of earlier attempts up to their commits."""
         return self._earlier_s + time.monotonic() - self._clock
 
     def resume(
         self, read: Callable[[Folder, int, str], Resumed] = read_checkpoint
     ) -> Resumed | None:
-        """Reads the newest intact checkpoint of all attempts; later commits continue its history.
+        """Reads the newest intact checkpoint of all attempts, whose history later commits continue.
 
-        None without any. Corrupted checkpoints are set aside with a warning. `read(attempts, step,
-        attempt_id)` reads one and raises CorruptFile when it is not whole. Of one that cannot be
-        read for the moment (OSError) an older one takes the place; OSError when there is none,
-        since starting over would lose more.
+        None without one. `read(attempts, step, attempt_id)` reads one; if it raises CorruptFile,
+        the checkpoint is set aside with a warning. If it raises OSError, an older checkpoint is
+        read. OSError if there is none, because starting over would lose more.
         """
         unreadable = None
         clear_debris(self._attempts)
@@ -125,9 +122,9 @@ class Attempt:
     ) -> None:
         """Writes a checkpoint of `step` and adds `records` to the history.
 
-        `tensors` are CPU tensors by flat name, `state` JSON values with finite numbers, `records`
-        the metric records {"step", "time", "metrics"} since the last commit. ValueError when steps
-        do not rise, LeaseLost as above.
+        `tensors`: CPU tensors by flat name. `state`: JSON values with finite numbers. `records`:
+        the metric records {"step", "time", "metrics"} since the last commit. ValueError if steps do
+        not rise, LeaseLost as above.
         """
         self._require_above_last(step)
         with self._not_taken_over():
@@ -137,7 +134,7 @@ class Attempt:
     def commit_shards(
         self, step: int, files: Mapping[str, str], state: Mapping, records: Sequence[Mapping] = ()
     ) -> None:
-        """Like `commit`, for shards already written to this attempt's folder.
+        """Commits shards already written to this attempt's folder.
 
         `files`: the SHA-256 by name that `write_shard` returned, of all ranks.
         """
@@ -153,8 +150,8 @@ class Attempt:
     ) -> None:
         """Reports progress, which the thread writes within a second.
 
-        LeaseLost when others may work on the run now. `loss`: the last training loss that was read,
-        in nats a token.
+        LeaseLost if others may work on the run now. `loss`: the last training loss, in nats a
+        token.
         """
         self._require_lease()
         self._last_step = time.monotonic()
@@ -172,10 +169,10 @@ class Attempt:
     ) -> dict:
         """Saves the final weights and writes `result.json` unless another attempt has.
 
-        Returns the result in force. `final` holds the deterministic fields alone; `run_id`,
-        `weights_sha256` and `sha256` are added here. `records` are those since the last commit;
-        `measured` (seconds by what took them, and what the machine gave) becomes part of the run's
-        `timing()`. Checkpoints go away, for the result and its weights replace them.
+        Returns the result in force. `final` has only deterministic fields, to which `run_id`,
+        `weights_sha256` and `sha256` are added. `records` are those since the last commit.
+        `measured` (seconds, and the machine's facts) goes into the run's `timing()`. Removes
+        checkpoints, which the result and its weights replace.
         """
 
         def save() -> None:
@@ -193,7 +190,7 @@ class Attempt:
         records: Sequence[Mapping] = (),
         measured: Mapping[str, float | str] | None = None,
     ) -> dict:
-        """Like `complete`, for weights already written as shards: `files` as in `commit_shards`.
+        """Completes with weights already written as shards: `files` as in `commit_shards`.
 
         `weights_sha256` is `hash_tensors` of the whole weights.
         """
@@ -224,12 +221,11 @@ class Attempt:
         return result
 
     def fail(self, message: str, details: Mapping | None = None) -> None:
-        """Records why the run cannot go on: it is `failed` until another attempt starts."""
         self.run.record_failure(self.attempt_id, message, details)
         self.release()
 
     def release(self) -> None:
-        """Releases the lease; the last heartbeat's numbers stay readable."""
+        """Releases the lease; its last numbers stay readable."""
         self._lease.release()
 
     def _require_lease(self) -> None:
@@ -238,10 +234,7 @@ class Attempt:
 
     @contextlib.contextmanager
     def _not_taken_over(self) -> Iterator[None]:
-        """Raises LeaseLost when the lease is overdue.
-
-        Also when another attempt removes what the block writes.
-        """
+        """Raises LeaseLost if the lease is overdue or another attempt removes the block's files."""
         self._require_lease()
         try:
             yield
@@ -253,7 +246,6 @@ class Attempt:
             raise invalid("step", step, f"a step above {self._step}, the last one committed")
 
     def _extended(self, records: Sequence[Mapping]) -> list[dict]:
-        """Writes `records`, if any, as a new segment; returns the chain with it."""
         chain = self._chain
         if not records:
             return chain
@@ -282,5 +274,5 @@ class Attempt:
             remove_weights(self._folder)
 
     def _is_working(self) -> bool:
-        """Returns whether the last step is recent; the lease of an attempt that hangs expires."""
+        """Returns whether the last step is recent; a hanging attempt's lease shall expire."""
         return time.monotonic() - self._last_step < LONGEST_STEP_S

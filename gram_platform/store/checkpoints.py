@@ -16,19 +16,17 @@ from gram_platform.store.leases import has_ended, read_lease
 
 TENSORS, LAYOUT, STATE = "tensors.safetensors", "layout", "state.json"
 FINISHED = "complete.json"
-# Names in an attempt's folder.
 CHECKPOINTS, WEIGHTS, SHARDS = "checkpoints", "weights.safetensors", "weights"
 NUM_CHECKPOINTS_KEPT = 2
 # Written last: the files beside it count from then on.
 MANIFEST = "manifest.json"
 # Prefixes, before a domain, of the metrics at a run's evaluation points.
 VALIDATION, BEST = "validation/loss/", "best/loss/"
-# The prefix, before a domain, of losses for people to watch: see `engine.evaluation`.
+# The prefix, before a domain, of losses for people to watch, see `engine.evaluation`.
 PROGRESS = "progress/loss/"
-# The prefix of `gradient/<set>` and `weights/<set>`: metrics for the storage alone, too many for
-# MLflow's table.
+# The prefix of `gradient/<set>` and `weights/<set>`, which are too many for MLflow's table.
 NORM = "norm/"
-# The prefix of `<domain>/<module>`: see `train.learner.probed_norms`.
+# The prefix of `<domain>/<module>`, see `train.learner.probed_norms`.
 PROBE = NORM + "probe/"
 
 
@@ -50,8 +48,6 @@ class StoredMetrics(TypedDict):
 
 
 class ShardsManifest(TypedDict):
-    """The hash of each file of a set of shards."""
-
     files: dict[str, str]
 
 
@@ -69,7 +65,7 @@ def step_name(step: int) -> str:
 
 
 def list_checkpoints(attempts: Folder) -> list[tuple[int, str]]:
-    """Lists (step, attempt_id) of every checkpoint of a run, the lowest step first."""
+    """Lists (step, attempt_id) of a run's checkpoints, the lowest step first."""
     found = []
     for attempt_id in attempts.list():
         folder = attempts.child(attempt_id, CHECKPOINTS)
@@ -79,7 +75,7 @@ def list_checkpoints(attempts: Folder) -> list[tuple[int, str]]:
 
 
 def newest_manifest(attempts: Folder) -> dict | None:
-    """Reads the manifest of the newest checkpoint that can be read; tensors are not verified."""
+    """Reads the newest checkpoint's manifest that can be read; tensors are not verified."""
     for step, attempt_id in reversed(list_checkpoints(attempts)):
         try:
             folder = attempts.child(attempt_id, CHECKPOINTS, step_name(step))
@@ -94,7 +90,6 @@ def newest_manifest(attempts: Folder) -> dict | None:
 
 @contextlib.contextmanager
 def noting(barred: list) -> Iterator[None]:
-    """Notes what may not be removed."""
     try:
         yield
     except PermissionError as error:
@@ -102,8 +97,10 @@ def noting(barred: list) -> Iterator[None]:
 
 
 def prune(attempts: Folder, keep: int, writer_id: str | None = None) -> list:
-    """Removes all but the newest `keep` checkpoints of the run, and the newest of `writer_id`;
-    returns what it may not remove."""
+    """Removes the run's checkpoints, except the newest `keep` and the newest of `writer_id`.
+
+    Returns what it may not remove.
+    """
     barred: list = []
     checkpoints = list_checkpoints(attempts)
     of_writer = [c for c in checkpoints if keep and c[1] == writer_id]
@@ -141,7 +138,7 @@ def clear_debris(attempts: Folder) -> list:
 def write_segment(
     attempt: Folder, attempt_id: str, records: Sequence[Mapping], after_step: int
 ) -> dict:
-    """Writes records, whose steps rise above `after_step`, as one file; returns its entry."""
+    """Writes records with steps rising above `after_step` as one file; returns its entry."""
     steps = [record["step"] for record in records]
     if any(b <= a for a, b in zip([after_step, *steps], steps, strict=False)):
         raise invalid("records", steps, f"rising steps above {after_step}, the last one committed")
@@ -155,7 +152,7 @@ def write_segment(
 
 
 def read_segment(attempts: Folder, entry: dict) -> list[dict]:
-    """Reads the records of a chain's entry; CorruptFile when the file is missing or altered."""
+    """Reads the records of a chain's entry; CorruptFile if the file is missing or altered."""
     place = f"{attempts.path}/{entry['attempt']}/segments/{entry['file']}"
     try:
         data = attempts.child(entry["attempt"], "segments").read(entry["file"])
@@ -169,7 +166,7 @@ def read_segment(attempts: Folder, entry: dict) -> list[dict]:
 
 
 def last_step(chain: Sequence[dict]) -> int:
-    """Gives the last step that a chain has records of; -1 for an empty chain."""
+    """Returns the last step with records; -1 for an empty chain."""
     return chain[-1]["last_step"] if chain else -1
 
 
@@ -177,15 +174,14 @@ def last_step(chain: Sequence[dict]) -> int:
 
 
 def has_weights(attempt: Folder) -> bool:
-    """Returns whether the attempt has completely written weights."""
     return attempt.exists(WEIGHTS) or attempt.child(SHARDS).exists(MANIFEST)
 
 
 def clear_weights(attempts: Folder) -> None:
-    """Removes the weights, finished or not, of attempts that have ended without a finish.
+    """Removes the weights, finished or not, of attempts that ended without a finish.
 
-    Call it when a finished attempt has the result's weights and keeps them: an owner that was taken
-    for ended, and wakes up between its weights and its finish, then loses a copy.
+    Call it once a finished attempt keeps the result's weights. An owner that was taken for ended,
+    and wakes up between its weights and its finish, then loses a copy.
     """
     for attempt_id in attempts.list():
         attempt = attempts.child(attempt_id)
@@ -194,7 +190,7 @@ def clear_weights(attempts: Folder) -> None:
 
 
 def remove_weights(attempt: Folder) -> int:
-    """Removes the attempt's weights, finished or not; returns the bytes that became free."""
+    """Removes the attempt's weights, finished or not; returns the freed bytes."""
     shards = attempt.child(SHARDS)
     num_bytes = sum(shards.size(name) for name in shards.list())
     # The manifest goes first, so that half-removed weights do not exist.

@@ -1,9 +1,9 @@
 """Brings packed corpora from the storage to this machine, and a new one into the storage.
 
-Of a permuted corpus in an object store, the training sequences are fetched block by block when a
-run first reads a row of them. Processes of a machine share a file for each domain, as long as the
-stored one, with holes where a block is not here. Each process compares a block's SHA-256 with the
-manifest's before it reads a row of it, and fetches it if they differ.
+A permuted corpus in an object store is fetched block by block, when a run first reads a row of a
+block. The processes of a machine share a file for each domain, as long as the stored file, with
+holes for absent blocks. Before a process reads a row, it compares the block's SHA-256 with the
+manifest's, and fetches the block if they differ.
 """
 
 import contextlib
@@ -45,9 +45,8 @@ if TYPE_CHECKING:
     from gram_platform.corpora.parts import Workers
 
 NOTHING_AHEAD: Mapping[str, int] = {}
-# Connections for what is fetched before a run reads it.
 CONNECTIONS_AHEAD = 4
-# Blocks share locks, so that a machine keeps few files.
+# Blocks share locks, so that a machine has few files.
 NUM_LOCKS = 64
 
 
@@ -84,9 +83,9 @@ def open_corpus(
 ) -> PackedCorpus:
     """Opens the packed corpus on this machine, after fetching it from an object store if need be.
 
-    The training sequences of a permuted corpus are fetched as they are read, and by domain the
-    first `ahead` of them in the background. ValueError when the storage lacks it, when the stored
-    copy is corrupted, or when this machine's disk is full.
+    A permuted corpus's training sequences are fetched when read, and the first `ahead` of each
+    domain in the background. ValueError if the storage lacks the corpus, if the stored copy is
+    corrupted, or if this machine's disk is full.
     """
     stored, target = store.data_dir(data_id), store.data_root / data_id
     if store.is_local:
@@ -165,7 +164,6 @@ def _open_blocks(
 
 @contextlib.contextmanager
 def _explained(stored: RemoteFolder, folder: Path) -> Iterator[None]:
-    """Makes the errors of a download to `folder` (corrupted files, a full disk) ValueErrors."""
     try:
         with full_disk_explained(folder.parent):
             yield
@@ -175,7 +173,7 @@ def _explained(stored: RemoteFolder, folder: Path) -> Iterator[None]:
 
 
 def _fetch(stored: RemoteFolder, text: bytes, manifest: dict, target: Path) -> PackedCorpus:
-    """Downloads beside the target, continuing a dead process, verifies, and renames into place."""
+    """Continues a download next to the target, verifies it, and renames it."""
     partial = target.with_name(f".fetch-{target.name}")
     try:
         with _explained(stored, partial):
@@ -188,7 +186,7 @@ def _fetch(stored: RemoteFolder, text: bytes, manifest: dict, target: Path) -> P
         # The next fetch starts over.
         shutil.rmtree(partial)
         raise
-    # What is there is other data, of an earlier storage at the same URL.
+    # It is other data, of an earlier storage at the same URL.
     if open_complete(target) is not None:
         shutil.rmtree(target)
     publish(partial, target)
@@ -220,9 +218,9 @@ class FetchedRows:
         self._num_bytes = shape[0] * self._row_bytes
         self._hashes, self._fetch = hashes, fetch
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        # The descriptor is closed together with this object.
+        # It is closed together with this object.
         self._file = os.fdopen(descriptor, "r+b", buffering=0)
-        # The file is never shortened: a process that maps a file cut short is killed.
+        # The file is never shortened, because that would kill a process that maps it.
         if os.fstat(self._file.fileno()).st_size < self._num_bytes:
             os.ftruncate(self._file.fileno(), self._num_bytes)
         self._is_here = np.zeros(len(hashes), dtype=bool)
@@ -252,14 +250,13 @@ class FetchedRows:
         return np.unique((first[:, None] + between).clip(max=last[:, None])).tolist()
 
     def first(self, num_rows: int) -> list[int]:
-        """Returns the numbers of the blocks that hold the first rows."""
         return list(range(-(-min(num_rows, len(self)) * self._row_bytes // self._block_bytes)))
 
     def bring(self, number: int) -> None:
-        """Returns when the block is here and intact.
+        """Returns once the block is here and intact.
 
-        ValueError when the storage's copy is damaged or this machine's disk is full, OSError when
-        the storage cannot be reached.
+        ValueError if the storage's copy is damaged or this machine's disk is full, OSError if the
+        storage cannot be reached.
         """
         if not self._is_here[number] and not self._is_intact(number):
             with self._locks.lock(f"fetch-{number % NUM_LOCKS}"):
@@ -269,11 +266,10 @@ class FetchedRows:
         self._is_here[number] = True
 
     def _range(self, number: int) -> tuple[int, int]:
-        """Returns where the block begins and ends."""
         return number * self._block_bytes, min((number + 1) * self._block_bytes, self._num_bytes)
 
     def _is_intact(self, number: int, block: bytes | None = None) -> bool:
-        """Compares the hash of the block, by default as it is here, with the manifest's."""
+        """Compares the block's hash, by default as it is here, with the manifest's."""
         if block is None:
             start, stop = self._range(number)
             block = os.pread(self._file.fileno(), stop - start, start)
@@ -296,8 +292,8 @@ class FetchedRows:
 def fetched_rows(stored: RemoteFolder, manifest: Mapping, folder: Path) -> dict[str, FetchedRows]:
     """Opens every domain's training sequences of a permuted corpus.
 
-    `folder`: a local folder that belongs to this manifest. ValueError when the manifest's rows are
-    not those of the stored files.
+    `folder`: a local folder for this manifest. ValueError if the manifest's rows do not fit the
+    stored files.
     """
     names = {domain: sequence_path("train", domain) for domain in manifest["domains"]}
     digests = [manifest["files"][name] for name in names.values()]
@@ -307,8 +303,8 @@ def fetched_rows(stored: RemoteFolder, manifest: Mapping, folder: Path) -> dict[
     for domain, counts in manifest["domains"].items():
         name, shape = names[domain], (counts["train"]["num_sequences"], manifest["seq_len"] + 1)
         path, num_bytes = folder / name, shape[0] * shape[1] * dtype.itemsize
-        blocks = manifest["blocks"]
-        block_bytes, hashes = blocks["num_bytes"], blocks["files"].get(name, ())
+        block_bytes = manifest["blocks"]["num_bytes"]
+        hashes = manifest["blocks"]["files"].get(name, ())
         if len(hashes) != -(-num_bytes // block_bytes):
             expected = f"a manifest with a hash for each block of {name}"
             raise invalid("storage", stored.path, expected)
@@ -322,7 +318,6 @@ def fetched_rows(stored: RemoteFolder, manifest: Mapping, folder: Path) -> dict[
 
 
 def fetch_ahead(rows: Mapping[str, FetchedRows], num_rows: Mapping[str, int]) -> None:
-    """Begins to fetch the first `num_rows` of domains, the smallest first."""
     left: queue.SimpleQueue[tuple[FetchedRows, int]] = queue.SimpleQueue()
     for domain in sorted(num_rows, key=lambda name: num_rows[name]):
         for number in rows[domain].first(num_rows[domain]):
@@ -332,10 +327,10 @@ def fetch_ahead(rows: Mapping[str, FetchedRows], num_rows: Mapping[str, int]) ->
 
 
 def _bring_each(left: "queue.SimpleQueue[tuple[FetchedRows, int]]") -> None:
-    """Brings blocks until none is left, or one fails.
+    """Brings blocks until none is left or one fails.
 
-    The run meets the error itself when it reads that block. A process that ends makes drivers of
-    object stores fail with a RuntimeError.
+    The run meets the error itself when it reads the block. In a process that ends, drivers of
+    object stores raise RuntimeError.
     """
     with contextlib.suppress(queue.Empty, OSError, ValueError, RuntimeError):
         while True:
@@ -345,7 +340,6 @@ def _bring_each(left: "queue.SimpleQueue[tuple[FetchedRows, int]]") -> None:
 
 @contextlib.contextmanager
 def full_disk_explained(place: Path) -> Iterator[None]:
-    """Makes the error of a full disk a ValueError that says what to do."""
     try:
         yield
     except OSError as error:

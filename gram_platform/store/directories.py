@@ -21,12 +21,7 @@ from gram_platform.config import (
     TaskScores,
     evaluation_from_plain,
 )
-from gram_platform.config.identity import (
-    InvalidField,
-    hash_file,
-    invalid,
-    short_hash,
-)
+from gram_platform.config.identity import InvalidField, hash_file, invalid, short_hash
 from gram_platform.config.plain import from_plain
 from gram_platform.config.terminal import warn
 from gram_platform.corpora.packed import TOKENIZER
@@ -60,8 +55,6 @@ class EvaluationResult(TypedDict):
 
 
 class EvaluationTiming(TypedDict, total=False):
-    """How long an evaluation took, when it ended and where."""
-
     elapsed_s: float
     ended: float
     host: str
@@ -69,8 +62,6 @@ class EvaluationTiming(TypedDict, total=False):
 
 
 class ImportResult(TypedDict):
-    """The fields of an import's result that are read here."""
-
     import_id: str
     weights_sha256: str
 
@@ -90,24 +81,22 @@ class NodeDirectory:
 
     @property
     def remedy(self) -> str:
-        """What makes a corrupted node again."""
         # A read-only store has set nothing aside, so its result still counts.
         first = "" if self.folder.writable else f"remove {self.folder.path} and "
         return f"{first}submit again"
 
     def id_of(self, plain: Mapping) -> str:
-        """Makes the id that a directory with this config has."""
+        """Returns the id that belongs to a config."""
         raise NotImplementedError
 
     def config(self) -> dict:
-        """Reads the config as plain JSON; ValueError as `config_as`."""
         return self.config_as(dict)
 
     def config_as(self, read: Callable[[Mapping], Config]) -> Config:
         """Reads the config by `run_from_plain` or another reader.
 
-        ValueError when the storage has no such node. ValueError naming the file when the config's
-        hash is not the directory's id, or `read` refuses it.
+        ValueError if the storage has no such node, and ValueError naming the file if the config's
+        hash is not the directory's id or `read` rejects it.
         """
         plain = self.folder.read_json(CONFIG)
         if plain is None:
@@ -122,7 +111,7 @@ class NodeDirectory:
             raise error.at(self.folder.file(CONFIG)) from error
 
     def model_config(self) -> ModelConfig:
-        """Reads the config of a run's or an import's model; ValueError as `config_as`."""
+        """Reads the model's config of a run or an import; ValueError as `config_as`."""
         return self.config_as(lambda plain: from_plain(ModelConfig, plain.get("model"), ("model",)))
 
     def tags(self) -> dict[str, str]:
@@ -130,7 +119,7 @@ class NodeDirectory:
         return self.folder.read_or_set_aside(TAGS, dict[str, str])
 
     def add_tags(self, tags: Mapping[str, str]) -> None:
-        """Merges `tags` into the stored ones; new values win.
+        """Merges `tags` into the stored tags; new values win.
 
         On an object store the last of two writers wins.
         """
@@ -142,7 +131,7 @@ class NodeDirectory:
             self.folder.write_sealed(TAGS, {**self.tags(), **tags}, durable=False)
 
     def result(self) -> dict | None:
-        """Reads the sealed result; None without one, or if it is corrupted and set aside."""
+        """Reads the sealed result; None without one, or after setting a corrupted one aside."""
         try:
             result = self.folder.read_sealed(RESULT, self.result_kind)
             if result is not None and result[self.id_field] != self.node_id:
@@ -153,18 +142,17 @@ class NodeDirectory:
         return result
 
     def status(self) -> State:
-        """Reads the state: complete or absent, for only runs are continued half-way."""
+        """Reads the state; only runs are continued half-way."""
         return State.ABSENT if self.result() is None else State.COMPLETE
 
     def require_result(self) -> dict:
-        """Reads the result; ValueError when there is none yet."""
         if (result := self.result()) is None:
             expected = f"a complete {self.kind} of this storage, found one that is {self.status()}"
             raise invalid(self.id_field, self.node_id, expected)
         return result
 
     def publish(self, data: bytes) -> dict:
-        """Makes `data` the result unless there is one; warns if that differs, and returns it."""
+        """Makes `data` the result unless there is one; returns the result, warns if it differs."""
         if self.folder.create(RESULT, data):
             return unseal(data)
         existing = self.result()
@@ -179,16 +167,15 @@ class NodeDirectory:
         self.folder.set_aside(RESULT, reason, fault)
 
     def has_config(self) -> bool:
-        """Returns whether the config is there and intact."""
         try:
             return bool(self.config())
         except ValueError:
             return False
 
     def ensure_config(self, config: RunConfig | AnyEvaluation | TaskScores) -> None:
-        """Stores the config unless it is there; a damaged one is set aside with a warning.
+        """Stores the config unless it is there; sets a damaged one aside with a warning.
 
-        ValueError when the directory belongs to another node.
+        ValueError if the directory belongs to another node.
         """
         node_id = getattr(config, self.id_field)
         if node_id != self.node_id:
@@ -205,7 +192,7 @@ class NodeDirectory:
 class EvaluationDirectory(NodeDirectory):
     """`<storage>/evaluations/<eval_id>/{config.json, tags.json, result.json, timing.json}`.
 
-    Tensors are in `tensors-<hash>.safetensors`; the result names the hash, so two writers do not
+    Tensors are in `tensors-<hash>.safetensors`. The result names the hash, so two writers do not
     mix.
     """
 
@@ -221,7 +208,7 @@ class EvaluationDirectory(NodeDirectory):
         return self.node_id
 
     def timing(self) -> dict:
-        """Reads {"elapsed_s", "ended", "host"}, as far as known; {} before the end."""
+        """Reads {"elapsed_s", "ended", "host"}; {} before the end."""
         return self.folder.read_or_set_aside(TIMING, EvaluationTiming)
 
     def complete(
@@ -230,9 +217,9 @@ class EvaluationDirectory(NodeDirectory):
         timing: Mapping | None = None,
         tensors: Mapping[str, "torch.Tensor"] | None = None,
     ) -> dict:
-        """Writes the deterministic fields of `result`, with eval_id, sha256 and `tensors`' hash.
+        """Writes `result`'s deterministic fields, eval_id, sha256 and the hash of `tensors`.
 
-        Returns the result in force. `timing` may hold `elapsed_s`; `ended` and `host` are added.
+        Returns the result in force. `timing` may have `elapsed_s`; `ended` and `host` are added.
         """
         if self.result() is None:
             facts = {**(timing or {}), "ended": time.time(), "host": socket.gethostname()}
@@ -246,9 +233,9 @@ class EvaluationDirectory(NodeDirectory):
         return self.publish(seal({**result, "eval_id": self.node_id}))
 
     def tensors(self) -> dict[str, "torch.Tensor"]:
-        """Reads the tensors of a complete evaluation, verified. ValueError when it has none.
+        """Reads the verified tensors of a complete evaluation; ValueError without them.
 
-        Corrupted ones are set aside, and the result with them, so submitting makes them again.
+        Sets corrupted ones aside, and the result with them, so that submitting makes them again.
         """
         from gram_platform.store.tensors import hash_tensors, load_tensors
 
@@ -309,7 +296,7 @@ class ImportDirectory(NodeDirectory):
         return self.result() or self.publish(seal({**fields, "import_id": self.node_id}))
 
     def tokenizer(self, local: Path) -> Path | None:
-        """Gives a local path of tokenizer.json, copied to `local` if remote; None without one."""
+        """Returns a local path of tokenizer.json, copied to `local` if remote, or None."""
         expected = self.require_result().get("tokenizer_sha256")
         if expected is None:
             return None
@@ -325,7 +312,7 @@ class ImportDirectory(NodeDirectory):
 
     @contextlib.contextmanager
     def open_weights(self) -> "Iterator[DiskTensors]":
-        """Yields the weights, read from disk one by one; CorruptFile when they were altered."""
+        """Yields the weights, read from disk one by one; CorruptFile if they were altered."""
         from gram_platform.store.shards import open_weights
 
         result = self.require_result()
@@ -335,13 +322,12 @@ class ImportDirectory(NodeDirectory):
             yield tensors
 
     def _altered(self, name: str) -> CorruptFile:
-        return CorruptFile(
-            f"{self.folder.path}/{name} differs from the imported file: import the model again"
-        )
+        what = f"{self.folder.path}/{name} differs from the imported file"
+        return CorruptFile(f"{what}: import the model again")
 
 
 def import_id(model: ModelConfig, weights_sha256: str, tokenizer: bytes | None = None) -> str:
-    """Makes the id by which views name an imported model, from what its files hold.
+    """Makes an imported model's id, by which views name it, from what its files hold.
 
     `tokenizer`: the bytes of tokenizer.json, if there is one.
     """

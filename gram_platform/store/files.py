@@ -1,8 +1,7 @@
-"""Shares between local and remote folders names, sealed JSON, damage and retries.
+"""Defines what local and remote folders share: names, sealed JSON, damaged files, retries.
 
-Every file is written whole or not at all (`folders.py`). A folder opened read-only refuses every
-change. Names are single path components of safe characters, so no path can leave the storage's
-root.
+Every file is written whole or not at all (`folders.py`). A read-only folder rejects every change.
+Names are single path components of safe characters, so no path can leave the storage's root.
 """
 
 import contextlib
@@ -32,7 +31,7 @@ class CorruptFile(ValueError):
 
 
 def safe_name(field: str, name: str) -> str:
-    """Returns `name`; ValueError naming `field` unless it can be one component of a path."""
+    """Returns `name`; ValueError naming `field` unless it can be a component of a path."""
     if not is_safe_name(name):
         allowed = "at most 200 letters, digits and _ + . = @ -, the first a letter, digit or _"
         raise invalid(field, name, allowed)
@@ -40,18 +39,17 @@ def safe_name(field: str, name: str) -> str:
 
 
 def is_safe_name(name: Any) -> bool:
-    """Returns whether `name` can be a file or folder of the storage; others are ignored."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
 def seal(fields: Mapping) -> bytes:
-    """Writes canonical JSON of `fields` with their SHA-256 under `sha256`."""
+    """Writes canonical JSON of `fields` with their `sha256`."""
     digest = hashlib.sha256(canonical_json(fields).encode()).hexdigest()
     return (canonical_json({**fields, "sha256": digest}) + "\n").encode()
 
 
 def unseal(data: bytes) -> dict:
-    """Inverts `seal`, keeping `sha256`; CorruptFile when the bytes are not a sealed JSON object."""
+    """Inverts `seal`, keeping `sha256`; CorruptFile unless the bytes are a sealed JSON object."""
     try:
         fields = parse_json(data, dict)
         intact = seal({k: v for k, v in fields.items() if k != "sha256"}) == data
@@ -63,9 +61,9 @@ def unseal(data: bytes) -> dict:
 
 
 def unsealed(data: bytes) -> dict:
-    """Inverts `seal`; CorruptFile as `unseal`. Files from before seals existed have none."""
+    """Inverts `seal`; CorruptFile as `unseal`. Files from before seals existed have no seal."""
     fields = parse_json(data, dict)
-    # The second finds a damaged name.
+    # A hash under another name is a damaged seal.
     if "sha256" in fields or any(_HASH.fullmatch(str(value)) for value in fields.values()):
         unseal(data)
     return {key: value for key, value in fields.items() if key != "sha256"}
@@ -91,7 +89,6 @@ class Folder:
     lock: Callable[[str], contextlib.AbstractContextManager[None]]
 
     def file(self, name: str) -> str:
-        """Returns the full path of a file in this folder."""
         return f"{self.path}/{safe_name('file', name)}"
 
     def address(self, name: str) -> str:
@@ -99,14 +96,14 @@ class Folder:
         return self.file(name)
 
     def read_json(self, name: str, kind: Any = dict) -> Any:
-        """Reads a file's JSON as a value of this type; None when the file is absent.
+        """Reads a file's JSON as a value of this type; None if the file is absent.
 
         CorruptFile, which names the file and the field, for anything else.
         """
         return self._read_as(name, lambda data: parse_json(data, kind))
 
     def read_sealed(self, name: str, kind: Any = dict) -> Any:
-        """Reads a file's sealed fields as `read_json` does; CorruptFile also for a wrong hash."""
+        """Reads sealed fields as `read_json` does; CorruptFile also for a wrong hash."""
         return self._read_as(name, lambda data: from_plain(kind, unseal(data)))
 
     def _read_as(self, name: str, read: Callable[[bytes], Value]) -> Value | None:
@@ -120,14 +117,14 @@ class Folder:
             raise CorruptFile(f"{self.path}/{name}: {error}") from error
 
     def read_spare(self, name: str, kind: Any = dict) -> Any:
-        """Reads the JSON of a file that only saves work: {} when it is absent or damaged."""
+        """Reads the JSON of a file that only saves work; {} if absent or damaged."""
         try:
             return self.read_json(name, kind) or {}
         except CorruptFile:
             return {}
 
     def read_or_set_aside(self, name: str, kind: Any) -> Any:
-        """Reads `unsealed` fields, {} without a file; a damaged one is set aside with a warning."""
+        """Reads `unsealed` fields; {} without a file, or after setting a damaged one aside."""
         try:
             return self._read_as(name, lambda data: from_plain(kind, unsealed(data))) or {}
         except CorruptFile as error:
@@ -141,7 +138,6 @@ class Folder:
         self.write(name, seal(fields), durable=durable)
 
     def write_whole(self, files: Mapping[str, bytes]) -> None:
-        """Writes files, then their hashes for `require_whole`."""
         self.remove(HASHES)
         for name, data in files.items():
             self.write(name, data)
@@ -168,7 +164,7 @@ class Folder:
         """Removes half-written files of killed writers. Object stores have none."""
 
     def require_rights(self) -> None:
-        """PermissionError if this user may not write here. An object store says so later."""
+        """PermissionError if this user may not write here; an object store says so later."""
 
     def _check_writable(self) -> None:
         if not self.writable:
@@ -177,7 +173,6 @@ class Folder:
 
 # Retries:
 
-# How long calls are retried.
 PATIENCE_S = 300.0
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
 # Between two warnings of one process.
@@ -193,7 +188,7 @@ TRANSIENT_ERRNOS = frozenset(
 # HTTP's time-outs, throttling and server errors.
 TRANSIENT_STATUSES = {"408", "425", "429", "500", "502", "503", "504"}
 # Connection errors of the libraries under fsspec's drivers (aiohttp, requests, botocore,
-# azure-core): by name, because the libraries need not be installed, and not all are OSErrors.
+# azure-core). Not all are OSErrors, and the libraries need not be installed.
 _CLASSES = """
     ClientConnectionError ClientPayloadError ConnectTimeoutError ConnectionError
     EndpointConnectionError IncompleteReadError ReadTimeoutError ServiceRequestError
@@ -203,14 +198,13 @@ TRANSIENT_CLASSES = frozenset(_CLASSES.split())
 
 
 class StorageAway(Unavailable, OSError):
-    """The storage failed for longer than an operation is retried; it may be back later."""
+    """The storage failed for longer than a call is retried."""
 
 
 _last_warned = -SILENCE_S
 
 
 def is_transient(error: BaseException) -> bool:
-    """Returns whether the same call may succeed a little later."""
     if isinstance(error, TimeoutError | ConnectionError):
         return True
     if isinstance(error, OSError) and error.errno in TRANSIENT_ERRNOS:
@@ -242,8 +236,6 @@ def keep_trying(work: Callable[[], Value], place: str) -> Value:
 
 
 def persistent(method: Callable) -> Callable:
-    """Decorates a method of a folder: transient errors are retried as in `keep_trying`."""
-
     @functools.wraps(method)
     def trying(self, *args, **kwargs):
         return keep_trying(lambda: method(self, *args, **kwargs), self.path)

@@ -1,9 +1,8 @@
-"""Reads and writes the storage's folders on this machine, and opens those behind a URL.
+"""Reads and writes the storage's folders on this machine, and opens folders behind a URL.
 
 A storage has only files and folders. A link may lead anywhere on the machine that reads it, so
-nothing is read, written or removed through one: it counts as absent in place of a folder and as
-damaged in place of a file, as does a pipe. Only the storage's own folder may be a link, which its
-user has made.
+nothing is read, written or removed through a link. A link or a pipe counts as an absent folder or a
+damaged file. Only the storage's own folder may be a link, because its user has made it.
 """
 
 import contextlib
@@ -49,7 +48,7 @@ from gram_platform.store.remote_folder import RemoteFolder
 def written_again(method: Callable) -> Callable:
     """Decorates a method that writes a file: it tries again if the unfinished file was removed.
 
-    Another process does that if this one has slept for so long that it seemed to have ended.
+    Another process removes it if this one slept for so long that it seemed to have ended.
     """
 
     @functools.wraps(method)
@@ -87,7 +86,7 @@ class LocalFolder(Folder):
     @persistent
     @written_again
     def write(self, name: str, data: bytes, durable: bool = True) -> None:
-        """Replaces the file atomically; a `durable` one survives a crash of the machine."""
+        """Replaces the file atomically; a `durable` file survives a crash of the machine."""
         with whole_file(self._target(name, durable), durable) as temporary:
             Path(temporary).write_bytes(data)
         if durable:
@@ -96,9 +95,9 @@ class LocalFolder(Folder):
     @persistent
     @written_again
     def write_with(self, name: str, writer: Callable[[str], object]) -> str:
-        """Lets `writer` fill a local path, publishes the file as `name` and returns its SHA-256.
+        """Lets `writer` fill a local path, publishes it as `name` and returns its SHA-256.
 
-        Until the next durable write to the same folder, a crash of the machine may lose the name.
+        A crash of the machine may lose the name before the folder's next durable write.
         """
         with whole_file(self._target(name), durable=True) as temporary:
             writer(temporary)
@@ -109,7 +108,7 @@ class LocalFolder(Folder):
     def create(self, name: str, data: bytes) -> bool:
         """Writes the file unless something has its name; True for the one writer that created it.
 
-        After a transient error that writer may get False too, although its bytes are in the file.
+        After a transient error that writer may get False, although the file has its bytes.
         """
         path = self._target(name)
         with temporary_beside(path) as temporary:
@@ -136,7 +135,7 @@ class LocalFolder(Folder):
 
     @persistent
     def exists(self, name: str) -> bool:
-        """Returns whether anything has the name; raises where a mount fails."""
+        """Returns whether anything has the name; raises if a mount fails."""
         if not self._is_here():
             return False
         try:
@@ -157,7 +156,7 @@ class LocalFolder(Folder):
 
     @persistent
     def require_plain_entries(self) -> None:
-        """ValueError for an entry that is neither a file nor a folder; looks at no folder below."""
+        """ValueError for an entry that is neither a file nor a folder; does not look below."""
         with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
             for entry in entries:
                 if not _is_plain(entry):
@@ -167,13 +166,13 @@ class LocalFolder(Folder):
         require_rights(self.path)
 
     def require_folders(self) -> None:
-        """ValueError if this folder, or one above it in the storage, is a link or a file."""
+        """ValueError if this folder, or a folder above it in the storage, is a link or a file."""
         if obstacle := self._obstacle():
             raise unplain(obstacle, kind_of(obstacle), A_FOLDER)
 
     @persistent
     def remove(self, name: str) -> None:
-        """Removes a file, a whole folder or a link itself, if it exists."""
+        """Removes a file, a whole folder, or a link itself."""
         self._check_writable()
         path = self.file(name)
         if not self._is_here():
@@ -182,7 +181,7 @@ class LocalFolder(Folder):
             try:
                 os.unlink(path)
             except (IsADirectoryError, PermissionError) as error:
-                # It is a folder. A failing mount, asked first, would deny that.
+                # It is a folder, which a failing mount would deny if it were asked first.
                 if not stat.S_ISDIR(os.stat(path, follow_symlinks=False).st_mode):
                     raise
                 remove_whole(path)
@@ -209,7 +208,7 @@ class LocalFolder(Folder):
 
     @persistent
     def plain_file(self, name: str) -> str:
-        """Returns the path of a file, if it exists; CorruptFile for a link or a pipe."""
+        """Returns the path of a file; CorruptFile for a link or a pipe."""
         self._require_here(name)
         return self._plain(name)
 
@@ -221,15 +220,14 @@ class LocalFolder(Folder):
 
     @contextlib.contextmanager
     def local_copy(self, name: str) -> Iterator[str]:
-        """Yields a local path with the file's content."""
         yield self.plain_file(name)
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
         """Keeps other processes of this machine out while the block runs.
 
-        It saves work; correctness never needs it. So where nothing can be locked (no locks in this
-        file system, a link with the lock's name), a warning says so.
+        It only saves work. So if nothing can be locked (no locks in this file system, a link with
+        the lock's name), a warning says so.
         """
         self._check_writable()
         with contextlib.ExitStack() as stack:
@@ -247,10 +245,10 @@ class LocalFolder(Folder):
         return open(os.path.join(self.path, f".{name}.lock"), "a", opener=_open_without_link)
 
     def _look(self, work: Callable[[], Value]) -> Value:
-        """Looks a second time for an absent name, after opening the folder that it is in.
+        """Looks for an absent name a second time, after opening its folder.
 
-        An NFS client answers from memory for up to a minute that a name is absent, until it opens
-        the name's folder.
+        An NFS client may remember for up to a minute that a name is absent, until it opens the
+        folder.
         """
         try:
             return work()
@@ -260,7 +258,6 @@ class LocalFolder(Folder):
             return work()
 
     def _target(self, name: str, durable: bool = True) -> str:
-        """Returns the path of a file to be written; creates this folder."""
         self._check_writable()
         self.require_folders()
         make_folders(self.path, durable)
@@ -286,17 +283,14 @@ class LocalFolder(Folder):
 
 
 def _open_without_link(path: str, flags: int) -> int:
-    """Opens a file for `open`; OSError for a link or a pipe that has its name."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def _is_plain(entry: os.DirEntry) -> bool:
-    """Returns whether an entry is a file or a folder itself, not a link to one."""
     return entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False)
 
 
 def _plain_names(folder: str) -> list[str]:
-    """Lists the safe names of files and folders in a folder, sorted; warns of others."""
     names = []
     with os.scandir(folder) as entries:
         for entry in filter(lambda entry: is_safe_name(entry.name), entries):
@@ -308,13 +302,12 @@ def _plain_names(folder: str) -> list[str]:
 
 
 def _warn_of(path: str) -> None:
-    """Warns of a link or a pipe in the storage."""
     if (kind := kind_of(path)) not in (A_FILE, ""):
         warn(f"{path} is {kind}: left out, because a storage has only files and folders", 5)
 
 
 def _open_folder(path: str) -> None:
-    """Opens and closes a folder, if it exists; one that seems to be absent after its parents."""
+    """Opens and closes a folder; if it seems to be absent, opens its parents first."""
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY))
     except FileNotFoundError:

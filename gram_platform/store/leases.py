@@ -1,8 +1,7 @@
-"""Leases with heartbeats: which process works on a run, or leads a search, at the moment.
+"""Keeps leases with heartbeats, which say what process works on a run or leads a search.
 
-A lease avoids duplicate work and is not needed for correctness: two attempts at a run give the same
-result, on CPUs bit for bit. An owner that could not renew its lease for longer than it lasts,
-because the storage failed or the machine slept, ends: see `LeaseLost`.
+A lease only avoids duplicate work: two attempts at a run give the same result, on CPUs bit for bit.
+If an owner cannot renew its lease before it expires, it ends, see `LeaseLost`.
 
 A lease is fresh while the owner's clock and ours differ by at most `lease_seconds` from its last
 heartbeat. So a clock that is wrong by more makes every lease stale (work is done twice) and never
@@ -23,20 +22,18 @@ from gram_platform.store.files import CorruptFile, Folder
 
 LEASE = "lease.json"
 HEARTBEAT_INTERVAL_S = 1.0
-# A lease is overdue after this long at the least: tests have leases that expire at once.
+# A lease is overdue after this long at the earliest, as tests have leases that expire at once.
 SHORTEST_LEASE_S = 10.0
 RENEWALS_A_LEASE = 3
 # An attempt without a step for longer hangs, and its lease may expire.
 LONGEST_STEP_S = 3600.0
-# A stored lease that would last longer is none.
+# A stored lease that would last longer counts as absent.
 LONGEST_LEASE_S = 3600.0
-# Nobody works any more on an attempt of another machine whose lease is this old.
+# The owner of so old a lease of another machine has ended.
 GONE_AFTER_S = 2 * LONGEST_STEP_S
 
 
 class LeaseFields(TypedDict):
-    """The file of a lease."""
-
     owner: str
     host: str
     place: str
@@ -67,7 +64,7 @@ class LeaseHeld(RuntimeError):
 
 
 class LeaseLost(LeaseHeld):
-    """This attempt may have been taken over, so it ends; the run is continued when it is free."""
+    """Others may have taken this attempt over, so it ends, and the run is continued later."""
 
     def __str__(self) -> str:
         late = f"could not renew its lease of {self.lease['lease_seconds']:.0f} s in time"
@@ -75,12 +72,12 @@ class LeaseLost(LeaseHeld):
 
 
 class Lease:
-    """The lease of this process on a folder: written at once, renewed by a thread until `release`.
+    """This process's lease on a folder: written at once, renewed by a thread until `release`.
 
-    The thread renews while `is_working()`, and writes each `report` within `interval_s`. OSError
-    when the first write fails; later failures only warn once with `warning`, "" for silence,
-    because a lease only saves work. In a `contested` folder another process may take an expired
-    lease over; then this one is lost and writes nothing more.
+    The thread renews while `is_working()`, and writes each `report` within `interval_s`. OSError if
+    the first write fails; later failures only warn once with `warning`, "" for silence. In a
+    `contested` folder another process may take an expired lease over; then this one is lost and
+    writes nothing more.
     """
 
     def __init__(
@@ -107,18 +104,16 @@ class Lease:
         self._unwritten = progress
 
     def is_overdue(self) -> bool:
-        """Returns whether the lease has lapsed; only a contested one is renewed then."""
+        """Returns whether the lease has lapsed; then only a contested one is renewed."""
         return _boot_time() - self._renewed > max(self.fields["lease_seconds"], SHORTEST_LEASE_S)
 
     def is_lost(self) -> bool:
-        """Returns whether another process has taken the lease over."""
         lease = read_lease(self._folder)
         return lease is not None and any(
             lease[key] != self.fields[key] for key in ("place", "pid", "process_start")
         )
 
     def release(self) -> None:
-        """Ends the lease; the last reported fields stay readable."""
         if not self._released.is_set():
             self._released.set()
             self.fields["released"] = True
@@ -157,7 +152,6 @@ class Lease:
 
 
 def new_lease(owner: str, lease_seconds: float) -> dict:
-    """Makes the fields of a lease of this process, before its first step."""
     return {
         "owner": owner,
         "host": socket.gethostname(),
@@ -184,7 +178,7 @@ def read_lease(folder: Folder) -> dict | None:
 
 
 def is_fresh(lease: dict | None) -> bool:
-    """Returns whether the lease's owner can be assumed at work."""
+    """Returns whether the lease's owner is assumed at work."""
     if not lease or lease["released"] or _process_is_gone(lease):
         return False
     return abs(time.time() - lease["time"]) <= lease["lease_seconds"]
@@ -193,8 +187,8 @@ def is_fresh(lease: dict | None) -> bool:
 def has_ended(lease: dict | None) -> bool:
     """Returns whether the lease's owner has ended, so that its half-written files can be removed.
 
-    A living process of this machine has not, however long it slept. One of another machine is taken
-    for ended by the time of its last heartbeat: if it wakes up, it writes again what was removed.
+    A living process of this machine has not, however long it slept. A process of another machine
+    has by the time of its last heartbeat. If it wakes up, it writes again what was removed.
     """
     if not lease:
         return False
@@ -204,14 +198,14 @@ def has_ended(lease: dict | None) -> bool:
 
 
 def _boot_time() -> float:
-    """Reads a clock that nobody sets, and that runs on while the machine sleeps, if it has one."""
+    """Reads a clock that nobody sets and that, if possible, runs on while the machine sleeps."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()
 
 
 def _process_is_gone(lease: dict) -> bool:
-    """True only for a process of this machine that certainly ended."""
+    """Returns True only for an ended process of this machine."""
     return lease["place"] == this_place() and not process_is_alive(
         lease["pid"], lease["process_start"]
     )

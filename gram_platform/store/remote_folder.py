@@ -14,9 +14,9 @@ import fsspec
 from gram_platform.config.identity import hash_file
 from gram_platform.store.files import Folder, is_safe_name, persistent, safe_name
 
-# A download's chunk, which a lost connection repeats.
+# A lost connection repeats one chunk.
 CHUNK_BYTES = 16 * 2**20
-# A download's connections: one alone leaves most of a machine's network unused.
+# Of a download, because one leaves most of a machine's network unused.
 CONNECTIONS = 8
 
 
@@ -54,12 +54,11 @@ class RemoteFolder(Folder):
 
     @persistent
     def upload(self, name: str, path: str) -> None:
-        """Puts the local file at `path` under `name`."""
         self._check_writable()
         self._put(lambda: self.filesystem.put_file(path, self.file(name)))
 
     def download(self, name: str, path: str) -> None:
-        """Copies the file to the local `path` in a folder; continues a partial copy."""
+        """Copies the file to the local `path`; continues a partial copy."""
         num_bytes = self.size(name)
         with open(path, "ab") as file, ThreadPoolExecutor(CONNECTIONS) as connections:
             while (done := file.tell()) < num_bytes:
@@ -70,12 +69,11 @@ class RemoteFolder(Folder):
 
     @persistent
     def read_range(self, name: str, start: int, end: int) -> bytes:
-        """Reads the bytes from `start` to `end`, excluded."""
         return self.filesystem.cat_file(self.file(name), start=start, end=end)
 
     @persistent
     def create(self, name: str, data: bytes) -> bool:
-        """Writes the file unless it exists, atomically where fsspec's driver can (S3, GCS)."""
+        """Writes the file unless it exists, atomically if fsspec's driver can (S3, GCS)."""
         self._check_writable()
         try:
             self._put(lambda: self.filesystem.pipe_file(self.file(name), data, mode="create"))
@@ -105,7 +103,7 @@ class RemoteFolder(Folder):
     def versions(self, names: Collection[str]) -> dict[str, dict[str, str]]:
         """Lists {folder: {file: version}} of the files with these names, in one paged listing.
 
-        A file that is written again has another version. A folder that has other files is listed
+        A file that is written again has another version. A folder with only other files is listed
         too.
         """
         self.filesystem.invalidate_cache()

@@ -1,4 +1,4 @@
-"""Opens a storage, gives its directories, and looks which of its nodes have a result."""
+"""Opens a storage, returns its directories, and finds which of its nodes have a result."""
 
 import os
 import re
@@ -27,7 +27,6 @@ from gram_platform.store.files import CorruptFile, Folder
 from gram_platform.store.folders import LocalFolder, RemoteFolder, open_folder
 from gram_platform.store.runs import RunDirectory
 
-# The version of the storage's file layout.
 LAYOUT = 1
 DATA_ID = re.compile("[0-9a-f]{12}")
 MIN_FREE_BYTES = 64 * 2**20
@@ -36,13 +35,10 @@ BEST = "best.json"
 # In the folder of a study: a folder for each earlier page.
 HISTORY = "history"
 HISTORY_DATE = re.compile(r"\d{4}-\d\d-\d\dT\d{6}")
-# The storage's folders of nodes.
 FOLDERS = {"run": "runs", "evaluation": "evaluations"}
-# What an object store's results, tags and configs said at the versions that its listing gave them.
-# A file that is written again has another version, so only what is new or changed is read. It saves
-# requests; without it all are read.
+# What an object store's results, tags and configs said at the versions of its last listing. A file
+# that is written again has another version, so only new and changed files are read.
 INDEX = "index.json"
-# Threads that wait for an object store.
 THREADS = 32
 
 Item = TypeVar("Item")
@@ -50,8 +46,6 @@ Outcome = TypeVar("Outcome")
 
 
 class StoreFacts(TypedDict):
-    """The content of store.json."""
-
     layout: int
     recipe_version: int
 
@@ -60,8 +54,8 @@ class StoreFacts(TypedDict):
 class Finished:
     """A node with a result, and whether its config is intact.
 
-    `sha256` is the result's hash, `weights_sha256` that of its weights ("" for an evaluation),
-    `sources` have those of the weights that it was made from, by id.
+    `sha256` is the result's hash, `weights_sha256` its weights' ("" for an evaluation). `sources`
+    are the hashes, by id, of the weights that it was made from.
     """
 
     sha256: str
@@ -73,13 +67,13 @@ class Finished:
 
 @dataclass(frozen=True)
 class IndexEntry(Finished):
-    """What the index says of a node, and the versions of the files that it was read from."""
+    """What the index says of a node, and the versions of the files that say it."""
 
     versions: Mapping[str, str]
 
 
 def storage_place(storage: str) -> str:
-    """Returns the path or URL of the storage: the flag, else $GRAM_STORAGE, else ~/.gram.
+    """Returns the storage's path or URL: the flag, else $GRAM_STORAGE, else ~/.gram.
 
     ValueError for a file, and for a place below a folder that this user may not enter.
     """
@@ -94,7 +88,7 @@ def storage_place(storage: str) -> str:
 
 
 class Store:
-    """A storage at a local path (`~` expanded) or an fsspec URL; reading changes nothing in it.
+    """A storage at a local path (`~` expanded) or an fsspec URL; reading changes nothing.
 
     `root` is the absolute path or the URL.
     """
@@ -111,8 +105,8 @@ class Store:
     def open_for_writing(self, min_free_bytes: int = MIN_FREE_BYTES) -> "Store":
         """Creates the storage if it does not exist, allows writing, and returns the store.
 
-        ValueError naming `storage` when files cannot be written, when a local one has less than
-        `min_free_bytes` free, when it has a link or a pipe in place of a file or folder, and as
+        ValueError naming `storage` if files cannot be written, if a local one has less than
+        `min_free_bytes` free or a link or pipe in place of a file or folder, and as
         `require_known_layout`.
         """
         self.require_known_layout()
@@ -144,11 +138,11 @@ class Store:
         return EvaluationDirectory(self._folder.child("evaluations", eval_id), eval_id)
 
     def node(self, kind: str, node_id: str) -> RunDirectory | EvaluationDirectory:
-        """Gives the directory of a study's node; `kind` is run or evaluation."""
+        """Returns the directory of a study's node; `kind` is run or evaluation."""
         return self.run(node_id) if kind == "run" else self.evaluation(node_id)
 
     def finished(self, nodes: Iterable[tuple[str, str]]) -> dict[str, Finished | None]:
-        """Returns {id: what its result says, or None without one} of nodes (kind, id).
+        """Returns {id: what its result says, None without a result} of nodes (kind, id).
 
         An object store is listed twice, for runs and evaluations, and leaves out nodes that nobody
         has begun.
@@ -168,9 +162,8 @@ class Store:
             key: node for node in directories if (key := f"{node.kind}/{node.node_id}") in listed
         }
         unread = [key for key in present if key not in index]
-        for key, found in zip(
-            unread, self.concurrently(lambda key: _finished(present[key]), unread), strict=True
-        ):
+        read = self.concurrently(lambda key: _finished(present[key]), unread)
+        for key, found in zip(unread, read, strict=True):
             if found is not None:
                 index[key] = IndexEntry(**vars(found), versions=listed[key])
         if folder.writable and index != before:
@@ -178,23 +171,23 @@ class Store:
         return {node.node_id: index.get(key) for key, node in present.items()}
 
     def concurrently(self, work: Callable[[Item], Outcome], items: Iterable[Item]) -> list[Outcome]:
-        """Returns `work(item)` of every item, in order; threads wait for an object store."""
+        """Returns `work(item)` of every item in order, in threads for an object store."""
         if self.is_local:
             return [work(item) for item in items]
         with ThreadPoolExecutor(THREADS) as threads:
             return list(threads.map(work, items))
 
     def origin(self, run_id: str) -> RunDirectory | ImportDirectory:
-        """Gives the directory of the run or imported model that a view names by `run_id`."""
+        """Returns the directory of the run or imported model that a view names by `run_id`."""
         return self.imported(run_id) if run_id.startswith(IMPORTED) else self.run(run_id)
 
     def source_weights(self, view: View | None) -> dict[str, str]:
-        """Reads {id: weights_sha256} of a view's runs and imports; ValueError without one."""
+        """Reads {id: weights_sha256} of a view's sources; ValueError without a result."""
         ids = sorted({view.run_id, *view.origins.values()}) if view else ()
         return {i: self.origin(i).require_result()["weights_sha256"] for i in ids}
 
     def outdated(self, result: Mapping) -> str:
-        """Names a known source of a result that has other weights now; "" if none has."""
+        """Says which known source of a result has other weights now; "" if none has."""
         for run_id, before in result.get(SOURCE_HASHES, {}).items():
             now = self.origin(run_id).result()
             if now is not None and now["weights_sha256"] != before:
@@ -202,7 +195,6 @@ class Store:
         return ""
 
     def current_result(self, node: RunDirectory | EvaluationDirectory) -> dict | None:
-        """Reads a node's result, None if it is outdated."""
         result = node.result()
         return None if result is None or self.outdated(result) else result
 
@@ -215,54 +207,48 @@ class Store:
         return ImportDirectory(self._folder.child("imports", import_id), import_id)
 
     def list_imports(self) -> list[str]:
-        """Lists the ids of all imported models, sorted."""
         return self._folder.child("imports").list()
 
     def find_run(self, beginning: str) -> str:
-        """Returns the run or imported model whose id begins so; ValueError for none or several."""
+        """Returns the run or import whose id begins so; ValueError for none or several."""
         known = (*self.list_runs(), *self.list_imports())
         return find_id("run_id", beginning, known, f"a run of this storage ({self.root})")
 
     def list_runs(self) -> list[str]:
-        """Lists the run_ids of all run directories, sorted."""
         return self._folder.child("runs").list()
 
     def nodes(self) -> list[RunDirectory | EvaluationDirectory]:
-        """Lists the directories of all runs, then of all evaluations, each sorted by id."""
+        """Lists all runs' directories, then all evaluations'."""
         return [*map(self.run, self.list_runs()), *map(self.evaluation, self.list_evaluations())]
 
     def list_evaluations(self) -> list[str]:
-        """Lists the eval_ids of all evaluation directories, sorted."""
         return self._folder.child("evaluations").list()
 
     def study_dir(self, name: str) -> Folder:
-        """Gives the folder of a study, `<storage>/studies/<name>`."""
         return self._folder.child("studies", name)
 
     def history_dirs(self, name: str) -> dict[str, Folder]:
-        """Gives the folders of a study's earlier pages by date, the oldest first."""
+        """Returns the folders of a study's earlier pages by date, the oldest first."""
         history = self.study_dir(name).child(HISTORY)
         return {
             date: history.child(date) for date in history.list() if HISTORY_DATE.fullmatch(date)
         }
 
     def list_studies(self) -> list[str]:
-        """Lists the names of all studies and searches that have written files, sorted."""
+        """Lists the studies and searches that have written files."""
         return self._folder.child("studies").list()
 
     def search_dir(self, search_id: str) -> Folder:
-        """Gives the folder of a search's driver, `<storage>/searches/<search_id>`."""
         return self._folder.child("searches", search_id)
 
     def list_searches(self) -> list[str]:
-        """Lists the ids of all searches, sorted."""
         return self._folder.child("searches").list()
 
     @property
     def data_root(self) -> Path:
         """The local directory of packed corpora, which are memory-mapped.
 
-        `<storage>/data`; for an object store a directory of this machine in `$GRAM_CACHE` (default
+        `<storage>/data`, or for an object store a directory in `$GRAM_CACHE` (default
         `~/.cache/gram`). ValueError if `<storage>/data` is a link.
         """
         if isinstance(self._folder, LocalFolder):
@@ -272,15 +258,13 @@ class Store:
         return cache_folder() / short_hash(self.root) / "data"
 
     def data_dir(self, data_id: str) -> Folder:
-        """Gives the folder of a packed corpus in the storage, `<storage>/data/<data_id>`."""
         return self._folder.child("data", data_id)
 
     def list_data(self) -> list[str]:
-        """Lists the data_ids of all packed corpora, sorted."""
         return [name for name in self._folder.child("data").list() if DATA_ID.fullmatch(name)]
 
     def require_known_layout(self) -> None:
-        """ValueError naming `storage` if another version made it, or its store.json is damaged."""
+        """ValueError naming `storage` for another version's, or a damaged store.json."""
         try:
             stored = self._folder.read_json("store.json", StoreFacts)
         except CorruptFile as error:
@@ -322,8 +306,6 @@ MOST_SECONDS = 2**37
 
 
 class Cordoned(TypedDict):
-    """A machine that was left out: why, and since which Unix time."""
-
     message: str
     time: float
 
@@ -338,7 +320,6 @@ def write_cordoned(store: Store, study: str, machines: Sequence[Mapping]) -> Non
 
 
 def read_cordoned(store: Store, study: str) -> list[dict]:
-    """Reads the machines that the study's last submission left out."""
     machines = store.study_dir(study).read_spare(CORDONED, dict[str, list[Cordoned]])
     return [
         machine for machine in machines.get("machines", []) if 0 <= machine["time"] < MOST_SECONDS
@@ -346,7 +327,7 @@ def read_cordoned(store: Store, study: str) -> list[dict]:
 
 
 def cordoned_lines(store: Store, study: str) -> list[str]:
-    """Says of each machine that the last submission left out since when, and why."""
+    """Says since when and why each machine was left out."""
     lines = []
     for found in read_cordoned(store, study):
         date = time.strftime("%Y-%m-%d %H:%M", time.gmtime(found["time"]))

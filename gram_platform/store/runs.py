@@ -35,7 +35,6 @@ from gram_platform.store.directories import WRONG_HASH, NodeDirectory, Number
 from gram_platform.store.files import CorruptFile, Folder, seal
 from gram_platform.store.leases import GONE_AFTER_S, LeaseHeld, has_ended, is_fresh, read_lease
 
-# Ids of attempts.
 ATTEMPT = re.compile("[0-9]{1,9}(-.*)?")
 # A file beside the result.
 REMOVED = "weights-removed.json"
@@ -59,8 +58,6 @@ class RunResult(TypedDict):
 
 
 class Timing(TypedDict):
-    """How long a complete run took, and how fast it was."""
-
     elapsed_s: float
     tokens_per_second: float
 
@@ -71,7 +68,7 @@ TIMES = ("elapsed_s", "tokens_per_second")
 
 
 class Finish(TypedDict):
-    """What an attempt writes when it has trained to the end: the content of FINISHED."""
+    """The content of FINISHED, which an attempt writes when it has trained to the end."""
 
     result: RunResult
     segments: list[Segment]
@@ -80,8 +77,6 @@ class Finish(TypedDict):
 
 
 class Failure(TypedDict):
-    """Why an attempt could not go on: the content of failure.json."""
-
     message: str
     details: dict[str, Any]
 
@@ -105,13 +100,16 @@ class RunDirectory(NodeDirectory):
     def attempts(self) -> Folder:
         return self.folder.child("attempts")
 
+    def attempt(self, attempt_id: str) -> Folder:
+        return self.attempts.child(attempt_id)
+
     def attempt_ids(self) -> list[str]:
-        """Lists the ids of all attempts, the first one first; leaves out other folders."""
+        """Lists the ids of all attempts, the first one first."""
         ids = filter(ATTEMPT.fullmatch, self.attempts.list())
         return sorted(ids, key=lambda name: (_number(name), name))
 
     def start_attempt(self, owner: str, lease_seconds: float = 30.0) -> "Attempt":
-        """Starts an attempt with a lease of `owner`; LeaseHeld while another one's is fresh."""
+        """Starts an attempt with a lease of `owner`; LeaseHeld while another lease is fresh."""
         from gram_platform.store.attempts import Attempt
 
         with self.folder.lock("attempts"):
@@ -119,18 +117,16 @@ class RunDirectory(NodeDirectory):
             return Attempt(self, _next_id(self.attempt_ids()), owner, lease_seconds)
 
     def require_free(self) -> None:
-        """Raises LeaseHeld while an attempt's lease is fresh."""
         for attempt_id in self.attempt_ids():
-            lease = read_lease(self.attempts.child(attempt_id))
+            lease = read_lease(self.attempt(attempt_id))
             if lease is not None and is_fresh(lease):
                 raise LeaseHeld(self.run_id, lease)
 
     def status(self) -> State:
-        """Reads the state: complete, running (a fresh lease), failed, interrupted or absent."""
         if self.result() is not None:
             return State.COMPLETE
         attempt_ids = self.attempt_ids()
-        if any(is_fresh(read_lease(self.attempts.child(attempt_id))) for attempt_id in attempt_ids):
+        if any(is_fresh(read_lease(self.attempt(attempt_id))) for attempt_id in attempt_ids):
             return State.RUNNING
         if not attempt_ids:
             return State.ABSENT
@@ -142,27 +138,25 @@ class RunDirectory(NodeDirectory):
         if not attempt_ids:
             return None
         try:
-            return self.attempts.child(attempt_ids[-1]).read_json("failure.json", Failure)
+            return self.attempt(attempt_ids[-1]).read_json("failure.json", Failure)
         except CorruptFile as error:
             return {"message": str(error), "details": {}, "attempt": attempt_ids[-1]}
 
     def record_failure(self, attempt_id: str, message: str, details: Mapping | None = None) -> None:
-        """Records why an attempt cannot go on: the run is `failed` until another attempt starts."""
+        """Makes the run `failed` until another attempt starts."""
         failure = {"message": masked(message), "details": details or {}, "attempt": attempt_id}
-        folder = self.attempts.child(attempt_id)
-        folder.write_json("failure.json", {**failure, "time": time.time()})
+        self.attempt(attempt_id).write_json("failure.json", {**failure, "time": time.time()})
 
     def progress(self) -> dict | None:
-        """Reads the last attempt's heartbeat: the fields of its lease, and `attempt`."""
+        """Reads the last attempt's lease, and `attempt`."""
         attempt_ids = self.attempt_ids()
-        lease = read_lease(self.attempts.child(attempt_ids[-1])) if attempt_ids else None
+        lease = read_lease(self.attempt(attempt_ids[-1])) if attempt_ids else None
         return None if lease is None else {**lease, "attempt": attempt_ids[-1]}
 
     def timing(self) -> dict:
         """Reads `elapsed_s` and, of a complete run, tokens_per_second, host, started and ended.
 
-        `elapsed_s` adds up the attempts, each from its start to the commit that the next one
-        continued from.
+        `elapsed_s` adds up the attempts, each up to the commit that the next one continued from.
         """
         head = self._head()
         if head is None:
@@ -170,7 +164,7 @@ class RunDirectory(NodeDirectory):
         return head.get("timing") or {"elapsed_s": head["elapsed_s"]}
 
     def last_step(self) -> int:
-        """Reads the last step with a committed record; -1 without any."""
+        """Reads the last step with a committed record; -1 without one."""
         head = self._head()
         return -1 if head is None else last_step(head["segments"])
 
@@ -182,7 +176,7 @@ class RunDirectory(NodeDirectory):
     def records(self) -> list[dict]:
         """Reads the committed metric records in order, no step twice.
 
-        A segment that was altered on disk is left out with a warning.
+        Skips a segment that was altered on disk, with a warning.
         """
         head = self._head()
         records = []
@@ -194,7 +188,7 @@ class RunDirectory(NodeDirectory):
         return records
 
     def lost_history(self) -> str:
-        """Names what of a complete run's records cannot be read; "" if all can."""
+        """Says which of a complete run's records cannot be read; "" if all can."""
         head = self._head()
         if head is None:
             return f"no attempt in {self.attempts.path} has a {FINISHED}"
@@ -216,7 +210,7 @@ class RunDirectory(NodeDirectory):
             return result
         for attempt_id, finished in self.finished_attempts():
             # `drop_weights` may have removed them.
-            if has_weights(self.attempts.child(attempt_id)):
+            if has_weights(self.attempt(attempt_id)):
                 with self._intact_weights(attempt_id, finished["result"]) as tensors:
                     if tensors is None:
                         continue
@@ -226,7 +220,7 @@ class RunDirectory(NodeDirectory):
     def set_result_aside(self, reason: str, fault: str = "outdated") -> None:
         # A finished attempt would restore the result.
         for attempt_id, _ in self.finished_attempts():
-            self.attempts.child(attempt_id).set_aside(FINISHED, reason, fault)
+            self.attempt(attempt_id).set_aside(FINISHED, reason, fault)
         super().set_result_aside(reason, fault)
 
     def finished_attempts(self, result: dict | None = None) -> list[tuple[str, dict]]:
@@ -235,28 +229,28 @@ class RunDirectory(NodeDirectory):
         found = []
         for attempt_id in self.attempt_ids():
             try:
-                finished = self.attempts.child(attempt_id).read_sealed(FINISHED, Finish)
+                finished = self.attempt(attempt_id).read_sealed(FINISHED, Finish)
                 if finished and finished["result"]["run_id"] != self.run_id:
                     raise CorruptFile("it belongs to another run")
             except CorruptFile as error:
-                self.attempts.child(attempt_id).set_aside(FINISHED, error)
+                self.attempt(attempt_id).set_aside(FINISHED, error)
                 continue
             if finished and expected in (None, finished["result"]):
                 found.append((attempt_id, finished))
         return found
 
     def winner(self, result: dict) -> str | None:
-        """Gives the first attempt that finished with this result and has its weights, if any."""
+        """Returns the first attempt that has this result and its weights, or None."""
         finished = (attempt_id for attempt_id, _ in self.finished_attempts(result))
-        return next((i for i in finished if has_weights(self.attempts.child(i))), None)
+        return next((i for i in finished if has_weights(self.attempt(i))), None)
 
     @contextlib.contextmanager
     def open_weights(self) -> "Iterator[DiskTensors]":
         """Opens the final weights, verified; each access to a tensor reads it from disk.
 
-        ValueError when the run is not complete, or without intact weights. A store opened for
-        writing sets corrupted weights aside, and the result with them: submitting again then trains
-        the run again.
+        ValueError if the run is not complete or has no intact weights. A store opened for writing
+        sets corrupted weights aside, and the result with them, so submitting again trains the run
+        again.
         """
         result = self.require_result()
         for attempt_id in self._attempts_with_weights(result):
@@ -269,13 +263,13 @@ class RunDirectory(NodeDirectory):
         raise invalid("run_id", self.run_id, expected)
 
     def _attempts_with_weights(self, result: dict) -> list[str]:
-        """Lists attempts with weights, those with this result first.
+        """Lists attempts with weights, first those with this result.
 
-        ValueError when `drop_weights` removed them.
+        ValueError if `drop_weights` removed them.
         """
         finished = [attempt_id for attempt_id, _ in self.finished_attempts(result)]
         attempt_ids = dict.fromkeys([*finished, *self.attempt_ids()])
-        present = [i for i in attempt_ids if has_weights(self.attempts.child(i))]
+        present = [i for i in attempt_ids if has_weights(self.attempt(i))]
         if not present and self.weights_were_removed():
             remedy = f"to train it again, remove {self.folder.path}"
             expected = f"a run whose weights are kept, found one whose were removed; {remedy}"
@@ -283,32 +277,31 @@ class RunDirectory(NodeDirectory):
         return present
 
     def has_weights(self) -> bool:
-        """Returns whether an attempt has weights; unlike `open_weights`, reads none."""
-        return any(has_weights(self.attempts.child(i)) for i in self.attempt_ids())
+        """Returns whether an attempt has weights, without reading them."""
+        return any(has_weights(self.attempt(i)) for i in self.attempt_ids())
 
     def weights_were_removed(self) -> bool:
-        """Returns whether `drop_weights` was called: missing weights are then no loss."""
         return self.folder.exists(REMOVED)
 
     def drop_weights(self) -> int:
-        """Removes the weights of a complete run and returns the bytes that became free.
+        """Removes the weights of a complete run; returns the bytes that became free.
 
-        Losses and history stay. ValueError when the run is not complete, because it would be
-        trained again.
+        Losses and history stay. ValueError if the run is not complete, because it would be trained
+        again.
         """
         self.require_result()
         # Written first: weights that are missing without it are made again.
         self.folder.write_json(REMOVED, {"time": time.time()})
-        return sum(remove_weights(self.attempts.child(i)) for i in self.attempt_ids())
+        return sum(remove_weights(self.attempt(i)) for i in self.attempt_ids())
 
     def num_superfluous(self) -> int:
-        """Counts the checkpoints of a complete run: a kill after the result can leave some."""
+        """Counts checkpoints that a kill after the result has left."""
         return 0 if self.result() is None else len(list_checkpoints(self.attempts))
 
     def remove_remains(self) -> list:
-        """Removes half-written files of killed attempts; returns as `prune`.
+        """Removes half-written files of killed attempts; returns what `prune` returns.
 
-        Of a complete run it removes checkpoints and superfluous weights too.
+        Removes a complete run's checkpoints and superfluous weights too.
         """
         result = self.result()
         barred = [] if result is None else prune(self.attempts, keep=0)
@@ -316,20 +309,21 @@ class RunDirectory(NodeDirectory):
         winner_id = None if result is None else self.winner(result)
         # An attempt that goes on tidies up itself.
         with noting(barred):
-            if winner_id is not None and has_ended(read_lease(self.attempts.child(winner_id))):
+            if winner_id is not None and has_ended(read_lease(self.attempt(winner_id))):
                 clear_weights(self.attempts)
             self.folder.remove_temporaries(GONE_AFTER_S)
         return barred
 
     @contextlib.contextmanager
     def _intact_weights(self, attempt_id: str, result: dict) -> "Iterator[DiskTensors | None]":
-        """Yields an attempt's weights if they have the result's hash; else sets them aside."""
+        """Yields an attempt's weights if they have the result's hash; otherwise sets them aside."""
         from gram_platform.store.shards import open_weights
 
+        attempt = self.attempt(attempt_id)
         with contextlib.ExitStack() as stack:
             intact, reason = None, ""
             try:
-                tensors = stack.enter_context(open_weights(self.attempts.child(attempt_id)))
+                tensors = stack.enter_context(open_weights(attempt))
                 if tensors.sha256() == result["weights_sha256"]:
                     intact = tensors
                 else:
@@ -340,20 +334,19 @@ class RunDirectory(NodeDirectory):
             except ValueError as error:
                 reason = str(error)
             if reason:
-                attempt = self.attempts.child(attempt_id)
                 attempt.set_aside(WEIGHTS if attempt.exists(WEIGHTS) else SHARDS, reason)
                 attempt.set_aside(FINISHED, "its weights are corrupted")
             yield intact
 
     def _head(self) -> dict | None:
-        """Reads the end of the history: a complete run's finish, else the newest manifest."""
+        """Reads a complete run's finish, otherwise the newest manifest."""
         result = self.result()
         finished = self.finished_attempts(result) if result is not None else []
         return finished[0][1] if finished else newest_manifest(self.attempts)
 
 
 def _next_id(attempt_ids: list[str]) -> str:
-    """Makes an id that sorts after all earlier ones, also when machines' clocks differ."""
+    """Makes an id that sorts after all earlier ones, even if machines' clocks differ."""
     number = 1 + max(map(_number, attempt_ids), default=0)
     now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
     return f"{number:04d}-{now}-{secrets.token_hex(3)}"

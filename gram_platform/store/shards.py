@@ -5,9 +5,9 @@ The manifest is written last, and every file is verified before it is used.
     <step>/{tensors.safetensors, layout.json, state.json, manifest.json}
     <step>/{tensors-00000.safetensors, layout-00000.json, tensors-00001..., manifest.json}
 
-The folders of steps are in `checkpoints`. With several ranks (second line) each writes the rows
-that it holds. A layout lists the rows of each tensor in its shard. Any number of ranks can read a
-checkpoint: each reads only the rows that it needs.
+The folders of steps are in `checkpoints`. Each of several ranks (second line) writes the rows that
+it holds. A layout lists the rows of each tensor in its shard. Any number of ranks can read a
+checkpoint, and each reads only the rows that it needs.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from gram_platform.store.tensors import DiskTensors, StoredRows, open_tensors, s
 
 # Rows [first, stop).
 Range = tuple[int, int]
-# A function that returns the rows to read of a tensor, from its name and full shape.
+# Returns the rows to read of a tensor, from its name and full shape.
 RowsOf = Callable[[str, tuple[int, ...]], Range]
 # A shard's rows by the tensor's name.
 Layout = Mapping[str, StoredRows]
@@ -47,10 +47,7 @@ Layout = Mapping[str, StoredRows]
 
 @dataclass(frozen=True)
 class Resumed:
-    """A checkpoint that a run continues from; its manifest lists the history."""
-
     step: int
-    # The requested rows.
     pieces: dict[str, Piece]
     state: dict
     manifest: dict
@@ -83,7 +80,7 @@ def write_manifest(
     chain: Sequence,
     elapsed_s: float,
 ) -> None:
-    """Writes the state and, last, the manifest; `files` are all shards, {name: SHA-256}."""
+    """Writes the state and then the manifest; `files` are all shards, {name: SHA-256}."""
     folder = checkpoint_folder(attempt, step)
     text = canonical_json(state)
     digest = folder.write_with(STATE, lambda path: Path(path).write_text(text))
@@ -100,9 +97,9 @@ def write_manifest(
 def read_checkpoint(
     attempts: Folder, step: int, attempt_id: str, rows_of: RowsOf = all_rows
 ) -> Resumed:
-    """Reads a checkpoint's rows that `rows_of` asks for; every file that is read is verified.
+    """Reads the rows that `rows_of` asks for; verifies every file that it reads.
 
-    CorruptFile when a file was altered or rows are missing, FileNotFoundError when a file is gone.
+    CorruptFile if a file was altered or rows are missing, FileNotFoundError if a file is gone.
     """
     folder = checkpoint_folder(attempts.child(attempt_id), step)
     manifest = _manifest(folder, CheckpointManifest)
@@ -116,20 +113,19 @@ def read_checkpoint(
 def open_weights(attempt: Folder) -> Iterator[DiskTensors]:
     """Yields an attempt's final weights, read tensor by tensor.
 
-    FileNotFoundError when they are gone; ValueError for damage that is seen without their hash.
+    FileNotFoundError if they are gone; ValueError for damage that is seen without their hash.
     """
     with contextlib.ExitStack() as stack:
         if attempt.exists(WEIGHTS):
-            file = stack.enter_context(
-                open_tensors(stack.enter_context(attempt.local_copy(WEIGHTS)))
-            )
-            yield DiskTensors.of_files([file])
+            path = stack.enter_context(attempt.local_copy(WEIGHTS))
+            yield DiskTensors.of_files([stack.enter_context(open_tensors(path))])
             return
         shards = attempt.child(SHARDS)
         files = _manifest(shards, ShardsManifest)["files"]
         holders: dict[str, list] = {}
         for shard in [name for name in files if name.endswith(".safetensors")]:
-            file = stack.enter_context(open_tensors(stack.enter_context(shards.local_copy(shard))))
+            path = stack.enter_context(shards.local_copy(shard))
+            file = stack.enter_context(open_tensors(path))
             for name, rows in _layout(shards, shard, files).items():
                 holders.setdefault(name, []).append((file, rows))
         yield DiskTensors(holders)
@@ -170,7 +166,7 @@ def _read_pieces(folder: Folder, files: Mapping[str, str], rows_of: RowsOf) -> d
 def _choose(
     layouts: Mapping[str, Layout], wanted: Mapping[str, tuple[int, int]]
 ) -> dict[str, dict[str, Range]]:
-    """Chooses {shard: {name: rows to read there}}: of shards with equal rows, one read anyway."""
+    """Chooses {shard: {name: rows to read}}; reads equal rows from one shard only."""
     overlaps = {shard: _overlaps(layout, wanted) for shard, layout in layouts.items()}
     by_size = sorted(
         overlaps, key=lambda shard: (-sum(b - a for a, b in overlaps[shard].values()), shard)
@@ -210,7 +206,6 @@ def _layout_name(shard: str) -> str:
 
 @contextlib.contextmanager
 def _verified(folder: Folder, name: str, digest: str) -> Iterator[str]:
-    """Yields a local path with the file's content; CorruptFile when it was altered."""
     with folder.local_copy(name) as path:
         if keep_trying(lambda: hash_file(path), path) != digest:
             raise CorruptFile(f"{folder.path}/{name} does not match its sha256")

@@ -1,7 +1,7 @@
 """Writes and reads tensors as safetensors files, and hashes a set of weights. No pickle.
 
-One tensor is written or read at a time. Files are written and read as all others of the storage:
-modes follow the umask, and errors of the operating system keep their numbers.
+One tensor is written or read at a time. Files are as all others of the storage: modes follow the
+umask, and errors of the operating system keep their numbers.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from gram_platform.config.identity import invalid, require_choice, require_int
 from gram_platform.model.pieces import Piece, num_rows
 from gram_platform.store.files import keep_trying
 
-# What safetensors calls a dtype of torch, in the order in which its writer sorts tensors.
+# safetensors' names of torch's dtypes, in the order in which its writer sorts tensors.
 FILE_DTYPES = {
     "uint64": "U64",
     "int64": "I64",
@@ -40,16 +40,16 @@ FILE_DTYPES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
-# The alignment of the data's first byte, as the library's own writer aligns it.
+# The library's alignment of the data's first byte.
 HEADER_ALIGNMENT = 8
-# The library refuses a longer one.
+# The library rejects a longer one.
 LONGEST_HEADER = 100_000_000
 # Numbers of a tensor that are hashed at once.
 BLOCK_SIZE = 2**19
 
 
 def save_tensors(path: str | os.PathLike, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Writes tensors of any shape as one safetensors file; OSError when that fails.
+    """Writes tensors of any shape as one safetensors file; OSError if that fails.
 
     Its bytes are those of `safetensors.torch.save_file`.
     """
@@ -60,14 +60,14 @@ def save_tensors(path: str | os.PathLike, tensors: Mapping[str, torch.Tensor]) -
 
 
 def load_tensors(path: str | os.PathLike) -> dict[str, torch.Tensor]:
-    """Reads the tensors of a safetensors file into memory. ValueError when it is not whole."""
+    """Reads a safetensors file into memory; ValueError if it is not whole."""
     with open_tensors(path) as file:
         return dict(DiskTensors.of_files([file]))
 
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Rows [first, stop) of a tensor of `shape`, held by a file; a scalar counts as one row."""
+    """Rows [first, stop) of a tensor of `shape` in a file; a scalar counts as one row."""
 
     first: int
     stop: int
@@ -86,26 +86,24 @@ class StoredRows:
         return cls(piece.first_row, stop, piece.shape, _plain(piece.rows.dtype))
 
     def empty(self, first: int, stop: int) -> Piece:
-        """Makes an uninitialised piece for the rows [first, stop) of the tensor."""
         shape = (stop - first, *self.shape[1:]) if self.shape else ()
         return Piece(torch.empty(shape, dtype=getattr(torch, self.dtype)), first, self.shape)
 
 
-# Calls the given function, which reads the file of the given path: `keep_trying` or `once`.
+# Calls a function that reads the file of a path: `keep_trying` or `once`.
 Attempt = Callable[[Callable[[], Any], str], Any]
 
 
 @dataclass(frozen=True, eq=False)
 class TensorFile:
-    """An open safetensors file. Its bytes are read: a map would kill the process if a mount fails.
+    """An open safetensors file. It is read, because a map kills the process if a mount fails.
 
-    `held` says what rows of which tensors it has. One thread at a time may read.
+    `held` are the rows of each tensor in it. Only one thread at a time may read.
     """
 
     held: Mapping[str, StoredRows]
     _path: str
     _file: FileIO
-    # Where each tensor begins.
     _starts: Mapping[str, int]
     _attempt: Attempt
 
@@ -128,7 +126,7 @@ class TensorFile:
 def open_tensors(path: str | os.PathLike, attempt: Attempt = keep_trying) -> Iterator[TensorFile]:
     """Opens a safetensors file; `attempt` is `once` for a file outside a storage.
 
-    ValueError when it is not whole, OSError with its number when it cannot be read.
+    ValueError if it is not whole, OSError with its number if it cannot be read.
     """
     place = os.fspath(path)
     with attempt(lambda: open(place, "rb", buffering=0), place) as file:
@@ -136,7 +134,7 @@ def open_tensors(path: str | os.PathLike, attempt: Attempt = keep_trying) -> Ite
 
 
 def once(work: Callable[[], Any], place: str) -> Any:
-    """Does `work()` a single time: `keep_trying` without the retries."""
+    """Calls `work()` without the retries of `keep_trying`."""
     return work()
 
 
@@ -146,12 +144,12 @@ def _opened(path: str, file: FileIO, attempt: Attempt) -> TensorFile:
     header = file.read(min(length, LONGEST_HEADER))
     try:
         with safe_open(path, "np"):
-            # Opening checks the header. It maps the file, so the header is read before.
+            # Opening checks the header. It maps the file, so the header was read before.
             pass
     except SafetensorError as error:
         raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
     except OSError as error:
-        # The library's errors have no number. The file was open, so it may soon be read again.
+        # The library's errors have no number. The file was open, so a retry may succeed.
         raise OSError(errno.EIO, str(error), path) from error
     entries = json.loads(header)
     entries.pop("__metadata__", None)
@@ -165,7 +163,6 @@ def _opened(path: str, file: FileIO, attempt: Attempt) -> TensorFile:
     return TensorFile(held, path, file, starts, attempt)
 
 
-# Shapes by tensor name.
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -179,7 +176,7 @@ def write_stream(
     """Writes one safetensors file from tensors that come one by one, in the order of `shapes`.
 
     Converts them to `dtype`, and holds one at a time. `progress` gets the bytes of each. The caller
-    flushes the file to the disk. OSError when it cannot be written.
+    flushes the file to the disk. OSError if it cannot be written.
     """
 
     def coming() -> Iterator[torch.Tensor]:
@@ -197,7 +194,6 @@ def write_stream(
 
 
 def stream_bytes(shapes: Shapes, dtype: torch.dtype) -> int:
-    """Counts the bytes of `write_stream`'s file."""
     num_values = sum(math.prod(shape) for shape in shapes.values())
     return len(_stream_header(shapes, dtype)) + num_values * dtype.itemsize
 
@@ -208,7 +204,7 @@ def _stream_header(shapes: Shapes, dtype: torch.dtype) -> bytes:
 
 
 def _header(kinds: Iterable[tuple[str, Sequence[int], torch.dtype]], **entries: Any) -> bytes:
-    """Writes a header, after other `entries`: its length in 8 bytes, then JSON, padded."""
+    """Returns a header, after other `entries`: its length in 8 bytes, then JSON, padded."""
     end = 0
     for name, shape, dtype in kinds:
         first, end = end, end + math.prod(shape) * dtype.itemsize
@@ -236,7 +232,7 @@ def _plain(dtype: torch.dtype) -> str:
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
-    """Returns a tensor's bytes: its own memory if it is contiguous and on the CPU."""
+    """Returns a tensor's bytes, without a copy if it is contiguous and on the CPU."""
     return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
@@ -244,14 +240,13 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 class DiskTensors(Mapping):
     """Maps names to tensors of open files; each access reads the tensor from disk.
 
-    `holders`: for each name the files that hold it, each with the rows that it has.
+    `holders`: by name, the files that hold the tensor, each with its rows.
     """
 
     holders: Mapping[str, Sequence[tuple[TensorFile, StoredRows]]]
 
     @classmethod
     def of_files(cls, files: Iterable[TensorFile]) -> "DiskTensors":
-        """Makes the mapping of files that hold whole tensors."""
         return cls({name: [(file, rows)] for file in files for name, rows in file.held.items()})
 
     def stored(self, name: str) -> StoredRows:
@@ -261,7 +256,7 @@ class DiskTensors(Mapping):
         return self.rows(name, 0, num_rows(self.stored(name).shape))
 
     def rows(self, name: str, first: int, stop: int) -> torch.Tensor:
-        """Reads only the rows [first, stop) of a tensor. ValueError when no file has some."""
+        """Reads only the rows [first, stop) of a tensor; ValueError if no file has some."""
         piece = self.stored(name).empty(first, stop)
         self._fill(name, piece)
         return piece.rows
@@ -278,12 +273,12 @@ class DiskTensors(Mapping):
             raise ValueError(f"no file has the rows {done} to {stop} of {name}")
 
     def sha256(self) -> str:
-        """Computes `hash_tensors`, and leaves no tensor's bytes in memory; ValueError as `rows`."""
+        """Computes `hash_tensors`, one block in memory at a time; ValueError as `rows`."""
         stored = ((name, self.stored(name)) for name in sorted(self))
         return _hash((n, f"torch.{rows.dtype}", rows.shape, self._blocks(n)) for n, rows in stored)
 
     def _blocks(self, name: str) -> Iterator[torch.Tensor]:
-        """Yields all rows in blocks, in memory that goes back to the system: a map of its own."""
+        """Yields all rows in blocks, in an anonymous map, which goes back to the system."""
         stored = self.stored(name)
         shape, dtype = stored.shape, getattr(torch, stored.dtype)
         if not math.prod(shape):
@@ -318,7 +313,6 @@ def hash_named(items: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 
 def _hash(items: Iterable[tuple[str, str, tuple[int, ...], Iterable[torch.Tensor]]]) -> str:
-    """Hashes (name, dtype, shape, parts in the order of their bytes)."""
     digest = hashlib.sha256()
     for name, dtype, shape, parts in items:
         digest.update(json.dumps([name, dtype, list(shape)]).encode() + b"\n")

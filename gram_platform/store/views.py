@@ -1,6 +1,6 @@
 """Reads the weights of a view, as a routed model or merged into the equal dense model.
 
-A layer sums core and active modules, and each is an MLP of the same input. So the sum is one MLP:
+A layer sums core and active modules, each an MLP of the same input. So the sum is one MLP. It has
 the rows of their c_fc, and of SwiGLU's c_gate, one after another, and the columns of their c_proj,
 times the module's weight.
 """
@@ -35,8 +35,8 @@ def open_view(store: Store, view: View) -> Iterator[tuple[ModelConfig, DiskTenso
     """Yields (the model's config with only the view's modules, float32 weights by name).
 
     Each module comes from its own run, and each access reads its tensor from disk. Modules outside
-    the view are absent, not switched off, and their bytes are nowhere in this process's memory.
-    ValueError when a run lacks a module.
+    the view are absent, not switched off: no byte of them is in this process's memory. ValueError
+    if a run lacks a module.
     """
     config = view_model(store, view)
     with contextlib.ExitStack() as stack:
@@ -84,7 +84,6 @@ def open_dense(store: Store, view: View) -> Iterator[tuple[ModelConfig, dict[str
 def model_of(
     config: ModelConfig, weights: Mapping[str, torch.Tensor], precision: str = "float32"
 ) -> Transformer:
-    """Makes a model of these weights, in evaluation mode."""
     with torch.device("meta"):
         model = Transformer(config)
     converted = {name: weight.to(DTYPES[precision]) for name, weight in weights.items()}
@@ -94,7 +93,7 @@ def model_of(
 
 
 def view_model(store: Store, view: View) -> ModelConfig:
-    """Reads the model's config with only the view's modules; ValueError when a run lacks one."""
+    """Reads the model's config with only the view's modules; ValueError if a run lacks one."""
     return view.model(lambda run_id: store.origin(run_id).model_config())
 
 
@@ -133,8 +132,8 @@ def merged_rows(
 ) -> torch.Tensor:
     """Returns rows [first, stop) of a merged MLP's tensor, such as `blocks.0.mlp.c_fc.weight`.
 
-    `read` reads the routed model's weights: only rows that are needed, but output biases and LoRAs
-    whole.
+    `read` reads the routed model's weights: whole output biases and LoRAs, otherwise only the rows
+    needed.
     """
     block, _, part = name.partition(".mlp.")
     mlps = [m for m in config.modules if m.kind == "mlp" and m.domain in active]

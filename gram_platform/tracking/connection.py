@@ -55,12 +55,11 @@ SETTINGS = {
 }
 PAGE = 1000
 SERVERS = ("http", "https")
-# The databases that MLflow supports.
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 
 
 class TrackingUnavailable(RuntimeError):
-    """MLflow could not be reached, or refused a call.
+    """MLflow could not be reached, or rejected a call.
 
     The storage is unaffected, and a later `sync` catches up.
     """
@@ -91,10 +90,7 @@ class Connection:
 
     @contextlib.contextmanager
     def reaching(self) -> Iterator[MlflowClient]:
-        """Yields the client for a block of MLflow calls alone.
-
-        TrackingUnavailable when one of them fails.
-        """
+        """Yields the client for MLflow calls; TrackingUnavailable if one of them fails."""
         if time.monotonic() < self._quiet_until:
             raise TrackingUnavailable(self._reason)
         try:
@@ -108,8 +104,7 @@ class Connection:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[MlflowClient]:
-        """As `reaching`, to change something: before, a moved or copied database gets the right
-        places of artifacts.
+        """Does as `reaching`, to change something; first corrects the places in a moved database.
 
         TrackingUnavailable also for a database with a place that can never have been beside it.
         """
@@ -130,13 +125,12 @@ class Connection:
         return self._client
 
     def has_refused(self, error: MlflowException) -> bool:
-        """Tells whether MLflow was reached and refused the call; a changed one may succeed."""
+        """Returns whether MLflow was reached and rejected the call; a changed one may succeed."""
         answered = isinstance(error, RestException) or not self.tracking_uri.startswith("http")
         # This code means that its database is away.
         return answered and error.error_code != "TEMPORARILY_UNAVAILABLE"
 
     def search(self, filter_string: str) -> list[Run]:
-        """Lists all active runs of the experiment that satisfy the filter."""
         runs, token = [], None
         while True:
             page = self.client.search_runs(
@@ -151,7 +145,6 @@ class Connection:
         return self.client.get_experiment(self.experiment_id).tags
 
     def set_experiment_tags(self, tags: Mapping[str, str]) -> None:
-        """Sets those tags of the experiment that have other values."""
         present = self.experiment_tags()
         for key, value in tags.items():
             if present.get(key) != value:
@@ -164,7 +157,7 @@ class Connection:
             self.set_experiment_tags({content.NOTE: experiment_note(tags, self.experiment_id)})
 
     def create(self, name: str, tags: Mapping[str, str], start_ms: float) -> Run:
-        """Creates a run with MLflow's own tags of who started it, where and at which commit."""
+        """Creates a run with MLflow's own tags, such as who started it and at which commit."""
         tags = {key: text_for_people(value) for key, value in {**context_tags(), **tags}.items()}
         start, name = round(start_ms), text_for_people(name, LONGEST_NAME)
         return self.client.create_run(
@@ -174,9 +167,8 @@ class Connection:
     def write_artifacts(self, run_id: str, files: Mapping[str, bytes]) -> None:
         """Writes files in UTF-8 as artifacts of a run, by a path such as `figures/curves.html`.
 
-        Those of an SQLite database are beside it, whatever places it names. TrackingUnavailable
-        also for an id or a path that is no safe name, and where something else than a folder has a
-        folder's place.
+        An SQLite database's artifacts are beside it, whatever places it names. TrackingUnavailable
+        also for an id or a path that is no safe name, and if something else has a folder's place.
         """
         for file, data in files.items():
             if self.database is None:
@@ -186,7 +178,7 @@ class Connection:
                 folder.write(name, data, durable=False)
 
     def copy_artifacts(self, run_id: str, place: str, source: Path) -> str:
-        """Copies all files below a folder to the path `place` of a run; returns their URI."""
+        """Copies a folder's files, at any depth, to a run's path `place`; returns their URI."""
         if self.database is None:
             self.client.log_artifacts(run_id, str(source), place)
         else:
@@ -212,7 +204,6 @@ class Connection:
     def _beside_database(
         self, run_id: str, file: str, writable: bool
     ) -> Iterator[tuple[LocalFolder, str]]:
-        """Yields the folder of an artifact beside the database, and its name there."""
         *folders, name = file.split("/")
         place = LocalFolder(str(self.database.parent), writable)
         try:
@@ -250,14 +241,13 @@ class Connection:
         except MlflowException:
             raise
         except Exception as error:
-            # The database driver raises it; its library need not be installed.
+            # The database driver raises it, whose library need not be installed.
             raise ConnectionError(f"{type(error).__name__}: {error}") from error
         self._client = client
 
 
 @cache
 def context_tags() -> dict[str, str]:
-    """Returns MLflow's tags of this process: user, source, git commit, command line, Ray job."""
     tags = {**resolve_tags(), "gram.command": command_line()}
     job = json.loads(os.environ.get(RAY_JOB_VARIABLE) or "{}").get("metadata", {})
     if "job_submission_id" in job:
@@ -266,14 +256,13 @@ def context_tags() -> dict[str, str]:
 
 
 def web_address(uri: str) -> str:
-    """Returns a server's address for links: without user and password, for which a browser asks."""
+    """Returns a server's address for links, without user and password: a browser asks for them."""
     parts = urlsplit(uri)
     return masked(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
 
 
 def opened_by(uri: str) -> str:
-    """Returns the address of a server's pages, or the command that shows a database's; no
-    password."""
+    """Returns a server's address, or the command that shows a database; without password."""
     if uri.startswith("http"):
         return web_address(uri)
     database = database_path(uri)
@@ -283,15 +272,12 @@ def opened_by(uri: str) -> str:
 
 
 def require_tracking_uri(uri: str) -> None:
-    """ValueError unless `uri` is that of an MLflow server, or of a database that it supports."""
     scheme, separator, _ = uri.partition("://")
     if not separator or (scheme not in SERVERS and scheme.partition("+")[0] not in DATABASES):
-        allowed = (
-            "a URI such as http://host:5000 or sqlite:////path/mlflow.db, of"
-            f" {', '.join(SERVERS + DATABASES)}; a database also with its driver, as"
-            " postgresql+psycopg"
-        )
-        raise invalid("tracking_uri", uri, allowed)
+        allowed = "a URI such as http://host:5000 or sqlite:////path/mlflow.db, of"
+        allowed += f" {', '.join(SERVERS + DATABASES)}"
+        driver = "a database also with its driver, as postgresql+psycopg"
+        raise invalid("tracking_uri", uri, f"{allowed}; {driver}")
     try:
         host, _ = urlsplit(uri).hostname, urlsplit(uri).port
     except ValueError as error:
@@ -304,10 +290,7 @@ def require_tracking_uri(uri: str) -> None:
 
 
 def default_tracking_uri(storage: str) -> str:
-    """Names an SQLite database in a local storage.
-
-    ValueError for an object store, which needs a server.
-    """
+    """Names an SQLite database in a local storage; ValueError for an object store."""
     store = Store(storage)
     if not store.is_local:
         allowed = f"the address of an MLflow server or database, because {storage} cannot hold one"
@@ -334,7 +317,6 @@ def _ensure_experiment(client: MlflowClient, artifact_location: str | None) -> s
         try:
             return client.create_experiment(EXPERIMENT, artifact_location, tags=EXPERIMENT_TAGS)
         except MlflowException:
-            # Another process has just created it.
             found = client.get_experiment_by_name(EXPERIMENT)
             if found is None:
                 raise
@@ -348,10 +330,7 @@ def _ensure_experiment(client: MlflowClient, artifact_location: str | None) -> s
 
 
 def _probe(tracking_uri: str) -> None:
-    """Fails within seconds when a database server does not answer.
-
-    MLflow would retry for minutes.
-    """
+    """Fails within seconds if a database server does not answer; MLflow would retry for minutes."""
     parts = urlsplit(tracking_uri)
     port = parts.port or {"postgresql": 5432, "mysql": 3306}.get(parts.scheme.partition("+")[0])
     if parts.hostname and port and not parts.scheme.startswith("http"):
@@ -359,7 +338,7 @@ def _probe(tracking_uri: str) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """Gives the first line of an error's message, at most 300 characters, or else its class.
+    """Returns the first line of an error's message, at most 300 characters, or its class.
 
     SQLAlchemy's remark on how it came to the failed call is left out.
     """

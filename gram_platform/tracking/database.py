@@ -24,7 +24,6 @@ JOURNALS = ("-journal", "-wal", "-shm")
 # The scheme of a URI with `%`. Of another one MLflow takes what follows `sqlite:///` for a path,
 # and makes its folder.
 ENCODED = "sqlite+pysqlite"
-# Columns with places of artifacts, beside those of the experiment and its runs.
 OTHER_PLACES = (
     ("experiments", "artifact_location"),
     ("model_versions", "source"),
@@ -39,18 +38,12 @@ def database_uri(path: str | Path) -> str:
     for uri in (plain, encoded):
         if make_url(uri).database == str(path) and not make_url(uri).query:
             return uri
-    raise invalid(
-        "storage",
-        str(path),
-        "a path without `?` and `%`, which mean something in the URI of a database",
-    )
+    allowed = "a path without `?` and `%`, which mean something in the URI of a database"
+    raise invalid("storage", str(path), allowed)
 
 
 def database_path(uri: str) -> Path | None:
-    """Returns the absolute path of the SQLite file that a URI names.
-
-    None for a server or another database.
-    """
+    """Returns the absolute path of the SQLite file that a URI names; None for another URI."""
     prefix, separator, _ = uri.partition(":///")
     if not separator or not prefix.startswith("sqlite"):
         return None
@@ -68,7 +61,6 @@ def with_absolute_path(field: str, uri: str) -> str:
 
 
 def require_driver(field: str, uri: str) -> None:
-    """ValueError for a database whose driver is not installed."""
     try:
         make_url(uri).get_dialect().import_dbapi()
     except (ImportError, ArgumentError) as error:

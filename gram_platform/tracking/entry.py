@@ -1,11 +1,11 @@
 """Describes a node for MLflow: name, tags, parameters and metrics, read from the storage.
 
-Tags of the study keep their names, but a character that MLflow refuses becomes `:<hex>:`; the
-platform's begin with `gram.`. `values.py` keeps long ones whole. A loss has one name in runs,
+A study's tags keep their names, except that a character that MLflow rejects becomes `:<hex>:`. The
+platform's tags begin with `gram.`. `values.py` keeps long tags whole. A loss has one name in runs,
 evaluations and frames, `loss/<domain>`, which MLflow's page of a run draws before training's
 metrics. A run's last point is its result, and is sent once. Curves are thinned to about a hundred
-points, because MLflow's pages slow down beyond that; every validation loss is sent. The storage has
-every step.
+points, because MLflow's pages slow down beyond that. Every validation loss is sent, and the storage
+has every step.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,7 +48,7 @@ MLFLOW_STATUS |= {State.INTERRUPTED: "KILLED"}
 LOSS, BEST_LOSS, SURPRISAL = "loss/", "loss_at_best/", "surprisal/"
 # Prefixes of the storage in MLflow and in frames.
 SHOWN = {VALIDATION: LOSS, PROGRESS: LOSS, BEST: BEST_LOSS}
-# A parameter of a run; 0: its `loss/` is of progress evaluations, which no frame has.
+# A parameter of a run; 0: no frame has its `loss/`, which is of progress evaluations.
 NUM_EVAL_POINTS = "num_eval_points"
 # A task and metric follow, of evaluations on the LM Evaluation Harness.
 TASK = "task/"
@@ -80,9 +80,7 @@ class NodeEntry:
     result_metrics: Mapping[str, float] = field(default_factory=dict)
     # The id of the run that an evaluation measures or an attack starts from.
     parent: str = ""
-    # A run alone has one.
     config: RunConfig | None = None
-    # The last step with a committed record.
     last_step: int = -1
     ended_ms: int = 0
 
@@ -92,7 +90,7 @@ class NodeEntry:
 
 
 def shown_name(name: str) -> str:
-    """Returns the name in MLflow and in frames of a metric of the storage."""
+    """Returns a stored metric's name in MLflow and in frames."""
     prefix = next(filter(name.startswith, SHOWN), "")
     return SHOWN.get(prefix, "") + name.removeprefix(prefix)
 
@@ -102,10 +100,7 @@ def node_entry(node: RunDirectory | EvaluationDirectory) -> NodeEntry | None:
 
 
 def run_entry(run: RunDirectory) -> NodeEntry | None:
-    """Describes a run.
-
-    None before the first attempt, and with a warning when the config is corrupted.
-    """
+    """Describes a run; None before its first attempt and, with a warning, for a bad config."""
     status = run.status()
     if status == State.ABSENT:
         return None
@@ -131,10 +126,7 @@ def run_entry(run: RunDirectory) -> NodeEntry | None:
 
 
 def evaluation_entry(evaluation: EvaluationDirectory) -> NodeEntry | None:
-    """Describes an evaluation.
-
-    None before the result, and with a warning when the config is corrupted.
-    """
+    """Describes an evaluation; None before its result and, with a warning, for a bad config."""
     result = evaluation.result()
     if result is None:
         return None
@@ -159,10 +151,7 @@ def evaluation_entry(evaluation: EvaluationDirectory) -> NodeEntry | None:
 
 
 def code_tags(code: object) -> dict[str, str]:
-    """Returns the tags of a text of `provenance.Code`.
-
-    {} without one, as for a run that is not complete.
-    """
+    """Returns the tags of a text of `provenance.Code`; {} without one, as for an unfinished run."""
     if not isinstance(code, str) or not code:
         return {}
     kind, _, name = code.partition(" ")
@@ -171,12 +160,10 @@ def code_tags(code: object) -> dict[str, str]:
 
 
 def run_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
-    """Returns the node's name as MLflow has it."""
     return text_for_people(node_name(kind, node_id, tags), LONGEST_NAME)
 
 
 def run_note(config: RunConfig, run: RunDirectory) -> str:
-    """Describes a run for people, in Markdown."""
     tokens = config.batch_size * config.model.seq_len
     drawn = ", ".join(f"{d.name} ({d.num_draws:,})" for d in config.data.domains)
     modules = ", ".join(f"{m.domain} ({m.kind}, {m.width} wide)" for m in config.model.modules)
@@ -190,7 +177,6 @@ def run_note(config: RunConfig, run: RunDirectory) -> str:
 
 
 def evaluation_note(config: Mapping) -> str:
-    """Describes an evaluation of any measure for people, in Markdown."""
     view = config["view"]
     num_sequences = config.get("num_sequences", len(config.get("documents", ())))
     active = ", ".join(f"{domain} x {weight:g}" for domain, weight in view["weights"]) or "none"
@@ -205,25 +191,17 @@ def evaluation_note(config: Mapping) -> str:
 
 
 def run_params(run: RunConfig) -> dict[str, str]:
-    """Picks the fields by which people tell runs apart; the run directory has all."""
+    """Picks the fields by which people tell runs apart."""
     config = to_plain(run)
     model, routing, optimizer = config["model"], config["routing"], config["optimizer"]
-    params = {
-        key: config[key] for key in ("batch_size", "micro_batch", "seed", "precision", "objective")
-    }
-    params |= {
-        key: model[key] for key in ("num_layers", "d_model", "d_mlp", "vocab_size", "seq_len")
-    }
-    params |= routing | {
-        key: optimizer[key]
-        for key in ("peak_lr", "warmup_fraction", "decay_fraction", "weight_decay")
-    }
-    params["modules"] = " ".join(
-        f"{m['domain']}:{m['kind']}:{m['width']}" for m in model["modules"]
-    )
-    params["sequences"] = " ".join(
-        f"{d['name']}:{d['num_draws']}" for d in config["data"]["domains"]
-    )
+    of_run = ("batch_size", "micro_batch", "seed", "precision", "objective")
+    of_model = ("num_layers", "d_model", "d_mlp", "vocab_size", "seq_len")
+    of_optimizer = ("peak_lr", "warmup_fraction", "decay_fraction", "weight_decay")
+    params = {key: config[key] for key in of_run} | {key: model[key] for key in of_model}
+    params |= routing | {key: optimizer[key] for key in of_optimizer}
+    modules = (f"{m['domain']}:{m['kind']}:{m['width']}" for m in model["modules"])
+    sequences = (f"{d['name']}:{d['num_draws']}" for d in config["data"]["domains"])
+    params |= {"modules": " ".join(modules), "sequences": " ".join(sequences)}
     params |= {"data_id": config["data"]["data_id"], "num_steps": run.num_steps}
     params[NUM_EVAL_POINTS] = config["eval_points"]["num_points"]
     params["start"] = canonical_json(config["start"]) if run.start else ""
@@ -231,14 +209,13 @@ def run_params(run: RunConfig) -> dict[str, str]:
 
 
 def evaluation_params(config: Mapping) -> dict[str, str]:
-    """Picks the same of a plain evaluation of any measure."""
     params = {key: config[key] for key in EVALUATION_PARAMS if key in config}
     params["view"] = canonical_json(config["view"])
     return {key: text_for_people(str(value)) for key, value in params.items()}
 
 
 def run_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
-    """Reads {name: value} of a complete run: sizes, costs, times, `loss/` and `loss_at_best/`.
+    """Returns {name: value} of a complete run: sizes, costs, times, `loss/`, `loss_at_best/`.
 
     {} for other runs.
     """
@@ -253,7 +230,7 @@ def run_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
 
 
 def last_as_best(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Returns `loss_at_best/` of a run whose last evaluation was its best: others send theirs."""
+    """Returns `loss_at_best/` of a run whose last evaluation was its best; others send theirs."""
     return {
         BEST_LOSS + name.removeprefix(LOSS): loss
         for name, loss in metrics.items()
@@ -262,7 +239,7 @@ def last_as_best(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def evaluation_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
-    """Reads {name: value} of an evaluation: `loss/`, `surprisal/` or `task/...`, and elapsed_s."""
+    """Reads `loss/`, `surprisal/` or `task/...` of an evaluation, and elapsed_s."""
     values = {LOSS + domain: loss for domain, loss in result.get("losses", {}).items()}
     values |= {SURPRISAL + domain: mean for domain, mean in result.get("surprisals", {}).items()}
     for task, scores in result.get("tasks", {}).items():
@@ -326,27 +303,21 @@ def _tags(
 
 
 def shown_parent(tags: Mapping[str, str], params: Mapping[str, str]) -> str | None:
-    """Returns an entry's `parent` from its tags and parameters in MLflow.
-
-    None where they do not tell it.
-    """
+    """Returns an entry's `parent` from its tags and parameters in MLflow; None if unknown."""
     return tags.get(VIEW_RUN) or (
         run_of_start(params.get("start", "")) if "elicited" in tags else ""
     )
 
 
 def study_tags(tags: Mapping[str, str], sha256: str) -> dict[str, str]:
-    """Returns MLflow's tags for a node's tags and the hash of its result, "" without one."""
     return {**whole_tags(tags), RESULT: sha256}
 
 
 def _config(node: RunDirectory | EvaluationDirectory) -> Any:
-    """Reads a node's config; None, with a warning, when it is damaged or has another shape."""
+    """Reads a node's config; None, with a warning, if it is damaged."""
     try:
         return node.config_as(lambda plain: node_from_plain(node.kind, plain))
     except ValueError as error:
-        warn(
-            f"{node.kind} {node.node_id} is left out until it is submitted again: {error}",
-            stacklevel=3,
-        )
+        left_out = f"{node.kind} {node.node_id} is left out until it is submitted again"
+        warn(f"{left_out}: {error}", stacklevel=3)
         return None

@@ -39,28 +39,27 @@ TAGS = ("method", "size", "seed", "profile", "retained")
 TEXT_COLUMNS = ("kind", "id", "run_id", "view_id", "status")
 CURVE_COLUMNS = ("run_id", "step", "domain", "loss")
 
-# MLflow's runs by kind and id.
 MlflowRuns = Mapping[tuple[str, str], Run]
 
 
 def load_runs(tracking_uri: str, **tags: str | Iterable[str]) -> pd.DataFrame:
     """Reads the frame from MLflow, only rows with the given tag values.
 
-    TrackingUnavailable when it cannot be read.
+    TrackingUnavailable if it cannot be read.
     """
     return _mlflow_frame(Tracker(tracking_uri).runs(), tags)
 
 
 def load_store(storage: str | Store, **tags: str | Iterable[str]) -> pd.DataFrame:
-    """Reads the frame from the storage, only rows with the given tag values (one or several)."""
+    """Reads the frame from the storage, only rows with the given tag values."""
     store = storage if isinstance(storage, Store) else Store(storage)
     return _store_frame(store, store.nodes(), tags)
 
 
 def load_curves(tracking_uri: str, run_ids: Iterable[str] | None = None) -> pd.DataFrame:
-    """Reads validation curves from MLflow: run_id, step, domain, loss, sorted in this order.
+    """Reads validation curves (default: of all runs) from MLflow.
 
-    All runs by default.
+    Columns: run_id, step, domain, loss, sorted in this order.
     """
     tracker = Tracker(tracking_uri)
     return _mlflow_curves(tracker.runs(), tracker, run_ids)
@@ -100,7 +99,7 @@ def store_frames(store: Store, ids: Collection[str], curves_of: Iterable[str]) -
 
 
 def mlflow_frames(tracker: Tracker, ids: Collection[str], curves_of: Collection[str]) -> Frames:
-    """Reads the same from MLflow; TrackingUnavailable when it cannot be read."""
+    """Reads the same from MLflow; TrackingUnavailable if it cannot be read."""
     runs = {key: run for key, run in tracker.runs().items() if key[1] in ids}
     return Frames(_mlflow_frame(runs, {}), _mlflow_curves(runs, tracker, curves_of), "MLflow")
 
@@ -110,16 +109,15 @@ def final_frames(
 ) -> Frames:
     """Reads the same for a final table: from MLflow if the last `sync` has sent everything.
 
-    Otherwise, and when MLflow goes away before it is read, reads the storage.
+    Otherwise, and if MLflow goes away before it is read, reads the storage.
     """
     if tracker is None or not tracker.has_sent_all:
         return store_frames(store, ids, curves_of)
     try:
         return mlflow_frames(tracker, ids, curves_of)
     except TrackingUnavailable as error:
-        return store_frames(store, ids, curves_of)._replace(
-            source=f"the storage: {first_line(error)}"
-        )
+        source = f"the storage: {first_line(error)}"
+        return store_frames(store, ids, curves_of)._replace(source=source)
 
 
 def _store_frame(
@@ -167,14 +165,12 @@ def _mlflow_curves(
 
 
 def _points(tracker: Tracker, run: Run, key: str) -> Iterable[tuple[int, float]]:
-    """Reads (step, loss) from the run's tag, by a request where a run has none, as while it
-    runs."""
+    """Reads (step, loss) from the run's tag, or by a request if it has none, as while it runs."""
     text = run.data.tags.get(CURVE + key.removeprefix(content.LOSS), "")
     return curve_points(text) or tracker.history(run, key)
 
 
 def _curves(rows: Iterable[tuple[str, int, str, float]]) -> pd.DataFrame:
-    """Makes a tidy frame of rows (run_id, step, domain, loss)."""
     frame = pd.DataFrame(list(rows), columns=CURVE_COLUMNS)
     frame = frame.astype({"run_id": "str", "step": "int64", "domain": "str", "loss": "float64"})
     frame = frame.sort_values(["run_id", "step", "domain"], ignore_index=True)
@@ -185,7 +181,6 @@ def _curves(rows: Iterable[tuple[str, int, str, float]]) -> pd.DataFrame:
 
 
 def entry_row(entry: NodeEntry) -> dict:
-    """Returns the row of a node of the storage."""
     return _row(entry.kind, entry.node_id, entry.tags, entry.result_metrics, entry.num_steps)
 
 
@@ -207,12 +202,11 @@ def mlflow_row(kind: str, node_id: str, run: Run) -> dict:
 
 
 def has_eval_points(run: Run) -> bool:
-    """Tells whether the losses of MLflow's run are of evaluation points, not of progress."""
+    """Returns whether the losses of MLflow's run are of evaluation points, not of progress."""
     return number_of(run.data.params, content.NUM_EVAL_POINTS) != 0
 
 
 def column(key: str) -> str:
-    """Names a metric of MLflow in a frame."""
     return content.AT_END.get(key) or unescape(key)
 
 
@@ -223,10 +217,7 @@ def _row(kind: str, node_id: str, tags: Mapping, metrics: Mapping, num_steps: in
         for name, value in study_of(tags).items()
         if not name.startswith(MEASURED) and name not in NUMBER_COLUMNS
     }
-    ids = {
-        "run_id": node_id if is_run else tags.get(content.VIEW_RUN, ""),
-        "view_id": tags.get(content.VIEW_ID, ""),
-    }
+    run_id = node_id if is_run else tags.get(content.VIEW_RUN, "")
     numbers = {name: float(metrics[name]) for name in NUMBER_COLUMNS if name in metrics}
     numbers |= {name: float(value) for name, value in metrics.items() if name.startswith(MEASURED)}
     numbers |= {"num_steps": float(num_steps)} if is_run and num_steps is not None else {}
@@ -235,6 +226,7 @@ def _row(kind: str, node_id: str, tags: Mapping, metrics: Mapping, num_steps: in
         **numbers,
         "kind": kind,
         "id": node_id,
-        **ids,
+        "run_id": run_id,
+        "view_id": tags.get(content.VIEW_ID, ""),
         "status": tags.get(content.STATUS, ""),
     }

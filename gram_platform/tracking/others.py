@@ -1,9 +1,9 @@
 """Writes runs and evaluations for other trackers, with MLflow's names and values.
 
-These are curves and last metrics alone: compute ratios, tables, figures and reports are MLflow's
-and the storage's. A tracker is a function `write(place, entry, points)`: it writes one node, with
-its metrics in the order of their steps, into the new folder `place`. Installed packages add
-trackers under the entry points `gram.trackers`.
+These are only curves and last metrics: compute ratios, tables, figures and reports are in MLflow
+and the storage. A tracker is a function `write(place, entry, points)`. It writes one node, with its
+metrics in the order of their steps, into the new folder `place`. Installed packages add trackers
+under the entry points `gram.trackers`.
 """
 
 import os
@@ -33,7 +33,7 @@ Write = Callable[[Path, NodeEntry, Sequence[Metric]], None]
 
 
 def write_nodes(store: Store, tracker: str, folder: Path) -> dict[str, int]:
-    """Writes every run and evaluation that is new or has changed; counts {"written", "unchanged"}.
+    """Writes every new or changed run and evaluation; counts {"written", "unchanged"}.
 
     ValueError for an unknown tracker, or one whose library is missing.
     """
@@ -45,9 +45,8 @@ def write_nodes(store: Store, tracker: str, folder: Path) -> dict[str, int]:
             continue
         place = folder / f"{_folder_name(entry.name)}_{entry.node_id}"
         shown = short_hash({"tags": dict(entry.tags), "last_step": entry.last_step})
-        is_written = (
-            kind_of(place / WRITTEN) == A_FILE and (place / WRITTEN).read_bytes() == shown.encode()
-        )
+        mark = place / WRITTEN
+        is_written = kind_of(mark) == A_FILE and mark.read_bytes() == shown.encode()
         counts["unchanged" if is_written else "written"] += 1
         if not is_written:
             # Other tags give the node's folder another name.
@@ -55,24 +54,23 @@ def write_nodes(store: Store, tracker: str, folder: Path) -> dict[str, int]:
                 if (former / WRITTEN).exists() and not former.is_symlink():
                     shutil.rmtree(former)
             place.mkdir(parents=True, exist_ok=True)
-            (place / WRITTEN).touch()
+            mark.touch()
             records = node.records() if isinstance(node, RunDirectory) else []
-            points = content.curve_metrics(records, entry, -1) + content.result_metrics(
-                entry, records
-            )
+            points = content.curve_metrics(records, entry, -1)
+            points += content.result_metrics(entry, records)
             write(place, entry, sorted(points, key=lambda point: point.step))
-            (place / WRITTEN).write_text(shown)
+            mark.write_text(shown)
     return counts
 
 
 def _folder_name(name: str) -> str:
-    """Returns a node's name as one component of a path: its tags may hold any text."""
+    """Returns a node's name, whose tags may hold any text, as one component of a path."""
     plain = re.sub(r"[/\\\s\x00-\x1f\x7f]", "_", name).lstrip(".")
     return plain.encode()[:MOST_BYTES_OF_NAME].decode(errors="ignore")
 
 
 def _tensorboard(place: Path, entry: NodeEntry, points: Sequence[Metric]) -> None:
-    """Writes event files: `tensorboard --logdir FOLDER` shows them."""
+    """Writes event files for `tensorboard --logdir FOLDER`."""
     with SummaryWriter(str(place)) as writer:
         for point in points:
             writer.add_scalar(unescape(point.key), point.value, point.step, point.timestamp / 1000)
@@ -87,22 +85,18 @@ def _wandb(place: Path, entry: NodeEntry, points: Sequence[Metric]) -> None:
     try:
         import wandb
     except ImportError as error:
-        raise invalid(
-            "to", "wandb", "an installed wandb: pip install 'gram-platform[wandb]'"
-        ) from error
+        allowed = "an installed wandb: pip install 'gram-platform[wandb]'"
+        raise invalid("to", "wandb", allowed) from error
     quiet = wandb.Settings(
         silent=True, console="off", x_disable_stats=True, x_disable_meta=True, disable_git=True
     )
     about = {"name": entry.name, "notes": entry.tags[content.NOTE], "job_type": entry.kind}
     about |= {"id": entry.node_id, "group": entry.parent or entry.node_id, "resume": "allow"}
     tags = [f"{name}: {value}"[:64] for name, value in study_of(entry.tags).items()]
-    where = {
-        "project": os.environ.get("WANDB_PROJECT", "gram"),
-        "mode": os.environ.get("WANDB_MODE", "offline"),
-    }
-    with wandb.init(
-        dir=place, config=dict(entry.params), tags=tags, settings=quiet, **about, **where
-    ) as run:
+    about |= {"project": os.environ.get("WANDB_PROJECT", "gram")}
+    about |= {"mode": os.environ.get("WANDB_MODE", "offline")}
+    params = dict(entry.params)
+    with wandb.init(dir=place, config=params, tags=tags, settings=quiet, **about) as run:
         for step, group in groupby(points, key=lambda point: point.step):
             run.log({unescape(point.key): point.value for point in group}, step=step)
 

@@ -1,4 +1,4 @@
-"""Sends one node to MLflow: finds or makes its MLflow run, and sends what that lacks."""
+"""Sends one node to MLflow: finds or makes its MLflow run, and sends what it lacks."""
 
 import contextlib
 import json
@@ -22,7 +22,6 @@ from gram_platform.tracking.values import LONGEST_TEXT, MOST_TAGS, is_short_name
 
 # A domain follows. MLflow's pages hide tags whose names begin with `mlflow.`.
 CURVE = "mlflow.gram.curve."
-# MLflow's own limit.
 METRICS_PER_REQUEST = 1000
 # Tries, and the pause between them, for a node that other machines send too.
 NUM_TRIES, LONGEST_PAUSE_S = 8, 0.25
@@ -33,7 +32,6 @@ class Sender:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        # (kind, node_id) -> MLflow's run id.
         self.known: dict[tuple[str, str], str] = {}
         # Runs of which MLflow lacks records that the storage has lost.
         self.incomplete: set[str] = set()
@@ -61,9 +59,9 @@ class Sender:
     def _bring_up(self, entry: NodeEntry, records: Sequence[Mapping]) -> Run:
         """Finds or makes the node's MLflow run and sends the difference.
 
-        Retries when another machine interferes. That machine may have deleted our duplicate, or
-        written the same values first. If MLflow has another result than the storage, the node was
-        made again, and a new MLflow run replaces the old one.
+        Retries if another machine interferes: it may have deleted our duplicate, or written the
+        same values first. If MLflow has another result than the storage, the node was made again,
+        and a new MLflow run replaces the old one.
         """
         same = ("", entry.tags[content.RESULT])
         for num_left in reversed(range(NUM_TRIES)):
@@ -84,7 +82,6 @@ class Sender:
         raise AssertionError("the last try returns or raises")
 
     def is_mirrored(self, run: Run, entry: NodeEntry) -> bool:
-        """Tells whether MLflow has all that the storage has of the node."""
         is_sent = has(run, entry.last_step, self._wanted(entry)) and not _other_times(run, entry)
         return is_sent and run.info.status == content.MLFLOW_STATUS[entry.status]
 
@@ -97,13 +94,10 @@ class Sender:
         return {content.PARENT: parent} if parent else {}
 
     def find(self, entry: NodeEntry) -> Run | None:
-        """Finds the node's MLflow run.
-
-        Deletes all but the oldest where several machines made one at once.
-        """
+        """Finds the node's MLflow run; deletes all but the oldest if several machines made one."""
         known = self.known.get((entry.kind, entry.node_id))
         if known is not None:
-            # Somebody may have deleted it by hand: it is looked for again.
+            # It is looked for again if somebody deleted it by hand.
             with contextlib.suppress(MlflowException):
                 run = self._connection.client.get_run(known)
                 if run.info.lifecycle_stage == "active":
@@ -115,7 +109,7 @@ class Sender:
         return found[0] if found else None
 
     def delete(self, runs: Iterable[Run]) -> None:
-        """Deletes runs that may be deleted by another machine at the same time."""
+        """Deletes runs, though another machine may delete them too."""
         for run in runs:
             try:
                 self._connection.client.delete_run(run.info.run_id)
@@ -155,9 +149,8 @@ class Sender:
             metrics += [Metric(key, times[key], now, entry.num_steps) for key in times]
         if entry.last_step > mirrored and tags.get(content.SENDING_STEP) != str(entry.last_step):
             client.set_tag(run_id, content.SENDING_STEP, entry.last_step)
-        has_curves = (
-            tags.get(content.RESULT) == entry.tags[content.RESULT] and mirrored >= entry.last_step
-        )
+        has_result = tags.get(content.RESULT) == entry.tags[content.RESULT]
+        has_curves = has_result and mirrored >= entry.last_step
         curves = {} if has_curves else curve_tags(records, entry)
         while len(metrics) > METRICS_PER_REQUEST:
             client.log_batch(run_id, metrics=metrics[:METRICS_PER_REQUEST])
@@ -183,7 +176,6 @@ class Sender:
 
 
 def has(run: Run, last_step: int, wanted: Mapping[str, str]) -> bool:
-    """Tells whether MLflow's run has these tags, and the metrics up to this step."""
     tags = run.data.tags
     mirrored = number_of(tags, content.MIRRORED_STEP)
     is_sent = mirrored is not None and mirrored >= last_step
@@ -191,7 +183,7 @@ def has(run: Run, last_step: int, wanted: Mapping[str, str]) -> bool:
 
 
 def _other_times(run: Run, entry: NodeEntry) -> dict[str, float]:
-    """Returns the times of a node that MLflow has otherwise, as where two storages were merged."""
+    """Returns the times that MLflow has otherwise, as after a merge of two storages."""
     known, sent = entry.result_metrics, run.data.metrics
     return {key: known[key] for key in TIMES if key in known and sent.get(key) != known[key]}
 
@@ -208,9 +200,9 @@ def _step(tags: Mapping[str, str], key: str) -> int:
 def curve_tags(records: Iterable[Mapping], entry: NodeEntry) -> dict[str, str]:
     """Writes each validation curve of a complete run as a text, `<step>:<loss> <step>:<loss> ...`.
 
-    Tags come with their run, a thousand runs in one request. The history of a metric needs a
-    request of its own, which takes 40 s for the curves of a thousand runs. A curve that is too long
-    for a tag gets none.
+    Tags come with their run, a thousand runs in one request. A metric's history needs its own
+    request, which takes 40 s for the curves of a thousand runs. A curve that is too long for a tag
+    gets none.
     """
     curves: dict[str, list[str]] = {}
     for record in records if entry.kind == "run" and entry.status == State.COMPLETE else ():

@@ -1,8 +1,8 @@
 """Sends the storage to MLflow: one MLflow run for each node, and nothing sent twice.
 
 Any call may fail with TrackingUnavailable, and nothing is lost: the next `mirror` or `sync`
-compares MLflow with the storage and sends the difference. An interrupted send leaves the tag
-`gram.sending_step`; then whole histories are compared. Processes of one machine lock a node;
+compares MLflow with the storage and sends the difference. After an interrupted send, which leaves
+the tag `gram.sending_step`, whole histories are compared. Processes of one machine lock a node;
 `sender.py` says what happens when two machines send one.
 """
 
@@ -37,7 +37,6 @@ from gram_platform.tracking.views import (
     saved_views,
 )
 
-# Threads that send.
 NUM_SENDERS = 8
 # The default address of `mlflow ui`.
 LOCAL_UI = "http://127.0.0.1:5000/"
@@ -56,8 +55,7 @@ class Tracker:
         # SQLite has one writer.
         self.num_senders = 1 if tracking_uri.startswith("sqlite") else NUM_SENDERS
         self._sender = Sender(self._connection)
-        # Whether the last `sync` sent everything without an error. Then final tables are read from
-        # MLflow.
+        # Whether the last `sync` sent everything, so that final tables are read from MLflow.
         self.has_sent_all = False
 
     def prepare_database(self) -> None:
@@ -77,17 +75,17 @@ class Tracker:
         return self._sender.mirror(node, content.node_entry(node))
 
     def mark_killed(self, run_ids: Iterable[str]) -> None:
-        """Gives the status KILLED to runs that were sent and that now lose their driver."""
+        """Gives the status KILLED to sent runs that lose their driver."""
         sent = filter(None, [self._sender.known.get(("run", run_id)) for run_id in run_ids])
         with self._connection.writing() as client:
             for mlflow_id in sent:
                 client.set_terminated(mlflow_id, "KILLED")
 
     def sync(self, store: Store, ids: Iterable[str] | None = None) -> dict[str, int]:
-        """Mirrors all runs and evaluations, or those of the given ids.
+        """Mirrors all runs and evaluations, or those of these ids; counts {"sent", "unchanged"}.
 
-        Counts them as {"sent", "unchanged"}. With `ids`, finished nodes of an object store are not
-        read where MLflow has their results and tags.
+        With `ids`, finished nodes of an object store are not read if MLflow has their results and
+        tags.
         """
         self.has_sent_all = False
         self._sender.incomplete.clear()
@@ -125,7 +123,7 @@ class Tracker:
     ) -> list:
         """Sends what MLflow lacks, and adds to `counts`.
 
-        Returns the nodes that wait for their parents, unless they are such orphans.
+        Returns the nodes that wait for their parents, unless `are_orphans`.
         """
         orphans = []
         with ThreadPoolExecutor(self.num_senders) as threads:
@@ -148,7 +146,6 @@ class Tracker:
         return orphans
 
     def _has_finished(self, node_id: str, finished: Finished, mirrored: Mapping) -> bool:
-        """Returns whether MLflow has the result and the tags of a finished node."""
         kind = next((kind for kind in content.ID_TAGS if (kind, node_id) in mirrored), "")
         run = mirrored.get((kind, node_id))
         if run is None or run.info.status != "FINISHED":
@@ -156,9 +153,8 @@ class Tracker:
         parent = content.shown_parent(run.data.tags, run.data.params)
         if parent is None:
             return False
-        wanted = content.study_tags(finished.tags, finished.sha256) | self._sender.parent_tag(
-            parent
-        )
+        wanted = content.study_tags(finished.tags, finished.sha256)
+        wanted |= self._sender.parent_tag(parent)
         wanted |= {content.NAME: content.run_name(kind, node_id, finished.tags)}
         last_step = number_of(run.data.params, "num_steps") if kind == "run" else -1
         return last_step is not None and has(run, last_step, wanted)
@@ -166,13 +162,13 @@ class Tracker:
     def runs(self) -> dict[tuple[str, str], Run]:
         """Reads {(kind, node_id): MLflow run} of the whole experiment, a thousand runs a request.
 
-        TrackingUnavailable also where the file of a database is missing.
+        TrackingUnavailable also if the file of a database is missing.
         """
         require_database(self.tracking_uri)
         return {key: oldest for key, (oldest, *_) in self._copies().items()}
 
     def history(self, run: Run, key: str) -> list[tuple[int, float]]:
-        """Reads (step, value) of every point of a metric of MLflow's run."""
+        """Reads (step, value) of a metric's points."""
         with self._connection.reaching() as client:
             points = client.get_metric_history(run.info.run_id, key)
         return [(point.step, point.value) for point in points]
@@ -190,11 +186,10 @@ class Tracker:
         return copies
 
     def log_study(self, study: StudyLog) -> str:
-        """Logs a study's files and figures as artifacts of one MLflow run, and all that its nodes
-        and the experiment get; returns the MLflow run id.
+        """Logs a study's files and figures as artifacts of one MLflow run; returns its id.
 
-        The run belongs to the study's name and parameters: logging them again replaces the
-        artifacts, and the runs that hold its lines.
+        Also logs what the study's nodes and the experiment get. The run belongs to the study's name
+        and parameters: logging them again replaces the artifacts, and the runs that hold its lines.
         """
         of_study = {content.STUDY: study.name, content.STUDY_ID: study.identity}
         pages = {
@@ -202,10 +197,8 @@ class Tracker:
             for key, figure in study.figures.items()
         }
         facts = ", ".join(f"{key} {value}" for key, value in study.params.items())
-        note = (
-            f"{study.name}: {facts}. Among the artifacts: the table, the report (one page) and"
-            " every figure."
-        )
+        note = f"{study.name}: {facts}. "
+        note += "Among the artifacts: the table, the report (one page) and every figure."
         tags = {content.KIND: "study", **of_study}
         with self._connection.writing() as client:
             present = self._connection.search(f"tags.`{content.STUDY_ID}` = '{study.identity}'")
@@ -219,24 +212,20 @@ class Tracker:
                 if key not in run.data.params
             ]
             tags |= {**content.code_tags(study.code), content.NOTE: text_for_people(note)}
-            client.log_batch(
-                run.info.run_id,
-                params=missing,
-                tags=[RunTag(key, value) for key, value in tags.items()],
-            )
+            new_tags = [RunTag(key, value) for key, value in tags.items()]
+            client.log_batch(run.info.run_id, params=missing, tags=new_tags)
             self._connection.write_artifacts(run.info.run_id, {**study.files, **pages})
             lines = [run for run in present if run.data.tags.get(content.KIND) == LINE]
             self._replace_lines(of_study, lines, study.lines)
             client.set_terminated(run.info.run_id, "FINISHED")
-            self._connection.set_experiment_tags(
-                {VIEW_TAG + view.key: view.to_tag() for view in study.views}
-            )
+            views = {VIEW_TAG + view.key: view.to_tag() for view in study.views}
+            self._connection.set_experiment_tags(views)
             self._connection.describe()
         self._mark_nodes(study)
         return run.info.run_id
 
     def study_file(self, study: str, file: str) -> str | None:
-        """Reads a file of the MLflow run of a study that was written last; None without one."""
+        """Reads a file of the study's MLflow run that was written last; None without one."""
         require_database(self.tracking_uri)
         if not is_safe_name(study):
             return None
@@ -250,10 +239,10 @@ class Tracker:
     def _replace_lines(
         self, of_study: Mapping[str, str], present: Sequence[Run], lines: Sequence[Line]
     ) -> None:
-        """Makes a run for each line, with the tags `of_study`.
+        """Makes a run for each line, with the tags `of_study`; keeps equal ones, deletes others.
 
-        Keeps equal ones, deletes those of other content. They are no children of the study's run:
-        MLflow's charts leave out the runs below a folded one.
+        They are no children of the study's run, because MLflow's charts leave out the runs below a
+        folded one.
         """
         client = self._connection.client
         wanted = {line.digest: line for line in lines}
@@ -273,7 +262,7 @@ class Tracker:
             client.set_terminated(run.info.run_id, "FINISHED")
 
     def _mark_nodes(self, study: StudyLog) -> None:
-        """Sets tags and metrics of nodes: one filter then lists the runs of a study or a trial."""
+        """Sets nodes' tags and metrics, so that one filter lists the runs of a study or trial."""
         if not study.node_tags and not study.node_metrics:
             return
         runs, now = self.runs(), int(time.time() * 1000)
@@ -308,12 +297,8 @@ class Tracker:
         digest, mlflow_run_id = hash_file(record), self.mirror(run)
         assert mlflow_run_id is not None, "an exported run was attempted"
         active = " ".join(f"{domain}={weight:g}" for domain, weight in view.weights) or "none"
-        tags = {
-            content.RUN_ID: view.run_id,
-            content.VIEW_ID: view.view_id,
-            "gram.modules": active,
-            **tags,
-        }
+        ids = {content.RUN_ID: view.run_id, content.VIEW_ID: view.view_id}
+        tags = {**ids, "gram.modules": active, **tags}
         note = f"View of run `{view.run_id}`; modules switched on: {active}. "
         note += "The files' README says how it was verified."
         with self._connection.writing() as client:
@@ -349,7 +334,7 @@ class Tracker:
         }
 
     def run_url(self, mlflow_run_id: str, pages: str = LOCAL_UI) -> str:
-        """Gives the address of a run's page; `pages`: where those of a database are."""
+        """Returns the address of a run's page; `pages`: where a database's pages are."""
         with self._connection.reaching():
             experiment_id = self._connection.experiment_id
         return (
@@ -365,7 +350,7 @@ class Tracker:
 
 
 def file_name(name: str) -> str:
-    """Returns a name for a file that is safe, and another one for another name."""
+    """Returns a safe name for a file, another one for another name."""
     return (
         name
         if is_safe_name(name)

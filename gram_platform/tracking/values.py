@@ -15,11 +15,10 @@ LONGEST_TEXT = 5000
 # Characters of a run's name, and of the name of a tag, parameter or metric.
 LONGEST_NAME = 250
 LONGEST_S = 2.0**52 / 1000
-# Tags in one request.
 MOST_TAGS = 100
 # The names of the study's tags, separated by commas.
 TAG_NAMES = "gram.tags"
-# The number of parts of the text that has the study's tags where MLflow could not hold each.
+# The number of parts of a text with tags that MLflow could not hold one by one.
 NUM_PARTS = "gram.num_parts"
 # The part's number follows. MLflow's pages hide tags whose names begin with `mlflow.`.
 TAG_PART = "mlflow.gram.part."
@@ -28,10 +27,7 @@ _ESCAPE = re.compile(r":([0-9a-f]+):")
 
 
 def text_for_people(text: str, most: int = LONGEST_TEXT) -> str:
-    """Returns a text that MLflow takes.
-
-    It is without secrets, cut at `most`, with NUL and half surrogates escaped.
-    """
+    """Returns a text for MLflow: no secrets, cut at `most`, NUL and half surrogates escaped."""
     text = in_utf8(masked(text)).replace("\0", "\\x00")
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
@@ -47,15 +43,15 @@ def milliseconds(seconds: float) -> int:
 
 
 def is_short_name(name: str) -> bool:
-    """Tells whether MLflow takes this as the name of a tag or a metric, once it is escaped."""
+    """Returns whether MLflow takes this as the escaped name of a tag or a metric."""
     return 0 < len(name) <= LONGEST_NAME
 
 
 def whole_tags(tags: Mapping[str, str]) -> dict[str, str]:
     """Returns MLflow's tags for a study's tags, from which `study_of` reads the same ones.
 
-    Where a name or value is too long, or one that MLflow or its databases refuse, hidden tags hold
-    all of them as JSON. The tags for people then have the beginnings.
+    If a name or value is too long, or one that MLflow or its databases reject, hidden tags hold all
+    of them as JSON, and the tags for people have the beginnings.
     """
     escaped = {metric_name(name): value for name, value in tags.items()}
     shown = {
@@ -100,7 +96,7 @@ def study_of(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def number_of(values: Mapping[str, str], key: str) -> int | None:
-    """Reads a whole number that the mirror wrote; None where there is none, or something else."""
+    """Reads a whole number that the mirror wrote; None if there is none, or something else."""
     text = values.get(key, "")
     is_number = text.removeprefix("-").isdecimal() and text.isascii() and len(text) < 19
     return int(text) if is_number else None
@@ -117,10 +113,7 @@ def curve_points(text: str) -> list[tuple[int, float]] | None:
 
 
 def run_of_start(text: str) -> str | None:
-    """Reads the run's id in the parameter `start`, "" where a run starts from none.
-
-    None for another text.
-    """
+    """Reads the run's id in the parameter `start`, "" for no start; None for another text."""
     try:
         run_id = parse_json(text, dict).get("run_id") if text else ""
     except ValueError:

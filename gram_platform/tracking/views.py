@@ -1,8 +1,8 @@
 """Builds saved views of MLflow's page of runs: one click shows a study's charts or runs.
 
 MLflow keeps a saved view, which is a filter, columns and charts, as a tag of the experiment, and
-its page lists them under "Views". No document describes the tag; the format is what MLflow's page
-3.17 writes and reads. A test, `test_mlflow_pages.py`, opens our views in a browser.
+its page lists them under "Views". No document describes the tag. The format is what MLflow's page
+3.17 writes and reads, and `test_mlflow_pages.py` opens our views in a browser.
 """
 
 import json
@@ -39,7 +39,7 @@ hold its compute ratios by model size (the step)."""
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a study's figures. It is a run to MLflow, with model sizes for steps."""
+    """One line of a study's figures, which is a run to MLflow, with model sizes for steps."""
 
     name: str
     tags: Mapping[str, str]
@@ -53,7 +53,7 @@ class Line:
 
 
 def study_id(name: str, params: Mapping[str, str]) -> str:
-    """Identifies a study with its parameters, for which MLflow has one run."""
+    """Identifies a study with its parameters."""
     return short_hash({"study": name, "params": dict(params)})
 
 
@@ -67,13 +67,12 @@ class SavedView:
     columns: tuple[str, ...] = ()
     # Metrics of each chart, against the step on a log axis; the first names it.
     charts: tuple[tuple[str, ...], ...] = ()
-    # Metrics x, y, z of each contour chart.
     contours: tuple[tuple[str, str, str], ...] = ()
     # A column, lowest first.
     order_by: str = ""
 
     def to_tag(self) -> str:
-        """Encodes the view as MLflow's page does; equal views have equal text."""
+        """Encodes the view as MLflow's page does."""
         state = {
             "searchFilter": self.filter_string,
             "selectedColumns": self.columns,
@@ -86,19 +85,15 @@ class SavedView:
             section = {"uuid": self.key, "name": title, "display": True, "columns": 2}
             charts = [_line_chart(self.key, metrics) for metrics in self.charts]
             charts += [_contour_chart(self.key, *metrics) for metrics in self.contours]
-            state |= {
-                "compareRunSections": [section],
-                "compareRunCharts": charts,
-                "isAccordionReordered": True,
-            }
-        return json.dumps(
-            {"name": self.name, "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)}
-        )
+            state |= {"compareRunSections": [section], "compareRunCharts": charts}
+            state |= {"isAccordionReordered": True}
+        view = {"name": self.name, "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)}
+        return json.dumps(view)
 
 
 @dataclass(frozen=True)
 class StudyLog:
-    """What MLflow shows of a study or a search, beside its nodes."""
+    """What MLflow shows of a study or a search, next to its nodes."""
 
     name: str
     # In UTF-8, by name.
@@ -125,7 +120,7 @@ class StudyLog:
 class TrialColumns:
     """What a search varies and what it aims at: the columns of its trials in MLflow.
 
-    `sizes`: of models, where they have a chart each.
+    `sizes`: of models, if they have a chart each.
     """
 
     parameters: tuple[str, ...] = ()
@@ -133,7 +128,6 @@ class TrialColumns:
     sizes: tuple[str, ...] = ()
 
     def metrics_of(self, trial: Mapping[str, object]) -> dict[str, object]:
-        """Returns the values of a trial under the names of MLflow's metrics."""
         values = {parameter_metric(name): trial[name] for name in self.parameters}
         for name in self.objectives:
             values[self.objective_metric(name)] = trial[name]
@@ -142,22 +136,20 @@ class TrialColumns:
         return values
 
     def objective_metric(self, name: str, size: str = "") -> str:
-        """Names an objective's metric: it alone is `objective`.
+        """Names an objective's metric, `objective` if it is the only one.
 
         `size`: for the runs of one size.
         """
-        return metric_name(
-            "/".join(filter(None, (OBJECTIVE, name if len(self.objectives) > 1 else "", size)))
-        )
+        parts = (OBJECTIVE, name if len(self.objectives) > 1 else "", size)
+        return metric_name("/".join(filter(None, parts)))
 
 
 def parameter_metric(name: str) -> str:
-    """Names the metric of what a search varies."""
     return metric_name(TRIAL + name)
 
 
 def search_view(search: str, columns: TrialColumns) -> SavedView:
-    """Returns the view of a search's trials: columns, the best first, and contours by size."""
+    """Returns the view of a search's trials, the best first, with contours by size."""
     varied = tuple(map(parameter_metric, columns.parameters))
     shown = [*map(columns.objective_metric, columns.objectives), *varied]
     contours = tuple(
@@ -181,8 +173,8 @@ def study_views(
 ) -> tuple[SavedView, ...]:
     """Returns the views of a study: charts of its lines, its evaluations, and all its nodes.
 
-    Without charts all nodes alone. `charts`: as of `SavedView`; an evaluation has the same ratios,
-    the best first.
+    Without charts only the last. `charts`: as of `SavedView`; evaluations have the same ratios, the
+    best first.
     """
     nodes = SavedView(f"gram.{study}.runs", f"{study}: runs", _nodes_of(study), _NODE_COLUMNS)
     if not charts:
@@ -195,17 +187,10 @@ def study_views(
     of_evaluations = f"tags.`{KIND}` = 'evaluation' and {_nodes_of(study)}"
     best = next((name for name in ratios if name.endswith("forget`")), ratios[0])
     columns = (best, *(name for name in ratios if name != best), *VIEW_COLUMNS)
-    return (
-        SavedView(
-            f"gram.{study}.evaluations",
-            f"{study}: evaluations",
-            of_evaluations,
-            columns,
-            order_by=best,
-        ),
-        SavedView(f"gram.{study}.ratios", f"{study}: ratios by size", lines, charts=charts),
-        nodes,
-    )
+    key, name = f"gram.{study}.evaluations", f"{study}: evaluations"
+    evaluations = SavedView(key, name, of_evaluations, columns, order_by=best)
+    key, name = f"gram.{study}.ratios", f"{study}: ratios by size"
+    return evaluations, SavedView(key, name, lines, charts=charts), nodes
 
 
 def _nodes_of(study: str) -> str:
@@ -218,25 +203,19 @@ def saved_views(tags: Mapping[str, str], experiment_id: str) -> dict[str, tuple[
     for tag, value in sorted(tags.items()):
         if tag.startswith(f"{VIEW_TAG}gram.") and (view := _named_state(value)) is not None:
             key, (name, state) = tag.removeprefix(VIEW_TAG), view
-            address = (
-                f"#/experiments/{experiment_id}/runs?{TRAINING_RUNS}&viewStateShareKey={quote(key)}"
-            )
+            address = f"#/experiments/{experiment_id}/runs?{TRAINING_RUNS}"
+            address += f"&viewStateShareKey={quote(key)}"
             found[key] = name, address + "&compareRunsMode=CHART" * ("compareRunCharts" in state)
     return found
 
 
 class StoredView(TypedDict):
-    """A saved view as MLflow keeps it."""
-
     name: str
     state: str
 
 
 def _named_state(text: str) -> tuple[str, dict] | None:
-    """Reads a view's name and state.
-
-    None for a text of another shape, which the next study of that name replaces.
-    """
+    """Reads a view's name and state; None for another text, which the next study replaces."""
     try:
         view = parse_json(text, StoredView)
         return view["name"], parse_json(view["state"], dict)
@@ -255,7 +234,7 @@ def _quoted(value: str) -> str:
 def experiment_note(tags: Mapping[str, str], experiment_id: str) -> str:
     """Describes an experiment for people, in Markdown.
 
-    The links to our views come first, where folded text is seen.
+    Links to our views come first, because the text is folded.
     """
     links = ""
     for name, address in saved_views(tags, experiment_id).values():
@@ -268,17 +247,15 @@ def experiment_note(tags: Mapping[str, str], experiment_id: str) -> str:
 
 
 def _contour_chart(section: str, x: str, y: str, z: str) -> dict:
-    axes = {
-        f"{axis}axis": {"key": key, "type": "METRIC"}
-        for axis, key in (("x", x), ("y", y), ("z", z))
-    }
-    about = {
+    keys = {"xaxis": x, "yaxis": y, "zaxis": z}
+    return {
         "type": "CONTOUR",
         "uuid": f"{section}.{z}",
         "metricSectionId": section,
         "displayName": z,
+        "runsCountToCompare": 100,
+        **{axis: {"key": key, "type": "METRIC"} for axis, key in keys.items()},
     }
-    return about | {"runsCountToCompare": 100, **axes}
 
 
 def _line_chart(section: str, metrics: Sequence[str]) -> dict:

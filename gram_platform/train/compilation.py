@@ -1,4 +1,4 @@
-"""Compiles a run's blocks and loss by torch.compile, and goes on without where that fails."""
+"""Compiles a run's blocks and loss by torch.compile, and goes on without it if that fails."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -20,17 +20,17 @@ Result = TypeVar("Result")
 class Compilation:
     """Compiles functions until that fails once. Then all run as they are, with one warning.
 
-    Whatever compiling raises is met by calling the function itself, which must be pure: its own
-    errors rise from there. What ran compiled earlier in the same pass is recomputed so, and nothing
-    else: both must save the same tensors. Ranks decide each for itself, since a compiled function
-    communicates with no other.
+    A function must be pure, because it is called again after a failure; its own errors rise from
+    there. What ran compiled earlier in the same pass, and nothing more, is recomputed compiled,
+    because both must save the same tensors. Each rank decides for itself, since a compiled function
+    communicates with no other rank.
     """
 
     def __init__(self, backend: str | Callable = BACKEND):
         """Bounds the graphs of one function; beyond the bound torch runs the function itself.
 
-        torch keeps one bound and one cache for the whole process: drops the graphs of earlier runs,
-        which would count for this one.
+        torch keeps one bound and one cache for the whole process, so the graphs of earlier runs are
+        dropped: they would count for this one.
         """
         torch.compiler.reset()
         torch._dynamo.utils.counters.clear()
@@ -55,16 +55,13 @@ class Compilation:
         return lambda *inputs: graphs()(*inputs)
 
     def compiled(self, function: Callable[..., Result]) -> Callable[..., Result]:
-        """Returns the function's graphs; they give way to the function itself after a failure."""
+        """Returns the function's graphs, which give way to the function itself after a failure."""
         return functools.partial(self.attempt, self.graphs_of(function), function)
 
     def attempt(
         self, compiled: Callable[..., Result], plain: Callable[..., Result], *inputs
     ) -> Result:
-        """Calls what is compiled; `plain` after a failure.
-
-        A lack of memory is no failure to compile, and rises.
-        """
+        """Calls `compiled`, or `plain` after a failure; a lack of memory rises."""
         if self.has_failed and compiled not in self._used:
             return plain(*inputs)
         try:
@@ -82,15 +79,12 @@ class Compilation:
         if not self.has_failed:
             tried = self.backend if isinstance(self.backend, str) else "another backend"
             reason = one_line(f"{type(error).__name__}: {error}")
-            warn(
-                f"--compile: torch.compile ({tried}) failed, so the run goes on without it, slower:"
-                f" {reason}",
-                2,
-            )
+            failed = f"--compile: torch.compile ({tried}) failed"
+            warn(f"{failed}, so the run goes on without it, slower: {reason}", 2)
         self.has_failed = True
 
     def begin_pass(self) -> None:
-        """Notes that a forward pass begins: what ran in the one before is recomputed no more."""
+        """Notes that a forward pass begins; the last one is not recomputed any more."""
         self._used.clear()
 
 
@@ -123,7 +117,7 @@ def fused_cross_entropy(
     """Returns what computes `objectives.cross_entropy` of a pass's micro-batches, up to rounding.
 
     Called with a pass's logits, a number of losses and `plain`, it returns so many means over
-    equally many sequences; `plain()` where compiling fails. Two compiled functions, for losses and
+    equally many sequences, or `plain()` if compiling fails. Two compiled functions, for losses and
     gradient, convert and scale logits as they read them. Separate operations on a GPU move 32 bytes
     for each logit of 2 bytes: log-softmax 6, exponential 8, division 8, copy 6 and scaling 4. These
     move at most 8: the maximum, the sum and the gradient each read it, and its gradient is written.
@@ -131,10 +125,9 @@ def fused_cross_entropy(
     Shapes: B sequences, T tokens, V vocabulary, N = B x T, M micro-batches of a pass.
     """
     losses = compilation.graphs_of(token_losses)
-    # Where compiling fails, the gradient takes some rows at a time.
-    gradient = functools.partial(
-        compilation.attempt, compilation.graphs_of(logits_gradient), _in_parts
-    )
+    graphs = compilation.graphs_of(logits_gradient)
+    # If compiling fails, the gradient takes some rows at a time.
+    gradient = functools.partial(compilation.attempt, graphs, _in_parts)
 
     def fused(logits: TargetLogits, num_losses: int, plain: Callable) -> Sequence[torch.Tensor]:
         logits_BTV, targets_BT, weights_BT = logits
@@ -181,9 +174,7 @@ def token_losses(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns each token's cross entropy in nats, and what its gradient needs.
 
-    That is the largest logit, and the log-sum-exp of the logits minus it.
-
-    All are float32 of shape [N, 1].
+    That is the largest logit, and the log-sum-exp of the logits minus it. All are float32 [N, 1].
     """
     float_NV = logits_NV.float()
     largest_N1 = float_NV.amax(dim=-1, keepdim=True)

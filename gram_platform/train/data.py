@@ -13,7 +13,7 @@ from gram_platform.config.identity import invalid
 from gram_platform.config.routing import MicroBatch, domain_permutation, draw_positions
 from gram_platform.corpora.packed import TokenRows
 
-# Draws of a domain whose rows are computed at once: permuting one micro-batch costs too much.
+# Draws of a domain whose rows are computed at once, since permuting costs too much one by one.
 DRAWS_AT_ONCE = 4096
 
 
@@ -25,15 +25,15 @@ class Separator:
     end: int
 
     def places(self, sequences: np.ndarray) -> np.ndarray:
-        """Tells at which tokens it begins: bool [num_sequences, seq_len + 2 - its length]."""
+        """Says at which tokens it begins: bool [num_sequences, seq_len + 2 - its length]."""
         windows = np.lib.stride_tricks.sliding_window_view(sequences, len(self.tokens), axis=1)
         return (windows == np.array(self.tokens)).all(-1)
 
     def of_responses(self, sequences: np.ndarray) -> np.ndarray:
-        """Tells which targets are of responses, ends included: bool [num_sequences, seq_len].
+        """Says which targets are of responses, ends included: bool [num_sequences, seq_len].
 
-        A sequence may begin inside a document: its first separator or end says where. One without
-        either counts as part of a prompt.
+        A sequence may begin inside a document. Its first separator or end says where; without
+        either it counts as part of a prompt.
         """
         # 1: a response begins after this token, -1: a prompt does.
         begins = np.zeros(sequences.shape, dtype=np.int8)
@@ -50,7 +50,7 @@ class ScheduleReader:
     """Reads the micro-batches of a run's schedule.
 
     `arrays` holds [num_sequences, seq_len + 1] for every domain. `permuted`: the arrays are in the
-    order of their domain's permutation. `separator`: of an objective that counts responses alone.
+    order of their domain's permutation. `separator`: of an objective that only counts responses.
     """
 
     def __init__(
@@ -68,9 +68,8 @@ class ScheduleReader:
         for budget in config.data.domains:
             _require_pool(budget, arrays)
         self.separator = separator
-        if separator and not any(
-            separator.places(array[:DRAWS_AT_ONCE]).any() for array in arrays.values()
-        ):
+        beginnings = (array[:DRAWS_AT_ONCE] for array in arrays.values())
+        if separator and not any(separator.places(rows).any() for rows in beginnings):
             expected = "text between prompt and response in the training data"
             raise invalid("objective.responses_after", config.objective.responses_after, expected)
 
@@ -84,8 +83,8 @@ class ScheduleReader:
     ) -> tuple[torch.Tensor, ...]:
         """Returns a share's weights: float32 [micro_batch / num_ranks, seq_len]; () if all are 1.
 
-        Those of prompts are 0, those of responses equal, and the mean over the micro-batch of all
-        ranks is 1.
+        Prompts have 0, responses equal weights, and the mean over the micro-batch of all ranks is
+        1.
         """
         if self.separator is None:
             return ()
@@ -94,7 +93,6 @@ class ScheduleReader:
         return (torch.from_numpy(rank_share(weights, rank, num_ranks)),)
 
     def _sequences(self, rows: np.ndarray) -> np.ndarray:
-        """Reads the sequences of `rows`: int64 [number of rows, seq_len + 1]."""
         sequences = np.empty((len(rows), self.config.model.seq_len + 1), dtype=np.int64)
         for number in np.unique(rows[:, 0]):
             chosen = rows[:, 0] == number
@@ -130,13 +128,11 @@ class ScheduleReader:
 
 
 def rank_share(rows: np.ndarray, rank: int, num_ranks: int) -> np.ndarray:
-    """Returns a rank's contiguous share of the rows."""
     share = len(rows) // num_ranks
     return rows[rank * share : (rank + 1) * share]
 
 
 def _require_pool(budget: DomainBudget, arrays: Mapping[str, TokenRows]) -> None:
-    """Raises ValueError unless the corpus has every slice of a budget's pool."""
     for part in budget.pool:
         if part.domain not in arrays:
             raise invalid("data.domains", part.domain, "one of the corpus's: " + ", ".join(arrays))
@@ -147,7 +143,6 @@ def _require_pool(budget: DomainBudget, arrays: Mapping[str, TokenRows]) -> None
 
 
 def tokens_of(rows: np.ndarray, device: torch.device | str) -> torch.Tensor:
-    """Copies packed sequences to `device` as int64 tokens."""
     return on_device(torch.from_numpy(rows.astype(np.int64)), device)
 
 
@@ -162,10 +157,10 @@ def on_device(tokens: torch.Tensor, device: torch.device | str) -> torch.Tensor:
 
 
 def gpu_of_this_thread() -> Callable[[], None]:
-    """Returns what a new thread must call first to use the calling thread's GPU.
+    """Returns what a new thread must call first to use the calling thread's GPU, if it has one.
 
-    It does nothing where none is used. A thread begins with GPU 0. On a machine of eight, seven
-    ranks would start a second context there, of .5 GiB each.
+    A thread begins with GPU 0. On a machine of eight, seven ranks would start a second context
+    there, of .5 GiB each.
     """
     if not torch.cuda.is_initialized():
         return lambda: None
@@ -195,19 +190,14 @@ class Staging:
     def copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Starts copying; call `before_change` before the tensors change."""
         on_gpu = {name: tensor for name, tensor in tensors.items() if tensor.device.type == "cuda"}
-        copies = {
-            name: tensor.to("cpu", copy=True)
-            for name, tensor in tensors.items()
-            if name not in on_gpu
-        }
+        others = tensors.keys() - on_gpu.keys()
+        copies = {name: tensors[name].to("cpu", copy=True) for name in others}
         if on_gpu:
             self._stream = self._stream or torch.cuda.Stream()
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
-                copies |= {
-                    name: self._like(name, t).copy_(t, non_blocking=True)
-                    for name, t in on_gpu.items()
-                }
+                for name, tensor in on_gpu.items():
+                    copies[name] = self._like(name, tensor).copy_(tensor, non_blocking=True)
             self._copied = self._stream.record_event()
         return {name: copies[name] for name in tensors}
 
@@ -217,7 +207,6 @@ class Staging:
         return self._pinned[name]
 
     def wait(self) -> None:
-        """Waits until the copies are complete."""
         if self._copied is not None:
             self._copied.synchronize()
 

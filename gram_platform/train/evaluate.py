@@ -27,7 +27,6 @@ Active = Callable[[str], Mapping[str, float]]
 def require_sequences(
     arrays: Mapping[str, TokenRows], domains: Sequence[str], num_sequences: int
 ) -> None:
-    """Raises ValueError unless every domain has that many sequences."""
     for domain in domains:
         available = len(arrays[domain]) if domain in arrays else 0
         if num_sequences > available:
@@ -46,9 +45,9 @@ def domain_losses(
     """Returns each domain's mean cross entropy per token, in nats, over its first rows.
 
     `active(domain)` returns the module weights for a domain's batches. With several ranks each
-    calls it, measures every `num_ranks`th batch and gets all losses; the number of ranks changes no
-    bit, since a batch is never split. Ranks make equally many passes: one that has no batch left
-    repeats the last one for nothing.
+    calls it, measures every `num_ranks`th batch and gets all losses. The number of ranks changes no
+    bit, because a batch is never split. A rank without a batch repeats the last one, because ranks
+    make equally many passes.
     """
     batches = _batches(learner.config.model, arrays, domains, num_sequences, learner.device)
     losses = [torch.zeros((), device=learner.device)] * len(batches)
@@ -82,8 +81,9 @@ def progress_losses(
 ) -> dict[str, float]:
     """Returns `validation_losses` on each domain's first `num_sequences` rows, by small passes.
 
-    A pass has rows of several domains, no more than a pass of training, and a sharded model gathers
-    its weights as in training: it needs no more memory. With several ranks all must call it.
+    It needs no more memory than training: a pass has rows of several domains, no more than a pass
+    of training, and a sharded model gathers its weights as in training. With several ranks all must
+    call it.
     """
     config, active = learner.config, dict.fromkeys(learner.config.model.module_domains, 1.0)
     rows = np.concatenate([arrays[domain][:num_sequences] for domain in config.eval_points.domains])
@@ -94,9 +94,8 @@ def progress_losses(
         # A rank that has no part left repeats the last one for nothing.
         part = parts[min(first + learner.rank, len(parts) - 1)]
         tokens_BT = tokens_of(rows[part.start : part.stop], learner.device)
-        losses_B = sequence_cross_entropy(
-            learner.forward(tokens_BT[:, :-1], active), tokens_BT[:, 1:]
-        )
+        logits_BTV = learner.forward(tokens_BT[:, :-1], active)
+        losses_B = sequence_cross_entropy(logits_BTV, tokens_BT[:, 1:])
         if first + learner.rank < len(parts):
             losses[part.start : part.stop] = losses_B
     means = learner.sum_over_ranks(losses).view(-1, num_sequences).mean(dim=1)
@@ -138,9 +137,8 @@ def profile_losses(
         for domain, rows in batches:
             tokens_BT = tokens_of(rows, model.device)
             for of_profile, active in zip(losses, profiles, strict=True):
-                of_profile.append(
-                    cross_entropy(model(tokens_BT[:, :-1], active(domain)), tokens_BT[:, 1:])
-                )
+                logits_BTV = model(tokens_BT[:, :-1], active(domain))
+                of_profile.append(cross_entropy(logits_BTV, tokens_BT[:, 1:]))
             kept.clear()
     finally:
         del first.trunk
@@ -179,20 +177,16 @@ def _batches(
     num_sequences: int,
     device: torch.device | str,
 ) -> Batches:
-    """Lists the domains' first rows, `evaluation_batch` rows at a time.
-
-    ValueError when there are too few.
-    """
+    """Lists the domains' first rows, `evaluation_batch` rows at a time; ValueError if too few."""
     require_sequences(arrays, domains, num_sequences)
     batch = evaluation_batch(config, device)
-    parts = [
-        slice(first, min(first + batch, num_sequences)) for first in range(0, num_sequences, batch)
-    ]
+    starts = range(0, num_sequences, batch)
+    parts = [slice(first, min(first + batch, num_sequences)) for first in starts]
     return [(domain, arrays[domain][part]) for domain in domains for part in parts]
 
 
 def _means(batches: Batches, losses: Sequence[float]) -> dict[str, float]:
-    """Averages the batches' mean losses by domain, weighted by their numbers of sequences."""
+    """Averages batches by domain, weighted by their numbers of sequences."""
     totals = {domain: (0.0, 0) for domain, _ in batches}
     # `sum` rounds differently in Python 3.12.
     for (domain, rows), loss in zip(batches, losses, strict=True):
@@ -202,7 +196,7 @@ def _means(batches: Batches, losses: Sequence[float]) -> dict[str, float]:
 
 
 def uniforms(num_tokens: int, *names: object) -> torch.Tensor:
-    """Draws float64 numbers [num_tokens] in [0, 1) on the CPU, determined by the names alone."""
+    """Draws float64 numbers [num_tokens] in [0, 1) on the CPU, which only depend on the names."""
     digest = hashlib.sha256("/".join(map(str, names)).encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     return torch.rand(num_tokens, generator=generator, dtype=torch.float64)
@@ -218,8 +212,8 @@ def sample_continuations(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Samples continuations of prompts.
 
-    Returns tokens_BC (int64) and surprisals_BC (float64), both on the CPU. A token is drawn by one
-    uniform number; its surprisal is -log of its probability, in nats. ValueError unless prompt and
+    Returns tokens_BC (int64) and surprisals_BC (float64), both on the CPU. One uniform number draws
+    a token; its surprisal is -log of its probability, in nats. ValueError unless prompt and
     continuation fit into the model's context.
     """
     num_prompt, num_tokens = prompts_BP.shape[1], uniforms_BC.shape[1]
@@ -277,14 +271,13 @@ class CachedAttention(nn.Module):
             assert x_BTD.shape[1] == 1, "after the first call, one token at a time"
             new = [torch.cat(pair, dim=2) for pair in zip(self.cache, new, strict=True)]
         self.cache = new[0], new[1]
-        return self.attention.attend(
-            q_BHTh, *self.cache, first == 0, mask_BTT if first == 0 else None
-        )
+        mask_BTT = mask_BTT if first == 0 else None
+        return self.attention.attend(q_BHTh, *self.cache, first == 0, mask_BTT)
 
 
 @contextlib.contextmanager
 def kv_cache(model: Transformer) -> Iterator[None]:
-    """Gives the model a cache of keys and values: each call continues the one before it.
+    """Gives the model a cache of keys and values, so that each call continues the last one.
 
     A further token then costs one token's forward pass and its attention to earlier tokens.
     """

@@ -1,9 +1,9 @@
 """Holds what a run trains: model, float32 master weights by set, optimizers and gradients.
 
-This is the learner of one process; `sharding.py` has the one for several ranks. In float32 the
-model is its own master. In bfloat16 the model computes with a bfloat16 copy of every weight, and
-each micro-batch's gradient is added in float32 to the master, as FSDP2's mixed precision does. Sets
-that a route does not train get no gradient, so AdamW skips them.
+This learner has one process; `sharding.py` has the learner of several ranks. In float32 the model
+is its own master. In bfloat16 the model computes with a bfloat16 copy of every weight, and each
+micro-batch's gradient is added in float32 to the master, as in FSDP2's mixed precision. Sets that a
+route does not train get no gradient, so AdamW skips them.
 """
 
 import contextlib
@@ -69,19 +69,18 @@ class Learner:
     ):
         """Builds the model from `start` (weights by name) and the seed, see `starting_weights`.
 
-        `activation_checkpointing`: blocks keep only their inputs and recompute the rest in the
+        `activation_checkpointing`: blocks only keep their inputs and recompute the rest in the
         backward pass; less memory, more time, the same bits. `compiled`: compiles the blocks and
         the loss, while that works. `num_passes`: divides this process's sequences of a micro-batch;
-        less memory, the same gradient up to rounding. `num_merged`: the most micro-batches of one
-        route that run in one pass; fewer, longer products, the same gradient up to rounding.
+        less memory. `num_merged`: the most micro-batches of one route in one pass; fewer, longer
+        products. Both give the same gradient up to rounding.
         """
         self.config, self.num_passes, self.num_merged = config, num_passes, num_merged
         self.device = torch.device(device)
         # By set: each weight as (copy to compute with, master).
         self._copies: dict[str, list[tuple[nn.Parameter, nn.Parameter]]] = {}
-        self.model, self.master_sets = self._build(
-            starting_weights(config, start or {}, self.rows_of)
-        )
+        weights = starting_weights(config, start or {}, self.rows_of)
+        self.model, self.master_sets = self._build(weights)
         self.masters = {name: p for named in self.master_sets.values() for name, p in named.items()}
         self.model.keeps_activations = not activation_checkpointing
         self.compilation = Compilation() if compiled else None
@@ -94,15 +93,11 @@ class Learner:
         self._trained: frozenset[str] | None = None
         self.staging = Staging()
         self._publish(self.master_sets)
-        self.misdirection = (
-            self._misdirection(start or {}) if config.objective.kind == MISDIRECTION else None
-        )
+        steers = config.objective.kind == MISDIRECTION
+        self.misdirection = self._misdirection(start or {}) if steers else None
 
     def _build(self, weights: Iterable[tuple[str, Piece]]) -> tuple[nn.Module, Sets]:
-        """Returns the model that computes and the master weights by set.
-
-        In float32 they are the same parameters.
-        """
+        """Returns the model that computes and the master weights by set, in float32 the same."""
         rows = ((name, piece.rows) for name, piece in weights)
         master = build(self.config.model, rows).to(self.device)
         master_sets = parameters_by_set(master)
@@ -124,9 +119,8 @@ class Learner:
         """Makes a learner, which never steps, of the start's layers that RMU compares with."""
         num_layers = self.config.objective.steered_layers
         model = replace(self.config.model, num_layers=num_layers)
-        later = tuple(
-            f"blocks.{layer}." for layer in range(num_layers, self.config.model.num_layers)
-        )
+        numbers = range(num_layers, self.config.model.num_layers)
+        later = tuple(f"blocks.{number}." for number in numbers)
         layers = {name: rows for name, rows in start.items() if not name.startswith(later)}
         config = replace(self.config, model=model, objective=Objective())
         frozen = type(self)(config, self.device, layers)
@@ -172,10 +166,7 @@ class Learner:
             add_gradients(self._copies[name])
 
     def evaluating(self) -> contextlib.AbstractContextManager:
-        """Begins a block of forward passes without gradients.
-
-        Ranks gather every weight once for all of them.
-        """
+        """Begins a block of forward passes without gradients; ranks gather weights once for it."""
         return contextlib.nullcontext()
 
     def sum_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
@@ -183,21 +174,17 @@ class Learner:
         return values
 
     def mean_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
-        """Averages per-rank means of equally many sequences over ranks.
-
-        In one process returns the values.
-        """
+        """Averages per-rank means of equally many sequences; in one process returns the values."""
         return values
 
     def clip(self) -> float:
-        """Clips the window's gradients; returns their norm before."""
         return clip_gradients(self.master_sets, self.config.optimizer)
 
     def step(self, rate: float) -> None:
         """Steps the sets that have gradients, clears these and publishes the new weights."""
         stepped = [
-            s
-            for s, named in self.master_sets.items()
+            name
+            for name, named in self.master_sets.items()
             if any(p.grad is not None for p in named.values())
         ]
         self.staging.before_change()
@@ -208,7 +195,6 @@ class Learner:
         self._publish(stepped)
 
     def _publish(self, set_names: Collection[str]) -> None:
-        """Copies the masters of these sets into the model."""
         pairs = [pair for name in set_names for pair in self._copies.get(name, ())]
         if pairs:
             with torch.no_grad():
@@ -217,28 +203,26 @@ class Learner:
     def pieces(self) -> dict[str, Piece]:
         """Copies this process's rows of the whole state to the CPU, without communication.
 
-        Weights are `model.<name>`, AdamW's are `optim.<set>.<name>.{step,exp_avg,exp_avg_sq}`; a
-        set that never stepped has none. Copies from a GPU are made while training goes on: see
+        Weights are `model.<name>`, AdamW's are `optim.<set>.<name>.{step,exp_avg,exp_avg_sq}`,
+        except for a set that never stepped. Copies from a GPU are made while training goes on; see
         `staging` for when they are complete and valid.
         """
         copies = self.staging.copy({name: self._local(value) for name, value in self._tensors()})
         return {name: self._piece(name, value, copies[name]) for name, value in self._tensors()}
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Returns the float32 weights by name, on the CPU."""
         return {name: p.detach().cpu() for name, p in self.masters.items()}
 
     def weight_pieces(self) -> dict[str, Piece]:
-        """Copies this process's rows of the float32 weights, by name, to the CPU."""
-        rows = {
-            name: self._local(p.detach()).to("cpu", copy=True) for name, p in self.masters.items()
-        }
-        return {
-            name: self._piece(f"model.{name}", p, rows[name]) for name, p in self.masters.items()
-        }
+        """Copies this process's rows of the float32 weights to the CPU."""
+        pieces = {}
+        for name, master in self.masters.items():
+            rows = self._local(master.detach()).to("cpu", copy=True)
+            pieces[name] = self._piece(f"model.{name}", master, rows)
+        return pieces
 
     def rows_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Returns [first, stop), this process's rows of a tensor of the state."""
+        """Returns [first, stop), this process's rows of a tensor."""
         return all_rows(name, shape)
 
     def load_state(self, state: Mapping[str, torch.Tensor | Piece]) -> None:
@@ -265,7 +249,6 @@ class Learner:
     def _slots(
         self, state: Mapping[str, torch.Tensor | Piece], prefix: str, parameter: nn.Parameter
     ) -> dict:
-        """Reads AdamW's state of one parameter."""
         slots = {"step": as_piece(state[prefix + "step"]).rows.to(self.device, copy=True)}
         for slot in ("exp_avg", "exp_avg_sq"):
             slots[slot] = torch.empty_like(parameter, requires_grad=False)
@@ -286,7 +269,6 @@ class Learner:
 
     @torch.no_grad()
     def _fill(self, target: torch.Tensor, name: str, value: torch.Tensor | Piece) -> None:
-        """Copies this process's rows of `value` into `target`."""
         piece = as_piece(value)
         if piece.shape != tuple(target.shape) or piece.rows.dtype != target.dtype:
             expected = f"{tuple(target.shape)} {target.dtype}"
@@ -303,11 +285,9 @@ def starting_weights(
 ) -> Iterator[tuple[str, Piece]]:
     """Yields (name, float32 piece) of every parameter.
 
-    It has the rows that `rows_of` asks for if `start` has the name, else all rows, drawn from the
-    seed.
-
-    `start` may lack modules, since a branch adds modules to its base; ValueError for any other
-    difference.
+    It has the rows that `rows_of` asks for if `start` has the name, otherwise all rows, drawn from
+    the seed. `start` may lack modules, since a branch adds modules to its base; ValueError for any
+    other difference.
     """
     left = dict(start)
     for name, shape in parameter_shapes(config.model).items():
@@ -332,9 +312,10 @@ def probed_norms(learner: Learner, sequences: np.ndarray) -> dict[str, float]:
     `sequences` [num_sequences, seq_len + 1] are the domain's first. All modules are active and get
     gradients, as in an unlabelled batch; the core gets none, which changes no module's gradient.
     Biases are left out: MLP outputs are summed, so every module has the same gradient at its output
-    bias, and in narrow modules it dominates the norm. Returns the root mean square over
-    `num_probed` micro-batches of the run's size. Leaves the learner's weights, optimizer states and
-    gradients unchanged; with several ranks all must call it.
+    bias, and in narrow modules it dominates the norm.
+
+    Returns the root mean square over `num_probed` micro-batches. Leaves weights, optimizer states
+    and gradients unchanged. With several ranks all must call it.
     """
     config = learner.config
     modules = {module_set(domain): domain for domain in config.model.module_domains}
@@ -348,9 +329,8 @@ def probed_norms(learner: Learner, sequences: np.ndarray) -> dict[str, float]:
     learner.train_only(frozenset(modules))
     for number in range(config.num_probed):
         micro_batch = sequences[number * config.micro_batch :][: config.micro_batch]
-        tokens_BT = tokens_of(
-            rank_share(micro_batch, learner.rank, learner.num_ranks), learner.device
-        )
+        share = rank_share(micro_batch, learner.rank, learner.num_ranks)
+        tokens_BT = tokens_of(share, learner.device)
         for is_last, part_BT in learner.passes(tokens_BT):
             loss = cross_entropy(learner.forward(part_BT[:, :-1], active), part_BT[:, 1:])
             learner.backward(loss / learner.num_passes, modules, is_last)

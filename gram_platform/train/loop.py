@@ -17,10 +17,7 @@ from gram_platform.train.optimizers import gradient_norms, learning_rate, weight
 
 
 class TrainingDiverged(RuntimeError):
-    """A loss or gradient norm is not finite.
-
-    The message names the step, the domain and the learning rate.
-    """
+    """A loss or gradient norm is not finite; says the step, the domain and the learning rate."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +26,8 @@ class StepRecord:
 
     step: int
     learning_rate: float
-    # The norm before clipping.
+    # Before clipping.
     grad_norm: float
-    # The domain of each micro-batch.
     domains: tuple[str, ...]
     # Cross entropy of each micro-batch, in nats per token.
     losses: tuple[float, ...]
@@ -53,8 +49,9 @@ def training_steps(
 
     A step trains on one window. Micro-batches of a window differ in domain and route. Each runs in
     `num_passes` passes of the learner, or up to `num_merged` of one route share a pass. In every
-    case the gradient is that of the mean of the micro-batches' losses, up to rounding. Every
-    `norms_every` steps (0: never), and after the last step, the record's norms are
+    case the gradient is that of the mean of the micro-batches' losses, up to rounding.
+
+    Every `norms_every` steps (0: never), and after the last step, the record's norms are
     `gradient/<set>`, before clipping, of the sets that the window trained, and `weights/<set>`
     after the step. Raises TrainingDiverged before a non-finite gradient changes a weight.
     """
@@ -63,19 +60,16 @@ def training_steps(
         window = schedule.window(step)
         domains = tuple(micro_batch.domain for micro_batch in window)
         rate = learning_rate(config.optimizer, step, config.num_steps)
-        is_measured = norms_every > 0 and (
-            (step + 1) % norms_every == 0 or step + 1 == config.num_steps
-        )
+        is_last = step + 1 == config.num_steps
+        is_measured = norms_every > 0 and (is_last or (step + 1) % norms_every == 0)
 
         losses, minimised = _accumulate_gradients(learner, window, reader)
         for domain, loss in zip(domains, losses, strict=True):
             require_finite(f"loss {loss}", loss, f"step {step + 1}, domain {domain!r}", rate)
         gradients = gradient_norms(learner.master_sets) if is_measured else {}
         grad_norm = learner.clip()
-        drawn = sorted(set(domains))
-        require_finite(
-            f"gradient norm {grad_norm}", grad_norm, f"step {step + 1}, domains {drawn}", rate
-        )
+        where = f"step {step + 1}, domains {sorted(set(domains))}"
+        require_finite(f"gradient norm {grad_norm}", grad_norm, where, rate)
         learner.step(rate)
         weights = weight_norms(learner.master_sets) if is_measured else {}
 
@@ -90,8 +84,8 @@ def _accumulate_gradients(
 ) -> tuple[list[float], list[float]]:
     """Runs every micro-batch forward and backward.
 
-    Returns their cross entropies and minimised losses over all ranks. Reads values from the device
-    once, after the whole window: each read waits for all queued work.
+    Returns their cross entropies and minimised losses over all ranks. Reads them from the device
+    once, after the whole window, because a read waits for all queued work.
     """
     num_losses, ranks = len(window) * learner.num_passes, (learner.rank, learner.num_ranks)
     values = torch.zeros(len(window), 2, device=learner.device)
@@ -101,9 +95,8 @@ def _accumulate_gradients(
         read = [(reader.tokens(m, *ranks), *reader.weights(m, *ranks)) for m in micro_batches]
         joined = read[0] if len(read) == 1 else map(torch.cat, zip(*read, strict=True))
         for is_last, *part in learner.passes(*(on_device(rows, learner.device) for rows in joined)):
-            found = _pass(
-                learner, micro_batches, num_losses, is_last and group is groups[-1], *part
-            )
+            ends_window = is_last and group is groups[-1]
+            found = _pass(learner, micro_batches, num_losses, ends_window, *part)
             for index, value in zip(group, found, strict=True):
                 values[index] += value
     losses, minimised = learner.mean_over_ranks(values / learner.num_passes).T.tolist()
@@ -143,23 +136,17 @@ def _pass(
 
 
 def _parts(rows: torch.Tensor | None, number: int) -> Sequence[torch.Tensor | None]:
-    """Divides sequences among micro-batches.
-
-    A single part is not cut, since that copies its gradient.
-    """
+    """Divides sequences among micro-batches; a cut would copy the gradient of a single part."""
     return [rows] * number if rows is None or number == 1 else rows.chunk(number)
 
 
 def _forgetting(objective: Objective, domains: Sequence[str], minimised: Sequence[float]) -> float:
-    """Averages the forget term over forget micro-batches, undoing the factor 2 of `training_loss`.
+    """Averages the forget term over forget micro-batches, without the 2 of `training_loss`.
 
     Infinite without any.
     """
-    terms = [
-        value / 2.0
-        for domain, value in zip(domains, minimised, strict=True)
-        if domain in objective.forget
-    ]
+    losses = zip(domains, minimised, strict=True)
+    terms = [value / 2.0 for domain, value in losses if domain in objective.forget]
     return sum_in_order(terms) / len(terms) if terms else math.inf
 
 

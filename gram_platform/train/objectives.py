@@ -70,7 +70,7 @@ def _fill(
 def _fill_in_place(
     grad_NV: torch.Tensor, logits_NV: torch.Tensor, targets_N1: torch.Tensor, divisor: int
 ) -> torch.Tensor:
-    """Does as `_fill` for float32, in the gradient's memory, with one exponential, not two."""
+    """Does as `_fill` for float32 in the gradient's memory, with one exponential."""
     torch.sub(logits_NV, logits_NV.amax(dim=-1, keepdim=True), out=grad_NV)
     target_logits_N1 = grad_NV.gather(1, targets_N1)
     sums_N1 = grad_NV.exp_().sum(dim=-1, keepdim=True)
@@ -89,9 +89,8 @@ def rows_at_once(device: torch.device, vocab_size: int) -> int:
 
 def token_cross_entropy(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
     """Returns the cross entropy of every target in nats: float32 losses_BT."""
-    return F.cross_entropy(
-        logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), reduction="none"
-    ).view_as(targets_BT)
+    logits_NV, targets_N = logits_BTV.flatten(0, 1).float(), targets_BT.flatten()
+    return F.cross_entropy(logits_NV, targets_N, reduction="none").view_as(targets_BT)
 
 
 def sequence_cross_entropy(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
@@ -114,7 +113,7 @@ def maxent_kl(logits_BTV: torch.Tensor) -> torch.Tensor:
 
 
 def maxent_entropy(logits_BTV: torch.Tensor) -> torch.Tensor:
-    """Returns KL(p || uniform) averaged over tokens, in nats: what the paper minimises.
+    """Returns KL(p || uniform) averaged over tokens, in nats, which the paper minimises.
 
     This is log V - H(p), where V counts the vocabulary's padding: logits (2, 1, 0, -1) give
     0.438757.
@@ -164,10 +163,10 @@ def training_loss(
 class Misdirection:
     """Keeps what RMU compares: the output of a layer of the trained model, and its target.
 
-    On forget domains the target is a fixed random vector of length `steering`, with components
-    drawn uniformly from [0, 1) as the authors do; it depends on the seed alone. On others it is the
-    layer's output at the run's start. `above`: what comes after that layer, which never trains; its
-    losses are only reported, without a graph.
+    On forget domains the target is a fixed random vector of length `steering`, whose components are
+    drawn uniformly from [0, 1) by the seed, as the authors do. On others it is the layer's output
+    at the run's start. `above`: what comes after that layer, which never trains; its losses are
+    only reported, without a graph.
     """
 
     def __init__(
@@ -182,11 +181,8 @@ class Misdirection:
         direction_D = torch.from_numpy(values_D / np.linalg.norm(values_D)).float()
         self.target_D = (config.objective.steering * direction_D).to(model.rotary.cos_Th.device)
         num_layers = self.objective.steered_layers
-        self.above = [
-            p
-            for part in (*model.blocks[num_layers:], model.ln_f, model.lm_head)
-            for p in part.parameters()
-        ]
+        above = (*model.blocks[num_layers:], model.ln_f, model.lm_head)
+        self.above = [parameter for part in above for parameter in part.parameters()]
         self.kept: dict[str, torch.Tensor] = {}
         for name, steered in (("trained", model), ("frozen", frozen)):
             steered.blocks[num_layers - 1].register_forward_hook(partial(self._keep, name))

@@ -1,7 +1,7 @@
 """Updates parameter sets: learning-rate schedule, AdamW for each set, gradient clipping.
 
-Measures norms by set. Works on lists of tensors, for which a GPU needs few kernels, and of sharded
-tensors on this rank's rows.
+Measures norms by set. Works on lists of tensors, for which a GPU needs few kernels, and on this
+rank's rows of sharded tensors.
 """
 
 import math
@@ -40,10 +40,7 @@ def set_learning_rate(optimizers: Mapping[str, torch.optim.AdamW], rate: float) 
 
 
 def make_optimizers(config: OptimizerConfig, sets: Sets) -> dict[str, torch.optim.AdamW]:
-    """Makes one AdamW for each set.
-
-    Weight decay applies to matrices, and to vectors only with `decay_vectors`.
-    """
+    """Makes one AdamW for each set; only `decay_vectors` decays vectors too."""
     return {name: _adamw(config, list(parameters.values())) for name, parameters in sets.items()}
 
 
@@ -60,15 +57,14 @@ def _adamw(config: OptimizerConfig, parameters: list[nn.Parameter]) -> torch.opt
 def clip_gradients(sets: Sets, config: OptimizerConfig) -> float:
     """Scales gradients down to `clip_norm` (0: leaves them); returns their norm before [ours].
 
-    The norm is over all sets, and the factor the one of torch's `clip_grad_norm_`. Parameters
+    The norm is over all sets, and the factor is that of torch's `clip_grad_norm_`. Parameters
     without gradients are left out.
     """
     gradients = [p.grad for named in sets.values() for p in named.values() if p.grad is not None]
     norm = torch.linalg.vector_norm(_tensor_norms(gradients))
     if config.clip_norm:
-        torch._foreach_mul_(
-            _locals(gradients), torch.clamp(config.clip_norm / (norm + 1e-6), max=1.0)
-        )
+        factor = torch.clamp(config.clip_norm / (norm + 1e-6), max=1.0)
+        torch._foreach_mul_(_locals(gradients), factor)
     return float(norm)
 
 
@@ -84,11 +80,8 @@ def add_gradients(pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
         converted = [torch.empty_like(gradient, dtype=torch.float32) for gradient in gradients]
         torch._foreach_copy_(converted, gradients)
         gradients = converted
-    added = [
-        (master.grad, g)
-        for (_, master), g in zip(pairs, gradients, strict=True)
-        if master.grad is not None
-    ]
+    sums = zip((master.grad for _, master in pairs), gradients, strict=True)
+    added = [each for each in sums if each[0] is not None]
     if added:
         torch._foreach_add_(*map(list, zip(*added, strict=True)))
     for (copy, master), gradient in zip(pairs, gradients, strict=True):
@@ -102,30 +95,27 @@ def gradient_norms(sets: Sets) -> dict[str, float]:
 
     With sharded parameters every rank must call it; one reduction serves all sets.
     """
-    gradients = {
-        name: [p.grad for p in named.values() if p.grad is not None] for name, named in sets.items()
-    }
-    return _norms({name: tensors for name, tensors in gradients.items() if tensors})
+    groups = {}
+    for name, named in sets.items():
+        if gradients := [p.grad for p in named.values() if p.grad is not None]:
+            groups[name] = gradients
+    return _norms(groups)
 
 
 def weight_norms(sets: Sets) -> dict[str, float]:
-    """Measures the norm of every set's weights; see `gradient_norms` for sharded parameters."""
+    """Measures the norm of every set's weights; see `gradient_norms`."""
     return _norms({name: [p.detach() for p in named.values()] for name, named in sets.items()})
 
 
-def _norms(groups: dict[str, Sequence[torch.Tensor]]) -> dict[str, float]:
-    """Combines the tensors' norms by group, with a single transfer from the device."""
-    left = iter(
-        _tensor_norms([tensor for tensors in groups.values() for tensor in tensors]).tolist()
-    )
+def _norms(groups: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, float]:
+    """Combines norms by group, with a single transfer from the device."""
+    tensors = [tensor for group in groups.values() for tensor in group]
+    left = iter(_tensor_norms(tensors).tolist())
     return {name: math.hypot(*(next(left) for _ in tensors)) for name, tensors in groups.items()}
 
 
 def _tensor_norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Returns the norm of every tensor.
-
-    Of sharded ones by one all-reduce over the ranks of one copy.
-    """
+    """Returns every tensor's norm; sharded ones take one all-reduce over the ranks of a copy."""
     norms = torch.stack(torch._foreach_norm(_locals(tensors)))
     if not _is_sharded(tensors[0]):
         return norms
@@ -141,5 +131,5 @@ def _locals(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _is_sharded(tensor: torch.Tensor) -> bool:
-    """Tells a DTensor by its method: importing that class takes one process half a second."""
+    """Finds a DTensor by its method: importing its class takes one process half a second."""
     return hasattr(tensor, "to_local")

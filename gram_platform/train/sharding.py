@@ -1,9 +1,9 @@
 """Trains a run on several ranks: FSDP2 with gradient routing.
 
-The embedding, blocks, and the last norm with the head are sharded separately. So are auxiliary MLPs
-that are large (`Sharing.own_groups`), which are never gathered while inactive; small ones stay in
+The embedding, blocks, and the last norm with the head are sharded separately. So are large
+auxiliary MLPs (`Sharing.own_groups`), which are never gathered while inactive; small ones stay in
 their block's group, for fewer collectives. All ranks have the same routes and split each
-micro-batch's sequences. Gradients are reduced in float32, once a window or in every pass;
+micro-batch's sequences. Gradients are reduced in float32, once a window or in every pass.
 `config.layout` decides which, and whether weights stay gathered between passes. The order of calls
 matters: comments say where another order would train wrongly without an error.
 """
@@ -27,12 +27,11 @@ from gram_platform.train.optimizers import Sets
 
 
 def rank_mesh(device: str, shards: int) -> DeviceMesh:
-    """Makes the mesh of all ranks, or of machines x ranks where each machine has a copy.
+    """Makes the mesh of all ranks, or of machines x ranks if each machine has a copy.
 
-    `shards`: the ranks that share one copy of the weights.
-
-    Ray Train sets LOCAL_WORLD_SIZE, and numbers the ranks of a machine one after another. Ranks
-    that were not placed as whole machines share one copy.
+    `shards`: the ranks that share one copy of the weights. Ray Train sets LOCAL_WORLD_SIZE, and
+    numbers the ranks of a machine one after another. Ranks that were not placed as whole machines
+    share one copy.
     """
     num_ranks = dist.get_world_size()
     of_machine = int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
@@ -40,9 +39,8 @@ def rank_mesh(device: str, shards: int) -> DeviceMesh:
     dist.all_reduce(is_whole, dist.ReduceOp.MIN)
     if shards == num_ranks or not is_whole:
         return init_device_mesh(device, (num_ranks,))
-    return init_device_mesh(
-        device, (num_ranks // shards, shards), mesh_dim_names=("machine", "rank")
-    )
+    shape = num_ranks // shards, shards
+    return init_device_mesh(device, shape, mesh_dim_names=("machine", "rank"))
 
 
 class ShardedLearner(Learner):
@@ -78,24 +76,16 @@ class ShardedLearner(Learner):
         policy = MixedPrecisionPolicy(
             DTYPES[self.config.precision], torch.float32, cast_forward_inputs=False
         )
-        apart = [
-            domain
-            for domain in self.config.model.module_domains
-            if domain in self.sharing.own_groups
-        ]
-        of_layers = [
-            group
-            for block in model.blocks
-            for group in (*(block.aux[domain] for domain in apart), block)
-        ]
-        for group in (model.wte, *of_layers, [model.ln_f, model.lm_head], model):
+        groups: list = [model.wte]
+        for block in model.blocks:
+            apart = self.sharing.own_groups
+            groups += [block.aux[d] for d in self.config.model.module_domains if d in apart]
+            groups.append(block)
+        for group in (*groups, [model.ln_f, model.lm_head], model):
             fully_shard(group, mesh=self.mesh, mp_policy=policy)
 
     def _set_reshard_after_forward(self, is_wanted: bool) -> None:
-        """Sets whether weights go after their forward pass.
-
-        The head's stay, since its backward pass follows.
-        """
+        """Sets whether weights go after their forward pass; the head's stay for its backward."""
         self.model.set_reshard_after_forward(is_wanted)
         self.model.lm_head.set_reshard_after_forward(False)
 
@@ -116,7 +106,7 @@ class ShardedLearner(Learner):
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Keeps all weights gathered: between two steps there are no gradients and activations."""
+        """Keeps all weights gathered: between steps there are no gradients and activations."""
         self._set_reshard_after_forward(False)
         self._is_evaluating = True
         try:
@@ -141,11 +131,10 @@ class ShardedLearner(Learner):
                 module.reshard()
 
     def backward(self, loss: torch.Tensor, trained: Collection[str], is_last: bool) -> None:
-        """Accumulates full gradients on each rank.
+        """Accumulates full gradients on each rank, or its rows if every pass is reduced.
 
-        Reduces them, and reshards all weights, in the window's last pass. The root's final callback
-        also reduces sets that took no part in the last pass. Where every pass is reduced, each rank
-        accumulates its rows alone.
+        The window's last pass reduces them, and reshards all weights. The root's final callback
+        also reduces sets that took no part in it.
         """
         self.model.set_requires_gradient_sync(is_last or self.sharing.reduces_every_pass)
         self.model.set_reshard_after_backward(is_last or not self.sharing.keeps_gathered)
@@ -162,18 +151,14 @@ class ShardedLearner(Learner):
         return (self.sum_over_ranks(values) / self.num_ranks).cpu()
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Gathers the full weights one by one.
-
-        Returns them on rank 0, on the CPU, and {} on all other ranks.
-        """
-        return {
-            name: full.to("cpu", copy=True) for name, full in self.each_weight() if self.rank == 0
-        }
+        """Gathers the full weights one by one; returns them on rank 0's CPU, {} on other ranks."""
+        each, is_first = self.each_weight(), self.rank == 0
+        return {name: full.to("cpu", copy=True) for name, full in each if is_first}
 
     def each_weight(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields (name, full weight), sorted by name.
 
-        Every rank must take all of them: each one is an all-gather.
+        Every rank must take all of them, because each one is an all-gather.
         """
         for name in sorted(self.masters):
             yield name, self.masters[name].detach().full_tensor()
@@ -187,7 +172,7 @@ class ShardedLearner(Learner):
 
     @property
     def has_first_copy(self) -> bool:
-        """Whether this rank's rows are of the first copy of the weights: the others are equal."""
+        """Whether this rank's rows are of the first copy of the weights; the others are equal."""
         return self.mesh.ndim == 1 or self.mesh.get_local_rank(0) == 0
 
     def _local(self, value: torch.Tensor) -> torch.Tensor:
