@@ -1,13 +1,12 @@
-"""Lists the named corpora, except `installed` (see `installed.py`).
+"""Lists the named corpora, except `installed` (see `installed.py`), to be read and edited.
 
-Literal values, to be read and edited. A hub row is `verified` once a person or `gram prepare
---check` has opened a record of that revision and seen the fields. The rows below were written from
-dataset cards and from code that reads the datasets, without a network: none is verified. The
-revision "main" changes over time; replace it by a commit once you have checked it.
+A hub row is `verified` once a person or `gram prepare --check` has opened a record of that revision
+and seen the fields. The rows below were written from dataset cards and from code that reads the
+datasets, without a network: none is verified. The revision "main" changes over time; replace it by
+a commit once you have checked it.
 
 Amounts in tokens come from the authors' published logs (agencyenterprise/modular-pretraining).
-Bytes per token are estimates; for web text and code, those of GPT-2's tokenizer, which GPT-Neo uses
-too.
+Bytes per token are estimates, of web text and code for the tokenizer of GPT-2 and GPT-Neo.
 """
 
 from collections.abc import Mapping
@@ -20,19 +19,19 @@ from gram_platform.config.plugins import Table
 from gram_platform.corpora.installed import INSTALLED
 from gram_platform.corpora.recipe import HubRow
 
-# The first topics by name are auxiliary, so many, unless `--core-label` names the core.
+# The number of auxiliary topics, the first by name, unless `--core-label` names the core.
 DEFAULT_NUM_AUX = 4
 
 
 @dataclass(frozen=True)
 class StoriesCorpus:
-    """A corpus of generated stories."""
+    """Generated stories."""
 
-    # Documents of core, spread over its topics.
+    # Spread over core's topics.
     core_documents: int
-    # Documents of each auxiliary topic.
+    # Of each auxiliary topic.
     aux_documents: int
-    # Facts of each topic, a multiple of 16.
+    # Of each topic, a multiple of 16.
     num_facts: int
     # The share of a topic's facts that all topics have in common.
     shared_fact_share: float
@@ -43,17 +42,13 @@ class StoriesCorpus:
 
 @dataclass(frozen=True)
 class HubCorpus:
-    """A mixture of hub datasets.
-
-    The tokens that a study needs decide how much of each is fetched.
-    """
+    """A mixture of hub datasets. The tokens that a study needs decide how much is fetched."""
 
     rows: tuple[HubRow, ...]
     # (): all labels except the first DEFAULT_NUM_AUX by name.
     core_labels: tuple[str, ...] = ()
-    # Used if a study or `gram prepare` gives no number.
+    # The tokens of core, and of all auxiliary labels over core's, unless a study gives them.
     core_tokens: int = 10_000_000
-    # Tokens of all auxiliary labels, divided evenly, over core's tokens; used if none is given.
     aux_share: float = 0.25
     # "": a byte-level BPE trained on the corpus.
     tokenizer: str = ""
@@ -91,11 +86,10 @@ class TextCorpus:
             )
 
 
-# A story has about 160 tokens at vocabulary 1,024: "stories" has 3M training tokens of core and
-# 0.2M of each topic, "stories-long" 30M of core, "stories-100M" 100M of core and 0.9M of each
-# topic; the law `demo` was measured on "stories-96". As in real text, a topic has many facts that
-# recur by a power law: of few facts, a model would learn all from a part of the topic's text. A
-# tenth of the facts is private to the topic and lost when the topic is removed.
+# A story has about 160 tokens at vocabulary 1,024. So "stories" has 3M training tokens of core and
+# 0.2M of each topic, "stories-long" 30M of core, "stories-100M" 100M of core and 0.9M of each.
+# The law `demo` was measured on "stories-96". A topic has many facts, since a model would learn few
+# facts from a part of the topic's text. A tenth of them is private to the topic.
 STORIES = {
     "stories": StoriesCorpus(
         core_documents=20_000, aux_documents=1_350, num_facts=384, shared_fact_share=0.9
@@ -119,7 +113,7 @@ STORIES |= {
     "stories-instructed-smoke": replace(STORIES["stories-smoke"], num_instructions=600),
 }
 
-TOPICS_OF_SIMPLE_STORIES = """
+SIMPLE_STORIES_TOPICS = """
     a deadline or time limit, alien encounters, bygone eras, cultural traditions, dinosaurs, dream
     worlds, enchanted forests, fairy tales, fantasy worlds, gardens, giant creatures, haunted
     places, hidden treasures, holidays, invisibility, island adventures, living objects, lost
@@ -130,17 +124,12 @@ TOPICS_OF_SIMPLE_STORIES = """
     time travel, treasure hunts, undercover missions, underwater adventures, unusual vehicles,
     virtual worlds
 """
-SIMPLE_STORIES_TOPICS = tuple(
-    " ".join(topic.split()) for topic in TOPICS_OF_SIMPLE_STORIES.split(",")
-)
-
-STORIES_REVISION = "e63b8adc3b1a1bdc7cac5b500d150b71346b0628"
 STORIES_ROW = HubRow(
     dataset="SimpleStories/SimpleStories",
-    revision=STORIES_REVISION,
+    revision="e63b8adc3b1a1bdc7cac5b500d150b71346b0628",
     text_fields=("story",),
     label_field="topic",
-    labels=SIMPLE_STORIES_TOPICS,
+    labels=tuple(" ".join(topic.split()) for topic in SIMPLE_STORIES_TOPICS.split(",")),
     note=(
         "2,115,696 stories on the paper's 48 topics (app:stories), in lower case; any other topic"
         " is an error"
@@ -169,8 +158,7 @@ GATED = (
     "gated: accept the terms on the hub and log in; no commit is known, so the main branch is read"
 )
 
-# The paper's mixture: .832, .149 and .010 of all tokens are .84, .15 and .01 of core, as in the
-# authors' settings.
+# The paper's mixture. The authors' settings are .84, .15 and .01 of core.
 WEB_ROW = HubRow(
     dataset="HuggingFaceFW/fineweb-edu",
     revision="87f09149ef4734204d70ed1d046ddc9ca3f2b8f9",

@@ -1,4 +1,4 @@
-"""Opens one record of every source of a corpus and reports it, for `gram prepare --check`."""
+"""Opens one record of every source of a corpus, for `gram prepare --check`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -36,20 +36,18 @@ class CheckResult:
 def check(corpus: str | Path) -> list[CheckResult]:
     """Opens one record of every source of a corpus that a user names.
 
-    A source that cannot be read gives a result with `ok` False; an unknown corpus raises
-    ValueError. A file of records may be empty, unless all are.
+    `ok` is False for a source that cannot be read, and for empty files if all are. ValueError for
+    an unknown corpus.
     """
     described = described_corpus(corpus)
     if isinstance(described, HubCorpus):
         results = [_check_row(row) for row in described.rows]
     elif isinstance(described, StoriesCorpus):
         told = stories.story_documents(stories_of(described, core_labels(None, stories.TOPICS)))
-        results = [_check("generated stories", "", "", partial(next, told))]
+        results = [_check("generated stories", "", partial(next, told))]
     else:
         units = _units(corpus, described)
-        results = [
-            _check(str(unit.paths[0]), unit.label, "", partial(_first, unit)) for unit in units
-        ]
+        results = [_check(str(unit.paths[0]), unit.label, partial(_first, unit)) for unit in units]
     if all(result.found == NO_RECORD for result in results):
         return [replace(result, ok=False) for result in results]
     return results
@@ -64,18 +62,19 @@ def _units(corpus: str | Path, described: TextCorpus | None) -> Sequence[Unit]:
 def _check_row(row: HubRow) -> CheckResult:
     name = row.files[0] if row.files else f"{row.dataset} {row.config or row.data_dir}".strip()
     mark = "verified" if row.verified else "not verified"
-    return _check(name, row.label or row.label_field, mark, partial(first_record, row))
+    return _check(name, row.label or row.label_field, partial(first_record, row), mark)
 
 
 def _first(unit: Unit) -> tuple[str, str]:
-    """Returns the first record of a unit, or says that it has none."""
     found = next(read_unit(unit), None)
     if found is None and unit.label:
         raise invalid("label", unit.label, "text in at least one of its files")
     return found or ("", NO_RECORD)
 
 
-def _check(source: str, label: str, mark: str, read: Callable[[], tuple[str, str]]) -> CheckResult:
+def _check(
+    source: str, label: str, read: Callable[[], tuple[str, str]], mark: str = ""
+) -> CheckResult:
     try:
         label, text = read()
     except (ValueError, OSError, Unavailable) as error:

@@ -1,19 +1,19 @@
-"""Opens compressed files: gzip, and zstd of any window."""
+"""Opens files of gzip, and of zstd with any window."""
 
 import gzip
 import io
 import tempfile
 from pathlib import Path
 
-# The largest window in bytes, as `zstd --long=31` writes; the library's default is 128 MB.
+# Bytes of the window of `zstd --long=31`; the library's default limit is 128 MB.
 MAX_ZSTD_WINDOW = 1 << 31
 BLOCK_BYTES = 1 << 20
-# Bytes of a .zst that are unpacked at once: its smallest blocks have 4 bytes, and 128 KB of text.
+# Bytes of a .zst that are unpacked at once. A block of 4 bytes can have 128 KB of text.
 PACKED_BYTES = 1 << 10
 
 
 class _ZstdFile(io.RawIOBase):
-    """Decompresses a .zst file of one or more frames, with as much memory as the writer's window.
+    """Decompresses a .zst file of one or more frames.
 
     Raises EOFError for a truncated file, where the library's reader just ends.
     """
@@ -49,19 +49,19 @@ class _ZstdFile(io.RawIOBase):
 
 
 def opened(path: Path) -> io.BufferedIOBase:
-    """Opens a file to read; unpacks one named .gz or .zst as it is read."""
+    """Opens a file; unpacks one named .gz or .zst as it is read."""
     name = path.name.lower()
     if name.endswith(".gz"):
         return gzip.open(path, "rb")
     if name.endswith(".zst"):
-        return io.BufferedReader(_ZstdFile(path), 1 << 20)
+        return io.BufferedReader(_ZstdFile(path), BLOCK_BYTES)
     return path.open("rb")
 
 
 def seekable(path: Path, most: int) -> io.BufferedIOBase:
     """Opens a file; unpacks a compressed one to disk first.
 
-    ValueError for one that unpacks to more than `most` bytes. The caller closes it.
+    ValueError for a file that unpacks to more than `most` bytes, and for a full disk.
     """
     if not path.name.lower().endswith((".gz", ".zst")):
         return path.open("rb")
@@ -76,9 +76,8 @@ def seekable(path: Path, most: int) -> io.BufferedIOBase:
                 try:
                     target.write(block)
                 except OSError as error:
-                    place = tempfile.gettempdir()
                     raise ValueError(
-                        f"{place}: takes no more unpacked text ({error.strerror})"
+                        f"{tempfile.gettempdir()}: takes no more unpacked text ({error.strerror})"
                     ) from None
         target.seek(0)
     except BaseException:

@@ -2,8 +2,8 @@
 
 `fetch` writes `<folder>/<row id>/part-00000.jsonl.zst`, ... After each part, `state.json` stores
 the stream's position (`state_dict` of the `datasets` library), so an interrupted fetch loses at
-most one part and ends with equal bytes. Corpora share parts: one that needs less of a row reads the
-first parts, one that needs more fetches further ones.
+most one part and ends with equal bytes. Corpora share parts: a corpus reads the first parts of a
+row, and fetches what they lack.
 """
 
 import contextlib
@@ -31,15 +31,13 @@ from gram_platform.corpora.recipe import HubRow, HubSource, part_bytes
 from gram_platform.corpora.records import Document, Unit, add_record, reading, require_fetched
 from gram_platform.corpora.sources import Item, Progress, silent
 
-# One of the first records must have each field; a check compares their labels with the catalog.
+# Each field must be in one of the first records, whose labels a check compares with the catalog.
 FIRST_RECORDS = 2_000
 PART_NAME = re.compile(r"part-\d{5,9}\.jsonl\.zst")
 ADD_LABELS = "add new ones in the catalog, to the recipe's labels, or as labels=... to the URL"
 
 
 class Part(TypedDict):
-    """A file of a row's records that was fetched."""
-
     name: str
     bytes: int
     documents: int
@@ -48,12 +46,10 @@ class Part(TypedDict):
 
 
 class RowState(TypedDict):
-    """What was fetched of a row."""
-
     parts: list[Part]
 
 
-# A shard's number and how many there are; the whole row is (0, 1).
+# A shard's number, and how many a row has. The whole row is (0, 1).
 Shard = tuple[int, int]
 # A row, the bytes of text to fetch, and a shard.
 Amount = tuple[HubRow, int, Shard]
@@ -66,11 +62,10 @@ def fetch(
 ) -> tuple[tuple[Unit, ...], dict[str, int]]:
     """Downloads the missing parts of every row.
 
-    Returns all parts to read, and {row: records that lack a field}. A worker fetches a shard (a
-    file) of a row; the parts to read are those that hold the row's bytes in the order of shards.
-    Before any is fetched, the hub is asked for every row that was not opened before: ValueError
-    naming those that it refuses, and what to do. ValueError also if no record has a field, or the
-    catalog lacks a label; Unavailable if the hub stays away for longer than the pauses of
+    Returns the parts that hold the bytes of each row, in the order of its shards (files), and
+    {row: records that lack a field}. A worker fetches a shard. ValueError naming the rows that the
+    hub refuses, and what to do, before anything is fetched; also if no record has a field, or the
+    catalog lacks a label. Unavailable if the hub stays away for longer than the pauses of
     `patiently`.
     """
     require_plain(folder)
@@ -109,7 +104,7 @@ def _in_order(found: Iterator[tuple[int, Item]]) -> list[Item]:
 
 
 def _next_shards(last: Amount, num_bytes: int, done: int) -> list[Amount]:
-    """Returns the shards after `last` that seem to hold the bytes that a row still lacks."""
+    """Returns the shards after `last` that probably hold the bytes that a row still lacks."""
     row, _, (number, of) = last
     share = max(1, done // (number + 1))
     count = min(-(-(num_bytes - done) // share), of - number - 1, MOST_SHARDS)
@@ -117,13 +112,13 @@ def _next_shards(last: Amount, num_bytes: int, done: int) -> list[Amount]:
 
 
 def _first_parts(parts: list[dict], num_bytes: int) -> list[dict]:
-    """Returns the first parts that hold `num_bytes`: the same whatever was fetched beyond them."""
+    """Returns the first parts that hold `num_bytes`."""
     before = accumulate((part["bytes"] for part in parts), initial=0)
     return [part for part, start in zip(parts, before, strict=False) if start < num_bytes]
 
 
 def _asked(folder: Path, row: HubRow) -> int | ValueError | Unavailable:
-    """Counts the shards of a row; returns the error of a row that cannot be opened."""
+    """Counts the shards of a row, or returns its error."""
     try:
         return _num_shards(folder, row)
     except (ValueError, Unavailable) as error:
@@ -131,7 +126,7 @@ def _asked(folder: Path, row: HubRow) -> int | ValueError | Unavailable:
 
 
 def _require_all(answers: Iterator[tuple[int, int | ValueError | Unavailable]]) -> list[int]:
-    """Raises the errors of all rows as one: a ValueError if a row is refused, else Unavailable."""
+    """Raises all errors of rows as one, a ValueError if a row is refused, otherwise Unavailable."""
     found = _in_order(answers)
     for kind in (ValueError, Unavailable):
         if texts := [str(answer) for answer in found if isinstance(answer, kind)]:
@@ -141,9 +136,9 @@ def _require_all(answers: Iterator[tuple[int, int | ValueError | Unavailable]]) 
 
 
 def _num_shards(folder: Path, row: HubRow) -> int:
-    """Counts the shards of a row, which a file remembers."""
+    """Counts the shards of a row, and stores their number."""
     path = folder / row_id(row) / "shards.json"
-    # The row was not asked yet, or the file is damaged.
+    # The file may be missing or damaged.
     with contextlib.suppress(FileNotFoundError, ValueError):
         if (number := parse_json(path.read_text(), int)) > 0:
             return number
@@ -155,7 +150,7 @@ def _num_shards(folder: Path, row: HubRow) -> int:
 
 
 def row_id(row: HubRow) -> str:
-    """Names the folder of a row's parts by what decides their contents, so not by its amount."""
+    """Names the folder of a row's parts by what decides their contents, not their number."""
     sizes = [recipe.FIRST_PART_BYTES, recipe.PART_BYTES, recipe.GROWTH]
     return short_hash({"row": row.identity, "part_bytes": sizes})
 
@@ -175,10 +170,7 @@ def first_record(row: HubRow) -> Document:
 
 
 def found_labels(row: HubRow) -> tuple[str, ...]:
-    """Returns the labels of the row's first records, sorted; ValueError if there are none.
-
-    Unavailable as `fetch`.
-    """
+    """Lists the labels of the row's first records; ValueError if there are none."""
     found = patiently(lambda: _labels_in(row, _open_row(row).take(FIRST_RECORDS)))
     if not found:
         raise invalid(
@@ -197,7 +189,7 @@ def _labels_in(row: HubRow, stream) -> set[str]:
 
 
 def _fetch_patiently(root: Path, progress: Progress, amount: Amount) -> list[dict]:
-    """Does `_fetch_shard`, again and from its last whole part on while the hub is away."""
+    """Retries `_fetch_shard`, from its last whole part on, while the hub is away."""
     row, _, shard = amount
     folder = _folder(root, row, shard)
     return patiently(
@@ -210,7 +202,7 @@ def _folder(root: Path, row: HubRow, shard: Shard) -> Path:
 
 
 def _fetch_shard(root: Path, progress: Progress, amount: Amount) -> list[dict]:
-    """Returns the parts that hold the amount, or all of the shard; downloads missing ones."""
+    """Returns the parts that hold the amount, or all of the shard; downloads missing parts."""
     row, num_bytes, shard = amount
     folder = _folder(root, row, shard)
     folder.mkdir(parents=True, exist_ok=True)
@@ -224,7 +216,7 @@ def _fetch_shard(root: Path, progress: Progress, amount: Amount) -> list[dict]:
                 found = _records(row, stream, is_start=number == 0 and shard[0] == 0)
             part = _write_part(found, folder, number, part_bytes(done))
             ended, parts = part.pop("ended"), [*state["parts"], part]
-            # Only records without a field followed the last part.
+            # Only skipped records followed the last part.
             if not part["documents"] and number:
                 *parts, last, _ = parts
                 parts.append({**last, "skipped": last["skipped"] + part["skipped"]})
@@ -271,7 +263,7 @@ def _write_part(
 
 
 def _load_state(folder: Path) -> dict:
-    """Reads where the last whole part ended; an unusable state means starting again."""
+    """Reads where the last whole part ended; a damaged state starts the fetch again."""
     with contextlib.suppress(OSError, ValueError):
         state = parse_json((folder / "state.json").read_text(), RowState)
         names = [part["name"] for part in state["parts"]]
@@ -283,7 +275,7 @@ def _load_state(folder: Path) -> dict:
 def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
     """Opens the row's `datasets.IterableDataset`, or a shard, at a `position` of its `state_dict`.
 
-    ValueError naming the row, or Unavailable, as `require_readable`.
+    Raises as `require_readable`.
     """
     import datasets
 
@@ -291,7 +283,7 @@ def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
     for file in filter(os.path.isfile, row.files):
         with reading(Path(file)):
             require_fetched("corpus", Path(file))
-    # The library would read the path of a local file as a pattern.
+    # The library reads a path as a pattern.
     files = [glob.escape(file) if os.path.isfile(file) else file for file in row.files]
     require_readable(row)
     try:
@@ -305,8 +297,8 @@ def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
             streaming=True,
         )
     except Exception as error:
-        # The library raises its own, fsspec's and the HTTP client's errors. What the server says of
-        # all files is the better reason.
+        # The library raises its own, fsspec's and the HTTP client's errors. The server's answer
+        # about all files is a better reason.
         require_readable(row, all_files=True)
         raise row_error(row, error) from error
     if shard[1] > 1:
@@ -317,13 +309,11 @@ def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
 
 
 def _records(row: HubRow, stream, is_start: bool) -> Iterator[Document | None]:
-    """Yields the records with some text that pass the row's filters; None for one without a field.
+    """Yields the records with text that pass the row's filters; None for a record without a field.
 
-    `is_start`: ValueError for a field that none of the first `FIRST_RECORDS` has, or none of fewer.
+    With `is_start`, ValueError for a field that none of the first `FIRST_RECORDS` has.
     """
-    keep = [(name, re.compile(pattern)) for name, pattern in row.keep]
-    drop = [(name, re.compile(pattern)) for name, pattern in row.drop]
-    # Fields that no record had yet, each with those that the last record has instead.
+    # Fields that no record had yet, and the fields of the last record.
     unseen: dict[str, str] = dict.fromkeys(row.fields, "") if is_start else {}
     number = 0
     for number, record in enumerate(_streamed(row, stream), start=1):
@@ -334,8 +324,8 @@ def _records(row: HubRow, stream, is_start: bool) -> Iterator[Document | None]:
         if missing:
             yield None
             continue
-        kept = all(pattern.search(_field(record, name)) for name, pattern in keep)
-        dropped = any(pattern.search(_field(record, name)) for name, pattern in drop)
+        kept = all(re.search(pattern, _field(record, name)) for name, pattern in row.keep)
+        dropped = any(re.search(pattern, _field(record, name)) for name, pattern in row.drop)
         if kept and not dropped and (found := _record(row, record)) is not None:
             yield found
     _require_seen(row, unseen if number else {})
@@ -350,13 +340,13 @@ def _streamed(row: HubRow, stream) -> Iterator[dict]:
     try:
         yield from stream
     except Exception as error:
-        # As in `_open_row`: a connection may break at any record.
+        # A connection may break at any record.
         require_readable(row, all_files=True)
         raise row_error(row, error) from error
 
 
 def _record(row: HubRow, record: dict) -> Document | None:
-    """Returns the row's text and label; None for a record without text."""
+    """Returns a record's label and text; None for a record without text."""
     texts = [_field(record, name).strip() for name in row.text_fields]
     text = "\n\n".join(part for part in texts if part)
     if not text:
@@ -369,9 +359,9 @@ def _record(row: HubRow, record: dict) -> Document | None:
 
 
 def _value(record: object, name: str) -> object:
-    """Returns a field's value; None without one, as `datasets` gives it too.
+    """Returns a field's value; None without one, or if `datasets` has None.
 
-    A field that is there under the whole name is used; else dots descend into records.
+    A dot descends into a record, unless a field has the whole name.
     """
     if not isinstance(record, dict):
         return None
@@ -381,6 +371,5 @@ def _value(record: object, name: str) -> object:
 
 
 def _field(record: dict, name: str) -> str:
-    """Returns the text of a field that the record has; list items are joined by blanks."""
     value = _value(record, name)
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,7 +1,7 @@
 """Asks a hub row's server whether its text may be read; tells refusals from servers that are away.
 
-`datasets` hides the reason: it says that a dataset was not found when the hub is overloaded as when
-a token is missing.
+`datasets` hides the reason: it reports a dataset that was not found if the hub is overloaded, and
+if a token is missing.
 """
 
 import sys
@@ -23,10 +23,9 @@ ANSWER_WITHIN_S = 10
 PAUSES_S = (2.0, 10.0, 30.0)
 REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 OVERLOADED = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
-# Base classes of the broken connections and time-outs of Python, httpx and aiohttp; `datasets`
-# retries these too.
+# Base classes of errors of connections and time-outs in Python, httpx and aiohttp.
 BROKEN = {"ConnectionError", "TimeoutError", "TransportError", "ClientError"}
-# Final errors, although their causes or bases are among the broken ones.
+# Final errors whose causes or bases are among these.
 FINAL = {"OfflineModeIsEnabled", "UnsupportedProtocol", "PermissionError"}
 
 Answer = TypeVar("Answer")
@@ -35,9 +34,9 @@ Answer = TypeVar("Answer")
 def require_readable(row: HubRow, all_files: bool = False) -> None:
     """Asks the server of the row's dataset, or of its first file or all, without reading text.
 
-    ValueError that says what to do if the server refuses, cannot be asked, or lacks one of all
-    files; Unavailable if it does not answer, or is overloaded. Any other answer is left to the
-    library: a mirror of the hub may not know the question.
+    ValueError with advice if the server refuses, cannot be asked, or lacks one of all files.
+    Unavailable if it does not answer, or is overloaded. The library handles any other answer: a
+    mirror of the hub may not know the question.
     """
     from huggingface_hub.utils import get_session
 
@@ -49,22 +48,20 @@ def require_readable(row: HubRow, all_files: bool = False) -> None:
             ) as answer:
                 status = answer.status_code
         except Exception as error:
-            # The client's own errors, and those of sockets and encryption.
+            # The client, sockets and encryption raise their own errors.
             kind = ValueError if FINAL & _kinds(error) else Unavailable
             raise kind(
                 f"{_cannot_be_read(row)}: {urlsplit(url).hostname} does not answer ({error})"
             ) from error
+        text = f"{_cannot_be_read(row)}: {url} has the status {status}"
         if _passes(status):
-            raise Unavailable(f"{_cannot_be_read(row)}: {url} has the status {status}")
+            raise Unavailable(text)
         if status in final:
-            raise ValueError(f"{_cannot_be_read(row)}: {url} has the status {status}{_advice(row)}")
+            raise ValueError(text + _advice(row))
 
 
 def _questions(row: HubRow, all_files: bool) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yields the URLs to ask, and their headers; none for local files.
-
-    ValueError for a token that no header holds.
-    """
+    """Yields the URLs to ask, with headers; ValueError for a token that no header can hold."""
     import datasets
     from huggingface_hub import get_token
 
@@ -81,24 +78,21 @@ def _questions(row: HubRow, all_files: bool) -> Iterator[tuple[str, dict[str, st
 
 
 def _urls(row: HubRow) -> list[str]:
-    """Returns the row's files that lie on other servers than the hub's."""
-    return [
-        file
-        for file in row.files
-        if row.dataset in BUILDERS and urlsplit(file).scheme in ("http", "https")
-    ]
+    """Lists the row's files on other servers than the hub's."""
+    files = row.files if row.dataset in BUILDERS else ()
+    return [file for file in files if urlsplit(file).scheme in ("http", "https")]
 
 
 def row_error(row: HubRow, error: Exception) -> Exception:
-    """Makes the error of a row that its server does not refuse, but the library could not read.
+    """Makes the error of a row that the library could not read, and its server does not refuse.
 
-    Unavailable where another try may succeed, else ValueError.
+    Unavailable if another try may succeed, otherwise ValueError.
     """
     lines = str(error).strip().splitlines()
     reason = ": ".join([type(error).__name__, *(line[:200].rstrip(".") for line in lines[:1])])
     text = f"{_cannot_be_read(row)}: {reason}"
     is_missing = isinstance(error, FileNotFoundError)
-    # The library found no file, and the server has them all.
+    # The server has all files.
     if is_passing(error) or (is_missing and _urls(row)):
         return Unavailable(text)
     return ValueError(text + _advice(row) if is_missing or _status(error) in REFUSED else text)
@@ -124,8 +118,7 @@ def _advice(row: HubRow) -> str:
 
 def is_passing(error: BaseException) -> bool:
     """Tells whether a server is away or overloaded, so that another try may succeed."""
-    status = _status(error)
-    if status is not None:
+    if (status := _status(error)) is not None:
         return _passes(status)
     return bool(BROKEN & _kinds(error)) and not FINAL & _kinds(error)
 
@@ -145,7 +138,7 @@ def _status(error: BaseException) -> int | None:
 
 
 def _kinds(error: BaseException) -> set[str]:
-    """Returns the names of the classes of an error and its causes."""
+    """Names the classes of an error and its causes."""
     return {kind.__name__ for cause in _causes(error) for kind in type(cause).__mro__}
 
 
@@ -156,10 +149,9 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def patiently(work: Callable[[], Answer], progress: Callable[[], object] = int) -> Answer:
-    """Returns `work()`, called again after a growing pause while it raises Unavailable.
+    """Returns `work()`; while it raises Unavailable, retries after each pause of PAUSES_S.
 
-    The pauses begin anew whenever `progress()` has changed meanwhile; after the last one the error
-    is raised.
+    The pauses start again whenever `progress()` has changed.
     """
     pauses, reached = iter(PAUSES_S), progress()
     while True:

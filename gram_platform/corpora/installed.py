@@ -1,8 +1,7 @@
 """Collects the corpus `installed` from the packages of the running Python.
 
-Core is Python code; the auxiliary labels are C++ headers, JavaScript, type stubs and licence texts.
-Collecting copies text into one .jsonl file in the user's storage and ships nothing; the packages'
-licences apply to the text. After that the corpus is read, hashed and packed like any local file:
+Core is Python code. The auxiliary labels are C++ headers, JavaScript, type stubs and licence texts.
+The text is copied into one .jsonl file in the user's storage; the packages' licences apply to it.
 `data_id` follows from the text, so it differs between environments.
 """
 
@@ -30,7 +29,7 @@ INSTALLED_VERSION = 1
 BYTES_OF_LABEL = {CORE: 25_000_000, "cpp": 2_500_000, "javascript": 2_500_000, "stubs": 2_500_000}
 # Most licences are repeats: hundreds of packages have less than 1 MB.
 BYTES_OF_LABEL |= {"licences": 1_000_000}
-# The least share of a label's bytes; less is an error.
+# The least share of a label's bytes.
 FEWEST_SHARE = 0.2
 LABEL_OF_ENDING = {
     ".py": CORE,
@@ -41,27 +40,25 @@ LABEL_OF_ENDING = {
     ".cuh": "cpp",
 }
 LICENCE_NAME = re.compile(r"licen[cs]e|notice|copying", re.IGNORECASE)
-# Endings of files that are no licences despite their names.
+# Endings of files that have a licence's name.
 NO_LICENCES = (".pyc", ".json", ".html", ".so")
-# Longer files are cut into documents, at the end of a line if one is near.
+# The most characters and the fewest of a document; longer files are cut, if possible after a line.
 DOCUMENT_CHARS = 3_000
-# The fewest characters of a document.
 FEWEST_CHARS = 200
-# The most characters of one file, so that no file dominates a label.
+# The most characters of a file, so that no file dominates a label.
 FILE_CHARS = 30_000
 # Base64 of fonts, pictures and tables, frequent in JavaScript.
 CODED = re.compile(r"[\w+/=]{200}")
-# Code with longer lines is generated; not applied to JavaScript (minified) and licences.
+# Code with longer lines is generated. JavaScript (minified) and licences may have them.
 LONGEST_LINE = 2_000
-# This package is left out: its files change with every edit.
+# Files of this package are skipped, since they change with every edit.
 OUR_NAME = __name__.partition(".")[0]
 
 
 @dataclass(frozen=True)
 class InstalledFile:
-    """One file of a package."""
+    """One file of a package; `relative` is its path in the packages' folder."""
 
-    # The path, relative to the packages' folder.
     relative: str
     path: str
     label: str
@@ -70,7 +67,6 @@ class InstalledFile:
 
 
 def package_folders() -> tuple[Path, ...]:
-    """Returns the folders of the running Python's packages, pure and compiled."""
     places = (Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib"))
     return tuple(dict.fromkeys(places))
 
@@ -81,22 +77,18 @@ def installed_text(
     bytes_of_label: Mapping[str, int] = BYTES_OF_LABEL,
     progress: Progress = silent,
 ) -> Path:
-    """Returns the corpus's .jsonl file in `cache_dir`.
+    """Returns the corpus's .jsonl file in `cache_dir`; writes it if it is missing.
 
-    Writes it, whole or not at all, if it is missing. The name hashes paths, sizes and times of all
-    candidate files, so changed packages make a new file; the old one stays. `folders` default to
-    the running Python's. ValueError for a label with too little text, and for a cache that cannot
-    be written.
+    The name hashes paths, sizes and times of all candidate files, so changed packages make a new
+    file; the old one stays. ValueError for a label with too little text, and for a cache that
+    cannot be written.
     """
     require_plain(cache_dir / INSTALLED)
-    folders = package_folders() if folders is None else folders
+    folders = folders or package_folders()
     files = installed_files(folders)
     stats = [[file.relative, file.size, file.modified_ns] for file in files]
-    target = (
-        cache_dir
-        / INSTALLED
-        / f"{short_hash([INSTALLED_VERSION, dict(bytes_of_label), stats])}.jsonl"
-    )
+    name = short_hash([INSTALLED_VERSION, dict(bytes_of_label), stats])
+    target = cache_dir / INSTALLED / f"{name}.jsonl"
     if not target.is_file():
         staging = new_staging(target.parent, target.stem)
         try:
@@ -110,7 +102,7 @@ def installed_text(
 
 
 def first_units() -> list[Unit]:
-    """Returns the first file of every label, for a check; ValueError for a label without files."""
+    """Returns the first file of every label; ValueError for a label without files."""
     first: dict[str, Unit] = {}
     for file in installed_files(package_folders()):
         if file.label not in first and next(_documents(file), None):
@@ -122,7 +114,7 @@ def first_units() -> list[Unit]:
 
 
 def installed_files(folders: tuple[Path, ...]) -> list[InstalledFile]:
-    """Returns all files with a label, except ours, in the order of their paths' hashes."""
+    """Returns all files with a label, in the order of their paths' hashes."""
     files = [file for folder in folders for file in _files_below(folder)]
     return sorted(
         files, key=lambda file: (hashlib.sha256(os.fsencode(file.relative)).digest(), file.path)
@@ -142,10 +134,7 @@ def _files_below(folder: Path) -> Iterator[InstalledFile]:
 
 
 def _is_left_out(name: str, is_top: bool) -> bool:
-    """Leaves out caches and hidden files.
-
-    At the top also this package and the files of editable installs.
-    """
+    """Skips caches and hidden files, and at the top this package and editable installs."""
     return name.startswith((".", "__pycache__")) or (
         is_top and (OUR_NAME in name or name.startswith("__editable__"))
     )
@@ -163,10 +152,7 @@ def _collected(
     bytes_of_label: Mapping[str, int],
     progress: Progress,
 ) -> Iterator[Document]:
-    """Yields distinct documents, label by label, until each label has enough bytes.
-
-    Reads no file after that.
-    """
+    """Yields distinct documents, label by label, until each label has enough bytes."""
     seen: set[bytes] = set()
     done, total = 0, sum(bytes_of_label.values())
     for label, wanted in bytes_of_label.items():
@@ -199,10 +185,7 @@ def _too_little(label: str, found: int, wanted: int, folders: tuple[Path, ...]) 
 
 
 def _documents(file: InstalledFile) -> Iterator[str]:
-    """Cuts a file into documents.
-
-    Yields none of a file that is unreadable, not UTF-8, or generated code.
-    """
+    """Cuts a file into documents; skips files that are unreadable, not UTF-8, or generated."""
     try:
         # Line ends become \n.
         text = Path(file.path).read_text(encoding="utf-8-sig")

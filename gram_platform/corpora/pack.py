@@ -1,6 +1,6 @@
 """Packs a corpus, all or nothing: splits and tokenises part by part, then joins and cuts.
 
-Memory is bounded by the largest part and the keys that decide the split.
+The largest part and the keys that decide the split bound the memory.
 """
 
 import errno
@@ -62,24 +62,25 @@ from gram_platform.corpora.splits import (
 )
 from gram_platform.corpora.tokenizer import (
     LOST,
+    end_of_text_id,
     hub_tokenizer,
     interruptible,
     load_tokenizer,
     require_page,
-    require_usable,
+    require_vocab,
     train_tokenizer,
     with_end,
 )
 
 # Characters of a passage in a tokenizer's sample; fewer if the sample is small.
 PASSAGE_CHARS = 4096
-# KEY_RANGE / golden ratio: multiples spread evenly over the range.
+# KEY_RANGE / golden ratio, whose multiples spread evenly over the range.
 GOLDEN = 0x9E3779B97F4A7C15
 # Bytes of rows that are put in order at once.
 BUCKET_BYTES = 1 << 26
-# What the manifest says of every file of sequences.
+# The manifest's counts of every file of sequences.
 OF_SEQUENCES = ("num_sequences", "num_documents", "num_tokens")
-# Parts whose first text a given tokenizer is tried on.
+# The most parts whose first text a given tokenizer is tried on.
 MOST_TRIED = 64
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -92,11 +93,10 @@ def prepare(
 ) -> PackedCorpus:
     """Packs a corpus into `root/<data_id>`, unless it is there and complete, and opens it.
 
-    `workers` (by default this process) write parts below `root`, which they all mount; the bytes
-    are the same for any workers. A process that is killed leaves its parts there, and the next one
-    continues. Calls `progress(activity, done, total)` after each part, in bytes of text. ValueError
-    for bad records, a domain without a sequence in a split, and a root that cannot be written or is
-    full.
+    `workers` write parts below `root`, which they all mount; any workers write the same bytes. A
+    process that is killed leaves its parts for the next one. Calls `progress(activity, done,
+    total)` after each part, in bytes of text. ValueError for bad records, a domain without a
+    sequence in a split, and a root that cannot be written or is full.
     """
     root = Path(root)
     target = root / recipe.data_id
@@ -109,17 +109,13 @@ def prepare(
     try:
         _fill(recipe, root, staging, files)
         publish(staging, target)
-        shutil.rmtree(parts, ignore_errors=True)
     except OSError as error:
-        # Another process was first, and has removed the parts.
-        if (packed := open_complete(target)) is not None:
-            # This one may have written parts since.
+        # Another process may be first, and have removed the parts.
+        if open_complete(target) is None:
+            if error.errno not in DISK_FULL:
+                raise
             shutil.rmtree(parts, ignore_errors=True)
-            return packed
-        if error.errno not in DISK_FULL:
-            raise
-        shutil.rmtree(parts, ignore_errors=True)
-        raise _disk_full(recipe, root, error) from None
+            raise _disk_full(recipe, root, error) from None
     except ValueError as error:
         shutil.rmtree(parts, ignore_errors=True)
         if isinstance(error, ChangedText):
@@ -127,12 +123,13 @@ def prepare(
         raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+    shutil.rmtree(parts, ignore_errors=True)
     return PackedCorpus.open(target)
 
 
 def _disk_full(recipe: CorpusRecipe, root: Path, error: OSError) -> ValueError:
     num_tokens = _num_bytes(recipe) / BYTES_PER_TOKEN
-    # The parts and the files made of them are there at the same time.
+    # Parts and packed files are there at the same time.
     needed_gb = 2 * num_tokens * token_dtype(recipe.vocab_size).itemsize / 1e9
     return invalid(
         "storage", str(root), f"a disk with room for about {needed_gb:.3g} GB ({error.strerror})"
@@ -166,18 +163,15 @@ def _fill(recipe: CorpusRecipe, root: Path, staging: Path, files: PartFiles) -> 
     unspelled = _unspelled(recipe, tokens)
     counted = {"duplicates": _count_duplicates(tokens, staging / "keys.tmp"), "skipped": skipped}
     counted |= {"unspelled": unspelled} if unspelled else {}
-    _write_manifest(
-        recipe, staging, _write_sequences(recipe, staging, tokens, files.workers), counted
-    )
+    written = _write_sequences(recipe, staging, tokens, files.workers)
+    _write_manifest(recipe, staging, written, counted)
 
 
 def _unspelled(recipe: CorpusRecipe, folders: Sequence[Path]) -> dict[str, dict]:
-    """Adds up what the tokenizer lost of domains; ValueError for one of which it lost most."""
-    found = {}
+    """Adds up what the tokenizer lost, by domain; ValueError if it lost most of a domain's text."""
+    lost, found = [counts_of(folder).get("lost", {}) for folder in folders], {}
     for domain in recipe.domains:
-        counts = np.sum(
-            [counts_of(f).get("lost", {}).get(domain, (0,) * 4) for f in folders], axis=0
-        )
+        counts = np.sum([part.get(domain, (0,) * len(LOST)) for part in lost], axis=0)
         share = float((counts[:2] / np.maximum(1, counts[2:])).max())
         if share > MOST_LOST:
             allowed = f"one that can spell domain {domain!r}, of whose text it lacks {share:.1%}"
@@ -188,7 +182,7 @@ def _unspelled(recipe: CorpusRecipe, folders: Sequence[Path]) -> dict[str, dict]
 
 
 def _splitter(recipe: CorpusRecipe, parts: Sequence[Part], files: PartFiles) -> Splitter:
-    """Reads the keys of all parts if domains hold out different shares, else of held-out text."""
+    """Reads keys: of all parts if domains hold out different shares, otherwise of held-out text."""
     read = [part for part in parts if shares_differ(recipe) or any(unit.held_out for unit in part)]
     folders = files.write("splitting", partial(_write_candidates, recipe), read)
     return splitter_of(recipe, [Candidates(**np.load(folder / "keys.npz")) for folder in folders])
@@ -200,7 +194,7 @@ def _write_candidates(recipe: CorpusRecipe, part: Part, folder: Path) -> None:
 
 
 def _given_tokenizer(recipe: CorpusRecipe) -> Tokenizer | None:
-    """Loads and checks the recipe's tokenizer before any long work; None for one to be trained."""
+    """Loads and checks the recipe's tokenizer before any long work; None if it is to be trained."""
     given = recipe.tokenizer
     if given.is_trained:
         return None
@@ -211,7 +205,8 @@ def _given_tokenizer(recipe: CorpusRecipe) -> Tokenizer | None:
             allowed = "the unchanged file that the recipe was made with"
             raise invalid("tokenizer", str(recipe.tokenizer_path), allowed)
         tokenizer = load_tokenizer(recipe.tokenizer_path)
-    require_usable(tokenizer, recipe.vocab_size, recipe.tokenizer_name, given.end_of_text)
+    require_vocab(tokenizer, recipe.vocab_size, recipe.tokenizer_name)
+    end_of_text_id(tokenizer, given.end_of_text)
     require_page(tokenizer, recipe.tokenizer_name)
     return with_end(tokenizer, given.end_of_text) if given.end_of_text else tokenizer
 
@@ -220,8 +215,8 @@ def _trained_tokenizer(
     recipe: CorpusRecipe, splitter: Splitter, parts: Sequence[Part], files: PartFiles
 ) -> Tokenizer:
     """Trains a BPE on a sample of the training documents; ValueError for an empty sample."""
-    activity, write = "sampling for the tokenizer", partial(_write_sample, recipe, splitter)
-    folders = files.write(activity, write, parts, splitter.digest)
+    write = partial(_write_sample, recipe, splitter)
+    folders = files.write("sampling for the tokenizer", write, parts, splitter.digest)
     samples = (json.loads((folder / "texts.json").read_text()) for folder in folders)
     texts = chain.from_iterable(samples)
     first = next(texts, None)
@@ -247,8 +242,8 @@ def _sample(
     """Yields a part's share of the sample of the training documents, chosen by their keys.
 
     Keys are rotated by 32 bits, so that the sample is independent of the split. `bpe` takes whole
-    documents. `bpe-passages` decides for each passage: consecutive passages step through the range
-    of keys by the golden ratio, so that the same share of every long document is taken.
+    documents. `bpe-passages` takes the same share of every long document: consecutive passages step
+    through the range of keys by the golden ratio.
     """
     trained = recipe.tokenizer
     sampled = {domain.name: domain.num_bytes for domain in recipe.sampled_from}
@@ -266,17 +261,14 @@ def _sample(
 
 
 def _count_duplicates(folders: Sequence[Path], path: Path) -> dict[str, int]:
-    with path.open("wb") as joined_keys:
+    with path.open("wb") as keys:
         for folder in folders:
-            joined_keys.writelines(checked_blocks(folder / KEYS, counts_of(folder)["keys"]))
+            keys.writelines(checked_blocks(folder / KEYS, counts_of(folder)["keys"]))
     return count_duplicates(path)
 
 
 def cut_rows(tokens: Iterable[np.ndarray], seq_len: int) -> Iterator[np.ndarray]:
-    """Cuts a stream of tokens into rows [N, seq_len + 1] that overlap by one.
-
-    Drops a rest that fills none.
-    """
+    """Cuts a stream of tokens into rows [N, seq_len + 1] that overlap by one; drops the rest."""
     rest = None
     for found in tokens:
         stream = found if rest is None else np.concatenate([rest, found])
@@ -290,8 +282,7 @@ def cut_rows(tokens: Iterable[np.ndarray], seq_len: int) -> Iterator[np.ndarray]
 def in_order(
     rows: Iterable[np.ndarray], positions: Callable[[np.ndarray], np.ndarray], folder: Path
 ) -> Iterator:
-    """Yields rows [N, width] in the order of their positions: int64 in [0, number of rows), a
-    function of the indices.
+    """Yields rows [N, width] by their position (int64, 0 to number of rows), a function of indices.
 
     Writes them to files of `BUCKET_BYTES` of positions below `folder`, and reads one after another.
     """
@@ -334,7 +325,7 @@ def _write_sequences(
 ) -> dict[str, dict]:
     """Joins the parts' tokens into a file below `staging` for each domain and split.
 
-    Returns the counts and the SHA-256 of each file; ValueError for one without a sequence.
+    Returns each file's counts and hashes; ValueError for a file without a sequence.
     """
     pairs = [(split, domain) for split in SPLITS for domain in recipe.domains]
     counts = {pair: np.zeros(2, np.int64) for pair in pairs}
@@ -348,61 +339,50 @@ def _write_sequences(
             raise invalid(f"label {domain!r}", found, allowed)
         (staging / split).mkdir(exist_ok=True)
     written = {}
-    for index, (num_sequences, digest, blocks) in workers(
-        partial(_join, recipe, staging, folders), pairs
-    ):
-        numbers = (num_sequences, *counts[pairs[index]].tolist())
-        found = {
-            **dict(zip(OF_SEQUENCES, numbers, strict=True)),
-            "sha256": digest,
-            "blocks": blocks,
-        }
-        written[sequence_path(*pairs[index])] = found
+    for index, found in workers(partial(_join, recipe, staging, folders), pairs):
+        numbers = dict(zip(OF_SEQUENCES[1:], counts[pairs[index]].tolist(), strict=True))
+        written[sequence_path(*pairs[index])] = numbers | found
     return written
 
 
 def _join(
     recipe: CorpusRecipe, staging: Path, folders: Sequence[Path], pair: tuple[str, str]
-) -> tuple[int, str, list[str]]:
-    """Writes the sequences of a (split, domain) from all parts.
-
-    Returns their number, the file's SHA-256, and those of its blocks if the sequences are permuted.
-    """
+) -> dict:
+    """Writes the sequences of a (split, domain) from all parts; returns their number and hashes."""
     (split, domain), dtype = pair, token_dtype(recipe.vocab_size)
-    listed = [(folder, *file) for folder in folders for file in counts_of(folder)["files"]]
     files = [
-        (token_path(folder, s, d), *numbers) for folder, s, d, *numbers in listed if (s, d) == pair
+        (token_path(folder, *pair), num_tokens, checksum)
+        for folder in folders
+        for s, d, _, num_tokens, checksum in counts_of(folder)["files"]
+        if (s, d) == pair
     ]
-    blocks = (block for path, _, _, checksum in files for block in checked_blocks(path, checksum))
+    blocks = (block for path, _, checksum in files for block in checked_blocks(path, checksum))
     rows = cut_rows((np.frombuffer(block, dtype) for block in blocks), recipe.seq_len)
     target, digest, num_rows = staging / sequence_path(*pair), hashlib.sha256(), 0
     with tempfile.TemporaryDirectory(dir=staging) as scratch:
         is_permuted = recipe.permuted and split == "train"
         if is_permuted:
-            size = (sum(num_tokens for _, _, num_tokens, _ in files) - 1) // recipe.seq_len
-            rows = in_order(
-                rows, domain_permutation(recipe.data_id, domain, size, inverse=True), Path(scratch)
-            )
+            size = (sum(num_tokens for _, num_tokens, _ in files) - 1) // recipe.seq_len
+            order = domain_permutation(recipe.data_id, domain, size, inverse=True)
+            rows = in_order(rows, order, Path(scratch))
         with target.open("wb") as file:
             for block in rows:
                 raw = block.tobytes()
                 digest.update(raw)
                 file.write(raw)
                 num_rows += len(block)
-    return (
-        num_rows,
-        digest.hexdigest(),
-        block_digests(target, num_bytes=HASHED_BYTES) if is_permuted else [],
-    )
+    return {
+        "num_sequences": num_rows,
+        "sha256": digest.hexdigest(),
+        "blocks": block_digests(target, HASHED_BYTES) if is_permuted else [],
+    }
 
 
 def _write_manifest(
     recipe: CorpusRecipe, staging: Path, written: Mapping[str, dict], counted: Mapping[str, dict]
 ) -> None:
-    files = {
-        path: written[path]["sha256"]
-        for path in (sequence_path(s, d) for s in SPLITS for d in recipe.domains)
-    }
+    paths = (sequence_path(split, domain) for split in SPLITS for domain in recipe.domains)
+    files = {path: written[path]["sha256"] for path in paths}
     files[TOKENIZER] = hash_file(staging / TOKENIZER)
     domains = {
         d: {s: {c: written[sequence_path(s, d)][c] for c in OF_SEQUENCES} for s in SPLITS}

@@ -1,6 +1,6 @@
-"""Opens and publishes packed corpora: memory-mapped sequences of token ids.
+"""Opens and publishes packed corpora.
 
-A packed corpus is a folder that `pack.prepare` writes once and atomically:
+`pack.prepare` writes a packed corpus once, as a whole folder:
 
     manifest.json                 counts, hashes, recipe and fingerprint
     tokenizer.json                the tokenizer that made it
@@ -8,10 +8,10 @@ A packed corpus is a folder that `pack.prepare` writes once and atomically:
                                   if vocab_size > 65,535
     validation/<domain>.bin
 
-Row n + 1 starts with the last token of row n; with `permuted` in the recipe, rows of train/ are in
-the order of their domain's permutation instead, so that a small run's are the first. Inputs are
-columns 0..seq_len-1, targets columns 1..seq_len, so every token of a domain except the first is the
-target of exactly one row. This file needs only numpy.
+Inputs are columns 0..seq_len-1, targets columns 1..seq_len. Row n + 1 starts with the last token of
+row n, so every token of a domain except the first is the target of exactly one row. With `permuted`
+in the recipe, the rows of train/ are in the order of their domain's permutation, so that a small
+run reads the first rows. This file needs only numpy.
 """
 
 import contextlib
@@ -57,8 +57,6 @@ TOKENIZER = "tokenizer.json"
 
 
 class Sizes(TypedDict):
-    """How much of a domain a split has."""
-
     num_sequences: int
     num_documents: int
 
@@ -69,14 +67,14 @@ class SplitSizes(TypedDict):
 
 
 class Blocks(TypedDict):
-    """The hashes of the blocks of a permuted corpus's files, and the size of a block."""
+    """The SHA-256 of each block of a permuted corpus's files, and a block's size."""
 
     num_bytes: int
     files: dict[str, list[str]]
 
 
 class Unspelled(TypedDict):
-    """Counts of a domain, and the share of its text that they are."""
+    """The share of a domain's text that a given tokenizer cannot spell."""
 
     share: float
 
@@ -94,29 +92,23 @@ class Manifest(TypedDict):
     files: dict[str, str]
     layout: int
     blocks: NotRequired[Blocks]
-    # By domain: what a given tokenizer cannot spell.
+    # By domain.
     unspelled: NotRequired[dict[str, Unspelled]]
 
 
-# Bytes of a block of a permuted file; each has its hash, so that it can be fetched alone.
+# Bytes of a block of a permuted file. Each block has a hash, so that it can be fetched alone.
 HASHED_BYTES = 1 << 21
 # The age at which another machine's unfinished folder counts as abandoned.
 STALE_S = 86_400
-
-
-# Shares of a domain's text that a tokenizer may lose: in silence, and at all.
+# The share of a domain's text that a tokenizer may lose without a message, and at most.
 LITTLE_LOST, MOST_LOST = 0.01, 0.5
 
 
 class CorruptCorpus(ValueError):
-    """Files of a packed corpus are missing or differ from the manifest.
-
-    Preparing the corpus again repairs it.
-    """
+    """Raised for files that are missing or differ; preparing the corpus again repairs it."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """Returns the little-endian integer type of token ids on disk."""
     return np.dtype("<u2" if vocab_size <= 65_535 else "<u4")
 
 
@@ -130,7 +122,7 @@ def sequence_path(split: str, domain: str) -> str:
     return f"{split}/{domain}.bin"
 
 
-def block_digests(path: Path, num_bytes: int = HASHED_BYTES) -> list[str]:
+def block_digests(path: Path, num_bytes: int) -> list[str]:
     """Returns the SHA-256 of each block of a file."""
     with path.open("rb") as handle:
         return [
@@ -149,13 +141,13 @@ def bytes_of_files(manifest: Mapping, splits: Sequence[str] = SPLITS) -> dict[st
 
 
 def corpus_fingerprint(files: dict[str, str]) -> str:
-    """Hashes the hashes of all files, tokens and tokenizer, to 16 hexadecimal digits."""
+    """Hashes the SHA-256 of all files to 16 hexadecimal digits."""
     listing = json.dumps(sorted(files.items()), separators=(",", ":"))
     return hashlib.sha256(listing.encode()).hexdigest()[:16]
 
 
 class TokenRows(Protocol):
-    """Token ids [num_sequences, seq_len + 1]: an array, or rows that are fetched on reading."""
+    """Token ids [num_sequences, seq_len + 1], in an array or fetched as they are read."""
 
     def __len__(self) -> int: ...
 
@@ -164,10 +156,10 @@ class TokenRows(Protocol):
 
 @dataclass(frozen=True)
 class PackedCorpus:
-    """An opened packed corpus; memory-maps arrays on request.
+    """An opened packed corpus.
 
-    `fetched`: by domain, the training sequences of an object store that come as they are read;
-    None: all are here.
+    `fetched`: by domain, training sequences that an object store sends as they are read. None: all
+    are here.
     """
 
     path: Path
@@ -180,8 +172,8 @@ class PackedCorpus:
     ) -> "PackedCorpus":
         """Opens a folder; compares files with the manifest: sizes always, contents once a machine.
 
-        Raises CorruptCorpus (a ValueError) if the manifest is missing or unreadable, or a file is
-        missing or differs; another ValueError if the folder, or something in it, is a link.
+        CorruptCorpus for a manifest that cannot be read and for a file that is missing or differs.
+        ValueError for a link.
         """
         path = Path(path)
         for folder in (path, *(path / split for split in SPLITS)):
@@ -204,8 +196,7 @@ class PackedCorpus:
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        """Returns a line for each hub row of which packing left out records that lack a field, and
-        for each domain that the tokenizer cannot spell."""
+        """Says what packing skipped: records without a field, and text that has no tokens."""
         counts = self.manifest.get("skipped", {})
         left_out = (f"{row}: left out {n:,} records without a field" for row, n in counts.items())
         return (*left_out, *unspelled_lines(self.manifest))
@@ -216,7 +207,6 @@ class PackedCorpus:
 
     @property
     def is_permuted(self) -> bool:
-        """Tells whether training sequences are in the order of their domain's permutation."""
         recipe = self.manifest.get("recipe")
         return isinstance(recipe, dict) and recipe.get("permuted") is True
 
@@ -241,7 +231,6 @@ class PackedCorpus:
         return self._counts(split, domain)["num_sequences"]
 
     def train(self, domain: str) -> TokenRows:
-        """Gives the training sequences of a domain, see `sequences`."""
         return self.sequences("train", domain)
 
     def validation(self, domain: str) -> np.ndarray:
@@ -249,14 +238,11 @@ class PackedCorpus:
         return self._mapped("validation", domain)
 
     def sequences(self, split: str, domain: str) -> TokenRows:
-        """Gives the token ids of a domain's split, [num_sequences, seq_len + 1]: mapped read-only,
-        or fetched."""
+        """Returns the token ids of a domain's split, [num_sequences, seq_len + 1]."""
         self._counts(split, domain)
-        return (
-            self.fetched[domain]
-            if split == "train" and self.fetched is not None
-            else self._mapped(split, domain)
-        )
+        if split == "train" and self.fetched is not None:
+            return self.fetched[domain]
+        return self._mapped(split, domain)
 
     def _mapped(self, split: str, domain: str) -> np.memmap:
         shape = (self.num_sequences(split, domain), self.seq_len + 1)
@@ -264,10 +250,7 @@ class PackedCorpus:
         return np.memmap(target, dtype=np.dtype(self.manifest["dtype"]), mode="r", shape=shape)
 
     def verify(self) -> None:
-        """Compares the SHA-256 of every file that is here with the manifest.
-
-        CorruptCorpus names one that differs.
-        """
+        """Raises CorruptCorpus unless every file here has the manifest's SHA-256."""
         for relative in self._bytes_here:
             found, expected = hash_file(self.path / relative), self.manifest["files"][relative]
             if found != expected:
@@ -280,7 +263,7 @@ class PackedCorpus:
             )
 
     def _verify_once(self) -> None:
-        """Verifies unless this machine did, by equal inodes, sizes, times and hashes."""
+        """Verifies, unless this machine verified files of equal inodes, sizes, times and hashes."""
         found = [os.stat(self.path / relative) for relative in self._bytes_here]
         stats = [(f.st_dev, f.st_ino, f.st_size, f.st_mtime_ns, f.st_ctime_ns) for f in found]
         known = (
@@ -290,7 +273,7 @@ class PackedCorpus:
         )
         if not known.exists():
             self.verify()
-            # Where nothing can be remembered, it is verified again.
+            # Without a note the next process verifies again.
             with contextlib.suppress(OSError):
                 known.parent.mkdir(parents=True, exist_ok=True)
                 known.touch()
@@ -315,10 +298,7 @@ def unspelled_lines(manifest: Mapping) -> list[str]:
 
 
 def _require_no_link(path: Path) -> str:
-    """Returns what has this name (see `kind_of`).
-
-    ValueError for a link, which may lead out of the storage.
-    """
+    """Returns the path's `kind_of`; ValueError for a link, which may lead out of the storage."""
     if (kind := kind_of(path)) == A_LINK:
         raise unplain(path, kind, "packed data themselves")
     return kind
@@ -335,10 +315,7 @@ def _read_manifest(path: Path) -> dict:
 
 
 def parse_manifest(text: bytes, where: object) -> dict:
-    """Parses a manifest, which may name only the files of its own domains.
-
-    CorruptCorpus, with `where`, otherwise.
-    """
+    """Parses a manifest; CorruptCorpus for one that names files of other domains."""
     try:
         manifest = parse_json(text, Manifest)
         counts = {name: manifest[name] for name in ("seq_len", "vocab_size", "tokenizer_bytes")}
@@ -371,11 +348,7 @@ def parse_manifest(text: bytes, where: object) -> dict:
 
 
 def packed_documents(rows: np.ndarray, end_of_text: int) -> list[np.ndarray]:
-    """Returns the documents of rows [N, seq_len + 1], in order, without ends of text or a document
-    cut at the end.
-
-    The last token of a row is the first token of the next row.
-    """
+    """Returns the whole documents of rows [N, seq_len + 1], in order, without ends of text."""
     stream = np.concatenate([rows[:, :-1].reshape(-1), rows[-1, -1:]])
     ends = np.flatnonzero(stream == end_of_text)
     starts = np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
@@ -391,8 +364,7 @@ def prompts_and_truths(
 ) -> list[tuple[list[int], list[int]]]:
     """Splits documents into (prompt, at most `num_tokens` following tokens).
 
-    `wanted` are indices into the documents that are longer than a prompt; ValueError for an index
-    beyond them.
+    `wanted` are indices into the documents longer than a prompt. ValueError for a larger index.
     """
     long_enough = [d for d in packed_documents(rows, end_of_text) if len(d) > num_prompt_tokens]
     if max(wanted) >= len(long_enough):
@@ -407,7 +379,7 @@ def prompts_and_truths(
 
 
 def open_complete(target: Path) -> PackedCorpus | None:
-    """Opens the packed corpus of a folder; None if it is missing or incomplete."""
+    """Opens a packed corpus; None if it is missing or incomplete."""
     try:
         return PackedCorpus.open(target)
     except CorruptCorpus:
@@ -439,15 +411,12 @@ def _is_abandoned(staging: Path, place: str) -> bool:
         written = max(path.stat().st_mtime for path in (staging, *staging.rglob("*")))
         return time.time() - written > STALE_S
     except (FileNotFoundError, ValueError):
-        # It was published or removed meanwhile, or has not one of our names.
+        # It was renamed or removed meanwhile, or is not ours.
         return False
 
 
 def publish(staging: Path, target: Path) -> None:
-    """Renames a finished folder into place.
-
-    Keeps a complete one that came first, replaces a broken one.
-    """
+    """Renames a finished folder to `target`; keeps a complete one there, replaces a broken one."""
     for _ in range(3):
         try:
             staging.rename(target)

@@ -1,7 +1,7 @@
-"""Encodes pages of text within limits; a script, because a tokenizer can take all memory and time.
+"""Encodes pages of text within limits, as a script, see `tokenizer.require_page`.
 
-Arguments: the path of modules, and the limits: tokens a byte, bytes of memory, seconds of a
-processor. Input: [tokenizer.json's text, pages]. Ends with a fault.
+Input: [sys.path, tokens a byte, [bytes of memory, seconds of a processor], tokenizer.json, pages].
+Ends with a fault.
 """
 
 import json
@@ -10,8 +10,7 @@ import sys
 
 
 def fault_of(tokenizer, page: str, most: int) -> str | None:
-    """Returns what is wrong with the first line that breaks the library, or that makes more than
-    `most` tokens a byte; None if no line does."""
+    """Describes the first line that breaks the library, or makes more than `most` tokens a byte."""
     for line in page.splitlines():
         try:
             num_tokens = len(tokenizer.encode(line, add_special_tokens=False).ids)
@@ -27,14 +26,12 @@ def fault_of(tokenizer, page: str, most: int) -> str | None:
 
 
 if __name__ == "__main__":
-    sys.path[:] = json.loads(sys.argv[1])
+    sys.path[:], most_tokens, limits, text, pages = json.load(sys.stdin)
     from tokenizers import Tokenizer
 
-    most_tokens, *limits = map(int, sys.argv[2:])
     for kind, most in zip((resource.RLIMIT_AS, resource.RLIMIT_CPU), limits, strict=True):
         hard = resource.getrlimit(kind)[1]
         resource.setrlimit(kind, (most if hard < 0 else min(most, hard), hard))
-    text, pages = json.load(sys.stdin)
     given = Tokenizer.from_str(text)
     given.encode_special_tokens = True
     sys.exit(fault_of(given, "\n".join(pages), most_tokens))

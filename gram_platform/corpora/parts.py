@@ -1,8 +1,7 @@
 """Does long work part by part; the files of a part are written whole or not at all.
 
-A part is some units, or pieces of units, that follow one another. Parts depend on the files alone,
-never on the number of workers. A process that is killed loses the parts that it was writing; the
-next one finds the others.
+A part is some pieces of units that follow one another. Parts depend only on the files, never on the
+number of workers. A process that is killed loses only the parts that it was writing.
 """
 
 import json
@@ -30,11 +29,10 @@ from gram_platform.corpora.sources import BLOCK_BYTES, Progress, grouped
 from gram_platform.corpora.splits import Splitter, tagged
 from gram_platform.corpora.tokenizer import Speller, configured, end_of_text_id, faults_named
 
-# Generated stories of a part.
 STORIES_PER_PART = 1 << 13
-# Characters tokenised and written at once.
+# Characters that are tokenised and written at once.
 BATCH_CHARS = 1 << 20
-# Files of a part beside its tokens.
+# Files of a part next to its tokens.
 KEYS, COUNTS = "keys.bin", "counts.json"
 
 Task, Result = TypeVar("Task"), TypeVar("Result")
@@ -45,30 +43,26 @@ Workers = Callable[[Callable[[Task], Result], Sequence[Task]], Iterator[tuple[in
 def in_turn(
     function: Callable[[Task], Result], tasks: Sequence[Task]
 ) -> Iterator[tuple[int, Result]]:
-    """Calls `function` for one task after another; yields (index, result).
-
-    Other workers may yield in any order.
-    """
+    """Calls `function` for each task; yields (index, result). Other workers yield in any order."""
     return enumerate(map(function, tasks))
 
 
 def call_on_one_core(function: Callable[[Task], Result], task: Task) -> Result:
-    """Calls `function` in a process that shall use one core.
+    """Calls `function`; this process's tokenizers have one thread from then on.
 
-    Here, because the process then imports no more than this. Its tokenizers have one thread from
-    then on.
+    It stands here so that the process of a worker imports no more than this module.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     return function(task)
 
 
 def parts_of(recipe: CorpusRecipe, units: tuple[Unit, ...]) -> list[Part]:
-    """Returns all text of a corpus in order, as parts."""
+    """Divides all text of a corpus, in order, into parts."""
     if isinstance(recipe.source, StoriesSource):
         total = sum(number for _, number in recipe.source.num_documents)
-        firsts = range(0, total, STORIES_PER_PART)
         return [
-            (Unit((), span=(first, min(first + STORIES_PER_PART, total), 0)),) for first in firsts
+            (Unit((), span=(first, min(first + STORIES_PER_PART, total), 0)),)
+            for first in range(0, total, STORIES_PER_PART)
         ]
     return grouped([piece for unit in units for piece in unit.pieces], _num_bytes)
 
@@ -95,11 +89,9 @@ class PartFiles:
         parts: Sequence[Part],
         *depends_on: object,
     ) -> list[Path]:
-        """Has `write(part, folder)` fill a folder for every part that has none.
+        """Has `write(part, folder)` fill a folder for every part without one; returns all folders.
 
-        Returns them in the parts' order.
-
-        `depends_on`: whatever decides the contents beside the part and the corpus's `data_id`.
+        `depends_on`: what decides the contents next to the part and the corpus's `data_id`.
         """
         keys = [
             short_hash([[[unit.digest, unit.span] for unit in part], *depends_on]) for part in parts
@@ -116,10 +108,9 @@ class PartFiles:
 
 
 def _write_whole(write: Callable[[Part, Path], None], task: tuple[Part, Path]) -> None:
-    """Fills a hidden folder and renames it; keeps one that another process has finished meanwhile.
+    """Fills a hidden folder and renames it, unless another process finished the part meanwhile.
 
-    Files named .bin may be damaged by a power failure, which their checksums show; flushing them
-    all is slow.
+    A power failure may damage files named .bin, which their checksums show: flushing them is slow.
     """
     part, target = task
     if target.exists():
@@ -142,22 +133,19 @@ def _write_whole(write: Callable[[Part, Path], None], task: tuple[Part, Path]) -
 def write_tokens(
     recipe: CorpusRecipe, splitter: Splitter, tokenizer_json: str, part: Part, folder: Path
 ) -> None:
-    """Tokenises a part into a file for each domain and split, beside counts and tagged keys."""
+    """Tokenises a part into a file for each domain and split; writes counts and tagged keys."""
     tokenizer, dtype = _tokenizer(tokenizer_json), token_dtype(recipe.vocab_size)
-    end, order = (
-        end_of_text_id(tokenizer),
-        {domain: number for number, domain in enumerate(recipe.domains)},
-    )
+    end = end_of_text_id(tokenizer)
+    order = {domain: number for number, domain in enumerate(recipe.domains)}
     speller = None if recipe.tokenizer.is_trained else Speller(tokenizer, end)
-    # By domain, the sums of what the speller counts.
+    # What the speller counted, by domain.
     lost: dict[str, np.ndarray] = {}
-    # Documents, tokens and checksum of each file.
+    # Documents, tokens, checksum.
     counts: dict[tuple[str, str], tuple[int, int, int]] = {}
     checksum = 0
     with (folder / KEYS).open("wb") as log:
-        for domains, texts, keys, are_validation, encodings in _encoded(
-            tokenizer, splitter, documents(recipe, part), recipe.tokenizer_name
-        ):
+        batches = _encoded(tokenizer, splitter, documents(recipe, part), recipe.tokenizer_name)
+        for domains, texts, keys, are_validation, encodings in batches:
             raw = tagged(keys, [order[domain] for domain in domains], are_validation).tobytes()
             checksum = zlib.crc32(raw, checksum)
             log.write(raw)
@@ -178,14 +166,16 @@ def write_tokens(
                     file.write(raw)
                 num_tokens += len(raw) // dtype.itemsize
                 counts[pair] = num_documents + len(arrays), num_tokens, zlib.crc32(raw, before)
-    files = [[*pair, *numbers] for pair, numbers in counts.items()]
-    found = {domain: numbers.tolist() for domain, numbers in lost.items()}
-    (folder / COUNTS).write_text(json.dumps({"keys": checksum, "files": files, "lost": found}))
+    written = {
+        "keys": checksum,
+        "files": [[*pair, *numbers] for pair, numbers in counts.items()],
+        "lost": {domain: numbers.tolist() for domain, numbers in lost.items()},
+    }
+    (folder / COUNTS).write_text(json.dumps(written))
 
 
 def counts_of(folder: Path) -> dict:
-    """Reads a part's counts, the checksum of `keys`, `files` and `lost`, as `write_tokens` writes
-    them."""
+    """Reads a part's counts, as `write_tokens` writes them."""
     return json.loads((folder / COUNTS).read_text())
 
 
@@ -215,9 +205,9 @@ def token_path(folder: Path, split: str, domain: str) -> Path:
 def _encoded(
     tokenizer: Tokenizer, splitter: Splitter, stream: Iterator[tuple[str, str]], source: str
 ) -> Iterator[tuple]:
-    """Yields batches (domains, texts, keys, are validation, encodings) in order.
+    """Yields batches (domains, texts, keys, are validation, encodings); reads one ahead.
 
-    Tokenises one while reading the next. ValueError naming the tokenizer's `source` if it fails.
+    ValueError naming the tokenizer's `source` if it fails.
     """
 
     def encodings(texts: list[str]) -> list[Encoding]:

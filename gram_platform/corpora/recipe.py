@@ -1,9 +1,8 @@
 """Describes the source of a packed corpus as a value, `CorpusRecipe`, whose hash is the `data_id`.
 
-A recipe identifies contents, not paths: the hash of local records (so moving, renaming or
-compressing files changes nothing), the parameters of generated stories, or rows of the hub's table
-with their revisions. It exists before the packed data; only local files are read once, for labels
-and lengths.
+A recipe identifies contents, not paths. It has the hash of local records (so moved, renamed or
+compressed files change nothing), the parameters of generated stories, or rows of the hub's table
+with their revisions. It exists before the packed data.
 """
 
 import re
@@ -30,28 +29,25 @@ from gram_platform.config.plain import from_plain
 # Raise this version when an equal recipe would pack to other tokens; it is in every data_id.
 PACK_VERSION = 1
 TRAINED = ("bpe", "bpe-passages")
-# A vocabulary has 256 bytes and the end of text at least.
+# 256 bytes and the end of text.
 MIN_BPE_VOCAB = 257
-# A tokenizer's sample has room for at least this many documents or passages.
+# The fewest documents or passages that a tokenizer's sample has room for.
 MIN_SAMPLED = 64
-# An estimate while the tokenizer is unknown.
+# Estimates while the tokenizer is unknown: the mean, the least, and the most for validation text.
 BYTES_PER_TOKEN = 4.0
-# Bounds the number of tokens from above while the tokenizer is unknown.
 FEWEST_BYTES_PER_TOKEN = 2.0
-# The floor on validation sequences holds for text of up to this many.
 FLOOR_BYTES_PER_TOKEN = 6.0
-# So many documents of a domain are held out on average, at least, so that every domain has some.
+# The fewest documents of a domain that are held out on average, so that every domain has some.
 FLOOR_DOCUMENTS = 8
 # The share of a domain's documents that is held out, and the largest.
 VALIDATION_FRACTION = 0.05
 MAX_VALIDATION = 0.5
-# Bytes of text in the first parts of a hub row.
+# Bytes of text in the smallest and the largest parts of a hub row. Other parts have an eighth of
+# the text before them, so that whole parts exceed the need by little.
 FIRST_PART_BYTES = 1 << 22
-# Bytes of text in the largest parts.
 PART_BYTES = 1 << 26
-# Parts between have an eighth of the text before them: whole parts exceed the need by little.
 GROWTH = 8
-# A domain has 16 bits of a logged key, beside the split: see `splits.tagged`.
+# A domain and its split have 16 bits of a logged key, see `splits.tagged`.
 MAX_DOMAINS = 1 << 15
 NO_IDENTITY = ("note", "verified", "share", "bytes_per_token", "available_tokens")
 # Datasets whose files are local, or URLs.
@@ -64,18 +60,17 @@ class HubRow:
 
     Give `label`, for all records, or `label_field` and the `labels` that it is known to hold.
     `keep` and `drop` are (field, regular expression) pairs: all of `keep` must match and none of
-    `drop`. Dots in a field's name descend into nested fields, unless a field has the whole name;
-    list items are joined by blanks. `data_dir` selects a folder of the repository, `files` some of
+    `drop`. Dots in a field's name descend into nested fields, unless a field has the whole name.
+    List items are joined by blanks. `data_dir` selects a folder of the repository, `files` some of
     its files or, with dataset "json" or "parquet", local files or URLs. Records keep the dataset's
-    order. All records of a `held_out` row are validation.
+    order.
     """
 
     dataset: str
     revision: str = "main"
     # These fields are joined by a blank line.
     text_fields: tuple[str, ...] = ("text",)
-    # The share of the corpus's tokens; rows of one domain divide it by their shares. Unused in a
-    # held-out row.
+    # The share of the corpus's tokens; unused in a held-out row.
     share: float = 1.0
     # A person or `gram prepare --check` has opened a record of this revision.
     verified: bool = False
@@ -89,10 +84,11 @@ class HubRow:
     drop: tuple[tuple[str, str], ...] = ()
     note: str = field(default="", compare=False)
     data_dir: str = added("")
+    # All records are validation.
     held_out: bool = added(False)
     # An estimate for the corpus's tokenizer.
     bytes_per_token: float = 4.5
-    # Tokens known to pass the filters; 0: unknown, assumed to be enough.
+    # Tokens that pass the filters. 0: an unknown number, assumed to be enough.
     available_tokens: int = 0
 
     def __post_init__(self) -> None:
@@ -122,17 +118,14 @@ class HubRow:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Returns all fields that a record must have."""
+        """Lists the fields that a record must have."""
         label = (self.label_field,) if self.label_field else ()
-        return tuple(
-            dict.fromkeys((*self.text_fields, *label, *(name for name, _ in self.keep + self.drop)))
-        )
+        return tuple(dict.fromkeys((*self.text_fields, *label, *dict(self.keep + self.drop))))
 
     @property
     def identity(self) -> dict:
         """Returns the fields that decide which records are read."""
-        fields = {f.name: v for f, v in identity_fields(self).items()}
-        return {k: v for k, v in fields.items() if k not in NO_IDENTITY}
+        return {f.name: v for f, v in identity_fields(self).items() if f.name not in NO_IDENTITY}
 
 
 @dataclass(frozen=True)
@@ -145,12 +138,8 @@ class HubSource:
     @property
     def expected_bytes(self) -> tuple[int, ...]:
         """Returns `num_bytes` of each row, but at most the estimated available bytes."""
-        # A known number of 0 means that it is unknown.
         available = [round(row.available_tokens * row.bytes_per_token) for row in self.rows]
-        return tuple(
-            min(n, known) if known else n
-            for n, known in zip(self.num_bytes, available, strict=True)
-        )
+        return tuple(min(n, known or n) for n, known in zip(self.num_bytes, available, strict=True))
 
 
 def part_bytes(done: int) -> int:
@@ -168,25 +157,25 @@ def whole_parts(num_bytes: float) -> int:
 
 
 def validation_bytes(num_sequences: int, seq_len: int) -> float:
-    """Returns the bytes of text that surely hold this many validation sequences."""
+    """Returns enough bytes of text for this many validation sequences."""
     return (num_sequences * seq_len + 1) * FLOOR_BYTES_PER_TOKEN
 
 
 @dataclass(frozen=True)
 class TokenizerRecipe:
-    """The origin of a tokenizer.
+    """The origin of a tokenizer, by its `kind`.
 
-    `bpe`: byte-level BPE trained on about `sample_bytes` of the training documents, of core or all,
-    taken whole; `bpe-passages`: the same, on passages, if a few long documents would fill the
-    sample; `file`: a `tokenizer.json` with SHA-256 `source`; `hub`: `source` is `name@revision`.
+    `bpe`: byte-level BPE trained on whole training documents of about `sample_bytes` in all.
+    `bpe-passages`: the same on passages, if a few long documents would fill the sample.
+    `file`: a `tokenizer.json` with SHA-256 `source`. `hub`: `source` is `name@revision`.
     """
 
     kind: str
     source: str = ""
     sample_bytes: int = 0
-    # No other domain's text is in the sample.
+    # The sample has no text of other domains than core.
     core_only: bool = added(False)
-    # The token that ends a text, if it is not the first known name.
+    # The token that ends a text, unless it is the first known name.
     end_of_text: str = added("")
 
     def __post_init__(self) -> None:
@@ -209,10 +198,10 @@ class DomainRecipe:
     labels: tuple[str, ...]
     # 0: unknown before the data exists.
     num_documents: int
-    # Bytes of UTF-8 text that is split; an estimate for generated and hub corpora.
+    # Bytes of text that is split; an estimate for generated and hub corpora.
     num_bytes: int
     bytes_per_token: float = added(BYTES_PER_TOKEN)
-    # Bytes of text that is all validation: a dataset's test split.
+    # Bytes of a dataset's test split, which is all validation.
     held_out_bytes: int = added(0)
 
     def __post_init__(self) -> None:
@@ -236,7 +225,7 @@ class FilesSource:
 
 @dataclass(frozen=True)
 class StoriesSource:
-    """Generated stories by documents of each label and by facts, see `stories.stories_source`."""
+    """Generated stories, see `stories.stories_source`."""
 
     num_documents: tuple[tuple[str, int], ...]
     num_facts: int
@@ -249,10 +238,7 @@ class StoriesSource:
 
 @dataclass(frozen=True)
 class CorpusRecipe:
-    """All values that decide the packed tokens.
-
-    Equal recipes have equal `data_id`s and pack to equal bytes.
-    """
+    """All values that decide the packed bytes."""
 
     source: FilesSource | StoriesSource | HubSource
     domains_from: tuple[DomainRecipe, ...]
@@ -262,30 +248,21 @@ class CorpusRecipe:
     split_seed: int = 0
     validation_fraction: float = VALIDATION_FRACTION
     validation_sequences: int = 32
-    # Of hub corpora: training sequences are in the order of their domain's permutation, so a run
-    # reads the first ones alone.
+    # Whether training sequences are in the order of their domain's permutation, as of hub corpora,
+    # so that a run reads only the first ones.
     permuted: bool = added(False)
-    # Local files to read; not part of the identity.
+    # Local files to read.
     units: tuple = field(default=(), compare=False, repr=False)
     tokenizer_path: Path | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        require_int("corpus.seq_len", self.seq_len, 1)
-        require_int(
-            "corpus.vocab_size",
-            self.vocab_size,
-            MIN_BPE_VOCAB if self.tokenizer.is_trained else 2,
-            2**31,
-        )
-        require_int("corpus.split_seed", self.split_seed, 0, 2**63 - 1)
-        require_real(
-            "corpus.validation_fraction",
-            self.validation_fraction,
-            0.0,
-            MAX_VALIDATION,
-            open_low=True,
-        )
-        require_int("corpus.validation_sequences", self.validation_sequences, 0)
+        least = MIN_BPE_VOCAB if self.tokenizer.is_trained else 2
+        require_fields("corpus", self, 1, "seq_len")
+        require_fields("corpus", self, least, "vocab_size", high=2**31)
+        require_fields("corpus", self, 0, "split_seed", high=2**63 - 1)
+        share = "validation_fraction"
+        require_fields("corpus", self, 0, share, high=MAX_VALIDATION, open_low=True)
+        require_fields("corpus", self, 0, "validation_sequences")
         object.__setattr__(self, "domains_from", core_first(self.domains_from, lambda d: d.name))
         names = [d.name for d in self.domains_from]
         if len(set(names)) != len(names) or CORE not in names:
@@ -306,7 +283,7 @@ class CorpusRecipe:
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """Returns core, then the auxiliary domains by name."""
+        """Lists core, then the auxiliary domains by name."""
         return tuple(d.name for d in self.domains_from)
 
     @property
@@ -315,18 +292,11 @@ class CorpusRecipe:
 
     def plain(self) -> dict:
         """Returns the identity as JSON values: all fields except paths."""
-        source = self.source
-        if isinstance(source, HubSource):
-            source_plain = {
-                "rows": [to_plain(r.identity) for r in source.rows],
-                "num_bytes": list(source.num_bytes),
-            }
-        else:
-            source_plain = to_plain(source)
-        fields = {
-            f.name: v for f, v in identity_fields(self).items() if f.compare and f.name != "source"
-        }
-        return {**to_plain(fields), "source": {"kind": type(source).__name__, **source_plain}}
+        fields = {f.name: v for f, v in identity_fields(self).items() if f.compare}
+        source = to_plain(fields.pop("source"))
+        if isinstance(self.source, HubSource):
+            source["rows"] = [to_plain(row.identity) for row in self.source.rows]
+        return to_plain(fields) | {"source": {"kind": type(self.source).__name__, **source}}
 
     @property
     def data_id(self) -> str:
@@ -341,10 +311,10 @@ class CorpusRecipe:
         return found
 
     def validation_share(self, domain: str) -> float:
-        """Returns the share of a domain's documents that go to validation, at most half.
+        """Returns the share of a domain's documents that are validation, at most half.
 
-        `validation_fraction`, or more if a small domain needs more to reach `validation_sequences`
-        or has few documents. With a held-out test split, only the share that the test split lacks.
+        It exceeds `validation_fraction` if a small domain needs more for `validation_sequences`, or
+        has few documents. With a held-out test split it is what the test split lacks.
         """
         recipe = self.of_domain(domain)
         missing = validation_bytes(self.validation_sequences, self.seq_len) - recipe.held_out_bytes
@@ -355,11 +325,9 @@ class CorpusRecipe:
         return min(MAX_VALIDATION, max(self.validation_fraction, floor, few))
 
     def expected_sequences(self, split: str, domain: str, bytes_per_token: float = 0.0) -> int:
-        """Estimates how many sequences a domain will have in a split.
+        """Estimates a domain's sequences in a split.
 
-        The packed corpus has the exact number.
-
-        `bytes_per_token`: 0 for the domain's, which is 4 while the tokenizer is unknown.
+        `bytes_per_token`: 0 for the domain's.
         """
         require_choice("split", split, ("train", "validation"))
         recipe, share = self.of_domain(domain), self.validation_share(domain)
@@ -369,20 +337,14 @@ class CorpusRecipe:
         return int(num_bytes / (bytes_per_token or recipe.bytes_per_token)) // self.seq_len
 
     def most_sequences(self, split: str, domain: str) -> int:
-        """Bounds a domain's sequences in a split from above: text at 2 bytes a token.
-
-        Of a hub corpus, the estimate.
-        """
+        """Bounds a domain's sequences in a split from above; estimates them for a hub corpus."""
         if isinstance(self.source, HubSource):
             return self.expected_sequences(split, domain)
         return self.expected_sequences(split, domain, FEWEST_BYTES_PER_TOKEN)
 
 
 def recipe_from_plain(plain: Mapping) -> CorpusRecipe | None:
-    """Reads a recipe of generated stories from the JSON of `plain()`.
-
-    None for a corpus whose text is elsewhere.
-    """
+    """Reads a recipe of generated stories from the JSON of `plain()`; None for other recipes."""
     tokenizer, source = from_plain(TokenizerRecipe, plain["tokenizer"]), dict(plain["source"])
     if source.pop("kind") != StoriesSource.__name__ or not tokenizer.is_trained:
         return None

@@ -29,16 +29,16 @@ from gram_platform.corpora.tokenizer import is_on_hub
 
 SUFFIX, SCHEME = ".toml", "hf://"
 IN_URL = ("label", "text", "labels", "core", "config", "split", "files")
-# What the fields of errors are called in a recipe.
+# The fields of errors, as a recipe names them.
 IN_RECIPE = {"core_label": "core_labels", "label": "globs"}
-IN_RECIPE |= {name: name for name in ("tokenizer", "end_of_text")}
+IN_RECIPE |= {"tokenizer": "tokenizer", "end_of_text": "end_of_text"}
 
 
 def described_corpus(corpus: str | Path) -> HubCorpus | StoriesCorpus | TextCorpus | None:
     """Returns the description of a corpus by its name in the catalog, a recipe's path or a URL.
 
-    None for any other. ValueError with file, line and field for a recipe that cannot be used. Of a
-    URL without `labels`, the labels of the first records are read from the hub.
+    None for any other path. ValueError with file, line and field for a recipe that cannot be used.
+    For a URL without `labels`, reads the labels of the first records from the hub.
     """
     name = str(corpus)
     if name.startswith(SCHEME):
@@ -52,21 +52,14 @@ def described_corpus(corpus: str | Path) -> HubCorpus | StoriesCorpus | TextCorp
 
 
 def recipe_text(corpus: str) -> str:
-    """Returns the description of a recipe or a URL as JSON, without secrets.
-
-    "" for a corpus of ours and for a path of text.
-    """
-    described = (
-        None if corpus in catalog.STORIES or corpus in catalog.HUB else described_corpus(corpus)
-    )
+    """Returns a recipe or a URL as JSON, without secrets; "" for other corpora."""
+    is_ours = corpus in catalog.STORIES or corpus in catalog.HUB
+    described = None if is_ours else described_corpus(corpus)
     return canonical_json(without_secrets(to_plain(described))) if described else ""
 
 
 def text_units(corpus: str | Path) -> tuple[Unit, ...]:
-    """Finds the files of a recipe of local text.
-
-    ValueError with file, line and field if there are none.
-    """
+    """Finds the files of a recipe of local text; ValueError with file, line and field if none."""
     path = catalog.CORPORA.get(str(corpus)) or local_path("corpus", corpus)
     written, text = _from_file(path)
     root = path.parent / text.root
@@ -82,17 +75,13 @@ def text_units(corpus: str | Path) -> tuple[Unit, ...]:
 def errors_located(corpus: str | Path, flags: Collection[str]) -> Iterator[None]:
     """Adds file, line and field of a recipe to errors about its labels and its tokenizer.
 
-    Not of fields in `flags`.
+    `flags`: fields of flags, whose errors stay.
     """
     try:
         yield
     except InvalidField as error:
-        if (
-            error.field not in IN_RECIPE
-            or error.field in flags
-            or error.place
-            or not str(corpus).endswith(SUFFIX)
-        ):
+        is_written = error.field in IN_RECIPE and error.field not in flags and not error.place
+        if not (is_written and str(corpus).endswith(SUFFIX)):
             raise
         written, _ = _from_file(local_path("corpus", corpus))
         table = IN_RECIPE[error.field]
@@ -111,7 +100,7 @@ def _existing(root: Path, name: str) -> Path:
 
 
 def _from_file(path: Path) -> tuple[Written, HubCorpus | TextCorpus]:
-    """Reads a recipe: with `rows`, of datasets of the hub; else of local text."""
+    """Reads a recipe: of datasets of the hub if it has `rows`, otherwise of local text."""
     written = read_toml("corpus", path)
     found = written.build(HubCorpus if "rows" in written.plain else TextCorpus)
     if isinstance(found, HubCorpus):
@@ -127,21 +116,21 @@ def _from_file(path: Path) -> tuple[Written, HubCorpus | TextCorpus]:
 
 
 def _beside(folder: Path, tokenizer: str) -> str:
-    """Returns the path of a recipe's tokenizer; a name on the hub as it is."""
+    """Returns the path of a recipe's tokenizer, or its name on the hub."""
     path = folder / os.path.expanduser(tokenizer)
     is_named = not tokenizer or (is_on_hub(tokenizer) and not target_kind("tokenizer", path))
     return tokenizer if is_named else str(path)
 
 
 def _placed(row: HubRow, folder: Path) -> HubRow:
-    """Makes the paths of a row's local files absolute: they are relative to the recipe's folder."""
+    """Makes the paths of a row's local files absolute; they are relative to `folder`."""
     is_local = row.dataset in BUILDERS
     return replace(
         row, files=tuple(str(folder / f) if is_local and "://" not in f else f for f in row.files)
     )
 
 
-# Studies ask several times; the labels come over the network.
+# Labels come over the network, and studies ask several times.
 @functools.cache
 def _from_url(url: str) -> HubCorpus:
     place, _, query = url.removeprefix(SCHEME).partition("?")
@@ -183,8 +172,5 @@ def _from_url(url: str) -> HubCorpus:
 
 
 def _unquoted(value: str) -> str:
-    """Replaces %XX by the byte that it stands for, so that a URL can name any path.
-
-    A + is a plus.
-    """
+    """Replaces %XX by its byte, so that a URL can name any path. A + is a plus."""
     return os.fsdecode(unquote_to_bytes(os.fsencode(value)))

@@ -1,10 +1,10 @@
 """Reads records, a label and a text, from .jsonl, .parquet (plain, gzip, zstd) and text files.
 
-A line of .jsonl that has `prompt` and `response` instead gets the label `instructions`.
+A line of .jsonl with `prompt` and `response` instead gets the label `instructions`.
 
-A *unit* is one data file, or all text files that a glob gave one label. A scan cuts a large one
-into *pieces*, which several processes can read. Readers hold one line, one parquet batch or one
-text file in memory. Errors name file and line.
+A *unit* is one data file, or all text files of one label. A scan cuts a large unit into *pieces*,
+which several processes can read. Readers hold one line, one parquet batch or one text file in
+memory. Errors name file and line.
 """
 
 import codecs
@@ -29,28 +29,28 @@ from gram_platform.corpora.stories import INSTRUCTIONS, RESPONSE, instruction_te
 PACKED = ("", ".gz", ".zst")
 PARQUET = tuple(".parquet" + packed for packed in PACKED)
 FORMATS = tuple(".jsonl" + packed for packed in PACKED) + PARQUET
-# Bytes of a line, a text of .parquet, a text file: a small file must not fill the memory.
+# Bytes of a line, a text of .parquet, a text file: a small packed file must not fill the memory.
 MAX_RECORD_BYTES = 1 << 28
 # Empty lines that follow one another: a small file must not take hours either.
 MAX_EMPTY_LINES = 1_000_000
-# What is unpacked at once, times its size on disk; text packs 2 to 20 times.
+# The most unpacked bytes of a byte on disk; text has 2 to 20.
 MAX_EXPANSION = 200
 # Rows and bytes of a .parquet that are read at once.
 BATCH_ROWS, BATCH_BYTES = 64, 1 << 26
 RECORD_COLUMNS = ("text", "label")
 # Fields of an instruction, in place of text and label.
 ASKED = ("prompt", "response")
-# Where Git LFS has not fetched a file, a short text that begins so is in its place.
+# The beginning of the short text in place of a file that Git LFS has not fetched.
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-# The span of a unit that is not cut.
-WHOLE = (0, None, 0)
+# The config of every view's evaluation holds chosen texts.
+MOST_TEXTS = 100
 
 
 class ChangedText(ValueError):
     """Raised for a unit whose records differ from its scan; `paths` are its files."""
 
     def __init__(self, name: str, paths: tuple[Path, ...]) -> None:
-        # The error is pickled by these arguments.
+        # Pickle makes it from these arguments.
         super().__init__(name, paths)
         self.name, self.paths = name, paths
 
@@ -70,31 +70,31 @@ class Document(NamedTuple):
 class Unit:
     """One data file (`label` empty), the text files of one label, each a document, or a piece.
 
-    `span`: of a plain .jsonl, the bytes (first, end or None) that are read, and the number of lines
-    before them; of generated stories, the documents.
+    `span`: the first byte, the end (None: all) and the number of lines before, in a plain .jsonl;
+    the documents of generated stories.
     """
 
     paths: tuple[Path, ...]
     label: str = ""
     # All of it is validation.
     held_out: bool = False
-    # The following are known once it was scanned. The hash of the records.
+    # The following are known after a scan. The hash of the records.
     digest: str = ""
     # Label -> documents, bytes of text.
     labels: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    # Bytes of text of the longest document.
+    # Bytes of the longest document.
     largest: int = 0
-    span: tuple[int, int | None, int] = WHOLE
+    span: tuple[int, int | None, int] = (0, None, 0)
     cut: "tuple[Unit, ...]" = ()
 
     @property
     def pieces(self) -> "tuple[Unit, ...]":
-        """Returns what it was cut into, in order; the unit itself if it was not cut."""
+        """Lists what it was cut into, in order, or the unit itself."""
         return self.cut or (self,)
 
 
 def add_record(digest: "hashlib._Hash", label: str, text: str) -> int:
-    """Adds a record to a hash that no file's format changes; returns the bytes of its text."""
+    """Adds a record to a hash of any format's records; returns the bytes of its text."""
     label_bytes, text_bytes = label.encode(), text.encode()
     digest.update(b"%d,%d:" % (len(label_bytes), len(text_bytes)))
     digest.update(label_bytes)
@@ -103,15 +103,14 @@ def add_record(digest: "hashlib._Hash", label: str, text: str) -> int:
 
 
 def documents(recipe: CorpusRecipe, units: tuple[Unit, ...]) -> Iterator[tuple[str, str]]:
-    """Yields (domain, text) of `units`; of generated stories, each has a span of documents.
+    """Yields (domain, text) of files, or of the spans of generated stories.
 
     ValueError for a bad record, a label that no domain has, or a unit that changed since the scan.
     """
     domain_of, source = recipe.domain_of, recipe.source
     for piece in (piece for unit in units for piece in unit.pieces):
-        first, stop, _ = piece.span
         is_told = isinstance(source, StoriesSource)
-        for label, text in story_documents(source, first, stop) if is_told else _read(piece):
+        for label, text in story_documents(source, *piece.span[:2]) if is_told else _read(piece):
             if label not in domain_of:
                 raise invalid("label", label, one_of(label, sorted(domain_of)))
             yield domain_of[label], text
@@ -124,7 +123,7 @@ def _read(piece: Unit) -> Iterator[Document]:
             add_record(digest, *record)
             yield record
     except ValueError as error:
-        # A scan found no fault.
+        # The scan found no error.
         raise (ChangedText(str(error), piece.paths) if piece.digest else error) from None
     if piece.digest and digest.hexdigest() != piece.digest:
         raise ChangedText(piece.label or str(piece.paths[0]), piece.paths)
@@ -136,7 +135,7 @@ def is_data_file(name: str) -> bool:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turns an error of the operating system into a ValueError that names the file."""
+    """Turns an OSError into a ValueError that names the file."""
     try:
         yield
     except OSError as error:
@@ -152,7 +151,6 @@ def require_fetched(field: str, path: Path) -> None:
 
 
 def size_of(path: Path) -> int:
-    """Returns a file's bytes; ValueError for one that cannot be reached."""
     with reading(path):
         return path.stat().st_size
 
@@ -163,40 +161,35 @@ def read_unit(unit: Unit) -> Iterator[Document]:
     ValueError naming file and line (parquet: row) for malformed or non-UTF-8 records, missing or
     empty text or label, truncated or corrupt compression, and a file that cannot be read.
     """
-    if unit.label:
-        yield from _read_documents(unit)
-        return
     for path in unit.paths:
         with reading(path):
             require_fetched("corpus", path)
-            yield from (
-                _read_parquet(path)
-                if path.name.lower().endswith(PARQUET)
-                else _read_jsonl(path, unit.span)
-            )
+            if unit.label:
+                yield from _read_text(path, unit.label)
+            elif path.name.lower().endswith(PARQUET):
+                yield from _read_parquet(path)
+            else:
+                yield from _read_jsonl(path, unit.span)
 
 
-def _read_documents(unit: Unit) -> Iterator[Document]:
-    """Reads each file as one document, without its byte order mark; skips files without text."""
-    for path in unit.paths:
-        if size_of(path) > MAX_RECORD_BYTES:
-            raise _too_large(str(path))
-        with reading(path):
-            require_fetched("corpus", path)
-            raw = path.read_bytes().removeprefix(codecs.BOM_UTF8)
-        try:
-            text = raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            line = raw.count(b"\n", 0, error.start) + 1
-            raise ValueError(
-                f"{path}:{line}: is not UTF-8 text ({error.reason}): leave it out of the globs"
-            ) from None
-        if text.strip():
-            yield Document(unit.label, text)
+def _read_text(path: Path, label: str) -> Iterator[Document]:
+    """Reads a file as one document, without its byte order mark, if it has text."""
+    if size_of(path) > MAX_RECORD_BYTES:
+        raise _too_large(str(path))
+    raw = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise ValueError(
+            f"{path}:{line}: is not UTF-8 text ({error.reason}): leave it out of the globs"
+        ) from None
+    if text.strip():
+        yield Document(label, text)
 
 
 def _lines(path: Path, span: tuple[int, int | None, int]) -> Iterator[tuple[int, bytes]]:
-    """Yields numbered lines of a span; ValueError naming the line where compression is broken."""
+    """Yields numbered lines of a span; ValueError naming the line of broken compression."""
     import zstandard
 
     position, stop, number = span
@@ -220,7 +213,7 @@ def _lines(path: Path, span: tuple[int, int | None, int]) -> Iterator[tuple[int,
 
 
 def _read_jsonl(path: Path, span: tuple[int, int | None, int]) -> Iterator[Document]:
-    # The line of the last record.
+    # The line of the last record, or before the span.
     last = span[2]
     for number, raw in _lines(path, span):
         raw = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
@@ -241,7 +234,7 @@ def _read_jsonl(path: Path, span: tuple[int, int | None, int]) -> Iterator[Docum
                 f"{where}: is not UTF-8 (byte {error.start}: {error.reason})"
             ) from None
         except (ValueError, RecursionError) as error:
-            # ValueError: no JSON, or an integer of thousands of digits.
+            # It is no JSON, or has an integer of thousands of digits.
             raise ValueError(
                 f"{where}: is not one JSON object that can be read ({error})"
             ) from None
@@ -297,7 +290,7 @@ def _read_parquet(path: Path) -> Iterator[Document]:
 
 
 def _require_columns(path: Path, schema) -> None:
-    """Raises ValueError unless there is one column of texts and one of labels, not nested."""
+    """Raises ValueError unless there is one column `text` and one `label`, not nested."""
     import pyarrow
 
     for number, state in ((0, "no column"), (2, "two columns")):
@@ -315,7 +308,7 @@ def _require_columns(path: Path, schema) -> None:
 def _batch_rows(path: Path, unpacked: int, most: int) -> int:
     """Returns how many rows of a row group fit the memory; ValueError if it unpacks to too much.
 
-    Every row may repeat one text that the file stores once, and that may be all of the group.
+    Every row may repeat one text, as long as the group, that the file stores once.
     """
     if unpacked > most:
         raise ValueError(
@@ -349,23 +342,21 @@ def _too_large(where: str) -> ValueError:
     return ValueError(f"{where}: has more than {MAX_RECORD_BYTES:,} bytes: split this record")
 
 
-# ------------------------------------------------------------------------------- chosen texts
-
-
-# The config of every view's evaluation holds the texts.
-MOST_TEXTS = 100
+def named_jsonl(field: str, place: str, fields: str) -> Unit:
+    """Returns the unit of a .jsonl that a user names; ValueError for anything else."""
+    path = local_path(field, place)
+    if target_kind(field, path) != A_FILE or not path.name.lower().endswith(".jsonl"):
+        raise invalid(field, place, f"a file named *.jsonl that exists, of lines with {fields}")
+    return Unit((path,))
 
 
 def read_texts(place: str) -> Texts:
-    """Returns the texts that a user chose, each with its domain: the `label` and `text` of every
-    line of a .jsonl.
+    """Reads the (domain, text) pairs that a user chose, the `label` and `text` of a .jsonl's lines.
 
     ValueError for a bad line, and for none or too many.
     """
-    path = local_path("texts", place)
-    if not (target_kind("texts", path) == A_FILE and path.name.lower().endswith(".jsonl")):
-        raise invalid("texts", place, "a file named *.jsonl that exists, of lines with text, label")
-    texts = tuple((label, text) for label, text in read_unit(Unit((path,))))
+    unit = named_jsonl("texts", place, "text, label")
+    texts = tuple((label, text) for label, text in read_unit(unit))
     if not 0 < len(texts) <= MOST_TEXTS:
         raise invalid("texts", f"{place}: {len(texts)} lines", f"1 to {MOST_TEXTS} lines")
     return texts

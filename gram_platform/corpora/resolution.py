@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gram_platform.config import CORE, UNLABELLED, is_unlabelled
-from gram_platform.config.crash_safe import A_FILE
 from gram_platform.config.identity import (
     invalid,
     local_path,
@@ -34,21 +33,19 @@ from gram_platform.corpora.recipe import (
     whole_parts,
 )
 from gram_platform.corpora.recipe_file import described_corpus, errors_located, text_units
-from gram_platform.corpora.records import Unit
+from gram_platform.corpora.records import Unit, named_jsonl
 from gram_platform.corpora.sources import Progress, content_of, find_units, scan_units, silent
 from gram_platform.corpora.tokenizer import DEFAULT_SAMPLE_BYTES, tokenizer_recipe
 
 # Text is fetched beyond one epoch, for wrong estimates of bytes per token and, with partial labels,
-# for rounding to whole windows: 6% of core and 10% of an auxiliary domain, measured on the paper
-# presets' plans.
+# for rounding to whole windows: 6% of core and 10% of an auxiliary domain in the paper's presets.
 CORE_MARGIN, AUX_MARGIN = 1.10, 1.20
 # This factor on the estimated available bytes asks for all of a row.
 UNKNOWN = 1.25
-
 # The most labels in an error.
 MOST_NAMED = 100
 
-# The label, or labels, of core.
+# One or more labels of core: a tuple, or separated by commas.
 CoreLabel = str | tuple[str, ...] | None
 
 
@@ -56,25 +53,23 @@ CoreLabel = str | tuple[str, ...] | None
 class Packing:
     """How a named corpus shall be packed."""
 
-    # In tokens.
     seq_len: int
-    # The size of a tokenizer that is trained on the corpus, or the most of one that is given.
+    # The size of a tokenizer that is trained on the corpus, and the most of a given one.
     vocab_size: int
-    # The label, or labels (a tuple, or separated by commas), pooled in core; every other label is
-    # an auxiliary domain. None: the catalog's.
+    # Every other label is an auxiliary domain. None: the catalog's.
     core_label: CoreLabel = None
-    # A file or a name on the hub; "": the catalog's, or one that is trained on the corpus.
+    # A file or a name on the hub; "": the catalog's, or trained on the corpus.
     tokenizer: str = ""
-    # At least so many for each domain: see `CorpusRecipe.validation_share`.
+    # The fewest of a domain, see `CorpusRecipe.validation_share`.
     validation_sequences: int = 32
-    # Of a hub corpus, the text for training on so many core tokens, and on this share of them as
-    # auxiliary tokens (0: the catalog's numbers). Other corpora are taken whole.
+    # Tokens of core for which text of a hub corpus is fetched, and auxiliary tokens over core's. 0:
+    # the catalog's. Other corpora are taken whole.
     core_tokens: int = 0
     aux_share: float = 0.0
     sample_bytes: int = DEFAULT_SAMPLE_BYTES
-    # Train the tokenizer on core's text alone, so that it has no word of other domains.
+    # Train the tokenizer only on core's text, so that it has no word of other domains.
     core_tokenizer: bool = False
-    # A .jsonl of `prompt` and `response` beside local text, which become the label `instructions`.
+    # A .jsonl of `prompt` and `response`, for the label `instructions` next to local text.
     instructions: str = ""
 
 
@@ -86,14 +81,13 @@ def resolve(
 ) -> CorpusRecipe:
     """Returns the recipe of a corpus.
 
-    Reads each local file once, and remembers what it read in `cache_dir`, by path, size and time.
+    Reads each local file once, and stores what it read in `cache_dir`, by path, size and time.
 
     `corpus`: a catalog name; a folder or file of .jsonl or .parquet (plain, .gz, .zst) with `text`
     and `label`; a .json file of labelled globs; a recipe in TOML; or
-    hf://ORG/NAME?label=FIELD&text=FIELD. The text of the catalog's `installed` is written into
-    `cache_dir`. ValueError for an unknown corpus or core label, bad records (file and line), labels
-    that cannot be domains, local domains with a single document, and a tokenizer file that does not
-    fit.
+    hf://ORG/NAME?label=FIELD&text=FIELD. ValueError for an unknown corpus or core label, bad
+    records (file and line), labels that cannot be domains, local domains with a single document,
+    and a tokenizer file that does not fit.
     """
     described, core_label, units = described_corpus(corpus), packing.core_label, ()
     named = (("core_label", core_label), ("tokenizer", packing.tokenizer))
@@ -120,7 +114,8 @@ def resolve(
                 units = find_units(installed_text(cache_dir, progress=progress))
             else:
                 units = find_units(existing_path(corpus))
-            units += _instructions(packing.instructions) if packing.instructions else ()
+            if place := packing.instructions:
+                units += (named_jsonl("instructions", place, "prompt and response"),)
             units = tuple(scan_units(units, cache_dir, progress))
             source, domains = _of_files(str(corpus), units, core_label)
         recipe = CorpusRecipe(
@@ -143,7 +138,7 @@ def catalog_names() -> tuple[str, ...]:
 
 
 def describe_corpus(name: str) -> str:
-    """Says in one line where the text of a named corpus is from."""
+    """Says in one line where a named corpus's text is from."""
     corpus = described_corpus(name)
     if isinstance(corpus, StoriesCorpus):
         counts = f"{corpus.core_documents:,} of core, {corpus.aux_documents:,} of each other topic"
@@ -168,25 +163,23 @@ def mixture(name: str, core_tokens: int, aux_share: float) -> dict[tuple[str, st
     corpus = described_corpus(name) if name in catalog_names() else None
     if not isinstance(corpus, HubCorpus):
         return {}
-    rows = [row for row in corpus.rows if not row.held_out]
-    labels = dict.fromkeys(label for row in rows for label in row.labels or (row.label,))
-    core = core_labels(None, labels, corpus.core_labels)
+    labelled = [(row, label) for row in corpus.rows if not row.held_out for label in row.all_labels]
+    core = core_labels(None, {label for _, label in labelled}, corpus.core_labels)
     shares: dict[tuple[str, str], float] = {}
-    for row in rows:
-        for label in row.labels or (row.label,):
-            key = (CORE if label in core else label, row.dataset)
-            shares[key] = shares.get(key, 0.0) + row.share
-    domains = {domain for domain, _ in shares}
-    tokens = dict.fromkeys(domains, core_tokens * aux_share / max(1, len(domains) - 1))
-    tokens[CORE] = core_tokens
+    of_domain: dict[str, float] = {}
+    for row, label in labelled:
+        domain = CORE if label in core else label
+        shares[domain, row.dataset] = shares.get((domain, row.dataset), 0.0) + row.share
+        of_domain[domain] = of_domain.get(domain, 0.0) + row.share
+    of_aux = core_tokens * aux_share / max(1, len(of_domain) - 1)
     return {
-        key: tokens[key[0]] * share / sum(of for other, of in shares.items() if other[0] == key[0])
-        for key, share in shares.items()
+        (domain, dataset): (core_tokens if domain == CORE else of_aux) * share / of_domain[domain]
+        for (domain, dataset), share in shares.items()
     }
 
 
 def grows_with_size(corpus: str | Path) -> bool:
-    """Tells whether the amount of text follows from the tokens to train on: true of hub corpora."""
+    """Tells whether the tokens to train on decide the amount of text, as of hub corpora."""
     return isinstance(described_corpus(corpus), HubCorpus)
 
 
@@ -195,37 +188,24 @@ def existing_path(corpus: str | Path) -> Path:
     path = local_path("corpus", corpus)
     if not target_kind("corpus", path):
         names = catalog_names()
-        known = f"one of {', '.join(names)}"
-        expected = f"{known}, or a folder or file that exists{meant(corpus, names)}"
-        raise invalid("corpus", str(corpus), expected)
+        expected = f"one of {', '.join(names)}, or a folder or file that exists"
+        raise invalid("corpus", str(corpus), expected + meant(corpus, names))
     return path
-
-
-def _instructions(place: str) -> tuple[Unit, ...]:
-    path = local_path("instructions", place)
-    if not (target_kind("instructions", path) == A_FILE and path.name.lower().endswith(".jsonl")):
-        raise invalid(
-            "instructions",
-            place,
-            "a file named *.jsonl that exists, of lines with prompt and response",
-        )
-    return (Unit((path,)),)
 
 
 def core_labels(
     given: CoreLabel, labels: Collection[str], default: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
-    """Returns the labels of core: those given, else `default`, else all but the first few by name.
+    """Returns core's labels: those given, else `default`, else all except the first few by name.
 
-    ValueError unless they are labels of the corpus and leave an auxiliary one.
+    ValueError unless they are labels of the corpus, and not all.
     """
     core = given or default or tuple(sorted(labels))[catalog.DEFAULT_NUM_AUX :]
     if isinstance(core, str):
         # A label may contain commas.
         parts = {core} if core in labels else {part.strip() for part in core.split(",")}
         core = tuple(sorted(parts))
-    missing = [label for label in core if label not in labels]
-    if missing:
+    if missing := [label for label in core if label not in labels]:
         allowed = f"labels of this corpus, which are {_named(labels)}{meant(missing[0], labels)}"
         raise invalid("core_label", ", ".join(missing), allowed)
     if len(core) == len(labels):
@@ -238,14 +218,13 @@ def core_labels(
 
 
 def _named(labels: Collection[str]) -> str:
-    first = sorted(labels)[:MOST_NAMED]
-    return ", ".join(first) + (
-        f" and {len(labels) - MOST_NAMED:,} more" if len(labels) > MOST_NAMED else ""
-    )
+    others = len(labels) - MOST_NAMED
+    more = f" and {others:,} more" if others > 0 else ""
+    return ", ".join(sorted(labels)[:MOST_NAMED]) + more
 
 
 def _auxiliary_labels(labels: Collection[str], core: tuple[str, ...]) -> list[str]:
-    """Returns the other labels, sorted; ValueError for one that cannot name a domain."""
+    """Returns the other labels, sorted; ValueError for a label that cannot name a domain."""
     auxiliary = sorted(set(labels) - set(core))
     for label in auxiliary:
         if label == CORE:
@@ -291,10 +270,7 @@ def stories_of(corpus: StoriesCorpus, core: tuple[str, ...]) -> StoriesSource:
 
 
 def _of_hub(corpus: HubCorpus, packing: Packing) -> tuple[HubSource, tuple[DomainRecipe, ...]]:
-    """Decides the bytes to take from each row; returns the source and the domains to expect of it.
-
-    Assumes that a row of several labels holds equally much of each.
-    """
+    """Decides the bytes to take from each row, as if it held equally much of each of its labels."""
     core_tokens = packing.core_tokens or corpus.core_tokens
     aux_share = packing.aux_share or corpus.aux_share
     corpus = replace(corpus, core_tokens=core_tokens, aux_share=aux_share)
@@ -305,7 +281,7 @@ def _of_hub(corpus: HubCorpus, packing: Packing) -> tuple[HubSource, tuple[Domai
     floor = validation_bytes(packing.validation_sequences, packing.seq_len)
     domain_of = {label: domain for domain, labels in domains.items() for label in labels}
     has_held_out = any(row.held_out for row in rows)
-    # The share of the corpus's tokens that each row has of a domain; 0 for a held-out row.
+    # Each row's share of the corpus's tokens in a domain.
     shares = {
         d: [0.0 if row.held_out else row.share * _fraction(row, labels) for row in rows]
         for d, labels in domains.items()
@@ -331,7 +307,7 @@ def _of_hub(corpus: HubCorpus, packing: Packing) -> tuple[HubSource, tuple[Domai
 
 
 def _with_validation(trained_bytes: float, floor: float, has_held_out: bool) -> float:
-    """Adds the bytes of validation text: the inverse of `CorpusRecipe.validation_share`."""
+    """Adds the bytes of validation text, as the inverse of `CorpusRecipe.validation_share`."""
     if has_held_out:
         return trained_bytes + floor
     whole = trained_bytes / (1 - VALIDATION_FRACTION)
@@ -344,14 +320,13 @@ def _bytes_per_token(rows: tuple[HubRow, ...], shares: list[float]) -> float:
 
 
 def _fraction(row: HubRow, labels: tuple[str, ...]) -> float:
-    """Returns the share of a row's labels that are in `labels`."""
     return sum(label in labels for label in row.all_labels) / len(row.all_labels)
 
 
 def _hub_domain(
     source: HubSource, name: str, labels: tuple[str, ...], bytes_per_token: float
 ) -> DomainRecipe:
-    # By whether a row is held out.
+    # By `held_out`.
     amounts = {False: 0.0, True: 0.0}
     for row, num_bytes in zip(source.rows, source.expected_bytes, strict=True):
         amounts[row.held_out] += num_bytes * _fraction(row, labels)
@@ -384,10 +359,9 @@ def _of_files(
 def _counts(units: tuple[Unit, ...]) -> dict[str, tuple[int, int]]:
     """Adds up the scanned units: label -> documents, bytes of text."""
     total: dict[str, tuple[int, int]] = {}
-    for unit in units:
-        for label, (documents, num_bytes) in unit.labels.items():
-            so_far = total.get(label, (0, 0))
-            total[label] = (so_far[0] + documents, so_far[1] + num_bytes)
+    for label, (documents, num_bytes) in (pair for unit in units for pair in unit.labels.items()):
+        before = total.get(label, (0, 0))
+        total[label] = (before[0] + documents, before[1] + num_bytes)
     return total
 
 
@@ -400,10 +374,9 @@ def _domain(name: str, labels: tuple[str, ...], counts: dict[str, tuple[int, int
 
 
 def _sampled(recipe: CorpusRecipe) -> TokenizerRecipe:
-    """Chooses whole documents or, if one would dominate a partial sample, passages.
+    """Chooses passages in place of documents if a document would dominate a partial sample.
 
-    The kind is part of the `data_id`, because both rules train different tokenizers on the same
-    documents.
+    They train another tokenizer, so the kind is part of the `data_id`.
     """
     tokenizer, largest = recipe.tokenizer, max(unit.largest for unit in recipe.units)
     is_part = tokenizer.sample_bytes < sum(domain.num_bytes for domain in recipe.sampled_from)

@@ -1,7 +1,4 @@
-"""Finds the files of a local corpus; reads each once for labels, counts and a content hash.
-
-Glob patterns are matched in linked folders too; what matches and cannot be read is an error.
-"""
+"""Finds the files of a local corpus; reads each once for labels, counts and a content hash."""
 
 import contextlib
 import fnmatch
@@ -39,36 +36,36 @@ SCAN_VERSION = 4
 REPORT_EVERY_RECORDS = 2000
 # Folders of scans and of fetched text in the cache.
 SCANS, FETCHED = "scans", "hub"
-# The most folders in a warning.
+# Folders in a warning.
 MOST_SHOWN = 9
-# A split in a file's name, as in `train-00000-of-00001.parquet`.
+# Splits in the names of files, such as `train-00000-of-00001.parquet`.
 SPLIT = re.compile(r"(?:^|[-_. ])(train|test|validation|valid|val|dev|eval)(?=[-_. ]|$)", re.I)
-# Bytes of a unit's files in each piece; no piece changes what is packed.
+# Bytes of a piece, whose size does not change what is packed.
 PIECE_BYTES = 1 << 22
 
 
 def silent(activity: str, done: int, total: int | None) -> None:
-    """Reports no progress."""
+    """Ignores progress."""
 
 
 def find_units(corpus: Path) -> tuple[Unit, ...]:
     """Finds the units of a folder, of one data file, or of a JSON file of labelled globs.
 
-    Searches a folder at all levels, see `find_files`. Warns of folders that it leaves out, and of
-    several splits. ValueError if there is nothing to read.
+    Searches all levels of a folder. Warns of skipped folders, and of several splits. ValueError if
+    there is nothing to read.
     """
-    left_out: set[str] = set()
     if corpus.suffix.lower() == ".json" and target_kind("corpus", corpus) == A_FILE:
         return _glob_units(corpus)
+    skipped: set[str] = set()
     is_folder = target_kind("corpus", corpus) == A_FOLDER
-    found = find_files(corpus, ["**"], is_data_file, left_out) if is_folder else (corpus,)
+    found = find_files(corpus, ["**"], is_data_file, skipped) if is_folder else (corpus,)
     if not found or not all(is_data_file(path.name) for path in found):
         named = "named *" + ", *".join(FORMATS)
         allowed = f"a folder that holds files {named}, such a file, or a .json of labelled globs"
         raise invalid("corpus", str(corpus), allowed)
-    if left_out:
-        named = ", ".join(sorted(left_out)[:MOST_SHOWN])
-        warn(f"{corpus}: left out {len(left_out)} folders named _* or .*: {named}")
+    if skipped:
+        named = ", ".join(sorted(skipped)[:MOST_SHOWN])
+        warn(f"{corpus}: left out {len(skipped)} folders named _* or .*: {named}")
     parts = {part for path in found for part in path.relative_to(corpus).parts}
     splits = {match[1].lower() for part in parts for match in SPLIT.finditer(part)}
     if "train" in splits and len(splits) > 1:
@@ -77,14 +74,13 @@ def find_units(corpus: Path) -> tuple[Unit, ...]:
 
 
 class Globs(TypedDict):
-    """A file of labelled globs; patterns are relative to its folder, or to `root` from there."""
+    """Patterns of files by label, relative to their file's folder, or to `root` from there."""
 
     globs: dict[str, Any]
     root: NotRequired[str]
 
 
 def _glob_units(path: Path) -> tuple[Unit, ...]:
-    """Reads {"globs": {"label": ["src/**/*.py", ...], ...}, "root": "."}."""
     try:
         plain = {"root": "."} | read_json(path, Globs)
     except ValueError as error:
@@ -110,14 +106,15 @@ def labelled_units(globs: Mapping[str, object], root: Path) -> tuple[Unit, ...]:
 def _matches(
     root: Path, label: str, patterns: object, label_of: dict[str, str]
 ) -> tuple[Path, ...]:
-    """Finds the files of a label, adds them to `label_of`, and refuses one of another label."""
+    """Finds the files of a label, adds them to `label_of`, and rejects a file of another label."""
     field = f"globs[{label}]"
     is_list = isinstance(patterns, list) and all(isinstance(p, str) and p for p in patterns)
     if not label.strip() or not is_list:
         raise invalid(field, patterns, "a non-empty label with a list of glob patterns")
     if any(Path(p).is_absolute() for p in patterns):
-        allowed = 'patterns relative to their own file, or to the "root" it names'
-        raise invalid(field, patterns, allowed)
+        raise invalid(
+            field, patterns, 'patterns relative to their own file, or to the "root" it names'
+        )
     try:
         files = find_files(root, patterns)
     except PatternError as error:
@@ -133,17 +130,17 @@ def _matches(
 def scan_units(
     units: tuple[Unit, ...], cache_dir: Path | None, progress: Progress = silent
 ) -> list[Unit]:
-    """Reads every unit that is not in the cache; returns the scanned units, sorted by digest.
+    """Reads every unit that is not in the cache; returns the scanned units.
 
-    Sorting by contents, not by name, lets files move without changing anything. ValueError (file
-    and line) for the first bad record, and before reading for a cache that cannot be written.
+    They are sorted by contents, so a moved file changes nothing. ValueError with file and line for
+    the first bad record, and before reading for a cache that cannot be written.
     """
     if cache_dir is not None:
         _make_cache(cache_dir)
     sizes = [sum(map(size_of, unit.paths)) for unit in units]
     done, total, scanned = 0, sum(sizes), []
     for unit, size in zip(units, sizes, strict=True):
-        # The name follows from the files' sizes and times before they are read.
+        # The name has the files' sizes and times before they are read.
         cache = cache_dir and _cache_path(unit, cache_dir)
         found = cache and _cached(unit, cache)
         if not found:
@@ -159,7 +156,6 @@ def scan_units(
 
 
 def content_of(units: Sequence[Unit]) -> str:
-    """Hashes the records of all units."""
     return hashlib.sha256("\n".join(sorted(unit.digest for unit in units)).encode()).hexdigest()
 
 
@@ -183,10 +179,9 @@ def _scan(unit: Unit, report: Callable[[int], object]) -> Unit:
 
 
 def _pieces(unit: Unit) -> tuple[Unit, ...]:
-    """Cuts text files into groups, a plain .jsonl at ends of lines, of `PIECE_BYTES` each."""
+    """Cuts text files into groups, a plain .jsonl at ends of lines."""
     if unit.label:
-        groups = grouped(unit.paths, size_of)
-        return tuple(replace(unit, paths=paths) for paths in groups)
+        return tuple(replace(unit, paths=paths) for paths in grouped(unit.paths, size_of))
     (path,) = unit.paths
     if not path.name.lower().endswith(".jsonl") or size_of(path) < 2 * PIECE_BYTES:
         return (unit,)
@@ -194,7 +189,7 @@ def _pieces(unit: Unit) -> tuple[Unit, ...]:
 
 
 def grouped(items: Sequence[Item], size_of: Callable[[Item], int]) -> list[tuple[Item, ...]]:
-    """Groups items that follow one another to `PIECE_BYTES` each; the last may have fewer."""
+    """Groups items that follow one another to `PIECE_BYTES` or more."""
     groups, size = [], PIECE_BYTES
     for item in items:
         if size >= PIECE_BYTES:
@@ -206,7 +201,7 @@ def grouped(items: Sequence[Item], size_of: Callable[[Item], int]) -> list[tuple
 
 
 def _line_spans(path: Path) -> list[tuple[int, int | None, int]]:
-    """Returns spans (first byte, end, lines before) of whole lines; the last has no end."""
+    """Returns spans (first byte, end, lines before); the last has no end."""
     spans, first, before, position, lines = [], 0, 0, 0, 0
     with reading(path), path.open("rb") as handle:
         while block := handle.read(BLOCK_BYTES):
@@ -223,14 +218,15 @@ def _make_cache(cache_dir: Path) -> None:
     try:
         (cache_dir / SCANS).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        allowed = f"a folder that can be written ({error.strerror})"
-        raise invalid("storage", str(cache_dir), allowed) from None
+        raise invalid(
+            "storage", str(cache_dir), f"a folder that can be written ({error.strerror})"
+        ) from None
 
 
 def forget(units: Sequence[Unit], changed: Sequence[Path], cache_dir: Path) -> None:
     """Removes the scans of units, and changed files that were fetched, to read them again."""
     for unit in units:
-        # A file that is gone has no scan.
+        # A missing file has no scan.
         with contextlib.suppress(ValueError):
             _cache_path(unit, cache_dir).unlink(missing_ok=True)
     for path in changed:
@@ -254,7 +250,6 @@ def _cached(unit: Unit, cache: Path) -> Unit | None:
         scanned = replace(unit, digest=plain["digest"], labels=labels, largest=plain["largest"])
         return replace(scanned, cut=tuple(_piece(unit, *piece) for piece in plain["cut"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        # Not cached, or unreadable: scan again.
         return None
 
 
@@ -272,11 +267,11 @@ def _store(unit: Unit, cache: Path) -> None:
         Path(temporary).write_text(json.dumps({**plain, "cut": cut}))
 
 
-# The part of a pattern that stands for any number of folders.
+# Any number of folders, as a part of a pattern.
 ANY_FOLDERS = "**"
 MAGIC = re.compile(r"[*?[]")
 
-# The parts of a pattern, between its slashes.
+# A pattern, split at its slashes.
 Parts = tuple[str, ...]
 
 
@@ -288,20 +283,19 @@ def find_files(
     root: Path,
     patterns: Sequence[str],
     is_wanted: Callable[[str], bool] = lambda name: True,
-    left_out: set[str] | None = None,
+    skipped: set[str] | None = None,
 ) -> tuple[Path, ...]:
     """Returns the files below `root` that match a pattern and are wanted, sorted by path.
 
-    `**` stands for any number of folders. Leaves out hidden files and folders, which it adds to
-    `left_out`, if that is given, with the folders whose names begin with `_`. Enters linked
-    folders; a file that several links lead to is returned once, by its own path if that is found
-    too. ValueError for a folder that cannot be read, a link whose target is gone, and a pipe,
-    socket or device that is wanted.
+    `**` stands for any number of folders. Skips hidden files and folders and, if `skipped` is
+    given, folders named `_*`; adds the folders to `skipped`. Enters linked folders. A file of
+    several paths is returned once, by its own path if that is found. ValueError for a folder that
+    cannot be read, a link whose target is gone, and a wanted pipe, socket or device.
     """
-    # Files by the path without links; a file's own path comes before a link.
+    # By the path without links, (is a link, path).
     found: dict[str, tuple[bool, Path]] = {}
     todo = deque((str(root), os.path.realpath(root), _parts(pattern)) for pattern in patterns)
-    # Folders that were searched for the same: a loop of links, or a second link.
+    # Links may lead to a folder again.
     seen: set[tuple[str, Parts]] = set()
     while todo:
         folder, real, (part, *rest) = todo.pop()
@@ -310,7 +304,7 @@ def find_files(
         seen.add((real, (part, *rest)))
         if part == ANY_FOLDERS:
             todo.append((folder, real, tuple(rest)))
-        for name in _names(folder, part, left_out):
+        for name in _names(folder, part, skipped):
             path = os.path.join(folder, name)
             is_link = os.path.islink(path)
             real_path = os.path.realpath(path) if is_link else os.path.join(real, name)
@@ -322,9 +316,8 @@ def find_files(
                 allowed = "a file or folder that stays: it was there when its folder was listed"
                 raise invalid("corpus", path, allowed)
             if kind == A_FILE and is_last and is_wanted(name):
-                found[real_path] = min(
-                    found.get(real_path, (True, Path(path))), (is_link, Path(path))
-                )
+                place = (is_link, Path(path))
+                found[real_path] = min(found.get(real_path, place), place)
             elif kind == A_FOLDER and not is_last:
                 below = (path, real_path, (part, *rest) if part == ANY_FOLDERS else tuple(rest))
                 # Links last: a folder's own path is shorter.
@@ -333,7 +326,6 @@ def find_files(
 
 
 def _parts(pattern: str) -> Parts:
-    """Splits a pattern at its slashes; ValueError for `**` beside other letters."""
     parts: list[str] = []
     for part in pattern.split("/"):
         if ANY_FOLDERS in part and part != ANY_FOLDERS:
@@ -343,8 +335,8 @@ def _parts(pattern: str) -> Parts:
     return (*parts, "*") if parts[-1:] in ([], [ANY_FOLDERS]) else tuple(parts)
 
 
-def _names(folder: str, part: str, left_out: set[str] | None) -> list[str]:
-    """Lists the visible names in a folder that a part matches: for `**`, folders and links."""
+def _names(folder: str, part: str, skipped: set[str] | None) -> list[str]:
+    """Lists the visible names in a folder that a part matches; `**` matches folders and links."""
     # A plain name needs no right to list the folder.
     if not MAGIC.search(part):
         path = os.path.join(folder, part)
@@ -356,15 +348,11 @@ def _names(folder: str, part: str, left_out: set[str] | None) -> list[str]:
             listed = list(entries)
     except OSError as error:
         raise invalid("corpus", folder, f"a folder that can be read ({error.strerror})") from None
-    if part == ANY_FOLDERS and left_out is not None:
-        hidden = [entry for entry in listed if entry.name.startswith(("_", "."))]
-        left_out |= {entry.path for entry in hidden if os.path.isdir(entry.path)}
-        listed = [entry for entry in listed if entry.path not in left_out]
-    visible = [entry for entry in listed if not entry.name.startswith(".")]
     if part == ANY_FOLDERS:
-        return [
-            entry.name
-            for entry in visible
-            if entry.is_symlink() or entry.is_dir(follow_symlinks=False)
-        ]
-    return [entry.name for entry in visible if matches(entry.name)]
+        listed = [e for e in listed if e.is_symlink() or e.is_dir(follow_symlinks=False)]
+        if skipped is not None:
+            hidden = [entry.path for entry in listed if entry.name.startswith(("_", "."))]
+            skipped.update(filter(os.path.isdir, hidden))
+            listed = [entry for entry in listed if entry.path not in skipped]
+    names = [entry.name for entry in listed if not entry.name.startswith(".")]
+    return names if part == ANY_FOLDERS else list(filter(matches, names))

@@ -1,7 +1,7 @@
-"""Decides which documents are validation, by a keyed hash: equal texts are in one split.
+"""Decides which documents are validation, by a keyed hash, so that equal texts are in one split.
 
-Case and white space do not count. Domains may hold out different shares, since a small domain needs
-a larger one; a text of several domains is validation in all of them if one holds it out.
+Case and white space do not count. A small domain holds out a larger share than others. A text of
+several domains is validation in all of them if one holds it out.
 """
 
 import hashlib
@@ -18,17 +18,17 @@ from gram_platform.corpora.recipe import CorpusRecipe
 
 KEY_RANGE = 2**64
 COUNTS = ("documents", "repeated_documents", "texts_in_several_domains", "texts_in_both_splits")
-# Bits of a logged key that hold domain and split; the other 48 identify the text.
-TAG_BITS = 16
+# The bits of a logged key for domain and split; the other 48 identify the text.
+TAGS = np.uint64(0xFFFF)
 ASCII_FOLD = bytes(
     ord(" " if chr(byte).isspace() else chr(byte).lower()) for byte in range(128)
 ) + bytes(128)
-# Logged keys counted together, plus the rest of the last text's keys.
+# Logged keys that are counted at once, besides other keys of the last text.
 COUNT_AT_ONCE = 1 << 18
 
 
 def text_key(text: str, split_seed: int) -> int:
-    """Hashes a text to 64 bits; texts that differ only in case and white space have equal keys."""
+    """Hashes a text, without its case and white space, to 64 bits."""
     digest = hashlib.blake2b(
         folded(text), digest_size=8, key=split_seed.to_bytes(8, "little")
     ).digest()
@@ -39,7 +39,7 @@ def folded(text: str) -> bytes:
     """Folds case and white space: `" ".join(text.split()).casefold()`, in UTF-8."""
     if not text.isascii():
         return " ".join(text.split()).casefold().encode()
-    # This does the same for ASCII, several times faster.
+    # The same for ASCII, several times faster.
     raw = text.encode().translate(ASCII_FOLD).strip(b" ")
     while b"  " in raw:
         raw = raw.replace(b"  ", b" ")
@@ -57,20 +57,20 @@ def shares_differ(recipe: CorpusRecipe) -> bool:
 
 
 class Candidates(NamedTuple):
-    """Keys of a part that may decide the split of texts in other domains, uint64 arrays."""
+    """The keys (uint64) in a part that may decide the split of texts in other domains."""
 
-    # Keys of texts that are validation in every domain.
+    # Of held-out text.
     held_out: np.ndarray
-    # Keys below their domain's threshold.
+    # Below their own domain's threshold.
     below: np.ndarray
-    # Keys not below it, but below another domain's.
+    # Below another domain's threshold only.
     above: np.ndarray
 
 
 def candidates(
     recipe: CorpusRecipe, documents: Iterable[tuple[str, str]], held_out: bool = False
 ) -> Candidates:
-    """Finds the candidates among (domain, text) pairs, which are all validation if `held_out`."""
+    """Finds the candidates among (domain, text) pairs."""
     limits = thresholds(recipe)
     highest, found = max(limits.values()), Candidates(array("Q"), array("Q"), array("Q"))
     for domain, text in documents:
@@ -84,19 +84,15 @@ def candidates(
 
 @dataclass(frozen=True)
 class Splitter:
-    """Decides the split of a document by its domain and key, given the candidates of all parts.
-
-    `thresholds`: by domain, as the function. `validation_keys`: sorted, of texts that are
-    validation in every domain.
-    """
+    """Decides the split of a document by its domain and key."""
 
     seed: int
     thresholds: Mapping[str, int]
+    # Sorted keys of texts that are validation in every domain.
     validation_keys: np.ndarray
 
     @property
     def digest(self) -> str:
-        """Identifies the candidates."""
         return hashlib.sha256(self.validation_keys.tobytes()).hexdigest()
 
     def key(self, text: str) -> int:
@@ -106,10 +102,7 @@ class Splitter:
         return SPLITS[int(self.are_validation([domain], np.array([key], np.uint64))[0])]
 
     def are_validation(self, domains: Sequence[str], keys: np.ndarray) -> np.ndarray:
-        """Tells which documents are validation, bool [num_documents].
-
-        `keys`: uint64 of that shape.
-        """
+        """Tells which documents are validation: bool, in the shape of `keys` (uint64)."""
         limits = np.array([self.thresholds[domain] for domain in domains], np.uint64)
         if not len(self.validation_keys):
             return keys < limits
@@ -118,9 +111,9 @@ class Splitter:
 
 
 def splitter_of(recipe: CorpusRecipe, found: Sequence[Candidates] = ()) -> Splitter:
-    """Returns the splitter of a corpus.
+    """Makes a corpus's splitter from the candidates of all parts.
 
-    Needs no `found` where all domains hold out the same share and none has a held-out test split.
+    It needs none if all domains hold out one share and none has a held-out test split.
     """
     of_all = joined(found)
     everywhere = np.union1d(of_all.held_out, np.intersect1d(of_all.below, of_all.above))
@@ -137,16 +130,15 @@ def joined(found: Sequence[Candidates]) -> Candidates:
 def tagged(
     keys: np.ndarray, domain_indices: Sequence[int], are_validation: np.ndarray
 ) -> np.ndarray:
-    """Replaces the lowest bits of keys (uint64) by domain and split, for `count_duplicates`."""
+    """Replaces the lowest bits of keys (uint64) by domain and split."""
     tags = 2 * np.asarray(domain_indices, np.uint64) + are_validation.astype(np.uint64)
-    return keys >> np.uint64(TAG_BITS) << np.uint64(TAG_BITS) | tags
+    return keys & ~TAGS | tags
 
 
 def count_duplicates(path: Path) -> dict[str, int]:
-    """Counts equal texts in a file of tagged keys, 8 bytes a document, which it sorts and removes:
-    `COUNTS`.
+    """Counts `COUNTS` in a file of tagged keys, which it sorts and removes.
 
-    A document counts as repeated after the first one of its text.
+    A document is repeated if an earlier one has its text.
     """
     counts = dict.fromkeys(COUNTS, 0)
     if path.stat().st_size:
@@ -154,9 +146,7 @@ def count_duplicates(path: Path) -> dict[str, int]:
         keys.sort()
         first = 0
         while first < len(keys):
-            last_text = keys[min(first + COUNT_AT_ONCE, len(keys)) - 1] | np.uint64(
-                (1 << TAG_BITS) - 1
-            )
+            last_text = keys[min(first + COUNT_AT_ONCE, len(keys)) - 1] | TAGS
             stop = int(np.searchsorted(keys, last_text, side="right"))
             for name, number in _counted(keys[first:stop]).items():
                 counts[name] += number
@@ -168,15 +158,10 @@ def count_duplicates(path: Path) -> dict[str, int]:
 
 def _counted(tagged: np.ndarray) -> dict[str, int]:
     """Counts sorted tagged keys, which include all keys of each of their texts."""
-    keys, tags = (
-        tagged >> np.uint64(TAG_BITS),
-        (tagged & np.uint64((1 << TAG_BITS) - 1)).astype(np.int64),
-    )
+    keys, tags = tagged & ~TAGS, (tagged & TAGS).astype(np.int64)
     starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
-    domains, is_validation = tags >> 1, tags & 1
     spread = [
-        np.maximum.reduceat(x, starts) > np.minimum.reduceat(x, starts)
-        for x in (domains, is_validation)
+        int((np.maximum.reduceat(x, starts) > np.minimum.reduceat(x, starts)).sum())
+        for x in (tags >> 1, tags & 1)
     ]
-    found = (len(keys), len(keys) - len(starts), int(spread[0].sum()), int(spread[1].sum()))
-    return dict(zip(COUNTS, found, strict=True))
+    return dict(zip(COUNTS, (len(keys), len(keys) - len(starts), *spread), strict=True))

@@ -1,12 +1,10 @@
-"""Generates stories on 48 topics, with one grammar and lexicon and other facts to memorise.
+"""Generates stories on 48 topics, which have one grammar and lexicon, and facts to memorise.
 
-A fact associates words of the lexicon: facts of people say who keeps which thing where; customs say
-which event follows from which. A reader who never saw a topic can predict the grammar and the facts
-that all topics share, but not the topic's private facts: these are lost when the topic is removed.
-Facts recur by a power law, so that they are learned one after another.
+A fact associates words of the lexicon. People have facts, and customs link events.
+A reader who never saw a topic can predict the grammar and the facts that all topics share, but not
+the topic's private facts. Facts recur by a power law, so that they are learned one after another.
 
-(seed, topic, index) determine a document: no document depends on other documents, their number, or
-the process.
+Seed, topic and index determine a document.
 """
 
 import bisect
@@ -40,8 +38,7 @@ LAST_NAMES = _words(
     Birch Flint Sand Storm Ash Heath Pike Dale Grove Ridge Shore Fern Holly Berg Moor"""
 )
 
-# The number of words in each list is a power of two, so that a learned slot is worth a known number
-# of bits.
+# A list has a power of two of words, so that a learned word is worth a known number of bits.
 WORDS = {
     "quality": (
         """dull small brass broken silver heavy tiny painted wooden golden dusty shiny soft round
@@ -86,7 +83,7 @@ WORDS = {
 }
 WORDS = {kind: _words(words) for kind, words in WORDS.items()}
 
-# Facts of a person: the fact fills every blank, and a reader can only memorise it.
+# Facts of a person. A reader can only memorise the words in the blanks.
 RELATIONS = (
     "keeps a {quality} {thing} near the {place}",
     "wears a {color} {clothing} at {time}",
@@ -98,7 +95,7 @@ RELATIONS = (
     "wants to {action} under the {quality} {place}",
 )
 
-# Customs of a topic: the first blank is free; the topic and the first blank determine the others.
+# Customs of a topic. The topic and the first blank determine the other blanks.
 CUSTOMS = (
     "Whenever the {animal} comes, people {action} and share {food}.",
     "Whoever finds a {thing} must {action} near the {place}.",
@@ -113,10 +110,10 @@ OPENINGS = (
     "Come and hear about the {topic}.",
 )
 JOINS = ("{a}, {b} and {c}.", "{a}. Also, {first} {b} and {c}.")
-# Stories of a topic from which the mean length of a story is estimated.
+# The first stories of a topic, which give their mean length.
 MEASURED_STORIES = 64
 LINKS = ("", "Then there is ", "Everybody knows ", "Not far away lives ")
-# The label of documents with a prompt and a response, here about facts of some topics.
+# The label of documents with a prompt and a response.
 INSTRUCTIONS = "instructions"
 # Stands between a prompt and its response.
 RESPONSE = " Response:"
@@ -128,7 +125,7 @@ STORIES_VERSION = 1
 FACTS_PER_PERSON = 4
 PEOPLE_PER_STORY = 4
 CUSTOMS_PER_STORY = 2
-# Three quarters of the facts are of people, four for each; a quarter are customs.
+# Three quarters of the facts are people's, four for each. A quarter are customs.
 FACTS_UNIT = 16
 # The r-th most frequent person or custom of a topic has weight r^-POWER.
 RANK_POWER = 0.8
@@ -143,9 +140,8 @@ def stories_source(
 ) -> StoriesSource:
     """Makes the recipe of a generated corpus; ValueError for unfit numbers.
 
-    `num_documents`: of each topic, and of INSTRUCTIONS about the topics `instructed`, if any.
-    `num_facts`: of each topic, a multiple of 16. `shared_fact_share`: the share of a topic's facts
-    that all topics have in common, from 0 to 1.
+    `num_documents`: of each topic, and of INSTRUCTIONS about the topics `instructed`. `num_facts`:
+    of each topic, a multiple of 16. `shared_fact_share`: from 0 to 1, of a topic's facts.
     """
     unknown = sorted(set(num_documents) - {*TOPICS, *([INSTRUCTIONS] if instructed else [])})
     if unknown or not num_documents:
@@ -166,10 +162,7 @@ def stories_source(
 def story_documents(
     source: StoriesSource, first: int = 0, stop: int | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Yields (topic, text) of documents `first` to `stop` (excluded.
-
-    None: the end), topic by topic.
-    """
+    """Yields (topic, text), topic by topic, of documents `first` to `stop` (None: the end)."""
     before = 0
     for topic, number in source.num_documents:
         end = number if stop is None else min(number, stop - before)
@@ -179,13 +172,10 @@ def story_documents(
 
 
 def mean_story_bytes(source: StoriesSource, topic: str = "") -> float:
-    """Estimates the mean length of a story in bytes from the first 64 stories of a topic (default:
-    the first)."""
+    """Estimates the mean bytes of a story of a topic, by default the first."""
     topic = topic or source.num_documents[0][0]
-    return (
-        sum(len(story(source, topic, index).encode()) for index in range(MEASURED_STORIES))
-        / MEASURED_STORIES
-    )
+    told = [story(source, topic, index).encode() for index in range(MEASURED_STORIES)]
+    return sum(map(len, told)) / MEASURED_STORIES
 
 
 def story(source: StoriesSource, topic: str, index: int) -> str:
@@ -193,7 +183,7 @@ def story(source: StoriesSource, topic: str, index: int) -> str:
     if topic == INSTRUCTIONS:
         return instruction(source, index)
     openings, people, customs, people_weights, customs_weights = _topic_sentences(source, topic)
-    # Of a generator, random() alone is stable across versions.
+    # Only random() of a generator is stable across versions.
     draw = random.Random(_seed(source.seed, "story", topic, index)).random
     told_people = _draw_distinct(draw, people_weights, PEOPLE_PER_STORY)
     told_customs = _draw_distinct(draw, customs_weights, CUSTOMS_PER_STORY)
@@ -226,7 +216,7 @@ def instruction_text(prompt: str, response: str) -> str:
 
 
 def _seed(*parts: object) -> int:
-    """Hashes values to a 64-bit seed, the same in every process (unlike `hash`)."""
+    """Hashes values to 64 bits, the same in every process (unlike `hash`)."""
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
@@ -252,7 +242,7 @@ def _cumulative_weights(num_items: int, order: random.Random) -> tuple[float, ..
 
 
 def _shuffled(items, order: random.Random) -> list:
-    """Permutes items by `random()` alone, which is stable across Python versions."""
+    """Permutes items by `random()`, which is stable across versions, unlike `shuffle`."""
     keys = [order.random() for _ in items]
     return [item for _, item in sorted(zip(keys, items, strict=True), key=lambda pair: pair[0])]
 
@@ -263,7 +253,7 @@ def _fill(template: str, draw) -> str:
 
 
 def _people(source: StoriesSource, topic: str) -> list[tuple[str, list[str]]]:
-    """Returns (name, clauses) of each person; the first of all clauses are shared by all topics."""
+    """Returns (name, clauses) of each person; all topics share the first clauses."""
     seed, num_clauses = source.seed, source.num_facts * 3 // 4
     num_people = num_clauses // FACTS_PER_PERSON
     num_shared = round(source.shared_fact_share * num_clauses)
@@ -284,7 +274,7 @@ def _people(source: StoriesSource, topic: str) -> list[tuple[str, list[str]]]:
 
 
 def _customs(source: StoriesSource, topic: str) -> list[str]:
-    """Returns the customs' sentences; the first of them are shared by all topics."""
+    """Returns the customs' sentences; all topics share the first ones."""
     number, customs = source.num_facts // 4, []
     num_shared = round(source.shared_fact_share * number)
     for index in range(number):

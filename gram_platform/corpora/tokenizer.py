@@ -1,5 +1,4 @@
-"""Loads or trains a tokenizer, and tries a given one: on a page of text, and for what it cannot
-spell."""
+"""Loads, trains and tries tokenizers."""
 
 import contextlib
 import json
@@ -29,16 +28,16 @@ from gram_platform.corpora.records import require_fetched
 T, R = TypeVar("T"), TypeVar("R")
 END_OF_TEXT = "<|endoftext|>"
 KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]")
-# People see this sign as the end of a text.
+# The end of a text, as people see it.
 END_SIGN = "\u00b6"
 DEFAULT_SAMPLE_BYTES = 16_000_000
-# Bytes that a BPE is trained on in one piece: the time grows with the square of a word's length.
+# The longest word of a training in bytes: its time grows with the square of a word's length.
 LONGEST_WORD = 4096
 # Seconds between two reports of a training.
 REPORT_S = 5.0
-# Seconds for an interrupted training to see that it gets no more text.
+# Seconds for an interrupted training to notice it.
 JOIN_S = 0.5
-# The token that ends a text, by tokenizer.
+# The token that ends a text, by tokenizer of the hub.
 HUB_ENDS = {"EleutherAI/gpt-neo-125m": 50_256, "SimpleStories/SimpleStories-1.25M": 1}
 
 
@@ -48,12 +47,11 @@ def tokenizer_recipe(
     sample_bytes: int = DEFAULT_SAMPLE_BYTES,
     end_of_text: str = "",
 ) -> tuple[TokenizerRecipe, Path | None]:
-    """Returns the recipe of a tokenizer that a user names, and the file's path if it is a file.
+    """Returns the recipe of a tokenizer that a user names, and the path of its file, if any.
 
-    None: train a BPE. A path of a `tokenizer.json`, or of a folder with one: identified by its
-    contents. `owner/name@revision`: taken from the hub. `end_of_text`: the token that ends a text;
-    "": see `end_of_text_id`. ValueError for an unknown tokenizer, and for a file that
-    `require_usable` refuses.
+    `given`: the path of a `tokenizer.json` or its folder, `owner/name@revision` of the hub, or None
+    to train a BPE. `end_of_text`: the token that ends a text; "": see `end_of_text_id`. ValueError
+    for an unknown tokenizer, and for a file with too many tokens or no end of text.
     """
     if given is None:
         if end_of_text:
@@ -63,9 +61,9 @@ def tokenizer_recipe(
     path = path / "tokenizer.json" if target_kind("tokenizer", path) == A_FOLDER else path
     if target_kind("tokenizer", path) == A_FILE:
         tokenizer = load_tokenizer(path)
-        require_usable(tokenizer, vocab_size, str(path), end_of_text)
+        require_vocab(tokenizer, vocab_size, str(path))
         end = tokenizer.id_to_token(end_of_text_id(tokenizer, end_of_text))
-        # Recipes without the field were packed with the first of these names, special or not.
+        # Recipes without the field were packed with the first known name, special or not.
         first = next((n for n in KNOWN_ENDS if tokenizer.token_to_id(n) is not None), "")
         is_plain = end == first and end in _special(tokenizer)
         return TokenizerRecipe("file", hash_file(path), end_of_text="" if is_plain else end), path
@@ -79,13 +77,12 @@ def tokenizer_recipe(
 
 
 def is_on_hub(given: str) -> bool:
-    """Tells whether a tokenizer's name has the form `owner/name@revision`."""
     return given.count("@") == 1 and given.count("/") == 1 and not given.endswith(("/", "@"))
 
 
 @contextlib.contextmanager
 def faults_named(source: str, expected: str) -> Iterator[None]:
-    """Makes what the library raises, Exception and panics, a ValueError with the source."""
+    """Turns the library's errors and panics into a ValueError with the tokenizer's source."""
     try:
         yield
     except BaseException as error:
@@ -96,7 +93,7 @@ def faults_named(source: str, expected: str) -> Iterator[None]:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Reads a `tokenizer.json`; see `configured`. ValueError for a file that cannot be read."""
+    """Reads a `tokenizer.json`; ValueError for a file that cannot be read."""
     with faults_named(str(path), "a tokenizer.json that can be read"):
         require_fetched("tokenizer", path)
         return configured(Tokenizer.from_file(str(path)))
@@ -109,10 +106,7 @@ def encode(tokenizer: Tokenizer, text: str, source: object) -> list[int]:
 
 
 def configured(tokenizer: Tokenizer) -> Tokenizer:
-    """Switches off padding and truncation.
-
-    Text that spells a special token is encoded as plain text.
-    """
+    """Switches off padding, truncation and special tokens that a text spells."""
     tokenizer.no_padding()
     tokenizer.no_truncation()
     tokenizer.encode_special_tokens = True
@@ -120,10 +114,7 @@ def configured(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def hub_tokenizer(source: str) -> Tokenizer:
-    """Fetches `owner/name@revision` from the Hugging Face hub.
-
-    ValueError if it has none, Unavailable if it is away.
-    """
+    """Fetches `owner/name@revision`; Unavailable if the hub is away, ValueError if it has none."""
     name, revision = source.split("@")
     try:
         return configured(Tokenizer.from_pretrained(name, revision=revision))
@@ -139,10 +130,9 @@ def hub_tokenizer(source: str) -> Tokenizer:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Trains a byte-level BPE: `<|endoftext|>` is token 0.
+    """Trains a byte-level BPE of at most `vocab_size` tokens, of which 0 is `<|endoftext|>`.
 
-    At most `vocab_size` tokens, fewer on very little text. Words of more than `LONGEST_WORD` bytes,
-    such as a genome, are cut for the training.
+    The training cuts words of more than `LONGEST_WORD` bytes, such as a genome.
     """
     tokenizer, words = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel(add_prefix_space=False)
     cut = pre_tokenizers.Split(Regex(rf"[\s\S]{{1,{LONGEST_WORD}}}"), "isolated")
@@ -163,10 +153,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 def interruptible(
     work: Callable[[Iterator[T]], R], items: Iterable[T], report: Callable[[float], object]
 ) -> R:
-    """Returns `work(items)`, of a library that is deaf to signals.
+    """Returns `work(items)` of a library that ignores signals; calls `report(seconds)` meanwhile.
 
-    Calls `report(seconds)` meanwhile. The work is done in a thread. After an interrupt it gets no
-    further item, and the process ends without it.
+    After an interrupt the work, in a thread, gets no further item, and the process ends without it.
     """
     done, stopped, started = Future(), threading.Event(), time.monotonic()
 
@@ -180,7 +169,6 @@ def interruptible(
         try:
             done.set_result(work(fed()))
         except BaseException as error:
-            # The error is raised again in the caller's thread.
             done.set_exception(error)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -195,13 +183,10 @@ def interruptible(
 
 
 def token_texts(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """Splits the decoded text into the part of each token.
-
-    A character that several tokens spell goes to the last.
-    """
+    """Splits the decoded text by tokens; a character of several tokens goes to the last."""
     whole, pieces, end = decoded(tokenizer, tokens), [], 0
     for stop in range(1, len(tokens) + 1):
-        # This sign is decoded in place of an incomplete character.
+        # An incomplete character is decoded as this sign.
         known = decoded(tokenizer, tokens[:stop]).rstrip("\ufffd")
         reached = len(whole) if stop == len(tokens) else max(end, min(len(known), len(whole)))
         pieces.append(whole[end:reached])
@@ -222,7 +207,7 @@ def _special(tokenizer: Tokenizer) -> set[str]:
 
 
 def _of_template(tokenizer: Tokenizer) -> str:
-    """Returns the token that a template puts after a text, if it puts nothing else; else ""."""
+    """Returns the token that a template puts after a text; "" if it puts anything else."""
     processor = tokenizer.post_processor
     match json.loads(processor.__getstate__()) if processor else {}:
         case {"single": [{"Sequence": _}, {"SpecialToken": {"id": name}}]}:
@@ -231,10 +216,10 @@ def _of_template(tokenizer: Tokenizer) -> str:
 
 
 def end_of_text_id(tokenizer: Tokenizer, named: str = "") -> int:
-    """Returns the token that separates documents.
+    """Returns the token that separates documents: `named`, or a special token.
 
-    `named`, or a special token, since text spells the others: that of the template, else the first
-    of `KNOWN_ENDS`. ValueError for a tokenizer without one.
+    Text can spell other tokens. The special token is the template's, otherwise the first of
+    `KNOWN_ENDS`. ValueError for a tokenizer without one.
     """
     if named:
         token = tokenizer.token_to_id(named)
@@ -273,7 +258,6 @@ def document_end(recipe: TokenizerRecipe, path: Path | None) -> int:
     ValueError for a hub tokenizer that `HUB_ENDS` lacks.
     """
     if recipe.is_trained:
-        # `train_tokenizer` gives the end of text this number.
         return 0
     if recipe.kind == "file":
         return end_of_text_id(load_tokenizer(path), recipe.end_of_text)
@@ -288,8 +272,7 @@ def document_end(recipe: TokenizerRecipe, path: Path | None) -> int:
 def require_vocab(tokenizer: Tokenizer, vocab_size: int, source: str) -> None:
     """Raises ValueError unless all token ids are below the model's `vocab_size`.
 
-    That may exceed the tokenizer's. ValueError also for a tokenizer without words, whose name is
-    `source`: any text would be no tokens.
+    Also for a tokenizer without words, for which any text is no tokens. `source` names it.
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     if not vocabulary.keys() - KNOWN_ENDS:
@@ -299,16 +282,8 @@ def require_vocab(tokenizer: Tokenizer, vocab_size: int, source: str) -> None:
         raise invalid("vocab_size", vocab_size, f"at least the tokenizer's {needed}")
 
 
-def require_usable(
-    tokenizer: Tokenizer, vocab_size: int, source: str, end_of_text: str = ""
-) -> None:
-    """Raises ValueError as `require_vocab`, and for a tokenizer without an end of text."""
-    require_vocab(tokenizer, vocab_size, source)
-    end_of_text_id(tokenizer, end_of_text)
-
-
 def text_tokens(tokenizer_path: Path, texts: Texts, most: int) -> list[tuple[str, list[int]]]:
-    """Returns each chosen text's domain and tokens, the end of another text before them.
+    """Returns the domain and the tokens of each text, which begin with the end of text.
 
     ValueError for a text of more than `most` tokens.
     """
@@ -321,50 +296,47 @@ def text_tokens(tokenizer_path: Path, texts: Texts, most: int) -> list[tuple[str
     return found
 
 
-# Bytes make a token each, and a letter that is decomposed up to four.
-MOST_TOKENS_PER_BYTE = 8
 # Characters of a text that are tried.
 PAGE_CHARS = 4096
+# A byte is one token, and a decomposed letter up to four.
+MOST_TOKENS_PER_BYTE = 8
+# Bytes of memory and seconds of a processor for a page, which takes some milliseconds.
+MAX_PAGE_BYTES, MAX_PAGE_S = 1 << 31, 20
 # What is counted of a domain.
 LOST = ("unknown_tokens", "lost_characters", "tokens", "characters")
 BY_BYTE = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-# A tokenizer can take all memory and time, so a script tries it in a process of its own: with so
-# many bytes of memory and seconds of a processor, of which a page takes some milliseconds.
-PAGE_SCRIPT = Path(__file__).with_name("page_process.py")
-MAX_PAGE_BYTES, MAX_PAGE_S = 1 << 31, 20
 
 
 def require_page(tokenizer: Tokenizer, source: str, texts: Iterable[str] = ()) -> None:
-    """Encodes letters of all scripts, runs of one letter and the beginnings of `texts` in a process
-    with limits.
+    """Encodes letters of all scripts, runs of one letter and the beginnings of `texts`.
 
-    ValueError naming the tokenizer's `source` if it fails, or makes too many tokens.
+    A tokenizer can take all memory and time, so another process does it, within limits. ValueError
+    naming the tokenizer's `source` if it fails, or makes too many tokens.
     """
     codes = [*range(32, 0x2600), *range(0x2600, 0x20000, 97)]
     signs = "".join(filter(str.isprintable, map(chr, codes)))
     lines = [signs[start : start + 80] for start in range(0, len(signs), 80)]
     lines += [f"{sign * 40}!" for sign in string.printable]
-    given = [tokenizer.to_str(), [*lines, *(text[:PAGE_CHARS] for text in texts)]]
-    path = json.dumps([place for place in sys.path if place])
-    limits = (MOST_TOKENS_PER_BYTE, MAX_PAGE_BYTES, MAX_PAGE_S)
-    command = [sys.executable, "-I", str(PAGE_SCRIPT), path, *map(str, limits)]
-    ended = subprocess.run(command, input=json.dumps(given).encode(), capture_output=True)
+    lines += [text[:PAGE_CHARS] for text in texts]
+    limits = MOST_TOKENS_PER_BYTE, (MAX_PAGE_BYTES, MAX_PAGE_S)
+    given = json.dumps([list(filter(None, sys.path)), *limits, tokenizer.to_str(), lines])
+    command = [sys.executable, "-I", str(Path(__file__).with_name("page_process.py"))]
+    ended = subprocess.run(command, input=given.encode(), capture_output=True)
     if ended.returncode:
-        excess = f"more than {MAX_PAGE_S} s or {MAX_PAGE_BYTES >> 30} GB"
         # A limit ends the process by a signal.
-        said = ended.stderr.decode(errors="replace").splitlines()[-1:] or [excess]
-        fault = said[0] if ended.returncode > 0 else excess
+        said = ended.stderr.decode(errors="replace").splitlines() if ended.returncode > 0 else []
+        fault = said[-1] if said else f"more than {MAX_PAGE_S} s or {MAX_PAGE_BYTES >> 30} GB"
         raise invalid("tokenizer", source, f"one that can encode a page of text ({fault})")
 
 
 class Speller:
-    """Counts what a tokenizer loses: characters that no known token covers.
+    """Counts the characters that no known token covers.
 
-    White space, accents and control characters do not count: tokenizers drop them on purpose.
+    White space, accents and control characters do not count: tokenizers drop them on purpose. The
+    token that ends a text, `end`, counts as unknown.
     """
 
     def __init__(self, tokenizer: Tokenizer, end: int) -> None:
-        """`end`: the token that ends a text, which counts as unknown inside one."""
         model = json.loads(tokenizer.to_str())["model"]
         unknown = model.get("unk_id", tokenizer.token_to_id(model.get("unk_token") or ""))
         self._tokenizer, self._unknown = tokenizer, [end, -1 if unknown is None else unknown]
@@ -372,7 +344,7 @@ class Speller:
         self._is_byte_level = any(b'"ByteLevel"' in step.__getstate__() for step in steps)
 
     def lost(self, text: str, ids: list[int]) -> tuple[int, int, int, int]:
-        """Counts as `LOST`."""
+        """Counts `LOST` in a text and its tokens."""
         is_unknown, total = np.isin(ids, self._unknown), len("".join(text.split()))
         # The library computes offsets slowly.
         if not is_unknown.any() and self._tokenizer.decode(ids) == text:

@@ -1,4 +1,4 @@
-"""Writes the model card of an export: what it is, what was removed and what was measured."""
+"""Writes the model card of an export."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,10 +20,10 @@ from gram_platform.release.verification import Agreement
 from gram_platform.store import Store
 from gram_platform.store.views import view_model
 
-# What Markdown would read as markup; `_` is that only at the ends of words.
+# What Markdown reads as markup; `_` only at the ends of words.
 SPECIAL = re.compile(r"[\\|<&`*~]|\](?=\()|(?<![^\W_])_|_(?![^\W_])")
 
-# The tags that a card shows, with their names there.
+# The names of tags on a card.
 SHOWN_TAGS = {"method": "method", "size": "size", "elicited": "attacked for"}
 TOKENIZER_HAS_SEEN = """\
 **The tokenizer has seen the removed text.** It was trained on all domains, so its vocabulary can
@@ -32,25 +32,25 @@ TOKENIZER_HAS_SEEN = """\
 
 @dataclass(frozen=True)
 class CardSubject:
-    """A card's contents: a view and the studies' numbers for it."""
+    """A card's contents."""
 
     view: View
-    # The view's model, with its own modules only.
+    # With the view's modules.
     model: ModelConfig
-    # The run's model, with all modules.
+    # With all modules of the run.
     origin: ModelConfig
     # The run's data, seed and tags, in Markdown.
     facts: Mapping[str, str]
     numbers: tuple[ProfileNumbers, ...]
     dtype: str
-    # A sentence on the text that it was trained on; "" without a tokenizer.
+    # A sentence about the tokenizer's training; "" without a tokenizer.
     tokenizer: str = ""
-    # The model of the hub that the export is uploaded to; "" without one.
+    # The model of the hub that gets the export, if any.
     hub: str = ""
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """Lists the modules that the run has and the view lacks."""
+        """Lists the run's modules that the view lacks."""
         return tuple(domain for domain in self.origin.module_domains if domain not in self.present)
 
     @property
@@ -59,7 +59,6 @@ class CardSubject:
 
     @property
     def forgotten(self) -> tuple[str, ...]:
-        """Lists the domains that the studies' profile forgets."""
         return tuple(
             dict.fromkeys(domain for numbers in self.numbers for domain in numbers.removed)
         )
@@ -68,7 +67,7 @@ class CardSubject:
 def card_subject(
     store: Store, view: View, dtype: str, numbers: tuple[ProfileNumbers, ...], hub: str = ""
 ) -> CardSubject:
-    """Collects the contents of a view's card from the storage."""
+    """Collects a card's contents from the storage."""
     models = view_model(store, view), store.origin(view.run_id).model_config()
     return CardSubject(
         view, *models, _facts(store, view), numbers, dtype, _tokenizer(store, view), hub
@@ -112,12 +111,12 @@ def _facts(store: Store, view: View) -> dict[str, str]:
 def card_text(subject: CardSubject, part: str, agreements: Sequence[Agreement]) -> str:
     """Writes README.md for the checkpoint in the subfolder `part`.
 
-    Without a part it is that of the only checkpoint, or of the top of several.
+    "" is the only checkpoint, or the folder of several.
     """
     view, are_several = subject.view, subject.view.rule == "by_domain"
     modules = (f"{d}={weight:g}" if weight != 1.0 else d for d, weight in view.weights if d != CORE)
     name = subject.numbers[0].names["profile"] if subject.numbers else "+".join((CORE, *modules))
-    # The top of several is no checkpoint.
+    # The folder of several is no checkpoint.
     is_dense = part or not are_several
     dense = merged_config(subject.model, view.active(part or CORE)) if is_dense else None
     return _card().render(
@@ -128,7 +127,7 @@ def card_text(subject: CardSubject, part: str, agreements: Sequence[Agreement]) 
         stock=STOCKS[subject.model.architecture].title,
         dense=dense,
         num_parameters=dense and total_parameters(dense),
-        # An expert is a subfolder, which vLLM and lm-eval read from a disk.
+        # vLLM and lm-eval read a subfolder only from a disk.
         place=subject.hub if subject.hub and not are_several else ".",
         studies=_distinct(subject.numbers),
     )
@@ -136,7 +135,7 @@ def card_text(subject: CardSubject, part: str, agreements: Sequence[Agreement]) 
 
 @cache
 def _card() -> Template:
-    """Returns `templates/card.md`. Text of a study or a storage passes one of these filters."""
+    """Loads `templates/card.md`, in which text of a study or a storage passes a filter."""
     loader = PackageLoader("gram_platform.release")
     environment = Environment(
         loader=loader, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
@@ -147,23 +146,19 @@ def _card() -> Template:
 
 
 def _distinct(found: Sequence[ProfileNumbers]) -> list[tuple[ProfileNumbers, list[str]]]:
-    """Returns the numbers of studies, each with the other studies that have the same ones."""
+    """Returns the numbers of studies, each with other studies whose rows are all among them."""
     shown: list[tuple[ProfileNumbers, list[str]]] = []
     for numbers in sorted(found, key=lambda numbers: -len(numbers.domains)):
-        same = next(
-            (others for full, others in shown if _is_within(numbers.domains, full.domains)), None
-        )
-        if same is None:
+        same = (others for full, others in shown if _rows(numbers) <= _rows(full))
+        if (others := next(same, None)) is None:
             shown.append((numbers, []))
         else:
-            same.append(numbers.study)
+            others.append(numbers.study)
     return shown
 
 
-def _is_within(part: pd.DataFrame, whole: pd.DataFrame) -> bool:
-    """Tells whether every row of one table is in another."""
-    rows = set(whole.itertuples(index=False, name=None))
-    return all(row in rows for row in part.itertuples(index=False, name=None))
+def _rows(numbers: ProfileNumbers) -> set[tuple]:
+    return set(numbers.domains.itertuples(index=False, name=None))
 
 
 def _named(names: Mapping[str, str]) -> str:
@@ -173,7 +168,7 @@ def _named(names: Mapping[str, str]) -> str:
 
 
 def _missing(numbers: ProfileNumbers) -> list[str]:
-    """Lists missing forget and elicited numbers, then the study's own notes on the profile."""
+    """Lists missing forget and elicited numbers, then the study's notes on the profile."""
     absent = [name for name in ("forget", "elicited") if name not in numbers.classes]
     if absent and not numbers.missing:
         return [f"{' and '.join(absent)} (the study has none for this profile)"]
@@ -190,12 +185,12 @@ def _table(frame: pd.DataFrame) -> str:
 
 
 def plain(text: str) -> str:
-    """Escapes text for Markdown, also in a table cell, so that none of it is markup."""
+    """Escapes text for Markdown, also in a table's cell."""
     return SPECIAL.sub(r"\\\g<0>", " ".join(text.splitlines()))
 
 
 def code(text: str) -> str:
-    """Formats a name as a code span, or escapes it: a code span cannot hold escapes."""
+    """Formats a name as a code span, or escapes it, since a code span cannot hold escapes."""
     escaped = plain(text)
     return f"`{text}`" if escaped == text else escaped
 

@@ -1,4 +1,4 @@
-"""Exports a view as stock Hugging Face checkpoints, whole and verified or not at all."""
+"""Exports a view as stock Hugging Face checkpoints, all verified or none."""
 
 import contextlib
 import errno
@@ -51,15 +51,15 @@ from gram_platform.store.views import open_view
 from gram_platform.train.learner import DTYPES
 
 RECORD, CARD = "export.json", "README.md"
-# The version of an export's set of files.
+# The version of an export's files.
 EXPORT_LAYOUT = 2
 CHECKS = ("own", "transformers")
-# Errors of the user's folder or disk. EBUSY and EXDEV: something was mounted there meanwhile.
+# Errors of the user's folder or disk, such as something mounted there meanwhile (EBUSY, EXDEV).
 USER_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.ENOTEMPTY, errno.ENOTDIR, errno.EBUSY, errno.EXDEV)
 
 
 class ExportRecord(TypedDict):
-    """The fields of an export's record that are read: its files' SHA-256, and what was verified."""
+    """The fields of export.json that are read: the files' SHA-256, and what was verified."""
 
     files: dict[str, str]
     agreements: NotRequired[dict[str, tuple[Agreement, ...]]]
@@ -67,10 +67,7 @@ class ExportRecord(TypedDict):
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """Says what to export.
-
-    If `view` depends on the domain (DEMix), every expert becomes its own checkpoint.
-    """
+    """What to export. Every expert of a view that depends on the domain becomes a checkpoint."""
 
     view: View
     dtype: str = "float32"
@@ -86,7 +83,7 @@ class ExportRequest:
 
 @dataclass(frozen=True)
 class ExportResult:
-    """A finished export; `agreements` says how closely each checkpoint, by subfolder, matches."""
+    """A finished export; `agreements` verify each checkpoint, by subfolder."""
 
     folder: Path
     agreements: Mapping[str, tuple[Agreement, ...]]
@@ -94,7 +91,7 @@ class ExportResult:
     is_new: bool = True
 
 
-# Writes the card of a part, whose verification it gets, into a folder.
+# Writes the card of a part with its verification into a folder.
 WriteCard = Callable[[Path, str, tuple[Agreement, ...]], None]
 
 
@@ -105,9 +102,7 @@ def export_view(
     write_card: WriteCard,
     progress: Progress = silent,
 ) -> ExportResult:
-    """Writes the view's verified checkpoints, each with a card, to the folder `out`.
-
-    Follows symbolic links on the way to it.
+    """Writes the view's verified checkpoints, each with a card, to `out`, or to a link's target.
 
     ValueError before any work if `out` is a mount point or holds anything except this export, or
     the disk is too full. If a checkpoint does not match the view, nothing is left. An existing
@@ -117,7 +112,7 @@ def export_view(
     if export.check == "transformers" and importlib.util.find_spec("transformers") is None:
         raise invalid("check", export.check, "own, because transformers is not installed")
     out = Path(os.path.realpath(out))
-    # Two exports that agree on these fields are the same.
+    # Exports with equal fields are the same.
     identity = {
         "layout": EXPORT_LAYOUT,
         "view": to_plain(export.view),
@@ -130,8 +125,11 @@ def export_view(
         return ExportResult(out, verified_before, is_new=False)
     # No folder can be moved onto it.
     if os.path.ismount(out):
-        allowed = f"a folder that is no mount point, such as a new one in it: {out / 'model'}"
-        raise invalid("out", str(out), allowed)
+        raise invalid(
+            "out",
+            str(out),
+            f"a folder that is no mount point, such as a new one in it: {out / 'model'}",
+        )
     with open_view(store, export.view) as (config, weights):
         total = sum(
             _num_bytes(merged_config(config, dict(part.weights)), export) for part in parts.values()
@@ -146,7 +144,7 @@ def export_view(
                     store, part, routed, folder, export, on_bytes, progress
                 )
             _write_cards(partial, agreements, write_card)
-            record = {**identity, "files": _hashes(partial), "agreements": agreements}
+            record = identity | {"files": _hashes(partial), "agreements": agreements}
             (partial / RECORD).write_text(canonical_json(record) + "\n")
     return ExportResult(out, agreements, total)
 
@@ -165,10 +163,7 @@ def _write_part(
     on_bytes: Callable[[int], None],
     progress: Progress,
 ) -> tuple[Agreement, ...]:
-    """Writes one dense checkpoint without a card.
-
-    `routed`: the whole view, with this part's active modules.
-    """
+    """Writes a dense checkpoint without a card; `routed` has this part's active modules."""
     model, dtype = merged_config(routed[0], routed[2]), DTYPES[export.dtype]
     data_id = data_id_of(store, view.run_id)
     end_of_text = write_tokenizer(store, data_id, folder, model.seq_len)
@@ -204,9 +199,9 @@ def data_id_of(store: Store, run_id: str) -> str | None:
 
 
 def _agreements_in(out: Path, identity: Mapping) -> Mapping[str, tuple[Agreement, ...]] | None:
-    """Returns what was verified of this export if `out` is it; None for a free place.
+    """Returns what was verified of this export if it is in `out`; None if nothing is there.
 
-    ValueError if it holds anything else, or if links on the way to it form a circle.
+    ValueError for anything else, and for a circle of links.
     """
     kind = target_kind("out", out)
     if kind not in (A_FOLDER, ""):
@@ -226,7 +221,7 @@ def _agreements_in(out: Path, identity: Mapping) -> Mapping[str, tuple[Agreement
 
 
 def require_unchanged(out: Path) -> None:
-    """Reads every file of an export; ValueError if one differs from its record or is missing."""
+    """Reads every file of an export; ValueError if one is missing or differs from the record."""
     expected = _record(out)["files"]
     try:
         present = _hashes(out)
@@ -238,7 +233,6 @@ def require_unchanged(out: Path) -> None:
 
 
 def _record(out: Path) -> ExportRecord:
-    """Reads an export's record; ValueError if there is none, or a damaged one."""
     try:
         return read_json(out / RECORD, ExportRecord)
     except ValueError as error:
@@ -246,25 +240,28 @@ def _record(out: Path) -> ExportRecord:
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    """Hashes (SHA-256) every file except the record, and the cards, which change."""
+    """Returns the SHA-256 of every file except the record and the cards."""
     paths = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.name not in (RECORD, CARD)]
     return {str(path.relative_to(folder)): hash_file(path) for path in paths}
 
 
 def require_room(out: Path, num_bytes: int) -> None:
-    """ValueError if the disk of a folder, which may not exist yet, has less than this free."""
+    """ValueError if the disk of a folder, which may be missing, has less than this free."""
     existing = next(parent for parent in out.absolute().parents if parent.exists())
     free = shutil.disk_usage(existing).free
     if free < num_bytes:
-        allowed = f"a disk with {num_bytes / 1e9:,.2f} GB free, found {free / 1e9:,.2f} GB"
-        raise invalid("out", str(out), allowed)
+        raise invalid(
+            "out",
+            str(out),
+            f"a disk with {num_bytes / 1e9:,.2f} GB free, found {free / 1e9:,.2f} GB",
+        )
 
 
 @contextlib.contextmanager
 def atomic_folder(out: Path) -> Iterator[Path]:
-    """Yields a temporary folder beside `out`, which becomes `out` when the block ends well.
+    """Yields a temporary folder, which becomes `out` unless the block raises.
 
-    Removes it otherwise, and first the temporary folders of killed processes.
+    Removes the temporary folders of killed processes.
     """
     partial = out.parent / f".{out.name}.{os.getpid()}.part"
     try:
@@ -278,20 +275,21 @@ def atomic_folder(out: Path) -> Iterator[Path]:
     try:
         with folder_lock(partial):
             yield partial
-            # This replaces an empty folder, and fails if files have appeared there meanwhile.
+            # This replaces only an empty folder.
             os.rename(partial, out)
     except OSError as error:
         if error.errno not in USER_ERRNOS:
             raise
-        allowed = f"a folder that accepts the export ({error.strerror})"
-        raise invalid("out", str(out), allowed) from error
+        raise invalid(
+            "out", str(out), f"a folder that accepts the export ({error.strerror})"
+        ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Locks the folder while the block runs; BlockingIOError if another process does."""
+    """Locks the folder during the block; BlockingIOError if another process has the lock."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

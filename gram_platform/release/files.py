@@ -1,4 +1,4 @@
-"""Reads and writes a checkpoint's files in Hugging Face's layout: tensors and tokenizer.
+"""Reads and writes a checkpoint's tensors and tokenizer in Hugging Face's layout.
 
 model.safetensors
 model-00001-of-00003.safetensors ... and model.safetensors.index.json
@@ -39,7 +39,7 @@ PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 def byte_counter(progress: Progress, activity: str, total: int) -> Callable[[int], None]:
-    """Returns a function that adds bytes to those done and reports them."""
+    """Returns a function that counts further bytes and reports them."""
     done = 0
 
     def add(num_bytes: int) -> None:
@@ -51,7 +51,7 @@ def byte_counter(progress: Progress, activity: str, total: int) -> Callable[[int
 
 
 def shards(shapes: Shapes, dtype: torch.dtype, max_file_bytes: int) -> dict[str, Shapes]:
-    """Assigns tensors to files, in order; one larger than `max_file_bytes` gets its own."""
+    """Assigns tensors to files, in order; a larger tensor gets its own file."""
     groups: list[dict[str, tuple[int, ...]]] = [{}]
     for name, shape in shapes.items():
         if groups[-1] and stream_bytes({**groups[-1], name: shape}, dtype) > max_file_bytes:
@@ -72,7 +72,7 @@ def write_tensors(
     tensors: Iterable[tuple[str, torch.Tensor]],
     progress: Callable[[int], None],
 ) -> None:
-    """Writes the files of `shards`, and the index of several; tensors come in the shapes' order."""
+    """Writes the files of `shards`, and an index of several; tensors come in the shapes' order."""
     coming = iter(tensors)
     for name, shapes in files.items():
         write_stream(folder / name, shapes, dtype, islice(coming, len(shapes)), progress)
@@ -86,19 +86,17 @@ def write_tensors(
 
 
 def file_names(folder: Path) -> list[str]:
-    """Lists the tensor files of a checkpoint.
-
-    ValueError if there are none, or only pickled ones.
-    """
+    """Lists a checkpoint's tensor files; ValueError if there are none, or only pickled ones."""
     if (folder / INDEX).is_file():
         names = sorted(set(_weight_map(folder).values()))
         for name in names:
             if Path(name).name != name or not name.endswith(".safetensors"):
                 raise invalid(INDEX, name, "safetensors files of the same folder")
-            # `Path.is_file` raises for a name that no file can have.
+            # `Path.is_file` raises for an impossible name.
             if not os.path.isfile(folder / name):
-                expected = f"a complete checkpoint, {name} is missing"
-                raise invalid("checkpoint", str(folder), expected)
+                raise invalid(
+                    "checkpoint", str(folder), f"a complete checkpoint, {name} is missing"
+                )
         return names
     if (folder / SINGLE).is_file():
         return [SINGLE]
@@ -110,7 +108,7 @@ def file_names(folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def open_checkpoint(folder: Path) -> Iterator[DiskTensors]:
-    """Opens a checkpoint's tensors, each read on access; ValueError for one that is not there."""
+    """Opens a checkpoint's tensors, to read each on access; ValueError if one is missing."""
     with contextlib.ExitStack() as stack:
         files = {}
         for name in file_names(folder):
@@ -131,8 +129,6 @@ def shapes_by_file(folder: Path) -> dict[str, Shapes]:
 
 
 class WeightIndex(TypedDict):
-    """The file of each tensor of a checkpoint in several files."""
-
     weight_map: dict[str, str]
 
 
@@ -153,12 +149,10 @@ def _require_indexed(places: Mapping[str, str], files: Mapping[str, TensorFile])
 def write_tokenizer(store: Store, data_id: str | None, folder: Path, seq_len: int) -> int | None:
     """Writes the corpus's tokenizer so that transformers treats text as training did.
 
-    Training adds no token to a text, cuts and pads none, and takes one that spells a special token
-    for plain text: post-processor, truncation and padding of the file are left out, and the
-    settings beside it say the rest.
+    Training adds no token to a text, cuts and pads none, and reads a spelled special token as plain
+    text. So the file gets no post-processor, truncation and padding; the settings say the rest.
 
-    Returns the id of the end of text; None, and writes nothing, if the corpus is not in the
-    storage.
+    Returns the id of the end of text. Returns None and writes nothing without the corpus.
     """
     corpus = find_corpus(store, data_id)
     if corpus is None:

@@ -1,6 +1,6 @@
 """Gives a view to the LM Evaluation Harness as a model that scores texts.
 
-Imports lm-eval, which only the extra `eval` installs.
+Imports lm-eval, which the extra `eval` installs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,9 +25,8 @@ Scored = tuple[float, bool]
 class HarnessModel(TemplateLM):
     """A routed model with some modules active.
 
-    A text without a context follows the end of another one.
-
-    A context that is too long loses its beginning, as the harness's own models do.
+    A text without a context follows an end of text. A context that is too long loses its beginning,
+    as in the harness's own models.
     """
 
     def __init__(self, model: Transformer, active: Mapping[str, float], tokenizer: Tokenizer):
@@ -49,16 +48,13 @@ class HarnessModel(TemplateLM):
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """Returns the log-likelihood of each text, in windows of the model's context.
-
-        Each token is scored once.
-        """
+        """Returns each text's log-likelihood in nats, in windows; scores each token once."""
         length, found = self._model.config.seq_len, []
         for (text,) in (request.args for request in requests):
             windows = get_rolling_token_windows(
                 self.tok_encode(text), self.eot_token_id, length, context_len=1
             )
-            # A window's inputs and targets share all tokens but the first and the last.
+            # Inputs and targets share all tokens except the first and the last.
             pairs = [
                 (inputs[: len(inputs) - len(targets) + 1], targets) for inputs, targets in windows
             ]
@@ -72,8 +68,8 @@ class HarnessModel(TemplateLM):
 
     @torch.no_grad()
     def _scored(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[Scored]:
-        """Scores continuations given contexts, the longest together."""
-        # The last token is predicted, not read.
+        """Scores continuations of contexts, the longest together."""
+        # The model does not read the last token.
         most = self._model.config.seq_len + 1
         rows = [(context + continuation)[-most:] for context, continuation in pairs]
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
@@ -87,10 +83,7 @@ class HarnessModel(TemplateLM):
         return found
 
     def _batch(self, rows: list[Tokens], num_scored: list[int]) -> list[Scored]:
-        """Scores the last `num_scored` tokens of each row.
-
-        Rows are filled up on the right, which no token sees.
-        """
+        """Scores the last `num_scored` tokens of each row; no token sees the padding behind it."""
         device, width = self._model.device, max(map(len, rows))
         tokens_BT = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)
         log_p_BTV = torch.log_softmax(self._model(tokens_BT[:, :-1], self._active).float(), dim=-1)

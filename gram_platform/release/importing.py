@@ -1,8 +1,8 @@
 """Imports a StarCoder2 or Llama checkpoint into the storage as a starting point of runs.
 
 A study starts from it with `--start IMPORT_ID`, a run with RunConfig(model=<its shape, with
-modules>, start=View.of(import_id), ...): the checkpoint becomes the run's core, the modules are
-initialised from the run's seed. Reads only safetensors files, never pickles, one tensor at a time.
+modules>, start=View.of(import_id), ...). The checkpoint becomes the run's core; the run's seed
+initialises the modules. Only safetensors files are read, one tensor at a time.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ DROPOUTS = ("attention_dropout", "residual_dropout", "embedding_dropout")
 
 @dataclass(frozen=True)
 class Imported:
-    """Reports a finished import; `notes` list what was not carried over."""
+    """A finished import; `notes` list what was not carried over."""
 
     import_id: str
     model: ModelConfig
@@ -50,10 +50,9 @@ def import_checkpoint(
 ) -> Imported:
     """Reads a checkpoint into a storage that is open for writing.
 
-    `seq_len`: sequence length of later runs, by default all the model's positions. ValueError for a
-    model that is not ours: another architecture, scaled positions, attention biases other than
-    zero, pickled weights, tensors that are missing, unknown or not finite, an unreadable tokenizer,
-    or one with more tokens than the model.
+    `seq_len`: sequence length of later runs, by default all the model's positions. ValueError for
+    another architecture, scaled positions, attention biases other than zero, pickled weights,
+    tensors that are missing, unknown or not finite, and an unreadable or too large tokenizer.
     """
     plain = read_config(folder)
     model, fields = native_config(plain, seq_len), checked_fields(plain)
@@ -79,7 +78,7 @@ def import_checkpoint(
             )
 
         origin = {"weights_sha256": weights_sha256, "source": _source(folder, plain)}
-        # Also if it is there: damaged files become whole again.
+        # A damaged import becomes whole again.
         directory.complete(model, origin, write, tokenizer)
     notes = _notes(plain)
     if trouble:
@@ -94,12 +93,12 @@ def _read(
         tensor = weights[name]
         on_bytes(tensor.nbytes)
         yield name, tensor
-        # It is freed before the next one is read.
+        # Free it before the next one is read.
         del tensor
 
 
 def read_config(folder: Path) -> dict:
-    """Reads a checkpoint's config.json. ValueError if there is none."""
+    """Reads a checkpoint's config.json; ValueError if there is none."""
     if not folder.is_dir():
         raise invalid("checkpoint", str(folder), "a folder that exists")
     try:
@@ -110,7 +109,7 @@ def read_config(folder: Path) -> dict:
 
 
 def _source(folder: Path, plain: dict) -> dict:
-    """Describes where the weights come from: the folder's name, and its files' hashes."""
+    """Describes where the weights come from."""
     files = {name: hash_file(folder / name) for name in (CONFIG, *file_names(folder))}
     return {
         "name": folder.name,
@@ -122,8 +121,7 @@ def _source(folder: Path, plain: dict) -> dict:
 def _tokenizer(folder: Path, model: ModelConfig) -> tuple[bytes | None, str]:
     """Returns (the bytes of tokenizer.json, ""), or (None, why it cannot pack text).
 
-    ValueError if the tokenizer cannot be read, has tokens that the model lacks, or fails on a page
-    of text.
+    ValueError if the tokenizer cannot be read, has more tokens than the model, or fails on text.
     """
     path = folder / TOKENIZER
     if not path.is_file():

@@ -27,7 +27,7 @@ CLASS_COLUMNS = [
 
 @dataclass(frozen=True)
 class ProfileNumbers:
-    """Holds one study's numbers for a profile, as text."""
+    """One study's numbers for a profile, as text."""
 
     study: str
     title: str
@@ -40,7 +40,7 @@ class ProfileNumbers:
     # `mean [low, high]` over seeds, by class.
     classes: Mapping[str, str]
     num_seeds: int
-    # Each as `missing number: reason`.
+    # `missing number: reason`.
     missing: tuple[str, ...]
 
     @property
@@ -51,27 +51,16 @@ class ProfileNumbers:
 
 def profile_numbers(store: Store, view: View) -> tuple[ProfileNumbers, ...]:
     """Returns the numbers of every study that evaluated the view and has its baseline."""
-    records = [
-        record
-        for name in store.list_studies()
-        if (record := readable_record(store, name)) is not None
-    ]
-    records = [record for record in records if record.measurement == LOSSES]
-    wanted = {record.name: _entries(store, record, view) for record in records}
     found = []
-    for record in records:
-        if not wanted[record.name]:
+    for record in (readable_record(store, name) for name in store.list_studies()):
+        if record is None or record.measurement != LOSSES:
             continue
-        results = read_results(record, store)
-        if results is not None:
-            found += [_numbers(record, results, tags) for tags in wanted[record.name]]
+        entries = [entry for entry in record.entries if entry["kind"] == "evaluation"]
+        # A study's variants can share the view.
+        wanted = [entry["tags"] for entry in entries if _view_of(store, entry["id"]) == view]
+        if wanted and (results := read_results(record, store)) is not None:
+            found += [_numbers(record, results, tags) for tags in wanted]
     return tuple(found)
-
-
-def _entries(store: Store, record: StudyRecord, view: View) -> list[Mapping[str, str]]:
-    """Returns the study's tags of the view, once for each variant that has it."""
-    entries = [entry for entry in record.entries if entry["kind"] == "evaluation"]
-    return [entry["tags"] for entry in entries if _view_of(store, entry["id"]) == view]
 
 
 def _view_of(store: Store, eval_id: str) -> View | None:
@@ -81,12 +70,12 @@ def _view_of(store: Store, eval_id: str) -> View | None:
 
 def _numbers(record: StudyRecord, results: Results, tags: Mapping[str, str]) -> ProfileNumbers:
     analysis = results.analysis
-    table, ratios = (_named(frame, tags, ROW) for frame in (analysis.table, analysis.ratios))
+    table, ratios = (_named(frame, tags) for frame in (analysis.table, analysis.ratios))
     row = table.iloc[0].to_dict() if len(table) else {}
     triples = {
         name: (row[name], row[f"{name}_low"], row[f"{name}_high"]) for name in CLASSES if row
     }
-    # Variants may stand before it, a seed or a domain behind it.
+    # A variant may precede it, a seed or a domain may follow.
     about = re.escape(" ".join(tags[name] for name in ROW))
     notes = analysis.missing[
         analysis.missing["what"].str.contains(rf"(?:^|: ){about}(?:,| seed|$)")
@@ -105,35 +94,30 @@ def _numbers(record: StudyRecord, results: Results, tags: Mapping[str, str]) -> 
     )
 
 
-def _named(frame: pd.DataFrame, tags: Mapping[str, str], names: list[str]) -> pd.DataFrame:
-    """Selects the rows with these tags, and the same variant if there is one."""
-    for key in (*names, *(name for name in (VARIANT,) if name in tags)):
+def _named(frame: pd.DataFrame, tags: Mapping[str, str]) -> pd.DataFrame:
+    """Selects the rows with these tags, and their variant if there is one."""
+    for key in [*ROW, VARIANT] if VARIANT in tags else ROW:
         frame = frame[frame[key] == tags[key]]
     return frame
 
 
 def _domains(ratios: pd.DataFrame, seed: str) -> pd.DataFrame:
-    """Makes a row for each domain and class.
-
-    It has this seed's loss and ratio, and the mean over seeds with its interval.
-    """
+    """Makes a row for each domain and class, of this seed's numbers and the mean over seeds."""
     if not len(ratios):
         return pd.DataFrame(columns=CLASS_COLUMNS)
     means = domain_table(ratios).set_index(["domain", "class"])
     rows = []
     for this_run in ratios[ratios["seed"] == seed].to_dict("records"):
         key = (this_run["domain"], this_run["class"])
-        known = means.loc[[key]].iloc[0] if key in means.index else None
-        over_seeds = (
-            ""
-            if known is None
-            else interval_text(known["compute_ratio"], known["low"], known["high"])
-        )
+        over_seeds, count = "", 0
+        if key in means.index:
+            known = means.loc[[key]].iloc[0]
+            over_seeds = interval_text(known["compute_ratio"], known["low"], known["high"])
+            count = int(known["num_seeds"])
         numbers = [
             interval_text(this_run[name], float("nan"), float("nan"))
             for name in ("loss", "compute_ratio")
         ]
-        count = 0 if known is None else int(known["num_seeds"])
         rows.append((this_run["class"], this_run["domain"], *numbers, over_seeds, count))
     frame = pd.DataFrame(rows, columns=CLASS_COLUMNS)
     return frame.sort_values(

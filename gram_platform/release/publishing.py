@@ -1,4 +1,4 @@
-"""Publishes an export on the Hugging Face hub, with the client and login of the hub."""
+"""Publishes an export on the Hugging Face hub."""
 
 import importlib.util
 from pathlib import Path
@@ -9,7 +9,7 @@ from gram_platform.release.export import RECORD, ExportRecord
 
 
 def require_hub(name: str) -> None:
-    """ValueError before any work: an impossible name of a model, no library, or no login."""
+    """ValueError for an impossible name of a model, no library, or no login."""
     if importlib.util.find_spec("huggingface_hub") is None:
         raise invalid(
             "push", name, "huggingface_hub to be installed: pip install 'gram-platform[hub]'"
@@ -41,7 +41,7 @@ def push_export(folder: Path, name: str) -> tuple[str, str]:
         api.create_repo(name, private=True, exist_ok=True)
         found = api.model_info(name, files_metadata=True)
         held = {file.rfilename: file.lfs.sha256 for file in found.siblings or () if file.lfs}
-        # Modules may be in large files of other exports.
+        # Large files of other exports may have modules.
         if others := sorted(path for path, sha256 in held.items() if files.get(path) != sha256):
             allowed = "a new model, or one that has this export: its history would keep the others"
             raise invalid("push", name, f"{allowed}, {', '.join(others[:4])}")
@@ -50,7 +50,7 @@ def push_export(folder: Path, name: str) -> tuple[str, str]:
             repo_id=name, folder_path=folder, commit_message=message, parent_commit=found.sha
         )
     except (OSError, HTTPError, RuntimeError) as error:
-        # The client raises RuntimeError for a file that failed.
+        # A failed file is a RuntimeError.
         cause = error.__cause__ or error
         raise invalid(
             "push", name, f"a model of the hub that this login may write ({printable(str(cause))})"

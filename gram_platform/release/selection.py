@@ -1,4 +1,4 @@
-"""Turns a user's input into views: a run by the beginning of its id, modules by name."""
+"""Turns the modules that a user names into a view."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ def parse_modules(text: str) -> dict[str, float]:
 
 
 def parse_sources(text: str) -> dict[str, str]:
-    """Parses `virology=RUN_ID,...` into {domain: run id or its beginning}."""
+    """Parses `virology=RUN_ID,...` into {domain: run id}."""
     pairs = [part.strip().partition("=") for part in text.split(",") if part.strip()]
     if wrong := [domain for domain, _, run_id in pairs if not domain or not run_id]:
         raise invalid("sources", wrong[0], "domain=RUN_ID, the run that trained the module")
@@ -34,10 +34,11 @@ def parse_sources(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class AvailableModules:
-    """Lists a run's own modules, and those of branches that started from it, by branch id."""
+    """Lists a run's own modules, and the modules of branches that started from it."""
 
     run_id: str
     trained_here: tuple[str, ...]
+    # Ids of branches by module.
     branches: Mapping[str, tuple[str, ...]]
     # Without a core, one expert per domain replaces its MLP.
     has_core: bool
@@ -47,7 +48,7 @@ class AvailableModules:
         return tuple(dict.fromkeys((*self.trained_here, *self.branches)))
 
     def source(self, domain: str) -> str:
-        """Returns the run that trained the module. ValueError if there is none, or several."""
+        """Returns the run that trained the module; ValueError if there is none, or several."""
         if domain in self.trained_here:
             return self.run_id
         found = self.branches.get(domain, ())
@@ -62,10 +63,7 @@ class AvailableModules:
         return found[0]
 
     def view(self, modules: Mapping[str, float], sources: Mapping[str, str]) -> View:
-        """Returns the view with these modules.
-
-        `sources` names the run of a module that several runs trained.
-        """
+        """Returns the view with these modules; `sources` chooses among runs that trained one."""
         if stray := sorted(set(sources) - set(modules)):
             raise invalid("sources", stray, "only modules that `modules` names")
         origins = {domain: sources.get(domain) or self.source(domain) for domain in modules}
@@ -92,7 +90,7 @@ def available_modules(store: Store, run_id: str) -> AvailableModules:
 
 
 def dense_parts(view: View) -> dict[str, View]:
-    """Splits a view into dense models by subfolder: itself, or its core and each active expert."""
+    """Splits a view into dense models by subfolder: itself, or core and each active expert."""
     if view.rule == "constant":
         return {"": view}
     return {

@@ -1,8 +1,8 @@
 """Converts the shape of a dense model to Hugging Face's config.json, and back.
 
 Source: `transformers/models/starcoder2` and `llama` (5.23; older releases read `rope_theta` in
-place of `rope_parameters`). StarCoder2's block is ours with attention biases of zero, Llama's is
-ours without any bias.
+place of `rope_parameters`). StarCoder2's block is ours with attention biases of zero. Llama's is
+ours without biases.
 """
 
 from collections.abc import Mapping
@@ -17,19 +17,19 @@ from gram_platform.config.training import LLAMA, STARCODER2
 
 @dataclass(frozen=True)
 class Stock:
-    """Describes one of Hugging Face's architectures, which `ModelConfig.architecture` names."""
+    """One of Hugging Face's architectures, which `ModelConfig.architecture` names."""
 
     title: str
     model_class: str
-    # The name of the field with the norms' epsilon.
+    # The name of the field of the norms' epsilon.
     norm_eps: str
     # Their names of an MLP's projections, by ours.
     mlp: Mapping[str, str]
     # Further fields of an export's config.json.
     written: Mapping[str, object]
-    # The fields that a config.json leaves out where it has these values.
+    # The values of fields that a config.json leaves out.
     defaults: Mapping[str, object]
-    # Fields of which one value is ours.
+    # The only values that our models have.
     only: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -71,7 +71,7 @@ STOCKS = {
             "intermediate_size": 11_008,
             "num_hidden_layers": 32,
             "num_attention_heads": 32,
-            # There are as many as query heads.
+            # As many as query heads.
             "num_key_value_heads": None,
             "hidden_act": "silu",
             "max_position_embeddings": 2048,
@@ -93,15 +93,12 @@ DIMENSIONS = (
 )
 DIMENSIONS += ("num_key_value_heads", "max_position_embeddings")
 SIZES_OR_NULL = ("head_dim", "sliding_window")
-# The largest of these sizes: the elements of a matrix stay far below what torch can count.
+# The largest size, so that torch can count the elements of a matrix.
 MAX_SIZE = 2**28
 
 
 def foreign_config(model: ModelConfig, dtype: torch.dtype, end_of_text: int | None) -> dict:
-    """Builds config.json of a dense model.
-
-    `end_of_text`: id of the document separator, None without a tokenizer.
-    """
+    """Builds config.json of a dense model. `end_of_text` is None without a tokenizer."""
     stock = STOCKS[model.architecture]
     return {
         "architectures": [stock.model_class],
@@ -129,7 +126,7 @@ def foreign_config(model: ModelConfig, dtype: torch.dtype, end_of_text: int | No
 
 
 def native_config(plain: Mapping, seq_len: int | None = None) -> ModelConfig:
-    """Builds our ModelConfig from a config.json. ValueError for a model that is not ours.
+    """Builds our ModelConfig from a config.json; ValueError for a model that is not ours.
 
     `seq_len`: sequence length of later training, by default all positions.
     """
@@ -137,10 +134,8 @@ def native_config(plain: Mapping, seq_len: int | None = None) -> ModelConfig:
     head_dim = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
     if head_dim * fields["num_attention_heads"] != fields["hidden_size"]:
         raise invalid("config.json: head_dim", head_dim, "hidden_size / num_attention_heads")
-    longest = min(
-        fields["max_position_embeddings"],
-        fields.get("sliding_window") or fields["max_position_embeddings"],
-    )
+    positions = fields["max_position_embeddings"]
+    longest = min(positions, fields.get("sliding_window") or positions)
     wanted = longest if seq_len is None else seq_len
     if not 1 <= wanted <= longest:
         raise invalid("seq_len", seq_len, f"1 to {longest}, the tokens that the model attends to")
@@ -160,10 +155,7 @@ def native_config(plain: Mapping, seq_len: int | None = None) -> ModelConfig:
 
 
 def checked_fields(plain: Mapping) -> dict:
-    """Fills a config.json's absent fields with defaults.
-
-    ValueError for a wrong type, such as 64.0 for 64.
-    """
+    """Adds defaults to a config.json; ValueError for a wrong value or type, such as 64.0 for 64."""
     require_choice("config.json: model_type", plain.get("model_type"), tuple(STOCKS))
     stock = STOCKS[plain["model_type"]]
     fields = {**stock.defaults, "initializer_range": ModelConfig.init_std, **plain}

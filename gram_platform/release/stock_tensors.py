@@ -21,12 +21,12 @@ OF_BLOCK = {
     "attn.o_proj": "self_attn.o_proj",
     "ln_2": "post_attention_layernorm",
 }
-# Older Llama checkpoints have the positions' frequencies, which follow from theta.
+# The positions' frequencies, in older Llama checkpoints; they follow from theta.
 ROTARY = ".rotary_emb.inv_freq"
 
 
 def of_layer(model: ModelConfig) -> dict[str, str]:
-    """Returns the names of a layer's modules: ours -> theirs, without queries, keys and values."""
+    """Maps our names of a layer's modules, except queries, keys and values, to theirs."""
     return OF_BLOCK | {
         f"mlp.{ours}": f"mlp.{theirs}" for ours, theirs in STOCKS[model.architecture].mlp.items()
     }
@@ -43,10 +43,9 @@ def foreign_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
 def foreign_weights(
     config: ModelConfig, weights: Weights, active: Mapping[str, float]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields (name, float32 tensor) of a view's checkpoint; holds one merged layer, or embedding.
+    """Yields (name, float32 tensor) of a view's checkpoint; holds one merged layer or embedding.
 
-    `config` and `weights` are the view's (`views.open_view`), `active` its modules with their
-    weights.
+    `config` and `weights` are from `views.open_view`, `active` has the modules' weights.
     """
     yield from _parts(weights, "wte", OF_MODEL["wte"])
     for layer in range(config.num_layers):
@@ -56,7 +55,7 @@ def foreign_weights(
 
 
 def _parts(weights: Weights, ours: str, theirs: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the weight and, if there is one, the bias of our module under their name."""
+    """Yields the weight and the bias, if any, of our module under their name."""
     for part in ("weight", "bias"):
         if f"{ours}.{part}" in weights:
             yield f"{theirs}.{part}", weights[f"{ours}.{part}"]
@@ -81,16 +80,15 @@ def _foreign_layer(
 
 
 def projection_rows(model: ModelConfig) -> list[int]:
-    """Returns the numbers of rows of the three projections in our qkv_proj."""
+    """Returns the rows of each projection in our qkv_proj."""
     return [n * model.head_dim for n in (model.num_heads, model.num_kv_heads, model.num_kv_heads)]
 
 
 class CheckpointWeights(Mapping):
     """Maps our parameter names to a checkpoint's tensors in float32, each read on access.
 
-    A tied unembedding is the embedding. Linear layers of a StarCoder2 model without biases
-    (`has_biases` False) get zeros. ValueError for a tensor that is missing, has another shape, or
-    holds NaN or infinity, and for more layers than the checkpoint has.
+    Without `has_biases`, linear layers of a StarCoder2 model get biases of zero. ValueError for a
+    tensor that is missing, not finite or of another shape, and for too few layers.
     """
 
     def __init__(
@@ -147,7 +145,7 @@ class CheckpointWeights(Mapping):
             found = f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
             raise invalid(name, found, f"{shape} of a floating type, as config.json says")
         tensor = tensor.float()
-        # The minimum is NaN if any element is. This needs no temporary of the tensor's size.
+        # The minimum is NaN if an element is. This needs no second tensor.
         if not all(map(math.isfinite, tensor.aminmax())):
             raise invalid(name, "NaN or infinity", "finite numbers, in float32 too")
         return tensor
@@ -162,7 +160,7 @@ class CheckpointWeights(Mapping):
                     raise invalid(name, f"up to {largest:.3g}", allowed)
 
     def require_no_others(self) -> None:
-        """ValueError for tensors without a place in our model: they would be lost."""
+        """ValueError for tensors without a place in our model."""
         known = {
             name
             for name in foreign_shapes(self._model)
@@ -177,5 +175,5 @@ class CheckpointWeights(Mapping):
 
 
 def _is_linear_bias(name: str) -> bool:
-    """Tells whether `use_bias` covers this tensor of a checkpoint; norms always have biases."""
+    """Tells whether `use_bias` covers this tensor, as it does not for norms."""
     return name.endswith(".bias") and (".mlp." in name or ".self_attn." in name)

@@ -1,10 +1,7 @@
-"""Scores views on tasks of the LM Evaluation Harness, once each.
+"""Scores views on tasks of the LM Evaluation Harness, once each, as evaluations of the storage.
 
-The scores are evaluations of the storage.
-
-Small models often answer multiple choice as a guess does, whatever they know. Each score therefore
-has the chance of a guess beside it, and the bits a byte of the right answers, which need no right
-guess to differ.
+Small models often answer multiple choice as a guess does, whatever they know. So a score comes with
+the chance of a guess, and with the bits a byte of the right answers, which differ all the same.
 """
 
 import hashlib
@@ -35,15 +32,15 @@ if TYPE_CHECKING:
     from lm_eval.api.task import Task
     from lm_eval.tasks import TaskManager
 
-# Names of files and folders that define no task.
+# Names of files and folders without tasks.
 NOT_OF_TASKS = re.compile(r"\..*|__pycache__|.*\.pyc|.*~|#.*#")
-# A line of YAML that includes files, with those that continue it.
+# A field of YAML that includes files, on one line or several.
 INCLUDES = re.compile(r"^include:(.*(?:\n[ \t-].*)*)", re.MULTILINE)
-# The names of files in such a line.
+# The names of files in this field.
 INCLUDED_NAMES = re.compile(r"[^\s\[\],\"']+")
-# The standard errors on each side of a 90% interval.
+# Standard errors on each side of a 90% interval.
 LEVEL = 1.645
-# The harness's names. The first one that a task has is judged.
+# Names of the harness, of which the first that a task has is judged.
 ACCURACIES = ("acc_norm", "acc")
 AT_CHANCE, ABOVE, BELOW = "cannot tell from guessing", "above chance", "below chance"
 SCORE_COLUMNS = [
@@ -64,16 +61,13 @@ class Benchmark:
     """Tasks by name, and how they are asked."""
 
     tasks: tuple[str, ...]
-    # A folder with task files of the user's; "" without one.
+    # A folder with the user's task files, if any.
     folder: str = ""
     num_fewshot: int = -1
     limit: int = 0
 
     def checked(self) -> "Benchmark":
-        """Returns it with an absolute folder.
-
-        ValueError without lm-eval, for an unknown task and a bad folder.
-        """
+        """Makes the folder absolute; ValueError without lm-eval, an unknown task, a bad folder."""
         if importlib.util.find_spec("lm_eval") is None:
             allowed = "an installed lm-eval: pip install 'gram-platform[eval]'"
             raise invalid("tasks", ", ".join(self.tasks), allowed)
@@ -91,9 +85,9 @@ class Benchmark:
 
 
 def contents_sha256(folder: Path, tasks: Iterable["Task"]) -> str:
-    """Hashes what defines tasks of a folder: its files, those that they include, and documents.
+    """Hashes what defines tasks of a folder: its files, the files that they include, documents.
 
-    Modules that they import from elsewhere are not seen. ValueError for an unreadable file.
+    Imported modules outside the folder are not seen. ValueError for an unreadable file.
     """
     try:
         own, outside = folder_sha256(folder), [hash_file(path) for path in _included(folder)]
@@ -104,10 +98,7 @@ def contents_sha256(folder: Path, tasks: Iterable["Task"]) -> str:
 
 
 def folder_sha256(folder: Path) -> str:
-    """Hashes names and contents of all files below a folder.
-
-    Hidden files and those of Python and editors do not count.
-    """
+    """Hashes names and contents of a folder's files, except hidden, Python's and editors' files."""
     digest = hashlib.sha256()
     for path in _files(folder):
         digest.update(f"{path.relative_to(folder).as_posix()} {hash_file(path)}\n".encode())
@@ -115,13 +106,15 @@ def folder_sha256(folder: Path) -> str:
 
 
 def _files(folder: Path) -> list[Path]:
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    parts_of = {path: path.relative_to(folder).parts for path in paths}
-    return [path for path in paths if not any(map(NOT_OF_TASKS.fullmatch, parts_of[path]))]
+    return [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not any(map(NOT_OF_TASKS.fullmatch, path.relative_to(folder).parts))
+    ]
 
 
 def _included(folder: Path) -> list[Path]:
-    """Lists the files outside the folder that its task files include, or these do."""
+    """Lists the files outside the folder that its task files include, directly or not."""
     pending, found = [path for path in _files(folder) if path.suffix == ".yaml"], set[Path]()
     while pending:
         path = pending.pop()
@@ -135,7 +128,7 @@ def _included(folder: Path) -> list[Path]:
 
 
 def _reads_elsewhere(task: "Task", folder: Path) -> bool:
-    """Tells whether a task has documents of this machine that are not all files of the folder."""
+    """Tells whether a task has documents of this machine outside the folder."""
     config = task.config
     options = getattr(config, "dataset_kwargs", None) or {}
     named = [options[key] for key in ("data_files", "data_dir") if options.get(key)]
@@ -166,7 +159,7 @@ def _documents_sha256(task: "Task") -> str:
 
 
 def parse_profile(found: AvailableModules, name: str) -> View:
-    """Returns the view of a profile: `core`, `core+virology`, `all`; ValueError for another."""
+    """Returns the view of a profile: `core`, `core+virology`, `all`."""
     core, *modules = ("core", *found.modules) if name == "all" else name.split("+")
     if core != "core":
         allowed = "all, core, or core+MODULE+..., with modules " + ", ".join(found.modules)
@@ -185,9 +178,7 @@ def score_profiles(
     precision: str,
     say: Callable[[str], None],
 ) -> pd.DataFrame:
-    """Scores each view that has no stored scores.
-
-    Returns one row for each profile and task, with SCORE_COLUMNS.
+    """Scores each view that has no stored scores; returns a row for each profile and task.
 
     The interval is 90%, over documents. ValueError for a run without its data's tokenizer, and for
     a task that cannot be built or asked, before anything is written.
@@ -216,18 +207,13 @@ def score_profiles(
             say(f"{name}: scored in {elapsed_s:.0f} s (evaluation {scores.eval_id})")
         else:
             say(f"{name}: scored before (evaluation {scores.eval_id})")
-        rows += [
-            {"profile": name, "task": task, **_judged(found)}
-            for task, found in result["tasks"].items()
-        ]
+        for task, found in result["tasks"].items():
+            rows.append({"profile": name, "task": task, **_judged(found)})
     return pd.DataFrame(rows, columns=SCORE_COLUMNS)
 
 
 def _loadable(benchmark: Benchmark) -> tuple["TaskManager", list["Task"]]:
-    """Returns (the harness's index of tasks, the tasks).
-
-    ValueError for a task that cannot be built or asked.
-    """
+    """Returns (the harness's index, the tasks); ValueError for a task that cannot be built."""
     from lm_eval.tasks import TaskManager, get_task_dict
 
     manager, built = TaskManager(include_path=benchmark.folder or None), []
@@ -235,11 +221,11 @@ def _loadable(benchmark: Benchmark) -> tuple["TaskManager", list["Task"]]:
         try:
             tasks = list(_leaves(get_task_dict([name], manager)))
         except OSError as error:
-            # The libraries' errors of connections are such errors too.
+            # Errors of connections are OSErrors.
             allowed = "a network for the hub's documents, or --include-path with local documents"
             raise invalid("tasks", name, f"{allowed} ({type(error).__name__}: {error})") from error
         except Exception as error:
-            # A task's file, or a function that it names, may raise anything.
+            # A task's file or function may raise anything.
             allowed = f"a task that can be built ({type(error).__name__}: {error})"
             raise invalid("tasks", name, allowed) from error
         if any(task.OUTPUT_TYPE == "generate_until" for task in tasks):
@@ -250,13 +236,12 @@ def _loadable(benchmark: Benchmark) -> tuple["TaskManager", list["Task"]]:
 
 
 def _leaves(tasks: Mapping) -> Iterator["Task"]:
-    """Yields the tasks of the harness's dictionary, in which a group has one of its own."""
+    """Yields the tasks of the harness's dictionary, in which a group is a dictionary too."""
     for task in tasks.values():
         yield from _leaves(task) if isinstance(task, Mapping) else [task]
 
 
 def _scored(store: Store, scores: TaskScores, manager: "TaskManager", device: str) -> dict:
-    """Asks the view; returns the fields of the result."""
     import lm_eval
 
     from gram_platform.release.harness_model import HarnessModel
@@ -284,13 +269,14 @@ def _scored(store: Store, scores: TaskScores, manager: "TaskManager", device: st
 def task_fields(metrics: Mapping[str, object], samples: Sequence[Mapping]) -> dict[str, float]:
     """Returns a task's numbers: the harness's metrics with standard errors, and `answers`.
 
-    `metrics`: the harness's `{"acc,none": ..., "acc_stderr,none": ...}`; `samples`: its record of
+    `metrics`: the harness's `{"acc,none": ..., "acc_stderr,none": ...}`. `samples`: its record of
     each document.
     """
-    names = {
-        key: key.removesuffix(",none") for key, value in metrics.items() if isinstance(value, float)
+    fields = {
+        key.removesuffix(",none"): float(value)
+        for key, value in metrics.items()
+        if isinstance(value, float)
     }
-    fields = {name: float(metrics[key]) for key, name in names.items()}
     fields["documents"] = float(len({sample["doc_id"] for sample in samples}))
     return fields | answers(samples)
 
@@ -298,7 +284,7 @@ def task_fields(metrics: Mapping[str, object], samples: Sequence[Mapping]) -> di
 def answers(samples: Sequence[Mapping]) -> dict[str, float]:
     """Returns a guess's accuracy `chance`, and `bits_per_byte` of the right answers.
 
-    {} unless the task is multiple choice.
+    Returns {} unless the task is multiple choice.
     """
     bits, num_bytes, chances = 0.0, 0, []
     for sample in samples:
@@ -316,7 +302,7 @@ def answers(samples: Sequence[Mapping]) -> dict[str, float]:
 
 
 def _judged(found: Mapping[str, float]) -> dict[str, object]:
-    """Returns a task's row: accuracy with its interval, and whether it differs from a guess."""
+    """Makes a task's row: the accuracy, its interval, and whether it differs from a guess."""
     row: dict[str, object] = {
         "documents": int(found["documents"]),
         "bits_per_byte": found.get("bits_per_byte", math.nan),

@@ -1,9 +1,9 @@
 """Verifies an export: reads the checkpoint back and compares its logits with the view's.
 
-Both models process the same tokens layer by layer, one layer of each in memory. They compute in
-float64 (positions in float32), so any difference comes from the file, not from the order of sums.
-bfloat16 has 8 bits of mantissa, which moves logits by some thousandths of the largest; so the
-tensors are also compared bit by bit with the rounded merged weights.
+Both models process the same tokens layer by layer, with one layer of each in memory. They compute
+in float64 (positions in float32), so any difference comes from the file, not from the order of
+sums. bfloat16 moves logits by some thousandths of the largest, so the tensors are also compared bit
+by bit with the rounded merged weights.
 """
 
 import json
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn import Module
 
 from gram_platform.config import ModelConfig, View
 from gram_platform.config.flops import total_parameters
@@ -27,13 +28,13 @@ from gram_platform.store import Store
 from gram_platform.store.tensors import DiskTensors, stream_bytes
 from gram_platform.store.views import Weights, load_view
 
-# The largest difference of a logit that counts as equal.
+# The largest difference of a logit.
 FLOAT32_TOLERANCE = 1e-4
 # The same, relative to the largest logit.
 BFLOAT16_TOLERANCE = 0.05
 # The most tokens of a domain.
 NUM_TOKENS = 256
-# The rows of the vocabulary that are compared at once, in float64.
+# Rows of the vocabulary that are compared at once.
 ROWS_AT_ONCE = 1024
 TEXT_ENDINGS = (".json", ".md")
 RANDOM_SEED = 0
@@ -41,7 +42,7 @@ RANDOM_SEED = 0
 
 @dataclass(frozen=True)
 class Agreement:
-    """Reports how far a checkpoint's logits are from the view's, and on which tokens."""
+    """How far a checkpoint's logits are from the view's, and on which tokens."""
 
     largest_difference: float
     largest_logit: float
@@ -63,7 +64,7 @@ def verification_tokens(
 ) -> tuple[torch.Tensor, str]:
     """Returns (tokens_BT, their origin): the start of every domain's validation split.
 
-    They are random ids without a corpus.
+    They are random without a corpus.
     """
     num_tokens = min(model.seq_len, NUM_TOKENS)
     corpus = find_corpus(store, data_id)
@@ -90,8 +91,8 @@ def verified(
 ) -> Agreement:
     """Reads a checkpoint back; ValueError if it holds anything but the view, or has other logits.
 
-    `view`: shape and weights as `open_view` gives them, with the active modules; `dtype`: the
-    file's; `progress` gets (bytes done, bytes in total) of the checkpoint.
+    `view`: shape and weights of `open_view`, with the active modules. `progress` gets (bytes done,
+    bytes in total) of the checkpoint.
     """
     config, weights, active = view
     own = native_config(json.loads((folder / "config.json").read_text()))
@@ -112,19 +113,16 @@ def verified(
         for name, merged in foreign_weights(*view):
             if not _is_written(merged.to(dtype), written, name):
                 raise invalid("export", name, "the view's merged weights, bit by bit")
-            # It is freed before the next one is made.
+            # Free it before the next one is made.
             del merged
     return agreement
 
 
 def _is_written(tensor: torch.Tensor, written: DiskTensors, name: str) -> bool:
     """Tells whether the file has the tensor, bit by bit; reads a few rows at a time."""
-    parts = tensor.split(ROWS_AT_ONCE)
     firsts = range(0, len(tensor), ROWS_AT_ONCE)
-    return all(
-        torch.equal(part, written.rows(name, n, n + len(part)))
-        for n, part in zip(firsts, parts, strict=True)
-    )
+    parts = zip(firsts, tensor.split(ROWS_AT_ONCE), strict=True)
+    return all(torch.equal(part, written.rows(name, n, n + len(part))) for n, part in parts)
 
 
 def verified_by_transformers(
@@ -132,8 +130,8 @@ def verified_by_transformers(
 ) -> Agreement:
     """Verifies with the transformers library in float32, and generates a little.
 
-    Holds both models in memory. ImportError without the library. The order of sums differs, which
-    adds float32 rounding to the difference.
+    Holds both models in memory. Another order of sums adds float32 rounding to the difference.
+    ImportError without the library.
     """
     from transformers import AutoModelForCausalLM
 
@@ -158,10 +156,10 @@ def verified_by_transformers(
 def require_same_ids(
     store: Store, data_id: str | None, folder: Path, tokens_BT: torch.Tensor
 ) -> None:
-    """ValueError unless transformers' tokenizer, if there is one, gives a text the ids of training.
+    """ValueError unless transformers' tokenizer gives texts the ids of training.
 
-    Compares on the text of these tokens, and on one that spells the end of a text. ImportError
-    without the library.
+    The texts are these tokens', and others that spell the end of text. ImportError without the
+    library.
     """
     corpus = find_corpus(store, data_id)
     if corpus is None:
@@ -190,7 +188,7 @@ def _agreement(
 
 
 def _require_nothing_else(folder: Path, model: ModelConfig, dtype: torch.dtype) -> None:
-    """ValueError unless a dense model of this width accounts for every byte: no module remains."""
+    """ValueError unless a dense model of this width accounts for every byte."""
     expected, files = foreign_shapes(model), shapes_by_file(folder)
     shapes = {name: shape for held in files.values() for name, shape in held.items()}
     if shapes != expected:
@@ -216,19 +214,17 @@ def largest_difference(
     They have equal d_model, depth and vocabulary. Loads weights one layer at a time; `progress`
     gets the number of layers done.
     """
-    states = [weights["wte.weight"][tokens_BT].double() for _, weights, _ in (left, right)]
+    models = (left, right)
+    states = [weights["wte.weight"][tokens_BT].double() for _, weights, _ in models]
     for layer in range(left[0].num_layers):
-        states = [
-            _layer(*model, layer, x_BTD) for model, x_BTD in zip((left, right), states, strict=True)
-        ]
+        states = [_layer(*model, layer, x) for model, x in zip(models, states, strict=True)]
         progress(layer + 1)
-    states = [
-        _final_norm(*model[:2], x_BTD) for model, x_BTD in zip((left, right), states, strict=True)
-    ]
+    norms = [_loaded(make_norm, config, weights, "ln_f.") for config, weights, _ in models]
+    states = [norm(x_BTD) for norm, x_BTD in zip(norms, states, strict=True)]
     differences, largest = [], []
     for first in range(0, left[0].vocab_size, ROWS_AT_ONCE):
         rows = first, min(first + ROWS_AT_ONCE, left[0].vocab_size)
-        heads = [weights.rows("lm_head.weight", *rows).double() for _, weights, _ in (left, right)]
+        heads = [weights.rows("lm_head.weight", *rows).double() for _, weights, _ in models]
         expected, found = (x_BTD @ head.T for x_BTD, head in zip(states, heads, strict=True))
         # NaN propagates.
         differences.append((expected - found).abs().max())
@@ -243,24 +239,20 @@ def _layer(
     layer: int,
     x_BTD: torch.Tensor,
 ) -> torch.Tensor:
-    with torch.device("meta"):
-        block = Block(config)
-    _fill(block, weights, f"blocks.{layer}.")
+    block = _loaded(Block, config, weights, f"blocks.{layer}.")
     rotary = Rotary(config.head_dim, config.seq_len, config.rope_theta).double()
     rotary.reset_tables()
     ordered = {domain: active[domain] for domain in config.module_domains if domain in active}
     return block(x_BTD, rotary, ordered)
 
 
-def _final_norm(config: ModelConfig, weights: Weights, x_BTD: torch.Tensor) -> torch.Tensor:
+def _loaded(
+    make: Callable[[ModelConfig], Module], config: ModelConfig, weights: Weights, prefix: str
+) -> Module:
+    """Makes a module with its parameters in float64."""
     with torch.device("meta"):
-        norm = make_norm(config)
-    _fill(norm, weights, "ln_f.")
-    return norm(x_BTD)
-
-
-def _fill(module: torch.nn.Module, weights: Weights, prefix: str) -> None:
-    """Reads the module's parameters in float64."""
+        module = make(config)
     module.load_state_dict(
         {name: weights[prefix + name].double() for name in module.state_dict()}, assign=True
     )
+    return module

@@ -1,10 +1,11 @@
-"""Answers one completion: turns the model's deliveries into text, and counts them."""
+"""Turns the model's deliveries into the text of a completion, and counts them."""
 
 import time
 import uuid
 from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
@@ -15,60 +16,47 @@ from gram_platform.release.serving.policy import Grant
 from gram_platform.release.serving.requests import COMMON_REFUSALS, Refusal, refusal
 from gram_platform.release.serving.text import TextStream, Vocabulary
 
-# The model's process found no grant in its copy of the policy.
-FORBIDDEN = "model_not_found"
-# Nobody has confirmed that copy of the policy for too long.
-UNCONFIRMED = "policy_unconfirmed"
+# The model's process found no grant in its copy of the policy, or one that was not confirmed.
+FORBIDDEN, UNCONFIRMED = "model_not_found", "policy_unconfirmed"
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class ModelLost(Exception):
-    """Raised when the model's process is absent, or ended while it answered."""
+    """Raised if the model's process is absent, or ends while it answers."""
 
 
 class Metrics:
-    """Counts in Prometheus' format, per process that answers HTTP.
+    """Counts in Prometheus' format, in each process that answers HTTP.
 
-    Labels come from the policy, never a caller.
+    Labels come from the policy, never from a caller.
     """
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        registered = {"registry": self.registry}
-        by_profile = ("profile",)
-        self.ended = Counter(
-            "gram_completions", "Completions by how they ended", ("profile", "end"), **registered
+        self.registry, by_profile = CollectorRegistry(), ("profile",)
+        counter, gauge = (partial(kind, registry=self.registry) for kind in (Counter, Gauge))
+        timer = partial(Histogram, labelnames=by_profile, registry=self.registry, buckets=SECONDS)
+        self.ended = counter(
+            "gram_completions", "Completions by how they ended", ("profile", "end")
         )
-        self.refused = Counter(
-            "gram_refusals", "Requests that were not served", ("status", "code"), **registered
+        self.refused = counter("gram_refusals", "Requests that were not served", ("status", "code"))
+        self.prompt_tokens = counter("gram_prompt_tokens", "Tokens read", by_profile)
+        self.drawn_tokens = counter("gram_completion_tokens", "Tokens drawn", by_profile)
+        self.open = gauge("gram_open_completions", "Completions being answered", by_profile)
+        self.policy_age = gauge("gram_policy_age_seconds", "Since the policy was last confirmed")
+        self.policy_refused = gauge(
+            "gram_policy_refused", "Parts of the policy's file that have an error"
         )
-        self.prompt_tokens = Counter("gram_prompt_tokens", "Tokens read", by_profile, **registered)
-        self.drawn_tokens = Counter(
-            "gram_completion_tokens", "Tokens drawn", by_profile, **registered
-        )
-        self.open = Gauge(
-            "gram_open_completions", "Completions being answered", by_profile, **registered
-        )
-        self.policy_age = Gauge(
-            "gram_policy_age_seconds", "Since the policy was last confirmed", **registered
-        )
-        self.policy_refused = Gauge(
-            "gram_policy_refused", "Parts of the policy's file that have an error", **registered
-        )
-        timed = {"labelnames": by_profile, "buckets": SECONDS, **registered}
-        self.first_token = Histogram(
-            "gram_first_token_seconds", "From a request to its first token", **timed
-        )
-        self.whole = Histogram("gram_completion_seconds", "From a request to its end", **timed)
+        self.first_token = timer("gram_first_token_seconds", "From a request to its first token")
+        self.whole = timer("gram_completion_seconds", "From a request to its end")
 
     def text(self, profiles: Collection[str]) -> bytes:
-        """Writes the counts of these profiles, and those that name no profile."""
+        """Writes the counts of these profiles, and the counts without a profile."""
         return generate_latest(_OfProfiles(self.registry, profiles))
 
 
 @dataclass(frozen=True)
 class _OfProfiles:
-    """Collects as the registry does, without the samples of other profiles."""
+    """Collects the registry's metrics without the samples of other profiles."""
 
     registry: CollectorRegistry
     profiles: Collection[str]
@@ -82,16 +70,12 @@ class _OfProfiles:
 
 
 class Completions(Protocol):
-    """Generates completions; the source of deliveries."""
-
     def stream(
         self, digest: str, profile: str, request: GenerationRequest, whole: bool
     ) -> AsyncIterator[Delivery]:
-        """Yields deliveries; the first says that generation was accepted. ModelLost.
+        """Yields deliveries, the first once generation is accepted; ModelLost.
 
-        Closing it abandons the request.
-
-        `whole`: the caller needs nothing before the end.
+        Closing it abandons the request. `whole`: the caller needs nothing before the end.
         """
 
     async def is_ready(self) -> bool:
@@ -99,7 +83,7 @@ class Completions(Protocol):
 
 
 class Answer:
-    """Generates the text of a granted request. `finish_reason` is set once the texts have ended."""
+    """Generates the text of a granted request; sets `finish_reason` at the end."""
 
     def __init__(
         self,
@@ -122,12 +106,9 @@ class Answer:
         return counts | {"total_tokens": num_prompt + self.num_drawn}
 
     async def texts(self, whole: bool = False) -> AsyncIterator[str]:
-        """Yields an empty text when generation is accepted, then text as it comes.
-
-        Refusal if it cannot finish.
-        """
+        """Yields "" when generation is accepted, then text; Refusal if it cannot finish."""
         metrics, profile = self._metrics, self.grant.profile
-        # A stop can end it early.
+        # A stop can end it before.
         whole = whole and not self._stops
         stream = self._completions.stream(self._digest, profile, self.request, whole)
         started, is_accepted, end = time.monotonic(), False, "abandoned"

@@ -1,4 +1,4 @@
-"""Answers HTTP with one body or a stream. Holds no weights.
+"""Answers HTTP with one body or a stream.
 
     POST /v1/completions   OpenAI's text completions, one a request; `model` names a profile
     GET  /v1/models        the token's own profiles
@@ -6,8 +6,8 @@
     GET  /metrics          Prometheus' text on the token's own profiles, where the policy allows it
     GET  /                 the samples page
 
-Accepts a token only as `Authorization: Bearer ...`. Logs a refusal with the token's name, the
-status and a code, never prompts, tokens or other text of a caller.
+A token comes only as `Authorization: Bearer ...`. The log of a refusal has the token's name, the
+status and a code, never a caller's text.
 """
 
 import base64
@@ -61,15 +61,15 @@ NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 class Api:
-    """Serves one policy over HTTP; `completions` generates the answers."""
+    """Serves a policy over HTTP; `completions` generates the answers."""
 
     def __init__(
         self, policy: Policy, vocabulary: Vocabulary, completions: Completions, max_requests: int
     ):
         self.policy, self.vocabulary, self.completions = policy, vocabulary, completions
-        # Requests that one token may have open, and those that each has, by its name.
+        # A token's open requests, at most and by its name.
         self.max_requests, self._num_open = max_requests, Counter[str]()
-        # A time of `time.monotonic`. Without a keeper, as in tests, the policy stays confirmed.
+        # By `time.monotonic`. Without a keeper the policy stays confirmed.
         self.confirmed_at, self.num_left_out = math.inf, 0
         self.metrics = Metrics()
         self.started = int(time.time())
@@ -105,7 +105,7 @@ class Api:
         if not wanted.stream:
             return await self._at_once(answer, rule)
         events = self._events(answer, rule, wanted.stream_usage)
-        # The first event is empty. A refusal in its place sets the status.
+        # The first event is empty, or a refusal, which sets the status.
         await anext(events)
         headers = NO_STORE | {"X-Accel-Buffering": "no"}
         return StreamingResponse(events, media_type="text/event-stream", headers=headers)
@@ -123,8 +123,8 @@ class Api:
                 f", but the policy's file has errors: {self.num_left_out} of its parts are not in"
                 " force"
             )
-            text = f"ok{errors if self.num_left_out else ''}"
-            return PlainTextResponse(text + "\n", headers=NO_STORE)
+            text = f"ok{errors if self.num_left_out else ''}\n"
+            return PlainTextResponse(text, headers=NO_STORE)
         refused = refusal("unavailable" if is_confirmed else "policy_unconfirmed")
         return JSONResponse(refused.body(), refused.status, NO_STORE | refused.headers())
 
@@ -146,10 +146,7 @@ class Api:
         return HTMLResponse(html, headers=headers)
 
     async def _texts(self, answer: Answer, rule: TokenRule, whole: bool) -> AsyncIterator[str]:
-        """Yields an answer's texts, and counts it as an open request of its token until they end.
-
-        Refusal 429 if the token has as many as it may have.
-        """
+        """Yields an answer's texts; Refusal 429 if its token has too many open requests."""
         allowed = rule.max_requests or self.max_requests
         if self._num_open[rule.name] >= allowed:
             raise over_limit(allowed)
@@ -168,10 +165,9 @@ class Api:
         return JSONResponse(body, headers=NO_STORE)
 
     async def _events(self, answer: Answer, rule: TokenRule, usage: bool) -> AsyncIterator[str]:
-        """Yields server-sent events.
+        """Yields server-sent events; the first is empty, once generation is accepted.
 
-        The first is empty: generation was accepted. An error becomes the last event. `usage`: as
-        OpenAI's `include_usage`.
+        An error becomes the last event. `usage`: OpenAI's `include_usage`.
         """
         more = {"usage": None} if usage else {}
         async with aclosing(self._texts(answer, rule, whole=False)) as parts:
@@ -188,10 +184,7 @@ class Api:
                 yield _event(refused.body())
 
     def _caller(self, request: Request) -> tuple[str, TokenRule]:
-        """Returns (the token's digest, its rule in the policy).
-
-        Refusal 401 unless there is exactly one known token.
-        """
+        """Returns (digest, rule) of the caller's token; Refusal 401 or 503 without one."""
         if not is_recent(self.confirmed_at):
             raise refusal("policy_unconfirmed")
         digest, rule = require_holder(self.policy, request.headers.getlist("authorization"))
@@ -231,7 +224,7 @@ def _require_json(request: Request) -> None:
 
 
 async def _body(request: Request) -> bytes:
-    """Reads the body. Refusal 413 as soon as it proves too large."""
+    """Reads the body; Refusal 413 as soon as it is too large."""
     declared = request.headers.get("content-length", "0")
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > MAX_BODY_BYTES:
         raise refusal("body_too_large")
@@ -260,21 +253,13 @@ def _event(body: dict) -> str:
 
 @functools.cache
 def page_and_policy() -> tuple[str, str]:
-    """Returns (the page's HTML, a Content-Security-Policy for its own script and style alone)."""
-    html = (
-        resources.files("gram_platform.release.serving")
-        .joinpath("page.html")
-        .read_text(encoding="utf-8")
-    )
-    script, style = (_hash_of(html, tag) for tag in ("script", "style"))
-    parts = [
-        "default-src 'none'",
-        f"script-src {script}",
-        f"style-src {style}",
-        "connect-src 'self'",
-    ]
-    return html, "; ".join(
-        [*parts, "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"]
+    """Returns (the page's HTML, a Content-Security-Policy for its own script and style only)."""
+    place = resources.files("gram_platform.release.serving") / "page.html"
+    html = place.read_text(encoding="utf-8")
+    return html, (
+        f"default-src 'none'; script-src {_hash_of(html, 'script')};"
+        f" style-src {_hash_of(html, 'style')}; connect-src 'self'; base-uri 'none';"
+        " form-action 'none'; frame-ancestors 'none'"
     )
 
 

@@ -1,7 +1,7 @@
 """Continues sequences of any profiles together, one token of each at a time.
 
-The first B rows of the reader's memory are active. A new sequence is appended; the last one moves
-into the place of one that ends. Shapes: B rows, T tokens of the longest prompt, V vocabulary.
+The first B rows of the reader's memory are active. A new sequence is appended; the last sequence
+moves to the row of one that ends. Shapes: B rows, T tokens of the longest prompt, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -15,19 +15,16 @@ from gram_platform.model.rows import RowReader
 from gram_platform.release.serving.policy import Grant
 from gram_platform.train.evaluate import draw, uniforms
 
-# Why a completion ends: end of text (or a stop), or max_tokens reached.
+# The ends of a completion: end of text or a stop, and max_tokens.
 STOP, LENGTH = "stop", "length"
-# Lower temperatures take the likeliest token, since logits divided by them may overflow.
+# Lower temperatures take the likeliest token, since the quotients of logits may overflow.
 COLDEST = 1e-6
 _NUMBERS = count()
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """Says what to continue and how, in token ids.
-
-    The API makes it from a request that was parsed and fits.
-    """
+    """What to continue and how, in token ids."""
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -38,7 +35,7 @@ class GenerationRequest:
 
 @dataclass(eq=False)
 class ActiveSequence:
-    """Holds a request in progress: its grant and the tokens drawn so far."""
+    """A request in progress, with its grant and the tokens drawn so far."""
 
     request: GenerationRequest
     grant: Grant
@@ -51,7 +48,7 @@ class ActiveSequence:
 
     @property
     def num_read(self) -> int:
-        """Counts the tokens read so far; the last drawn one is not read yet."""
+        """Counts the tokens read so far, without the last drawn token."""
         return len(self.request.prompt) + max(0, len(self.drawn) - 1)
 
 
@@ -68,10 +65,7 @@ class Batch:
         return self.reader.num_rows - len(self.sequences)
 
     def admit(self, new: Sequence[ActiveSequence]) -> list[ActiveSequence]:
-        """Reads the prompts and draws each sequence's first token. Returns `new`.
-
-        Keeps the sequences that have not ended.
-        """
+        """Reads the prompts, draws each sequence's first token and returns `new`."""
         assert 0 < len(new) <= self.num_free
         first = len(self.sequences)
         self.reader.clear(first, len(new))
@@ -87,10 +81,7 @@ class Batch:
         return list(new)
 
     def step(self) -> list[ActiveSequence]:
-        """Draws one more token of every active sequence.
-
-        Returns them all, including those that end with it.
-        """
+        """Draws a token of every active sequence; returns all, also sequences that end with it."""
         at_work = list(self.sequences)
         if not at_work:
             return []
@@ -128,11 +119,8 @@ class Batch:
         )
         top_ps_B = torch.tensor([s.request.top_p for s in sequences], dtype=torch.float64)
         uniforms_B = torch.stack([s.uniforms[len(s.drawn)] for s in sequences])
-        for sequence, token in zip(
-            sequences,
-            next_tokens(logits_BV, temperatures_B, top_ps_B, uniforms_B).tolist(),
-            strict=True,
-        ):
+        tokens_B = next_tokens(logits_BV, temperatures_B, top_ps_B, uniforms_B)
+        for sequence, token in zip(sequences, tokens_B.tolist(), strict=True):
             sequence.drawn.append(token)
             if token == self.end_of_text:
                 sequence.end = STOP
@@ -151,8 +139,8 @@ def next_tokens(
     """Draws tokens_B (int64, on the CPU), each with its row's temperature and random numbers.
 
     A temperature below COLDEST takes the likeliest token (the lowest id among equals). `top_p`
-    keeps the likeliest tokens until their probabilities reach it, at least one. A row's token
-    depends only on its own logits and numbers.
+    keeps the likeliest tokens until their probabilities reach it, at least one. Other rows do not
+    change a row's token.
     """
     tokens_B = logits_BV.argmax(dim=-1).cpu()
     warm = (temperatures_B >= COLDEST).nonzero()[:, 0]

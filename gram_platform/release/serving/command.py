@@ -1,4 +1,4 @@
-"""Runs `gram serve`: checks everything, starts Ray Serve, and serves until interrupted."""
+"""Runs `gram serve` until it is interrupted."""
 
 import logging
 import os
@@ -23,22 +23,22 @@ from gram_platform.release.serving.text import Vocabulary
 from gram_platform.store import Store
 from gram_platform.store.data import open_corpus
 
-# The object store of a private Ray. It holds tokens, never weights.
+# The object store of a private Ray, which holds tokens and no weights.
 SERVING_STORE_BYTES = 128 * 2**20
 # The resource that marks Ray's head.
 HEAD = "node:__internal_head__"
 # The time between two readings of the policy's file.
 POLICY_CHECK_S = 2.0
-# Has the arguments of `PolicyKeeper.confirm`.
+# As `PolicyKeeper.confirm`.
 Confirm = Callable[[Policy, int, float], None]
-# This is added to a request's deadline for callers who read slowly.
+# What callers who read slowly have beyond a request's deadline.
 SLOW_CALLER_S = 30.0
 LOOPBACKS = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True)
 class Service:
-    """Holds the arguments of `gram serve`; port 0 takes a free one."""
+    """The arguments of `gram serve`; port 0 takes a free one."""
 
     storage: str
     run_id: str
@@ -51,7 +51,7 @@ class Service:
     precision: str = "float32"
     device: str = "cpu"
     num_threads: int = 1
-    # Requests that one token may have open, unless the policy says otherwise.
+    # Open requests of a token, unless the policy says otherwise.
     max_requests: int = 64
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class Service:
         require_int("max_requests", self.max_requests, 1)
 
     def find_port(self) -> int:
-        """Returns the port, or a free one for 0. ValueError if another program has it."""
+        """Returns the port, or a free one for 0; ValueError if another program has it."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -75,7 +75,7 @@ class Service:
 
 @dataclass(frozen=True)
 class PreparedService:
-    """Holds a checked run with everything that the deployments need."""
+    """A checked run with everything that the deployments need."""
 
     run: RunConfig
     source: ModelSource
@@ -85,12 +85,9 @@ class PreparedService:
         """Describes for the terminal which tokens get which profiles."""
         policy, granted = self.source.policy, self.source.policy.granted_modules
         absent = [module for module in self.run.model.module_domains if module not in granted]
-        lines = [f"run {self.run.run_id}: core{''.join(f', {m}' for m in granted)} in memory"]
-        lines += (
-            [f"not in memory, because no token is granted them: {', '.join(absent)}"]
-            if absent
-            else []
-        )
+        lines = [f"run {self.run.run_id}: {', '.join(('core', *granted))} in memory"]
+        if absent:
+            lines.append(f"not in memory, because no token is granted them: {', '.join(absent)}")
         return lines + [f"{rule.name:20} {', '.join(rule.profiles)}" for rule in policy.tokens]
 
 
@@ -99,12 +96,11 @@ def prepare(service: Service) -> PreparedService:
 
     ValueError if the run is incomplete or cannot be served, or the policy does not fit it.
     """
-    store, policy_path = Store(service.storage), service.policy
-    policy = load_policy(policy_path)
+    store, policy = Store(service.storage), load_policy(service.policy)
     if not policy.tokens:
         raise invalid(
             "policy",
-            policy_path,
+            service.policy,
             "a policy with at least one token: `gram token NAME --policy FILE` adds one",
         )
     run_id = store.find_run(service.run_id)
@@ -136,7 +132,7 @@ def listen(handler: Callable[..., None]) -> None:
 def interrupt(*_) -> None:
     """Ends the command by the one exception that passes through Ray's waits.
 
-    A second signal must not cut the clean-up short and leave processes on a given Ray.
+    A second signal must not interrupt the clean-up, which would leave processes on a given Ray.
     """
     listen(ignore)
     raise KeyboardInterrupt
@@ -147,10 +143,9 @@ def ignore(*_) -> None:
 
 
 def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
-    """Serves until SIGINT or SIGTERM, ready or not, then ends everything that it started.
+    """Serves until SIGINT or SIGTERM, then ends everything that it started.
 
-    Call it before Ray is imported. ValueError as `prepare`, `Service.find_port`, `require_gpu`,
-    `require_own_serve`; Stopped if it does not start, or Ray dies.
+    Call it before Ray is imported. ValueError for a service that cannot start, Stopped if Ray dies.
     """
     prepared = prepare(service)
     service.find_port()
@@ -166,7 +161,7 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
         try:
             num_cpus = service.num_replicas * service.num_threads
             is_private = join_ray(service.ray_address, num_cpus)
-            # ray.init has replaced the signal handlers.
+            # ray.init replaced the signal handlers.
             listen(interrupt)
             require_gpu(service.device)
             require_own_serve()
@@ -208,11 +203,9 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
 
 
 def start(service: Service, prepared: PreparedService, name: str) -> int:
-    """Deploys the application `name`, and waits until its models answer.
+    """Deploys the application `name`, whose policy is in the keeper `name`; returns its port.
 
-    Its policy is in the keeper `name`.
-
-    Returns the port where Ray Serve answers.
+    Waits until its models answer.
     """
     from ray import serve
 
@@ -234,10 +227,7 @@ def start(service: Service, prepared: PreparedService, name: str) -> int:
 
 
 def new_keeper(name: str) -> Confirm:
-    """Starts a `PolicyKeeper` on this machine; returns what confirms a policy there.
-
-    It ends with this process.
-    """
+    """Starts a `PolicyKeeper` on this machine, which ends with this process."""
     import ray
 
     from gram_platform.release.serving.deployments import NAMESPACE, PolicyKeeper
@@ -253,15 +243,11 @@ def follow_policy(
     say: Callable[[str], None],
     is_over: threading.Event,
 ) -> None:
-    """Confirms the policy again and again, as its file says by then.
+    """Confirms the file's policy again and again; reports changes and errors once.
 
-    Reports changes and errors once.
-
-    It is confirmed as of the moment before the file was read: a late call gives an old policy no
-    more time.
-
-    Modules are loaded only at the start: what needs others is left out until a restart. A file that
-    cannot be read is not confirmed: the replicas then refuse everybody after `LEASE_S`.
+    A confirmation counts from before the file was read, so a late call does not prolong an old
+    policy. Profiles with modules that were not loaded at the start wait for a restart. A file that
+    cannot be read is not confirmed, so the replicas reject everybody after `LEASE_S`.
     """
     said, loaded = (), policy.granted_modules
     while not is_over.is_set():
@@ -285,10 +271,7 @@ def follow_policy(
 
 
 def require_own_serve() -> None:
-    """ValueError on a Ray where Ray Serve runs already, or whose head is another machine.
-
-    Ray Serve's proxy listens at the head.
-    """
+    """ValueError if Ray Serve runs already, or Ray's head, where it listens, is another machine."""
     import ray
     from ray import serve
 
@@ -306,12 +289,10 @@ def require_own_serve() -> None:
 
 
 def end_application(name: str, is_private: bool) -> None:
-    """Deletes this command's application.
+    """Deletes this command's application; shuts Ray Serve down unless it has another one.
 
-    Shuts Ray Serve down unless somebody else has deployed one meanwhile.
-
-    A private Ray ends with the command, and Ray Serve with it: its shut-down would print that Ray
-    tries it for ever.
+    A private Ray ends with the command, and Ray Serve with it. A shut-down before would print that
+    Ray tries it for ever.
     """
     from ray import serve
 
@@ -325,12 +306,12 @@ def end_application(name: str, is_private: bool) -> None:
         if not (is_private or serve.status().applications):
             serve.shutdown()
     except (*CALL_ERRORS, RuntimeError):
-        # Nothing is left to end, and calls would wait for a dead Ray.
+        # Calls would wait for a dead Ray.
         return
 
 
 def require_gpu(device: str) -> None:
-    """ValueError for "cuda" on a given Ray without a GPU: the models would wait for ever."""
+    """ValueError for "cuda" on a Ray without a GPU, for which the models would wait."""
     import ray
 
     if device == "cuda" and not ray.cluster_resources().get("GPU"):
@@ -338,15 +319,14 @@ def require_gpu(device: str) -> None:
 
 
 def make_environment_private() -> None:
-    """Prepares this process for a private Ray, with a new token. Ray reads it at import."""
+    """Sets the variables of a private Ray with a new token, which Ray reads at import."""
     for name in [name for name in os.environ if name.startswith("RAY_")]:
         del os.environ[name]
     os.environ |= {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
-        # This is Ray's name for "no cluster of machines": its address is then the loopback, where
-        # most of its ports listen, also on Linux.
+        # This means no cluster of machines, also on Linux: most ports then listen on the loopback.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     }
 
@@ -358,11 +338,10 @@ def given_ray(address: str) -> str:
 
 
 def join_ray(address: str, num_cpus: int) -> bool:
-    """Joins the Ray of `given_ray`, else starts a private one of `num_cpus`.
+    """Joins the Ray of `given_ray`, otherwise starts a private one; tells whether it is private.
 
-    Tells whether it is private. The ports of a private one listen on the loopback, but for one of
-    each replica, and are open to holders of its token alone. It has no dashboard. ValueError and
-    ClusterLost as `cluster.connect`.
+    A private Ray's ports are open only to holders of its token, and listen on the loopback, except
+    one of each replica. ValueError and ClusterLost as `cluster.connect`.
     """
     from gram_platform.engine.cluster import join
     from gram_platform.engine.cluster import start as start_ray
@@ -373,10 +352,10 @@ def join_ray(address: str, num_cpus: int) -> bool:
         join(given, **quiet)
         return False
     assert os.environ.get("RAY_AUTH_TOKEN"), "a private Ray needs a token of its own"
-    resources = {
-        "num_cpus": num_cpus,
-        "object_store_memory": SERVING_STORE_BYTES,
-        "include_dashboard": False,
-    }
-    start_ray(**resources, **quiet)
+    start_ray(
+        num_cpus=num_cpus,
+        object_store_memory=SERVING_STORE_BYTES,
+        include_dashboard=False,
+        **quiet,
+    )
     return True

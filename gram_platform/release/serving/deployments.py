@@ -3,9 +3,8 @@
 The ingress is separate so that it can answer a caller whose model process dies. It passes a token's
 digest and no grant: the model's process looks the grant up in its own copy of the policy.
 
-The policy is in a `PolicyKeeper`, an actor that ends with `gram serve`, which confirms the policy
-every two seconds. Every replica asks it each second, and grants nothing once the policy was not
-confirmed for `LEASE_S`.
+`gram serve` confirms the policy every two seconds in a `PolicyKeeper`, an actor that ends with it.
+Every replica asks the keeper each second, and grants nothing `LEASE_S` after the last confirmation.
 """
 
 import asyncio
@@ -33,26 +32,25 @@ NAMESPACE = "gram"
 # The time between two questions to the keeper.
 LOOK_S = 1.0
 FIRST_LOOK_S = 60.0
-# The longest wait for a delivery. A replica sends one every 2 s.
+# The longest wait for a delivery, which a replica sends every 2 s.
 LONGEST_SILENCE_S = 10.0
-# CancelledError counts unless the caller itself was cancelled.
+# CancelledError counts unless the caller was cancelled.
 CALL_ERRORS = (TimeoutError, RayError, RayServeException, asyncio.CancelledError)
 # The time-out of a readiness check.
 READY_S = 2.0
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 30.0
-# Completions being answered. The engine's own limits are far lower.
+# Far more than the engine's own limits.
 MAX_CONNECTIONS = 2000
-# Calls to a replica beyond its engine's requests: refused ones and health checks.
+# Calls to a replica beyond its engine's requests: rejected requests and health checks.
 SPARE_CALLS = 64
 
 
-# A restarted keeper knows no policy until one is confirmed again.
+# A restarted keeper has no policy until one is confirmed again.
 @ray.remote(num_cpus=0, max_restarts=-1)
 class PolicyKeeper:
     """Holds the policy in force, and how many parts of its file are left out.
 
-    Runs on the machine of `gram serve`: `read_at`, when the file was read, is `time.monotonic` of
-    both.
+    It runs on the machine of `gram serve`, so that both have one `time.monotonic`.
     """
 
     def __init__(self) -> None:
@@ -62,10 +60,7 @@ class PolicyKeeper:
         self._held = policy, num_left_out, read_at
 
     def read(self) -> tuple[Policy, int, float]:
-        """Returns policy, number and the confirmation's age in seconds.
-
-        RuntimeError before the first confirmation.
-        """
+        """Returns policy, number and age in seconds; RuntimeError before a confirmation."""
         if self._held is None:
             raise RuntimeError("no policy was confirmed yet")
         policy, num_left_out, read_at = self._held
@@ -73,11 +68,10 @@ class PolicyKeeper:
 
 
 def follow(keeper: str, take: Callable[[Policy, int, float], None]) -> None:
-    """Calls `take` with the keeper's policy from a thread, each second.
+    """Calls `take` from a thread, each second, and waits for the first call.
 
     Its arguments: the policy, how many parts of its file are left out, when it was confirmed.
-
-    Waits for the first call; RuntimeError without one: a replica without a policy must not start.
+    RuntimeError without a policy, so that the replica does not start.
     """
     actor, has_taken = ray.get_actor(keeper, NAMESPACE), threading.Event()
 
@@ -89,7 +83,7 @@ def follow(keeper: str, take: Callable[[Policy, int, float], None]) -> None:
                 take(policy, num_left_out, asked_at - age_s)
                 has_taken.set()
             except Exception as why:
-                # The replica refuses soon, unless a later look succeeds.
+                # The policy expires soon, unless a later look succeeds.
                 logger.warning("the policy cannot be read: %s", type(why).__name__)
             time.sleep(LOOK_S)
 
@@ -99,7 +93,7 @@ def follow(keeper: str, take: Callable[[Policy, int, float], None]) -> None:
 
 
 class Model(ModelServer):
-    """Runs one replica: a model with the granted modules, and its engine."""
+    """A replica with the granted modules."""
 
     def __init__(self, source: ModelSource, keeper: str):
         super().__init__(source)
@@ -109,15 +103,12 @@ class Model(ModelServer):
         self.policy, self.confirmed_at = policy, confirmed_at
 
     def check_health(self) -> None:
-        """Raises if the engine has died or stalled; Serve then replaces the replica."""
+        """Raises if the engine has died or stalled, so that Serve replaces the replica."""
         self.engine.check()
 
 
 class RemoteCompletions:
-    """Generates with a `Model` deployment.
-
-    After a loss it refuses at once until the model answers again.
-    """
+    """Generates with a `Model` deployment; after a loss, rejects calls until the model answers."""
 
     def __init__(self, model: DeploymentHandle):
         self._model, self._streams = model, model.options(stream=True)
@@ -129,17 +120,13 @@ class RemoteCompletions:
         if self._recovery is not None and not self._recovery.done():
             raise ModelLost("not there yet")
         responses = self._streams.stream.remote(digest, profile, request, whole)
-        delivery = None
+        delivery = Delivery()
         try:
             # The stream of a replica that dies may neither end nor raise.
-            delivery = await asyncio.wait_for(anext(responses, None), LONGEST_SILENCE_S)
-            while delivery is not None:
+            while not delivery.end and (
+                delivery := await asyncio.wait_for(anext(responses, None), LONGEST_SILENCE_S)
+            ):
                 yield delivery
-                delivery = (
-                    None
-                    if delivery.end
-                    else await asyncio.wait_for(anext(responses, None), LONGEST_SILENCE_S)
-                )
         except CALL_ERRORS as error:
             if is_cancelled(error):
                 raise
@@ -163,13 +150,13 @@ class RemoteCompletions:
 
 
 def is_cancelled(error: BaseException) -> bool:
-    """Tells whether the running task was cancelled itself, and not what it awaits."""
+    """Tells whether the running task was cancelled, not only what it awaits."""
     return isinstance(error, asyncio.CancelledError) and asyncio.current_task().cancelling() > 0
 
 
 @serve.ingress()
 class Ingress:
-    """Answers HTTP; built inside the replica, because a tokenizer and locks cannot be pickled."""
+    """Answers HTTP; made in the replica, because a tokenizer and locks cannot be pickled."""
 
     def __init__(
         self,
@@ -205,9 +192,9 @@ def application(
 ) -> serve.Application:
     """Builds the application for `serve.run`.
 
-    `max_requests`: of one token at once; `keeper`: the name of its `PolicyKeeper`.
+    `max_requests`: of one token at once. `keeper`: the name of its `PolicyKeeper`.
     """
-    # The metrics count requests, so no log has to.
+    # The metrics count requests.
     quiet = LoggingConfig(enable_access_log=False)
     resources = {"num_cpus": source.num_threads} | (
         {"num_gpus": 1} if source.device == "cuda" else {}

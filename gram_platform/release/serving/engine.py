@@ -1,11 +1,9 @@
 """Runs a batch in a thread, in which no request waits for another to end.
 
-Requests come in, and tokens go out as they are drawn.
-
-Between two steps, ended, abandoned and late requests leave their rows, and one group of new ones
+Between two steps, ended, abandoned and late requests leave their rows, and a group of new requests
 fills free rows. The active rows wait while its prompts are read: at most MAX_PROMPT_TOKENS, or one
-longer prompt. A free row goes to the holder with the fewest requests at work, so one who asks for
-more than the others waits behind them.
+longer prompt. A free row goes to the holder with the fewest requests at work, so a holder with many
+requests does not delay the others.
 """
 
 import logging
@@ -23,24 +21,21 @@ from gram_platform.release.serving.policy import Grant
 
 # This is a child of the logger that Ray Serve writes to its files.
 logger = logging.getLogger("ray.serve.gram.engine")
-# How a request ends that gets no completion: codes of `requests.COMMON_REFUSALS`.
+# The ends of requests without a completion: codes of `requests.COMMON_REFUSALS`.
 BUSY, LATE, FAILED = "busy", "deadline", "interrupted"
-# The most that is read between two steps, padding included. Active rows wait for it.
+# The most tokens that are read between two steps, with padding.
 MAX_PROMPT_TOKENS = 8192
 # The longest wait for arrivals without work.
 LONGEST_WAIT_S = 1.0
 # The time between two checks for late requests.
 LATE_CHECK_S = 0.1
-# After a longer time without a step the engine counts as dead. An idle one makes steps too.
+# The longest time without a step, which an idle engine makes too.
 STALL_S = 120.0
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """Carries some of a request's tokens.
-
-    The first is empty (accepted); the last says why generation ended.
-    """
+    """Some of a request's tokens. The first delivery is empty, the last has an end."""
 
     tokens: tuple[int, ...] = ()
     # "", `batch.STOP`, `batch.LENGTH` or the code of a refusal.
@@ -49,7 +44,7 @@ class Delivery:
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """Limits the requests of one engine; more are refused as busy."""
+    """Limits the requests of an engine, which rejects others as busy."""
 
     num_rows: int = 64
     num_waiting: int = 512
@@ -85,9 +80,9 @@ class Engine:
         self._batch = batch
         # It guards `_num_open`, and arrivals against closing.
         self._lock = threading.Lock()
-        # A number is that of an abandoned request. None wakes the thread up.
+        # New requests, numbers of abandoned requests, and None, which wakes the thread up.
         self._arrivals: queue.SimpleQueue[_Job | int | None] = queue.SimpleQueue()
-        # The queues of the holders, none of them empty.
+        # By holder, never empty.
         self._waiting: dict[str, deque[_Job]] = {}
         self._active_jobs: dict[int, _Job] = {}
         self._num_open = 0
@@ -114,7 +109,7 @@ class Engine:
         self._arrivals.put(number)
 
     def check(self) -> None:
-        """RuntimeError if the thread has died, or has work but makes no progress."""
+        """RuntimeError if the thread has died or stalled."""
         if self.failure is not None or not self._thread.is_alive():
             raise RuntimeError(f"the engine has stopped: {self.failure!r}")
         idle_s = time.monotonic() - self._last_step
@@ -149,7 +144,7 @@ class Engine:
                 self._end(job, Delivery(end=FAILED))
 
     def _collect(self) -> None:
-        """Receives new requests and cancellations; waits for them if the engine is idle."""
+        """Receives arrivals; waits for them if the engine is idle."""
         idle = not self._active_jobs and not self._waiting and not self._closed
         try:
             arrival = (
@@ -171,7 +166,7 @@ class Engine:
             self._drop(lambda job: now > job.deadline)
 
     def _drop(self, is_over: Callable[[_Job], bool]) -> None:
-        """Ends the matching requests, which frees their rows and places."""
+        """Ends the matching requests and frees their rows."""
         for job in [job for job in self._jobs() if is_over(job)]:
             self._batch.remove(job.sequence)
             self._end(job, Delivery(end=LATE))
@@ -185,10 +180,9 @@ class Engine:
         return [*self._active_jobs.values(), *chain.from_iterable(self._waiting.values())]
 
     def _admit(self) -> None:
-        """Admits one group: as many as fit the free rows and MAX_PROMPT_TOKENS.
+        """Admits a group that fits the free rows and MAX_PROMPT_TOKENS.
 
-        Each is the oldest one of the holder with the fewest at work, among equals the oldest of
-        all.
+        Each is the oldest request of the holder with the fewest at work.
         """
         jobs, longest, at_work = [], 0, Counter(job.holder for job in self._active_jobs.values())
         while self._waiting and len(jobs) < self._batch.num_free:

@@ -20,7 +20,7 @@ from gram_platform.release.serving.policy import Grant, NotGranted, Policy, is_r
 from gram_platform.store import Store
 from gram_platform.store.views import load_view
 
-# The tokens that a stream draws in this time go out together.
+# A stream's tokens of this time go out together.
 PAUSE_S = 0.03
 # The longest time between deliveries, which may be empty.
 BEAT_S = 2.0
@@ -28,12 +28,12 @@ BEAT_S = 2.0
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Says which weights to load and how; complete, so that a model server can start anywhere."""
+    """All that a model server needs to start anywhere."""
 
     storage: str
     run_id: str
     policy: Policy
-    # The number of ids that have a text.
+    # Ids that have a text.
     vocab_size: int
     end_of_text: int
     limits: EngineLimits = field(default_factory=EngineLimits)
@@ -52,8 +52,8 @@ def require_servable(run: RunConfig, policy: Policy) -> None:
 def load_granted(source: ModelSource) -> Transformer:
     """Loads the run's model with the modules that some token is granted.
 
-    The other modules' bytes are read for the hash, which covers them, into memory that goes back to
-    the system (`DiskTensors.sha256`).
+    The hash covers the other modules, whose bytes are read into memory that goes back to the system
+    (`DiskTensors.sha256`).
     """
     store = Store(source.storage)
     view = View.of(source.run_id, dict.fromkeys(source.policy.granted_modules, 1.0))
@@ -61,35 +61,31 @@ def load_granted(source: ModelSource) -> Transformer:
 
 
 class ModelServer:
-    """Continues requests that `policy` grants.
-
-    Whoever sets another policy ends those that it does not grant.
+    """Continues requests that `policy` grants; another policy ends requests that it does not grant.
 
     All coroutines belong to one event loop.
     """
 
     def __init__(self, source: ModelSource, model: Transformer | None = None):
-        """Loads the model with `load_granted` unless `model` is given."""
         torch.set_num_threads(source.num_threads)
         self.policy, self.model = source.policy, model or load_granted(source)
         batch = Batch(
             RowReader(self.model, source.limits.num_rows), source.vocab_size, source.end_of_text
         )
         self.engine = Engine(batch, source.limits)
-        # A time of `time.monotonic`. Without a keeper, as in tests, the policy stays confirmed.
+        # By `time.monotonic`. Without a keeper the policy stays confirmed.
         self.confirmed_at = math.inf
 
     async def stream(
         self, digest: str, profile: str, request: GenerationRequest, whole: bool
     ) -> AsyncIterator[Delivery]:
-        """Yields one request's deliveries, the first empty or final (busy, forbidden).
+        """Yields a request's deliveries, the first empty or final (busy, forbidden).
 
         Tokens follow a few times a second, less often with `whole`. Without tokens an empty
         delivery comes every `BEAT_S`; a longer silence means that this process is lost.
 
-        Checks the grant here instead of trusting the caller: without a token's digest there is no
-        answer, and no call names a module. Checks it again before every delivery: a revocation ends
-        streams too.
+        Checks the grant before every delivery, so that a revocation ends streams too, and does not
+        trust the caller: no call names a module, and a token's digest is required.
         """
         grant = self._granted(digest, profile)
         if isinstance(grant, str):
@@ -115,16 +111,16 @@ class ModelServer:
             self.engine.abandon(number)
 
     def _granted(self, digest: str, profile: str) -> Grant | str:
-        """Returns the grant that is in force, or the end of a request without one."""
+        """Returns the grant in force, or the end of a request without one."""
+        if not is_recent(self.confirmed_at):
+            return UNCONFIRMED
         try:
-            return (
-                self.policy.grant(digest, profile) if is_recent(self.confirmed_at) else UNCONFIRMED
-            )
+            return self.policy.grant(digest, profile)
         except NotGranted:
             return FORBIDDEN
 
     async def _next(self, received: asyncio.Queue, whole: bool) -> Delivery:
-        """Joins the deliveries of one pause: passing one on costs more than drawing a token."""
+        """Joins the deliveries of a pause, since each costs more than drawing a token."""
         delivery, started = Delivery(), time.monotonic()
         with contextlib.suppress(TimeoutError):
             delivery = await asyncio.wait_for(received.get(), BEAT_S)

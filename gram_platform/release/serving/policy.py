@@ -17,10 +17,10 @@
     metrics = true                              # may read /metrics; default false
     max_requests = 8                            # open at once; default: what `gram serve` says
 
-A token is 256 random bits, so nobody can guess it from its plain SHA-256, which needs no salt.
+A token is 256 random bits, so its SHA-256 needs no salt.
 
-A server starts with a text without errors alone. While it runs, what cannot be read grants nothing:
-a profile or a token with an error is left out, and the rest is followed.
+A server starts only with a text without errors. While it runs, it skips a profile or a token with
+an error, which grants nothing, and follows the rest.
 """
 
 import contextlib
@@ -45,24 +45,21 @@ from gram_platform.config.identity import (
     require_real,
 )
 
-# Names are ASCII, because callers type them: there are no look-alikes.
+# Names are ASCII, without look-alikes, because callers type them.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]{0,63}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
-# A policy that nobody has confirmed for longer grants nothing.
+# A policy grants nothing for longer than this after a confirmation.
 LEASE_S = 10.0
 TOKEN_FIELDS = ("name", "sha256", "profiles", "default", "metrics", "max_requests")
 
 
 class NotGranted(Exception):
-    """Raised for an unknown token or a profile that it lacks.
-
-    It does not say whether the profile exists.
-    """
+    """Raised for an unknown token or a profile that it lacks."""
 
 
 @dataclass(frozen=True)
 class Grant:
-    """Says what one request may use. Only `Policy.grant` makes one."""
+    """What a request may use. Only `Policy.grant` makes one."""
 
     # The token's name.
     holder: str
@@ -73,26 +70,26 @@ class Grant:
 
 @dataclass(frozen=True)
 class TokenRule:
-    """Holds one token's entry of the policy."""
+    """A token's entry of the policy."""
 
     name: str
     sha256: str
     profiles: tuple[str, ...]
     default: str
     metrics: bool
-    # Without a number it has the server's default.
+    # None: the server's default.
     max_requests: int | None
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Holds the validated file."""
+    """A validated policy."""
 
     profiles: tuple[tuple[str, tuple[tuple[str, float], ...]], ...]
     tokens: tuple[TokenRule, ...]
 
     def holder(self, digest: str) -> TokenRule | None:
-        """Returns the token's rule. Compares all rules, each in constant time."""
+        """Returns the token's rule; compares all rules, each in constant time."""
         found = None
         for rule in self.tokens:
             if hmac.compare_digest(rule.sha256.encode(), digest.encode()):
@@ -100,10 +97,7 @@ class Policy:
         return found
 
     def grant(self, digest: str, profile: str | None = None) -> Grant:
-        """Grants the named profile, or the token's default one.
-
-        NotGranted if it is not the token's.
-        """
+        """Grants the named profile, or the token's default; NotGranted if it is not the token's."""
         rule = self.holder(digest)
         if rule is None:
             raise NotGranted("token")
@@ -114,14 +108,14 @@ class Policy:
 
     @property
     def granted_modules(self) -> tuple[str, ...]:
-        """Lists the modules that some token can reach: only these are loaded."""
+        """Lists the modules that some token can reach, which are loaded."""
         reachable = {name for rule in self.tokens for name in rule.profiles}
         return tuple(
             sorted({m for name, weights in self.profiles if name in reachable for m, _ in weights})
         )
 
     def require_modules(self, available: tuple[str, ...]) -> None:
-        """ValueError for a profile with a module that the run lacks."""
+        """ValueError for a module that the run lacks."""
         for name, weights in self.profiles:
             for module, _ in weights:
                 if module not in available:
@@ -131,7 +125,7 @@ class Policy:
                     raise invalid(f"profiles.{name}.modules", module, allowed)
 
     def not_loaded(self, loaded: Collection[str]) -> dict[str, ValueError]:
-        """Returns an error for each profile of some token with a module that is not loaded."""
+        """Returns the errors of tokens' profiles with a module that is not loaded."""
         granted, errors = {name for rule in self.tokens for name in rule.profiles}, {}
         for name, weights in self.profiles:
             missing = [module for module, _ in weights if module not in loaded]
@@ -144,10 +138,7 @@ class Policy:
         return errors
 
     def only(self, names: Collection[str]) -> "Policy":
-        """Returns the policy whose tokens have these profiles alone.
-
-        A token with another default is left out.
-        """
+        """Returns the policy with only these profiles, without tokens that default to others."""
         kept = [
             replace(r, profiles=tuple(p for p in r.profiles if p in names)) for r in self.tokens
         ]
@@ -155,11 +146,10 @@ class Policy:
 
 
 def followed(text: str, before: Policy, loaded: Collection[str]) -> tuple[Policy, tuple[str, ...]]:
-    """Returns (the policy that a server takes from a changed file, the errors of what is left out).
+    """Returns (the policy that a server takes from a changed file, errors of skipped parts).
 
-    Grants what the text says without doubt and nothing else, whatever `before` granted. A text
-    without a profile that can be read, which `policy_text` refuses, leaves `before` without a
-    token.
+    Grants only what the text says without doubt, whatever `before` granted. A text without a
+    readable profile, which `policy_text` rejects, leaves `before` without a token.
     """
     try:
         policy, errors = read_policy(text)
@@ -171,15 +161,12 @@ def followed(text: str, before: Policy, loaded: Collection[str]) -> tuple[Policy
 
 
 def is_recent(confirmed_at: float) -> bool:
-    """Tells whether a policy still grants anything that was confirmed then.
-
-    The time is of `time.monotonic`.
-    """
+    """Tells whether a policy that was confirmed then (`time.monotonic`) still grants anything."""
     return time.monotonic() - confirmed_at <= LEASE_S
 
 
 def token_digest(token: str) -> str:
-    """Returns a token's SHA-256, 64 hexadecimal digits: all that the policy stores of it."""
+    """Returns a token's SHA-256 in 64 hexadecimal digits, which the policy stores."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -188,7 +175,7 @@ def new_token() -> str:
 
 
 def parse_policy(text: str) -> Policy:
-    """Validates a policy's text; ValueError names the field, its value and the expected one."""
+    """Validates a policy's text; ValueError names the field and its value."""
     policy, errors = read_policy(text)
     if errors:
         raise ValueError(errors[0])
@@ -203,7 +190,7 @@ def read_policy(text: str) -> tuple[Policy, list[str]]:
     try:
         plain = parsed_by(tomllib.loads, text)
     except ValueError as error:
-        # A number of thousands of digits raises it too.
+        # Also for a number of thousands of digits.
         raise ValueError(f"policy is not TOML: {error}") from None
     errors, profiles, rules = [], {}, []
     with _noted(errors):
@@ -222,9 +209,10 @@ def read_policy(text: str) -> tuple[Policy, list[str]]:
     for index, entry in enumerate(entries):
         with _noted(errors):
             rules.append(_rule(index, entry))
-            _require_profiles(index, rules[-1], named)
+            for profile in rules[-1].profiles:
+                require_choice(f"tokens[{index}].profiles", profile, named)
     for field in ("name", "sha256"):
-        # Entries with errors count too: nobody knows which of two entries is meant.
+        # Entries with errors count too, since either may be meant.
         counts = Counter(str(entry.get(field)) for entry in entries if isinstance(entry, Mapping))
         repeated = sorted(
             {getattr(rule, field) for rule in rules if counts[getattr(rule, field)] > 1}
@@ -239,7 +227,7 @@ def read_policy(text: str) -> tuple[Policy, list[str]]:
 
 @contextlib.contextmanager
 def _noted(errors: list[str]) -> Iterator[None]:
-    """Notes a ValueError of the block, which ends the block alone."""
+    """Notes a ValueError, which ends only the block."""
     try:
         yield
     except ValueError as error:
@@ -254,7 +242,7 @@ def token_entry(
     metrics: bool,
     max_requests: int | None = None,
 ) -> str:
-    """Formats the [[tokens]] entry to append to a policy file."""
+    """Formats a [[tokens]] entry for the end of a policy file."""
     fields = {
         "name": name,
         "sha256": token_digest(token),
@@ -304,14 +292,13 @@ def _weights(name: str, fields: object) -> tuple[tuple[str, float], ...]:
 def _rule(index: int, entry: object) -> TokenRule:
     field = f"tokens[{index}]"
     if not isinstance(entry, Mapping):
-        # The error never repeats the value, which may be the token itself.
+        # An error never repeats a value that may be the token itself.
         raise invalid(field, type(entry).__name__, "a table")
     _require_keys(field, entry, TOKEN_FIELDS)
     name = _name(f"{field}.name", entry.get("name"))
     sha256, profiles = entry.get("sha256"), entry.get("profiles")
-    metrics = entry.get("metrics", False)
+    metrics, max_requests = entry.get("metrics", False), entry.get("max_requests")
     if not isinstance(sha256, str) or not DIGEST.fullmatch(sha256):
-        # The error never repeats the value, which may be the token itself.
         raise ValueError(f"{field}.sha256 of {name!r}: expected 64 lower-case hexadecimal digits")
     if (
         not isinstance(profiles, list)
@@ -328,11 +315,6 @@ def _rule(index: int, entry: object) -> TokenRule:
         )
     if not isinstance(metrics, bool):
         raise invalid(f"{field}.metrics", metrics, "true or false")
-    if (max_requests := entry.get("max_requests")) is not None:
+    if max_requests is not None:
         require_int(f"{field}.max_requests", max_requests, 1)
     return TokenRule(name, sha256, tuple(profiles), default, metrics, max_requests)
-
-
-def _require_profiles(index: int, rule: TokenRule, known: Collection[str]) -> None:
-    for profile in rule.profiles:
-        require_choice(f"tokens[{index}].profiles", profile, known)

@@ -16,7 +16,7 @@ from gram_platform.release.serving.policy import (
     token_entry,
 )
 
-# These are some thousands of tokens. The file is read every two seconds.
+# Some thousands of tokens. The file is read every two seconds.
 MAX_POLICY_BYTES = 2**20
 
 
@@ -28,14 +28,12 @@ def load_policy(path: str) -> Policy:
 def policy_text(path: str) -> str:
     """Reads a policy file's text.
 
-    ValueError if that fails, or no profile in it can be read, or others may change it.
-
-    Others may if everyone can write the file, or a folder on the way to it, where they can put
-    another in its place.
+    ValueError if no profile can be read, and if everyone can write the file, or a folder on the way
+    to it, in which they can replace it.
     """
     place = local_path("policy", path)
     try:
-        # The flags wait for no writer of a pipe, and take over no terminal.
+        # The flags do not wait for the writer of a pipe, nor take over a terminal.
         with open(os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             data = file.read(MAX_POLICY_BYTES + 1) if stat.S_ISREG(mode) else b""
@@ -59,24 +57,20 @@ def policy_text(path: str) -> str:
 
 
 def _open_to_strangers(place: Path) -> str:
-    """Returns a folder in which everyone can replace the file; "" without one.
+    """Returns a folder on the way to the file, or to a link, in which everyone can replace it.
 
-    The folder may be on the way to the file, or to a link.
-
-    In a folder with the sticky bit, such as /tmp, only an entry's owner can: this user or root must
-    be that. Nobody can on a file system mounted to be read only.
+    In a folder with the sticky bit, such as /tmp, only an entry's owner can, who must be this user
+    or root. Nobody can on a read-only file system. "" without such a folder.
     """
     steps = [place]
     while steps[-1].is_symlink():
         steps.append(steps[-1].parent.resolve() / os.readlink(steps[-1]))
     on_the_way = {entry for step in (*steps, place.resolve()) for entry in (step, *step.parents)}
     for entry in sorted(on_the_way - {Path("/")}):
-        mode, is_own = entry.parent.stat().st_mode, entry.lstat().st_uid in (0, os.geteuid())
-        is_closed = (mode & stat.S_ISVTX and is_own) or os.statvfs(
-            entry.parent
-        ).f_flag & os.ST_RDONLY
-        if mode & stat.S_IWOTH and not is_closed:
-            return str(entry.parent)
+        folder, is_own = entry.parent, entry.lstat().st_uid in (0, os.geteuid())
+        mode, is_read_only = folder.stat().st_mode, os.statvfs(folder).f_flag & os.ST_RDONLY
+        if mode & stat.S_IWOTH and not (mode & stat.S_ISVTX and is_own) and not is_read_only:
+            return str(folder)
     return ""
 
 
@@ -96,12 +90,10 @@ def add_token(
 
 
 def edit_policy(path: str, change: Callable[[str], str]) -> None:
-    """Replaces a policy file by `change` of its text in one step.
+    """Replaces a policy file by `change` of its text in one step; keeps mode, owner and links.
 
-    Keeps mode, owner and a symbolic link to it.
-
-    Other edits by this function wait, and one by an editor meanwhile is read again. ValueError if
-    the text cannot be read or replaced or, once changed, is no policy.
+    Other calls wait. If an editor changes the file meanwhile, it is read again. ValueError if the
+    text cannot be read or replaced or, once changed, is no policy.
     """
     real = Path(os.path.realpath(local_path("policy", path)))
     try:

@@ -1,10 +1,6 @@
-"""Parses a completion request's body strictly, and defines refusals.
-
-An unknown field is refused, never ignored.
-"""
+"""Parses a completion request's body, without unknown fields, and defines refusals."""
 
 import json
-import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +32,7 @@ FIELDS = (
     "n",
     "user",
 )
-# Fields of OpenAI's API that are not supported, with the values that have no effect.
+# The values without effect of OpenAI's fields that are not supported.
 NEUTRAL = {
     "best_of": (1, None),
     "echo": (False, None),
@@ -50,7 +46,7 @@ NEUTRAL = {
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """Holds a request as its sender wrote it, with defaults filled in."""
+    """A request as its sender wrote it, with defaults."""
 
     prompt: str | tuple[int, ...]
     # The field `model`.
@@ -61,15 +57,12 @@ class CompletionRequest:
     seed: int
     stop: tuple[str, ...]
     stream: bool
-    # Whether the stream ends with numbers of tokens.
+    # The stream ends with numbers of tokens.
     stream_usage: bool = False
 
 
 def require_holder(policy: Policy, authorization: Sequence[str]) -> tuple[str, TokenRule]:
-    """Returns (the token's digest, its rule) from the `Authorization` headers.
-
-    Refusal 401 unless there is one known token.
-    """
+    """Returns (digest, rule) of the token in the headers; Refusal 401 without one known token."""
     scheme, _, token = authorization[0].partition(" ") if len(authorization) == 1 else ("", "", "")
     is_token = scheme.lower() == "bearer" and token.isascii() and 0 < len(token) <= MAX_TOKEN_LENGTH
     digest = token_digest(token if is_token else "")
@@ -80,7 +73,7 @@ def require_holder(policy: Policy, authorization: Sequence[str]) -> tuple[str, T
 
 
 def parse_request(body: bytes) -> CompletionRequest:
-    """Parses a body; Refusal 400 that names the field."""
+    """Parses a body; Refusal 400 names a wrong field."""
     fields = _object(body)
     for name in fields:
         if name in NEUTRAL:
@@ -89,19 +82,21 @@ def parse_request(body: bytes) -> CompletionRequest:
             ):
                 raise bad_request(name, "no value, since it is not supported here", "unsupported")
         elif name not in FIELDS:
-            # The message never repeats a caller's text.
             known = ", ".join(FIELDS)
             raise Refusal(400, "unknown_field", f"the body has an unknown field; known are {known}")
     if fields.get("n", 1) not in (1, None) or isinstance(fields.get("n"), bool):
         raise bad_request("n", "1: one completion a request", "unsupported")
-    seed = _integer(fields, "seed", None, -(2**63), 2**63 - 1)
+    seed = _number(fields, "seed", None, -(2**63), 2**63 - 1)
+    top_p = _number(fields, "top_p", 1.0, 0, 1, float)
+    if top_p == 0.0:
+        raise bad_request("top_p", "above 0; temperature 0 takes the likeliest token")
     stream = bool(_optional(fields, "stream", bool, "true or false"))
     return CompletionRequest(
         prompt=_prompt(fields),
         profile=_optional(fields, "model", str, "a text"),
-        max_tokens=_integer(fields, "max_tokens", DEFAULT_MAX_TOKENS, 1, 2**31),
-        temperature=_real(fields, "temperature", 100.0),
-        top_p=_top_p(fields),
+        max_tokens=_number(fields, "max_tokens", DEFAULT_MAX_TOKENS, 1, 2**31),
+        temperature=_number(fields, "temperature", 1.0, 0, 100, float),
+        top_p=top_p,
         seed=secrets.randbits(63) if seed is None else seed,
         stop=_stops(fields),
         stream=stream,
@@ -165,36 +160,21 @@ def _optional(fields: Mapping, name: str, kind: type, expected: str) -> Any:
     raise bad_request(name, expected)
 
 
-def _integer(fields: Mapping, name: str, default: int | None, low: int, high: int) -> int | None:
+def _number(
+    fields: Mapping, name: str, default: float | None, low: int, high: int, kind: type = int
+) -> Any:
     value = fields.get(name)
     if value is None:
         return default
-    if type(value) is not int or not low <= value <= high:
-        raise bad_request(name, f"an integer from {low} to {high}")
-    return value
-
-
-def _real(fields: Mapping, name: str, high: float) -> float:
-    value = fields.get(name)
-    if value is None:
-        return 1.0
-    if type(value) not in (int, float) or not 0.0 <= value <= high or not math.isfinite(value):
-        raise bad_request(name, f"a number from 0 to {high:g}")
-    return float(value)
-
-
-def _top_p(fields: Mapping) -> float:
-    top_p = _real(fields, "top_p", 1.0)
-    if top_p == 0.0:
-        raise bad_request("top_p", "above 0; temperature 0 takes the likeliest token")
-    return top_p
+    if type(value) not in (int, kind) or not low <= value <= high:
+        named = "an integer" if kind is int else "a number"
+        raise bad_request(name, f"{named} from {low} to {high}")
+    return kind(value)
 
 
 def _stops(fields: Mapping) -> tuple[str, ...]:
     stop = fields.get("stop")
-    if stop is None:
-        return ()
-    stops = [stop] if isinstance(stop, str) else stop
+    stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
     is_list = isinstance(stops, list) and len(stops) <= MAX_STOPS
     if not is_list or not all(
         isinstance(text, str) and 0 < len(text) <= MAX_STOP_LENGTH for text in stops
@@ -203,9 +183,9 @@ def _stops(fields: Mapping) -> tuple[str, ...]:
     return tuple(stops)
 
 
-# Refusals that several places raise, by code: status, message, and the field that is at fault.
+# By code: status, message, and the wrong field. No message repeats a caller's text.
 COMMON_REFUSALS = {
-    # It is alike for a profile that does not exist and for one that the token lacks.
+    # It does not say whether the profile exists.
     "model_not_found": (
         404,
         "this token has no such model; GET /v1/models lists its models",
@@ -223,12 +203,7 @@ RETRY_AFTER_S = {429: "1", 503: "5"}
 
 
 class Refusal(Exception):
-    """Refuses a request, in the form of OpenAI's API.
-
-    It becomes {"error": {"message", "type", "code", "param"}}.
-
-    The message never repeats text of the caller.
-    """
+    """Rejects a request in the form of OpenAI's API. `message` never repeats a caller's text."""
 
     def __init__(self, status: int, code: str, message: str, param: str | None = None):
         super().__init__(message)
@@ -241,14 +216,14 @@ class Refusal(Exception):
         }
 
     def headers(self) -> Mapping[str, str]:
-        headers = (
-            {"Retry-After": RETRY_AFTER_S[self.status]} if self.status in RETRY_AFTER_S else {}
-        )
-        return headers | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
+        if self.status == 401:
+            return {"WWW-Authenticate": "Bearer"}
+        after_s = RETRY_AFTER_S.get(self.status)
+        return {"Retry-After": after_s} if after_s else {}
 
 
 def refusal(code: str) -> Refusal:
-    """Makes one of the refusals that are listed above."""
+    """Makes a refusal of `COMMON_REFUSALS`."""
     status, *said = COMMON_REFUSALS[code]
     return Refusal(status, code, *said)
 

@@ -1,4 +1,4 @@
-"""Converts a prompt to token ids, and tokens to text as they come, up to a stop."""
+"""Converts a prompt to token ids, and tokens to text up to a stop."""
 
 from dataclasses import dataclass
 
@@ -8,20 +8,20 @@ from gram_platform.corpora.packed import TOKENIZER
 from gram_platform.corpora.tokenizer import configured, encode, end_of_text_id
 from gram_platform.release.serving.requests import CompletionRequest, bad_request
 
-# The decoder shows half a character as this.
+# The decoder's sign of half a character.
 UNFINISHED = "\ufffd"
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Holds a run's tokenizer and its model's context."""
+    """A run's tokenizer and its model's context."""
 
     tokenizer: Tokenizer
-    # The number of ids that have a text. A model's vocabulary may be padded beyond it.
+    # Ids that have a text. A model's vocabulary may be padded beyond them.
     num_tokens: int
     context: int
     end_of_text: int
-    # Its length in characters, or in bytes of a byte-level tokenizer.
+    # In characters, or in bytes of a byte-level tokenizer.
     longest_piece: int
 
     @classmethod
@@ -32,11 +32,8 @@ class Vocabulary:
         return cls(tokenizer, max(ids.values()) + 1, context, end_of_text_id(tokenizer), longest)
 
     def prompt_ids(self, request: CompletionRequest) -> tuple[int, ...]:
-        """Returns the prompt's ids; an empty text becomes the end of text.
-
-        Refusal if it does not fit.
-        """
-        # The model never reads the last drawn token.
+        """Returns the prompt's ids, or the end of text for an empty one; Refusal if too long."""
+        # The model does not read the last drawn token.
         room = self.context + 1 - request.max_tokens
         if room < 1:
             raise bad_request(
@@ -47,7 +44,7 @@ class Vocabulary:
             f" {self.context}"
         )
         if isinstance(request.prompt, str):
-            # It is too long even in the longest pieces.
+            # It does not fit even in the longest pieces.
             if len(request.prompt) > room * self.longest_piece:
                 raise bad_request("prompt", fits, "context_length_exceeded")
             try:
@@ -67,19 +64,19 @@ class Vocabulary:
 class TextStream:
     """Decodes tokens as they come; holds back half a character, and text that may begin a stop.
 
-    `stopped` is set once a stop is reached; the text ends before it.
+    `stopped` is set once the text has reached a stop, before which it ends.
     """
 
     def __init__(self, vocabulary: Vocabulary, stops: tuple[str, ...]):
         self.stopped = False
         self._vocabulary, self._stops = vocabulary, stops
-        # Tokens that are already shown. Some tokenizers join the next ones to them.
+        # Shown tokens, to which some tokenizers join the next ones.
         self._context: list[int] = []
         self._new: list[int] = []
         self._held = ""
 
     def add(self, tokens: tuple[int, ...], last: bool = False) -> str:
-        """Returns the text that can be shown now; with `last` all of the rest."""
+        """Returns the text that can be shown now, or with `last` all text."""
         self._new += [token for token in tokens if token != self._vocabulary.end_of_text]
         text = self._decoded_new(last)
         if not self._stops or self.stopped:
