@@ -1,7 +1,7 @@
 """Extends a grid of learning rates and batches towards a minimum at its border [ours].
 
-The paper's grids are fixed. A minimum at the border is an extrapolation, so the grid grows on that
-side, unless all cells on that border diverged or failed, or the side has grown to its limit.
+The paper's grids are fixed. A minimum at the border is an extrapolation, so the grid grows on this
+side, unless all cells there diverged or failed, or the side has grown to its limit.
 """
 
 import math
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SIDES = ("lr low", "lr high", "batch low", "batch high")
 EDGE_WORDS = {"low": "lower", "high": "upper"}
-# The fewest values of each axis: fewer cannot determine a quadratic.
+# The fewest values of each axis that determine a quadratic.
 MIN_VALUES = 3
 
 # The peak LR, and the batch in sequences.
@@ -26,13 +26,13 @@ Cell = tuple[float, int]
 
 @dataclass(frozen=True)
 class Grid:
-    """The grid of one size: rising rates and batches, cells left out, and how often a side grew."""
+    """The grid of one size: rising rates and batches, except some cells."""
 
     lrs: tuple[float, ...]
     batches: tuple[int, ...]
-    # Cells beyond others that diverged.
+    # Cells beyond unusable cells.
     left_out: frozenset[Cell] = frozenset()
-    # How many values each side got, in the order of SIDES.
+    # How many values each of SIDES got.
     num_added: tuple[int, int, int, int] = (0, 0, 0, 0)
 
     def __post_init__(self) -> None:
@@ -74,10 +74,10 @@ def extension(
 ) -> Extension:
     """Extends one size's grid by one step, from the size's trials (columns: see `lr_grid`).
 
-    Equal trials, equal step. A side at or beyond which the pooled minimum lies (without a minimum:
-    on which the best cell lies) gets one more value, in the ratio of the outermost two. Adds at
-    most `limit` values to a side, no batch for which `why_not` returns a reason, and no cell whose
-    nearest neighbour in the grid diverged, failed or was left out.
+    A side gets one more value, in the ratio of the outermost two, if the pooled minimum lies at or
+    beyond it, or, without a minimum, if the best cell lies on it. A side gets at most `limit`
+    values, no batch for which `why_not` returns a reason, and no cell whose nearest neighbour in
+    the grid diverged, failed or was left out.
     """
     from gram_platform.analysis.lr_grid import POOLED, cells, optima_table
     from gram_platform.analysis.surface import Fit
@@ -113,7 +113,7 @@ def extension(
 
 
 def _step(grid: Grid, side: str, limit: int, why_not: Callable[[int], str]) -> tuple[float, str]:
-    """Returns the next value beyond a side, and the reason not to add it, if any."""
+    """Returns the next value beyond a side, and the reason not to add it, or ""."""
     axis, end = side.split()
     values = grid.lrs if axis == "lr" else grid.batches
     outer, inner = (values[0], values[1]) if end == "low" else (values[-1], values[-2])
@@ -140,7 +140,7 @@ def _border(grid: Grid, side: str) -> list[Cell]:
 
 
 def _grown(grid: Grid, wanted: Sequence[tuple[str, float]], unusable: set[Cell]) -> Grid:
-    """Returns the grid with the wanted values, without new cells nearest to an unusable one."""
+    """Adds the wanted values, without new cells next to an unusable cell."""
     lrs = sorted([*grid.lrs, *(value for side, value in wanted if side.startswith("lr"))])
     batches = sorted(
         [*grid.batches, *(value for side, value in wanted if side.startswith("batch"))]
