@@ -7,11 +7,11 @@ An error is a compute ratio minus a share. There are two:
 - of the unit: finished baselines of other lengths and seeds, each with its own warm-up and decay,
   are rated like any model. The share is their steps over the reference's steps.
 
-The seeds of a study cannot show the error of its unit: the root mean square over the shares of the
-errors' means over seeds (`rms_of_means`). A difference of two ratios by the same curves has the
-same of differences between neighbouring shares. `unit_errors.csv` holds the errors that were
-measured for the package. A claim takes the half-width of their 90% interval: the root mean square
-times the t factor of its degrees of freedom.
+The seeds of a study cannot show the error of its unit: the root mean square over shares of the
+errors' means over seeds (`rms_of_means`). The error of a difference of two ratios by the same
+curves is this number for the differences between neighbouring shares. `unit_errors.csv` holds the
+errors measured for the package. A claim takes the half-width of their 90% interval: the root mean
+square times the t factor of its degrees of freedom.
 """
 
 import math

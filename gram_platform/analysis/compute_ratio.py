@@ -188,7 +188,6 @@ def _profile_chunk(offsets: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndar
 
 
 def _refine(offsets: np.ndarray, rss: np.ndarray, s: np.ndarray, y: np.ndarray) -> float:
-    """Returns the best offset around every local minimum of the grid."""
     padded = np.concatenate([[np.inf], rss, [np.inf]])
     is_local = (rss <= padded[:-2]) & (rss <= padded[2:]) & np.isfinite(rss)
     spacing = float(np.log(offsets[1] / offsets[0]))

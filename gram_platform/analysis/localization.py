@@ -185,7 +185,6 @@ def _summary(per_seed: pd.DataFrame) -> pd.DataFrame:
 
 
 def _ordered(frame: pd.DataFrame) -> pd.DataFrame:
-    """Sorts by method, size (in the order of the frame), profile, class and domain."""
     sizes = list(dict.fromkeys(frame["size"]))
     ranks = [
         (method_key(m), sizes.index(s), profile_key(p), k, d)

@@ -7,7 +7,7 @@ side, unless all cells there diverged or failed, or the side has grown to its li
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
 from gram_platform.config.identity import invalid
@@ -37,23 +37,16 @@ class Grid:
 
     def __post_init__(self) -> None:
         for field, values in (("lrs", self.lrs), ("batches", self.batches)):
-            is_rising = all(0.0 < a < b for a, b in pairwise(values))
-            if (
-                len(values) < MIN_VALUES
-                or not is_rising
-                or not all(math.isfinite(v) for v in values)
-            ):
-                raise invalid(
-                    field, list(values), f"at least {MIN_VALUES} positive numbers, rising"
-                )
+            is_rising = all(0.0 < a < b < math.inf for a, b in pairwise(values))
+            if len(values) < MIN_VALUES or not is_rising:
+                allowed = f"at least {MIN_VALUES} positive numbers, rising"
+                raise invalid(field, list(values), allowed)
         if any(batch != int(batch) for batch in self.batches):
             raise invalid("batches", list(self.batches), "whole sequences")
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        return tuple(
-            (lr, b) for lr in self.lrs for b in self.batches if (lr, b) not in self.left_out
-        )
+        return tuple(cell for cell in product(self.lrs, self.batches) if cell not in self.left_out)
 
 
 @dataclass(frozen=True)
@@ -89,7 +82,7 @@ def extension(
     usable = {
         (lr, int(batch)) for lr, batch in table.loc[table["used"], ["lr", "batch"]].to_numpy()
     }
-    unusable = {(lr, batch) for lr in grid.lrs for batch in grid.batches} - usable
+    unusable = set(product(grid.lrs, grid.batches)) - usable
     problem = "the surface cannot be fitted" if row["reason"] else "the surface is not convex"
     place = "the minimum lies" if row["convex"] else f"{problem}, and the best cell lies"
     wanted, messages = [], []
@@ -97,19 +90,14 @@ def extension(
         value, refusal = _step(grid, side, limit, why_not)
         if not refusal and all(cell in unusable for cell in _border(grid, side)):
             refusal = "the cells there diverged or failed"
-        message = (
-            f"{row['size']}: {place} at the {EDGE_WORDS[side.split()[1]]} edge of {side.split()[0]}"
-        )
-        messages.append(
-            f"{message}: "
-            + (f"not extended, {refusal}" if refusal else f"adding {_named(side, value)}")
-        )
+        axis, end = side.split()
+        step = f"not extended, {refusal}" if refusal else f"adding {_named(side, value)}"
+        messages.append(f"{row['size']}: {place} at the {EDGE_WORDS[end]} edge of {axis}: {step}")
         wanted += [] if refusal else [(side, value)]
     grown = _grown(grid, wanted, unusable)
     known = set(grid.cells)
-    return Extension(
-        grown, tuple(cell for cell in grown.cells if cell not in known), tuple(messages)
-    )
+    new = tuple(cell for cell in grown.cells if cell not in known)
+    return Extension(grown, new, tuple(messages))
 
 
 def _step(grid: Grid, side: str, limit: int, why_not: Callable[[int], str]) -> tuple[float, str]:
@@ -120,10 +108,8 @@ def _step(grid: Grid, side: str, limit: int, why_not: Callable[[int], str]) -> t
     # This is exact for powers of two.
     value = outer * (outer / inner)
     if grid.num_added[SIDES.index(side)] >= limit:
-        return (
-            value,
-            f"{limit} added there is the most that is allowed" if limit else "extensions are off",
-        )
+        most = f"{limit} added there is the most that is allowed"
+        return value, most if limit else "extensions are off"
     if axis == "batch":
         if value != int(value):
             return value, f"the next batch would be {value:g}, which is not whole"
@@ -145,9 +131,7 @@ def _grown(grid: Grid, wanted: Sequence[tuple[str, float]], unusable: set[Cell])
     batches = sorted(
         [*grid.batches, *(value for side, value in wanted if side.startswith("batch"))]
     )
-    new = {(lr, batch) for lr in lrs for batch in batches} - {
-        (lr, b) for lr in grid.lrs for b in grid.batches
-    }
+    new = set(product(lrs, batches)) - set(product(grid.lrs, grid.batches))
     beyond = {cell for cell in new if _nearest(grid, cell) in unusable}
     grew = [side for side, _ in wanted]
     added = tuple(count + (side in grew) for side, count in zip(SIDES, grid.num_added, strict=True))
@@ -162,11 +146,9 @@ def _grown(grid: Grid, wanted: Sequence[tuple[str, float]], unusable: set[Cell])
 
 def _nearest(grid: Grid, cell: Cell) -> Cell:
     lr, batch = cell
-    return min(max(lr, grid.lrs[0]), grid.lrs[-1]), min(
-        max(batch, grid.batches[0]), grid.batches[-1]
-    )
+    nearest = min(max(batch, grid.batches[0]), grid.batches[-1])
+    return min(max(lr, grid.lrs[0]), grid.lrs[-1]), nearest
 
 
 def _named(side: str, value: float) -> str:
-    axis = side.split()[0]
-    return f"{axis} {value:g}" if axis == "lr" else f"{axis} {value:,}"
+    return f"lr {value:g}" if side.startswith("lr") else f"batch {value:,}"

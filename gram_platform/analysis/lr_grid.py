@@ -7,7 +7,7 @@ whose other seeds make it look better than it is. Pooled fits give each seed a l
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -228,23 +228,23 @@ def _optimum_row(group: pd.DataFrame, fit: Fit) -> dict:
     means = group.assign(loss=losses).groupby(axes)["loss"].mean().reset_index()
     best = means.loc[means["loss"].idxmin()] if len(means) else dict.fromkeys(means, math.nan)
     row = {f"best_{name}": float(best[name]) for name in (*axes, "loss")}
-    about = f"{lacking} of {len(means)} cells lack a seed" if lacking else ""
+    lr, batch, optimum, reason = row["best_lr"], row["best_batch"], None, ""
     try:
         surface = fit.surface(group["lr"], group["batch"], group["loss"], group["seed"])
     except ValueError as error:
         row |= dict.fromkeys(OPTIMUM, math.nan) | {"convex": False, "on_edge": False}
-        row |= {"num_cells": len(means), "num_points": len(group), "reason": str(error)}
-        edges = edge_names(row["best_lr"], row["best_batch"], means)
-        return {**row, "edges": edges, "notes": _joined_notes(["no fit: best cell shown", about])}
-    optimum = surface.optimum()
-    lr, batch = (row["best_lr"], row["best_batch"])
-    if optimum.convex:
-        lr, batch = optimum.lr, optimum.batch
+        row |= {"num_cells": len(means), "num_points": len(group)}
+        reason = str(error)
+    else:
+        optimum = surface.optimum()
+        row |= {name: of for name, of in vars(optimum).items() if not name.endswith("_span")}
+        row |= dict(zip(SPANS, (*optimum.lr_span, *optimum.batch_span), strict=True))
+        if optimum.convex:
+            lr, batch = optimum.lr, optimum.batch
     edges = edge_names(lr, batch, means)
-    fields = {name: value for name, value in vars(optimum).items() if not name.endswith("_span")}
-    spans = dict(zip(SPANS, (*optimum.lr_span, *optimum.batch_span), strict=True))
-    notes = _joined_notes([*_flags(optimum, edges), about])
-    return {**row, **fields, **spans, "edges": edges, "notes": notes, "reason": ""}
+    notes = _flags(optimum, edges) if optimum else ["no fit: best cell shown"]
+    notes += [f"{lacking} of {len(means)} cells lack a seed"] if lacking else []
+    return {**row, "edges": edges, "notes": "; ".join(notes), "reason": reason}
 
 
 def edge_names(lr: float, batch: float, grid: pd.DataFrame) -> str:
@@ -278,7 +278,3 @@ def _flags(optimum: Optimum, edges: str) -> list[str]:
     elif is_flat(optimum.curvature_t):
         flags.append("curvature within the noise")
     return flags
-
-
-def _joined_notes(notes: Iterable[str]) -> str:
-    return "; ".join(filter(None, notes))

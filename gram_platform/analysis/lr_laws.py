@@ -137,9 +137,7 @@ def _fit(
     used = used_trials(trials, fit.as_published)
     used = used[used["size"].isin(entered)]
     left_out = "; ".join(f"{s}: {why or weak[s]}" for s, why in refused.items() if s not in entered)
-    laws = None
-    if len(entered) > 1:
-        laws = bootstrap_laws(used, fit, num_resamples)
+    laws = bootstrap_laws(used, fit, num_resamples) if len(entered) > 1 else None
     is_number = laws is None or all(0.0 < law.coefficient < math.inf for law in laws.laws.values())
     no_law = [
         _why_no_law(entered, weak, left_out),
@@ -157,7 +155,6 @@ def _fit(
 
 
 def _why_no_law(entered: Sequence[str], weak: Mapping[str, str], left_out: str) -> str:
-    """Says why a fit to these sizes is no law; "" for a law."""
     few = f"sizes with an optimum: {len(entered)}, at least {FEWEST_SIZES} are needed"
     reasons = [few, left_out] if len(entered) < FEWEST_SIZES else []
     reasons += [f"{size}: {weak[size]}" for size in entered if size in weak]
@@ -165,7 +162,6 @@ def _why_no_law(entered: Sequence[str], weak: Mapping[str, str], left_out: str) 
 
 
 def _why_weak(row: pd.Series) -> str:
-    """Says why an optimum is weak; "" otherwise."""
     reasons = []
     if row["on_edge"]:
         reasons.append(

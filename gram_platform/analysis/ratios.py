@@ -74,15 +74,6 @@ class Reference:
         found = compute_ratio(self.curve, losses, self.baseline_losses)
         return np.where(np.abs(found) < LARGEST, found, math.nan)
 
-    def why_unknown(self, loss: float) -> str:
-        """Says why tables have no ratio of a loss; "" if they have one."""
-        if math.isinf(self.ratio(loss)):
-            return (
-                f"the baseline's curve (alpha {self.curve.alpha:.3g}) is too flat to convert its"
-                f" loss, {loss:.6g}"
-            )
-        return f"its loss is {loss}" if math.isnan(self.ratio(loss)) else ""
-
 
 def baseline_references(
     evaluations: pd.DataFrame, curves: pd.DataFrame, leave_out: bool = False, only_seed: str = ""
@@ -187,7 +178,10 @@ def compute_ratio_frame(evaluations: pd.DataFrame, references: dict) -> tuple[pd
             ratio = reference.ratio(loss) if reference else np.nan
             if reference and not math.isfinite(ratio):
                 name = f"{view['method']} {view['size']} {view['profile']} seed {view['seed']}"
-                notes.append((f"{name}, domain {domain}", reference.why_unknown(loss)))
+                flat = f"curve (alpha {reference.curve.alpha:.3g}) is too flat to convert its loss"
+                why = f"the baseline's {flat}, {loss:.6g}"
+                why = f"its loss is {loss}" if math.isnan(ratio) else why
+                notes.append((f"{name}, domain {domain}", why))
             is_kept = domain in view["retained"].split(",")
             kind = "core" if domain == CORE else "retain" if is_kept else "forget"
             rows.append((*names, domain, kind, loss, ratio))
@@ -317,7 +311,7 @@ def domains_of(evaluations: pd.DataFrame) -> tuple[str, ...]:
 
 
 def ordered(frame: pd.DataFrame, sizes: Sequence[str]) -> pd.DataFrame:
-    """Sorts rows by the columns method, size (`sizes` first), profile, seed and domain it has."""
+    """Sorts rows by method, size (`sizes` first), profile, seed and domain, if it has these."""
     keys = {
         "method": method_key,
         "size": lambda s: (list(sizes).index(s) if s in sizes else len(sizes), size_key(s)),

@@ -91,7 +91,6 @@ def analyse_sweeps(losses: StudyLosses, sizes: Sequence[str] = ()) -> SweepAnaly
 
 
 def _points(*frames: pd.DataFrame) -> list[tuple[str, float]]:
-    """Returns every (knob, value), the paper's knobs first, values ascending."""
     views = pd.concat(
         [frame.loc[frame["method"] != BASELINE, ["knob", "value"]] for frame in frames]
     )

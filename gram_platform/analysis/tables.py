@@ -246,7 +246,6 @@ def pair_means(views: pd.DataFrame, name: str) -> float:
 
 
 def _absent_views(declared: pd.DataFrame, evaluations: pd.DataFrame, sizes: set[str]) -> Notes:
-    """Makes a note per size without a reference, and per view that seeds lack."""
     notes = [(f"all rows of size {s}", NO_BASELINE) for s in set(declared["size"]) - sizes]
     seeds: dict[tuple, set[str]] = {}
     present = set(evaluations[VIEW].itertuples(index=False, name=None))
@@ -353,9 +352,6 @@ def run_names(run_ids: pd.Series) -> str:
     found = list(dict.fromkeys(run_ids.astype(str)))
     rest = f" and {len(found) - MOST_RUNS} more" if len(found) > MOST_RUNS else ""
     return ", ".join(found[:MOST_RUNS]) + rest
-
-
-# -------------------- text
 
 
 def table_csv(frame: pd.DataFrame, fractions: str | None = "%.6f") -> str:

@@ -126,9 +126,6 @@ def _shown(store: Store, name: str, folder: Folder, record: Mapping) -> Shown:
     return from_plain(Shown, plain)
 
 
-# ---------------------------------------------------------------------------------------- cards
-
-
 class Mark(NamedTuple):
     """One value: its place, its shape and colour, and the ends of its interval."""
 

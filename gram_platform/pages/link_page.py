@@ -1,9 +1,8 @@
 """Keeps the page in a storage that leads from reports to MLflow, at whatever port it listens.
 
-A report is opened as a file, and a browser lets such a page read no other file. So links of reports
-go to LINK_PAGE next to the database, with the address of MLflow's page as their fragment. While
-MLflow is open, LINK_PAGE sends the browser on to that address. Otherwise it shows the command that
-opens MLflow.
+Reports are opened as files, which cannot read other files. So their links go to LINK_PAGE next to
+the database, with the address of MLflow's page as fragment. While MLflow is open, LINK_PAGE sends
+the browser to this address. Otherwise it shows the command that opens MLflow.
 """
 
 from html import escape

@@ -134,7 +134,6 @@ FIRST, LAST = "first", "last"
 LABELS = tuple(
     (m, method_label(m)[:1].upper() + method_label(m)[1:]) for m in ("gram", "filtering", "ft_lora")
 )
-SCALING, DUAL_USE, TITRATION = "scaling", "dual_use", "titration"
 
 
 def _classes(
@@ -168,7 +167,7 @@ GRAM_IS_MORE_ROBUST = _methods(
 )
 STORIES_CLAIMS = (
     *cited("fig:grmoe_vs_filtering", [GRAM_SEPARATES, FILTERING_SEPARATES]),
-    *cited("tab:synthetic", [*follows("GRAM", "gram")]),
+    *cited("tab:synthetic", follows("GRAM", "gram")),
     *cited(
         "app:stories",
         [
@@ -384,13 +383,13 @@ TITRATION_CLAIMS = cited(
 )
 CLAIMS: dict[str, tuple[Claim, ...]] = {
     STORIES: STORIES_CLAIMS,
-    SCALING: SCALING_CLAIMS,
-    DUAL_USE: DUAL_USE_CLAIMS,
+    "scaling": SCALING_CLAIMS,
+    "dual_use": DUAL_USE_CLAIMS,
     AUX_SCALING: AUX_SCALING_CLAIMS,
     PARTIAL_LABELS: PARTIAL_LABELS_CLAIMS,
     ARCHITECTURE: ARCHITECTURE_CLAIMS,
     ACCUMULATION: ACCUMULATION_CLAIMS,
-    TITRATION: TITRATION_CLAIMS,
+    "titration": TITRATION_CLAIMS,
 }
 
 

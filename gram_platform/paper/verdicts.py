@@ -6,9 +6,8 @@ outside. The unit's error, of a curve that no seed fits, is added in quadrature 
 half-width. If the unit's error reaches the claim's margin, the claim is "not measurable here" and
 is also judged in nats. If it is not known, there is no verdict, except on external numbers, which
 are judged over seeds only, as their authors do. Without an interval, as with one or two seeds, the
-verdict rests on the difference and the unit's error, and says so. A verdict comes with the smallest
-true difference that as many seeds with this spread would show, and with the verdict by Holm's
-correction among all claims.
+verdict rests on the difference and the unit's error, and says so. Each verdict comes with the
+smallest detectable difference, and with the verdict by Holm's correction among all claims.
 """
 
 import math
@@ -332,7 +331,6 @@ def _nats(
 
 
 def _decidable(claim: Claim) -> str:
-    """Says where the unit's error is below the claim's margin."""
     found = []
     for (corpus, size), rows in shipped_errors().groupby(["corpus", "size"], sort=False):
         errors = errors_by_class(rows.to_dict("records"))

@@ -229,11 +229,10 @@ def passes_of(
     run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool = False
 ) -> Passes:
     """Returns one rank's passes by the machine's memory, and the memory on the device."""
-    within = (
-        passes_within(run, num_ranks, machine, checkpointing),
-        merged_within(run, num_ranks, machine, checkpointing),
-    )
-    return Passes(*within, rank_memory(run, num_ranks, checkpointing, device, *within))
+    passes = passes_within(run, num_ranks, machine, checkpointing)
+    merged = merged_within(run, num_ranks, machine, checkpointing)
+    memory = rank_memory(run, num_ranks, checkpointing, device, passes, merged)
+    return Passes(passes, merged, memory)
 
 
 def passes_within(

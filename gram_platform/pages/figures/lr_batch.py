@@ -90,10 +90,8 @@ def law_figure(
         figure.data[-1].update(name=band.label, showlegend=True)
     _add_line(figure, line, "paper", "the paper's law", {"color": GREY, "dash": "dash", "width": 2})
     _add_line(figure, line, "value", "our law", {"color": BLUE, "width": 2.5})
-    _add_optima(figure, shown[shown["seed"] != POOLED], quantity, "single seeds", 5)
-    _add_optima(
-        figure, shown[shown["seed"] == POOLED], quantity, "optimum (hollow: at the edge)", 11
-    )
+    _add_optima(figure, shown, quantity, False)
+    _add_optima(figure, shown, quantity, True)
     text = with_notes("no law", law["no_law"]) if law["no_law"] else _law_text(law)
     styled(figure, f"{AXIS_TITLES[quantity]}: {text}", "", AXIS_TITLES[quantity])
     size_axis(figure, optima)
@@ -194,7 +192,6 @@ def _add_best_cell(figure: go.Figure, row: dict) -> None:
 
 
 def _range(values: list[float], pooled: list[dict], name: str) -> list[float]:
-    """Returns the ends of a log axis: half a doubling around the grid and a near minimum."""
     low, high = values[0], values[-1]
     for row in pooled:
         if row["convex"] and low / BEYOND < row[name] < high * BEYOND:
@@ -211,21 +208,23 @@ def _add_line(figure: go.Figure, lines: pd.DataFrame, column: str, name: str, li
         figure.add_scatter(x=x, y=y, name=name, mode="lines", line=line, hovertemplate=hover)
 
 
-def _add_optima(
-    figure: go.Figure, rows: pd.DataFrame, quantity: str, name: str, marker_size: int
-) -> None:
+def _add_optima(figure: go.Figure, optima: pd.DataFrame, quantity: str, is_pooled: bool) -> None:
+    rows = optima[(optima["seed"] == POOLED) == is_pooled]
     if rows.empty:
         return
-    value, is_pooled = rows[quantity].astype(float), marker_size > 5
     spans = whiskers(rows, quantity, VERMILION, thickness=1.5, width=None)
-    shape, colour = ("star", VERMILION) if is_pooled else ("diamond", ORANGE)
+    name, size, shape, colour = (
+        ("optimum (hollow: at the edge)", 11, "star", VERMILION)
+        if is_pooled
+        else ("single seeds", 5, "diamond", ORANGE)
+    )
     symbols = [shape + "-open" * bool(on_edge) for on_edge in rows["on_edge"]]
     figure.add_scatter(
         x=rows["parameters"],
-        y=value,
+        y=rows[quantity].astype(float),
         name=name,
         mode="markers",
-        marker={"symbol": symbols, "size": marker_size, "color": colour},
+        marker={"symbol": symbols, "size": size, "color": colour},
         error_y=spans if is_pooled else None,
         customdata=rows[["size", "seed", "notes"]].to_numpy(object),
         hovertemplate=(
@@ -236,7 +235,6 @@ def _add_optima(
 
 
 def _extent(line: pd.DataFrame, pooled: pd.Series) -> tuple[float, float]:
-    """Returns the ends of the axis: a doubling around both laws and the optima near one of them."""
     laws = pd.concat([line["value"], line["paper"]]).dropna().astype(float)
     near = (
         pooled[(pooled > laws.min() / FAR) & (pooled < laws.max() * FAR)] if len(laws) else pooled

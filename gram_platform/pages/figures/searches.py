@@ -141,7 +141,6 @@ def _with_edge(figure: go.Figure) -> go.Figure:
 
 
 def _padded(parameter: Parameter) -> list[float]:
-    """Returns the parameter's range with 4% on either side, in the unit of the axis."""
     ends = np.array([parameter.low, parameter.high], float)
     low, high = np.log10(ends) if parameter.log else ends
     margin = 0.04 * (high - low) or 0.5

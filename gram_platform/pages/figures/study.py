@@ -145,7 +145,6 @@ def class_table(rows: pd.DataFrame, value: str) -> pd.DataFrame:
 
 
 def _of_profile(table: pd.DataFrame, parameters: Mapping[str, float], profile: str) -> pd.DataFrame:
-    """Selects the rows of a profile, from the smallest size to the largest."""
     rows = table[(table["profile"] == profile) & ~table["method"].isin(HIDDEN)]
     rows = rows.assign(parameters=rows["size"].map(parameters))
     return rows.sort_values("parameters", kind="stable")
@@ -179,49 +178,31 @@ def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Fig
     if rows.empty:
         return figure
     for domain, style in domain_styles(rows["domain"]).items():
-        mine = rows[rows["domain"] == domain]
-        hatch = {
-            "shape": "/",
-            "fgcolor": style.colour,
-            "bgcolor": translucent(style.colour),
-            "size": 6,
-        }
-        outline = {"color": style.colour, "width": 1.5}
-        markers = {
-            "kept": {"color": style.colour},
-            "forget": {"color": style.colour, "pattern": hatch, "line": outline},
-            ELICITED: {"color": "rgba(0,0,0,0)", "line": outline},
-        }
-        kinds, in_legend = mine["class"].where(mine["class"].isin(markers), "kept"), True
-        for kind, marker in markers.items():
-            bars = mine[kinds == kind]
-            if len(bars):
-                is_attacked = kind == ELICITED
-                colour, thickness, width = (style.colour, 1.8, 6) if is_attacked else (GREY, 1.3, 3)
-                ends = whiskers(bars, "compute_ratio", colour, thickness, width, prefix="")
-                _add_profile_bars(figure, bars, style, marker, ends, in_legend)
-                in_legend = False
+        _add_profile_bars(figure, rows[rows["domain"] == domain], style)
     reference_line(figure)
-    styled(figure, f"{method_style(method).label}, {size}", "profile", "compute ratio")
+    styled(figure, f"{method_style(method).label}, {size}", "", "compute ratio")
     profiles = sorted(
         dict.fromkeys(of_size["profile"]), key=lambda name: (name == ALL, name.count("+"))
     )
-    figure.update_layout(barmode="group", bargap=0.25)
     text = [_wrapped(profile) for profile in profiles]
     figure.update_xaxes(
-        categoryorder="array", categoryarray=profiles, tickvals=profiles, ticktext=text, tickangle=0
+        categoryorder="array",
+        categoryarray=profiles,
+        tickvals=profiles,
+        ticktext=text,
+        tickangle=0,
+        range=[-0.5, len(profiles) - 0.5],
+        tickfont_size=10,
     )
-    figure.update_xaxes(range=[-0.5, len(profiles) - 0.5])
-    num_lines = max((label.count("<br>") + 1 for label in text), default=1)
-    figure.update_xaxes(title_text="", tickfont_size=10)
-    figure.update_layout(height=HEIGHT + LINE_HEIGHT * num_lines)
+    num_lines = max(label.count("<br>") + 1 for label in text)
+    height = HEIGHT + LINE_HEIGHT * num_lines
+    figure.update_layout(barmode="group", bargap=0.25, height=height)
     values = [*of_size[["compute_ratio", "low", "high"]].to_numpy(float).ravel(), 0.0, 1.0]
     figure.update_yaxes(range=[min(0.0, np.nanmin(values)), padded_range(values)[1]])
     return with_table(figure, rows)
 
 
 def _wrapped(profile: str) -> str:
-    """Breaks a profile's name into lines that fit under a group of bars."""
     lines = [
         part
         for domain in profile.replace("+", "\n+ ").split("\n")
@@ -232,31 +213,38 @@ def _wrapped(profile: str) -> str:
     )
 
 
-def _add_profile_bars(
-    figure: go.Figure,
-    bars: pd.DataFrame,
-    style: Style,
-    marker: dict,
-    ends: dict | None,
-    in_legend: bool,
-) -> None:
+def _add_profile_bars(figure: go.Figure, rows: pd.DataFrame, style: Style) -> None:
+    """Adds a domain's bars, with one entry in the legend."""
+    colour, outline = style.colour, {"color": style.colour, "width": 1.5}
+    hatch = {"shape": "/", "fgcolor": colour, "bgcolor": translucent(colour), "size": 6}
+    markers = {
+        "kept": {"color": colour},
+        "forget": {"color": colour, "pattern": hatch, "line": outline},
+        ELICITED: {"color": "rgba(0,0,0,0)", "line": outline},
+    }
     head = "<b>%{fullData.name}</b> (%{customdata[0]}), profile %{x}"
-    drawn = go.Bar(
-        ratio_hover(bars, "", head, bars["class"]),
-        x=bars["profile"],
-        y=bars["compute_ratio"],
-        error_y=ends,
-        marker=marker,
-        name=style.label,
-        legendgroup=style.label,
-        offsetgroup=style.label,
-        showlegend=in_legend,
-        meta={"runs": 4},
-    )
-    figure.add_trace(drawn)
-
-
-# --------------------------------------------------------------------------------- learning curves
+    kinds, in_legend = rows["class"].where(rows["class"].isin(markers), "kept"), True
+    for kind, marker in markers.items():
+        bars = rows[kinds == kind]
+        if bars.empty:
+            continue
+        ends = whiskers(bars, "compute_ratio", prefix="")
+        if kind == ELICITED:
+            ends = whiskers(bars, "compute_ratio", colour, 1.8, 6, prefix="")
+        drawn = go.Bar(
+            ratio_hover(bars, "", head, bars["class"]),
+            x=bars["profile"],
+            y=bars["compute_ratio"],
+            error_y=ends,
+            marker=marker,
+            name=style.label,
+            legendgroup=style.label,
+            offsetgroup=style.label,
+            showlegend=in_legend,
+            meta={"runs": 4},
+        )
+        figure.add_trace(drawn)
+        in_legend = False
 
 
 LINE_POINTS = 80
@@ -291,7 +279,6 @@ def learning_curve_figure(curves: pd.DataFrame, fits: pd.DataFrame, size: str) -
 
 
 def _warning(fit: pd.Series) -> str:
-    """Says in brackets what is wrong with a fit; "" for a good fit."""
     flaws = [text for name, text in (("at_bound", "at its bound"), ("poor", "poor")) if fit[name]]
     return f" ({', '.join(flaws)})" if flaws else ""
 
@@ -305,7 +292,7 @@ def _add_points(figure: go.Figure, points: pd.DataFrame, style: Style, showlegen
         legendgroup=style.label,
         showlegend=showlegend,
         mode="markers",
-        marker={"symbol": style.symbol, "size": 5, "color": style.colour, "opacity": 0.6},
+        marker=style.marker(5) | {"opacity": 0.6},
         customdata=about.to_numpy(object),
         hovertemplate=(
             "<b>%{fullData.name}</b>, step %{x}<br>loss %{y:.4f}<br>seed %{customdata[0]}"
@@ -327,7 +314,7 @@ def _add_fit(figure: go.Figure, fit: pd.Series, style: Style, warning: str) -> N
         legendgroup=style.label,
         showlegend=bool(warning),
         mode="lines",
-        line={"color": style.colour, "dash": style.dash, "width": 2},
+        line=style.line(2),
         hovertemplate=(
             f"<b>{style.label}</b> fit{warning}<br>step %{{x:.0f}}, loss"
             f" %{{y:.4f}}<br>{law}<extra></extra>"

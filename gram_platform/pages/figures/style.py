@@ -42,6 +42,12 @@ class Style(NamedTuple):
     symbol: str
     dash: str
 
+    def line(self, width: float) -> dict:
+        return {"color": self.colour, "dash": self.dash, "width": width}
+
+    def marker(self, size: float) -> dict:
+        return {"symbol": self.symbol, "size": size, "color": self.colour}
+
 
 _LOOKS = {
     "baseline": (GREY, "circle", "dot"),
@@ -232,8 +238,8 @@ def add_line(
         name=style.label,
         legendgroup=style.label,
         mode="lines+markers",
-        line={"color": style.colour, "dash": style.dash, "width": 2.5},
-        marker={"symbol": style.symbol, "size": 9, "color": style.colour},
+        line=style.line(2.5),
+        marker=style.marker(9),
         error_y=None if has_band else whiskers(rows, y, style.colour, thickness=2, width=4),
     )
     figure.add_trace(line)
@@ -272,7 +278,7 @@ def add_paper_points(
 
 
 def level_line(figure: go.Figure, level: float, name: str) -> None:
-    """Adds a dotted horizontal line with its name in the legend, since a label covers points."""
+    """Adds a dotted horizontal line, named in the legend, since a label would cover points."""
     line = {"color": GREY, "dash": "dot", "width": 1.5}
     figure.add_hline(y=level, line=line, name=name, showlegend=True, legendrank=2000)
     figure.update_layout(showlegend=True)
@@ -296,14 +302,9 @@ def log_ticks(low: float, high: float, steps: Sequence[float] = ()) -> list[floa
     The default steps are 1, 2 and 5, or closer ones if fewer than three ticks fit.
     """
     decades = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
-    ticks: list[float] = []
     for chosen in [steps] if steps else TICK_STEPS:
-        ticks = [
-            step * 10.0**decade
-            for decade in decades
-            for step in chosen
-            if low <= step * 10.0**decade <= high
-        ]
+        multiples = (step * 10.0**decade for decade in decades for step in chosen)
+        ticks = [tick for tick in multiples if low <= tick <= high]
         if len(ticks) >= 3:
             break
     return ticks

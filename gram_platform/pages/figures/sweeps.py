@@ -98,7 +98,6 @@ def _add_paper(figure: go.Figure, curve: pd.DataFrame, style: Style) -> None:
 
 
 def _scale(figure: go.Figure, rows: pd.DataFrame, knob: str) -> None:
-    """Sets the scales that all panels of a knob share."""
     names = [name for panel in CLASS_TITLES for name in _lines(knob, panel)]
     columns = [name + end for name in names for end in ENDS]
     drawn = (rows[columns], *PAPER_SWEEPS[knob].curves.values())

@@ -110,8 +110,8 @@ def _add_series(
         y=line[value],
         name=style.label,
         mode="lines+markers" if numeric else "markers",
-        line={"color": style.colour, "dash": style.dash, "width": 2.5},
-        marker={"symbol": style.symbol, "size": 9, "color": style.colour},
+        line=style.line(2.5),
+        marker=style.marker(9),
         error_y=whiskers(line, value, style.colour, width=4, prefix=prefix),
         offsetgroup=style.label,
     )

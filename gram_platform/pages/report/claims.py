@@ -115,7 +115,7 @@ def claims_matrix(claims: pd.DataFrame) -> pd.DataFrame:
     )
     rows = []
     for key, group in claims.groupby(names, sort=False, dropna=False):
-        marks = dict.fromkeys(dict.fromkeys(sizes), "")
+        marks = dict.fromkeys(sizes, "")
         for at, verdict in group["verdict"].items():
             corrected = group[HOLM][at] if HOLM in group else verdict
             text = f"{MARKS.get(verdict.removesuffix(NO_INTERVAL), '')} {verdict or 'no verdict'}"

@@ -162,7 +162,6 @@ class BaselineRules:
         return unit if unit in options else similar[0] if len(similar) == 1 else ""
 
     def _lender(self, study: str, size: str) -> str:
-        """Returns the study that lends its baselines at a size."""
         wanted = self.declared[study].baseline_from
         having = list(dict.fromkeys(s for s, z, _ in self.losses if z == size))
         if wanted in having:

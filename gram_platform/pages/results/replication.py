@@ -198,7 +198,6 @@ def _require_domains(rows: pd.DataFrame, baseline: Baseline, size: str) -> None:
 
 
 def _named(rows: pd.DataFrame, used: Mapping[tuple[str, str], Baseline]) -> pd.DataFrame:
-    """Adds profiles to the rows; a baseline retains everything."""
     named = []
     for row in rows.to_dict("records"):
         domains = tuple(sorted(used[row["size"], row[VARIANT]].domains - {CORE}))
