@@ -43,9 +43,8 @@ def positive(field: str, values: Sequence[float] | np.ndarray) -> np.ndarray:
         )
     bad = np.flatnonzero(~(np.isfinite(array) & (array > 0.0)))
     if len(bad):
-        place = f"entry {bad[0]} of {len(array)}" + (
-            f", and {len(bad) - 1} more" if len(bad) > 1 else ""
-        )
+        more = f", and {len(bad) - 1} more" * (len(bad) > 1)
+        place = f"entry {bad[0]} of {len(array)}{more}"
         raise invalid(field, float(array[bad[0]]), f"finite positive numbers; this is {place}")
     return array
 

@@ -69,7 +69,6 @@ def cells(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
 
 
 def used_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
-    """Returns the complete trials of the cells that fits use."""
     frame, table = checked_trials(trials, may_repeat), cells(trials, may_repeat)
     kept = frame.merge(table.loc[table["used"], CELL], on=CELL)
     return kept[kept["state"] == State.COMPLETE].reset_index(drop=True)

@@ -386,7 +386,6 @@ def readable_table(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def nats_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Writes the losses of table.csv as `readable_table` writes the classes."""
     shown, write = [n for n in IN_NATS if table[n].notna().any()], partial(interval_text, digits=4)
     texts = {name.replace("_", " "): interval_texts(table, name, write) for name in shown}
     return table.loc[:, : CLASSES[0]].iloc[:, :-1].assign(**texts)

@@ -127,8 +127,6 @@ def _shown(store: Store, name: str, folder: Folder, record: Mapping) -> Shown:
 
 
 class Mark(NamedTuple):
-    """One value: its place, its shape and colour, and the ends of its interval."""
-
     x: float
     y: float
     look: tuple[str, str]
@@ -166,7 +164,6 @@ def describe_ratios(study: Results) -> tuple[str, str]:
 
 
 def draw_ratios(rows: pd.DataFrame) -> str:
-    """Draws the classes, with intervals, of each row of `table.csv`."""
     names = [name for name in CLASSES if rows[name].notna().any()]
     end = 0.2 * math.ceil(max(rows[names].max().max(), 1.0) / 0.2 + 0.25)
     height = STEP * (len(names) + 1)

@@ -175,7 +175,7 @@ def _mlps(
 ) -> int:
     """Counts the second norm, the core MLP with the active LoRAs, and the active MLP modules.
 
-    SwiGLU keeps the gate before and after its activation, and what it multiplies.
+    SwiGLU keeps the gate before and after its activation, and the value that it multiplies.
     """
     core = CORE_MLP in trained and config.d_mlp > 0
     specs = [(m, module_set(m.domain) in trained) for m in config.modules if m.domain in active]
@@ -417,6 +417,5 @@ def _evaluation_bytes(run: RunConfig, weights: Iterable[Weight], num_ranks: int,
     width = BYTES[run.precision]
     tokens = min(run.eval_points.num_sequences, batch) * run.model.seq_len
     gathered = sum(num_ranks * w.shard(0, num_ranks) for w in weights) if num_ranks > 1 else 0
-    # Float32 tensors are of some tokens at a time.
     values = tokens * run.model.vocab_size
     return width * (gathered + values) + FLOAT_BYTES * _float_values(values, width)

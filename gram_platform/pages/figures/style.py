@@ -264,7 +264,6 @@ def add_paper_points(
     colour: str,
     offsetgroup: str | None = None,
 ) -> None:
-    """Adds the paper's values, with their intervals, as hollow diamonds."""
     figure.add_scatter(
         x=x,
         y=rows[y],

@@ -102,7 +102,6 @@ def _add_series(
     style: Style,
     variants: Sequence[str],
 ) -> None:
-    """Adds a column of a frame as a series; `<prefix>low, <prefix>high` end its error bars."""
     numeric = is_numeric(variants)
     series = go.Scatter(
         ratio_hover(line, prefix, "<b>%{fullData.name}</b>, %{x}"),

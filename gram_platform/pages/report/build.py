@@ -184,7 +184,6 @@ def _tiles(row: dict, record: StudyRecord) -> list[tuple[str, str, str]]:
 
 
 def _variant_sections(study: Results) -> list[Section]:
-    """Shows the classes against the variants, with the paper's values, the largest size first."""
     table, profile, words = study.table, study.shown_profile, study.record.varies.replace("_", " ")
     text = (
         f"Compute ratio against {words} for the profile {profile}; error bars are 90% intervals"

@@ -100,7 +100,6 @@ def readable_errors(errors: pd.DataFrame) -> pd.DataFrame:
 
 
 def share_table(errors: pd.DataFrame) -> pd.DataFrame:
-    """Averages rated baselines over seeds: a row per size and share, a column per class."""
     rows: dict[tuple, dict] = {}
     unit = by_class(errors[errors["error_of"] == UNIT])
     for (size, domain), of_class in unit.groupby(["size", "domain"], sort=False):

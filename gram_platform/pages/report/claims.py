@@ -128,7 +128,6 @@ def claims_matrix(claims: pd.DataFrame) -> pd.DataFrame:
 
 
 def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
-    """Puts the verdict first, and writes the difference with its interval and the unit's error."""
     readable = claims.copy()
     if "difference" in claims:
         points = claims.get(POINTS, [()] * len(claims))

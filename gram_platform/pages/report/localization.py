@@ -245,7 +245,6 @@ def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
 
 
 def shaded_html(text: ShadedText) -> Markup:
-    """Renders the legend, and the text with shaded tokens for each view."""
     steps = np.linspace(0.0, 1.0, NUM_LEGEND) if text.scale == text.scale else ()
     legend = [(f"{step:.2f}", f"{step * text.scale:.2f}") for step in steps]
     views = [(label, _shaded_tokens(text, increases)) for label, increases in text.views.items()]
@@ -253,7 +252,7 @@ def shaded_html(text: ShadedText) -> Markup:
 
 
 def _shaded_tokens(text: ShadedText, increases: np.ndarray) -> Iterator[tuple[str, str, str]]:
-    """Yields (shade from 0 to 1, title, token) for every token except the first."""
+    """Yields (shade from 0 to 1, title, token), without the first token."""
     levels = shades(increases, text.scale)
     for piece, level, increase, loss in zip(
         text.pieces[1:], levels, increases, text.baseline, strict=True
@@ -267,7 +266,6 @@ def _visible(piece: str) -> str:
 
 
 def increases_frame(text: ShadedText) -> pd.DataFrame:
-    """Tabulates the baseline's loss and each view's increase, a row per token."""
     tokens = {"token": [repr(piece)[1:-1] for piece in text.pieces[1:]]}
     columns = {"baseline loss": text.baseline, **text.views}
     numbers = {label: values.astype(float) for label, values in columns.items()}

@@ -242,7 +242,6 @@ def is_attack(runs: pd.DataFrame) -> pd.Series:
 
 
 def readable_runs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Lists the runs, then the evaluations, with the columns SHOWN_OF_RUNS that they have."""
     runs = _with_clock(runs)
     for name in ("num_tokens", "tokens_per_second"):
         if name in runs:

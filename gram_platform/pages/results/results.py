@@ -244,7 +244,7 @@ def nodes_frame(record: StudyRecord, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def ratio_lines(results: Results) -> list[Line]:
-    """Returns compute ratio against size of each method, variant and profile, for MLflow."""
+    """Returns the compute ratios against size, for MLflow."""
     record, table, lines = results.record, results.analysis.table, []
     columns = [name + end for name in CLASSES for end in ENDS]
     names = ["method", *([VARIANT] if record.variants else []), "profile"]
