@@ -2,16 +2,16 @@
 
 An error is a compute ratio minus a share. There are two:
 
-- of the fit: a reference seed is left out of the fit, and its validation losses after the warm-up
-  and before the decay are rated by the other seeds. The share is the loss's step over all steps.
+- of the fit: a reference seed is left out of the fit, and the other seeds rate its validation
+  losses after the warm-up and before the decay. The share is the loss's step over all steps.
 - of the unit: finished baselines of other lengths and seeds, each with its own warm-up and decay,
-  are rated as any model is. The share is their steps over the reference's.
+  are rated like any model. The share is their steps over the reference's steps.
 
-So the unit of a set-up is off by an error that the seeds of a study cannot show: the root mean
-square over the shares of the errors' means over seeds (`rms_of_means`). A difference of two ratios
-that are read off the same curves has another error: the same of differences between neighbouring
-shares. `unit_errors.csv` holds the errors that were measured for the package. A claim takes the
-half-width of their 90% interval: the root mean square times the t factor of its degrees of freedom.
+The seeds of a study cannot show the error of its unit: the root mean square over shares of the
+errors' means over seeds (`rms_of_means`). The error of a difference of two ratios by the same
+curves is this number for the differences between neighbouring shares. `unit_errors.csv` holds the
+errors measured for the package. A claim takes the half-width of their 90% interval: the root mean
+square times the t factor of its degrees of freedom.
 """
 
 import math
@@ -31,23 +31,23 @@ from gram_platform.methods.nodes import BASELINE, VARIANT
 
 FIT, UNIT = "fit", "unit"
 AUXILIARY, SINGLE = "auxiliary", "one auxiliary domain"
-# Table rows leave out smaller shares, whose errors are small because the shares are.
+# The tables leave out smaller shares, whose errors are small because the shares are small.
 LOWEST_SHARE = 0.25
 ERROR_COLUMNS = ["error_of", "size", "seed", "share", "domain", "compute_ratio", "error"]
 ERROR_CELL = ["error_of", "size", "domain"]
 CALIBRATION_COLUMNS = [*ERROR_CELL, *(f"bias{end}" for end in ENDS)]
 CALIBRATION_COLUMNS += ["rms", "rms_of_means", "worst", "num_ratios", "num_seeds"]
 CLASS_OF = {CORE: CORE, "retain": AUXILIARY, "forget": AUXILIARY, ELICITED: AUXILIARY}
-# A unit whose errors are below needs no warning.
+# A unit with smaller errors needs no warning.
 FITS = 0.05
-# A size takes the error of one with at most so many times its parameters, and on the same text
-# steps, or so many times fewer [ours].
+# A size takes the error of a size whose parameters, and steps on the same text, differ by at most
+# this factor [ours].
 NEAR = 3.0
-# The correlations of errors, and of differences, that lie 1, 2, ... shares apart: means over the
+# The correlations of errors, and of differences, at distances of 1, 2, ... shares: means over the
 # calibrations of `unit_errors.csv` (docs/findings/intervals.md).
 RATIO_LAGS = (0.56, 0.41, 0.37, 0.22, 0.10, 0.16, -0.06)
 DIFFERENCE_LAGS = (-0.23, 0.01, -0.03, 0.04, -0.38, -0.29)
-# Of a record that does not say how many shares were rated.
+# The number of rated shares of a record that does not say it.
 NUM_SHARES = 8
 ERROR_FILE = Path(__file__).with_name("unit_errors.csv")
 MEASURED_COLUMNS = ["size", "class", "ratio", "difference", "num_shares", "num_seeds"]
@@ -55,10 +55,9 @@ FILE_COLUMNS = ["corpus", "parameters", "steps", *MEASURED_COLUMNS]
 
 
 def unit_errors(ratios: pd.DataFrame, curves: pd.DataFrame, unit: str) -> pd.DataFrame:
-    """Returns a row per rated baseline and domain: ERROR_COLUMNS.
+    """Returns ERROR_COLUMNS, a row per rated baseline and domain with a known ratio.
 
-    A ratio that cannot be computed has no row. `ratios` and `curves` are those of an analysis whose
-    variants are the reference, named `unit`, and rated baselines.
+    The variants of `ratios` and `curves` are the reference, `unit`, and rated baselines.
     """
     # A curve's last point is after training.
     num_steps = curves.groupby("run_id")["step"].max()
@@ -71,9 +70,9 @@ def unit_errors(ratios: pd.DataFrame, curves: pd.DataFrame, unit: str) -> pd.Dat
 def fit_errors(
     ratios: pd.DataFrame, curves: pd.DataFrame, constant_rate: Mapping[str, tuple[float, float]]
 ) -> pd.DataFrame:
-    """Returns a row per reference seed, domain and step at a constant learning rate: ERROR_COLUMNS.
+    """Returns ERROR_COLUMNS, a row per reference seed, domain and step at a constant learning rate.
 
-    `ratios` and `curves` hold the reference alone. `constant_rate`: of each size, the shares of the
+    `ratios` and `curves` hold only the reference. `constant_rate` holds, by size, the shares of the
     steps at which warm-up ends and decay begins. A size with one seed has no row, since no other
     seed can rate it.
     """
@@ -110,8 +109,8 @@ def _errors(rated: pd.DataFrame) -> pd.DataFrame:
 def by_class(errors: pd.DataFrame) -> pd.DataFrame:
     """Returns the errors of core and, as AUXILIARY, their mean over auxiliary domains in a seed.
 
-    Both are what a table's classes are off by: ratios are averaged over domains before they are
-    compared. Two baselines of a seed whose lengths round to the same share count as one.
+    The classes of a table have these errors, since they are means over domains. Two baselines of a
+    seed whose lengths round to the same share count as one.
     """
     named = errors.assign(domain=errors["domain"].where(errors["domain"] == CORE, AUXILIARY))
     names = ["error_of", "size", "seed", "share", "domain"]
@@ -120,16 +119,15 @@ def by_class(errors: pd.DataFrame) -> pd.DataFrame:
 
 
 def _counted(errors: pd.DataFrame) -> pd.DataFrame:
-    """Selects the shares from LOWEST_SHARE on; a length is rounded to whole steps."""
+    """Selects the shares from LOWEST_SHARE on; lengths are whole steps, so shares are rounded."""
     return errors[errors["share"].astype(float).round(2) >= LOWEST_SHARE]
 
 
 def calibration_table(errors: pd.DataFrame) -> pd.DataFrame:
-    """Returns a row per error, size and class, and one for single auxiliary domains: TABLE_COLUMNS.
+    """Returns CALIBRATION_COLUMNS, a row per error, size and class, also of single domains.
 
-    `bias`: the mean error, with a 90% t-interval over seeds. `rms`: root mean square of all errors.
-    `rms_of_means`: that of the errors' means over seeds. NaN with one seed. `worst`: the largest
-    error, with its sign.
+    `bias`: the mean error, with a 90% t-interval over seeds. `rms`: the root mean square of all
+    errors. `worst`: the largest error, with its sign.
     """
     single = errors[errors["domain"] != CORE].assign(domain=SINGLE)
     frame, rows = _counted(pd.concat([by_class(errors), single], ignore_index=True)), []
@@ -151,8 +149,8 @@ def rms_of_means(cell: pd.DataFrame) -> float:
     """Returns the root mean square over shares of the errors' means over seeds.
 
     NaN without a share of two seeds. `cell` has `share, seed, error`. The seeds' own spread is not
-    taken off: with three seeds that estimate is often 0, which would claim a unit without error. So
-    this errs on the large side.
+    subtracted, since with three seeds the result would often be 0. So the error is rather too
+    large.
     """
     means = cell.groupby(["share", "seed"])["error"].mean().groupby("share").agg(["mean", "count"])
     means = means.loc[means["count"] > 1, "mean"]
@@ -164,27 +162,26 @@ class UnitError(NamedTuple):
 
     # The error of one ratio.
     ratio: float
-    # The error of the difference of two ratios of one class that are read off the same curves.
+    # The error of the difference of two ratios of one class by the same curves.
     difference: float
 
 
 NOT_KNOWN = UnitError(math.nan, math.nan)
-# The errors by (size, class).
+# By (size, class).
 UnitErrors = Mapping[tuple[str, str], UnitError]
 
 
 def measured_errors(errors: pd.DataFrame) -> pd.DataFrame:
-    """Returns MEASURED_COLUMNS from a calibration's errors: a row per size and class.
+    """Returns MEASURED_COLUMNS from a calibration's errors of the unit: a row per size and class.
 
-    `errors` has ERROR_COLUMNS; those of the fit do not count, nor do shares below LOWEST_SHARE or
-    with one seed. A size with fewer than two shares has no row.
+    Shares below LOWEST_SHARE or with one seed do not count. A size with fewer than two shares has
+    no row.
     """
     unit, rows = _counted(errors[errors["error_of"] == UNIT]), []
     for (size, name), cell in by_class(unit).groupby(["size", "domain"], sort=False):
         by_share = cell.pivot(index="share", columns="seed", values="error").sort_index()
         by_share = by_share[by_share.notna().sum(axis="columns") > 1]
         if len(by_share) > 1:
-            # Each part gets a row per share and seed in place of a column per seed.
             ratio, difference = (
                 rms_of_means(part.melt(value_name="error", ignore_index=False).dropna())
                 for part in (by_share, by_share.diff().iloc[1:])
@@ -196,15 +193,15 @@ def measured_errors(errors: pd.DataFrame) -> pd.DataFrame:
 
 @cache
 def shipped_errors() -> pd.DataFrame:
-    """Reads the errors measured for the package: FILE_COLUMNS, a row per corpus, size and class."""
+    """Reads FILE_COLUMNS: the errors measured for the package, by corpus, size and class."""
     return pd.read_csv(ERROR_FILE, comment="#")
 
 
 def nearest_errors(rows: pd.DataFrame, corpus: str, parameters: int, steps: int) -> list[dict]:
-    """Returns a row of FILE_COLUMNS for each class with `places`, where it was measured.
+    """Returns a row of FILE_COLUMNS for each class, with the `places` where it was measured.
 
-    It is that of the nearest size of the corpus within NEAR. If there is none, it has the largest
-    errors that were measured on any text at sizes with parameters within NEAR. [] without any.
+    The row is of the corpus's nearest size within NEAR. If there is none, it has the largest errors
+    that were measured on any text at sizes with parameters within NEAR.
     """
     apart = [_times(other, parameters) for other in rows["parameters"]]
     far = [max(a, _times(b, steps)) for a, b in zip(apart, rows["steps"], strict=True)]
@@ -227,7 +224,7 @@ def _times(number: float, other: float) -> float:
 
 
 def effective_freedom(number: int, lags: Sequence[float]) -> float:
-    """Returns the degrees of freedom of the mean square of values that are correlated by `lags`.
+    """Returns the degrees of freedom of the mean square of values with correlations `lags`.
 
     Source: Satterthwaite (1946), trace(R)^2 / trace(R^2) of the correlations R.
     """
@@ -236,10 +233,9 @@ def effective_freedom(number: int, lags: Sequence[float]) -> float:
 
 
 def errors_by_class(stored: Iterable[Mapping]) -> UnitErrors:
-    """Returns {(size, class): error} of rows with `size, class, ratio, difference`, root mean
-    squares, and `num_shares`.
+    """Returns {(size, class): error} from rows with `size, class, ratio, difference, num_shares`.
 
-    The class of a row is core or AUXILIARY.
+    `ratio` and `difference` are root mean squares, the class is core or AUXILIARY.
     """
     found = {}
     for row in stored:

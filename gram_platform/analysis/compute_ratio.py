@@ -1,14 +1,13 @@
-"""Computes compute ratios: the place of a loss on the baseline's learning curve.
+"""Computes compute ratios: the place of a loss on the baseline's learning curve, 1 at its end.
 
-It is 1 where the baseline's own final loss lies. Source: the paper's appendix "Compute Ratio
-Methodology". For each domain, L(s) = A (s + s0)^-alpha (A, alpha > 0, no floor) is fitted to the
-baseline's validation curve, all seeds pooled, by least squares on the log loss. The inverse step(l)
-= (A / l)^(1 / alpha) - s0 turns losses into steps, and CR(l) = step(l) / mean over baseline seeds
-of step(l_n).
+Source: the paper's appendix "Compute Ratio Methodology". For each domain, L(s) = A (s + s0)^-alpha
+(A, alpha > 0, no floor) is fitted to the baseline's validation curve, all seeds pooled, by least
+squares on the log loss. The inverse step(l) = (A / l)^(1 / alpha) - s0 turns losses into steps, and
+CR(l) = step(l) / mean over baseline seeds of step(l_n).
 
 Ours: s0 > -min(s), so that the curve is finite at every measured step. Given s0 the problem is
-linear, so only s0 is searched, over its whole range: first on a logarithmic grid, then by a bounded
-minimiser around every local minimum.
+linear. So the fit searches only s0, on a logarithmic grid over its whole range and then around
+every local minimum.
 """
 
 import math
@@ -21,38 +20,34 @@ from scipy.optimize import minimize_scalar
 from gram_platform.analysis.intervals import floats, positive
 from gram_platform.config.identity import invalid
 
-# Distinct steps that a fit needs: the curve has three parameters.
+# The distinct steps that a fit of three parameters needs.
 MIN_POINTS = 3
-# s0 is at its bound if s0 + min(s) is below this share of `_scale`, or this close to the upper end.
+# s0 is at its bound if s0 + min(s) is below this share of `_scale`, or as close to the upper end.
 BOUND_FRACTION = 0.05
 # The smallest and the largest `step_rms` of the published curves (docs/findings/unit.md).
 PUBLISHED_STEP_RMS = (0.18, 0.71)
 GRID_POINTS = 400
-# Numbers held at once in an array of offsets x points: 8 MB.
+# The most numbers in an array of offsets x points: 8 MB.
 NUMBERS_AT_ONCE = 2**20
-# The range of s0 + min(s), in units of the first step and of the last.
+# The range of s0 + min(s), in units of `_scale` and of the last step.
 LOWEST, HIGHEST = 1e-6, 1e6
 
 
 @dataclass(frozen=True)
 class LearningCurve:
-    """L(s) = A (s + s0)^-alpha.
-
-    It is stored relative to the first measured step, so that a huge s0 loses no digits.
-    """
+    """L(s) = A (s + s0)^-alpha, relative to the first measured step, so that no digits are lost."""
 
     alpha: float
     # s0 + first_step, > 0.
     offset: float
-    # The smallest measured step.
+    # The smallest and the largest measured step.
     first_step: float
-    # The largest measured step.
     last_step: float
     # The fitted log loss at first_step.
     log_loss_first: float
     # The root mean square of the residuals of the log loss.
     rms: float
-    # s0 is at an end of its range or close to it (BOUND_FRACTION): read the curve with care.
+    # s0 is at an end of its range, by BOUND_FRACTION: read the curve with care.
     at_bound: bool
     num_points: int
 
@@ -63,10 +58,7 @@ class LearningCurve:
 
     @property
     def A(self) -> float:
-        """The paper's A; infinite if too large for a float (s0 at its upper bound).
-
-        `loss` and `step` do not use it.
-        """
+        """The paper's A; infinite if too large for a float, with s0 at its upper bound."""
         log_a = self.log_loss_first + self.alpha * math.log(self.offset)
         return math.exp(log_a) if log_a < 709.0 else math.inf
 
@@ -79,8 +71,8 @@ class LearningCurve:
     def step_rms(self) -> float:
         """The residual as a share of the steps, to first order.
 
-        Log loss over alpha is log (s + s0). On a flat curve it is large although `rms` is small: at
-        alpha 0.06, 0.5% of the loss is 8% of the steps.
+        On a flat curve it is large although `rms` is small: at alpha 0.06, 0.5% of the loss is 8%
+        of the steps.
         """
         return self.rms / self.alpha
 
@@ -102,9 +94,8 @@ class LearningCurve:
     def step(self, loss):
         """Returns the steps at which the curve reaches `loss`, a number or an array.
 
-        ValueError unless positive. Clips nothing: a loss below the curve's last gives more than
-        `last_step`, and one far above the first can give less than 0 if s0 > 0. Infinite if too
-        large for a float.
+        ValueError unless positive. A loss below the curve gives more than `last_step`. A loss far
+        above the curve can give less than 0 if s0 > 0. Infinite if too large for a float.
         """
         losses = floats("loss", loss)
         positive("loss", losses.ravel())
@@ -116,9 +107,8 @@ class LearningCurve:
 def fit_learning_curve(steps: Sequence[float], losses: Sequence[float]) -> LearningCurve:
     """Fits L(s) = A (s + s0)^-alpha to pooled points [N] of one or more seeds; steps may repeat.
 
-    `steps` are optimizer steps >= 0, `losses` nats a token > 0. ValueError if they are not finite
-    numbers, differ in length, hold fewer than three distinct steps, or if the losses do not fall
-    (no alpha > 0 fits).
+    `steps` are optimizer steps >= 0, `losses` nats a token > 0. ValueError for other numbers, fewer
+    than three distinct steps, or losses that do not fall (no alpha > 0 fits).
     """
     s, y = _points(steps, losses)
     # The candidates of s0 + min(s) [G].
@@ -145,11 +135,11 @@ def fit_learning_curve(steps: Sequence[float], losses: Sequence[float]) -> Learn
 
 
 def compute_ratio(curve: LearningCurve, loss, baseline_losses: Sequence[float]):
-    """Returns step(loss) / mean over baseline seeds of step(baseline loss).
+    """Returns step(loss) / mean over baseline seeds of step(baseline loss); above 1 is better.
 
     `loss` is a number or an array. `baseline_losses` holds each baseline seed's final loss on the
-    same domain; all losses in nats a token. Above 1 is better than the baseline. ValueError for
-    losses <= 0, or if the baseline's mean step equivalent is <= 0.
+    same domain. All losses are in nats a token. ValueError for losses <= 0, or if the mean of the
+    baseline's steps is <= 0.
     """
     baseline = positive("baseline_losses", np.atleast_1d(baseline_losses))
     if baseline.size == 0:
@@ -165,21 +155,21 @@ def compute_ratio(curve: LearningCurve, loss, baseline_losses: Sequence[float]):
 
 
 def _scale(s: np.ndarray) -> float:
-    """Returns the unit of closeness to -min(s): the shorter of first step and first interval."""
+    """Returns the shorter of the first step, if it is not 0, and the first interval."""
     distinct = np.unique(s)
     gap = float(distinct[1] - distinct[0])
     return min(gap, float(distinct[0])) if distinct[0] > 0 else gap
 
 
 def _slope(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Returns alpha and the intercept of the least-squares line y = intercept - alpha x."""
+    """Fits alpha and the intercept of y = intercept - alpha x by least squares."""
     centred = x - x.mean()
     alpha = -float(centred @ (y - y.mean()) / (centred @ centred))
     return alpha, float(y.mean() + alpha * x.mean())
 
 
 def _profile(offsets: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns the residual sum of squares [G] at each offset, A and alpha solved for.
+    """Returns the residual sum of squares [G] at each offset with the best A and alpha.
 
     Infinite where alpha <= 0.
     """
@@ -198,7 +188,6 @@ def _profile_chunk(offsets: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndar
 
 
 def _refine(offsets: np.ndarray, rss: np.ndarray, s: np.ndarray, y: np.ndarray) -> float:
-    """Returns the best offset: minimises around every local minimum of the grid."""
     padded = np.concatenate([[np.inf], rss, [np.inf]])
     is_local = (rss <= padded[:-2]) & (rss <= padded[2:]) & np.isfinite(rss)
     spacing = float(np.log(offsets[1] / offsets[0]))
@@ -209,8 +198,8 @@ def _refine(offsets: np.ndarray, rss: np.ndarray, s: np.ndarray, y: np.ndarray) 
 def _descend(offset: float, spacing: float, s: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     """Returns (residual sum of squares, offset) of the minimum within one grid spacing.
 
-    Searches the log offset. Searches twice, the second time around the first result: the minimiser
-    resolves 1e-8 of its variable's size.
+    It searches the log offset, then once more around the result, since the minimiser resolves 1e-8
+    of its variable's size.
     """
     best = float(_profile(np.array([offset]), s, y)[0]), float(offset)
     for width in (spacing, 1e-6):
@@ -226,7 +215,6 @@ def _descend(offset: float, spacing: float, s: np.ndarray, y: np.ndarray) -> tup
 
 
 def _like(reference, values: np.ndarray):
-    """Returns a float for a number, an array for an array."""
     return float(values) if np.ndim(reference) == 0 else values
 
 

@@ -1,10 +1,11 @@
 """Measures how few tokens carry the loss of a removed capability, by their increases.
 
-Source: the paper's appendix "Capability Removal Concentrates Loss on Domain-Relevant Tokens". The
-baseline has the same size and seed. The paper shows sentences; the aggregate over whole validation
-sequences is ours: the Gini coefficient of the positive increases, the share of tokens with one, and
-the part of their sum on the tenth of all tokens with the largest increases. Noise is unevenly
-spread too, so every table has a control: the baseline of another seed in place of a view.
+Source: the paper's appendix "Capability Removal Concentrates Loss on Domain-Relevant Tokens". An
+increase is over the baseline of the same size and seed. The paper shows sentences; the aggregate
+over whole validation sequences is ours: the Gini coefficient of the positive increases, the share
+of tokens with a positive increase, and the part of the sum on the tenth of all tokens with the
+largest increases. Noise is unevenly spread too, so every table has a control: the baseline of
+another seed in place of a view.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,19 +20,15 @@ from gram_platform.analysis.tables import over_seeds, run_names
 from gram_platform.config.identity import invalid
 from gram_platform.methods.nodes import BASELINE
 
-# The share of the tokens whose part of the increases is `top_share`.
+# `top_share` is the part of the increases on this share of the tokens.
 TOP = 0.1
 # The quantile of increases that is shaded in full colour.
 CALIBRATION = 0.9
 CONTROL, FORGET, RETAIN = "control", "forget", "retain"
 STATISTICS = ("gini", "top_share", "positive", "increase")
 TOKEN_ROW = ["method", "size", "profile", "domain", "class"]
-LOCALIZATION_COLUMNS = [
-    *TOKEN_ROW,
-    *(name + end for name in STATISTICS for end in ENDS),
-    "num_tokens",
-    "num_seeds",
-]
+LOCALIZATION_COLUMNS = [*TOKEN_ROW, *(name + end for name in STATISTICS for end in ENDS)]
+LOCALIZATION_COLUMNS += ["num_tokens", "num_seeds"]
 # The number of points of a curve.
 NUM_POINTS = 101
 # The shares of the tokens at a curve's points, the largest increases first.
@@ -58,9 +55,9 @@ class MeasuredTokens:
 class Localization:
     """Holds every table of the study."""
 
-    # LOCALIZATION_COLUMNS as in table.csv, and `runs`: the ids of the runs behind a row.
+    # LOCALIZATION_COLUMNS as in table.csv, and `runs`: the `run_names` of a row.
     table: pd.DataFrame
-    # TOKEN_ROW, seed, STATISTICS, num_tokens, runs: averaged by `table`.
+    # What `table` averages: TOKEN_ROW, seed, STATISTICS, num_tokens, runs.
     per_seed: pd.DataFrame
     # `method, size, class, tokens, share, runs`: means over seeds of the `mean` rows' curves.
     curves: pd.DataFrame
@@ -74,9 +71,9 @@ class Localization:
 
 
 def gini(values: np.ndarray) -> float:
-    """Returns the Gini coefficient of n values >= 0; NaN if all are 0.
+    """Returns the Gini coefficient of n values >= 0, NaN if all are 0.
 
-    It is 0 if all are equal, (n - 1) / n if one holds all.
+    It is 0 if all are equal, and (n - 1) / n if all but one are 0.
     """
     ordered = np.sort(values, axis=None)
     num, total = len(ordered), ordered.sum()
@@ -86,9 +83,9 @@ def gini(values: np.ndarray) -> float:
 
 
 def concentration_curve(values: np.ndarray) -> np.ndarray:
-    """Returns the parts of the sum that the largest shares of the values >= 0 hold [NUM_POINTS].
+    """Returns the parts of the sum [NUM_POINTS] that the largest values hold, by TOKEN_SHARES.
 
-    NaN if all are 0.
+    The values are >= 0. NaN if all are 0.
     """
     held = np.concatenate([[0.0], np.cumsum(np.sort(values, axis=None)[::-1])])
     with np.errstate(invalid="ignore"):
@@ -101,8 +98,8 @@ def localize(
     """Returns a row per view and domain.
 
     The columns are TOKEN_ROW, `retained`, `seed`, STATISTICS, `num_tokens`, `runs` and `curve`.
-    `references` holds the baselines by (size, seed). Views without one have no rows. ValueError if
-    token counts differ.
+    `references` holds the baselines by (size, seed). Views without a baseline have no rows.
+    ValueError if token counts differ.
     """
     rows = []
     for view in views:
@@ -138,11 +135,11 @@ def _measures(losses: np.ndarray, reference: np.ndarray) -> dict:
 
 
 def localization_tables(rows: pd.DataFrame, missing: Sequence[tuple] = ()) -> Localization:
-    """Returns all tables from the rows of `localize`; `missing`: VIEW of those without losses.
+    """Returns all tables from the rows of `localize`; `missing` holds VIEW of views without losses.
 
     `mean` rows (profile and domain) average a class within a seed over all pairs of a profile and a
-    domain, of the profiles of core with at most one auxiliary domain; then seeds are averaged. A
-    seed with a missing view of a method has no such row.
+    domain, for the profiles of core with at most one auxiliary domain. A seed with a missing view
+    of a method has no such row.
     """
     is_few = ~rows["retained"].str.contains(",") | (rows["class"] == CONTROL)
     lacking, of_rows = {view[:3] for view in missing}, rows[VIEW[:3]]
@@ -181,7 +178,6 @@ def _mean(values: pd.Series) -> float:
 
 
 def _summary(per_seed: pd.DataFrame) -> pd.DataFrame:
-    """Averages over seeds, with 90% t-intervals; NaN if no seed has the value."""
     groups = per_seed.groupby(TOKEN_ROW, sort=False)
     rest = groups.agg({"num_tokens": "first", "runs": run_names}).reset_index()
     table = over_seeds(per_seed, TOKEN_ROW, STATISTICS).merge(rest, on=TOKEN_ROW)
@@ -189,7 +185,6 @@ def _summary(per_seed: pd.DataFrame) -> pd.DataFrame:
 
 
 def _ordered(frame: pd.DataFrame) -> pd.DataFrame:
-    """Sorts by method, then in the order of sizes, then by profile, class and domain."""
     sizes = list(dict.fromkeys(frame["size"]))
     ranks = [
         (method_key(m), sizes.index(s), profile_key(p), k, d)
@@ -205,7 +200,7 @@ class ShadedText:
     """One text under several views, and the increase that is drawn in full colour."""
 
     domain: str
-    # The characters [T + 1] that each token adds to the text.
+    # The texts of the tokens [T + 1].
     pieces: tuple[str, ...]
     # The baseline's loss on every token but the first [T], in nats.
     baseline: np.ndarray
@@ -216,14 +211,11 @@ class ShadedText:
 
 
 def shading_scale(increases: np.ndarray) -> float:
-    """Returns the increase in full colour from the filtered model's increases on the text [T].
-
-    NaN if it is <= 0.
-    """
+    """Returns a quantile of the filtered model's increases on the text [T], NaN if it is <= 0."""
     scale = float(np.quantile(increases, CALIBRATION))
     return scale if scale > 0.0 else np.nan
 
 
 def shades(increases: np.ndarray, scale: float) -> np.ndarray:
-    """Converts increases to colours between 0 and 1; 0 without a scale."""
+    """Converts increases to shades from 0 to 1, 0 without a scale."""
     return np.clip(increases / scale, 0.0, 1.0) if scale == scale else np.zeros(np.shape(increases))

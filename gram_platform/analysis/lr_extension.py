@@ -1,13 +1,13 @@
 """Extends a grid of learning rates and batches towards a minimum at its border [ours].
 
-The paper's grids are fixed. A minimum at the border is an extrapolation, so the grid grows on that
-side, unless all cells on that border diverged or failed, or the side has grown to its limit.
+The paper's grids are fixed. A minimum at the border is an extrapolation, so the grid grows on this
+side, unless all cells there diverged or failed, or the side has grown to its limit.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
 from gram_platform.config.identity import invalid
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SIDES = ("lr low", "lr high", "batch low", "batch high")
 EDGE_WORDS = {"low": "lower", "high": "upper"}
-# The fewest values of each axis: fewer cannot determine a quadratic.
+# The fewest values of each axis that determine a quadratic.
 MIN_VALUES = 3
 
 # The peak LR, and the batch in sequences.
@@ -26,34 +26,27 @@ Cell = tuple[float, int]
 
 @dataclass(frozen=True)
 class Grid:
-    """The grid of one size: rising rates and batches, cells left out, and how often a side grew."""
+    """The grid of one size: rising rates and batches, except some cells."""
 
     lrs: tuple[float, ...]
     batches: tuple[int, ...]
-    # Cells beyond others that diverged.
+    # Cells beyond unusable cells.
     left_out: frozenset[Cell] = frozenset()
-    # How many values each side got, in the order of SIDES.
+    # How many values each of SIDES got.
     num_added: tuple[int, int, int, int] = (0, 0, 0, 0)
 
     def __post_init__(self) -> None:
         for field, values in (("lrs", self.lrs), ("batches", self.batches)):
-            is_rising = all(0.0 < a < b for a, b in pairwise(values))
-            if (
-                len(values) < MIN_VALUES
-                or not is_rising
-                or not all(math.isfinite(v) for v in values)
-            ):
-                raise invalid(
-                    field, list(values), f"at least {MIN_VALUES} positive numbers, rising"
-                )
+            is_rising = all(0.0 < a < b < math.inf for a, b in pairwise(values))
+            if len(values) < MIN_VALUES or not is_rising:
+                allowed = f"at least {MIN_VALUES} positive numbers, rising"
+                raise invalid(field, list(values), allowed)
         if any(batch != int(batch) for batch in self.batches):
             raise invalid("batches", list(self.batches), "whole sequences")
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        return tuple(
-            (lr, b) for lr in self.lrs for b in self.batches if (lr, b) not in self.left_out
-        )
+        return tuple(cell for cell in product(self.lrs, self.batches) if cell not in self.left_out)
 
 
 @dataclass(frozen=True)
@@ -74,10 +67,10 @@ def extension(
 ) -> Extension:
     """Extends one size's grid by one step, from the size's trials (columns: see `lr_grid`).
 
-    Equal trials, equal step. A side at or beyond which the pooled minimum lies (without a minimum:
-    on which the best cell lies) gets one more value, in the ratio of the outermost two. Adds at
-    most `limit` values to a side, no batch for which `why_not` returns a reason, and no cell whose
-    nearest neighbour in the grid diverged, failed or was left out.
+    A side gets one more value, in the ratio of the outermost two, if the pooled minimum lies at or
+    beyond it, or, without a minimum, if the best cell lies on it. A side gets at most `limit`
+    values, no batch for which `why_not` returns a reason, and no cell whose nearest neighbour in
+    the grid diverged, failed or was left out.
     """
     from gram_platform.analysis.lr_grid import POOLED, cells, optima_table
     from gram_platform.analysis.surface import Fit
@@ -89,7 +82,7 @@ def extension(
     usable = {
         (lr, int(batch)) for lr, batch in table.loc[table["used"], ["lr", "batch"]].to_numpy()
     }
-    unusable = {(lr, batch) for lr in grid.lrs for batch in grid.batches} - usable
+    unusable = set(product(grid.lrs, grid.batches)) - usable
     problem = "the surface cannot be fitted" if row["reason"] else "the surface is not convex"
     place = "the minimum lies" if row["convex"] else f"{problem}, and the best cell lies"
     wanted, messages = [], []
@@ -97,33 +90,26 @@ def extension(
         value, refusal = _step(grid, side, limit, why_not)
         if not refusal and all(cell in unusable for cell in _border(grid, side)):
             refusal = "the cells there diverged or failed"
-        message = (
-            f"{row['size']}: {place} at the {EDGE_WORDS[side.split()[1]]} edge of {side.split()[0]}"
-        )
-        messages.append(
-            f"{message}: "
-            + (f"not extended, {refusal}" if refusal else f"adding {_named(side, value)}")
-        )
+        axis, end = side.split()
+        step = f"not extended, {refusal}" if refusal else f"adding {_named(side, value)}"
+        messages.append(f"{row['size']}: {place} at the {EDGE_WORDS[end]} edge of {axis}: {step}")
         wanted += [] if refusal else [(side, value)]
     grown = _grown(grid, wanted, unusable)
     known = set(grid.cells)
-    return Extension(
-        grown, tuple(cell for cell in grown.cells if cell not in known), tuple(messages)
-    )
+    new = tuple(cell for cell in grown.cells if cell not in known)
+    return Extension(grown, new, tuple(messages))
 
 
 def _step(grid: Grid, side: str, limit: int, why_not: Callable[[int], str]) -> tuple[float, str]:
-    """Returns the next value beyond a side, and the reason not to add it, if any."""
+    """Returns the next value beyond a side, and the reason not to add it, or ""."""
     axis, end = side.split()
     values = grid.lrs if axis == "lr" else grid.batches
     outer, inner = (values[0], values[1]) if end == "low" else (values[-1], values[-2])
     # This is exact for powers of two.
     value = outer * (outer / inner)
     if grid.num_added[SIDES.index(side)] >= limit:
-        return (
-            value,
-            f"{limit} added there is the most that is allowed" if limit else "extensions are off",
-        )
+        most = f"{limit} added there is the most that is allowed"
+        return value, most if limit else "extensions are off"
     if axis == "batch":
         if value != int(value):
             return value, f"the next batch would be {value:g}, which is not whole"
@@ -140,14 +126,12 @@ def _border(grid: Grid, side: str) -> list[Cell]:
 
 
 def _grown(grid: Grid, wanted: Sequence[tuple[str, float]], unusable: set[Cell]) -> Grid:
-    """Returns the grid with the wanted values, without new cells nearest to an unusable one."""
+    """Adds the wanted values, without new cells next to an unusable cell."""
     lrs = sorted([*grid.lrs, *(value for side, value in wanted if side.startswith("lr"))])
     batches = sorted(
         [*grid.batches, *(value for side, value in wanted if side.startswith("batch"))]
     )
-    new = {(lr, batch) for lr in lrs for batch in batches} - {
-        (lr, b) for lr in grid.lrs for b in grid.batches
-    }
+    new = set(product(lrs, batches)) - set(product(grid.lrs, grid.batches))
     beyond = {cell for cell in new if _nearest(grid, cell) in unusable}
     grew = [side for side, _ in wanted]
     added = tuple(count + (side in grew) for side, count in zip(SIDES, grid.num_added, strict=True))
@@ -162,11 +146,9 @@ def _grown(grid: Grid, wanted: Sequence[tuple[str, float]], unusable: set[Cell])
 
 def _nearest(grid: Grid, cell: Cell) -> Cell:
     lr, batch = cell
-    return min(max(lr, grid.lrs[0]), grid.lrs[-1]), min(
-        max(batch, grid.batches[0]), grid.batches[-1]
-    )
+    nearest = min(max(batch, grid.batches[0]), grid.batches[-1])
+    return min(max(lr, grid.lrs[0]), grid.lrs[-1]), nearest
 
 
 def _named(side: str, value: float) -> str:
-    axis = side.split()[0]
-    return f"{axis} {value:g}" if axis == "lr" else f"{axis} {value:,}"
+    return f"lr {value:g}" if side.startswith("lr") else f"batch {value:,}"

@@ -2,13 +2,12 @@
 
 Every function takes `trials`, a row per run with `size, parameters, seed, lr, batch` (sequences),
 `loss`, `state` (complete, diverged or failed; the loss counts only if complete) and optionally
-`run_id`. Source of the fit: see `surface`. Ours: a cell with a diverged seed is counted but left
-out of every fit, since its surviving seeds make it look better than it is. Pooled fits give each
-seed a level. A size whose fit fails keeps its row, with the reason.
+`run_id`. Source of the fit: see `surface`. Ours: every fit leaves out a cell with a diverged seed,
+whose other seeds make it look better than it is. Pooled fits give each seed a level.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +34,12 @@ CELL = ["size", "parameters", "lr", "batch"]
 NUM_ENDED = ["num_seeds", "num_diverged", "num_failed"]
 # The name in place of a seed for all seeds of the size.
 POOLED = "pooled"
-# The ends of the spans in which the predicted loss is within 0.1% of the minimum.
 SPANS = ["lr_low", "lr_high", "batch_low", "batch_high"]
 OPTIMUM = ["lr", "batch", "loss", *SPANS, "convex", "on_edge"]
 OPTIMUM += ["num_cells", "num_points", "rms", "curvature_t"]
 OPTIMA_COLUMNS = ["size", "parameters", "seed", *OPTIMUM, "num_diverged"]
 OPTIMA_COLUMNS += ["best_lr", "best_batch", "best_loss", "edges", "notes", "reason"]
-# A smallest curvature below this many standard errors may be only noise.
+# A curvature below this many standard errors may be only noise.
 NOISE_T = 2.0
 # The number of points of a surface along each axis.
 SURFACE_POINTS = 25
@@ -51,7 +49,7 @@ CORE_LOSS, DOMAIN_LOSS = "loss_core", "loss_"
 def cells(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
     """Returns a row per size, lr and batch.
 
-    The columns are `loss` (mean of complete seeds), `loss_low, loss_high` over the seeds,
+    The columns are `loss` (mean of complete seeds), `loss_low, loss_high` (smallest and largest),
     `num_seeds, num_diverged, num_failed`, `used` (by fits: a complete seed and none diverged),
     `runs`.
     """
@@ -71,20 +69,18 @@ def cells(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
 
 
 def used_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
-    """Returns the complete trials of the cells that fits use."""
     frame, table = checked_trials(trials, may_repeat), cells(trials, may_repeat)
     kept = frame.merge(table.loc[table["used"], CELL], on=CELL)
     return kept[kept["state"] == State.COMPLETE].reset_index(drop=True)
 
 
 def optima_table(trials: pd.DataFrame, fit: Fit = OUR_FIT) -> pd.DataFrame:
-    """Returns OPTIMA_COLUMNS: of each size, by parameters, the pooled optimum, then each seed's.
+    """Returns OPTIMA_COLUMNS: for each size, by parameters, the pooled optimum, then each seed's.
 
-    `best_*` is the used cell with the lowest mean loss. If cells lack a seed, the levels of the
-    seeds are subtracted first, so it may differ from the mean in `cells`. `edges` lists the sides
-    of the grid, such as `lr high, batch low`, at or beyond which the minimum lies (without a
-    minimum: the best cell). `notes` holds warnings in words. A failed fit has no optimum but a
-    `reason`. `num_diverged` counts cells.
+    `best_*` is the used cell with the lowest mean loss, less the levels of the seeds if cells lack
+    a seed. `edges` lists the sides of the grid, such as `lr high, batch low`, at or beyond which
+    the minimum lies, or without a minimum the best cell. `notes` holds warnings in words. A failed
+    fit has no optimum but a `reason`. `num_diverged` counts cells.
     """
     table, used = cells(trials, fit.as_published), used_trials(trials, fit.as_published)
     rows = []
@@ -106,7 +102,7 @@ def optima_table(trials: pd.DataFrame, fit: Fit = OUR_FIT) -> pd.DataFrame:
 def surface_table(trials: pd.DataFrame, fit: Fit = OUR_FIT) -> pd.DataFrame:
     """Returns `size, lr, batch, loss`: the pooled fits on a log-spaced mesh over each size's grid.
 
-    Sizes whose fit fails have no rows; `optima_table` says why.
+    Sizes whose fit fails have no rows.
     """
     parts = [pd.DataFrame(columns=["size", "lr", "batch", "loss"])]
     for (_, size), group in used_trials(trials, fit.as_published).groupby(["parameters", "size"]):
@@ -127,13 +123,12 @@ def surface_table(trials: pd.DataFrame, fit: Fit = OUR_FIT) -> pd.DataFrame:
 def load_trials(path: str | Path, named_sizes: bool = False) -> pd.DataFrame:
     """Reads trials for `analyse_grid` from a CSV, in the file's order.
 
-    Drops columns that it does not need. Columns: `size`, `parameters`, `seed`, `lr`, `batch`
-    (sequences), and the loss in nats a token: either `loss`, or `loss_core` and a `loss_<domain>`
-    per auxiliary domain, combined as half core and half the mean of the rest. `state`: complete by
-    default; running and waiting trials are left out, so a search's `trials.csv` can be read.
-    `named_sizes` takes the parameters from the names of the sizes, 50M as 50e6, as the authors'
-    laws do: exact counts move an exponent by a hundredth. ValueError names the line and column of a
-    missing value or one that is no number; `analyse_grid` checks whether the trials make a grid.
+    Columns: `size`, `parameters`, `seed`, `lr`, `batch` (sequences), and the loss in nats a token:
+    either `loss`, or `loss_core` and a `loss_<domain>` per auxiliary domain, of which half core and
+    half the mean of the rest count. `state` is complete by default; running and waiting trials are
+    left out, so a search's `trials.csv` can be read. `named_sizes` takes the parameters from the
+    names of the sizes, 50M as 50e6, as the authors' laws do: exact counts move an exponent by a
+    hundredth. ValueError for a missing value or a text that is no number.
     """
     table = pd.read_csv(path, dtype={"size": str, "seed": str})
     domains = [name for name in table if name.startswith(DOMAIN_LOSS) and name != CORE_LOSS]
@@ -163,7 +158,7 @@ def _require_values(
 ) -> None:
     """ValueError for the first row without a usable value in the columns `names`, or state.
 
-    A loss matters only if the trial is complete. `field` names a row and a column in the error.
+    `field` names a row and a column in the error.
     """
     for name in names:
         rows = trials[trials[STATE] == State.COMPLETE] if name.startswith("loss") else trials
@@ -188,10 +183,9 @@ def _named_count(line: int, size: str) -> float:
 
 
 def checked_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
-    """Returns the trials sorted, with `run_id` (empty if unknown).
+    """Returns the trials sorted, with `run_id` ("" if unknown).
 
-    ValueError for values that no grid can hold, and a trial that occurs twice unless they
-    `may_repeat`.
+    ValueError for values that no grid can hold, and for a repeated trial unless `may_repeat`.
     """
     if absent := {*TRIAL_FIELDS, STATE} - {*trials}:
         allowed = f"a frame with the columns {', '.join([*TRIAL_FIELDS, STATE])}"
@@ -204,10 +198,10 @@ def checked_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFra
         seed=trials["seed"].astype(str),
     )
     for name in ("parameters", "lr", "batch"):
-        # The frame may have been read as text.
+        # A frame may have numbers as text.
         frame[name] = pd.to_numeric(frame[name])
     for name in ("lr", "batch"):
-        # Values that differ only in their last bits are one cell.
+        # Values that differ in their last bits are one cell.
         same = np.log(frame[name].to_numpy(float)).round(SAME_CELL)
         frame[name] = frame[name].groupby(same).transform("min")
     pairs = frame[["size", "parameters"]].drop_duplicates()
@@ -225,7 +219,7 @@ def checked_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFra
 def _optimum_row(group: pd.DataFrame, fit: Fit) -> dict:
     axes = ["lr", "batch"]
     by_cell = group.groupby(axes)
-    # The number of cells that lack one of the seeds of the group.
+    # The number of cells that lack a seed.
     lacking = int((by_cell["seed"].nunique() < group["seed"].nunique()).sum())
     losses = group["loss"]
     if lacking:
@@ -233,30 +227,27 @@ def _optimum_row(group: pd.DataFrame, fit: Fit) -> dict:
     means = group.assign(loss=losses).groupby(axes)["loss"].mean().reset_index()
     best = means.loc[means["loss"].idxmin()] if len(means) else dict.fromkeys(means, math.nan)
     row = {f"best_{name}": float(best[name]) for name in (*axes, "loss")}
-    about = f"{lacking} of {len(means)} cells lack a seed" if lacking else ""
+    lr, batch, optimum, reason = row["best_lr"], row["best_batch"], None, ""
     try:
         surface = fit.surface(group["lr"], group["batch"], group["loss"], group["seed"])
     except ValueError as error:
         row |= dict.fromkeys(OPTIMUM, math.nan) | {"convex": False, "on_edge": False}
-        row |= {"num_cells": len(means), "num_points": len(group), "reason": str(error)}
-        edges = edge_names(row["best_lr"], row["best_batch"], means)
-        return {**row, "edges": edges, "notes": _joined_notes(["no fit: best cell shown", about])}
-    optimum = surface.optimum()
-    lr, batch = (row["best_lr"], row["best_batch"])
-    if optimum.convex:
-        lr, batch = optimum.lr, optimum.batch
+        row |= {"num_cells": len(means), "num_points": len(group)}
+        reason = str(error)
+    else:
+        optimum = surface.optimum()
+        row |= {name: of for name, of in vars(optimum).items() if not name.endswith("_span")}
+        row |= dict(zip(SPANS, (*optimum.lr_span, *optimum.batch_span), strict=True))
+        if optimum.convex:
+            lr, batch = optimum.lr, optimum.batch
     edges = edge_names(lr, batch, means)
-    fields = {name: value for name, value in vars(optimum).items() if not name.endswith("_span")}
-    spans = dict(zip(SPANS, (*optimum.lr_span, *optimum.batch_span), strict=True))
-    notes = _joined_notes([*_flags(optimum, edges), about])
-    return {**row, **fields, **spans, "edges": edges, "notes": notes, "reason": ""}
+    notes = _flags(optimum, edges) if optimum else ["no fit: best cell shown"]
+    notes += [f"{lacking} of {len(means)} cells lack a seed"] if lacking else []
+    return {**row, "edges": edges, "notes": "; ".join(notes), "reason": reason}
 
 
 def edge_names(lr: float, batch: float, grid: pd.DataFrame) -> str:
-    """Returns the sides of a grid at or beyond which a point lies, such as `lr high, batch low`.
-
-    `grid` has the columns lr and batch.
-    """
+    """Returns the sides of a grid at or beyond which a point lies, such as `lr high, batch low`."""
     found = []
     for name, value in (("lr", lr), ("batch", batch)):
         if not len(grid) or math.isnan(value):
@@ -271,7 +262,7 @@ def edge_names(lr: float, batch: float, grid: pd.DataFrame) -> str:
 
 
 def is_flat(curvature_t: float) -> bool:
-    """Tells whether a surface's smallest curvature may be noise alone, as one of unknown error."""
+    """Tells whether a smallest curvature may be noise; one of unknown error may."""
     return not curvature_t >= NOISE_T
 
 
@@ -286,7 +277,3 @@ def _flags(optimum: Optimum, edges: str) -> list[str]:
     elif is_flat(optimum.curvature_t):
         flags.append("curvature within the noise")
     return flags
-
-
-def _joined_notes(notes: Iterable[str]) -> str:
-    return "; ".join(note for note in notes if note)

@@ -1,11 +1,10 @@
 """Fits the laws of learning rate and batch to the optima of a grid, with intervals over seeds.
 
 Source: the paper's appendix "Learning Rate and Batch Size Scaling", as it reads; `as_published`
-does as the authors' code did. An optimum at the edge of its grid is an extrapolation, and one of a
-surface whose curvature may be noise has no place: both are left out if three or more others remain.
-Otherwise all enter, and what is fitted is no law: `no_law` says why, and nothing is predicted from
-it [ours]. On real grids the exponents move by a factor of two with the window, so read no law
-without `window_table`.
+follows the authors' code. An optimum is weak if it is at the edge of its grid, or if its surface's
+curvature may be noise. Weak optima are left out if three or more others remain. Otherwise all
+enter, and the fit is no law: `no_law` says why, and nothing is predicted from it [ours]. On real
+grids the exponents move by a factor of two with the window, so read no law without `window_table`.
 """
 
 import dataclasses
@@ -38,7 +37,7 @@ WINDOWS = (None, 0.2, 0.1, 0.05, 0.02, 0.01)
 LAW_NUMBERS = ["coefficient", "exponent", "r2", "t_low", "t_high"]
 LAW_NUMBERS += ["bootstrap_low", "bootstrap_high"]
 LAW_COLUMNS = ["quantity", *LAW_NUMBERS, "num_resamples", "num_failed"]
-# What rate and batch have in common.
+# The columns that are equal for rate and batch.
 OF_BOTH = ["num_sizes", "sizes", "smallest", "largest", "left_out", "no_law"]
 LAW_COLUMNS += OF_BOTH
 LAW_POINTS = 40
@@ -48,7 +47,7 @@ LAW_POINTS = 40
 class GridAnalysis:
     """Holds every table of a grid.
 
-    `lr_grid` describes the first three, the functions of the same name the next two.
+    `lr_grid` describes the first three. See `laws_table` and `window_table` for the next two.
     """
 
     cells: pd.DataFrame
@@ -56,8 +55,8 @@ class GridAnalysis:
     surfaces: pd.DataFrame
     laws: pd.DataFrame
     windows: pd.DataFrame
-    # `quantity, parameters, value, low, high, paper` over the span of the sizes: our laws, their
-    # 90% bootstrap band and the paper's law, each NaN where it does not predict. Batches are in the
+    # `quantity, parameters, value, low, high, paper` over the span of the sizes: our law, its 90%
+    # bootstrap band and the paper's law, each NaN where it does not predict. Batches are in the
     # trials' sequences.
     lines: pd.DataFrame
 
@@ -71,9 +70,9 @@ def analyse_grid(
 ) -> GridAnalysis:
     """Returns all tables of the trials (columns: see `lr_grid`).
 
-    `seq_len` is the length of the batch's sequences; `window` and `as_published` are those of
-    `surface.Fit`. The authors' laws come back to the last digit `as_published`, if `parameters`
-    holds the sizes' names as numbers (`lr_grid.load_trials`, `named_sizes`).
+    `seq_len` is the length of the batch's sequences. `window` and `as_published` are fields of
+    `surface.Fit`. With `as_published`, and the sizes' names as numbers in `parameters`
+    (`named_sizes` of `lr_grid.load_trials`), the authors' laws are exact to the last digit.
     """
     fit = Fit(window, as_published)
     optima = optima_table(trials, fit)
@@ -92,11 +91,10 @@ def analyse_grid(
 def laws_table(trials: pd.DataFrame, fit: Fit = OUR_FIT, num_resamples: int = 200) -> pd.DataFrame:
     """Returns LAW_COLUMNS of `lr` and of `batch`: exponents with t-interval and bootstrap.
 
-    The bootstrap is widened for few seeds and needs two; `LawBootstrap` states its measured
-    coverage. `sizes` lists those whose optimum entered, the parameters of the `smallest` and
-    `largest` beside them, `left_out` the rest and why. `no_law` says what the fit lacks to be a
-    law, "" for one; with fewer than two sizes, or a coefficient that is zero or infinite as a
-    float, the numbers are NaN.
+    The bootstrap is widened for few seeds and needs two (see `LawBootstrap`). `sizes` lists the
+    sizes whose optimum entered, with the parameters of the `smallest` and `largest`; `left_out`
+    lists the rest with reasons. `no_law` says why the fit is no law, "" for a law. With fewer than
+    two sizes, or a coefficient that is zero or infinite as a float, the numbers are NaN.
     """
     laws, shared = _fit(trials, optima_table(trials, fit), fit, num_resamples)
     return _law_rows(laws, shared)
@@ -107,8 +105,10 @@ def window_table(
     windows: Iterable[float | None] = WINDOWS,
     fit: Fit = OUR_FIT,
 ) -> pd.DataFrame:
-    """Returns a row per window, widest first (NaN: all cells): both exponents, t-intervals, R2 and
-    the sizes used. Trust an exponent no further than it moves down this table."""
+    """Returns a row per window, widest first (NaN: all cells), with both laws and their sizes.
+
+    An exponent is as uncertain as it moves down this table.
+    """
     rows = []
     for window in sorted(set(windows), key=lambda w: -math.inf if w is None else -w):
         laws = laws_table(trials, dataclasses.replace(fit, window=window), 1).set_index("quantity")
@@ -127,7 +127,7 @@ def _fit(
     fit: Fit,
     num_resamples: int,
 ) -> tuple["LawBootstrap | None", dict]:
-    """Returns both laws, None if they are not to be had, and the columns that their rows share."""
+    """Returns both laws, or None, and OF_BOTH."""
     pooled = optima[optima["seed"] == POOLED].set_index("size")
     refused = {size: _why_no_optimum(row) for size, row in pooled.iterrows()}
     usable = [size for size, why in refused.items() if not why]
@@ -137,9 +137,7 @@ def _fit(
     used = used_trials(trials, fit.as_published)
     used = used[used["size"].isin(entered)]
     left_out = "; ".join(f"{s}: {why or weak[s]}" for s, why in refused.items() if s not in entered)
-    laws = None
-    if len(entered) > 1:
-        laws = bootstrap_laws(used, fit, num_resamples)
+    laws = bootstrap_laws(used, fit, num_resamples) if len(entered) > 1 else None
     is_number = laws is None or all(0.0 < law.coefficient < math.inf for law in laws.laws.values())
     no_law = [
         _why_no_law(entered, weak, left_out),
@@ -157,7 +155,6 @@ def _fit(
 
 
 def _why_no_law(entered: Sequence[str], weak: Mapping[str, str], left_out: str) -> str:
-    """Says what keeps a fit to these sizes from being a law; "" for a law."""
     few = f"sizes with an optimum: {len(entered)}, at least {FEWEST_SIZES} are needed"
     reasons = [few, left_out] if len(entered) < FEWEST_SIZES else []
     reasons += [f"{size}: {weak[size]}" for size in entered if size in weak]
@@ -165,7 +162,6 @@ def _why_no_law(entered: Sequence[str], weak: Mapping[str, str], left_out: str) 
 
 
 def _why_weak(row: pd.Series) -> str:
-    """Says why an optimum has no sure place; "" for one inside its grid that noise cannot bend."""
     reasons = []
     if row["on_edge"]:
         reasons.append(
@@ -219,10 +215,10 @@ def _line_rows(
 class SeedSpread:
     """How the log optima of J sizes move when their seeds are redrawn, corrected for few seeds.
 
-    n redrawn seeds spread sqrt((n - 1) / n) times as far as n new ones would, so deviations are
-    widened by the inverse. n seeds also estimate their spread badly: `interval` widens by the t
-    quantile over the normal one, with the degrees of freedom of Welch and Satterthwaite (n - 1 for
-    each size, weighted by the size's share of the variance).
+    n redrawn seeds spread sqrt((n - 1) / n) times as far as n new seeds would, so deviations are
+    widened by the inverse. n seeds also estimate their spread badly. So `interval` widens by the t
+    quantile over the normal quantile, with the degrees of freedom of Welch and Satterthwaite (n - 1
+    for each size, weighted by the size's share of the variance).
     """
 
     # The deviations [R, J] from the pooled log optima, widened; NaN where a resample failed.
@@ -231,9 +227,9 @@ class SeedSpread:
     freedoms: np.ndarray
 
     def interval(self, weights: np.ndarray, centre: float) -> Interval:
-        """Returns (centre, low, high) of weights [J] @ log optima, pooled value `centre`.
+        """Returns the interval of weights [J] @ log optima around their pooled value `centre`.
 
-        NaN ends with fewer than two resamples.
+        The ends are NaN with fewer than two resamples.
         """
         known = self.deviations[np.isfinite(self.deviations).all(axis=1)]
         if len(known) < 2 or not math.isfinite(centre):
@@ -254,23 +250,22 @@ class LawBootstrap:
 
     Measured coverage (250 simulated grids of four sizes and twelve cells, 100 resamples, so to 2
     points): LR and batch exponents 95% and 94% with 2 seeds, 93% and 90% with 3, 89% and 89% with
-    5; the LR law at a size 92 to 94%, 90 to 93%, 88%. So with 2 seeds it is too wide rather than
-    too narrow. If one size has most of the noise, coverage is 3 to 5 points less. Laws of two sizes
-    were not measured.
+    5; the LR law at a size 92 to 94%, 90 to 93%, 88%. If one size has most of the noise, coverage
+    is 3 to 5 points less. Laws of two sizes were not measured.
     """
 
     # Each by QUANTITIES.
     laws: Mapping[str, PowerLaw]
     exponents: Mapping[str, Interval]
-    # 0 if a size has only one seed: its spread is unknown, and the intervals are NaN.
+    # 0 if a size has only one seed; the intervals are then NaN.
     num_resamples: int
-    # The resamples without a convex surface at every size, which are not in the intervals.
+    # Resamples without a convex surface at every size, which the intervals leave out.
     num_failed: int
     sizes: tuple[float, ...] = field(repr=False)
     spreads: Mapping[str, SeedSpread] = field(repr=False, compare=False)
 
     def predict(self, quantity: str, size: float) -> Interval:
-        """Returns the law of lr or batch at `size`, with its 90% interval over seeds."""
+        """Returns lr or batch at `size` by its law, with the 90% interval over seeds."""
         weights = 1.0 / len(self.sizes) + _from_mean(self.sizes, size) * _slope_weights(self.sizes)
         value = float(self.laws[quantity].predict(size))
         with np.errstate(divide="ignore", over="ignore"):
@@ -283,8 +278,8 @@ def bootstrap_laws(
 ) -> LawBootstrap:
     """Fits both laws to all trials and redraws seeds within each size.
 
-    `trials` has `parameters, seed, lr, batch, loss`.
-    ValueError if a size's pooled surface is not convex, or as in `fit_quadratic`.
+    `trials` has `parameters, seed, lr, batch, loss`. ValueError if a size's pooled surface is not
+    convex, or as in `fit_surface`.
     """
     sizes, groups = [], []
     for parameters, of_size in trials.groupby("parameters", sort=True):
@@ -312,8 +307,7 @@ def bootstrap_laws(
 def _optima(sizes: list[float], groups: list[list[np.ndarray]], fit: Fit) -> np.ndarray:
     """Returns rates and batches [2, J] of the pooled minima.
 
-    Each size's seeds are arrays [n, 3] of lr, batch, loss. A seed that is drawn twice counts as two
-    seeds of equal level.
+    Each size's seeds are arrays [n, 3] of lr, batch, loss. A seed drawn twice counts as two seeds.
     """
     optima = []
     for seeds in groups:
@@ -335,16 +329,13 @@ def _from_mean(sizes: Sequence[float], size: float | Sequence[float]) -> np.ndar
 
 
 def _slope_weights(sizes: Sequence[float]) -> np.ndarray:
-    """Returns weights [J] whose product with the log optima is the least-squares exponent."""
+    """Returns weights [J] of the log optima whose sum is the least-squares exponent."""
     centred = _from_mean(sizes, sizes)
     return centred / (centred @ centred)
 
 
 def fitted_law(laws: pd.DataFrame, name: str, seq_len: int, source: str) -> Law | None:
-    """Makes a law of the ladder from the two rows of `laws_table`, with its `no_law`.
-
-    None if nothing was fitted.
-    """
+    """Makes a law of the ladder from the two rows of `laws_table`; None if nothing was fitted."""
     rows = laws.set_index("quantity")
     lr, batch = rows.loc["lr"].to_dict(), rows.loc["batch"].to_dict()
     if rows[["coefficient", "exponent"]].isna().any(axis=None):
@@ -367,7 +358,7 @@ def fitted_law(laws: pd.DataFrame, name: str, seq_len: int, source: str) -> Law 
 def law_json(law: Law | None, laws: pd.DataFrame) -> dict:
     """Returns a law file for `ladder.load_law`, with the rows of `laws_table` as evidence.
 
-    NaN becomes null. Without a fit it holds `no_law` and the evidence, and `load_law` refuses it.
+    NaN becomes null. `load_law` rejects the file of a law that was not fitted.
     """
     evidence = laws.astype(object).where(laws.notna(), None).to_dict("records")
     known = {"no_law": evidence[0]["no_law"]} if law is None else dataclasses.asdict(law)
@@ -377,8 +368,8 @@ def law_json(law: Law | None, laws: pd.DataFrame) -> dict:
 def predictions(law: Law | None, sizes: Sequence[Size]) -> pd.DataFrame:
     """Returns a row per size: LR and batch by our law, by the paper's law, and in the ladder.
 
-    NaN without a law, and where a law does not predict: `times_beyond` tells how far ours is.
-    Batches are in the size's sequences; laws are converted by tokens.
+    NaN without a law, and where a law does not predict; `times_beyond` tells how far our law is
+    extrapolated. Batches are in the size's sequences, converted by tokens.
     """
     rows = []
     for size in sizes:

@@ -1,15 +1,14 @@
 """Computes the objective of MaxEnt's search: forget, plus a penalty for lost core and retain.
 
 The paper tunes learning rate and retain weight for each profile "via Bayesian optimization",
-without an objective. Ours: forget + penalty_weight (max(0, floor - core) + max(0, floor - retain)),
-where forget, core and retain are means of compute ratios over the domains of their class, and the
-floor is 0.95 of the baseline. Ratios are first averaged over seeds, as in every table: the
-baselines' mean is 1, while a single baseline may be below 0.95.
+without an objective. Ours: forget + penalty_weight (max(0, floor - core) + max(0, floor - retain)).
+Forget, core and retain are means of compute ratios over the domains of their class. Ratios are
+first averaged over seeds, since a single baseline may be below the floor of 0.95.
 
-Compute ratios are not bounded: a loss above an untrained model's has a negative step equivalent,
-and on a flat curve a slightly lower loss can have a huge one. So every ratio is clipped to [0,
-HIGHEST_RATIO] before averaging [ours]: a domain that is forgotten completely must not make up for
-one that is still known. The tables of studies clip nothing.
+Compute ratios are not bounded: a loss above an untrained model's has a negative ratio, and on a
+flat curve a slightly lower loss can have a huge one. So every ratio is clipped to [0,
+HIGHEST_RATIO] before averaging [ours]. Otherwise a domain that is forgotten completely could make
+up for a domain that is still known. The tables of studies clip nothing.
 """
 
 import math
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
     from gram_platform.analysis.ratios import Reference
 
-# The ratio of a loss for which the baseline would need four times its steps or more.
 HIGHEST_RATIO = 4.0
 # The objective's name among a trial's metrics.
 METRIC = "objective"
@@ -34,12 +32,9 @@ METRIC = "objective"
 
 @dataclass(frozen=True)
 class MaxEntObjective:
-    """The forget compute ratio plus a penalty on core and retain.
+    """The forget compute ratio plus a penalty on core and retain, in [0, worst); less is better."""
 
-    To be minimised, within [0, worst).
-    """
-
-    # At 10, removing everything (forget 1 to 0) is worth a shortfall of at most 0.1.
+    # At 10, removing everything (forget from 1 to 0) makes up for a shortfall of 0.1.
     penalty_weight: float = 10.0
     # The least compute ratio of core and of retain without a penalty.
     floor: float = 0.95
@@ -50,10 +45,7 @@ class MaxEntObjective:
 
     @property
     def worst(self) -> float:
-        """The objective of a diverged trial: 1 above the largest that a trial can reach.
-
-        That has forget at HIGHEST_RATIO, core and retain at 0.
-        """
+        """The objective of a diverged trial: 1 above the largest that a trial can reach."""
         return HIGHEST_RATIO + 2.0 * self.penalty_weight * self.floor + 1.0
 
     def score_losses(
@@ -62,7 +54,7 @@ class MaxEntObjective:
         losses: Sequence[Mapping[str, float]],
         retained: Sequence[str],
     ) -> dict[str, float]:
-        """Returns the `score` of every seed's losses (nats a token) by domain."""
+        """Returns the `score` of each seed's {domain: loss in nats a token}."""
         rated = {d: [one.ratio(of_seed[d]) for of_seed in losses] for d, one in references.items()}
         return self.score(rated, retained)
 
@@ -71,8 +63,7 @@ class MaxEntObjective:
     ) -> dict[str, float]:
         """Returns `objective, forget, penalty, core`, and `retain` if the profile retains a domain.
 
-        `ratios` holds the compute ratios of every domain, core too, one per seed. ValueError for
-        NaN.
+        `ratios` holds one compute ratio per seed for every domain, core too. ValueError for NaN.
         """
         means = {
             domain: fmean(_clipped(domain, ratio) for ratio in of_seeds)
@@ -91,7 +82,7 @@ def references_of(
 ) -> "dict[str, Reference]":
     """Returns the reference of every domain at a size, from the frames that `tables.analyse` takes.
 
-    ValueError names what is missing: no complete baseline, or a curve that cannot be fitted.
+    ValueError if there is no complete baseline, or a curve cannot be fitted.
     """
     from gram_platform.analysis.ratios import baseline_references
 

@@ -1,12 +1,11 @@
 """Computes ratios from stored losses: rates each view and domain by the baselines' curves.
 
-The curves are fitted to the baselines of all seeds. The error of the curve is the jackknife's,
-which leaves out one seed at a time: its losses, and its share of the baselines that the curve and
-the reference steps come from (`pseudo_values`). Source: Tukey's pseudo-values, whose t-interval
-over n seeds has n - 1 degrees of freedom.
+The curves are fitted to the baselines of all seeds. The jackknife measures the error of the curve
+(`pseudo_values`). It leaves out one seed at a time: its losses, and its share of the baselines
+behind the curve and the reference steps. Source: Tukey's pseudo-values, whose t-interval over n
+seeds has n - 1 degrees of freedom.
 
-Takes and returns tidy frames. A value that cannot be computed comes back as a note (what, why),
-never as a number.
+A value that cannot be computed becomes a note (what, why), never a number.
 """
 
 import math
@@ -30,9 +29,9 @@ MEAN = "mean"
 ELICITED = "elicited"
 ROW = ["method", "size", "profile"]
 VIEW = ["method", "size", "seed", "profile"]
-# The jackknife's column, beside compute_ratio.
+# The jackknife's column, next to compute_ratio.
 PSEUDO = "pseudo_value"
-# The column of how much the ratio falls for each nat that the loss rises.
+# The column with the fall of the ratio for each nat that the loss rises.
 PER_NAT = "ratio_per_nat"
 PREFIX = "loss/"
 # `elicited`: the attacked domain; `loss`: NaN before there is a result.
@@ -41,32 +40,29 @@ CURVE_FIELDS = ["A", "alpha", "s0", "rms", "step_rms", "at_bound", "poor"]
 CURVE_FIELDS += ["first_step", "first_loss", "last_step", "num_points"]
 FIT_COLUMNS = ["size", "domain", *CURVE_FIELDS, "num_seeds", "reference_steps"]
 NO_BASELINE = "no baseline of this size is complete"
-# A ratio beyond it counts as infinite: squares of larger numbers may not fit a float.
+# A larger ratio counts as infinite, since its square may not fit a float.
 LARGEST = 1e100
-# Pairs of what is missing and why.
+# Pairs (what is missing, why).
 Notes = list[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The baselines of one size on one domain, which compute ratios compare with.
-
-    Can be pickled.
-    """
+    """The baselines of one size on one domain, which compute ratios compare with."""
 
     # All baseline seeds, pooled.
     curve: LearningCurve
     # The final losses (nats a token), one per baseline seed.
     baseline_losses: tuple[float, ...]
-    # For the jackknife: {seed: the reference without it, None if no curve fits the others}; empty
-    # with one seed.
+    # For the jackknife: {seed: the reference without the seed, None if no curve fits}; empty with
+    # one seed.
     without: Mapping[str, "Reference | None"] = field(default_factory=dict)
 
     def ratio(self, loss: float) -> float:
-        """Returns the compute ratio of a loss; NaN unless the loss is a finite positive number.
+        """Returns the compute ratio of a loss; NaN unless the loss is finite and positive.
 
-        Infinite if the curve is too flat to convert the loss: searches clip this, tables show no
-        number.
+        Infinite if the curve is too flat to convert the loss. Searches clip this, and tables show
+        no number.
         """
         if not (np.isfinite(loss) and loss > 0.0):
             return math.nan
@@ -74,21 +70,9 @@ class Reference:
         return ratio if abs(ratio) < LARGEST else math.copysign(math.inf, ratio)
 
     def ratios(self, losses: np.ndarray) -> np.ndarray:
-        """Returns the compute ratios of losses [N] that have one by the pooled curve.
-
-        NaN if this curve is too flat.
-        """
+        """Returns the compute ratios of losses [N] > 0, NaN where the curve is too flat."""
         found = compute_ratio(self.curve, losses, self.baseline_losses)
         return np.where(np.abs(found) < LARGEST, found, math.nan)
-
-    def why_unknown(self, loss: float) -> str:
-        """Says why tables have no ratio of a loss; empty if they have one."""
-        if math.isinf(self.ratio(loss)):
-            return (
-                f"the baseline's curve (alpha {self.curve.alpha:.3g}) is too flat to convert its"
-                f" loss, {loss:.6g}"
-            )
-        return f"its loss is {loss}" if math.isnan(self.ratio(loss)) else ""
 
 
 def baseline_references(
@@ -96,9 +80,8 @@ def baseline_references(
 ) -> tuple[dict, Notes]:
     """Returns `{(size, domain): Reference}` of sizes with a finished baseline, and notes on others.
 
-    A baseline seed counts if it has both a curve and final losses; the curves of all seeds that
-    count are pooled. `leave_out`: fits each curve without each seed too, for the jackknife.
-    `only_seed`: the one in the frames, in notes.
+    A baseline seed counts if it has both a curve and final losses. `leave_out` also fits each curve
+    without each seed, for the jackknife. Notes name `only_seed`, the only seed in the frames.
     """
     references, notes, of_seed = {}, [], f", seed {only_seed}" if only_seed else ""
     baselines = evaluations[(evaluations["method"] == BASELINE) & (evaluations["profile"] == ALL)]
@@ -130,7 +113,7 @@ def baseline_references(
 
 
 def _without_each(domain: str, finals: pd.Series, points: pd.DataFrame) -> tuple[dict, list[str]]:
-    """Returns `{seed: reference without it}`, None where no curve fits, and the reasons."""
+    """Returns `Reference.without`, and the reasons why no curve fits."""
     found: dict[str, Reference | None] = {}
     reasons = []
     for seed in finals.index:
@@ -153,17 +136,17 @@ def _reference(domain: str, finals: pd.Series, points: pd.DataFrame) -> Referenc
         raise ValueError("it has no points")
     curve = _fitted(tuple(mine["step"].astype(float)), tuple(mine["loss"].astype(float)))
     reference = Reference(curve, tuple(float(loss) for loss in finals))
-    # This raises now if there are no ratios.
+    # This raises if there are no ratios.
     compute_ratio(curve, reference.baseline_losses[0], reference.baseline_losses)
     return reference
 
 
-# All variants, points of a sweep and pages of a study share a curve's fit.
+# Variants, points of a sweep and pages of a study share a curve's fit.
 _fitted = lru_cache(maxsize=1024)(fit_learning_curve)
 
 
 def fits_frame(references: dict) -> pd.DataFrame:
-    """Returns FIT_COLUMNS, a row per size and domain, with the baselines' mean steps."""
+    """Returns FIT_COLUMNS, a row per size and domain."""
     rows = []
     for (size, domain), reference in references.items():
         curve, finals = reference.curve, np.array(reference.baseline_losses)
@@ -174,11 +157,12 @@ def fits_frame(references: dict) -> pd.DataFrame:
 
 
 def compute_ratio_frame(evaluations: pd.DataFrame, references: dict) -> tuple[pd.DataFrame, Notes]:
-    """Returns a row per view and domain: the view's columns, `domain, class, loss, compute_ratio`.
+    """Returns a row per view and domain, and notes.
 
-    And notes. The class is core for the core domain, retain for the auxiliary domains that the view
-    retains, forget for the rest. Sizes without any reference have no rows. A ratio that cannot be
-    computed is NaN or infinite (`Reference.ratio`).
+    The columns are the view's and `domain, class, loss, compute_ratio`. The class is core for the
+    core domain, retain for the auxiliary domains that the view retains, forget for the rest. Sizes
+    without any reference have no rows. A ratio that cannot be computed is NaN or infinite
+    (`Reference.ratio`).
     """
     losses = [c for c in evaluations.columns if c.startswith(PREFIX)]
     carried = [c for c in evaluations.columns if c not in losses]
@@ -194,7 +178,10 @@ def compute_ratio_frame(evaluations: pd.DataFrame, references: dict) -> tuple[pd
             ratio = reference.ratio(loss) if reference else np.nan
             if reference and not math.isfinite(ratio):
                 name = f"{view['method']} {view['size']} {view['profile']} seed {view['seed']}"
-                notes.append((f"{name}, domain {domain}", reference.why_unknown(loss)))
+                flat = f"curve (alpha {reference.curve.alpha:.3g}) is too flat to convert its loss"
+                why = f"the baseline's {flat}, {loss:.6g}"
+                why = f"its loss is {loss}" if math.isnan(ratio) else why
+                notes.append((f"{name}, domain {domain}", why))
             is_kept = domain in view["retained"].split(",")
             kind = "core" if domain == CORE else "retain" if is_kept else "forget"
             rows.append((*names, domain, kind, loss, ratio))
@@ -204,10 +191,9 @@ def compute_ratio_frame(evaluations: pd.DataFrame, references: dict) -> tuple[pd
 def elicited_ratios(
     attacks: pd.DataFrame, ratios: pd.DataFrame, references: dict
 ) -> tuple[pd.DataFrame, Notes]:
-    """Returns a row of class `elicited` per forget row of an attacked profile; and notes.
+    """Returns a row of class `elicited` per forget row of an attacked profile, and notes.
 
-    The rows have the columns of `ratios`. The ratio of an attack without a result is NaN, of a loss
-    that the curve is too flat to convert infinite; notes name both.
+    The rows have the columns of `ratios`. The ratio of an attack without a result is NaN.
     """
     columns = list(ratios.columns)
     attacked = set(attacks[ROW].itertuples(index=False, name=None))
@@ -233,7 +219,7 @@ def elicited_ratios(
 
 
 def _unknown(rows: pd.DataFrame, why: str) -> Notes:
-    """Makes one note per view for all seeds: a study that has just begun would list hundreds."""
+    """Makes one note per view for all seeds, since a study that has just begun lacks hundreds."""
     notes = []
     for (method, size, profile), group in rows.groupby(ROW, sort=False):
         seeds = (
@@ -245,7 +231,7 @@ def _unknown(rows: pd.DataFrame, why: str) -> Notes:
 
 
 def slopes(ratios: pd.DataFrame, references: dict) -> np.ndarray:
-    """Returns PER_NAT of the rows of `ratios` [N], > 0; NaN where the ratio is not known."""
+    """Returns PER_NAT of the rows of `ratios` [N], > 0; NaN where the ratio is unknown."""
     found, losses = np.full(len(ratios), np.nan), ratios["loss"].to_numpy(float)
     losses = np.where(ratios["compute_ratio"].isna(), np.nan, losses)
     for key, rows in ratios.groupby(["size", "domain"]).indices.items():
@@ -259,23 +245,23 @@ def slopes(ratios: pd.DataFrame, references: dict) -> np.ndarray:
 
 
 def pseudo_values(ratios: pd.DataFrame, references: dict) -> np.ndarray:
-    """Returns the jackknife's pseudo-values [N] of the rows of `ratios`; unknown ratios are NaN.
+    """Returns the jackknife's pseudo-values [N] of the rows of `ratios`.
 
     A row of the table is a mean over its n seeds' ratios x. Its pseudo-value of seed i is n times
     the mean, less n - 1 times the mean over the other seeds by the reference without i. That is
 
         x_i + (n - 1) mean over j != i of (x_j - x_j by the reference without i),
 
-    the plain value if the reference is fixed. Means over domains and profiles, and differences
-    between rows, are linear in these, so that their pseudo-values are the means and differences of
-    these. If the reference has m seeds and the row n others or fewer, n - 1 becomes sqrt((m - 1)
-    (max(m, n) - 1) n / m), with which the reference's part of the variance stays unbiased. NaN if
-    the ratio is, or if there is none by the reference without a seed that both have.
+    and x_i if the reference is fixed. Means over domains and profiles, and differences between
+    rows, are linear in pseudo-values, so theirs are the means and differences. If the reference has
+    m seeds and the row n others or fewer, n - 1 becomes sqrt((m - 1) (max(m, n) - 1) n / m), which
+    keeps the reference's part of the variance unbiased. NaN if the ratio is NaN, or if there is no
+    ratio by the reference without a seed that both have.
     """
     values, losses = (ratios[name].to_numpy(float) for name in ("compute_ratio", "loss"))
     names = dict.fromkeys(seed for reference in references.values() for seed in reference.without)
     places = {seed: place for place, seed in enumerate(names)}
-    # The changes of each ratio by each seed's absence from its reference.
+    # How each ratio changes when its reference lacks a seed.
     changes = np.zeros((len(ratios), len(names)))
     num_baselines = np.ones(len(ratios))
     for key, rows in ratios.reset_index(drop=True).groupby(["size", "domain"]).groups.items():
@@ -296,12 +282,8 @@ def _of_the_others(
     own: np.ndarray,
     num_baselines: np.ndarray,
 ) -> np.ndarray:
-    """Returns the second term of `pseudo_values` [N].
-
-    `group` [N] numbers the table's rows, `own` [N] the seeds.
-    """
+    """Returns the second term of `pseudo_values` [N]; `group` numbers rows, `own` seeds."""
     is_known = ~np.isnan(values)
-    # The number of the row's seeds.
     num = np.bincount(group, is_known)[group] if len(group) else np.zeros(0)
     is_left_out = is_known & (own >= 0) & (num_baselines > 1) & (num > 1)
     added = np.zeros(len(values))
@@ -315,14 +297,13 @@ def _of_the_others(
 
 
 def require_once(field: str, frame: pd.DataFrame, key: list[str]) -> None:
-    """ValueError for a view or an attack that the frame has twice."""
     repeated = frame[frame.duplicated(key)]
     if len(repeated):
         raise invalid(field, repeated[key].iloc[0].to_dict(), f"each {', '.join(key)} once")
 
 
 def domains_of(evaluations: pd.DataFrame) -> tuple[str, ...]:
-    """Returns the domains with at least one loss in the frame, core first."""
+    """Returns the domains with a loss in the frame, core first."""
     losses = [
         c for c in evaluations.columns if c.startswith(PREFIX) and evaluations[c].notna().any()
     ]
@@ -330,10 +311,7 @@ def domains_of(evaluations: pd.DataFrame) -> tuple[str, ...]:
 
 
 def ordered(frame: pd.DataFrame, sizes: Sequence[str]) -> pd.DataFrame:
-    """Sorts rows by method, size, profile, seed and domain, as far as the frame has them.
-
-    `sizes` first, as given.
-    """
+    """Sorts rows by method, size (`sizes` first), profile, seed and domain, if it has these."""
     keys = {
         "method": method_key,
         "size": lambda s: (list(sizes).index(s) if s in sizes else len(sizes), size_key(s)),

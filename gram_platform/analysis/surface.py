@@ -1,9 +1,9 @@
 """Fits the loss by a quadratic in the logarithms of learning rate and batch, with its minimum.
 
 Source: the paper's appendix "Learning Rate and Batch Size Scaling". Ours: a surface that is not
-convex has no minimum, a minimum at or beyond the edge of the grid is flagged, the fit can be
-restricted to cells near the best, and the smallest curvature has a t-statistic: if that is small,
-noise alone may have bent the surface. Each seed has a level, a constant beside the surface.
+convex has no minimum, a minimum at or beyond the edge of the grid is flagged, and the fit can be
+restricted to cells near the best. The smallest curvature has a t-statistic, and if it is small,
+noise may have bent the surface. Each seed has a level, a constant that is added to the surface.
 """
 
 import math
@@ -18,11 +18,11 @@ from gram_platform.config.identity import invalid
 
 # The terms are 1, x, y, x^2, x y, y^2.
 NUM_COEFFICIENTS = 6
-# A minimum closer to the border than this share of the grid's span in log units is at the edge.
+# A minimum is at the edge if it is this close to the border, as a share of the grid's log span.
 EDGE_FRACTION = 0.01
-# Spans hold all points whose predicted loss is within 0.1% of the minimum.
+# Predicted losses in a span are within this share of the minimum.
 SPAN_RISE = 0.001
-# Decimals of the logarithms: grids computed in different ways differ in the last bits.
+# Decimals of the logarithms, since grids that are computed in other ways differ in the last bits.
 SAME_CELL = 9
 # Cells lie on a line if their width across it is less than this share of their length.
 LINE_FRACTION = 1e-3
@@ -34,7 +34,7 @@ FLAT_FRACTION = 1e-11
 
 @dataclass(frozen=True)
 class Optimum:
-    """The minimum of a fitted surface; lr, batch and loss are NaN if the surface is not convex."""
+    """The minimum of a fitted surface; places and loss are NaN if the surface is not convex."""
 
     lr: float
     batch: float
@@ -43,13 +43,12 @@ class Optimum:
     convex: bool
     # An extrapolation: at or beyond the border of the grid, or outside the hull of the cells used.
     on_edge: bool
-    # The number of distinct (lr, batch) used.
+    # The numbers of distinct (lr, batch) and of losses used.
     num_cells: int
-    # The number of losses used.
     num_points: int
-    # Of the residuals less the seeds' levels, in nats, or of the log loss if that is fitted.
+    # Of the residuals, in nats, or of the log loss if that is fitted.
     rms: float
-    # The spans in which the predicted loss is within 0.1% of the minimum.
+    # The spans in which the predicted loss is within SPAN_RISE of the minimum.
     lr_span: tuple[float, float]
     batch_span: tuple[float, float]
     # The smallest curvature over its standard error; NaN without residual degrees of freedom.
@@ -58,12 +57,12 @@ class Optimum:
 
 @dataclass(frozen=True)
 class Surface:
-    """A least-squares quadratic of the loss in w = (log(lr, batch) - centre) @ whitening."""
+    """A quadratic of the loss in w = (log(lr, batch) - centre) @ whitening."""
 
     # The coefficients [6] of 1, x, y, x^2, x y, y^2 in w.
     coefficients: np.ndarray
     centre: np.ndarray
-    # The matrix [2, 2] that gives the cells used unit covariance: so narrow valleys lose no digits.
+    # The matrix [2, 2] that gives the used cells unit covariance, so narrow valleys lose no digits.
     whitening: np.ndarray
     # The places (log lr, log batch) of all losses [n, 2].
     points: np.ndarray
@@ -83,39 +82,28 @@ class Surface:
 
     def optimum(self) -> Optimum:
         """Returns the minimum with flags and spans."""
-        num_cells, num_points = _num_cells(self.used), len(self.used)
-        if not self.is_convex:
-            span = (math.nan, math.nan)
-            return Optimum(
-                lr=math.nan,
-                batch=math.nan,
-                loss=math.nan,
-                convex=False,
-                on_edge=False,
-                num_cells=num_cells,
-                num_points=num_points,
-                rms=self.rms,
-                lr_span=span,
-                batch_span=span,
-                curvature_t=self.curvature_t,
-            )
-        slope, hessian = self.coefficients[1:3], _hessian(self.coefficients)
-        w, back = -np.linalg.solve(hessian, slope), np.linalg.inv(self.whitening)
-        lowest = float(self.coefficients[0] + slope @ w / 2.0)
-        variances = np.diag(back.T @ np.linalg.inv(hessian) @ back)
-        rise = math.log1p(SPAN_RISE) if self.is_log else SPAN_RISE * lowest
-        half = np.sqrt(2.0 * rise * variances) if rise > 0.0 else np.full(2, np.nan)
-        minimum = self.centre + w @ back
-        with np.errstate(over="ignore", under="ignore"):
-            values, spans = np.exp(minimum), np.exp([minimum - half, minimum + half]).T
+        values, loss, spans = np.full(2, np.nan), math.nan, np.full((2, 2), np.nan)
+        on_edge = False
+        if self.is_convex:
+            slope, hessian = self.coefficients[1:3], _hessian(self.coefficients)
+            w, back = -np.linalg.solve(hessian, slope), np.linalg.inv(self.whitening)
+            lowest = float(self.coefficients[0] + slope @ w / 2.0)
+            variances = np.diag(back.T @ np.linalg.inv(hessian) @ back)
+            rise = math.log1p(SPAN_RISE) if self.is_log else SPAN_RISE * lowest
+            half = np.sqrt(2.0 * rise * variances) if rise > 0.0 else np.full(2, np.nan)
+            minimum = self.centre + w @ back
+            with np.errstate(over="ignore", under="ignore"):
+                values, spans = np.exp(minimum), np.exp([minimum - half, minimum + half]).T
+            loss = math.exp(lowest) if self.is_log else lowest
+            on_edge = _at_edge(minimum, self.points) or _beyond(minimum, self.used)
         return Optimum(
             lr=float(values[0]),
             batch=float(values[1]),
-            loss=math.exp(lowest) if self.is_log else lowest,
-            convex=True,
-            on_edge=_at_edge(minimum, self.points) or _beyond(minimum, self.used),
-            num_cells=num_cells,
-            num_points=num_points,
+            loss=loss,
+            convex=self.is_convex,
+            on_edge=on_edge,
+            num_cells=_num_cells(self.used),
+            num_points=len(self.used),
             rms=self.rms,
             lr_span=tuple(spans[0].tolist()),
             batch_span=tuple(spans[1].tolist()),
@@ -144,9 +132,9 @@ def fit_surface(
     """Fits loss [n] by a quadratic in (log lr, log batch).
 
     Repeat a cell for pooled seeds. `window` 0.05 keeps only cells whose mean loss over seeds, less
-    their levels, is within 5% of the lowest. `seeds` [n] names the seed of each loss; the predicted
-    loss is at the mean of their levels. These matter where a cell lacks a seed: trust no minimum
-    without them there. `log_loss` fits the logarithm of the loss; predictions remain losses.
+    their levels, is within 5% of the lowest. `seeds` [n] names the seed of each loss, and the
+    predicted loss is at the mean of the seeds' levels. Trust no minimum without `seeds` where a
+    cell lacks a seed. `log_loss` fits the logarithm of the loss; predictions remain losses.
     ValueError if values are not finite and positive (leave out diverged cells), if fewer than six
     cells are kept, or if they cannot determine the quadratic and the levels (two rates, all cells
     on a line, fewer losses than coefficients).
@@ -202,7 +190,7 @@ class Fit:
     # Fits use only cells whose loss is within this fraction of the lowest; None: all cells.
     window: float | None = None
     # As the authors did, which their text does not say: log loss in place of loss, no levels of
-    # seeds, and a trial that occurs twice counts twice (an error otherwise).
+    # seeds, and a trial that occurs twice counts twice. It is an error otherwise.
     as_published: bool = False
 
     def __post_init__(self) -> None:
@@ -222,8 +210,7 @@ OUR_FIT = Fit()
 def levelled(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) -> np.ndarray:
     """Subtracts the level of its seed from each loss [n], by least squares of loss = cell + level.
 
-    `cell` [n]: numbers. Seeds that share no cell with others have level 0: they cannot be told from
-    the cells.
+    `cell` [n] numbers the cells. Seeds that share no cell with others have level 0.
     """
     columns = level_columns(seeds, len(loss))
     if columns.shape[1] == 0:
@@ -235,10 +222,11 @@ def levelled(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) -> np.n
 
 
 def level_columns(seeds: Sequence | None, num: int) -> np.ndarray:
-    """Returns a column for each seed except the last [num, K - 1].
+    """Returns a column for each seed except the last [num, K - 1]: 1 for its losses, -1 for the
+    last seed's, 0 for others.
 
-    It is 1 for the seed's losses and -1 for the last seed's. `seeds` names the seed of each of
-    `num` losses; None is a single seed. ValueError for another length.
+    `seeds` names the seed of each of `num` losses; None is a single seed. ValueError for another
+    length.
     """
     if seeds is None:
         return np.empty((num, 0))
@@ -264,7 +252,6 @@ def _within(
 
 
 def _cells(points: np.ndarray) -> np.ndarray:
-    """Numbers each point's cell [n]."""
     return np.unique(points.round(SAME_CELL), axis=0, return_inverse=True)[1].ravel()
 
 
@@ -273,8 +260,10 @@ def _num_cells(points: np.ndarray) -> int:
 
 
 def _whitened(used: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Returns the centre of cells [m, 2] and the matrix that gives them unit covariance; None if
-    they lie on a line."""
+    """Returns the centre of cells [m, 2] and the matrix that gives them unit covariance.
+
+    The matrix is None if they lie on a line.
+    """
     centre, width = used.mean(axis=0), np.ptp(used, axis=0)
     if not width.min() > 0.0:
         return centre, None
@@ -294,8 +283,7 @@ def _least_squares(
 ) -> tuple[np.ndarray, np.ndarray, float] | None:
     """Returns coefficients [6], their covariance (NaN without degrees of freedom) and rms.
 
-    None if not determined. `levels` [n, K - 1] are the columns of the seeds, fitted with the
-    quadratic.
+    None if they are not determined. `levels` [n, K - 1] are the `level_columns`.
     """
     design = np.concatenate([_design(w), levels], axis=1)
     norms = np.sqrt(np.mean(design**2, axis=0))
@@ -334,7 +322,7 @@ def _at_edge(minimum: np.ndarray, points: np.ndarray) -> bool:
 
 
 def _beyond(minimum: np.ndarray, used: np.ndarray) -> bool:
-    """Tells whether the minimum is outside the cells' hull, as in a corner that diverged."""
+    """Tells whether the minimum is outside the hull of the cells."""
     width = np.ptp(used, axis=0)
     # The outward normals and offsets [k, 3].
     faces = ConvexHull(used / width).equations

@@ -1,8 +1,7 @@
 """Analyses sweeps of hyperparameters: one table of `tables.analyse` at every value of a knob.
 
-A knob is the swept hyperparameter (`p_cr`), a point one value of a knob. The baselines do not vary,
-and are the reference at every point. Two knobs may share a run: their common point has a row for
-each.
+A knob is the swept hyperparameter (`p_cr`), a point one value of a knob. The baselines are the
+reference at every point. A run that two knobs share has a row for each.
 
 Source of the classes: the paper's "Hyperparameter Appendix" (`app:hyperparams`).
 """
@@ -30,7 +29,7 @@ POINT = ["knob", "value", "method", "size"]
 SWEEP_CLASSES = ("core", "core_partial", "core_full", "retain", "forget", "elicited")
 # The paper's knobs, in the order of tables.
 KNOBS = ("p_cr", "p_as", "p_ca")
-# The classes that a study's tables lack.
+# Core with one module and with none, which a study's tables lack.
 CORES = ("core_partial", "core_full")
 SWEEP_COLUMNS = [*POINT, *(name + end for name in SWEEP_CLASSES for end in ENDS)]
 SWEEP_COLUMNS += ["num_seeds", "runs"]
@@ -42,11 +41,11 @@ PROFILE_COLUMNS = ["knob", "value", *TABLE_COLUMNS[:-1], *CORE_COLUMNS, "num_see
 class SweepAnalysis:
     """Holds every table of a sweep."""
 
-    # SWEEP_COLUMNS: a row per knob, value, method and size, means over profiles.
+    # SWEEP_COLUMNS: means over profiles, a row per POINT.
     table: pd.DataFrame
-    # PROFILE_COLUMNS: the baselines, then every profile of every point, `mean` as in `table`.
+    # PROFILE_COLUMNS: the baselines, then every profile of every point.
     profiles: pd.DataFrame
-    # POINT, seed, SWEEP_CLASSES (averaged by `table`), these with PSEUDO_SUFFIX.
+    # What `table` averages: POINT, seed, SWEEP_CLASSES, and these with PSEUDO_SUFFIX.
     per_seed: pd.DataFrame
     # The baselines' curves: see fits_frame.
     fits: pd.DataFrame
@@ -57,10 +56,9 @@ class SweepAnalysis:
 def analyse_sweeps(losses: StudyLosses, sizes: Sequence[str] = ()) -> SweepAnalysis:
     """Returns the tables of a sweep.
 
-    The frames have the columns `knob` and `value` too. Baseline rows
-    serve every point: their knob and value are ignored. Every other view has a row for each of its
-    knobs. `runs` joins the `run_id`s, if the evaluations have them. Notes name their points, unless
-    they hold at all. ValueError as of `tables.analyse`.
+    The frames also have the columns `knob` and `value`, which are ignored in rows of the baseline.
+    Every other view has a row for each of its knobs. `runs` joins the `run_id`s, if the evaluations
+    have them. Notes name their points, unless they hold at all. ValueError as in `tables.analyse`.
     """
     evaluations, attacks = losses.evaluations, losses.attacks
     points = _points(evaluations, losses.views)
@@ -93,7 +91,6 @@ def analyse_sweeps(losses: StudyLosses, sizes: Sequence[str] = ()) -> SweepAnaly
 
 
 def _points(*frames: pd.DataFrame) -> list[tuple[str, float]]:
-    """Returns every knob and value: the paper's knobs first, values ascending."""
     views = pd.concat(
         [frame.loc[frame["method"] != BASELINE, ["knob", "value"]] for frame in frames]
     )
@@ -102,16 +99,12 @@ def _points(*frames: pd.DataFrame) -> list[tuple[str, float]]:
 
 
 def _at(frame: pd.DataFrame, knob: str, value: float) -> pd.DataFrame:
-    """Returns the rows of a point and of the baselines, for `analyse`."""
     is_here = (frame["knob"] == knob) & (frame["value"] == value)
     return frame[is_here | (frame["method"] == BASELINE)].drop(columns=["knob", "value"])
 
 
 def _seed_rows(per_seed: pd.DataFrame) -> pd.DataFrame:
-    """Returns `method, size, seed` and SWEEP_CLASSES.
-
-    The classes are means over profiles, and core with one module and with none.
-    """
+    """Returns `method, size, seed` and SWEEP_CLASSES, means over profiles except CORES."""
     rows, seed = per_seed[per_seed["method"] != BASELINE], ["method", "size", "seed"]
     means = rows[rows["profile"] == MEAN]
     if means.empty:
@@ -127,7 +120,7 @@ def _seed_rows(per_seed: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_cores(tables: Sequence[pd.DataFrame], table: pd.DataFrame) -> pd.DataFrame:
-    """Joins the rows of all tables; rows of the mean get the columns that only `table` has."""
+    """Joins the rows of all tables; rows of `mean` get the columns that only `table` has."""
     rows = pd.concat([part for part in tables if len(part)] or tables[:1], ignore_index=True)
     rows = rows.reindex(columns=["knob", "value", *TABLE_COLUMNS])
     rows = rows.astype({"knob": object, "value": float})
@@ -137,7 +130,6 @@ def _with_cores(tables: Sequence[pd.DataFrame], table: pd.DataFrame) -> pd.DataF
 
 
 def _runs(evaluations: pd.DataFrame, row: dict) -> str:
-    """Joins the run ids of a point by blanks, each once."""
     if "run_id" not in evaluations:
         return ""
     is_here = np.logical_and.reduce([evaluations[name] == row[name] for name in POINT])

@@ -2,11 +2,11 @@
 
 Source of the averages: the paper's appendix "Compute Ratio Methodology" and the numbers of
 `tab:synthetic`. Within a seed, a class is the mean over all pairs of a profile and a domain
-(`pair_means`), not a mean of the profiles' means: core alone forgets more domains than core with
-one, and weighs more. Over seeds, it is the mean of the seed means with a 90% t-interval, whose
-width is that of the jackknife's pseudo-values (JACKKNIFE, `ratios.pseudo_values`), or of the seed
-means, as in the paper (CURVE_FIXED). A value that cannot be computed is absent, and `missing` names
-it. Losses in nats a token are averaged in the same way.
+(`pair_means`). It is not a mean of the profiles' means, since core forgets more domains than core
+with one domain. Over seeds, a class is the mean of the seed means with a 90% t-interval. The
+interval is as wide as that of the jackknife's pseudo-values (JACKKNIFE, `ratios.pseudo_values`) or
+of the seed means, as in the paper (CURVE_FIXED). A value that cannot be computed is absent, and
+`missing` names it. Losses in nats a token are averaged in the same way.
 """
 
 import itertools
@@ -52,18 +52,18 @@ from gram_platform.methods import method_label
 from gram_platform.methods.nodes import VARIANT
 
 CLASSES = ("core", "retain", "forget", ELICITED)
-# The columns of how many domains of a class a view has.
+# The columns with the number of a class's domains in a view.
 NUM_DOMAINS = {name: f"num_{name}" for name in CLASSES}
 TABLE_COLUMNS = [*ROW, *(name + end for name in CLASSES for end in ENDS), "num_seeds"]
-# Suffixes of a class's mean loss (nats a token), the same minus filtering's, and mean PER_NAT.
+# Suffixes of a class's mean loss (nats a token), this loss minus filtering's, and mean PER_NAT.
 NATS, MINUS_FILTERING, SLOPE = "_nats", "_nats_minus_filtering", "_ratio_per_nat"
 FILTERING = "filtering"
 IN_NATS = tuple(name + suffix for suffix in (NATS, MINUS_FILTERING) for name in CLASSES)
 NATS_COLUMNS = [name + end for name in IN_NATS for end in ENDS]
 FORMULA = re.compile(r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20].", re.DOTALL)
-# The suffix of columns that no file has: the two values of two seeds, which have no interval.
+# The suffix of columns that no file has: the values of two seeds, which have no interval.
 POINTS = "_points"
-# So many are named in `runs`; the rest is counted.
+# The most run ids that `runs` names.
 MOST_RUNS = 6
 
 
@@ -72,16 +72,16 @@ class StudyLosses:
     """The stored losses of a study, as tidy frames; seeds are text."""
 
     # A row per view: `method, size, seed, profile`, `retained` (auxiliary domains, joined by
-    # commas) and a column `loss/<domain>` per domain (nats a token). Method baseline with profile
-    # all is the reference. Other columns (`run_id`, `eval_id`) are copied into `ratios`.
+    # commas) and a column `loss/<domain>` per domain (nats a token). The reference is method
+    # baseline with profile all. Other columns (`run_id`, `eval_id`) are copied into `ratios`.
     evaluations: pd.DataFrame
     # A row per point of the baselines' validation curves: `size, seed, step, domain, loss`.
     curves: pd.DataFrame
     # A row per attack on a view: `method, size, seed, profile`, `elicited` (the attacked domain)
-    # and `loss` (the best, NaN before there is one). None: no attacks.
+    # and the best `loss`, NaN before there is one.
     attacks: pd.DataFrame | None = None
-    # The study's views: `method, size, seed, profile, retained`. Absent ones are named in
-    # `missing`, and no mean is taken without them. None: those in `evaluations`.
+    # The study's views: `method, size, seed, profile, retained`. `missing` names absent ones, and
+    # no mean is taken without them. None: the views in `evaluations`.
     declared: pd.DataFrame | None = None
 
     @property
@@ -91,16 +91,14 @@ class StudyLosses:
 
 @dataclass(frozen=True)
 class Analysis:
-    """Holds every table of a study."""
-
     # TABLE_COLUMNS and NATS_COLUMNS, as in table.csv.
     table: pd.DataFrame
-    # Averaged by `table`: see per_seed_frame; JACKKNIFE adds CLASSES with PSEUDO_SUFFIX. Then with
-    # NATS, SLOPE and MINUS_FILTERING.
+    # What `table` averages: see per_seed_frame. JACKKNIFE adds CLASSES with PSEUDO_SUFFIX. Then
+    # CLASSES with NATS, SLOPE and MINUS_FILTERING.
     per_seed: pd.DataFrame
-    # One row a view and domain: see compute_ratio_frame; PER_NAT; JACKKNIFE adds PSEUDO.
+    # See compute_ratio_frame, with PER_NAT; JACKKNIFE adds PSEUDO.
     ratios: pd.DataFrame
-    # One row a size and domain: see fits_frame.
+    # See fits_frame.
     fits: pd.DataFrame
     # `what, why`.
     missing: pd.DataFrame
@@ -115,16 +113,10 @@ def analyse(
 ) -> Analysis:
     """Returns all tables of a study.
 
-    `sizes`: the order of the rows.
-
-    `unit`: the evaluations whose baselines are the reference (default: those of `losses`).
-
-    `own_baseline`: compares each seed with the baseline of the same seed, as the paper's titration
-    does; `fits` then has a row per seed.
-
-    `intervals`: JACKKNIFE, or CURVE_FIXED as in the paper. The two are equal where each seed has
-    its own baseline.
-
+    `sizes`: the order of the rows. `unit`: the evaluations whose baselines are the reference
+    (default: those of `losses`). `own_baseline` compares each seed with the baseline of the same
+    seed, as the paper's titration does; `fits` then has a row per seed. `intervals`: JACKKNIFE, or
+    CURVE_FIXED as in the paper; the two are equal where each seed has its own baseline.
     ValueError for a repeated view or attack.
     """
     evaluations, attacks, declared = losses.evaluations, losses.attacks, losses.views
@@ -164,8 +156,7 @@ def analyse(
 
 
 def _minus_filtering(ratios: pd.DataFrame, declared: pd.DataFrame) -> pd.DataFrame:
-    """Returns VIEW and CLASSES with MINUS_FILTERING, `mean` over the profiles that filtering has
-    too."""
+    """Returns VIEW and CLASSES with MINUS_FILTERING; `mean` is over profiles of both methods."""
     columns = {name: name + MINUS_FILTERING for name in CLASSES}
     is_theirs, same = ratios["method"] == FILTERING, ["size", "seed", "profile", "domain", "class"]
     both = ratios[~is_theirs].merge(
@@ -184,8 +175,8 @@ def _compared(
 ) -> tuple[pd.DataFrame, pd.DataFrame, Notes]:
     """Returns the ratios of views and attacks to the baselines of `unit`, their fits, and notes.
 
-    `frames`: evaluations, curves, attacks and unit, checked. `seed` names the only one in them, if
-    each seed has its own baseline.
+    `frames`: evaluations, curves, attacks and unit, checked. If each seed has its own baseline,
+    `seed` is the only one in them.
     """
     evaluations, curves, attacks, unit = frames
     references, notes = baseline_references(
@@ -209,11 +200,10 @@ def per_seed_frame(ratios: pd.DataFrame, declared: pd.DataFrame) -> tuple[pd.Dat
     """Returns a row per view and seed, and notes.
 
     The columns are ROW, seed, CLASSES (mean compute ratios), retained and NUM_DOMAINS. A class with
-    one unknown domain is unknown (NaN). NUM_DOMAINS count the domains of each class, known or not;
-    0 if the view lacks the class. The profile `mean` (`retained` empty) has the `pair_means` of the
-    paper's profiles, core with at most one auxiliary domain; of all profiles for a method without
-    these (the baseline's all). A seed without one of the profiles `declared` for its method gets a
-    note instead.
+    one unknown domain is unknown (NaN). NUM_DOMAINS count the domains of each class, known or not.
+    The profile `mean` (`retained` empty) has the `pair_means` of the paper's profiles, core with at
+    most one auxiliary domain. A method without these, such as the baseline, averages over all its
+    profiles. A seed without one of the profiles `declared` for its method gets a note instead.
     """
     by_class = ratios.groupby([*VIEW, "class"], sort=False)["compute_ratio"]
     wide = (
@@ -245,8 +235,8 @@ def per_seed_frame(ratios: pd.DataFrame, declared: pd.DataFrame) -> tuple[pd.Dat
 def pair_means(views: pd.DataFrame, name: str) -> float:
     """Returns a class's mean over all pairs of a profile and a domain.
 
-    `views` are one seed's rows of a `per_seed` frame. A profile is weighted by the number of its
-    domains in the class. NaN if none has the class, or one has it unknown.
+    `views` are one seed's rows of a `per_seed` frame. NaN if no profile has the class, or if it is
+    unknown in one.
     """
     of_class = views[views[NUM_DOMAINS[name]] > 0]
     if of_class.empty:
@@ -256,7 +246,6 @@ def pair_means(views: pd.DataFrame, name: str) -> float:
 
 
 def _absent_views(declared: pd.DataFrame, evaluations: pd.DataFrame, sizes: set[str]) -> Notes:
-    """Makes a note per size without a reference, and per declared view that some seeds lack."""
     notes = [(f"all rows of size {s}", NO_BASELINE) for s in set(declared["size"]) - sizes]
     seeds: dict[tuple, set[str]] = {}
     present = set(evaluations[VIEW].itertuples(index=False, name=None))
@@ -276,10 +265,9 @@ def over_seeds(
 ) -> pd.DataFrame:
     """Returns TABLE_COLUMNS from a `per_seed` frame: means over seeds with t-intervals.
 
-    The rows are in the frame's order. `names` and `values`: the columns that name a row, and the
-    averaged ones. A value that the frame lacks is NaN. The intervals are of the frame's
-    pseudo-values, if it has them. `num_seeds` counts those of the value that has the fewest, of the
-    values that have any.
+    The columns `names` name a row, the columns `values` are averaged. A value that the frame lacks
+    is NaN. The intervals are of the frame's pseudo-values, if it has them. `num_seeds` is the
+    number of seeds of the value with the fewest, of the values that have any.
     """
     columns, rows = [*names, *values], []
     frame, spread = (f.reindex(columns=columns) for f in (per_seed, pseudo_frame(per_seed, values)))
@@ -299,9 +287,9 @@ def over_seeds(
 def joined_notes(
     missing: Mapping[Hashable, pd.DataFrame], named: Callable[[list], str]
 ) -> pd.DataFrame:
-    """Returns each note of several frames of `what, why` once.
+    """Returns each note of several frames of `what, why` once, after the names of its frames.
 
-    The names of its frames lead it, unless these are all.
+    A note of all frames has no names.
     """
     lacking: dict[tuple[str, str], list] = {}
     for place, frame in missing.items():
@@ -317,8 +305,8 @@ def joined_notes(
 def averaged_profiles(rows: pd.DataFrame) -> frozenset[str]:
     """Returns the profiles of core with at most one auxiliary domain.
 
-    `rows` are of a table or a `per_seed` frame. If the study has one auxiliary domain, `all` is one
-    of them. Only `per_seed` frames show this, by `retained`; from a table, `all` is left out.
+    `rows` are of a table or a `per_seed` frame. `all` is one of these profiles if the study has one
+    auxiliary domain, which only the `retained` of a `per_seed` frame shows.
     """
     few = frozenset(p for p in rows["profile"] if p not in (ALL, MEAN) and p.count("+") < 2)
     if "retained" not in rows:
@@ -328,11 +316,10 @@ def averaged_profiles(rows: pd.DataFrame) -> frozenset[str]:
 
 
 def domain_table(ratios: pd.DataFrame) -> pd.DataFrame:
-    """Returns a row per method, size, profile, domain and class.
+    """Returns a row per variant, if `ratios` has variants, method, size, profile, domain and class.
 
-    The columns are `compute_ratio, low, high, num_seeds, runs`. Rows are per variant too if
-    `ratios` has variants. `runs` joins the `run_id`s, if `ratios` has them. Rows without any known
-    ratio are left out.
+    The columns are `compute_ratio, low, high, num_seeds, runs`. `runs` joins the `run_id`s, if
+    `ratios` has them. Rows without any known ratio are left out.
     """
     rows, keys = [], [*(c for c in (VARIANT,) if c in ratios), *ROW, "domain", "class"]
     known = ratios[ratios["compute_ratio"].notna()]
@@ -344,9 +331,9 @@ def domain_table(ratios: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_runs(table: pd.DataFrame, ratios: pd.DataFrame) -> pd.DataFrame:
-    """Adds a column `runs`: the ids of the runs whose weights each row evaluates, joined by commas.
+    """Adds a column `runs`: the `run_names` of the runs whose weights each row evaluates.
 
-    A mean over profiles has the runs of all its profiles. Empty if `ratios` has no `run_id`.
+    It is empty if `ratios` has no `run_id`.
     """
     keys = [column for column in (VARIANT, *ROW) if column in table]
     if "run_id" not in ratios or table.empty:
@@ -361,20 +348,17 @@ def with_runs(table: pd.DataFrame, ratios: pd.DataFrame) -> pd.DataFrame:
 
 
 def run_names(run_ids: pd.Series) -> str:
-    """Joins run ids by commas, each once: the first MOST_RUNS, and how many more there are."""
+    """Joins the first MOST_RUNS run ids by commas, each once, and says how many more there are."""
     found = list(dict.fromkeys(run_ids.astype(str)))
     rest = f" and {len(found) - MOST_RUNS} more" if len(found) > MOST_RUNS else ""
     return ", ".join(found[:MOST_RUNS]) + rest
 
 
-# -------------------- text
-
-
 def table_csv(frame: pd.DataFrame, fractions: str | None = "%.6f") -> str:
-    """Writes CSV, equal text for equal values: fractions in this format, or None for all digits.
+    """Writes CSV, with fractions in this format or, for None, with all digits.
 
-    Empty without a value. Columns of points are left out. An apostrophe goes before text that a
-    spreadsheet would take for a formula.
+    Columns of points are left out. An apostrophe goes before text that a spreadsheet would take for
+    a formula.
     """
     frame = frame.loc[:, [not str(name).endswith(POINTS) for name in frame]]
     texts = frame.select_dtypes(exclude=["number", "bool"])
@@ -394,10 +378,7 @@ def _no_formula(cell: Any) -> Any:
 
 
 def readable_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Writes each class of table.csv as one text, `mean [low, high]`.
-
-    Leaves out classes without any value.
-    """
+    """Writes each class of table.csv that has a value as one text, `mean [low, high]`."""
     # The study's variant, if any, and method, size and profile.
     names = table.columns[: table.columns.get_loc(CLASSES[0])]
     shown = [name for name in CLASSES if table[name].notna().any()]
@@ -405,7 +386,6 @@ def readable_table(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def nats_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Writes the losses of table.csv as `readable_table` does its classes."""
     shown, write = [n for n in IN_NATS if table[n].notna().any()], partial(interval_text, digits=4)
     texts = {name.replace("_", " "): interval_texts(table, name, write) for name in shown}
     return table.loc[:, : CLASSES[0]].iloc[:, :-1].assign(**texts)
@@ -419,7 +399,7 @@ def with_intervals(
 
 
 def frame_text(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> str:
-    """Writes a frame for a log, with the cells of `text_frame`."""
+    """Writes the cells of `text_frame` for a log."""
     cells = text_frame(frame, digits, missing)
     return aligned([list(cells.columns), *cells.itertuples(index=False)])
 
@@ -443,17 +423,13 @@ def labelled(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def points_of(frame: pd.DataFrame, name: str) -> Sequence[tuple[float, ...]]:
-    """Returns the points of a column in every row, () where there are none."""
     return frame.get(name + POINTS, [()] * len(frame))
 
 
 def interval_text(
     mean: float, low: float, high: float, points: Sequence[float] = (), digits: int = 3
 ) -> str:
-    """Returns `mean [low, high]`, `mean (point, point)` of two points, else the mean alone.
-
-    Nothing without a mean.
-    """
+    """Returns `mean [low, high]`, `mean (point, point)`, the mean, or "" without a mean."""
     if np.isnan(mean):
         return ""
     mean, low, high, *listed = (f"{number:.{digits}f}" for number in (mean, low, high, *points))
@@ -463,7 +439,7 @@ def interval_text(
 
 
 def short_text(mean: float, low: float, high: float, points: Sequence[float] = ()) -> str:
-    """Returns `mean ±half` of an interval for a narrow terminal; without one `interval_text`."""
+    """Returns `mean ±half` for a narrow terminal; without an interval `interval_text`."""
     if np.isnan(low):
         return interval_text(mean, low, high, points)
     half = f" \u00b1{(high - low) / 2:.3f}".replace("\u00b10.", "\u00b1.")
@@ -471,12 +447,11 @@ def short_text(mean: float, low: float, high: float, points: Sequence[float] = (
 
 
 def interval_cell(row: Mapping, name: str) -> str:
-    """Returns `interval_text` of the columns `name, name_low, name_high` in a row."""
     return interval_text(*(row[name + end] for end in ENDS), row.get(name + POINTS, ()))
 
 
 def interval_texts(
     frame: pd.DataFrame, name: str, write: Callable[..., str] = interval_text
 ) -> list[str]:
-    """Returns the same of every row; `write` is `interval_text` or `short_text`."""
+    """Writes a column with its interval; `write` is `interval_text` or `short_text`."""
     return list(map(write, *(frame[name + end] for end in ENDS), points_of(frame, name)))

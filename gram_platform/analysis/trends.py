@@ -41,8 +41,7 @@ class PowerLaw:
 def fit_power_law(sizes: Sequence[float], values: Sequence[float]) -> PowerLaw:
     """Fits log value on log size [n] by least squares.
 
-    ValueError unless all are finite and positive, with two different sizes or more. The minimum of
-    a surface that is not convex is NaN: leave that size out, and report it.
+    ValueError unless all are finite and positive, with two different sizes or more.
     """
     n, v = positive("sizes", sizes), positive("values", values)
     if len(n) != len(v):
@@ -70,7 +69,7 @@ def fit_power_law(sizes: Sequence[float], values: Sequence[float]) -> PowerLaw:
 def fall_weights(places: Sequence[float]) -> np.ndarray:
     """Returns weights [n] of values at `places` [n], two or more, whose sum is the values' fall.
 
-    The fall is that of their least-squares line from the first place to the last.
+    The fall is from the first place to the last along the least-squares line.
     """
     x = np.asarray(places, float) - np.mean(places)
     return x * (x[0] - x[-1]) / (x @ x)
@@ -81,7 +80,6 @@ class Trend:
     """A law fitted without the largest size, and its prediction there."""
 
     law: PowerLaw
-    # The number of sizes fitted.
     num_fitted: int
     # The largest size, its value, and the prediction with the ends of its interval.
     parameters: float
@@ -92,16 +90,15 @@ class Trend:
 
     @property
     def verdict(self) -> str:
-        """Tells whether the interval holds the measured value."""
         return INSIDE if self.low <= self.measured <= self.high else OUTSIDE
 
 
 def leave_largest_out(parameters: Sequence[float], values: Sequence[float]) -> Trend:
     """Fits `values` [n] of all `parameters` [n] except the largest, and predicts the value there.
 
-    All are positive, and no two parameters are equal. The interval (t, n - 3 degrees of freedom) is
-    for one more value with the fitted values' noise around the law, so it is too narrow if the
-    largest size has fewer seeds.
+    All are positive, and no two parameters are equal. The interval (t, n - 3 degrees of freedom)
+    assumes a value with the fitted values' noise, so it is too narrow if the largest size has fewer
+    seeds.
     """
     pairs = sorted(zip(parameters, values, strict=True))
     (*fitted, largest), (*known, measured) = zip(*pairs, strict=True)
@@ -118,10 +115,10 @@ def leave_largest_out(parameters: Sequence[float], values: Sequence[float]) -> T
 def trend_table(table: pd.DataFrame, parameters: Mapping[str, float]) -> pd.DataFrame:
     """Returns TREND_COLUMNS, a row per class and method, from the rows of one profile.
 
-    `parameters` are the sizes' counts. `size` is the largest, which the law has not seen,
-    `measured` and `predicted` its compute ratio, `low` and `high` the 90% prediction interval,
-    `verdict` whether this holds the measured ratio. A method has no row with fewer than
-    FEWEST_SIZES besides the largest, two sizes of equal count, or a ratio <= 0.
+    `parameters` are the sizes' counts. `size` is the largest size, which the law has not seen. Its
+    90% prediction interval is `low` to `high`, and `verdict` says whether this contains the
+    `measured` compute ratio. A method has no row with fewer than FEWEST_SIZES next to the largest,
+    two sizes of equal count, or a ratio <= 0.
     """
     rows = []
     for name in TREND_CLASSES:

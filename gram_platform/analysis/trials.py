@@ -1,9 +1,9 @@
-"""Summarises the trials of a search: which are finished, the best, the best so far.
+"""Summarises the trials of one search: which are finished, the best, the best so far.
 
-A lower metric is better. A trials frame has a row per trial: `search`, `trial` (a number), `state`,
-a column per parameter and per metric, `runs` (run ids joined by blanks), `elapsed_s` and `started`.
-Functions take the trials of one search, so numbers and index are unique. Only complete trials with
-finite metrics count: a diverged trial's penalty is no measurement, and its metrics are NaN here.
+A lower metric is better. A trials frame has a row per trial: `search`, `trial` (a unique number),
+`state`, a column per parameter and per metric, `runs` (run ids joined by blanks), `elapsed_s` and
+`started`. Only complete trials with finite metrics count, since a diverged trial's penalty is no
+measurement.
 """
 
 from collections.abc import Mapping
@@ -30,10 +30,7 @@ def best_trial(trials: pd.DataFrame, metric: str) -> pd.Series | None:
 
 
 def running_best(trials: pd.DataFrame, metric: str) -> pd.Series:
-    """Returns the lowest value after each trial, by trial number.
-
-    NaN before the first finished one.
-    """
+    """Returns the lowest value after each trial, by trial number; NaN before the first value."""
     values = finished(trials, metric).set_index(TRIAL)[metric].astype(float)
     return values.cummin().reindex(sorted(trials[TRIAL])).ffill()
 

@@ -21,7 +21,7 @@ from gram_platform.config.identity import sum_in_order
 from gram_platform.methods.nodes import BASELINE, VARIANT
 from gram_platform.store.checkpoints import PROBE
 
-# The classes: a forgotten domain's module is off, whichever others are on.
+# The classes without forget, since a forgotten domain's module is off, whichever others are on.
 COMPOSED = ("core", "retain")
 # The column of the number of modules that are on.
 MODULES = "modules"
@@ -41,15 +41,15 @@ def analyse_variants(
     own_baseline: bool = False,
     intervals: str = JACKKNIFE,
 ) -> Analysis:
-    """Joins the tables of all variants, with a column `variant`, in the order of `variants`.
+    """Joins the tables of all variants in order, with a column `variant`.
 
-    `unit`: the variant whose baselines are the reference for all (default: each variant has its
-    baselines). Notes in `missing` name their variants, unless they hold for all. Other arguments
-    and errors: `tables.analyse`.
+    `unit` is the variant whose baselines are the reference of all; by default each variant has its
+    own. Notes in `missing` name their variants, unless they hold for all. Other arguments and
+    errors: `tables.analyse`.
     """
     evaluations = losses.evaluations
     reference = _of(evaluations[evaluations["method"] == BASELINE], unit) if unit else None
-    parts = {}
+    parts: dict[str, Analysis] = {}
     for variant in variants:
         of_variant = StudyLosses(
             _of(evaluations, variant),
@@ -59,10 +59,10 @@ def analyse_variants(
         )
         parts[variant] = analyse(of_variant, sizes, reference, own_baseline, intervals)
     return Analysis(
-        table=_joined({variant: part.table for variant, part in parts.items()}),
-        per_seed=_joined({variant: part.per_seed for variant, part in parts.items()}),
-        ratios=_joined({variant: part.ratios for variant, part in parts.items()}),
-        fits=_joined({variant: part.fits for variant, part in parts.items()}),
+        table=_joined(parts, "table"),
+        per_seed=_joined(parts, "per_seed"),
+        ratios=_joined(parts, "ratios"),
+        fits=_joined(parts, "fits"),
         missing=joined_notes({variant: part.missing for variant, part in parts.items()}, ", ".join),
     )
 
@@ -71,9 +71,9 @@ def _of(frame: pd.DataFrame, variant: str) -> pd.DataFrame:
     return frame[frame[VARIANT] == variant].drop(columns=VARIANT)
 
 
-def _joined(frames: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    parts = [frame.copy() for frame in frames.values()]
-    for variant, part in zip(frames, parts, strict=True):
+def _joined(analyses: dict[str, Analysis], table: str) -> pd.DataFrame:
+    parts = [getattr(analysis, table).copy() for analysis in analyses.values()]
+    for variant, part in zip(analyses, parts, strict=True):
         part.insert(0, VARIANT, variant)
     return pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
 
@@ -81,13 +81,12 @@ def _joined(frames: dict[str, pd.DataFrame]) -> pd.DataFrame:
 def by_number(per_seed: pd.DataFrame, declared: pd.DataFrame | None = None) -> pd.DataFrame:
     """Returns a row per method, size, number of active modules and seed.
 
-    The columns are MODULES_CELL, `seed`, COMPOSED and `num_profiles`. The pseudo-values of COMPOSED
-    stand beside them, plain values where the curve is fixed.
+    The columns are MODULES_CELL, `seed`, COMPOSED, `num_profiles`, and the pseudo-values of
+    COMPOSED, plain values where the curve is fixed.
 
-    `per_seed` comes from `tables.per_seed_frame`; `declared` holds the study's views (`method,
-    size, profile, retained`; default: those in `per_seed`). At each number, compares the methods
-    that have such profiles, on those that they share; a seed that lacks one has no row. Baselines
-    have no modules, so no rows.
+    `per_seed` comes from `tables.per_seed_frame`. `declared` holds the study's views (`method,
+    size, profile, retained`; default: the views in `per_seed`). The methods with profiles of a
+    number are compared on the profiles that they share. A seed that lacks one has no row.
     """
     shared = _shared_profiles(per_seed if declared is None else declared)
     pseudo = _by_number(pseudo_frame(per_seed, COMPOSED), shared)
@@ -97,7 +96,7 @@ def by_number(per_seed: pd.DataFrame, declared: pd.DataFrame | None = None) -> p
 def _by_number(
     per_seed: pd.DataFrame, shared: Mapping[tuple[str, int], frozenset[str]]
 ) -> pd.DataFrame:
-    """Returns the columns of `by_number` but for the pseudo-values."""
+    """Returns the columns of `by_number` except the pseudo-values."""
     views, rows = _views(per_seed), []
     for (method, size, number), cell in views.groupby(MODULES_CELL, sort=False):
         profiles = shared.get((size, number), frozenset())
@@ -109,16 +108,14 @@ def _by_number(
 
 
 def drop_table(numbers: pd.DataFrame, per_seed: pd.DataFrame) -> pd.DataFrame:
-    """Returns DROP_COLUMNS: how much each class drops from one module to all.
+    """Returns DROP_COLUMNS, a row per method, size and class with the drop from one module to all.
 
-    There is a row per method, size and class. `drop` is one - all within a seed; `less_than_gram`
-    is GRAM's drop minus the method's within a seed, NaN for GRAM. Each is a mean over the seeds
-    with both values, with a 90% t-interval. Methods without a view of all modules, or without a
-    seed with both values, are left out.
+    Within a seed, `drop` is one - all, and `less_than_gram` is GRAM's drop minus the method's, NaN
+    for GRAM. Each is a mean over the seeds with both values, with a 90% t-interval. Methods without
+    a view of all modules, or without a seed with both values, are left out.
     """
-    counts = (
-        _views(per_seed).loc[lambda views: views["profile"] == ALL].groupby("size")[MODULES].max()
-    )
+    views = _views(per_seed)
+    counts = views[views["profile"] == ALL].groupby("size")[MODULES].max()
     rows, pseudo = [], pseudo_frame(numbers, COMPOSED)
     for method, size in dict.fromkeys(zip(numbers["method"], numbers["size"], strict=True)):
         for name in COMPOSED:
@@ -142,7 +139,7 @@ def drop_table(numbers: pd.DataFrame, per_seed: pd.DataFrame) -> pd.DataFrame:
 
 
 def _views(per_seed: pd.DataFrame) -> pd.DataFrame:
-    """Returns the rows of single profiles of methods with modules, with how many are active."""
+    """Selects the profiles of methods with modules, with a column for the number of active ones."""
     views = per_seed[(per_seed["profile"] != MEAN) & (per_seed["method"] != BASELINE)]
     numbers = [len(retained.split(",")) if retained else 0 for retained in views["retained"]]
     return views.assign(**{MODULES: pd.Series(numbers, views.index, dtype="int64")})
@@ -160,10 +157,7 @@ def _shared_profiles(declared: pd.DataFrame) -> dict[tuple[str, int], frozenset[
 def _ends(
     numbers: pd.DataFrame, method: str, size: str, name: str, num_modules: int
 ) -> pd.DataFrame:
-    """Returns `one`, `all` and `drop` of a class, indexed by the seeds with both ends.
-
-    Empty if all is one module.
-    """
+    """Returns `one`, `all` and `drop` of a class by seed, no rows if all is one module."""
     known = numbers[
         (numbers["method"] == method) & (numbers["size"] == size) & numbers[name].notna()
     ]
@@ -171,38 +165,25 @@ def _ends(
         known[known[MODULES] == number].set_index("seed")[name] for number in (1, num_modules)
     )
     ends = pd.DataFrame({"one": one, "all": every}).dropna()
-    return (
-        ends.assign(drop=ends["one"] - ends["all"])
-        if num_modules > 1
-        else ends.iloc[:0].assign(drop=np.nan)
-    )
+    ends = ends if num_modules > 1 else ends.iloc[:0]
+    return ends.assign(drop=ends["one"] - ends["all"])
 
 
 def module_shares(
     runs: pd.DataFrame, records_of: Callable[[str], Iterable[Mapping]]
 ) -> pd.DataFrame:
-    """Returns SHARE_COLUMNS, a row per run, step, domain and module.
+    """Returns SHARE_COLUMNS, after `variant` if `runs` has it, per run, step, domain and module.
 
-    `variant` comes first if `runs` has it. `runs` has a row per run: `id` and the columns that name
-    it. `share`: the module's part of all modules' squared gradients on a batch of the domain, in
-    [0, 1]. `records_of`: returns a run's stored records, since MLflow has no probes. A domain
-    without any gradient is left out.
+    `runs` has a row per run: `id` and the columns that name it. `share` is the module's part, in
+    [0, 1], of all modules' squared gradients on a batch of the domain. `records_of` returns a run's
+    stored records, since MLflow has no probes. A domain without any gradient is left out.
     """
     names = [name for name in (VARIANT, *RUN) if name in runs]
     rows = []
-    for run in runs[["id", *names]].to_dict("records"):
-        for record in records_of(run["id"]):
-            for (domain, module), share in probed_shares(record["metrics"]).items():
-                rows.append(
-                    (
-                        *(run[name] for name in names),
-                        run["id"],
-                        record["step"],
-                        domain,
-                        module,
-                        share,
-                    )
-                )
+    for *named, run_id in runs[[*names, "id"]].itertuples(index=False, name=None):
+        for record in records_of(run_id):
+            for probed, share in probed_shares(record["metrics"]).items():
+                rows.append((*named, run_id, record["step"], *probed, share))
     return pd.DataFrame(rows, columns=[*names, *SHARE_COLUMNS[len(RUN) :]])
 
 
@@ -221,7 +202,7 @@ def probed_shares(metrics: Mapping[str, float]) -> dict[tuple[str, str], float]:
 
 
 def share_curves(shares: pd.DataFrame) -> pd.DataFrame:
-    """Averages shares over seeds: a row per method, size, domain, module and step.
+    """Averages shares over seeds, by method, size, domain, module and step.
 
     The columns are `share, low, high, num_seeds, runs`.
     """
@@ -229,20 +210,17 @@ def share_curves(shares: pd.DataFrame) -> pd.DataFrame:
 
 
 def final_shares(shares: pd.DataFrame) -> pd.DataFrame:
-    """Averages over seeds at the last probe.
+    """Averages the shares at the last probe over seeds.
 
-    `is_own` marks the share of a domain's module on that domain. Rows with domain and module
-    `mean`: the mean over auxiliary domains of that share, taken within a seed.
+    `is_own` marks the share of a domain's module on that domain. Rows with domain and module `mean`
+    average this share over auxiliary domains within a seed.
     """
     cell = _cell(shares)
     last = shares[shares["step"] == shares.groupby("run_id")["step"].transform("max")]
     own_module = last[last["domain"] == last["module"]]
-    means = own_module.groupby([*cell, "seed", "run_id"], sort=False, as_index=False)[
-        "share"
-    ].mean()
-    found = _mean_shares(
-        pd.concat([last, means.assign(domain=MEAN, module=MEAN)]), [*cell, "domain", "module"]
-    )
+    by_run = own_module.groupby([*cell, "seed", "run_id"], sort=False, as_index=False)
+    means = by_run["share"].mean().assign(domain=MEAN, module=MEAN)
+    found = _mean_shares(pd.concat([last, means]), [*cell, "domain", "module"])
     return found.assign(is_own=found["domain"] == found["module"])
 
 

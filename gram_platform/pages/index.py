@@ -1,8 +1,8 @@
-"""Writes `site/index.html` of a storage: a card for each study and search, with its links.
+"""Writes `site/index.html` of a storage: a card for each study and search.
 
-A card has the main result in a sentence and a small picture. It is made from `study.json` or
-`search.json` alone, which a submission writes with its report. The index shows the picture that
-lies there too as an image, so that nothing of a study's folder becomes markup of the page.
+A card has links, the main result in a sentence, and a small picture. Its texts come from
+`study.json` or `search.json`, which a submission writes with its report. The picture is shown as an
+image, so nothing of a study's folder becomes markup of the page.
 """
 
 import datetime
@@ -33,15 +33,13 @@ from gram_platform.store.folders import open_folder
 from gram_platform.store.root import HISTORY
 
 SITE, INDEX_FILE = "site", "index.html"
-# The files to which a card leads, by the text of the link.
+# The files that a card links to, by the link's text.
 LINKED_FILES = {"report": REPORT_FILE, "table.csv": "table.csv", "claims.csv": CLAIMS_FILE}
-# In the folder of a study or a search, beside its report.
 PICTURE_FILE = "card.svg"
-# Pixels of the frame, whose bottom is the picture's own; and between two marks of a row.
+# Three sides of the frame, and the distance of two marks of a row, in pixels.
 LEFT, RIGHT, TOP, STEP = 116.0, 368.0, 8.0, 10.0
 SEARCH_HEIGHT = 150.0
-# A shape around the middle of a mark, and its colour: of the classes in their order, and of the
-# sizes of a search.
+# The shapes, around the middle of a mark, and colours of classes or of a search's sizes.
 MARK_LOOKS = (
     ("M-4.5,0a4.5,4.5 0 1 0 9,0a4.5,4.5 0 1 0 -9,0z", BLUE),
     ("M-4,-4h8v8h-8z", GREEN),
@@ -56,11 +54,10 @@ QUESTION = "Which capabilities of a language model can be switched off, and what
 class Shown:
     """A study or a search as the index shows it; addresses are relative to the index."""
 
-    # These four are fields of its record.
+    # Four fields of its record.
     title: str
     question: str
     card: Card
-    # Those that executed nodes, the newest last.
     submissions: tuple[Mapping, ...]
     # "" before they are written.
     report: str
@@ -70,18 +67,17 @@ class Shown:
 
     @property
     def submitted(self) -> str:
-        """When it was submitted last, ISO 8601; "" if nothing was executed."""
+        """The time of the last submission, ISO 8601; "" if nothing was executed."""
         return str(self.submissions[-1].get("started", "")) if self.submissions else ""
 
     @property
     def verdicts(self) -> str:
-        """The number of claims of each verdict; "" without claims."""
         counts = self.card.verdicts
         return ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts.get(name))
 
 
 def write_index(store: Store) -> str:
-    """Writes the index of a storage; returns its path or URL. OSError if it cannot be written."""
+    """Writes the index of a storage and returns its path or URL; OSError if it cannot."""
     site = open_folder(store.root, writable=True).child(SITE)
     site.write(INDEX_FILE, index_page(store).html().encode(), durable=False)
     return site.address(INDEX_FILE)
@@ -101,7 +97,7 @@ def index_page(store: Store) -> Page:
 
 
 def read_shown(store: Store) -> tuple[list[Shown], list[Shown]]:
-    """Reads the studies and searches of a storage, by name. Warns of an unreadable record."""
+    """Reads the studies and searches of a storage; warns of an unreadable record."""
     studies: list[Shown] = []
     searches: list[Shown] = []
     for name in store.list_studies():
@@ -130,12 +126,7 @@ def _shown(store: Store, name: str, folder: Folder, record: Mapping) -> Shown:
     return from_plain(Shown, plain)
 
 
-# ---------------------------------------------------------------------------------------- cards
-
-
 class Mark(NamedTuple):
-    """One value: its place, its shape and colour, and the ends of its interval if it has one."""
-
     x: float
     y: float
     look: tuple[str, str]
@@ -143,7 +134,7 @@ class Mark(NamedTuple):
 
 
 class Label(NamedTuple):
-    """A text at a place of the picture; `anchor` as in SVG."""
+    """A text of the picture; `anchor` as in SVG."""
 
     x: float
     y: float
@@ -154,8 +145,7 @@ class Label(NamedTuple):
 def describe_ratios(study: Results) -> tuple[str, str]:
     """Returns a sentence with the compute ratios of the main method, and a picture of all methods.
 
-    Both are of the place that the report shows at a glance; "" and "" while there are no main
-    numbers.
+    Both have the size, variant and profile of the report's main numbers; "" and "" without these.
     """
     main = headline_rows(study)
     if main.empty:
@@ -174,7 +164,6 @@ def describe_ratios(study: Results) -> tuple[str, str]:
 
 
 def draw_ratios(rows: pd.DataFrame) -> str:
-    """Draws the classes of each method, a row of `table.csv`, with their intervals."""
     names = [name for name in CLASSES if rows[name].notna().any()]
     end = 0.2 * math.ceil(max(rows[names].max().max(), 1.0) / 0.2 + 0.25)
     height = STEP * (len(names) + 1)
@@ -201,8 +190,8 @@ def describe_trials(
 ) -> tuple[str, str]:
     """Returns the ranges of a search's objectives, and a picture of its complete trials.
 
-    The picture has one objective against the other, or against what is varied first. `trials` as in
-    `trials.csv`.
+    The picture has one objective against the other, or against the first varied column. `trials`
+    has the columns of `trials.csv`.
     """
     complete = trials[trials["state"] == State.COMPLETE]
     parts = []
@@ -224,7 +213,7 @@ def describe_trials(
 
 
 def draw_trials(trials: pd.DataFrame, x_name: str, y_name: str) -> str:
-    """Draws trials, the second column against the first; shape and colour tell the size."""
+    """Draws the second column against the first, with a shape and colour for each size."""
     xs, ys = trials[x_name], trials[y_name]
     is_log = xs.min() > 0 and xs.max() / xs.min() >= 10
     bottom = TOP + SEARCH_HEIGHT
@@ -253,7 +242,7 @@ def _drawn(
     series: Sequence[str],
     guide: float | None,
 ) -> str:
-    """Fills the template; `series` are named below the frame, in the order of MARK_LOOKS."""
+    """Fills the template; a legend names the `series` in the order of MARK_LOOKS."""
     legend = [(MARK_LOOKS[number % len(MARK_LOOKS)], name) for number, name in enumerate(series)]
     frame = {"left": LEFT, "right": RIGHT, "top": TOP, "bottom": bottom, "guide": guide}
     return str(render("card.svg", title=title, marks=marks, labels=labels, legend=legend, **frame))

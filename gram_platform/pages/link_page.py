@@ -1,9 +1,8 @@
-"""Keeps the page in a storage that leads from reports to MLflow, wherever MLflow listens.
+"""Keeps the page in a storage that leads from reports to MLflow, at whatever port it listens.
 
-A report is opened as a file, MLflow listens at some port, and a browser lets a page of a file read
-no other file. So links of reports go to LINK_PAGE beside the database, with the address of MLflow's
-page as their fragment. While MLflow is open, LINK_PAGE sends the browser on to that address.
-Otherwise it shows the command that opens MLflow.
+Reports are opened as files, which cannot read other files. So their links go to LINK_PAGE next to
+the database, with the address of MLflow's page as fragment. While MLflow is open, LINK_PAGE sends
+the browser to this address. Otherwise it shows the command that opens MLflow.
 """
 
 from html import escape
@@ -27,8 +26,7 @@ USUAL = f"""<p>Or, where it listens at its usual port:
 
 
 def link_page(address: str, command: str) -> bytes:
-    """Makes the page that sends a browser on to MLflow at `address`; "" for the page that says what
-    opens MLflow."""
+    """Makes the page that leads to MLflow at `address`; without one it says what opens MLflow."""
     closed = (
         "<p>MLflow is closed. This command opens it; then follow the link"
         f" again:</p><pre>{escape(command)}</pre>"
@@ -41,7 +39,7 @@ def link_page(address: str, command: str) -> bytes:
 
 
 def write_link_page(database: Path, address: str = "") -> None:
-    """Writes the page beside a database: MLflow is open at `address`, or closed. May warn."""
+    """Writes the page for MLflow at `address`, or for a closed MLflow; warns if it cannot."""
     # Imported here: it takes a second.
     from gram_platform.tracking.connection import opened_by
     from gram_platform.tracking.database import database_uri
@@ -54,8 +52,7 @@ def write_link_page(database: Path, address: str = "") -> None:
 
 
 def leave_link_page(database: Path, address: str) -> None:
-    """Says that MLflow is closed, unless the page leads to an MLflow that was opened after the one
-    at `address`."""
+    """Says that MLflow is closed, unless the page already leads to another address."""
     page = database.with_name(LINK_PAGE)
     if not page.is_file() or page.read_bytes() == link_page(address, ""):
         write_link_page(database)

@@ -1,16 +1,15 @@
 """Lists the paper's claims by study: a text, two sides whose difference is judged, a source.
 
 No claim says more than the paper's numbers show: "matches" is "no worse by more than a margin".
-That retain stays above elicited is claimed only on Simple Stories: in the paper's scaling study it
-holds from 200M on, while at 50M and 100M elicited is above retain. If a side names no size or
-variant, the claim is judged at each of the study's. FIRST and LAST stand for a study's first and
-last.
+"Retain stays above elicited" is a claim only about Simple Stories, since at 50M and 100M of the
+paper's scaling study elicited is above retain. If a side names no size or variant, the claim is
+judged at each of the study's. FIRST and LAST stand for a study's first and last.
 
 Every claim has one profile, written here before there are data: the paper's where it names one,
-else the mean. The paper's ladder retains core and virology alone, and its partial labels remove
-every domain; its bars on stories and dual use, and its tables of domain numbers, architecture and
-titration, are means over profiles. Its figure of composability names virology too, but what retain
-loses with every module on compares like with like as a mean alone [ours].
+otherwise the mean. The paper's ladder retains core and virology, and its partial labels remove
+every domain. Its bars on stories and dual use, and its tables of domain numbers, architecture and
+titration, are means over profiles. Its figure of composability names virology too, but only a mean
+compares like with like for what retain loses with every module on [ours].
 """
 
 import math
@@ -32,7 +31,7 @@ from gram_platform.paper.paper import (
     paper_value,
 )
 
-# Margins in compute ratio: this much worse still counts as no worse.
+# A class that is worse by less than its margin, in compute ratio, counts as no worse.
 BELOW, ABOVE = 0.06, 0.10
 MARGINS = {"core": BELOW, "retain": BELOW, "forget": ABOVE, "elicited": ABOVE}
 # What texts call a class, if not by its name.
@@ -41,21 +40,18 @@ POSITIVE = pd.Interval(0.0, math.inf, closed="neither")
 
 
 def not_below(name: str) -> pd.Interval:
-    """Returns the range "a class is no more than its margin below the other side"."""
     return pd.Interval(-MARGINS[name], math.inf, closed="neither")
 
 
 def not_above(name: str) -> pd.Interval:
-    """Returns the range "a class is no more than its margin above the other side"."""
     return pd.Interval(-math.inf, MARGINS[name], closed="neither")
 
 
 def alike(name: str) -> pd.Interval:
-    """Returns the range "a class differs by less than its margin, either way"."""
     return pd.Interval(-MARGINS[name], MARGINS[name], closed="neither")
 
 
-# Core and the domain that the study retains; virology in the paper's ladder.
+# The profile of core and the domain that the study retains, virology in the paper's ladder.
 COMPARED = "compared"
 
 
@@ -68,10 +64,10 @@ class Side:
     name: str
     # "": the claim's.
     profile: str = ""
-    # "": each variant, and each size, in turn.
+    # "": each variant or size of the study.
     variant: str = ""
     size: str = ""
-    # Subtracted seed by seed: makes the side a drop or a gain.
+    # What is subtracted seed by seed, if the side is a drop or a gain.
     less: "Side | None" = None
 
 
@@ -86,21 +82,20 @@ class Claim:
     left: Side
     right: Side
     within: pd.Interval = POSITIVE
-    # The profile of the sides: MEAN is over the profiles with at most one auxiliary domain that the
-    # methods of both sides have.
+    # MEAN is over the profiles with at most one auxiliary domain that both sides have.
     profile: str = MEAN
     # Label in the paper.
     source: str = ""
 
     @property
     def terms(self) -> tuple[Side, ...]:
-        """The sides and the sides subtracted from them, each once."""
+        """The sides and what is subtracted from them, each once."""
         sides = (self.left, self.right, self.left.less, self.right.less)
         return tuple(dict.fromkeys(filter(None, sides)))
 
 
 def follows(label: str, method: str) -> tuple[Claim, ...]:
-    """Claims by class that a method is no worse than filtering by more than the margin."""
+    """Claims for each class that a method is worse than filtering by no more than the margin."""
     claims = []
     for n in CLASSES:
         way, within = ("below", not_below) if n in ("core", "retain") else ("above", not_above)
@@ -110,7 +105,7 @@ def follows(label: str, method: str) -> tuple[Claim, ...]:
 
 
 def same(label: str, left: str, other: str, right: str) -> tuple[Claim, ...]:
-    """Claims by class that two architectures differ by less than the margin, either way."""
+    """Claims for each class that two architectures differ by less than the margin."""
     claims = []
     for n in CLASSES:
         text = f"{label} and {other} have the same {IN_TEXTS.get(n, n)} within {MARGINS[n]:.2f}"
@@ -119,12 +114,11 @@ def same(label: str, left: str, other: str, right: str) -> tuple[Claim, ...]:
 
 
 def cited(source: str, claims: Iterable[Claim], profile: str = MEAN) -> tuple[Claim, ...]:
-    """Returns the claims, each with this source and at this profile."""
     return tuple(replace(claim, source=source, profile=profile) for claim in claims)
 
 
 def drop(method: str, name: str) -> Side:
-    """Returns the side "what a class loses from at most one module to all"."""
+    """Returns the side "what a class loses from few modules to all"."""
     return Side(method, name, less=Side(method, name, profile=ALL))
 
 
@@ -140,7 +134,6 @@ FIRST, LAST = "first", "last"
 LABELS = tuple(
     (m, method_label(m)[:1].upper() + method_label(m)[1:]) for m in ("gram", "filtering", "ft_lora")
 )
-SCALING, DUAL_USE, TITRATION = "scaling", "dual_use", "titration"
 
 
 def _classes(
@@ -174,7 +167,7 @@ GRAM_IS_MORE_ROBUST = _methods(
 )
 STORIES_CLAIMS = (
     *cited("fig:grmoe_vs_filtering", [GRAM_SEPARATES, FILTERING_SEPARATES]),
-    *cited("tab:synthetic", [*follows("GRAM", "gram")]),
+    *cited("tab:synthetic", follows("GRAM", "gram")),
     *cited(
         "app:stories",
         [
@@ -390,29 +383,27 @@ TITRATION_CLAIMS = cited(
 )
 CLAIMS: dict[str, tuple[Claim, ...]] = {
     STORIES: STORIES_CLAIMS,
-    SCALING: SCALING_CLAIMS,
-    DUAL_USE: DUAL_USE_CLAIMS,
+    "scaling": SCALING_CLAIMS,
+    "dual_use": DUAL_USE_CLAIMS,
     AUX_SCALING: AUX_SCALING_CLAIMS,
     PARTIAL_LABELS: PARTIAL_LABELS_CLAIMS,
     ARCHITECTURE: ARCHITECTURE_CLAIMS,
     ACCUMULATION: ACCUMULATION_CLAIMS,
-    TITRATION: TITRATION_CLAIMS,
+    "titration": TITRATION_CLAIMS,
 }
 
 
 def chosen(name: str, values: Sequence[str]) -> str:
-    """Returns the size or variant that a side names among a study's `values`: FIRST and LAST of
-    none are ""."""
+    """Returns the size or variant that a side names among a study's `values`; "" if none."""
     return next(iter({FIRST: values[:1], LAST: values[-1:]}.get(name, (name,))), "")
 
 
 def paper_difference(
     study: str, claim: Claim, variant: str = "", variants: Sequence[str] = ("",)
 ) -> float:
-    """Returns left - right in the paper's table of the study at a variant; NaN unless the paper
-    prints both.
+    """Returns left - right in the paper's table of the study; NaN unless it has both.
 
-    `variants` are our study's, of which sides may name the first and last.
+    Sides may name the first and last of our study's `variants`.
     """
     at = {side: chosen(side.variant or variant, variants) for side in claim.terms}
     values = {side: paper_value(study, at[side], side.method, side.name) for side in claim.terms}

@@ -1,11 +1,11 @@
-"""Holds the paper's printed numbers and those published by seed, and puts them beside ours.
+"""Holds the paper's printed and published numbers, and puts them next to ours.
 
-The printed ones are in `printed.csv`, with their labels in the paper. `published.csv` holds the
+`printed.csv` has the printed numbers, with their labels in the paper. `published.csv` holds the
 `per_seed` frames of `tables.analyse`, computed by this package from the published losses of nine
-studies. The baselines of dual use, composability and titration are scaling's at 800M, pooled over
-seeds; those of accumulation are the heterogeneous ones. The curves of 2B and 5B are not in the copy
-that was read: the authors' ratios of each domain are averaged by the same rule, and the baseline
-has no row. A test computes the file again from the losses. Domains have the authors' names; DEMix's
+studies; a test computes it again. The baselines of dual use, composability and titration are
+scaling's at 800M, pooled over seeds. The baselines of accumulation are the heterogeneous ones. The
+curves of 2B and 5B are not in the copy that was read. There the authors' ratios of each domain are
+averaged by the same rule, and the baseline has no row. Domains have the authors' names. DEMix's
 views have one expert for every domain.
 """
 
@@ -25,9 +25,9 @@ from gram_platform.analysis.tables import (
 )
 from gram_platform.methods.nodes import BASELINE, VARIANT
 
-# Where a row is from, beside the paper.
+# Where a row is from.
 OURS, PUBLISHED = "ours", "published"
-# Our studies with such numbers.
+# Our studies with printed numbers.
 STORIES, AUX_SCALING, PARTIAL_LABELS = "stories", "aux_scaling", "partial_labels"
 ARCHITECTURE, ACCUMULATION = "architecture", "accumulation"
 
@@ -40,10 +40,9 @@ PAPER_SCALES = {
     ARCHITECTURE: ("100M", 3),
     ACCUMULATION: ("200M", 1),
 }
-# From app:stories.
 STORIES_SIZE = PAPER_SCALES[STORIES][0]
-# The table in fig:realistic-results, of the dual-use models and their profiles, core and core with
-# each domain: train FLOPs, active and total MLP parameters, as multiples of the baseline's.
+# The table in fig:realistic-results: train FLOPs, active and total MLP parameters of the dual-use
+# models for the profiles of core and core with each domain, as multiples of the baseline's.
 COST_SIZE, COST_PROFILES = "800M", 5
 COST_TABLE = {
     "filtering": ("5x", "1x", "5x"),
@@ -56,10 +55,10 @@ COST_TABLE = {
 
 @cache
 def printed(study: str) -> pd.DataFrame:
-    """Returns the means over profiles that the paper prints about a study, none for other studies.
+    """Returns the means over profiles that the paper prints about a study.
 
-    The columns are `variant, method, size`, CLASSES with the ends of their 90% intervals, as in
-    table.csv, `<class>_error` (the half-width) and `num_seeds`. An absent number is NaN.
+    The columns are `variant, method, size`, CLASSES with the ends of their 90% intervals,
+    `<class>_error` (the half-width) and `num_seeds`. An absent number is NaN.
     """
     types = {VARIANT: str}
     rows = pd.read_csv(PRINTED_FILE, comment="#", dtype=types, float_precision="round_trip")
@@ -71,7 +70,7 @@ def printed(study: str) -> pd.DataFrame:
 
 
 def paper_value(study: str, variant: str, method: str, name: str) -> float:
-    """Returns what the paper prints for a class of a method, else NaN; the baseline is 1."""
+    """Returns what the paper prints for a class of a method, NaN if nothing; the baseline is 1."""
     rows = printed(study)
     found = rows.loc[(rows[VARIANT] == variant) & (rows["method"] == method), name]
     if len(found):
@@ -80,11 +79,10 @@ def paper_value(study: str, variant: str, method: str, name: str) -> float:
 
 
 def beside_paper(table: pd.DataFrame, study: str = STORIES, profile: str = MEAN) -> pd.DataFrame:
-    """Returns our rows of a profile, each followed by the paper's row of the method; values as
-    `mean [low, high]`.
+    """Returns our rows of a profile, each followed by the paper's row of the method.
 
     Columns: `variant` if the table has it, `method, size, from` ("ours" or "paper"), the four
-    classes with 90% intervals (empty without a value), `num_seeds`.
+    classes as `mean [low, high]`, `num_seeds`.
     """
     rows, paper = [], printed(study)
     for record in table[table["profile"] == profile].to_dict("records"):
@@ -101,17 +99,14 @@ def beside_paper(table: pd.DataFrame, study: str = STORIES, profile: str = MEAN)
 
 SOURCE = (
     "Per-seed compute ratios computed from the losses in the public results of"
-    " agencyenterprise/modular-pretraining"
+    " agencyenterprise/modular-pretraining, read through the public fork"
+    " JR-Vickers/modular-pretraining, commit b55fb36; 2B and 5B: averaged from the ratios published"
+    " there, since the baselines' curves are not in the copy that was read"
 )
-SOURCE += ", read through the public fork JR-Vickers/modular-pretraining, commit b55fb36"
-SOURCE += (
-    "; 2B and 5B: averaged from the ratios published there, since the baselines' curves are not"
-)
-SOURCE += " in the copy that was read"
 # Published studies without claims of their own, and the study whose claims judge them.
 JUDGED_BY = {"composability": "dual_use"}
 PUBLISHED_FILE = Path(__file__).with_name("published.csv")
-# The published names of the dual-use domains: the names in our corpora.
+# The published names of the dual-use domains, and the names in our corpora.
 OUR_DOMAINS = {
     "papers-biology": "virology",
     "papers-nuclear": "nuclear",
@@ -121,8 +116,7 @@ OUR_DOMAINS = {
 
 
 def published_per_seed(study: str) -> pd.DataFrame:
-    """Returns a study's `per_seed` frame (see `tables.per_seed_frame`) with `variant`; no rows if
-    none is published."""
+    """Returns a study's published `per_seed` frame (see `tables.per_seed_frame`) with `variant`."""
     rows = _published()
     return rows[rows["study"] == study].drop(columns="study").reset_index(drop=True)
 
@@ -134,8 +128,7 @@ def _published() -> pd.DataFrame:
 
 
 def published_table(study: str, domains: Collection[str] = ()) -> pd.DataFrame | None:
-    """Returns a study's published table in the columns of table.csv, with `variant` if it varies
-    something; None if nothing is published.
+    """Returns a study's published table in the columns of table.csv; None if there is none.
 
     Profiles have the published names of domains, or ours if `domains` contains only ours.
     """
@@ -161,8 +154,8 @@ def beside_published(
     """Returns our rows of a profile and of `mean`, each followed by the published row.
 
     Columns: `method, size, profile, from` ("ours" or "published"), the four classes as `mean [low,
-    high]`, `num_seeds`. Published rows of our methods at other sizes are sorted in. No rows if no
-    method is in both.
+    high]`, `num_seeds`. Published rows at other sizes are sorted in. There are only methods that
+    are in both.
     """
     methods = (set(table["method"]) & set(published["method"])) - {BASELINE}
     both = [

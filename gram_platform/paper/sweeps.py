@@ -1,10 +1,10 @@
 """Holds the paper's three sweeps on Simple Stories, and judges the paper's claims on ours.
 
 `sweeps.csv` has the coordinates of the figures in the paper's "Hyperparameter Appendix"
-(`app:hyperparams`). Every number is a compute ratio, averaged within each of three seeds and then
-over them, with the ends of the 90% interval. Core-partial averages core over the four profiles of
-core and one module; core-full is core without modules. The p_cr figure has these two, the other
-figures core over all five profiles.
+(`app:hyperparams`): compute ratios averaged within each of three seeds and then over them, with
+90% intervals. Core-partial averages core over the four profiles of core and one module. Core-full
+is core without modules. The p_cr figure has these two, the other figures core over all five
+profiles.
 
 At p_ca 2 the FT-LoRA of the main table (`tab:synthetic`: .841 .928 .692 .774) lies below this
 sweep's (.899 .969 .739 .826); the paper does not say why.
@@ -39,20 +39,18 @@ class PaperSweep:
     title: str
     # Label in the paper.
     source: str
-    # The figure's axis is logarithmic.
     is_log: bool = False
 
     @cached_property
     def curves(self) -> dict[str, pd.DataFrame]:
-        """The figure's curves by class, in the order of SWEEP_CLASSES: `mean, low, high` at each
-        value of the knob, ascending."""
+        """The figure's curves by class: `mean, low, high` at each value of the knob, ascending."""
         rows = pd.read_csv(SWEEPS_FILE, comment="#", float_precision="round_trip")
         groups = rows[rows["knob"] == self.knob].set_index("value").groupby("class", sort=False)
         return {str(name): curve[["mean", "low", "high"]] for name, curve in groups}
 
     @property
     def means(self) -> pd.DataFrame:
-        """The means: a column for each class, by the knob's value."""
+        """A column for each class, by the knob's value."""
         return pd.DataFrame({name: curve["mean"] for name, curve in self.curves.items()})
 
     @property
@@ -77,11 +75,10 @@ PAPER_SWEEPS = {sweep.knob: sweep for sweep in SWEEPS}
 
 
 def beside_paper_sweeps(table: pd.DataFrame) -> pd.DataFrame:
-    """Returns our rows of a sweep's table, each followed by the paper's row of that value, if there
-    is one.
+    """Returns our rows of a sweep's table, each followed by the paper's row of the value.
 
-    Columns: `knob, value, method, size, from` ("ours" or "paper"), the classes that either has as
-    `mean [low, high]`, `num_seeds, run_ids`.
+    Columns: `knob, value, method, size, from` ("ours" or "paper"), the classes as `mean [low,
+    high]`, `num_seeds, run_ids`.
     """
     rows, of_method = [], {(knob, sweep.method): sweep for knob, sweep in PAPER_SWEEPS.items()}
     for record in table.to_dict("records"):
@@ -108,14 +105,14 @@ Curve = pd.DataFrame
 
 @dataclass(frozen=True)
 class SweepClaim:
-    """A difference along each seed's curve lies `within` the range."""
+    """The statement that a difference along each seed's curve lies `within` the range."""
 
     knob: str
     # {first}, {middle} and {last} are values of the knob.
     text: str
-    # The classes that the difference needs.
+    # The classes of the difference.
     names: tuple[str, ...]
-    # NaN if the sweep lacks a value that it needs.
+    # NaN if the sweep lacks a needed value.
     difference: Callable[[Curve], float]
     within: pd.Interval = POSITIVE
 
@@ -133,7 +130,7 @@ def _gap(curve: Curve, value: float) -> float:
 
 
 def _middle(curve: Curve) -> float:
-    """Returns the value nearest to 0.5 between the ends, NaN if there is none."""
+    """Returns the value between the ends that is nearest to 0.5, NaN if there is none."""
     return min(curve.index[1:-1], key=lambda value: (abs(value - 0.5), value), default=np.nan)
 
 
@@ -181,10 +178,8 @@ SWEEP_CLAIMS = (
 def sweep_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
     """Judges the paper's claims on the sweeps, on the seeds that have every value of the knob.
 
-    Returns a row per claim, method and size, as `claims_frame`, with `profile` (all are means over
-    profiles, except the two kinds of core that a claim names), `paper` (the difference in the
-    paper's figure, NaN if that lacks a value) and `source`. A claim for which no seed has all
-    values is left out.
+    Returns CLAIM_COLUMNS, a row per claim, method and size. `paper` is the difference in the
+    paper's figure, NaN if that lacks a value. A claim for which no seed has all values is left out.
     """
     rows, varied = [], per_seed.groupby(["knob", "method", "size"], sort=False)
     is_plain = (

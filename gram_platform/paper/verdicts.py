@@ -2,14 +2,12 @@
 
 A claim says that a seed-paired difference, left - right, lies in a range. The verdict is "agree" if
 the 90% t-interval of the mean difference lies wholly inside the range, "disagree" if wholly
-outside. Where the unit's error is known, that of a curve that no seed fits, it is added in
-quadrature to the interval's half-width. If it alone reaches the claim's margin, the claim is "not
-measurable here", and judged in nats beside it. Where it is not known there is no verdict, except on
-numbers of others, which are judged over seeds alone, as their authors do. One or two seeds have no
-interval, nor has a difference without pseudo-values: the verdict then rests on the difference and
-the unit's error alone, and says so. Each verdict comes with the smallest true difference that as
-many seeds with this spread would show, and with the verdict that Holm's correction leaves of it
-among all claims.
+outside. The unit's error, of a curve that no seed fits, is added in quadrature to the interval's
+half-width. If the unit's error reaches the claim's margin, the claim is "not measurable here" and
+is also judged in nats. If it is not known, there is no verdict, except on external numbers, which
+are judged over seeds only, as their authors do. Without an interval, as with one or two seeds, the
+verdict rests on the difference and the unit's error, and says so. Each verdict comes with the
+smallest detectable difference, and with the verdict by Holm's correction among all claims.
 """
 
 import math
@@ -73,21 +71,20 @@ NOT_MEASURABLE = "not measurable here"
 NO_INTERVAL = " (no interval)"
 ALWAYS_COUNTED = (AGREE, DISAGREE, CANNOT_TELL)
 VERDICTS = (*ALWAYS_COUNTED, NOT_MEASURABLE, AGREE + NO_INTERVAL, DISAGREE + NO_INTERVAL)
-# A preset whose models judge nothing, and what pages say in place of verdicts.
+# A preset whose models judge nothing, and its text in place of verdicts.
 UNJUDGED_PRESET = "smoke"
 TOO_LITTLE = (
     "This preset shows that everything runs. Its models have seen too little text to judge a claim."
 )
-# Columns of claims: see `Judgement`, the profile at which a claim is judged, what explains a
-# verdict, and the verdict by Holm's correction.
+# Columns of claims.
 UNIT_ERROR, PROFILE, EXPLANATION, HOLM = "unit_error", "profile", "explanation", "holm_verdict"
-# Columns of claims that no file has: the range that the claim names, two seeds' differences.
+# Columns of claims that no file has.
 WITHIN, POINTS = "within", "points"
 UNWRITTEN = [WITHIN, POINTS]
 # {seed: value}.
 Values = Mapping[Hashable, float]
 VERDICT_COLUMNS = ["claim", PROFILE, "size", VARIANT, "verdict", "difference", "low", "high"]
-# Text, value, and (method, class) of the left and the right side; "": the judged method.
+# Text, value, and (method, class) of both sides; "" is the judged method.
 LOCALIZATION_CLAIMS = (
     ("forgotten domains lose more than retained ones", "increase", ("", FORGET), ("", RETAIN)),
     (
@@ -104,20 +101,20 @@ class Judgement:
     """A claim, the verdict, and the numbers behind it."""
 
     claim: str
-    # One of VERDICTS; "" for none.
+    # One of VERDICTS, or "".
     verdict: str
-    # Mean of left - right over the seeds of both.
+    # The mean of left - right over the seeds of both.
     difference: float
-    # The ends of the interval over seeds, without the unit's error; NaN without an interval.
+    # The interval over seeds, without the unit's error; NaN without an interval.
     low: float
     high: float
-    # The half-width of the unit's 90% interval, in compute ratio, by which the verdict's interval
-    # is `intervals.widened`; NaN if it is not known.
+    # The half-width of the unit's 90% interval, in compute ratio, by which the interval of the
+    # verdict is `widened`; NaN if it is not known.
     unit_error: float
     num_seeds: int
-    # Smallest true difference that is shown with power 0.8; NaN without an interval.
+    # The `smallest_detectable` difference; NaN without an interval.
     detectable: float
-    # In which the claim says that the difference lies.
+    # The range in which the claim says that the difference lies.
     within: pd.Interval = POSITIVE
     # The differences of two seeds.
     points: tuple[float, ...] = ()
@@ -140,11 +137,11 @@ def judge(
 ) -> Judgement:
     """Judges whether left - right, both `{seed: value}`, lies in the range.
 
-    `pseudo`: the jackknife's pseudo-values of both sides, which the interval is of (default: the
-    values, as where the curve is fixed); a seed without them leaves no interval. `unit_error`: the
-    error of the difference that the seeds do not show, in compute ratio. NaN, not known, leaves no
-    verdict; None judges over seeds alone.
-    The sides share a seed, and their values are finite.
+    The sides share a seed, and their values are finite. The interval is of `pseudo`, the
+    jackknife's pseudo-values of both sides (default: of the values, as where the curve is fixed). A
+    seed without pseudo-values leaves no interval. `unit_error` is the error of the difference that
+    the seeds do not show, in compute ratio. NaN (not known) leaves no verdict, None judges over
+    seeds only.
     """
     differences = paired_differences(left, right)
     values = spread = list(differences.values())
@@ -167,7 +164,7 @@ def judge(
 
 
 def margin(within: pd.Interval) -> float:
-    """Returns the margin that a range leaves around no difference; infinite without one."""
+    """Returns the margin around no difference: the nearest end that is not 0, or infinity."""
     return min(abs(end) for end in (within.left, within.right) if end)
 
 
@@ -180,21 +177,20 @@ def _verdict(interval: Interval, within: pd.Interval) -> str:
 
 
 def verdict_counts(verdicts: Iterable[str]) -> str:
-    """Counts verdicts: "9 agree, 1 disagree, 0 cannot tell", then the other words, if any."""
+    """Counts verdicts: "9 agree, 1 disagree, 0 cannot tell", then other verdicts."""
     counts = Counter(verdicts)
     return ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts[v] or v in ALWAYS_COUNTED)
 
 
 def claims_frame(judgements: Sequence[Judgement]) -> pd.DataFrame:
-    """Returns a row per judgement, in order, with JUDGEMENT_COLUMNS."""
     return pd.DataFrame([vars(judgement) for judgement in judgements], columns=JUDGEMENT_COLUMNS)
 
 
 def seed_values(per_seed: pd.DataFrame, name: str, **where: str) -> dict[str, float]:
-    """Returns `{seed: value}` of column `name` in rows that match, e.g. `method="gram", size="50M",
-    profile="mean"`.
+    """Returns `{seed: value}` of column `name` in rows that match, such as `method="gram"`.
 
-    Leaves out unknown values. ValueError if a seed occurs twice: the match does not name one view.
+    Unknown values are left out. ValueError if a seed occurs twice, since the match then names
+    several views.
     """
     rows = per_seed[per_seed[name].notna()]
     for column, value in where.items():
@@ -207,8 +203,7 @@ def seed_values(per_seed: pd.DataFrame, name: str, **where: str) -> dict[str, fl
 def separation_claims(
     per_seed: pd.DataFrame, unit_error: UnitErrors | None = None
 ) -> list[Judgement]:
-    """Judges "retain - forget > 0" for every method and size with both classes; `per_seed` as in
-    `tables.Analysis`, `unit_error` as in `paper_claims`."""
+    """Judges "retain - forget > 0" for every method and size; arguments as in `paper_claims`."""
     judgements, spread = [], pseudo_frame(per_seed, CLASSES)
     for method, size in dict.fromkeys(zip(per_seed["method"], per_seed["size"], strict=True)):
         where = {"method": method, "size": size, "profile": MEAN}
@@ -225,10 +220,9 @@ def separation_claims(
 
 
 def shared_profile(rows: pd.DataFrame) -> str:
-    """Returns the profile of most methods and sizes that retains a domain, in a table or `per_seed`
-    frame; else MEAN.
+    """Returns the profile with a retained domain that most methods and sizes have, else MEAN.
 
-    The baseline does not count.
+    `rows` are of a table or a `per_seed` frame. The baseline does not count.
     """
     rows = rows[
         ~rows["profile"].isin([ALL, MEAN]) & rows["retain"].notna() & (rows["method"] != BASELINE)
@@ -244,16 +238,15 @@ def paper_claims(
     unit_error: UnitErrors | None = None,
     parameters: Mapping[str, float] | None = None,
 ) -> pd.DataFrame:
-    """Judges the paper's claims on a study (`claims.CLAIMS`), each at every size and variant that
-    it leaves open.
+    """Judges the paper's claims on a study, each at every size and variant that it leaves open.
 
-    `compared` is the profile that the study compares, else the shared one. `unit_error`: of the
-    sizes and classes where it is known, see `_unit_error`; None judges over seeds alone.
-    `parameters` of the sizes, if their names are no numbers.
+    `compared` is the profile that the study compares, by default the shared one. `unit_error` holds
+    the known errors by size and class; None judges over seeds only. `parameters` are of the sizes
+    whose names are no numbers.
 
-    Returns the columns of `claims_frame`, the `profile` of the sides, `paper` (the difference in
-    the paper's table), `source`, the `size` and `variant` of the judgement, where a claim that
-    is not measurable here could be decided, CLAIM_NATS. Claims without a seed of both are left out.
+    Returns PAPER_COLUMNS. `paper` is the difference in the paper's table, and EXPLANATION says
+    where a claim that is not measurable here could be decided. Claims without a seed of both sides
+    are left out.
     """
     rows, spread = [], pseudo_frame(per_seed, CLASSES)
     in_nats = [
@@ -297,11 +290,11 @@ def paper_claims(
 def _unit_error(
     errors: UnitErrors | None, claim: Claim, size: str, weights: Mapping[str, float]
 ) -> float | None:
-    """Returns the error of a claim's difference that is the unit's; NaN if a part is not known.
+    """Returns the unit's error of a claim's difference; NaN if a part is not known.
 
     A claim about one class, at one size and variant, reads both sides off the same curves, and has
-    the error of such a difference. Others have the errors of both sides' ratios, or of every size's
-    by its weight, added in quadrature.
+    `UnitError.difference`. Other claims add the errors of both sides' ratios, or of every size's
+    ratio by its weight, in quadrature.
     """
     if errors is None:
         return None
@@ -323,8 +316,8 @@ def _nats(
 ) -> dict[str, str | float]:
     """Returns CLAIM_NATS of a claim with a margin about one class, at one size and variant.
 
-    `frames` have losses and slopes in place of ratios. A lower loss is better, so that the range,
-    over the right side's mean slope, changes its sign.
+    `frames` have losses and slopes in place of ratios. The range is divided by the right side's
+    mean slope and changes its sign, since a lower loss is better.
     """
     numbers = ("", *[math.nan] * 4)
     if math.isfinite(margin(claim.within)) and _is_one_class(claim):
@@ -338,7 +331,6 @@ def _nats(
 
 
 def _decidable(claim: Claim) -> str:
-    """Says where the unit was measured finely enough for the claim's margin."""
     found = []
     for (corpus, size), rows in shipped_errors().groupby(["corpus", "size"], sort=False):
         errors = errors_by_class(rows.to_dict("records"))
@@ -350,9 +342,9 @@ def _decidable(claim: Claim) -> str:
 def _falls(
     frames: Sequence[pd.DataFrame], claim: Claim, places: Mapping[str, float], variant: str
 ) -> tuple[dict[str, float], list[dict[str, float]]]:
-    """Returns {size: its weight in the fall}, and of each frame {seed: fall}.
+    """Returns {size: its weight in the fall}, and for each frame {seed: fall}.
 
-    The sizes are those with values in the first frame, the seeds those that have all sizes.
+    The sizes have values in the first frame, and the seeds have all sizes.
     """
     sides = {size: replace(claim.left, size=size) for size in places}
     claims = {size: replace(claim, left=side, right=side) for size, side in sides.items()}
@@ -371,11 +363,10 @@ def _values(per_seed: pd.DataFrame, column: str) -> tuple[str, ...]:
 
 
 def _sides(per_seed: pd.DataFrame, claim: Claim, size: str, variant: str) -> tuple[dict, dict]:
-    """Returns `{seed: value}` of both sides of a claim at its profile; a mean is over the profiles
-    that both have.
+    """Returns `{seed: value}` of both sides of a claim at its profile.
 
-    The baseline has its own `mean`. If the sides compare two classes, each is averaged over those
-    of these that have it. Empty if the claim compares the first with the last size or variant and
+    A mean is over the profiles that both sides have and that have the side's class. The baseline
+    has its own `mean`. Empty if the claim compares the first with the last size or variant and
     there is only one.
     """
     rows_of = {side: _where(per_seed, side, size, variant) for side in claim.terms}
@@ -413,8 +404,7 @@ def _where(per_seed: pd.DataFrame, side: Side, size: str, variant: str) -> pd.Da
 
 
 def _means(rows: pd.DataFrame, side: Side, profiles: frozenset[str]) -> dict[str, float]:
-    """Returns `{seed: mean of the class over the profiles' domains}`, without seeds that lack a
-    profile or value."""
+    """Returns `{seed: mean of the class}` of the seeds that have all profiles and values."""
     seeds = rows[rows["profile"].isin(profiles)].groupby("seed")
     means = {}
     for seed, views in seeds:
@@ -425,11 +415,7 @@ def _means(rows: pd.DataFrame, side: Side, profiles: frozenset[str]) -> dict[str
 
 
 def localization_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
-    """Judges the paper's observations for every method; returns a row per claim, as `claims_frame`.
-
-    The loss of a removed capability rises and sits on few tokens; with the capability active the
-    rise is gone.
-    """
+    """Judges LOCALIZATION_CLAIMS for every method and size, as `claims_frame` with a profile."""
     judgements, means = [], per_seed[per_seed["profile"] == MEAN]
     for method, size in dict.fromkeys(zip(means["method"], means["size"], strict=True)):
         for text, name, *sides in LOCALIZATION_CLAIMS:
@@ -444,11 +430,10 @@ def localization_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
 
 @cache
 def published_verdicts(study: str) -> pd.DataFrame:
-    """Judges a study's claims on the published numbers, as on ours: VERDICT_COLUMNS, a row per
-    claim, size and variant.
+    """Judges a study's claims on the published numbers: VERDICT_COLUMNS, as for ours.
 
-    Empty if none are published. What a study does not decide, a published study judged by the same
-    claims may: composability for dual use.
+    There are no rows if nothing is published. A claim that the study's numbers leave open is judged
+    on those of JUDGED_BY.
     """
     others = [name for name, claims in JUDGED_BY.items() if claims == study]
     found = pd.concat([paper_claims(published_per_seed(n), study) for n in (study, *others)])
@@ -457,10 +442,10 @@ def published_verdicts(study: str) -> pd.DataFrame:
 
 
 def with_published(claims: pd.DataFrame, study: str) -> pd.DataFrame:
-    """Adds a column `published` to our claims: verdict and difference there, in words.
+    """Adds a column `published` to our claims: the verdict and difference there, in words.
 
-    Uses our size if it is published, else every published size. The published difference replaces
-    `paper`, that of printed means, which becomes NaN. Empty if nothing is published.
+    It is of our size if this is published, otherwise of every published size. `paper`, the
+    difference of printed means, becomes NaN where there is a published one.
     """
     theirs = published_verdicts(study)
     words = [
@@ -472,8 +457,7 @@ def with_published(claims: pd.DataFrame, study: str) -> pd.DataFrame:
 
 
 def _published_words(theirs: pd.DataFrame, claim: str, size: str, variant: str) -> str:
-    """Returns `agree, 0.100 [0.050, 0.150]`; for several sizes `agree at 2B; cannot tell at 50M;
-    -0.020 to 0.040`."""
+    """Returns `agree, 0.100 [0.050, 0.150]`, or `agree at 2B; disagree at 50M; -0.020 to 0.040`."""
     of_claim = theirs[(theirs["claim"] == claim) & (theirs[VARIANT] == variant)]
     here = of_claim[of_claim["size"] == size]
     found = here if len(here) else of_claim
@@ -486,7 +470,7 @@ def _published_words(theirs: pd.DataFrame, claim: str, size: str, variant: str) 
 
 
 def concluded(claims: pd.DataFrame, preset: str) -> pd.DataFrame:
-    """Adds the last columns, EXPLANATION, HOLM, CLAIM_NATS; UNJUDGED_PRESET leaves no verdict."""
+    """Adds the last columns: EXPLANATION, HOLM, CLAIM_NATS. UNJUDGED_PRESET leaves no verdict."""
     if preset == UNJUDGED_PRESET:
         judged = claims.columns.intersection(["verdict", EXPLANATION, NATS_VERDICT])
         claims = claims.assign(**dict.fromkeys(judged, ""))
@@ -496,21 +480,21 @@ def concluded(claims: pd.DataFrame, preset: str) -> pd.DataFrame:
 
 
 def in_family(claims: pd.DataFrame) -> pd.Series:
-    """Tells which claims have a verdict that rests on an interval: Holm's family."""
+    """Tells which claims are in Holm's family: their verdict rests on an interval."""
     return claims["verdict"].isin(ALWAYS_COUNTED) & claims["low"].notna()
 
 
 def _holm(claims: pd.DataFrame) -> pd.Series:
     """Returns the verdicts that stay if one family in twenty may have a false "agree", and one a
-    false "disagree"; without an interval none stays.
+    false "disagree".
 
     Source: Holm (1979). A claim passes level j if its interval at `level_factors` lies on its side.
-    The k-th strongest of n stays if it and all stronger ones pass level n + 1 - k.
+    The k-th strongest of n stays if it and all stronger claims pass level n + 1 - k.
     """
     found = claims["verdict"].mask(claims["verdict"].str.endswith(NO_INTERVAL), CANNOT_TELL)
     family = claims[in_family(claims)]
     number = len(family)
-    # Of each claim and level [n, n].
+    # The widths are by claim and level [n, n].
     seeds, unit = family[["num_seeds"]].to_numpy() - 1, effective_freedom(NUM_SHARES, RATIO_LAGS)
     of_seeds, of_unit = level_factors(number, seeds), level_factors(number, unit)
     spread = (family[["high"]].to_numpy() - family[["low"]].to_numpy()) / 2.0

@@ -1,7 +1,4 @@
-"""Estimates what a run needs on a machine: memory by part, disk and hours.
-
-Pure arithmetic, before the run starts.
-"""
+"""Estimates what a run needs on a machine, before it starts: memory by part, disk and hours."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -16,19 +13,19 @@ from gram_platform.methods.budgets import run_flops
 from gram_platform.methods.nodes import Node
 from gram_platform.planner.memory import Memory, model_weights, rank_memory
 
-# The share of an accelerator's memory that a run may use; the rest is for runtime, collectives and
-# fragmentation [ours].
+# The share of the memory that a run may use; the rest is for runtime, collectives and fragmentation
+# [ours].
 USABLE_MEMORY = 0.8
 # The fewest tokens of a pass on one GPU [ours]: fewer would leave it idle.
 LEAST_PASS_TOKENS = 4096
-# The most tokens of a pass of several micro-batches on one GPU [ours]. They fill an H200 at 26M
+# The most tokens of a pass of several micro-batches on one GPU [ours]: they fill an H200 at 26M
 # (FINDINGS).
 MOST_MERGED_TOKENS = 32_768
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One accelerator (or CPU slot): dense matmul rate in the run's precision, memory and price."""
+    """An accelerator or CPU slot: dense matmul rate in the run's precision, memory and price."""
 
     name: str
     flops_per_second: float
@@ -37,7 +34,6 @@ class Machine:
 
     @property
     def device(self) -> str:
-        """cpu or cuda."""
         return "cpu" if self.name == "cpu" else "cuda"
 
 
@@ -47,23 +43,20 @@ MACHINES = {
     "h200": Machine("h200", 989e12, 141e9, 4.0),
     "h100": Machine("h100", 989e12, 80e9, 3.0),
     "a100": Machine("a100", 312e12, 80e9, 2.0),
-    # This is one core with bfloat16 matrix units.
+    # One core with bfloat16 matrix units.
     "cpu": Machine("cpu", 100e9, 8e9, 0.05),
 }
 
 
 @dataclass(frozen=True)
 class Utilisation:
-    """The share of a machine's dense rate that training on one rank reaches.
-
-    It is measured, or an estimate.
-    """
+    """The share of a machine's dense rate that training on one rank reaches."""
 
     machine: str
     size: str
-    # The number of the dense model's parameters.
+    # Of the dense model.
     parameters: int
-    # It is above 1 where the machine's rate is a round figure for slower cores.
+    # Above 1 where the machine's rate is a round figure for slower cores.
     share: float
     source: str
     date: str
@@ -71,7 +64,6 @@ class Utilisation:
 
     @property
     def text(self) -> str:
-        """Returns one line for people."""
         kind = "measured" if self.is_measured else "an estimate"
         return (
             f"{self.share:.0%} for {self.size} on {self.machine}, {kind} ({self.source},"
@@ -83,8 +75,7 @@ class Utilisation:
 REVIEW = "reading the code, no GPU was used"
 SPEED = "FINDINGS, Speed: one core with AVX512-BF16"
 FIRST_GPU = "FINDINGS, The first GPU: eager"
-# `python experiments/bench.py --gpu --check` prints a row. Give it its place in FINDINGS.md and the
-# date.
+# `python experiments/bench.py --gpu --check` prints a row.
 UTILISATIONS = (
     Utilisation("h100", "26M", 26_252_288, 0.09, REVIEW, "2026-11-23"),
     Utilisation("h100", "50M", 47_995_776, 0.17, REVIEW, "2026-11-23"),
@@ -101,12 +92,12 @@ UTILISATIONS = (
     Utilisation("cpu", "3M", 2_836_992, 0.85, SPEED, "2026-11-24", is_measured=True),
     Utilisation("cpu", "26M", 26_252_288, 2.77, SPEED, "2026-11-24", is_measured=True),
 )
-# A GPU takes this one's rows for sizes that it has none for.
+# A GPU borrows the rows of this machine for sizes without a row.
 BORROWED = "h100"
 
 # Tokens a second and GPU in the authors' logs, at the batch of their runs of the size: the slowest
-# and the fastest dense run, and GRAM. Each is a median over 1,000 steps; there were 8 GPUs, 32 at
-# 5B and one at 26M, of a kind that the logs do not name.
+# and the fastest dense run, and GRAM. Each is a median over 1,000 steps on 8 GPUs, 32 at 5B and one
+# at 26M, of a kind that the logs do not name.
 PUBLISHED_RATES = {
     "26M": (1_170_000, 1_170_000, 840_000),
     "50M": (242_526, 341_333, 263_314),
@@ -120,9 +111,9 @@ PUBLISHED_RATES = {
 
 
 def utilisation_of(machine: str, parameters: int) -> Utilisation:
-    """Returns the row of the size nearest to a model's number of parameters, on a scale of ratios.
+    """Returns the row of the size whose parameters are nearest by ratio.
 
-    A row of the machine itself wins over one that it borrows.
+    A row of the machine wins over a borrowed row.
     """
     rows = [row for row in UTILISATIONS if row.machine == machine]
     if machine != "cpu":
@@ -133,10 +124,10 @@ def utilisation_of(machine: str, parameters: int) -> Utilisation:
 
 @dataclass(frozen=True)
 class Passes:
-    """How a rank runs its share of a micro-batch by a machine's memory, and what it then needs."""
+    """How a rank runs its share of a micro-batch, and the memory that it needs."""
 
     num_passes: int
-    # The number of micro-batches of one route in one pass.
+    # Micro-batches of one route in one pass.
     num_merged: int
     memory: Memory
 
@@ -146,25 +137,22 @@ class Needs:
     """One rank's passes and peak memory, and the whole run's FLOPs, hours and stored bytes."""
 
     passes: Passes
-    # Bytes of the weights, and of the optimizer states of every set that is ever trained.
+    # Bytes: see `checkpoint_bytes`.
     checkpoint: int
     # Bytes of the final weights.
     result: int
-    # FLOPs of training.
+    # Of training.
     flops: float
-    # Hours of all ranks together.
+    # Of all ranks together.
     gpu_hours: float
 
     def disk_bytes(self, num_kept: int) -> int:
-        """Returns the most that a run stores: the kept checkpoints, and a new one or the result."""
+        """Returns the most that a run stores: kept checkpoints, and a new one or the result."""
         return num_kept * self.checkpoint + max(self.checkpoint, self.result)
 
 
 def run_evaluation_flops(run: RunConfig) -> float:
-    """Counts FLOPs of all evaluations and probes while training, all modules active.
-
-    It counts as if patience never ends the run.
-    """
+    """Counts FLOPs of all evaluations and probes while training, without patience."""
     points, modules = run.eval_points, run.model.module_domains
     num_sequences = points.num_points * len(points.domains) * points.num_sequences
     num_probed = points.num_probes * len(points.domains) * run.num_probed * run.micro_batch
@@ -183,7 +171,7 @@ def evaluation_flops(evaluation: AnyEvaluation, model: ModelConfig) -> float:
 
 
 def used_rate(model: ModelConfig, machine: Machine) -> float:
-    """Returns the FLOPs a second of training: the table's share of the machine's rate."""
+    """Returns the FLOPs a second of training by UTILISATIONS."""
     return machine.flops_per_second * utilisation_of(machine.name, total_parameters(model)).share
 
 
@@ -199,20 +187,17 @@ def needs(run: RunConfig, num_ranks: int, machine: Machine) -> Needs:
 
 
 def training_hours(run: RunConfig, machine: Machine) -> float:
-    """Estimates the machine hours of a run, of all ranks together.
-
-    Progress evaluations, at most 3% more, are not counted.
-    """
+    """Estimates the hours of all ranks together, without progress evaluations, at most 3% more."""
     return (run_flops(run) + run_evaluation_flops(run)) / used_rate(run.model, machine) / 3600
 
 
 def expected_hours(node: Node, machine: Machine) -> float:
-    """Returns how many machine hours are expected of a run; 0 of an evaluation, which is short."""
+    """Returns the machine hours of a run; 0 for an evaluation, which is short."""
     return training_hours(node.config, machine) if isinstance(node.config, RunConfig) else 0.0
 
 
 def evaluation_hours(nodes: Iterable[Node], runs: Mapping[str, Node], machine: Machine) -> float:
-    """Estimates the machine hours of the evaluations among the nodes, of views of `runs`, by id."""
+    """Estimates the machine hours of the evaluations among the nodes; `runs` are by id."""
     seconds = 0.0
     for evaluation in (node.config for node in nodes if not isinstance(node.config, RunConfig)):
         run = runs[evaluation.view.run_id].config
@@ -222,10 +207,7 @@ def evaluation_hours(nodes: Iterable[Node], runs: Mapping[str, Node], machine: M
 
 
 def checkpoint_bytes(run: RunConfig) -> int:
-    """Counts bytes of float32 weights and optimizer states.
-
-    Every parameter that is ever trained has two moments and a step.
-    """
+    """Counts bytes of float32 weights, and of the optimizer states of all trained parameters."""
     alone = rank_memory(run, 1)
     return 4 * sum(w.num_values for w in model_weights(run.model)) + alone.optimizer
 
@@ -237,7 +219,7 @@ def fits(
     checkpointing: bool = False,
     num_passes: int = 0,
 ) -> bool:
-    """Tells whether a rank's peak memory is within USABLE_MEMORY, in `num_passes` (0: in any)."""
+    """Tells whether a rank's peak memory is within USABLE_MEMORY in `num_passes` (0: in any)."""
     possible = (num_passes,) if num_passes else reversed(possible_passes(run, num_ranks, machine))
     needed = (rank_memory(run, num_ranks, checkpointing, machine.device, n).total for n in possible)
     return any(total <= USABLE_MEMORY * machine.memory_bytes for total in needed)
@@ -246,21 +228,17 @@ def fits(
 def passes_of(
     run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool = False
 ) -> Passes:
-    """Returns one rank's passes by the machine's memory, and the memory on cpu or cuda."""
-    within = (
-        passes_within(run, num_ranks, machine, checkpointing),
-        merged_within(run, num_ranks, machine, checkpointing),
-    )
-    return Passes(*within, rank_memory(run, num_ranks, checkpointing, device, *within))
+    """Returns one rank's passes by the machine's memory, and the memory on the device."""
+    passes = passes_within(run, num_ranks, machine, checkpointing)
+    merged = merged_within(run, num_ranks, machine, checkpointing)
+    memory = rank_memory(run, num_ranks, checkpointing, device, passes, merged)
+    return Passes(passes, merged, memory)
 
 
 def passes_within(
     run: RunConfig, num_ranks: int, machine: Machine, checkpointing: bool = False
 ) -> int:
-    """Returns the fewest passes of a rank's share of a micro-batch that fit the machine.
-
-    The most if none fits.
-    """
+    """Returns the fewest passes of a rank's share of a micro-batch that fit, or the most."""
     possible = possible_passes(run, num_ranks, machine)
     return next(
         (n for n in possible if fits(run, num_ranks, machine, checkpointing, n)), possible[-1]
@@ -268,9 +246,9 @@ def passes_within(
 
 
 def possible_passes(run: RunConfig, num_ranks: int, machine: Machine) -> tuple[int, ...]:
-    """Lists the numbers of equal passes, of LEAST_PASS_TOKENS on a GPU.
+    """Lists the numbers of equal passes, of LEAST_PASS_TOKENS or more each on a GPU.
 
-    One on a CPU, where results repeat.
+    A CPU, where results repeat, has one.
     """
     share = run.micro_batch // num_ranks
     most = share * run.model.seq_len // LEAST_PASS_TOKENS if machine.device == "cuda" else 1
@@ -280,10 +258,10 @@ def possible_passes(run: RunConfig, num_ranks: int, machine: Machine) -> tuple[i
 def merged_within(
     run: RunConfig, num_ranks: int, machine: Machine, checkpointing: bool = False
 ) -> int:
-    """Returns the most micro-batches of one route that a rank runs in a pass.
+    """Returns the most micro-batches of one route that a rank runs in a pass on a GPU.
 
-    Those have MOST_MERGED_TOKENS on a GPU. It is the largest of GROUP_SIZES that fits; one on a
-    CPU, which gains nothing by more (FINDINGS), and for RMU, which keeps one pass's activations.
+    It is the largest of GROUP_SIZES that fits, with at most MOST_MERGED_TOKENS. It is one on a CPU,
+    which gains nothing by more (FINDINGS), and for RMU, which keeps one pass's activations.
     """
     tokens = run.micro_batch // num_ranks * run.model.seq_len
     if machine.device != "cuda" or run.objective.kind == MISDIRECTION:
@@ -297,15 +275,14 @@ def merged_within(
     return next((number for number, total in memory if total <= usable), 1)
 
 
-# A run gets more ranks than memory asks for, one machine's, to end in a week.
+# A run gets more ranks than it needs for memory, at most one machine's, to end in a week.
 LONGEST_RUN_H, MOST_FOR_TIME = 168.0, 8
 
 
 def fewest_ranks(run: RunConfig, machine: Machine, checkpointing: bool = False) -> int | None:
-    """Returns the smallest number of ranks that divides the micro-batch and fits memory.
+    """Returns the fewest ranks that divide the micro-batch and fit; None if no number fits.
 
-    None if none does. Of those that fit, it is the first up to MOST_FOR_TIME that trains the run in
-    LONGEST_RUN_H, else the next.
+    If this is below MOST_FOR_TIME, it grows up to this number until the run takes LONGEST_RUN_H.
     """
     hours, found = needs(run, 1, machine).gpu_hours, None
     for ranks in (r for r in range(1, run.micro_batch + 1) if run.micro_batch % r == 0):
@@ -323,26 +300,24 @@ AUTO = 0
 
 @dataclass(frozen=True)
 class Ranks:
-    """How many ranks each run of a study gets; AUTO: as `fewest_ranks` of `machine`."""
+    """How many ranks each run of a study gets; AUTO is by `fewest_ranks` of `machine`."""
 
     number: int = 1
-    # This overrides `number` for single sizes.
+    # Overrides `number` for single sizes.
     of_size: tuple[tuple[str, int], ...] = ()
     machine: Machine = MACHINES["cpu"]
     # Whether every block's activations are checkpointed.
     checkpointing: bool = False
-    # The most ranks, where a run may have more: by size, "" for those not in `of_size`.
+    # The most ranks, where a run may have more, by size; "" for sizes not in `of_size`.
     most: tuple[tuple[str, int], ...] = ()
 
     def wanted(self, size: str) -> int:
-        """Returns the number set for a size's runs; AUTO if the planner decides."""
         return dict(self.of_size).get(size, self.number)
 
     def of(self, run: RunConfig, size: str) -> int:
         """Returns a run's number of ranks, a divisor of its micro-batch.
 
-        An attack's micro-batch may differ from its size's. ValueError if AUTO finds no number of
-        ranks that fits.
+        ValueError if AUTO finds none that fits.
         """
         if (wanted := self.wanted(size)) != AUTO:
             return math.gcd(wanted, run.micro_batch)
@@ -354,10 +329,7 @@ class Ranks:
         return fewest
 
     def choices(self, run: RunConfig, size: str) -> tuple[int, ...]:
-        """Lists the numbers of ranks that a run may have, the most first and `of` last.
-
-        They are divisors of its micro-batch.
-        """
+        """Lists the numbers of ranks that a run may have, from the most down to `of`."""
         fewest = self.of(run, size)
         most = dict(self.most).get(size if size in dict(self.of_size) else "", fewest)
         return (*(n for n in range(most, fewest, -1) if run.micro_batch % n == 0), fewest)
@@ -373,7 +345,7 @@ class Budget:
     dollars_per_hour: float = 0.0
 
     def reached(self, hours: float) -> str:
-        """Returns the limit that `hours` reach, in words; "" while they reach none."""
+        """Says which limit `hours` reach; "" for none."""
         if self.max_hours and hours >= self.max_hours:
             return f"{hours:.2f} machine hours are used, max_hours is {self.max_hours:g}"
         if self.max_cost and hours * self.dollars_per_hour >= self.max_cost:

@@ -19,13 +19,11 @@ def predict_makespan(
     A node can start once the runs that it needs have ended and as many slots are free as it has
     ranks. The order is the engine's: evaluations first, then the runs with the most ranks, then the
     runs with the longest path of hours to an end. A node that does not fit waits, and the next one
-    that fits starts. Unlike the engine, which puts the evaluations of a run into one task, this
-    function starts each evaluation on its own.
+    that fits starts. Unlike in the engine, each evaluation of a run is a task.
 
-    `hours`: from the start of a node until its end, by node id. `num_slots`: GPUs, or CPU slots,
-    all of which are there from the beginning. `ranks`: how many slots a node holds, by node id; a
-    node without an entry holds one. Needed runs that are not among `nodes` count as done.
-    ValueError if a node has more ranks than there are slots.
+    `hours` are those of a node, by id. `num_slots` is the number of GPUs or CPU slots. `ranks` are
+    the slots that a node holds, by id, 1 by default. Needed runs that are not among `nodes` count
+    as done. ValueError if a node has more ranks than there are slots.
     """
     widths = {node.id: (ranks or {}).get(node.id, 1) for node in nodes}
     widest = max(widths.values(), default=1)
@@ -40,9 +38,9 @@ def predict_makespan(
         for needed in node.needs & widths.keys():
             dependants[needed].append(place)
 
-    # The nodes that can start, by their place in `order`.
+    # The places in `order` of the nodes that can start.
     ready = [place for place, number in enumerate(num_needed) if number == 0]
-    # A heap of (hour of the end, place in `order`) of the nodes that have started.
+    # A heap of (hour of the end, place in `order`).
     running: list[tuple[float, int]] = []
     now, num_free = 0.0, num_slots
     while ready or running:

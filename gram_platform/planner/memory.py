@@ -21,11 +21,11 @@ from gram_platform.config.routing import CORE_MLP, SHARED, Route, module_set, ro
 # Token ids are int64.
 INDEX_BYTES = 8
 FLOAT_BYTES = 4
-# The statistics of a norm are two numbers for each token.
+# Two numbers for each token.
 NORM_STATISTICS = 2 * FLOAT_BYTES
 
 # Float32 tensors of the logits' size at the peak of MaxEnt's backward pass: the log-softmax, and
-# gradients of it and of its input; for -H(p) also the probabilities and a product.
+# gradients of it and of its input. -H(p) also has the probabilities and a product.
 FLOAT_LOGITS = {"maxent_kl": 3, "maxent_entropy": 5}
 # The groups of the embedding and of the head.
 EMBEDDING, HEAD = "wte", "head"
@@ -48,7 +48,7 @@ class Weight:
     def shard(self, rank: int, num_ranks: int) -> int:
         """Counts values of this rank's rows, which torch.chunk cuts along dimension 0.
 
-        Rank 0 has the most rows. Every rank stores as many: FSDP2 pads the others.
+        Rank 0 has the most rows, and FSDP2 pads the others to as many.
         """
         rows, chunk = self.shape[0], -(-self.shape[0] // num_ranks)
         return (min(rows, (rank + 1) * chunk) - min(rows, rank * chunk)) * (self.num_values // rows)
@@ -60,7 +60,7 @@ def model_weights(
 ) -> tuple[Weight, ...]:
     """Lists the parameters of `model.transformer.Transformer` in the groups of `train.sharding`.
 
-    `own_groups`: the domains whose modules are groups of their own (`Sharing`).
+    The modules of the domains `own_groups` are groups (`Sharing`).
     """
     d_model, vocab = config.d_model, config.vocab_size
     weights = [
@@ -121,8 +121,7 @@ def saved_bytes(
 ) -> tuple[list[int], int]:
     """Counts bytes saved for each token: (by each layer, outside the layers).
 
-    `width`: bytes of a value in the forward pass; `trained`: a route's parameter sets; `kernel`: of
-    attention.
+    `width` is the bytes of a value in the forward pass, `trained` a route's parameter sets.
     """
     shared, core = SHARED in trained, CORE_MLP in trained and config.d_mlp > 0
     modules_trained = any(module_set(d) in trained for d in active)
@@ -142,8 +141,8 @@ def saved_bytes(
 def _norm_bytes(config: ModelConfig, width: int, is_trained: bool) -> int:
     """Counts a norm: its input and statistics.
 
-    torch computes RMSNorm step by step in float32: it keeps the converted input, and the normalised
-    input if the gain is trained. GPUs with a fused kernel keep less.
+    torch computes RMSNorm in float32: it keeps the converted input, and the normalised input if the
+    gain is trained. GPUs with a fused kernel keep less.
     """
     if config.is_llama:
         return FLOAT_BYTES * config.d_model * (1 + is_trained) + NORM_STATISTICS
@@ -154,8 +153,8 @@ def _attention(config: ModelConfig, width: int, flowing: bool, shared: bool, ker
     """Counts the first norm and attention; rotated queries and keys are one tensor.
 
     Values are a view of the projection's output, kept whole. The memory-efficient kernel of GPUs,
-    and the CPU's in float32, keep keys and values that are repeated for every head. All keep the
-    output and a log-sum-exp for each head.
+    and the CPU's in float32, repeat keys and values for every head. All kernels keep the output and
+    a log-sum-exp for each head.
     """
     if not (flowing or shared):
         return 0
@@ -176,7 +175,7 @@ def _mlps(
 ) -> int:
     """Counts the second norm, the core MLP with the active LoRAs, and the active MLP modules.
 
-    SwiGLU keeps the gate before and after its activation, and what it multiplies.
+    SwiGLU keeps the gate before and after its activation, and the value that it multiplies.
     """
     core = CORE_MLP in trained and config.d_mlp > 0
     specs = [(m, module_set(m.domain) in trained) for m in config.modules if m.domain in active]
@@ -189,10 +188,10 @@ def _mlps(
         values += config.d_model
     lora_trained = any(is_trained for _, is_trained in loras)
     if is_input_needed or core or lora_trained:
-        # These are the values before the activation.
+        # Before the activation.
         values += num_before * config.d_mlp
     if core or lora_trained:
-        # These are the values after the activation.
+        # After the activation.
         values += config.d_mlp
     values += sum(num_low * rank for rank, is_trained in loras if is_trained)
     for module, is_trained in specs:
@@ -204,11 +203,10 @@ def _mlps(
 def logits_bytes(
     config: ModelConfig, width: int, objective: str, num_tokens: int, num_losses: int = 1
 ) -> int:
-    """Counts bytes at the peak of a pass's losses.
+    """Counts bytes at the peak of a pass's losses: logits, their gradient, and float32 tensors.
 
-    They are the logits, the gradient of cross entropy, and float32 tensors. Cross entropy
-    (`num_losses` in turn) has float32 tensors of some tokens at a time; MaxEnt has FLOAT_LOGITS of
-    all.
+    MaxEnt has FLOAT_LOGITS of all tokens, cross entropy (`num_losses` in turn) tensors of some
+    tokens at a time.
     """
     values = num_tokens * config.vocab_size
     part = _float_values(values // num_losses, width) if width != FLOAT_BYTES else 0
@@ -217,7 +215,7 @@ def logits_bytes(
 
 
 def _float_values(num_values: int, width: int) -> int:
-    """Counts float32 values at a time: the log-softmax, and logits that are not float32."""
+    """Counts float32 values at a time: the log-softmax, and converted logits."""
     return min(num_values, LOGITS_AT_ONCE["cuda"]) * (1 + (width != FLOAT_BYTES))
 
 
@@ -225,13 +223,13 @@ def _float_values(num_values: int, width: int) -> int:
 class Memory:
     """Bytes on the fullest rank, from the second step on.
 
-    Not all parts are alive at once: `total` is the peak. A backward pass begins at the loss, with
-    all `activations` and `logits`. It gathers (and, with activation checkpointing, recomputes) the
-    layers one by one while `kept_logits` stay. It ends with `reduction`: gradients that are being
-    added to the accumulated ones, which stay until the window's step.
+    The parts are not alive at once, and `total` is the peak. A backward pass begins with all
+    `activations` and `logits`. It gathers (and, with activation checkpointing, recomputes) the
+    layers one by one while `kept_logits` stay. It ends with `reduction`: gradients that are added
+    to the accumulated gradients, which stay until the window's step.
     """
 
-    # Float32 masters, and the layers that RMU compares with.
+    # In float32, with the layers that RMU compares with.
     weights: int
     # Copies of the weights in a lower precision, on a single process.
     copies: int
@@ -242,7 +240,7 @@ class Memory:
     logits: int
     kept_logits: int
     recomputed: int
-    # This is 0 on a single process.
+    # 0 on a single process.
     gathered: int
     reduction: int
     evaluation: int
@@ -260,7 +258,6 @@ class Memory:
 
 
 def drawn_routes(run: RunConfig) -> list[Route]:
-    """Returns every route of the plan once."""
     return list(dict.fromkeys(route for _, route in route_counts(run)))
 
 
@@ -274,13 +271,12 @@ def rank_memory(
 ) -> Memory:
     """Estimates the memory of the first rank, which has the most rows of every parameter.
 
-    `device`: cpu or cuda; the rest as in `Learner`. Merged micro-batches' gradients of logits are
-    joined in a copy.
+    Arguments as in `Learner`. The gradients of merged micro-batches' logits are joined in a copy.
     """
     width, sharing = BYTES[run.precision], sharing_of(run.model, run.precision, num_ranks, device)
     kernel, batch = model_kernel(device, width, run.model), evaluation_batch(run.model, device)
     weights, routes = model_weights(run.model, sharing.own_groups), drawn_routes(run)
-    # RMU holds these layers of its start too, and has a graph of no others.
+    # RMU also holds these layers of its start, and only they have a graph.
     steered = run.objective.steered_layers
     below = replace(run.model, num_layers=steered) if steered else run.model
     held = (*weights, *(model_weights(below) if steered else ()))
@@ -324,10 +320,7 @@ def _num_values(weights: Iterable[Weight]) -> int:
 def _most_trained(
     run: RunConfig, weights: Collection[Weight], routes: list[Route]
 ) -> frozenset[str]:
-    """Returns the sets of a window with the most gradients, which stay until its step.
-
-    Chooses routes greedily.
-    """
+    """Returns the sets of a window with the most gradients, for greedily chosen routes."""
     num_routes = 1 if run.routing.accumulation == "uniform" else run.micro_batches_per_step
     sizes = _set_sizes(weights)
     chosen: frozenset[str] = frozenset()
@@ -347,10 +340,9 @@ def _set_sizes(weights: Iterable[Weight]) -> Counter[str]:
 def _num_gathered(
     weights: Iterable[Weight], routes: list[Route], num_ranks: int, keeps: bool
 ) -> int:
-    """Counts values gathered at a time.
+    """Counts values gathered at a time: of the embedding or the head, a block and the next block.
 
-    They are of the embedding or the head (`keeps`: of both), of a block (of all), and of the next
-    block.
+    With `keeps` they are of the embedding, the head, all blocks and the next block.
     """
     groups: Counter[str] = Counter()
     for weight in weights:
@@ -373,10 +365,11 @@ def _gradients(
 ) -> tuple[int, int]:
     """Returns bytes of gradients: (accumulated over a window, added at a backward pass's end).
 
-    One process: a backward pass makes gradients in the computing precision, then adds them to
-    float32 ones, which a GPU does set by set, in float32. Ranks: each holds whole float32 gradients
-    until the window's last pass, which reduces group by group, the embedding last (its new
-    gradient, and a float32 copy to scatter). If every pass is reduced, a rank holds its rows.
+    On one process, a backward pass makes gradients in the computing precision and adds them to
+    float32 gradients, on a GPU set by set in float32. On several ranks, each holds whole float32
+    gradients until the window's last pass. This pass reduces group by group, the embedding last
+    (its new gradient, and a float32 copy to scatter). If every pass is reduced, a rank holds its
+    rows.
     """
     whole = FLOAT_BYTES * _num_values(trained)
     last = _num_values(w for w in trained if w.group == EMBEDDING)
@@ -405,16 +398,12 @@ def _activations(
     checkpointing: bool,
     kernel: str,
 ) -> tuple[int, int]:
-    """Returns (bytes saved of a micro-batch, bytes of the layer that is recomputed).
-
-    Each is of the largest route.
-    """
+    """Returns the bytes saved of a micro-batch and of a recomputed layer, on the largest route."""
     saved = [
         saved_bytes(model, width, dict(route.active), route.trained, kernel) for route in routes
     ]
     if not checkpointing:
         return max(tokens * (sum(layers) + outside) for layers, outside in saved), 0
-    # The bytes of the layers' inputs.
     inputs = model.num_layers * width * model.d_model
     return tokens * (inputs + max(outside for _, outside in saved)), tokens * max(
         max(layers) for layers, _ in saved
@@ -422,15 +411,11 @@ def _activations(
 
 
 def _evaluation_bytes(run: RunConfig, weights: Iterable[Weight], num_ranks: int, batch: int) -> int:
-    """Counts bytes of an evaluation while training: logits of `batch` sequences.
-
-    On several ranks, gathered weights.
-    """
+    """Counts bytes of an evaluation while training: logits, and gathered weights of ranks."""
     if not run.eval_points.num_points:
         return 0
     width = BYTES[run.precision]
     tokens = min(run.eval_points.num_sequences, batch) * run.model.seq_len
     gathered = sum(num_ranks * w.shard(0, num_ranks) for w in weights) if num_ranks > 1 else 0
-    # The logits, and float32 tensors of some tokens at a time.
     values = tokens * run.model.vocab_size
     return width * (gathered + values) + FLOAT_BYTES * _float_values(values, width)

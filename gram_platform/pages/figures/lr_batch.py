@@ -28,11 +28,11 @@ from gram_platform.pages.figures.style import (
 
 AXIS_TITLES = {"lr": "Peak learning rate", "batch": "Batch (sequences)"}
 NUM_CONTOURS = 14
-# Of markers over contours.
+# The outline of markers over contours.
 OUTLINE = {"width": 1, "color": "white"}
-# A law's axis leaves out optima farther than this factor from both laws.
+# The axis of a law leaves out optima farther than this factor from both laws.
 FAR = 30.0
-# A surface's axes leave out a minimum farther than this factor beyond the grid; its notes say so.
+# The axes of a surface leave out a minimum farther than this factor beyond the grid.
 BEYOND = 4.0
 
 
@@ -41,10 +41,10 @@ def surface_figure(
 ) -> go.Figure:
     """Draws the cells and minima of one size over the contours of the pooled fit, in log scales.
 
-    The frames are `lr_grid`'s; `cells` may have a column `url`, opened by a click. The pooled
-    minimum is a star; its bars span predicted losses within 0.1% of it. Each seed's minimum is a
-    small diamond; without a minimum the best cell is ringed. Crosses are cells left out of the fit
-    because a seed diverged.
+    The frames are `lr_grid`'s. A click on a cell opens its `url`, if there is this column. The
+    pooled minimum is a star, and its bars span predicted losses within 0.1% of it. Each seed's
+    minimum is a small diamond. Without a pooled minimum the best cell is ringed. Cells with a
+    diverged seed, which the fit leaves out, are crosses.
     """
     of_size, minima = cells[cells["size"] == size], optima[optima["size"] == size]
     figure = go.Figure()
@@ -74,9 +74,9 @@ def law_figure(
 ) -> go.Figure:
     """Draws the optima of `quantity` (lr or batch) against parameters, and their law, log-log.
 
-    Bars span predicted losses within 0.1% of the minimum; hollow optima lie at the edge of their
-    grid; the band is the law's 90% interval over seeds; the dashed line is the paper's law. A law
-    that does not predict at these sizes has no line; the title says why ours does not.
+    Bars span predicted losses within 0.1% of the minimum. Hollow optima lie at the edge of their
+    grid. The band is the law's 90% interval over seeds. The dashed line is the paper's law. A law
+    that does not predict at these sizes has no line, and the title says why ours does not.
     """
     line = lines[lines["quantity"] == quantity]
     law = laws[laws["quantity"] == quantity].iloc[0]
@@ -90,10 +90,8 @@ def law_figure(
         figure.data[-1].update(name=band.label, showlegend=True)
     _add_line(figure, line, "paper", "the paper's law", {"color": GREY, "dash": "dash", "width": 2})
     _add_line(figure, line, "value", "our law", {"color": BLUE, "width": 2.5})
-    _add_optima(figure, shown[shown["seed"] != POOLED], quantity, "single seeds", 5)
-    _add_optima(
-        figure, shown[shown["seed"] == POOLED], quantity, "optimum (hollow: at the edge)", 11
-    )
+    _add_optima(figure, shown, quantity, False)
+    _add_optima(figure, shown, quantity, True)
     text = with_notes("no law", law["no_law"]) if law["no_law"] else _law_text(law)
     styled(figure, f"{AXIS_TITLES[quantity]}: {text}", "", AXIS_TITLES[quantity])
     size_axis(figure, optima)
@@ -163,8 +161,8 @@ def _add_cells(figure: go.Figure, cells: pd.DataFrame) -> None:
 def _add_minimum(figure: go.Figure, row: dict, name: str, marker: dict, has_span: bool) -> None:
     spans: list[dict | None] = [None, None]
     if has_span:
-        ends = [[np.array([row[quantity + end]]) for end in ENDS] for quantity in ("lr", "batch")]
-        spans = [whiskers(value, low, high, VERMILION, 1.5, None) for value, low, high in ends]
+        rows = pd.DataFrame([row])
+        spans = [whiskers(rows, name, VERMILION, 1.5, None) for name in ("lr", "batch")]
     figure.add_scatter(
         x=[row["lr"]],
         y=[row["batch"]],
@@ -194,8 +192,6 @@ def _add_best_cell(figure: go.Figure, row: dict) -> None:
 
 
 def _range(values: list[float], pooled: list[dict], name: str) -> list[float]:
-    """Returns the ends of a logarithmic axis: half a doubling around the grid and a minimum that is
-    not far beyond."""
     low, high = values[0], values[-1]
     for row in pooled:
         if row["convex"] and low / BEYOND < row[name] < high * BEYOND:
@@ -212,22 +208,23 @@ def _add_line(figure: go.Figure, lines: pd.DataFrame, column: str, name: str, li
         figure.add_scatter(x=x, y=y, name=name, mode="lines", line=line, hovertemplate=hover)
 
 
-def _add_optima(
-    figure: go.Figure, rows: pd.DataFrame, quantity: str, name: str, marker_size: int
-) -> None:
+def _add_optima(figure: go.Figure, optima: pd.DataFrame, quantity: str, is_pooled: bool) -> None:
+    rows = optima[(optima["seed"] == POOLED) == is_pooled]
     if rows.empty:
         return
-    value, is_pooled = rows[quantity].astype(float), marker_size > 5
-    low, high = (rows[quantity + end] for end in ENDS[1:])
-    spans = whiskers(value, low, high, color=VERMILION, thickness=1.5, width=None)
-    shape, colour = ("star", VERMILION) if is_pooled else ("diamond", ORANGE)
+    spans = whiskers(rows, quantity, VERMILION, thickness=1.5, width=None)
+    name, size, shape, colour = (
+        ("optimum (hollow: at the edge)", 11, "star", VERMILION)
+        if is_pooled
+        else ("single seeds", 5, "diamond", ORANGE)
+    )
     symbols = [shape + "-open" * bool(on_edge) for on_edge in rows["on_edge"]]
     figure.add_scatter(
         x=rows["parameters"],
-        y=value,
+        y=rows[quantity].astype(float),
         name=name,
         mode="markers",
-        marker={"symbol": symbols, "size": marker_size, "color": colour},
+        marker={"symbol": symbols, "size": size, "color": colour},
         error_y=spans if is_pooled else None,
         customdata=rows[["size", "seed", "notes"]].to_numpy(object),
         hovertemplate=(
@@ -238,8 +235,6 @@ def _add_optima(
 
 
 def _extent(line: pd.DataFrame, pooled: pd.Series) -> tuple[float, float]:
-    """Returns the ends of the axis: a doubling around both laws and the optima that are not far
-    from every law."""
     laws = pd.concat([line["value"], line["paper"]]).dropna().astype(float)
     near = (
         pooled[(pooled > laws.min() / FAR) & (pooled < laws.max() * FAR)] if len(laws) else pooled

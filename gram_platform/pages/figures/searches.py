@@ -33,9 +33,9 @@ from gram_platform.pages.figures.style import (
 )
 
 FEW_TRIALS = 12
-# Run ids in a hover; the table of trials has them all.
+# The most run ids in a hover.
 MAX_RUNS = 3
-# Trials without a value have a height on a second axis, from 0 at the bottom to 1 at the top.
+# The height of trials without a value is on a second axis from 0 to 1.
 UNMEASURED = {
     State.DIVERGED: ("diverged (penalty)", "x", 0.97),
     State.FAILED: ("failed", "x-open", 0.91),
@@ -45,7 +45,7 @@ UNMEASURED = {
 def history_figure(trials: pd.DataFrame, objective: str) -> go.Figure:
     """Draws the objective of every finished trial by number, and the best so far as a line.
 
-    Trials without a value stand at the top edge: crosses if diverged, open crosses if failed.
+    Trials without a value are crosses at the top edge, open if they failed.
     """
     figure = go.Figure()
     best = running_best(trials, objective).dropna()
@@ -62,10 +62,7 @@ def history_figure(trials: pd.DataFrame, objective: str) -> go.Figure:
 
 
 def slice_figure(trials: pd.DataFrame, parameter: Parameter, objective: str) -> go.Figure:
-    """Draws the objective of every finished trial against one parameter, on its range and scale.
-
-    Trials without the parameter are left out.
-    """
+    """Draws the objective of every finished trial against a parameter, on its range and scale."""
     figure = go.Figure()
     rows = trials[trials[parameter.name].notna()]
     _add_trials(figure, rows, parameter.name, objective)
@@ -82,7 +79,6 @@ def slice_figure(trials: pd.DataFrame, parameter: Parameter, objective: str) -> 
 def search_figures(
     trials: pd.DataFrame, objective: str, parameters: Sequence[Parameter]
 ) -> dict[str, go.Figure]:
-    """Returns the history of the objective and a slice for each parameter, by name."""
     figures = {f"history-{objective}": history_figure(trials, objective)}
     for parameter in parameters:
         figures[f"slice-{objective}-{parameter.name}"] = slice_figure(trials, parameter, objective)
@@ -92,7 +88,7 @@ def search_figures(
 def _add_markers(
     figure: go.Figure, trials: pd.DataFrame, x: str, y: Sequence[float], name: str, marker: dict
 ) -> None:
-    """Adds a marker for each trial; customdata has its text, and its page at `meta.url`."""
+    """Adds a marker for each trial, whose customdata has its text and the page for `meta.url`."""
     skipped = {SEARCH, TRIAL, STATE, RUNS, URL, ELAPSED, STARTED}
     names, rows = [name for name in trials.columns if name not in skipped], []
     for trial in trials.to_dict("records"):
@@ -112,14 +108,14 @@ def _add_markers(
 
 
 def runs_text(runs: str) -> list[str]:
-    """Returns the line of a hover that names the first runs; [] without a run."""
+    """Returns the line of a hover that names the first runs, [] without a run."""
     ids = str(runs).split()
     more = f" and {len(ids) - MAX_RUNS} more" if len(ids) > MAX_RUNS else ""
     return [f"runs {' '.join(ids[:MAX_RUNS])}{more}"] if ids else []
 
 
 def _add_trials(figure: go.Figure, trials: pd.DataFrame, x: str, objective: str) -> None:
-    """Adds finished trials at their objective, the best as a star, and others at the upper edge."""
+    """Adds finished trials at their objective, the best as a star, and the rest at the top edge."""
     done = finished(trials, objective)
     best = best_trial(trials, objective)
     rest = done if best is None else done.drop(best.name)
@@ -145,7 +141,6 @@ def _with_edge(figure: go.Figure) -> go.Figure:
 
 
 def _padded(parameter: Parameter) -> list[float]:
-    """Returns the parameter's range with 4% on either side, in the unit of the axis."""
     ends = np.array([parameter.low, parameter.high], float)
     low, high = np.log10(ends) if parameter.log else ends
     margin = 0.04 * (high - low) or 0.5

@@ -41,13 +41,13 @@ CLASS_TITLES = {
     "forget": "Forget (lower is better)",
     "elicited": "Elicited forget (lower is better)",
 }
-# Methods without a series of their own: the baseline is the line at 1.
+# Methods without a series: the baseline is the line at 1.
 HIDDEN = ("baseline",)
-VALUE_COLUMNS = [name + end for name in CLASS_TITLES for end in ("", "_low", "_high")]
+VALUE_COLUMNS = [name + end for name in CLASS_TITLES for end in ENDS]
 SIZE_HOVER = "<b>%{fullData.name}</b>, %{customdata[0]} (%{x:.3s})"
-# Where both are drawn, our bar moves so far to the left and the paper's point to the right.
+# How far our bar moves to the left and the paper's point to the right, where both are drawn.
 OFFSET = 0.2
-# Of the labels below groups of bars: letters in a line, and its height in pixels.
+# The letters in a line of a label below bars, and the line's height in pixels.
 MAX_LETTERS, LINE_HEIGHT = 10, 13
 
 
@@ -56,8 +56,8 @@ def aggregate_figure(
 ) -> go.Figure:
     """Draws one class of the `mean` rows at one size: a bar for each method with its interval.
 
-    `theirs`, with a row for each method in columns of table.csv, adds hollow diamonds with
-    intervals. The four classes share one scale. Empty if no method has a value.
+    `theirs`, rows in the columns of table.csv, adds hollow diamonds with intervals. The four
+    classes share one scale. The figure is empty if no method has a value.
     """
     means = table[
         (table["profile"] == MEAN) & (table["size"] == size) & ~table["method"].isin(HIDDEN)
@@ -83,26 +83,24 @@ def aggregate_figure(
     low, high = float(np.nanmin([*drawn, 0.0])), float(np.nanmax([*drawn, 1.0]))
     figure.update_yaxes(range=[low * 1.05, high + 0.06 * (high - low)])
     if len(beside):
-        # Only then a column tells them apart.
         rows = pd.concat([rows.assign(source="ours"), beside.assign(source=IN_PAPER)])
     return with_table(figure, class_table(rows, value))
 
 
 def _add_bars(figure: go.Figure, rows: pd.DataFrame, value: str, shift: float) -> None:
     labels = [method_style(method).label for method in rows["method"]]
-    hover = ratio_hover(rows, f"{value}_", "<b>%{customdata[0]}</b>", labels)
-    figure.add_bar(
-        x=[place - shift for place in range(len(rows))],
+    places = [place - shift for place in range(len(rows))]
+    bars = go.Bar(
+        ratio_hover(rows, f"{value}_", "<b>%{customdata[0]}</b>", labels),
+        x=places,
         y=rows[value],
         width=0.36 if shift else 0.6,
         name="this study",
         showlegend=False,
         marker={"color": [method_style(method).colour for method in rows["method"]]},
-        error_y=whiskers(rows[value], rows[f"{value}_low"], rows[f"{value}_high"]),
-        customdata=hover.data,
-        hovertemplate=hover.template,
+        error_y=whiskers(rows, value),
     )
-    places = [place - shift for place in range(len(rows))]
+    figure.add_trace(bars)
     add_points(figure, places, points_of(rows, value), INK)
 
 
@@ -115,9 +113,8 @@ def scaling_figure(
 ) -> go.Figure:
     """Draws one class of a table at one profile against the number of parameters, log scale.
 
-    `parameters` gives the count of each size. Bands are the table's 90% intervals, error bars if
-    there is one size; methods without the profile or the class have no line. `published` is a table
-    like `table`: thin lines of hollow markers for the methods drawn.
+    `parameters` gives the count of each size. `published`, a table like `table`, adds thin lines of
+    hollow markers for the methods drawn. Methods without the profile or the class have no line.
     """
     if published is None:
         published = table.iloc[:0]
@@ -142,99 +139,70 @@ def scaling_figure(
 
 
 def class_table(rows: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Selects what a figure of one class draws of rows of the study's table, for its CSV."""
+    """Selects the columns of the study's table that a figure of one class draws, for its CSV."""
     first = ("source", "method", "size", "parameters", "profile", VARIANT)
-    return rows.filter(
-        [*first, *(value + end for end in ("", "_low", "_high")), "num_seeds", "runs"]
-    )
+    return rows.filter([*first, *(value + end for end in ENDS), "num_seeds", "runs"])
 
 
 def _of_profile(table: pd.DataFrame, parameters: Mapping[str, float], profile: str) -> pd.DataFrame:
-    """Selects the rows of a profile, from the smallest size to the largest."""
     rows = table[(table["profile"] == profile) & ~table["method"].isin(HIDDEN)]
     rows = rows.assign(parameters=rows["size"].map(parameters))
     return rows.sort_values("parameters", kind="stable")
 
 
 def _add_published(figure: go.Figure, line: pd.DataFrame, value: str, style: Style) -> None:
-    hover = ratio_hover(line, f"{value}_", SIZE_HOVER, line["size"])
-    figure.add_scatter(
+    published = go.Scatter(
+        ratio_hover(line, f"{value}_", SIZE_HOVER, line["size"]),
         x=line["parameters"],
         y=line[value],
         name=f"{style.label}, published",
-        # It comes after ours.
+        # After ours.
         legendrank=1001,
         mode="lines+markers",
         line={"color": style.colour, "dash": "dot", "width": 1.2},
         marker={"symbol": "diamond-open", "size": 9, "color": style.colour, "line": {"width": 1.5}},
-        error_y=whiskers(
-            line[value],
-            line[f"{value}_low"],
-            line[f"{value}_high"],
-            thickness=1.0,
-            color=style.colour,
-        ),
-        customdata=hover.data,
-        hovertemplate=hover.template,
+        error_y=whiskers(line, value, style.colour, thickness=1.0),
     )
+    figure.add_trace(published)
 
 
 def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Figure:
     """Draws bars for each profile and domain: solid if core or retained, hatched if forgotten.
 
     The outline around a hatched bar is the value after an attack on the domain. `domains` is
-    `domain_table`'s frame: mean compute ratio over seeds with a 90% interval, the error bars. All
-    methods at a size have the same axes: a profile that a method does not serve is a blank place.
-    Empty if the frame lacks the method or size.
+    `domain_table`'s frame. All methods at a size have the same axes, so a profile that a method
+    lacks has no bars. The figure is empty if the frame lacks the method or size.
     """
     of_size = domains[(domains["size"] == size) & ~domains["method"].isin(HIDDEN)]
     rows, figure = of_size[of_size["method"] == method], go.Figure()
     if rows.empty:
         return figure
     for domain, style in domain_styles(rows["domain"]).items():
-        mine = rows[rows["domain"] == domain]
-        forgotten, attacked = mine[mine["class"] == "forget"], mine[mine["class"] == ELICITED]
-        kept = mine[~mine["class"].isin(["forget", ELICITED])]
-        if len(kept):
-            ends = whiskers(kept["compute_ratio"], kept["low"], kept["high"])
-            _add_profile_bars(figure, kept, style, {"color": style.colour}, ends)
-        if len(forgotten):
-            hatch = {
-                "shape": "/",
-                "fgcolor": style.colour,
-                "bgcolor": translucent(style.colour),
-                "size": 6,
-            }
-            outline = {"color": style.colour, "width": 1.5}
-            marker = {"color": style.colour, "pattern": hatch, "line": outline}
-            ends = whiskers(forgotten["compute_ratio"], forgotten["low"], forgotten["high"])
-            _add_profile_bars(figure, forgotten, style, marker, ends, not len(kept))
-        if len(attacked):
-            outline = {"color": "rgba(0,0,0,0)", "line": {"color": style.colour, "width": 1.5}}
-            low, high = attacked["low"], attacked["high"]
-            ends = whiskers(attacked["compute_ratio"], low, high, style.colour, 1.8, 6)
-            _add_profile_bars(figure, attacked, style, outline, ends, False)
+        _add_profile_bars(figure, rows[rows["domain"] == domain], style)
     reference_line(figure)
-    styled(figure, f"{method_style(method).label}, {size}", "profile", "compute ratio")
+    styled(figure, f"{method_style(method).label}, {size}", "", "compute ratio")
     profiles = sorted(
         dict.fromkeys(of_size["profile"]), key=lambda name: (name == ALL, name.count("+"))
     )
-    figure.update_layout(barmode="group", bargap=0.25)
     text = [_wrapped(profile) for profile in profiles]
     figure.update_xaxes(
-        categoryorder="array", categoryarray=profiles, tickvals=profiles, ticktext=text, tickangle=0
+        categoryorder="array",
+        categoryarray=profiles,
+        tickvals=profiles,
+        ticktext=text,
+        tickangle=0,
+        range=[-0.5, len(profiles) - 0.5],
+        tickfont_size=10,
     )
-    figure.update_xaxes(range=[-0.5, len(profiles) - 0.5])
-    num_lines = max((label.count("<br>") + 1 for label in text), default=1)
-    figure.update_xaxes(title_text="", tickfont_size=10)
-    figure.update_layout(height=HEIGHT + LINE_HEIGHT * num_lines)
+    num_lines = max(label.count("<br>") + 1 for label in text)
+    height = HEIGHT + LINE_HEIGHT * num_lines
+    figure.update_layout(barmode="group", bargap=0.25, height=height)
     values = [*of_size[["compute_ratio", "low", "high"]].to_numpy(float).ravel(), 0.0, 1.0]
     figure.update_yaxes(range=[min(0.0, np.nanmin(values)), padded_range(values)[1]])
     return with_table(figure, rows)
 
 
 def _wrapped(profile: str) -> str:
-    """Breaks a profile's name into short lines, which fit under a group of bars."""
     lines = [
         part
         for domain in profile.replace("+", "\n+ ").split("\n")
@@ -245,32 +213,38 @@ def _wrapped(profile: str) -> str:
     )
 
 
-def _add_profile_bars(
-    figure: go.Figure,
-    bars: pd.DataFrame,
-    style: Style,
-    marker: dict,
-    ends: dict | None,
-    in_legend: bool = True,
-) -> None:
+def _add_profile_bars(figure: go.Figure, rows: pd.DataFrame, style: Style) -> None:
+    """Adds a domain's bars, with one entry in the legend."""
+    colour, outline = style.colour, {"color": style.colour, "width": 1.5}
+    hatch = {"shape": "/", "fgcolor": colour, "bgcolor": translucent(colour), "size": 6}
+    markers = {
+        "kept": {"color": colour},
+        "forget": {"color": colour, "pattern": hatch, "line": outline},
+        ELICITED: {"color": "rgba(0,0,0,0)", "line": outline},
+    }
     head = "<b>%{fullData.name}</b> (%{customdata[0]}), profile %{x}"
-    hover = ratio_hover(bars, "", head, bars["class"])
-    figure.add_bar(
-        x=bars["profile"],
-        y=bars["compute_ratio"],
-        error_y=ends,
-        marker=marker,
-        name=style.label,
-        legendgroup=style.label,
-        offsetgroup=style.label,
-        showlegend=in_legend,
-        customdata=hover.data,
-        hovertemplate=hover.template,
-        meta={"runs": 4},
-    )
-
-
-# --------------------------------------------------------------------------------- learning curves
+    kinds, in_legend = rows["class"].where(rows["class"].isin(markers), "kept"), True
+    for kind, marker in markers.items():
+        bars = rows[kinds == kind]
+        if bars.empty:
+            continue
+        ends = whiskers(bars, "compute_ratio", prefix="")
+        if kind == ELICITED:
+            ends = whiskers(bars, "compute_ratio", colour, 1.8, 6, prefix="")
+        drawn = go.Bar(
+            ratio_hover(bars, "", head, bars["class"]),
+            x=bars["profile"],
+            y=bars["compute_ratio"],
+            error_y=ends,
+            marker=marker,
+            name=style.label,
+            legendgroup=style.label,
+            offsetgroup=style.label,
+            showlegend=in_legend,
+            meta={"runs": 4},
+        )
+        figure.add_trace(drawn)
+        in_legend = False
 
 
 LINE_POINTS = 80
@@ -280,9 +254,8 @@ def learning_curve_figure(curves: pd.DataFrame, fits: pd.DataFrame, size: str) -
     """Draws validation loss against step at one size: every seed's points, each domain's fit.
 
     `curves` has `size, seed, step, domain, loss` (and `run_id` for the hover), `fits` the columns
-    of `fits_frame`. Both axes are logarithmic. A domain without a fit has points only; the legend
-    has one entry a domain and marks fits at a bound and poor ones. The figure's table has the
-    points.
+    of `fits_frame`. Both axes are logarithmic. The legend has one entry for each domain and marks
+    poor fits and fits at a bound.
     """
     points, laws = curves[curves["size"] == size], fits[fits["size"] == size].set_index("domain")
     figure = go.Figure()
@@ -299,14 +272,13 @@ def learning_curve_figure(curves: pd.DataFrame, fits: pd.DataFrame, size: str) -
     ):
         positive = values[values > 0]
         log_axis(update, log_ticks(positive.min(), positive.max()) if len(positive) else [])
-    # The legend has two entries a row in a narrow figure, and takes its place from the axes.
+    # The legend takes its place from the axes, and a row of it has two entries in a narrow figure.
     num_rows = (points["domain"].nunique() + 1) // 2
     figure.update_layout(height=HEIGHT + LEGEND_ROW * max(0, num_rows - 1))
     return with_table(figure, points.filter(["size", "seed", "step", "domain", "loss", "run_id"]))
 
 
 def _warning(fit: pd.Series) -> str:
-    """Says what is wrong with a fit, in brackets after its name; "" for a good one."""
     flaws = [text for name, text in (("at_bound", "at its bound"), ("poor", "poor")) if fit[name]]
     return f" ({', '.join(flaws)})" if flaws else ""
 
@@ -320,7 +292,7 @@ def _add_points(figure: go.Figure, points: pd.DataFrame, style: Style, showlegen
         legendgroup=style.label,
         showlegend=showlegend,
         mode="markers",
-        marker={"symbol": style.symbol, "size": 5, "color": style.colour, "opacity": 0.6},
+        marker=style.marker(5) | {"opacity": 0.6},
         customdata=about.to_numpy(object),
         hovertemplate=(
             "<b>%{fullData.name}</b>, step %{x}<br>loss %{y:.4f}<br>seed %{customdata[0]}"
@@ -342,7 +314,7 @@ def _add_fit(figure: go.Figure, fit: pd.Series, style: Style, warning: str) -> N
         legendgroup=style.label,
         showlegend=bool(warning),
         mode="lines",
-        line={"color": style.colour, "dash": style.dash, "width": 2},
+        line=style.line(2),
         hovertemplate=(
             f"<b>{style.label}</b> fit{warning}<br>step %{{x:.0f}}, loss"
             f" %{{y:.4f}}<br>{law}<extra></extra>"

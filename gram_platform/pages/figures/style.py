@@ -1,7 +1,7 @@
 """Styles every figure: colours, markers and dashes, and a layout for light and dark pages.
 
 Colours are Okabe and Ito's set for colour-blind readers, without black and yellow, which vanish on
-a dark or a white page. Markers and dashes differ too, so that no series is told by colour alone.
+a dark or a white page. Markers and dashes differ too.
 """
 
 import math
@@ -20,15 +20,15 @@ from gram_platform.methods import method_label
 
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, GREY = "#CC79A7", "#56B4E9", "#8C8C8C"
-# Both are readable on white; a dark page recolours them.
+# A dark page recolours both.
 INK, GRID = "#5f6368", "rgba(128, 128, 128, 0.28)"
 # What a legend calls a published value.
 IN_PAPER = "the paper, at its scale"
-# Pixels: of a figure, a row of its legend, a further line of its title.
+# The heights of a figure, of a row of its legend and of a further line of its title, in pixels.
 HEIGHT, LEGEND_ROW, TITLE_ROW = 360, 20, 18
-# Letters in a further line of a title, in the narrowest figure.
+# The most letters in a further line of a title.
 TITLE_LETTERS = 64
-# Steps of a decade, each closer than those before.
+# Ticks of a decade, from far apart to close.
 TICK_STEPS = (
     (1, 2, 5),
     (1, 1.5, 2, 3, 4, 6, 8),
@@ -37,24 +37,18 @@ TICK_STEPS = (
 
 
 class Style(NamedTuple):
-    """The look of one series."""
-
     label: str
     colour: str
     symbol: str
     dash: str
 
+    def line(self, width: float) -> dict:
+        return {"color": self.colour, "dash": self.dash, "width": width}
 
-class Hover(NamedTuple):
-    """What a series shows below the pointer."""
-
-    # Columns for each point.
-    data: np.ndarray | None
-    # The text, which names some of them.
-    template: str | None
+    def marker(self, size: float) -> dict:
+        return {"symbol": self.symbol, "size": size, "color": self.colour}
 
 
-NO_HOVER = Hover(None, None)
 _LOOKS = {
     "baseline": (GREY, "circle", "dot"),
     "filtering": (ORANGE, "square", "dash"),
@@ -76,13 +70,14 @@ DOMAIN_DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 def method_style(method: str) -> Style:
-    """Returns the style of a method; grey for an unknown name."""
     return METHOD_STYLES.get(method, Style(method, GREY, "star", "longdash"))
 
 
 def domain_styles(domains: Sequence[str]) -> dict[str, Style]:
-    """Returns a style for each domain: core grey and first, then by name; colours repeat after
-    seven, dashes shift."""
+    """Returns a style for each domain: core first, in grey, then by name.
+
+    Colours repeat after seven domains, with other symbols and dashes.
+    """
     styles = {}
     for i, domain in enumerate(core_first(tuple(dict.fromkeys(domains)))):
         lap, place = divmod(i, len(DOMAIN_COLOURS))
@@ -94,7 +89,6 @@ def domain_styles(domains: Sequence[str]) -> dict[str, Style]:
 
 
 def translucent(colour: str, opacity: float = 0.18) -> str:
-    """Turns `#RRGGBB` into an rgba() of that opacity."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red}, {green}, {blue}, {opacity})"
 
@@ -108,8 +102,8 @@ def styled(figure: go.Figure, title: str, x: str, y: str) -> go.Figure:
         "yanchor": "bottom",
         "x": 0,
         "xanchor": "left",
+        "tracegroupgap": 0,
     }
-    legend |= {"tracegroupgap": 0}
     figure.update_layout(
         template="none",
         title={"text": title, "x": 0.02, "xanchor": "left", "font": {"size": 15}},
@@ -140,27 +134,33 @@ def styled(figure: go.Figure, title: str, x: str, y: str) -> go.Figure:
 
 
 def with_notes(title: str, notes: str) -> str:
-    """Puts notes in small letters below a title, in lines that fit."""
     return "<br>".join([title, *(f"<sub>{part}</sub>" for part in wrap(notes, TITLE_LETTERS))])
 
 
 def drawn(figures: Mapping[str, go.Figure]) -> dict[str, go.Figure]:
-    """Leaves out the figures without data."""
+    """Leaves out figures without data."""
     return {name: figure for name, figure in figures.items() if len(figure.data)}
 
 
 def whiskers(
-    values, low, high, color: str = GREY, thickness: float = 1.3, width: float | None = 3
+    rows: pd.DataFrame,
+    value: str,
+    color: str = GREY,
+    thickness: float = 1.3,
+    width: float | None = 3,
+    prefix: str | None = None,
 ) -> dict | None:
-    """Returns error bars [n] from `low` to `high`.
+    """Returns error bars of a column, from `<prefix>low` to `<prefix>high`.
 
-    A value without an interval (NaN) has no bar; None if no value has one.
+    `prefix` is `<value>_` by default. A value without an interval has no bar. None if no value has
+    an interval.
     """
-    values, low, high = (np.asarray(numbers, float) for numbers in (values, low, high))
+    prefix = f"{value}_" if prefix is None else prefix
+    names = (value, f"{prefix}low", f"{prefix}high")
+    values, low, high = (rows[name].to_numpy(float) for name in names)
     if not np.isfinite(high - low).any():
         return None
-    # Plotly leaves out the NaN of arrays. Of a list it makes null, and draws the caps of a bar
-    # without length.
+    # Arrays, not lists: plotly would draw the caps of a bar for NaN in a list.
     return {
         "type": "data",
         "thickness": thickness,
@@ -177,7 +177,7 @@ def log_axis(update: Callable, ticks: Sequence[float], texts: Sequence[str] = ()
 
 
 def _tick(value: float) -> str:
-    """Writes a tick with three significant digits and no exponent: 0.00005, 0.25, 2,000."""
+    """Writes three significant digits without an exponent: 0.00005, 0.25, 2,000."""
     rounded = float(f"{value:.3g}")
     return (
         f"{rounded:,.0f}" if rounded.is_integer() else np.format_float_positional(rounded, trim="-")
@@ -185,13 +185,12 @@ def _tick(value: float) -> str:
 
 
 def with_table(figure: go.Figure, rows: pd.DataFrame, fractions: str | None = "%.6f") -> go.Figure:
-    """Gives the figure the table that it draws, by `table_csv`, for the page's link below it."""
+    """Gives the figure the table that it draws, for the page's link below it."""
     return figure.update_layout(meta={"csv": quote(table_csv(rows, fractions))})
 
 
 def size_axis(figure: go.Figure, rows: pd.DataFrame) -> None:
-    """Labels the logarithmic axis of parameters with each `size` in the rows and its
-    `parameters`."""
+    """Makes the horizontal axis logarithmic, with a tick for each `size` and its `parameters`."""
     counts = dict(zip(rows["size"], rows["parameters"].tolist(), strict=True))
     texts = [f"{size}<br>{_short(count)}" for size, count in counts.items()]
     log_axis(figure.update_xaxes, list(counts.values()), texts)
@@ -209,7 +208,7 @@ def _short(count: float) -> str:
 def add_band(
     figure: go.Figure, x, low, high, style: Style, opacity: float = 0.18, group: str = ""
 ) -> None:
-    """Adds the area between `low` and `high`; the legend hides it with this style's series."""
+    """Adds the area between `low` and `high`, which the legend hides with the style's series."""
     figure.add_scatter(
         x=[*x, *x[::-1]],
         y=[*high, *low[::-1]],
@@ -224,36 +223,31 @@ def add_band(
 
 
 def add_line(
-    figure: go.Figure, rows: pd.DataFrame, x: str, y: str, style: Style, hover: Hover = NO_HOVER
+    figure: go.Figure, rows: pd.DataFrame, x: str, y: str, style: Style, hover: dict | None = None
 ) -> None:
-    """Adds a line of column `y` and its 90% intervals `<y>_low, <y>_high`: a band, or error bars
-    for a single one."""
+    """Adds a line of column `y` with its intervals: a band, or error bars for a single interval."""
     low, high = rows[f"{y}_low"], rows[f"{y}_high"]
     is_sure = low.notna() & high.notna()
     has_band = is_sure.sum() > 1
     if has_band:
         add_band(figure, rows[x][is_sure], low[is_sure], high[is_sure], style)
-    figure.add_scatter(
+    line = go.Scatter(
+        hover,
         x=rows[x],
         y=rows[y],
         name=style.label,
         legendgroup=style.label,
         mode="lines+markers",
-        line={"color": style.colour, "dash": style.dash, "width": 2.5},
-        marker={"symbol": style.symbol, "size": 9, "color": style.colour},
-        error_y=(
-            None
-            if has_band
-            else whiskers(rows[y], low, high, thickness=2, width=4, color=style.colour)
-        ),
-        customdata=hover.data,
-        hovertemplate=hover.template,
+        line=style.line(2.5),
+        marker=style.marker(9),
+        error_y=None if has_band else whiskers(rows, y, style.colour, thickness=2, width=4),
     )
+    figure.add_trace(line)
     add_points(figure, rows[x], points_of(rows, y), style.colour)
 
 
 def add_points(figure: go.Figure, places: Iterable, points: Iterable[tuple], colour: str) -> None:
-    """Marks the points of two seeds, which have no interval, at each of the places."""
+    """Marks the values of two seeds, which have no interval, at each place."""
     pairs = [(at, value) for at, pair in zip(places, points, strict=True) for value in pair]
     if pairs:
         marker = {"symbol": "circle-open", "size": 5, "color": colour}
@@ -270,33 +264,31 @@ def add_paper_points(
     colour: str,
     offsetgroup: str | None = None,
 ) -> None:
-    """Adds the paper's values, with their intervals, as hollow diamonds."""
     figure.add_scatter(
         x=x,
         y=rows[y],
         name=name,
         mode="markers",
         marker={"symbol": "diamond-open", "size": 9, "color": colour, "line": {"width": 2}},
-        error_y=whiskers(rows[y], rows[f"{y}_low"], rows[f"{y}_high"]),
+        error_y=whiskers(rows, y),
         hovertemplate="%{fullData.name}: %{y:.3f}<extra></extra>",
         offsetgroup=offsetgroup,
     )
 
 
 def level_line(figure: go.Figure, level: float, name: str) -> None:
-    """Adds a dotted horizontal line, named in the legend: a label would cover points."""
+    """Adds a dotted horizontal line, named in the legend, since a label would cover points."""
     line = {"color": GREY, "dash": "dot", "width": 1.5}
     figure.add_hline(y=level, line=line, name=name, showlegend=True, legendrank=2000)
     figure.update_layout(showlegend=True)
 
 
 def reference_line(figure: go.Figure) -> None:
-    """Adds the line at a compute ratio of 1, the baseline's by construction."""
     level_line(figure, 1.0, "baseline")
 
 
 def padded_range(values: Iterable[float]) -> list[float]:
-    """Returns the ends of an axis that holds the values and 5% on either side; NaN is ignored."""
+    """Returns the ends of an axis: the values' range and 5% on either side, without NaN."""
     numbers = np.array([*values])
     low, high = float(np.nanmin(numbers)), float(np.nanmax(numbers))
     margin = 0.05 * max(high - low, 0.1)
@@ -304,40 +296,34 @@ def padded_range(values: Iterable[float]) -> list[float]:
 
 
 def log_ticks(low: float, high: float, steps: Sequence[float] = ()) -> list[float]:
-    """Returns round numbers for a logarithmic axis from `low` to `high`, both positive: these steps
-    of each decade.
+    """Returns the multiples `steps` of powers of ten from `low` to `high`, both positive.
 
-    By default 1, 2, 5, 10, 20, ..., and closer ones if fewer than three of them fit.
+    The default steps are 1, 2 and 5, or closer ones if fewer than three ticks fit.
     """
     decades = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
-    ticks: list[float] = []
     for chosen in [steps] if steps else TICK_STEPS:
-        ticks = [
-            step * 10.0**decade
-            for decade in decades
-            for step in chosen
-            if low <= step * 10.0**decade <= high
-        ]
+        multiples = (step * 10.0**decade for decade in decades for step in chosen)
+        ticks = [tick for tick in multiples if low <= tick <= high]
         if len(ticks) >= 3:
             break
     return ticks
 
 
 def hover_runs(rows: pd.DataFrame) -> np.ndarray:
-    """Returns the run ids of each row for a hover, one a line; blank without a column `runs`."""
+    """Returns the lines of run ids for each row's hover, blank without a column `runs`."""
     runs = rows["runs"] if "runs" in rows else pd.Series("", index=rows.index)
     return runs.fillna("").str.replace(", ", "<br>").to_numpy(object)
 
 
-def ratio_hover(rows: pd.DataFrame, prefix: str, head: str, named: Sequence = ()) -> Hover:
-    """Returns the hover of values, below a line `head`; `<prefix>low, <prefix>high` are their ends.
+def ratio_hover(rows: pd.DataFrame, prefix: str, head: str, named: Sequence = ()) -> dict:
+    """Returns a trace's hover properties: a line `head`, then value, interval, seeds and runs.
 
-    The data have a column `named`, if given, which `head` may show, then the interval, the number
-    of seeds, and the runs.
+    The intervals are `<prefix>low, <prefix>high`. `named` becomes the first column of customdata,
+    which `head` may show.
     """
     first = [named] if len(named) else []
     low, high, seeds, runs = (f"%{{customdata[{len(first) + i}]" for i in range(4))
     text = f"%{{y:.3f}} [{low}:.3f}}, {high}:.3f}}], {seeds}}} seeds<br>{runs}}}<extra></extra>"
     shown = rows[[f"{prefix}low", f"{prefix}high", "num_seeds"]].to_numpy(object)
     data = np.column_stack([*first, shown, hover_runs(rows)])
-    return Hover(data, f"{head}<br>{text}")
+    return {"customdata": data, "hovertemplate": f"{head}<br>{text}"}

@@ -3,6 +3,7 @@
 import pandas as pd
 import plotly.graph_objects as go
 
+from gram_platform.analysis.intervals import ENDS
 from gram_platform.pages.figures.study import CLASS_TITLES
 from gram_platform.pages.figures.style import (
     BLUE,
@@ -37,9 +38,9 @@ CLASS_STYLES = {
 def sweep_figure(table: pd.DataFrame, knob: str, method: str, size: str, value: str) -> go.Figure:
     """Draws one class against the values of a knob; `table` is `SweepAnalysis.table`.
 
-    Core is two lines, with one module and with none, if the paper's figure has both. Bands are 90%
-    intervals, error bars if there is one point; the paper's curves are dashed with hollow markers.
-    The panels of a knob share one scale. Empty if we have no value.
+    Core has two lines, with one module and with none, if the paper's figure has both. The paper's
+    curves are dashed with hollow markers. The panels of a knob share one scale. The figure is empty
+    if the table has no value.
     """
     is_shown = (table["knob"] == knob) & (table["method"] == method) & (table["size"] == size)
     rows, names = table[is_shown].sort_values("value", kind="stable"), _lines(knob, value)
@@ -55,14 +56,14 @@ def sweep_figure(table: pd.DataFrame, knob: str, method: str, size: str, value: 
     reference_line(figure)
     styled(figure, f"{CLASS_TITLES[value]}, {size}", PAPER_SWEEPS[knob].title, "compute ratio")
     _scale(figure, rows, knob)
-    columns = [name + end for name in names for end in ("", "_low", "_high")]
+    columns = [name + end for name in names for end in ENDS]
     return with_table(
         figure, rows.filter(["knob", "value", "method", "size", *columns, "num_seeds", "runs"])
     )
 
 
 def sweep_figures(table: pd.DataFrame) -> dict[str, go.Figure]:
-    """Draws every panel with a value, by names for files such as `p_cr-gram-0.4M-core`."""
+    """Draws every panel with a value, by a name such as `p_cr-gram-0.4M-core`."""
     sweeps = dict.fromkeys(zip(table["knob"], table["method"], table["size"], strict=True))
     figures = {
         f"{knob}-{method}-{size}-{value}": sweep_figure(table, knob, method, size, value)
@@ -73,7 +74,7 @@ def sweep_figures(table: pd.DataFrame) -> dict[str, go.Figure]:
 
 
 def _lines(knob: str, value: str) -> tuple[str, ...]:
-    """Returns the classes of a panel: for core, the lines of the paper's figure."""
+    """Returns the classes of a panel, which are several for core if the paper's figure has them."""
     if value != "core":
         return (value,)
     return tuple(name for name in PAPER_SWEEPS[knob].curves if name.startswith("core"))
@@ -97,10 +98,8 @@ def _add_paper(figure: go.Figure, curve: pd.DataFrame, style: Style) -> None:
 
 
 def _scale(figure: go.Figure, rows: pd.DataFrame, knob: str) -> None:
-    """Sets one vertical scale for all panels of a knob, with every interval and 1, and the knob's
-    horizontal scale."""
     names = [name for panel in CLASS_TITLES for name in _lines(knob, panel)]
-    columns = [name + end for name in names for end in ("", "_low", "_high")]
+    columns = [name + end for name in names for end in ENDS]
     drawn = (rows[columns], *PAPER_SWEEPS[knob].curves.values())
     ends = [end for frame in drawn for end in frame.to_numpy(float).ravel()]
     figure.update_yaxes(range=padded_range([*ends, 1.0]))

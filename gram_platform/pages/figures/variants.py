@@ -30,9 +30,8 @@ def variant_figure(
 ) -> go.Figure:
     """Draws one class of the rows of a size and profile against the column `variant`.
 
-    Error bars are 90% intervals over seeds. Hollow diamonds are the paper's values for `study`, at
-    the paper's scale. The baseline is drawn if it is not the unit, that is if a value differs from
-    1. Empty if there is no value.
+    Hollow diamonds are the paper's values for `study`, at the paper's scale. The baseline is drawn
+    only if a value differs from 1. The figure is empty if there is no value.
     """
     shown = _shown(table, size, profile)
     rows, variants = shown[shown[value].notna()], list(dict.fromkeys(table[VARIANT]))
@@ -42,7 +41,6 @@ def variant_figure(
     for method, line in rows.groupby("method", sort=False):
         _add_series(figure, line, value, f"{value}_", method_style(method), variants)
     paper = printed(study)
-    # The baseline is the unit where it is 1.
     is_unit = paper["method"].isin(HIDDEN) & (paper[value] == 1.0)
     is_drawn = paper["method"].isin(rows["method"]) & paper[VARIANT].isin(variants) & ~is_unit
     paper = paper[is_drawn & paper[value].notna()]
@@ -59,10 +57,10 @@ def variant_figure(
 
 
 def domain_variant_figure(domains: pd.DataFrame, varies: str, method: str, size: str) -> go.Figure:
-    """Draws every domain of a method against the variants, each under core and that domain.
+    """Draws every domain of a method against the variants, under the profile core+domain.
 
-    `domains` is `domain_table`'s frame with a column `variant`. A domain without that profile is
-    drawn under core alone. Empty if there is no row.
+    `domains` is `domain_table`'s frame with a column `variant`. A domain without this profile is
+    drawn under core. The figure is empty if there is no row.
     """
     rows = domains[(domains["method"] == method) & (domains["size"] == size)]
     variants, figure, lines = list(dict.fromkeys(rows[VARIANT])), go.Figure(), []
@@ -81,7 +79,7 @@ def domain_variant_figure(domains: pd.DataFrame, varies: str, method: str, size:
 
 
 def _shown(table: pd.DataFrame, size: str, profile: str) -> pd.DataFrame:
-    """Selects the rows of a profile, and those of the baseline that are not 1 by construction."""
+    """Selects the rows of a profile, and the baseline's rows that are not 1 by construction."""
     of_size = table[table["size"] == size]
     of_profile = of_size[(of_size["profile"] == profile) & ~of_size["method"].isin(HIDDEN)]
     differs = (of_size[["core", "retain"]] - 1.0).abs().max(axis="columns") > 1e-6
@@ -90,7 +88,6 @@ def _shown(table: pd.DataFrame, size: str, profile: str) -> pd.DataFrame:
 
 
 def is_numeric(variants: Sequence[str]) -> bool:
-    """Tells whether every variant is a number, and so has a place on an axis."""
     try:
         return all(np.isfinite(float(variant)) for variant in variants)
     except ValueError:
@@ -105,23 +102,19 @@ def _add_series(
     style: Style,
     variants: Sequence[str],
 ) -> None:
-    """Adds a column of a frame as a series; `<prefix>low, <prefix>high` end its error bars."""
     numeric = is_numeric(variants)
-    hover = ratio_hover(line, prefix, "<b>%{fullData.name}</b>, %{x}")
-    figure.add_scatter(
+    series = go.Scatter(
+        ratio_hover(line, prefix, "<b>%{fullData.name}</b>, %{x}"),
         x=line[VARIANT].astype(float) if numeric else line[VARIANT],
         y=line[value],
         name=style.label,
         mode="lines+markers" if numeric else "markers",
-        line={"color": style.colour, "dash": style.dash, "width": 2.5},
-        marker={"symbol": style.symbol, "size": 9, "color": style.colour},
-        error_y=whiskers(
-            line[value], line[f"{prefix}low"], line[f"{prefix}high"], width=4, color=style.colour
-        ),
+        line=style.line(2.5),
+        marker=style.marker(9),
+        error_y=whiskers(line, value, style.colour, width=4, prefix=prefix),
         offsetgroup=style.label,
-        customdata=hover.data,
-        hovertemplate=hover.template,
     )
+    figure.add_trace(series)
 
 
 def _finish(figure: go.Figure, title: str, varies: str, variants: Sequence[str]) -> None:

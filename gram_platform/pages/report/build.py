@@ -85,16 +85,11 @@ baseline's curve. {FEW_SEEDS}"""
 
 
 def study_page(record: StudyRecord, study: Results, tracker: Tracker | None) -> Page:
-    """Builds the page of a study; a partial study has a partial page that names what is missing."""
+    """Builds the page of a study, complete or not; the page names what is missing."""
     return study_report(record, report_sections(study), study.source, tracker, study.claims)
 
 
 def report_sections(study: Results) -> list[Section]:
-    """Builds the sections of the study's page.
-
-    They are: what went wrong, the terms, main numbers and figure, claims, missing results, tables,
-    other figures, runs.
-    """
     if study.record.varies:
         main, others = _variant_sections(study), _domain_sections(study)
     else:
@@ -122,7 +117,6 @@ def report_sections(study: Results) -> list[Section]:
 
 
 def study_terms(study: Results) -> list[tuple[str, str]]:
-    """Defines the terms of the page, that of attacks only if there are attacks."""
     has_attacks = is_attack(study.runs).any() or study.table[ELICITED].notna().any()
     intervals = INTERVALS if PSEUDO in study.analysis.ratios else FIXED_INTERVALS
     return [
@@ -132,12 +126,11 @@ def study_terms(study: Results) -> list[tuple[str, str]]:
     ]
 
 
-# The methods of the main numbers; others follow in the table's order.
+# The methods that the main numbers prefer.
 FIRST = ("gram", "filtering")
 
 
 def headline_sections(study: Results) -> list[Section]:
-    """Shows the main numbers as tiles; [] while there are none."""
     rows = headline_rows(study)
     if rows.empty:
         return []
@@ -156,8 +149,8 @@ def headline_sections(study: Results) -> list[Section]:
 def headline_rows(study: Results) -> pd.DataFrame:
     """Selects the rows of the two main methods at the shown profile, one size and variant.
 
-    It takes the largest size, and its last variant, among those with numbers of both methods and
-    their intervals.
+    Places with numbers of both methods and their intervals come first, then the largest size, then
+    the last variant.
     """
     table = study.table if VARIANT in study.table else study.table.assign(**{VARIANT: ""})
     methods = [method for method in dict.fromkeys(table["method"]) if method not in HIDDEN]
@@ -178,8 +171,7 @@ def headline_rows(study: Results) -> pd.DataFrame:
 
 
 def _tiles(row: dict, record: StudyRecord) -> list[tuple[str, str, str]]:
-    """Returns (label, number, margins) for each class with a value: the interval as in the tables,
-    the unit's error."""
+    """Returns (label, number, interval and unit's error) for each class with a value."""
     label, tiles = method_style(row["method"]).label, []
     for name in CLASSES:
         value, _, interval = interval_cell(row, name).partition(" ")
@@ -192,7 +184,6 @@ def _tiles(row: dict, record: StudyRecord) -> list[tuple[str, str, str]]:
 
 
 def _variant_sections(study: Results) -> list[Section]:
-    """Shows the classes against the variants for each size, the largest first, and the paper's."""
     table, profile, words = study.table, study.shown_profile, study.record.varies.replace("_", " ")
     text = (
         f"Compute ratio against {words} for the profile {profile}; error bars are 90% intervals"

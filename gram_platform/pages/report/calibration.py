@@ -64,7 +64,7 @@ STYLES = {
 def read_calibration(
     record: StudyRecord, store: Store, frames: Frames | None = None
 ) -> Results | None:
-    """Reads losses as `read_results`, and schedules from the storage; None if nothing is rated."""
+    """Reads losses as `read_results` does, and schedules; None if nothing is rated."""
     results = read_results(record, store, frames)
     if results is None:
         return None
@@ -84,26 +84,22 @@ def read_calibration(
 
 
 def calibration_text(record: StudyRecord, results: Results) -> str:
-    """Writes the errors, then what finished baselines are read as, for a log."""
     errors, shares = readable_errors(results.errors), share_table(results.errors)
     return f"{frame_text(errors)}\n\n{SHARES_TEXT}\n{frame_text(shares)}"
 
 
 def brief_calibration(record: StudyRecord, results: Results, is_wide: bool) -> Brief:
-    """Returns the errors, then what finished baselines are read as, for a terminal."""
     errors, shares = readable_errors(results.errors), share_table(results.errors)
     tables = {"errors": text_frame(errors), "shares of the steps": text_frame(shares)}
     return Brief(tables, count_verdicts(results.claims))
 
 
 def readable_errors(errors: pd.DataFrame) -> pd.DataFrame:
-    """Writes `calibration_table` with the bias and its interval as one text."""
     table = calibration_table(errors)
     return table.assign(bias=interval_texts(table, "bias")).drop(columns=["bias_low", "bias_high"])
 
 
 def share_table(errors: pd.DataFrame) -> pd.DataFrame:
-    """Averages rated baselines over seeds: a row per size and share, a column for each class."""
     rows: dict[tuple, dict] = {}
     unit = by_class(errors[errors["error_of"] == UNIT])
     for (size, domain), of_class in unit.groupby(["size", "domain"], sort=False):
@@ -114,7 +110,6 @@ def share_table(errors: pd.DataFrame) -> pd.DataFrame:
 
 
 def calibration_page(record: StudyRecord, results: Results, tracker: Tracker | None) -> Page:
-    """Builds the page: errors, what is missing, readings of finished baselines, curves, runs."""
     sizes = dict.fromkeys(results.errors["size"])
     figures = drawn(
         {f"calibration-{size}": calibration_figure(results.errors, size) for size in sizes}
@@ -133,10 +128,9 @@ def calibration_page(record: StudyRecord, results: Results, tracker: Tracker | N
 
 
 def calibration_figure(errors: pd.DataFrame, size: str) -> go.Figure:
-    """Draws the errors of a size, core's and the auxiliary domains' mean, as means over seeds with
-    90% t-intervals.
+    """Draws the errors of a size as means over seeds with 90% t-intervals.
 
-    `errors` has ERROR_COLUMNS. A line for each of `STYLES` that has values; empty if none has.
+    `errors` has ERROR_COLUMNS. Each of `STYLES` with values has a line.
     """
     found, figure, lines = by_class(errors[errors["size"] == size]), go.Figure(), []
     for (error_of, domain), style in STYLES.items():

@@ -73,7 +73,6 @@ PARTIAL = (PROFILE, "size", VARIANT, UNIT_ERROR, "published", "paper", EXPLANATI
 
 
 def claim_sections(study: Results) -> list[Section]:
-    """Shows a study's verdicts, and the differences behind them; [] without claims."""
     text = JUDGED
     if "paper" in study.claims:
         text += (
@@ -85,10 +84,7 @@ def claim_sections(study: Results) -> list[Section]:
 
 
 def judged_sections(claims: pd.DataFrame, rule: str, preset: str = "") -> list[Section]:
-    """Shows the verdicts below the folded rule, then the differences; [] without claims.
-
-    UNJUDGED_PRESET has a sentence in their place.
-    """
+    """Shows the verdicts below the folded rule, then the differences; [] without claims."""
     if claims.empty:
         return []
     if preset == UNJUDGED_PRESET:
@@ -105,11 +101,11 @@ def judged_sections(claims: pd.DataFrame, rule: str, preset: str = "") -> list[S
 
 
 def claims_matrix(claims: pd.DataFrame) -> pd.DataFrame:
-    """Makes a row for each claim, profile and variant: its verdict at every size, those published,
-    an explanation.
+    """Makes a row for each claim, profile and variant: its verdict at every size, the published
+    verdicts, an explanation.
 
-    A claim that compares sizes is judged in the column OVER_SIZES; claims without sizes have a
-    column `verdict`.
+    Claims that compare sizes have their verdict in the column OVER_SIZES. A study without sizes has
+    a column `verdict`.
     """
     names = list(shown_columns(claims, ("claim", PROFILE, VARIANT)))
     texts = list(shown_columns(claims, ("published", EXPLANATION)))
@@ -119,7 +115,7 @@ def claims_matrix(claims: pd.DataFrame) -> pd.DataFrame:
     )
     rows = []
     for key, group in claims.groupby(names, sort=False, dropna=False):
-        marks = dict.fromkeys(dict.fromkeys(sizes), "")
+        marks = dict.fromkeys(sizes, "")
         for at, verdict in group["verdict"].items():
             corrected = group[HOLM][at] if HOLM in group else verdict
             text = f"{MARKS.get(verdict.removesuffix(NO_INTERVAL), '')} {verdict or 'no verdict'}"
@@ -132,10 +128,6 @@ def claims_matrix(claims: pd.DataFrame) -> pd.DataFrame:
 
 
 def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
-    """Puts the verdict first and writes numbers with three decimals.
-
-    The difference has its interval over seeds and the unit's error, where that is known.
-    """
     readable = claims.copy()
     if "difference" in claims:
         points = claims.get(POINTS, [()] * len(claims))
@@ -150,7 +142,7 @@ def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
 
 
 def shown_columns(claims: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
-    """Selects the present ones of these columns, without the empty ones of PARTIAL."""
+    """Selects those columns that the claims have, without empty columns of PARTIAL."""
     shown = claims.filter(list(order))
     is_empty = (shown.isna() | (shown == "")).all()
     return shown.drop(columns=[name for name in shown if name in PARTIAL and is_empty[name]])
@@ -163,11 +155,11 @@ LOOKS = {
     NOT_MEASURABLE: (GREY, "diamond-open"),
     "": (GREY, "circle-open"),
 }
-# Lines of texts and differences in one figure, which then fits a printed page.
+# Lines of texts and differences in one figure, which fits a printed page.
 MOST_LINES = 30
-# Letters in a line of a claim's text, on a phone.
+# Letters in a line of a claim's text, which fits a phone.
 MOST_LETTERS = 54
-# Pixels: of a line, and of title, axis and legend.
+# The heights of a line, and of title, axis and legend, in pixels.
 LINE_HEIGHT, FRAME_HEIGHT = 18, 150
 
 
@@ -175,8 +167,8 @@ def claims_figures(claims: pd.DataFrame) -> dict[str, go.Figure]:
     """Draws a row for each judgement under its claim, in figures of at most MOST_LINES lines.
 
     `claims` has the columns of `claims_frame` and, if they are known, `profile`, `size` and
-    `variant`. All figures have one axis of differences. Shaded is the range that the claim names; a
-    thin line has the unit's error too.
+    `variant`. All figures have one axis of differences. The range that the claim names is shaded.
+    Thin lines are intervals with the unit's error.
     """
     shown = claims.assign(**{name: "" for name in (PROFILE, VARIANT, "size") if name not in claims})
     numbers = shown[["difference", "low", "high", UNIT_ERROR]].values
@@ -228,7 +220,7 @@ def _figure(groups: Sequence[pd.DataFrame], span: Sequence[float], about: str) -
         placed.append(rows.assign(line=lines))
         line += _num_lines(rows)
     shown = pd.concat(placed)
-    # Behind the rows of each claim, the part of the axis on which it holds.
+    # The part of the axis on which the claim of each row holds.
     left = np.array([max(within.left, span[0]) for within in shown[WITHIN]])
     right = np.array([min(within.right, span[1]) for within in shown[WITHIN]])
     figure.add_bar(
@@ -269,7 +261,7 @@ def _add_differences(figure: go.Figure, rows: pd.DataFrame) -> None:
                 mode="markers",
                 legendgroup=verdict,
                 marker={"opacity": 0},
-                error_x=whiskers(x, mine["wide_low"], mine["wide_high"], INK, 1, 0),
+                error_x=whiskers(mine, "difference", INK, 1, 0, prefix="wide_"),
                 showlegend=False,
                 hoverinfo="skip",
             )
@@ -286,7 +278,7 @@ def _add_differences(figure: go.Figure, rows: pd.DataFrame) -> None:
                 "line": {"width": 2, "color": colour},
             },
             name=verdict or "no verdict",
-            error_x=whiskers(x, mine["low"], mine["high"], colour, 2, 4),
+            error_x=whiskers(mine, "difference", colour, 2, 4, prefix=""),
             customdata=mine[texts].to_numpy(object),
             hovertemplate=(
                 "<b>%{customdata[0]}</b> %{customdata[1]}<br>%{customdata[6]}: %{x:.3f} "

@@ -66,9 +66,9 @@ from gram_platform.store.data import open_corpus
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import Frames, store_frames
 
-# The model without the domain sets the scale of colours.
+# The method whose model of core sets the scale of colours.
 CALIBRATION_METHOD = "filtering"
-# Tokens of a shaded text at most.
+# The most tokens of a shaded text.
 NUM_SHADED = 96
 SHADED = "The same text under every view, without and with this domain."
 CONCENTRATION = (
@@ -77,9 +77,8 @@ CONCENTRATION = (
 # Steps of the legend's scale.
 NUM_LEGEND = 5
 TITLES = {"gini": "Gini coefficient of increases", "increase": "increase of the loss (nats)"}
-# By class: name and pattern of the bars.
+# The name and pattern of the bars of a class.
 BARS = {FORGET: ("forgotten", ""), RETAIN: ("retained", "/")}
-# The name of the control.
 ANOTHER_SEED = "another seed's baseline"
 CLAIMS_TEXT = f"The paper's observations on single sentences, judged over whole sequences. {JUDGED}"
 LOCALIZATION_TERMS = """Increase: a token's loss under a view less its loss under the baseline of
@@ -98,8 +97,6 @@ filtered to core on the same text, as in the paper."""
 
 @dataclass(frozen=True)
 class TokenResults:
-    """The stored token losses of the study, analysed."""
-
     found: Localization
     texts: tuple[ShadedText, ...]
     claims: pd.DataFrame
@@ -110,9 +107,9 @@ class TokenResults:
 def read_tokens(
     record: StudyRecord, store: Store, frames: Frames | None = None
 ) -> TokenResults | None:
-    """Analyses the stored token losses; None while there are none of a baseline.
+    """Analyses the stored token losses; None while no baseline has any.
 
-    Runs and their states are those of `frames`, else the storage's; token losses are always read
+    `frames` give the runs and their states; without them the storage does. Token losses always come
     from the storage.
     """
     views = [entry for entry in record.entries if entry["kind"] == "evaluation"]
@@ -138,7 +135,6 @@ def read_tokens(
 
 
 def tokens_text(record: StudyRecord, results: TokenResults) -> str:
-    """Writes the means over domains and profiles, and the claims, for a log."""
     means = readable_localization(results.found.means)
     judged = [
         f"{c['verdict']}: {c['claim']}, profile {c[PROFILE]} {c[EXPLANATION]}".rstrip()
@@ -149,7 +145,6 @@ def tokens_text(record: StudyRecord, results: TokenResults) -> str:
 
 
 def brief_tokens(record: StudyRecord, results: TokenResults, is_wide: bool) -> Brief:
-    """Returns the means over domains and profiles, and the number of claims of each verdict."""
     means = results.found.means
     names = ["method", *(["size"] if means["size"].nunique() > 1 else []), "class"]
     cells = with_values(means, STATISTICS, interval_text if is_wide else short_text)
@@ -158,7 +153,6 @@ def brief_tokens(record: StudyRecord, results: TokenResults, is_wide: bool) -> B
 
 
 def tokens_page(record: StudyRecord, results: TokenResults, tracker: Tracker | None) -> Page:
-    """Builds the page: concentration, claims, missing views, shaded texts, tables."""
     found = results.found
     means = readable_localization(found.means).drop(columns=["profile", "domain"])
     figures = {}
@@ -184,18 +178,16 @@ def tokens_page(record: StudyRecord, results: TokenResults, tracker: Tracker | N
 
 
 def readable_localization(table: pd.DataFrame) -> pd.DataFrame:
-    """Writes each value of table.csv as one text, `mean [low, high]`."""
     return with_intervals(table, TOKEN_ROW, STATISTICS).assign(
         num_tokens=table["num_tokens"], num_seeds=table["num_seeds"]
     )
 
 
 def concentration_figure(curves: pd.DataFrame, size: str) -> go.Figure:
-    """Draws the share of positive increases on forgotten domains against the share of tokens, most
-    increased first.
+    """Draws the share of positive increases on forgotten domains against the share of tokens, the
+    most increased tokens first.
 
-    One line for each method; the dotted line is the control, the thin one an even spread of
-    increases.
+    Each method has a line. The dotted line is the control, the thin line an even spread.
     """
     rows = curves[(curves["size"] == size) & curves["class"].isin([FORGET, CONTROL])]
     figure = go.Figure()
@@ -223,10 +215,9 @@ def concentration_figure(curves: pd.DataFrame, size: str) -> go.Figure:
 
 
 def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
-    """Draws one value of the `mean` rows: solid bars for forgotten domains, hatched bars for
-    retained ones.
+    """Draws one value, a key of TITLES, of the `mean` rows; retained domains have hatched bars.
 
-    `value` is a key of TITLES. The dotted line is the control.
+    The dotted line is the control.
     """
     means = table[(table["profile"] == MEAN) & (table["size"] == size) & table[value].notna()]
     figure = go.Figure()
@@ -235,16 +226,15 @@ def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
         if rows.empty:
             continue
         colours = [method_style(method).colour for method in rows["method"]]
-        hover = ratio_hover(rows, f"{value}_", "<b>%{x}</b>, %{fullData.name}")
-        figure.add_bar(
+        bars = go.Bar(
+            ratio_hover(rows, f"{value}_", "<b>%{x}</b>, %{fullData.name}"),
             x=labelled(rows)["method"],
             y=rows[value],
             name=name,
             marker={"color": colours, "pattern": {"shape": pattern, "size": 6}},
-            error_y=whiskers(rows[value], rows[f"{value}_low"], rows[f"{value}_high"]),
-            customdata=hover.data,
-            hovertemplate=hover.template,
+            error_y=whiskers(rows, value),
         )
+        figure.add_trace(bars)
     for level in means.loc[means["class"] == CONTROL, value]:
         level_line(figure, level, ANOTHER_SEED)
     title = TITLES[value]
@@ -255,7 +245,6 @@ def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
 
 
 def shaded_html(text: ShadedText) -> Markup:
-    """Renders the legend, and the text once for each view with shaded tokens."""
     steps = np.linspace(0.0, 1.0, NUM_LEGEND) if text.scale == text.scale else ()
     legend = [(f"{step:.2f}", f"{step * text.scale:.2f}") for step in steps]
     views = [(label, _shaded_tokens(text, increases)) for label, increases in text.views.items()]
@@ -263,7 +252,7 @@ def shaded_html(text: ShadedText) -> Markup:
 
 
 def _shaded_tokens(text: ShadedText, increases: np.ndarray) -> Iterator[tuple[str, str, str]]:
-    """Yields (shade from 0 to 1, title, token) of every token but the first."""
+    """Yields (shade from 0 to 1, title, token), without the first token."""
     levels = shades(increases, text.scale)
     for piece, level, increase, loss in zip(
         text.pieces[1:], levels, increases, text.baseline, strict=True
@@ -272,12 +261,11 @@ def _shaded_tokens(text: ShadedText, increases: np.ndarray) -> Iterator[tuple[st
 
 
 def _visible(piece: str) -> str:
-    """Shows a middle dot for a token without text, such as a part of a character."""
+    """Returns a middle dot for a token without text, such as a part of a character."""
     return piece or "\u00b7"
 
 
 def increases_frame(text: ShadedText) -> pd.DataFrame:
-    """Tabulates the shading: for each token the baseline's loss and each view's increase."""
     tokens = {"token": [repr(piece)[1:-1] for piece in text.pieces[1:]]}
     columns = {"baseline loss": text.baseline, **text.views}
     numbers = {label: values.astype(float) for label, values in columns.items()}
@@ -307,8 +295,10 @@ def _loaded(store: Store, entries: Sequence[Mapping]) -> list[MeasuredTokens]:
 
 
 def _control(store: Store, of_size: Sequence[Mapping], seed: str) -> list[MeasuredTokens]:
-    """Loads the next seed's baseline (after the last seed: the first's) as a view of this seed; []
-    without another."""
+    """Loads the next seed's baseline as a view of this seed; [] without another seed.
+
+    The first seed follows the last.
+    """
     baselines = {entry["tags"]["seed"]: entry for entry in of_size if _is_baseline(entry)}
     seeds = list(baselines)
     if seed not in seeds or len(seeds) < 2:
@@ -320,11 +310,10 @@ def _control(store: Store, of_size: Sequence[Mapping], seed: str) -> list[Measur
 def _texts(
     store: Store, eval_id: str, measured: Sequence[MeasuredTokens], baseline: MeasuredTokens
 ) -> tuple[ShadedText, ...]:
-    """Shades the chosen texts, or the beginning of every domain's first validation sequence, under
-    core and under core with the domain.
+    """Shades the chosen texts, or the beginning of every domain's first validation sequence.
 
-    The order is the paper's: the filtered model, which sets the scale, then every method without
-    and with the domain.
+    Each text is shaded under core and under core with its domain, in the order of `measured`. The
+    model that is filtered to core sets the scale.
     """
     config = store.evaluation(eval_id).config()
     corpus = open_corpus(store, config["data_id"])

@@ -44,29 +44,28 @@ from gram_platform.tracking.views import Line
 class Presentation:
     """How the results of a measurement are read and shown.
 
-    Results are a dataclass with `source`, a text, and `runs`, of `nodes_frame`.
+    Results are a dataclass with a text `source` and a frame `runs` made by `nodes_frame`.
     """
 
-    # Reads `frames` where they are given, else the storage; None while there is nothing to show.
+    # Reads the frames or, without them, the storage; None while there is nothing to show.
     read: Callable[[StudyRecord, Store, Frames | None], Any]
     # For a log, and for `gram report`.
     text: Callable[[StudyRecord, Any], str]
     # The content of table.csv.
     table: Callable[[StudyRecord, Any], pd.DataFrame]
     page: Callable[[StudyRecord, Any, Tracker | None], Page]
-    # For a terminal, wide or not, in place of the text.
+    # For a terminal, wide or not; without it the text.
     brief: Callable[[StudyRecord, Any, bool], Brief] | None = None
-    # The main result in a sentence, and a small picture as SVG; "" and "" while there is none.
+    # The main result in a sentence, and a small picture as SVG; each may be "".
     describe: Callable[[Any], tuple[str, str]] = lambda results: ("", "")
     # The lines that MLflow draws.
     lines: Callable[[Any], Sequence[Line]] = lambda results: ()
     # Metrics of evaluations in MLflow, by id.
     ratios: Callable[[Any], Mapping[str, Mapping[str, float]]] = lambda results: {}
-    # A line for each of the nodes that are done but missing from the tables.
+    # A line for each node that is done but missing from the tables.
     lost: Callable[[StudyRecord, Store, Any, Collection[str]], Sequence[str]] = lambda *_: ()
 
     def brief_of(self, record: StudyRecord, results: Any) -> Callable[[bool], Brief] | None:
-        """Returns results in short, by whether the terminal is wide; None without `brief`."""
         return partial(self.brief, record, results) if self.brief else None
 
     def write(
@@ -77,7 +76,7 @@ class Presentation:
         failures: Mapping[str, str],
         tracker: Tracker | None,
     ) -> dict[str, str]:
-        """Writes table.csv, study.json and the page's files, and logs them to a tracker if any.
+        """Writes table.csv, study.json and the page's files, and logs them to a tracker.
 
         `failures` are {node id: message}. Returns {name: path}.
         """
@@ -94,7 +93,7 @@ class Presentation:
 
 
 def _state(record: StudyRecord, runs: pd.DataFrame) -> str:
-    """Says how many of a study's nodes are done; "" for numbers that were measured elsewhere."""
+    """Says how many nodes are done; "" for numbers that were measured elsewhere."""
     if not record.entries:
         return ""
     num_done = (runs["status"] == State.COMPLETE).sum()
@@ -129,10 +128,9 @@ MEASUREMENTS = Table(
 def read_or_lost(
     record: StudyRecord, store: Store, tracker: Tracker, done: Collection[str]
 ) -> tuple[Any, Sequence[str]]:
-    """Returns (a study's results, a line about each part that the storage has lost); results are
-    None as in `read`.
+    """Returns a study's results or None, and a line about each part that the storage has lost.
 
-    Reads `final_frames`. `done`: ids of the nodes that are done.
+    `done`: the ids of the nodes that are done.
     """
     measurement = MEASUREMENTS[record.measurement]
     try:

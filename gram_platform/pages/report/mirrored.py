@@ -31,8 +31,7 @@ from gram_platform.tracking.tracker import LOCAL_UI
 
 
 class Mirrored(NamedTuple):
-    """What MLflow knows of a study or a search: files by name, the text for a log, and what a
-    terminal shows."""
+    """What MLflow knows of a study or a search: files by name, and the text for a log."""
 
     files: Mapping[str, str]
     text: str
@@ -40,10 +39,10 @@ class Mirrored(NamedTuple):
 
 
 def mirrored(study: str, tracker: Tracker) -> Mirrored | None:
-    """Reads a study or a search; None if MLflow has neither. TrackingUnavailable.
+    """Reads a study or a search; None if MLflow has neither. May raise TrackingUnavailable.
 
-    A search of learning rates and batches has optima and laws, fitted again to its trials; another
-    search its table.
+    Optima and laws of learning rates and batches are fitted again to the trials. Other searches
+    have the table that was logged.
     """
     if (plain := tracker.study_file(study, "study.json")) is not None:
         return _study(record_from_plain(parse_json(plain, dict)), tracker)

@@ -42,7 +42,7 @@ from gram_platform.pages.results.record import Results
 OWN_WIDTH, OTHER_WIDTH = 3.5, 1.2
 OTHER_OPACITY = 0.55
 AXIS = "modules_on"
-# Of the axis beyond the smallest and the largest number of modules.
+# How far the axis goes beyond the smallest and the largest number of modules.
 MARGIN = 0.2
 PROBES = """Text of each domain passes through the model like an unlabelled batch, with every module
 on. Each panel shows every module's share of the modules' squared gradient; the thick line is the
@@ -60,7 +60,7 @@ better. 90% t-intervals over seeds."""
 
 
 def absorption_sections(study: Results) -> list[Section]:
-    """Shows a panel for each method and domain, the last size open; [] without probes."""
+    """Shows a panel for each method and domain; [] without probes."""
     if study.absorption is None or study.absorption.empty:
         return []
     figures: dict[str, dict[str, go.Figure]] = {}
@@ -70,7 +70,6 @@ def absorption_sections(study: Results) -> list[Section]:
     for key, rows in curves.groupby(names, sort=False):
         named = dict(zip(names, key, strict=True))
         labels = [method_style(named[n]).label if n == "method" else named[n] for n in several]
-        # Core's batches come first.
         for domain in core_first(tuple(dict.fromkeys(rows["domain"]))):
             title = f"Batches of {', '.join([domain, *labels])}"
             panel = absorption_figure(rows, domain, title)
@@ -85,11 +84,11 @@ def absorption_figure(curves: pd.DataFrame, domain: str, title: str) -> go.Figur
     """Draws the share of every module on batches of a domain.
 
     `curves` are the rows of `share_curves` of one method and size. The band is the 90% interval
-    over seeds of the domain's module. The dotted line is an even split.
+    over seeds of the domain's module.
     """
     rows, figure = curves[curves["domain"] == domain], go.Figure()
     styles = domain_styles(curves["domain"])
-    # The domain's module is drawn last, on top.
+    # The domain's module is drawn on top.
     modules = sorted(set(rows["module"]), key=lambda module: (module == domain, module))
     for module in modules:
         style = styles.get(module, Style(module, GREY, "circle", "solid"))
@@ -121,8 +120,7 @@ def absorption_figure(curves: pd.DataFrame, domain: str, title: str) -> go.Figur
 
 
 def readable_shares(final: pd.DataFrame) -> pd.DataFrame:
-    """Tabulates the share of a domain's module, then every module's, on the domain's batches: `mean
-    [low, high]`."""
+    """Tabulates the share of a domain's module, then of every module, on the domain's batches."""
     rows, own = [], "its own module"
     names = [name for name in (VARIANT, "method", "size") if name in final]
     texts = map(interval_text, final["share"], final["low"], final["high"])
@@ -139,7 +137,7 @@ def readable_shares(final: pd.DataFrame) -> pd.DataFrame:
 def composing_sections(study: Results) -> list[Section]:
     """Shows core and retain against the number of active modules, and the drops.
 
-    [] for a study of another subject.
+    Returns [] for a study of another subject.
     """
     if study.by_number is None or study.by_number.empty:
         return []
@@ -158,13 +156,11 @@ def composing_sections(study: Results) -> list[Section]:
 
 
 def readable_drops(drops: pd.DataFrame) -> pd.DataFrame:
-    """Writes each value of `drop_table` as one text, `mean [low, high]`."""
     names, values = ("method", "size", "class"), ("one", "all", "drop", "less_than_gram")
     return with_intervals(drops, names, values).assign(num_seeds=drops["num_seeds"])
 
 
 def _number_panels(table: pd.DataFrame, size: str) -> Mapping[str, go.Figure]:
-    """Draws the numbers of modules as variants."""
     rows = table.sort_values(MODULES, kind="stable")
     rows = rows.assign(**{VARIANT: rows[MODULES].astype(str), "profile": ""})
     panels = {f"modules-{n}-{size}": variant_figure(rows, AXIS, size, "", n) for n in COMPOSED}

@@ -1,4 +1,4 @@
-"""Renders a page, whoever made it, as one HTML document that loads nothing.
+"""Renders a page as one HTML document that loads nothing.
 
 The templates of `pages/templates` escape every text that is not `Markup`. Figures are JSON that
 `page.js` draws when they come into view; a page with figures carries plotly.js.
@@ -25,19 +25,17 @@ from gram_platform.analysis.ratios import ELICITED
 from gram_platform.analysis.tables import labelled, table_csv
 from gram_platform.paper.verdicts import UNWRITTEN, verdict_counts
 
-# Letters of a cell that may be broken: an interval has 23.
+# A cell with more letters may be broken into lines. An interval has 23.
 LONG_TEXT = 26
 PLOTLY = "plotly.min.js"
-# Sections that need no table of contents.
+# So few sections need no table of contents.
 FEW_SECTIONS = 3
-# The title of the section that defines a page's terms.
 HOW_TO_READ = "How to read"
-# The address of the paragraph in a page's head with command and commit.
+# The address of the paragraph with command and commit.
 SOURCE_ID = "source"
-# Files of a study and of a search.
 REPORT_FILE, CLAIMS_FILE = "report.html", "claims.csv"
-# In JSON, which may have < as an escape: a tag that no figure of ours has, such as the <a> of which
-# plotly makes a link.
+# A tag in JSON that no figure of ours has, such as an <a>, of which plotly makes a link. The < may
+# be escaped.
 _OTHER_TAG = re.compile(
     r"(?<!\\)((?:\\\\)*)(?:<|\\u003c)(?!(?:/|\\u002f)?(?:b|i|br|sub|sup|extra)(?:>|\\u003e))"
 )
@@ -48,19 +46,18 @@ _ADDRESS = re.compile(r"https?://\S+|(\.\./)*\w[\w+.=@/-]*\.(html|csv)(#[\w/?=&.
 class Section:
     """A heading with its text, figures side by side, markup, and the table behind them.
 
-    A column `<name>_url` of the table makes links of column `<name>` where it holds an http(s)
-    address or that of a page nearby.
+    A column `<name>_url` of the table makes links of column `<name>` where it holds the address of
+    a web page or of a page nearby.
     """
 
     title: str
     text: str = ""
-    # By a name fit for a file.
+    # By a name that a file may have.
     figures: Mapping[str, go.Figure] = field(default_factory=dict)
     # Folded away, under `more_label`.
     more_figures: Mapping[str, go.Figure] = field(default_factory=dict)
     more_label: str = "More"
     table: pd.DataFrame | None = None
-    # Shown in full; otherwise folded under the figures.
     table_is_open: bool = False
     is_warning: bool = False
     # `Markup` of `render`; other text is escaped.
@@ -71,9 +68,9 @@ class Section:
 class Page:
     """A page of a study or a search, or the index; blank lines in texts separate paragraphs.
 
-    `claims` has what was judged, as `claims.csv` shall have it; None where nothing can be judged.
-    `source` says with which command, code and machine the numbers were made. Every figure and every
-    row of a table leads there, or to the page of its run.
+    `claims` is the content of `claims.csv`, None where nothing can be judged. `source` names the
+    command, code and machine behind the numbers. Every figure and table row leads to it or to the
+    page of its run.
     """
 
     title: str
@@ -84,7 +81,6 @@ class Page:
 
     @property
     def figures(self) -> dict[str, go.Figure]:
-        """Every figure of the sections by its name."""
         found: dict[str, go.Figure] = {}
         for section in self.sections:
             found |= {**section.figures, **section.more_figures}
@@ -92,7 +88,6 @@ class Page:
 
     @property
     def files(self) -> dict[str, bytes]:
-        """The page's files by name: report.html, and claims.csv if there are claims to judge."""
         page = {REPORT_FILE: self.html().encode()}
         if self.claims is not None:
             written = self.claims.drop(columns=UNWRITTEN, errors="ignore")
@@ -100,8 +95,8 @@ class Page:
         return page
 
     def html(self) -> str:
-        """Renders the document, which runs its own scripts alone, named by a hash that no text in
-        it can hold."""
+        """Renders the document. It runs only scripts with its nonce, a hash that no text in it can
+        hold."""
         has_claims = self.claims is not None and self.claims["verdict"].any()
         counted = f"Claims: {verdict_counts(self.claims['verdict'])}.\n\n" if has_claims else ""
         parts = {
@@ -125,30 +120,25 @@ def section_by_size(
     table: pd.DataFrame,
     table_is_open: bool,
 ) -> Section:
-    """Shows the figures of the last size, and folds those of the others; `figures` are {size:
-    {name: figure}}."""
+    """Shows the figures of the last size and folds the others; `figures` are {size: {name:
+    figure}}."""
     *others, last = figures
     folded = {name: figure for size in others for name, figure in figures[size].items()}
     return Section(title, text, figures[last], folded, "The other sizes", table, table_is_open)
 
 
 def sections_html(sections: Sequence[Section], source: str = "") -> Markup:
-    """Renders sections one after the other; the address of each is its title in small letters.
-
-    Figures and rows have links to `source`, the address of their command and code.
-    """
+    """Renders sections in order, with links from figures and rows to the address `source`."""
     anchors = _anchors(section.title for section in sections)
     parts = zip(sections, anchors, strict=True)
     return render("sections.html", sections=parts, number=count().__next__, source=source)
 
 
 def terms_section(terms: Iterable[tuple[str, str]]) -> Section:
-    """Defines the terms of a page: pairs of a term and its definition."""
     return Section(HOW_TO_READ, markup=render("terms.html", terms=terms))
 
 
 def render(template: str, **values: object) -> Markup:
-    """Fills a template of `pages/templates`, escaping every text that is not `Markup`."""
     return Markup(_templates().get_template(template).render(values))
 
 
@@ -180,7 +170,6 @@ def _paragraphs(text: str) -> Markup:
 
 
 def _contents(sections: Sequence[Section]) -> Markup:
-    """Lists the sections; nothing on a page that is seen at once."""
     titles = [section.title for section in sections]
     if len(titles) <= FEW_SECTIONS:
         return ""
@@ -188,7 +177,7 @@ def _contents(sections: Sequence[Section]) -> Markup:
 
 
 def _anchors(titles: Iterable[str]) -> list[str]:
-    """Makes an id for each title: its words in small letters, numbered from the second time on."""
+    """Makes an id of each title, numbered from its second time on."""
     anchors, seen = [], Counter()
     for title in titles:
         anchor = anchor_of(title)
@@ -198,22 +187,19 @@ def _anchors(titles: Iterable[str]) -> list[str]:
 
 
 def anchor_of(title: str) -> str:
-    """Returns the address in its page of the first section with this title."""
+    """Returns the address of a title's first section: the title's words in small letters."""
     return "-".join(re.findall(r"\w+", title.lower())) or "section"
 
 
 def _figure_json(figure: go.Figure) -> Markup:
-    """Writes a figure's JSON: no text in it can end the script element, and of its tags plotly
-    finds ours alone."""
+    """Writes a figure's JSON, in which no text ends the script element and plotly finds only our
+    tags."""
     text = _OTHER_TAG.sub(r"\1&lt;", str(figure.to_json()))
     return Markup(text.replace("<", "\\u003c"))
 
 
 def _cells(table: pd.DataFrame) -> tuple[list[tuple[str, str]], list[tuple]]:
-    """Returns (heads as (CSS class, name), rows of cells as (CSS class, text, address or "")).
-
-    Class `number` aligns to the right; class `long` breaks sentences into lines.
-    """
+    """Returns heads as (CSS class, name), and rows of cells as (CSS class, text, address or "")."""
     table = labelled(table)
     heads, cells = [], []
     for name in table.columns:
@@ -234,7 +220,6 @@ def _address(url: object) -> str:
 
 
 def _text(value: object) -> str:
-    """Writes fractions with four significant digits, integers with commas, NaN and None as ""."""
     if isinstance(value, str):
         return value
     if isinstance(value, float):
@@ -253,12 +238,10 @@ SHOWN_OF_ATTACKS += ["attacked_for", "best_loss", "status", "elapsed", "error"]
 
 
 def is_attack(runs: pd.DataFrame) -> pd.Series:
-    """Marks the attacks, the rows with a non-empty `elicited`."""
     return runs.get(ELICITED, pd.Series("", runs.index)).fillna("") != ""
 
 
 def readable_runs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Lists the runs, then the evaluations, with the present ones of SHOWN_OF_RUNS."""
     runs = _with_clock(runs)
     for name in ("num_tokens", "tokens_per_second"):
         if name in runs:
@@ -270,7 +253,6 @@ def readable_runs(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def readable_attacks(runs: pd.DataFrame) -> pd.DataFrame:
-    """Lists the attacks with the present ones of SHOWN_OF_ATTACKS."""
     attacks = _with_clock(runs)[is_attack(runs)].rename(columns={ELICITED: "attacked_for"})
     return attacks.filter(SHOWN_OF_ATTACKS)
 

@@ -43,20 +43,20 @@ two prompts. Read these continuations as examples, not as a measurement.
 class SampleResults:
     """The stored continuations of the study."""
 
-    # In SAMPLE_FIELDS.
+    # With SAMPLE_FIELDS.
     samples: pd.DataFrame
-    # Its columns are `what` and `why`.
+    # `what, why`.
     missing: pd.DataFrame
     runs: pd.DataFrame
     source: str
-    # Says how continuations were drawn.
+    # How continuations were drawn.
     sampling: str
 
 
 def read_samples(
     record: StudyRecord, store: Store, frames: Frames | None = None
 ) -> SampleResults | None:
-    """Reads every stored continuation; None while there is none. Runs as in `read_tokens`."""
+    """Reads every stored continuation; None while there is none. `frames` as in `read_tokens`."""
     views = [entry for entry in record.entries if entry["kind"] == "evaluation"]
     results = {entry["id"]: store.evaluation(entry["id"]).result() for entry in views}
     done = [entry for entry in views if results[entry["id"]] is not None]
@@ -107,7 +107,6 @@ def samples_text(record: StudyRecord, results: SampleResults) -> str:
 
 
 def samples_page(record: StudyRecord, results: SampleResults, tracker: Tracker | None) -> Page:
-    """Builds the page: missing views, a section for each document, the runs."""
     sections = [Section(HOW_TO_READ, SAMPLES_TERMS), *missing_sections(results.missing)]
     for (domain, document), rows in results.samples.groupby(["domain", "document"], sort=False):
         sections.append(_prompt(domain, int(document), rows))
@@ -117,10 +116,9 @@ def samples_page(record: StudyRecord, results: SampleResults, tracker: Tracker |
 
 
 def _prompt(domain: str, document: int, rows: pd.DataFrame) -> Section:
-    """Shows a document's prompt and true text, and a row for each method, and size and seed if
-    there are several.
+    """Shows a document's prompt and true text, and a row for each method, size and seed.
 
-    Core, which no profile removes, has a row for each profile too.
+    Core, which no profile removes, has a row for each profile.
     """
     first = rows.iloc[0]
     quotes = (

@@ -64,7 +64,7 @@ FEW = 10
 
 
 def scaling_sections(study: Results) -> list[Section]:
-    """Shows compute ratio against model size; [] if the bars of a single size show the same."""
+    """Shows compute ratio against model size; [] if a single size has bars that show the same."""
     table, profile = study.table, study.shown_profile
     if len(set(table["size"])) == 1 and _aggregated_sizes(table):
         return []
@@ -81,8 +81,7 @@ def scaling_sections(study: Results) -> list[Section]:
 
 
 def aggregate_sections(study: Results) -> list[Section]:
-    """Shows the methods' means over profiles, beside the paper's printed ones, else beside the
-    published ones."""
+    """Shows the methods' means over profiles, next to the printed or else the published ones."""
     table, sizes = study.table, _aggregated_sizes(study.table)
     if not sizes:
         return []
@@ -104,7 +103,7 @@ def aggregate_sections(study: Results) -> list[Section]:
 
 
 def _aggregated_sizes(table: pd.DataFrame) -> list[str]:
-    """Returns the sizes with means at which all methods average over the same profiles."""
+    """Returns the sizes at which all methods have means over the same profiles."""
     sizes = []
     for size, rows in table[~table["method"].isin(HIDDEN)].groupby("size", sort=False):
         averaged = {averaged_profiles(of_method) for _, of_method in rows.groupby("method")}
@@ -114,7 +113,7 @@ def _aggregated_sizes(table: pd.DataFrame) -> list[str]:
 
 
 def profile_sections(study: Results) -> list[Section]:
-    """Shows bars for each method and size, without the baseline, which is 1 by construction.
+    """Shows bars for each method and size.
 
     A study of every subset of modules shows the profiles with none, one and all of them.
     """
@@ -140,8 +139,7 @@ def profile_sections(study: Results) -> list[Section]:
 
 
 def trend_sections(study: Results) -> list[Section]:
-    """Predicts core and forget of every method with three sizes or more besides the largest; []
-    without one."""
+    """Predicts core and forget at the largest size; [] unless a method has three other sizes."""
     table = study.table
     shown = table[(table["profile"] == study.shown_profile) & ~table["method"].isin(HIDDEN)]
     found = trend_table(shown, study.record.parameters)
@@ -155,7 +153,6 @@ def trend_sections(study: Results) -> list[Section]:
 
 
 def published_sections(study: Results) -> list[Section]:
-    """Puts below each of our rows the published one of its method, size and profile."""
     if study.published is None:
         return []
     beside = beside_published(study.table, study.published, study.shown_profile)
@@ -168,8 +165,7 @@ def published_sections(study: Results) -> list[Section]:
 
 
 def paper_sections(study: Results) -> list[Section]:
-    """Puts below each row of a profile, of the means in a study without variants, the paper's row
-    if it prints one."""
+    """Puts the paper's rows below ours, for the means or, with variants, for the shown profile."""
     paper, varies = study.record.compare_with, study.record.varies
     if paper not in PAPER_SCALES or not (varies or _aggregated_sizes(study.table)):
         return []
@@ -181,7 +177,7 @@ def paper_sections(study: Results) -> list[Section]:
 
 
 def curve_sections(study: Results) -> list[Section]:
-    """Shows the baselines' learning curves; folded in a study with variants, which has many."""
+    """Shows the baselines' learning curves, folded in a study with variants, which has many."""
     figures = curve_figures(study)
     shown, folded = ({}, figures) if study.record.varies else (figures, {})
     text = (
@@ -193,7 +189,7 @@ def curve_sections(study: Results) -> list[Section]:
 
 
 def curve_figures(study: Results) -> dict[str, go.Figure]:
-    """Draws the curves by size, variant and separately fitted seed; shared fits are drawn once."""
+    """Draws the curves by size, variant and separately fitted seed, a shared fit once."""
     all_fits, figures, seen = study.analysis.fits, {}, set()
     names = [name for name in ("size", VARIANT, "seed") if name in all_fits]
     for key, fits in all_fits.groupby(names, sort=False):
@@ -215,7 +211,6 @@ def curve_figures(study: Results) -> dict[str, go.Figure]:
 
 
 def missing_sections(missing: pd.DataFrame) -> list[Section]:
-    """Lists missing results with reasons, folded if long; [] if none is missing."""
     if missing.empty:
         return []
     text = "These are not in the tables and figures of this page."
@@ -274,7 +269,7 @@ PAPER_COSTS = ("train_all", "active_mlp", "total_mlp_all")
 
 
 def cost_sections(study: Results) -> list[Section]:
-    """Shows the costs; [] without any, as for numbers measured elsewhere."""
+    """Shows the costs; [] for numbers measured elsewhere, which have none."""
     table = readable_costs(study.record.costs)
     if table.empty:
         return []
@@ -283,10 +278,9 @@ def cost_sections(study: Results) -> list[Section]:
 
 
 def readable_costs(costs: Sequence[Mapping]) -> pd.DataFrame:
-    """Makes a row for each method and size of `method_costs`, below them the paper's of the same
-    methods.
+    """Makes a row for each method and size, then the paper's rows of the same methods.
 
-    A column `from` tells them apart if there are any of the paper.
+    If there are rows of the paper, a column `from` tells them apart.
     """
     shown = {cost["shown"] for cost in costs}
     of_shown = f"train FLOPs, {shown.pop() if len(shown) == 1 else 'one profile'}"
@@ -311,6 +305,6 @@ def _cost_row(cost: Mapping, of_shown: str, source: Mapping[str, str]) -> dict[s
 
 
 def _times(value: float | Sequence[float]) -> str:
-    """Writes 1.03 as 1.03x; joins several values by "or"."""
+    """Writes 1.03 as 1.03x, and several values as 1.03x or 1.10x."""
     values = value if isinstance(value, (list, tuple)) else [value]
     return " or ".join(dict.fromkeys(f"{one:.2f}x" for one in values))

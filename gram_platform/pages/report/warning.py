@@ -1,4 +1,4 @@
-"""Says what went wrong in a study: nodes without a result, poor fits, a unit that is off."""
+"""Says what went wrong in a study: nodes without a result, poor fits, errors of the unit."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from gram_platform.pages.results.record import Results, StudyRecord
 from gram_platform.paper.verdicts import UNJUDGED_PRESET
 
 NOT_BEGUN = "not begun"
-# By class; retain stands for all of auxiliary domains.
+# By class. The unit has the same error in all classes of auxiliary domains.
 UNIT_WORDS = {"core": "core", "retain": "auxiliary domains"}
 BESIDES = "Intervals over seeds do not contain this; claims add it in quadrature."
 
 
 def warning_sections(study: Results, about_unit: str = "") -> list[Section]:
-    """Lists what went wrong in one short section, `about_unit` of the unit; [] if nothing did."""
+    """Lists what went wrong, with `about_unit`, in one section; [] if nothing did."""
     warnings = [
         (
             _lacking(study),
@@ -33,13 +33,11 @@ def warning_sections(study: Results, about_unit: str = "") -> list[Section]:
 
 
 def terminal_warning(study: Results) -> str:
-    """Says beside the tables of a log or a terminal how rough their compute ratios are; "" if
-    nothing is known."""
+    """Says for a log or a terminal how rough compute ratios are; "" if nothing is known."""
     return " ".join(filter(None, (_poor_fits(study), unit_warning(study.record))))
 
 
 def _lacking(study: Results) -> str:
-    """Counts the nodes without a result, and the values that tables lack; "" for none."""
     runs, num_missing, parts = study.runs, len(study.analysis.missing), []
     begun = set(runs.get("id", ()))
     counts = Counter(runs.get("status", ()))
@@ -65,7 +63,6 @@ def _lacking(study: Results) -> str:
 
 
 def _poor_fits(study: Results) -> str:
-    """Says how many curves fit worse than every published one; "" for none."""
     fits = study.analysis.fits
     poor = fits[fits["poor"].astype(bool)]
     if poor.empty:
@@ -82,13 +79,15 @@ def _poor_fits(study: Results) -> str:
 
 
 def unit_error(record: StudyRecord, size: str, name: str) -> UnitError:
-    """Returns the unit's errors at a size for one of CLASSES; NOT_KNOWN if nobody measured them."""
     return errors_by_class(record.unit_errors).get((size, name), NOT_KNOWN)
 
 
 def unit_warning(record: StudyRecord) -> str:
-    """Says by how much compute ratios of our runs may be off; "" if by less than FITS everywhere,
-    not ours, or not judged."""
+    """Says by how much compute ratios of our runs may be off.
+
+    Returns "" if this is less than FITS everywhere, if the runs are not ours, or if the preset is
+    not judged.
+    """
     if record.preset in ("", UNJUDGED_PRESET):
         return ""
     of_size = {size: [unit_error(record, size, n) for n in UNIT_WORDS] for size in record.sizes}
@@ -115,7 +114,7 @@ def unit_warning(record: StudyRecord) -> str:
 
 
 def _commands(preset: str, sizes: Sequence[str]) -> list[str]:
-    """Names the commands that calibrate sizes of a preset, first by its namesake."""
+    """Names the commands that calibrate sizes, of the same preset where it has the size."""
     found = defaultdict(list)
     for size in sizes:
         owners = [name for name, declared in CALIBRATED_SIZES.items() if size in declared]

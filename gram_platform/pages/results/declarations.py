@@ -1,6 +1,6 @@
-"""Declares what losses do not say about an external study: by its name or in studies.json.
+"""Declares what losses do not say about an external study, and finds its baselines.
 
-Finds the baselines that each study of the folder is measured against.
+A declaration follows from the study's name or from studies.json.
 """
 
 import json
@@ -22,7 +22,7 @@ from gram_platform.pages.results.record import StudyRecord
 from gram_platform.paper.claims import CLAIMS
 from gram_platform.paper.verdicts import EXPLANATION, JUDGEMENT_COLUMNS
 
-# Not allowed as `varies`: other columns of the tables in which it is one.
+# Names that `varies` may not have, since its tables have such columns.
 NOT_NAMES = (*TABLE_COLUMNS, *JUDGEMENT_COLUMNS, "seed", "retained", "domain", "class")
 NOT_NAMES += (*NATS_COLUMNS, "compute_ratio", "runs", "from", "paper", "published", EXPLANATION)
 
@@ -34,15 +34,14 @@ class Declaration:
     title: str
     question: str = ""
     varies: str = VARIANT
-    # The variant whose baselines are the reference for all.
+    # The variant whose baselines are the reference of all variants.
     unit: str = ""
-    # Compare each seed with the same seed's baseline.
+    # Each seed is compared with its own baseline.
     own_baseline: bool = False
-    # The study that lends baselines to sizes without any; "": the only one with baselines.
+    # The study that lends baselines to sizes without any; "": the only study that has some.
     baseline_from: str = ""
     # The paper's study whose claims are judged.
     compare_with: str = ""
-    # The profile of the figures.
     profile: str = ""
     # The page leads with compute ratios against the number of active modules.
     by_modules: bool = False
@@ -50,7 +49,7 @@ class Declaration:
     def record(
         self, name: str, sizes: Sequence[str], facts: Sequence[str], variants: tuple[str, ...]
     ) -> StudyRecord:
-        """Makes the record of a study without runs of ours; `unit` is left to the caller."""
+        """Makes the record of a study without runs of ours; the caller sets `unit`."""
         return StudyRecord(
             name=name,
             title=self.title,
@@ -71,8 +70,7 @@ class Declaration:
 
 @cache
 def known_studies() -> dict[str, Declaration]:
-    """Reads the declarations of the authors' studies, by name in their order, from a studies.json
-    of ours."""
+    """Reads the declarations of the authors' studies, by name in their order."""
     plain = json.loads(Path(__file__).with_name("known_studies.json").read_text(encoding="utf-8"))
     return from_plain(dict[str, Declaration], plain)
 
@@ -85,7 +83,7 @@ def declarations(external: External) -> dict[str, Declaration]:
 
 
 def declaration(name: str, given: Mapping, studies: list[str]) -> Declaration:
-    """Returns the known declaration of that name, changed by the fields `given` in studies.json."""
+    """Returns the known declaration of a name, changed by the fields `given` in studies.json."""
     place, known = f"{STUDIES_FILE}, {name}", known_studies().get(name, Declaration(name))
     if name in CLAIMS and not known.compare_with:
         known = replace(known, compare_with=name)
@@ -111,7 +109,7 @@ class Baseline:
     losses: pd.DataFrame
     # Empty if the folder has none.
     curves: pd.DataFrame
-    # The study of the curves.
+    # The study that the curves come from.
     curves_from: str
 
     @property
@@ -130,11 +128,11 @@ class BaselineRules:
         self.empty, self.declared = external.curves.iloc[:0], declared
 
     def of(self, study: str, size: str, variant: str) -> Baseline:
-        """Returns the first of: the unit's baselines, the variant's, those without variant, the
-        only ones.
+        """Returns the first of these baselines: the unit's, the variant's, those without a variant,
+        the only ones.
 
-        A study without baselines at a size takes those of a lender, by the same rules. ValueError
-        naming study and size if there are none, or several to choose from.
+        A study without baselines at a size borrows them by the same rules. ValueError if there are
+        none, or several to choose from.
         """
         source = study if self._variants(self.losses, study, size) else self._lender(study, size)
         options = self._variants(self.losses, source, size)
@@ -157,14 +155,13 @@ class BaselineRules:
         return Baseline(source, losses, curves, curves_from)
 
     def unit(self, study: str, size: str) -> str:
-        """Returns the declared unit, else the only variant with it in the name, if it has
-        baselines; "" for none."""
+        """Returns the variant with baselines that is the declared unit, or the only one with it in
+        its name; "" for none."""
         unit, options = self.declared[study].unit, self._variants(self.losses, study, size)
         similar = [option for option in options if unit and unit in option]
         return unit if unit in options else similar[0] if len(similar) == 1 else ""
 
     def _lender(self, study: str, size: str) -> str:
-        """Returns the study that lends its baselines to a study without any at a size."""
         wanted = self.declared[study].baseline_from
         having = list(dict.fromkeys(s for s, z, _ in self.losses if z == size))
         if wanted in having:
@@ -181,8 +178,8 @@ class BaselineRules:
     def _curves(
         self, study: str, size: str, variant: str, losses: pd.DataFrame
     ) -> tuple[str, pd.DataFrame]:
-        """Returns (study, curves) of a baseline: of its variant, without variant if unambiguous, or
-        of equal losses."""
+        """Returns the first of these (study, curves): of the baseline's variant, of no variant if
+        that is unambiguous, of equal losses."""
         is_only = len(self._variants(self.losses, study, size)) == 1
         options = self._variants(self.curves, study, size)
         wanted = [variant]
@@ -202,7 +199,7 @@ class BaselineRules:
 
 
 def _is_equal(losses: pd.DataFrame, others: pd.DataFrame) -> bool:
-    """Tells whether these are the same models, by the final losses of every seed and domain."""
+    """Tells whether these are the same models, by their final losses."""
     both = losses.merge(others, on=["seed", "domain"], how="outer", suffixes=("", "_other"))
     return len(both) == len(losses) == len(others) and np.allclose(
         both["loss"], both["loss_other"], rtol=1e-6

@@ -1,7 +1,7 @@
 """Reads and checks a folder of losses and curves that were measured elsewhere.
 
-`docs/replicate.md` defines the format. Every error names the file, its row (a table's header is row
-1) and the field.
+`docs/replicate.md` defines the format. Every error names the file, the row (from 1, with the
+header) and the field.
 """
 
 import csv
@@ -40,18 +40,18 @@ REQUIRED_COLUMNS = ("study", "method", "size", "seed", "retained", "domain", ELI
 CURVE_KEYS = ("study", "size", "seed", "domain", "steps", "losses")
 VIEW_AND_DOMAIN = ["study", VARIANT, "method", "size", "seed", "retained", "domain", ELICITED]
 LOSS_COLUMNS = ["row", *VIEW_AND_DOMAIN, "loss"]
-# What names a curve.
 CURVE_OF = ["study", VARIANT, "size", "seed", "domain"]
 OUTSIDE_CURVE_COLUMNS = ["row", *CURVE_OF, "step", "loss"]
 FLAGS = {"0": False, "1": True, "False": False, "True": True}
-# Other texts are names, and so are larger numbers. With a gap in its column 1 becomes 1.0.
+# Other texts are names, and so are larger numbers. A program writes 1 as 1.0 if its column has a
+# gap.
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 SEED = re.compile(r"-?(0|[1-9]\d{0,39})(\.0*)?", re.ASCII)
 MOST_NUMBER = 10**40
-# How programs write a gap.
+# Texts that programs write for a gap.
 NO_NUMBERS = ("nan", "inf", "infinity", "null", "none", "na", "n/a", "<na>")
 KNOWN_SIZES = {**SMOKE_SIZES, **GRID_DEMO_SIZES, **DEMO_SIZES, **STORIES_SIZES, **PAPER_SIZES}
-# The names in the authors' published settings (agencyenterprise/modular-pretraining), and ours.
+# The authors' names (agencyenterprise/modular-pretraining), and ours.
 METHOD_NAMES = {
     "base": BASELINE,
     "grmoe": "gram",
@@ -81,7 +81,7 @@ class External:
     """The content of a folder, under our names of methods and studies."""
 
     folder: Path
-    # LOSS_COLUMNS, a row for each view, domain and attack; `retained` has commas, no core.
+    # LOSS_COLUMNS, a row for each view, domain and attack; `retained` has commas and no core.
     losses: pd.DataFrame
     # OUTSIDE_CURVE_COLUMNS, a row for each point of the baselines' validation curves.
     curves: pd.DataFrame
@@ -90,8 +90,7 @@ class External:
 
 
 def read_external(folder: str | Path) -> External:
-    """Reads the folder's files; ValueError naming file, row and field for a fault against
-    `docs/replicate.md`.
+    """Reads the folder's files; ValueError for a fault.
 
     `replication.py` checks the domains, which depend on the baselines.
     """
@@ -100,7 +99,7 @@ def read_external(folder: str | Path) -> External:
         if not (place / name).is_file():
             allowed = f"a folder with {LOSSES_FILE} and {CURVES_FILE}: there is no {name}"
             raise invalid("folder", str(place), allowed)
-    # Of several spellings of a size the first one is shown.
+    # The first spelling of a size is shown.
     spelt = {size_key(size): size for size in KNOWN_SIZES}
     losses = pd.DataFrame(_losses(place / LOSSES_FILE), columns=LOSS_COLUMNS)
     losses["size"] = [spelt.setdefault(size_key(size), size) for size in losses["size"]]
@@ -116,7 +115,7 @@ def read_external(folder: str | Path) -> External:
 
 
 def parameters_of(size: str) -> float:
-    """Returns the parameters of a known size, else the number in its name; NaN without one."""
+    """Returns the parameters of a known size, or the number in the name; NaN without one."""
     if size in KNOWN_SIZES:
         return total_parameters(KNOWN_SIZES[size].dense())
     is_other, number, _ = size_key(size)
@@ -184,7 +183,7 @@ def _method(field: str, name: str) -> str:
 
 
 def _retained(field: str, text: str) -> str:
-    """Turns `core+a+b` into `a,b`; views of one expert, without core, get the profile with core."""
+    """Turns `core+a+b` into `a,b`, and `a`, a view of one expert, into `a`."""
     names = [name.strip() for name in text.split("+")] if text else []
     if len(set(names)) < len(names) or "" in names:
         raise invalid(
@@ -234,7 +233,7 @@ def _curve(place: str, curve: Mapping) -> tuple[tuple, list]:
 
 
 def _cell(field: str, value: object) -> str:
-    """Writes a name as a table has it: a text, or a number, of which 0 is one; "" for none."""
+    """Writes a name as a table has it; "" for none."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, str | int | float)):
         raise invalid(field, value, "a text or a number")
     return "" if value is None else str(value).strip()
@@ -248,13 +247,13 @@ def _object(place: str, line: str) -> dict:
 
 
 def _names(place: str, cell: Mapping[str, str]) -> tuple[str, str, str, str, str]:
-    """Returns (study, variant, size, seed, domain) under the names of tables."""
+    """Returns (study, variant, size, seed, domain) as tables name them."""
     study, seed = STUDY_NAMES.get(cell["study"], cell["study"]), cell["seed"]
     if SEED.fullmatch(seed):
         seed = str(int(seed.partition(".")[0]))
     for name, value in (("study", study), ("seed", seed), ("domain", cell["domain"])):
         require_name(f"{place}, {name}", value)
-    # It names a folder of the pages.
+    # A folder has this name.
     safe_name(f"{place}, study", study)
     if seed.lower().lstrip("+-") in NO_NUMBERS:
         raise invalid(f"{place}, seed", cell["seed"], "a number or a name: this is a gap")
@@ -269,9 +268,9 @@ def _names(place: str, cell: Mapping[str, str]) -> tuple[str, str, str, str, str
 
 
 def _plain(name: str) -> str:
-    """Spells numbers in one way, so that a variant or a size has one name in both files.
+    """Spells numbers in one way, since both files name variants and sizes.
 
-    0.50 is 0.5. Whole numbers have all digits: 64.0 and 6.4e1 are 64.
+    0.50 becomes 0.5. Whole numbers have all digits: 64.0 and 6.4e1 become 64.
     """
     number = Decimal(name) if NUMBER.fullmatch(name) else None
     if number is None or abs(number) >= MOST_NUMBER:

@@ -27,16 +27,16 @@ from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.connection import opened_by
 from gram_platform.tracking.views import Line, StudyLog, study_id, study_views
 
-# The records of a study and of a search in its folder; a search's driver has a folder with one too.
+# The records of a study and of a search in their folders. A search's driver has such a folder too.
 STUDY_FILE, SEARCH_FILE = "study.json", "search.json"
-# From a report to the page that knows where MLflow listens.
+# The address, from a report, of the page that knows where MLflow listens.
 TO_DATABASE = "../../mlflow.html"
-# The tag of a run's colour in MLflow's charts and lists.
+# The tag of a run's colour in MLflow.
 RUN_COLOUR = "mlflow.runColor"
 
 
 class Entry(TypedDict):
-    """A node under a method's names; its tags have `method`."""
+    """A node as a method names it; its tags have `method`."""
 
     id: str
     kind: str
@@ -44,8 +44,6 @@ class Entry(TypedDict):
 
 
 class ChosenRuns(TypedDict):
-    """The part of a study's record that says which runs were chosen."""
-
     params: dict[str, str]
     entries: list[Entry]
 
@@ -65,7 +63,7 @@ UnitError = TypedDict(
 
 @dataclass(frozen=True)
 class Card:
-    """What the index of a storage says of a study or a search, beside its title and question."""
+    """What the index of a storage says of a study or a search, next to its title and question."""
 
     # The main result in a sentence; "" before there is one.
     headline: str = ""
@@ -86,24 +84,24 @@ class StudyRecord(Description):
     sizes: tuple[str, ...]
     # The parameters of each size's dense model.
     parameters: Mapping[str, int | float]
-    # The compared profile, or mean.
+    # The compared profile, or `mean`.
     profile: str
     entries: tuple[Entry, ...]
     # Size, method and `method_costs`, over the baseline's.
     costs: tuple[Mapping, ...] = ()
-    # In order; () in studies without variants beside method, size and profile.
+    # In order; () without variants.
     variants: tuple[str, ...] = ()
-    # What is measured of every view: a name in the table of measurements.
+    # A name in the table of measurements.
     measurement: str = LOSSES
-    # Whether compute ratios are against the baseline of the same seed, not all seeds' pooled.
+    # Compute ratios are against the baseline of the same seed, not of all seeds.
     own_baseline: bool = False
-    # Ids of runs with probes: see `module_shares`.
+    # The ids of runs with probes: see `module_shares`.
     probed: tuple[str, ...] = ()
     # The page leads with compute ratios against the number of active modules.
     by_modules: bool = False
     # See `analysis.calibration`.
     unit_errors: tuple[UnitError, ...] = ()
-    # Those that executed nodes: the fields of `Provenance`, the newest last.
+    # The submissions that executed nodes, the newest last: fields of `Provenance`.
     submissions: tuple[SubmissionRow, ...] = ()
     # Empty before the report is written.
     card: Card = Card()
@@ -122,11 +120,10 @@ class StudyRecord(Description):
 
     @property
     def preset(self) -> str:
-        """The preset's name; "" for a study of external losses."""
+        """The preset's name, "" for external losses."""
         return self.params.get("preset", "")
 
     def to_json(self) -> bytes:
-        """Encodes the record; equal studies have equal bytes."""
         return (json.dumps(asdict(self), indent=1, sort_keys=True) + "\n").encode()
 
 
@@ -135,10 +132,10 @@ def entries_of(nodes: Iterable[Node]) -> tuple[Entry, ...]:
 
 
 def tags_frame(entries: Iterable[Mapping], kind: str, view: Sequence[str] = VIEW) -> pd.DataFrame:
-    """Makes a frame of ids and names, in order, of a kind of entries: run (no attack), attack or
-    evaluation.
+    """Makes a frame of the entries of a kind: run (no attack), attack or evaluation.
 
-    Columns: `id`, those that name a `view`, `retained`, `elicited`; "" where an entry lacks one.
+    Its columns are `id`, the names of a `view`, `retained` and `elicited`, "" where an entry lacks
+    one.
     """
     of_kind = [e for e in entries if ("attack" if ELICITED in e["tags"] else e["kind"]) == kind]
     rows = [{"retained": "", ELICITED: "", **entry["tags"], "id": entry["id"]} for entry in of_kind]
@@ -147,8 +144,7 @@ def tags_frame(entries: Iterable[Mapping], kind: str, view: Sequence[str] = VIEW
 
 
 def load_record(store: Store, name: str) -> StudyRecord:
-    """Reads a study's record from the storage; ValueError if there is none, naming the file of a
-    damaged one."""
+    """Reads a study's record; ValueError if there is none, or naming a damaged file."""
     folder = store.study_dir(name)
     plain = folder.read_json(STUDY_FILE)
     if plain is None:
@@ -160,7 +156,7 @@ def load_record(store: Store, name: str) -> StudyRecord:
 
 
 def readable_record(store: Store, name: str) -> StudyRecord | None:
-    """Reads a study's record; None for a search, and with a warning for a damaged file."""
+    """Reads a study's record; None for a search, or with a warning for a damaged file."""
     try:
         return load_record(store, name) if store.study_dir(name).exists(STUDY_FILE) else None
     except ValueError as error:
@@ -169,8 +165,7 @@ def readable_record(store: Store, name: str) -> StudyRecord | None:
 
 
 def record_from_plain(plain: Mapping, place: str = STUDY_FILE) -> StudyRecord:
-    """Decodes the content of study.json, which is at `place`; InvalidField for an unknown field or
-    another type."""
+    """Decodes study.json at `place`; InvalidField for a field that it cannot have."""
     try:
         record = from_plain(StudyRecord, plain)
         for entry in record.entries:
@@ -188,8 +183,8 @@ def record_from_plain(plain: Mapping, place: str = STUDY_FILE) -> StudyRecord:
 class Results:
     """The analysed results of a study, complete or not: the content of its page.
 
-    `runs` has one row for each run, evaluation or attack, under the study's names and in its order;
-    attacks have a non-empty `elicited`. `page.SHOWN_OF_RUNS` are the columns that pages show.
+    `runs` has a row for each run, evaluation or attack, in the order of the study and under its
+    names. Attacks have a non-empty `elicited`.
     """
 
     record: StudyRecord
@@ -199,24 +194,22 @@ class Results:
     runs: pd.DataFrame
     # As `claims_frame` makes them.
     claims: pd.DataFrame
-    # Where the numbers were read: see `Frames`.
+    # Where the numbers come from: see `Frames`.
     source: str
-    # As `module_shares` makes them, in a study whose runs have probes.
+    # Made by `module_shares`, in a study whose runs have probes.
     absorption: pd.DataFrame | None = None
-    # The errors of compute ratios in ERROR_COLUMNS, in the study `calibration`.
+    # ERROR_COLUMNS, in the study `calibration`.
     errors: pd.DataFrame | None = None
-    # The published table of the same methods, in the columns of table.csv; the record then has its
-    # sizes' parameters.
+    # The published table of the same methods, as table.csv. Its sizes are in the record's
+    # parameters.
     published: pd.DataFrame | None = None
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """The analysis' table with the runs behind each row."""
         return with_runs(self.analysis.table, self.analysis.ratios)
 
     @cached_property
     def by_number(self) -> pd.DataFrame | None:
-        """The values by the number of active modules, in a study about it."""
         if not self.record.by_modules:
             return None
         declared = self.record.tags("evaluation") if self.record.entries else None
@@ -224,7 +217,7 @@ class Results:
 
     @property
     def shown_profile(self) -> str:
-        """The profile of the figures against size or variant: the record's if the table has it."""
+        """The record's profile if the table has it, else the one that most methods share."""
         profile = self.record.profile
         return profile if (self.table["profile"] == profile).any() else shared_profile(self.table)
 
@@ -238,7 +231,7 @@ def study_log(
 ) -> StudyLog:
     """Returns what MLflow gets of a study, study.json among its files.
 
-    `lines`: of the figures that MLflow shall draw too. `ratios`: metrics of evaluations, by id.
+    MLflow draws the `lines` too. `ratios` are metrics of evaluations, by id.
     """
     files = {**files, STUDY_FILE: record.to_json()}
     is_drawn = any(line.tags["profile"] == record.profile for line in lines)
@@ -247,7 +240,7 @@ def study_log(
     ends = [[name + end for end in ENDS if name + end in drawn] for name in CLASSES]
     charts = tuple(tuple(names) for names in ends if names)
     views = study_views(record.name, study_id(record.name, record.params), shown, charts)
-    # A node with several names has the first one's colour.
+    # A node with several entries has the colour of the first.
     tags = {
         e["id"]: {RUN_COLOUR: method_style(e["tags"]["method"]).colour}
         for e in reversed(record.entries)
@@ -257,8 +250,7 @@ def study_log(
 
 
 def publish_files(study: StudyLog, store: Store, tracker: Tracker | None) -> dict[str, str]:
-    """Writes the files of a study or a search, and logs it if there is a tracker; returns
-    {name: path}."""
+    """Writes and logs the files of a study or a search; returns {name: path}."""
     folder = store.study_dir(study.name)
     folder.write_whole(study.files)
     if tracker is not None:
@@ -271,8 +263,7 @@ def write_or_log(
     tracker: Tracker | None,
     say: Callable[[str], None],
 ) -> dict[str, str]:
-    """Returns the paths of files that `write` writes and logs; only writes them, and says so, while
-    MLflow is away."""
+    """Writes and logs by `write`; while MLflow is away, only writes, and says so."""
     try:
         return write(tracker)
     except TrackingUnavailable as error:
@@ -283,20 +274,19 @@ def write_or_log(
 def with_links(
     runs: pd.DataFrame, failures: Mapping[str, str], links: Mapping[str, str]
 ) -> pd.DataFrame:
-    """Adds `run_id_url`, each node's page in MLflow by `links`, and `error`, from {node id:
-    message} in `failures`."""
+    """Adds `run_id_url` by {node id: page}, and `error` by {node id: message}."""
     errors = [failures.get(node_id, "") for node_id in runs["id"]]
     return runs.assign(run_id_url=runs["id"].map(links), run_id=runs["id"], error=errors)
 
 
 def mlflow_links(tracker: Tracker | None, pages: str = TO_DATABASE) -> dict[str, str]:
-    """Returns {node id: page in MLflow}; `pages`: where those of a database are."""
+    """Returns {node id: page in MLflow}; `pages` is the address of a database's pages."""
     runs = {} if tracker is None else tracker.runs()
     return {node_id: tracker.run_url(run.info.run_id, pages) for (_, node_id), run in runs.items()}
 
 
 def run_links(tracker: Tracker | None) -> tuple[dict[str, str], str]:
-    """Returns `mlflow_links`, and a sentence on what they need or why there are none."""
+    """Returns `mlflow_links`, and a sentence on what they need, or why there are none."""
     why = "no server was named, and the storage has no database"
     if tracker is not None:
         try:
@@ -314,7 +304,7 @@ def links_note(tracking_uri: str) -> str:
 
 
 def sizes_text(parameters: Mapping[str, float]) -> str:
-    """Says once a page that sizes are names, with the parameters of each; "" without a size."""
+    """Says that sizes are names, with the parameters of each; "" without a size."""
     named = ", ".join(f"{size}: {count:,.0f} parameters" for size, count in parameters.items())
     return f"Sizes are names, of dense models with these counts: {named}." if named else ""
 
@@ -327,8 +317,7 @@ def study_report(
     claims: pd.DataFrame | None = None,
     more: str = "",
 ) -> Page:
-    """Makes the page of a stored study: its question, how it was run, where its numbers were read
-    from, what links need, `more`, then the sections; `claims` as in `Page`."""
+    """Makes the page of a stored study; `more` is the last paragraph before the sections."""
     note = "" if tracker is None else links_note(tracker.tracking_uri)
     about = [*record.facts, sizes_text(record.parameters), f"Read from {source}.", note]
     facts = " ".join(about).strip()

@@ -1,4 +1,4 @@
-"""Analyses studies of external losses as the platform's own, each with its baselines."""
+"""Analyses studies of external losses like the platform's own, each with its baselines."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -61,7 +61,7 @@ class ExternalStudy:
 
 
 def prepare(external: External) -> list[ExternalStudy]:
-    """Prepares every study of the folder; ValueError for a domain or size without baselines."""
+    """Prepares every study of a folder; ValueError for a domain or size without baselines."""
     declared = declarations(external)
     baselines = BaselineRules(external, declared)
     return [_prepare(name, external, declared[name], baselines) for name in declared]
@@ -73,7 +73,6 @@ def _prepare(
     losses = external.losses[external.losses["study"] == name]
     variants = _variants_of(losses)
     losses = _in_every_variant(losses, variants)
-    # `used` is {(size, variant): baseline}.
     used, parts, curves = {}, [], []
     for size, variant in dict.fromkeys(zip(losses["size"], losses[VARIANT], strict=True)):
         baseline = used[size, variant] = baselines.of(name, size, variant)
@@ -85,9 +84,8 @@ def _prepare(
         curves.append(baseline.curves.assign(**{VARIANT: variant}))
     rows = _named(pd.concat(parts, ignore_index=True), used)
     units = {baselines.unit(name, size) for size, _ in used}
-    # The reference for all; "" if each variant has its own.
+    # The reference of all variants; "" if each has its own.
     unit = units.pop() if variants and len(units) == 1 else ""
-    # A row for each view, with a column for each domain.
     views = rows[~rows[ELICITED]]
     views = views.pivot(index=[VARIANT, *VIEW, "retained"], columns="domain", values="loss")
     views = views.add_prefix(PREFIX).reset_index().rename_axis(columns=None)
@@ -99,11 +97,11 @@ def _prepare(
     dropped = [] if variants else [VARIANT]
     record = _record(name, external, declared, used, variants, unit, rows)
     points = pd.concat(curves, ignore_index=True)
-    # It tells apart baselines that several variants share.
     points["run_id"] = points["study"] + " " + points["size"] + " seed " + points["seed"]
     points = points[["run_id", VARIANT, "size", "seed", "step", "domain", "loss"]]
     views, points, attacks = (frame.drop(columns=dropped) for frame in (views, points, attacks))
-    # Every profile of a method at a size for all of its seeds there, so that lost ones are named.
+    # Every profile of a method at a size is declared for all of its seeds there, so that `missing`
+    # names the lost ones.
     names = [name for name in (VARIANT, "method", "size") if name in views]
     declared = views[[*names, "profile", "retained"]].drop_duplicates()
     declared = declared.merge(views[[*names, "seed"]].drop_duplicates(), on=names)
@@ -111,9 +109,9 @@ def _prepare(
 
 
 def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Results:
-    """Computes the tables and claims of a prepared study, beside the published ones if `is_beside`.
+    """Computes the tables and claims of a study, next to the published ones if `is_beside`.
 
-    The intervals take the curve as fixed, as the published ones do.
+    The intervals take the curve as fixed, like the published ones.
     """
     record, notes = prepared.record, pd.DataFrame(prepared.notes, columns=NO_NOTES.columns)
     analysis = analysed(record, prepared.losses, CURVE_FIXED)
@@ -132,7 +130,6 @@ def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Results:
 
 
 def replication_text(study: Results) -> str:
-    """Formats the table with the published rows, the claims, and missing values."""
     parts = [summary_text(study.record, study)]
     if study.published is not None:
         rows = beside_published(study.analysis.table, study.published, study.shown_profile)
@@ -142,8 +139,7 @@ def replication_text(study: Results) -> str:
 
 
 def published_studies() -> list[Results]:
-    """Returns the studies whose per-seed compute ratios ship with the package, without losses and
-    curves."""
+    """Returns the studies whose per-seed compute ratios ship with the package."""
     return [_published(name) for name in known_studies() if published_table(name) is not None]
 
 
@@ -163,8 +159,7 @@ def _published(name: str) -> Results:
 
 
 def _variants_of(rows: pd.DataFrame) -> tuple[str, ...]:
-    """Returns the variants of a study: numbers sorted, names in the file's order; () without
-    variants."""
+    """Returns the variants: numbers sorted, names in the file's order."""
     names = list(filter(None, dict.fromkeys(rows[VARIANT])))
     try:
         return tuple(sorted(names, key=float))
@@ -173,10 +168,9 @@ def _variants_of(rows: pd.DataFrame) -> tuple[str, ...]:
 
 
 def _in_every_variant(losses: pd.DataFrame, variants: tuple[str, ...]) -> pd.DataFrame:
-    """Copies rows without a variant into every variant of a study that has variants.
+    """Copies the rows of methods that the variants do not change into every variant.
 
-    They are of methods that the variants do not change. Baselines stay: `BaselineRules` assigns
-    them.
+    Baselines without a variant are left out, since `BaselineRules` assigns them.
     """
     plain = losses[losses[VARIANT] == ""]
     if not variants or plain.empty:
@@ -204,7 +198,6 @@ def _require_domains(rows: pd.DataFrame, baseline: Baseline, size: str) -> None:
 
 
 def _named(rows: pd.DataFrame, used: Mapping[tuple[str, str], Baseline]) -> pd.DataFrame:
-    """Adds profiles to the rows; a baseline retains everything."""
     named = []
     for row in rows.to_dict("records"):
         domains = tuple(sorted(used[row["size"], row[VARIANT]].domains - {CORE}))
@@ -218,8 +211,7 @@ def _named(rows: pd.DataFrame, used: Mapping[tuple[str, str], Baseline]) -> pd.D
 
 
 def _attacks(rows: pd.DataFrame, views: pd.DataFrame) -> tuple[pd.DataFrame, tuple]:
-    """Returns (attacks on forgotten domains, notes on attacks without a forgotten domain or without
-    a view)."""
+    """Returns the attacks on forgotten domains of known views, and notes on the others."""
     keys, good, notes = [VARIANT, *VIEW], [], []
     present = set(views[keys].itertuples(index=False, name=None))
     for row in rows.to_dict("records"):

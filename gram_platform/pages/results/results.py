@@ -62,8 +62,7 @@ def read_results(
 ) -> Results | None:
     """Analyses every complete node; None while there is no evaluation or no baseline's curve.
 
-    Reads the storage, unless `frames` of the study are given. Without a store there are no probes'
-    shares.
+    Without `frames` it reads the storage. Without a store there are no shares of modules.
     """
     if frames is None:
         frames = store_frames(store, record.ids, record.baseline_runs)
@@ -90,9 +89,9 @@ def read_results(
 def lost_rows(
     record: StudyRecord, store: Store, results: Results | None, done: Collection[str]
 ) -> list[str]:
-    """Names the nodes that are `done` but lost a part that the tables need, and the remedy.
+    """Names the `done` nodes that lost a part that the tables need, and the remedy.
 
-    Submitting again does not execute them again. A curve that MLflow still has is not lost.
+    A new submission does not execute them. A curve that MLflow still has is not lost.
     """
     entries = {e["id"]: e for e in record.entries if e["id"] in done}
     shown = entries.keys() if results is None else set(results.runs["id"])
@@ -117,7 +116,6 @@ def lost_rows(
 
 
 def analysed(record: StudyRecord, losses: StudyLosses, intervals: str = JACKKNIFE) -> Analysis:
-    """Computes the tables of a study with or without variants; `intervals` as in `analyse`."""
     own, sizes = record.own_baseline, record.sizes
     if not record.variants:
         return analyse(losses, sizes, own_baseline=own, intervals=intervals)
@@ -125,16 +123,16 @@ def analysed(record: StudyRecord, losses: StudyLosses, intervals: str = JACKKNIF
 
 
 def judged(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
-    """Judges the paper's claims about the study, beside their verdicts on the published numbers.
+    """Judges the paper's claims about the study, with their verdicts on the published numbers.
 
-    The profile is the record's, even if the table lacks it: another would be chosen after there are
+    The profile is the record's even if the table lacks it: another would be chosen after there are
     data. A study without claims in the paper is judged on retain above forget, as means over
-    profiles. Numbers of others are judged over seeds alone, as their authors do: nobody rated
-    shorter baselines of theirs.
+    profiles. External numbers are judged over seeds only, as their authors do, since the unit's
+    error is not known there.
     """
     errors = errors_by_class(record.unit_errors) if record.preset else None
     if (study := record.compare_with) in CLAIMS:
-        # Beside core alone no domain is retained.
+        # Core retains no domain.
         compared = record.profile if record.profile != CORE else ""
         claims = paper_claims(analysis.per_seed, study, compared, errors, record.parameters)
         claims = with_published(claims, study)
@@ -145,7 +143,7 @@ def judged(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
 
 
 def summary_text(record: StudyRecord, results: Results) -> str:
-    """Writes the tables for a terminal, and what the paper has of a study that declares it."""
+    """Writes the tables for a log, next to the paper's if the study declares it."""
     table = results.analysis.table
     if table.empty:
         missing = results.analysis.missing.to_numpy()
@@ -175,16 +173,13 @@ def summary_text(record: StudyRecord, results: Results) -> str:
 
 
 def format_table(table: pd.DataFrame) -> str:
-    """Formats `table` for a log: aligned columns, `mean [low, high]` per class with any value, -
-    for none."""
     return frame_text(readable_table(table).rename(columns={"num_seeds": "seeds"}))
 
 
 class Brief(NamedTuple):
-    """Results in short: tables of texts by title, the number of claims of each verdict, a warning,
-    and sentences.
+    """Results in short: tables of texts by title, counts of verdicts, a warning, and sentences.
 
-    The most important columns of a table come first: a narrow terminal leaves out the last ones.
+    The most important columns come first, since a narrow terminal leaves out the last ones.
     """
 
     tables: Mapping[str, pd.DataFrame]
@@ -196,8 +191,7 @@ class Brief(NamedTuple):
 def brief_results(record: StudyRecord, results: Results, is_wide: bool) -> Brief:
     """Returns the means over profiles and the compared profile; the report has the rest.
 
-    Intervals are `mean [low, high]`, or `mean ±half` where the terminal is not wide. Sizes and
-    variants are left out where there is one.
+    A single size or variant is left out.
     """
     table, text, tables = results.analysis.table, interval_text if is_wide else short_text, {}
     for profile in dict.fromkeys((MEAN, results.shown_profile)) if len(table) else ():
@@ -213,13 +207,11 @@ def brief_results(record: StudyRecord, results: Results, is_wide: bool) -> Brief
 def with_values(
     frame: pd.DataFrame, names: Iterable[str], text: Callable[..., str]
 ) -> dict[str, list[str]]:
-    """Writes those of the columns `names` that have any value, with their ends, by `interval_text`
-    or `short_text`."""
+    """Writes the columns `names` that have any value, with their ends, by `text`."""
     return {n: interval_texts(frame, n, text) for n in names if frame[n].notna().any()}
 
 
 def count_verdicts(claims: pd.DataFrame | None) -> Mapping[str, int]:
-    """Returns how many claims have each verdict; {} without any."""
     has_claims = claims is not None and len(claims)
     return dict(Counter(filter(None, claims["verdict"]))) if has_claims else {}
 
@@ -227,12 +219,12 @@ def count_verdicts(claims: pd.DataFrame | None) -> Mapping[str, int]:
 def named(
     tags: pd.DataFrame, frame: pd.DataFrame, how: Literal["inner", "left"] = "inner"
 ) -> pd.DataFrame:
-    """Selects the rows of a frame in the order of `tags_frame`, under these names."""
+    """Selects the rows of a frame in the order and under the names of `tags`."""
     return tags.merge(frame.drop(columns=tags.columns.drop("id"), errors="ignore"), how, on="id")
 
 
 def named_attacks(tags: pd.DataFrame, complete: pd.DataFrame) -> pd.DataFrame:
-    """Makes `analyse`'s frame of attacks; the loss is NaN without a result."""
+    """Makes the frame of attacks for `analyse`; the loss is NaN without a result."""
     losses = _with_best_loss(named(tags, complete, "left"))["best_loss"]
     return tags.drop(columns="retained").assign(loss=losses).rename(columns={"id": "run_id"})
 
@@ -245,14 +237,14 @@ def _with_best_loss(attacks: pd.DataFrame) -> pd.DataFrame:
 
 
 def nodes_frame(record: StudyRecord, frame: pd.DataFrame) -> pd.DataFrame:
-    """Lists every begun node: runs, evaluations, attacks, in the order of the study's entries."""
+    """Lists every begun node: runs, evaluations, attacks, each in the study's order."""
     parts = [named(record.tags(kind), frame) for kind in ("run", "evaluation", "attack")]
     parts[-1] = _with_best_loss(parts[-1])
     return pd.concat(parts, ignore_index=True).drop_duplicates("id", ignore_index=True)
 
 
 def ratio_lines(results: Results) -> list[Line]:
-    """Returns the compute ratios of each method, variant and profile against size, for MLflow."""
+    """Returns the compute ratios against size, for MLflow."""
     record, table, lines = results.record, results.analysis.table, []
     columns = [name + end for name in CLASSES for end in ENDS]
     names = ["method", *([VARIANT] if record.variants else []), "profile"]
@@ -266,7 +258,7 @@ def ratio_lines(results: Results) -> list[Line]:
 
 
 def seed_ratios(results: Results) -> dict[str, dict[str, float]]:
-    """Returns {evaluation's id: {`ratio/<class>`: its own compute ratio}}, for MLflow's list."""
+    """Returns {evaluation's id: {`ratio/<class>`: compute ratio}}, for MLflow."""
     views = results.record.tags("evaluation")
     names = [name for name in (VARIANT, *VIEW) if name in views]
     rows = views[["id", *names]].merge(results.analysis.per_seed[[*names, *CLASSES]], on=names)
