@@ -7,14 +7,21 @@ processor. Input: [tokenizer.json's text, pages]. Ends with a fault.
 import json
 import resource
 import sys
+from itertools import cycle, islice
+
+# Characters of long texts: a tokenizer that needs the square of a text's length takes too long.
+LONG_CHARS = 1 << 18
 
 
 def fault_of(tokenizer, page: str, most: int) -> str | None:
     """Returns what is wrong with the first line that breaks the library, or that makes more than
-    `most` tokens a byte; None if no line does."""
-    for line in page.splitlines():
+    `most` tokens a byte; None if no line does. The last lines are long texts."""
+    long = "".join(islice(cycle(page), LONG_CHARS))
+    for line in [*page.splitlines(), "a" * LONG_CHARS, long]:
         try:
-            num_tokens = len(tokenizer.encode(line, add_special_tokens=False).ids)
+            ids = tokenizer.encode(line, add_special_tokens=False).ids
+            # A decoder that adds text is as bad; without one a byte may be `<0x20>`.
+            num_tokens = max(len(ids), len(tokenizer.decode(ids)) // 8)
         except Exception:
             # A closed vocabulary has no token for the line; the corpus may need none.
             continue
@@ -35,6 +42,10 @@ if __name__ == "__main__":
         hard = resource.getrlimit(kind)[1]
         resource.setrlimit(kind, (most if hard < 0 else min(most, hard), hard))
     text, pages = json.load(sys.stdin)
+    fields = []
+    json.loads(text, object_pairs_hook=fields.extend)
+    # What a tokenizer replaces or splits at. Few signs may become eight times as many.
+    pages += [f"{value:40}" for _, value in fields if isinstance(value, str)]
     given = Tokenizer.from_str(text)
     given.encode_special_tokens = True
     sys.exit(fault_of(given, "\n".join(pages), most_tokens))
