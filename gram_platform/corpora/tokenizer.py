@@ -23,7 +23,7 @@ from gram_platform.config.view import Texts
 from gram_platform.config.written import target_kind
 from gram_platform.corpora.hub_access import is_passing
 from gram_platform.corpora.recipe import TokenizerRecipe
-from gram_platform.corpora.records import require_fetched
+from gram_platform.corpora.records import MAX_RECORD_BYTES, require_fetched
 
 T, R = TypeVar("T"), TypeVar("R")
 END_OF_TEXT = "<|endoftext|>"
@@ -96,6 +96,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """Reads a `tokenizer.json`; ValueError for a file that cannot be read."""
     with faults_named(str(path), "a tokenizer.json that can be read"):
         require_fetched("tokenizer", path)
+        if path.stat().st_size > MAX_RECORD_BYTES:
+            raise invalid("tokenizer", str(path), f"at most {MAX_RECORD_BYTES:,} bytes")
         return configured(Tokenizer.from_file(str(path)))
 
 
@@ -106,9 +108,11 @@ def encode(tokenizer: Tokenizer, text: str, source: object) -> list[int]:
 
 
 def configured(tokenizer: Tokenizer) -> Tokenizer:
-    """Switches off padding, truncation and special tokens that a text spells."""
+    """Switches off padding, truncation, dropout and special tokens that a text spells."""
     tokenizer.no_padding()
     tokenizer.no_truncation()
+    if isinstance(tokenizer.model, models.BPE):
+        tokenizer.model.dropout = None
     tokenizer.encode_special_tokens = True
     return tokenizer
 

@@ -10,6 +10,7 @@ from tokenizers import (
     AddedToken,
     Regex,
     Tokenizer,
+    decoders,
     models,
     normalizers,
     pre_tokenizers,
@@ -310,7 +311,26 @@ def panicking(pattern: str) -> Tokenizer:
     return made
 
 
+def adding() -> Tokenizer:
+    """Its decoder makes 27,000 letters of one."""
+    made = complete()
+    more = [decoders.Replace("a", "a" * 30)] * 3
+    made.decoder = decoders.Sequence([decoders.ByteLevel(), *more])
+    return made
+
+
+def of_long_words() -> Tokenizer:
+    """Needs the third power of a word's length."""
+    plain = json.loads(by_word().to_str())
+    plain["model"]["max_input_chars_per_word"] = 1 << 30
+    return Tokenizer.from_str(json.dumps(plain))
+
+
 BROKEN = {
+    "text of the decoder": adding,
+    "long words": of_long_words,
+    "a pattern that looks ahead": lambda: panicking(r"(?=[\s\S]*\x00)a"),
+    "a word that no page has": lambda: bomb("zebra", 30, 4),
     "many tokens": lambda: bomb("a", 30, 4),
     "more than the memory": lambda: bomb("q", 30, 8),
     "of another script": lambda: bomb("ж", 30, 5),
@@ -347,7 +367,8 @@ def test_a_closed_vocabulary_packs_text_that_it_spells(tmp_path, mixed, settings
 
 def test_the_page_of_a_corpus_is_tried_too():
     """A character that the first page lacks."""
-    made = bomb("\U0001f9ff", 100, 3)
+    made = complete()
+    made.normalizer = normalizers.Replace(Regex(r"\x{1F9FF}"), "a" * 1000)
     require_page(made, "given.json")
     with refused("tokenizer", "given.json"):
         require_page(made, "given.json", ["words \U0001f9ff"])
@@ -369,6 +390,21 @@ def test_a_failure_names_the_file_wherever_text_is_encoded(tmp_path, settings, r
     recipe = resolve(corpus, Packing(**settings, tokenizer=str(tmp_path / "given.json")))
     with refused("tokenizer", str(tmp_path / "given.json")):
         prepare(recipe, tmp_path / "data")
+
+
+def test_a_large_file_is_not_read(tmp_path):
+    with open(tmp_path / "given.json", "wb") as file:
+        file.truncate(1 << 40)
+    with refused("tokenizer", str(tmp_path / "given.json")):
+        load_tokenizer(tmp_path / "given.json")
+
+
+def test_merges_are_not_left_out_by_chance(tmp_path, corpus, settings):
+    made = by_letter(dropout=0.5)
+    made.save(str(tmp_path / "given.json"))
+    recipe = resolve(corpus, Packing(**settings, tokenizer=str(tmp_path / "given.json")))
+    packed = [prepare(recipe, tmp_path / name) for name in ("one", "other")]
+    assert packed[0].fingerprint == packed[1].fingerprint
 
 
 # -------------------------------------------------------------------------------- where it is
