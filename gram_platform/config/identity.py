@@ -271,8 +271,10 @@ def without_secrets(plain: Any) -> Any:
 def local_path(field: str, place: str | Path) -> Path:
     """Returns the absolute path of a user's path, with `~` expanded.
 
-    ValueError if `~` has no known home.
+    ValueError if `~` has no known home, and for a URL.
     """
+    if is_url(str(place)):
+        raise invalid(field, str(place), "a path, not a URL")
     try:
         return Path(place).expanduser().absolute()
     except RuntimeError as error:
