@@ -281,6 +281,26 @@ def test_a_reader_that_stops_early_is_no_error():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["search", "--optuna-uri", "postgresql://me:word@host/db"],
+        ["run", "scaling", "--trackinguri", "https://host/?token=word"],
+        ["ui", "--port", "https://me:word@host"],
+        ["import", "https://me:word@host/x"],
+        ["export", "abc", "--out", "https://me:word@host/x", "--modules", ""],
+        ["status", "--storage", "ftp://me:word@127.0.0.1:1/x"],
+    ],
+)
+def test_an_address_in_a_wrong_place_is_told_without_its_secret(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    shown = "".join(capsys.readouterr())
+    assert "***" in shown
+    assert "word" not in shown
+
+
 def test_a_command_that_is_none():
     for arguments, code in ([], 2), (["stauts"], 2):
         with pytest.raises(SystemExit) as ended:

@@ -74,12 +74,9 @@ def _run(arguments: list[str]) -> None:
         # Each study has flags of its own.
         import_module(f"{__name__}.run").run_named(rest[0], rest[1:])
     elif name in COMMANDS:
-        from gram_platform.studies.flags import CHOICES
+        from gram_platform.studies.flags import parse
 
-        config = (tyro.conf.FlagCreatePairsOff,)
-        tyro.cli(
-            find_command(name), args=rest, prog=f"gram {name}", config=config, registry=CHOICES
-        )
+        parse(find_command(name), rest, prog=f"gram {name}", config=(tyro.conf.FlagCreatePairsOff,))
     elif arguments in ([], ["-h"], ["--help"]):
         say(overview(), file=sys.stdout if arguments else sys.stderr)
         raise SystemExit(0 if arguments else 2)

@@ -41,12 +41,14 @@ UNSEEN = re.compile(
 NOT_ASCII_OR_CONTROL = re.compile("[^\t\n -~]")
 # User and password of an address, keys in its query, and the webhook in a command line. Digits
 # before a slash are a port, except in a database's address. MLflow's charts have a public key.
+# Each part ends where the next one may begin: a long text takes a time in line with its length.
 SECRET = re.compile(
-    r"(?P<database>(?:postgres\w*|mysql|mariadb|mssql|oracle|mongodb|redis\w*)(?:\+[\w+]+)?://)"
-    r"(?:[^\s/?#]*|[^\s/:@]*:[^\s@]*)(?=@)"
-    r"|(?<=://)(?:[^\s/?#]*|[^\s/:@]*:(?!\d*/)[^\s@]*)(?=@)"
-    r"|(?<=%3A%2F%2F)[^\s/?#&]*(?=%40)|(?P<key>(?:[?&;#]|%3F|%26)(?!viewStateShareKey=)[\w.~%-]*"
-    r"(?:sig|token|key|secret|signature|passw(?:or)?d)(?:=|%3D))[^&#\s'\"]*"
+    r"(?P<database>\b(?:postgres\w*|mysql|mariadb|mssql|oracle|mongodb|redis\w*)(?:\+\w+)?://)"
+    r"(?:[^\s/?#]*|[^\s/:@]*:(?:(?!://)[^\s@])*)(?=@)"
+    r"|(?<=://)(?:[^\s/?#]*|[^\s/:@]*:(?!\d*/)(?:(?!://)[^\s@])*)(?=@)"
+    r"|(?<=%3A%2F%2F)(?:(?!%3A%2F%2F)[^\s/?#&])*(?=%40)"
+    r"|(?P<key>(?:[?&;#]|%(?:3[FB]|2[63]))(?!viewStateShareKey=)(?:(?!%(?:3[FB]|2[63]))[^\s?&;#=])*"
+    r"(?:sig|token|key|secret|signature|p(?:ass)?w(?:or)?d)(?:=|%3D))[^&#\s'\"]*"
     r"|(?P<flag>--notify[ =])(?:'[^']*'|[^\s']*[:/][^\s']*)",
     re.IGNORECASE,
 )
@@ -235,7 +237,9 @@ def without_secrets(plain: Any) -> Any:
 
 
 def local_path(field: str, place: str | Path) -> Path:
-    """Returns the absolute path of a user's path; ValueError if `~` has no known home."""
+    """Returns the absolute path of a user's path; ValueError for a URL or an unknown home."""
+    if is_url(str(place)):
+        raise invalid(field, str(place), "a path, not a URL")
     try:
         return Path(place).expanduser().absolute()
     except RuntimeError as error:

@@ -324,6 +324,6 @@ def open_folder(root: str, writable: bool = False) -> Folder:
         return LocalFolder(os.path.abspath(os.path.expanduser(path)), writable)
     try:
         filesystem, path = fsspec.core.url_to_fs(root)
-    except (ValueError, ImportError) as error:
+    except (ValueError, ImportError, OSError) as error:
         raise invalid("storage", root, f"a local path or an fsspec URL ({error})") from error
     return RemoteFolder(path.rstrip("/"), writable, filesystem)

@@ -4,16 +4,19 @@ A box is a dataclass with a title. The flags of a command are one box of its own
 all share. `studies/plan.py` alone reads them.
 """
 
+import functools
 import shutil
+import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import isfunction
 from typing import Annotated, Any, Literal, get_args
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from gram_platform.config.identity import one_of
+from gram_platform.config.identity import masked, one_of
 from gram_platform.planner import MACHINES
 
 # How tyro reads flags: without the names of their boxes, and without --no- twins.
@@ -289,15 +292,23 @@ def parse_flags(
     """Parses the command line of `prog`; ends the process with usage on `--help` and on unknown
     flags."""
     description = "\n\n".join(map(_folded, description.split("\n\n")))
-    subject, its_own, storage, device, cost, execution = tyro.cli(
+    subject, its_own, storage, device, cost, execution = parse(
         boxes_of(own),
+        sys.argv[1:] if arguments is None else arguments,
         prog=prog,
-        args=arguments,
         description=description,
         config=FLAG_STYLE,
-        registry=CHOICES,
     )
     return Flags(its_own, subject, storage, device, cost, execution)
+
+
+def parse(form: Any, arguments: list[str], **how: Any) -> Any:
+    """Parses a command line with tyro, whose usage errors then repeat no secret of it."""
+    safe = list(map(masked, arguments))
+    if safe != arguments:
+        unused = functools.wraps(form)(lambda *_, **__: None) if isfunction(form) else form
+        tyro.cli(unused, args=safe, registry=CHOICES, **how)
+    return tyro.cli(form, args=arguments, registry=CHOICES, **how)
 
 
 def boxes_of(own: type) -> Any:

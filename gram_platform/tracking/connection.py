@@ -281,8 +281,8 @@ def require_tracking_uri(uri: str) -> None:
     try:
         host, _ = urlsplit(uri).hostname, urlsplit(uri).port
     except ValueError as error:
-        allowed = f"a URI with a port from 0 to 65535 ({error})"
-        raise invalid("tracking_uri", uri, allowed) from error
+        # Its text may have a part of the password.
+        raise invalid("tracking_uri", uri, "a URI with a port from 0 to 65535") from error
     if scheme in SERVERS and not host:
         raise invalid("tracking_uri", uri, "a URI with a host, such as http://host:5000")
     if scheme not in SERVERS:

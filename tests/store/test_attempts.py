@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gram_platform.store import LeaseHeld, Store, attempts, leases
+from gram_platform.store import LeaseHeld, Store, attempts, leases, shards
 from tests.refused import refused
 from tests.store.training import final_fields, record, run_config, train
 from tests.tiny import weights_of
@@ -84,6 +84,23 @@ def test_elapsed_time_adds_up_the_attempts(directory, monkeypatch):
         attempt.resume()
         attempt.complete(final_fields(RUN), WEIGHTS)
     assert directory.timing()["elapsed_s"] >= committed
+
+
+def test_reading_a_checkpoint_is_no_time_of_work(directory):
+    directory.ensure_config(RUN)
+    with directory.start_attempt("one") as attempt:
+        attempt.commit(1, WEIGHTS, {}, [record(1)])
+
+    def slowly(*place):
+        found = shards.read_checkpoint(*place)
+        time.sleep(0.1)
+        ended.append(time.monotonic())
+        return found
+
+    ended = []
+    with directory.start_attempt("two") as attempt:
+        earlier_s = attempt.resume(slowly).manifest["elapsed_s"]
+        assert attempt.elapsed_s - earlier_s <= time.monotonic() - ended[0] + 1e-6
 
 
 def test_resumed_tensors_are_bit_identical_in_every_dtype(directory):

@@ -9,6 +9,7 @@ from gram_platform.analysis.compute_ratio import PUBLISHED_STEP_RMS
 from gram_platform.analysis.ratios import ALL, MEAN
 from gram_platform.analysis.tables import (
     CLASSES,
+    IN_NATS,
     averaged_profiles,
     domain_table,
     interval_text,
@@ -223,9 +224,12 @@ def capabilities_section(study: Results) -> Section:
     return Section("Capabilities", _progress(study.runs), table=table, table_is_open=True)
 
 
-def nats_section(study: Results) -> Section:
+def nats_sections(study: Results) -> list[Section]:
+    """Lists the losses, which a published table does not have."""
+    if IN_NATS[0] not in study.table:
+        return []
     table = renamed(nats_table(study.table), study.record.varies)
-    return Section("Losses in nats a token", NATS, table=table)
+    return [Section("Losses in nats a token", NATS, table=table)]
 
 
 def attack_sections(study: Results) -> list[Section]:

@@ -25,7 +25,7 @@ from importlib import resources
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import (
     HTMLResponse,
     JSONResponse,
@@ -83,6 +83,8 @@ class Api:
             Route(PAGE, self.page, methods=["GET"]),
         ]
         handlers = {Refusal: self._refused, HTTPException: self._no_route, Exception: self._failed}
+        # Nobody reads it.
+        handlers[ClientDisconnect] = lambda *_: Response()
         app = Starlette(routes=routes, exception_handlers=handlers)
         app.router.redirect_slashes = False
         return app

@@ -404,6 +404,15 @@ def test_metrics_count_by_profile():
     assert lines['gram_completion_seconds_count{profile="lisp"}'] == "2.0"
 
 
+def test_a_caller_who_leaves_within_a_body_is_no_error_of_ours(site, caplog):
+    head = f"Authorization: {site.bearer('open')['Authorization']}\r\nContent-Length: 99\r\n"
+    start = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{head}"
+    with caplog.at_level(logging.WARNING):
+        assert site.raw(f"{start}\r\n{{".encode(), timeout_s=0.3) == b""
+        time.sleep(0.5)
+    assert not caplog.records
+
+
 def test_the_page_allows_itself_and_nothing_else(site):
     got = site.ask("GET", "/")
     assert (got.status, got.headers["content-type"]) == (200, "text/html; charset=utf-8")
