@@ -19,7 +19,7 @@ from gram_platform.corpora.recipe import CorpusRecipe
 KEY_RANGE = 2**64
 COUNTS = ("documents", "repeated_documents", "texts_in_several_domains", "texts_in_both_splits")
 # The bits of a logged key for domain and split; the other 48 identify the text.
-TAGS = np.uint64(0xFFFF)
+TAG_MASK = np.uint64(0xFFFF)
 ASCII_FOLD = bytes(
     ord(" " if chr(byte).isspace() else chr(byte).lower()) for byte in range(128)
 ) + bytes(128)
@@ -132,7 +132,7 @@ def tagged(
 ) -> np.ndarray:
     """Replaces the lowest bits of keys (uint64) by domain and split."""
     tags = 2 * np.asarray(domain_indices, np.uint64) + are_validation.astype(np.uint64)
-    return keys & ~TAGS | tags
+    return keys & ~TAG_MASK | tags
 
 
 def count_duplicates(path: Path) -> dict[str, int]:
@@ -146,7 +146,7 @@ def count_duplicates(path: Path) -> dict[str, int]:
         keys.sort()
         first = 0
         while first < len(keys):
-            last_text = keys[min(first + COUNT_AT_ONCE, len(keys)) - 1] | TAGS
+            last_text = keys[min(first + COUNT_AT_ONCE, len(keys)) - 1] | TAG_MASK
             stop = int(np.searchsorted(keys, last_text, side="right"))
             for name, number in _counted(keys[first:stop]).items():
                 counts[name] += number
@@ -158,7 +158,7 @@ def count_duplicates(path: Path) -> dict[str, int]:
 
 def _counted(tagged: np.ndarray) -> dict[str, int]:
     """Counts sorted tagged keys, which include all keys of each of their texts."""
-    keys, tags = tagged & ~TAGS, (tagged & TAGS).astype(np.int64)
+    keys, tags = tagged & ~TAG_MASK, (tagged & TAG_MASK).astype(np.int64)
     starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
     spread = [
         int((np.maximum.reduceat(x, starts) > np.minimum.reduceat(x, starts)).sum())

@@ -28,7 +28,7 @@ from gram_platform.store import Store
 from gram_platform.store.tensors import DiskTensors, stream_bytes
 from gram_platform.store.views import Weights, load_view
 
-# The largest difference of a logit.
+# The largest difference of a logit that counts as equal.
 FLOAT32_TOLERANCE = 1e-4
 # The same, relative to the largest logit.
 BFLOAT16_TOLERANCE = 0.05

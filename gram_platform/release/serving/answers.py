@@ -16,7 +16,7 @@ from gram_platform.release.serving.policy import Grant
 from gram_platform.release.serving.requests import COMMON_REFUSALS, Refusal, refusal
 from gram_platform.release.serving.text import TextStream, Vocabulary
 
-# The model's process found no grant in its copy of the policy, or one that was not confirmed.
+# The model's process found no grant in its copy of the policy, or an unconfirmed copy.
 FORBIDDEN, UNCONFIRMED = "model_not_found", "policy_unconfirmed"
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 

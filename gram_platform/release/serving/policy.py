@@ -48,7 +48,7 @@ from gram_platform.config.identity import (
 # Names are ASCII, without look-alikes, because callers type them.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]{0,63}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
-# A policy grants nothing for longer than this after a confirmation.
+# A policy grants nothing this long after its last confirmation.
 LEASE_S = 10.0
 TOKEN_FIELDS = ("name", "sha256", "profiles", "default", "metrics", "max_requests")
 
