@@ -1,7 +1,5 @@
-"""Dense models: the baseline on all data, the unit of compute ratios.
-
-And data filtering, a model for each profile.
-"""
+"""Dense models: the baseline on all data, the unit of compute ratios, and data filtering, a model
+for each profile."""
 
 import dataclasses
 

@@ -1,7 +1,4 @@
-"""GRAM: trains an auxiliary module for each domain in one run.
-
-Every subset of modules is a view of the run.
-"""
+"""GRAM: trains an auxiliary module for each domain in one run; every subset of them is a view."""
 
 from dataclasses import replace
 
@@ -24,15 +21,14 @@ def plan_lora(setting: Setting) -> MethodRuns:
 def plan_subsets(setting: Setting) -> MethodRuns:
     """Plans GRAM with random subsets as companions [ours].
 
-    They stand beside half of the auxiliary batches too. So every module has been trained beside
-    others, whichever are active when it is served.
+    Half of the auxiliary batches have companions too, so every module is trained beside others.
     """
     subsets = replace(setting.routing, companions="subset", p_aux_companion=0.5)
     return plan(replace(setting, routing=subsets))
 
 
 def modular_size(setting: Setting) -> Size:
-    """Returns the size with the widths in the options, multiples of the conventions' number."""
+    """Returns the size with the options' widths, which are multiples of `width_multiple`."""
     if setting.options.routed_widths is None:
         return setting.size
     unit = setting.conventions.width_multiple
@@ -58,7 +54,7 @@ def routed(setting: Setting, model: ModelConfig) -> MethodRuns:
 
 
 def routing_of(setting: Setting) -> RoutingConfig:
-    """Returns the setting's routing, adapted to p_af and domains' sizes by the conventions."""
+    """Adapts the setting's routing to p_af and domains' sizes by the conventions."""
     routing, conventions = setting.routing, setting.conventions
     if conventions.spread_over_factor:
         spreads = tuple(
@@ -74,10 +70,7 @@ def routing_of(setting: Setting) -> RoutingConfig:
 
 
 def every_profile(setting: Setting) -> tuple[Profile, ...]:
-    """Returns core, core with each domain, all, the compared profiles and `subsets`.
-
-    These views cost no training.
-    """
+    """Returns core, core with each domain, all, the compared profiles and `subsets`."""
     singles = tuple((domain,) for domain in setting.auxiliary)
     return tuple(
         dict.fromkeys(((), *singles, setting.auxiliary, *setting.profiles, *setting.subsets))
