@@ -1,7 +1,4 @@
-"""Declares the study of modules at weights from 0 to 1.
-
-In the paper: "Continuous Control of Capability Profiles".
-"""
+"""Declares the study of the paper's "Continuous Control of Capability Profiles"."""
 
 from dataclasses import replace
 
@@ -14,7 +11,7 @@ from gram_platform.studies.library.dual_use import (
     titrated,
 )
 
-# Each seed against its own baseline, as the paper's text says; the authors' code pools the seeds.
+# The paper's text compares each seed with its own baseline; the authors' code pools the seeds.
 TEXT = {"own_baseline": True}
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 FINE = tuple(step / 10 for step in range(11))
