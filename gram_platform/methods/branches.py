@@ -20,7 +20,7 @@ from gram_platform.config.flops import core_parameters, mlp_parameters
 from gram_platform.config.identity import invalid, sum_in_order
 from gram_platform.config.ladder import lora_rank
 from gram_platform.methods.budgets import core_budget, training_run, unlabelled_slices
-from gram_platform.methods.setting import Branching, MethodRuns, Profile, Setting, profile_name
+from gram_platform.methods.setting import Branching, MethodRuns, Profile, Setting
 
 
 def plan_full(setting: Setting) -> MethodRuns:
@@ -74,7 +74,7 @@ def _branched(setting: Setting) -> tuple[str, ...]:
 def _plans(
     setting: Setting, base: RunConfig, branches: dict[str, RunConfig], views: dict[Profile, View]
 ) -> MethodRuns:
-    named = {profile_name((d,), setting.auxiliary): run for d, run in branches.items()}
+    named = {setting.profile_name((d,)): run for d, run in branches.items()}
     return MethodRuns({"core": base, **named}, views)
 
 

@@ -212,7 +212,7 @@ def routed_scale(setting: Setting, model: ModelConfig) -> float:
 
 
 def plan_compute_units(run: RunConfig, num_steps: int | None = None) -> int:
-    """Counts compute_units of a run's plan, or of its first `num_steps` steps, with companions and
+    """Counts compute_units of a run's first `num_steps` steps, by default all, with companions and
     frozen parameters."""
     tokens, counts = run.micro_batch * run.model.seq_len, route_counts(run, num_steps)
     return sum(
@@ -221,7 +221,7 @@ def plan_compute_units(run: RunConfig, num_steps: int | None = None) -> int:
 
 
 def run_flops(run: RunConfig, num_steps: int | None = None) -> int:
-    """Counts hardware_flops of a run's plan, or of its first `num_steps` steps."""
+    """Counts hardware_flops of a run's first `num_steps` steps, by default all."""
     total = 0
     for (_, route), count in route_counts(run, num_steps).items():
         active = tuple(dict(route.active))

@@ -28,7 +28,6 @@ from gram_platform.methods.setting import (
     MethodRuns,
     Profile,
     Setting,
-    profile_name,
 )
 
 
@@ -90,7 +89,7 @@ def finetuned(setting: Setting, options: Elicitation, plans: MethodRuns) -> Meth
             allowed = "none for a method whose views choose an expert by domain"
             raise invalid("options.finetuning", options.text, allowed)
         run = finetuning_run(setting, options, options.text, options.text, view, by_id)
-        runs[f"{profile_name(profile, setting.auxiliary)} finetuned"] = run
+        runs[f"{setting.profile_name(profile)} finetuned"] = run
         views[profile] = View.of(run.run_id, dict.fromkeys(run.model.module_domains, 1.0))
     return MethodRuns(runs, views)
 
@@ -136,8 +135,8 @@ def finetuning_run(
 def _micro_batch(options: Elicitation, micro_batch: int) -> int:
     """Returns the size's micro-batch, or the whole batch if that is not a multiple of it.
 
-    A batch of the whole sample is divided in any case. An attack has one route, so only memory and
-    rounding depend on the micro-batch.
+    A batch of the whole sample is always divided. An attack has one route, so only memory and
+    rounding depend on the result.
     """
     whole = options.batch_size
     if whole % micro_batch and whole < options.num_sequences:

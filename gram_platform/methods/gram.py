@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from gram_platform.config import ModelConfig, RoutingConfig, View
+from gram_platform.config import RoutingConfig, View
 from gram_platform.config.ladder import Size
 from gram_platform.methods.budgets import data_budget, routed_scale, training_run
 from gram_platform.methods.setting import MethodRuns, Profile, Setting
@@ -10,12 +10,12 @@ from gram_platform.methods.setting import MethodRuns, Profile, Setting
 
 def plan(setting: Setting) -> MethodRuns:
     """Plans the paper's GRAM, with MLP modules."""
-    return routed(setting, modular_size(setting).modular(setting.domains, "mlp"))
+    return routed(setting, "mlp")
 
 
 def plan_lora(setting: Setting) -> MethodRuns:
     """Plans GRAM with LoRA modules of the same size."""
-    return routed(setting, modular_size(setting).modular(setting.domains, "lora"))
+    return routed(setting, "lora")
 
 
 def plan_subsets(setting: Setting) -> MethodRuns:
@@ -39,7 +39,8 @@ def modular_size(setting: Setting) -> Size:
     return replace(setting.size, d_core=core, d_aux=aux)
 
 
-def routed(setting: Setting, model: ModelConfig) -> MethodRuns:
+def routed(setting: Setting, kind: str) -> MethodRuns:
+    model = modular_size(setting).modular(setting.domains, kind)
     scale = routed_scale(setting, model)
     unit = setting.route_unit(setting.routing.accumulation)
     data = data_budget(

@@ -16,7 +16,7 @@ from gram_platform.config.flops import compute_units, mlp_parameters, module_par
 from gram_platform.methods import plan
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.elicitation import attacks, finetuned
-from gram_platform.methods.setting import MethodRuns, Profile, Setting, profile_name
+from gram_platform.methods.setting import MethodRuns, Profile, Setting
 
 # The method that is the unit of compute ratios, and the tag of a study's variant.
 BASELINE, VARIANT = "baseline", "variant"
@@ -75,7 +75,7 @@ class Node:
 
     @property
     def is_attack(self) -> bool:
-        """Whether this is a run that finetunes a view on a domain that the view forgets."""
+        """Whether this run finetunes a view on a domain that the view forgets."""
         return self.is_run and "elicited" in self.names
 
     @property
@@ -137,7 +137,7 @@ def method_nodes(method: str, setting: Setting) -> list[Node]:
         for label, run in plans.runs.items()
     ]
     for profile, view in plans.views.items():
-        names = common | {"profile": profile_name(profile, setting.auxiliary)}
+        names = common | {"profile": setting.profile_name(profile)}
         names |= {"retained": ",".join(profile)}
         evaluation = Evaluation(
             view,
@@ -214,7 +214,7 @@ def method_costs(
             "method": method,
             "profiles": len(served[method]),
             "of_profiles": len(wanted),
-            "shown": profile_name(shown, setting.auxiliary),
+            "shown": setting.profile_name(shown),
             "train_shown": _train_cost(plan(method, alone), base),
             "served": len(_served(plans, setting)),
         }

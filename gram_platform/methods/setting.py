@@ -283,7 +283,6 @@ class Setup:
     every_subset: bool = False
 
     def with_options(self, **changes: Any) -> Self:
-        """Returns the set-up with these options changed."""
         return replace(self, options=replace(self.options, **changes))
 
 
@@ -310,6 +309,9 @@ class Setting(Setup):
     def factor(self, domain: str) -> float:
         """Returns p_af of a domain."""
         return dict(self.aux_factor_of).get(domain, self.aux_factor)
+
+    def profile_name(self, profile: Profile) -> str:
+        return profile_name(profile, self.auxiliary)
 
     def pool(self, domain: str, num_draws: int) -> int:
         """Returns the number of distinct sequences in `num_draws` draws."""

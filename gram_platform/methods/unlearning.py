@@ -16,7 +16,7 @@ from gram_platform.config.identity import invalid, sum_in_order
 from gram_platform.config.training import MISDIRECTION
 from gram_platform.methods.budgets import optimizer_of, training_run
 from gram_platform.methods.dense import baseline_run
-from gram_platform.methods.setting import MethodRuns, Profile, Setting, Unlearning, profile_name
+from gram_platform.methods.setting import MethodRuns, Profile, Setting, Unlearning
 
 
 def plan_maxent(setting: Setting) -> MethodRuns:
@@ -59,7 +59,7 @@ def unlearned(setting: Setting, options_of: Callable[[Profile], Unlearning]) -> 
     for profile in setting.profiles:
         if set(profile) != set(setting.auxiliary):
             run = _unlearning(setting, options_of(profile), start, profile)
-            runs[profile_name(profile, setting.auxiliary)] = run
+            runs[setting.profile_name(profile)] = run
             views[profile] = View.of(run.run_id)
     return MethodRuns(runs, views)
 

@@ -136,7 +136,6 @@ def _padded(projection: nn.Linear, gap: int) -> torch.Tensor:
 
 
 def _bias(projection: nn.Linear) -> torch.Tensor:
-    """Returns the bias of a projection, zeros if it has none."""
     if projection.bias is None:
         return projection.weight.new_zeros(projection.out_features)
     return projection.bias

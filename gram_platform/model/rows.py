@@ -54,8 +54,8 @@ class RowReader:
     ) -> torch.Tensor:
         """Reads tokens into rows first_row..first_row + B; returns logits_BV after the last tokens.
 
-        Row b has read `num_seen_B[b]` tokens before, and reads the first `num_tokens_B[b]` of T. No
-        later call sees the rest, which is padding.
+        Row b has read `num_seen_B[b]` tokens before, and reads the first `num_tokens_B[b]` of T.
+        The rest is padding.
         """
         B, T = tokens_BT.shape
         positions_BT = num_seen_B[:, None] + torch.arange(T, device=self.device)

@@ -138,7 +138,6 @@ class Mlp(nn.Module):
 
 
 def activated(hidden_BTF: torch.Tensor, gate_BTF: torch.Tensor | None) -> torch.Tensor:
-    """Applies GELU, or SwiGLU if there is a gate."""
     return gelu(hidden_BTF) if gate_BTF is None else F.silu(gate_BTF) * hidden_BTF
 
 
