@@ -36,7 +36,6 @@ def stored(storage: str) -> Store:
 
 
 def has_study(storage: str, study: str) -> bool:
-    """Tells whether there is a storage with a study of this name."""
     store = Store(storage_place(storage))
     return (not store.is_local or Path(store.root).is_dir()) and study in store.list_studies()
 

@@ -104,13 +104,12 @@ class EntryId(TypedDict):
 
 
 class StudyEntries(TypedDict):
-    """The part of a study's record that `gram status` reads."""
+    """The part of a study's record that is read here."""
 
     entries: list[EntryId]
 
 
 def _studies_of(store: Store) -> dict[str, list[str]]:
-    """Returns the studies of each run or evaluation, by its id."""
     found: dict[str, list[str]] = {}
     for name in store.list_studies():
         entries = store.study_dir(name).read_spare("study.json", StudyEntries).get("entries", ())

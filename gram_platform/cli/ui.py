@@ -75,15 +75,9 @@ def _running(database: Path, port: int, log: IO[bytes]) -> Iterator[subprocess.P
     """Runs MLflow's server, with its workers, for the length of a block."""
     from gram_platform.tracking.database import database_uri
 
-    how = {
-        "stdin": subprocess.DEVNULL,
-        "stdout": log,
-        "stderr": subprocess.STDOUT,
-        "start_new_session": True,
-    }
-    if sys.platform == "linux":
-        # It ends with this process, even if that is killed.
-        how["preexec_fn"] = lambda: ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    def end_with_parent() -> None:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
     environment = os.environ | safe_path()
     environment |= {
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
@@ -93,7 +87,17 @@ def _running(database: Path, port: int, log: IO[bytes]) -> Iterator[subprocess.P
     command += ["--host", HOST, "--port", str(port), "--workers", "1"]
     # MLflow's server imports from its folder, whatever its environment says.
     folder = tempfile.TemporaryDirectory()
-    server = subprocess.Popen(command, cwd=folder.name, env=environment, **how)
+    server = subprocess.Popen(
+        command,
+        cwd=folder.name,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        # It ends with this process, even if that is killed.
+        preexec_fn=end_with_parent if sys.platform == "linux" else None,
+    )
     try:
         yield server
     finally:

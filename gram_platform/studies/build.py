@@ -15,7 +15,7 @@ from gram_platform.corpora.resolution import grows_with_size
 from gram_platform.corpora.tokenizer import document_end
 from gram_platform.methods import Profile, Setting
 from gram_platform.methods.nodes import require_closed
-from gram_platform.methods.setting import Unlearning, profile_name
+from gram_platform.methods.setting import Unlearning
 from gram_platform.store import Store
 from gram_platform.store.root import BEST
 from gram_platform.studies.definition import Preset, Variant
@@ -28,8 +28,10 @@ EPOCH_TOLERANCE = 0.05
 
 
 def with_nodes(part: StudyPlan) -> StudyPlan:
-    """Returns the study with its corpora, settings and nodes; ValueError if its corpus lacks
-    something. Needs no packed data."""
+    """Returns the study with its corpora, settings and nodes; needs no packed data.
+
+    ValueError for a corpus that lacks something.
+    """
     preset, choice = part.preset, part.choice
     named = resolve_corpora(preset, choice)
     if search_id := part.sources.get("maxent"):
@@ -135,7 +137,7 @@ def _require_searched(search_id: str, setting: Setting) -> None:
     searched = dict(setting.options.maxent_profiles)
     for profile in setting.profiles:
         if profile not in searched and set(profile) != set(setting.auxiliary):
-            name = profile_name(profile, setting.auxiliary)
+            name = setting.profile_name(profile)
             raise invalid(
                 "maxent",
                 search_id,
@@ -146,10 +148,9 @@ def _require_searched(search_id: str, setting: Setting) -> None:
 def resolve_corpora(
     preset: Preset, choice: Choice, core_labels: tuple[str, ...] = ()
 ) -> dict[str, CorpusRecipe]:
-    """Returns the recipe of the corpus in the preset's shape, by size.
+    """Returns the corpus's recipe of each size; sizes share it unless the corpus is on the hub.
 
-    Only a corpus from the hub has another recipe for each size. `core_labels` overrides
-    `--core-label`. ValueError unless an auxiliary domain is left.
+    `core_labels` overrides `--core-label`. ValueError unless an auxiliary domain is left.
     """
     if grows_with_size(choice.corpus):
         return {name: _resolved(preset, choice, core_labels, name) for name in choice.sizes}
@@ -206,10 +207,9 @@ def settings_of(
 def _profiles(
     retain: tuple[str, ...], preset: Preset, auxiliary: tuple[str, ...]
 ) -> tuple[Profile, ...]:
-    """Returns the compared profiles.
+    """Returns the compared profiles: core with each domain in `retain`, or as the preset says.
 
-    They are core with each domain in `retain`, by default with the preset's one or with all. A
-    single domain is compared only with core, since core with that domain lacks nothing.
+    Beside a single domain only core is compared, since core with that domain lacks nothing.
     """
     for domain in retain:
         if domain not in auxiliary:
@@ -231,8 +231,8 @@ def _profiles(
 def load_best(store: Store, search_id: str, data_id: str) -> tuple[tuple[Profile, Unlearning], ...]:
     """Returns the best trial's parameters of each profile in a stored search.
 
-    The study shares the trials' runs. ValueError naming `maxent` for an unknown search, for other
-    data than `data_id` and for a profile without a trial.
+    ValueError for an unknown search, for other data than `data_id` and for a profile without a
+    trial.
     """
     plain = (
         store.search_dir(search_id).read_or_set_aside(BEST, dict)

@@ -1,7 +1,6 @@
 """Runs all studies together, and before them the MaxEnt searches that set their parameters.
 
-Each node is trained once. A search's trials start from its study's baselines, and the best trials
-are the study's runs.
+A search's trials start from its study's baselines, and the best trials are the study's runs.
 """
 
 from collections.abc import Sequence
@@ -24,9 +23,9 @@ from gram_platform.studies.workplace import choose_device, ended_of, known_devic
 
 
 def drive_campaign(plan: Plan, searches: Sequence[Plan] = ()) -> int:
-    """Runs, or describes, what is left of studies, of the searches before them and of `searches`.
+    """Runs or describes studies, the searches before them and `searches`; returns the exit code.
 
-    Returns the exit code. ValueError for bad input, before anything trains.
+    ValueError for bad input, before anything trains.
     """
     needed = [one for part in plan.studies if (one := needed_search(plan, part))]
     uses_optuna = needed or any(one.studies[0].study.needs_optuna for one in searches)
@@ -99,11 +98,9 @@ def needed_search(plan: Plan, part: StudyPlan) -> SearchPlan | None:
 
 
 def after_searches(plan: Plan) -> tuple[Plan, set[str], int]:
-    """Runs the searches before the studies; returns the plan with the best trials, the searches'
-    ids and the exit code.
+    """Runs the searches; returns the plan with the best trials, the searches' ids, the exit code.
 
-    Leaves out a study whose search is not complete. A dry run describes the search, and keeps the
-    preset's parameters.
+    Leaves out a study whose search is not complete. A dry run keeps the preset's parameters.
     """
     ready, ids, code = [], set(), DONE
     for part in plan.studies:
@@ -152,7 +149,7 @@ def _require_ray(plan: Plan, needed: SearchPlan) -> None:
 
 
 def price_line(plan: Plan) -> str:
-    """Returns what a submission has left to execute, as `predicted`, without asking Ray."""
+    """Returns `predicted` of a submission without asking Ray."""
     store = Store(plan.storage)
     ended = ended_of(plan.studies, store, plan.retry_failed)
     known = [part.on(plan.device or known_device(part, store, ended)) for part in plan.studies]

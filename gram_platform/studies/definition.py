@@ -164,7 +164,6 @@ class Preset(Setup):
         return next(iter(self.sizes.values())).vocab_size
 
     def by_law(self, law: Law) -> "Preset":
-        """Returns the preset with every size's learning rate and batch set by a law."""
         sizes = {
             name: sized_by(size, law, total_parameters(size.dense()))
             for name, size in self.sizes.items()
@@ -244,7 +243,6 @@ class Study(Description):
 
     @property
     def about(self) -> str:
-        """The head of the study's `--help`, with all that its flags may name."""
         presets = [f"{name} ({', '.join(preset.sizes)})" for name, preset in self.presets.items()]
         lists = [
             f"Presets, with their sizes: {'; '.join(presets)}. Without --preset:"
@@ -268,14 +266,15 @@ TRIED = ("baseline", "gram")
 AnyStudy = TypeVar("AnyStudy", bound=Study)
 
 
-def read_preset(
-    presets: Mapping[str, Preset], named: str, changes: tuple[str, ...]
-) -> tuple[str, tuple[str, ...]]:
-    """Returns the name of the preset and all changes to it, as `--set` takes them.
+def with_preset(
+    study: AnyStudy, named: str, changes: tuple[str, ...]
+) -> tuple[AnyStudy, str, tuple[str, ...]]:
+    """Returns the study with a changed preset, the preset's name, and the changes as for `--set`.
 
     `named`: the value of --preset, a name or a file whose `base` is the name. The file's changes
     come before `changes`. ValueError with file, line and field.
     """
+    presets = study.presets
     parts = list(map(read_assignment, changes))
     if named.endswith(SUFFIX):
         written = read_toml("preset", local_path("preset", named))
@@ -287,16 +286,8 @@ def read_preset(
         parts = [replace(written, plain=plain), *parts]
         changes = (*assignments(plain), *changes)
     require_choice("preset", named, tuple(presets))
-    _changed(presets[named], together(parts))
-    return named, changes
-
-
-def with_changes(study: AnyStudy, preset: str, changes: tuple[str, ...]) -> AnyStudy:
-    """Returns the study with changes of one of its presets; ValueError as `read_preset`."""
-    if not changes:
-        return study
-    changed = _changed(study.presets[preset], together(list(map(read_assignment, changes))))
-    return replace(study, presets={**study.presets, preset: changed})
+    changed = _changed(presets[named], together(parts))
+    return replace(study, presets={**presets, named: changed}), named, changes
 
 
 def on_responses(study: Study, changes: tuple[str, ...]) -> tuple[str, ...]:
@@ -316,7 +307,6 @@ def shown_place(place: str) -> str:
 
 
 def preset_params(preset: str, changes: tuple[str, ...]) -> dict[str, str]:
-    """Returns the preset and the changes to it, for records."""
     return {"preset": preset, **({"changes": "; ".join(changes)} if changes else {})}
 
 

@@ -82,7 +82,6 @@ def approve_cost(plan: Plan, store: Store) -> None:
 
 
 def say_heads(plan: Plan, store: Store) -> None:
-    """Says what is submitted, and where its results go."""
     for part in plan.studies:
         say(f"{part.head} on {part.choice.corpus} (data {part.data_id})")
     say(f"storage {store.root}")

@@ -45,7 +45,6 @@ Groups = Mapping[tuple[str, str], Sequence[RunConfig]]
 
 
 def describe(plan: Plan) -> str:
-    """Returns the dry run's text of all studies."""
     return "\n\n".join(_describe(plan, part) for part in plan.studies)
 
 
@@ -93,7 +92,6 @@ def _describe(plan: Plan, part: StudyPlan) -> str:
 
 
 def _size_rows(part: StudyPlan) -> Iterable[tuple]:
-    """Yields each size's row; a grid has several rates and batches of baselines."""
     for name in part.choice.sizes:
         size = part.preset.sizes[name]
         runs = [
@@ -135,7 +133,6 @@ def _run_rows(
 
 
 def _memory_lines(groups: Groups, machine: Machine, planned: Ranks) -> list[str]:
-    """Returns the memory by part and what the columns mean; one line for small runs."""
     largest = {
         key: max(runs, key=lambda run: total_parameters(run.model)) for key, runs in groups.items()
     }
@@ -221,7 +218,6 @@ def _legend(machine: Machine, runs: Sequence[RunConfig]) -> list[str]:
 
 
 def _published_rates(part: StudyPlan, groups: Groups, needed: Mapping[str, Needs]) -> list[str]:
-    """Compares the authors' tokens a second with the planner's, for the paper's sizes."""
     rows = []
     for size in (size for size in part.choice.sizes if size in PUBLISHED_RATES):
         low, high, gram = (f"{rate:,}" for rate in PUBLISHED_RATES[size])
@@ -248,7 +244,6 @@ def _totals(needed: Mapping[str, Needs], done: set[str], machine: Machine) -> st
 
 
 def _size_totals(groups: Groups, needed: Mapping[str, Needs], machine: Machine) -> list[str]:
-    """Returns the hours and dollars of every size, over all methods and attacks."""
     hours: dict[str, float] = defaultdict(float)
     for (_, size), configs in groups.items():
         hours[size] += sum(needed[config.run_id].gpu_hours for config in configs)

@@ -87,11 +87,9 @@ class LiveView:
         self.bars.stop()
 
     def say(self, text: str, style: str = "") -> None:
-        """Prints a line that stays."""
         self.console.print(Text(printable(text), style), soft_wrap=True)
 
     def see(self, event: Event) -> None:
-        """Says how nodes end, and warnings."""
         if event.node is not None:
             # The name that the storage's readers use.
             node = self.nodes.get(event.node.id, event.node)
@@ -101,7 +99,7 @@ class LiveView:
                 self.say(f"warning: {node.name}: {event.text}", "yellow")
 
     def look(self) -> None:
-        """Shows the progress, every few seconds; called more often."""
+        """Shows the progress if the last time is some seconds ago."""
         if time.monotonic() >= self.next_s:
             self.next_s = time.monotonic() + (BAR_EVERY_S if self.has_bar else LINES_EVERY_S)
             self._show_nodes()
@@ -232,7 +230,6 @@ class Mirror:
         ]
 
     def prepare(self) -> None:
-        """Prepares MLflow's database."""
         with self._reporting():
             self.tracker.prepare_database()
 
@@ -249,7 +246,6 @@ class Mirror:
                 self.tracker.mark_killed(node.id for node in running if node.is_run)
 
     def see(self, event: Event) -> None:
-        """Sends a node that has ended, and keeps the running nodes."""
         if event.node is not None and event.kind == STARTED:
             self._running[event.node.id] = event.node
         elif event.node is not None and event.kind == ENDED:
@@ -308,10 +304,9 @@ class Mirror:
 def message_of(
     study: str, storage: str, code: int, what: str, num_failures: int, verdicts: Mapping[str, int]
 ) -> dict[str, object]:
-    """Returns what a webhook gets, without secrets.
+    """Returns what a webhook gets, without secrets; only the last part of the storage's place.
 
-    `storage`: its place, whose last part is sent. `code`: the submission's exit code. `what`: the
-    counts of nodes and trials, or the error. `verdicts`: the number of claims of each verdict.
+    `code`: the submission's exit code. `what`: the counts of nodes and trials, or the error.
     """
     storage, event = masked(storage).rstrip("/").rpartition("/")[2], EVENTS[code]
     what = one_line("; ".join(what.splitlines()))
@@ -333,8 +328,7 @@ def message_of(
 def post(url: str, message: Mapping[str, object]) -> str:
     """Posts a message as JSON within TIMEOUT_S; returns why that failed, or ""."""
     reasons = [f"no answer within {TIMEOUT_S:g} s"]
-    # None follows a redirect, which would send a GET without the message to a host that nobody
-    # named.
+    # No redirect is followed: it would send a GET, without the message, to a host nobody named.
     opener = request.OpenerDirector()
     for handler in (
         request.ProxyHandler,

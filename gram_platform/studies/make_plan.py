@@ -36,8 +36,7 @@ from gram_platform.studies.definition import (
     Preset,
     Study,
     on_responses,
-    read_preset,
-    with_changes,
+    with_preset,
 )
 from gram_platform.studies.flags import Flags, StudyFlags, split_list
 from gram_platform.studies.plan import CPU, Choice, Plan, StudyPlan
@@ -67,7 +66,10 @@ def make_plan(study: Study, flags: Flags) -> Plan:
     methods = given or part.preset.methods or study.methods
     _require_methods(methods)
     methods = (BASELINE, *(m for m in METHODS if m in methods and m != BASELINE))
-    sizes = _up_to(own.through, part.choice.sizes)
+    sizes = part.choice.sizes
+    if own.through:
+        require_choice("through", own.through, sizes)
+        sizes = sizes[: sizes.index(own.through) + 1]
     part = replace(
         part,
         choice=replace(part.choice, sizes=sizes, instructions=instructions),
@@ -88,15 +90,7 @@ def make_plan(study: Study, flags: Flags) -> Plan:
     )
 
 
-def _up_to(through: str, sizes: tuple[str, ...]) -> tuple[str, ...]:
-    if not through:
-        return sizes
-    require_choice("through", through, sizes)
-    return sizes[: sizes.index(through) + 1]
-
-
 def _require_consistent(own: StudyFlags, part: StudyPlan) -> None:
-    """ValueError for flags of a study that exclude each other."""
     sizes, ranks = part.choice.sizes, part.ranks
     if own.start and len(sizes) > 1:
         expected = "one size beside --start, whose batch, data and rate are taken"
@@ -134,7 +128,6 @@ def _require_methods(methods: Iterable[str]) -> None:
 
 
 def _from_start(part: StudyPlan) -> StudyPlan:
-    """Returns the study at the size of the imported model, if there is one."""
     if not (start := part.sources.get("start")):
         return part
     preset = from_import(part.preset, part.choice.sizes[0], Store(part.choice.storage), start)
@@ -170,8 +163,7 @@ def _by_law(part: StudyPlan, name: str, is_trusted: bool) -> StudyPlan:
 def read_study(study: Study, flags: Flags, changes: tuple[str, ...]) -> StudyPlan:
     """Reads the flags that studies and searches share; plans no nodes."""
     given, device, cost = flags.subject, flags.device, flags.cost
-    name, changes = read_preset(study.presets, given.preset or study.default_preset, changes)
-    study = with_changes(study, name, changes)
+    study, name, changes = with_preset(study, given.preset or study.default_preset, changes)
     preset = study.presets[name]
     sizes = split_list(given.sizes) or tuple(preset.sizes)
     for size in sizes:

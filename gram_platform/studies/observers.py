@@ -59,7 +59,6 @@ class Observers:
         self.terminal.say(text)
 
     def begin(self, at: Workplace, executor: Executor) -> None:
-        """Begins to show and mirror what the executor does."""
         self.progress, self.done_before = executor.progress, at.done
         left = [node for node in self.nodes if node.id not in at.done]
         named = {node.id: node for node in with_stored_tags(left, self.store)}
@@ -91,7 +90,6 @@ class Observers:
         raise NotImplementedError
 
     def flush(self) -> None:
-        """Ends the live view, and waits until MLflow has everything."""
         self.terminal.stop()
         self.mirror.finish(self.ids)
 
@@ -110,12 +108,10 @@ class Observers:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether something could still be executed."""
         found = self.progress
         return len(self.nodes) > sum(map(len, (found.done, found.failed, found.blocked)))
 
     def failures(self) -> list[str]:
-        """Returns a line for each node that has failed or is blocked."""
         names = {node.id: node.name for node in self.nodes}
         failed = [f"failed: {names[i]}: {text}" for i, text in self.progress.failed.items()]
         blocked = [
@@ -210,12 +206,11 @@ class StudyObservers(Observers):
     def limit_reached(self) -> str:
         return self.plan.budget.reached(self.total_hours)
 
-    def source(self) -> Iterable[Sequence[Node]]:
-        return self._sizes_in_turn() if self.plan.through else super().source()
-
-    def _sizes_in_turn(self) -> Iterator[Sequence[Node]]:
-        """Yields the nodes of one size after another, while none fails, and compares each size's
-        hours with its prediction."""
+    def source(self) -> Iterator[Sequence[Node]]:
+        """Yields all nodes; with --through one size after another, while none fails."""
+        if not self.plan.through:
+            yield self.nodes
+            return
         part = self.plan.studies[0]
         sizes = part.choice.sizes
         of_size = {size: [node for node in self.nodes if node.size == size] for size in sizes}

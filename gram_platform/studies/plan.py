@@ -44,8 +44,8 @@ class Choice:
 class StudyPlan:
     """A study or a search on a corpus.
 
-    `entries` has a node once for each method that uses it, `nodes` each id once. A search has the
-    nodes that all trials need, and the trials' nodes that are known.
+    `entries` has a node once for each method that uses it, `nodes` once. A search has the nodes
+    that are known before its trials.
     """
 
     study: Study
@@ -114,7 +114,6 @@ class StudyPlan:
 
     @property
     def head(self) -> str:
-        """What is submitted, in words."""
         return f"study {self.name}: {len(self.nodes)} nodes"
 
     def folder(self, store: Store) -> Folder:
@@ -202,7 +201,6 @@ class Plan:
 
     @cached_property
     def nodes(self) -> list[Node]:
-        """All nodes, each id once."""
         return unique(node for part in self.studies for node in part.entries)
 
     def on(self, device: str) -> "Plan":
@@ -294,7 +292,6 @@ def price(work: Iterable[Left], machine: Machine | None = None) -> tuple[str, fl
 
 
 def predicted(work: Sequence[Left]) -> str:
-    """Returns in words what a submission has left to execute, and its price."""
     if not work:
         return "predicted: nothing is left to execute"
     names = ", ".join(dict.fromkeys(one.part.name for one in work))

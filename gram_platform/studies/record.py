@@ -73,7 +73,6 @@ def record_of(part: StudyPlan) -> StudyRecord:
 
 
 def _facts(part: StudyPlan, seeds: str, first_seed: int) -> Iterator[str]:
-    """Yields the sentences of the report's head."""
     setting, choice = part.settings[0], part.choice
     yield f"Preset {part.preset_name}: {FAMILIES[part.preset.family]}."
     corpus, plural = f"{shown_place(choice.corpus)} (data {part.data_id})", "s" * (seeds != "1")
@@ -111,8 +110,8 @@ CALIBRATION_STUDY = "calibration"
 def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
     """Returns the unit's known errors: `size, class, ratio, difference, num_shares, measured_on`.
 
-    A finished calibration on the same data in the storage replaces the package's errors at the same
-    size of the corpus. `nearest_errors` chooses between all these.
+    The storage's calibration on the same data replaces the package's errors at the same size of the
+    corpus. `nearest_errors` chooses between all these.
     """
     corpus, found = part.choice.corpus, []
     own = measured_in(Store(part.choice.storage), corpus, part.data_id)
@@ -205,12 +204,10 @@ def _copy(folder: Folder, target: Folder, report: bytes) -> None:
 
 
 def _tables(folder: Folder) -> list[str]:
-    """Lists the files of a study's page except the report and the record."""
     return [name for name in folder.list() if name.endswith(PAGE_FILES) and name != REPORT_FILE]
 
 
 def _date(taken: Mapping[str, Folder]) -> str:
-    """Returns the first second from now on that is not taken."""
     now = time.time()
     while (date := time.strftime(DATE, time.gmtime(now))) in taken:
         now += 1
@@ -218,7 +215,6 @@ def _date(taken: Mapping[str, Folder]) -> str:
 
 
 def _choice(plain: Mapping) -> Mapping[str, object]:
-    """Returns the choice in the fields of a record."""
     chosen = {
         name: {entry["tags"].get(name, "") for entry in plain["entries"]} for name in CHOSEN_TAGS
     }

@@ -96,7 +96,6 @@ def executor_at(at: Workplace, retry_failed: bool) -> Executor:
 
 
 def execution_of(plan: Plan) -> tuple[Execution, Resources]:
-    """Adapts the plan's execution and resources to its device."""
     device = plan.device or CPU
     execution = replace(plan.execution, device=device, code=str(code_of_process()))
     gpus = 0.0 if device == CPU else 1.0
@@ -187,7 +186,7 @@ def cordons_noted(
 ) -> Callable[[ProbeReport], None]:
     """Returns a function that says on which machine nothing more is started.
 
-    It stores the machines for `gram status` and reports, in place of the last submission's.
+    It stores these machines, in place of the last submission's, for `gram status` and reports.
     """
     machines: list[dict] = []
 
@@ -221,8 +220,8 @@ Devices = dict[str, Literal["cpu", "cuda"]]
 def choose_device(plan: Plan, store: Store) -> str:
     """Returns --device, or the device of the studies so far, or a device of this process or of Ray.
 
-    "" if nothing is left to execute. ValueError for another device than a study began on, for a GPU
-    that this process lacks, and if a cluster that starts machines on demand leaves the choice open.
+    "" if nothing is left to execute. ValueError for another device than a study began on, for a
+    missing GPU, and if a cluster that starts machines on demand leaves the choice open.
     """
     ended = ended_of(plan.studies, store, plan.retry_failed)
     known = (known_device(part, store, ended) for part in plan.studies)
@@ -266,19 +265,16 @@ def ended_of(studies: Iterable[StudyPlan], store: Store, retry_failed: bool) -> 
 
 
 def known_device(part: StudyPlan, store: Store, ended: Collection[str]) -> str:
-    """Returns the device on which the study or search began, or a finished run's device, or "".
-
-    A handover may have brought such a run.
-    """
+    """Returns the device on which the part began, or a finished run's device, or ""."""
     if began := began_on(part, store):
         return began
+    # A handover brings runs, but no devices.json.
     runs = (store.run(node.id) for node in part.nodes if node.is_run and node.id in ended)
     name = next(filter(None, (run.timing().get("device", "") for run in runs)), "")
     return CUDA if name not in ("", CPU) else name
 
 
 def device_rule(plan: Plan, part: StudyPlan, device: str) -> str:
-    """Says on which device a submission would execute the study."""
     if device:
         return device if device == plan.device else f"{device}, on which it began"
     rule = "cuda if Ray has a GPU at the start, else cpu"

@@ -31,7 +31,6 @@ def attacked(preset: Preset, kinds: Sequence[Variant]) -> Preset:
 
 
 def every_kind(rank: int) -> tuple[Variant, ...]:
-    """Returns all kinds of attack; the LoRAs have this rank."""
     return (
         attacking("full"),
         attacking("lora", rank=rank, lr_factor=2.5),

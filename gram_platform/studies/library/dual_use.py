@@ -82,13 +82,14 @@ DUAL_USE_SMOKE = replace(
 )
 
 
-def titrated(preset: Preset, weights: tuple[float, ...]) -> Preset:
+def titrated(preset: Preset, weights: tuple[float, ...], own_baseline: bool = True) -> Preset:
     """Returns the preset with modules at each weight in views, without attacks."""
 
     def at(weight: float) -> Variant:
         return Variant(f"{weight:g}", lambda setting: setting.with_options(module_weight=weight))
 
-    return replace(preset.with_options(elicitation=None), variants=tuple(map(at, weights)))
+    preset = replace(preset.with_options(elicitation=None), own_baseline=own_baseline)
+    return replace(preset, variants=tuple(map(at, weights)))
 
 
 def composed(preset: Preset) -> Preset:

@@ -92,5 +92,4 @@ def _chosen(field: str, names: tuple[str, ...], known: Sequence[Any]) -> list:
 
 
 def own_flags(study: Study) -> type:
-    """Returns the box of flags that only a study, or a kind of search, has."""
     return study.flags_type if isinstance(study, Search) else StudyFlags

@@ -16,8 +16,8 @@ LOOK_EVERY_S = 1.0
 class DriverLease:
     """Holds the lease of a search for the length of a block; ValueError if another driver keeps it.
 
-    A new driver waits until an old lease expires, which is at once if its process on this machine
-    is gone. A driver that was suspended for `DRIVER_LEASE_S` may have lost its lease.
+    A lease expires after `DRIVER_LEASE_S` without renewal, as while its driver is suspended, or at
+    once if the driver's process on this machine is gone.
     """
 
     def __init__(self, folder: Folder, name: str):

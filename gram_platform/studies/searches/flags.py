@@ -146,7 +146,7 @@ def why_not(ranks: Ranks, preset: Preset, size: Size, batch: int) -> str:
 
 
 def micro_batch_at(size: Size, batch: int) -> int:
-    """Returns the size's micro-batch, or the largest smaller number that divides the batch.
+    """Returns the size's micro-batch, or the largest smaller divisor of the batch.
 
     Multiples of 8 come first, so that the 8 GPUs of a machine can share it: 264 sequences at 200M
     (micro-batch 72) are trained in parts of 24, not 66.

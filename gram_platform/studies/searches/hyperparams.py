@@ -226,8 +226,6 @@ def _analysed(
 def _trial_rows(
     trials: Sequence[Trial], frame: pd.DataFrame, sweep: SweepAnalysis, store: Store, name: str
 ) -> pd.DataFrame:
-    """Returns a row for each trial: `search, trial, state, <point>, <metrics>, runs, elapsed_s,
-    message`."""
     elapsed = frame.set_index("id")["elapsed_s"].to_dict() if "elapsed_s" in frame else {}
     rows = []
     for point, nodes in trials:
@@ -243,7 +241,6 @@ def _trial_rows(
 
 
 def _knob_sections(sweep: SweepAnalysis) -> list[Section]:
-    """Returns a section for each knob: the panels, and the numbers beside the paper's."""
     text = (
         "Compute ratios averaged over the profiles; bands are 90% intervals over seeds. Core-Full"
         " is the core without any module, Core-Partial the core with one. Dashed with hollow"
@@ -288,7 +285,6 @@ def _text(sweep: SweepAnalysis, claims: pd.DataFrame, source: str) -> str:
 
 
 def _brief(sweep: SweepAnalysis, claims: pd.DataFrame) -> Brief:
-    """Returns the means of every value, with the classes of all studies first."""
     table = sweep.table
     names = ["knob", "value", *(name for name in ("method", "size") if table[name].nunique() > 1)]
     cells = with_values(table, dict.fromkeys((*CLASSES, *SWEEP_CLASSES)), short_text)

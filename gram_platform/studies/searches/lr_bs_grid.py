@@ -206,7 +206,6 @@ class LrBatchGrid:
         return points
 
     def cell_nodes(self, size: str, grid: Grid) -> dict[tuple[Cell, int], Node]:
-        """Returns the run of every cell and seed of one size's grid."""
         return {
             ((point["lr"], point["batch"]), point["seed"]): self.nodes(point)[0]
             for _, point in self.cell_points(size, grid)

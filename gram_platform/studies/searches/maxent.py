@@ -26,7 +26,7 @@ from gram_platform.config.space import SearchObjective, Space
 from gram_platform.engine.trials import Group, OptunaSource, Point, Problem, open_study
 from gram_platform.methods import Profile, Setting
 from gram_platform.methods.nodes import Node, method_nodes, unique
-from gram_platform.methods.setting import Unlearning, profile_name
+from gram_platform.methods.setting import Unlearning
 from gram_platform.pages.figures.searches import search_figures
 from gram_platform.pages.report.page import Section
 from gram_platform.pages.results.record import run_links
@@ -87,7 +87,7 @@ def searched_profiles(setting: Setting) -> dict[str, Profile]:
     if not found:
         allowed = "profiles that leave at least one domain to forget"
         raise invalid("retain", setting.profiles, allowed)
-    return {profile_name(profile, setting.auxiliary): profile for profile in found}
+    return {setting.profile_name(profile): profile for profile in found}
 
 
 def plain_space(space: Space) -> list[dict]:
@@ -96,7 +96,6 @@ def plain_space(space: Space) -> list[dict]:
 
 
 def default_values(setting: Setting) -> Point:
-    """Returns the preset's parameters."""
     maxent = setting.options.maxent
     return {"peak_lr": maxent.peak_lr, "retain_weight": maxent.retain_weight}
 
@@ -140,11 +139,9 @@ class MaxEntSearch:
         return min(best["num_trials"].values()) >= search.preset.maxent_search.num_trials
 
     def study_names(self, search: SearchPlan) -> dict[str, str]:
-        """Returns the name of each profile's Optuna study."""
         return {profile: f"{search.full_name}-{profile}" for profile in self.profiles}
 
     def groups(self, search: SearchPlan) -> list[Group]:
-        """Opens the Optuna studies."""
         storage = open_storage(search.optuna_uri)
         return [
             Group(
@@ -195,10 +192,6 @@ class MaxEntSearch:
         return replace(self, references=references)
 
     def write(self, search: SearchPlan, store: Store, tracker: Tracker | None) -> Written | None:
-        """Returns files, figures and text from Optuna's database.
-
-        None while no trial of any profile is complete.
-        """
         groups, space, setting = self.groups(search), self.space, self.settings[0]
         facts = {"data_id": setting.data_id, "size": setting.size.name}
         facts |= {"seeds": [one.seed for one in self.settings]}
@@ -314,7 +307,7 @@ def best_table(histories: Histories, space: Space, defaults: Mapping[str, float]
 
 
 def trials_table(histories: Histories) -> pd.DataFrame:
-    """Returns every trial: search, trial, state, profile, parameters, metrics, runs, elapsed_s."""
+    """Returns every trial of every profile as trials.csv has it."""
     frame = pd.concat(histories.values(), ignore_index=True)
     first, last = ["search", TRIAL, STATE, PROFILE], [*MAXENT_METRICS, RUNS, "elapsed_s"]
     parameters = frame.columns.drop([*first, *last, "started", "url"], errors="ignore")
@@ -362,7 +355,6 @@ def _text(table: pd.DataFrame, search_id: str) -> str:
 
 
 def best_brief(table: pd.DataFrame, search_id: str) -> Brief:
-    """Returns the best trials, with their objectives first."""
     hidden = [PROFILE, METRIC, TRIAL, RUNS]
     shown = table[[PROFILE, METRIC, *table.columns.drop(hidden)]]
     return Brief({"best trials": text_frame(shown, ".3g")}, text=_use(search_id))

@@ -3,12 +3,12 @@
 A kind of search is a frozen class. Its fields are `settings`, one for each size and seed, and what
 `Search.read` returned. It has a property, and methods that take its `SearchPlan`:
 
-- `minimised`, the property: the metric of the best trial; None if there is no best one
+- `minimised`, the property: the metric of the best trial, or None
 - `identity(search)`: the content of the search's id, whatever the number of trials
 - `prerequisites(search)`: the nodes that all trials need, such as baselines
 - `example(search)`: the nodes of the trials that are known before any result
 - `problem(search, store)`: the nodes and scores of trials, once the prerequisites are complete
-- `rounds(search, store, problem)`: the missing trials, as `Round`s
+- `rounds(search, store, problem)`: the missing trials
 - `share_left(search)`: the share of the trials that is not complete
 - `write(search, store, tracker)`: tables, figures and report of the trials so far, or None
 """
@@ -37,7 +37,7 @@ from gram_platform.pages.index import PICTURE_FILE, describe_trials
 from gram_platform.pages.report.page import Page, Section
 from gram_platform.pages.results.record import SEARCH_FILE, Card, entries_of, sizes_text, tags_frame
 from gram_platform.pages.results.results import Brief, count_verdicts, named, named_attacks
-from gram_platform.planner import Machine, expected_hours
+from gram_platform.planner import expected_hours
 from gram_platform.store import Folder, Store
 from gram_platform.store.root import cordoned_lines
 from gram_platform.studies.definition import preset_params
@@ -107,7 +107,6 @@ class SearchPlan(StudyPlan):
         return store.search_dir(self.search_id)
 
     def planned(self) -> Self:
-        """Returns the search with the nodes that are known."""
         entries = (*self.kind.prerequisites(self), *self.kind.example(self))
         return replace(self, entries=entries)
 
@@ -170,10 +169,9 @@ def list_rounds(
     problem: Problem,
     points: Callable[[], tuple[list[tuple[str, Point]], list[str]]],
 ) -> Iterator[Round]:
-    """Yields the missing points of a list that may grow with the results.
+    """Yields the missing points of a list, which may grow with the results, longest trials first.
 
-    `points` returns all named points that the results demand, and announcements. It is called
-    before each round, until no point is new.
+    `points` returns all named points so far, and announcements.
     """
     seen, said = set(), set()
     while True:
@@ -191,27 +189,18 @@ def list_rounds(
             lines.append(f"{len(new)} trials, {len(done)} of them were done before")
         hours = sum(machine_hours(store, node) for nodes in done.values() for node in nodes)
         ids = {node.id for nodes in nodes_of.values() for node in nodes}
+        # No long trial may start when the others end; trials of about one length keep their order.
+        predicted = {
+            name: float(f"{sum(expected_hours(node, search.machine) for node in nodes):.2g}")
+            for name, nodes in nodes_of.items()
+        }
         left = [(name, point) for name, point in new.items() if name not in done]
-        source = PointList(longest_first(left, problem, search.machine))
-        yield Round(source, hours, ids, "\n".join(lines))
+        left.sort(key=lambda pair: predicted[pair[0]], reverse=True)
+        yield Round(PointList(left), hours, ids, "\n".join(lines))
         if not new:
             return
         seen |= new.keys()
         said |= set(announcements)
-
-
-def longest_first(
-    points: Sequence[tuple[str, Point]], problem: Problem, machine: Machine
-) -> list[tuple[str, Point]]:
-    """Orders named points by predicted hours, so that no long trial starts when the others end.
-
-    Hours have two digits, so that trials of about one length keep their order.
-    """
-
-    def hours(pair: tuple[str, Point]) -> float:
-        return float(f"{sum(expected_hours(node, machine) for node in problem.nodes(pair[1])):.2g}")
-
-    return sorted(points, key=hours, reverse=True)
 
 
 def setting_at(settings: Sequence[Setting], point: Point) -> Setting:
@@ -219,7 +208,6 @@ def setting_at(settings: Sequence[Setting], point: Point) -> Setting:
 
 
 def optuna_round(source: OptunaSource) -> Round:
-    """Returns the round of trials that Optuna chooses."""
     ended = [
         attributes(trial)
         for group in source.groups
@@ -237,7 +225,6 @@ def optuna_round(source: OptunaSource) -> Round:
 
 
 def with_run_links(frame: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFrame:
-    """Links `runs` to the page of the first run."""
     pages = [links.get(next(iter(str(runs).split()), ""), "") for runs in frame[RUNS].fillna("")]
     return frame.assign(**{f"{RUNS}_url": pages})
 
@@ -273,7 +260,6 @@ def trial_metrics(trials: bytes, columns: TrialColumns) -> dict[str, dict[str, f
 
 
 def counts_text(trials: pd.DataFrame) -> str:
-    """Returns the number of trials in each state, as a sentence."""
     states = trials[STATE].value_counts().items()
     return f"{len(trials)} trials: {', '.join(f'{count} {state}' for state, count in states)}."
 

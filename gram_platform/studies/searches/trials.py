@@ -55,7 +55,6 @@ class SearchObservers(Observers, TrialWatch):
         return self.is_cut or super().is_unfinished
 
     def limit_reached(self) -> str:
-        """Counts the machine hours of the trials."""
         return self.plan.budget.reached(self.hours_before + self.hours_now())
 
     def hours_now(self) -> float:
@@ -115,7 +114,6 @@ class SearchObservers(Observers, TrialWatch):
         self.mirror.watch([node for nodes in self.running.values() for node in nodes])
 
     def failures(self) -> list[str]:
-        """Returns a line for each node and each trial that has failed."""
         failed = [one for one in self.outcomes.values() if one.state == State.FAILED]
         return super().failures() + [f"failed: {one.name}: {one.message}" for one in failed]
 
