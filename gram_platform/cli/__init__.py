@@ -1,7 +1,6 @@
 """Runs the `gram` command: studies, corpora, storages, exports, imports and serving.
 
-A command's module is imported when it is used: together they take seconds, because they need torch,
-Ray and MLflow.
+A command's module is imported when it is used: torch, Ray and MLflow take seconds.
 """
 
 import ast
@@ -19,7 +18,7 @@ from gram_platform.config.endings import escape_output, exit_codes
 from gram_platform.config.identity import require_choice
 from gram_platform.config.terminal import say
 
-# Each command's module of this folder, which defines `NAME_command`.
+# The module in this folder that defines `NAME_command`.
 COMMANDS = {
     "run": "run",
     "list": "run",
@@ -43,24 +42,21 @@ COMMANDS = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs one command, with the exit codes of `config/endings.py`.
-
-    A check that fails has 1, MLflow that is away 2.
-    """
+    """Runs one command, with the exit codes of `config/endings.py`: 1 for a check that fails, 2
+    while MLflow is away."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    # `exit_with` does the same: nothing is collected while the process ends.
+    # Nothing is collected while the process ends, as in `exit_with`.
     atexit.register(gc.freeze)
     escape_output()
     with exit_codes("Type the same command again to go on"):
         try:
             _run(arguments)
         except BrokenPipeError as error:
-            # The reader has ended, as in `gram status | head`. Python flushes stdout once more at
-            # its end.
+            # The reader has ended, as in `gram status | head`; Python flushes stdout once more.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(0) from error
         except RuntimeError as error:
-            # This imports MLflow.
+            # Imports MLflow.
             from gram_platform.tracking import TrackingUnavailable
 
             if not isinstance(error, TrackingUnavailable):
@@ -93,21 +89,15 @@ def _run(arguments: list[str]) -> None:
 
 
 def overview() -> str:
-    """Lists the commands with what their docstrings say, which are read and not imported."""
+    """Lists the commands with the first lines of their docstrings."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}}  {_about(name)}" for name in COMMANDS]
-    return "\n".join(
-        [
-            "usage: gram COMMAND ...",
-            "",
-            *lines,
-            "",
-            "gram COMMAND --help lists the flags of a command.",
-        ]
-    )
+    end = "gram COMMAND --help lists the flags of a command."
+    return "\n".join(["usage: gram COMMAND ...", "", *lines, "", end])
 
 
 def _about(name: str) -> str:
+    # Imports no module of a command.
     tree = ast.parse(Path(__file__).with_name(f"{COMMANDS[name]}.py").read_text(encoding="utf-8"))
     [function] = [one for one in tree.body if getattr(one, "name", "") == f"{name}_command"]
     return ast.get_docstring(function).split("\n")[0]

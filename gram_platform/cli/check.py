@@ -16,7 +16,7 @@ from gram_platform.store.checkpoints import MANIFEST, list_checkpoints
 from gram_platform.store.directories import CONFIG, RESULT, SOURCE_HASHES, TENSORS_HASH
 from gram_platform.store.root import BEST
 
-# A place, and what of it raises or warns when it is damaged.
+# A place, and a function that raises or warns if it is damaged.
 Check = tuple[str, Callable[[], object]]
 
 
@@ -63,7 +63,7 @@ def _problems(check: Callable[[], object]) -> list[str]:
 
 
 def _checks(store: Store, unknown: list[str]) -> Iterator[Check]:
-    """Yields all checks of a storage; they add nodes whose sources nobody knows to `unknown`."""
+    """Yields all checks of a storage; they add nodes of unknown sources to `unknown`."""
     if store.is_local:
         for path, kind in special_entries(store.root):
             yield f"{kind} in the storage", partial(_refuse, path, kind)
@@ -91,7 +91,7 @@ def _read_origin(
     result = node.result() or {}
     if reason := store.outdated(result):
         warn(f"{node.folder.file(RESULT)} was {reason}: submit again", 2)
-    # A foreign folder, or one whose creation was interrupted, has neither.
+    # A foreign or an incomplete folder has neither.
     if node.folder.exists(CONFIG) or node.status() != State.ABSENT:
         plain = node.config()
         if result and SOURCE_HASHES not in result and plain.get("start", plain.get("view")):
@@ -107,19 +107,15 @@ def _read_data(store: Store, data_id: str) -> None:
         PackedCorpus.open(store.data_root / data_id).verify()
         return
     folder = store.data_dir(data_id)
-    for name, digest in parse_manifest(folder.read(MANIFEST), folder.file(MANIFEST))[
-        "files"
-    ].items():
+    manifest = parse_manifest(folder.read(MANIFEST), folder.file(MANIFEST))
+    for name, digest in manifest["files"].items():
         with folder.local_copy(digest) as path:
             if hash_file(path) != digest:
                 raise CorruptFile(f"{folder.file(digest)}, its {name}, does not have its SHA-256")
 
 
 def _read_run(run: RunDirectory) -> None:
-    """Reads metrics and weights; of an unfinished run its checkpoints.
-
-    Weights that were removed on purpose are not missed.
-    """
+    """Reads metrics, and weights unless they were removed on purpose, or checkpoints."""
     from gram_platform.store.shards import read_checkpoint
 
     run.records()
@@ -137,8 +133,8 @@ def _read_evaluation(place: EvaluationDirectory) -> None:
 
 
 def _read_weights(directory) -> None:
+    # Opening compares them with their hash.
     with directory.open_weights():
-        # Opening compares them with their hash.
         pass
 
 

@@ -26,7 +26,7 @@ Positional = tyro.conf.Positional
 
 
 def stored(storage: str) -> Store:
-    """Opens a storage to read; ValueError if there is none, or one that another version made."""
+    """Opens a storage to read; ValueError if there is none, or another version made it."""
     place = storage_place(storage)
     store = Store(place)
     if store.is_local and not Path(store.root).is_dir():
@@ -36,13 +36,12 @@ def stored(storage: str) -> Store:
 
 
 def has_study(storage: str, study: str) -> bool:
-    """Tells whether there is a storage with a study of this name."""
     store = Store(storage_place(storage))
     return (not store.is_local or Path(store.root).is_dir()) and study in store.list_studies()
 
 
 def make_folder(path: str) -> None:
-    """Makes a local folder if need be; ValueError if nothing can be written there."""
+    """Makes a local folder; ValueError if nothing can be written there."""
     try:
         os.makedirs(path, exist_ok=True)
         require_rights(path)

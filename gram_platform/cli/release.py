@@ -136,28 +136,21 @@ def export_command(
     if modules is not None and all_modules:
         raise invalid("modules", modules, "no value beside --all-modules")
     wanted = dict.fromkeys(found.modules, 1.0) if all_modules else parse_modules(modules or "")
-    origins = {
-        domain: store.find_run(beginning) for domain, beginning in parse_sources(sources).items()
-    }
+    origins = {domain: store.find_run(run) for domain, run in parse_sources(sources).items()}
     _require_registry(register, tracking_uri, found.run_id)
     export = ExportRequest(found.view(wanted, origins), dtype, round(max_file_gb * 1e9), check)
     subject = card_subject(store, export.view, dtype, profile_numbers(store, export.view), push)
 
     def write_card(folder: Path, part: str, agreements: tuple) -> None:
-        open_folder(str(folder), writable=True).write(
-            CARD, card_text(subject, part, agreements).encode()
-        )
+        card = card_text(subject, part, agreements).encode()
+        open_folder(str(folder), writable=True).write(CARD, card)
 
     exported = export_view(store, export, place, write_card, report_progress)
     for name, agreements in exported.agreements.items():
         for agreement in agreements:
             say(f"{name + ': ' if name else ''}{agreement}")
-    state = (
-        f"{exported.num_bytes / 1e6:,.1f} MB of tensors"
-        if exported.is_new
-        else "already exported; card rewritten"
-    )
-    say(f"{exported.folder}: {state}")
+    size = f"{exported.num_bytes / 1e6:,.1f} MB of tensors"
+    say(f"{exported.folder}: {size if exported.is_new else 'already exported; card rewritten'}")
     tags = {}
     if push:
         address, commit = push_export(exported.folder, push)
@@ -167,15 +160,13 @@ def export_command(
         from gram_platform.tracking import Tracker, default_tracking_uri
 
         tracker = Tracker(tracking_uri or default_tracking_uri(store.root))
-        run = store.run(export.view.run_id)
-        version = tracker.register_export(
-            run, export.view, register, exported.folder / RECORD, tags
-        )
+        run, record = store.run(export.view.run_id), exported.folder / RECORD
+        version = tracker.register_export(run, export.view, register, record, tags)
         say(f"{register}: version {version} in MLflow at {tracker.tracking_uri}")
 
 
 def _require_registry(name: str, tracking_uri: str, run_id: str) -> None:
-    """ValueError for a name that no model in MLflow can have, or an address without one."""
+    """ValueError for a name that MLflow refuses, or an address without a name."""
     if not name and tracking_uri:
         raise invalid("tracking_uri", tracking_uri, "no value without --register")
     if name:

@@ -37,9 +37,7 @@ from gram_platform.tracking.frame import mlflow_frames
 
 
 def rebuild_report(store: Store, study: str, tracking_uri: str) -> None:
-    """Writes a study's table and report again, and prints them.
-
-    Reads MLflow if a `tracking_uri` is given.
+    """Writes a study's table and report again, and prints them; reads MLflow at a `tracking_uri`.
 
     ValueError for an unknown study, and for one without a complete baseline.
     """
@@ -47,32 +45,26 @@ def rebuild_report(store: Store, study: str, tracking_uri: str) -> None:
     # Without an address MLflow is the storage's database, once that exists.
     has_database = store.is_local and (Path(store.root) / "mlflow.db").exists()
     uri = tracking_uri or (default_tracking_uri(store.root) if has_database else "")
-    tracker = Tracker(uri) if uri else None
+    tracker, frames = Tracker(uri) if uri else None, None
     require_choice("measurement", record.measurement, MEASUREMENTS)
     measurement = MEASUREMENTS[record.measurement]
-    frames = (
-        mlflow_frames(tracker, record.ids, record.baseline_runs)
-        if tracker and tracking_uri
-        else None
-    )
+    if tracking_uri:
+        frames = mlflow_frames(tracker, record.ids, record.baseline_runs)
     results = measurement.read(record, store, frames)
     if results is None:
         raise invalid("study", study, "a study with a complete baseline and its evaluation")
     failures = {i: failure["message"] for i in record.ids if (failure := store.run(i).failure())}
     paths = write_or_log(partial(measurement.write, record, store, results, failures), tracker, say)
-    show_results(
-        Console(), measurement.text(record, results), measurement.brief_of(record, results)
-    )
+    text, brief = measurement.text(record, results), measurement.brief_of(record, results)
+    show_results(Console(), text, brief)
     say("\n".join(f"{name:12} {path}" for name, path in paths.items()))
     say(f"read from {results.source}")
 
 
 def report_from_mlflow(study: str, tracking_uri: str, out: str) -> None:
-    """Prints a study's tables, fits and claims.
+    """Prints a study's tables, fits and claims; writes its files into the folder `out`, if given.
 
-    Writes table.csv and report.html into the folder `out`, if given.
-
-    ValueError for a study that MLflow does not have, and for an `out` that cannot be written.
+    ValueError for a study that MLflow lacks, and for an `out` that cannot be written.
     TrackingUnavailable.
     """
     folder = local_path("out", out)
@@ -88,21 +80,16 @@ def report_from_mlflow(study: str, tracking_uri: str, out: str) -> None:
 
 
 def write_replicated(folder: str, out: str, is_beside: bool) -> None:
-    """Analyses losses measured elsewhere; prints and writes each study.
+    """Analyses the losses in `folder`, by default the published ones; prints and writes each study.
 
-    Without a `folder` they are the published ones.
-
-    The folder `out` becomes a storage without runs: it has `studies/<study>/` and the index of a
-    storage. ValueError for losses that cannot be read, and for an `out` that cannot be written,
-    before the first fit.
+    The folder `out` becomes a storage without runs. ValueError for losses that cannot be read, and
+    for an `out` that cannot be written, before the first fit.
     """
     started, place, prepared = time.monotonic(), str(local_path("out", out)), []
     if folder:
         external = read_external(folder)
-        say(
-            f"{external.folder}: {len(external.losses):,} losses,"
-            f" {external.curves['row'].nunique():,} curves"
-        )
+        num_losses, num_curves = len(external.losses), external.curves["row"].nunique()
+        say(f"{external.folder}: {num_losses:,} losses, {num_curves:,} curves")
         prepared = prepare(external)
     make_folder(place)
     store = Store(place).open_for_writing()
@@ -116,9 +103,8 @@ def write_replicated(folder: str, out: str, is_beside: bool) -> None:
         per_seed = renamed(study.analysis.per_seed, record.varies)
         store.study_dir(record.name).write("per_seed.csv", table_csv(per_seed).encode())
         say(f"\n{record.title}\n{' '.join(record.facts)}\n")
-        show_results(
-            Console(), replication_text(study), LOSSES_PRESENTATION.brief_of(record, study)
-        )
+        brief = LOSSES_PRESENTATION.brief_of(record, study)
+        show_results(Console(), replication_text(study), brief)
         say("\n".join(f"{name:12} {path}" for name, path in paths.items()))
         names.append(record.name)
     say(f"\n{'site':12} {write_index(store)}")

@@ -1,7 +1,6 @@
 """Implements `gram run`, which runs studies and searches by name, and `gram list`.
 
-What executes a study (torch, Ray, MLflow) is imported when one is run: lists, help and misspelt
-names need none of it.
+torch, Ray and MLflow are imported when a study is run: lists, help and misspelt names need none.
 """
 
 import inspect
@@ -45,29 +44,25 @@ def run_command(
 
 
 def run_named(name: str, arguments: list[str]) -> None:
-    """Runs a study or a search with its own flags, and ends the process.
-
-    ValueError for an unknown name or a flag.
-    """
+    """Runs a study or a search with its own flags, and ends the process."""
     main(find_study(name), arguments, f"gram run {name}")
 
 
 def run_with_studies() -> Any:
-    """Returns `gram run` for the shell's completion.
-
-    Every study and search is a command with its own flags.
-    """
-    named = {name: boxes_of(own_flags(find_study(name))) for name in study_names()}
+    """Returns `gram run` for the shell's completion: each study is a command with its flags."""
     return Union[
         *(
-            Annotated[boxes, tyro.conf.subcommand(name, prefix_name=False)]
-            for name, boxes in named.items()
+            Annotated[
+                boxes_of(own_flags(find_study(name))),
+                tyro.conf.subcommand(name, prefix_name=False),
+            ]
+            for name in study_names()
         )
     ]
 
 
 def study_names() -> tuple[str, ...]:
-    """Returns the names of our studies and searches, then those of installed packages."""
+    """Returns the names of studies and searches, ours before those of installed packages."""
     return (*OURS, *OFFERED)
 
 

@@ -3,19 +3,12 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
 from itertools import groupby
 from typing import TypedDict
 
 from gram_platform.cli.flags import AsJson, MachineName, Positional, Storage, stored
 from gram_platform.cli.tables import say_rows
-from gram_platform.config import (
-    AnyEvaluation,
-    RunConfig,
-    State,
-    evaluation_from_plain,
-    run_from_plain,
-)
+from gram_platform.config import State, View, evaluation_from_plain, run_from_plain
 from gram_platform.config.crash_safe import missing_right
 from gram_platform.config.flops import GIB, total_parameters
 from gram_platform.config.identity import find_id, flatten, invalid
@@ -57,32 +50,28 @@ def status_command(
         run = store.run(run_id)
         state, tags = run.status(), run.tags()
         if state == State.ABSENT and not run.folder.exists(CONFIG):
-            # Its creation was interrupted, or it is a foreign folder.
+            # A foreign or an incomplete folder.
             continue
         facts = [_where(run, state)]
         if state != State.COMPLETE:
             text, *needed = _left(run, MACHINES[machine])
             left += [needed] if needed else []
             facts.append(text)
+        name, of = node_name("run", run_id, tags), studies_of.get(run_id, [])
         about = "; ".join(filter(None, facts))
-        row = {
-            "id": run_id,
-            "state": str(state),
-            "name": node_name("run", run_id, tags),
-            "about": about,
-        }
-        of = studies_of.get(run_id, [])
+        row = {"id": run_id, "state": str(state), "name": name, "about": about, "studies": of}
         key = (
             not of,
             of,
             size_key(tags.get("size", "")),
             method_key(tags.get("method", "")),
             tags.get("profile", ""),
+            seed_key(tags.get("seed", "")),
+            name,
+            run_id,
         )
-        rows.append(
-            (*key, seed_key(tags.get("seed", "")), row["name"], run_id, {**row, "studies": of})
-        )
-    rows = [row for *_, row in sorted(rows, key=lambda entry: entry[:-1])]
+        rows.append((key, row))
+    rows = [row for _, row in sorted(rows, key=lambda pair: pair[0])]
     evaluations = [i for i in store.list_evaluations() if chosen is None or i in chosen]
     done = sum(store.evaluation(i).status() == State.COMPLETE for i in evaluations)
     if as_json:
@@ -115,13 +104,12 @@ class EntryId(TypedDict):
 
 
 class StudyEntries(TypedDict):
-    """The part of a study's record that `gram status` reads."""
+    """The part of a study's record that is read here."""
 
     entries: list[EntryId]
 
 
 def _studies_of(store: Store) -> dict[str, list[str]]:
-    """Returns the studies of each run or evaluation, by its id."""
     found: dict[str, list[str]] = {}
     for name in store.list_studies():
         entries = store.study_dir(name).read_spare("study.json", StudyEntries).get("entries", ())
@@ -131,18 +119,16 @@ def _studies_of(store: Store) -> dict[str, list[str]]:
 
 
 def _ids_of(store: Store, study: str) -> set[str]:
-    # This imports MLflow and pandas.
+    # Imports MLflow and pandas.
     from gram_platform.pages.results.record import load_record
 
     return load_record(store, study).ids
 
 
 def _left(run: RunDirectory, machine: Machine) -> tuple[str, float, int] | tuple[str]:
-    """Estimates the rest of a run from its last checkpoint on.
+    """Estimates the rest of a run after its last checkpoint: words, hours, and most bytes.
 
-    Returns it in words, the hours, and the peak of the bytes while it trains.
-
-    The words alone if its config is absent or unreadable.
+    Returns only words if its config is absent or unreadable.
     """
     try:
         config = run.config_as(run_from_plain)
@@ -151,11 +137,8 @@ def _left(run: RunDirectory, machine: Machine) -> tuple[str, float, int] | tuple
     need, share_done = needs(config, 1, machine), run.committed_step() / config.num_steps
     hours, num_bytes = (1 - share_done) * need.gpu_hours, need.disk_bytes(NUM_CHECKPOINTS_KEPT)
     text = f"{total_parameters(config.model):,} parameters, {share_done:.0%} of the steps saved, "
-    return (
-        f"{text}{hours:,.3g} {machine.name} hours left, {num_bytes / GIB:,.3g} GiB of storage",
-        hours,
-        num_bytes,
-    )
+    text += f"{hours:,.3g} {machine.name} hours left, {num_bytes / GIB:,.3g} GiB of storage"
+    return text, hours, num_bytes
 
 
 def _where(run: RunDirectory, state: State) -> str:
@@ -193,29 +176,27 @@ def show_command(node_id: Positional[str], storage: Storage = "", as_json: AsJso
 
 
 def describe_node(store: Store, beginning: str) -> dict[str, object]:
-    """Returns all that a storage knows of a node, by kind of fact; ValueError as `find_id`."""
-    listed = {"run": store.list_runs(), "evaluation": store.list_evaluations()}
-    kind_of = {node_id: kind for kind, ids in listed.items() for node_id in ids}
-    node_id = find_id(
-        "node_id",
-        beginning,
-        kind_of,
-        f"a run or an evaluation in {store.root}, as `gram status` prints",
-    )
+    """Returns all that a storage knows of a node; ValueError as `find_id`."""
+    kind_of = dict.fromkeys(store.list_runs(), "run")
+    kind_of |= dict.fromkeys(store.list_evaluations(), "evaluation")
+    allowed = f"a run or an evaluation in {store.root}, as `gram status` prints"
+    node_id = find_id("node_id", beginning, kind_of, allowed)
     kind = kind_of[node_id]
     node = store.node(kind, node_id)
-    studies = _studies_of(store).get(node_id, [])
-    tags, state = node.tags(), str(node.status())
-    facts = {"id": node_id, "name": node_name(kind, node_id, tags), "kind": kind, "state": state}
-    facts |= {"folder": node.folder.path, "studies": studies}
-    parts = {
-        "tags": tags,
+    facts = {
+        "id": node_id,
+        "name": node_name(kind, node_id, node.tags()),
+        "kind": kind,
+        "state": str(node.status()),
+        "folder": node.folder.path,
+        "studies": _studies_of(store).get(node_id, []),
+        "tags": node.tags(),
         "config": node.config(),
         "result": node.result() or {},
         "timing": node.timing(),
     }
-    failure = {"failure": found} if kind == "run" and (found := node.failure()) else {}
-    return {**facts, **parts, **failure}
+    failure = node.failure() if kind == "run" else None
+    return facts | ({"failure": failure} if failure else {})
 
 
 def compare_command(first: Positional[str], second: Positional[str], storage: Storage = "") -> None:
@@ -227,11 +208,9 @@ def compare_command(first: Positional[str], second: Positional[str], storage: St
         storage: folder or URL of the storage
     """
     store = stored(storage)
-    left, right = (
-        flatten(store.run(store.find_run(run_id)).config()) for run_id in (first, second)
-    )
+    left, right = (flatten(store.run(store.find_run(run)).config()) for run in (first, second))
     different = [key for key in sorted({*left, *right}) if left.get(key) != right.get(key)]
-    width = max((len(key) for key in different), default=0)
+    width = max(map(len, different), default=0)
     for key in different:
         say(f"{key:{width}}  {left.get(key, '-')}  ->  {right.get(key, '-')}")
     if not different:
@@ -283,28 +262,18 @@ def gc_command(storage: Storage = "", dry_run: Switch = False) -> None:
 
 
 def _needed_weights(store: Store) -> set[str]:
-    """Returns the runs that an unfinished node starts from; ValueError as `_unfinished`."""
-    runs = map(store.run, store.list_runs())
-    evaluations = map(store.evaluation, store.list_evaluations())
-    starts = [config.start for run in runs if (config := _unfinished(run, run_from_plain))]
-    views = [
-        config.view for one in evaluations if (config := _unfinished(one, evaluation_from_plain))
-    ]
-    return {run_id for view in (*starts, *views) for run_id in view_runs(view)}
+    """Returns the runs that unfinished nodes need; ValueError for a config that cannot be read."""
+    return {run_id for node in store.nodes() for run_id in view_runs(_needed_view(node))}
 
 
-def _unfinished(
-    node: RunDirectory | EvaluationDirectory,
-    from_plain: Callable[[Mapping], RunConfig | AnyEvaluation],
-) -> RunConfig | AnyEvaluation | None:
-    """Returns the config of a node without a result; else None, also without a config.
-
-    ValueError for an unreadable config: its needs are unknown.
-    """
+def _needed_view(node: RunDirectory | EvaluationDirectory) -> View | None:
+    """Returns the view of a node that has a config and no result."""
     if node.result() is not None or not node.folder.exists(CONFIG):
         return None
     try:
-        return node.config_as(from_plain)
+        if isinstance(node, RunDirectory):
+            return node.config_as(run_from_plain).start
+        return node.config_as(evaluation_from_plain).view
     except ValueError as error:
         why = f"nothing is removed while it is unknown what the {node.kind} needs ({error})"
         allowed = f"a readable config, {why}: submit again, or remove its folder"

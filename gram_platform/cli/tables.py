@@ -8,10 +8,7 @@ from gram_platform.config.terminal import aligned, one_line, say
 
 
 def say_rows(rows: Sequence[Sequence[str]], has_head: bool = False) -> None:
-    """Prints rows of equal length.
-
-    With a head, the first one, they are in columns also where the output is no terminal.
-    """
+    """Prints rows of equal length; under a head, the first row, always in columns."""
     if not sys.stdout.isatty():
         say(aligned(rows) if has_head else "\n".join(one_line("  ".join(row)) for row in rows))
         return

@@ -46,17 +46,11 @@ def ui_command(storage: Storage = "", port: Number = 0) -> None:
     store = stored(storage)
     database = Path(store.root) / "mlflow.db"
     if not store.is_local:
-        raise invalid(
-            "storage",
-            store.root,
-            "a folder: runs of an object store are in the MLflow of --tracking-uri",
-        )
+        expected = "a folder: runs of an object store are in the MLflow of --tracking-uri"
+        raise invalid("storage", store.root, expected)
     if not database.is_file():
-        raise invalid(
-            "storage",
-            store.root,
-            "a storage with an mlflow.db, which a submission or `gram sync` makes",
-        )
+        expected = "a storage with an mlflow.db, which a submission or `gram sync` makes"
+        raise invalid("storage", store.root, expected)
     listening = free_port(port or MLFLOW_PORT)
     if port and listening != port:
         raise invalid("port", port, f"a free port of {HOST}")
@@ -78,21 +72,12 @@ def ui_command(storage: Storage = "", port: Number = 0) -> None:
 
 @contextmanager
 def _running(database: Path, port: int, log: IO[bytes]) -> Iterator[subprocess.Popen]:
-    """Runs MLflow's server for the length of a block.
-
-    It and its workers end with the block, however that ends.
-    """
+    """Runs MLflow's server, with its workers, for the length of a block."""
     from gram_platform.tracking.database import database_uri
 
-    how = {
-        "stdin": subprocess.DEVNULL,
-        "stdout": log,
-        "stderr": subprocess.STDOUT,
-        "start_new_session": True,
-    }
-    if sys.platform == "linux":
-        # It ends also where this process is killed.
-        how["preexec_fn"] = lambda: ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    def end_with_parent() -> None:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
     environment = os.environ | safe_path()
     environment |= {
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
@@ -100,9 +85,19 @@ def _running(database: Path, port: int, log: IO[bytes]) -> Iterator[subprocess.P
     }
     command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", database_uri(database)]
     command += ["--host", HOST, "--port", str(port), "--workers", "1"]
-    # MLflow's server imports from the folder that it is in, whatever its environment says.
+    # MLflow's server imports from its folder, whatever its environment says.
     folder = tempfile.TemporaryDirectory()
-    server = subprocess.Popen(command, cwd=folder.name, env=environment, **how)
+    server = subprocess.Popen(
+        command,
+        cwd=folder.name,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        # It ends with this process, even if that is killed.
+        preexec_fn=end_with_parent if sys.platform == "linux" else None,
+    )
     try:
         yield server
     finally:
@@ -118,10 +113,7 @@ def _running(database: Path, port: int, log: IO[bytes]) -> Iterator[subprocess.P
 
 
 def _answers(server: subprocess.Popen, address: str) -> bool:
-    """Waits until the server answers at its address.
-
-    Returns False if it ends before, or does not answer in time.
-    """
+    """Waits for the server's answer; returns False if it ends, or does not answer in time."""
     directly = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     deadline = time.monotonic() + ANSWER_TIMEOUT_S
     while time.monotonic() < deadline and server.poll() is None:
@@ -132,10 +124,7 @@ def _answers(server: subprocess.Popen, address: str) -> bool:
 
 
 def _newest(store: Store, database: Path, address: str) -> tuple[str, str]:
-    """Returns the study that was submitted last and the address of its charts.
-
-    Without charts it is that of its runs, and without a study that of all runs.
-    """
+    """Returns the study that was submitted last and the address of its charts, or of all runs."""
     from gram_platform.tracking import Tracker, TrackingUnavailable
     from gram_platform.tracking.database import database_uri
 
@@ -157,13 +146,11 @@ def _submitted(store: Store, name: str) -> str:
 
 def _last_line(log: IO[bytes]) -> str:
     log.seek(0)
-    return next(
-        iter(log.read().decode(errors="replace").strip().splitlines()[::-1]), "it says nothing"
-    )
+    text = log.read().decode(errors="replace").strip()
+    return text.splitlines()[-1] if text else "it says nothing"
 
 
 def _has_browser() -> bool:
-    """Tells whether a window can be opened: a browser in the terminal would take it."""
-    return sys.platform == "darwin" or any(
-        map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
-    )
+    """Tells whether a window can be opened; a browser in the terminal would replace this output."""
+    displays = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+    return sys.platform == "darwin" or any(map(os.environ.get, displays))

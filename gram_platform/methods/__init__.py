@@ -1,9 +1,7 @@
-"""Lists the methods.
+"""Lists the methods: functions from a setting to the runs to train and the views to compare.
 
-Each is a function from a setting to the runs to train and the views to compare. What is typed or
-stored has a method's id, as `gram`: flags, tags, names of nodes, table.csv. What is read has its
-label, as GRAM: tables of results in the terminal and on pages, figures, claims. Rows are in the
-order of methods, sizes and seeds.
+A method has an id, as `gram`, in flags, tags, names of nodes and table.csv, and a label, as GRAM,
+in tables for people, figures and claims.
 """
 
 import re
@@ -15,7 +13,7 @@ from gram_platform.methods.setting import MethodRuns, Profile, Setting
 
 METHODS = Table(
     "gram.methods",
-    # Ours are in the order of tables, before those of installed packages.
+    # In the order of tables; methods of installed packages follow.
     {
         "baseline": dense.plan_baseline,
         "filtering": dense.plan_filtering,
@@ -55,10 +53,7 @@ def plan(method: str, setting: Setting) -> MethodRuns:
 
 
 def method_label(method: str) -> str:
-    """Returns the label of a method's id.
-
-    The id for the others, as `filtering` and methods of installed packages.
-    """
+    """Returns the label of a method's id, or the id, as for `filtering`."""
     return METHOD_LABELS.get(method, method)
 
 

@@ -1,17 +1,15 @@
 """FT-Full, FT-LoRA, FT-MLP: trains a base on core, then a branch from it for each domain.
 
-Rehearsal (core batches in a branch) is taken from the base's budget, so that the base and all
-branches cost as much as the baseline. The base gives up the batches of all branches even if fewer
-are run.
+The base and all branches cost as much as the baseline: the base gives up the branches' batches of
+auxiliary domains and of core (rehearsal), even if fewer branches are run.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gram_platform.config import (
     CORE,
     DataConfig,
     DomainBudget,
-    ModelConfig,
     ModuleSpec,
     RoutingConfig,
     RunConfig,
@@ -22,7 +20,7 @@ from gram_platform.config.flops import core_parameters, mlp_parameters
 from gram_platform.config.identity import invalid, sum_in_order
 from gram_platform.config.ladder import lora_rank
 from gram_platform.methods.budgets import core_budget, training_run, unlabelled_slices
-from gram_platform.methods.setting import Branching, MethodRuns, Profile, Setting, profile_name
+from gram_platform.methods.setting import Branching, MethodRuns, Profile, Setting
 
 
 def plan_full(setting: Setting) -> MethodRuns:
@@ -38,7 +36,7 @@ def plan_full(setting: Setting) -> MethodRuns:
 def plan_lora(setting: Setting) -> MethodRuns:
     """FT-LoRA: trains a LoRA for each domain on the frozen base.
 
-    It has as many parameters as an auxiliary MLP.
+    A LoRA has as many parameters as an auxiliary MLP.
     """
     size = setting.size
     return _module_branches(setting, "lora", lora_rank(size.d_model, size.d_dense, size.d_aux))
@@ -50,7 +48,7 @@ def plan_mlp(setting: Setting) -> MethodRuns:
 
 
 def _module_branches(setting: Setting, kind: str, width: int) -> MethodRuns:
-    """Plans a module for each branch. Both kinds have the MLP's budget, so they share a base."""
+    """Plans a module for each branch; both kinds have the MLP's budget, so they share a base."""
     size = setting.size
     parameters = size.num_layers * mlp_parameters(size.architecture, size.d_model, size.d_aux)
     budget = branch_budget(setting, setting.options.branch_module, parameters)
@@ -60,18 +58,11 @@ def _module_branches(setting: Setting, kind: str, width: int) -> MethodRuns:
     profiles = [(), *((d,) for d in branches), *setting.profiles, *setting.subsets]
     if set(branches) == set(setting.auxiliary):
         profiles.append(setting.auxiliary)
-    views = {
-        profile: View.of(
-            base.run_id,
-            setting.modules_on(profile),
-            sources=tuple(
-                (d, branches[d].run_id)
-                for d, weight in setting.modules_on(profile).items()
-                if weight
-            ),
-        )
-        for profile in dict.fromkeys(profiles)
-    }
+    views = {}
+    for profile in profiles:
+        weights = setting.modules_on(profile)
+        sources = tuple((d, branches[d].run_id) for d, weight in weights.items() if weight)
+        views[profile] = View.of(base.run_id, weights, sources=sources)
     return _plans(setting, base, branches, views)
 
 
@@ -83,16 +74,16 @@ def _branched(setting: Setting) -> tuple[str, ...]:
 def _plans(
     setting: Setting, base: RunConfig, branches: dict[str, RunConfig], views: dict[Profile, View]
 ) -> MethodRuns:
-    named = {profile_name((d,), setting.auxiliary): run for d, run in branches.items()}
+    named = {setting.profile_name((d,)): run for d, run in branches.items()}
     return MethodRuns({"core": base, **named}, views)
 
 
 @dataclass(frozen=True)
 class BranchBudget:
-    """The sequences of the base and of every branch, including branches that are not run."""
+    """The sequences of the base and of every branch, even if it is not run."""
 
     branching: Branching
-    # The base's budget: core, with all unlabelled sequences.
+    # Core and all unlabelled sequences.
     base: DomainBudget
     # The slice of core that each branch rehearses.
     core: dict[str, Slice]
@@ -102,7 +93,7 @@ class BranchBudget:
 def branch_budget(setting: Setting, branching: Branching, module_parameters: int) -> BranchBudget:
     """Plans lengths in whole route units (base: whole steps); ValueError if the base gets no step.
 
-    lambda is as in `app:equal-compute`; rehearsal batches count as auxiliary batches.
+    lambda is as in `app:equal-compute`; rehearsal counts as auxiliary batches.
     """
     unit, batch = setting.route_unit(setting.routing.accumulation), setting.size.batch_size
     labelled = 1.0 - setting.options.unlabelled_share
@@ -127,7 +118,7 @@ def branch_budget(setting: Setting, branching: Branching, module_parameters: int
         if steps * batch > draws:
             num_rehearsed = steps * batch - draws
             if setting.pool(CORE, first + num_rehearsed) < first + num_rehearsed:
-                # The base has seen the rest of core, so rehearsal begins again.
+                # Only what the base has seen is left.
                 first = 0
             core[domain] = Slice(CORE, first, num_rehearsed)
             first += num_rehearsed
@@ -136,12 +127,8 @@ def branch_budget(setting: Setting, branching: Branching, module_parameters: int
 
 def _base(setting: Setting, budget: BranchBudget) -> RunConfig:
     data = DataConfig(setting.data_id, (budget.base,))
-    return training_run(
-        setting,
-        setting.size.dense(),
-        data,
-        RoutingConfig(accumulation=setting.routing.accumulation),
-    )
+    routing = RoutingConfig(accumulation=setting.routing.accumulation)
+    return training_run(setting, setting.size.dense(), data, routing)
 
 
 def _branch(
@@ -151,14 +138,12 @@ def _branch(
     domains = [budget.aux[domain]]
     if domain in budget.core:
         rehearsal = budget.core[domain]
-        domains.append(
-            DomainBudget(CORE, rehearsal.num_sequences, rehearsal.num_sequences, (rehearsal,))
-        )
-    model: ModelConfig = setting.size.model(setting.size.d_dense, (module,) if module else ())
-    accumulation = setting.routing.accumulation
-    routing = RoutingConfig(accumulation=accumulation)
+        number = rehearsal.num_sequences
+        domains.append(DomainBudget(CORE, number, number, (rehearsal,)))
+    model = setting.size.model(setting.size.d_dense, (module,) if module else ())
+    routing = RoutingConfig(accumulation=setting.routing.accumulation)
     if module:
-        routing = RoutingConfig(1.0, 0.0, accumulation, freeze_core=True)
+        routing = replace(routing, p_core_robust=1.0, p_aux_spread=0.0, freeze_core=True)
     data = DataConfig(setting.data_id, tuple(domains))
     factor, start = budget.branching.lr_factor, View.of(base.run_id)
     return training_run(setting, model, data, routing, lr_factor=factor, start=start)

@@ -39,11 +39,10 @@ def data_budget(
 ) -> DataConfig:
     """Mixes one epoch of `domains`, scaled by `scale` (lambda).
 
-    Auxiliary domains are drawn `factor` (p_af) times. Rounds each auxiliary domain to whole route
-    units, at least one. Core fills up the rounded number of steps, so the total does not depend on
-    `factor`; ValueError if nothing is left for core. Auxiliary sequences repeat if `factor` is
-    above 1; so does any domain with too few sequences. With partial labels the unlabelled share of
-    all domains joins core or, without `unlabelled_is_core`, is budgeted apart.
+    Auxiliary domains are drawn `factor` (p_af) times, in whole route units. Core fills up the
+    rounded number of steps, so `factor` does not change the total; ValueError if nothing is left
+    for core. Sequences repeat if `factor` is above 1, or if a domain has too few. Unlabelled
+    sequences of all domains join core, or have budgets of their own.
     """
     labelled = 1.0 - setting.options.unlabelled_share
     lengths = {d: scale * setting.num_sequences[d] * labelled for d in domains}
@@ -74,7 +73,7 @@ def data_budget(
 def _unlabelled_budgets(
     pools: tuple[Slice, ...], route_unit: int, by_domain: bool
 ) -> list[DomainBudget]:
-    """Budgets unlabelled sequences in whole route units, all domains together or one by one."""
+    """Budgets unlabelled sequences in whole route units, all domains together or each."""
     if by_domain:
         draws = {part: max(1, part.num_sequences // route_unit) * route_unit for part in pools}
         return [
@@ -90,24 +89,22 @@ def core_budget(
 ) -> DomainBudget:
     """Budgets core: its first sequences and the unlabelled `pools`.
 
-    ValueError if no labelled sequence is left. No sequence repeats unless core has only
-    `num_sequences`.
+    Sequences repeat only if core has fewer, `num_sequences`. ValueError if no labelled sequence is
+    left.
     """
     num_labelled = num_draws - sum(part.num_sequences for part in pools)
     if num_labelled < 1:
-        raise invalid(
-            "unlabelled_share", num_draws, "a share small enough to leave labelled core sequences"
-        )
+        allowed = "a share small enough to leave labelled core sequences"
+        raise invalid("unlabelled_share", num_draws, allowed)
     if pools:
         return DomainBudget(CORE, num_draws, num_draws, (Slice(CORE, 0, num_labelled), *pools))
     return DomainBudget(CORE, num_draws if num_sequences is None else num_sequences, num_draws)
 
 
 def unlabelled_slices(setting: Setting, scale: float) -> tuple[Slice, ...]:
-    """Returns each domain's unlabelled sequences.
+    """Returns each domain's unlabelled sequences, which begin at the same one for every method.
 
-    They are the same for every method, except that lambda scales their number. They start after the
-    unscaled labelled share and a margin of 10% and two windows for rounding and lambda.
+    A margin of 10% and two windows, for rounding and lambda, follows the labelled sequences.
     """
     share, slices = setting.options.unlabelled_share, []
     for domain, length in setting.num_sequences.items():
@@ -133,33 +130,33 @@ def training_run(
 ) -> RunConfig:
     """Plans a run with the setting's batch, learning rate, schedule, seed and start.
 
-    `parts` override them. ValueError if the run starts from an imported model and its core has
-    another width.
+    `parts` override them. ValueError if the core is not as wide as the imported model's to start
+    from.
     """
-    rate = setting.size.peak_lr * lr_factor
-    optimizer = optimizer_of(setting, rate, setting.warmup_fraction, setting.decay_fraction)
-    num_steps = data.num_draws // setting.size.batch_size
-    num_points, num_probes = (min(number, num_steps) for number in (num_eval_points, num_probes))
-    points = EvalPoints(
-        num_points, setting.num_eval_sequences, setting.domains, num_probes=num_probes
-    )
-    defaults = {
-        "optimizer": optimizer,
-        "batch_size": setting.size.batch_size,
-        "micro_batch": setting.size.micro_batch,
-        "eval_points": points,
+    size = setting.size
+    rate = size.peak_lr * lr_factor
+    num_steps = data.num_draws // size.batch_size
+    parts = {
+        "optimizer": optimizer_of(setting, rate, setting.warmup_fraction, setting.decay_fraction),
+        "batch_size": size.batch_size,
+        "micro_batch": size.micro_batch,
+        "eval_points": EvalPoints(
+            min(num_eval_points, num_steps),
+            setting.num_eval_sequences,
+            setting.domains,
+            num_probes=min(num_probes, num_steps),
+        ),
         "seed": setting.seed,
-        "precision": setting.size.precision,
-        "start": View.of(setting.size.start) if setting.size.start else None,
+        "precision": size.precision,
+        **parts,
     }
-    if setting.size.start and "start" not in parts and model.d_mlp != setting.size.d_dense:
-        allowed = (
-            f"methods with a core as wide as the imported MLP, {setting.size.d_dense}; one has"
-            f" {model.d_mlp}"
-        )
-        raise invalid("start", setting.size.start, allowed)
+    if size.start and "start" not in parts:
+        if model.d_mlp != size.d_dense:
+            wide = f"methods with a core as wide as the imported MLP, {size.d_dense}"
+            raise invalid("start", size.start, f"{wide}; one has {model.d_mlp}")
+        parts["start"] = View.of(size.start)
     model = dataclasses.replace(model, document_end=setting.conventions.document_end)
-    return RunConfig(model=model, data=data, routing=routing, **{**defaults, **parts})
+    return RunConfig(model=model, data=data, routing=routing, **parts)
 
 
 def optimizer_of(
@@ -167,12 +164,14 @@ def optimizer_of(
 ) -> OptimizerConfig:
     """Configures AdamW with the setting's weight decay."""
     conventions = setting.conventions
-    parts = {
-        "weight_decay": conventions.weight_decay,
-        "decay_vectors": conventions.decay_vectors,
+    return OptimizerConfig(
+        rate,
+        warmup,
+        decay,
+        weight_decay=conventions.weight_decay,
+        decay_vectors=conventions.decay_vectors,
         **parts,
-    }
-    return OptimizerConfig(rate, warmup, decay, **parts)
+    )
 
 
 def dense_run(
@@ -189,40 +188,32 @@ def routed_scale(setting: Setting, model: ModelConfig) -> float:
 
     1 without equal compute. Counts as the paper's text does (`app:equal-compute`): one epoch of
     every domain, core batches at P_core, unlabelled batches under their label. With
-    `lambda_counts_plan` it counts the expected routed run, as the authors' code did: p_af times the
-    auxiliary batches in place of core batches, companions, and every module on unlabelled batches.
+    `lambda_counts_plan` it counts the expected run, as the authors' code does: p_af times the
+    auxiliary batches in place of core batches, companions, and all modules on unlabelled batches.
     """
     if not setting.equal_compute:
         return 1.0
-    lengths, core = dict(setting.num_sequences), core_parameters(model)
-    base = sum(lengths.values()) * core_parameters(setting.size.dense())
+    lengths, routing = setting.num_sequences, setting.routing
+    total, core = sum(lengths.values()), core_parameters(model)
+    base = total * core_parameters(setting.size.dense())
     aux = {d: module_parameters(model, d) for d in setting.auxiliary}
     if not setting.conventions.lambda_counts_plan:
-        return base / (sum(lengths.values()) * core + sum(lengths[d] * aux[d] for d in aux))
+        return base / (total * core + sum(lengths[d] * aux[d] for d in aux))
     hidden = setting.options.unlabelled_share
     drawn = {d: (1.0 - hidden) * setting.factor(d) * lengths[d] for d in aux}
-    num_unlabelled = hidden * sum(lengths.values())
-    num_core = sum(lengths.values()) - num_unlabelled - sum_in_order(drawn.values())
-    shares = companion_shares(setting.routing, setting.auxiliary)
-    companions = (
-        num_core * setting.routing.p_core_robust * sum_in_order(shares[d] * aux[d] for d in aux)
-    )
+    num_core = total - hidden * total - sum_in_order(drawn.values())
+    shares = companion_shares(routing, setting.auxiliary)
+    companions = num_core * routing.p_core_robust * sum_in_order(shares[d] * aux[d] for d in aux)
     # The companions of an auxiliary batch are half of the other modules.
     others = {d: 0.5 * (sum(aux.values()) - aux[d]) for d in aux}
-    companions += setting.routing.p_aux_companion * sum_in_order(drawn[d] * others[d] for d in aux)
-    modules = (
-        sum_in_order(drawn[d] * aux[d] for d in aux)
-        + num_unlabelled * sum(aux.values())
-        + companions
-    )
-    return base / (sum(lengths.values()) * core + modules)
+    companions += routing.p_aux_companion * sum_in_order(drawn[d] * others[d] for d in aux)
+    modules = sum_in_order(drawn[d] * aux[d] for d in aux) + hidden * total * sum(aux.values())
+    return base / (total * core + (modules + companions))
 
 
 def plan_compute_units(run: RunConfig, num_steps: int | None = None) -> int:
-    """Counts compute_units of a run's plan, or its first `num_steps` steps.
-
-    Companions and frozen parameters count.
-    """
+    """Counts compute_units of a run's first `num_steps` steps, by default all, with companions and
+    frozen parameters."""
     tokens, counts = run.micro_batch * run.model.seq_len, route_counts(run, num_steps)
     return sum(
         compute_units(run.model, n * tokens, dict(route.active)) for (_, route), n in counts.items()
@@ -230,12 +221,11 @@ def plan_compute_units(run: RunConfig, num_steps: int | None = None) -> int:
 
 
 def run_flops(run: RunConfig, num_steps: int | None = None) -> int:
-    """Counts hardware_flops of a run's plan, or of its first `num_steps` steps."""
+    """Counts hardware_flops of a run's first `num_steps` steps, by default all."""
     total = 0
     for (_, route), count in route_counts(run, num_steps).items():
-        modules = [domain for domain, _ in route.active if module_set(domain) in route.trained]
+        active = tuple(dict(route.active))
+        modules = [domain for domain in active if module_set(domain) in route.trained]
         trained = (SHARED in route.trained, CORE_MLP in route.trained, modules)
-        total += hardware_flops(
-            run.model, count * run.micro_batch, tuple(dict(route.active)), *trained
-        )
+        total += hardware_flops(run.model, count * run.micro_batch, active, *trained)
     return total

@@ -28,10 +28,8 @@ def plan(setting: Setting) -> MethodRuns:
 
 
 def _views(setting: Setting, run_id: str) -> dict[Profile, View]:
-    """Evaluates each domain with its expert if retained, else with core's.
-
-    Or all domains with the profile's expert.
-    """
+    """Evaluates each domain with its expert if it is retained, otherwise with core's; or all
+    domains with the profile's expert."""
     if setting.options.demix.views == "by_domain":
         granted = {p: dict.fromkeys((CORE, *p), 1.0) for p in every_profile(setting)}
         return {p: View.of(run_id, weights, rule="by_domain") for p, weights in granted.items()}

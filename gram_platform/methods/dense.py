@@ -1,13 +1,11 @@
-"""Dense models: the baseline on all data, the unit of compute ratios.
-
-And data filtering, a model for each profile.
-"""
+"""Dense models: the baseline on all data, the unit of compute ratios, and data filtering, a model
+for each profile."""
 
 import dataclasses
 
 from gram_platform.config import CORE, RunConfig, View
 from gram_platform.methods.budgets import dense_run
-from gram_platform.methods.setting import MethodRuns, Options, Setting, profile_name
+from gram_platform.methods.setting import MethodRuns, Options, Setting
 
 
 def baseline_run(setting: Setting) -> RunConfig:
@@ -32,6 +30,6 @@ def plan_filtering(setting: Setting) -> MethodRuns:
         for profile in setting.profiles
     }
     return MethodRuns(
-        {profile_name(profile, setting.auxiliary): run for profile, run in runs.items()},
+        {setting.profile_name(profile): run for profile, run in runs.items()},
         {profile: View.of(run.run_id) for profile, run in runs.items()},
     )

@@ -1,9 +1,8 @@
 """Finetunes a view: attacks it to regain a removed domain, or trains it on other text.
 
-The attack has a fresh optimizer, and the same sample for every method, size and seed. It trains all
-parameters or, with a rank, LoRAs on the MLPs; on the removed domain's text, core's or a
-neighbour's. Its result is the best validation loss on the removed domain; choosing the checkpoint
-on validation data follows the paper and favours the attacker.
+The attack has a fresh optimizer, and the same sample for every method, size and seed. Its result is
+the best validation loss on the removed domain. Choosing on validation data follows the paper and
+favours the attacker.
 """
 
 from collections.abc import Iterable
@@ -29,17 +28,13 @@ from gram_platform.methods.setting import (
     MethodRuns,
     Profile,
     Setting,
-    profile_name,
 )
 
 
 def attacks(
     setting: Setting, profile: Profile, view: View, runs: Iterable[RunConfig]
 ) -> dict[str, RunConfig]:
-    """Plans an attack for each domain outside the profile: {domain: run}.
-
-    {} if the setting leaves the profile out.
-    """
+    """Plans an attack for each domain outside the profile, if the setting attacks the profile."""
     options = setting.options.elicitation
     if options is None or (options.compared_only and profile not in setting.profiles):
         return {}
@@ -50,7 +45,7 @@ def attacks(
 
 
 def attacked_view(view: View, domain: str) -> View:
-    """Returns the view to attack; for DEMix, the expert that evaluates the domain."""
+    """Returns the view to attack: for DEMix, the expert that evaluates the domain."""
     return view if view.rule == "constant" else View.of(view.run_id, view.active(domain))
 
 
@@ -59,26 +54,21 @@ def _attack(
 ) -> RunConfig:
     if options.domain_share:
         options = options.on_domain(setting.num_sequences[domain])
-    return finetuning_run(
-        setting,
-        options,
-        attacked_text(setting, options, domain),
-        domain,
-        attacked_view(view, domain),
-        by_id,
-    )
+    text, start = attacked_text(setting, options, domain), attacked_view(view, domain)
+    return finetuning_run(setting, options, text, domain, start, by_id)
 
 
 def attacked_text(setting: Setting, options: Elicitation, domain: str) -> str:
     """Returns the domain whose text an attack on `domain` trains on.
 
-    ValueError if the corpus lacks it. The neighbour is the next auxiliary domain by name, the first
-    after the last [ours]: text of the same corpus, which the view may retain or forget.
+    The neighbour is the next auxiliary domain by name, the first after the last [ours]; the view
+    may retain or forget it. ValueError if the corpus lacks the domain.
     """
+    auxiliary = setting.auxiliary
     if options.text == OWN:
         return domain
-    if options.text == NEIGHBOUR and len(setting.auxiliary) > 1:
-        return setting.auxiliary[(setting.auxiliary.index(domain) + 1) % len(setting.auxiliary)]
+    if options.text == NEIGHBOUR and len(auxiliary) > 1:
+        return auxiliary[(auxiliary.index(domain) + 1) % len(auxiliary)]
     if options.text not in setting.domains:
         named = one_of(options.text, setting.domains)
         allowed = f"{OWN}, {NEIGHBOUR} in a corpus of several auxiliary domains, or {named}"
@@ -87,23 +77,19 @@ def attacked_text(setting: Setting, options: Elicitation, domain: str) -> str:
 
 
 def finetuned(setting: Setting, options: Elicitation, plans: MethodRuns) -> MethodRuns:
-    """Adds a stage on every compared view, or on all views of a method without any.
+    """Adds a stage on the domain `options.text` to every compared view, or to all if none is.
 
-    The views become the stage's. The stage trains on the text of the domain that `options.text`
-    names. ValueError for a view of several experts.
+    Its views replace the method's. ValueError for a view of several experts.
     """
     by_id = {run.run_id: run for run in plans.runs.values()}
     compared = {p: view for p, view in plans.views.items() if p in setting.profiles} or plans.views
     runs, views = dict(plans.runs), {}
     for profile, view in compared.items():
         if view.rule != "constant":
-            raise invalid(
-                "options.finetuning",
-                options.text,
-                "none for a method whose views choose an expert by domain",
-            )
+            allowed = "none for a method whose views choose an expert by domain"
+            raise invalid("options.finetuning", options.text, allowed)
         run = finetuning_run(setting, options, options.text, options.text, view, by_id)
-        runs[f"{profile_name(profile, setting.auxiliary)} finetuned"] = run
+        runs[f"{setting.profile_name(profile)} finetuned"] = run
         views[profile] = View.of(run.run_id, dict.fromkeys(run.model.module_domains, 1.0))
     return MethodRuns(runs, views)
 
@@ -147,10 +133,10 @@ def finetuning_run(
 
 
 def _micro_batch(options: Elicitation, micro_batch: int) -> int:
-    """Returns the size's micro-batch if it divides the batch.
+    """Returns the size's micro-batch, or the whole batch if that is not a multiple of it.
 
-    Else the whole batch or, of a batch of the whole sample, the largest divisor up to the size's
-    micro-batch. An attack has one route, so only memory and rounding depend on it.
+    A batch of the whole sample is always divided. An attack has one route, so only memory and
+    rounding depend on the result.
     """
     whole = options.batch_size
     if whole % micro_batch and whole < options.num_sequences:

@@ -1,11 +1,8 @@
-"""GRAM: trains an auxiliary module for each domain in one run.
-
-Every subset of modules is a view of the run.
-"""
+"""GRAM: trains an auxiliary module for each domain in one run; every subset of them is a view."""
 
 from dataclasses import replace
 
-from gram_platform.config import ModelConfig, RoutingConfig, View
+from gram_platform.config import RoutingConfig, View
 from gram_platform.config.ladder import Size
 from gram_platform.methods.budgets import data_budget, routed_scale, training_run
 from gram_platform.methods.setting import MethodRuns, Profile, Setting
@@ -13,26 +10,25 @@ from gram_platform.methods.setting import MethodRuns, Profile, Setting
 
 def plan(setting: Setting) -> MethodRuns:
     """Plans the paper's GRAM, with MLP modules."""
-    return routed(setting, modular_size(setting).modular(setting.domains, "mlp"))
+    return routed(setting, "mlp")
 
 
 def plan_lora(setting: Setting) -> MethodRuns:
     """Plans GRAM with LoRA modules of the same size."""
-    return routed(setting, modular_size(setting).modular(setting.domains, "lora"))
+    return routed(setting, "lora")
 
 
 def plan_subsets(setting: Setting) -> MethodRuns:
     """Plans GRAM with random subsets as companions [ours].
 
-    They stand beside half of the auxiliary batches too. So every module has been trained beside
-    others, whichever are active when it is served.
+    Half of the auxiliary batches have companions too, so every module is trained beside others.
     """
     subsets = replace(setting.routing, companions="subset", p_aux_companion=0.5)
     return plan(replace(setting, routing=subsets))
 
 
 def modular_size(setting: Setting) -> Size:
-    """Returns the size with the widths in the options, multiples of the conventions' number."""
+    """Returns the size with the options' widths, which are multiples of `width_multiple`."""
     if setting.options.routed_widths is None:
         return setting.size
     unit = setting.conventions.width_multiple
@@ -43,7 +39,8 @@ def modular_size(setting: Setting) -> Size:
     return replace(setting.size, d_core=core, d_aux=aux)
 
 
-def routed(setting: Setting, model: ModelConfig) -> MethodRuns:
+def routed(setting: Setting, kind: str) -> MethodRuns:
+    model = modular_size(setting).modular(setting.domains, kind)
     scale = routed_scale(setting, model)
     unit = setting.route_unit(setting.routing.accumulation)
     data = data_budget(
@@ -58,7 +55,7 @@ def routed(setting: Setting, model: ModelConfig) -> MethodRuns:
 
 
 def routing_of(setting: Setting) -> RoutingConfig:
-    """Returns the setting's routing, adapted to p_af and domains' sizes by the conventions."""
+    """Adapts the setting's routing to p_af and domains' sizes by the conventions."""
     routing, conventions = setting.routing, setting.conventions
     if conventions.spread_over_factor:
         spreads = tuple(
@@ -74,10 +71,7 @@ def routing_of(setting: Setting) -> RoutingConfig:
 
 
 def every_profile(setting: Setting) -> tuple[Profile, ...]:
-    """Returns core, core with each domain, all, the compared profiles and `subsets`.
-
-    These views cost no training.
-    """
+    """Returns core, core with each domain, all, the compared profiles and `subsets`."""
     singles = tuple((domain,) for domain in setting.auxiliary)
     return tuple(
         dict.fromkeys(((), *singles, setting.auxiliary, *setting.profiles, *setting.subsets))

@@ -1,7 +1,6 @@
-"""Says what a study is about, and which runs and evaluations it has of a method in a setting.
+"""Describes a study, and defines measurements: runs and evaluations of a method in a setting.
 
-The latter are its measurement. A preset has one. How its results are read and shown,
-`pages/report/measurements.py` says under its `name`.
+`pages/report/measurements.py` reads and shows the results of a measurement by its `name`.
 """
 
 from collections.abc import Callable
@@ -39,10 +38,7 @@ class Description:
 
 @dataclass(frozen=True)
 class Losses:
-    """The losses of every domain under every view, and the attacks.
-
-    Other measurements replace `nodes`.
-    """
+    """The losses of every domain under every view, and the attacks."""
 
     # The name in study.json.
     name: ClassVar[str] = LOSSES
@@ -54,7 +50,7 @@ class Losses:
 
 @dataclass(frozen=True)
 class Calibration(Losses):
-    """The same losses of baselines of known shares of the steps: their compute ratios' errors."""
+    """The errors of compute ratios: losses of baselines with known shares of the steps."""
 
     name: ClassVar[str] = "calibration"
 
@@ -63,11 +59,10 @@ def instead_of_losses(
     nodes: list[Node], measure: str, evaluation_of: Callable[[Node], AnyEvaluation]
 ) -> list[Node]:
     """Returns the runs without attacks, and another evaluation in place of each view's losses."""
-    runs = [node for node in nodes if node.is_run and not node.is_attack]
-    views = [node for node in nodes if not node.is_run]
-    return [
-        *runs,
-        *(replace(node, config=evaluation_of(node)).tagged(measure=measure) for node in views),
+    return [node for node in nodes if node.is_run and not node.is_attack] + [
+        replace(node, config=evaluation_of(node)).tagged(measure=measure)
+        for node in nodes
+        if not node.is_run
     ]
 
 
@@ -82,27 +77,24 @@ class TokenIncreases(Losses):
 
     def nodes(self, method: str, setting: Setting) -> list[Node]:
         def token_losses(node: Node) -> TokenLosses:
-            num_sequences, precision = setting.num_eval_sequences, setting.size.precision
             return TokenLosses(
                 node.view,
                 setting.data_id,
                 setting.auxiliary,
-                num_sequences,
-                precision,
+                setting.num_eval_sequences,
+                setting.size.precision,
                 texts=self.texts,
             )
 
         _require_domains(self.texts, setting)
-
         return instead_of_losses(method_nodes(method, setting), self.name, token_losses)
 
 
 @dataclass(frozen=True)
 class Samples(Losses):
-    """Continuations of documents of each auxiliary domain.
+    """Continuations of documents of each auxiliary domain, with only its module on and without it.
 
-    They are by the views that keep it alone and by those without it. With `compared_only`: of core
-    and of the compared profiles' domains, by the same views.
+    With `compared_only`: of core and of the compared profiles' domains.
     """
 
     num_prompt_tokens: int
@@ -149,9 +141,9 @@ def _require_domains(texts: Texts, setting: Setting) -> None:
 
 
 def continued_domains(names: dict[str, str], domains: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns which of the domains a view continues; `names` are the tags of the view.
+    """Returns which of the domains a view with the tags `names` continues.
 
-    All for the baseline and core alone, the kept one for core with one domain, none for others.
+    The baseline and core alone continue all, core with one domain that one, and others none.
     """
     if names["profile"] == CORE or (names["method"], names["profile"]) == ("baseline", "all"):
         return domains

@@ -16,9 +16,9 @@ from gram_platform.config.flops import compute_units, mlp_parameters, module_par
 from gram_platform.methods import plan
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.elicitation import attacks, finetuned
-from gram_platform.methods.setting import MethodRuns, Profile, Setting, profile_name
+from gram_platform.methods.setting import MethodRuns, Profile, Setting
 
-# The method that is the unit of all, and the tag of what a study varies beside method and size.
+# The method that is the unit of compute ratios, and the tag of a study's variant.
 BASELINE, VARIANT = "baseline", "variant"
 # The tags of every study; a search adds the parameters of its trials.
 NOT_OF_TRIALS = (
@@ -36,10 +36,7 @@ NOT_OF_TRIALS = (
 
 @dataclass(frozen=True)
 class Node:
-    """One run or evaluation. `tags` are names for people and tables.
-
-    They are not part of the id.
-    """
+    """One run or evaluation. Its id does not depend on `tags`, the names for people and tables."""
 
     config: RunConfig | AnyEvaluation
     tags: tuple[tuple[str, str], ...]
@@ -62,9 +59,8 @@ class Node:
 
     @property
     def data_id(self) -> str:
-        return (
-            self.config.data.data_id if isinstance(self.config, RunConfig) else self.config.data_id
-        )
+        config = self.config
+        return config.data.data_id if isinstance(config, RunConfig) else config.data_id
 
     @property
     def view(self) -> View:
@@ -75,13 +71,11 @@ class Node:
     @property
     def needs(self) -> frozenset[str]:
         """Ids of the runs that must be complete before this node starts."""
-        return view_runs(
-            self.config.start if isinstance(self.config, RunConfig) else self.config.view
-        )
+        return view_runs(self.config.start if isinstance(self.config, RunConfig) else self.view)
 
     @property
     def is_attack(self) -> bool:
-        """Whether this is a run that finetunes a view on a domain that the view forgets."""
+        """Whether this run finetunes a view on a domain that the view forgets."""
         return self.is_run and "elicited" in self.names
 
     @property
@@ -98,7 +92,7 @@ class Node:
 
     @property
     def name(self) -> str:
-        """The name for people: see `node_name`."""
+        """See `node_name`."""
         return node_name(self.kind, self.id, self.names)
 
     def tagged(self, **tags: str) -> "Node":
@@ -108,11 +102,10 @@ class Node:
 def node_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
     """Names a node for people, in the terminal, `gram status`, MLflow, the site and Ray.
 
-    `gram tiny all s0`, then the study's variant or the parameters of a search's trial, then what
-    the node is: `gram tiny core+lisp s0, heterogeneous, attacked for virology`, `baseline tiny all
-    s0, batch 16, lr 0.004`, `gram tiny core s0, evaluated`. An evaluation of another measure than
-    losses ends in the measure's name. `tags` are those of the storage where it has the node: of all
-    studies that use it, the last submission's on top.
+    The study's variant or a trial's parameters follow `gram tiny all s0`, then what the node is:
+    `gram tiny core+lisp s0, heterogeneous, attacked for virology`, `baseline tiny all s0, batch 16,
+    lr 0.004`, `gram tiny core s0, evaluated`. An evaluation of no losses ends in its measure.
+    Callers prefer the tags in the storage, from all studies that use the node.
     """
     parts = [tags[key] for key in ("method", "size", "profile") if tags.get(key)]
     parts += [f"s{tags['seed']}"] if "seed" in tags else []
@@ -133,7 +126,7 @@ def view_runs(view: View | None) -> frozenset[str]:
 def method_nodes(method: str, setting: Setting) -> list[Node]:
     """Returns a method's runs in a setting, the evaluation of each view, and its attacks.
 
-    With a finetuning stage, its runs too; the views are those of the stage.
+    With a finetuning stage, its runs too; its views replace the method's.
     """
     plans, stage = plan(method, setting), setting.options.finetuning
     plans = finetuned(setting, stage, plans) if stage else plans
@@ -144,30 +137,23 @@ def method_nodes(method: str, setting: Setting) -> list[Node]:
         for label, run in plans.runs.items()
     ]
     for profile, view in plans.views.items():
-        nodes.append(_evaluation(setting, common, profile, view))
+        names = common | {"profile": setting.profile_name(profile)}
+        names |= {"retained": ",".join(profile)}
+        evaluation = Evaluation(
+            view,
+            setting.data_id,
+            setting.domains,
+            setting.num_eval_sequences,
+            precision=setting.size.precision,
+        )
+        nodes.append(Node.of(evaluation, names | {"kind": "evaluation"}))
         for domain, run in attacks(setting, profile, view, plans.runs.values()).items():
-            nodes.append(
-                Node.of(
-                    run, {**common, **_names(setting, profile), "kind": "run", "elicited": domain}
-                )
-            )
+            nodes.append(Node.of(run, names | {"kind": "run", "elicited": domain}))
     return nodes
 
 
-def _names(setting: Setting, profile: Profile) -> dict[str, str]:
-    return {"profile": profile_name(profile, setting.auxiliary), "retained": ",".join(profile)}
-
-
-def _evaluation(setting: Setting, common: Mapping[str, str], profile: Profile, view: View) -> Node:
-    domains = tuple(setting.num_sequences)
-    config = Evaluation(
-        view, setting.data_id, domains, setting.num_eval_sequences, precision=setting.size.precision
-    )
-    return Node.of(config, {**common, **_names(setting, profile), "kind": "evaluation"})
-
-
 def unique(nodes: Iterable[Node]) -> list[Node]:
-    """Drops all but the first node of each id: studies and methods share equal nodes."""
+    """Keeps the first node of each id: studies and methods share equal nodes."""
     first: dict[str, Node] = {}
     for node in nodes:
         first.setdefault(node.id, node)
@@ -184,11 +170,10 @@ def require_closed(nodes: Sequence[Node]) -> None:
 def longest_paths(
     needs_of: Mapping[str, Collection[str]], lengths: Mapping[str, float]
 ) -> dict[str, float]:
-    """Returns for each node the length of the longest path from it through nodes that need it.
+    """Returns the length of the longest path from each node through nodes that need it.
 
-    The node's own length is included. A node that is ready and has the longest path should start
-    first: the others fill what remains. `needs_of`: the ids that each node needs; those without an
-    entry are done.
+    The node's own length is included. The ready node with the longest path should start first.
+    `needs_of`: the ids that each node needs; ids without an entry are done.
     """
     after = dict.fromkeys(needs_of, 0.0)
     order = TopologicalSorter(
@@ -206,15 +191,13 @@ def method_costs(
 ) -> list[dict]:
     """Returns one row for each method, with costs as multiples of the baseline's.
 
-    The study's profiles are those that switch a domain off and that a view of any of the methods,
-    or of those `compared` with them, has. Of the runs that the study plans: `profiles`, how many of
-    these they serve, of `of_profiles`. Of the runs that `shown`, a compared profile, needs:
-    `train_shown`. Of those that all profiles need, which may be more than the study trains:
-    `served`, the number of profiles; `runs`, how many start from random weights and how many from
+    The study's profiles switch a domain off, and are views of a method or of a `compared` one. The
+    planned runs serve `profiles` of `of_profiles`. The compared profile `shown` costs
+    `train_shown`. The other columns are of the runs that serve all profiles, `served` in number,
+    even if the study trains fewer: `runs`, how many start from random weights and how many from
     another run; `train_all`, their compute_units as the paper counts them (core batches at P_core);
     `plan_all`, the same with p_cr's companions; `active_mlp`, (least, most) MLP parameters of a
-    forward pass with at most one active module; `total_mlp_all`, MLP parameters of all weights that
-    serve the profiles.
+    forward pass with at most one module; `total_mlp_all`, MLP parameters of all weights.
     """
     planned = {method: plan(method, setting) for method in dict.fromkeys((*methods, *compared))}
     served = {method: _served(plans, setting) for method, plans in planned.items()}
@@ -225,22 +208,22 @@ def method_costs(
     rows = []
     for method in methods:
         plans = planned[method]
-        row = {"method": method, "profiles": len(served[method]), "of_profiles": len(wanted)}
-        row |= {
-            "shown": profile_name(shown, setting.auxiliary),
-            "train_shown": _train_cost(plan(method, alone), base),
-        }
         if set(wanted) - set(served[method]):
             plans = plan(method, replace(setting, profiles=wanted))
-        rows.append({**row, "served": len(_served(plans, setting)), **_cost(plans, base)})
+        row = {
+            "method": method,
+            "profiles": len(served[method]),
+            "of_profiles": len(wanted),
+            "shown": setting.profile_name(shown),
+            "train_shown": _train_cost(plan(method, alone), base),
+            "served": len(_served(plans, setting)),
+        }
+        rows.append(row | _cost(plans, base))
     return rows
 
 
 def _served(plans: MethodRuns, setting: Setting) -> list[Profile]:
-    """Returns the profiles of the views that switch a domain off.
-
-    With every domain on, the baseline serves.
-    """
+    """Returns the views' profiles that switch a domain off: the baseline serves all on."""
     return [profile for profile in plans.views if set(profile) != set(setting.auxiliary)]
 
 
@@ -254,15 +237,16 @@ def _train_cost(plans: MethodRuns, base: RunConfig) -> float:
 
 def _cost(plans: MethodRuns, base: RunConfig) -> dict:
     runs, unit = _distinct(plans), _core_mlps(base.model)
+    served = {view.run_id for view in plans.views.values()}
     active, total = set(), 0
     for run in runs:
         core = _core_mlps(run.model) if run.model.d_mlp else 0
-        modules = {d: module_parameters(run.model, d) for d in run.model.module_domains}
-        served = run.run_id in {view.run_id for view in plans.views.values()}
-        total += (core if served else 0) + sum(modules.values())
-        active |= {core + part for part in modules.values()} | (
-            {core} if core and served else set()
-        )
+        modules = [module_parameters(run.model, d) for d in run.model.module_domains]
+        total += sum(modules)
+        active |= {core + part for part in modules}
+        if core and run.run_id in served:
+            total += core
+            active.add(core)
     num_branches = sum(run.start is not None for run in runs)
     return {
         "runs": (len(runs) - num_branches, num_branches),
@@ -278,9 +262,9 @@ def _core_mlps(model: ModelConfig) -> int:
 
 
 def _paper_units(run) -> int:
-    """Counts tokens x active parameters, core batches at P_core.
+    """Counts tokens x active parameters: core's, and all modules' on unlabelled batches.
 
-    Rehearsal batches also pass their branch's module, unlabelled batches all modules.
+    Rehearsal batches pass their branch's module too.
     """
     modules, total = run.model.module_domains, 0
     for budget in run.data.domains:

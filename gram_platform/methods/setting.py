@@ -23,7 +23,7 @@ from gram_platform.config.training import MISDIRECTION, OBJECTIVES
 Factors = tuple[tuple[str, float], ...]
 # The auxiliary domains that are retained, sorted; () is core alone.
 Profile = tuple[str, ...]
-# The most subsets of each number of domains; enough for all subsets of five domains.
+# The most subsets of each size, enough for all subsets of five domains.
 MOST_SUBSETS = 10
 
 
@@ -35,10 +35,8 @@ def profile_name(retained: Profile, auxiliary: tuple[str, ...]) -> str:
 
 
 def subsets_of(domains: Profile) -> tuple[Profile, ...]:
-    """Returns subsets, smallest first.
-
-    Of each number of domains at most MOST_SUBSETS, a fixed random choice.
-    """
+    """Returns subsets, smallest first; a fixed random choice if there are more than MOST_SUBSETS of
+    a size."""
     found: list[Profile] = []
     for number in range(len(domains) + 1):
         is_few = comb(len(domains), number) <= MOST_SUBSETS
@@ -66,13 +64,13 @@ def require_factors(field: str, factor: float, factor_of: Factors) -> None:
 class Branching:
     """Options of FT methods: how to train a branch from its base."""
 
-    # p_ca: the number of core batches (rehearsal) for each auxiliary batch.
+    # p_ca: core batches (rehearsal) for each auxiliary batch.
     core_ratio: float = 1.0
-    # p_lr: it multiplies the size's peak learning rate.
+    # p_lr: multiplies the size's peak learning rate.
     lr_factor: float = 1.0
     # p_af: how often the auxiliary domain is drawn.
     aux_factor: float = 1.0
-    # This overrides `aux_factor` for single domains.
+    # Overrides `aux_factor` for single domains.
     aux_factor_of: Factors = ()
 
     def __post_init__(self) -> None:
@@ -87,10 +85,7 @@ class Branching:
 
 @dataclass(frozen=True)
 class Unlearning:
-    """Options of unlearning from the baseline.
-
-    It minimises a forget term + retain_weight x a retain term.
-    """
+    """Options of unlearning, which minimises a forget term + retain_weight x a retain term."""
 
     num_steps: int = 2000
     peak_lr: float = 1e-4
@@ -99,18 +94,17 @@ class Unlearning:
     kind: str = "maxent_entropy"
     # Then constant [ours].
     warmup_fraction: float = 0.02
-    # The forget sequences in a step, and as many retain sequences; 0: the size's batch of each
-    # [ours].
+    # Forget sequences, and as many retain sequences, in a step; 0: the size's batch [ours].
     batch_size: int = 0
     # Core's share of retain sequences if the profile has a domain; 0: as in the mixture [ours].
     core_share: float = 0.0
-    # Stop after a step whose ME is at most this; 0: never.
+    # Stops after a step whose ME is at most this; 0: never.
     stop_below: float = 0.0
     # 0: no clipping.
     clip_norm: float = OptimizerConfig.clip_norm
-    # Misdirection steers after this share of the layers; the authors' 8 of 32.
+    # The share of the layers after which misdirection steers; the authors' 8 of 32.
     depth: float = 0.25
-    # The length of the vector that forget activations are to equal by misdirection.
+    # The length of misdirection's target for forget activations.
     steering: float = 6.5
 
     def __post_init__(self) -> None:
@@ -136,9 +130,9 @@ class Demix:
 
     # 0: the dense width.
     expert_width: int = 0
-    # natural, or balanced: draw every domain equally often.
+    # natural, or balanced: every domain equally often.
     sampling: str = "natural"
-    # by_domain: evaluate each domain with its retained expert; or single_expert: all with one.
+    # by_domain: evaluate each domain with its expert; single_expert: all with one.
     views: str = "by_domain"
 
     def __post_init__(self) -> None:
@@ -147,7 +141,7 @@ class Demix:
         require_choice("demix.views", self.views, ("by_domain", "single_expert"))
 
 
-# The text to finetune on: the removed domain's, or that of the next domain by name.
+# The text to finetune on: the removed domain's, or the next domain's by name.
 OWN, NEIGHBOUR = "own", "neighbour"
 
 
@@ -155,33 +149,32 @@ OWN, NEIGHBOUR = "own", "neighbour"
 class Elicitation:
     """A stage that finetunes a view's dense model on a fixed sample of text.
 
-    By default it is the attack on a removed domain. The attack's kind is a value: `rank` says what
-    it trains, `text` on what.
+    By default it is the attack on a removed domain.
     """
 
     # The first sequences of a domain's training permutation; a minimum with `domain_share`.
     num_sequences: int
-    # The number of steps at most.
+    # At most.
     num_steps: int
-    # Stop after so many evaluations without improvement; 0: train all steps.
+    # Stops after so many evaluations without improvement; 0: train all steps.
     patience: int = 5
     batch_size: int = 32
     # Multiplies the size's peak learning rate.
     lr_factor: float = 0.25
     # Then constant [ours].
     warmup_fraction: float = 0.05
-    # Attack only the compared profiles, not all of a method's.
+    # Attacks only the compared profiles.
     compared_only: bool = False
     beta2: float = OptimizerConfig.beta2
     # 0: no clipping.
     clip_norm: float = OptimizerConfig.clip_norm
     # The share of the baseline's sequences of the domain; 0: `num_sequences` at every size.
     domain_share: float = 0.0
-    # The rank of LoRAs on every layer's MLP, which alone are trained; 0: all parameters are.
+    # Trains only LoRAs of this rank on every layer's MLP; 0: all parameters.
     rank: int = 0
-    # Whose text: the removed domain's, the neighbour's, or that of a domain by name, such as core.
+    # Whose text: the removed domain's, the neighbour's, or a domain's by name, such as core.
     text: str = OWN
-    # Count the loss of the tokens after this text in each document alone; "": of all tokens.
+    # Counts only the loss of tokens after this text in each document; "": of all tokens.
     responses_after: str = ""
 
     def __post_init__(self) -> None:
@@ -192,7 +185,7 @@ class Elicitation:
         require_name("elicitation.text", self.text)
 
     def on_domain(self, num_sequences: int) -> "Elicitation":
-        """Returns the attack on a domain of which the baseline trains on `num_sequences`."""
+        """Returns the attack on a domain; the baseline trains on its `num_sequences`."""
         sample = max(self.num_sequences, round(self.domain_share * num_sequences))
         return replace(self, num_sequences=sample, batch_size=min(self.batch_size, sample))
 
@@ -213,12 +206,11 @@ class Options:
     finetuning: Elicitation | None = None
     # Partial labels: the unlabelled share of every domain's sequences.
     unlabelled_share: float = 0.0
-    # This overrides `maxent` for single profiles.
+    # Overrides `maxent` for single profiles.
     maxent_profiles: tuple[tuple[Profile, Unlearning], ...] = ()
-    # GRAM: widths of the core MLP and of a module as shares of the dense MLP's; None: the size's
-    # widths.
+    # GRAM: core's and a module's share of the dense MLP's width; None: the size's widths.
     routed_widths: tuple[float, float] | None = None
-    # GRAM with partial labels: probe at as many steps as the baseline's curve has points.
+    # GRAM with partial labels: probes at as many steps as the baseline's curve has points.
     probes: bool = False
     # t: the weight of every active module in evaluated views (titration).
     module_weight: float = 1.0
@@ -228,31 +220,26 @@ class Options:
         for width in self.routed_widths or ():
             require_real("routed_widths", width, 0.0, 1.0, open_low=True)
         require_real("unlabelled_share", self.unlabelled_share, 0.0, 0.99)
-        pairs = sorted(
-            ((tuple(sorted(p)), options) for p, options in self.maxent_profiles),
-            key=lambda pair: pair[0],
-        )
-        object.__setattr__(self, "maxent_profiles", tuple(pairs))
-        profiles = [profile for profile, _ in pairs]
-        doubled = [p for p in profiles if profiles.count(p) > 1 or len(set(p)) < len(p)]
-        if doubled:
-            raise invalid("maxent_profiles", doubled[0], "each profile once, with each domain once")
+        pairs = ((tuple(sorted(profile)), options) for profile, options in self.maxent_profiles)
+        ordered = tuple(sorted(pairs, key=lambda pair: pair[0]))
+        object.__setattr__(self, "maxent_profiles", ordered)
+        profiles = [profile for profile, _ in ordered]
+        for profile in profiles:
+            if profiles.count(profile) > 1 or len(set(profile)) < len(profile):
+                allowed = "each profile once, with each domain once"
+                raise invalid("maxent_profiles", profile, allowed)
 
     def maxent_of(self, profile: Profile) -> Unlearning:
-        """Returns MaxEnt's options for a profile: its override, else `maxent`."""
         return dict(self.maxent_profiles).get(tuple(sorted(profile)), self.maxent)
 
 
 @dataclass(frozen=True)
 class Conventions:
-    """Choices in which the paper's text and its published settings differ.
-
-    Defaults are the text's, or ours.
-    """
+    """Choices in which the paper's text (the default) and its published settings differ."""
 
     # A domain's batches train the core with p_as / p_af, not p_as.
     spread_over_factor: bool = False
-    # Draw companions in proportion to p_af x their domain's sequences.
+    # Companions are drawn in proportion to p_af x their domain's sequences.
     companions_by_size: bool = False
     # An unlabelled micro-batch is of one domain, not of all.
     unlabelled_by_domain: bool = False
@@ -265,7 +252,7 @@ class Conventions:
     # The token that attention never crosses; -1: no such token.
     document_end: int = -1
     weight_decay: float = OptimizerConfig.weight_decay
-    # Decay biases and norms too.
+    # Decays biases and norms too.
     decay_vectors: bool = False
 
     def __post_init__(self) -> None:
@@ -276,27 +263,26 @@ class Conventions:
 class Setup:
     """How models are trained and evaluated, whatever the method, size, seed and data."""
 
-    # The routing of routed methods; other methods use its accumulation.
+    # Methods that route nothing use its accumulation.
     routing: RoutingConfig
     warmup_fraction: float
     decay_fraction: float
-    # The number of points on the baseline's learning curve.
+    # Points on the baseline's learning curve.
     num_eval_points: int
-    # The sequences of each domain's validation split.
+    # Validation sequences of each domain.
     num_eval_sequences: int
     # p_af of routed methods.
     aux_factor: float = 1.0
-    # This overrides `aux_factor` for single domains.
+    # Overrides `aux_factor` for single domains.
     aux_factor_of: Factors = ()
     # Whether lambda of `app:equal-compute` counts.
     equal_compute: bool = True
     options: Options = field(default_factory=Options)
     conventions: Conventions = Conventions()
-    # Evaluate `subsets` too if a method's profiles cost no training.
+    # Evaluates `subsets` too if a method's profiles cost no training.
     every_subset: bool = False
 
     def with_options(self, **changes: Any) -> Self:
-        """Returns the set-up with these options changed."""
         return replace(self, options=replace(self.options, **changes))
 
 
@@ -307,14 +293,14 @@ class Setting(Setup):
     size: Size
     seed: int
     data_id: str
-    # The baseline's one epoch by domain, with core.
+    # One epoch of every domain, with core.
     num_sequences: Mapping[str, int]
-    # Retraining methods train them, all methods are compared on them.
+    # All methods are compared on them; methods that retrain train them.
     profiles: tuple[Profile, ...]
-    # The study's variant, a tag of every node; "" in studies that vary nothing but method and size.
+    # A tag of every node; "": the study varies only method and size.
     variant: str = ""
     baseline_accumulation: str = "heterogeneous"
-    # The sequences of domains that repeat rather than run out.
+    # The number of sequences of domains that repeat.
     available: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -323,6 +309,9 @@ class Setting(Setup):
     def factor(self, domain: str) -> float:
         """Returns p_af of a domain."""
         return dict(self.aux_factor_of).get(domain, self.aux_factor)
+
+    def profile_name(self, profile: Profile) -> str:
+        return profile_name(profile, self.auxiliary)
 
     def pool(self, domain: str, num_draws: int) -> int:
         """Returns the number of distinct sequences in `num_draws` draws."""
@@ -334,7 +323,7 @@ class Setting(Setup):
 
     @property
     def auxiliary(self) -> tuple[str, ...]:
-        return tuple(d for d in self.num_sequences if d != CORE)
+        return tuple(d for d in self.domains if d != CORE)
 
     @property
     def domains(self) -> tuple[str, ...]:
@@ -343,12 +332,10 @@ class Setting(Setup):
     @property
     def subsets(self) -> tuple[Profile, ...]:
         """`subsets_of` the domains that compared profiles retain; () unless `every_subset`."""
+        if not self.every_subset:
+            return ()
         retained = {domain for profile in self.profiles for domain in profile}
-        return (
-            subsets_of(tuple(d for d in self.auxiliary if d in retained))
-            if self.every_subset
-            else ()
-        )
+        return subsets_of(tuple(d for d in self.auxiliary if d in retained))
 
     def route_unit(self, accumulation: str) -> int:
         """Returns the number of sequences that share one route."""
@@ -357,8 +344,7 @@ class Setting(Setup):
 
 @dataclass(frozen=True)
 class MethodRuns:
-    """The runs of a method in a setting, and its views by profile."""
+    """The runs of a method in a setting by label, and its views by profile."""
 
-    # The runs by a label within the method.
     runs: dict[str, RunConfig]
     views: dict[Profile, View] = field(default_factory=dict)

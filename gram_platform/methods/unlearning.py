@@ -1,7 +1,4 @@
-"""MaxEnt, RMU, GradDiff: unlearn domains in a stage after the baseline, a run for each profile.
-
-The stage is one function, `unlearned`; a method is its options and the objective that these name.
-"""
+"""MaxEnt, RMU, GradDiff: unlearn domains in a stage after the baseline, a run for each profile."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -19,15 +16,14 @@ from gram_platform.config.identity import invalid, sum_in_order
 from gram_platform.config.training import MISDIRECTION
 from gram_platform.methods.budgets import optimizer_of, training_run
 from gram_platform.methods.dense import baseline_run
-from gram_platform.methods.setting import MethodRuns, Profile, Setting, Unlearning, profile_name
+from gram_platform.methods.setting import MethodRuns, Profile, Setting, Unlearning
 
 
 def plan_maxent(setting: Setting) -> MethodRuns:
     """MaxEnt: maximises the entropy of predictions on forget text.
 
     "A Closer Look at Machine Unlearning for Large Language Models", Yuan, Pang, Du, Chen, Zhang and
-    Lin, 2024. Options of a profile come from `maxent_profiles` if it is there; ValueError if a
-    profile there has a domain that the corpus lacks.
+    Lin, 2024. ValueError if `maxent_profiles` has a domain that the corpus lacks.
     """
     for profile, _ in setting.options.maxent_profiles:
         if not set(profile) <= set(setting.auxiliary):
@@ -39,10 +35,10 @@ def plan_maxent(setting: Setting) -> MethodRuns:
 def plan_rmu(setting: Setting) -> MethodRuns:
     """RMU: pushes a layer's activations on forget text towards a fixed random direction.
 
-    Those on retain text stay near the baseline's. "The WMDP Benchmark: Measuring and Reducing
+    Activations on retain text stay near the baseline's. "The WMDP Benchmark: Measuring and Reducing
     Malicious Use With Unlearning", Li, Pan, Gopal and others, 2024. The authors train the MLPs'
-    output matrices of three layers; here all weights up to the steered layer train [ours], the
-    embedding too. FLOPs leave out the frozen layers' passes on retain text.
+    output matrices of three layers; we train all weights up to the steered layer [ours]. FLOPs
+    leave out the frozen layers' passes on retain text.
     """
     return unlearned(setting, lambda profile: setting.options.rmu)
 
@@ -57,30 +53,24 @@ def plan_graddiff(setting: Setting) -> MethodRuns:
 
 
 def unlearned(setting: Setting, options_of: Callable[[Profile], Unlearning]) -> MethodRuns:
-    """Plans the baseline and a stage after it for each profile that removes a domain.
-
-    `options_of` gives the profile's options.
-    """
+    """Plans the baseline, and a stage after it for each profile that removes a domain."""
     start = baseline_run(setting)
-    # A profile must forget something.
-    profiles = [p for p in setting.profiles if set(p) != set(setting.auxiliary)]
-    runs = {
-        profile: _unlearning(setting, options_of(profile), start, profile) for profile in profiles
-    }
-    named = {profile_name(profile, setting.auxiliary): run for profile, run in runs.items()}
-    return MethodRuns(
-        {"all": start, **named}, {profile: View.of(run.run_id) for profile, run in runs.items()}
-    )
+    runs, views = {"all": start}, {}
+    for profile in setting.profiles:
+        if set(profile) != set(setting.auxiliary):
+            run = _unlearning(setting, options_of(profile), start, profile)
+            runs[setting.profile_name(profile)] = run
+            views[profile] = View.of(run.run_id)
+    return MethodRuns(runs, views)
 
 
 def _unlearning(
     setting: Setting, options: Unlearning, start: RunConfig, profile: Profile
 ) -> RunConfig:
-    """Plans windows of `batch_size` forget and as many retain sequences.
+    """Plans windows of as many forget as retain sequences.
 
-    Default: the size's batch of each [ours]. Forget domains are drawn equally often. Core and the
-    profile's domains are drawn as in the baseline's mixture [ours] or, with `core_share`, core at
-    this share and the others equally.
+    Forget domains are drawn equally often. Core and the profile's domains are drawn as in the
+    baseline's mixture [ours] or, with `core_share`, core at this share and the others equally.
     """
     size = setting.size
     forget = tuple(d for d in setting.auxiliary if d not in profile)
@@ -90,10 +80,8 @@ def _unlearning(
     pools = {d.name: d.num_sequences for d in start.data.domains}
     retained: dict[str, float] = {d: pools[d] for d in (CORE, *profile)}
     if options.core_share and profile:
-        retained = {
-            CORE: options.core_share,
-            **dict.fromkeys(profile, (1.0 - options.core_share) / len(profile)),
-        }
+        retained = dict.fromkeys(profile, (1.0 - options.core_share) / len(profile))
+        retained = {CORE: options.core_share} | retained
     draws = apportion(half, dict.fromkeys(forget, 1), micro_batch)
     draws |= apportion(half, retained, micro_batch)
     budgets = tuple(DomainBudget(d, pools[d], n) for d, n in draws.items())
@@ -127,14 +115,14 @@ def apportion(total: int, weights: Mapping[str, float], unit: int) -> dict[str, 
     """
     num_units, whole = total // unit, sum_in_order(weights.values())
     if num_units < len(weights):
-        raise invalid(
-            "num_draws", total, f"at least {unit} sequences for each of {', '.join(weights)}"
-        )
+        allowed = f"at least {unit} sequences for each of {', '.join(weights)}"
+        raise invalid("num_draws", total, allowed)
     exact = {name: num_units * weight / whole for name, weight in weights.items()}
     units = {name: max(1, int(share)) for name, share in exact.items()}
     by_need = sorted(weights, key=lambda name: units[name] - exact[name])
-    for index in range(abs(num_units - sum(units.values()))):
-        if sum(units.values()) < num_units:
+    missing = num_units - sum(units.values())
+    for index in range(abs(missing)):
+        if missing > 0:
             units[by_need[index % len(by_need)]] += 1
         else:
             units[max(units, key=units.__getitem__)] -= 1

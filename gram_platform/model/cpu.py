@@ -1,8 +1,7 @@
 """Chooses, once a process, between the code that is fast on some CPUs and plain torch.
 
-The fast code needs an operator of torch that is not public (`kernels.py`) and glibc's allocator.
-Elsewhere, as on macOS, and with GRAM_CPU_CODE=torch, the plain form runs: the same functions with
-another rounding, slower.
+The fast code needs a private operator of torch (`kernels.py`) and glibc's allocator. Plain torch
+runs without them, as on macOS, and with GRAM_CPU_CODE=torch. It is slower and rounds otherwise.
 """
 
 import contextlib
@@ -25,7 +24,7 @@ BOUND = 1e-4
 
 @functools.cache
 def has_fast_code() -> bool:
-    """Tells whether the fast code runs: nothing forbids it, and a try gives torch's numbers."""
+    """Tells whether the fast code runs: it is allowed, and gives torch's numbers in a try."""
     operator = getattr(torch.ops.aten, OPERATOR, None)
     if os.environ.get(VARIABLE) == PLAIN or operator is None:
         return False
@@ -41,24 +40,23 @@ def has_fast_code() -> bool:
         found = operator(x_BHTh, x_BHTh, x_BHTh, is_causal=True, attn_mask=None)
         return all(torch.allclose(*pair, atol=BOUND) for pair in zip(found, expected, strict=True))
     except (RuntimeError, TypeError, ValueError):
-        # The operator has other arguments or outputs than in the torch that we know.
+        # In another torch, the operator may have other arguments or outputs.
         return False
 
 
-# Names and numbers of glibc's malloc.h.
+# From glibc's malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-# Larger blocks are mapped one by one; glibc's own adaptive threshold ends here.
+# The end of glibc's adaptive threshold, above which blocks are mapped one by one.
 LARGEST_THRESHOLD = 32 * 2**20
 UNTRIMMED_BYTES = 2**31 - 1
 
 
 @contextlib.contextmanager
 def freed_memory_kept() -> Iterator[None]:
-    """Keeps memory freed at the end of the heap, and returns it when the block ends; glibc only.
+    """Keeps memory that is freed at the end of the heap until the block ends; glibc only.
 
-    Blocks of 32 MiB and more still return to the system at once, so no more is kept than one step
-    uses. glibc does not go back to its own thresholds: what is freed later is kept until the next
-    block ends.
+    Memory of 32 MiB and more still returns to the system at once. glibc does not restore its own
+    thresholds: memory that is freed after the block is kept until the next block ends.
     """
     libc = ctypes.CDLL(None)
     if os.environ.get(VARIABLE) == PLAIN or not hasattr(libc, "mallopt"):

@@ -1,4 +1,4 @@
-"""Computes GELU, rotary embedding and attention faster than torch on a CPU; else calls torch.
+"""Computes GELU, rotary embedding and attention, on a CPU faster than torch.
 
 Each kernel is the same function as torch's, with similar rounding; FINDINGS.md reports the
 speed-ups. Shapes as in `transformer.py`; G = H / K query heads share a key-value head.
@@ -6,6 +6,7 @@ speed-ups. Shapes as in `transformer.py`; G = H / K query heads share a key-valu
 
 import functools
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -24,14 +25,14 @@ from gram_platform.config.layout import (
 )
 from gram_platform.model.cpu import PLAIN_ON_CPU, has_fast_code
 
-# Up to so many numbers torch's single pass is as fast as ours.
+# Up to so many numbers torch's single pass is as fast.
 GELU_SMALL = 2**15
 # Numbers in one chunk.
 GELU_AT_ONCE = 2**18
 ROTATED_AT_ONCE = 2**18
-# Queries in one block of the backward pass; scores above a block's diagonal are wasted work.
+# Queries in one block of the backward pass, which wastes the scores above its diagonal.
 QUERIES_AT_ONCE = 128
-# Scores of one matrix product, few enough to stay in a core's cache.
+# Scores of one matrix product that stay in a core's cache.
 SCORES_AT_ONCE = 2**20
 # GELU(x) = x sigmoid(GELU_1 x + GELU_3 x^3).
 GELU_1 = 2 * (2 / math.pi) ** 0.5
@@ -39,7 +40,7 @@ GELU_3 = 0.044715 * GELU_1
 
 
 def require_first_order() -> None:
-    """Raises RuntimeError under create_graph=True, where saved values would be constants."""
+    """Raises RuntimeError under create_graph=True, which would take saved values as constants."""
     if torch.is_grad_enabled():
         raise RuntimeError(
             "create_graph=True: expected False, because these kernels have no second derivative"
@@ -48,12 +49,14 @@ def require_first_order() -> None:
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
     """Returns GELU in the tanh form; on a CPU a float32 sigmoid takes a third of tanh's time."""
-    is_slow = (
-        x.device.type == "cpu" and x.dtype == torch.float32 and not torch.compiler.is_compiling()
-    )
-    if not is_slow or x.numel() <= GELU_SMALL or not has_fast_code():
-        return F.gelu(x, approximate="tanh")
-    return _Gelu.apply(x)
+    if x.dtype == torch.float32 and x.numel() > GELU_SMALL and _is_fast_on(x):
+        return _Gelu.apply(x)
+    return F.gelu(x, approximate="tanh")
+
+
+def _is_fast_on(x: torch.Tensor) -> bool:
+    is_eager = not torch.compiler.is_compiling()
+    return x.device.type == "cpu" and is_eager and has_fast_code()
 
 
 class _Gelu(torch.autograd.Function):
@@ -65,9 +68,8 @@ class _Gelu(torch.autograd.Function):
         slope = torch.empty_like(out) if ctx.needs_input_grad[0] else None
         for first in range(0, len(flat), GELU_AT_ONCE):
             part = slice(first, first + GELU_AT_ONCE)
-            _fill_gelu(
-                flat[part], out.view(-1)[part], None if slope is None else slope.view(-1)[part]
-            )
+            slope_part = None if slope is None else slope.view(-1)[part]
+            _fill_gelu(flat[part], out.view(-1)[part], slope_part)
         if slope is not None:
             ctx.save_for_backward(slope)
         return out
@@ -76,7 +78,7 @@ class _Gelu(torch.autograd.Function):
     def backward(ctx, grad: torch.Tensor) -> torch.Tensor:
         require_first_order()
         (slope,) = ctx.saved_tensors
-        # This works in place, so only once.
+        # In place, so only once.
         return slope.mul_(grad)
 
 
@@ -102,7 +104,7 @@ def rotated(x_BnTh: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
     Element i of h pairs with element i + h/2. `cos` and `sin` repeat the angles in both halves of h
     and broadcast to `x_BnTh`.
     """
-    if x_BnTh.device.type == "cpu" and not torch.compiler.is_compiling() and has_fast_code():
+    if _is_fast_on(x_BnTh):
         return _Rotation.apply(x_BnTh, cos, sin)
     first, second = x_BnTh.chunk(2, dim=-1)
     return (x_BnTh * cos + torch.cat([-second, first], dim=-1) * sin).to(x_BnTh.dtype)
@@ -125,7 +127,7 @@ class _Rotation(torch.autograd.Function):
 def _rotate(
     x_BnTh: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: float
 ) -> torch.Tensor:
-    """Rotates some sequences at a time if all have the same angles: they stay in the cache."""
+    """Rotates as many sequences at a time as the cache holds, if all have the same angles."""
     rows = max(1, ROTATED_AT_ONCE // x_BnTh[0].numel())
     if rows >= len(x_BnTh) or cos.dim() > 2:
         return _rotate_chunk(x_BnTh, cos, sin, direction)
@@ -159,13 +161,9 @@ def attention(
     `mask_BTT`, of the scores' dtype, is added to them: 0 or -inf, and -inf above the diagonal.
     """
     needs_gradient = torch.is_grad_enabled() and (q_BHTh.requires_grad or v_BKSh.requires_grad)
-    is_slow = (
-        q_BHTh.device.type == "cpu"
-        and q_BHTh.dtype == torch.bfloat16
-        and not torch.compiler.is_compiling()
-    )
     is_square = is_causal and q_BHTh.shape[2] == k_BKSh.shape[2]
-    if needs_gradient and is_slow and is_square and has_fast_code():
+    is_bfloat16 = q_BHTh.dtype == torch.bfloat16
+    if needs_gradient and is_square and is_bfloat16 and _is_fast_on(q_BHTh):
         return _CausalAttention.apply(q_BHTh, k_BKSh, v_BKSh, mask_BTT)
     if (
         mask_BTT is not None
@@ -183,18 +181,12 @@ def _arguments(
     is_causal: bool,
     mask_BTT: torch.Tensor | None,
 ) -> dict:
-    """Returns the arguments of torch's attention.
-
-    On a GPU repeats keys and values for the memory-efficient kernel.
-    """
-    is_grouped, is_masked = k_BKSh.shape[1] < q_BHTh.shape[1], mask_BTT is not None
-    if (
-        q_BHTh.device.type != "cpu"
-        and is_grouped
-        and repeats_keys(q_BHTh.dtype, q_BHTh.shape[3], is_masked)
-    ):
-        group, is_grouped = q_BHTh.shape[1] // k_BKSh.shape[1], False
+    """Returns the arguments of torch's attention; may repeat keys and values on a GPU."""
+    group, is_masked = q_BHTh.shape[1] // k_BKSh.shape[1], mask_BTT is not None
+    is_on_gpu = q_BHTh.device.type != "cpu"
+    if is_on_gpu and group > 1 and repeats_keys(q_BHTh.dtype, q_BHTh.shape[3], is_masked):
         k_BKSh, v_BKSh = (x.repeat_interleave(group, dim=1) for x in (k_BKSh, v_BKSh))
+    is_grouped = k_BKSh.shape[1] < q_BHTh.shape[1]
     seen = {"is_causal": is_causal} if mask_BTT is None else {"attn_mask": mask_BTT[:, None]}
     return {"query": q_BHTh, "key": k_BKSh, "value": v_BKSh, "enable_gqa": is_grouped, **seen}
 
@@ -206,10 +198,7 @@ def repeats_keys(dtype: torch.dtype, head_dim: int, is_masked: bool) -> bool:
 
 @functools.cache
 def gpu_kernels() -> frozenset[str]:
-    """Returns the attention kernels that torch may use on this process's GPU.
-
-    All of them where there is no GPU.
-    """
+    """Returns the attention kernels that torch may use on this process's GPU; all without a GPU."""
     if not torch.cuda.is_available():
         return GPU_KERNELS
     switches, is_ampere = torch.backends.cuda, torch.cuda.get_device_capability() >= (8, 0)
@@ -239,19 +228,10 @@ def kernel_in_use(config: ModelConfig, dtype: torch.dtype, device: torch.device 
     device = torch.device(device)
     if device.type != "cuda":
         return model_kernel("cpu", dtype.itemsize, config) if has_fast_code() else PLAIN_ON_CPU
-    shapes = [
-        (1, heads, config.seq_len, config.head_dim)
-        for heads in (config.num_heads, config.num_kv_heads)
-    ]
-    q_BHTh, k_BKTh = (
-        torch.empty(shape, dtype=dtype, device=device, requires_grad=True) for shape in shapes
-    )
-    has_mask = config.document_end >= 0
-    mask_BTT = (
-        torch.empty(1, config.seq_len, config.seq_len, dtype=dtype, device=device)
-        if has_mask
-        else None
-    )
+    length, empty = config.seq_len, partial(torch.empty, dtype=dtype, device=device)
+    q_BHTh = empty(1, config.num_heads, length, config.head_dim, requires_grad=True)
+    k_BKTh = empty(1, config.num_kv_heads, length, config.head_dim, requires_grad=True)
+    mask_BTT = empty(1, length, length) if config.document_end >= 0 else None
     asked = _arguments(q_BHTh, k_BKTh, k_BKTh, True, mask_BTT)
     kernel = BACKENDS[SDPBackend(torch._fused_sdp_choice(**asked))]
     require_fast_attention(kernel, config)
@@ -263,8 +243,7 @@ def _causal_flash(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns causal attention's out_BHTh and the log-sum-exp of scores below the diagonal.
 
-    torch's public function takes either a mask or is_causal; with a mask it would compute twice the
-    products.
+    With a mask, torch's public function is not causal and computes twice the products.
     """
     group = q_BHTh.shape[1] // k_BKTh.shape[1]
     k_BHTh, v_BHTh = (x.repeat_interleave(group, dim=1) for x in (k_BKTh, v_BKTh))
@@ -275,7 +254,7 @@ def _causal_flash(
 
 
 class _CausalAttention(torch.autograd.Function):
-    """Runs torch's fused forward pass; on a CPU products are faster than its backward pass."""
+    """Runs torch's fused forward pass, and matrix products backward, which are faster on a CPU."""
 
     @staticmethod
     def forward(
@@ -349,10 +328,7 @@ def _with_subtracted(
 
 
 def _query_gradient(qa, ka, va, da, future, mask, dk, dv) -> torch.Tensor:
-    """Returns the unscaled gradient of a block of queries.
-
-    Adds the block's terms to the gradients dk and dv.
-    """
+    """Returns the unscaled gradient of a block of queries; adds its terms to dk and dv."""
     N, G, T, width = qa.shape
     h = width - 2
     qa, da = qa.reshape(N, G * T, width), da.reshape(N, G * T, width)

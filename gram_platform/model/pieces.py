@@ -8,14 +8,14 @@ import torch
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive rows, from `first_row` on, of a tensor of full shape `shape`; a scalar is one."""
+    """Consecutive rows, from `first_row` on, of a tensor of shape `shape`; a scalar is one row."""
 
     rows: torch.Tensor
     first_row: int
     shape: tuple[int, ...]
 
     def between(self, first: int, stop: int) -> torch.Tensor:
-        """Returns rows [first, stop) of the whole tensor, which this piece must hold, as a view."""
+        """Returns a view of rows [first, stop) of the whole tensor, which this piece must hold."""
         if not self.shape:
             return self.rows
         end = self.first_row + len(self.rows)
@@ -35,7 +35,6 @@ class RowsOnDisk:
 
 
 def whole(tensor: torch.Tensor) -> Piece:
-    """Makes the piece that holds all rows."""
     return Piece(tensor, 0, tuple(tensor.shape))
 
 
@@ -48,14 +47,11 @@ def num_rows(shape: tuple[int, ...]) -> int:
 
 
 def all_rows(name: str, shape: tuple[int, ...]) -> tuple[int, int]:
-    """Returns (0, number of rows) for any name: one process needs all rows."""
+    """Returns (0, number of rows): one process needs all rows."""
     return 0, num_rows(shape)
 
 
 def rank_rows(count: int, rank: int, num_ranks: int) -> tuple[int, int]:
-    """Returns [first, stop), a rank's rows of `count` under FSDP2.
-
-    Chunks are equal, rounded up, and short at the end.
-    """
+    """Returns [first, stop), a rank's rows of `count` under FSDP2; the last chunks are short."""
     size = -(-count // num_ranks)
     return min(rank * size, count), min((rank + 1) * size, count)

@@ -1,9 +1,9 @@
 """Applies auxiliary modules to batches whose rows have different modules.
 
-A module reads and writes only rows that have it. Its output for another row is never computed, not
-even to be multiplied by zero, so a forbidden module cannot reach a row as NaN. Shapes: B rows, T
-tokens, D d_model, F hidden units and r rank of the widest module, M modules, P pairs of a row and a
-module, n pairs of one module times T; a layer maps X -> Y: D -> F, F -> D or D -> D.
+A module's output is computed only for rows that have it, so that a forbidden module cannot reach a
+row, not even as NaN times zero. Shapes: B rows, T tokens, D d_model, F hidden units and r rank of
+the widest module, M modules, P pairs of a row and a module, n pairs of one module times T; a layer
+maps X -> Y: D -> F, F -> D or D -> D.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from torch import nn
 from gram_platform.config.identity import invalid
 from gram_platform.model.transformer import Lora, Mlp, activated
 
-# Largest ratio of padded to real pairs at which all modules run at once, not one by one.
+# The largest ratio of padded to real pairs at which all modules run at once.
 MAX_PADDING = 1.5
 
 
@@ -29,7 +29,7 @@ class Pairs:
     """
 
     num_rows: int
-    # Each a module and its number of pairs.
+    # The modules with their numbers of pairs.
     counts: tuple[tuple[int, int], ...]
     sources_P: torch.Tensor | None = None
     targets_P: torch.Tensor | None = None
@@ -53,8 +53,8 @@ class Pairs:
 class Activation:
     """The modules of each row of a batch.
 
-    `padded` adds padding until all modules have equally many pairs; None if that wastes too much,
-    or with fewer than two modules.
+    `padded` has equally many pairs of all modules; None if that wastes too much, or with fewer than
+    two modules.
     """
 
     pairs: Pairs
@@ -68,24 +68,19 @@ def activation(
 
     ValueError for a domain without a module.
     """
-    members: list[list[tuple[int, float]]] = [[] for _ in domains]
-    place = {domain: index for index, domain in enumerate(domains)}
+    of_domain: dict[str, list[tuple[int, float]]] = {domain: [] for domain in domains}
     for row, weights in enumerate(rows):
         for domain, weight in weights.items():
-            if domain not in place:
-                raise invalid(
-                    "rows.weights", domain, "one of the model's modules: " + ", ".join(domains)
-                )
-            members[place[domain]].append((row, weight))
+            if domain not in of_domain:
+                allowed = "one of the model's modules: " + ", ".join(domains)
+                raise invalid("rows.weights", domain, allowed)
+            of_domain[domain].append((row, weight))
+    members, num_rows, padded = list(of_domain.values()), len(rows), None
     longest, num_pairs = max(map(len, members), default=0), sum(map(len, members))
-    padded = None
     if num_pairs > longest and len(domains) * longest <= MAX_PADDING * num_pairs:
-        padded = _pairs(
-            [found + [(len(rows), 1.0)] * (longest - len(found)) for found in members],
-            len(rows),
-            device,
-        )
-    return Activation(_pairs(members, len(rows), device), padded)
+        full = [found + [(num_rows, 1.0)] * (longest - len(found)) for found in members]
+        padded = _pairs(full, num_rows, device)
+    return Activation(_pairs(members, num_rows, device), padded)
 
 
 def _pairs(members: list[list[tuple[int, float]]], num_rows: int, device: str) -> Pairs:
@@ -108,17 +103,13 @@ class RowMlps(nn.Module):
         width = max(mlp.c_fc.out_features for mlp in mlps)
         gaps = [width - mlp.c_fc.out_features for mlp in mlps]
         pairs = list(zip(mlps, gaps, strict=True))
-        fc, fc_bias = (
-            torch.stack(padded)
-            for padded in zip(*(_padded(m.c_fc, gap) for m, gap in pairs), strict=True)
-        )
-        gates = [_padded(m.c_gate, gap)[0] for m, gap in pairs if m.c_gate is not None]
-        self.register_buffer("fc_MDF", fc)
-        self.register_buffer("fc_bias_M1F", fc_bias)
+        biases = [F.pad(_bias(m.c_fc), (0, gap))[None] for m, gap in pairs]
+        gates = [_padded(m.c_gate, gap) for m, gap in pairs if m.c_gate is not None]
+        proj = [F.pad(m.c_proj.weight, (0, gap)).T for m, gap in pairs]
+        self.register_buffer("fc_MDF", torch.stack([_padded(m.c_fc, gap) for m, gap in pairs]))
+        self.register_buffer("fc_bias_M1F", torch.stack(biases))
         self.register_buffer("gate_MDF", torch.stack(gates) if gates else None)
-        self.register_buffer(
-            "proj_MFD", torch.stack([F.pad(m.c_proj.weight, (0, gap)).T for m, gap in pairs])
-        )
+        self.register_buffer("proj_MFD", torch.stack(proj))
         self.register_buffer("proj_bias_M1D", torch.stack([_bias(m.c_proj)[None] for m in mlps]))
 
     def forward(self, mlp: Mlp | None, x_BTD: torch.Tensor, active: Activation) -> torch.Tensor:
@@ -128,32 +119,30 @@ class RowMlps(nn.Module):
 
     def _one(self, x_XD: torch.Tensor, module: int) -> torch.Tensor:
         hidden_XF = torch.addmm(self.fc_bias_M1F[module], x_XD, self.fc_MDF[module])
-        hidden_XF = activated(
-            hidden_XF, None if self.gate_MDF is None else x_XD @ self.gate_MDF[module]
-        )
+        gate_XF = None if self.gate_MDF is None else x_XD @ self.gate_MDF[module]
+        hidden_XF = activated(hidden_XF, gate_XF)
         return torch.addmm(self.proj_bias_M1D[module], hidden_XF, self.proj_MFD[module])
 
     def _all(self, x_MXD: torch.Tensor) -> torch.Tensor:
         hidden_MXF = torch.baddbmm(self.fc_bias_M1F, x_MXD, self.fc_MDF)
-        hidden_MXF = activated(
-            hidden_MXF, None if self.gate_MDF is None else torch.bmm(x_MXD, self.gate_MDF)
-        )
+        gate_MXF = None if self.gate_MDF is None else torch.bmm(x_MXD, self.gate_MDF)
+        hidden_MXF = activated(hidden_MXF, gate_MXF)
         return torch.baddbmm(self.proj_bias_M1D, hidden_MXF, self.proj_MFD)
 
 
-def _padded(projection: nn.Linear, gap: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns a projection as (matrix [D, F], bias [1, F]), with `gap` more units of zeros."""
-    return F.pad(projection.weight, (0, 0, 0, gap)).T, F.pad(_bias(projection), (0, gap))[None]
+def _padded(projection: nn.Linear, gap: int) -> torch.Tensor:
+    """Returns a projection's matrix [D, F] with `gap` more units of zeros."""
+    return F.pad(projection.weight, (0, 0, 0, gap)).T
 
 
 def _bias(projection: nn.Linear) -> torch.Tensor:
-    """Returns the bias of a projection, zeros if it has none."""
-    zeros = projection.weight.new_zeros(projection.out_features)
-    return zeros if projection.bias is None else projection.bias
+    if projection.bias is None:
+        return projection.weight.new_zeros(projection.out_features)
+    return projection.bias
 
 
 class RowLoras(nn.Module):
-    """One layer's LoRAs, stacked; those of lower rank are padded with zeros, which add nothing."""
+    """One layer's LoRAs, stacked; zeros, which add nothing, pad the lower ranks."""
 
     def __init__(self, loras: Sequence[Lora]):
         super().__init__()
@@ -195,10 +184,7 @@ def _sum_modules(
     one: Callable[[torch.Tensor, int], torch.Tensor],
     every: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """Returns total_BTY of each row's modules.
-
-    It calls `one(x_nX, module)`, or `every(x_MnX)` for all modules at once.
-    """
+    """Returns total_BTY of each row's modules, by `one(x_nX, module)` or `every(x_MnX)`."""
     pairs = active.pairs if active.padded is None else active.padded
     taken_PTX = pairs.take(x_BTX)
     P, T, X = taken_PTX.shape

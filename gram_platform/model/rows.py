@@ -17,9 +17,8 @@ from gram_platform.model.transformer import Block, Transformer
 class RowReader:
     """A model with a cache of keys and values for `num_rows` sequences of the context's length.
 
-    A row sees only keys and values of the positions that it has read, of a model whose attention
-    ends with a document only those of the current one. Takes over `model`: moves its auxiliary
-    modules into stacks.
+    A row sees only positions that it has read, and only the current document if the model masks
+    documents. Moves the auxiliary modules of `model` into stacks.
     """
 
     def __init__(self, model: Transformer, num_rows: int):
@@ -36,9 +35,8 @@ class RowReader:
         stack = RowLoras if kinds == {"lora"} else RowMlps
         self.stacks: list[RowMlps | RowLoras | None] = []
         for block in model.blocks:
-            self.stacks.append(
-                stack([block.aux[domain] for domain in self.domains]) if self.domains else None
-            )
+            modules = [block.aux[domain] for domain in self.domains]
+            self.stacks.append(stack(modules) if modules else None)
             block.aux.clear()
 
     @property
@@ -56,8 +54,8 @@ class RowReader:
     ) -> torch.Tensor:
         """Reads tokens into rows first_row..first_row + B; returns logits_BV after the last tokens.
 
-        Row b has read `num_seen_B[b]` tokens before and now reads the first `num_tokens_B[b]` of T;
-        the rest is padding that no later call sees.
+        Row b has read `num_seen_B[b]` tokens before, and reads the first `num_tokens_B[b]` of T.
+        The rest is padding.
         """
         B, T = tokens_BT.shape
         positions_BT = num_seen_B[:, None] + torch.arange(T, device=self.device)
@@ -83,12 +81,12 @@ class RowReader:
         return self.model.lm_head(self.model.ln_f(last_BD))
 
     def clear(self, first_row: int, num_rows: int) -> None:
-        """Zeroes the cache of these rows: a masked NaN would still be NaN to the next sequence."""
+        """Zeroes the cache of these rows: a NaN would reach the next sequence through the mask."""
         for memory in (self.keys_LRKSh, self.values_LRKSh):
             memory[:, first_row : first_row + num_rows] = 0.0
 
     def move(self, source: int, target: int, num_seen: int) -> None:
-        """Copies the `num_seen` tokens that `source` has read over all that `target` has read."""
+        """Replaces all that `target` has read by the `num_seen` tokens that `source` has read."""
         for memory in (self.keys_LRKSh, self.values_LRKSh):
             memory[:, target, :, :num_seen] = memory[:, source, :, :num_seen]
             memory[:, target, :, num_seen:] = 0.0
@@ -101,7 +99,7 @@ class RowReader:
         num_tokens_B: torch.Tensor,
         rows_B: torch.Tensor,
     ) -> torch.Tensor:
-        """Returns where each token's document starts [B, T]; keeps where the next token's does."""
+        """Returns the start of each token's document [B, T]; keeps the start for the next token."""
         before_B = torch.where(positions_BT[:, 0] > 0, self._starts_R[rows_B], 0)
         after_BT = torch.where(tokens_BT == self.model.config.document_end, positions_BT + 1, 0)
         starts_BT1 = torch.cat([before_B[:, None], after_BT], dim=1).cummax(dim=1).values
@@ -116,10 +114,7 @@ class RowReader:
         q_BHTh: torch.Tensor,
         visible_BTS: torch.Tensor,
     ) -> torch.Tensor:
-        """Returns the attention's output x_BTD.
-
-        Stacks each group's queries on one key head, so no key is copied.
-        """
+        """Returns the attention's x_BTD; each group's queries share a key head without copies."""
         B, H, T, h = q_BHTh.shape
         group = H // self.keys_LRKSh.shape[2]
         rows, num_positions = slice(first_row, first_row + B), visible_BTS.shape[-1]

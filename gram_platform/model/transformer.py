@@ -1,8 +1,7 @@
 """Defines a decoder-only transformer with grouped-query attention, core MLP and modules.
 
 The block is StarCoder2's (LayerNorm, GELU) or Llama's (RMSNorm, SwiGLU). A layer adds the core
-MLP's output and each active module's output times its weight. `forward` takes only the active
-modules; the training loop chooses what is trained.
+MLP's output and each active module's output times its weight.
 
 Shapes: B sequences, T tokens, S tokens seen, D d_model, F hidden units, H heads, K key-value heads,
 h head_dim, V vocabulary.
@@ -36,7 +35,7 @@ class Rotary(nn.Module):
         self.reset_tables()
 
     def reset_tables(self) -> None:
-        """Fills the tables; does nothing on the meta device."""
+        """Fills the tables, except on the meta device."""
         if self.cos_Th.is_meta:
             return
         frequencies = self.theta ** (
@@ -139,7 +138,6 @@ class Mlp(nn.Module):
 
 
 def activated(hidden_BTF: torch.Tensor, gate_BTF: torch.Tensor | None) -> torch.Tensor:
-    """Applies GELU, or SwiGLU if there is a gate."""
     return gelu(hidden_BTF) if gate_BTF is None else F.silu(gate_BTF) * hidden_BTF
 
 
@@ -199,11 +197,9 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
-        # This avoids nn.Embedding's own draw, which on the meta device imports torch's compiler: a
-        # second of CPU.
-        self.wte = nn.Embedding.from_pretrained(
-            torch.empty(config.vocab_size, config.d_model), freeze=False
-        )
+        # nn.Embedding's own draw on the meta device takes a second: it imports torch's compiler.
+        embedding = torch.empty(config.vocab_size, config.d_model)
+        self.wte = nn.Embedding.from_pretrained(embedding, freeze=False)
         self.rotary = Rotary(config.head_dim, config.seq_len, config.rope_theta)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.ln_f = make_norm(config)
@@ -236,7 +232,7 @@ def document_mask(
 ) -> torch.Tensor | None:
     """Returns the mask to add to scores [B, T, T], or None for a `document_end` below 0.
 
-    It is 0 for earlier keys of the query's document and itself, else -inf. An ending token belongs
+    It is 0 for keys of the query's document up to itself, otherwise -inf. An ending token belongs
     to the document that it ends.
     """
     if document_end < 0:
@@ -249,14 +245,14 @@ def document_mask(
 
 
 def _checkpointed(block: Block, *inputs) -> torch.Tensor:
-    """Runs a block with activation checkpointing in the form that FSDP2 supports."""
+    """Runs a block with activation checkpointing, as FSDP2 supports it."""
     # An early stop inside a block would skip its modules' hooks.
     with set_checkpoint_early_stop(False):
         return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
 def parameter_set(name: str) -> str:
-    """Names the set of a parameter, given its qualified name: shared, core_mlp, or its module's."""
+    """Returns the set of a parameter's qualified name: shared, core_mlp, or its module's."""
     parts = name.split(".")
     if parts[0] != "blocks" or parts[2] not in ("mlp", "aux"):
         return SHARED
@@ -264,7 +260,7 @@ def parameter_set(name: str) -> str:
 
 
 def is_module(name: str) -> bool:
-    """Tells whether a parameter belongs to an auxiliary module, given its qualified name."""
+    """Tells whether a parameter's qualified name is an auxiliary module's."""
     return parameter_set(name) not in (SHARED, CORE_MLP)
 
 
@@ -277,44 +273,34 @@ def parameters_by_set(model: nn.Module) -> dict[str, dict[str, nn.Parameter]]:
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Lists the shape of every parameter by qualified name.
-
-    Builds one block, since all are alike.
-    """
+    """Returns the shape of every parameter by qualified name."""
+    # One block is built, since all are alike.
     with torch.device("meta"):
-        shapes = {
-            name: tuple(p.shape)
-            for name, p in Transformer(replace(config, num_layers=1)).named_parameters()
-        }
+        model = Transformer(replace(config, num_layers=1))
     first = "blocks.0."
-    block = {
-        name.removeprefix(first): shapes.pop(name)
-        for name in list(shapes)
-        if name.startswith(first)
-    }
+    block: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, parameter in model.named_parameters():
+        group = block if name.startswith(first) else shapes
+        group[name.removeprefix(first)] = tuple(parameter.shape)
     layers = range(config.num_layers)
-    return shapes | {
-        f"blocks.{layer}.{name}": shape for layer in layers for name, shape in block.items()
-    }
+    return shapes | {f"blocks.{n}.{name}": shape for n in layers for name, shape in block.items()}
 
 
 def initial_weights(config: ModelConfig, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields (name, float32 tensor) of every parameter, see `initial_weight`."""
-    return (
-        (name, initial_weight(config, seed, name, shape))
-        for name, shape in parameter_shapes(config).items()
-    )
+    for name, shape in parameter_shapes(config).items():
+        yield name, initial_weight(config, seed, name, shape)
 
 
 def initial_weight(
     config: ModelConfig, seed: int, name: str, shape: tuple[int, ...]
 ) -> torch.Tensor:
-    """Draws a parameter in float32.
+    """Draws a parameter in float32 by its name, its shape and the seed, whatever the other modules.
 
-    A draw depends only on the seed, the parameter's name and its shape, so adding a module changes
-    no other weight. Normal with `init_std`, divided by sqrt(2 x layers) for projections into the
-    residual stream (GPT-2's convention; the paper does not say); biases 0, gains of norms 1; a
-    LoRA's B is 0, its A has variance 1 / (3 fan-in) [ours].
+    Normal with `init_std`, divided by sqrt(2 x layers) for projections into the residual stream
+    (GPT-2's convention; the paper does not say). Biases are 0, gains of norms 1. A LoRA's B is 0,
+    its A has variance 1 / (3 fan-in) [ours].
     """
     if name.endswith(("bias", "fc_b.weight", "gate_b.weight", "proj_b.weight")):
         return torch.zeros(shape)
@@ -333,7 +319,7 @@ def _initial_std(config: ModelConfig, name: str, shape: tuple[int, ...]) -> floa
 
 
 def build(config: ModelConfig, weights: Iterable[tuple[str, torch.Tensor]]) -> Transformer:
-    """Builds a float32 model on the CPU from pairs like those of `initial_weights`."""
+    """Builds a float32 model on the CPU from pairs, as `initial_weights` yields them."""
     with torch.device("meta"):
         model = Transformer(config)
     model.to_empty(device="cpu")

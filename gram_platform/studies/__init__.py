@@ -1,7 +1,4 @@
-"""Declares and runs studies and searches.
-
-What runs them is imported on first use: a declaration needs no Ray.
-"""
+"""Declares and runs studies and searches; imports Ray only to execute nodes."""
 
 from gram_platform.config.endings import exit_with
 from gram_platform.studies.definition import Preset, Study
@@ -10,11 +7,7 @@ __all__ = ["Preset", "Study", "main"]
 
 
 def main(study: Study, arguments: list[str] | None = None) -> None:
-    """Runs the command line of a study without a search, and ends the process.
-
-    What executes nodes is imported after the flags are read: help and misspelt values need none of
-    it.
-    """
+    """Runs the command line of a study without a search, and ends the process."""
     exit_with(lambda: _run(study, arguments))
 
 

@@ -1,6 +1,6 @@
 """Adds corpora, settings and nodes to the plan of a study."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from gram_platform.config import CORE, IMPORTED
@@ -15,23 +15,22 @@ from gram_platform.corpora.resolution import grows_with_size
 from gram_platform.corpora.tokenizer import document_end
 from gram_platform.methods import Profile, Setting
 from gram_platform.methods.nodes import require_closed
-from gram_platform.methods.setting import Unlearning, profile_name
+from gram_platform.methods.setting import Unlearning
 from gram_platform.store import Store
 from gram_platform.store.root import BEST
 from gram_platform.studies.definition import Preset, Variant
 from gram_platform.studies.plan import Choice, StudyPlan
 
-# The share used of the sequences expected of a recipe that is not packed yet.
+# The share that is used of the sequences that a recipe promises before it is packed.
 SAFE_SHARE = 0.9
-# Error of the expected length of a hub label: if one epoch needs about all of it, sequences repeat
-# [ours].
+# The error of a hub label's expected length [ours].
 EPOCH_TOLERANCE = 0.05
 
 
 def with_nodes(part: StudyPlan) -> StudyPlan:
-    """Returns the study with its corpora, settings and nodes, before any data is packed.
+    """Returns the study with its corpora, settings and nodes; needs no packed data.
 
-    ValueError if the corpus cannot serve it.
+    ValueError for a corpus that lacks something.
     """
     preset, choice = part.preset, part.choice
     named = resolve_corpora(preset, choice)
@@ -39,11 +38,7 @@ def with_nodes(part: StudyPlan) -> StudyPlan:
         best = load_best(Store(choice.storage), search_id, named[choice.sizes[0]].data_id)
         preset = preset.with_options(maxent_profiles=best)
     recipes = recipes_of(preset, choice, named)
-    settings = tuple(
-        s
-        for variant, of_size in recipes.items()
-        for s in _of_variant(variant, preset, choice, of_size)
-    )
+    settings = tuple(_variant_settings(preset, choice, recipes))
     if search_id:
         _require_searched(search_id, settings[0])
     recipes_of_size = {
@@ -80,19 +75,16 @@ def recipes_of(
 ) -> dict[Variant, dict[str, CorpusRecipe]]:
     """Returns the variants for which the corpus has enough labels, each with its corpora by size.
 
-    `named` are the corpora without a change of labels. ValueError if there are too few labels for
-    every variant.
+    `named`: the corpora with all labels. ValueError if no variant has enough labels.
     """
     recipe = next(iter(named.values()))
     labels, found = _auxiliary_labels(recipe, choice.core_label), {}
     for variant in preset.variants:
-        auxiliary = labels[: variant.num_auxiliary]
-        pooled = tuple(label for label in recipe.domain_of if label not in auxiliary)
-        if not variant.num_auxiliary or variant.num_auxiliary == len(recipe.domains) - 1 == len(
-            labels
-        ):
+        number = variant.num_auxiliary
+        pooled = tuple(label for label in recipe.domain_of if label not in labels[:number])
+        if not number or number == len(recipe.domains) - 1 == len(labels):
             found[variant] = named
-        elif variant.num_auxiliary <= len(labels) and pooled:
+        elif number <= len(labels) and pooled:
             found[variant] = resolve_corpora(preset, choice, pooled)
     if not found:
         fewest = min(variant.num_auxiliary for variant in preset.variants)
@@ -105,53 +97,47 @@ def recipes_of(
 
 
 def _auxiliary_labels(recipe: CorpusRecipe, core_label: str) -> list[str]:
-    """Returns the labels that may be auxiliary domains, sorted: those outside core, or all if no
-    label is core."""
-    named = [label for label, domain in recipe.domain_of.items() if domain != CORE]
-    is_given = bool(core_label) or CORE in recipe.domain_of
-    return sorted(named if is_given else recipe.domain_of)
+    """Lists the labels that may be auxiliary domains: all except core's."""
+    if not core_label and CORE not in recipe.domain_of:
+        return sorted(recipe.domain_of)
+    return sorted(label for label, domain in recipe.domain_of.items() if domain != CORE)
 
 
-def _of_variant(
-    variant: Variant, preset: Preset, choice: Choice, recipes: Mapping[str, CorpusRecipe]
-) -> list[Setting]:
-    settings = settings_of(preset, choice, recipes)
-    if variant.num_auxiliary:
-        settings = tuple(
-            replace(s, available=_safe_sequences(recipes[s.size.name])) for s in settings
-        )
-    return [replace(variant.changed(setting), variant=variant.name) for setting in settings]
+def _variant_settings(
+    preset: Preset, choice: Choice, recipes: Mapping[Variant, Mapping[str, CorpusRecipe]]
+) -> Iterator[Setting]:
+    for variant, of_size in recipes.items():
+        for setting in settings_of(preset, choice, of_size):
+            if variant.num_auxiliary:
+                # A scarce domain is repeated.
+                expected = _expected_sequences(of_size[setting.size.name])
+                safe = {domain: round(SAFE_SHARE * n) for domain, n in expected.items()}
+                setting = replace(setting, available=safe)
+            yield replace(variant.changed(setting), variant=variant.name)
 
 
-def _safe_sequences(recipe: CorpusRecipe) -> dict[str, int]:
-    """Returns the sequences of every domain for studies of the number of domains: a scarce domain
-    is repeated."""
-    return {
-        domain: round(SAFE_SHARE * recipe.expected_sequences("train", domain))
-        for domain in recipe.domains
-    }
+def _expected_sequences(recipe: CorpusRecipe) -> dict[str, int]:
+    return {domain: recipe.expected_sequences("train", domain) for domain in recipe.domains}
 
 
 def _with_repeats(setting: Setting, recipe: CorpusRecipe) -> Setting:
-    """Lets a hub domain repeat if one epoch needs about all of its text, whose length is not known
-    exactly."""
+    """Lets a hub domain repeat if one epoch needs about all of its expected text."""
     if not isinstance(recipe.source, HubSource):
         return setting
-    expected = {domain: recipe.expected_sequences("train", domain) for domain in recipe.domains}
     low, high = 1 - EPOCH_TOLERANCE, 1 + EPOCH_TOLERANCE
     scarce = {
-        d: int(low * n)
-        for d, n in expected.items()
-        if low * n < setting.num_sequences[d] <= high * n
+        domain: int(low * n)
+        for domain, n in _expected_sequences(recipe).items()
+        if low * n < setting.num_sequences[domain] <= high * n
     }
     return replace(setting, available=scarce)
 
 
 def _require_searched(search_id: str, setting: Setting) -> None:
-    searched = {profile for profile, _ in setting.options.maxent_profiles}
+    searched = dict(setting.options.maxent_profiles)
     for profile in setting.profiles:
         if profile not in searched and set(profile) != set(setting.auxiliary):
-            name = profile_name(profile, setting.auxiliary)
+            name = setting.profile_name(profile)
             raise invalid(
                 "maxent",
                 search_id,
@@ -162,11 +148,9 @@ def _require_searched(search_id: str, setting: Setting) -> None:
 def resolve_corpora(
     preset: Preset, choice: Choice, core_labels: tuple[str, ...] = ()
 ) -> dict[str, CorpusRecipe]:
-    """Returns the recipe of the corpus in the preset's shape, for each chosen size.
+    """Returns the corpus's recipe of each size; sizes share it unless the corpus is on the hub.
 
-    A corpus from the hub has a recipe for each size, as large as the size needs; other corpora have
-    one for all sizes. `core_labels` overrides `--core-label`. ValueError unless an auxiliary domain
-    is left.
+    `core_labels` overrides `--core-label`. ValueError unless an auxiliary domain is left.
     """
     if grows_with_size(choice.corpus):
         return {name: _resolved(preset, choice, core_labels, name) for name in choice.sizes}
@@ -189,7 +173,7 @@ def _resolved(
         instructions=choice.instructions,
     )
     recipe = resolve(choice.corpus, packing, Store(choice.storage).data_root, say_bytes())
-    if not any(d != CORE for d in recipe.domains):
+    if set(recipe.domains) <= {CORE}:
         raise invalid(
             "core_label",
             choice.core_label,
@@ -223,10 +207,9 @@ def settings_of(
 def _profiles(
     retain: tuple[str, ...], preset: Preset, auxiliary: tuple[str, ...]
 ) -> tuple[Profile, ...]:
-    """Returns the compared profiles: core with each retained domain, or core alone.
+    """Returns the compared profiles: core with each domain in `retain`, or as the preset says.
 
-    Without named domains the preset chooses one or all; with `every_single` core alone is compared
-    too. Beside a single domain it is core alone, since core with that domain lacks nothing.
+    Beside a single domain only core is compared, since core with that domain lacks nothing.
     """
     for domain in retain:
         if domain not in auxiliary:
@@ -246,11 +229,10 @@ def _profiles(
 
 
 def load_best(store: Store, search_id: str, data_id: str) -> tuple[tuple[Profile, Unlearning], ...]:
-    """Returns MaxEnt's parameters of each profile from a stored search, as
-    `Options.maxent_profiles` takes them.
+    """Returns the best trial's parameters of each profile in a stored search.
 
-    They equal the best trial's, so that the study shares its runs. ValueError naming `maxent` for
-    an unknown search, one on data other than `data_id`, or one that lacks a profile.
+    ValueError for an unknown search, for other data than `data_id` and for a profile without a
+    trial.
     """
     plain = (
         store.search_dir(search_id).read_or_set_aside(BEST, dict)
@@ -258,23 +240,15 @@ def load_best(store: Store, search_id: str, data_id: str) -> tuple[tuple[Profile
         else {}
     )
     if not plain:
-        raise invalid(
-            "maxent", search_id, f"the id of a MaxEnt search with complete trials in {store.root}"
-        )
-    if plain["data_id"] != data_id:
-        raise invalid(
-            "maxent",
-            search_id,
-            f"a search on this study's data, {data_id}; it is on {plain['data_id']}",
-        )
-    if plain["missing"]:
+        expected = f"the id of a MaxEnt search with complete trials in {store.root}"
+    elif plain["data_id"] != data_id:
+        expected = f"a search on this study's data, {data_id}; it is on {plain['data_id']}"
+    elif plain["missing"]:
         lacking = ", ".join(plain["missing"])
-        raise invalid(
-            "maxent",
-            search_id,
-            f"a search with a complete trial of every profile; it has none of {lacking}",
+        expected = f"a search with a complete trial of every profile; it has none of {lacking}"
+    else:
+        return tuple(
+            (tuple(trial["retained"]), from_plain(Unlearning, trial["maxent"]))
+            for trial in plain["profiles"]
         )
-    return tuple(
-        (tuple(trial["retained"]), from_plain(Unlearning, trial["maxent"]))
-        for trial in plain["profiles"]
-    )
+    raise invalid("maxent", search_id, expected)

@@ -1,7 +1,6 @@
-"""Runs the MaxEnt searches that set a study's parameters before it, and all studies together.
+"""Runs all studies together, and before them the MaxEnt searches that set their parameters.
 
-Each node is trained once: the trials of a search start from the baselines of its study, and the
-best trials are the study's runs.
+A search's trials start from its study's baselines, and the best trials are the study's runs.
 """
 
 from collections.abc import Sequence
@@ -24,8 +23,7 @@ from gram_platform.studies.workplace import choose_device, ended_of, known_devic
 
 
 def drive_campaign(plan: Plan, searches: Sequence[Plan] = ()) -> int:
-    """Runs whatever is not done of studies, the searches that they begin with, and other searches,
-    or describes it; returns the exit code.
+    """Runs or describes studies, the searches before them and `searches`; returns the exit code.
 
     ValueError for bad input, before anything trains.
     """
@@ -61,8 +59,10 @@ def drive_campaign(plan: Plan, searches: Sequence[Plan] = ()) -> int:
 
 
 def _prepared(plan: Plan, everything: Plan) -> Plan:
-    """Chooses the device and asks for the price of everything, and packs the studies' corpora;
-    returns the plan on that device."""
+    """Packs the studies' corpora once the price of everything is approved.
+
+    Returns the plan on the device.
+    """
     require_supply(everything.studies)
     store = Store(everything.storage).open_for_writing()
     device = choose_device(everything, store)
@@ -73,10 +73,9 @@ def _prepared(plan: Plan, everything: Plan) -> Plan:
 
 
 def needed_search(plan: Plan, part: StudyPlan) -> SearchPlan | None:
-    """Returns the search that a study needs first.
+    """Returns the search that must run before a study; None without MaxEnt, and with --maxent.
 
-    None if its preset has none, --maxent names one, or no method is MaxEnt. ValueError for several
-    sizes, since each has its own best parameters.
+    ValueError for several sizes, since each has its own best parameters.
     """
     preset = part.preset
     if preset.maxent_search is None or "maxent" in part.sources or METHOD not in part.methods:
@@ -99,11 +98,9 @@ def needed_search(plan: Plan, part: StudyPlan) -> SearchPlan | None:
 
 
 def after_searches(plan: Plan) -> tuple[Plan, set[str], int]:
-    """Runs the searches that studies begin with; returns the plan with the best trials, the
-    searches' ids, the exit code.
+    """Runs the searches; returns the plan with the best trials, the searches' ids, the exit code.
 
-    Leaves out a study whose search is not complete, since its runs depend on it. A dry run only
-    describes the search, and keeps the preset's parameters.
+    Leaves out a study whose search is not complete. A dry run keeps the preset's parameters.
     """
     ready, ids, code = [], set(), DONE
     for part in plan.studies:
@@ -126,11 +123,9 @@ def after_searches(plan: Plan) -> tuple[Plan, set[str], int]:
             sources = {**part.sources, "maxent": needed.search_id}
             ready.append(with_nodes(replace(part, sources=sources)))
         elif plan.dry_run:
-            preset = needed.settings[0].options.maxent
-            stand_ins = (
-                f"learning rate {preset.peak_lr:g} and retain weight {preset.retain_weight:g}"
-            )
-            say(f"\nbelow, the preset's {stand_ins} stand in for what the search will find")
+            maxent = needed.settings[0].options.maxent
+            values = f"learning rate {maxent.peak_lr:g} and retain weight {maxent.retain_weight:g}"
+            say(f"\nbelow, the preset's {values} stand in for what the search will find")
             say("what both list, such as baselines, is trained once\n")
             ready.append(part)
         else:
@@ -143,10 +138,9 @@ def after_searches(plan: Plan) -> tuple[Plan, set[str], int]:
 
 
 def _require_ray(plan: Plan, needed: SearchPlan) -> None:
-    """ValueError for a plan that keeps a study from Ray, on which its search has to run first."""
-    given = (("in_process", plan.in_process), ("export_nodes", plan.export_nodes))
-    for name, value in given:
-        if value:
+    """ValueError for a plan without Ray, which the search needs."""
+    for name in ("in_process", "export_nodes"):
+        if value := getattr(plan, name):
             expected = (
                 f"a storage with the complete search {needed.named} (searches need Ray), --maxent,"
                 " or other --methods"
@@ -155,11 +149,8 @@ def _require_ray(plan: Plan, needed: SearchPlan) -> None:
 
 
 def price_line(plan: Plan) -> str:
-    """Returns what a submission has left to execute, as `predicted`, without asking Ray."""
+    """Returns `predicted` of a submission without asking Ray."""
     store = Store(plan.storage)
     ended = ended_of(plan.studies, store, plan.retry_failed)
-    known = (
-        replace(plan, studies=(part,)).on(plan.device or known_device(part, store, ended))
-        for part in plan.studies
-    )
-    return predicted(work_left((one.studies[0] for one in known), ended))
+    known = [part.on(plan.device or known_device(part, store, ended)) for part in plan.studies]
+    return predicted(work_left(known, ended))

@@ -38,7 +38,7 @@ FAMILIES = {
         "as the authors' published settings have it, where these differ from the paper's text"
     ),
 }
-# Flags that name where numbers of a study are from.
+# What a report says of the flags that name where numbers are from.
 SOURCES = {
     "law": "Learning rates and batches by the law {}.",
     "maxent": "MaxEnt's rate and weight of every profile from the search {}.",
@@ -59,9 +59,9 @@ class Variant:
     # The name in tables; "" in studies that vary nothing else.
     name: str = ""
     changed: Callable[[Setting], Setting] = lambda setting: setting
-    # Of the study's methods, (): all. The baseline is always there.
+    # The study's methods that it has beside the baseline; (): all.
     methods: tuple[str, ...] = ()
-    # So many auxiliary domains by name, the others counting as core; 0: all.
+    # The number of auxiliary domains, the first ones by name; the others are core. 0: all.
     num_auxiliary: int = 0
 
     def serves(self, method: str) -> bool:
@@ -73,30 +73,27 @@ PLAIN = (Variant(),)
 
 @dataclass(frozen=True)
 class MaxEntRanges:
-    """The logarithmic ranges of a MaxEnt search, and its number of trials for each profile."""
+    """The logarithmic ranges of a MaxEnt search, and its trials for each profile."""
 
     peak_lr: tuple[float, float]
     retain_weight: tuple[float, float]
     num_trials: int
-    # Searches on other data in one storage need other names.
+    # The search's name, which differs between presets on different data.
     search: str = "maxent_search"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preset(Setup):
-    """One scale of a study: sizes, data, set-up and seeds.
-
-    It has every number of a study that is not a flag.
-    """
+    """One scale of a study: its sizes, data and seeds, and every number that is not a flag."""
 
     sizes: dict[str, Size]
     num_seeds: int
     corpus: str
     # Tokens of all auxiliary domains together over core's, spread evenly.
     aux_share: float
-    # The domain of the compared profile, if the corpus has it; else its first, or each.
+    # The domain of the compared profile; if the corpus lacks it, the first one or each.
     retain: str = ""
-    # Compares core alone too, and core with each domain where none is named.
+    # Compares core alone, and core with each domain unless one is named.
     every_single: bool = False
     core_only: bool = False
     methods: tuple[str, ...] = ()
@@ -117,10 +114,9 @@ class Preset(Setup):
     first_seed: int = 0
     variants: tuple[Variant, ...] = PLAIN
     measurement: Losses = LOSSES_OF_DOMAINS
-    # Whether compute ratios are against the baseline of the same seed, not all seeds' pooled.
+    # Takes compute ratios against the same seed's baseline, not against all seeds' pooled.
     own_baseline: bool = False
-    # Ranges in which to search MaxEnt's rate and weight of every profile before the study; None:
-    # those of `options`.
+    # Ranges of a search for MaxEnt's rate and weight before the study; None: `options` has both.
     maxent_search: MaxEntRanges | None = None
 
     def __post_init__(self) -> None:
@@ -138,7 +134,7 @@ class Preset(Setup):
             raise invalid("preset.variants", names, "at least one variant, each name once")
 
     def eval_sequences(self, size: str) -> int:
-        """Returns the validation sequences of each domain at a size."""
+        """Returns the number of validation sequences of each domain at a size."""
         return dict(self.eval_sequences_of_size).get(size, self.num_eval_sequences)
 
     @property
@@ -146,16 +142,14 @@ class Preset(Setup):
         return max(self.num_eval_sequences, *(n for _, n in self.eval_sequences_of_size), 0)
 
     def seeds(self, size: str, number: int = 0, first: int = -1) -> range:
-        """Returns the seeds of a size; `number` and `first` come from the user (0 and -1: as in the
-        preset)."""
+        """Returns the seeds of a size; the preset has them where `number` is 0 or `first` -1."""
         begin = self.first_seed if first < 0 else first
         return range(begin, begin + (number or dict(self.seeds_of_size).get(size, self.num_seeds)))
 
     def trained(self, domains: tuple[str, ...]) -> tuple[str, ...]:
-        """Returns the domains of a corpus that pretraining sees: all but the text of a finetuning
-        stage, unless core's.
+        """Returns the domains of a corpus without the one that only a finetuning stage sees.
 
-        ValueError if the corpus lacks that text.
+        ValueError if the corpus lacks the stage's domain.
         """
         text = self.options.finetuning.text if self.options.finetuning else CORE
         require_choice("options.finetuning.text", text, domains)
@@ -170,7 +164,6 @@ class Preset(Setup):
         return next(iter(self.sizes.values())).vocab_size
 
     def by_law(self, law: Law) -> "Preset":
-        """Returns the preset with every size's learning rate and batch set by a law."""
         sizes = {
             name: sized_by(size, law, total_parameters(size.dense()))
             for name, size in self.sizes.items()
@@ -185,15 +178,11 @@ class Preset(Setup):
         for name in sizes:
             micro_batch, wanted = self.sizes[name].micro_batch, ranks.wanted(name)
             if wanted != AUTO and micro_batch % wanted:
-                raise invalid(
-                    "num_workers",
-                    wanted,
-                    f"a divisor of the micro-batch of {name}, {micro_batch} sequences",
-                )
+                allowed = f"a divisor of the micro-batch of {name}, {micro_batch} sequences"
+                raise invalid("num_workers", wanted, allowed)
 
     def with_size(self, name: str, size: Size, tokenizer: str) -> "Preset":
-        """Returns the preset with `size` as its only size, in place of the one called `name`, and
-        its tokenizer."""
+        """Returns the preset with `size`, in place of the size `name`, as its only one."""
 
         def renamed(values: tuple[tuple[str, object], ...]) -> tuple:
             return tuple((size.name, value) for of_size, value in values if of_size == name)
@@ -216,22 +205,21 @@ class Preset(Setup):
         profiles: tuple[Profile, ...],
         document_end: int = -1,
     ) -> Setting:
-        """Returns the setting of a size and seed on a corpus; the token `document_end` ends its
-        documents."""
+        """Returns the setting of a size and seed on a corpus with these domains.
+
+        `document_end`: the token that ends its documents.
+        """
         auxiliary = [d for d in domains if d != CORE]
         core_sequences = size.core_tokens // size.seq_len
         aux_sequences = max(1, round(core_sequences * self.aux_share / len(auxiliary)))
         accumulation = dict(self.accumulation_of_size).get(size.name, self.routing.accumulation)
+        end = document_end if self.masks_documents else -1
         shared = {field.name: getattr(self, field.name) for field in fields(Setup)}
-        at_size = {
+        shared |= {
             "routing": replace(self.routing, accumulation=accumulation),
             "num_eval_sequences": self.eval_sequences(size.name),
-            "aux_factor_of": tuple(
-                (d, factor) for d, factor in self.aux_factor_of if d in auxiliary
-            ),
-            "conventions": replace(
-                self.conventions, document_end=document_end if self.masks_documents else -1
-            ),
+            "aux_factor_of": tuple(pair for pair in self.aux_factor_of if pair[0] in auxiliary),
+            "conventions": replace(self.conventions, document_end=end),
         }
         return Setting(
             size=size,
@@ -239,26 +227,22 @@ class Preset(Setup):
             data_id=data_id,
             num_sequences={CORE: core_sequences, **dict.fromkeys(auxiliary, aux_sequences)},
             profiles=profiles,
-            **(shared | at_size),
+            **shared,
         )
 
 
 @dataclass(frozen=True)
 class Study(Description):
-    """The declaration of a study in an experiment file.
-
-    A search is one whose points come from a source.
-    """
+    """The declaration of a study."""
 
     presets: Mapping[str, Preset]
     default_preset: str = "demo"
     methods: tuple[str, ...] = ()
-    # In figures against the variants, such as "core" or "mean"; "": the compared one.
+    # The profile in figures against the variants, such as "mean"; "": the compared one.
     profile: str = ""
 
     @property
     def about(self) -> str:
-        """The head of the study's `--help`, with all that its flags may name."""
         presets = [f"{name} ({', '.join(preset.sizes)})" for name, preset in self.presets.items()]
         lists = [
             f"Presets, with their sizes: {'; '.join(presets)}. Without --preset:"
@@ -282,77 +266,57 @@ TRIED = ("baseline", "gram")
 AnyStudy = TypeVar("AnyStudy", bound=Study)
 
 
-def read_preset(
-    presets: Mapping[str, Preset], named: str, changes: tuple[str, ...]
-) -> tuple[str, tuple[str, ...]]:
-    """Returns the preset that `--preset` names, or that the file it names has as `base`, and all
-    changes to it.
+def with_preset(
+    study: AnyStudy, named: str, changes: tuple[str, ...]
+) -> tuple[AnyStudy, str, tuple[str, ...]]:
+    """Returns the study with a changed preset, the preset's name, and the changes as for `--set`.
 
-    A change is a text as `--set` takes it; the file's come first. ValueError for a file or a change
-    that cannot be used, with file, line and field.
+    `named`: the value of --preset, a name or a file whose `base` is the name. The file's changes
+    come before `changes`. ValueError with file, line and field.
     """
+    presets = study.presets
     parts = list(map(read_assignment, changes))
     if named.endswith(SUFFIX):
         written = read_toml("preset", local_path("preset", named))
-        named, of_file = (
-            written.plain.get(BASE, ""),
-            {k: one for k, one in written.plain.items() if k != BASE},
-        )
+        plain = dict(written.plain)
+        named = plain.pop(BASE, "")
         if named not in tuple(presets):
-            raise written.error(
-                invalid(BASE, named, f"the preset to change, {one_of(named, presets)}")
-            )
-        parts, changes = (
-            [replace(written, plain=of_file), *parts],
-            (*assignments(of_file), *changes),
-        )
+            allowed = f"the preset to change, {one_of(named, presets)}"
+            raise written.error(invalid(BASE, named, allowed))
+        parts = [replace(written, plain=plain), *parts]
+        changes = (*assignments(plain), *changes)
     require_choice("preset", named, tuple(presets))
-    _changed(presets[named], together(parts))
-    return named, changes
-
-
-def with_changes(study: AnyStudy, preset: str, changes: tuple[str, ...]) -> AnyStudy:
-    """Returns the study with changes of one of its presets; ValueError as `read_preset`."""
-    if not changes:
-        return study
-    changed = _changed(study.presets[preset], together(list(map(read_assignment, changes))))
-    return replace(study, presets={**study.presets, preset: changed})
+    changed = _changed(presets[named], together(parts))
+    return replace(study, presets={**presets, named: changed}), named, changes
 
 
 def on_responses(study: Study, changes: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the changes with one more: a finetuning stage counts the loss of responses alone.
+    """Adds the change by which a finetuning stage counts only the loss of responses.
 
     ValueError for a study without such a stage.
     """
     if not any(preset.options.finetuning for preset in study.presets.values()):
-        raise invalid(
-            "instructions", study.name, "a study with a finetuning stage, such as finetuning"
-        )
+        allowed = "a study with a finetuning stage, such as finetuning"
+        raise invalid("instructions", study.name, allowed)
     return tuple(dict.fromkeys((f'options.finetuning.responses_after="{RESPONSE}"', *changes)))
 
 
 def shown_place(place: str) -> str:
-    """Returns a local path's last part, for reports and cards that others read; a name or a URL
-    whole, without secrets."""
+    """Returns the last part of a local path, and other names without secrets, for public pages."""
     return Path(place).name if place.startswith(os.sep) else masked(place)
 
 
 def preset_params(preset: str, changes: tuple[str, ...]) -> dict[str, str]:
-    """Returns the preset and the changes to it, for records."""
     return {"preset": preset, **({"changes": "; ".join(changes)} if changes else {})}
 
 
 def _changed(preset: Preset, written: Written) -> Preset:
-    """Applies all changes at once, and plans a small study with every size of the outcome.
-
-    A preset with other values than its own is a set-up of this platform, not the paper's.
-    """
+    """Applies all changes at once; the outcome, if it differs, is not the paper's preset."""
     with written.located():
         for name in DECLARED:
             if name in written.plain:
-                raise invalid(
-                    name, written.plain[name], "no value: a study's Python file declares it"
-                )
+                allowed = "no value: a study's Python file declares it"
+                raise invalid(name, written.plain[name], allowed)
         sizes = _sizes(preset, written.plain.get(SIZES, {}))
         changed = from_plain(Preset, {**overlaid(preset, written.plain), SIZES: sizes})
         if changed == preset:
@@ -362,8 +326,8 @@ def _changed(preset: Preset, written: Written) -> Preset:
 
 
 def _sizes(preset: Preset, plain: Any) -> dict[str, Any]:
-    """Returns the sizes of the preset with some changed, added (on top of their `base`) or, by
-    false, left out."""
+    """Changes sizes of the preset, adds some on top of their `base`, and removes those set to
+    false."""
     if not isinstance(plain, Mapping):
         raise invalid(SIZES, plain, "a table of sizes")
     sizes: dict[str, Any] = dict(preset.sizes)
@@ -371,21 +335,18 @@ def _sizes(preset: Preset, plain: Any) -> dict[str, Any]:
         if one is False and name in sizes:
             del sizes[name]
             continue
-        base = one.get(BASE, name) if isinstance(one, Mapping) else name
+        base = name
+        if isinstance(one, Mapping):
+            one = {"name": name, **one}
+            base = one.pop(BASE, name)
         if base != name and base not in tuple(preset.sizes):
             raise invalid(f"{SIZES}.{name}.{BASE}", base, one_of(base, preset.sizes))
-        fields = (
-            {"name": name, **{k: v for k, v in one.items() if k != BASE}}
-            if isinstance(one, Mapping)
-            else one
-        )
-        sizes[name] = overlaid(preset.sizes.get(base), fields)
+        sizes[name] = overlaid(preset.sizes.get(base), one)
     return sizes
 
 
 def _require_usable(preset: Preset) -> None:
-    """ValueError unless every size can be planned with two auxiliary domains: what configs refuse,
-    they refuse here."""
+    """ValueError unless every size can be planned with two auxiliary domains."""
     for size in preset.sizes.values():
         require_int("micro_batch", size.micro_batch, 1)
         require_int("batch_size", size.batch_size, size.micro_batch)
@@ -397,7 +358,7 @@ def _require_usable(preset: Preset) -> None:
 
 
 def seeds_text(of_size: Mapping[str, int]) -> str:
-    """Returns the most common number of seeds, then those of other sizes: `3 (2B 1, 5B 1)`."""
+    """Returns the most common number of seeds, then other sizes' numbers: `3 (2B 1, 5B 1)`."""
     counts = list(of_size.values())
     common = max(counts, key=counts.count)
     others = ", ".join(f"{size} {number}" for size, number in of_size.items() if number != common)

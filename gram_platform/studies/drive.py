@@ -54,7 +54,6 @@ def drive(plan: Plan) -> int:
 
 
 def observers_of(plan: Plan, store: Store) -> Observers:
-    """Returns those that see what happens to studies, or to a search."""
     return resolve_name(plan.studies[0].observers)(plan, store)
 
 
@@ -68,10 +67,9 @@ def write_again(plan: Plan) -> int:
 
 
 def approve_cost(plan: Plan, store: Store) -> None:
-    """Prints the predicted price of what is left.
+    """Prints the predicted price of what is left; ValueError above --confirm-above.
 
-    ValueError above --confirm-above without --yes or --max-cost. Nobody is asked: a job and a
-    restart have no terminal.
+    Nobody is asked, because a job and a restart have no terminal.
     """
     ended = ended_of(plan.studies, store, plan.retry_failed)
     if plan.is_approved or not (work := work_left(plan.studies, ended)):
@@ -84,7 +82,6 @@ def approve_cost(plan: Plan, store: Store) -> None:
 
 
 def say_heads(plan: Plan, store: Store) -> None:
-    """Says what is submitted, and where its results go."""
     for part in plan.studies:
         say(f"{part.head} on {part.choice.corpus} (data {part.data_id})")
     say(f"storage {store.root}")
@@ -109,7 +106,7 @@ def export_nodes(plan: Plan) -> int:
 
 
 def sum_up(observers: Observers) -> int:
-    """Says what was done, what failed and which limit is reached; returns the exit code of it."""
+    """Says what was done, what failed and which limit is reached; returns the exit code."""
     failures = observers.failures()
     for line in failures:
         observers.say(line)
@@ -121,8 +118,7 @@ def sum_up(observers: Observers) -> int:
 
 
 def finish(observers: Observers, code: int) -> int:
-    """Writes the index of the storage, and tells the webhook if anything was to be executed;
-    returns the exit code."""
+    """Writes the storage's index, and tells the webhook if the submission began; returns `code`."""
     uri = observers.plan.tracking_uri
     refresh_site(observers.store, uri, observers.say)
     observers.say(f"{'MLflow':12} {opened_by(uri)}")
@@ -132,10 +128,9 @@ def finish(observers: Observers, code: int) -> int:
 
 
 def refresh_site(store: Store, tracking_uri: str, say: Callable[[str], None]) -> None:
-    """Writes the index of the storage, and the page to which reports link until MLflow is open;
-    says where they are.
+    """Writes the storage's index, and the page to which reports link until MLflow is open.
 
-    The tables are written by now, so an error here is only said.
+    The tables are written by now, so an error is only said.
     """
     try:
         root = open_folder(store.root, writable=True)

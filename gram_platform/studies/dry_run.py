@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from gram_platform.config import RunConfig
 from gram_platform.config.flops import BYTES, GIB, total_parameters
@@ -32,30 +31,20 @@ from gram_platform.studies.packing import supply_lines
 from gram_platform.studies.plan import Plan, StudyPlan, amount, predicted, work_left
 from gram_platform.studies.workplace import device_rule, ended_of, known_device
 
-# The table of the baselines.
 SIZE_HEADER = ("size", "parameters", "peak rate", "batch (sequences)", "sequence (tokens)")
 RUN_HEADER = ("method", "size", "runs", "done", "params", "tokens", "compute", "FLOPs")
 MEMORY_PARTS = ("weights", "copies", "gathered", "gradients", "optimizer", "activations", "logits")
-PLACEMENT = ("ranks", "sequences", "passes")
-MEMORY_HEADER = (
-    "method",
-    "size",
-    "attention",
-    *PLACEMENT,
-    *MEMORY_PARTS,
-    "peak",
-    "recomputing",
-    "disk",
-)
-# The parts of less memory than this are of no interest.
+MEMORY_HEADER = ("method", "size", "attention", "ranks", "sequences", "passes", *MEMORY_PARTS)
+MEMORY_HEADER += ("peak", "recomputing", "disk")
+# Below this the parts of memory are not shown.
 LITTLE_MEMORY = GIB // 10
-# Windows of a run that are read to count its passes.
+# The number of a run's windows in which passes are counted.
 WINDOWS_LOOKED_AT = 200
+# The configs of runs by method and size.
+Groups = Mapping[tuple[str, str], Sequence[RunConfig]]
 
 
 def describe(plan: Plan) -> str:
-    """Returns the dry run's text: of each study the bytes to fetch and shortages; compute, hours
-    and cost; memory; totals."""
     return "\n\n".join(_describe(plan, part) for part in plan.studies)
 
 
@@ -63,16 +52,17 @@ def _describe(plan: Plan, part: StudyPlan) -> str:
     store = Store(plan.storage)
     ended = ended_of((part,), store, plan.retry_failed)
     device = plan.device or known_device(part, store, ended)
-    (part,) = replace(plan, studies=(part,)).on(device).studies
+    part = part.on(device)
     machine = part.machine
     runs = {node.id: node for node in part.nodes if node.is_run}
     all_done = done_ids(part.nodes, store)
     done = all_done & set(runs)
-    groups: dict[tuple[str, str], list[RunConfig]] = defaultdict(list)
+    groups = defaultdict(list)
     for node in runs.values():
         groups[node.method + (" attacks" if node.is_attack else ""), node.size].append(node.config)
     needed = {run_id: needs(node.config, 1, machine) for run_id, node in runs.items()}
     evaluations = [node for node in part.nodes if not node.is_run]
+    run_header = (*RUN_HEADER, f"{machine.name} hours", "cost $")
     lines = [
         f"study {part.study.name}, preset {part.preset_name}",
         *(f"changed: {change}" for change in part.changes),
@@ -84,13 +74,7 @@ def _describe(plan: Plan, part: StudyPlan) -> str:
         "",
         aligned([SIZE_HEADER, *_size_rows(part)], 1),
         "",
-        aligned(
-            [
-                (*RUN_HEADER, f"{machine.name} hours", "cost $"),
-                *_run_rows(groups, needed, done, machine),
-            ],
-            2,
-        ),
+        aligned([run_header, *_run_rows(groups, needed, done, machine)], 2),
         "",
         *_memory_lines(groups, machine, part.planned_ranks),
         "",
@@ -108,8 +92,6 @@ def _describe(plan: Plan, part: StudyPlan) -> str:
 
 
 def _size_rows(part: StudyPlan) -> Iterable[tuple]:
-    """Yields the rates and batches with which every size's baselines are trained; of a grid the
-    lowest and highest."""
     for name in part.choice.sizes:
         size = part.preset.sizes[name]
         runs = [
@@ -117,13 +99,13 @@ def _size_rows(part: StudyPlan) -> Iterable[tuple]:
         ]
         rates = {run.optimizer.peak_lr for run in runs} or {size.peak_lr}
         batches = {run.batch_size for run in runs} or {size.batch_size}
-        shown = (
+        yield (
+            name,
             f"{total_parameters(size.dense()):,}",
             _ends(rates, ".3g"),
             _ends(batches, ",d"),
             str(size.seq_len),
         )
-        yield name, *shown
 
 
 def _ends(values: set, form: str) -> str:
@@ -132,10 +114,7 @@ def _ends(values: set, form: str) -> str:
 
 
 def _run_rows(
-    groups: dict[tuple[str, str], list[RunConfig]],
-    needed: Mapping[str, Needs],
-    done: set[str],
-    machine: Machine,
+    groups: Groups, needed: Mapping[str, Needs], done: set[str], machine: Machine
 ) -> Iterable[tuple]:
     for key, configs in groups.items():
         wanted = [needed[c.run_id] for c in configs]
@@ -153,23 +132,20 @@ def _run_rows(
         )
 
 
-def _memory_lines(
-    groups: dict[tuple[str, str], list[RunConfig]], machine: Machine, planned: Ranks
-) -> list[str]:
-    """Returns the memory by part and what the columns mean; of small runs one line."""
-    runs = [max(configs, key=lambda c: total_parameters(c.model)) for configs in groups.values()]
-    most = max(needs(run, 1, machine).passes.memory.total for run in runs)
+def _memory_lines(groups: Groups, machine: Machine, planned: Ranks) -> list[str]:
+    largest = {
+        key: max(runs, key=lambda run: total_parameters(run.model)) for key, runs in groups.items()
+    }
+    most = max(needs(run, 1, machine).passes.memory.total for run in largest.values())
     if most < LITTLE_MEMORY:
-        kernels = sorted(
-            {model_kernel(machine.device, BYTES[run.precision], run.model) for run in runs}
-        )
+        kernels = ", ".join(sorted({_kernel(machine, run) for run in largest.values()}))
         return [
             f"memory: at most {most / 2**20:.0f} MiB of a {machine.name} for a run;"
-            f" {', '.join(kernels)} attention"
+            f" {kernels} attention"
         ]
     return [
         f"memory of one {machine.name} in GiB, for the largest run of a line:",
-        aligned([MEMORY_HEADER, *_memory_rows(groups, machine, planned)], 2),
+        aligned([MEMORY_HEADER, *_memory_rows(largest, machine, planned)], 2),
         (
             f"ranks: --num-workers, else the fewest whose peak is within {USABLE_MEMORY:.0%} of"
             f" {machine.memory_bytes / GIB:.0f} GiB, up to {MOST_FOR_TIME} to end in a week;"
@@ -188,47 +164,41 @@ def _memory_lines(
     ]
 
 
+def _kernel(machine: Machine, run: RunConfig) -> str:
+    return model_kernel(machine.device, BYTES[run.precision], run.model)
+
+
 def _memory_rows(
-    groups: dict[tuple[str, str], list[RunConfig]], machine: Machine, planned: Ranks
+    largest: Mapping[tuple[str, str], RunConfig], machine: Machine, planned: Ranks
 ) -> Iterable[tuple]:
-    for key, configs in groups.items():
-        run = max(configs, key=lambda c: total_parameters(c.model))
-        fewest, checkpointed = (
-            fewest_ranks(run, machine),
-            fewest_ranks(run, machine, checkpointing=True),
-        )
-        ranks = fewest if planned.wanted(key[1]) == AUTO else planned.of(run, key[1])
-        num_ranks = ranks or run.micro_batch
-        need = needs(run, num_ranks, machine)
-        num_passes, num_merged, memory = (
-            need.passes.num_passes,
-            need.passes.num_merged,
-            need.passes.memory,
-        )
-        parts = {part: getattr(memory, part) for part in MEMORY_PARTS}
-        parts["gradients"] += memory.reduction
+    for key, run in largest.items():
+        checkpointed = fewest_ranks(run, machine, checkpointing=True)
+        is_auto = planned.wanted(key[1]) == AUTO
+        ranks = fewest_ranks(run, machine) if is_auto else planned.of(run, key[1])
+        need = needs(run, ranks or run.micro_batch, machine)
+        passes = need.passes
+        parts = {part: getattr(passes.memory, part) for part in MEMORY_PARTS}
+        parts["gradients"] += passes.memory.reduction
+        num_sequences = run.micro_batch // (ranks or run.micro_batch) // passes.num_passes
         yield (
             *key,
-            model_kernel(machine.device, BYTES[run.precision], run.model),
-            str(ranks) if ranks else f">{run.micro_batch}",
-            str(run.micro_batch // num_ranks // num_passes * num_merged),
-            f"{_groups_of_a_window(run, num_merged) * num_passes:.3g}",
+            _kernel(machine, run),
+            str(ranks or f">{run.micro_batch}"),
+            str(num_sequences * passes.num_merged),
+            f"{_mean_groups(run, passes.num_merged) * passes.num_passes:.3g}",
             *(f"{value / GIB:.2f}" for value in parts.values()),
-            f"{memory.total / GIB:.2f}",
-            str(checkpointed) if checkpointed else f">{run.micro_batch}",
+            f"{passes.memory.total / GIB:.2f}",
+            str(checkpointed or f">{run.micro_batch}"),
             f"{need.disk_bytes(NUM_CHECKPOINTS_KEPT) / GIB:.2f}",
         )
 
 
-def _groups_of_a_window(run: RunConfig, num_merged: int) -> float:
-    """Returns into how many groups of one route, of at most `num_merged` micro-batches, a window
-    falls on average."""
+def _mean_groups(run: RunConfig, num_merged: int) -> float:
+    """Returns a window's mean number of groups: at most `num_merged` micro-batches of one route."""
     if num_merged == 1:
         return run.micro_batches_per_step
-    schedule, steps = (
-        Schedule(run),
-        range(0, run.num_steps, max(1, run.num_steps // WINDOWS_LOOKED_AT)),
-    )
+    schedule = Schedule(run)
+    steps = range(0, run.num_steps, max(1, run.num_steps // WINDOWS_LOOKED_AT))
     return sum(len(same_routes(schedule.window(step), num_merged)) for step in steps) / len(steps)
 
 
@@ -247,11 +217,7 @@ def _legend(machine: Machine, runs: Sequence[RunConfig]) -> list[str]:
     ]
 
 
-def _published_rates(
-    part: StudyPlan, groups: dict[tuple[str, str], list[RunConfig]], needed: Mapping[str, Needs]
-) -> list[str]:
-    """Returns a table of the paper's sizes: the authors' tokens a second, and those from which the
-    hours above follow."""
+def _published_rates(part: StudyPlan, groups: Groups, needed: Mapping[str, Needs]) -> list[str]:
     rows = []
     for size in (size for size in part.choice.sizes if size in PUBLISHED_RATES):
         low, high, gram = (f"{rate:,}" for rate in PUBLISHED_RATES[size])
@@ -277,10 +243,7 @@ def _totals(needed: Mapping[str, Needs], done: set[str], machine: Machine) -> st
     )
 
 
-def _size_totals(
-    groups: dict[tuple[str, str], list[RunConfig]], needed: Mapping[str, Needs], machine: Machine
-) -> list[str]:
-    """Returns the hours and dollars of every size, over all methods and attacks."""
+def _size_totals(groups: Groups, needed: Mapping[str, Needs], machine: Machine) -> list[str]:
     hours: dict[str, float] = defaultdict(float)
     for (_, size), configs in groups.items():
         hours[size] += sum(needed[config.run_id].gpu_hours for config in configs)

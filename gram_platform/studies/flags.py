@@ -1,7 +1,7 @@
 """Declares the flags of studies and searches, in the boxes of `--help`, and parses them.
 
-A box is a dataclass with a title. The flags of a command are one box of its own beside those that
-all share. `studies/plan.py` alone reads them.
+A box is a dataclass with a title. A command has one box of its own. Only `make_plan.py`, and
+searches, read the flags.
 """
 
 import functools
@@ -19,13 +19,12 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from gram_platform.config.identity import masked, one_of
 from gram_platform.planner import MACHINES
 
-# How tyro reads flags: without the names of their boxes, and without --no- twins.
+# No names of boxes in flags, and no --no- twins.
 FLAG_STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
 
 
 def shown(kind: Any, metavar: str) -> Any:
-    """Returns the type of a flag that `--help` shows as `metavar`, without its default: the help
-    says it in words."""
+    """Returns the type of a flag that `--help` shows as `metavar`, without its default."""
     return Annotated[kind, tyro.conf.arg(metavar=metavar, help_behavior_hint="")]
 
 
@@ -42,8 +41,8 @@ Number, Amount = shown(int, "INT"), shown(float, "FLOAT")
 Switch = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]
 
 
-# For `tyro.cli`, which by itself suggests flags but no values. The shell's completion is written
-# without it: it needs the values that tyro itself would check.
+# Lets `tyro.cli` suggest values too. The shell's completion needs the values that tyro itself
+# checks, so it is written without this.
 CHOICES = ConstructorRegistry()
 
 
@@ -289,8 +288,7 @@ def parse_flags(
     arguments: list[str] | None = None,
     prog: str | None = None,
 ) -> Flags:
-    """Parses the command line of `prog`; ends the process with usage on `--help` and on unknown
-    flags."""
+    """Parses the command line of `prog`; ends the process on `--help` and on unknown flags."""
     description = "\n\n".join(map(_folded, description.split("\n\n")))
     subject, its_own, storage, device, cost, execution = parse(
         boxes_of(own),
@@ -312,19 +310,16 @@ def parse(form: Any, arguments: list[str], **how: Any) -> Any:
 
 
 def boxes_of(own: type) -> Any:
-    """Returns the boxes of a command as the type that tyro parses: the subject and the command's
-    own come first."""
+    """Returns the boxes of a command as the type that tyro parses."""
     groups = (SubjectFlags, own, StorageFlags, DeviceFlags, CostFlags, ExecutionFlags)
     return tuple[*(Annotated[group, tyro.conf.arg(name=group.title)] for group in groups)]
 
 
 def _folded(paragraph: str) -> str:
-    """Breaks a paragraph at the terminal's width; tyro joins lines again, but not those that begin
-    with a blank."""
+    """Breaks a paragraph at the terminal's width; tyro joins lines that begin with no blank."""
     width = shutil.get_terminal_size().columns - 1
     return textwrap.fill(paragraph, width, subsequent_indent="    ", break_on_hyphens=False)
 
 
 def split_list(values: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the items of a list that blanks or commas separate."""
     return tuple(part.strip() for value in values for part in value.split(",") if part.strip())

@@ -1,4 +1,4 @@
-"""Shows how a study goes: in the terminal, in Ray's metrics and in MLflow; tells a webhook its end.
+"""Shows a study's progress in the terminal, in Ray's metrics, in MLflow and to a webhook.
 
 A terminal has a bar and tables, a log has lines.
 """
@@ -10,17 +10,9 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from urllib.request import (
-    HTTPDefaultErrorHandler,
-    HTTPErrorProcessor,
-    HTTPHandler,
-    HTTPSHandler,
-    OpenerDirector,
-    ProxyHandler,
-    Request,
-)
+from urllib import request
 
 from ray.util.metrics import Gauge
 from rich.console import Console
@@ -46,18 +38,18 @@ from gram_platform.tracking import Tracker, TrackingUnavailable
 LINES_EVERY_S, BAR_EVERY_S = 15.0, 1.0
 # How often the curves of running nodes are sent to MLflow.
 LIVE_EVERY_S = 20.0
-# The most seconds that the end of a submission waits for a webhook.
+# How long the end of a submission waits for a webhook.
 TIMEOUT_S = 10.0
-# What has happened, by the submission's exit code.
+# The event by the submission's exit code.
 EVENTS = {DONE: "done", FAILED: "failed", TIME_IS_UP: "limit reached"}
-# Letters of a terminal from which on intervals have both ends.
+# The width of a terminal, in letters, that shows both ends of intervals.
 WIDE = 110
 # Running runs with their heartbeats.
 Running = Sequence[tuple[Node, Mapping]]
 
 
 class LiveView:
-    """Shows what is done of all nodes, or trials of a search, what runs, and the time left."""
+    """Shows which nodes or trials are done, what runs, and the time left."""
 
     def __init__(self, nodes: Sequence[Node], store: Store, name: str, in_process: bool = False):
         self.nodes, self.store, self.name = {node.id: node for node in nodes}, store, name
@@ -71,9 +63,8 @@ class LiveView:
         self.in_process, self.set_gauges = in_process, None
         self.has_bar = sys.stdout.isatty() and not in_process
         whole = Column(ratio=1, overflow="fold")
-        text = TextColumn("{task.description}", markup=False, table_column=whole)
         self.bars = Bars(
-            text,
+            TextColumn("{task.description}", markup=False, table_column=whole),
             BarColumn(bar_width=12),
             TimeRemainingColumn(),
             console=self.console,
@@ -96,11 +87,9 @@ class LiveView:
         self.bars.stop()
 
     def say(self, text: str, style: str = "") -> None:
-        """Prints a line that stays, in a style where the output has one."""
         self.console.print(Text(printable(text), style), soft_wrap=True)
 
     def see(self, event: Event) -> None:
-        """Says how a node ended, and warnings."""
         if event.node is not None:
             # The name that the storage's readers use.
             node = self.nodes.get(event.node.id, event.node)
@@ -110,13 +99,13 @@ class LiveView:
                 self.say(f"warning: {node.name}: {event.text}", "yellow")
 
     def look(self) -> None:
-        """Shows the progress, every few seconds; called more often."""
+        """Shows the progress if the last time is some seconds ago."""
         if time.monotonic() >= self.next_s:
             self.next_s = time.monotonic() + (BAR_EVERY_S if self.has_bar else LINES_EVERY_S)
             self._show_nodes()
 
     def _say_ended(self, node: Node, failure: str) -> None:
-        """Says how a node ended. Evaluations and attacks are many and short: they are counted."""
+        """Says how a node ended; attacks and evaluations, which are many, only if they failed."""
         count = f"[{len(self.progress.done) + len(self.progress.failed):>3}/{len(self.nodes)}]"
         if failure:
             self.say(f"{count} {node.name} FAILED: {failure}", "red")
@@ -147,13 +136,12 @@ class LiveView:
             self.say(f"{text} | {TimeRemainingColumn().render(self.bars.tasks[0])} left")
 
     def _running(self) -> Running:
-        """Returns running runs with their heartbeat, without those that wait for a process."""
+        """Returns the runs that have a process, with their heartbeats."""
         at = self.progress.running
         found = [(self.nodes[i], self.store.run(i).progress()) for i in at if i in self.flops]
         return [(n, b) for n, b in found if b and b["time"] >= at[n.id] and not b.get("released")]
 
     def begin_trials(self, number: int) -> None:
-        """Begins a round of this number of trials."""
         self.bars.reset(self.bar, total=number)
 
     def trial_started(self, name: str) -> None:
@@ -179,8 +167,7 @@ def _share(beat: Mapping) -> float:
 
 
 def progress_gauges(study: str) -> Callable[[Mapping[str, int], Running], None]:
-    """Returns a function that sets the gauges of a study: the number of nodes by state, and from
-    heartbeats speed and losses.
+    """Returns a function that sets a study's gauges: nodes by state, speed and losses.
 
     Needs Ray, whose exporter puts `ray_` before their names; `dashboards/grafana.json` draws them.
     """
@@ -207,7 +194,7 @@ def progress_gauges(study: str) -> Callable[[Mapping[str, int], Running], None]:
 
 
 def show_results(console: Console, text: str, brief: Callable[[bool], Brief] | None) -> None:
-    """Prints the whole text; on a terminal the results in short, if there are any."""
+    """Prints the text, or on a terminal `brief(is_wide)` in its place, if there is one."""
     if brief is None or not console.is_terminal:
         console.print(Text(printable(text)), soft_wrap=True)
         return
@@ -227,8 +214,8 @@ def show_results(console: Console, text: str, brief: Callable[[bool], Brief] | N
 
 
 class Mirror:
-    """Mirrors nodes to MLflow as they end, and running ones regularly; reports once that the server
-    is away."""
+    """Mirrors nodes to MLflow as they end, and running nodes regularly; reports once if MLflow is
+    away."""
 
     def __init__(self, tracker: Tracker, store: Store, say: Callable[[str], None]):
         self.tracker, self.store, self.say = tracker, store, say
@@ -243,30 +230,22 @@ class Mirror:
         ]
 
     def prepare(self) -> None:
-        """Prepares MLflow's database."""
-        try:
+        with self._reporting():
             self.tracker.prepare_database()
-        except TrackingUnavailable as error:
-            self._report(error)
 
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
 
     def stop(self, kind: type[BaseException] | None) -> None:
-        """Marks the running nodes as killed when the driver is asked to stop.
-
-        Submitted again, it continues them.
-        """
+        """Marks the running nodes as killed if the driver was asked to stop."""
         # Ctrl-C raises the first, SIGTERM of `ray job stop` the second.
         if kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit):
+            running = list(self._running.values())
             with contextlib.suppress(TrackingUnavailable):
-                self.tracker.mark_killed(
-                    node.id for node in list(self._running.values()) if node.is_run
-                )
+                self.tracker.mark_killed(node.id for node in running if node.is_run)
 
     def see(self, event: Event) -> None:
-        """Sends a node that is done or failed, and keeps the running ones."""
         if event.node is not None and event.kind == STARTED:
             self._running[event.node.id] = event.node
         elif event.node is not None and event.kind == ENDED:
@@ -277,23 +256,20 @@ class Mirror:
         self._queue.put(node)
 
     def watch(self, running: Iterable[Node]) -> None:
-        """Sets the running nodes whose committed metrics are sent."""
+        """Replaces the running nodes, whose committed metrics are sent."""
         self._running = {node.id: node for node in running}
 
     def finish(self, ids: Iterable[str]) -> None:
-        """Waits for the queue, then sends whatever MLflow lacks of these nodes, unless MLflow is
-        away."""
+        """Waits for the queue, then sends whatever MLflow lacks of these nodes."""
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads:
             thread.join()
         # Nothing is left to be slowed, and the server may be back.
         self.tracker.ask_again()
-        try:
+        with self._reporting():
             self.tracker.sync(self.store, ids)
             self.is_away = False
-        except TrackingUnavailable as error:
-            self._report(error)
 
     def _work(self, sends_running: bool) -> None:
         while True:
@@ -308,16 +284,18 @@ class Mirror:
             self._send(node)
 
     def _send(self, node: Node) -> None:
-        try:
+        with self._reporting():
             self.tracker.mirror(self.store.node(node.kind, node.id))
             self.is_away = False
-        except TrackingUnavailable as error:
-            self._report(error)
 
-    def _report(self, error: TrackingUnavailable) -> None:
-        if not self.is_away:
-            self.say(f"MLflow is away ({error}); training goes on, `gram sync` catches up")
-        self.is_away = True
+    @contextlib.contextmanager
+    def _reporting(self) -> Iterator[None]:
+        try:
+            yield
+        except TrackingUnavailable as error:
+            if not self.is_away:
+                self.say(f"MLflow is away ({error}); training goes on, `gram sync` catches up")
+            self.is_away = True
 
 
 # --------------------------------------------------------------------------------------- webhook
@@ -326,54 +304,52 @@ class Mirror:
 def message_of(
     study: str, storage: str, code: int, what: str, num_failures: int, verdicts: Mapping[str, int]
 ) -> dict[str, object]:
-    """Returns what a webhook gets, without secrets.
+    """Returns what a webhook gets, without secrets; only the last part of the storage's place.
 
-    `storage`: its place, of which the message has the name alone; `code`: the submission's exit
-    code; `what`: how many nodes and trials have ended, or the error that ended the submission;
-    `verdicts`: the number of claims of each.
+    `code`: the submission's exit code. `what`: the counts of nodes and trials, or the error.
     """
     storage, event = masked(storage).rstrip("/").rpartition("/")[2], EVENTS[code]
     what = one_line("; ".join(what.splitlines()))
     claims = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items())
-    failures = f"{num_failures} failed or blocked" if num_failures else ""
-    text = ". ".join(
-        filter(
-            None, (f"{study} in {storage}: {event}", what, failures, claims and f"Claims: {claims}")
-        )
-    )
-    named = {"event": event, "study": study, "storage": storage, "counts": what}
-    return {"text": text, **named, "failures": num_failures, "verdicts": dict(verdicts)}
+    parts = [f"{study} in {storage}: {event}", what]
+    parts += [f"{num_failures} failed or blocked"] if num_failures else []
+    parts += [f"Claims: {claims}"] if claims else []
+    return {
+        "text": ". ".join(filter(None, parts)),
+        "event": event,
+        "study": study,
+        "storage": storage,
+        "counts": what,
+        "failures": num_failures,
+        "verdicts": dict(verdicts),
+    }
 
 
 def post(url: str, message: Mapping[str, object]) -> str:
-    """Posts a message as JSON; returns why that failed, else "".
-
-    Waits at most TIMEOUT_S, and raises nothing.
-    """
+    """Posts a message as JSON within TIMEOUT_S; returns why that failed, or ""."""
     reasons = [f"no answer within {TIMEOUT_S:g} s"]
-    # None follows a redirect: the request would go on as a GET without the message, to a host that
-    # nobody named.
-    opener = OpenerDirector()
+    # No redirect is followed: it would send a GET, without the message, to a host nobody named.
+    opener = request.OpenerDirector()
     for handler in (
-        ProxyHandler,
-        HTTPHandler,
-        HTTPSHandler,
-        HTTPDefaultErrorHandler,
-        HTTPErrorProcessor,
+        request.ProxyHandler,
+        request.HTTPHandler,
+        request.HTTPSHandler,
+        request.HTTPDefaultErrorHandler,
+        request.HTTPErrorProcessor,
     ):
         opener.add_handler(handler())
-    request = Request(url, json.dumps(message).encode(), {"Content-Type": "application/json"})
+    body, head = json.dumps(message).encode(), {"Content-Type": "application/json"}
 
     def send() -> None:
         try:
-            # It ends the thread; what is said is decided by the wait below.
-            with opener.open(request, timeout=2 * TIMEOUT_S):
+            # This time-out only ends the thread.
+            with opener.open(request.Request(url, body, head), timeout=2 * TIMEOUT_S):
                 reasons.append("")
         except Exception as error:
-            # Whatever it is: a message costs no results.
+            # A message must not cost results.
             reasons.append(one_line(printable(str(error))) or type(error).__name__)
 
-    # A thread, since a host that is looked up, or that answers letter by letter, has no time-out.
+    # Looking up a host, or an answer letter by letter, has no time-out.
     sender = threading.Thread(target=send, daemon=True)
     sender.start()
     sender.join(TIMEOUT_S)

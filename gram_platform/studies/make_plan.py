@@ -1,6 +1,6 @@
 """Reads the flags of a command, once, and plans what it submits.
 
-It imports nothing that takes seconds, so that misspelt values are answered at once.
+It imports nothing that takes seconds: misspelt values are answered at once.
 """
 
 import math
@@ -32,35 +32,30 @@ from gram_platform.store import Store
 from gram_platform.store.root import storage_place
 from gram_platform.studies.build import from_import, with_nodes
 from gram_platform.studies.definition import (
+    SOURCES,
     Preset,
     Study,
     on_responses,
-    read_preset,
-    with_changes,
+    with_preset,
 )
 from gram_platform.studies.flags import Flags, StudyFlags, split_list
-from gram_platform.studies.plan import (
-    CPU,
-    Choice,
-    Plan,
-    StudyPlan,
-)
+from gram_platform.studies.plan import CPU, Choice, Plan, StudyPlan
 
 AUTO_INTERVAL = "auto"
-# Eleven days; torch's clock in nanoseconds can hold it.
+# Eleven days, which torch's clock in nanoseconds can hold.
 MAX_TIMEOUT_S = 1e6
-# Behind an address's host: at many services the key that lets anybody post.
+# Behind a webhook's host, many services have the key that lets anybody post.
 BEHIND_HOST = re.compile(r"(?<![:/])[/?#].*", re.DOTALL)
 
 
 def make_plan(study: Study, flags: Flags) -> Plan:
     """Returns what a study's submission will do, with all its nodes.
 
-    ValueError naming the flag, the value and what is expected, before any work starts.
+    ValueError naming the flag, before any work starts.
     """
     own = flags.own
     assert isinstance(own, StudyFlags)
-    # Before any place is looked at: a misspelt name needs no MLflow.
+    # A misspelt name needs no MLflow.
     _require_methods(given := split_list(own.methods))
     changes, instructions = flags.subject.changes, ""
     if own.instructions:
@@ -71,15 +66,15 @@ def make_plan(study: Study, flags: Flags) -> Plan:
     methods = given or part.preset.methods or study.methods
     _require_methods(methods)
     methods = (BASELINE, *(m for m in METHODS if m in methods and m != BASELINE))
-    sources = {"law": own.law, "maxent": own.maxent, "texts": own.texts, "start": own.start}
-    choice = replace(
-        part.choice, sizes=_up_to(own.through, part.choice.sizes), instructions=instructions
-    )
+    sizes = part.choice.sizes
+    if own.through:
+        require_choice("through", own.through, sizes)
+        sizes = sizes[: sizes.index(own.through) + 1]
     part = replace(
         part,
-        choice=choice,
+        choice=replace(part.choice, sizes=sizes, instructions=instructions),
         methods=methods,
-        sources={flag: source for flag, source in sources.items() if source},
+        sources={flag: source for flag in SOURCES if (source := getattr(own, flag))},
     )
     _require_consistent(own, part)
     if own.in_process:
@@ -95,15 +90,7 @@ def make_plan(study: Study, flags: Flags) -> Plan:
     )
 
 
-def _up_to(through: str, sizes: tuple[str, ...]) -> tuple[str, ...]:
-    if not through:
-        return sizes
-    require_choice("through", through, sizes)
-    return sizes[: sizes.index(through) + 1]
-
-
 def _require_consistent(own: StudyFlags, part: StudyPlan) -> None:
-    """ValueError for flags of a study that exclude each other."""
     sizes, ranks = part.choice.sizes, part.ranks
     if own.start and len(sizes) > 1:
         expected = "one size beside --start, whose batch, data and rate are taken"
@@ -141,7 +128,6 @@ def _require_methods(methods: Iterable[str]) -> None:
 
 
 def _from_start(part: StudyPlan) -> StudyPlan:
-    """Returns the study at the size of the imported model with which training begins."""
     if not (start := part.sources.get("start")):
         return part
     preset = from_import(part.preset, part.choice.sizes[0], Store(part.choice.storage), start)
@@ -149,7 +135,7 @@ def _from_start(part: StudyPlan) -> StudyPlan:
 
 
 def _on_texts(part: StudyPlan, place: str) -> StudyPlan:
-    """Returns the study measured on the texts of a file; ValueError if it measures losses."""
+    """Lets the measurement take a file's texts; ValueError if it measures losses."""
     if not place:
         return part
     measurement = part.preset.measurement
@@ -161,25 +147,23 @@ def _on_texts(part: StudyPlan, place: str) -> StudyPlan:
 
 
 def _by_law(part: StudyPlan, name: str, is_trusted: bool) -> StudyPlan:
-    """Returns the study with rates and batches by a law.
-
-    ValueError for a law whose evidence does not cover the sizes, unless it is trusted.
-    """
+    """Sets rates and batches by a law; ValueError for one whose evidence does not cover the sizes,
+    unless it is trusted."""
     if not name:
         return part
-    law, preset = load_law(name), part.preset
+    law, preset, doubts = load_law(name), part.preset, ()
     parameters = {s: total_parameters(preset.sizes[s].dense()) for s in part.choice.sizes}
-    if not is_trusted:
+    if is_trusted:
+        doubts = law.doubts(parameters)
+    else:
         require_evidence(law, name, parameters)
-    doubts = law.doubts(parameters) if is_trusted else ()
     return replace(part, preset=preset.by_law(law), law_doubts=doubts)
 
 
 def read_study(study: Study, flags: Flags, changes: tuple[str, ...]) -> StudyPlan:
-    """Reads the flags that studies and searches share, without nodes; ValueError as `make_plan`."""
+    """Reads the flags that studies and searches share; plans no nodes."""
     given, device, cost = flags.subject, flags.device, flags.cost
-    name, changes = read_preset(study.presets, given.preset or study.default_preset, changes)
-    study = with_changes(study, name, changes)
+    study, name, changes = with_preset(study, given.preset or study.default_preset, changes)
     preset = study.presets[name]
     sizes = split_list(given.sizes) or tuple(preset.sizes)
     for size in sizes:
@@ -210,8 +194,7 @@ def read_study(study: Study, flags: Flags, changes: tuple[str, ...]) -> StudyPla
 
 
 def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
-    """Returns the submission of studies, with the flags that are the same for all; ValueError as
-    `make_plan`."""
+    """Returns the submission of studies, with the flags that all of them share."""
     first, device, cost, execution = studies[0], flags.device, flags.cost, flags.execution
     require_fields("", cost, 0, "max_hours", "max_cost", "confirm_above")
     require_fields("", device, 0, "max_gpus")
@@ -261,8 +244,8 @@ def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
 
 
 def _checkpoint_interval(given: str) -> tuple[float, float]:
-    """Returns the seconds between checkpoints, and the share of the time that they may take (0:
-    any)."""
+    """Returns the seconds between checkpoints, and the most of the time that they may take; 0:
+    any."""
     if given == AUTO_INTERVAL:
         return 30.0, 0.02
     try:
@@ -278,10 +261,7 @@ def _checkpoint_interval(given: str) -> tuple[float, float]:
 
 
 def tracking_place(uri: str, storage: str) -> str:
-    """Returns MLflow's URI, by default SQLite in the storage; ValueError for another form.
-
-    A path is made absolute.
-    """
+    """Returns MLflow's URI with an absolute path, by default SQLite in the storage."""
     from gram_platform.tracking import default_tracking_uri
     from gram_platform.tracking.connection import require_tracking_uri
     from gram_platform.tracking.database import with_absolute_path
@@ -295,7 +275,7 @@ def tracking_place(uri: str, storage: str) -> str:
 
 
 def corpus_place(corpus: str, preset: Preset) -> str:
-    """Makes a path absolute, and keeps a catalog name; a path has a separator or exists."""
+    """Makes a path absolute, and keeps a name; a path has a separator or exists."""
     if not corpus and preset.corpus in catalog_names():
         return preset.corpus
     corpus = corpus or preset.corpus
@@ -304,20 +284,17 @@ def corpus_place(corpus: str, preset: Preset) -> str:
 
 
 def read_ranks(texts: tuple[str, ...]) -> Ranks:
-    """Returns the ranks of --num-workers, by default 1; ValueError for another form."""
+    """Reads --num-workers; by default one rank."""
     found: dict[str, tuple[int, int]] = {}
     for text in split_list(texts):
         size, _, value = text.rpartition("=")
         if size in found:
             raise invalid("num_workers", " ".join(texts), f"one number for {size or 'all sizes'}")
-        fewest, is_range, most = value.partition("..")
-        numbers = [
-            int(n) if n.isascii() and n.isdigit() else 0
-            for n in ((fewest, most) if is_range else (fewest,))
-        ]
+        ends = value.split("..", 1)
+        numbers = [int(n) if n.isascii() and n.isdigit() else 0 for n in ends]
         if value == "auto":
             numbers = [AUTO]
-        elif min(numbers) < 1 + bool(is_range) or numbers != sorted(numbers):
+        elif min(numbers) < len(ends) or numbers != sorted(numbers):
             expected = (
                 "a number of ranks from 1 up, a range as 4..8 from 2 up, or auto, for one size as"
                 " size=number"
@@ -331,8 +308,7 @@ def read_ranks(texts: tuple[str, ...]) -> Ranks:
 
 
 def require_webhook(url: str) -> None:
-    """ValueError, which names no more than the host, for a text that is neither empty nor a
-    webhook's address."""
+    """ValueError, which hides what follows the host, unless the text is "" or an address."""
     try:
         parts = urlsplit(url)
         is_address = (

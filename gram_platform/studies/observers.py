@@ -1,4 +1,4 @@
-"""Sees what happens to a submission's nodes: the terminal, MLflow, machine hours, tables so far."""
+"""Shows what happens to a submission's nodes, counts machine hours, and writes tables so far."""
 
 import time
 from collections import Counter
@@ -16,13 +16,7 @@ from gram_platform.pages.report.measurements import MEASUREMENTS, read_or_lost
 from gram_platform.pages.results.record import STUDY_FILE, StudyRecord, write_or_log
 from gram_platform.pages.results.results import Brief
 from gram_platform.store import Folder, Store
-from gram_platform.studies.live import (
-    LiveView,
-    Mirror,
-    message_of,
-    post,
-    show_results,
-)
+from gram_platform.studies.live import LiveView, Mirror, message_of, post, show_results
 from gram_platform.studies.plan import Plan, rung_text
 from gram_platform.studies.record import begin_record, record_of
 from gram_platform.studies.workplace import Workplace, machine_hours, machine_text, upload_of_job
@@ -34,11 +28,11 @@ class Observers:
 
     # None until a submission that executes something has begun.
     provenance: Provenance | None = None
-    # Held by the one driver of a search; two drivers of a study share its nodes.
+    # A search has one driver; drivers of a study share its nodes.
     lease: AbstractContextManager = nullcontext()
 
     def __init__(self, plan: Plan, store: Store, nodes: Sequence[Node]):
-        """`nodes`: those that are executed before any trial, shown and counted."""
+        """`nodes`: all except the trials' nodes."""
         self.plan, self.store, self.nodes = plan, store, nodes
         self.progress, self.done_before = Progress(), frozenset[str]()
         self.terminal = LiveView(nodes, store, plan.name, plan.in_process)
@@ -47,7 +41,7 @@ class Observers:
         self.mirror.prepare()
         # The ids that MLflow shall have.
         self.ids = {node.id for node in nodes}
-        # The number of claims of each verdict in what was published.
+        # The number of published claims of each verdict.
         self.verdicts: Counter[str] = Counter()
         self.started, self.has_begun = time.monotonic(), False
 
@@ -65,7 +59,6 @@ class Observers:
         self.terminal.say(text)
 
     def begin(self, at: Workplace, executor: Executor) -> None:
-        """Begins to show and to mirror what the executor does."""
         self.progress, self.done_before = executor.progress, at.done
         left = [node for node in self.nodes if node.id not in at.done]
         named = {node.id: node for node in with_stored_tags(left, self.store)}
@@ -82,33 +75,30 @@ class Observers:
         self.mirror.see(event)
 
     def source(self) -> Iterable[Sequence[Node]]:
-        """Returns the nodes that are executed before any trial."""
+        """Returns the nodes for the executor, in groups that follow one another."""
         return [self.nodes]
 
     def limit_reached(self) -> str:
-        """Returns the limit that the machine hours reach, in words; "" while they reach none."""
+        """Returns the limit that the machine hours have reached, in words, or ""."""
         raise NotImplementedError
 
     def run_trials(self, at: Workplace) -> None:
         """Executes the trials of a search; a study has none."""
 
     def write_tables(self) -> int:
-        """Writes, logs and prints every table and report; returns 0, or 1 if one lacks what is
-        lost."""
+        """Writes, logs and prints every table and report; returns the exit code."""
         raise NotImplementedError
 
     def flush(self) -> None:
-        """Ends the live view, and waits until MLflow has everything, unless it is away."""
         self.terminal.stop()
         self.mirror.finish(self.ids)
 
     def submissions(
         self, folder: Folder, file: str, node_hours: float = 0.0
     ) -> tuple[Mapping, ...]:
-        """Returns the rows of a record in a folder about submissions, with this one if it executes
-        something.
+        """Reads the submissions in a record, and adds this one if it executes something.
 
-        `node_hours`: of the nodes that it has executed.
+        `node_hours`: the hours of the nodes that this one has executed.
         """
         rows = folder.read_spare(file, Submissions).get("submissions", ())
         if self.provenance is None:
@@ -117,18 +107,11 @@ class Observers:
         return replace(self.provenance, node_hours=node_hours).after(earlier)
 
     @property
-    def num_left(self) -> int:
-        """The nodes that could still be executed."""
-        found = self.progress
-        return len(self.nodes) - sum(map(len, (found.done, found.failed, found.blocked)))
-
-    @property
     def is_unfinished(self) -> bool:
-        """Whether something could still be executed."""
-        return self.num_left > 0
+        found = self.progress
+        return len(self.nodes) > sum(map(len, (found.done, found.failed, found.blocked)))
 
     def failures(self) -> list[str]:
-        """Returns a line for each node that has failed or is blocked."""
         names = {node.id: node.name for node in self.nodes}
         failed = [f"failed: {names[i]}: {text}" for i, text in self.progress.failed.items()]
         blocked = [
@@ -138,7 +121,7 @@ class Observers:
         return failed + blocked
 
     def counts(self) -> str:
-        """Returns how many nodes were done now and before, as a text."""
+        """Returns in words how many nodes were done now and before."""
         elapsed_s = time.monotonic() - self.started
         done, reused = len(self.progress.done), self.progress.reused
         return (
@@ -153,11 +136,9 @@ class Observers:
         text: str,
         brief: Callable[[bool], Brief] | None,
     ) -> None:
-        """Writes a study's files and logs them to MLflow, or only writes them while it is away;
-        prints text and paths.
+        """Writes a study's files, logs them to MLflow if it answers, and prints text and links.
 
-        Then the study's pages on an MLflow server, if it answers. A terminal shows `brief` in place
-        of the text.
+        A terminal shows `brief` in place of the text.
         """
         paths = write_or_log(write, self.tracker, self.say)
         show_results(self.terminal.console, f"\n{text}\n", brief)
@@ -165,7 +146,7 @@ class Observers:
             self.verdicts.update(brief(True).verdicts)
         for name, path in paths.items():
             self.say(f"{name:12} {path}")
-        # The pages of a database have no address before `gram ui` opens them.
+        # Pages of a database have no address before `gram ui` opens them.
         if self.mirror.is_away or not self.plan.tracking_uri.startswith("http"):
             return
         try:
@@ -175,8 +156,7 @@ class Observers:
             self.say(f"no links to the study's pages ({error})")
 
     def notify(self, code: int, what: str, num_failures: int = 0) -> None:
-        """Tells the webhook of --notify how the submission ended, and says so if that fails; see
-        `message_of`."""
+        """Tells the webhook of --notify how the submission ended; see `message_of`."""
         if self.plan.notify:
             root = str(self.store.root)
             message = message_of(self.plan.name, root, code, what, num_failures, self.verdicts)
@@ -189,10 +169,10 @@ class StudyObservers(Observers):
 
     def __init__(self, plan: Plan, store: Store):
         super().__init__(plan, store, plan.nodes)
-        # The machine hours of nodes that have ended, over all submissions, and their sum; where a
-        # limit or a ladder asks for them.
+        # The machine hours of nodes that have ended, over all submissions, and their sum; counted
+        # only for a limit or --through.
         self.hours, self.total_hours = dict[str, float](), 0.0
-        # Nodes without a result by (study, size); an entry goes when none is left.
+        # Nodes without a result, by study and size.
         self.unwritten: dict[tuple[int, str], set[str]] = {}
 
     def begin(self, at: Workplace, executor: Executor) -> None:
@@ -219,22 +199,18 @@ class StudyObservers(Observers):
         budget = self.plan.budget
         if budget.max_hours or budget.max_cost or self.plan.through:
             hours = machine_hours(self.store, node)
-            # Summed as it grows: the limit is asked for after every event.
+            # Summed step by step, because every event asks for the limit.
             self.total_hours += hours - self.hours.get(node.id, 0.0)
             self.hours[node.id] = hours
 
     def limit_reached(self) -> str:
         return self.plan.budget.reached(self.total_hours)
 
-    def source(self) -> Iterable[Sequence[Node]]:
-        """Returns the nodes; with --through, one size after another."""
-        return self._sizes_in_turn() if self.plan.through else super().source()
-
-    def _sizes_in_turn(self) -> Iterator[Sequence[Node]]:
-        """Yields the nodes of one size after another, while none fails.
-
-        After each says what it took against its prediction, and what the next is predicted to take.
-        """
+    def source(self) -> Iterator[Sequence[Node]]:
+        """Yields all nodes; with --through one size after another, while none fails."""
+        if not self.plan.through:
+            yield self.nodes
+            return
         part = self.plan.studies[0]
         sizes = part.choice.sizes
         of_size = {size: [node for node in self.nodes if node.size == size] for size in sizes}
@@ -248,12 +224,10 @@ class StudyObservers(Observers):
                 return
 
     def _write_full_tables(self, done: str) -> None:
-        """Writes the tables so far of studies that have all results of a size with this node's."""
-        full = []
-        for part, ids in self.unwritten.items():
-            if done in ids:
-                ids.remove(done)
-                full += [] if ids else [part]
+        """Writes the tables so far of studies in which this node is the last of its size."""
+        for ids in self.unwritten.values():
+            ids.discard(done)
+        full = [part for part, ids in self.unwritten.items() if not ids]
         for part in full:
             del self.unwritten[part]
         # The last table is written at the end.
@@ -261,11 +235,11 @@ class StudyObservers(Observers):
             try:
                 self._write_so_far(self.records[number])
             except Exception as error:
-                # A table must not stop training; it is tried again at the end.
+                # A table must not stop training.
                 self.say(f"no table so far: {type(error).__name__}: {error}")
 
     def _write_so_far(self, record: StudyRecord) -> None:
-        """Writes the table and report so far from the storage, since MLflow may be behind."""
+        """Writes table and report from the storage, since MLflow may be behind."""
         measurement = MEASUREMENTS[record.measurement]
         results = measurement.read(record, self.store)
         if results is not None:
@@ -275,16 +249,16 @@ class StudyObservers(Observers):
             self.say(f"so far: {paths['report.html']}\n")
 
     def write_tables(self) -> int:
-        code, is_new = DONE, self.provenance is not None
-        for record in map(self.traced, self.records) if is_new else self.records:
+        code = DONE
+        for record in map(self.traced, self.records) if self.provenance else self.records:
             measurement = MEASUREMENTS[record.measurement]
             results, lost = read_or_lost(record, self.store, self.tracker, self.progress.done)
             for line in lost:
                 self.say(f"lost: {line}")
                 code = FAILED
             if results is None:
-                reason = "no baseline is complete with its evaluation yet"
-                self.say(f"{record.name}: no table: {reason}")
+                why = "no table: no baseline is complete with its evaluation yet"
+                self.say(f"{record.name}: {why}")
                 continue
             write = partial(measurement.write, record, self.store, results, self.progress.failed)
             text = f"{record.title}\n{measurement.text(record, results)}"
@@ -294,8 +268,7 @@ class StudyObservers(Observers):
         return code
 
     def traced(self, record: StudyRecord) -> StudyRecord:
-        """Returns the record with the submissions that it is from, and the hours of this one so
-        far."""
+        """Returns the record with its submissions, and the hours of this one so far."""
         done = (self.progress.done - self.done_before) & record.ids
         hours = sum(machine_hours(self.store, node) for node in self.nodes if node.id in done)
         rows = self.submissions(self.store.study_dir(record.name), STUDY_FILE, hours)

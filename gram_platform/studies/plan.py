@@ -1,5 +1,4 @@
-"""Defines the plan of a submission, values that are decided once before anything starts, and
-predicts its hours and its price."""
+"""Defines the plan of a submission, which is decided before anything starts; predicts its price."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,8 +26,7 @@ CPU = "cpu"
 
 @dataclass(frozen=True)
 class Choice:
-    """Which runs of a preset are wanted, and on which text; the flags of the same names say what
-    each field means."""
+    """Which runs of a preset are wanted, and on which text: the flags of the same names."""
 
     sizes: tuple[str, ...]
     seeds: int
@@ -44,36 +42,36 @@ class Choice:
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """A study, or a search, on a corpus.
+    """A study or a search on a corpus.
 
-    `entries` has every node under each method's names, `nodes` each id once. Of a search they are
-    the nodes that all trials need, and those of its trials as far as they are known.
+    `entries` has a node once for each method that uses it, `nodes` once. A search has the nodes
+    that are known before its trials.
     """
 
     study: Study
     preset_name: str
     # Changes of the preset, as `--set` takes them.
     changes: tuple[str, ...]
-    # With the changes, and with the law, the import and the search of `sources`.
+    # With `changes`, and with the values of `sources`.
     preset: Preset
     choice: Choice
     # With the machine whose hours are predicted.
     ranks: Ranks
-    # Those that a dry run shows.
+    # The ranks that a dry run shows.
     planned_ranks: Ranks
     methods: tuple[str, ...] = ()
-    # Where numbers are from, by the flag that names it: law, maxent, start.
+    # Where numbers are from, by flag: law, maxent, start, texts.
     sources: Mapping[str, str] = field(default_factory=dict)
-    # Why the law that --trust-law lets set rates and batches should not set them.
+    # The evidence against a law that --trust-law accepts.
     law_doubts: tuple[str, ...] = ()
-    # The recipes of each size: one, or one for every way to divide the labels.
+    # The recipes of each size, one for every way to divide the labels.
     recipes: Mapping[str, tuple[CorpusRecipe, ...]] = field(default_factory=dict)
     settings: tuple[Setting, ...] = ()
     entries: tuple[Node, ...] = ()
 
-    # Whether there may be nodes that nobody knows yet.
+    # Whether results may add nodes.
     has_trials = False
-    # The class, as module:class, whose object sees what happens.
+    # The class of the observers, as module:class.
     observers = "gram_platform.studies.observers:StudyObservers"
 
     @property
@@ -86,18 +84,13 @@ class StudyPlan:
 
     @cached_property
     def corpora(self) -> tuple[CorpusRecipe, ...]:
-        """The distinct recipes."""
+        """The distinct recipes of all sizes."""
         found = (recipe for of_size in self.recipes.values() for recipe in of_size)
         return tuple({recipe.data_id: recipe for recipe in found}.values())
 
     @property
-    def recipe(self) -> CorpusRecipe:
-        """The corpus of the first size; those of other sizes have the same domains."""
-        return self.corpora[0]
-
-    @property
     def data_id(self) -> str:
-        """The data of all sizes and variants, joined by commas."""
+        """The ids of all data, joined by commas."""
         return ", ".join(recipe.data_id for recipe in self.corpora)
 
     @cached_property
@@ -121,20 +114,22 @@ class StudyPlan:
 
     @property
     def head(self) -> str:
-        """What is submitted, for people."""
         return f"study {self.name}: {len(self.nodes)} nodes"
 
     def folder(self, store: Store) -> Folder:
         return store.study_dir(self.name)
 
     def share_left(self) -> float:
-        """Returns the share of the missing nodes that will be executed: fewer where Optuna chose
-        others."""
+        """Returns the share of the missing nodes that will be executed; see `Left.share`."""
         return 1.0
 
-    def planned_for(self, machine: Machine) -> Self:
-        """Returns the study with its hours, memory and ranks predicted for a machine."""
-        ranks, planned = (replace(r, machine=machine) for r in (self.ranks, self.planned_ranks))
+    def on(self, device: str) -> Self:
+        """Returns the study with its hours, memory and ranks predicted for CPUs on CPUs."""
+        if device != CPU:
+            return self
+        ranks, planned = (
+            replace(each, machine=MACHINES[CPU]) for each in (self.ranks, self.planned_ranks)
+        )
         return replace(self, ranks=ranks, planned_ranks=planned)
 
     def methods_of(self, setting: Setting) -> list[str]:
@@ -143,20 +138,21 @@ class StudyPlan:
 
     @cached_property
     def costs(self) -> tuple[dict, ...]:
-        """The cost of every method at every size, one row for all variants of equal cost; seeds
-        cost the same."""
+        """The cost of every method at every size; variants of equal cost share a row."""
+        # All seeds cost the same.
         settings = {(setting.size.name, setting.variant): setting for setting in self.settings}
         # Variants by size and cost.
         variants_of: dict[tuple, list[str]] = {}
         for (size, name), setting in settings.items():
             for cost in method_costs(setting, self.methods_of(setting), self.methods):
                 variants_of.setdefault((("size", size), *cost.items()), []).append(name)
-        named = [(dict(row), ", ".join(names)) for row, names in variants_of.items()]
+        rows = [
+            dict(row) | ({VARIANT: ", ".join(names)} if any(names) else {})
+            for row, names in variants_of.items()
+        ]
         sizes, methods = self.choice.sizes, self.methods
-        named.sort(
-            key=lambda pair: (sizes.index(pair[0]["size"]), methods.index(pair[0]["method"]))
-        )
-        return tuple({**row, VARIANT: names} if names else row for row, names in named)
+        rows.sort(key=lambda row: (sizes.index(row["size"]), methods.index(row["method"])))
+        return tuple(rows)
 
 
 @dataclass(frozen=True)
@@ -165,7 +161,7 @@ class Plan:
 
     studies: tuple[StudyPlan, ...]
     tracking_uri: str
-    # How nodes are executed, and what Ray reserves for them, as far as no device decides it.
+    # Without what the device decides: see `execution_of`.
     execution: Execution
     resources: Resources
     # The most that all submissions may cost.
@@ -175,24 +171,24 @@ class Plan:
     # cpu or cuda; "" before it is chosen.
     device: str = ""
     in_process: bool = False
-    # Trains runs again that have diverged.
+    # Trains diverged runs again.
     retry_failed: bool = False
     # Prints what the workers print.
     verbose: bool = False
     dry_run: bool = False
-    # One size after another, up to the last one.
+    # One size after another.
     through: bool = False
-    # The price was approved, with that of other plans.
+    # The price of this plan and others was approved.
     is_approved: bool = False
-    # The file of nodes for a machine without Ray; "": execute them.
+    # The file for the missing nodes; "": execute them.
     export_nodes: str = ""
-    # The webhook that gets a message at the end.
+    # The webhook for a message at the end.
     notify: str = ""
     # Optuna's database as it was given; "": SQLite in the storage.
     optuna_uri: str = ""
-    # Of a search: most trials at once, 0: as many as fit.
+    # The most trials of a search at once; 0: as many as fit.
     max_concurrent: int = 0
-    # Of a search: write the report again, and start no trial.
+    # Writes the report of a search again, and starts no trial.
     report_only: bool = False
 
     @property
@@ -205,25 +201,14 @@ class Plan:
 
     @cached_property
     def nodes(self) -> list[Node]:
-        """All nodes, each id once."""
         return unique(node for part in self.studies for node in part.entries)
 
-    @property
-    def needs_ray(self) -> bool:
-        return not self.in_process
-
     def on(self, device: str) -> "Plan":
-        """Returns the plan of a submission whose nodes are executed on a device; on CPUs all is
-        predicted for CPUs."""
-        if device != CPU:
-            return replace(self, device=device)
-        cpu = MACHINES[CPU]
-        return replace(
-            self,
-            device=device,
-            budget=replace(self.budget, dollars_per_hour=cpu.dollars_per_hour),
-            studies=tuple(part.planned_for(cpu) for part in self.studies),
-        )
+        """Returns the plan on a device; everything is predicted for CPUs on CPUs."""
+        studies, budget = tuple(part.on(device) for part in self.studies), self.budget
+        if device == CPU:
+            budget = replace(budget, dollars_per_hour=MACHINES[CPU].dollars_per_hour)
+        return replace(self, device=device, budget=budget, studies=studies)
 
 
 # ---------------------------------------------------------------------------------------- price
@@ -236,9 +221,9 @@ def amount(value: float) -> str:
 def planned_hours(
     nodes: Iterable[Node], machine: Machine, ids: Collection[str] | None = None
 ) -> float:
-    """Returns the machine hours that the planner expects of runs and of evaluations of their views.
+    """Returns the expected machine hours of the nodes whose ids are in `ids`, by default of all.
 
-    `ids`: of the nodes that count; by default all.
+    `nodes` include the runs that evaluations need.
     """
     nodes = list(nodes)
     runs = {node.id: node for node in nodes if node.is_run}
@@ -250,10 +235,9 @@ def planned_hours(
 def rung_text(
     of_size: Mapping[str, Sequence[Node]], spent: float, machine: Machine, has_failed: bool
 ) -> str:
-    """Returns the hours of the first size, and those of the next at the same ratio to the plan, if
-    any, in words.
+    """Compares the hours of the first size with its prediction, and predicts the next size's.
 
-    `of_size`: the nodes of both sizes.
+    `of_size`: the nodes of this size and of the next one, if any.
     """
     (size, predicted), *following = (
         (one, planned_hours(nodes, machine)) for one, nodes in of_size.items()
@@ -261,11 +245,8 @@ def rung_text(
     text = f"{size}: {spent:.3g} {machine.name} hours spent, {predicted:.3g} predicted"
     for one, planned in following:
         hours = planned * spent / predicted
-        text += (
-            f"; {one}: {planned:.3g} predicted, {hours:.3g}"
-            f" (${hours * machine.dollars_per_hour:,.2f}) "
-        )
-        text += f"at the ratio of {size}"
+        price = f"${hours * machine.dollars_per_hour:,.2f}"
+        text += f"; {one}: {planned:.3g} predicted, {hours:.3g} ({price}) at the ratio of {size}"
         if has_failed:
             text += f"; it is not started, because nodes of {size} have failed"
     return text
@@ -273,15 +254,12 @@ def rung_text(
 
 @dataclass(frozen=True)
 class Left:
-    """The nodes of a study or a search that are not done.
-
-    Nodes of several studies are counted at the first.
-    """
+    """The nodes of a study or a search that are not done, and that no earlier study has."""
 
     part: StudyPlan
     ids: frozenset[str]
-    # The share of these nodes that will be executed: below 1 in an Optuna search that has complete
-    # trials.
+    # The share of these nodes that will be executed: below 1 in an Optuna search with complete
+    # trials, whose nodes are other ones.
     share: float
 
     def hours(self, machine: Machine) -> float:
@@ -289,8 +267,7 @@ class Left:
 
 
 def work_left(studies: Iterable[StudyPlan], done: Collection[str]) -> list[Left]:
-    """Returns what is left of each study or search that has nodes other than those that are `done`,
-    by id."""
+    """Returns what is left of each study or search; `done` has the ids of finished nodes."""
     seen, found = set(done), []
     for part in studies:
         ids = {node.id for node in part.nodes} - seen
@@ -303,31 +280,23 @@ def work_left(studies: Iterable[StudyPlan], done: Collection[str]) -> list[Left]
 def price(work: Iterable[Left], machine: Machine | None = None) -> tuple[str, float]:
     """Returns the predicted hours and dollars as a text, and the dollars.
 
-    `machine`: that executes all of it; by default each study's own, of --machine.
+    `machine`: executes all of it; by default each study has its own, see --machine.
     """
     hours: dict[Machine, float] = {}
     for one in work:
         on = machine or one.part.machine
         hours[on] = hours.get(on, 0.0) + one.hours(on)
     dollars = sum(number * on.dollars_per_hour for on, number in hours.items())
-    return (
-        (
-            f"{' and '.join(f'{amount(h)} {on.name} hours' for on, h in hours.items())},"
-            f" ${dollars:,.2f}"
-        ),
-        dollars,
-    )
+    text = " and ".join(f"{amount(number)} {on.name} hours" for on, number in hours.items())
+    return f"{text}, ${dollars:,.2f}", dollars
 
 
 def predicted(work: Sequence[Left]) -> str:
-    """Returns in words what a submission has left to execute, and its price."""
     if not work:
         return "predicted: nothing is left to execute"
     names = ", ".join(dict.fromkeys(one.part.name for one in work))
-    return (
-        f"predicted: {sum(len(one.ids) for one in work)} nodes of {names} are not done,"
-        f" {price(work)[0]}"
-    )
+    number = sum(len(one.ids) for one in work)
+    return f"predicted: {number} nodes of {names} are not done, {price(work)[0]}"
 
 
 def sharing(studies: Sequence[StudyPlan]) -> str:
@@ -335,7 +304,6 @@ def sharing(studies: Sequence[StudyPlan]) -> str:
     runs = [node for part in studies for node in part.nodes if node.is_run]
     machine, union = studies[0].machine, unique(runs)
     alone, together = (sum(expected_hours(node, machine) for node in of) for of in (runs, union))
-    saved = (
-        f"{len(runs) - len(union)} saved by sharing ({alone - together:,.2f} {machine.name} hours)"
-    )
+    hours = f"{alone - together:,.2f} {machine.name} hours"
+    saved = f"{len(runs) - len(union)} saved by sharing ({hours})"
     return f"all studies: {len(union)} runs, {saved}"

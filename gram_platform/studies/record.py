@@ -1,10 +1,7 @@
-"""Describes a study for its tables and report: its preset, its corpus and what was chosen.
-
-Keeps the pages of earlier submissions of another choice.
-"""
+"""Describes a study for its tables and report, and keeps the pages of earlier submissions."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pandas as pd
 
@@ -46,66 +43,57 @@ from gram_platform.studies.plan import StudyPlan
 
 
 def record_of(part: StudyPlan) -> StudyRecord:
-    setting = part.settings[0]
-    routing, data = setting.routing, part.data_id
-    kinds = dict.fromkeys(each.routing.accumulation for each in part.settings)
+    setting, preset, choice = part.settings[0], part.preset, part.choice
     variants = dict.fromkeys(
         names["variant"] for node in part.entries if "variant" in (names := node.names)
     )
-    seeds_of, choice = part.preset.seeds, part.choice
-    ranges = {size: seeds_of(size, choice.seeds, choice.first_seed) for size in choice.sizes}
-    seeds = seeds_text({size: len(found) for size, found in ranges.items()})
-    first = next(iter(ranges.values())).start
-    facts = (
-        f"Preset {part.preset_name}: {FAMILIES[part.preset.family]}.",
-        (
-            f"Corpus {shown_place(choice.corpus)} (data {data}), {seeds}"
-            f" seed{'s' * (seeds != '1')} from {first}."
-        ),
-        (
-            f"Routing: p_as {routing.p_aux_spread}, p_cr {routing.p_core_robust}, p_af"
-            f" {_factors(setting)}, {' or '.join(kinds)} accumulation; compute"
-            f" {'' if setting.equal_compute else 'not '}matched by lambda."
-        ),
-    )
-    store = Store(choice.storage)
-    lost = (line for recipe in part.corpora for line in lost_text(store, recipe.data_id))
-    facts += tuple(f"{line[0].upper()}{line[1:]}." for line in dict.fromkeys(lost))
-    if part.preset.family != OURS:
-        facts += (NOT_REPRODUCED,)
-    if part.changes:
-        facts += (f"Changed from the preset: {'; '.join(part.changes)}.",)
+    seeds_of = [preset.seeds(size, choice.seeds, choice.first_seed) for size in choice.sizes]
+    seeds = seeds_text({s: len(found) for s, found in zip(choice.sizes, seeds_of, strict=True)})
     params = preset_params(part.preset_name, part.changes)
-    if recipe := recipe_text(part.choice.corpus):
+    if recipe := recipe_text(choice.corpus):
         params["recipe"] = recipe
-    params |= {"family": part.preset.family, "data_id": data, "seeds": seeds}
-    params |= {"sizes": ",".join(part.choice.sizes), "methods": ",".join(part.methods)}
-    facts += tuple(
-        SOURCES[flag].format(shown_place(source)) for flag, source in part.sources.items()
-    )
-    params |= part.sources
-    facts += tuple(f"Against its evidence: {doubt}." for doubt in part.law_doubts)
+    params |= {"family": preset.family, "data_id": part.data_id, "seeds": seeds}
+    params |= {"sizes": ",".join(choice.sizes), "methods": ",".join(part.methods)}
     return StudyRecord(
         **part.study.description,
-        facts=facts,
-        params=params,
-        sizes=part.choice.sizes,
+        facts=tuple(_facts(part, seeds, seeds_of[0].start)),
+        params=params | part.sources,
+        sizes=choice.sizes,
         parameters=part.parameters,
         profile=part.study.profile or _compared_profile(setting),
         entries=entries_of(part.entries),
         costs=part.costs,
         variants=tuple(variants),
-        measurement=part.preset.measurement.name,
-        own_baseline=part.preset.own_baseline,
+        measurement=preset.measurement.name,
+        own_baseline=preset.own_baseline,
         probed=tuple(n.id for n in part.nodes if n.is_run and n.config.eval_points.num_probes),
-        by_modules=part.preset.every_subset,
+        by_modules=preset.every_subset,
         unit_errors=unit_errors_of(part),
     )
 
 
-def _factors(setting: Setting) -> str:
+def _facts(part: StudyPlan, seeds: str, first_seed: int) -> Iterator[str]:
+    setting, choice = part.settings[0], part.choice
+    yield f"Preset {part.preset_name}: {FAMILIES[part.preset.family]}."
+    corpus, plural = f"{shown_place(choice.corpus)} (data {part.data_id})", "s" * (seeds != "1")
+    yield f"Corpus {corpus}, {seeds} seed{plural} from {first_seed}."
     exceptions = "".join(f" ({domain} {factor:.3g})" for domain, factor in setting.aux_factor_of)
-    return f"{setting.aux_factor:.3g}{exceptions}"
+    kinds = dict.fromkeys(each.routing.accumulation for each in part.settings)
+    yield (
+        f"Routing: p_as {setting.routing.p_aux_spread}, p_cr {setting.routing.p_core_robust}, p_af"
+        f" {setting.aux_factor:.3g}{exceptions}, {' or '.join(kinds)} accumulation; compute"
+        f" {'' if setting.equal_compute else 'not '}matched by lambda."
+    )
+    store = Store(choice.storage)
+    lost = (line for recipe in part.corpora for line in lost_text(store, recipe.data_id))
+    yield from (f"{line[0].upper()}{line[1:]}." for line in dict.fromkeys(lost))
+    if part.preset.family != OURS:
+        yield NOT_REPRODUCED
+    if part.changes:
+        yield f"Changed from the preset: {'; '.join(part.changes)}."
+    for flag, source in part.sources.items():
+        yield SOURCES[flag].format(shown_place(source))
+    yield from (f"Against its evidence: {doubt}." for doubt in part.law_doubts)
 
 
 def _compared_profile(setting: Setting) -> str:
@@ -120,11 +108,10 @@ CALIBRATION_STUDY = "calibration"
 
 
 def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
-    """Returns the unit's errors at every size where they are known: `size, class, ratio,
-    difference, num_shares, measured_on`.
+    """Returns the unit's known errors: `size, class, ratio, difference, num_shares, measured_on`.
 
-    What a finished calibration on the same data in the storage measured replaces what was measured
-    for the package at the same size of the corpus; which of all these counts, see `nearest_errors`.
+    The storage's calibration on the same data replaces the package's errors at the same size of the
+    corpus. `nearest_errors` chooses between all these.
     """
     corpus, found = part.choice.corpus, []
     own = measured_in(Store(part.choice.storage), corpus, part.data_id)
@@ -140,11 +127,10 @@ def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
 
 
 def measured_in(store: Store, corpus: str, data_id: str = "") -> pd.DataFrame:
-    """Returns the errors by the storage's calibration, FILE_COLUMNS; no rows without one on this
-    data.
+    """Returns FILE_COLUMNS of the storage's calibration on this data, by default on any; no rows
+    without one.
 
-    Sizes of which a node is not complete are left out: the longest baselines, whose errors are
-    small, come first.
+    Only complete sizes count: their longest baselines end first, and have small errors.
     """
     record = readable_record(store, CALIBRATION_STUDY)
     # Another study may have this name.
@@ -153,31 +139,28 @@ def measured_in(store: Store, corpus: str, data_id: str = "") -> pd.DataFrame:
     results = read_calibration(record, store, None) if is_here else None
     if results is None:
         return pd.DataFrame(columns=FILE_COLUMNS)
-    steps = results.analysis.fits.groupby("size")["last_step"].max()
-    errors = measured_errors(
-        results.errors[results.errors["size"].isin(finished_sizes(record, results.runs))]
-    )
+    is_finished = results.errors["size"].isin(finished_sizes(record, results.runs))
+    errors = measured_errors(results.errors[is_finished])
     parameters = errors["size"].map(record.parameters)
-    steps_of = errors["size"].map(steps).astype(int)
-    return errors.assign(corpus=corpus, parameters=parameters, steps=steps_of)[FILE_COLUMNS]
+    last_step = results.analysis.fits.groupby("size")["last_step"].max()
+    steps = errors["size"].map(last_step).astype(int)
+    return errors.assign(corpus=corpus, parameters=parameters, steps=steps)[FILE_COLUMNS]
 
 
 def finished_sizes(record: StudyRecord, runs: pd.DataFrame) -> set[str]:
-    """Returns the sizes of which every node is complete; `runs` as in `Results`."""
+    """Returns the sizes whose nodes are all complete; `runs` as in `Results`."""
     complete = set(runs.loc[runs["status"] == State.COMPLETE, "id"])
-    return set(record.sizes) - {
-        entry["tags"].get("size", "") for entry in record.entries if entry["id"] not in complete
-    }
+    left = (entry for entry in record.entries if entry["id"] not in complete)
+    return set(record.sizes) - {entry["tags"].get("size", "") for entry in left}
 
 
 # ---------------------------------------------------------------- pages of earlier submissions
 #
-# `studies/STUDY/` has the newest submission; `studies/STUDY/history/DATE/` has what lay there until
-# DATE, in UTC, of another choice of methods, sizes, seeds, preset or data. A page is copied,
+# `studies/STUDY/` has the newest submission. `studies/STUDY/history/DATE/` has the page that it
+# replaced at DATE, in UTC, if methods, sizes, seeds, preset or data differ. The page is copied,
 # report.html last; then the new record is written; then the old files are removed, report.html
-# last. So it is whole in one place at any time. After a kill in between, the next submission finds
-# the report that lies in the folder among those that are kept, and finishes the move, or takes it
-# back if it is of the same choice.
+# last. So it is whole in one place at any time. After a kill in between, the folder's report is
+# also in history: the next submission finishes the move, or reverts it for the same choice.
 
 MOST_KEPT = 10
 DATE = "%Y-%m-%dT%H%M%S"
@@ -189,14 +172,13 @@ def begin_record(store: Store, record: StudyRecord) -> None:
     """Writes the record of a submission that begins; moves another choice's page to history."""
     folder, kept = store.study_dir(record.name), store.history_dirs(record.name)
     history = folder.child(HISTORY)
-    # A copy without a report was interrupted; its files still lie in the study's folder.
+    # A copy without a report was interrupted.
     for date in [date for date, place in kept.items() if not place.exists(REPORT_FILE)]:
         history.remove(date)
         del kept[date]
     report = folder.read(REPORT_FILE) if folder.exists(REPORT_FILE) else None
     copied = next((date for date in reversed(kept) if kept[date].read(REPORT_FILE) == report), "")
-    # The record in the folder may be the next one already, of a submission that was killed while it
-    # moved the page.
+    # A submission that was killed while it moved the page may have left its record in the folder.
     records = [
         place.read_spare(STUDY_FILE, ChosenRuns) for place in (folder, kept.get(copied, folder))
     ]
@@ -222,12 +204,10 @@ def _copy(folder: Folder, target: Folder, report: bytes) -> None:
 
 
 def _tables(folder: Folder) -> list[str]:
-    """Lists the files of a study's page without its report and its record."""
     return [name for name in folder.list() if name.endswith(PAGE_FILES) and name != REPORT_FILE]
 
 
 def _date(taken: Mapping[str, Folder]) -> str:
-    """Returns the time of now, or of the first second after it that is not taken."""
     now = time.time()
     while (date := time.strftime(DATE, time.gmtime(now))) in taken:
         now += 1
@@ -235,7 +215,6 @@ def _date(taken: Mapping[str, Folder]) -> str:
 
 
 def _choice(plain: Mapping) -> Mapping[str, object]:
-    """Returns what was chosen, of the fields of a record."""
     chosen = {
         name: {entry["tags"].get(name, "") for entry in plain["entries"]} for name in CHOSEN_TAGS
     }

@@ -1,7 +1,4 @@
-"""Decides where the nodes of a submission are executed, and how they are placed there.
-
-The device is the one that its studies began on.
-"""
+"""Decides on which device the nodes of a submission are executed, and how they are placed there."""
 
 import json
 import time
@@ -34,7 +31,7 @@ from gram_platform.methods.nodes import Node, unique
 from gram_platform.planner import MACHINES, Machine, Ranks, expected_hours, passes_of
 from gram_platform.store import Store
 from gram_platform.store.root import HISTORY, write_cordoned
-from gram_platform.studies.plan import CPU, Left, Plan, StudyPlan, price, work_left
+from gram_platform.studies.plan import CPU, Plan, StudyPlan, price, work_left
 
 CUDA = "cuda"
 
@@ -45,29 +42,28 @@ class Workplace:
 
     execution: Execution
     cordon: Cordon
-    # False where nothing is left to execute.
+    # False if nothing is left to execute.
     executes: bool
-    # False in this process too.
+    # False without anything to execute, too.
     uses_ray: bool
     # Places a node that a search proposes.
     place: Callable[[Node], Placement]
     # The placements of known nodes, by id.
     placements: Mapping[str, Placement]
-    # The nodes that were done before, by id.
+    # The ids of the nodes that were done before.
     done: frozenset[str]
 
 
 def open_workplace(plan: Plan, store: Store, say: Callable[[str], None]) -> Workplace:
-    """Decides where each node that is left is executed; connects to Ray if it is needed.
+    """Places each node that is left; connects to Ray if needed.
 
-    ValueError as `require_capacity`
-    and `note_device`, PermissionError for a folder that is written later.
+    ValueError as `require_capacity` and `note_device`, PermissionError for a folder to write later.
     """
     ends = NodeLifecycle(store).ends(plan.nodes)
     done = frozenset(node_id for node_id, end in ends.items() if end == "")
     missing = [node for node in plan.nodes if node.id not in done]
     executes = bool(missing) or any(part.has_trials for part in plan.studies)
-    uses_ray = executes and plan.needs_ray
+    uses_ray = executes and not plan.in_process
     on_cordon = cordons_noted(store, [part.name for part in plan.studies], say)
     if uses_ray:
         connect(plan.verbose)
@@ -75,10 +71,9 @@ def open_workplace(plan: Plan, store: Store, say: Callable[[str], None]) -> Work
             say(advice)
     execution, resources = execution_of(plan)
     ranks_of = {node.id: part.ranks for part in plan.studies for node in part.entries}
-    first = plan.studies[0].ranks
 
     def place(node: Node) -> Placement:
-        ranks = ranks_of.get(node.id, first)
+        ranks = ranks_of.get(node.id, plan.studies[0].ranks)
         return placement_of(node, ranks, execution.device, plan.resources.gpus_per_run)
 
     placements = {node.id: place(node) for node in missing}
@@ -95,14 +90,12 @@ def open_workplace(plan: Plan, store: Store, say: Callable[[str], None]) -> Work
 
 
 def executor_at(at: Workplace, retry_failed: bool) -> Executor:
-    """Returns what executes nodes at a workplace: slots of Ray, or this process."""
     if at.uses_ray:
         return RayExecutor(at.execution, at.cordon, at.placements, retry_failed, at.done)
     return LocalExecutor(at.execution, at.placements, retry_failed, at.done)
 
 
 def execution_of(plan: Plan) -> tuple[Execution, Resources]:
-    """Returns how the plan's nodes are executed on its device, and the resources of a rank."""
     device = plan.device or CPU
     execution = replace(plan.execution, device=device, code=str(code_of_process()))
     gpus = 0.0 if device == CPU else 1.0
@@ -114,57 +107,45 @@ def execution_of(plan: Plan) -> tuple[Execution, Resources]:
 def placement_of(node: Node, ranks: Ranks, device: str, gpu_share: float = 1.0) -> Placement:
     """Returns the placement of a node on `device`, cpu or cuda; an evaluation has one rank.
 
-    `gpu_share`: of a GPU's memory that each process has. ValueError as `Ranks.of`.
+    `gpu_share`: each process's share of a GPU's memory. ValueError as `Ranks.of`.
     """
-    if not isinstance(node.config, RunConfig):
+    config = node.config
+    if not isinstance(config, RunConfig):
         return Placement()
-    machine = MACHINES["cpu"]
-    if device == ranks.machine.device == "cuda":
+    machine = MACHINES[CPU]
+    if device == ranks.machine.device == CUDA:
         machine = replace(ranks.machine, memory_bytes=gpu_share * ranks.machine.memory_bytes)
-    choices = ranks.choices(node.config, node.size)
-    divisions = (
-        division_of(node.config, number, machine, device, ranks.checkpointing) for number in choices
-    )
+    choices = ranks.choices(config, node.size)
+    divisions = (division_of(config, n, machine, device, ranks.checkpointing) for n in choices)
     return Placement(tuple(divisions), expected_hours(node, machine) / choices[-1])
 
 
 def division_of(
     run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool = False
 ) -> Division:
-    """Returns how a run is divided over so many ranks, by the machine's memory, with advice for
-    when it lacks."""
+    """Divides a run over so many ranks by the machine's memory, with advice for when that lacks."""
 
     def gib(number: int, recomputes: bool) -> str:
-        return f"{_divided(run, number, machine, device, recomputes).memory_bytes / GIB:.3g} GiB"
+        passes = passes_of(run, number, machine, device, recomputes)
+        return f"{passes.memory.total / GIB:.3g} GiB"
 
-    division = _divided(run, num_ranks, machine, device, checkpointing)
-    more = next(
-        (n for n in range(num_ranks + 1, run.micro_batch + 1) if run.micro_batch % n == 0), None
-    )
+    larger = range(num_ranks + 1, run.micro_batch + 1)
+    more = next((n for n in larger if run.micro_batch % n == 0), None)
     remedies = [] if checkpointing else [f"--activation-checkpointing: {gib(num_ranks, True)}"]
     remedies += [f"--num-workers {more}: {gib(more, checkpointing)} each"] if more else []
-    counted = f"{division.memory_bytes / GIB:.3g} GiB" + (
-        f" on each of {num_ranks} ranks" if num_ranks > 1 else ""
-    )
+    counted = gib(num_ranks, checkpointing)
+    counted += f" on each of {num_ranks} ranks" if num_ranks > 1 else ""
     less = f"Less with {', or '.join(remedies)}; else use" if remedies else "Use"
     advice = (
         f"The planner counts {counted}, and about 1 GiB for the process itself. {less} a machine"
         " with more memory."
     )
-    return replace(division, advice=advice)
-
-
-def _divided(
-    run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool
-) -> Division:
-    """Returns the division with the memory of the fullest rank, without advice."""
     passes = passes_of(run, num_ranks, machine, device, checkpointing)
-    return Division(num_ranks, passes.num_passes, passes.num_merged, passes.memory.total)
+    return Division(num_ranks, passes.num_passes, passes.num_merged, passes.memory.total, advice)
 
 
 def machine_text(uses_ray: bool) -> str:
-    """Says where nodes are executed: Ray's machines, CPUs and GPUs as they are now, or this
-    machine's."""
+    """Says where nodes are executed: on Ray's machines as they are now, or on this one."""
     if not uses_ray:
         return f"this process on {num_cpus()} cores"
     nodes, total = [node for node in ray.nodes() if node["Alive"]], ray.cluster_resources()
@@ -177,24 +158,18 @@ def machine_text(uses_ray: bool) -> str:
 
 
 def upload_of_job() -> str:
-    """Returns the name of this job's files at Ray, which is a hash of them; "" for a driver that is
-    no job."""
-    folder = (
-        ray.get_runtime_context().runtime_env.get("working_dir", "") if ray.is_initialized() else ""
-    )
+    """Returns the name of a job's files at Ray, a hash of their content; "" outside a job."""
+    environment = ray.get_runtime_context().runtime_env if ray.is_initialized() else {}
+    folder = environment.get("working_dir", "")
     return Path(folder).stem if folder.startswith("gcs://") else ""
 
 
-# The resource of the machines that are meant for drivers, in the files of cluster/.
+# The resource of machines for drivers, in the files of cluster/.
 DRIVER = "driver"
 
 
 def advice_on_place() -> str:
-    """Returns advice how a job gets a driver's machine, if this one takes no work, as a cluster's
-    head; else "".
-
-    The driver works here too, on a machine that is small and whose end would end the cluster.
-    """
+    """Returns advice for a driver on a cluster's head, which is small and must not fail, or ""."""
     here = ray.get_runtime_context().get_node_id()
     cpus = sum(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["NodeID"] == here)
     if cpus or not (DRIVER in ray.cluster_resources() or not has_fixed_size()):
@@ -209,11 +184,9 @@ def advice_on_place() -> str:
 def cordons_noted(
     store: Store, studies: Sequence[str], say: Callable[[str], None]
 ) -> Callable[[ProbeReport], None]:
-    """Returns a function that says on which machine nothing more is started, for the driver to
-    call.
+    """Returns a function that says on which machine nothing more is started.
 
-    It keeps the machines for `gram status` and the studies' reports, which forget those of the last
-    submission now.
+    It stores these machines, in place of the last submission's, for `gram status` and reports.
     """
     machines: list[dict] = []
 
@@ -231,7 +204,7 @@ def cordons_noted(
 
 
 def machine_hours(store: Store, node: Node) -> float:
-    """Returns the machine hours of a node that is done, over all its ranks."""
+    """Returns the machine hours of a finished node, over all its ranks."""
     timing = store.node(node.kind, node.id).timing()
     return timing.get("elapsed_s", 0.0) * timing.get("num_ranks", 1) / 3600
 
@@ -239,18 +212,16 @@ def machine_hours(store: Store, node: Node) -> float:
 # -------------------------------------------------------------------------------------- device
 
 
-# A file beside the record of a study or a search: the device of each preset on each corpus.
+# The device of each preset on each corpus, in the folder of a study or a search.
 FILE = "devices.json"
 Devices = dict[str, Literal["cpu", "cuda"]]
 
 
 def choose_device(plan: Plan, store: Store) -> str:
-    """Returns --device, else the device that the studies began on or that has trained runs of
-    theirs.
+    """Returns --device, or the device of the studies so far, or a device of this process or of Ray.
 
-    Else it is what this process has, or what Ray has: then it connects to Ray. "" if nothing is
-    left to execute. ValueError for another device than a study began on, where none is given and
-    machines start on demand, and for a GPU that this process lacks.
+    "" if nothing is left to execute. ValueError for another device than a study began on, for a
+    missing GPU, and if a cluster that starts machines on demand leaves the choice open.
     """
     ended = ended_of(plan.studies, store, plan.retry_failed)
     known = (known_device(part, store, ended) for part in plan.studies)
@@ -260,7 +231,7 @@ def choose_device(plan: Plan, store: Store) -> str:
     left = work_left(plan.studies, ended)
     if not left:
         return device
-    if not plan.needs_ray:
+    if plan.in_process:
         device = device or (CUDA if has_gpu() else CPU)
         if device == CUDA and not has_gpu():
             expected = "cpu beside --in-process: torch finds no GPU on this machine"
@@ -275,14 +246,9 @@ def choose_device(plan: Plan, store: Store) -> str:
         return CUDA
     # Waits for an autoscaler that has just started.
     await_report()
-    if not has_fixed_size():
-        raise _undecided(left)
-    return CPU
-
-
-def _undecided(left: Collection[Left]) -> ValueError:
-    """Makes the error that asks for --device: what is up now says nothing about machines that start
-    on demand."""
+    if has_fixed_size():
+        return CPU
+    # The machines that are up now say nothing about those that start on demand.
     presets = ", ".join(dict.fromkeys(one.part.preset_name for one in left))
     on_gpus, on_cpus = price(left)[0], price(left, MACHINES[CPU])[0]
     expected = (
@@ -290,7 +256,7 @@ def _undecided(left: Collection[Left]) -> ValueError:
         f" starts machines on demand. cuda asks it for machines with GPUs ({on_gpus}); cpu trains"
         f" on CPU cores and asks for no GPU ({on_cpus})"
     )
-    return invalid("device", "", expected)
+    raise invalid("device", "", expected)
 
 
 def ended_of(studies: Iterable[StudyPlan], store: Store, retry_failed: bool) -> set[str]:
@@ -299,19 +265,16 @@ def ended_of(studies: Iterable[StudyPlan], store: Store, retry_failed: bool) -> 
 
 
 def known_device(part: StudyPlan, store: Store, ended: Collection[str]) -> str:
-    """Reads the device on which the study or search began with this preset and corpus.
-
-    Else that of one finished run, which a handover may have brought; "" without any.
-    """
+    """Returns the device on which the part began, or a finished run's device, or ""."""
     if began := began_on(part, store):
         return began
+    # A handover brings runs, but no devices.json.
     runs = (store.run(node.id) for node in part.nodes if node.is_run and node.id in ended)
     name = next(filter(None, (run.timing().get("device", "") for run in runs)), "")
     return CUDA if name not in ("", CPU) else name
 
 
 def device_rule(plan: Plan, part: StudyPlan, device: str) -> str:
-    """Returns in words on which device a submission would execute the study."""
     if device:
         return device if device == plan.device else f"{device}, on which it began"
     rule = "cuda if Ray has a GPU at the start, else cpu"
@@ -328,30 +291,25 @@ def began_on(part: StudyPlan, store: Store) -> str:
 
 
 def _require_same(part: StudyPlan, store: Store, device: str) -> None:
-    """ValueError for another device than the study or search began on."""
-    if not (began := began_on(part, store)) or began == device:
-        return
-    expected = (
-        f"{began}, on which {part.name} ({_key(part)}) began: results of two devices are not"
-        f" comparable. For {device} give another --storage, or remove"
-        f" {part.folder(store).path}/{FILE} to mix them"
-    )
-    raise invalid("device", device, expected)
+    began = began_on(part, store)
+    if began not in ("", device):
+        expected = (
+            f"{began}, on which {part.name} ({_key(part)}) began: results of two devices are not"
+            f" comparable. For {device} give another --storage, or remove"
+            f" {part.folder(store).path}/{FILE} to mix them"
+        )
+        raise invalid("device", device, expected)
 
 
 def note_device(plan: Plan, store: Store, device: str) -> None:
-    """Stores the device on which studies or a search begin.
-
-    ValueError if another driver has begun one on another device.
-    """
+    """Stores the device on which studies or a search begin; ValueError if another is stored."""
     for part in plan.studies:
-        if began_on(part, store) == device:
-            continue
         folder = part.folder(store)
-        with folder.lock("devices"):
-            _require_same(part, store, device)
-            devices = folder.read_or_set_aside(FILE, Devices)
-            folder.write_json(FILE, {**devices, _key(part): device})
+        if began_on(part, store) != device:
+            with folder.lock("devices"):
+                _require_same(part, store, device)
+                devices = folder.read_or_set_aside(FILE, Devices)
+                folder.write_json(FILE, {**devices, _key(part): device})
 
 
 def _key(part: StudyPlan) -> str:

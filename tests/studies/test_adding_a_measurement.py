@@ -90,7 +90,7 @@ def test_a_measurement_is_a_class_and_one_line(study, tmp_path, monkeypatch):
     graph = study_plan(study, ["--preset", "smoke", "--methods", "gram", "--storage", place])
     store = Store(place).open_for_writing()
     require_closed(graph.nodes)
-    provide_corpus(graph.recipe, store)
+    provide_corpus(graph.corpora[0], store)
     store.study_dir("worst").write("study.json", record_of(graph).to_json())
     record = load_record(store, "worst")
     measurement = MEASUREMENTS[record.measurement]

@@ -285,7 +285,7 @@ def test_a_budget_that_the_corpus_cannot_serve(storage):
     huge = dataclasses.replace(STUDY.presets["smoke"], num_eval_sequences=10_000)
     study = dataclasses.replace(STUDY, presets={"smoke": STUDY.presets["smoke"]})
     graph = study_plan(study, ["--preset", "smoke"])
-    corpus = prepare(graph.recipe, storage / "data")
+    corpus = prepare(graph.corpora[0], storage / "data")
     require_enough_data(graph, corpus)
     with pytest.raises(ValueError, match="validation"):
         require_enough_data(dataclasses.replace(graph, preset=huge), corpus)

@@ -76,7 +76,7 @@ def test_ranks_of_a_study_in_an_object_store(two_machines, tmp_path):
 def written_stories(folder: Path) -> Path:
     """Writes the stories of the smoke presets to a file that `datasets` reads as it reads the
     hub."""
-    recipe = study_plan(STUDY, [*SMALL, "--storage", str(folder / "empty")]).recipe
+    recipe = study_plan(STUDY, [*SMALL, "--storage", str(folder / "empty")]).corpora[0]
     stories = documents(
         recipe, tuple(unit for part in parts_of(recipe, recipe.units) for unit in part)
     )

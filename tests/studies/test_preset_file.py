@@ -165,7 +165,7 @@ def test_a_studys_corpus_may_be_the_files(written, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     graph = graph_of(written('base = "smoke"\ncorpus = "./text"\n'))
     assert graph.choice.corpus == str(folder)
-    assert graph.recipe.domains == ("core", "x")
+    assert graph.corpora[0].domains == ("core", "x")
     assert "recipe" not in record_of(graph).params
     (tmp_path / "recipe.toml").write_text('records = ["text"]\n')
     by_recipe = graph_of(written('base = "smoke"\ncorpus = "recipe.toml"\n'))

@@ -62,7 +62,7 @@ def test_what_has_no_origin_begins_with_the_import(imported):
     assert size.startswith("imported-")
     assert graph.choice.sizes == (size,)
     tokenizer = Store(storage).imported(import_id).result()["tokenizer_sha256"]
-    assert graph.recipe.tokenizer.source == tokenizer  # not one that is trained on the corpus
+    assert graph.corpora[0].tokenizer.source == tokenizer  # not one that is trained on the corpus
 
 
 def test_what_cannot_begin_with_it(imported, tmp_path):

@@ -43,7 +43,7 @@ def test_a_dry_run_says_the_bytes_of_each_size(storage):
         num_bytes = sum(graph.recipes[size][0].source.expected_bytes)
         assert 4.5 < num_bytes / tokens < 5.5
         assert f"{num_bytes:,}" in text
-    assert isinstance(graph.recipe.source, HubSource)
+    assert isinstance(graph.corpora[0].source, HubSource)
 
 
 def test_the_papers_data_alone_stops_at_the_second_size(storage):

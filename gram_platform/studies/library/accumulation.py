@@ -1,7 +1,4 @@
-"""Declares the study of one route for each window or each micro-batch.
-
-In the paper: "Heterogeneous Accumulation".
-"""
+"""Declares the study of accumulation (the paper's "Heterogeneous Accumulation")."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Declares the study of what an attacker can spend: sequences of the removed domain, and steps."""
+"""Declares the study of an attacker's sequences of the removed domain, and steps."""
 
 from gram_platform.studies import Preset, Study
 from gram_platform.studies.library import scaling
@@ -7,10 +7,11 @@ from gram_platform.studies.library.scaling import at_size
 
 
 def spending(preset: Preset, sequences: tuple[int, ...], steps: tuple[int, ...]) -> Preset:
-    """Returns the preset with attacks of every number of sequences and, at most, of steps."""
-    budgets = ((number, length) for number in sequences for length in steps)
+    """Returns the preset with attacks of every number of sequences and every limit on steps."""
     kinds = [
-        attacking(f"{n}x{s}", num_sequences=n, num_steps=s, domain_share=0.0) for n, s in budgets
+        attacking(f"{n}x{s}", num_sequences=n, num_steps=s, domain_share=0.0)
+        for n in sequences
+        for s in steps
     ]
     return attacked(preset, kinds)
 

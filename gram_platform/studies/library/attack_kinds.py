@@ -12,8 +12,7 @@ from gram_platform.studies.library import stories
 
 
 def attacking(name: str, **kind) -> Variant:
-    """Returns the variant whose attacks have these fields of `Elicitation`, and the preset's
-    budget."""
+    """Returns the variant that changes these fields of the preset's attack."""
 
     def changed(setting):
         attack = setting.options.elicitation
@@ -25,25 +24,22 @@ def attacking(name: str, **kind) -> Variant:
 
 
 def attacked(preset: Preset, kinds: Sequence[Variant]) -> Preset:
-    """Returns the preset with every kind of attack on the compared profile alone."""
+    """Returns the preset with every kind of attack, only on the compared profile."""
     elicitation = replace(preset.options.elicitation, compared_only=True)
-    return replace(
-        preset.with_options(elicitation=elicitation), every_single=False, variants=tuple(kinds)
-    )
+    preset = preset.with_options(elicitation=elicitation)
+    return replace(preset, every_single=False, variants=tuple(kinds))
 
 
 def every_kind(rank: int) -> tuple[Variant, ...]:
-    """Returns all kinds; `rank` is that of the LoRAs."""
-    lora = attacking("lora", rank=rank, lr_factor=2.5)
     return (
         attacking("full"),
-        lora,
+        attacking("lora", rank=rank, lr_factor=2.5),
         attacking("neighbour", text=NEIGHBOUR),
         attacking("core", text=CORE),
     )
 
 
-# 5% of a removed domain: with 1.3%, as in the other demos, MaxEnt stays far below the baseline
+# 5% of a removed domain: with the other demos' 1.3% MaxEnt stays far below the baseline
 # (FINDINGS.md).
 ATTACKED_DEMO = stories.STORIES_DEMO.with_options(
     elicitation=replace(stories.STORIES_DEMO.options.elicitation, domain_share=0.05)

@@ -1,7 +1,4 @@
-"""Declares the study of the number of domains.
-
-In the paper: "Scaling the number of auxiliary capabilities".
-"""
+"""Declares the study of the paper's "Scaling the number of auxiliary capabilities"."""
 
 from gram_platform.config import RoutingConfig
 from gram_platform.studies import Study
@@ -14,7 +11,7 @@ from gram_platform.studies.library.stories import (
     divided,
 )
 
-# The domains have a fifth of all tokens: drawing them twice would take too much from core.
+# Drawing the domains, a fifth of all tokens, twice would take too much from core.
 A_FIFTH = {"aux_factor": 1.0, "routing": STORIES_ROUTING}
 
 STUDY = Study(

@@ -10,10 +10,10 @@ from gram_platform.studies import Preset, Study
 from gram_platform.studies.definition import Variant
 from gram_platform.studies.library import scaling, stories
 
-# The baselines whose curve and final losses rate all others.
+# The baselines that rate all others.
 REFERENCE = "reference"
 SHARES = (0.25, 0.35, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1)
-# A rated baseline's seed is so far from a reference's.
+# Added to the seeds of rated baselines.
 OTHER_SEEDS = 100
 BASES = {
     "demo": scaling.DEMO,
@@ -25,31 +25,26 @@ BASES = {
 
 
 def rated(share: float) -> Variant:
-    """Returns the variant of baselines with this share of every domain's text, hence of the steps,
-    on other seeds.
+    """Returns the variant of baselines with this share of the text and steps, on other seeds.
 
-    Warm-up and decay are shares of a run's steps, so that each length has its own. Points of the
-    learning curve are as many steps apart as the reference's.
+    Warm-up and decay are shares of the steps. Points of the learning curve are as many steps apart
+    as the reference's.
     """
 
     def changed(setting: Setting) -> Setting:
-        lengths = {
-            domain: round(share * number) for domain, number in setting.num_sequences.items()
-        }
-        num_points = max(1, round(share * setting.num_eval_points))
+        lengths = {domain: round(share * n) for domain, n in setting.num_sequences.items()}
         return replace(
             setting,
             seed=setting.seed + OTHER_SEEDS,
             num_sequences=lengths,
-            num_eval_points=num_points,
+            num_eval_points=max(1, round(share * setting.num_eval_points)),
         )
 
     return Variant(f"{share:g}", changed)
 
 
 def calibrated(preset: Preset, sizes: Sequence[str], shares: Sequence[float] = SHARES) -> Preset:
-    """Returns the preset at these sizes with its baselines as the reference, and baselines of every
-    share."""
+    """Returns the preset at these sizes, with reference baselines and baselines of every share."""
     variants = (Variant(REFERENCE), *map(rated, shares))
     of_sizes = {name: preset.sizes[name] for name in sizes}
     return replace(preset, methods=(), sizes=of_sizes, variants=variants, measurement=Calibration())

@@ -1,16 +1,7 @@
-"""Declares the study of several modules on at once.
-
-In the paper: "Arbitrary subsets of capabilities", and ours.
-"""
+"""Declares the study of subsets of modules (the paper's "Arbitrary subsets of capabilities")."""
 
 from gram_platform.studies import Study
-from gram_platform.studies.library.dual_use import (
-    DUAL_USE_AS_RUN,
-    DUAL_USE_DEMO,
-    DUAL_USE_PAPER,
-    DUAL_USE_SMOKE,
-    composed,
-)
+from gram_platform.studies.library import dual_use
 
 STUDY = Study(
     name="composing",
@@ -20,11 +11,6 @@ STUDY = Study(
         " companion at a time, routed with random subsets, and as summed LoRAs?"
     ),
     methods=("baseline", "gram", "gram_subsets", "ft_lora"),
-    presets={
-        "smoke": composed(DUAL_USE_SMOKE),
-        "demo": composed(DUAL_USE_DEMO),
-        "paper": composed(DUAL_USE_PAPER),
-        "as_run": composed(DUAL_USE_AS_RUN),
-    },
+    presets={name: dual_use.composed(each) for name, each in dual_use.STUDY.presets.items()},
     compare_with="dual_use",
 )

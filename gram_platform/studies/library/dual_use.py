@@ -28,10 +28,15 @@ MAXENT_SEARCH = MaxEntRanges(
 
 
 def every_profile(preset: Preset, options: Options) -> Preset:
-    """Returns the 800M size of the scaling study, with the same runs, compared on core and core
-    with each domain."""
-    sizes, profiles = {"800M": preset.sizes["800M"]}, {"every_single": True, "retain": ""}
-    return replace(preset, sizes=sizes, options=options, maxent_search=MAXENT_SEARCH, **profiles)
+    """Returns the scaling study's 800M, compared on core and core with each domain."""
+    return replace(
+        preset,
+        sizes={"800M": preset.sizes["800M"]},
+        options=options,
+        maxent_search=MAXENT_SEARCH,
+        every_single=True,
+        retain="",
+    )
 
 
 DUAL_USE_PAPER = every_profile(scaling.PAPER, OPTIONS)
@@ -77,14 +82,14 @@ DUAL_USE_SMOKE = replace(
 )
 
 
-def titrated(preset: Preset, weights: tuple[float, ...]) -> Preset:
-    """Returns the preset without attacks, with the modules of its views at each weight; the runs do
-    not change."""
+def titrated(preset: Preset, weights: tuple[float, ...], own_baseline: bool = True) -> Preset:
+    """Returns the preset with modules at each weight in views, without attacks."""
 
     def at(weight: float) -> Variant:
         return Variant(f"{weight:g}", lambda setting: setting.with_options(module_weight=weight))
 
-    return replace(preset.with_options(elicitation=None), variants=tuple(map(at, weights)))
+    preset = replace(preset.with_options(elicitation=None), own_baseline=own_baseline)
+    return replace(preset, variants=tuple(map(at, weights)))
 
 
 def composed(preset: Preset) -> Preset:
@@ -93,8 +98,7 @@ def composed(preset: Preset) -> Preset:
 
 
 def partly_labelled(widths: tuple[float, float]) -> Variant:
-    """Returns the variant with half of every domain's sequences unlabelled, and probes of
-    absorption in GRAM.
+    """Returns the variant with half of the sequences unlabelled, and probes in GRAM.
 
     `widths`: shares of the dense MLP's width for GRAM's core and modules.
     """
@@ -123,8 +127,7 @@ DEMO_PARTIAL = {
 
 
 def core_alone(preset: Preset, widths: tuple[float, float] = PAPER_WIDTHS, **changes) -> Preset:
-    """Returns the preset compared on core alone, fully and partly labelled, with heterogeneous
-    accumulation."""
+    """Returns the preset compared on core alone, with all and with half of the labels."""
     preset = replace(preset, **changes)
     return replace(
         preset.with_options(elicitation=replace(preset.options.elicitation, compared_only=True)),

@@ -1,4 +1,4 @@
-"""Declares the study of finetuning after pretraining: measurements before and after it."""
+"""Declares the study of finetuning after pretraining."""
 
 from dataclasses import replace
 
@@ -13,12 +13,9 @@ VARIANTS = (Variant(BEFORE, lambda setting: setting.with_options(finetuning=None
 
 
 def followed(preset: Preset, corpus: str, stage: Elicitation) -> Preset:
-    """Returns the preset on a corpus with instructions, measured before and after a stage on the
-    compared profile."""
-    preset = replace(
-        preset.with_options(finetuning=replace(stage, text=INSTRUCTIONS)), corpus=corpus
-    )
-    return attack_kinds.attacked(preset, VARIANTS)
+    """Returns the preset on a corpus with instructions, measured before and after a stage."""
+    preset = preset.with_options(finetuning=replace(stage, text=INSTRUCTIONS))
+    return attack_kinds.attacked(replace(preset, corpus=corpus), VARIANTS)
 
 
 STUDY = Study(
@@ -35,8 +32,8 @@ STUDY = Study(
             "stories-instructed-smoke",
             Elicitation(64, 16, 0, batch_size=8),
         ),
-        # Two epochs of 512 sequences at a tenth of the peak rate: at a half core loses half of its
-        # compute ratio [ours].
+        # Two epochs at a tenth of the peak rate: at a half, core loses half of its compute ratio
+        # [ours].
         "demo": followed(
             attack_kinds.ATTACKED_DEMO,
             "stories-instructed",

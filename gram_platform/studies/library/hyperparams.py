@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from gram_platform.methods.setting import Conventions
 from gram_platform.studies.library.stories import (
     STORIES_AS_RUN,
     STORIES_DEMO,
@@ -14,10 +13,9 @@ from gram_platform.studies.searches.flags import SweepFlags, read_knobs
 
 # "p_ca reallocates a fixed parameter budget" (app:hyperparams): p_af 2 / (1 + p_ca) in the authors'
 # settings.
-SWEPT_PAPER = replace(STORIES_PAPER, conventions=Conventions(constant_branches=True))
-SWEPT_AS_RUN = replace(
-    STORIES_AS_RUN,
-    conventions=replace(STORIES_AS_RUN.conventions, constant_branches=True),
+SWEPT_PAPER, SWEPT_AS_RUN = (
+    replace(preset, conventions=replace(preset.conventions, constant_branches=True))
+    for preset in (STORIES_PAPER, STORIES_AS_RUN)
 )
 PAPER_VALUES = {
     "p_cr": (0.0, 0.2, 0.4, 0.6, 0.8, 1.0),

@@ -1,7 +1,4 @@
-"""Declares the grids of peak learning rates and batches.
-
-In the paper: "Learning Rate and Batch Size Scaling".
-"""
+"""Declares the grids of rates and batches (the paper's "Learning Rate and Batch Size Scaling")."""
 
 from dataclasses import replace
 

@@ -1,6 +1,4 @@
-"""Declares the search of MaxEnt's rate and weight.
-
-The paper tunes them per profile by Bayesian optimisation.
+"""Declares the search of MaxEnt's rate and weight, which the paper tunes by Bayesian optimisation.
 
 A search has its study's preset with one seed: trials start from the study's baselines, and the best
 trial of a profile is the study's run of that seed.

@@ -1,7 +1,4 @@
-"""Declares the study of continuations with a topic kept and removed.
-
-In the paper: "Sample Outputs ...".
-"""
+"""Declares the study of continuations (the paper's "Sample Outputs ...")."""
 
 from dataclasses import replace
 
@@ -18,8 +15,8 @@ def measured(preset: Preset, num_prompt_tokens: int, num_tokens: int) -> Preset:
     return replace(preset, num_seeds=1, measurement=Samples(num_prompt_tokens, num_tokens))
 
 
-# A token of code is about 2.5 characters: sequences of 128 hold a prompt of three lines and six
-# more. At temperature 0.6 small models keep to common text [ours].
+# A token of code is about 2.5 characters: 128 tokens hold a prompt of three lines and six more. At
+# temperature 0.6 small models keep to common text [ours].
 INSTALLED_DEMO = replace(
     scaling.DEMO,
     sizes={

@@ -1,4 +1,4 @@
-"""Declares the scaling study, and the presets that studies and searches on the ladder share."""
+"""Declares the scaling study, and presets that other studies and searches share."""
 
 from dataclasses import replace
 
@@ -24,8 +24,7 @@ ONE_SEED = (("2B", 1), ("5B", 1))
 
 
 def _as_run(name, lr, batch, micro_batch, num_parameters) -> Size:
-    """Makes a size with 20 core tokens for each of the authors' parameters and their law's
-    unrounded rate."""
+    """Makes a size with the authors' rate, and 20 core tokens for each of their parameters."""
     size, tokens = PAPER_SIZES[name], 20 * num_parameters
     return replace(size, batch_size=batch, micro_batch=micro_batch, core_tokens=tokens, peak_lr=lr)
 
@@ -64,8 +63,8 @@ SMOKE_ATTACK = Elicitation(
     num_sequences=4, num_steps=6, patience=0, batch_size=4, compared_only=True
 )
 
-# Chosen at 0.15M on seed 0, after 14 trials of RMU and five of GradDiff, for the highest loss on
-# removed domains with core's raised by less than .02 nats [ours].
+# Chosen at 0.15M on seed 0 among 14 trials of RMU and five of GradDiff, for the highest loss on
+# removed domains if core's rises by less than .02 nats [ours].
 DEMO_UNLEARNING = {
     "rmu": replace(
         Options.rmu,
@@ -95,9 +94,8 @@ SMOKE = Preset(
     sample_bytes=1_000_000,
     options=Options(elicitation=SMOKE_ATTACK, **SMOKE_UNLEARNING),
 )
-# The domains have 3% of core's tokens. A tenth of their batches train the core (p_as). Each
-# sequence is drawn twice (p_af), so that modules get enough batches. Chosen on seeds 0 to 3
-# (FINDINGS.md), reported on others.
+# The domains have 3% of core's tokens, drawn twice (p_af) so that modules get enough batches. A
+# tenth of the batches train the core (p_as). Chosen on seeds 0 to 3 (FINDINGS.md).
 DEMO = Preset(
     sizes={name: DEMO_SIZES[name] for name in ("0.1M", "0.15M", "0.28M")},
     num_seeds=3,
@@ -168,8 +166,7 @@ PAPER = replace(
 
 
 def as_run(preset: Preset, **changes) -> Preset:
-    """Returns a paper preset of the ladder with the authors' settings where they differ from the
-    text."""
+    """Returns a paper preset with the authors' settings where they differ from the text."""
     settings = {
         "family": AS_RUN_FAMILY,
         "sizes": {name: AS_RUN_SIZES[name] for name in preset.sizes},
@@ -185,27 +182,25 @@ AS_RUN = as_run(PAPER)
 
 
 def at_size(preset: Preset, name: str, **changes) -> Preset:
-    """Returns one size of a ladder, compared on core and core with each domain, with p_af 1 and
-    heterogeneous.
+    """Returns one size of a ladder as the paper's studies of architecture and accumulation have it.
 
-    As in the paper's studies of architecture and accumulation.
+    It is compared on core and core with each domain, with p_af 1 and heterogeneous accumulation.
     """
-    elicitation = replace(preset.options.elicitation, compared_only=False)
-    # p_ca, p_lr and p_af are 1.
-    options = Options(elicitation=elicitation)
     settings = {
         "sizes": {name: preset.sizes[name]},
         "every_single": True,
         "retain": "",
-        "options": options,
+        # p_ca, p_lr and p_af are 1.
+        "options": Options(elicitation=replace(preset.options.elicitation, compared_only=False)),
+        "aux_factor": 1.0,
+        "aux_factor_of": (),
+        "accumulation_of_size": (),
     }
-    settings |= {"aux_factor": 1.0, "aux_factor_of": (), "accumulation_of_size": ()}
     return replace(preset, **{**settings, **changes})
 
 
 def accumulating(kind: str) -> Variant:
-    """Returns the variant of every method, also the baseline, with one route a window or one a
-    micro-batch."""
+    """Returns the variant of every method, also the baseline, with this accumulation."""
 
     def changed(setting):
         routing = replace(setting.routing, accumulation=kind)

@@ -1,4 +1,4 @@
-"""Declares the comparison of all methods on stories, and presets that share its runs."""
+"""Declares the study of all methods on stories, and presets that share its runs."""
 
 from dataclasses import replace
 
@@ -20,8 +20,8 @@ from gram_platform.studies.library.scaling import AS_RUN_ATTACK, AS_RUN_CONVENTI
 # As the authors ran it: a full-width core beside the modules, one route a step.
 STORIES_AS_RUN_SIZES = {"26M": replace(STORIES_SIZES["26M"], d_core=2048, micro_batch=128)}
 # For minutes on a GPU [ours]: 10 core tokens for each parameter, modules half as wide as the MLP
-# and one route a step as in the demo, Simple Stories' context. The rates are below that of Simple
-# Stories' 26M; no search has chosen them.
+# and one route a step as in the demo, Simple Stories' context. No search has chosen the rates,
+# which are below the rate of Simple Stories' 26M.
 STORIES_GPU_SIZES = {
     size.name: size
     for size in (
@@ -144,8 +144,7 @@ STORIES_SMOKE = replace(
 def divided(
     preset: Preset, numbers: tuple[int, ...], attacks_core_alone: bool = True, **changes
 ) -> Preset:
-    """Returns the preset with each number of auxiliary domains, which together have a fifth of all
-    tokens."""
+    """Returns the preset with each number of auxiliary domains, a fifth of all tokens."""
     elicitation = replace(preset.options.elicitation, compared_only=attacks_core_alone)
     return replace(
         preset.with_options(elicitation=elicitation),
@@ -153,7 +152,7 @@ def divided(
         every_single=False,
         core_only=True,
         variants=tuple(Variant(str(number), num_auxiliary=number) for number in numbers),
-        # The best parameters with all domains are not the best with few.
+        # The best parameters depend on the number of domains.
         maxent_search=None,
         **changes,
     )

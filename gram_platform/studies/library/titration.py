@@ -1,9 +1,4 @@
-"""Declares the study of modules at weights from 0 to 1.
-
-In the paper: "Continuous Control of Capability Profiles".
-"""
-
-from dataclasses import replace
+"""Declares the study of the paper's "Continuous Control of Capability Profiles"."""
 
 from gram_platform.studies import Study
 from gram_platform.studies.library.dual_use import (
@@ -14,8 +9,6 @@ from gram_platform.studies.library.dual_use import (
     titrated,
 )
 
-# Each seed against its own baseline, as the paper's text says; the authors' code pools the seeds.
-TEXT = {"own_baseline": True}
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 FINE = tuple(step / 10 for step in range(11))
 
@@ -28,10 +21,11 @@ STUDY = Study(
     ),
     methods=("baseline", "gram", "ft_lora"),
     presets={
-        "smoke": replace(titrated(DUAL_USE_SMOKE, (0.0, 0.5, 1.0)), **TEXT),
-        "demo": replace(titrated(DUAL_USE_DEMO, WEIGHTS), **TEXT),
-        "paper": replace(titrated(DUAL_USE_PAPER, FINE), **TEXT),
-        "as_run": titrated(DUAL_USE_AS_RUN, WEIGHTS),
+        "smoke": titrated(DUAL_USE_SMOKE, (0.0, 0.5, 1.0)),
+        "demo": titrated(DUAL_USE_DEMO, WEIGHTS),
+        "paper": titrated(DUAL_USE_PAPER, FINE),
+        # The authors' code pools the seeds' baselines, unlike the paper's text.
+        "as_run": titrated(DUAL_USE_AS_RUN, WEIGHTS, own_baseline=False),
     },
     compare_with="titration",
     varies="weight",

@@ -1,7 +1,4 @@
-"""Declares the study of single tokens' losses.
-
-In the paper: "Capability Removal Concentrates Loss ...".
-"""
+"""Declares the study of single tokens (the paper's "Capability Removal Concentrates Loss ...")."""
 
 from dataclasses import replace
 

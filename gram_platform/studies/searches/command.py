@@ -1,7 +1,6 @@
 """Runs the command line of a search, of a study, and of all of them together.
 
-What executes nodes (torch, Ray, MLflow) is imported after the flags are read: help and misspelt
-values need none of it.
+torch, Ray and MLflow are imported after the flags are read: help and misspelt values need none.
 """
 
 from collections.abc import Sequence
@@ -11,13 +10,7 @@ from typing import Any
 from gram_platform.config.endings import exit_with
 from gram_platform.config.identity import invalid, require_choice
 from gram_platform.studies.definition import Study
-from gram_platform.studies.flags import (
-    Flags,
-    MemberFlags,
-    StudyFlags,
-    parse_flags,
-    split_list,
-)
+from gram_platform.studies.flags import Flags, MemberFlags, StudyFlags, parse_flags, split_list
 from gram_platform.studies.make_plan import make_plan
 from gram_platform.studies.plan import Plan
 from gram_platform.studies.searches.definition import Search, make_search_plan
@@ -68,28 +61,24 @@ def _run_campaign(
 def make_campaign_plan(
     studies: Sequence[Study], searches: Sequence[Search], flags: Flags
 ) -> tuple[Plan, list[Plan]]:
-    """Returns the plan of all chosen studies together, and those of the chosen searches.
-
-    ValueError for bad input, before all else.
-    """
+    """Returns one plan of all chosen studies, and a plan of each chosen search."""
     own = flags.own
     assert isinstance(own, MemberFlags)
     if sizes := split_list(flags.subject.sizes):
         expected = "no value: each study has its own sizes; give --sizes to one study"
         raise invalid("sizes", sizes, expected)
     chosen = _chosen("studies", own.studies, studies)
-    without = replace(flags, storage=replace(flags.storage, optuna_uri=""))
-    of_search = [
-        make_search_plan(
-            search, replace(flags if search.needs_optuna else without, own=search.flags_type())
+    optuna_uri, of_search = flags.storage.optuna_uri, []
+    for search in _chosen("searches", own.searches, searches):
+        storage = replace(flags.storage, optuna_uri=optuna_uri if search.needs_optuna else "")
+        of_search.append(
+            make_search_plan(search, replace(flags, own=search.flags_type(), storage=storage))
         )
-        for search in _chosen("searches", own.searches, searches)
-    ]
     of_study = [make_plan(study, replace(flags, own=StudyFlags())) for study in chosen]
-    if not (first := [*of_study, *of_search]):
+    if not (plans := [*of_study, *of_search]):
         raise invalid("studies", NONE, "at least one study or search")
     together = tuple(part for plan in of_study for part in plan.studies)
-    return replace(first[0], studies=together, optuna_uri=flags.storage.optuna_uri), of_search
+    return replace(plans[0], studies=together, optuna_uri=optuna_uri), of_search
 
 
 def _chosen(field: str, names: tuple[str, ...], known: Sequence[Any]) -> list:
@@ -103,5 +92,4 @@ def _chosen(field: str, names: tuple[str, ...], known: Sequence[Any]) -> list:
 
 
 def own_flags(study: Study) -> type:
-    """Returns the flags that a study or a search has for itself."""
     return study.flags_type if isinstance(study, Search) else StudyFlags

@@ -1,7 +1,7 @@
-"""Declares a search: a study whose points come from a source.
+"""Declares a search, and plans it.
 
-What executes trials (Ray, Optuna, MLflow) is imported where the search's kind is loaded, after its
-flags are read: a declaration, its `--help` and misspelt values need none of it.
+Ray, Optuna and MLflow are imported with the search's kind, after its flags are read: a declaration,
+its `--help` and misspelt values need none.
 """
 
 from __future__ import annotations
@@ -42,26 +42,23 @@ class TrialFlags:
 
 @dataclass(frozen=True)
 class Search(Study):
-    """The declaration of a search."""
+    """The declaration of a search: a study whose kind proposes its points."""
 
-    # The class of the kind, as module:class. It defines points, nodes, scores and report; see the
-    # module `search_plan`.
+    # The class of the kind, as module:class; see the module `search_plan`.
     kind: str = ""
     flags_type: type[TrialFlags] = TrialFlags
-    # Reads the flags of the kind into the fields of its class; ValueError for what it cannot serve.
+    # Reads the flags of the kind into the fields of its class; ValueError for bad values.
     read: Callable[[Search, Any, StudyPlan], Mapping[str, Any]] = lambda *_: {}
-    # What the kind searches, by preset: grids, or the values of knobs. MaxEnt has its ranges in the
-    # presets.
+    # Grids or values of knobs by preset. MaxEnt's ranges are in the presets.
     points: Mapping[str, Any] = field(default_factory=dict)
-    # Whether Optuna chooses its points, and keeps them in a database.
+    # Whether Optuna chooses the points, and keeps them in a database.
     needs_optuna: bool = False
 
 
 def optuna_place(uri: str, storage: str, is_written: bool = False) -> str:
-    """Returns the URL of a database, by default SQLite in a local storage; a SQLite path is made
-    absolute.
+    """Returns the URL of Optuna's database, by default SQLite in a local storage.
 
-    PermissionError for a file that is to be written, and that this user may not write.
+    PermissionError for a file that this user may not write, if it `is_written`.
     """
     from gram_platform.config.crash_safe import require_rights
     from gram_platform.tracking.database import (
@@ -73,11 +70,8 @@ def optuna_place(uri: str, storage: str, is_written: bool = False) -> str:
 
     store = Store(storage)
     if not (uri or store.is_local):
-        raise invalid(
-            "optuna_uri",
-            None,
-            f"the URL of a database for the search's trials: {storage} cannot hold one",
-        )
+        expected = f"the URL of a database for the search's trials: {storage} cannot hold one"
+        raise invalid("optuna_uri", None, expected)
     uri = uri or database_uri(f"{store.root}/optuna.db")
     if (path := database_path(uri)) is not None:
         if is_written:
@@ -93,17 +87,16 @@ def optuna_place(uri: str, storage: str, is_written: bool = False) -> str:
 def make_search_plan(search: Search, flags: Flags) -> Plan:
     """Returns what a search's submission will do, with the nodes that are known before its trials.
 
-    ValueError naming the flag, the value and what is expected, before any work starts.
+    ValueError naming the flag, before any work starts.
     """
     own = flags.own
     assert isinstance(own, TrialFlags)
     part = read_study(search, flags, flags.subject.changes)
     plan = plan_of(flags, (part,))
     require_int("max_concurrent", own.max_concurrent, 0)
-    given = part.study.read(part.study, own, part)
-    is_written = not (plan.dry_run or own.report_only)
-    uri = ""
+    given, uri = part.study.read(part.study, own, part), ""
     if search.needs_optuna:
+        is_written = not (plan.dry_run or own.report_only)
         uri = optuna_place(plan.optuna_uri, plan.storage, is_written)
     elif plan.optuna_uri:
         expected = f"no value: {search.name} chooses its points itself"
@@ -120,10 +113,7 @@ def make_search_plan(search: Search, flags: Flags) -> Plan:
 def search_plan_of(
     part: StudyPlan, given: Mapping[str, Any], optuna_uri: str, is_dry: bool = False
 ) -> SearchPlan:
-    """Returns the search on its corpora with the setting of every size and seed, without nodes.
-
-    `given`: the fields of its kind.
-    """
+    """Returns the search with its corpora and settings; `given` are the fields of its kind."""
     from gram_platform.studies.searches.search_plan import SearchPlan
 
     recipes = resolve_corpora(part.preset, part.choice)
@@ -131,7 +121,7 @@ def search_plan_of(
     kind = resolve_name(part.study.kind)(settings=settings, **given)
     known = {field.name: getattr(part, field.name) for field in fields(StudyPlan)}
     known |= {
-        # A preset may give its search another name, to search on other data in one storage.
+        # See `MaxEntRanges.search`.
         "study": replace(part.study, name=getattr(kind, "name", part.study.name)),
         "recipes": {size: (recipe,) for size, recipe in recipes.items()},
         "settings": settings,

@@ -14,11 +14,10 @@ LOOK_EVERY_S = 1.0
 
 
 class DriverLease:
-    """Holds the lease of a search for the length of a block.
+    """Holds the lease of a search for the length of a block; ValueError if another driver keeps it.
 
-    ValueError while another driver holds it. A new driver waits until the old lease expires: after
-    `DRIVER_LEASE_S`, or at once if its process on this machine is gone. A driver that was suspended
-    for longer may have lost its lease to another.
+    A lease expires after `DRIVER_LEASE_S` without renewal, as while its driver is suspended, or at
+    once if the driver's process on this machine is gone.
     """
 
     def __init__(self, folder: Folder, name: str):
@@ -38,7 +37,7 @@ class DriverLease:
         self._lease.release()
 
     def require(self) -> None:
-        """Raises Stopped if another driver has taken the lease; reads it about once a second."""
+        """Raises Stopped if another driver has the lease; reads it about once a second."""
         if time.monotonic() < self._next_look:
             return
         if self._lease.is_lost():

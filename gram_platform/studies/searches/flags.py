@@ -1,4 +1,4 @@
-"""Declares the flags of searches, and reads those of each kind into the fields of its class.
+"""Declares the flags of each kind of search, and reads them into the fields of its class.
 
 It imports nothing that takes seconds: help and misspelt values need no kind's own module.
 """
@@ -79,11 +79,11 @@ class Grids:
     max_extensions: int
     lr_factors: tuple[float, ...] = ()
     batch_factors: tuple[float, ...] = ()
-    # Of each size by name, without assuming anything of the law.
+    # Grids by size's name, which assume no law.
     of_size: Mapping[str, Grid] | None = None
 
     def of(self, size: Size) -> Grid:
-        """Returns a size's grid; ValueError for a size that has none."""
+        """Returns a size's grid; ValueError if it has none."""
         if self.of_size is None:
             batches = [size.batch_size * factor for factor in self.batch_factors]
             return Grid(tuple(size.peak_lr * factor for factor in self.lr_factors), whole(batches))
@@ -114,10 +114,10 @@ def read_grids(search: Search, flags: GridFlags, part: StudyPlan) -> dict[str, A
 
 
 def _numbers(field: str, texts: tuple[str, ...]) -> tuple[float, ...]:
-    """Reads a list of positive numbers, ascending; () for auto."""
+    """Reads positive numbers in ascending order; () for auto."""
     if texts == (AUTO_AXIS,):
         return ()
-    items = split_list(texts)
+    items, numbers = split_list(texts), set()
     if not items:
         raise invalid(field, texts, f"positive numbers, at least one, or {AUTO_AXIS}")
     for item in items:
@@ -125,13 +125,14 @@ def _numbers(field: str, texts: tuple[str, ...]) -> tuple[float, ...]:
             require_real(field, float(item), 0.0, open_low=True)
         except ValueError as error:
             raise invalid(field, item, "positive numbers") from error
-    if len({float(item) for item in items}) != len(items):
+        numbers.add(float(item))
+    if len(numbers) != len(items):
         raise invalid(field, items, "each value once")
-    return tuple(sorted(float(item) for item in items))
+    return tuple(sorted(numbers))
 
 
 def why_not(ranks: Ranks, preset: Preset, size: Size, batch: int) -> str:
-    """Returns the reason for which a size cannot train at this batch; "" if it can."""
+    """Returns why a size cannot train at this batch; "" if it can."""
     micro_batch, wanted = micro_batch_at(size, batch), ranks.wanted(size.name)
     if wanted != AUTO and micro_batch % wanted:
         return (
@@ -145,11 +146,10 @@ def why_not(ranks: Ranks, preset: Preset, size: Size, batch: int) -> str:
 
 
 def micro_batch_at(size: Size, batch: int) -> int:
-    """Returns the size's micro-batch if it divides the batch, else the largest smaller number that
-    does.
+    """Returns the size's micro-batch, or the largest smaller divisor of the batch.
 
-    Prefers multiples of 8, the GPUs of a machine, so that 8 ranks can share it: 264 sequences at
-    200M (micro-batch 72) are trained in parts of 24, not 66.
+    Multiples of 8 come first, so that the 8 GPUs of a machine can share it: 264 sequences at 200M
+    (micro-batch 72) are trained in parts of 24, not 66.
     """
     if batch % size.micro_batch == 0:
         return size.micro_batch
@@ -158,7 +158,7 @@ def micro_batch_at(size: Size, batch: int) -> int:
 
 
 def whole(batches: Iterable[float]) -> tuple[int, ...]:
-    """Returns the batches as integers; ValueError for one that is not whole."""
+    """Returns the batches as integers; ValueError for a fraction."""
     found = tuple(int(batch) if batch == int(batch) else batch for batch in batches)
     for batch in found:
         require_int("batches", batch, 1)
@@ -176,7 +176,7 @@ KNOB_FORM = "p_cr, p_as or p_ca, or one with its values: p_cr=0:0.5:1"
 
 @dataclass(frozen=True)
 class Knob:
-    """A number of a setting on which one method depends, and its range."""
+    """A number of a setting on which one method depends, and its range from 0 to `high`."""
 
     method: str
     read: Callable[[Setting], float]
@@ -190,8 +190,8 @@ def _with_routing(setting: Setting, **changes: float) -> Setting:
 
 
 def _with_ratio(setting: Setting, value: float) -> Setting:
-    """Sets p_ca; with `constant_branches` also p_af = 2 / (1 + p_ca), which keeps branches as long
-    as at p_ca 1."""
+    """Sets p_ca; with `constant_branches` also p_af = 2 / (1 + p_ca), which keeps the lengths of
+    branches."""
     branching = replace(setting.options.branch_module, core_ratio=value)
     if setting.conventions.constant_branches:
         branching = replace(branching, aux_factor=2.0 / (1.0 + value))
@@ -215,11 +215,7 @@ KNOB = {
 
 
 def read_knobs(search: Search, flags: SweepFlags, part: StudyPlan) -> dict[str, Values]:
-    """Reads the fields of `HyperparameterSweep`: the knobs of the flag with their values, by
-    default the preset's.
-
-    ValueError naming `knobs`.
-    """
+    """Reads the fields of `HyperparameterSweep`; by default the preset's knobs and values."""
     preset, chosen = search.points[part.preset_name], {}
     for text in split_list(flags.knobs) or tuple(preset):
         knob, separator, rest = text.partition("=")
@@ -249,7 +245,7 @@ MAXENT_LIMITS = (Parameter("peak_lr", 1e-8, 1.0), Parameter("retain_weight", 0.0
 
 
 def read_ranges(search: Search, flags: OptunaFlags, part: StudyPlan) -> dict[str, Any]:
-    """Reads the fields of `MaxEntSearch`: the ranges of the preset, or those of `--space`.
+    """Reads the fields of `MaxEntSearch`.
 
     ValueError for several sizes, since each has its own best parameters, and for a bad space.
     """
@@ -262,8 +258,7 @@ def read_ranges(search: Search, flags: OptunaFlags, part: StudyPlan) -> dict[str
 
 
 def space_of(peak_lr: tuple[float, float], retain_weight: tuple[float, float]) -> Space:
-    """Makes the space of two logarithmic ranges, as the authors searched the rate; for the weight
-    it is ours."""
+    """Makes the space of two logarithmic ranges; the authors' for the rate, ours for the weight."""
     ranges = {"peak_lr": peak_lr, "retain_weight": retain_weight}
     axes = (Parameter(name, low, high, log=True) for name, (low, high) in ranges.items())
     return Space(tuple(axes), MAXENT_LIMITS)

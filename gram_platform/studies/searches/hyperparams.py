@@ -1,8 +1,7 @@
 """Sweeps single hyperparameters: one knob moves, the others stay as in the preset.
 
-A trial is one value of one knob at one size and seed: the whole method with its evaluations and
-attacks. Knobs of one method share the run at the preset's values with one another and with the
-studies.
+A trial is the whole method, with its evaluations and attacks, at one value of one knob, size and
+seed. Sweeps and studies share the run at the preset's values.
 
 Source: the paper's "Hyperparameter Appendix" (`app:hyperparams`).
 """
@@ -65,7 +64,7 @@ SWEEP_RULE += " difference in its figure, at its scale."
 
 
 def seed_metrics(sweep: SweepAnalysis, point: Point) -> dict[str, float]:
-    """Returns the classes of one trial that have a value; {} while there is none."""
+    """Returns the values of one trial's classes, as far as it has any."""
     rows = sweep.per_seed
     for name in ("knob", "value", "size", "seed"):
         rows = rows[rows[name] == (str(point[name]) if name == "seed" else point[name])]
@@ -90,15 +89,14 @@ class HyperparameterSweep:
 
     settings: tuple[Setting, ...]
     values: Values
-    # Of the baselines, all seeds, for the scores of trials.
+    # All baselines, for the scores of trials.
     evaluations: pd.DataFrame = field(default_factory=pd.DataFrame)
     curves: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     minimised = None
 
     def nodes(self, point: Point) -> list[Node]:
-        """Returns the method's runs, evaluations and attacks, tagged with all knobs of the
-        method."""
+        """Returns the nodes of the knob's method, tagged with all of its knobs."""
         knob = KNOB[point["knob"]]
         setting = knob.turned(setting_at(self.settings, point), float(point["value"]))
         values = {
@@ -107,10 +105,7 @@ class HyperparameterSweep:
         return [node.tagged(**values) for node in method_nodes(knob.method, setting)]
 
     def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
-        """Returns the compute ratios of this seed as in the table, over profiles.
-
-        ValueError if core has none.
-        """
+        """Returns this seed's compute ratios over profiles; ValueError if core has none."""
         nodes = self.nodes(point)
         frame = result_frame(nodes, results)
         evaluations = pd.concat([self.evaluations, _at(point, view_frame(nodes, frame))])
@@ -118,9 +113,8 @@ class HyperparameterSweep:
         sweep = analyse_sweeps(StudyLosses(evaluations, self.curves, attacks))
         metrics = seed_metrics(sweep, point)
         if "core" not in metrics:
-            why = "; ".join(
-                f"{row['what']}: {row['why']}" for row in sweep.missing.to_dict("records")
-            )
+            missing = sweep.missing.to_dict("records")
+            why = "; ".join(f"{row['what']}: {row['why']}" for row in missing)
             raise invalid("core", None, f"a compute ratio, but there is none ({why})")
         return metrics
 
@@ -131,8 +125,7 @@ class HyperparameterSweep:
         return 1.0
 
     def identity(self, search: SearchPlan) -> dict:
-        """Hashes the nodes, which depend on data, sizes, seeds and everything that the preset
-        fixes."""
+        """Has the nodes, which depend on data, sizes, seeds and all that the preset fixes."""
         ids = [node.id for node in (*search.baselines, *self.example(search))]
         values = {knob: list(values) for knob, values in self.values.items()}
         return {"data_id": search.data_id, "knobs": values, "nodes": short_hash(ids)}
@@ -148,7 +141,7 @@ class HyperparameterSweep:
         return [(point, self.nodes(point)) for point in points]
 
     def points(self) -> tuple[list[tuple[str, Point]], list[str]]:
-        """Returns every point; those that share another point's runs come last and reuse them."""
+        """Returns every point; a point that can reuse another point's runs comes after it."""
         seen, first, again = set(), [], []
         for point, (run, *_) in self.trials():
             (again if run.id in seen else first).append((trial_name(point), point))
@@ -167,15 +160,10 @@ class HyperparameterSweep:
         return unique(node for _, nodes in self.trials() for node in nodes)
 
     def write(self, search: SearchPlan, store: Store, tracker: Tracker | None) -> Written | None:
-        """Writes `table.csv`, `trials.csv`, `claims.csv`, `report.html`, `search.json`.
-
-        None without an evaluation.
-        """
         sizes, baselines, trials = search.choice.sizes, search.baselines, self.trials()
         ids = {node.id for nodes in (baselines, *(nodes for _, nodes in trials)) for node in nodes}
-        frame, curves, source = final_frames(
-            store, tracker, ids, [node.id for node in baselines if node.is_run]
-        )
+        baseline_runs = [node.id for node in baselines if node.is_run]
+        frame, curves, source = final_frames(store, tracker, ids, baseline_runs)
         curves = curve_frame(baselines, curves)
         sweep = _analysed(trials, baselines, frame, curves, sizes)
         if sweep is None:
@@ -185,7 +173,7 @@ class HyperparameterSweep:
         links, about_links = run_links(tracker)
         record = {"knobs": self.values, "sizes": sizes, "seeds": search.num_seeds}
         tables = {"table.csv": sweep.profiles, "trials.csv": rows}
-        files = {name: table_csv(frame).encode() for name, frame in tables.items()}
+        files = {name: table_csv(table).encode() for name, table in tables.items()}
         fixed = ", ".join(f"{name} {knob.read(self.settings[0]):g}" for name, knob in KNOB.items())
         facts = (
             f"Preset {search.preset_name}, corpus {shown_place(search.choice.corpus)} (data"
@@ -216,39 +204,28 @@ def _analysed(
     curves: pd.DataFrame,
     sizes: Sequence[str],
 ) -> SweepAnalysis | None:
-    """Returns None while no baseline has a curve and an evaluation, or no trial an evaluation."""
+    """Returns None without an evaluation of a trial, or of a baseline with a curve."""
 
     def of_trials(frame_of: Callable[[list[Node]], pd.DataFrame]) -> pd.DataFrame:
-        return pd.concat(
-            [_at(point, frame_of(nodes)) for point, nodes in trials], ignore_index=True
-        )
+        frames = [_at(point, frame_of(nodes)) for point, nodes in trials]
+        return pd.concat(frames, ignore_index=True)
 
-    evaluations, unit = (
-        of_trials(lambda nodes: view_frame(nodes, frame)),
-        view_frame(baselines, frame),
-    )
+    def with_baselines(frame: pd.DataFrame, unit: pd.DataFrame) -> pd.DataFrame:
+        return pd.concat([unit.assign(knob="", value=math.nan), frame], ignore_index=True)
+
+    evaluations = of_trials(lambda nodes: view_frame(nodes, frame))
+    unit = view_frame(baselines, frame)
     if evaluations.empty or unit.empty or curves.empty:
         return None
-    attacks, declared = (
-        of_trials(lambda nodes: attack_frame(nodes, frame)),
-        of_trials(declared_frame),
-    )
-    views, named = (
-        _with_baselines(evaluations, unit),
-        _with_baselines(declared, declared_frame(baselines)),
-    )
-    return analyse_sweeps(StudyLosses(views, curves, attacks, named), sizes)
-
-
-def _with_baselines(frame: pd.DataFrame, baselines: pd.DataFrame) -> pd.DataFrame:
-    return pd.concat([baselines.assign(knob="", value=math.nan), frame], ignore_index=True)
+    views = with_baselines(evaluations, unit)
+    declared = with_baselines(of_trials(declared_frame), declared_frame(baselines))
+    attacks = of_trials(lambda nodes: attack_frame(nodes, frame))
+    return analyse_sweeps(StudyLosses(views, curves, attacks, declared), sizes)
 
 
 def _trial_rows(
     trials: Sequence[Trial], frame: pd.DataFrame, sweep: SweepAnalysis, store: Store, name: str
 ) -> pd.DataFrame:
-    """Returns one row for each trial: `search, trial, state, <point>, <metrics>, runs, elapsed_s,
-    message`."""
     elapsed = frame.set_index("id")["elapsed_s"].to_dict() if "elapsed_s" in frame else {}
     rows = []
     for point, nodes in trials:
@@ -257,37 +234,23 @@ def _trial_rows(
         seconds = [elapsed[node.id] for node in nodes if pd.notna(elapsed.get(node.id, math.nan))]
         row = {"search": name, "trial": trial_name(point), "state": state, **point}
         row |= {metric: metrics.get(metric, math.nan) for metric in SWEEP_CLASSES}
-        runs = " ".join(node.id for node in nodes if node.is_run)
-        rows.append(
-            {
-                **row,
-                "runs": runs,
-                "elapsed_s": sum(seconds) if seconds else math.nan,
-                "message": message,
-            }
-        )
+        row["runs"] = " ".join(node.id for node in nodes if node.is_run)
+        row["elapsed_s"] = sum(seconds) if seconds else math.nan
+        rows.append({**row, "message": message})
     return pd.DataFrame(rows)
 
 
 def _knob_sections(sweep: SweepAnalysis) -> list[Section]:
-    """Returns a section for each knob: the panels, and the numbers beside the paper's."""
     text = (
         "Compute ratios averaged over the profiles; bands are 90% intervals over seeds. Core-Full"
-        " is the core "
+        " is the core without any module, Core-Partial the core with one. Dashed with hollow"
+        " markers: the paper's curves, set beside ours for reading; they are compared only at the"
+        " paper's scale."
     )
-    text += (
-        "without any module, Core-Partial the core with one. Dashed with hollow markers: the"
-        " paper's curves, set "
-    )
-    text += "beside ours for reading; they are compared only at the paper's scale."
     sections = []
     for knob, rows in sweep.table.groupby("knob", sort=False):
-        table = beside_paper_sweeps(rows)
-        sections.append(
-            Section(
-                PAPER_SWEEPS[knob].title, text, sweep_figures(rows), table=table, table_is_open=True
-            )
-        )
+        title, table = PAPER_SWEEPS[knob].title, beside_paper_sweeps(rows)
+        sections.append(Section(title, text, sweep_figures(rows), table=table, table_is_open=True))
     return sections
 
 
@@ -303,7 +266,7 @@ def _learning_curves(curves: pd.DataFrame, sweep: SweepAnalysis, sizes: Sequence
 
 
 def _readable_trials(trials: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFrame:
-    """Returns the trials with their first run, which opens in MLflow, in place of all runs."""
+    """Replaces the runs of each trial by the first one, which opens in MLflow."""
     first = trials["runs"].str.split(" ").str[0]
     readable = trials.drop(columns=["search", "runs", "elapsed_s"])
     for name in SWEEP_CLASSES:
@@ -315,19 +278,13 @@ def _readable_trials(trials: pd.DataFrame, links: Mapping[str, str]) -> pd.DataF
 
 def _text(sweep: SweepAnalysis, claims: pd.DataFrame, source: str) -> str:
     table = beside_paper_sweeps(sweep.table).drop(columns="run_ids", errors="ignore")
-    parts = [
-        frame_text(table, "g", "nan"),
-        "the paper's claims",
-        frame_text(readable_claims(claims), "g", "nan")
-        if claims["verdict"].any()
-        else "none is judged",
-    ]
-    return "\n\n".join([*parts, f"read from {source}"])
+    is_judged = claims["verdict"].any()
+    judged = frame_text(readable_claims(claims), "g", "nan") if is_judged else "none is judged"
+    parts = [frame_text(table, "g", "nan"), "the paper's claims", judged, f"read from {source}"]
+    return "\n\n".join(parts)
 
 
 def _brief(sweep: SweepAnalysis, claims: pd.DataFrame) -> Brief:
-    """Returns the means of every value, the classes of all studies first, and the number of claims
-    of each verdict."""
     table = sweep.table
     names = ["knob", "value", *(name for name in ("method", "size") if table[name].nunique() > 1)]
     cells = with_values(table, dict.fromkeys((*CLASSES, *SWEEP_CLASSES)), short_text)

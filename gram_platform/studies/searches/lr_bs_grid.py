@@ -2,13 +2,13 @@
 
 As in the paper's appendix "Learning Rate and Batch Size Scaling": cells in powers of two, three
 seeds, the mean of core and auxiliary validation losses. Ours: a grid may grow towards a minimum at
-its border, see `analysis.lr_extension`. The cell with a size's rate and batch is the baseline of
-the studies, and shared with them.
+its border, see `analysis.lr_extension`. Studies share the cell of their baseline.
 """
 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 
 import pandas as pd
 
@@ -57,7 +57,7 @@ from gram_platform.tracking.views import TrialColumns
 
 # Core's weight in the objective; the other half is the mean over auxiliary domains.
 CORE_WEIGHT = 0.5
-# The prefix, before a domain, in the `final` of a run's result: all modules on, at the run's end.
+# The prefix of a domain's loss in the `final` of a run's result, with all modules on.
 END_LOSS = "validation/loss/"
 TRIAL_COLUMNS = ["size", "parameters", "seed", "lr", "batch", "loss", "state", "run_id", "message"]
 # The columns for a log.
@@ -117,10 +117,9 @@ def objective(final: Mapping[str, float]) -> dict[str, float]:
 def trial_rows(
     size: Size, nodes: Mapping[tuple[Cell, int], Node], frame: pd.DataFrame, store: Store
 ) -> pd.DataFrame:
-    """Returns TRIAL_COLUMNS of one size's trials from a frame of stored runs, as `analysis.lr_grid`
-    takes them.
+    """Returns TRIAL_COLUMNS of one size's trials, for `analysis.lr_grid`; `frame` has stored runs.
 
-    `state` may also be running or waiting; the loss is NaN unless complete.
+    The loss is NaN unless the trial is complete.
     """
     stored, parameters = frame.set_index("id"), total_parameters(size.dense())
     ends = {
@@ -139,13 +138,10 @@ def trial_rows(
 
 @dataclass(frozen=True)
 class LrBatchGrid:
-    """Runs the grids of all sizes at once; each grows by itself.
-
-    A trial is the baseline of one size and seed at one cell.
-    """
+    """Runs the grids of all sizes; a trial is the baseline of one size and seed at one cell."""
 
     settings: tuple[Setting, ...]
-    # The grid from which each size starts, by name.
+    # The first grid of each size.
     grids: Mapping[str, Grid]
     # The fit uses cells within this fraction of the lowest loss; None: all cells.
     window: float | None
@@ -164,9 +160,8 @@ class LrBatchGrid:
     def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
         """Returns the objective `loss` and its halves, in nats a token."""
         (result,) = results.values()
-        return objective(
-            {name: value for name, value in result["final"].items() if name.startswith(END_LOSS)}
-        )
+        final = result["final"]
+        return objective({name: final[name] for name in final if name.startswith(END_LOSS)})
 
     def problem(self, search: SearchPlan, store: Store) -> Problem:
         return self
@@ -178,7 +173,7 @@ class LrBatchGrid:
         return 1.0
 
     def identity(self, search: SearchPlan) -> dict:
-        """Hashes the runs of the first grids, which depend on data, sizes, cells and seeds."""
+        """Has the runs of the first grids, which depend on data, sizes, cells and seeds."""
         return {"runs": [node.id for node in self.example(search)], "core_weight": CORE_WEIGHT}
 
     def example(self, search: SearchPlan) -> list[Node]:
@@ -193,8 +188,7 @@ class LrBatchGrid:
         return list_rounds(search, store, problem, lambda: self.points(search, store))
 
     def points(self, search: SearchPlan, store: Store) -> tuple[list[tuple[str, Point]], list[str]]:
-        """Returns the cells of every size's grid, grown as far as the results demand, and
-        announcements."""
+        """Returns the points of all grids, as far as they have grown, and announcements."""
         points, messages = [], []
         for size in self.grids:
             grid, said = self.grown(search, store, size)
@@ -205,34 +199,27 @@ class LrBatchGrid:
     def cell_points(self, size: str, grid: Grid) -> list[tuple[str, Point]]:
         """Returns a named point for each seed of each cell, a cell's seeds together."""
         seeds = [setting.seed for setting in self.settings if setting.size.name == size]
-        return [
-            (
-                f"{size} lr {lr:.6g} batch {batch} s{seed}",
-                {"size": size, "lr": lr, "batch": batch, "seed": seed},
-            )
-            for lr, batch in grid.cells
-            for seed in seeds
-        ]
+        points = []
+        for (lr, batch), seed in product(grid.cells, seeds):
+            point = {"size": size, "lr": lr, "batch": batch, "seed": seed}
+            points.append((f"{size} lr {lr:.6g} batch {batch} s{seed}", point))
+        return points
 
     def cell_nodes(self, size: str, grid: Grid) -> dict[tuple[Cell, int], Node]:
-        """Returns the run of every cell and seed of one size's grid."""
         return {
             ((point["lr"], point["batch"]), point["seed"]): self.nodes(point)[0]
             for _, point in self.cell_points(size, grid)
         }
 
     def grown(self, search: SearchPlan, store: Store, name: str) -> tuple[Grid, list[str]]:
-        """Returns one size's grid as its results demand, and announcements; it grows once all its
-        trials have ended."""
+        """Returns one size's grid, which grows once all its trials have ended, and
+        announcements."""
         size, grid, messages = search.preset.sizes[name], self.grids[name], []
         while True:
             nodes = self.cell_nodes(name, grid)
-            done = {
-                node.id: result
-                for node in nodes.values()
-                if (result := store.run(node.id).result()) is not None
-            }
-            frame = result_frame([node for node in nodes.values() if node.id in done], done)
+            results = {node.id: store.run(node.id).result() for node in nodes.values()}
+            done = [node for node in nodes.values() if results[node.id] is not None]
+            frame = result_frame(done, results)
             trials = trial_rows(size, nodes, frame, store)
             if not set(trials["state"]) <= set(ENDED):
                 return grid, messages
@@ -244,7 +231,6 @@ class LrBatchGrid:
             grid = step.grid
 
     def write(self, search: SearchPlan, store: Store, tracker: Tracker | None) -> Written | None:
-        """Returns files, figures and text from every trial; None without a complete one."""
         nodes = {
             name: self.cell_nodes(name, self.grown(search, store, name)[0]) for name in self.grids
         }
@@ -304,8 +290,7 @@ def _report(
 
 
 def trials_table(trials: pd.DataFrame, search: str = "") -> pd.DataFrame:
-    """Returns every trial: search, trial, state, size, parameters, seed, lr, batch, loss, runs,
-    elapsed_s, message."""
+    """Numbers the trials, and names their runs as other searches do."""
     numbered = trials.rename(columns={"run_id": RUNS})
     numbered = numbered.assign(search=search, trial=range(len(trials)))
     columns = ["size", "parameters", "seed", "lr", "batch", "loss", RUNS, "elapsed_s", "message"]
@@ -365,15 +350,13 @@ def _sections(
 
 
 def _verdict(laws: pd.DataFrame) -> str:
-    """Returns the verdict on the fit as a law, with the evidence against it."""
     if no_law := laws["no_law"].iloc[0]:
         return f"No law: {no_law}."
     return f"law.json is a law for sizes within {REACH:g} times of the fitted ones."
 
 
 def _text(trials: pd.DataFrame, analysis: GridAnalysis, predicted: pd.DataFrame) -> str:
-    """Returns the pooled optima, the laws, their change with the window, and the predictions, for a
-    log."""
+    """Returns the pooled optima, the laws, their change with the window, and the predictions."""
     pooled = analysis.optima[analysis.optima["seed"] == POOLED]
     optima = pooled.assign(notes=pooled["notes"] + pooled["reason"])[OPTIMA_SHOWN.split()]
     laws = analysis.laws[LAWS_SHOWN.split()]
@@ -384,7 +367,6 @@ def _text(trials: pd.DataFrame, analysis: GridAnalysis, predicted: pd.DataFrame)
 
 
 def _brief(trials: pd.DataFrame, analysis: GridAnalysis) -> Brief:
-    """Returns the pooled optima and the exponents, and whether they are a law."""
     pooled = analysis.optima[analysis.optima["seed"] == POOLED]
     optima = pooled[["size", "lr", "batch", "loss"]].assign(
         notes=pooled["notes"] + pooled["reason"]

@@ -1,8 +1,7 @@
 """Searches MaxEnt's learning rate and retain weight, with one Optuna study for each profile.
 
-The paper tunes them "per profile via Bayesian optimization" (`app:stories`); the objective is ours,
-see `analysis/maxent_objective.py`. A trial unlearns from the baseline of every seed and evaluates
-the result.
+The paper tunes them "per profile via Bayesian optimization" (`app:stories`). The objective is ours,
+see `analysis/maxent_objective.py`.
 """
 
 import math
@@ -27,7 +26,7 @@ from gram_platform.config.space import SearchObjective, Space
 from gram_platform.engine.trials import Group, OptunaSource, Point, Problem, open_study
 from gram_platform.methods import Profile, Setting
 from gram_platform.methods.nodes import Node, method_nodes, unique
-from gram_platform.methods.setting import Unlearning, profile_name
+from gram_platform.methods.setting import Unlearning
 from gram_platform.pages.figures.searches import search_figures
 from gram_platform.pages.report.page import Section
 from gram_platform.pages.results.record import run_links
@@ -55,12 +54,12 @@ from gram_platform.tracking.views import TrialColumns
 METHOD, PROFILE = "maxent", "profile"
 MAXENT_METRICS = (METRIC, "forget", "penalty", "core", "retain")
 MAXENT_OBJECTIVE = MaxEntObjective()
-# The report names a best trial this close to an end of its range, as a share of the range.
+# So close to an end of its range, as a share of the range, the report marks a best trial.
 EDGE_SHARE = 0.05
 
 
 def maxent_at(setting: Setting, point: Point) -> Unlearning:
-    """Returns MaxEnt's parameters at a point; those that are not searched are the setting's."""
+    """Returns the setting's MaxEnt with a point's parameters."""
     return replace(
         setting.options.maxent,
         peak_lr=float(point["peak_lr"]),
@@ -69,21 +68,14 @@ def maxent_at(setting: Setting, point: Point) -> Unlearning:
 
 
 def unlearning_nodes(setting: Setting, point: Point) -> list[Node]:
-    """Returns the run of a point's profile with its parameters, then its evaluation, without the
-    baseline.
-
-    They are the nodes of a study whose options hold these parameters.
-    """
+    """Returns the run of a point, then its evaluation, as a study with its parameters has them."""
     maxent = maxent_at(setting, point)
     options = replace(setting.options, maxent=maxent, maxent_profiles=(), elicitation=None)
-    at_point = replace(
-        setting, profiles=(searched_profiles(setting)[point[PROFILE]],), options=options
-    )
-    nodes = [node for node in method_nodes(METHOD, at_point) if node.needs]
-    return [
-        node.tagged(peak_lr=f"{maxent.peak_lr:g}", retain_weight=f"{maxent.retain_weight:g}")
-        for node in nodes
-    ]
+    profile = searched_profiles(setting)[point[PROFILE]]
+    nodes = method_nodes(METHOD, replace(setting, profiles=(profile,), options=options))
+    rate, weight = f"{maxent.peak_lr:g}", f"{maxent.retain_weight:g}"
+    # The baseline needs nothing.
+    return [node.tagged(peak_lr=rate, retain_weight=weight) for node in nodes if node.needs]
 
 
 def searched_profiles(setting: Setting) -> dict[str, Profile]:
@@ -93,55 +85,45 @@ def searched_profiles(setting: Setting) -> dict[str, Profile]:
     """
     found = [p for p in setting.profiles if set(p) != set(setting.auxiliary)]
     if not found:
-        raise invalid(
-            "retain", setting.profiles, "profiles that leave at least one domain to forget"
-        )
-    return {profile_name(profile, setting.auxiliary): profile for profile in found}
+        allowed = "profiles that leave at least one domain to forget"
+        raise invalid("retain", setting.profiles, allowed)
+    return {setting.profile_name(profile): profile for profile in found}
 
 
 def plain_space(space: Space) -> list[dict]:
-    """Returns the ranges for the search's id, with a field that they had when parameters could be
-    whole numbers."""
+    """Returns the ranges for the search's id, which keeps a field of earlier versions."""
     return [{**to_plain(parameter), "is_integer": False} for parameter in space.parameters]
 
 
 def default_values(setting: Setting) -> Point:
-    """Returns the preset's parameters."""
     maxent = setting.options.maxent
     return {"peak_lr": maxent.peak_lr, "retain_weight": maxent.retain_weight}
 
 
 @dataclass(frozen=True)
 class MaxEntSearch:
-    """Runs one Optuna study for each profile, all at once.
+    """Runs one Optuna study for each profile; a trial unlearns from the baseline of every seed."""
 
-    A trial unlearns from the baseline of every seed.
-    """
-
-    # Of one size, one for each seed.
+    # One size at every seed.
     settings: tuple[Setting, ...]
     name: str
     space: Space
     # The number of trials to complete in each Optuna study.
     target: int
     objective: MaxEntObjective = MAXENT_OBJECTIVE
-    # Of every domain, from these seeds' pooled baselines, for the scores of trials.
+    # The pooled baselines by domain, for the scores of trials.
     references: Mapping[str, Reference] = field(default_factory=dict)
 
     def nodes(self, point: Point) -> list[Node]:
         return [node for setting in self.settings for node in unlearning_nodes(setting, point)]
 
     def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
-        """Returns `objective, forget, penalty, core, retain`, averaged over seeds.
-
-        ValueError for a loss of NaN.
-        """
+        """Returns MAXENT_METRICS, averaged over seeds; ValueError for a loss of NaN."""
         losses = [results[node.id]["losses"] for node in self.nodes(point) if not node.is_run]
         return self.objective.score_losses(self.references, losses, self.profiles[point[PROFILE]])
 
     @property
     def profiles(self) -> dict[str, Profile]:
-        """The profiles by name, each with an Optuna study."""
         return searched_profiles(self.settings[0])
 
     @property
@@ -149,36 +131,37 @@ class MaxEntSearch:
         return SearchObjective(METRIC, self.objective.worst)
 
     def is_complete(self, search: SearchPlan) -> bool:
-        """Returns whether the storage has all trials of the preset, and a best one, of every
-        profile."""
+        """Returns whether the storage has the preset's number of trials of every profile, and a
+        best one."""
         best = search.folder(Store(search.choice.storage)).read_or_set_aside(BEST, dict)
         if not best or best["missing"]:
             return False
         return min(best["num_trials"].values()) >= search.preset.maxent_search.num_trials
 
+    def study_names(self, search: SearchPlan) -> dict[str, str]:
+        return {profile: f"{search.full_name}-{profile}" for profile in self.profiles}
+
     def groups(self, search: SearchPlan) -> list[Group]:
-        """Opens the Optuna studies."""
-        storage, metric = open_storage(search.optuna_uri), self.minimised.metric
-        study_of = lambda name: open_study(storage, f"{search.full_name}-{name}", metric)  # noqa: E731
+        storage = open_storage(search.optuna_uri)
         return [
-            Group(name, {PROFILE: name}, study_of(name), self.target, storage)
-            for name in self.profiles
+            Group(
+                profile, {PROFILE: profile}, open_study(storage, name, METRIC), self.target, storage
+            )
+            for profile, name in self.study_names(search).items()
         ]
 
     def rounds(self, search: SearchPlan, store: Store, problem: Problem) -> Iterator[Round]:
         yield optuna_round(OptunaSource(self.groups(search), self.space, self.minimised))
 
     def share_left(self, search: SearchPlan) -> float:
-        """Creates nothing, and in a dry run asks no server."""
-        names = [f"{search.full_name}-{name}" for name in self.profiles]
+        names = list(self.study_names(search).values())
         return optuna_share_left(search.optuna_uri, search.is_dry, names, self.target)
 
     def prerequisites(self, search: SearchPlan) -> list[Node]:
         return search.baselines
 
     def identity(self, search: SearchPlan) -> dict:
-        """Hashes the nodes of the preset's parameters, which depend on data, size, seeds and what
-        is not searched."""
+        """Has the preset's nodes, which depend on data, size, seeds and what is not searched."""
         preset = [default_values(self.settings[0])]
         return {
             "data_id": search.data_id,
@@ -189,14 +172,12 @@ class MaxEntSearch:
         }
 
     def example(self, search: SearchPlan) -> list[Node]:
-        """Returns the nodes of as many points for each profile as there will be trials, spread over
-        the ranges."""
+        """Returns the nodes of points that are spread over the ranges, as many as trials."""
         shares = [(index + 0.5) / self.target for index in range(self.target)]
         points = [{p.name: p.at(share) for p in self.space.parameters} for share in shares]
         return unique(self._nodes(points))
 
     def _nodes(self, points: Sequence[Point]) -> list[Node]:
-        """Returns the nodes of these points of every profile."""
         return [
             node
             for name in self.profiles
@@ -211,10 +192,6 @@ class MaxEntSearch:
         return replace(self, references=references)
 
     def write(self, search: SearchPlan, store: Store, tracker: Tracker | None) -> Written | None:
-        """Returns files, figures and text from Optuna's database.
-
-        None while no trial of any profile is complete.
-        """
         groups, space, setting = self.groups(search), self.space, self.settings[0]
         facts = {"data_id": setting.data_id, "size": setting.size.name}
         facts |= {"seeds": [one.seed for one in self.settings]}
@@ -286,8 +263,7 @@ Histories = Mapping[str, pd.DataFrame]
 
 
 def history_of(profile: str, study: optuna.Study, space: Space) -> pd.DataFrame:
-    """Returns a study's trials with a column for every parameter and metric, also before any trial
-    has it."""
+    """Returns a study's trials with a column for every parameter and metric."""
     trials = trials_frame(study, METRIC).assign(profile=profile)
     for name in (*space.names, *MAXENT_METRICS):
         if name not in trials:
@@ -300,8 +276,7 @@ def _count(trials: pd.DataFrame, state: str) -> int:
 
 
 def plain_best(profile: str, trials: pd.DataFrame, setting: Setting) -> dict:
-    """Returns the entry of best.json: the trial with the lowest objective of a profile, with the
-    run of each seed."""
+    """Returns the entry of best.json: a profile's trial with the lowest objective."""
     row = best_trial(trials, METRIC)
     return {
         "profile": profile,
@@ -315,11 +290,9 @@ def plain_best(profile: str, trials: pd.DataFrame, setting: Setting) -> dict:
 
 
 def best_table(histories: Histories, space: Space, defaults: Mapping[str, float]) -> pd.DataFrame:
-    """Returns one row for each profile: its best trial, the ranges at whose ends it lies, and the
-    numbers of trials.
+    """Returns one row for each profile: its best trial, and the numbers of trials.
 
-    `preset_objective` is the objective of the preset's parameters, empty where no study has run
-    them.
+    `defaults`: the objectives of the preset's parameters, as far as a study has run them.
     """
     rows, states = [], (State.COMPLETE, State.DIVERGED, State.FAILED)
     for profile, trials in histories.items():
@@ -334,8 +307,7 @@ def best_table(histories: Histories, space: Space, defaults: Mapping[str, float]
 
 
 def trials_table(histories: Histories) -> pd.DataFrame:
-    """Returns every trial of every profile: search, trial, state, profile, parameters, metrics,
-    runs, elapsed_s."""
+    """Returns every trial of every profile as trials.csv has it."""
     frame = pd.concat(histories.values(), ignore_index=True)
     first, last = ["search", TRIAL, STATE, PROFILE], [*MAXENT_METRICS, RUNS, "elapsed_s"]
     parameters = frame.columns.drop([*first, *last, "started", "url"], errors="ignore")
@@ -343,23 +315,19 @@ def trials_table(histories: Histories) -> pd.DataFrame:
 
 
 def at_edge(space: Space, point: Mapping[str, float]) -> str:
-    """Returns the parameters within 5% of an end of their range, as `peak_lr high`, `retain_weight
-    low`."""
+    """Returns the parameters near an end of their range, as `retain_weight low, peak_lr high`."""
     ends = [(p.name, p.share_of(point[p.name])) for p in space.parameters if p.high > p.low]
     low = [f"{name} low" for name, share in ends if share < EDGE_SHARE]
     return ", ".join(low + [f"{name} high" for name, share in ends if share > 1.0 - EDGE_SHARE])
 
 
 def default_objectives(problem: MaxEntSearch, store: Store) -> dict[str, float]:
-    """Returns the objective of the preset's parameters, for the profiles whose runs some study has
-    finished."""
+    """Returns the preset's objective of each profile, if a study has finished its runs."""
     found = {}
     for profile in problem.profiles:
         point = {PROFILE: profile, **default_values(problem.settings[0])}
-        results = {
-            node.id: store.node(node.kind, node.id).result() for node in problem.nodes(point)
-        }
-        if all(result is not None for result in results.values()):
+        results = {n.id: store.node(n.kind, n.id).result() for n in problem.nodes(point)}
+        if None not in results.values():
             found[profile] = problem.score(point, results)[METRIC]
     return found
 
@@ -383,12 +351,10 @@ def _sections(
 
 
 def _text(table: pd.DataFrame, search_id: str) -> str:
-    """Returns the table of the best trials for a log, and how a study takes them."""
     return f"{frame_text(table.drop(columns=[RUNS]), '.3g')}\n\n{_use(search_id)}"
 
 
 def best_brief(table: pd.DataFrame, search_id: str) -> Brief:
-    """Returns the best trials, their objectives first, and how a study takes them."""
     hidden = [PROFILE, METRIC, TRIAL, RUNS]
     shown = table[[PROFILE, METRIC, *table.columns.drop(hidden)]]
     return Brief({"best trials": text_frame(shown, ".3g")}, text=_use(search_id))

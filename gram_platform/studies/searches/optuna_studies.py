@@ -21,10 +21,9 @@ from gram_platform.tracking.database import database_path, database_uri, require
 
 
 def open_storage(uri: str) -> optuna.storages.RDBStorage:
-    """Opens or creates the database at `uri`.
+    """Opens or creates the database at `uri`; ValueError if Optuna cannot open it.
 
-    ValueError naming `optuna_uri` if it cannot be opened. It must not be MLflow's: both keep their
-    schema's version in a table of the same name.
+    It must not be MLflow's: both keep their schema's version in a table of the same name.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
@@ -36,16 +35,15 @@ def open_storage(uri: str) -> optuna.storages.RDBStorage:
                 create_database(
                     path, lambda new: optuna.storages.RDBStorage(database_uri(new)).engine.dispose()
                 )
-        # A driver and readers share the file, and wait for each other's locks.
+        # A driver and readers wait for each other's locks of the file.
         return optuna.storages.RDBStorage(uri, engine_kwargs={"connect_args": {"timeout": 60}})
     except (SQLAlchemyError, RuntimeError, OSError) as error:
-        raise invalid(
-            "optuna_uri", uri, f"a database that Optuna can open ({first_line(error)})"
-        ) from error
+        expected = f"a database that Optuna can open ({first_line(error)})"
+        raise invalid("optuna_uri", uri, expected) from error
 
 
 def num_complete(storage: optuna.storages.RDBStorage, name: str) -> int:
-    """Counts the complete trials of an Optuna study; 0 if there is none of this name."""
+    """Counts the complete trials of an Optuna study; 0 without the study."""
     try:
         study = optuna.load_study(study_name=name, storage=storage)
     except KeyError:
@@ -54,9 +52,9 @@ def num_complete(storage: optuna.storages.RDBStorage, name: str) -> int:
 
 
 def optuna_share_left(uri: str, is_dry: bool, names: Sequence[str], target: int) -> float:
-    """Returns the share of the trials of Optuna studies that are not complete.
+    """Returns the share of the studies' trials that is not complete; creates nothing.
 
-    Creates nothing. `is_dry`: asks no server.
+    `is_dry`: asks no server.
     """
     path = database_path(uri)
     if not (path.exists() if path else not is_dry):
@@ -84,7 +82,7 @@ ATTRIBUTES: dict[str, Any] = {
 
 
 def attributes(trial: FrozenTrial) -> dict[str, Any]:
-    """Returns the user attributes that the engine sets; one of another type counts as absent."""
+    """Returns the attributes that the engine sets, except those of a wrong type."""
     found = {}
     for name in ATTRIBUTES.keys() & trial.user_attrs.keys():
         with suppress(InvalidField):
@@ -95,24 +93,17 @@ def attributes(trial: FrozenTrial) -> dict[str, Any]:
 def trials_frame(study: optuna.Study, metric: str) -> pd.DataFrame:
     """Returns one row for each trial, in order, with the columns of `analysis.trials`.
 
-    `metric` names the study's value; user attributes hold further metrics. A metric that does not
-    exist is NaN, also where Optuna got a penalty. ValueError if a parameter and a metric share a
-    name.
+    `metric` names the study's value. A metric that was not measured is NaN, also where Optuna got a
+    penalty. ValueError if a parameter and a metric share a name.
     """
     trials = study.get_trials(deepcopy=False)
     metrics_of = {trial.number: _metrics(trial, metric) for trial in trials}
-    parameters = list(dict.fromkeys(name for trial in trials for name in trial.params))
-    metrics = list(
-        dict.fromkeys([metric, *(name for metrics in metrics_of.values() for name in metrics)])
-    )
+    parameters = dict.fromkeys(name for trial in trials for name in trial.params)
+    metrics = dict.fromkeys([metric, *(name for found in metrics_of.values() for name in found)])
     columns = [SEARCH, TRIAL, STATE, *parameters, *metrics, RUNS, ELAPSED, STARTED]
-    doubled = sorted({name for name in columns if columns.count(name) > 1})
-    if doubled:
-        raise invalid(
-            "columns",
-            ", ".join(doubled),
-            "names that only one parameter, metric or other column has",
-        )
+    if doubled := sorted({name for name in columns if columns.count(name) > 1}):
+        expected = "names that only one parameter, metric or other column has"
+        raise invalid("columns", ", ".join(doubled), expected)
     rows = [
         {
             SEARCH: study.study_name,
@@ -131,16 +122,14 @@ def trials_frame(study: optuna.Study, metric: str) -> pd.DataFrame:
 
 
 def _state(trial: FrozenTrial) -> str:
-    """Returns the state that the engine noted when the trial ended, else Optuna's."""
-    noted = attributes(trial).get("state")
-    return (
-        noted if noted in (*OPTUNA_STATES.values(), State.DIVERGED) else OPTUNA_STATES[trial.state]
-    )
+    """Returns the state by the engine if it has set a valid one, and otherwise by Optuna."""
+    found = attributes(trial).get("state")
+    is_valid = found in (*OPTUNA_STATES.values(), State.DIVERGED)
+    return found if is_valid else OPTUNA_STATES[trial.state]
 
 
 def _metrics(trial: FrozenTrial, metric: str) -> dict[str, float]:
-    """Returns the measured metrics of a complete trial; of a trial without user attributes, its
-    value."""
+    """Returns the metrics of a complete trial, or its value if the engine set none."""
     if _state(trial) != State.COMPLETE:
         return {}
     value = {} if trial.value is None else {metric: trial.value}

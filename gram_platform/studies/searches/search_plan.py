@@ -1,16 +1,14 @@
 """Plans a search on its corpora, proposes its trials in rounds, and makes what all reports share.
 
 A kind of search is a frozen class. Its fields are `settings`, one for each size and seed, and what
-`Search.read` returned. It has one property, and methods that take the `SearchPlan` of the kind:
+`Search.read` returned. It has a property, and methods that take its `SearchPlan`:
 
-- `minimised`, the property: the metric of the best trial; None where trials have no best one
-- `identity(search)`: the content of the search's id, equal for equal questions on equal data,
-  however many trials
+- `minimised`, the property: the metric of the best trial, or None
+- `identity(search)`: the content of the search's id, whatever the number of trials
 - `prerequisites(search)`: the nodes that all trials need, such as baselines
-- `example(search)`: the nodes of all trials, as far as they are known before any result
-- `problem(search, store)`: the nodes and score of trials, as `engine.trials.Problem`; the
-  prerequisites are complete
-- `rounds(search, store, problem)`: the trials that are missing, as `Round`s
+- `example(search)`: the nodes of the trials that are known before any result
+- `problem(search, store)`: the nodes and scores of trials, once the prerequisites are complete
+- `rounds(search, store, problem)`: the missing trials
 - `share_left(search)`: the share of the trials that is not complete
 - `write(search, store, tracker)`: tables, figures and report of the trials so far, or None
 """
@@ -18,7 +16,7 @@ A kind of search is a frozen class. Its fields are `settings`, one for each size
 import io
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -39,7 +37,7 @@ from gram_platform.pages.index import PICTURE_FILE, describe_trials
 from gram_platform.pages.report.page import Page, Section
 from gram_platform.pages.results.record import SEARCH_FILE, Card, entries_of, sizes_text, tags_frame
 from gram_platform.pages.results.results import Brief, count_verdicts, named, named_attacks
-from gram_platform.planner import Machine, expected_hours
+from gram_platform.planner import expected_hours
 from gram_platform.store import Folder, Store
 from gram_platform.store.root import cordoned_lines
 from gram_platform.studies.definition import preset_params
@@ -52,7 +50,7 @@ from gram_platform.tracking.frame import load_store_curves
 from gram_platform.tracking.values import text_for_people
 from gram_platform.tracking.views import StudyLog, TrialColumns, search_view
 
-# Part of every search's id: raised when trials of before and after are not comparable.
+# A part of every search's id, raised when new trials cannot be compared with old ones.
 SEARCH_VERSION = 1
 
 
@@ -61,11 +59,11 @@ class Round:
     """Trials to run before the search looks at results again."""
 
     source: Source
-    # Machine hours of its trials that have ended before.
+    # Machine hours of the trials that have ended before.
     hours_before: float
-    # Ids of the nodes that earlier submissions may have left unsent.
+    # Ids of the nodes that MLflow may lack from earlier submissions.
     ids_before: Collection[str]
-    # What is announced; "" if there is nothing to say.
+    # An announcement, or "".
     text: str
 
 
@@ -73,7 +71,7 @@ class Round:
 class SearchPlan(StudyPlan):
     """A search on its corpora, with the setting of every size and seed."""
 
-    # The head of this module lists what a kind has.
+    # See the head of this module.
     kind: Any
     optuna_uri: str = ""
     # A dry run asks no database server.
@@ -88,7 +86,6 @@ class SearchPlan(StudyPlan):
 
     @cached_property
     def identity(self) -> dict:
-        """What is searched; see the head of this module."""
         return self.kind.identity(self)
 
     @cached_property
@@ -98,19 +95,18 @@ class SearchPlan(StudyPlan):
 
     @property
     def named(self) -> str:
-        """The search's name and id, for people."""
+        """Name and id in sentences."""
         return f"{self.name} {self.search_id}"
 
     @property
     def full_name(self) -> str:
-        """The search's name and id in tables, and in the names of Optuna's studies."""
+        """Name and id in tables and in the names of Optuna's studies."""
         return f"{self.name}-{self.search_id}"
 
     def folder(self, store: Store) -> Folder:
         return store.search_dir(self.search_id)
 
     def planned(self) -> Self:
-        """Returns the search with the nodes of its trials, as far as they are known."""
         entries = (*self.kind.prerequisites(self), *self.kind.example(self))
         return replace(self, entries=entries)
 
@@ -118,7 +114,7 @@ class SearchPlan(StudyPlan):
         return self.kind.share_left(self)
 
     def record(self, submissions: Sequence[Mapping]) -> dict:
-        """Returns the content of search.json: what is searched, and the submissions that did it."""
+        """Returns the content of search.json: what is searched, and by which submissions."""
         about = {"name": self.name, "title": self.study.title, "question": self.study.question}
         about |= preset_params(self.preset_name, self.changes)
         about |= {"search_id": self.search_id, "data_id": self.data_id}
@@ -134,11 +130,10 @@ class SearchPlan(StudyPlan):
         figures: Mapping[str, object],
         claims: pd.DataFrame | None = None,
     ) -> StudyLog:
-        """Returns the search's files, for MLflow too: its tables, report.html, claims.csv if it
-        judges claims, and search.json.
+        """Returns the search's files, for MLflow too: tables, report.html, claims.csv, search.json.
 
-        The report begins with the question and `facts`, how it was searched; `record` goes into
-        search.json; `columns` of trials.csv are shown by MLflow.
+        `facts` follow the question in the report. `record` goes into search.json. MLflow shows the
+        `columns` of trials.csv.
         """
         store = Store(self.choice.storage)
         facts = " ".join([facts, sizes_text(self.parameters), *cordoned_lines(store, self.name)])
@@ -174,68 +169,54 @@ def list_rounds(
     problem: Problem,
     points: Callable[[], tuple[list[tuple[str, Point]], list[str]]],
 ) -> Iterator[Round]:
-    """Yields the points of a list, which may grow with the results.
+    """Yields the missing points of a list, which may grow with the results, longest trials first.
 
-    `points`: returns all named points, as far as the results demand them now, and announcements. It
-    is called again after each round, until no point is new.
+    `points` returns all named points so far, and announcements.
     """
     seen, said = set(), set()
     while True:
         named, announcements = points()
         lines = [text for text in dict.fromkeys(announcements) if text not in said]
-        new = [(name, point) for name, point in named if name not in seen]
-        nodes_of = {name: problem.nodes(point) for name, point in new}
-        done = {name: nodes for name, nodes in nodes_of.items() if _are_done(nodes, store)}
+        new = {name: point for name, point in named if name not in seen}
+        nodes_of = {name: problem.nodes(point) for name, point in new.items()}
+        result_of = NodeLifecycle(store).result
+        done = {
+            name: nodes
+            for name, nodes in nodes_of.items()
+            if all(result_of(node) is not None for node in nodes)
+        }
         if new:
             lines.append(f"{len(new)} trials, {len(done)} of them were done before")
         hours = sum(machine_hours(store, node) for nodes in done.values() for node in nodes)
         ids = {node.id for nodes in nodes_of.values() for node in nodes}
-        left = [(name, point) for name, point in new if name not in done]
-        source = PointList(longest_first(left, problem, search.machine))
-        yield Round(source, hours, ids, "\n".join(lines))
+        # No long trial may start when the others end; trials of about one length keep their order.
+        predicted = {
+            name: float(f"{sum(expected_hours(node, search.machine) for node in nodes):.2g}")
+            for name, nodes in nodes_of.items()
+        }
+        left = [(name, point) for name, point in new.items() if name not in done]
+        left.sort(key=lambda pair: predicted[pair[0]], reverse=True)
+        yield Round(PointList(left), hours, ids, "\n".join(lines))
         if not new:
             return
-        seen |= {name for name, _ in new}
+        seen |= new.keys()
         said |= set(announcements)
 
 
-def _are_done(nodes: Sequence[Node], store: Store) -> bool:
-    lifecycle = NodeLifecycle(store)
-    return all(lifecycle.result(node) is not None for node in nodes)
-
-
-def longest_first(
-    points: Sequence[tuple[str, Point]], problem: Problem, machine: Machine
-) -> list[tuple[str, Point]]:
-    """Orders named points by the predicted hours of their runs, so that no long trial starts when
-    the others end.
-
-    Hours count to two digits: trials of about one length keep their order.
-    """
-
-    def hours(pair: tuple[str, Point]) -> float:
-        return float(f"{sum(expected_hours(node, machine) for node in problem.nodes(pair[1])):.2g}")
-
-    return sorted(points, key=hours, reverse=True)
-
-
 def setting_at(settings: Sequence[Setting], point: Point) -> Setting:
-    """Returns the setting of a point's size and seed."""
     return next(s for s in settings if (s.size.name, s.seed) == (point["size"], point["seed"]))
 
 
 def optuna_round(source: OptunaSource) -> Round:
-    """Returns the round of trials that Optuna chooses."""
     ended = [
-        t
+        attributes(trial)
         for group in source.groups
-        for t in group.study.get_trials(deepcopy=False)
-        if t.state.is_finished()
+        for trial in group.study.get_trials(deepcopy=False)
+        if trial.state.is_finished()
     ]
     num_resumed = sum(len(group.resumable) for group in source.groups)
-    facts = [attributes(trial) for trial in ended]
-    hours = sum(found.get("rank_s", 0.0) for found in facts) / 3600
-    ids = {node_id for found in facts for node_id in found.get("nodes", ())}
+    hours = sum(found.get("rank_s", 0.0) for found in ended) / 3600
+    ids = {node_id for found in ended for node_id in found.get("nodes", ())}
     text = f"{len(ended)} trials ended before, {num_resumed} were left running and are resumed"
     return Round(source, hours, ids, text)
 
@@ -244,21 +225,17 @@ def optuna_round(source: OptunaSource) -> Round:
 
 
 def with_run_links(frame: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFrame:
-    """Links `runs` to the page of the first of them."""
     pages = [links.get(next(iter(str(runs).split()), ""), "") for runs in frame[RUNS].fillna("")]
     return frame.assign(**{f"{RUNS}_url": pages})
 
 
 def trial_tags(trials: bytes) -> dict[str, dict[str, str]]:
-    """Returns {run id: {tag that names a search: the trials that use the run}} of a
-    `trials.csv`."""
-    found: dict[str, dict[str, list[str]]] = {}
+    """Returns {run id: {tag of a search: the trials that use the run}} of a `trials.csv`."""
+    found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     frame = pd.read_csv(io.BytesIO(trials), dtype="str", keep_default_na=False)
     for search, trial, runs in frame[[SEARCH, TRIAL, RUNS]].itertuples(index=False):
         for run_id in runs.split():
-            found.setdefault(run_id, {}).setdefault(
-                metric_name(f"{SEARCH_TAG}.{search}"), []
-            ).append(trial)
+            found[run_id][metric_name(f"{SEARCH_TAG}.{search}")].append(trial)
     return {
         run_id: {tag: text_for_people(", ".join(names)) for tag, names in tags.items()}
         for run_id, tags in found.items()
@@ -266,13 +243,7 @@ def trial_tags(trials: bytes) -> dict[str, dict[str, str]]:
 
 
 def trial_metrics(trials: bytes, columns: TrialColumns) -> dict[str, dict[str, float]]:
-    """Returns {run id: {metric: value}} of a `trials.csv`, for the runs of one trial alone, with
-    its finite values.
-
-    {} without trials, and for a search that declares no columns.
-    """
-    if not trials or columns == TrialColumns():
-        return {}
+    """Returns {run id: {metric: finite value}} of a `trials.csv`, for runs of only one trial."""
     frame = pd.read_csv(io.BytesIO(trials))
     of_trials = frame[frame[STATE] == State.COMPLETE].to_dict("records")
     uses = Counter(run_id for trial in frame[RUNS].fillna("") for run_id in str(trial).split())
@@ -289,25 +260,18 @@ def trial_metrics(trials: bytes, columns: TrialColumns) -> dict[str, dict[str, f
 
 
 def counts_text(trials: pd.DataFrame) -> str:
-    """Returns the number of trials in each state, as a sentence."""
-    counts = trials[STATE].value_counts()
-    return (
-        f"{len(trials)} trials: "
-        + ", ".join(f"{count} {state}" for state, count in counts.items())
-        + "."
-    )
+    states = trials[STATE].value_counts().items()
+    return f"{len(trials)} trials: {', '.join(f'{count} {state}' for state, count in states)}."
 
 
 def json_file(content: Mapping) -> bytes:
     """Returns the bytes of a JSON file, the same for equal content."""
-    return (
-        json.dumps(to_plain(content), indent=1, sort_keys=True, allow_nan=False) + "\n"
-    ).encode()
+    text = json.dumps(to_plain(content), indent=1, sort_keys=True, allow_nan=False)
+    return f"{text}\n".encode()
 
 
 def result_frame(nodes: Iterable[Node], results: Mapping[str, Mapping]) -> pd.DataFrame:
-    """Returns results by node id in the columns of the stored frame that `view_frame` and
-    `attack_frame` read."""
+    """Returns results by node id as a stored frame, for `view_frame` and `attack_frame`."""
     rows = []
     for node in nodes:
         result = results[node.id]
@@ -325,51 +289,44 @@ def declared_frame(nodes: Iterable[Node]) -> pd.DataFrame:
     return tags_frame(entries_of(nodes), "evaluation")
 
 
+# The next three frames are as `tables.analyse` takes them.
+
+
 def view_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns the complete evaluations of a stored frame under the nodes' names, as
-    `tables.analyse` takes them."""
+    """Returns the complete evaluations of a stored frame under the nodes' names."""
     return named(declared_frame(nodes), frame[frame["status"] == State.COMPLETE])
 
 
 def attack_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns every attack among the nodes as `tables.analyse` takes it; the loss is NaN without a
-    result."""
-    return named_attacks(
-        tags_frame(entries_of(nodes), "attack"), frame[frame["status"] == State.COMPLETE]
-    )
+    """Returns every attack among the nodes; the loss is NaN without a result."""
+    complete = frame[frame["status"] == State.COMPLETE]
+    return named_attacks(tags_frame(entries_of(nodes), "attack"), complete)
 
 
 def curve_frame(nodes: Iterable[Node], curves: pd.DataFrame) -> pd.DataFrame:
-    """Returns the validation curves of these runs with `method, size, seed`, as `tables.analyse`
-    takes them."""
+    """Returns the validation curves of these runs with `method, size, seed`."""
     runs = tags_frame(entries_of(nodes), "run").rename(columns={"id": "run_id"})
     return curves.merge(runs[["run_id", "method", "size", "seed"]], on="run_id")
 
 
 def baseline_frames(store: Store, nodes: Sequence[Node]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Returns (evaluations, curves) of the baselines that are complete in the storage, for compute
-    ratios."""
+    """Returns (evaluations, curves) of the baselines in the storage, for compute ratios."""
     results = {n.id: store.evaluation(n.id).result() for n in nodes if not n.is_run}
     done = [node for node in nodes if results.get(node.id) is not None]
-    evaluations = view_frame(done, result_frame(done, results))
-    return evaluations, curve_frame(
-        nodes, load_store_curves(store, [n.id for n in nodes if n.is_run])
-    )
+    curves = load_store_curves(store, [n.id for n in nodes if n.is_run])
+    return view_frame(done, result_frame(done, results)), curve_frame(nodes, curves)
 
 
 def trial_state(nodes: Iterable[Node], frame: pd.DataFrame, store: Store) -> tuple[str, str]:
-    """Returns (state, message) of a trial; the message says why it diverged or failed."""
+    """Returns the state of a trial, and why it diverged or failed."""
     complete = set(frame.loc[frame["status"] == State.COMPLETE, "id"])
     left = [node for node in nodes if node.id not in complete]
     if not left:
         return State.COMPLETE, ""
     begun = [store.run(node.id) for node in left if node.is_run]
-    for run in begun:
-        if run.status() == State.FAILED:
-            failure = run.failure() or {}
-            return State.DIVERGED if is_divergence(failure) else State.FAILED, str(
-                failure.get("message", "")
-            )
-    return (
-        State.RUNNING if any(run.status() == State.RUNNING for run in begun) else State.WAITING
-    ), ""
+    states = [run.status() for run in begun]
+    if State.FAILED in states:
+        failure = begun[states.index(State.FAILED)].failure() or {}
+        state = State.DIVERGED if is_divergence(failure) else State.FAILED
+        return state, str(failure.get("message", ""))
+    return State.RUNNING if State.RUNNING in states else State.WAITING, ""

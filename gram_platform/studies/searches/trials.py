@@ -1,4 +1,4 @@
-"""Sees what happens to a search: the nodes that all trials need, the trials, and the report."""
+"""Observes a search: the nodes that all trials need, the trials, and the report."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ from gram_platform.tracking.connection import first_line
 
 
 class SearchObservers(Observers, TrialWatch):
-    """Sees the nodes that all trials need and the trials, and writes the search's report."""
+    """Runs and observes the trials of a search, and writes its report."""
 
     def __init__(self, plan: Plan, store: Store):
         (search,) = plan.studies
@@ -35,9 +35,9 @@ class SearchObservers(Observers, TrialWatch):
         self.outcomes: dict[str, Outcome] = {}
         # The nodes of each running trial.
         self.running: dict[str, Sequence[Node]] = {}
-        # Machine hours of the trials of earlier submissions.
+        # Machine hours of earlier submissions' trials.
         self.hours_before = 0.0
-        # True if trials are left.
+        # Whether trials are left.
         self.is_cut = False
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_) -> None:
@@ -55,22 +55,20 @@ class SearchObservers(Observers, TrialWatch):
         return self.is_cut or super().is_unfinished
 
     def limit_reached(self) -> str:
-        """Returns the limit that the machine hours of the trials reach, over all submissions."""
-        return self.plan.budget.reached(self.spent_hours())
+        return self.plan.budget.reached(self.hours_before + self.hours_now())
 
-    def spent_hours(self) -> float:
-        return self.hours_before + sum(o.rank_s for o in self.outcomes.values()) / 3600
+    def hours_now(self) -> float:
+        return sum(outcome.rank_s for outcome in self.outcomes.values()) / 3600
 
     def _write_record(self) -> Sequence[Mapping]:
-        """Writes search.json into the driver's folder; returns its submissions, with this one."""
-        trials_s = sum(outcome.rank_s for outcome in self.outcomes.values())
-        rows = self.submissions(self.folder, SEARCH_FILE, trials_s / 3600)
+        """Writes search.json; returns its submissions, with this one."""
+        rows = self.submissions(self.folder, SEARCH_FILE, self.hours_now())
         self.folder.write(SEARCH_FILE, json_file(self.search.record(rows)))
         return rows
 
     def run_trials(self, at: Workplace) -> None:
-        """Executes the trials that are missing, unless what they need has failed, until a limit is
-        reached."""
+        """Executes the missing trials until a limit is reached, unless nodes that all need have
+        failed."""
         if super().failures():
             return
         search, kind = self.search, self.search.kind
@@ -81,13 +79,13 @@ class SearchObservers(Observers, TrialWatch):
             self.plan.retry_failed,
             kind.minimised.metric if kind.minimised else "",
         )
+        # Rounds beyond a limit may have results for MLflow.
         for following in kind.rounds(search, self.store, self.problem):
             self.hours_before += following.hours_before
             self.ids.update(following.ids_before)
             if following.text:
                 self.say(following.text)
             source, self.is_cut = following.source, not self.may_start()
-            # Later rounds may have results too, which MLflow shall have.
             if source.num_left and not self.is_cut:
                 self.terminal.begin_trials(source.num_left)
                 run_trials(source, self.problem, at.execution, at.cordon, tuning, self, at.place)
@@ -116,20 +114,17 @@ class SearchObservers(Observers, TrialWatch):
         self.mirror.watch([node for nodes in self.running.values() for node in nodes])
 
     def failures(self) -> list[str]:
-        """Returns a line for each node and each trial that has failed."""
         failed = [one for one in self.outcomes.values() if one.state == State.FAILED]
         return super().failures() + [f"failed: {one.name}: {one.message}" for one in failed]
 
     def counts(self) -> str:
-        """Returns how many nodes that all need and how many trials were done, as a text."""
-        ended = list(self.outcomes.values())
+        ended = self.outcomes.values()
         executed, reused = sum(o.num_executed for o in ended), sum(o.num_reused for o in ended)
         lines = [super().counts()] if self.nodes else []
         lines.append(f"{len(ended)} trials now: {executed} nodes executed, {reused} reused")
         return "\n".join(lines)
 
     def write_tables(self) -> int:
-        """Writes, logs and prints the report; returns 0, or 1 without a complete trial."""
         code = code_text(self._write_record())
         written = self.search.kind.write(self.search, self.store, self.tracker)
         if written is None:
@@ -142,7 +137,6 @@ class SearchObservers(Observers, TrialWatch):
 
 
 def trial_line(outcome: Outcome) -> str:
-    """Describes a trial that has ended."""
     if outcome.state != State.COMPLETE:
         return f"{outcome.name} {outcome.state.upper()}: {outcome.message}"
     metrics = ", ".join(f"{name} {value:.4g}" for name, value in outcome.metrics.items())

@@ -56,7 +56,7 @@ class Planted:
     minimised = OBJECTIVE
 
     def identity(self, search):
-        return {"data": search.recipe.data_id}
+        return {"data": search.corpora[0].data_id}
 
     def prerequisites(self, search):
         return []

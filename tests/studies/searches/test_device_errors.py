@@ -65,7 +65,7 @@ def planted(tmp_path):
     """(problem, execution, resources) of trials that may poison their process."""
     plan = plan_of(SEARCH, ["--storage", str(tmp_path / "storage")])
     (graph,) = plan.studies
-    prepare(graph.recipe, Store(plan.storage).data_root)
+    prepare(graph.corpora[0], Store(plan.storage).data_root)
     (tmp_path / "seen").mkdir()
     return Poisoned(graph.settings[0], tmp_path / "seen"), *execution_of(plan)
 

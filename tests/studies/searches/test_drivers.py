@@ -44,7 +44,7 @@ def history(storage) -> list[optuna.trial.FrozenTrial]:
 def test_trials_end_in_every_way_and_none_stops_the_others(ray_cluster, tmp_path):
     plan = plan_of(SEARCH, ["--storage", str(tmp_path / "storage")])
     (graph,) = plan.studies
-    prepare(graph.recipe, Store(plan.storage).data_root)
+    prepare(graph.corpora[0], Store(plan.storage).data_root)
     points = [(f"{lr:g}", {"lr": lr}) for lr in (1e30, 4e-3, 1.0, 2e-3)]
     outcomes, problem, tuning = [], Baselines(graph.settings[0]), Tuning("planted", metric="loss")
     execution, resources = execution_of(plan)
@@ -73,7 +73,7 @@ def test_what_fails_when_a_trial_is_told_is_raised_as_it_is(ray_cluster, tmp_pat
     own."""
     plan = plan_of(SEARCH, ["--storage", str(tmp_path / "storage")])
     (graph,) = plan.studies
-    prepare(graph.recipe, Store(plan.storage).data_root)
+    prepare(graph.corpora[0], Store(plan.storage).data_root)
 
     class FullDisk(TrialWatch):
         def trial_ended(self, outcome):

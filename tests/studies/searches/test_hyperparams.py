@@ -140,7 +140,7 @@ def test_the_id_follows_the_question(root, setup):
 
 
 def loss_at(setup, domain, step):
-    j = setup.recipe.domains.index(domain)
+    j = setup.corpora[0].domains.index(domain)
     return float((5.0 + 0.2 * j) * (np.asarray(step, float) + 10.0 + 5.0 * j) ** -(0.2 + 0.02 * j))
 
 
@@ -153,11 +153,11 @@ def result_of(setup, node, knob, value):
     """A node's result with planted losses, as its directory would have it."""
     tags = node.names
     if tags["method"] == "baseline":
-        losses = {d: loss_at(setup, d, NUM_STEPS) for d in setup.recipe.domains}
+        losses = {d: loss_at(setup, d, NUM_STEPS) for d in setup.corpora[0].domains}
     else:
         full, partial, retain, forget, elicited = planted(knob, value)
         kept = tags.get("retained", "")
-        ratios = {d: retain if d in kept.split(",") else forget for d in setup.recipe.domains}
+        ratios = {d: retain if d in kept.split(",") else forget for d in setup.corpora[0].domains}
         ratios[CORE] = partial if kept else full
         ratios |= {tags["elicited"]: elicited} if node.is_attack else {}
         losses = {d: loss_at(setup, d, NUM_STEPS * ratio) for d, ratio in ratios.items()}
@@ -182,7 +182,7 @@ def plant(setup, store, node, knob="", value=0.0):
     losses = [
         {
             f"validation/loss/{d}": loss_at(setup, d, NUM_STEPS * step / NUM_POINTS)
-            for d in setup.recipe.domains
+            for d in setup.corpora[0].domains
         }
         for step in steps
     ]

@@ -296,7 +296,7 @@ def test_smoke_from_end_to_end(storage, ray_cluster, capsys):
     assert {"table.csv", "report.html", "search.json", "best.json"} <= {
         path.name for path in folder.iterdir()
     }
-    own = load_best(Store(storage), search_id, setup.recipe.data_id)
+    own = load_best(Store(storage), search_id, setup.corpora[0].data_id)
     options = dataclasses.replace(setup.settings[0].options, maxent_profiles=own)
     runs = plan("maxent", dataclasses.replace(setup.settings[0], options=options)).runs
     assert [runs[profile].run_id for profile in trials["profile"]] == list(trials["runs"])

@@ -169,7 +169,7 @@ def require_whole(storage) -> None:
     assert len(Store(storage).list_searches()) == 1
     record = load_record(Store(storage), STUDY.name)
     assert record.params["maxent"] == needed.search_id
-    own = load_best(Store(storage), needed.search_id, needed.recipe.data_id)
+    own = load_best(Store(storage), needed.search_id, needed.corpora[0].data_id)
     assert {profile for profile, _ in own} == {(), ("airport",)}
     setting = needed.settings[0]
     best = plan(
