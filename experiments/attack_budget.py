@@ -1,10 +1,10 @@
 """What does a larger attack give back: more sequences of the removed domain, or more steps?
 
-The scaling study's runs of GRAM and filtering at one size, attacked with every combination of a
+Runs of GRAM and filtering at one size, attacked with every combination of a
 number of sequences and a number of steps; `budget` is sequences x steps. The attack's learning rate
 and batch stay the preset's.
 
-    # demo: the runs of scaling.py at 0.28M, nine attacks each
+    # demo: 0.28M, nine attacks each
     python experiments/attack_budget.py
     # 2 CPU cores, about 2 minutes
     python experiments/attack_budget.py --preset smoke

@@ -8,7 +8,7 @@ number of modules. With more than five auxiliary domains it draws ten subsets of
 profile costs one evaluation and no training: `dual_use.py` trains all runs but those of
 `gram_subsets`.
 
-    python experiments/composing.py                 # demo: 2 CPU cores, 8 minutes after scaling.py
+    python experiments/composing.py                 # demo: 2 CPU cores, about 10 minutes
     python experiments/composing.py --preset smoke  # 2 cores, two seeds: 1 to 2 minutes
     python experiments/composing.py --preset paper --dry-run
 

@@ -7,7 +7,7 @@ A ladder of sizes, each trained as a baseline, as one GRAM run, as a base with a
 forgotten domain is attacked by finetuning. Compute ratios of core, retained, forgotten and attacked
 domains against model size.
 
-    # demo: 2 CPU cores, about 12 minutes
+    # demo: 2 CPU cores, 10 to 14 minutes
     python experiments/scaling.py
     # 2 shared CPU cores, 2 to 3 minutes
     python experiments/scaling.py --preset smoke
@@ -20,11 +20,10 @@ domains against model size.
     ray job submit --working-dir . -- python experiments/scaling.py --storage /absolute/path
 
 Expect (paper): retain stays near 1 and forget falls with size, for GRAM as for filtering. Expect in
-the demo (generated stories, 0.1M to 0.28M parameters), profile core+airport, from the smallest to
-the largest size: filtering core 1.01, 1.02, 1.00, retain .90, .99, .98, forget .57, .50, .38; GRAM
-core .85, .97, .91, retain .65, 1.01, 1.04, forget .63, .52, .39, all with wide intervals. See
-FINDINGS.md. The preset `study` has five methods and seeds: by `--dry-run` 5 core hours up to 0.6M,
-14 more for 1.2M (a night of two cores), 83 for 3M.
+the demo (generated stories, 0.15M parameters, nine seeds), profile core+airport: filtering .98 core,
+.98 retain, .36 forget, .54 after the attack; GRAM .93, .91, .54 and .67. See FINDINGS.md. The preset
+`study` has five methods and seeds: by `--dry-run` 5 core hours up to 0.6M, 14 more for 1.2M (a
+night of two cores), 83 for 3M.
 """
 
 from gram_platform.studies import main
