@@ -1,8 +1,8 @@
 """What does a larger attack give back: more sequences of the removed domain, or more steps?
 
-Runs of GRAM and filtering at one size, attacked with every combination of a
-number of sequences and a number of steps; `budget` is sequences x steps. The attack's learning rate
-and batch stay the preset's.
+Runs of GRAM and filtering at one size, attacked with every combination of a number of sequences and
+a number of steps; `budget` is sequences x steps. The attack's learning rate and batch stay the
+preset's.
 
     # demo: 0.28M, nine attacks each
     python experiments/attack_budget.py

@@ -20,8 +20,8 @@ domains against model size.
     ray job submit --working-dir . -- python experiments/scaling.py --storage /absolute/path
 
 Expect (paper): retain stays near 1 and forget falls with size, for GRAM as for filtering. Expect in
-the demo (generated stories, 0.15M parameters, nine seeds), profile core+airport: filtering .98 core,
-.98 retain, .36 forget, .54 after the attack; GRAM .93, .91, .54 and .67. See FINDINGS.md. The preset
+the demo (generated stories, 0.15M, nine seeds), profile core+airport: filtering .98 core, .98
+retain, .36 forget, .54 after the attack; GRAM .93, .91, .54 and .67. See FINDINGS.md. The preset
 `study` has five methods and seeds: by `--dry-run` 5 core hours up to 0.6M, 14 more for 1.2M (a
 night of two cores), 83 for 3M.
 """
