@@ -44,7 +44,7 @@ FITS = 0.05
 # this factor [ours].
 NEAR = 3.0
 # The correlations of errors, and of differences, at distances of 1, 2, ... shares: means over the
-# calibrations of `unit_errors.csv` (docs/findings/intervals.md).
+# three-seed rows of `unit_errors.csv` (docs/findings/intervals.md).
 RATIO_LAGS = (0.56, 0.41, 0.37, 0.22, 0.10, 0.16, -0.06)
 DIFFERENCE_LAGS = (-0.23, 0.01, -0.03, 0.04, -0.38, -0.29)
 # The number of rated shares of a record that does not say it.

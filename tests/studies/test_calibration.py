@@ -8,16 +8,15 @@ from gram_platform.analysis.calibration import AUXILIARY, CALIBRATION_COLUMNS, F
 from gram_platform.pages.report.measurements import MEASUREMENTS
 from gram_platform.pages.results.record import load_record
 from gram_platform.store import Store
-from gram_platform.studies.library import calibration, scaling
+from gram_platform.studies.library import calibration, stories
 from tests.submitted import execute, study_plan
 
 
 def test_rated_baselines_differ_in_length_and_seed_alone(tmp_path):
-    """A run is not shared with the reference's, and the reference's are those of the scaling
-    study."""
+    """A run is not shared with the reference's, and the reference's are those of other demos."""
 
     def runs_of(study, *flags):
-        flags = ["--preset", "demo", "--sizes", "0.28M", "--storage", str(tmp_path), *flags]
+        flags = ["--preset", "demo", "--sizes", "0.15M", "--storage", str(tmp_path), *flags]
         nodes = study_plan(study, flags).nodes
         return [node for node in nodes if node.is_run]
 
@@ -28,8 +27,8 @@ def test_rated_baselines_differ_in_length_and_seed_alone(tmp_path):
     assert set(found) == {("reference", s) for s in reference} | {
         (name, s) for name in names for s in rated
     }
-    of_scaling = runs_of(scaling.STUDY, "--methods", "baseline")
-    assert {node.id for node in of_scaling} == {
+    of_stories = runs_of(stories.STUDY, "--methods", "baseline")
+    assert {node.id for node in of_stories} == {
         found["reference", seed].run_id for seed in reference
     }
     whole = found["reference", "100"]

@@ -36,9 +36,10 @@ def test_tokens_a_parameter_are_constant_along_the_ladder(size):
 def test_the_scaling_demo_reports_what_it_was_not_chosen_on():
     preset = study("scaling").presets["demo"]
     assert list(preset.seeds("0.1M")) == [100, 101, 102]
+    assert list(preset.seeds("0.15M")) == [*range(100, 109)]
     assert list(study("scaling").presets["study"].seeds("0.1M")) == [100, 101, 102, 103, 104]
     after_warmup = preset.num_eval_points - int(preset.warmup_fraction * preset.num_eval_points)
-    assert after_warmup >= 40
+    assert after_warmup >= 20
     assert preset.num_eval_sequences >= 256
 
 
@@ -50,14 +51,14 @@ def test_a_preset_may_have_fewer_methods_and_the_flag_adds_them():
     assert methods_of(methods=("ft_lora",)) == ("baseline", "ft_lora")
 
 
-def test_demos_share_the_runs_of_the_scaling_demo(tmp_path):
+def test_demos_share_runs(tmp_path):
     def runs(name, method):
         nodes = (node for node in graph(name, tmp_path).nodes if node.kind == "run")
         return {n.id for n in nodes if n.method == method and not n.is_attack}
 
-    for name in ("stories", "dual_use", "architecture"):
-        for method in ("baseline", "gram"):
-            assert runs(name, method) < runs("scaling", method)
+    for method in ("baseline", "gram"):
+        assert runs("architecture", method) <= runs("stories", method)
+        assert runs("attack_budget", method) <= runs("composing", method)
 
 
 def test_an_attack_grows_with_the_domain_it_is_on():

@@ -36,10 +36,11 @@ def grid_figures(storage: str, *arguments: str) -> dict[str, go.Figure]:
 
 
 def test_whiskers_stand_where_an_interval_is():
-    some = whiskers(pd.Series([1.0, 2.0]), [0.5, np.nan], [2.0, np.nan])
+    rows = pd.DataFrame({"core": [1.0, 2.0], "core_low": [0.5, np.nan], "core_high": [2.0, np.nan]})
+    some = whiskers(rows, "core")
     assert [some["array"].tolist()[0], some["arrayminus"].tolist()[0]] == [1.0, 0.5]
     assert np.isnan([some["array"][1], some["arrayminus"][1]]).all()
-    assert whiskers([1.0], [np.nan], [np.nan]) is None
+    assert whiskers(rows.iloc[1:], "core") is None
 
 
 @pytest.mark.parametrize(

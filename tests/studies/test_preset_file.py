@@ -30,6 +30,7 @@ decay_fraction = 0.1
 num_eval_points = 8
 num_eval_sequences = 8
 sample_bytes = 1_000_000
+seeds_of_size = []
 
 [routing]
 p_core_robust = 0.5
@@ -50,7 +51,6 @@ graddiff.num_steps = 10
 [sizes]
 "0.1M" = false
 "0.15M" = false
-"0.28M" = false
 """
 
 

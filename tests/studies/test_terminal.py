@@ -60,8 +60,8 @@ text, brief = summary_text(found.record, found), partial(brief_results, found.re
 show_results(view.console, text, brief)
 """
 COUNTS = (
-    "1 of 153 nodes done",
-    "3 training, 148 waiting",
+    "1 of 204 nodes done",
+    "3 training, 199 waiting",
     "1 failed, 0 blocked",
     "3,703,701 tokens/s",
 )

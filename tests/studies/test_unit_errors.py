@@ -19,6 +19,9 @@ from gram_platform.studies.record import finished_sizes, record_of
 from tests.refused import refused
 from tests.submitted import execute, study_plan
 
+# The set-up that most demos share.
+DEMO = ("--preset", "study", "--corpus", "stories")
+
 
 def graph_of(tmp_path, *flags: str) -> StudyPlan:
     return study_plan(scaling.STUDY, [*flags, "--storage", str(tmp_path)])
@@ -27,7 +30,7 @@ def graph_of(tmp_path, *flags: str) -> StudyPlan:
 def test_a_demo_has_the_shipped_errors_another_text_the_largest_and_a_large_size_none(tmp_path):
     shipped = shipped_errors()
     shipped = shipped[(shipped["corpus"] == "stories") & (shipped["size"] == "0.28M")]
-    record = record_of(graph_of(tmp_path, "--preset", "demo", "--sizes", "0.28M"))
+    record = record_of(graph_of(tmp_path, *DEMO, "--sizes", "0.28M"))
     found = {row["class"]: (row["ratio"], row["difference"]) for row in record.unit_errors}
     assert found == {
         row["class"]: (row["ratio"], row["difference"]) for row in shipped.to_dict("records")
@@ -54,12 +57,10 @@ def test_another_size_of_the_storages_calibration_does_not_hide_the_size_that_wa
     place."""
     own = shipped_errors().assign(ratio=0.01, difference=0.01)
     own = own[own["corpus"] == "stories"]
-    shipped = record_of(graph_of(tmp_path, "--preset", "demo", "--sizes", "0.28M")).unit_errors
+    shipped = record_of(graph_of(tmp_path, *DEMO, "--sizes", "0.28M")).unit_errors
     monkeypatch.setattr(record_module, "measured_in", lambda *of: own[own["size"] == "0.15M"])
-    assert (
-        record_of(graph_of(tmp_path, "--preset", "demo", "--sizes", "0.28M")).unit_errors == shipped
-    )
-    small = record_of(graph_of(tmp_path, "--preset", "demo", "--sizes", "0.15M")).unit_errors
+    assert record_of(graph_of(tmp_path, *DEMO, "--sizes", "0.28M")).unit_errors == shipped
+    small = record_of(graph_of(tmp_path, *DEMO, "--sizes", "0.15M")).unit_errors
     assert [row["ratio"] for row in small] == [0.01, 0.01]
 
 
@@ -85,7 +86,7 @@ def test_a_size_counts_when_every_node_is_complete(tmp_path):
 
 
 def test_a_record_with_a_huge_error_can_be_read_and_one_below_zero_cannot(tmp_path):
-    record = record_of(graph_of(tmp_path, "--preset", "demo", "--sizes", "0.28M"))
+    record = record_of(graph_of(tmp_path, *DEMO, "--sizes", "0.28M"))
     rows = [{**row, "ratio": 1e30} for row in record.unit_errors]
     plain = json.loads(replace(record, unit_errors=tuple(rows)).to_json())
     assert record_from_plain(plain).unit_errors == tuple(rows)

@@ -244,6 +244,8 @@ def trial_tags(trials: bytes) -> dict[str, dict[str, str]]:
 
 def trial_metrics(trials: bytes, columns: TrialColumns) -> dict[str, dict[str, float]]:
     """Returns {run id: {metric: finite value}} of a `trials.csv`, for runs of only one trial."""
+    if not trials or columns == TrialColumns():
+        return {}
     frame = pd.read_csv(io.BytesIO(trials))
     of_trials = frame[frame[STATE] == State.COMPLETE].to_dict("records")
     uses = Counter(run_id for trial in frame[RUNS].fillna("") for run_id in str(trial).split())
