@@ -84,7 +84,7 @@ def installed_text(
     cannot be written.
     """
     require_plain(cache_dir / INSTALLED)
-    folders = folders or package_folders()
+    folders = package_folders() if folders is None else folders
     files = installed_files(folders)
     stats = [[file.relative, file.size, file.modified_ns] for file in files]
     name = short_hash([INSTALLED_VERSION, dict(bytes_of_label), stats])

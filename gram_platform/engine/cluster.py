@@ -53,7 +53,7 @@ CLUSTER_LOST = f"Ray's process on this machine died. {SUBMIT_AGAIN}"
 
 
 class ClusterLost(Stopped):
-    """The Ray of this command died, or starts no process; submitting again continues."""
+    """Raised if this command's Ray died or starts no process; submitting again continues."""
 
 
 def connect(is_verbose: bool = False) -> None:

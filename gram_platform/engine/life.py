@@ -374,9 +374,8 @@ def ended_ids(nodes: Iterable[Node], store: Store, retry_diverged: bool = False)
     found, done = _finished(nodes, store)
     progress = Progress(done)
     progress.add(nodes)
-    begun = [n.id for n in nodes if n.is_run and n.id in found.keys() - done]
-    if retry_diverged:
-        begun = []
+    unfinished = set() if retry_diverged else found.keys() - done
+    begun = [node.id for node in nodes if node.is_run and node.id in unfinished]
     failures = store.concurrently(lambda run_id: store.run(run_id).failure(), begun)
     for run_id, failure in zip(begun, failures, strict=True):
         if is_divergence(failure):

@@ -42,7 +42,7 @@ class Slot:
     """The process of one slot."""
 
     def probe(self, execution: Execution) -> ProbeReport:
-        """Names the machine and probes the device; the first call."""
+        """Names the machine and probes the device. This is the first call."""
         return probe_here(execution)
 
     def execute(self, task: Task, execution: Execution, resources: Resources) -> list[str]:

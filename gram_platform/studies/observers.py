@@ -209,7 +209,7 @@ class StudyObservers(Observers):
     def source(self) -> Iterator[Sequence[Node]]:
         """Yields all nodes; with --through one size after another, while none fails."""
         if not self.plan.through:
-            yield self.nodes
+            yield from super().source()
             return
         part = self.plan.studies[0]
         sizes = part.choice.sizes

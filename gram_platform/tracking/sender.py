@@ -183,7 +183,7 @@ def has(run: Run, last_step: int, wanted: Mapping[str, str]) -> bool:
 
 
 def _other_times(run: Run, entry: NodeEntry) -> dict[str, float]:
-    """Returns the times that MLflow has otherwise, as after a merge of two storages."""
+    """Returns the times that differ from MLflow's, as after a merge of two storages."""
     known, sent = entry.result_metrics, run.data.metrics
     return {key: known[key] for key in TIMES if key in known and sent.get(key) != known[key]}
 

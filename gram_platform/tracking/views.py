@@ -39,7 +39,7 @@ hold its compute ratios by model size (the step)."""
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a study's figures, which is a run to MLflow, with model sizes for steps."""
+    """One line of a study's figures, sent to MLflow as a run whose steps are model sizes."""
 
     name: str
     tags: Mapping[str, str]

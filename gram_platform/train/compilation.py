@@ -55,13 +55,13 @@ class Compilation:
         return lambda *inputs: graphs()(*inputs)
 
     def compiled(self, function: Callable[..., Result]) -> Callable[..., Result]:
-        """Returns the function's graphs, which give way to the function itself after a failure."""
+        """Returns the compiled function; after a failure it calls the plain one."""
         return functools.partial(self.attempt, self.graphs_of(function), function)
 
     def attempt(
         self, compiled: Callable[..., Result], plain: Callable[..., Result], *inputs
     ) -> Result:
-        """Calls `compiled`, or `plain` after a failure; a lack of memory rises."""
+        """Calls `compiled`, or `plain` after a failure; raises if memory is short."""
         if self.has_failed and compiled not in self._used:
             return plain(*inputs)
         try:

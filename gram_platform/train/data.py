@@ -25,7 +25,7 @@ class Separator:
     end: int
 
     def places(self, sequences: np.ndarray) -> np.ndarray:
-        """Says at which tokens it begins: bool [num_sequences, seq_len + 2 - its length]."""
+        """Returns where it begins: bool [num_sequences, seq_len + 2 - its length]."""
         windows = np.lib.stride_tricks.sliding_window_view(sequences, len(self.tokens), axis=1)
         return (windows == np.array(self.tokens)).all(-1)
 

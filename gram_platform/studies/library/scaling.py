@@ -119,9 +119,8 @@ DEMO = Preset(
 SCALING_DEMO = replace(
     DEMO,
     sizes={
-        name: replace(size, d_aux=size.d_core // 4)
-        for name, size in DEMO_SIZES.items()
-        if name in ("0.1M", "0.15M")
+        size.name: replace(size, d_aux=size.d_core // 4)
+        for size in (DEMO_SIZES["0.1M"], DEMO_SIZES["0.15M"])
     },
     num_seeds=9,
     seeds_of_size=(("0.1M", 3),),
