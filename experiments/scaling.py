@@ -7,7 +7,7 @@ A ladder of sizes, each trained as a baseline, as one GRAM run, as a base with a
 forgotten domain is attacked by finetuning. Compute ratios of core, retained, forgotten and attacked
 domains against model size.
 
-    # demo: 2 CPU cores, 10 to 14 minutes
+    # demo: 2 CPU cores, 12 to 14 minutes
     python experiments/scaling.py
     # 2 shared CPU cores, 2 to 3 minutes
     python experiments/scaling.py --preset smoke
