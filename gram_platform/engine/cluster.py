@@ -56,16 +56,16 @@ class ClusterLost(Stopped):
     """Raised if this command's Ray died or starts no process; submitting again continues."""
 
 
-def connect(is_verbose: bool = False) -> None:
+def connect(is_verbose: bool = False, may_start: bool = True) -> bool:
     """Joins the Ray of $RAY_ADDRESS or of `ray start` on this machine, otherwise starts one.
 
     A Ray that nobody has named is skipped if it does not answer, or is another user's. ValueError
     for an address that cannot be joined; ClusterLost if Ray does not start. `is_verbose`: print
-    what the workers print.
+    what the workers print. Returns whether it is connected, which fails only without `may_start`.
     """
     if ray.is_initialized():
         require_ray()
-        return
+        return True
     # Silences a warning of Ray about tasks without a GPU.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     quiet = {"log_to_driver": is_verbose, "logging_level": logging.WARNING}
@@ -74,8 +74,9 @@ def connect(is_verbose: bool = False) -> None:
         join(given, **quiet)
     elif address := "" if given else _found():
         _join(address, None, **quiet)
-    else:
+    elif may_start:
         start(num_cpus=num_cpus(), **quiet)
+    return ray.is_initialized()
 
 
 def join(given: str, **options: object) -> None:

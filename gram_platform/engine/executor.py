@@ -259,5 +259,5 @@ def _signals() -> tuple[int, ...]:
     return (signal.SIGTERM, signal.SIGINT) if is_default else (signal.SIGTERM,)
 
 
-def has_gpu() -> bool:
-    return torch.cuda.is_available()
+def num_gpus() -> int:
+    return torch.cuda.device_count()

@@ -33,7 +33,7 @@ from gram_platform.config.terminal import say
 from gram_platform.config.written import read_json
 from gram_platform.corpora.recipe import CorpusRecipe, recipe_from_plain
 from gram_platform.engine.execution import Execution
-from gram_platform.engine.executor import ENDED, LocalExecutor, has_gpu
+from gram_platform.engine.executor import ENDED, LocalExecutor, num_gpus
 from gram_platform.engine.life import NodeLifecycle, Progress, done_ids, with_stored_tags
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
@@ -282,7 +282,7 @@ def _run(flags: argparse.Namespace, started: float) -> int:
     if not store.is_local:
         raise invalid("storage", flags.storage, "a local folder, as the archive is made from files")
     provide_data(recipes, store)
-    device = flags.device or ("cuda" if has_gpu() else "cpu")
+    device = flags.device or ("cuda" if num_gpus() else "cpu")
     execution = Execution(
         store.root, num_threads=flags.threads, device=device, code=str(code_of_process())
     )

@@ -321,6 +321,7 @@ class RunExecution:
                 self.run.num_steps,
                 self.summary.tokens_per_second,
                 self.final.get("train/loss"),
+                self.learner.num_ranks,
             )
             yield record
 

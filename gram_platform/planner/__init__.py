@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from gram_platform.config import AnyEvaluation, ModelConfig, RunConfig
 from gram_platform.config.flops import hardware_flops, total_parameters
-from gram_platform.config.identity import invalid
 from gram_platform.config.routing import GROUP_SIZES
 from gram_platform.config.training import MISDIRECTION
 from gram_platform.methods.budgets import run_flops
@@ -31,6 +30,8 @@ class Machine:
     flops_per_second: float
     memory_bytes: float
     dollars_per_hour: float
+    # Bytes a second that a rank exchanges with the others of its machine.
+    link_rate: float = 1e9
 
     @property
     def device(self) -> str:
@@ -38,11 +39,11 @@ class Machine:
 
 
 # The rates are the vendors', for dense bfloat16; prices are round figures for on-demand clouds
-# [ours].
+# [ours], and links have two thirds of the vendors' rate in one direction [ours].
 MACHINES = {
-    "h200": Machine("h200", 989e12, 141e9, 4.0),
-    "h100": Machine("h100", 989e12, 80e9, 3.0),
-    "a100": Machine("a100", 312e12, 80e9, 2.0),
+    "h200": Machine("h200", 989e12, 141e9, 4.0, 300e9),
+    "h100": Machine("h100", 989e12, 80e9, 3.0, 300e9),
+    "a100": Machine("a100", 312e12, 80e9, 2.0, 200e9),
     # One core with bfloat16 matrix units.
     "cpu": Machine("cpu", 100e9, 8e9, 0.05),
 }
@@ -273,66 +274,6 @@ def merged_within(
         (n, rank_memory(run, num_ranks, checkpointing, machine.device, 1, n).total) for n in numbers
     )
     return next((number for number, total in memory if total <= usable), 1)
-
-
-# A run gets more ranks than it needs for memory, at most one machine's, to end in a week.
-LONGEST_RUN_H, MOST_FOR_TIME = 168.0, 8
-
-
-def fewest_ranks(run: RunConfig, machine: Machine, checkpointing: bool = False) -> int | None:
-    """Returns the fewest ranks that divide the micro-batch and fit; None if no number fits.
-
-    If this is below MOST_FOR_TIME, it grows up to this number until the run takes LONGEST_RUN_H.
-    """
-    hours, found = needs(run, 1, machine).gpu_hours, None
-    for ranks in (r for r in range(1, run.micro_batch + 1) if run.micro_batch % r == 0):
-        if (found and ranks > MOST_FOR_TIME) or not fits(run, ranks, machine, checkpointing):
-            continue
-        found = ranks
-        if hours / ranks <= LONGEST_RUN_H:
-            break
-    return found
-
-
-# As many ranks as the planner decides.
-AUTO = 0
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """How many ranks each run of a study gets; AUTO is by `fewest_ranks` of `machine`."""
-
-    number: int = 1
-    # Overrides `number` for single sizes.
-    of_size: tuple[tuple[str, int], ...] = ()
-    machine: Machine = MACHINES["cpu"]
-    # Whether every block's activations are checkpointed.
-    checkpointing: bool = False
-    # The most ranks, where a run may have more, by size; "" for sizes not in `of_size`.
-    most: tuple[tuple[str, int], ...] = ()
-
-    def wanted(self, size: str) -> int:
-        return dict(self.of_size).get(size, self.number)
-
-    def of(self, run: RunConfig, size: str) -> int:
-        """Returns a run's number of ranks, a divisor of its micro-batch.
-
-        ValueError if AUTO finds none that fits.
-        """
-        if (wanted := self.wanted(size)) != AUTO:
-            return math.gcd(wanted, run.micro_batch)
-        fewest = fewest_ranks(run, self.machine, self.checkpointing)
-        if fewest is None:
-            raise invalid(
-                "machine", self.machine.name, f"a machine with memory for a rank of a run of {size}"
-            )
-        return fewest
-
-    def choices(self, run: RunConfig, size: str) -> tuple[int, ...]:
-        """Lists the numbers of ranks that a run may have, from the most down to `of`."""
-        fewest = self.of(run, size)
-        most = dict(self.most).get(size if size in dict(self.of_size) else "", fewest)
-        return (*(n for n in range(most, fewest, -1) if run.micro_batch % n == 0), fewest)
 
 
 @dataclass(frozen=True)

@@ -257,6 +257,7 @@ class Memory:
         )
 
 
+@lru_cache(maxsize=1024)
 def drawn_routes(run: RunConfig) -> list[Route]:
     return list(dict.fromkeys(route for _, route in route_counts(run)))
 

@@ -146,7 +146,12 @@ class Attempt:
         prune(self._attempts, NUM_CHECKPOINTS_KEPT, self.attempt_id)
 
     def heartbeat(
-        self, step: int, num_steps: int, tokens_per_second: float, loss: float | None = None
+        self,
+        step: int,
+        num_steps: int,
+        tokens_per_second: float,
+        loss: float | None = None,
+        num_ranks: int = 1,
     ) -> None:
         """Reports progress, which the thread writes within a second.
 
@@ -157,7 +162,11 @@ class Attempt:
         self._last_step = time.monotonic()
         read = {} if loss is None else {"loss": float(loss)}
         self._lease.report(
-            step=step, num_steps=num_steps, tokens_per_second=float(tokens_per_second), **read
+            step=step,
+            num_steps=num_steps,
+            tokens_per_second=float(tokens_per_second),
+            num_ranks=num_ranks,
+            **read,
         )
 
     def complete(

@@ -26,7 +26,7 @@ from gram_platform.methods import METHODS, Profile, Setting
 from gram_platform.methods.measurements import Description, Losses
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.methods.setting import Setup
-from gram_platform.planner import AUTO, Ranks
+from gram_platform.planner.ranks import AUTO, Ranks
 
 LOSSES_OF_DOMAINS = Losses()
 OURS, PAPER_FAMILY, AS_RUN_FAMILY = "ours", "paper", "as_run"

@@ -15,7 +15,13 @@ from gram_platform.studies.dry_run import describe
 from gram_platform.studies.observers import Observers
 from gram_platform.studies.packing import pack_corpora, require_supply
 from gram_platform.studies.plan import Plan, predicted, price, sharing, work_left
-from gram_platform.studies.workplace import choose_device, ended_of, executor_at, open_workplace
+from gram_platform.studies.workplace import (
+    choose_device,
+    ended_of,
+    executor_at,
+    open_workplace,
+    with_ranks,
+)
 from gram_platform.tracking.connection import opened_by
 
 
@@ -35,6 +41,7 @@ def drive(plan: Plan) -> int:
     store = Store(plan.storage).open_for_writing()
     plan = plan.on(choose_device(plan, store))
     approve_cost(plan, store)
+    plan, _ = with_ranks(plan, store)
     pack_corpora(plan, store)
     say_heads(plan, store)
     observers = observers_of(plan, store)

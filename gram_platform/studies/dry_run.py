@@ -1,7 +1,8 @@
 """Describes a study without starting it: nodes, compute, memory, disk, hours, cost."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from gram_platform.config import RunConfig
 from gram_platform.config.flops import BYTES, GIB, total_parameters
@@ -12,24 +13,21 @@ from gram_platform.engine.life import done_ids
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import BASELINE
 from gram_platform.planner import (
-    AUTO,
-    MOST_FOR_TIME,
     PUBLISHED_RATES,
     USABLE_MEMORY,
     Machine,
     Needs,
-    Ranks,
     evaluation_hours,
-    fewest_ranks,
     needs,
     utilisation_of,
 )
+from gram_platform.planner.ranks import MOST_HOURS, Ranks, fewest_ranks
 from gram_platform.store import Store
 from gram_platform.store.checkpoints import NUM_CHECKPOINTS_KEPT
 from gram_platform.studies.definition import OURS
 from gram_platform.studies.packing import supply_lines
 from gram_platform.studies.plan import Plan, StudyPlan, amount, predicted, work_left
-from gram_platform.studies.workplace import device_rule, ended_of, known_device
+from gram_platform.studies.workplace import device_rule, ended_of, known_device, with_ranks
 
 SIZE_HEADER = ("size", "parameters", "peak rate", "batch (sequences)", "sequence (tokens)")
 RUN_HEADER = ("method", "size", "runs", "done", "params", "tokens", "compute", "FLOPs")
@@ -45,15 +43,29 @@ Groups = Mapping[tuple[str, str], Sequence[RunConfig]]
 
 
 def describe(plan: Plan) -> str:
-    return "\n\n".join(_describe(plan, part) for part in plan.studies)
-
-
-def _describe(plan: Plan, part: StudyPlan) -> str:
+    """Describes every study, and says how long all of them take; ValueError as `with_ranks`."""
     store = Store(plan.storage)
-    ended = ended_of((part,), store, plan.retry_failed)
-    device = plan.device or known_device(part, store, ended)
-    part = part.on(device)
-    machine = part.machine
+    ended = ended_of(plan.studies, store, plan.retry_failed)
+    devices = [plan.device or known_device(part, store, ended) for part in plan.studies]
+    parts = [part.on(device) for part, device in zip(plan.studies, devices, strict=True)]
+    plan, num_slots = with_ranks(replace(plan, studies=tuple(parts)), store, is_dry=True)
+    texts = [
+        _describe(plan, part, device, ended)
+        for part, device in zip(plan.studies, devices, strict=True)
+    ]
+    return "\n\n".join([*texts, *_forecast_lines(plan, num_slots)])
+
+
+def _forecast_lines(plan: Plan, num_slots: int) -> Iterable[str]:
+    for ranks, work in plan.works():
+        forecast, kind = work.forecast(num_slots), ranks.machine.name
+        on = f"on {num_slots} {kind}" if num_slots else f"on as many {kind} as it can use"
+        idle = f", {forecast.idle:.0%} of their time idle" if num_slots else ""
+        yield f"all of it takes {amount(forecast.hours)} hours {on}{idle}"
+
+
+def _describe(plan: Plan, part: StudyPlan, device: str, ended: Collection[str]) -> str:
+    store, machine = Store(plan.storage), part.machine
     runs = {node.id: node for node in part.nodes if node.is_run}
     all_done = done_ids(part.nodes, store)
     done = all_done & set(runs)
@@ -76,7 +88,7 @@ def _describe(plan: Plan, part: StudyPlan) -> str:
         "",
         aligned([run_header, *_run_rows(groups, needed, done, machine)], 2),
         "",
-        *_memory_lines(groups, machine, part.planned_ranks),
+        *_memory_lines(groups, machine, part.ranks),
         "",
         *_size_totals(groups, needed, machine),
         _totals(needed, done, machine),
@@ -147,10 +159,11 @@ def _memory_lines(groups: Groups, machine: Machine, planned: Ranks) -> list[str]
         f"memory of one {machine.name} in GiB, for the largest run of a line:",
         aligned([MEMORY_HEADER, *_memory_rows(largest, machine, planned)], 2),
         (
-            f"ranks: --num-workers, else the fewest whose peak is within {USABLE_MEMORY:.0%} of"
-            f" {machine.memory_bytes / GIB:.0f} GiB, up to {MOST_FOR_TIME} to end in a week;"
-            " sequences: the most of a pass on each; passes: of an optimizer step, a micro-batch"
-            " in as few as memory allows, small ones of a route in one"
+            f"ranks: --num-workers, or of those whose peak is within {USABLE_MEMORY:.0%} of"
+            f" {machine.memory_bytes / GIB:.0f} GiB, and that cost at most {MOST_HOURS:g} times the"
+            " fewest hours, the number with which the study ends first; sequences: the most of a"
+            " pass on each; passes: of an optimizer step, a micro-batch in as few as memory allows,"
+            " small ones of a route in one"
         ),
         "attention: the kernel, which decides what a layer keeps for the backward pass",
         (
@@ -173,17 +186,16 @@ def _memory_rows(
 ) -> Iterable[tuple]:
     for key, run in largest.items():
         checkpointed = fewest_ranks(run, machine, checkpointing=True)
-        is_auto = planned.wanted(key[1]) == AUTO
-        ranks = fewest_ranks(run, machine) if is_auto else planned.of(run, key[1])
-        need = needs(run, ranks or run.micro_batch, machine)
+        ranks = planned.of(run, key[1])
+        need = needs(run, ranks, machine)
         passes = need.passes
         parts = {part: getattr(passes.memory, part) for part in MEMORY_PARTS}
         parts["gradients"] += passes.memory.reduction
-        num_sequences = run.micro_batch // (ranks or run.micro_batch) // passes.num_passes
+        num_sequences = run.micro_batch // ranks // passes.num_passes
         yield (
             *key,
             _kernel(machine, run),
-            str(ranks or f">{run.micro_batch}"),
+            str(ranks),
             str(num_sequences * passes.num_merged),
             f"{_mean_groups(run, passes.num_merged) * passes.num_passes:.3g}",
             *(f"{value / GIB:.2f}" for value in parts.values()),

@@ -126,9 +126,8 @@ class DeviceFlags:
         device: kept when the study is submitted again (default at first: cuda if Ray has a GPU;
             must be given where the preset plans for GPUs and the cluster starts machines on demand)
         num_workers: ranks of each run: a number, size=number for single sizes, a range as 4..8 for
-            as many as can be placed at each start, or auto for the fewest whose memory suffices on
-            --machine; 1 trains in the Ray task itself (default: 1; a dry run without the flag plans
-            for auto, with a range for the fewest)
+            as many as can be placed at each start, or auto for those that end the study first on
+            the GPUs that are there (default: auto on GPUs, 1 on CPUs)
         threads: CPU threads of a rank: part of what makes a run repeat bit for bit
         max_gpus: GPUs to ask the cluster for at once (default: what it has, or lets its autoscaler
             start); CPU slots on CPUs
@@ -163,8 +162,10 @@ class CostFlags:
 
     Args:
         dry_run: print what would run, what it costs and what is done already; start nothing
-        machine: what a dry run, prices and --num-workers auto plan for (default: the preset's; cpu
-            beside --device cpu)
+        hardware: machines to plan for, as 8xH100: their number decides how long the study takes
+            and the ranks of each run (default: those that are there)
+        machine: the kind of these machines, for hours, memory and prices (default: the preset's;
+            cpu beside --device cpu)
         max_hours: stop starting runs or trials after this many machine hours (a slot's, or a
             GPU's), summed over all submissions (default: no limit)
         max_cost: the same in dollars, at the price of --machine (default: no limit)
@@ -176,6 +177,7 @@ class CostFlags:
     title = "cost"
 
     dry_run: Switch = False
+    hardware: shown(str, "NxKIND") = ""
     machine: choice(*MACHINES) = ""
     max_hours: Amount = 0.0
     max_cost: Amount = 0.0

@@ -27,7 +27,8 @@ from gram_platform.engine.execution import Execution, Resources
 from gram_platform.methods import METHODS
 from gram_platform.methods.measurements import Samples, TokenIncreases
 from gram_platform.methods.nodes import BASELINE
-from gram_platform.planner import AUTO, MACHINES, Budget, Ranks
+from gram_platform.planner import MACHINES, Budget
+from gram_platform.planner.ranks import AUTO, BY_DEVICE, Ranks
 from gram_platform.store import Store
 from gram_platform.store.root import storage_place
 from gram_platform.studies.build import from_import, with_nodes
@@ -76,6 +77,8 @@ def make_plan(study: Study, flags: Flags) -> Plan:
         methods=methods,
         sources={flag: source for flag in SOURCES if (source := getattr(own, flag))},
     )
+    if own.in_process and not flags.device.num_workers:
+        part = replace(part, ranks=replace(part.ranks, number=1))
     _require_consistent(own, part)
     if own.in_process:
         _require_defaults(flags, OF_RAY, "--in-process")
@@ -168,10 +171,14 @@ def read_study(study: Study, flags: Flags, changes: tuple[str, ...]) -> StudyPla
     sizes = split_list(given.sizes) or tuple(preset.sizes)
     for size in sizes:
         require_choice("sizes", size, tuple(preset.sizes))
-    if device.device == CPU and cost.machine not in ("", CPU):
+    _, hardware = read_hardware(cost.hardware)
+    given_machine = hardware or cost.machine
+    if device.device == CPU and given_machine not in ("", CPU):
         expected = "no value or cpu beside --device cpu, which plans for CPUs"
-        raise invalid("machine", cost.machine, expected)
-    machine = CPU if device.device == CPU else cost.machine or preset.machine
+        raise invalid("hardware" if hardware else "machine", given_machine, expected)
+    if hardware and cost.machine not in ("", hardware):
+        raise invalid("machine", cost.machine, f"no value beside --hardware {cost.hardware}")
+    machine = CPU if device.device == CPU else hardware or cost.machine or preset.machine
     require_choice("machine", machine, tuple(MACHINES))
     ranks = read_ranks(device.num_workers)
     ranks = replace(ranks, machine=MACHINES[machine], checkpointing=device.activation_checkpointing)
@@ -188,9 +195,8 @@ def read_study(study: Study, flags: Flags, changes: tuple[str, ...]) -> StudyPla
         storage=storage_place(flags.storage.storage),
     )
     preset.require_ranks(choice.sizes, ranks)
-    planned = ranks if split_list(device.num_workers) else replace(ranks, number=AUTO)
     shown = tuple(map(masked, changes))
-    return StudyPlan(study, name, shown, preset, choice, ranks, planned)
+    return StudyPlan(study, name, shown, preset, choice, ranks)
 
 
 def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
@@ -240,6 +246,7 @@ def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
         dry_run=cost.dry_run,
         notify=execution.notify,
         optuna_uri=flags.storage.optuna_uri,
+        num_slots=read_hardware(cost.hardware)[0],
     )
 
 
@@ -283,8 +290,19 @@ def corpus_place(corpus: str, preset: Preset) -> str:
     return absolute_place("corpus", corpus) if is_place else corpus
 
 
+def read_hardware(text: str) -> tuple[int, str]:
+    """Reads a number of machines of one kind, as 8xH100; (0, "") for no text."""
+    if not text:
+        return 0, ""
+    number, _, kind = text.lower().partition("x")
+    if not re.fullmatch("[1-9][0-9]{0,5}", number) or kind not in MACHINES:
+        expected = f"a number and one of {', '.join(MACHINES)}, as 8xH100"
+        raise invalid("hardware", text, expected)
+    return int(number), kind
+
+
 def read_ranks(texts: tuple[str, ...]) -> Ranks:
-    """Reads --num-workers; by default one rank."""
+    """Reads --num-workers; by default the planner chooses on GPUs."""
     found: dict[str, tuple[int, int]] = {}
     for text in split_list(texts):
         size, _, value = text.rpartition("=")
@@ -302,7 +320,7 @@ def read_ranks(texts: tuple[str, ...]) -> Ranks:
             raise invalid("num_workers", text, expected)
         found[size] = numbers[0], numbers[-1]
     most = tuple((size, most) for size, (fewest, most) in found.items() if most > fewest)
-    number, _ = found.pop("", (1, 1))
+    number, _ = found.pop("", (BY_DEVICE, 0))
     of_size = tuple((size, fewest) for size, (fewest, _) in found.items())
     return Ranks(number, of_size, most=most)
 

@@ -14,10 +14,10 @@ from gram_platform.planner import (
     MACHINES,
     Budget,
     Machine,
-    Ranks,
     evaluation_hours,
     expected_hours,
 )
+from gram_platform.planner.ranks import AUTO, Ranks, StudyWork
 from gram_platform.store import Folder, Store
 from gram_platform.studies.definition import Preset, Study
 
@@ -57,8 +57,6 @@ class StudyPlan:
     choice: Choice
     # With the machine whose hours are predicted.
     ranks: Ranks
-    # The ranks that a dry run shows.
-    planned_ranks: Ranks
     methods: tuple[str, ...] = ()
     # Where numbers are from, by flag: law, maxent, start, texts.
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -81,6 +79,12 @@ class StudyPlan:
     @property
     def machine(self) -> Machine:
         return self.ranks.machine
+
+    @property
+    def open_sizes(self) -> tuple[str, ...]:
+        """The sizes whose number of ranks is not chosen yet; a search leaves it to memory."""
+        wanted = self.ranks.wanted
+        return () if self.has_trials else tuple(s for s in self.choice.sizes if wanted(s) == AUTO)
 
     @cached_property
     def corpora(self) -> tuple[CorpusRecipe, ...]:
@@ -127,10 +131,7 @@ class StudyPlan:
         """Returns the study with its hours, memory and ranks predicted for CPUs on CPUs."""
         if device != CPU:
             return self
-        ranks, planned = (
-            replace(each, machine=MACHINES[CPU]) for each in (self.ranks, self.planned_ranks)
-        )
-        return replace(self, ranks=ranks, planned_ranks=planned)
+        return replace(self, ranks=replace(self.ranks, machine=MACHINES[CPU]))
 
     def methods_of(self, setting: Setting) -> list[str]:
         variant = next(v for v in self.preset.variants if v.name == setting.variant)
@@ -190,6 +191,8 @@ class Plan:
     max_concurrent: int = 0
     # Writes the report of a search again, and starts no trial.
     report_only: bool = False
+    # The GPUs or CPU slots that --hardware plans for; 0: those that are there.
+    num_slots: int = 0
 
     @property
     def storage(self) -> str:
@@ -209,6 +212,30 @@ class Plan:
         if device == CPU:
             budget = replace(budget, dollars_per_hour=MACHINES[CPU].dollars_per_hour)
         return replace(self, device=device, budget=budget, studies=studies)
+
+    def works(self) -> Iterable[tuple[Ranks, StudyWork]]:
+        """Yields the nodes of the studies that have the same ranks, without searches."""
+        parts = [part for part in self.studies if not part.has_trials]
+        for ranks in dict.fromkeys(part.ranks for part in parts):
+            nodes = unique(node for part in parts if part.ranks == ranks for node in part.entries)
+            share = 1.0 if ranks.machine.device == CPU else self.resources.gpus_per_run
+            yield ranks, StudyWork(nodes, ranks, share)
+
+    def with_ranks(self, num_slots: int, begun: Mapping[str, int]) -> "Plan":
+        """Returns the plan with a number of ranks for each size of its studies.
+
+        A search keeps the fewest ranks that fit, because its trials fill the cluster. `num_slots`
+        as in `StudyWork.choose`. `begun`: the ranks of runs that have begun, by id. ValueError for
+        ranks that need more memory than a GPU has, or more GPUs than there are.
+        """
+        chosen = {ranks: work.choose(num_slots, begun) for ranks, work in self.works()}
+        return replace(
+            self,
+            studies=tuple(
+                part if part.has_trials else replace(part, ranks=chosen[part.ranks])
+                for part in self.studies
+            ),
+        )
 
 
 # ---------------------------------------------------------------------------------------- price

@@ -18,17 +18,21 @@ from gram_platform.engine.capacity import (
     await_report,
     has_fixed_size,
     require_capacity,
+    slots,
+    usable_resources,
     widest_missing,
 )
 from gram_platform.engine.cluster import connect
 from gram_platform.engine.devices import ProbeReport
 from gram_platform.engine.execution import Division, Execution, Placement, Resources
-from gram_platform.engine.executor import Executor, LocalExecutor, has_gpu
+from gram_platform.engine.executor import Executor, LocalExecutor, num_gpus
 from gram_platform.engine.life import NodeLifecycle, ended_ids
 from gram_platform.engine.machine import num_cpus
 from gram_platform.engine.ray_executor import RayExecutor
+from gram_platform.engine.ray_private import largest_cluster
 from gram_platform.methods.nodes import Node, unique
-from gram_platform.planner import MACHINES, Machine, Ranks, expected_hours, passes_of
+from gram_platform.planner import MACHINES, Machine, expected_hours, passes_of
+from gram_platform.planner.ranks import Ranks
 from gram_platform.store import Store
 from gram_platform.store.root import HISTORY, write_cordoned
 from gram_platform.studies.plan import CPU, Plan, StudyPlan, price, work_left
@@ -70,7 +74,8 @@ def open_workplace(plan: Plan, store: Store, say: Callable[[str], None]) -> Work
         if advice := advice_on_place():
             say(advice)
     execution, resources = execution_of(plan)
-    ranks_of = {node.id: part.ranks for part in plan.studies for node in part.entries}
+    # A node of several studies has the ranks of the first.
+    ranks_of = {node.id: part.ranks for part in plan.studies[::-1] for node in part.entries}
 
     def place(node: Node) -> Placement:
         ranks = ranks_of.get(node.id, plan.studies[0].ranks)
@@ -98,10 +103,51 @@ def executor_at(at: Workplace, retry_failed: bool) -> Executor:
 def execution_of(plan: Plan) -> tuple[Execution, Resources]:
     device = plan.device or CPU
     execution = replace(plan.execution, device=device, code=str(code_of_process()))
+    return execution, resources_on(plan, device)
+
+
+def resources_on(plan: Plan, device: str) -> Resources:
     gpus = 0.0 if device == CPU else 1.0
     gpus_per_run = gpus * plan.resources.gpus_per_run
-    resources = replace(plan.resources, gpus_per_rank=gpus, gpus_per_run=gpus_per_run)
-    return execution, resources
+    return replace(plan.resources, gpus_per_rank=gpus, gpus_per_run=gpus_per_run)
+
+
+def with_ranks(plan: Plan, store: Store, is_dry: bool = False) -> tuple[Plan, int]:
+    """Returns the plan with the ranks of every size, and the GPUs or CPU slots that it is for.
+
+    The number is 0 for as many as the plan asks for. A dry run starts no Ray. ValueError as
+    `Plan.with_ranks`.
+    """
+    open_sizes = {size for part in plan.studies for size in part.open_sizes}
+    runs = [node.id for node in plan.nodes if node.is_run and node.size in open_sizes]
+    if not (is_dry or runs):
+        return plan.with_ranks(0, {}), 0
+    num_slots = plan.num_slots or _slots_there(plan, is_dry)
+    leases = store.concurrently(lambda run_id: store.run(run_id).progress(), runs)
+    begun = {
+        run_id: lease["num_ranks"]
+        for run_id, lease in zip(runs, leases, strict=True)
+        if lease and "num_ranks" in lease
+    }
+    return plan.with_ranks(num_slots, begun), num_slots
+
+
+def _slots_there(plan: Plan, is_dry: bool) -> int:
+    """Counts the ranks that Ray or this machine has GPUs or CPUs for, at most --max-gpus.
+
+    0 without GPUs, and on a cluster that grows as far as it is asked to.
+    """
+    if plan.in_process:
+        return 1
+    device = plan.device or plan.studies[0].machine.device
+    resources = resources_on(plan, device)
+    if connect(plan.verbose, may_start=not is_dry):
+        if device == CUDA:
+            await_report()
+        there = usable_resources(resources) if has_fixed_size() else largest_cluster()
+    else:
+        there = {"CPU": num_cpus(), "GPU": num_gpus()}
+    return min(filter(None, (slots(resources, there), resources.max_gpus)), default=0)
 
 
 def placement_of(node: Node, ranks: Ranks, device: str, gpu_share: float = 1.0) -> Placement:
@@ -232,8 +278,8 @@ def choose_device(plan: Plan, store: Store) -> str:
     if not left:
         return device
     if plan.in_process:
-        device = device or (CUDA if has_gpu() else CPU)
-        if device == CUDA and not has_gpu():
+        device = device or (CUDA if num_gpus() else CPU)
+        if device == CUDA and not num_gpus():
             expected = "cpu beside --in-process: torch finds no GPU on this machine"
             raise invalid("device", device, expected)
     if device:

@@ -16,6 +16,7 @@ from ray.autoscaler._private.kuberay.autoscaling_config import (
 from gram_platform.config.flops import hardware_flops, total_parameters
 from gram_platform.config.ladder import PAPER_SIZES
 from gram_platform.planner import MACHINES
+from gram_platform.planner.ranks import BY_DEVICE
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from gram_platform.studies.workplace import execution_of
 from tests.cluster import rules
@@ -159,7 +160,11 @@ def test_entrypoint_is_a_command_of_the_study(study_of_entrypoint):
     )
     assert (plan.device, plan.confirm_above) == ("cuda", math.inf)
     execution, resources = execution_of(plan)
-    assert (execution.device, part.ranks.number, resources.gpus_per_rank) == ("cuda", 4, 1.0)
+    assert (execution.device, part.ranks.number, resources.gpus_per_rank) == (
+        "cuda",
+        BY_DEVICE,
+        1.0,
+    )
 
 
 def test_the_grids_entrypoint_is_a_command_of_the_search():

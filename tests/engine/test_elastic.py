@@ -16,7 +16,7 @@ from gram_platform.engine.node import execute_run
 from gram_platform.engine.ranks import RanksStopped
 from gram_platform.methods import plan
 from gram_platform.methods.nodes import Node
-from gram_platform.planner import Ranks
+from gram_platform.planner.ranks import Ranks
 from gram_platform.store import Store
 from gram_platform.studies.workplace import placement_of
 from tests.engine.conftest import elsewhere, longer, slow_steps

@@ -23,7 +23,8 @@ from gram_platform.engine.node import RunExecution, execute_run
 from gram_platform.engine.process import StopRequest, is_out_of_memory, memory_advice
 from gram_platform.methods import plan
 from gram_platform.methods.nodes import Node, method_nodes
-from gram_platform.planner import MACHINES, Ranks
+from gram_platform.planner import MACHINES
+from gram_platform.planner.ranks import Ranks
 from gram_platform.store import LeaseHeld, Store, attempts
 from gram_platform.store.attempts import Attempt
 from gram_platform.studies.workplace import division_of, placement_of

@@ -19,7 +19,7 @@ from gram_platform.methods.measurements import Samples
 from gram_platform.methods.nodes import Node
 from gram_platform.pages.report.samples import read_samples, samples_page
 from gram_platform.pages.results.record import StudyRecord
-from gram_platform.planner import Ranks
+from gram_platform.planner.ranks import Ranks
 from gram_platform.store import Store
 from gram_platform.studies.workplace import placement_of
 

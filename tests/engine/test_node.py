@@ -26,7 +26,8 @@ from gram_platform.methods import plan
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.methods.setting import Options, Unlearning
-from gram_platform.planner import MACHINES, Ranks
+from gram_platform.planner import MACHINES
+from gram_platform.planner.ranks import Ranks
 from gram_platform.store import LeaseHeld, Store
 from gram_platform.store.checkpoints import PROBE
 from gram_platform.store.views import load_view

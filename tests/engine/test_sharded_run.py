@@ -20,7 +20,7 @@ from gram_platform.engine.process import OutOfMemory
 from gram_platform.methods import plan
 from gram_platform.methods.nodes import Node
 from gram_platform.methods.setting import Options
-from gram_platform.planner import Ranks
+from gram_platform.planner.ranks import Ranks
 from gram_platform.store import LeaseHeld, Store
 from gram_platform.store.checkpoints import PROBE, PROGRESS
 from gram_platform.store.leases import new_lease

@@ -9,7 +9,8 @@ from gram_platform.config import RECIPE_VERSION
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import RAY_JOB_VARIABLE
 from gram_platform.config.ladder import DEMO_LAW, GRID_DEMO_SIZES, PAPER_LAW, PAPER_SIZES
-from gram_platform.planner import AUTO, MACHINES
+from gram_platform.planner import MACHINES
+from gram_platform.planner.ranks import AUTO
 from gram_platform.store import Store
 from gram_platform.studies import main
 from gram_platform.studies.campaign import drive_campaign
@@ -144,7 +145,7 @@ def test_numbers_of_ranks(storage):
         words: [study_of(*paper, *words).ranks.wanted(size) for size in ("800M", "2B", "5B")]
         for words in (("2",), ("5B=16", "2B=8"), ("4", "5B=auto"), ("auto,800M=1",))
     }
-    assert list(found.values()) == [[2, 2, 2], [1, 8, 16], [4, 4, AUTO], [1, AUTO, AUTO]]
+    assert list(found.values()) == [[2, 2, 2], [AUTO, 8, 16], [4, 4, AUTO], [1, AUTO, AUTO]]
     assert study_of(*paper, "auto").ranks.machine == MACHINES["h100"]
     assert study_of(*paper, "auto", "--machine", "h200").ranks.machine == MACHINES["h200"]
 

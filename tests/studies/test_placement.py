@@ -4,8 +4,9 @@ import dataclasses
 
 from gram_platform.config.flops import GIB
 from gram_platform.methods.nodes import Node
-from gram_platform.planner import MACHINES, Ranks, merged_within, passes_within
+from gram_platform.planner import MACHINES, merged_within, passes_within
 from gram_platform.planner.memory import rank_memory
+from gram_platform.planner.ranks import Ranks
 from gram_platform.studies.workplace import placement_of
 from tests import tiny
 from tests.refused import refused

@@ -14,7 +14,7 @@ from gram_platform.config.ladder import Size
 from gram_platform.config.layout import MACHINE_RANKS
 from gram_platform.config.space import Parameter, Space
 from gram_platform.methods import Setting
-from gram_platform.planner import AUTO, Ranks
+from gram_platform.planner.ranks import AUTO, Ranks
 from gram_platform.studies.definition import Preset
 from gram_platform.studies.flags import Amount, Number, Texts, split_list
 from gram_platform.studies.plan import StudyPlan

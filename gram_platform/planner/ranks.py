@@ -1,0 +1,330 @@
+"""Decides how many ranks each run of a study gets, and predicts how long the study takes."""
+
+import bisect
+import heapq
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from gram_platform.config import RunConfig
+from gram_platform.config.flops import BYTES, GIB, total_parameters
+from gram_platform.config.identity import invalid
+from gram_platform.config.layout import MACHINE_RANKS, sharing_of
+from gram_platform.methods.nodes import Node, longest_paths
+from gram_platform.planner import (
+    LEAST_PASS_TOKENS,
+    MACHINES,
+    Machine,
+    evaluation_hours,
+    expected_hours,
+    fits,
+    merged_within,
+    passes_of,
+    passes_within,
+    training_hours,
+)
+
+# A number of ranks that the planner chooses, and one that it chooses on GPUs only: 1 on CPUs.
+AUTO, BY_DEVICE = 0, -1
+# More ranks may cost so many times the fewest GPU-hours, if the study then ends earlier [ours].
+MOST_HOURS = 1.1
+# Bytes a second that each rank exchanges with other machines [ours]: half of 400 Gb/s.
+NETWORK_RATE = 25e9
+NONE_BEGUN: Mapping[str, int] = {}
+
+
+def fewest_ranks(run: RunConfig, machine: Machine, checkpointing: bool = False) -> int | None:
+    """Returns the fewest ranks that divide the micro-batch and fit; None if no number fits."""
+    return next((n for n in _divisors(run) if fits(run, n, machine, checkpointing)), None)
+
+
+def _divisors(run: RunConfig) -> list[int]:
+    return [n for n in range(1, run.micro_batch + 1) if run.micro_batch % n == 0]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """How many ranks each run of a study gets; AUTO is by memory until `choose_ranks`."""
+
+    number: int = 1
+    # Overrides `number` for single sizes.
+    of_size: tuple[tuple[str, int], ...] = ()
+    machine: Machine = MACHINES["cpu"]
+    # Whether every block's activations are checkpointed.
+    checkpointing: bool = False
+    # The most ranks, where a run may have more, by size; "" for sizes not in `of_size`.
+    most: tuple[tuple[str, int], ...] = ()
+    # The ranks of runs that have begun, by id; they override AUTO.
+    of_run: tuple[tuple[str, int], ...] = ()
+
+    def wanted(self, size: str) -> int:
+        number = dict(self.of_size).get(size, self.number)
+        if number == BY_DEVICE:
+            return AUTO if self.machine.device == "cuda" else 1
+        return number
+
+    def of(self, run: RunConfig, size: str) -> int:
+        """Returns a run's number of ranks, a divisor of its micro-batch.
+
+        ValueError if AUTO finds none that fits.
+        """
+        if begun := dict(self.of_run).get(run.run_id):
+            return begun
+        if (wanted := self.wanted(size)) != AUTO:
+            return math.gcd(wanted, run.micro_batch)
+        fewest = fewest_ranks(run, self.machine, self.checkpointing)
+        if fewest is None:
+            raise self.too_small(size)
+        return fewest
+
+    def choices(self, run: RunConfig, size: str) -> tuple[int, ...]:
+        """Lists the numbers of ranks that a run may have, from the most down to `of`."""
+        fewest = self.of(run, size)
+        most = dict(self.most).get(size if size in dict(self.of_size) else "", fewest)
+        return (*(n for n in range(most, fewest, -1) if run.micro_batch % n == 0), fewest)
+
+    def too_small(self, size: str) -> ValueError:
+        """Returns the error for a size that no number of ranks fits."""
+        expected = f"a machine with memory for a rank of a run of {size}"
+        return invalid("machine", self.machine.name, expected)
+
+
+def exchange_hours(
+    run: RunConfig, num_ranks: int, machine: Machine, checkpointing: bool = False
+) -> float:
+    """Estimates the hours of all ranks together in which they gather weights and add gradients up.
+
+    `train/sharding.py` gathers a block before its forward and its backward pass, unless the weights
+    stay gathered, and adds gradients up once a window or in every pass. The estimate is too high,
+    because most of it happens while the ranks compute.
+    """
+    if num_ranks == 1:
+        return 0.0
+    sharing = sharing_of(run.model, run.precision, num_ranks, machine.device)
+    merged = merged_within(run, num_ranks, machine, checkpointing)
+    passes = math.ceil(run.micro_batches_per_step / merged)
+    passes *= passes_within(run, num_ranks, machine, checkpointing)
+    gathers = 1 if sharing.keeps_gathered else 2 * passes
+    reductions = passes if sharing.reduces_every_pass else 1
+    values = total_parameters(run.model)
+    share = 1 - 1 / sharing.num_shards
+    step_s = share * values * (gathers * BYTES[run.precision] + 4 * reductions) / machine.link_rate
+    if num_ranks > MACHINE_RANKS:
+        step_s += 2 * 4 * reductions * values / sharing.num_shards / NETWORK_RATE
+    return run.num_steps * step_s * num_ranks / 3600
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """How long a study takes on a number of GPUs, or of CPU slots."""
+
+    hours: float
+    # The share of the slots' time in which nothing is executed.
+    idle: float
+
+
+class RunGroup(NamedTuple):
+    """Runs that need the same memory and exchange the same, but for their modules' number."""
+
+    size: str
+    method: str
+    is_attack: bool
+    micro_batch: int
+
+
+class StudyWork:
+    """The nodes of a study with their hours on one rank.
+
+    Memory and exchanges are those of the largest run of each group. `share`: the share of a GPU
+    that a run of one rank gets. A run on half a GPU is taken to need twice the time, though small
+    runs need less.
+    """
+
+    def __init__(self, nodes: Sequence[Node], ranks: Ranks, share: float = 1.0) -> None:
+        self.nodes, self.ranks, self.share = nodes, ranks, share
+        self.machine = ranks.machine
+        of_run = {node.id: node for node in nodes if node.is_run}
+        self._hours = {
+            node.id: expected_hours(node, self.machine)
+            or evaluation_hours([node], of_run, self.machine)
+            for node in nodes
+        }
+        self._runs: dict[str, tuple[RunGroup, RunConfig]] = {}
+        self._largest: dict[RunGroup, RunConfig] = {}
+        for node in nodes:
+            if isinstance(run := node.config, RunConfig):
+                group = RunGroup(node.size, node.method, node.is_attack, run.micro_batch)
+                self._runs[node.id] = group, run
+                largest = self._largest.setdefault(group, run)
+                if total_parameters(run.model) > total_parameters(largest.model):
+                    self._largest[group] = run
+        # The share that exchanges add to the hours, by group and number of ranks.
+        self._added: dict[tuple[RunGroup, int], float] = {}
+
+    def choose(self, num_slots: int, begun: Mapping[str, int] = NONE_BEGUN) -> Ranks:
+        """Returns the ranks with a number for every size.
+
+        Of the numbers that fit and cost at most MOST_HOURS times the fewest GPU-hours, each size
+        gets the one with which the study ends first, and the fewest among equal ones. `num_slots`:
+        the GPUs of the cluster, 0 for as many as are asked for. `begun`: the ranks of runs that
+        have begun, by id, which they keep. ValueError if no number fits, if a run needs more ranks
+        than there are GPUs, and for a given number that needs more memory than a GPU has.
+        """
+        self._require_memory()
+        hours: dict[str, float] = defaultdict(float)
+        for node_id, (group, _) in self._runs.items():
+            if self.ranks.wanted(group.size) == AUTO:
+                hours[group.size] += self._hours[node_id]
+        kept = [
+            (i, n) for i, n in begun.items() if i in self._runs and self._runs[i][0].size in hours
+        ]
+        ranks = replace(self.ranks, of_run=(*self.ranks.of_run, *kept))
+        possible = {size: self._possible(size, num_slots) for size in hours}
+
+        def with_numbers(numbers: Mapping[str, int]) -> Ranks:
+            return replace(ranks, of_size=(*ranks.of_size, *numbers.items()))
+
+        before: dict[str, int] = {}
+        chosen = {size: numbers[0] for size, numbers in possible.items()}
+        while chosen != before:
+            before = dict(chosen)
+            for size in sorted(hours, key=lambda size: -hours[size]):
+                ends = {}
+                for number in possible[size]:
+                    tried = with_numbers(chosen | {size: number})
+                    ends[number] = round(self.forecast(num_slots, tried).hours, 6)
+                chosen[size] = min(ends, key=lambda number: (ends[number], number))
+        return with_numbers(chosen)
+
+    def _require_memory(self) -> None:
+        """ValueError if a number of ranks that the user gave needs more memory than a GPU has."""
+        checkpointing = self.ranks.checkpointing
+        for group, run in self._largest.items() if self.machine.device == "cuda" else ():
+            if self.ranks.wanted(group.size) == AUTO:
+                continue
+            number = self.ranks.of(run, group.size)
+            has = self._memory_bytes(number)
+            needed = passes_of(run, number, self.machine, "cuda", checkpointing).memory.total
+            if needed > has:
+                fewest = fewest_ranks(run, self.machine, checkpointing)
+                expected = (
+                    f"{fewest or 'a machine with more memory'} for {group.size}: a rank of"
+                    f" {group.method} needs {needed / GIB:.3g} GiB, of {has / GIB:.3g} GiB"
+                )
+                raise invalid("num_workers", number, expected)
+
+    def _memory_bytes(self, num_ranks: int) -> float:
+        """Returns the memory of a rank: its share of a GPU, or several ranks' whole GPUs."""
+        return self.machine.memory_bytes * (self.share if num_ranks == 1 else 1.0)
+
+    def _possible(self, size: str, num_slots: int) -> list[int]:
+        """Lists the numbers of ranks among which a size has the choice, the fewest first."""
+        runs = [run for group, run in self._largest.items() if group.size == size]
+        widest = max(runs, key=lambda run: run.micro_batch)
+        numbers = [n for n in _divisors(widest) if all(self._fits(run, n) for run in runs)]
+        if not numbers:
+            raise self.ranks.too_small(size)
+        fewest = numbers[0]
+        if num_slots and fewest > num_slots:
+            expected = f"at least {fewest} GPUs, the ranks that a run of {size} needs"
+            raise invalid("hardware", f"{num_slots}x{self.machine.name}", expected)
+        if self.machine.device != "cuda" or (self.share < 1 and fewest == 1):
+            return [fewest]
+        most = min(MACHINE_RANKS, num_slots or MACHINE_RANKS)
+        most = min(most, widest.micro_batch * widest.model.seq_len // LEAST_PASS_TOKENS)
+        costs = {n: self._gpu_hours(size, n) for n in numbers if n <= max(fewest, most)}
+        return [n for n, cost in costs.items() if cost <= MOST_HOURS * min(costs.values())]
+
+    def _fits(self, run: RunConfig, number: int) -> bool:
+        number = math.gcd(number, run.micro_batch)
+        machine = replace(self.machine, memory_bytes=self._memory_bytes(number))
+        return fits(run, number, machine, self.ranks.checkpointing)
+
+    def _gpu_hours(self, size: str, number: int) -> float:
+        return sum(
+            self._hours[node_id] * self._factor(group, math.gcd(number, run.micro_batch))
+            for node_id, (group, run) in self._runs.items()
+            if group.size == size
+        )
+
+    def _factor(self, group: RunGroup, number: int) -> float:
+        """Returns the GPU-hours of a run as a multiple of those on one rank."""
+        if (group, number) not in self._added:
+            run = self._largest[group]
+            exchanged = exchange_hours(run, number, self.machine, self.ranks.checkpointing)
+            self._added[group, number] = exchanged / training_hours(run, self.machine)
+        return 1 + self._added[group, number]
+
+    def forecast(self, num_slots: int, ranks: Ranks | None = None) -> Forecast:
+        """Predicts how long the study takes, if no machine crashes and starting takes no time.
+
+        `num_slots` as in `choose`. ValueError if a node needs more.
+        """
+        ranks = ranks or self.ranks
+        per_gpu = math.floor(1 / self.share + 1e-9)
+        # Slots are shares of GPUs.
+        hours = {node_id: per_gpu * alone for node_id, alone in self._hours.items()}
+        widths = dict.fromkeys(hours, 1)
+        for node_id, (group, run) in self._runs.items():
+            if (number := ranks.of(run, group.size)) > 1:
+                hours[node_id] = self._hours[node_id] * self._factor(group, number) / number
+                widths[node_id] = number * per_gpu
+        slots = num_slots * per_gpu or sum(widths.values())
+        makespan = predict_makespan(self.nodes, hours, slots, widths)
+        used = sum(hours[node_id] * width for node_id, width in widths.items())
+        return Forecast(makespan, 1 - used / (makespan * slots) if makespan else 0.0)
+
+
+def predict_makespan(
+    nodes: Sequence[Node],
+    hours: Mapping[str, float],
+    num_slots: int,
+    ranks: Mapping[str, int] | None = None,
+) -> float:
+    """Returns the hours from the start of a study until its last node ends.
+
+    A node can start once the runs that it needs have ended and as many slots are free as it has
+    ranks. The order is the engine's: evaluations first, then the runs with the most ranks, then the
+    runs with the longest path of hours to an end. A node that does not fit waits, and the next one
+    that fits starts. Unlike in the engine, each evaluation of a run is a task.
+
+    `hours` are those of a node, by id. `num_slots` is the number of GPUs or CPU slots. `ranks` are
+    the slots that a node holds, by id, 1 by default. Needed runs that are not among `nodes` count
+    as done. ValueError if a node has more ranks than there are slots.
+    """
+    widths = {node.id: (ranks or {}).get(node.id, 1) for node in nodes}
+    widest = max(widths.values(), default=1)
+    if widest > num_slots:
+        raise invalid("num_slots", num_slots, f"at least {widest}, the ranks of one node")
+
+    paths = longest_paths({node.id: node.needs for node in nodes}, hours)
+    order = sorted(nodes, key=lambda node: (node.is_run, -widths[node.id], -paths[node.id]))
+    num_needed = [len(node.needs & widths.keys()) for node in order]
+    dependants: dict[str, list[int]] = {node.id: [] for node in order}
+    for place, node in enumerate(order):
+        for needed in node.needs & widths.keys():
+            dependants[needed].append(place)
+
+    # The places in `order` of the nodes that can start.
+    ready = [place for place, number in enumerate(num_needed) if number == 0]
+    # A heap of (hour of the end, place in `order`).
+    running: list[tuple[float, int]] = []
+    now, num_free = 0.0, num_slots
+    while ready or running:
+        for place in [*ready]:
+            if num_free == 0:
+                break
+            node = order[place]
+            if widths[node.id] <= num_free:
+                ready.remove(place)
+                num_free -= widths[node.id]
+                heapq.heappush(running, (now + hours[node.id], place))
+        now, ended = heapq.heappop(running)
+        num_free += widths[order[ended].id]
+        for place in dependants[order[ended].id]:
+            num_needed[place] -= 1
+            if num_needed[place] == 0:
+                bisect.insort(ready, place)
+    return now
