@@ -78,8 +78,8 @@ def test_runs_that_have_begun_keep_their_ranks(storage):
     begun = store.run(one.id)
     begun.ensure_config(one.config)
     with begun.start_attempt("a user") as attempt:
-        attempt.heartbeat(1, 8, 100.0, num_ranks=1)
+        attempt.heartbeat(1, 8, 100.0, num_ranks=8)
         while begun.progress()["step"] != 1:
             time.sleep(0.05)
     ranks = with_ranks(plan, store)[0].studies[0].ranks
-    assert ranks.of(one.config, "50M") == 1 < ranks.of(other.config, "50M")
+    assert ranks.of(one.config, "50M") == 8 > ranks.of(other.config, "50M")
