@@ -46,6 +46,8 @@ class Placement:
     # One for each number of ranks that the run may have, the most ranks first.
     divisions: tuple[Division, ...] = (Division(),)
     hours: float = 0.0
+    # Whether torch.compile compiles blocks and loss.
+    compiled: bool = False
 
     @property
     def fewest(self) -> Division:
@@ -62,7 +64,7 @@ ALL_ON_ONE_RANK: Mapping[str, Placement] = {}
 class Execution:
     """How a node is executed.
 
-    On one machine's CPUs only `num_threads`, `placement` and `compiled` change a result.
+    On one machine's CPUs only `num_threads` and `placement` change a result.
     """
 
     storage: str
@@ -80,8 +82,6 @@ class Execution:
     stall_timeout_s: float = 7200.0
     # Recomputes blocks in the backward pass, which takes less memory and more time.
     activation_checkpointing: bool = False
-    # Uses torch.compile: slower on CPUs, not measured on a GPU yet.
-    compiled: bool = False
     # Rejects algorithms whose sums have no fixed order; CPUs have none of these.
     deterministic: bool = False
     # The submission's code as `provenance.Code` names it, for `timing()`.

@@ -189,7 +189,7 @@ def new_learner(kind: type[Learner], run: RunConfig, execution: Execution, start
         execution.device,
         start,
         execution.activation_checkpointing,
-        execution.compiled,
+        execution.placement.compiled,
         division.num_passes,
         division.num_merged,
     )

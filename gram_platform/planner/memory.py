@@ -272,6 +272,9 @@ def rank_memory(
 ) -> Memory:
     """Estimates the memory of the first rank, which has the most rows of every parameter.
 
+    A compiled run needs no more (its loss moves no float32 logits), and goes on in this form where
+    compiling fails.
+
     Arguments as in `Learner`. The gradients of merged micro-batches' logits are joined in a copy.
     """
     width, sharing = BYTES[run.precision], sharing_of(run.model, run.precision, num_ranks, device)

@@ -1,6 +1,6 @@
 """Describes a study without starting it: nodes, compute, memory, disk, hours, cost."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -19,6 +19,7 @@ from gram_platform.planner import (
     Needs,
     evaluation_hours,
     needs,
+    pays_to_compile,
     utilisation_of,
 )
 from gram_platform.planner.ranks import MOST_HOURS, Ranks, fewest_ranks
@@ -89,6 +90,7 @@ def _describe(plan: Plan, part: StudyPlan, device: str, ended: Collection[str]) 
         aligned([run_header, *_run_rows(groups, needed, done, machine)], 2),
         "",
         *_memory_lines(groups, machine, part.ranks),
+        *_compile_line(plan.compiled, part, needed),
         "",
         *_size_totals(groups, needed, machine),
         _totals(needed, done, machine),
@@ -175,6 +177,19 @@ def _memory_lines(groups: Groups, machine: Machine, planned: Ranks) -> list[str]
             " one being written)"
         ),
     ]
+
+
+def _compile_line(
+    compiled: bool | None, part: StudyPlan, needed: Mapping[str, Needs]
+) -> Iterable[str]:
+    """Says which sizes torch.compile compiles on a GPU."""
+    sizes: Counter[str] = Counter()
+    for node in part.nodes:
+        if isinstance(run := node.config, RunConfig) and part.machine.device == "cuda":
+            hours = needed[node.id].gpu_hours / part.ranks.of(run, node.size)
+            sizes[node.size] += pays_to_compile(run, hours) if compiled is None else compiled
+    if compiled_sizes := [f"{number} of {size}" for size, number in sizes.items() if number]:
+        yield f"compiled runs: {', '.join(compiled_sizes)}; --no-compile compiles none"
 
 
 def _kernel(machine: Machine, run: RunConfig) -> str:

@@ -137,8 +137,9 @@ class DeviceFlags:
             ranks stay on one machine
         activation_checkpointing: compute every block again in the backward pass: less memory, a
             third more time (a dry run shows both)
-        compile: compile blocks and loss with torch.compile, if it can: for GPUs; timing.json has
-            the number of graphs
+        compile: compile blocks and loss with torch.compile, if it can; timing.json has the number
+            of graphs (default: on GPUs, for runs from 50M parameters and five minutes on)
+        no_compile: compile nothing
         deterministic: on a GPU, refuse algorithms whose sums have no fixed order: slower, the same
             bytes on the same kind of GPU
     """
@@ -153,6 +154,7 @@ class DeviceFlags:
     gpus_per_machine: int = 8
     activation_checkpointing: Switch = False
     compile: Switch = False
+    no_compile: Switch = False
     deterministic: Switch = False
 
 

@@ -39,7 +39,7 @@ from gram_platform.studies.definition import (
     on_responses,
     with_preset,
 )
-from gram_platform.studies.flags import Flags, StudyFlags, split_list
+from gram_platform.studies.flags import DeviceFlags, Flags, StudyFlags, split_list
 from gram_platform.studies.plan import CPU, Choice, Plan, StudyPlan
 
 AUTO_INTERVAL = "auto"
@@ -115,7 +115,7 @@ def _require_consistent(own: StudyFlags, part: StudyPlan) -> None:
 
 # Flags without an effect in this process, and on CPUs.
 OF_RAY = ("max_gpus", "gpus_per_machine", "stall_timeout", "collective_timeout", "verbose")
-OF_GPUS = ("gpus_per_run", "gpus_per_machine", "deterministic")
+OF_GPUS = ("gpus_per_run", "gpus_per_machine", "no_compile", "deterministic")
 
 
 def _require_defaults(flags: Flags, names: Iterable[str], beside: str) -> None:
@@ -229,7 +229,6 @@ def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
             collective_timeout_s=execution.collective_timeout,
             stall_timeout_s=execution.stall_timeout,
             activation_checkpointing=device.activation_checkpointing,
-            compiled=device.compile,
             deterministic=device.deterministic,
         ),
         Resources(
@@ -247,7 +246,20 @@ def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
         notify=execution.notify,
         optuna_uri=flags.storage.optuna_uri,
         num_slots=read_hardware(cost.hardware)[0],
+        compiled=_compiled(device),
     )
+
+
+def _compiled(device: DeviceFlags) -> bool | None:
+    """Returns whether all runs are compiled, or none; None: those for which it pays.
+
+    Compiled code chooses the order of its sums by timing, which --deterministic rules out.
+    """
+    if device.compile and device.no_compile:
+        raise invalid("no_compile", True, "no value beside --compile")
+    if device.compile:
+        return True
+    return False if device.no_compile or device.deterministic else None
 
 
 def _checkpoint_interval(given: str) -> tuple[float, float]:

@@ -191,6 +191,8 @@ class Plan:
     max_concurrent: int = 0
     # Writes the report of a search again, and starts no trial.
     report_only: bool = False
+    # Whether torch.compile compiles all runs, or none; None: those for which it pays on GPUs.
+    compiled: bool | None = None
     # The GPUs or CPU slots that --hardware plans for; 0: those that are there.
     num_slots: int = 0
 

@@ -31,7 +31,13 @@ from gram_platform.engine.machine import num_cpus
 from gram_platform.engine.ray_executor import RayExecutor
 from gram_platform.engine.ray_private import largest_cluster
 from gram_platform.methods.nodes import Node, unique
-from gram_platform.planner import MACHINES, Machine, expected_hours, passes_of
+from gram_platform.planner import (
+    MACHINES,
+    Machine,
+    expected_hours,
+    passes_of,
+    pays_to_compile,
+)
 from gram_platform.planner.ranks import Ranks
 from gram_platform.store import Store
 from gram_platform.store.root import HISTORY, write_cordoned
@@ -79,7 +85,9 @@ def open_workplace(plan: Plan, store: Store, say: Callable[[str], None]) -> Work
 
     def place(node: Node) -> Placement:
         ranks = ranks_of.get(node.id, plan.studies[0].ranks)
-        return placement_of(node, ranks, execution.device, plan.resources.gpus_per_run)
+        return placement_of(
+            node, ranks, execution.device, plan.resources.gpus_per_run, plan.compiled
+        )
 
     placements = {node.id: place(node) for node in missing}
     if uses_ray:
@@ -150,10 +158,17 @@ def _slots_there(plan: Plan, is_dry: bool) -> int:
     return min(filter(None, (slots(resources, there), resources.max_gpus)), default=0)
 
 
-def placement_of(node: Node, ranks: Ranks, device: str, gpu_share: float = 1.0) -> Placement:
+def placement_of(
+    node: Node,
+    ranks: Ranks,
+    device: str,
+    gpu_share: float = 1.0,
+    compiled: bool | None = None,
+) -> Placement:
     """Returns the placement of a node on `device`, cpu or cuda; an evaluation has one rank.
 
-    `gpu_share`: each process's share of a GPU's memory. ValueError as `Ranks.of`.
+    `gpu_share`: each process's share of a GPU's memory. `compiled` as in `Plan`. ValueError as
+    `Ranks.of`.
     """
     config = node.config
     if not isinstance(config, RunConfig):
@@ -163,7 +178,10 @@ def placement_of(node: Node, ranks: Ranks, device: str, gpu_share: float = 1.0) 
         machine = replace(ranks.machine, memory_bytes=gpu_share * ranks.machine.memory_bytes)
     choices = ranks.choices(config, node.size)
     divisions = (division_of(config, n, machine, device, ranks.checkpointing) for n in choices)
-    return Placement(tuple(divisions), expected_hours(node, machine) / choices[-1])
+    hours = expected_hours(node, machine) / choices[-1]
+    if compiled is None:
+        compiled = device == CUDA and pays_to_compile(config, hours)
+    return Placement(tuple(divisions), hours, compiled)
 
 
 def division_of(

@@ -330,7 +330,9 @@ def test_a_compiled_run_counts_its_graphs(execution, setting, capsys, monkeypatc
     none."""
     monkeypatch.setattr(learner, "Compilation", functools.partial(Compilation, "eager"))
     run = plan("gram", setting).runs["all"]
-    compiled = dataclasses.replace(execution, compiled=True, checkpoint_every_s=1e9)
+    compiled = dataclasses.replace(
+        execution, placement=Placement(compiled=True), checkpoint_every_s=1e9
+    )
     counts = []
     for seed in (0, 1):
         again = dataclasses.replace(run, seed=seed)
@@ -352,7 +354,13 @@ def test_a_run_that_cannot_be_compiled_says_so(execution, undisturbed, run, monk
     straight, _ = undisturbed
     monkeypatch.setattr(learner, "Compilation", functools.partial(Compilation, "no_such_backend"))
     with pytest.warns(RuntimeWarning):
-        execute_run(run, {}, dataclasses.replace(execution, compiled=True, checkpoint_every_s=1e9))
+        execute_run(
+            run,
+            {},
+            dataclasses.replace(
+                execution, placement=Placement(compiled=True), checkpoint_every_s=1e9
+            ),
+        )
     assert result_bytes(execution, run.run_id) == result_bytes(straight, run.run_id)
     timing = Store(execution.storage).run(run.run_id).timing()
     assert timing["compiled"] is False

@@ -51,9 +51,9 @@ SAVED = {
 }
 
 
-def saved_by_autograd(run, active, trained, device="cpu") -> int:
+def saved_by_autograd(run, active, trained, device="cpu", is_compiled=False, with_loss=True) -> int:
     """Bytes of the distinct storages that a forward pass saves, weights and buffers left out."""
-    learner, kept = Learner(run, device), {}
+    learner, kept = Learner(run, device, compiled=is_compiled), {}
     own = {
         t.untyped_storage()._cdata for t in [*learner.model.parameters(), *learner.model.buffers()]
     }
@@ -68,9 +68,10 @@ def saved_by_autograd(run, active, trained, device="cpu") -> int:
     tokens_BT = torch.randint(0, run.model.vocab_size, shape, device=device)
     learner.train_only(frozenset(trained))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        cross_entropy(
-            learner.forward(tokens_BT[:, :-1], dict.fromkeys(active, 1.0)), tokens_BT[:, 1:]
-        )
+        logits_BTV = learner.forward(tokens_BT[:, :-1], dict.fromkeys(active, 1.0))
+        if with_loss:
+            cross_entropy(logits_BTV, tokens_BT[:, 1:])
+    assert not (is_compiled and learner.compilation.has_failed)
     return sum(storage.nbytes() for storage in kept.values())
 
 
@@ -416,3 +417,15 @@ def test_gathering_for_an_evaluation_raises_no_peak_that_matters(name):
     for num_ranks in (n for n in (2, 4, 8, 16) if size.micro_batch % n == 0):
         memory = rank_memory(run, num_ranks, checkpointing=True, device="cuda")
         assert memory.total <= max(dataclasses.replace(memory, evaluation=0).total, 40e9)
+
+
+@pytest.mark.parametrize(("case", "share"), [("companion", 1.0), ("llama", 0.75)])
+def test_compiled_blocks_save_no_more(case, share):
+    """The planner counts the eager form, in which a run goes on where compiling fails."""
+    name, active, trained = SAVED[case]
+    run = run_of(name, precision="bfloat16")
+    eager, compiled = (
+        saved_by_autograd(run, active, trained, is_compiled=is_compiled, with_loss=False)
+        for is_compiled in (False, True)
+    )
+    assert compiled == eager if share == 1.0 else compiled < share * eager

@@ -51,10 +51,19 @@ def test_defaults(storage):
 
 
 def test_the_flags_of_execution_reach_it(storage):
-    execution, _ = execution_of(planned("--compile", "--deterministic"))
-    assert (execution.compiled, execution.deterministic) == (True, True)
-    execution, _ = execution_of(planned())
-    assert (execution.compiled, execution.deterministic) == (False, False)
+    execution, _ = execution_of(planned("--deterministic"))
+    assert execution.deterministic
+    assert not execution_of(planned())[0].deterministic
+
+
+def test_whether_runs_are_compiled(storage):
+    """By --compile and --no-compile, otherwise where it pays; what repeats bit for bit is not."""
+    given = (), ("--compile",), ("--no-compile",), ("--deterministic",)
+    found = [planned("--device", "cuda", *words).compiled for words in given]
+    assert found == [None, True, False, False]
+    for words in (("--compile", "--no-compile"), ("--device", "cpu", "--no-compile")):
+        with refused("no_compile", True):
+            planned(*words)
 
 
 def test_lists_take_blanks_and_commas(storage):

@@ -3,12 +3,15 @@
 import dataclasses
 
 from gram_platform.config.flops import GIB
+from gram_platform.methods.budgets import dense_run
 from gram_platform.methods.nodes import Node
 from gram_platform.planner import MACHINES, merged_within, passes_within
 from gram_platform.planner.memory import rank_memory
 from gram_platform.planner.ranks import Ranks
+from gram_platform.studies.library.scaling import STUDY
 from gram_platform.studies.workplace import placement_of
 from tests import tiny
+from tests.planner.scene import DOMAINS
 from tests.refused import refused
 
 SMALL_GPU = dataclasses.replace(MACHINES["h100"], memory_bytes=GIB)
@@ -44,6 +47,23 @@ def test_a_process_that_shares_a_gpu_has_its_share_of_the_memory():
     whole, half = (placement_of(node, ranks, "cuda", share).fewest for share in (1.0, 0.5))
     assert half.num_passes > whole.num_passes
     assert placement_of(node, ranks, "cpu").fewest.num_passes == 1
+
+
+def test_long_runs_of_large_models_are_compiled_on_gpus():
+    preset = STUDY.presets["paper"]
+
+    def is_compiled(size: str, core_tokens: int, device: str = "cuda", given=None) -> bool:
+        of_size = dataclasses.replace(preset.sizes[size], core_tokens=core_tokens)
+        setting = preset.setting(of_size, 0, "data", DOMAINS, ((),))
+        run = dense_run(setting, DOMAINS, preset.num_eval_points, "heterogeneous")
+        node, ranks = Node.of(run, {"size": size}), Ranks(machine=MACHINES["h100"])
+        return placement_of(node, ranks, device, compiled=given).compiled
+
+    assert is_compiled("50M", 10**9)
+    assert not is_compiled("50M", 10**7)
+    assert not is_compiled("50M", 10**9, "cpu")
+    assert not is_compiled("50M", 10**9, given=False)
+    assert is_compiled("50M", 10**7, given=True)
 
 
 def test_a_run_that_fits_no_number_of_ranks_is_refused_before_it_starts():
