@@ -7,38 +7,42 @@ import ast
 import atexit
 import gc
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
 import tyro
 
+from gram_platform import __version__
 from gram_platform.config.endings import escape_output, exit_codes
 from gram_platform.config.identity import require_choice
 from gram_platform.config.terminal import say
 
-# The module in this folder that defines `NAME_command`.
-COMMANDS = {
-    "run": "run",
-    "list": "run",
-    "show": "storage",
-    "prepare": "corpus",
-    "status": "storage",
-    "compare": "storage",
-    "sync": "studies",
-    "report": "studies",
-    "search": "studies",
-    "ui": "ui",
-    "replicate": "studies",
-    "gc": "storage",
-    "check": "check",
-    "eval": "release",
-    "export": "release",
-    "import": "release",
-    "serve": "release",
-    "token": "release",
+# By group, the module in this folder that defines `NAME_command`.
+GROUPS = {
+    "Run studies": {"list": "run", "prepare": "corpus", "run": "run", "replicate": "studies"},
+    "Look at results": {
+        "status": "storage",
+        "show": "storage",
+        "compare": "storage",
+        "report": "studies",
+        "search": "studies",
+        "ui": "ui",
+        "sync": "studies",
+    },
+    "Keep a storage": {"check": "check", "gc": "storage"},
+    "Ship models": {
+        "eval": "release",
+        "export": "release",
+        "import": "release",
+        "serve": "release",
+        "token": "release",
+    },
 }
+COMMANDS = {name: module for group in GROUPS.values() for name, module in group.items()}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -76,6 +80,8 @@ def _run(arguments: list[str]) -> None:
     elif arguments in ([], ["-h"], ["--help"]):
         say(overview(), file=sys.stdout if arguments else sys.stderr)
         raise SystemExit(0 if arguments else 2)
+    elif arguments == ["--version"]:
+        say(f"gram-platform {__version__}")
     elif not name.startswith("--tyro-"):
         require_choice("command", name, COMMANDS)
     else:
@@ -89,11 +95,17 @@ def _run(arguments: list[str]) -> None:
 
 
 def overview() -> str:
-    """Lists the commands with the first lines of their docstrings."""
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:{width}}  {_about(name)}" for name in COMMANDS]
-    end = "gram COMMAND --help lists the flags of a command."
-    return "\n".join(["usage: gram COMMAND ...", "", *lines, "", end])
+    """Lists the commands by group with the first lines of their docstrings."""
+    lines, indent = ["usage: gram COMMAND ..."], " " * (4 + max(map(len, COMMANDS)))
+    columns = min(shutil.get_terminal_size().columns, 100)
+    for group, commands in GROUPS.items():
+        lines += ["", group]
+        for name in commands:
+            first = f"  {name}".ljust(len(indent))
+            form = {"initial_indent": first, "subsequent_indent": indent}
+            lines += textwrap.wrap(_about(name), max(columns, 40), **form)
+    end = "gram COMMAND --help lists the flags of a command, gram --version prints the version."
+    return "\n".join([*lines, "", *textwrap.wrap(end, columns)])
 
 
 def _about(name: str) -> str:

@@ -172,7 +172,7 @@ class StudyWork:
         have begun, by id, which they keep. ValueError if no number fits, if a run needs more ranks
         than there are GPUs, and for a given number that needs more memory than a GPU has.
         """
-        self._require_memory()
+        self.require_memory()
         hours: dict[str, float] = defaultdict(float)
         for node_id, (group, _) in self._runs.items():
             if self.ranks.wanted(group.size) == AUTO:
@@ -198,7 +198,7 @@ class StudyWork:
                 chosen[size] = min(ends, key=lambda number: (ends[number], number))
         return with_numbers(chosen)
 
-    def _require_memory(self) -> None:
+    def require_memory(self) -> None:
         """ValueError if a number of ranks that the user gave needs more memory than a GPU has."""
         checkpointing = self.ranks.checkpointing
         for group, run in self._largest.items() if self.machine.device == "cuda" else ():

@@ -220,8 +220,11 @@ class Plan:
         parts = [part for part in self.studies if not part.has_trials]
         for ranks in dict.fromkeys(part.ranks for part in parts):
             nodes = unique(node for part in parts if part.ranks == ranks for node in part.entries)
-            share = 1.0 if ranks.machine.device == CPU else self.resources.gpus_per_run
-            yield ranks, StudyWork(nodes, ranks, share)
+            yield ranks, self._work(nodes, ranks)
+
+    def _work(self, nodes: Sequence[Node], ranks: Ranks) -> StudyWork:
+        share = 1.0 if ranks.machine.device == CPU else self.resources.gpus_per_run
+        return StudyWork(nodes, ranks, share)
 
     def with_ranks(self, num_slots: int, begun: Mapping[str, int]) -> "Plan":
         """Returns the plan with a number of ranks for each size of its studies.
@@ -230,6 +233,9 @@ class Plan:
         as in `StudyWork.choose`. `begun`: the ranks of runs that have begun, by id. ValueError for
         ranks that need more memory than a GPU has, or more GPUs than there are.
         """
+        for part in self.studies:
+            if part.has_trials:
+                self._work(part.nodes, part.ranks).require_memory()
         chosen = {ranks: work.choose(num_slots, begun) for ranks, work in self.works()}
         return replace(
             self,
