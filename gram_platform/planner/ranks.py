@@ -4,7 +4,7 @@ import bisect
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -32,6 +32,8 @@ AUTO, BY_DEVICE = 0, -1
 MOST_HOURS = 1.1
 # Bytes a second that each rank exchanges with other machines [ours]: half of 400 Gb/s.
 NETWORK_RATE = 25e9
+# What a node takes in addition to its passes: its start, weights and result. Measured on a CPU.
+NODE_S = 1.0
 NONE_BEGUN: Mapping[str, int] = {}
 
 
@@ -257,22 +259,27 @@ class StudyWork:
             self._added[group, number] = exchanged / training_hours(run, self.machine)
         return 1 + self._added[group, number]
 
-    def forecast(self, num_slots: int, ranks: Ranks | None = None) -> Forecast:
-        """Predicts how long the study takes, if no machine crashes and starting takes no time.
+    def forecast(
+        self, num_slots: int, ranks: Ranks | None = None, done: Collection[str] = ()
+    ) -> Forecast:
+        """Predicts how long the nodes that are not done take, if no machine crashes.
 
-        `num_slots` as in `choose`. ValueError if a node needs more.
+        Each node takes NODE_S in addition. `num_slots` as in `choose`. ValueError if a node needs
+        more.
         """
         ranks = ranks or self.ranks
         per_gpu = math.floor(1 / self.share + 1e-9)
         # Slots are shares of GPUs.
-        hours = {node_id: per_gpu * alone for node_id, alone in self._hours.items()}
+        left = [node for node in self.nodes if node.id not in done]
+        hours = {node.id: per_gpu * self._hours[node.id] for node in left}
         widths = dict.fromkeys(hours, 1)
         for node_id, (group, run) in self._runs.items():
-            if (number := ranks.of(run, group.size)) > 1:
+            if node_id in hours and (number := ranks.of(run, group.size)) > 1:
                 hours[node_id] = self._hours[node_id] * self._factor(group, number) / number
                 widths[node_id] = number * per_gpu
         slots = num_slots * per_gpu or sum(widths.values())
-        makespan = predict_makespan(self.nodes, hours, slots, widths)
+        hours = {node_id: one + NODE_S / 3600 for node_id, one in hours.items()}
+        makespan = predict_makespan(left, hours, slots, widths)
         used = sum(hours[node_id] * width for node_id, width in widths.items())
         return Forecast(makespan, 1 - used / (makespan * slots) if makespan else 0.0)
 

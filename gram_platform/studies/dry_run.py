@@ -27,7 +27,15 @@ from gram_platform.store import Store
 from gram_platform.store.checkpoints import NUM_CHECKPOINTS_KEPT
 from gram_platform.studies.definition import OURS
 from gram_platform.studies.packing import supply_lines
-from gram_platform.studies.plan import Plan, StudyPlan, amount, predicted, work_left
+from gram_platform.studies.plan import (
+    CPU,
+    Plan,
+    StudyPlan,
+    amount,
+    planned_hours,
+    predicted,
+    work_left,
+)
 from gram_platform.studies.workplace import device_rule, ended_of, known_device, with_ranks
 
 SIZE_HEADER = ("size", "parameters", "peak rate", "batch (sequences)", "sequence (tokens)")
@@ -54,15 +62,38 @@ def describe(plan: Plan) -> str:
         _describe(plan, part, device, ended)
         for part, device in zip(plan.studies, devices, strict=True)
     ]
-    return "\n\n".join([*texts, *_forecast_lines(plan, num_slots)])
+    return "\n\n".join([*texts, *_summaries(plan, num_slots, ended)])
 
 
-def _forecast_lines(plan: Plan, num_slots: int) -> Iterable[str]:
+def _summaries(plan: Plan, num_slots: int, ended: Collection[str]) -> Iterable[str]:
+    """Says in a sentence what is left to execute, how long it takes, and what it costs."""
     for ranks, work in plan.works():
-        forecast, kind = work.forecast(num_slots), ranks.machine.name
-        on = f"on {num_slots} {kind}" if num_slots else f"on as many {kind} as it can use"
-        idle = f", {forecast.idle:.0%} of their time idle" if num_slots else ""
-        yield f"all of it takes {amount(forecast.hours)} hours {on}{idle}"
+        forecast, machine = work.forecast(num_slots, done=ended), ranks.machine
+        left = [node for node in work.nodes if node.id not in ended]
+        if not left:
+            continue
+        slots = "CPUs" if machine.device == CPU else f"{machine.name} GPUs"
+        on = f"{num_slots or 'as many'} {slots}{'' if num_slots else ' as it can use'}"
+        idle = f" ({forecast.idle:.0%} of their time idle)"
+        runs = [node.config for node in left if isinstance(node.config, RunConfig)]
+        mega = max(1.0, sum(4 * total_parameters(run.model) for run in runs) / 1e6)
+        size = f"{mega:,.0f} MB" if mega < 1e3 else f"{mega / 1e3:,.0f} GB"
+        used = planned_hours(work.nodes, machine, {node.id for node in left})
+        dollars = (num_slots * forecast.hours or used) * machine.dollars_per_hour
+        is_free = machine.device == CPU
+        yield (
+            f"{len(left)} runs and evaluations, about {_long(forecast.hours)} on {on}"
+            f"{idle if num_slots and not is_free else ''}, {size} of weights,"
+            f" {'free' if is_free else f'${dollars:,.0f}'}"
+        )
+
+
+def _long(hours: float) -> str:
+    """Returns a time for people, as 3 minutes or 12 hours."""
+    if hours >= 2:
+        return f"{hours:,.3g} hours" if hours < 100 else f"{hours:,.0f} hours"
+    minutes = max(1, round(60 * hours))
+    return f"{minutes} minute{'s' * (minutes > 1)}"
 
 
 def _describe(plan: Plan, part: StudyPlan, device: str, ended: Collection[str]) -> str:
