@@ -19,7 +19,7 @@ ANSWERS = {
     ("run", "sca"): {"scaling"},
     ("run", "scaling", "--me"): {"--methods"},
     ("run", "scaling", "--device", ""): {"cpu", "cuda"},
-    ("run", "scaling", "--no"): {"--notify"},
+    ("run", "scaling", "--not"): {"--notify"},
     ("run", "lr_bs_grid", "--max-e"): {"--max-extensions"},
     ("run", "maxent_search", "--tri"): {"--trials"},
     ("status", "--ma"): {"--machine"},

@@ -5,7 +5,7 @@ from typing import Annotated
 import tyro
 
 from gram_platform.cli.flags import Positional, make_folder, report_progress
-from gram_platform.config.identity import invalid, local_path
+from gram_platform.config.identity import InvalidField, invalid, local_path
 from gram_platform.config.terminal import say
 from gram_platform.studies.flags import Amount, Number, Place, Switch, Text
 
@@ -34,21 +34,15 @@ def prepare_command(
         core_tokens: hub only: download text for this many tokens of core; default: the catalog's
         aux_share: hub only: tokens of all auxiliary labels over core's; default: the catalog's
         core_tokenizer: train the tokenizer on core's text alone, without the other labels'
-        check_only: open one record of every source and validate its fields, pack nothing
+        check_only: open one record of every source, validate its fields, and count the labels; pack
+            nothing
     """
     from gram_platform.corpora import Packing, resolve
     from gram_platform.corpora.pack import prepare
-    from gram_platform.studies.packing import ray_workers
+    from gram_platform.store import Store
+    from gram_platform.store.root import storage_place
+    from gram_platform.studies.packing import ray_workers, text_lines
 
-    if check_only:
-        if out:
-            raise invalid("out", out, "no value beside --check, which packs nothing")
-        _check_sources(corpus)
-        return
-    if not out:
-        raise invalid("out", out, "a folder for the packed corpus")
-    root = local_path("out", out)
-    make_folder(str(root))
     packing = Packing(
         core_label=core_label or None,
         seq_len=seq_len,
@@ -58,6 +52,21 @@ def prepare_command(
         aux_share=aux_share,
         core_tokenizer=core_tokenizer,
     )
+    if check_only:
+        if out:
+            raise invalid("out", out, "no value beside --check, which packs nothing")
+        _check_sources(corpus)
+        root = Store(storage_place("")).data_root
+        try:
+            say("\n".join(text_lines(resolve(corpus, packing, root, report_progress))))
+        except InvalidField as error:
+            # The records are good; what lacks is a flag, such as --core-label.
+            say(str(error))
+        return
+    if not out:
+        raise invalid("out", out, "a folder for the packed corpus")
+    root = local_path("out", out)
+    make_folder(str(root))
     recipe = resolve(corpus, packing, root, report_progress)
     packed = prepare(recipe, root, report_progress, ray_workers())
     say(f"{root / recipe.data_id}  fingerprint {packed.fingerprint}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from gram_platform.config.identity import invalid
-from gram_platform.config.terminal import say, say_bytes
+from gram_platform.config.terminal import aligned, say, say_bytes
 from gram_platform.corpora.packed import SPLITS, PackedCorpus
 from gram_platform.corpora.parts import Workers
 from gram_platform.corpora.recipe import CorpusRecipe, FilesSource, HubSource
@@ -151,14 +151,19 @@ def require_document_end(nodes: Iterable[Node], corpus: PackedCorpus) -> None:
 
 
 def supply_lines(part: StudyPlan) -> list[str]:
-    """Returns a dry run's lines on text to fetch, characters that tokenizers lose, and
+    """Returns a dry run's lines on labels, text to fetch, characters that tokenizers lose, and
     shortages."""
     lines = []
-    for size, recipes in part.recipes.items():
-        if num_bytes := _fetched_bytes(recipes):
-            lines.append(f"text to fetch for {size}: {num_bytes:,} bytes")
-    if len(lines) > 1:
-        num_bytes = _fetched_bytes(part.corpora)
+    largest = part.choice.sizes[-1]
+    for recipe in part.recipes[largest]:
+        nodes = [node for node in part.nodes if node.size == largest]
+        lines += text_lines(recipe, needed_sequences(nodes, recipe.data_id), largest)
+    profiles = {name: None for s in part.settings for name in map(s.profile_name, s.profiles)}
+    lines += [f"compared profiles, as what is left switched on: {', '.join(profiles)}"]
+    fetched = {size: _fetched_bytes(recipes) for size, recipes in part.recipes.items()}
+    for size, num_bytes in fetched.items():
+        lines += [f"text to fetch for {size}: {num_bytes:,} bytes"] if num_bytes else []
+    if len(fetched) > 1 and (num_bytes := _fetched_bytes(part.corpora)):
         lines.append(f"text to fetch for all sizes, which share it: {num_bytes:,} bytes")
     store = Store(part.choice.storage)
     for recipe in part.corpora:
@@ -166,6 +171,25 @@ def supply_lines(part: StudyPlan) -> list[str]:
     for short in shortages(part.nodes, part.preset, part.recipes):
         lines.append(f"{'' if short.is_certain else 'possible '}shortage: {short.text}")
     return lines
+
+
+def text_lines(
+    recipe: CorpusRecipe, used: Mapping[str, int] | None = None, size: str = ""
+) -> list[str]:
+    """Returns a table of a corpus: labels, documents and training tokens of each domain.
+
+    `used`: the sequences of each domain that the largest size trains on.
+    """
+    rows = [
+        ("domain", "labels", "documents", "tokens, about", *([f"used by {size}"] if size else []))
+    ]
+    for domain in map(recipe.of_domain, recipe.domains):
+        labels = domain.labels if len(domain.labels) < 4 else (*domain.labels[:3], "...")
+        tokens = recipe.expected_sequences("train", domain.name) * recipe.seq_len
+        uses = [f"{used.get(domain.name, 0) * recipe.seq_len:,}"] if used is not None else []
+        documents = f"{domain.num_documents:,}" if domain.num_documents else "-"
+        rows.append((domain.name, ", ".join(labels), documents, f"{tokens:,}", *uses))
+    return aligned(rows, 2).splitlines()
 
 
 def _fetched_bytes(recipes: Iterable[CorpusRecipe]) -> int:

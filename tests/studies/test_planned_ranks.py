@@ -18,7 +18,13 @@ from gram_platform.studies.library import scaling
 from gram_platform.studies.workplace import open_workplace, with_ranks
 from tests.submitted import plan_of
 
-STUDIES = [module.name for module in pkgutil.iter_modules(library.__path__)]
+
+def module_of(name: str):
+    return importlib.import_module(f"{library.__name__}.{name}")
+
+
+NAMES = [module.name for module in pkgutil.iter_modules(library.__path__)]
+STUDIES = [name for name in NAMES if hasattr(module_of(name), "STUDY")]
 QUICK = ("scaling", "finetuning")
 
 
@@ -34,7 +40,7 @@ def compare(study_name: str, storage: str) -> None:
     import ray
 
     ray.init(address="local", num_cpus=16, num_gpus=8, include_dashboard=False)
-    module = importlib.import_module(f"{library.__name__}.{study_name}")
+    module = module_of(study_name)
     for name, preset in module.STUDY.presets.items():
         device = "cpu" if preset.machine == "cpu" else "cuda"
         place = f"{storage}/{name}"
@@ -66,7 +72,7 @@ def test_every_preset_runs_on_the_ranks_that_its_dry_run_prints(study_name, tmp_
     root = Path(__file__).parents[2]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, cwd=root)
     assert done.returncode == 0, done.stdout + done.stderr
-    module = importlib.import_module(f"{library.__name__}.{study_name}")
+    module = module_of(study_name)
     assert done.stdout.count("compared ") == len(module.STUDY.presets)
 
 
