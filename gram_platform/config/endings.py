@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gram_platform.config.crash_safe import missing_right
-from gram_platform.config.identity import local_path
+from gram_platform.config.identity import InvalidField, local_path
 from gram_platform.config.terminal import say
 
 DONE, FAILED, BAD_INPUT, TIME_IS_UP = 0, 1, 2, 3
@@ -127,8 +127,14 @@ def _end(code: int, text: str, error: BaseException) -> None:
     raise _Ended(code) from error
 
 
+# The flags of this process's command line, by which errors name them.
+flags: set[str] = set()
+
+
 def explained(error: BaseException) -> str:
-    """Returns an error's text, with a missing permission or a locale that can spell a name."""
+    """Returns an error's text: with flags, a missing permission or a locale that spells a name."""
+    if isinstance(error, InvalidField):
+        return error.for_command(flags)
     if isinstance(error, PermissionError) and error.filename:
         return missing_right(os.path.abspath(str(error.filename))) or str(error)
     if not isinstance(error, UnicodeEncodeError) or error.encoding.startswith("utf"):

@@ -9,6 +9,7 @@ import math
 import operator
 import os
 import re
+import shlex
 import sys
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -71,6 +72,16 @@ class InvalidField(ValueError):
         super().__init__(field, value, expected, place, steps)
         self.field, self.value, self.expected = field, value, expected
         self.place, self.steps = place, steps
+
+    def for_command(self, flags: Collection[str]) -> str:
+        """Returns its text with the flag in place of the field, if that is one of `flags`."""
+        if self.place or self.field not in flags:
+            return str(self)
+        flag, value = f"--{self.field.replace('_', '-')}", self.value
+        if value is None or value is False or value in ("", ()):
+            return masked(f"{flag}: not given; expected {self.expected}")
+        texts = map(str, value) if isinstance(value, tuple | list) else [str(value)]
+        return masked(f"{flag} {shlex.join(texts)}: expected {self.expected}")
 
     def at(self, place: str) -> "InvalidField":
         return InvalidField(self.field, self.value, self.expected, place, self.steps)

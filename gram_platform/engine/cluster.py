@@ -32,6 +32,7 @@ FOLDER, TEMPORARY = "RAY_TMPDIR", Path("/tmp")
 PROBE_S = 5.0
 JOIN_S, START_S, LEAVE_S = 90.0, 300.0, 45.0
 # Ray ends a driver without a message this many seconds after its head's death, by default.
+TOKEN_LOGGER = "ray._private.authentication.authentication_token_setup"
 RECONNECT, RECONNECT_S = "RAY_gcs_rpc_server_reconnect_timeout_s", 60.0
 LOOK_FOR_RAY_S = 0.5
 HOST_PORT = re.compile(r"(\[[\da-fA-F:.]+\]|[^\s:/\[\]]+):\d{1,5}")
@@ -116,6 +117,8 @@ def start(**options: object) -> None:
     """
     if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        # Ray would warn that a token is needed.
+        logging.getLogger(TOKEN_LOGGER).setLevel(logging.ERROR)
     folder = OwnFolder(_folder())
     what = f"Ray does not start on this machine (its logs: {folder.path}/session_latest/logs)"
     # $TORCHINDUCTOR_CACHE_DIR may name a place that stays.

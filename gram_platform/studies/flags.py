@@ -9,13 +9,14 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
-from inspect import isfunction
+from dataclasses import dataclass, fields
+from inspect import isfunction, signature
 from typing import Annotated, Any, Literal, get_args
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from gram_platform.config import endings
 from gram_platform.config.identity import masked, one_of
 from gram_platform.planner import MACHINES
 
@@ -40,6 +41,13 @@ Number, Amount = shown(int, "INT"), shown(float, "FLOAT")
 # Off unless it is given.
 Switch = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]
 
+
+# What sets the values for which other trainers have flags.
+SET_INSTEAD = {
+    "--lr": "peak_lr=1e-3",
+    "--batch-size": "batch_size=16",
+    "--epochs": "core_tokens=1000000",
+}
 
 # Lets `tyro.cli` suggest values too. The shell's completion needs the values that tyro itself
 # checks, so it is written without this.
@@ -306,11 +314,26 @@ def parse_flags(
 
 def parse(form: Any, arguments: list[str], **how: Any) -> Any:
     """Parses a command line with tyro, whose usage errors then repeat no secret of it."""
+    endings.flags.update(names := _flag_names(form))
+    for argument in arguments:
+        flag = argument.partition("=")[0]
+        if flag in SET_INSTEAD and "changes" in names:
+            expected = f"--set 'sizes[SIZE].{SET_INSTEAD[flag]}' (SIZE as --sizes names it)"
+            raise ValueError(f"{flag}: not a flag; a size's value is set by {expected}")
     safe = list(map(masked, arguments))
     if safe != arguments:
         unused = functools.wraps(form)(lambda *_, **__: None) if isfunction(form) else form
         tyro.cli(unused, args=safe, registry=CHOICES, **how)
     return tyro.cli(form, args=arguments, registry=CHOICES, **how)
+
+
+def _flag_names(form: Any) -> set[str]:
+    """Returns the names of a command's flags, as its function or its boxes have them."""
+    if isfunction(form):
+        parameters = signature(form).parameters
+        kinds = {name: get_args(one.annotation)[1:] for name, one in parameters.items()}
+        return {name for name, marks in kinds.items() if tyro.conf.Positional not in marks}
+    return {one.name for box in get_args(form) for one in fields(get_args(box)[0])}
 
 
 def boxes_of(own: type) -> Any:
