@@ -314,7 +314,9 @@ def parse_flags(
 
 def parse(form: Any, arguments: list[str], **how: Any) -> Any:
     """Parses a command line with tyro, whose usage errors then repeat no secret of it."""
-    endings.flags.update(names := _flag_names(form))
+    names = _flag_names(form)
+    endings.flags.clear()
+    endings.flags.update(names)
     for argument in arguments:
         flag = argument.partition("=")[0]
         if flag in SET_INSTEAD and "changes" in names:

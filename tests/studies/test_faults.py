@@ -156,7 +156,7 @@ def test_a_storage_that_is_full_or_read_only(options, tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"error: storage='{tmp_path}': expected ")
+    assert line.startswith(f"error: --storage {tmp_path}: expected ")
     assert ("MiB free" if "8m" in options else "Read-only file system") in line
 
 

@@ -320,5 +320,5 @@ def test_the_process_that_serves_says_what_it_refuses(tmp_path):
         told, env=environment(), capture_output=True, text=True, timeout=START_TIMEOUT_S
     )
     assert ended.returncode == 2
-    assert ended.stderr.startswith("error: policy=")
+    assert ended.stderr.startswith("error: --policy")
     assert "Traceback" not in ended.stderr
