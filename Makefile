@@ -15,6 +15,9 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
 REQUIRE_PYTHON = @test -n "$(PYTHON)" || \
 	{ echo "Python 3.11, 3.12 or 3.13 with venv is needed: set PYTHON=/path/to/python" >&2; exit 1; }
 ARGS ?=
+# The build of torch that `make setup` installs: cpu, or default for the index's own, which is for GPUs on Linux.
+TORCH ?= $(shell command -v nvidia-smi > /dev/null && echo default || echo cpu)
+CPU_BUILDS := https://download.pytorch.org/whl/cpu
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-11s %s\n", $$1, $$2}'
@@ -24,8 +27,12 @@ setup: $(STAMP) ## install the pinned dependencies and this project into .venv
 $(STAMP): pyproject.toml constraints.txt
 	$(REQUIRE_PYTHON)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV): 2.3 GB, one to three minutes"
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --quiet --no-compile -c constraints.txt -e '.[dev]'
+	@index=; size="about 6 GB, with torch for GPUs"; \
+	if [ "$(TORCH)" = cpu ] && $(BIN)/python -c "from urllib import request; request.urlopen('$(CPU_BUILDS)/torch/', timeout=15)" 2>/dev/null; \
+	then index="--extra-index-url $(CPU_BUILDS)"; size="2.3 GB, with torch for CPUs (TORCH=default: for GPUs too)"; \
+	elif [ "$(TORCH)" = cpu ]; then echo "$(CPU_BUILDS) cannot be reached: torch comes from the default index" >&2; fi; \
+	echo "installing into $(VENV): $$size, one to three minutes"; set -x; \
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --quiet --no-compile $$index -c constraints.txt -e '.[dev]'
 	@$(BIN)/python -m compileall -q -q -j 0 $(VENV)/lib || true # pip would do it on one core; some files are no Python of today
 	@touch $@
 
