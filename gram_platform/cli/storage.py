@@ -40,8 +40,9 @@ def status_command(
 
     Runs are listed by study, size, method, profile and seed; one that several studies share stands
     under all of them. More than 200 are counted by study, size, method and state, and only failed
-    and interrupted ones are listed. Folders without a config and an attempt are left out. The machines follow
-    that the last submission of each study left out, because a product on their device failed.
+    and interrupted ones are listed. Folders without a config and an attempt are left out. The
+    machines follow that the last submission of each study left out, because a product on their
+    device failed.
 
     Args:
         storage: folder or URL of the storage
