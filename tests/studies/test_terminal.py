@@ -37,8 +37,8 @@ class Planted:
 view = LiveView(nodes, Planted(), "scaling")
 view.in_process = True  # no gauges, which need Ray
 progress = Progress({first.id}, {node.id: 0.0 for node in others[:3]})
-beat = {"step": 10, "num_steps": 100, "time": time.time() + 1, "tokens_per_second": 1234567.0}
-progress.heartbeats = {node.id: beat for node in others[:3]}
+beat = {"num_steps": 100, "time": time.time() + 1, "tokens_per_second": 1234567.0}
+progress.heartbeats = {node.id: beat | {"step": 12 + k} for k, node in enumerate(others[:3])}
 progress.failed[second.id] = failure = "the loss became NaN"
 view.start(nodes, progress)
 view.see(Event(WARNED, second, "died; starts again"))
