@@ -161,7 +161,7 @@ def test_a_cluster_of_any_size_is_used_whole_and_some_ranks_wait_for_more(cluste
         return ranks * sum(free.take(ranks) for _ in range(2000))
 
     assert num_ranks(0) == capacity.MOST_WAITING
-    assert num_ranks(125) == max_gpus or 1000 + capacity.MOST_WAITING
+    assert num_ranks(125) == (max_gpus or 1000 + capacity.MOST_WAITING)
 
 
 def test_tasks_in_flight_are_counted_as_they_start_and_end(nodes, execution, cluster, monkeypatch):
