@@ -10,8 +10,8 @@ from gram_platform.engine.process import BackgroundJob
 from gram_platform.store import Store
 from gram_platform.store.leases import read_lease
 
-# The shortest pause between two readings, and the pause in times of the last reading.
-PAUSE_S, PAUSE_SHARE = 2.0, 3.0
+# The shortest pause between two readings; a longer one is so many times the last reading.
+PAUSE_S, PAUSE_RATIO = 2.0, 3.0
 # A reading that takes longer is reported.
 LATE_S = 600.0
 
@@ -25,9 +25,9 @@ class Heartbeats:
         self._next, self._late, self._is_reading = 0.0, math.inf, False
 
     def look(self, run_ids: Iterable[str]) -> bool:
-        """Returns whether `found` is new; starts a reading of these runs if one is due.
+        """Returns whether `found` is new, or starts to read these runs; never waits.
 
-        It never waits for the storage. Raises the error of a reading.
+        Raises the error of a reading.
         """
         now = time.monotonic()
         if self._job.is_busy:
@@ -48,10 +48,10 @@ class Heartbeats:
         beats = zip(run_ids, self._store.concurrently(self._beat_of, run_ids), strict=True)
         self.found = {run_id: beat for run_id, beat in beats if beat}
         ended = time.monotonic()
-        self._next = ended + max(PAUSE_S, PAUSE_SHARE * (ended - started))
+        self._next = ended + max(PAUSE_S, PAUSE_RATIO * (ended - started))
 
     def _beat_of(self, run_id: str) -> dict | None:
-        """Reads the lease of the attempt that was at work, or lists the attempts if it is not."""
+        """Reads the lease of the attempt that was at work; lists the attempts if it is not now."""
         run, before = self._store.run(run_id), self.found.get(run_id)
         lease = read_lease(run.attempt(before["attempt"])) if before else None
         if before and lease and not lease["released"] and lease["time"] > before["time"]:
