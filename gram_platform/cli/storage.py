@@ -23,9 +23,8 @@ from gram_platform.store.leases import GONE_AFTER_S
 from gram_platform.store.root import cordoned_lines, read_cordoned
 from gram_platform.studies.flags import Switch, Text
 
-# `gram status` counts more runs, and lists only those that have stopped.
+# `gram status` counts more runs.
 MOST_LISTED = 200
-STOPPED = (State.FAILED, State.INTERRUPTED)
 UNREADABLE = "its config.json cannot be read: submit again"
 
 
@@ -96,7 +95,7 @@ def status_command(
     listed = rows
     if len(rows) > MOST_LISTED and not full:
         say_rows([[*kind, f"{number:,}"] for kind, number in num_of_kind.items()])
-        listed = [row for row in rows if row["state"] in STOPPED]
+        listed = [row for row in rows if row["state"] in (State.FAILED, State.INTERRUPTED)]
     for of, group in groupby(listed, lambda row: row["studies"]):
         if studies_of:
             say(f"{', '.join(of) or 'no study'}:")

@@ -278,9 +278,9 @@ class Piece:
     rows: tuple[int, int]
     # Of the whole file.
     num_rows: int
-    # (path, number of tokens, checksum) of the parts' files that the tokens are in.
-    files: tuple[tuple[Path, int, int], ...]
-    # Tokens of the first file before the rows.
+    # (path, tokens, checksum, documents) of the parts that have the tokens.
+    files: tuple[tuple[Path, int, int, int], ...]
+    # Tokens of the first part before the rows.
     num_skipped: int
 
 
@@ -288,7 +288,7 @@ def _pieces(recipe: CorpusRecipe, pair: tuple[str, str], files: Sequence[tuple])
     """Divides a (split, domain) after whole blocks; two pieces share the row between them."""
     seq_len, pieces = recipe.seq_len, []
     row_bytes = (seq_len + 1) * token_dtype(recipe.vocab_size).itemsize
-    starts = np.cumsum([0, *(num_tokens for _, num_tokens, _ in files)]).tolist()
+    starts = np.cumsum([0, *(num_tokens for _, num_tokens, *_ in files)]).tolist()
     num_rows = (starts[-1] - 1) // seq_len
     for start in range(0, num_rows * row_bytes, PIECE_BLOCKS * HASHED_BYTES):
         stop = min(start + PIECE_BLOCKS * HASHED_BYTES, num_rows * row_bytes)
@@ -302,7 +302,7 @@ def _pieces(recipe: CorpusRecipe, pair: tuple[str, str], files: Sequence[tuple])
 
 def _cut_rows(recipe: CorpusRecipe, piece: Piece) -> np.ndarray:
     """Reads a piece's rows [N, seq_len + 1], which overlap by one token."""
-    blocks = (checked_blocks(path, checksum) for path, _, checksum in piece.files)
+    blocks = (checked_blocks(path, checksum) for path, _, checksum, _ in piece.files)
     raw = b"".join(chain.from_iterable(blocks))
     tokens = np.frombuffer(raw, token_dtype(recipe.vocab_size))[piece.num_skipped :]
     windows = np.lib.stride_tricks.sliding_window_view(tokens, recipe.seq_len + 1)
@@ -326,20 +326,19 @@ def _write_sequences(
     Returns each file's counts and hashes; ValueError for a file without a sequence.
     """
     pairs = [(split, domain) for split in SPLITS for domain in recipe.domains]
-    counts = {pair: np.zeros(2, np.int64) for pair in pairs}
     parts: dict[tuple[str, str], list] = {pair: [] for pair in pairs}
     for folder in folders:
-        for split, domain, *numbers, checksum in counts_of(folder)["files"]:
-            counts[split, domain] += numbers
-            path = token_path(folder, split, domain)
-            parts[split, domain].append((path, numbers[1], checksum))
+        for *pair, num_documents, num_tokens, checksum in counts_of(folder)["files"]:
+            found = (token_path(folder, *pair), num_tokens, checksum, num_documents)
+            parts[tuple(pair)].append(found)
     written: dict[str, dict] = {}
-    for (split, domain), (num_documents, num_tokens) in counts.items():
+    for (split, domain), found in parts.items():
+        num_tokens, num_documents = (sum(part[place] for part in found) for place in (1, 3))
         if num_tokens <= recipe.seq_len:
-            found = f"{num_documents} documents, {num_tokens} tokens in {split}"
+            counted = f"{num_documents} documents, {num_tokens} tokens in {split}"
             allowed = f"text for {recipe.seq_len + 1} tokens there (equal documents share a split)"
-            raise invalid(f"label {domain!r}", found, allowed)
-        numbers = map(int, ((num_tokens - 1) // recipe.seq_len, num_documents, num_tokens))
+            raise invalid(f"label {domain!r}", counted, allowed)
+        numbers = ((num_tokens - 1) // recipe.seq_len, num_documents, num_tokens)
         path = sequence_path(split, domain)
         written[path] = dict(zip(OF_SEQUENCES, numbers, strict=True)) | {"blocks": []}
         (staging / split).mkdir(exist_ok=True)

@@ -20,7 +20,7 @@ from gram_platform.engine.execution import Execution, Placement, Resources, resu
 from gram_platform.engine.life import AGAIN, CRASHED, CrashPolicy
 from gram_platform.engine.process import OutOfMemory, memory_advice, note_sigterm
 from gram_platform.engine.ranks import RanksStopped, train_rank
-from gram_platform.engine.ray_private import ask_by_placement_group
+from gram_platform.engine.ray_private import adapt
 from gram_platform.store import LeaseHeld, RunDirectory
 from gram_platform.train.loop import TrainingDiverged
 
@@ -129,7 +129,7 @@ def _trainer(
             failure_config=ray.train.FailureConfig(max_failures=0, controller_failure_limit=0),
         ),
     )
-    return ask_by_placement_group(trainer)
+    return adapt(trainer)
 
 
 class _RankBackend(TorchConfig().backend_cls):

@@ -33,7 +33,7 @@ class Heartbeats:
         if self._job.is_busy:
             if now >= self._late:
                 self._late = math.inf
-                warn(f"no heartbeat was read for {LATE_S:.0f} s: stalls go unnoticed", stacklevel=2)
+                warn(f"heartbeats are not read for {LATE_S:.0f} s: stalls go unnoticed")
             return False
         is_new, self._is_reading = self._is_reading, False
         if is_new:

@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gram_platform.config.endings import SUBMIT_AGAIN
 from gram_platform.config.terminal import one_line
-from gram_platform.engine.capacity import Admission, Cordon, FreeResources
+from gram_platform.engine.capacity import Admission, Cordon
 from gram_platform.engine.cluster import CLUSTER_LOST, ClusterLost, require_ray
 from gram_platform.engine.devices import DeviceError, ProbeReport
 from gram_platform.engine.evaluation import Task
@@ -124,17 +124,15 @@ class RayExecutor(Executor):
                 if ranks > 1 and self.cordon.lacks_capacity(ranks):
                     too_wide = ranks
                     break
-                free = free or self._free_resources()
+                if free is None:
+                    self.admission.resources = self.cordon.resources
+                    free = self.admission.free_resources(self.cordon.may_grow)
                 if not free.take(ranks):
                     break
                 chosen.append(task)
         if not (chosen or self.in_flight or self.waiting.are_delayed):
             self.cordon.require_machines(too_wide)
         return chosen
-
-    def _free_resources(self) -> FreeResources:
-        self.admission.resources = self.cordon.resources
-        return self.admission.free_resources(self.cordon.may_grow)
 
     def _submit_gang(self, task: Task) -> ray.ObjectRef:
         """Starts a task that waits for a run's ranks on the driver's machine, never preempted."""

@@ -149,7 +149,7 @@ def test_a_reading_that_fails_ends_the_loop(store, monkeypatch):
 def test_a_reading_that_does_not_end_is_reported_once(store, monkeypatch):
     monkeypatch.setattr(heartbeats, "LATE_S", 0.1)
     answer, reports = threading.Event(), []
-    monkeypatch.setattr(heartbeats, "warn", lambda text, stacklevel: reports.append(text))
+    monkeypatch.setattr(heartbeats, "warn", reports.append)
     monkeypatch.setattr(type(store.run("0" * 16)), "progress", lambda run: answer.wait())
     found = Heartbeats(store)
     until(lambda: reports, lambda: found.look(["0" * 16]))

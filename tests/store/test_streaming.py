@@ -105,6 +105,7 @@ def test_rows_are_fetched_when_they_are_read(stored, packed):
 
 def test_blocks_that_are_smaller_than_a_row(place, tmp_path, monkeypatch):
     monkeypatch.setattr("gram_platform.corpora.pack.HASHED_BYTES", 25)
+    monkeypatch.setattr("gram_platform.corpora.pack.PIECE_BLOCKS", 1 << 20)
     small = prepare(recipe(), tmp_path / "packed")
     store = Store(place.url).open_for_writing()
     shutil.copytree(small.path, store.data_root / small.data_id)
