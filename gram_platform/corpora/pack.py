@@ -77,7 +77,7 @@ PASSAGE_CHARS = 4096
 GOLDEN = 0x9E3779B97F4A7C15
 # Blocks of a file of sequences that one task joins: whole ones, so no page has two writers.
 PIECE_BLOCKS = 128
-# A permuted piece's files, which are whole or absent after a power failure.
+# The files of a permuted piece's folder.
 ARRANGED = ("places.npy", "rows.npy")
 # The manifest's counts of every file of sequences.
 OF_SEQUENCES = ("num_sequences", "num_documents", "num_tokens")
@@ -352,7 +352,7 @@ def _write_sequences(
     blocks = dict(files.workers(partial(_write_piece, recipe, staging, folders_of), pieces))
     for index, piece in enumerate(pieces):
         written[sequence_path(*piece.pair)]["blocks"] += blocks[index]
-    # One after another: a file's hash is not the sum of its pieces'.
+    # A file's hash is not the sum of its pieces'.
     paths = list(written)
     for index, digest in files.workers(hash_file, [staging / path for path in paths]):
         written[paths[index]]["sha256"] = digest
