@@ -74,13 +74,11 @@ class Admission:
             self._ask_again = time.monotonic() + ASK_EVERY_S
         free = {name: self._present.get(name, 0.0) for name in ("CPU", "GPU")}
         if may_wait and self._can_grow:
-            waiting = {name: MOST_WAITING * amount for name, amount in resources.of_rank.items()}
-            free = {
-                name: max(amount, self._largest.get(name, 0.0))
-                if self._largest
-                else amount + waiting.get(name, 0.0)
-                for name, amount in free.items()
+            largest = self._largest or {
+                name: free[name] + MOST_WAITING * amount
+                for name, amount in resources.of_rank.items()
             }
+            free = {name: max(amount, largest.get(name, 0.0)) for name, amount in free.items()}
         if resources.max_gpus:
             name, of_rank = (
                 ("GPU", 1.0) if resources.gpus_per_rank else ("CPU", resources.cpus_per_rank)
