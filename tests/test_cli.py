@@ -75,7 +75,7 @@ def test_status_counts_many_runs_and_names_those_that_have_stopped(tmp_path, cap
     gram("status", "--storage", tmp_path)
     short = capsys.readouterr().out
     assert {run for run in run_ids if run in short} == set(run_ids[7:])
-    counts = [line.split()[-2:] for line in short.splitlines() if line.startswith("no study  ")]
+    counts = [line.split()[-2:] for line in short.splitlines() if line.startswith("no study ")]
     assert sorted(counts) == [["complete", "7"], ["failed", "1"], ["interrupted", "2"]]
     gram("status", "--storage", tmp_path, "--full")
     full = capsys.readouterr().out

@@ -94,7 +94,7 @@ def test_free_resources_are_counted_in_ranks(
     assert Counter(task[0].size for task in study._fitting()) == handed
 
 
-@pytest.mark.parametrize(("memory", "most"), [(28 * GIB, 26), (9 * GIB, 7), (3 * GIB, 1), (0, 1)])
+@pytest.mark.parametrize(("memory", "most"), [(28 * GIB, 29), (9 * GIB, 8), (3 * GIB, 1), (0, 1)])
 def test_the_memory_of_the_drivers_machine_limits_runs_of_several_ranks(machines, memory, most):
     """Wherever the ranks are, each run keeps about a gigabyte of processes beside the driver."""
     machines([{"CPU": 1.0, "memory": float(memory)}, {"CPU": 900.0, "memory": 1e13}])
