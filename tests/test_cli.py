@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.many_runs import write_study
 from gram_platform.cli import main
 from gram_platform.config.terminal import say
 from gram_platform.engine.evaluation import execute_evaluation
@@ -65,6 +66,21 @@ def test_status_compare_and_sync(finished, capsys):
     for num_sent in (5, 0):
         gram("sync", "--storage", storage)
         assert f"{num_sent} sent, {5 - num_sent} unchanged" in capsys.readouterr().out
+
+
+def test_status_counts_many_runs_and_names_those_that_have_stopped(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("gram_platform.cli.storage.MOST_LISTED", 9)
+    run_ids, _ = write_study(str(tmp_path), 10, 2)
+    capsys.readouterr()
+    gram("status", "--storage", tmp_path)
+    short = capsys.readouterr().out
+    assert {run for run in run_ids if run in short} == set(run_ids[7:])
+    counts = [line.split()[-2:] for line in short.splitlines() if line.startswith("no study ")]
+    assert sorted(counts) == [["complete", "7"], ["failed", "1"], ["interrupted", "2"]]
+    gram("status", "--storage", tmp_path, "--full")
+    full = capsys.readouterr().out
+    assert all(run in full for run in run_ids)
+    assert len(status(tmp_path, capsys)["runs"]) == 10
 
 
 def test_status_says_what_is_left(finished, capsys):

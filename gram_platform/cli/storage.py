@@ -23,22 +23,31 @@ from gram_platform.store.leases import GONE_AFTER_S
 from gram_platform.store.root import cordoned_lines, read_cordoned
 from gram_platform.studies.flags import Switch, Text
 
+# `gram status` counts more runs.
+MOST_LISTED = 200
 UNREADABLE = "its config.json cannot be read: submit again"
 
 
 def status_command(
-    storage: Storage = "", study: Text = "", machine: MachineName = "cpu", as_json: AsJson = False
+    storage: Storage = "",
+    study: Text = "",
+    machine: MachineName = "cpu",
+    full: Switch = False,
+    as_json: AsJson = False,
 ) -> None:
     """List every run of a storage: state, step, speed, and what unfinished runs still need.
 
     Runs are listed by study, size, method, profile and seed; one that several studies share stands
-    under all of them. Folders without a config and an attempt are left out. The machines follow
-    that the last submission of each study left out, because a product on their device failed.
+    under all of them. More than 200 are counted by study, size, method and state, and only failed
+    and interrupted ones are listed. Folders without a config and an attempt are left out. The
+    machines follow that the last submission of each study left out, because a product on their
+    device failed.
 
     Args:
         storage: folder or URL of the storage
         study: name of a submitted study: lists only its runs (default: all)
         machine: machine for the expected hours
+        full: list every run, however many there are
     """
     store = stored(storage)
     chosen = _ids_of(store, study) if study else None
@@ -70,8 +79,10 @@ def status_command(
             name,
             run_id,
         )
-        rows.append((key, row))
-    rows = [row for _, row in sorted(rows, key=lambda pair: pair[0])]
+        rows.append((key, row, (tags.get("size", ""), tags.get("method", ""), str(state))))
+    rows.sort(key=lambda each: each[0])
+    num_of_kind = Counter((", ".join(row["studies"]) or "no study", *kind) for _, row, kind in rows)
+    rows = [row for _, row, _ in rows]
     evaluations = [i for i in store.list_evaluations() if chosen is None or i in chosen]
     done = sum(store.evaluation(i).status() == State.COMPLETE for i in evaluations)
     if as_json:
@@ -81,7 +92,11 @@ def status_command(
         found = {"runs": rows, "evaluations": counted, "left": needed, "cordoned": cordoned}
         say(json.dumps({"storage": store.root, **found}, indent=1))
         return
-    for of, group in groupby(rows, lambda row: row["studies"]):
+    listed = rows
+    if len(rows) > MOST_LISTED and not full:
+        say_rows([[*kind, f"{number:,}"] for kind, number in num_of_kind.items()])
+        listed = [row for row in rows if row["state"] in (State.FAILED, State.INTERRUPTED)]
+    for of, group in groupby(listed, lambda row: row["studies"]):
         if studies_of:
             say(f"{', '.join(of) or 'no study'}:")
         say_rows([[row[name] for name in ("id", "state", "name", "about")] for row in group])

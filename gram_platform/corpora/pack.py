@@ -1,15 +1,15 @@
 """Packs a corpus, all or nothing: splits and tokenises part by part, then joins and cuts.
 
-The largest part and the keys that decide the split bound the memory.
+The largest part, a piece and the keys that decide the split bound the memory.
 """
 
 import errno
 import hashlib
 import json
 import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -27,7 +27,6 @@ from gram_platform.corpora.packed import (
     SPLITS,
     TOKENIZER,
     PackedCorpus,
-    block_digests,
     corpus_fingerprint,
     new_staging,
     open_complete,
@@ -76,8 +75,10 @@ from gram_platform.corpora.tokenizer import (
 PASSAGE_CHARS = 4096
 # KEY_RANGE / golden ratio, whose multiples spread evenly over the range.
 GOLDEN = 0x9E3779B97F4A7C15
-# Bytes of rows that are put in order at once.
-BUCKET_BYTES = 1 << 26
+# Blocks of a file of sequences that one task joins: whole ones, so no page has two writers.
+PIECE_BLOCKS = 128
+# The files of a permuted piece's folder.
+ARRANGED = ("places.npy", "rows.npy")
 # The manifest's counts of every file of sequences.
 OF_SEQUENCES = ("num_sequences", "num_documents", "num_tokens")
 # The most parts whose first text a given tokenizer is tried on.
@@ -129,8 +130,8 @@ def prepare(
 
 def _disk_full(recipe: CorpusRecipe, root: Path, error: OSError) -> ValueError:
     num_tokens = _num_bytes(recipe) / BYTES_PER_TOKEN
-    # Parts and packed files are there at the same time.
-    needed_gb = 2 * num_tokens * token_dtype(recipe.vocab_size).itemsize / 1e9
+    # Parts, permuted pieces and packed files are there at the same time.
+    needed_gb = (2 + recipe.permuted) * num_tokens * token_dtype(recipe.vocab_size).itemsize / 1e9
     return invalid(
         "storage", str(root), f"a disk with room for about {needed_gb:.3g} GB ({error.strerror})"
     )
@@ -163,7 +164,7 @@ def _fill(recipe: CorpusRecipe, root: Path, staging: Path, files: PartFiles) -> 
     unspelled = _unspelled(recipe, tokens)
     counted = {"duplicates": _count_duplicates(tokens, staging / "keys.tmp"), "skipped": skipped}
     counted |= {"unspelled": unspelled} if unspelled else {}
-    written = _write_sequences(recipe, staging, tokens, files.workers)
+    written = _write_sequences(recipe, staging, tokens, files)
     _write_manifest(recipe, staging, written, counted)
 
 
@@ -267,115 +268,116 @@ def _count_duplicates(folders: Sequence[Path], path: Path) -> dict[str, int]:
     return count_duplicates(path)
 
 
-def cut_rows(tokens: Iterable[np.ndarray], seq_len: int) -> Iterator[np.ndarray]:
-    """Cuts a stream of tokens into rows [N, seq_len + 1] that overlap by one; drops the rest."""
-    rest = None
-    for found in tokens:
-        stream = found if rest is None else np.concatenate([rest, found])
-        num_rows = max(0, (len(stream) - 1) // seq_len)
-        if num_rows:
-            windows = np.lib.stride_tricks.sliding_window_view(stream, seq_len + 1)
-            yield np.ascontiguousarray(windows[::seq_len][:num_rows])
-        rest = stream[num_rows * seq_len :].copy()
+@dataclass(frozen=True)
+class Piece:
+    """Some bytes of a file of sequences, the rows that have them, and these rows' tokens."""
+
+    pair: tuple[str, str]
+    # The first, and the one after the last.
+    span: tuple[int, int]
+    rows: tuple[int, int]
+    # Of the whole file.
+    num_rows: int
+    # (path, tokens, checksum, documents) of the parts that have the tokens.
+    files: tuple[tuple[Path, int, int, int], ...]
+    # Tokens of the first part before the rows.
+    num_skipped: int
 
 
-def in_order(
-    rows: Iterable[np.ndarray], positions: Callable[[np.ndarray], np.ndarray], folder: Path
-) -> Iterator:
-    """Yields rows [N, width] by their position (int64, 0 to number of rows), a function of indices.
-
-    Writes them to files of `BUCKET_BYTES` of positions below `folder`, and reads one after another.
-    """
-    first, paths, size = 0, {}, 0
-    for block in _joined_to(BUCKET_BYTES, rows):
-        kind = np.dtype([("position", "<i8"), ("row", block.dtype, (block.shape[1],))])
-        size = max(1, BUCKET_BYTES // kind.itemsize)
-        found = positions(np.arange(first, first + len(block)))
-        order, placed = np.argsort(found), np.empty(len(block), kind)
-        placed["position"], placed["row"] = found[order], block[order]
-        starts = np.flatnonzero(np.diff(placed["position"] // size, prepend=-1))
-        for piece in np.split(placed, starts[1:]):
-            number = int(piece["position"][0]) // size
-            paths[number] = folder / f"{number}.tmp"
-            with paths[number].open("ab") as file:
-                file.write(piece.tobytes())
-        first += len(block)
-    for number in sorted(paths):
-        placed = np.fromfile(paths[number], kind)
-        paths[number].unlink()
-        found = np.empty_like(placed["row"])
-        found[placed["position"] - number * size] = placed["row"]
-        yield found
+def _pieces(recipe: CorpusRecipe, pair: tuple[str, str], files: Sequence[tuple]) -> list[Piece]:
+    """Divides a (split, domain) after whole blocks; two pieces share the row between them."""
+    seq_len, pieces = recipe.seq_len, []
+    row_bytes = (seq_len + 1) * token_dtype(recipe.vocab_size).itemsize
+    starts = np.cumsum([0, *(num_tokens for _, num_tokens, *_ in files)]).tolist()
+    num_rows = (starts[-1] - 1) // seq_len
+    for start in range(0, num_rows * row_bytes, PIECE_BLOCKS * HASHED_BYTES):
+        stop = min(start + PIECE_BLOCKS * HASHED_BYTES, num_rows * row_bytes)
+        first, after = start // row_bytes, -(-stop // row_bytes)
+        file = bisect_right(starts, first * seq_len) - 1
+        found = tuple(files[file : bisect_left(starts, after * seq_len + 1)])
+        skipped = first * seq_len - starts[file]
+        pieces.append(Piece(pair, (start, stop), (first, after), num_rows, found, skipped))
+    return pieces
 
 
-def _joined_to(num_bytes: int, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-    """Joins arrays that follow one another until they have `num_bytes`."""
-    held: list[np.ndarray] = []
-    for block in blocks:
-        held.append(block)
-        if sum(array.nbytes for array in held) >= num_bytes:
-            yield np.concatenate(held)
-            held = []
-    if held:
-        yield np.concatenate(held)
+def _cut_rows(recipe: CorpusRecipe, piece: Piece) -> np.ndarray:
+    """Reads a piece's rows [N, seq_len + 1], which overlap by one token."""
+    blocks = (checked_blocks(path, checksum) for path, _, checksum, _ in piece.files)
+    raw = b"".join(chain.from_iterable(blocks))
+    tokens = np.frombuffer(raw, token_dtype(recipe.vocab_size))[piece.num_skipped :]
+    windows = np.lib.stride_tricks.sliding_window_view(tokens, recipe.seq_len + 1)
+    return windows[:: recipe.seq_len][: piece.rows[1] - piece.rows[0]]
+
+
+def _arrange(recipe: CorpusRecipe, piece: Piece, folder: Path) -> None:
+    """Writes a piece's rows, and their places in the permuted domain, by place."""
+    order = domain_permutation(recipe.data_id, piece.pair[1], piece.num_rows, inverse=True)
+    places = order(np.arange(*piece.rows))
+    by_place = np.argsort(places)
+    for name, found in zip(ARRANGED, (places, _cut_rows(recipe, piece)), strict=True):
+        np.save(folder / name, found[by_place])
 
 
 def _write_sequences(
-    recipe: CorpusRecipe, staging: Path, folders: Sequence[Path], workers: Workers
+    recipe: CorpusRecipe, staging: Path, folders: Sequence[Path], files: PartFiles
 ) -> dict[str, dict]:
     """Joins the parts' tokens into a file below `staging` for each domain and split.
 
     Returns each file's counts and hashes; ValueError for a file without a sequence.
     """
     pairs = [(split, domain) for split in SPLITS for domain in recipe.domains]
-    counts = {pair: np.zeros(2, np.int64) for pair in pairs}
+    parts: dict[tuple[str, str], list] = {pair: [] for pair in pairs}
     for folder in folders:
-        for split, domain, *numbers, _ in counts_of(folder)["files"]:
-            counts[split, domain] += numbers
-    for (split, domain), (num_documents, num_tokens) in counts.items():
+        for *pair, num_documents, num_tokens, checksum in counts_of(folder)["files"]:
+            found = (token_path(folder, *pair), num_tokens, checksum, num_documents)
+            parts[tuple(pair)].append(found)
+    written: dict[str, dict] = {}
+    for (split, domain), found in parts.items():
+        num_tokens, num_documents = (sum(part[place] for part in found) for place in (1, 3))
         if num_tokens <= recipe.seq_len:
-            found = f"{num_documents} documents, {num_tokens} tokens in {split}"
+            counted = f"{num_documents} documents, {num_tokens} tokens in {split}"
             allowed = f"text for {recipe.seq_len + 1} tokens there (equal documents share a split)"
-            raise invalid(f"label {domain!r}", found, allowed)
+            raise invalid(f"label {domain!r}", counted, allowed)
+        numbers = ((num_tokens - 1) // recipe.seq_len, num_documents, num_tokens)
+        path = sequence_path(split, domain)
+        written[path] = dict(zip(OF_SEQUENCES, numbers, strict=True)) | {"blocks": []}
         (staging / split).mkdir(exist_ok=True)
-    written = {}
-    for index, found in workers(partial(_join, recipe, staging, folders), pairs):
-        numbers = dict(zip(OF_SEQUENCES[1:], counts[pairs[index]].tolist(), strict=True))
-        written[sequence_path(*pairs[index])] = numbers | found
+        (staging / path).touch()
+    pieces = [piece for pair in pairs for piece in _pieces(recipe, pair, parts[pair])]
+    permuted = [piece for piece in pieces if recipe.permuted and piece.pair[0] == "train"]
+    arranged = files.write("arranging", partial(_arrange, recipe), permuted, identify=str)
+    folders_of: dict[tuple[str, str], list[Path]] = {}
+    for piece, folder in zip(permuted, arranged, strict=True):
+        folders_of.setdefault(piece.pair, []).append(folder)
+    blocks = dict(files.workers(partial(_write_piece, recipe, staging, folders_of), pieces))
+    for index, piece in enumerate(pieces):
+        written[sequence_path(*piece.pair)]["blocks"] += blocks[index]
+    # A file's hash is not the sum of its pieces'.
+    paths = list(written)
+    for index, digest in files.workers(hash_file, [staging / path for path in paths]):
+        written[paths[index]]["sha256"] = digest
     return written
 
 
-def _join(
-    recipe: CorpusRecipe, staging: Path, folders: Sequence[Path], pair: tuple[str, str]
-) -> dict:
-    """Writes the sequences of a (split, domain) from all parts; returns their number and hashes."""
-    (split, domain), dtype = pair, token_dtype(recipe.vocab_size)
-    files = [
-        (token_path(folder, *pair), num_tokens, checksum)
-        for folder in folders
-        for s, d, _, num_tokens, checksum in counts_of(folder)["files"]
-        if (s, d) == pair
-    ]
-    blocks = (block for path, _, checksum in files for block in checked_blocks(path, checksum))
-    rows = cut_rows((np.frombuffer(block, dtype) for block in blocks), recipe.seq_len)
-    target, digest, num_rows = staging / sequence_path(*pair), hashlib.sha256(), 0
-    with tempfile.TemporaryDirectory(dir=staging) as scratch:
-        is_permuted = recipe.permuted and split == "train"
-        if is_permuted:
-            size = (sum(num_tokens for _, num_tokens, _ in files) - 1) // recipe.seq_len
-            order = domain_permutation(recipe.data_id, domain, size, inverse=True)
-            rows = in_order(rows, order, Path(scratch))
-        with target.open("wb") as file:
-            for block in rows:
-                raw = block.tobytes()
-                digest.update(raw)
-                file.write(raw)
-                num_rows += len(block)
-    return {
-        "num_sequences": num_rows,
-        "sha256": digest.hexdigest(),
-        "blocks": block_digests(target, HASHED_BYTES) if is_permuted else [],
-    }
+def _write_piece(
+    recipe: CorpusRecipe, staging: Path, folders_of: Mapping[tuple, Sequence[Path]], piece: Piece
+) -> list[str]:
+    """Writes a piece into its file; returns the SHA-256 of each block if it is permuted."""
+    (first, after), folders = piece.rows, folders_of.get(piece.pair, ())
+    rows = np.empty((after - first, recipe.seq_len + 1), token_dtype(recipe.vocab_size))
+    if not folders:
+        rows[:] = _cut_rows(recipe, piece)
+    for folder in folders:
+        places, found = (np.load(folder / name, mmap_mode="r") for name in ARRANGED)
+        here = slice(*np.searchsorted(places, piece.rows))
+        rows[places[here] - first] = found[here]
+    start, stop = (byte - first * rows[0].nbytes for byte in piece.span)
+    raw = memoryview(rows).cast("B")[start:stop]
+    with (staging / sequence_path(*piece.pair)).open("r+b") as file:
+        file.seek(piece.span[0])
+        file.write(raw)
+    places = range(0, len(raw), HASHED_BYTES) if folders else ()
+    return [hashlib.sha256(raw[place : place + HASHED_BYTES]).hexdigest() for place in places]
 
 
 def _write_manifest(

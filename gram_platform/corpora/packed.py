@@ -22,7 +22,6 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Literal, NotRequired, Protocol, TypedDict
@@ -120,15 +119,6 @@ def cache_folder() -> Path:
 def sequence_path(split: str, domain: str) -> str:
     """Returns the file of a domain's sequences, relative to the corpus's folder."""
     return f"{split}/{domain}.bin"
-
-
-def block_digests(path: Path, num_bytes: int) -> list[str]:
-    """Returns the SHA-256 of each block of a file."""
-    with path.open("rb") as handle:
-        return [
-            hashlib.sha256(block).hexdigest()
-            for block in iter(partial(handle.read, num_bytes), b"")
-        ]
 
 
 def bytes_of_files(manifest: Mapping, splits: Sequence[str] = SPLITS) -> dict[str, int]:

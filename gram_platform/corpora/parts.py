@@ -72,6 +72,10 @@ def _num_bytes(piece: Unit) -> int:
     return (stop or sum(map(size_of, piece.paths))) - first
 
 
+def identify_part(part: Part) -> object:
+    return [[unit.digest, unit.span] for unit in part]
+
+
 @dataclass(frozen=True)
 class PartFiles:
     """The folders that parts are written to, below `folder`, and the workers that write them."""
@@ -85,17 +89,17 @@ class PartFiles:
     def write(
         self,
         activity: str,
-        write: Callable[[Part, Path], None],
-        parts: Sequence[Part],
+        write: Callable[[Task, Path], None],
+        parts: Sequence[Task],
         *depends_on: object,
+        identify: Callable[[Task], object] = identify_part,
     ) -> list[Path]:
         """Has `write(part, folder)` fill a folder for every part without one; returns all folders.
 
-        `depends_on`: what decides the contents next to the part and the corpus's `data_id`.
+        `depends_on`: what decides the contents next to the part, which `identify` makes plain, and
+        the corpus's `data_id`.
         """
-        keys = [
-            short_hash([[[unit.digest, unit.span] for unit in part], *depends_on]) for part in parts
-        ]
+        keys = [short_hash([identify(part), *depends_on]) for part in parts]
         folders = [self.folder / f"{activity.partition(' ')[0]}-{key}" for key in keys]
         missing = [task for task in zip(parts, folders, strict=True) if not task[1].exists()]
         done, started = len(parts) - len(missing), time.monotonic()
@@ -107,7 +111,7 @@ class PartFiles:
         return folders
 
 
-def _write_whole(write: Callable[[Part, Path], None], task: tuple[Part, Path]) -> None:
+def _write_whole(write: Callable[[Task, Path], None], task: tuple[Task, Path]) -> None:
     """Fills a hidden folder and renames it, unless another process finished the part meanwhile.
 
     A power failure may damage files named .bin, which their checksums show: flushing them is slow.

@@ -26,11 +26,11 @@ from gram_platform.store import Store
 # Autoscalers report every five seconds.
 REPORT_TIMEOUT_S = 10.0
 # Memory on the driver's machine for the driver, and for a run of several ranks (a gang: all start
-# or none). The process that waits for a gang and Ray Train's controller and actors have 1.1 GB of
+# or none). The process that waits for a gang and Ray Train's controller and actors have .86 GB of
 # own memory there, measured.
-DRIVER_BYTES, GANG_BYTES = 2 * GIB, 5 * GIB // 4
-# Most processes requested at once where an autoscaler does not report its maximum.
-MOST_UNREPORTED = 256
+DRIVER_BYTES, GANG_BYTES = 2 * GIB, 7 * GIB // 8
+# Most ranks that wait for machines where an autoscaler does not report its maximum.
+MOST_WAITING = 256
 # The cluster's resources are cached so long, because Ray Tune asks for them many times a second.
 ASK_EVERY_S = 2.0
 LOOK_FOR_GROUPS_S = 5.0
@@ -50,49 +50,50 @@ class Admission:
 
     def __init__(self, resources: Resources):
         self.resources = resources
+        # How many nodes of each number of ranks have been requested and have not ended.
+        self.in_flight: Counter[int] = Counter()
         self._present: Mapping[str, float] = {}
+        self._largest: Mapping[str, float] = {}
         self._can_grow, self._most_gangs = False, 1
         self._ask_again = 0.0
         self._since: dict[str, float] = {}
         self._next_look, self._reserved_machine = 0.0, ""
 
-    def free_resources(
-        self, num_ranks: Iterable[int] = (), may_wait: bool = True
-    ) -> "FreeResources":
-        """Returns what may be requested next to nodes of `num_ranks` ranks, requested before.
+    def free_resources(self, may_wait: bool = True) -> "FreeResources":
+        """Returns what may be requested next to the nodes `in_flight`.
 
         A cluster of fixed size has what it has. One that can grow has the maximum that it reports,
-        or no limit: Ray queues what does not fit yet, which shows its autoscaler the demand.
-        `--max-gpus` limits both. `may_wait=False`: only what the cluster has now.
+        or no limit, but at most `MOST_WAITING` ranks wait at once: Ray queues what does not fit
+        yet, which shows its autoscaler the demand. `--max-gpus` limits both. `may_wait=False`: only
+        what the cluster has now.
         """
         resources = self.resources
         if time.monotonic() >= self._ask_again:
             self._present, self._can_grow = usable_resources(resources), not has_fixed_size()
-            self._most_gangs = most_gangs()
+            self._most_gangs, self._largest = most_gangs(), largest_cluster()
             self._ask_again = time.monotonic() + ASK_EVERY_S
         free = {name: self._present.get(name, 0.0) for name in ("CPU", "GPU")}
         if may_wait and self._can_grow:
-            largest = largest_cluster()
-            free = {
-                name: max(amount, largest.get(name, 0.0 if largest else math.inf))
-                for name, amount in free.items()
+            largest = self._largest or {
+                name: free[name] + MOST_WAITING * amount
+                for name, amount in resources.of_rank.items()
             }
-        most = MOST_UNREPORTED if math.inf in free.values() else math.inf
+            free = {name: max(amount, largest.get(name, 0.0)) for name, amount in free.items()}
         if resources.max_gpus:
             name, of_rank = (
                 ("GPU", 1.0) if resources.gpus_per_rank else ("CPU", resources.cpus_per_rank)
             )
             free[name] = min(free[name], resources.max_gpus * of_rank)
-        unclaimed = FreeResources(resources, free, most, self._most_gangs)
-        for ranks in num_ranks:
-            unclaimed.subtract(ranks)
+        unclaimed = FreeResources(resources, free, self._most_gangs)
+        for ranks, number in (+self.in_flight).items():
+            unclaimed.subtract(ranks, number)
         return unclaimed
 
-    def machine_to_reserve(self, busy: Mapping[str, int]) -> str:
+    def machine_to_reserve(self, count_busy: Callable[[], Mapping[str, int]]) -> str:
         """Returns the machine to keep free for a run of several ranks that has waited long, or "".
 
         Its ranks need one machine, and would wait for ever while other work keeps a part of each.
-        `busy`: the number of this driver's tasks on each machine that has processes of it.
+        `count_busy`: counts this driver's tasks on each machine that has processes of it.
         """
         if not self.resources.gpus_per_rank or time.monotonic() < self._next_look:
             return self._reserved_machine
@@ -113,19 +114,17 @@ class Admission:
         elif self._reserved_machine not in gpus:
             # None is reserved yet, or the reserved one has died.
             asked = sum(bundle.get("GPU", 0.0) for bundle in groups[overdue[0]]["bundles"].values())
+            busy = count_busy()
             large_enough = [machine for machine in busy if gpus.get(machine, 0.0) >= asked]
             self._reserved_machine = min(large_enough, key=busy.get, default="")
         return self._reserved_machine
 
 
 class FreeResources:
-    """The CPUs, GPUs, processes and gangs that may still be requested."""
+    """The CPUs, GPUs and gangs that may still be requested."""
 
-    def __init__(
-        self, resources: Resources, free: dict[str, float], num_processes: float, num_gangs: int
-    ):
-        self.resources, self.free = resources, free
-        self.num_processes, self.num_gangs = num_processes, num_gangs
+    def __init__(self, resources: Resources, free: dict[str, float], num_gangs: int):
+        self.resources, self.free, self.num_gangs = resources, free, num_gangs
         self.is_untouched = True
 
     def take(self, num_ranks: int) -> bool:
@@ -134,22 +133,19 @@ class FreeResources:
         The first node always does, because Ray says what it waits for.
         """
         asked = self.resources.asked(num_ranks).items()
-        fits = (
-            self.num_processes >= num_ranks
-            and (num_ranks == 1 or self.num_gangs > 0)
-            and all(self.free[name] >= amount - ROUNDING for name, amount in asked)
+        fits = (num_ranks == 1 or self.num_gangs > 0) and all(
+            self.free[name] >= amount - ROUNDING for name, amount in asked
         )
         if not (fits or self.is_untouched):
             return False
         self.subtract(num_ranks)
         return True
 
-    def subtract(self, num_ranks: int) -> None:
+    def subtract(self, num_ranks: int, num_nodes: int = 1) -> None:
         self.is_untouched = False
-        self.num_processes -= num_ranks
-        self.num_gangs -= num_ranks > 1
+        self.num_gangs -= num_nodes * (num_ranks > 1)
         for name, amount in self.resources.asked(num_ranks).items():
-            self.free[name] -= amount
+            self.free[name] -= num_nodes * amount
 
 
 def most_gangs() -> int:

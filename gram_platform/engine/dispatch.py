@@ -19,8 +19,7 @@ from gram_platform.engine.devices import DeviceError, ProbeReport, device_errors
 from gram_platform.engine.execution import Execution, Placement, Resources, results_place
 from gram_platform.engine.life import AGAIN, CRASHED, CrashPolicy
 from gram_platform.engine.process import OutOfMemory, memory_advice, note_sigterm
-from gram_platform.engine.ranks import RanksStopped, train_rank
-from gram_platform.engine.ray_private import ask_by_placement_group
+from gram_platform.engine.ray_private import adapt
 from gram_platform.store import LeaseHeld, RunDirectory
 from gram_platform.train.loop import TrainingDiverged
 
@@ -129,7 +128,7 @@ def _trainer(
             failure_config=ray.train.FailureConfig(max_failures=0, controller_failure_limit=0),
         ),
     )
-    return ask_by_placement_group(trainer)
+    return adapt(trainer)
 
 
 class _RankBackend(TorchConfig().backend_cls):
@@ -169,7 +168,10 @@ def _device_of_rank(execution: Execution) -> str:
     return str(get_device()) if is_numbered else execution.device
 
 
-def _train_worker(config: Mapping) -> RanksStopped | None:
+def _train_worker(config: Mapping) -> Any:
+    # Imported here: only a rank needs the 42 MiB of FSDP.
+    from gram_platform.engine.ranks import train_rank
+
     execution = config["execution"]
     with device_errors_probed(_device_of_rank(execution)):
         return train_rank(run_from_plain(config["run"]), execution, report_to_ray_train)

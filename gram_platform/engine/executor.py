@@ -26,6 +26,7 @@ from gram_platform.engine.execution import (
     Placement,
     Resources,
 )
+from gram_platform.engine.heartbeats import Heartbeats
 from gram_platform.engine.life import (
     FAILED,
     HELD,
@@ -72,6 +73,7 @@ class Executor:
         self.progress, self.lifecycle = Progress(), NodeLifecycle(self.store, retry_diverged)
         self.waiting = WaitingNodes(self.progress, self.lifecycle, placements)
         self.is_stopping, self._known, self._happened = False, frozenset(done), list[Event]()
+        self._heartbeats, self._begun_runs = Heartbeats(self.store), set[str]()
         # Called about once a second, even while this process executes a node.
         self.look: Callable[[], None] = lambda: None
 
@@ -107,6 +109,14 @@ class Executor:
         """Waits until a node ends, or for about a second."""
         raise NotImplementedError
 
+    def look_at_runs(self) -> bool:
+        """Calls `look`; returns whether `progress` has new heartbeats."""
+        running = (i for i in self.progress.running if i in self._begun_runs)
+        has_new = self._heartbeats.look(running)
+        self.progress.heartbeats = self._heartbeats.found
+        self.look()
+        return has_new
+
     def _take(self) -> list[Event]:
         happened, self._happened = self._happened, []
         return happened
@@ -114,6 +124,7 @@ class Executor:
     def note_start(self, task: Task) -> None:
         self.waiting.start(task)
         self.progress.running |= {node.id: time.time() for node in task}
+        self._begun_runs |= {node.id for node in task if node.is_run}
         self._happened += [Event(STARTED, node) for node in task]
 
     def note_end(self, node: Node) -> None:
@@ -162,7 +173,7 @@ class LocalExecutor(Executor):
             request.receive(TIME_IS_UP)
         if now >= self._next_look_s:
             self._next_look_s = now + TICK_S
-            self.look()
+            self.look_at_runs()
 
     def advance(self) -> bool:
         if self._stop.received:

@@ -209,7 +209,7 @@ def _execute(executor: LocalExecutor, nodes: Sequence[Node]) -> Progress:
             return
         next_s = time.monotonic() + SAY_EVERY_S
         for node in (node for node in nodes if node.id in progress.running and node.is_run):
-            beat = {"step": 0, "tokens_per_second": 0.0} | (store.run(node.id).progress() or {})
+            beat = {"step": 0, "tokens_per_second": 0.0} | progress.heartbeats.get(node.id, {})
             rate = f"{beat['tokens_per_second']:,.0f} tokens/s"
             say(f"{count()} {node.name}: step {beat['step']} of {node.config.num_steps}, {rate}")
 

@@ -43,6 +43,8 @@ class Progress:
     done: set[str] = field(default_factory=set)
     # The Unix time of each node's start, by id.
     running: dict[str, float] = field(default_factory=dict)
+    # The last heartbeat that was read of each running run, by its id.
+    heartbeats: Mapping[str, Mapping] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     # The failed or blocked ids that a node needs and so can never start, by its id.
     blocked: dict[str, list[str]] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gram_platform.config.endings import SUBMIT_AGAIN
 from gram_platform.config.terminal import one_line
-from gram_platform.engine.capacity import Admission, Cordon, FreeResources
+from gram_platform.engine.capacity import Admission, Cordon
 from gram_platform.engine.cluster import CLUSTER_LOST, ClusterLost, require_ray
 from gram_platform.engine.devices import DeviceError, ProbeReport
 from gram_platform.engine.evaluation import Task
@@ -33,8 +33,8 @@ from gram_platform.engine.process import memory_advice
 from gram_platform.engine.slots import MAX_FAILED_STARTS, SlotPool, task_name
 from gram_platform.methods.nodes import Node
 
-# Seconds between two looks for a dead Ray, and for stalled tasks.
-LOOK_FOR_RAY_S, LOOK_FOR_STALLS_S = 0.1, 30.0
+# Seconds between two looks for a dead Ray.
+LOOK_FOR_RAY_S = 0.1
 
 
 class RayExecutor(Executor):
@@ -65,7 +65,7 @@ class RayExecutor(Executor):
         self.lacked_memory: dict[str, ProbeReport | None] = {}
         # A node's last step and when it was first seen, by node id.
         self.last_step: dict[str, tuple[int, float]] = {}
-        self.next_look_for_ray, self.next_look = 0.0, 0.0
+        self.next_look_for_ray = 0.0
 
     def __exit__(self, *_) -> None:
         self.slots.close()
@@ -74,10 +74,10 @@ class RayExecutor(Executor):
         if time.monotonic() >= self.next_look_for_ray:
             require_ray()
             self.next_look_for_ray = time.monotonic() + LOOK_FOR_RAY_S
-        self.look()
+        if self.look_at_runs():
+            self._kill_stalled()
         self.ended += self.waiting.look_again()
         self._start([] if self.is_stopping else self._fitting())
-        self._kill_stalled()
         is_waiting = bool(self.waiting) and not self.is_stopping
         return bool(self.in_flight or self.ended or is_waiting)
 
@@ -92,7 +92,7 @@ class RayExecutor(Executor):
             self.cordon.require_machines()
         for task in gangs:
             self._note(self._submit_gang(task), task)
-        reserved = self.admission.machine_to_reserve(self.slots.machines_in_use())
+        reserved = self.admission.machine_to_reserve(self.slots.machines_in_use)
         self.slots.request(len(others), reserved)
         for task in others:
             if not self.slots.idle:
@@ -106,6 +106,7 @@ class RayExecutor(Executor):
     def _note(self, reference: ray.ObjectRef, task: Task) -> None:
         self.note_start(task)
         self.in_flight[reference] = task
+        self.admission.in_flight[self._num_ranks(task)] += 1
         self.last_step.pop(task[0].id, None)
         self.stalls.pop(task[0].id, None)
 
@@ -123,19 +124,15 @@ class RayExecutor(Executor):
                 if ranks > 1 and self.cordon.lacks_capacity(ranks):
                     too_wide = ranks
                     break
-                free = free or self._free_resources()
+                if free is None:
+                    self.admission.resources = self.cordon.resources
+                    free = self.admission.free_resources(self.cordon.may_grow)
                 if not free.take(ranks):
                     break
                 chosen.append(task)
         if not (chosen or self.in_flight or self.waiting.are_delayed):
             self.cordon.require_machines(too_wide)
         return chosen
-
-    def _free_resources(self) -> FreeResources:
-        self.admission.resources = self.cordon.resources
-        return self.admission.free_resources(
-            map(self._num_ranks, self.in_flight.values()), self.cordon.may_grow
-        )
 
     def _submit_gang(self, task: Task) -> ray.ObjectRef:
         """Starts a task that waits for a run's ranks on the driver's machine, never preempted."""
@@ -149,14 +146,9 @@ class RayExecutor(Executor):
 
     def _kill_stalled(self) -> None:
         """Kills the slots of tasks that have not moved for `stall_timeout_s`: a crash."""
-        if time.monotonic() < self.next_look:
-            return
-        self.next_look = time.monotonic() + min(
-            LOOK_FOR_STALLS_S, self.execution.stall_timeout_s / 4
-        )
         for reference in list(self.slots.busy):
             node = self.in_flight[reference][0]
-            step = (self.store.run(node.id).progress() or {}).get("step", 0) if node.is_run else 0
+            step = self.progress.heartbeats.get(node.id, {}).get("step", 0)
             before, since = self.last_step.get(node.id, (-1, 0.0))
             if step != before:
                 self.last_step[node.id] = step, time.monotonic()
@@ -198,6 +190,7 @@ class RayExecutor(Executor):
                 raise ClusterLost(text) from error
             return []
         task = self.in_flight.pop(reference)
+        self.admission.in_flight[self._num_ranks(task)] -= 1
         for node in task:
             self.progress.running.pop(node.id, None)
         place = self.slots.release(reference)

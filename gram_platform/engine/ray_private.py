@@ -156,19 +156,24 @@ def _channel(address: str) -> grpc.Channel:
 # --------------------------------------------------------------------------- Ray Train and Ray Tune
 
 
-def ask_by_placement_group(trainer: Any) -> Any:
+def adapt(trainer: Any) -> Any:
     """Makes a trainer ask the autoscaler for a run's ranks once, by their group; returns it.
 
-    Ray Train would ask for each rank too, and get machines of one GPU that no rank may use.
+    Ray Train would ask for each rank too, and get machines of one GPU that no rank may use. It
+    would also keep a process for datasets, which no run has.
     """
+    from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
     from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 
     policy = FixedScalingPolicy(trainer.scaling_config)
     run_controller = trainer._initialize_and_run_controller
     policy.after_controller_start = policy._maybe_send_resource_request = lambda *_: None
-    trainer._initialize_and_run_controller = lambda **given: run_controller(
-        **given | {"scaling_policy": policy}
-    )
+
+    def run(callbacks: list, **given: Any) -> Any:
+        callbacks = [each for each in callbacks if not isinstance(each, DatasetsCallback)]
+        return run_controller(callbacks=callbacks, **given | {"scaling_policy": policy})
+
+    trainer._initialize_and_run_controller = run
     return trainer
 
 

@@ -295,6 +295,7 @@ class _Searcher(_StaysHere, Searcher):
         self._running[trial_id] = (proposal, time.time())
         placements = self._placements_of(proposal.point)
         self._ranks[trial_id] = trial_ranks(placements.values())
+        self._admission.in_flight[self._ranks[trial_id]] += 1
         self._widest = max(self._widest, self._ranks[trial_id])
         self._watch.trial_started(proposal)
         return {"name": proposal.name, "point": dict(proposal.point), "placements": placements}
@@ -312,7 +313,7 @@ class _Searcher(_StaysHere, Searcher):
         if 0 < most <= len(self._running):
             return False
         may_wait = (bool(most) or self._source.is_independent) and self._cordon.may_grow
-        return self._admission.free_resources(self._ranks.values(), may_wait).take(self._widest)
+        return self._admission.free_resources(may_wait).take(self._widest)
 
     def note_end_of_process(self, trial_id: str, report: Mapping[str, Any]) -> None:
         proposal, started = self._running[trial_id]
@@ -346,7 +347,7 @@ class _Searcher(_StaysHere, Searcher):
         self, trial_id: str, result: dict | None = None, error: bool = False
     ) -> None:
         proposal, _ = self._running.pop(trial_id)
-        self._ranks.pop(trial_id)
+        self._admission.in_flight[self._ranks.pop(trial_id)] -= 1
         outcome = self._over.pop(trial_id, None)
         if outcome is None and result and SCORED in result:
             outcome = outcome_in(proposal, result)

@@ -161,13 +161,12 @@ class SlotPool:
 
         `avoided`: a place that the task only gets if there is no other.
         """
-        suitable = [slot for slot in self.idle if self.places[slot] != avoided]
-        if not suitable and all(place == avoided for place in self.places.values()):
-            suitable = list(self.idle)
-        if not suitable:
-            return None
         # The slot used last: the others may end.
-        slot = suitable[-1]
+        slot = next((each for each in reversed(self.idle) if self.places[each] != avoided), None)
+        if slot is None and all(place == avoided for place in self.places.values()):
+            slot = next(reversed(self.idle), None)
+        if slot is None:
+            return None
         del self.idle[slot]
         named = slot.execute.options(name=task_name(task))
         reference = named.remote(task, self.execution.placed(placement), self.cordon.resources)

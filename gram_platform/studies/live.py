@@ -137,9 +137,9 @@ class LiveView:
 
     def _running(self) -> Running:
         """Returns the runs that have a process, with their heartbeats."""
-        at = self.progress.running
-        found = [(self.nodes[i], self.store.run(i).progress()) for i in at if i in self.flops]
-        return [(n, b) for n, b in found if b and b["time"] >= at[n.id] and not b.get("released")]
+        at, beats = self.progress.running, self.progress.heartbeats
+        found = [(self.nodes[i], beats[i]) for i in at if i in beats]
+        return [(n, b) for n, b in found if b["time"] >= at[n.id] and not b.get("released")]
 
     def begin_trials(self, number: int) -> None:
         self.bars.reset(self.bar, total=number)

@@ -1,6 +1,7 @@
 """Packing: what the sequences hold, where documents go, and that it is all or nothing."""
 
 import dataclasses
+import hashlib
 import json
 import os
 import signal
@@ -26,7 +27,7 @@ from gram_platform.corpora import (
     sources,
 )
 from gram_platform.corpora import packed as packed_module
-from gram_platform.corpora.packed import token_dtype
+from gram_platform.corpora.packed import sequence_path, token_dtype
 from gram_platform.corpora.records import ChangedText
 from gram_platform.corpora.tokenizer import END_OF_TEXT, end_of_text_id, load_tokenizer
 from tests.refused import refused
@@ -274,11 +275,16 @@ def test_killed_half_way_and_prepared_again(tmp_path, settings, jsonl, labelled,
     assert [p.name for p in root.iterdir()] == [recipe.data_id]
 
 
-@pytest.mark.parametrize("bucket_bytes", [1, 2_000, 10**6])
+# Bytes of a block, blocks of a piece: many rows to a piece, pieces that cut rows, one piece.
+PIECES = [(1_000, 3), (501, 1), (1 << 21, 128)]
+
+
+@pytest.mark.parametrize(("block_bytes", "num_blocks"), PIECES)
 def test_permuted_rows_are_the_same_rows_in_the_order_of_the_permutation(
-    tmp_path, corpus, settings, monkeypatch, bucket_bytes
+    tmp_path, corpus, settings, monkeypatch, block_bytes, num_blocks
 ):
-    monkeypatch.setattr(pack, "BUCKET_BYTES", bucket_bytes)
+    monkeypatch.setattr(pack, "HASHED_BYTES", block_bytes)
+    monkeypatch.setattr(pack, "PIECE_BLOCKS", num_blocks)
     recipe = resolve(corpus, Packing(**settings))
     recipes = [recipe, replace(recipe, permuted=True)]
     assert "permuted" not in recipes[0].plain()
@@ -291,6 +297,42 @@ def test_permuted_rows_are_the_same_rows_in_the_order_of_the_permutation(
         order = domain_permutation(permuted.data_id, domain, size)(np.arange(size))
         np.testing.assert_array_equal(permuted.train(domain), packed.train(domain)[order])
         assert not np.array_equal(permuted.train(domain), packed.train(domain))
+        path = sequence_path("train", domain)
+        raw = (permuted.path / path).read_bytes()
+        blocks = [raw[at : at + block_bytes] for at in range(0, len(raw), block_bytes)]
+        digests = [hashlib.sha256(block).hexdigest() for block in blocks]
+        assert permuted.manifest["blocks"]["files"][path] == digests
+
+
+def test_joining_goes_on_after_a_kill_and_any_workers_write_the_same_bytes(
+    tmp_path, corpus, settings, monkeypatch
+):
+    monkeypatch.setattr(pack, "HASHED_BYTES", 1_000)
+    monkeypatch.setattr(pack, "PIECE_BLOCKS", 1)
+    recipe = replace(resolve(corpus, Packing(**settings)), permuted=True)
+    arranged, said = [], []
+
+    def backwards(function, tasks):
+        for index in reversed(range(len(tasks))):
+            yield index, function(tasks[index])
+
+    def killed(function, tasks):
+        for index, result in backwards(function, tasks):
+            yield index, result
+            arranged.extend((tmp_path / "data").glob(".parts-*/arranging-*"))
+            if len(arranged) >= 3:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(recipe, tmp_path / "data", workers=killed)
+    found = prepare(recipe, tmp_path / "data", lambda *report: said.append(report[0]), backwards)
+    numbers = [int(line.split()[2]) for line in said if line.startswith("arranging")]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    assert numbers[0] >= 2
+    assert not [line for line in said if line.startswith(("packing", "splitting"))]
+    expected = prepare(recipe, tmp_path / "undisturbed")
+    for file in (file for file in expected.path.rglob("*") if file.is_file()):
+        assert (found.path / file.relative_to(expected.path)).read_bytes() == file.read_bytes()
 
 
 def test_a_damaged_part_is_packed_anew(tmp_path, corpus, settings, monkeypatch):

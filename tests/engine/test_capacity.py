@@ -94,7 +94,7 @@ def test_free_resources_are_counted_in_ranks(
     assert Counter(task[0].size for task in study._fitting()) == handed
 
 
-@pytest.mark.parametrize(("memory", "most"), [(28 * GIB, 20), (9 * GIB, 5), (3 * GIB, 1), (0, 1)])
+@pytest.mark.parametrize(("memory", "most"), [(28 * GIB, 29), (9 * GIB, 8), (3 * GIB, 1), (0, 1)])
 def test_the_memory_of_the_drivers_machine_limits_runs_of_several_ranks(machines, memory, most):
     """Wherever the ranks are, each run keeps about a gigabyte of processes beside the driver."""
     machines([{"CPU": 1.0, "memory": float(memory)}, {"CPU": 900.0, "memory": 1e13}])
@@ -148,10 +148,34 @@ def test_processes_that_share_gpus_are_counted_by_their_share(nodes, execution, 
     assert len(study._fitting()) == 10
 
 
-def test_many_processes_are_asked_for_in_part_where_the_maximum_is_unknown(cluster):
-    cluster({}, None, can_grow=True)
-    free = capacity.Admission(Resources()).free_resources()
-    assert sum(free.take(1) for _ in range(1000)) == capacity.MOST_UNREPORTED
+@pytest.mark.parametrize("ranks", [1, 8])
+@pytest.mark.parametrize("max_gpus", [0, 1000])
+def test_a_cluster_of_any_size_is_used_whole_and_some_ranks_wait_for_more(cluster, ranks, max_gpus):
+    """Where no autoscaler reports its maximum."""
+
+    def num_ranks(num_machines: int) -> int:
+        present = {"CPU": 64.0 * num_machines, "GPU": 8.0 * num_machines}
+        cluster(present, None, can_grow=True, gangs=1000)
+        resources = Resources(gpus_per_rank=1.0, gpus_per_run=1.0, max_gpus=max_gpus)
+        free = capacity.Admission(resources).free_resources()
+        return ranks * sum(free.take(ranks) for _ in range(2000))
+
+    assert num_ranks(0) == capacity.MOST_WAITING
+    assert num_ranks(125) == (max_gpus or 1000 + capacity.MOST_WAITING)
+
+
+def test_tasks_in_flight_are_counted_as_they_start_and_end(nodes, execution, cluster, monkeypatch):
+    """However many are in flight, a turn of the loop does not walk them."""
+    monkeypatch.setattr(capacity.ray, "get", lambda reference: [])
+    cluster({"CPU": 1000.0})
+    study = ray_executor(nodes, execution, None, placements_of(nodes))
+    for node in nodes:
+        study._note(node.id, (node,))
+    assert +study.admission.in_flight == {1: 12, 4: 3}
+    assert study.admission.free_resources().free["CPU"] == 1000.0 - 12 - 3 * 4
+    assert [study._take_back(node.id) for node in nodes[2:]] == [[node] for node in nodes[2:]]
+    assert +study.admission.in_flight == {1: 2}
+    assert study.admission.free_resources().free["CPU"] == 1000.0 - 2
 
 
 def test_capacity_is_required_for_what_is_missing(nodes, execution):
@@ -238,7 +262,12 @@ def test_a_cluster_with_an_autoscaler_is_waited_for_and_no_other(machines, monke
     A cluster of KubeRay without one reports nothing; Ray's own monitor calls a machine by its id.
     """
     gang = lambda: (capacity.placement_strategy(Resources(1.0, 1.0), 2), capacity.wait_for_more_s())
-    fits = lambda: capacity.Admission(Resources()).free_resources([4]).take(1)
+
+    def fits() -> bool:
+        admission = capacity.Admission(Resources())
+        admission.in_flight[4] += 1
+        return admission.free_resources().take(1)
+
     machines([BIG], "gpu-8", version=version)
     with monkeypatch.context() as impatient:
         impatient.setattr(capacity.time, "sleep", None)  # nothing waits for a report

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from gram_platform.engine import capacity, dispatch, node
+from gram_platform.engine import capacity, dispatch, node, ranks
 from gram_platform.engine.execution import Resources
 from gram_platform.engine.node import execute_run
 from gram_platform.engine.ranks import RanksStopped
@@ -89,6 +89,6 @@ def execute_there(run, execution) -> dict:
 def train_slowly(config) -> RanksStopped | None:
     node.NUM_TRAIN_RECORDS = 10_000  # one for each step
     node.training_steps = slow_steps(STEP_S)
-    return dispatch.train_rank(
+    return ranks.train_rank(
         dispatch.run_from_plain(config["run"]), config["execution"], dispatch.report_to_ray_train
     )

@@ -135,7 +135,7 @@ def test_a_machine_is_reserved_for_ranks_that_wait_long(monkeypatch):
 
     def reserved_after(seconds: float) -> str:
         now[0] += seconds
-        return admission.machine_to_reserve(busy)
+        return admission.machine_to_reserve(lambda: busy)
 
     assert reserved_after(capacity.PATIENCE_S) == ""
     groups["c"] = {"state": "PENDING", "strategy": "STRICT_PACK", "bundles": four}

@@ -15,7 +15,7 @@ import pytest
 from gram_platform.config import DataConfig, DomainBudget, EvalPoints, ModelConfig
 from gram_platform.config.routing import Schedule
 from gram_platform.corpora import Packing, prepare, resolve
-from gram_platform.corpora.packed import block_digests, corpus_fingerprint
+from gram_platform.corpora.packed import corpus_fingerprint
 from gram_platform.engine.execution import Execution
 from gram_platform.engine.node import execute_run, schedule_reader
 from gram_platform.store import Store, files
@@ -105,6 +105,7 @@ def test_rows_are_fetched_when_they_are_read(stored, packed):
 
 def test_blocks_that_are_smaller_than_a_row(place, tmp_path, monkeypatch):
     monkeypatch.setattr("gram_platform.corpora.pack.HASHED_BYTES", 25)
+    monkeypatch.setattr("gram_platform.corpora.pack.PIECE_BLOCKS", 1 << 20)
     small = prepare(recipe(), tmp_path / "packed")
     store = Store(place.url).open_for_writing()
     shutil.copytree(small.path, store.data_root / small.data_id)
@@ -188,7 +189,10 @@ def test_two_corpora_of_one_data_id_do_not_share_blocks(stored, packed):
     other = file.with_name(digest)
     other.write_bytes(content)
     manifest = json.loads(texts[0])
-    manifest["blocks"]["files"]["train/core.bin"] = block_digests(other, BLOCK_BYTES)
+    manifest["blocks"]["files"]["train/core.bin"] = [
+        hashlib.sha256(content[start : start + BLOCK_BYTES]).hexdigest()
+        for start in range(0, len(content), BLOCK_BYTES)
+    ]
     manifest["files"]["train/core.bin"] = digest
     texts.append(json.dumps(manifest | {"fingerprint": corpus_fingerprint(manifest["files"])}))
     for text, expected in zip([*texts, *texts], 2 * (file.read_bytes(), content), strict=True):

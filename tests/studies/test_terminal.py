@@ -28,20 +28,17 @@ nodes = study_plan(STUDY, ["--preset", "demo", "--storage", sys.argv[1]]).nodes
 first, second, *others = [node for node in nodes if node.is_run]
 
 class Planted:
-    "A storage in which every run is at its tenth step or later."
+    "A storage in which every run was trained."
     def run(self, run_id):
-        self.place = [node.id for node in (first, second, *others)].index(run_id)
         return self
-    def progress(self):
-        step = 10 + self.place % 50
-        beat = {"step": step, "num_steps": 100, "time": time.time() + 1}
-        return beat | {"tokens_per_second": 1234567.0}
     def timing(self):
         return {"elapsed_s": 12.0, "tokens_per_second": 19638.0}
 
 view = LiveView(nodes, Planted(), "scaling")
 view.in_process = True  # no gauges, which need Ray
 progress = Progress({first.id}, {node.id: 0.0 for node in others[:3]})
+beat = {"num_steps": 100, "time": time.time() + 1, "tokens_per_second": 1234567.0}
+progress.heartbeats = {node.id: beat | {"step": 12 + k} for k, node in enumerate(others[:3])}
 progress.failed[second.id] = failure = "the loss became NaN"
 view.start(nodes, progress)
 view.see(Event(WARNED, second, "died; starts again"))

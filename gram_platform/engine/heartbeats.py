@@ -1,0 +1,59 @@
+"""Reads the heartbeats of running runs in a thread, because an object store is slow to answer."""
+
+import math
+import time
+from collections.abc import Iterable, Mapping
+from functools import partial
+
+from gram_platform.config.terminal import warn
+from gram_platform.engine.process import BackgroundJob
+from gram_platform.store import Store
+from gram_platform.store.leases import read_lease
+
+# The shortest pause between two readings; a longer one is so many times the last reading.
+PAUSE_S, PAUSE_RATIO = 2.0, 3.0
+# A reading that takes longer is reported.
+LATE_S = 600.0
+
+
+class Heartbeats:
+    """The last heartbeat of each running run by its id, as `RunDirectory.progress` returns it."""
+
+    def __init__(self, store: Store):
+        self.found: Mapping[str, dict] = {}
+        self._store, self._job = store, BackgroundJob()
+        self._next, self._late, self._is_reading = 0.0, math.inf, False
+
+    def look(self, run_ids: Iterable[str]) -> bool:
+        """Returns whether `found` is new, or starts to read these runs; never waits.
+
+        Raises the error of a reading.
+        """
+        now = time.monotonic()
+        if self._job.is_busy:
+            if now >= self._late:
+                self._late = math.inf
+                warn(f"heartbeats are not read for {LATE_S:.0f} s: stalls go unnoticed")
+            return False
+        is_new, self._is_reading = self._is_reading, False
+        if is_new:
+            self._job.wait()
+        elif now >= self._next:
+            self._late, self._is_reading = now + LATE_S, True
+            self._job.start(partial(self._read, list(run_ids)))
+        return is_new
+
+    def _read(self, run_ids: list[str]) -> None:
+        started = time.monotonic()
+        beats = zip(run_ids, self._store.concurrently(self._beat_of, run_ids), strict=True)
+        self.found = {run_id: beat for run_id, beat in beats if beat}
+        ended = time.monotonic()
+        self._next = ended + max(PAUSE_S, PAUSE_RATIO * (ended - started))
+
+    def _beat_of(self, run_id: str) -> dict | None:
+        """Reads the lease of the attempt that was at work; lists the attempts if it is not now."""
+        run, before = self._store.run(run_id), self.found.get(run_id)
+        lease = read_lease(run.attempt(before["attempt"])) if before else None
+        if before and lease and not lease["released"] and lease["time"] > before["time"]:
+            return {**lease, "attempt": before["attempt"]}
+        return run.progress()
