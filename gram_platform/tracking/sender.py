@@ -52,7 +52,7 @@ class Sender:
         with lock, self._connection.writing():
             # Until the storage has all records again, no step of them counts as sent.
             run = self._bring_up(replace(entry, last_step=-1) if has_lost else entry, records)
-        if has_lost and _step(run.data.tags, content.MIRRORED_STEP) < entry.last_step:
+        if has_lost and _step(run.data.tags, content.MIRRORED_STEP) < max(entry.last_step, 0):
             self.incomplete.add(entry.node_id)
         self.known[entry.kind, entry.node_id] = run.info.run_id
         return run.info.run_id
