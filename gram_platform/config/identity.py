@@ -83,9 +83,8 @@ class InvalidField(ValueError):
         except ValueError:
             # Python refuses to spell it.
             shown = "an integer of thousands of digits"
-        if len(shown) > LONGEST_SHOWN:
-            shown = f"{shown[:LONGEST_SHOWN]}..."
-        text = masked(f"{self.field:.{LONGEST_SHOWN}}={shown}: expected {self.expected}")
+        field, shown = self.field[:LONGEST_SHOWN], shown[:LONGEST_SHOWN]
+        text = masked(f"{field}={shown}: expected {self.expected}")
         return f"{self.place}: {text}" if self.place else text
 
 

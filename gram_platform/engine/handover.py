@@ -177,8 +177,8 @@ def unpack_archive(path: Path, store: Store) -> int:
     for names, *_ in _read_archive(path):
         files.add(names)
         folders |= {names[:end] for end in range(1, len(names))}
-    if both := sorted("/".join(names) for names in files & folders):
-        raise invalid("archive", both[0], "a file or a folder, not both")
+    for names in files & folders:
+        raise invalid("archive", "/".join(names), "a file or a folder, not both")
     root = open_folder(store.open_for_writing().root, writable=True)
     for names in folders:
         if isinstance(folder := root.child(*names), LocalFolder):
