@@ -50,7 +50,7 @@ HEAVY = (CHECKPOINTS, SHARDS, WEIGHTS)
 # Most unpacked bytes of a file of an archive and of all its files, and most files.
 MOST_BYTES_UNPACKED, MOST_BYTES_IN_ALL = 2**30, 2**33
 MOST_FILES = 500_000
-# Of an archive's header with a long name, and most names in a file's path.
+# Most bytes of a header with a long name, and most names in a path.
 MOST_BYTES_LONG_NAME, DEEPEST_FILE = 4096, 8
 SAY_EVERY_S = 15.0
 
@@ -190,7 +190,7 @@ def unpack_archive(path: Path, store: Store) -> int:
 
 
 def _read_archive(path: Path) -> Iterator[tuple[tuple[str, ...], int, gzip.GzipFile]]:
-    """Yields the names, the bytes and the stream at the content of each file of a `write_archive`.
+    """Yields each file of a `write_archive`: names, bytes, and the stream at its content.
 
     Knows only the headers that `write_archive` makes: of a file, and of a long name before it.
     `tarfile` would read others whole, of any size.
@@ -221,7 +221,7 @@ def _read_archive(path: Path) -> Iterator[tuple[tuple[str, ...], int, gzip.GzipF
                     raise invalid("archive", name, allowed)
                 end = stream.tell() - -size // tarfile.BLOCKSIZE * tarfile.BLOCKSIZE
                 if is_long:
-                    found = re.search(rb"\d path=([^\n]*)\n", stream.read(size))
+                    found = re.search(rb"\d path=(.*)", stream.read(size))
                     long_name = found[1].decode(errors="surrogateescape") if found else ""
                 else:
                     yield names, size, stream
