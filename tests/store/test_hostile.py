@@ -403,6 +403,9 @@ def archive_of(root: Path, path: Path) -> Path:
 
 
 def test_an_archive_writes_what_the_storage_lacks_and_nothing_else(root, tmp_path):
+    # Its path is too long for a header.
+    long = Path("runs", DONE.run_id, "x" * 150)
+    (root / long).write_text("y")
     archive = archive_of(root, tmp_path / "results.tar.gz")
     home = Store(tmp_path / "home").open_for_writing(min_free_bytes=0)
     home.run(DONE.run_id).folder.write("tags.json", b'{"name":"mine"}\n')
@@ -413,6 +416,7 @@ def test_an_archive_writes_what_the_storage_lacks_and_nothing_else(root, tmp_pat
         == Store(root).evaluation(EVALUATION.eval_id).result()
     )
     assert home.run(DONE.run_id).tags() == {"name": "mine"}
+    assert (tmp_path / "home" / long).read_text() == "y"
     assert unpack_archive(archive, home) == 0
 
 

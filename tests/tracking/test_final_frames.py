@@ -195,6 +195,14 @@ def test_a_curve_that_the_storage_has_lost_stays_in_mlflow(sent):
     assert_mirror_equals(store, emptied.tracking_uri)
 
 
+@pytest.mark.filterwarnings("ignore:run .* is missing:RuntimeWarning")
+def test_a_run_that_was_copied_without_its_attempts_is_read_from_the_storage(sent):
+    store, _ = sent
+    shutil.rmtree(f"{store.root}/runs/{RUN.run_id}/attempts")
+    emptied = synced(store, f"sqlite:///{store.root}/new.db")
+    assert read(store, emptied).source == "the storage"
+
+
 def test_a_report_names_its_source_and_its_table_is_the_same(planted_study, tmp_path):  # noqa: F811
     planted, about, _ = planted_study
     shutil.copytree(planted.root, tmp_path / "storage")
