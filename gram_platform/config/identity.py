@@ -53,6 +53,8 @@ SECRET = re.compile(
     r"|(?P<flag>--notify[ =])(?:'[^']*'|[^\s']*[:/][^\s']*)",
     re.IGNORECASE,
 )
+# Letters of a field or value in an error.
+LONGEST_SHOWN = 1000
 # From the top of a document to a value in it: keys, and indices of arrays.
 Steps = tuple[str | int, ...]
 
@@ -87,7 +89,13 @@ class InvalidField(ValueError):
         return InvalidField(self.field, self.value, self.expected, place, self.steps)
 
     def __str__(self) -> str:
-        text = masked(f"{self.field}={self.value!r}: expected {self.expected}")
+        try:
+            shown = repr(self.value)
+        except ValueError:
+            # Python refuses to spell it.
+            shown = "an integer of thousands of digits"
+        field, shown = self.field[:LONGEST_SHOWN], shown[:LONGEST_SHOWN]
+        text = masked(f"{field}={shown}: expected {self.expected}")
         return f"{self.place}: {text}" if self.place else text
 
 

@@ -29,6 +29,8 @@ from gram_platform.config.plain import (
     steps_of,
 )
 
+# Of a table or a recipe.
+MOST_TEXT_BYTES = 2**28
 NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 HEADER = re.compile(r"\s*\[(\[?)([^\[\]]+)\]")
 KEY = re.compile(r"\s*((?:\"[^\"]*\"|'[^']*'|[\w. -])+?)\s*=")
@@ -58,10 +60,12 @@ def target_kind(field: str, path: Path | str) -> str:
     return kind
 
 
-def read_text(field: str, path: Path) -> str:
+def read_text(field: str, path: Path, most: int = MOST_TEXT_BYTES) -> str:
     r"""Reads UTF-8 text without its byte order mark, lines ending in \n; ValueError otherwise."""
     if (kind := target_kind(field, path)) != A_FILE:
         raise invalid(field, str(path), f"a file of text, found {kind or 'nothing'}")
+    if path.stat().st_size > most:
+        raise invalid(field, str(path), f"a file of text of at most {most >> 20} MiB")
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -74,9 +78,7 @@ def read_json(path: Path, kind: Any = dict) -> Any:
 
     ValueError for a file that is not JSON; InvalidField names file, field, value and expectation.
     """
-    if target_kind("file", path) == A_FILE and path.stat().st_size > MOST_JSON_BYTES:
-        raise invalid("file", str(path), f"JSON of at most {MOST_JSON_BYTES >> 20} MiB")
-    text = read_text("file", path)
+    text = read_text("file", path, MOST_JSON_BYTES)
     try:
         return parse_json(text, kind)
     except InvalidField as error:

@@ -47,7 +47,7 @@ from gram_platform.config.identity import (
     require_name,
     short_hash,
 )
-from gram_platform.config.plain import parse_json
+from gram_platform.config.plain import MOST_JSON_BYTES, parse_json
 
 SPLITS = ("train", "validation")
 # The version of the files on disk.
@@ -299,7 +299,8 @@ def _read_manifest(path: Path) -> dict:
     try:
         if _require_no_link(target) != A_FILE:
             raise FileNotFoundError
-        return parse_manifest(target.read_bytes(), target)
+        with target.open("rb") as file:
+            return parse_manifest(file.read(MOST_JSON_BYTES + 1), target)
     except FileNotFoundError:
         raise CorruptCorpus(f"{path} is not a packed corpus: it has no manifest.json") from None
 

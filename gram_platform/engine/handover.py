@@ -7,12 +7,14 @@ study's storage.
 """
 
 import argparse
+import gzip
 import json
 import math
+import re
 import tarfile
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -30,7 +32,7 @@ from gram_platform.config.identity import (
 from gram_platform.config.plain import MOST_JSON_BYTES
 from gram_platform.config.provenance import code_of_process
 from gram_platform.config.terminal import say
-from gram_platform.config.written import read_json
+from gram_platform.config.written import read_json, target_kind
 from gram_platform.corpora.recipe import CorpusRecipe, recipe_from_plain
 from gram_platform.engine.execution import Execution
 from gram_platform.engine.executor import ENDED, LocalExecutor, num_gpus
@@ -40,7 +42,7 @@ from gram_platform.store import Store
 from gram_platform.store.checkpoints import CHECKPOINTS, SHARDS, WEIGHTS
 from gram_platform.store.data import open_corpus, provide_corpus
 from gram_platform.store.files import is_safe_name
-from gram_platform.store.folders import open_folder
+from gram_platform.store.folders import LocalFolder, open_folder
 from gram_platform.store.root import FOLDERS
 
 # Entries of an attempt's folder that an archive leaves out, also when set aside.
@@ -48,6 +50,8 @@ HEAVY = (CHECKPOINTS, SHARDS, WEIGHTS)
 # Most unpacked bytes of a file of an archive and of all its files, and most files.
 MOST_BYTES_UNPACKED, MOST_BYTES_IN_ALL = 2**30, 2**33
 MOST_FILES = 500_000
+# Most bytes of a header with a long name, and most names in a path.
+MOST_BYTES_LONG_NAME, DEEPEST_FILE = 4096, 8
 SAY_EVERY_S = 15.0
 
 
@@ -169,34 +173,64 @@ def unpack_archive(path: Path, store: Store) -> int:
     ValueError, before anything is written, for an archive with anything else: a link or a path in
     it could lead out of the storage.
     """
-    root = open_folder(store.root, writable=True)
+    files, folders = set(), set()
+    for names, *_ in _read_archive(path):
+        files.add(names)
+        folders |= {names[:end] for end in range(1, len(names))}
+    for names in files & folders:
+        raise invalid("archive", "/".join(names), "a file or a folder, not both")
+    root = open_folder(store.open_for_writing().root, writable=True)
+    for names in folders:
+        if isinstance(folder := root.child(*names), LocalFolder):
+            folder.require_folders()
+    return sum(
+        root.child(*place).create(name, stream.read(num_bytes))
+        for (*place, name), num_bytes, stream in _read_archive(path)
+    )
+
+
+def _read_archive(path: Path) -> Iterator[tuple[tuple[str, ...], int, gzip.GzipFile]]:
+    """Yields each file of a `write_archive`: names, bytes, and the stream at its content.
+
+    Knows only the headers that `write_archive` makes: of a file, and of a long name before it.
+    `tarfile` would read others whole, of any size.
+    """
+    target_kind("archive", path)
+    num_files, long_name = 0, ""
     try:
-        with tarfile.open(path) as archive:
-            members, num_bytes = [], 0
-            for member in archive:
-                place, *names = member.name.split("/")
-                is_name = place in FOLDERS.values() and names and all(map(is_safe_name, names))
-                is_json = member.name.endswith((".json", ".jsonl"))
-                most = MOST_JSON_BYTES if is_json else MOST_BYTES_UNPACKED
-                if not (is_name and member.isreg() and member.size <= most):
-                    allowed = "only files of runs and evaluations, of at most"
-                    raise invalid("archive", member.name, f"{allowed} {most >> 20} MiB each")
-                members.append(member)
-                num_bytes += member.size
-                if num_bytes > MOST_BYTES_IN_ALL or len(members) > MOST_FILES:
+        with gzip.open(path) as stream:
+            while block := stream.read(tarfile.BLOCKSIZE):
+                if stream.tell() > MOST_BYTES_IN_ALL or num_files > MOST_FILES:
                     allowed = f"at most {MOST_BYTES_IN_ALL >> 30} GiB in {MOST_FILES:,} files"
                     raise invalid("archive", str(path), allowed)
-            num_written = 0
-            for member in members:
-                *folders, name = member.name.split("/")
-                content = archive.extractfile(member)
-                assert content is not None, "it is a file"
-                num_written += root.child(*folders).create(name, content.read())
-            return num_written
+                if not any(block):
+                    continue
+                header = tarfile.TarInfo.frombuf(block, tarfile.ENCODING, "surrogateescape")
+                name, size = long_name or header.name, header.size
+                names = tuple(name.split("/"))
+                most = MOST_BYTES_UNPACKED
+                if is_long := header.type == tarfile.XHDTYPE:
+                    most = MOST_BYTES_LONG_NAME
+                elif name.endswith((".json", ".jsonl")):
+                    most = MOST_JSON_BYTES
+                is_placed = names[0] in FOLDERS.values() and 2 < len(names) <= DEEPEST_FILE
+                is_file = header.type == tarfile.REGTYPE and is_placed
+                is_file = is_file and all(map(is_safe_name, names))
+                if not (0 <= size <= most and (is_long or is_file)):
+                    allowed = f"only files of runs and evaluations, of at most {most:,} bytes each"
+                    raise invalid("archive", name, allowed)
+                end = stream.tell() - -size // tarfile.BLOCKSIZE * tarfile.BLOCKSIZE
+                if is_long:
+                    found = re.search(rb"\d path=(.*)", stream.read(size))
+                    long_name = found[1].decode(errors="surrogateescape") if found else ""
+                else:
+                    yield names, size, stream
+                    num_files, long_name = num_files + 1, ""
+                if stream.seek(end) < end:
+                    raise EOFError("its last file is cut")
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-        raise invalid(
-            "archive", str(path), f"a file that --archive has written ({error})"
-        ) from error
+        expected = f"a file that --archive has written ({error})"
+        raise invalid("archive", str(path), expected) from error
 
 
 def _execute(executor: LocalExecutor, nodes: Sequence[Node]) -> Progress:
@@ -272,9 +306,7 @@ def _run(flags: argparse.Namespace, started: float) -> int:
     require_int("threads", flags.threads, 1)
     require_real("max_minutes", flags.max_minutes, 0.0)
     if flags.unpack:
-        num_files = unpack_archive(
-            local_path("file", flags.file), Store(flags.storage).open_for_writing()
-        )
+        num_files = unpack_archive(local_path("file", flags.file), Store(flags.storage))
         say(f"{num_files} files written to {flags.storage}")
         return 0
     nodes, recipes = read_nodes(local_path("file", flags.file))

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -51,7 +52,7 @@ class Sender:
         with lock, self._connection.writing():
             # Until the storage has all records again, no step of them counts as sent.
             run = self._bring_up(replace(entry, last_step=-1) if has_lost else entry, records)
-        if has_lost and _step(run.data.tags, content.MIRRORED_STEP) < entry.last_step:
+        if has_lost and _step(run.data.tags, content.MIRRORED_STEP) < max(entry.last_step, 0):
             self.incomplete.add(entry.node_id)
         self.known[entry.kind, entry.node_id] = run.info.run_id
         return run.info.run_id
@@ -144,8 +145,9 @@ class Sender:
         if tags.get(content.RESULT, "") != entry.tags[content.RESULT]:
             metrics += content.result_metrics(entry, records)
         elif times := _other_times(run, entry):
-            # MLflow shows a step's newest point.
-            now = round(time.time() * 1000)
+            # MLflow shows a step's newest point, which a clock that was ahead may have made.
+            points = [one for key in times for one in client.get_metric_history(run_id, key)]
+            now = max(round(time.time() * 1000), *(point.timestamp + 1 for point in points))
             metrics += [Metric(key, times[key], now, entry.num_steps) for key in times]
         if entry.last_step > mirrored and tags.get(content.SENDING_STEP) != str(entry.last_step):
             client.set_tag(run_id, content.SENDING_STEP, entry.last_step)
@@ -183,9 +185,13 @@ def has(run: Run, last_step: int, wanted: Mapping[str, str]) -> bool:
 
 
 def _other_times(run: Run, entry: NodeEntry) -> dict[str, float]:
-    """Returns the times that differ from MLflow's, as after a merge of two storages."""
+    """Returns the times that differ from MLflow's, as after a merge of two storages.
+
+    NaN for a time that only MLflow has.
+    """
     known, sent = entry.result_metrics, run.data.metrics
-    return {key: known[key] for key in TIMES if key in known and sent.get(key) != known[key]}
+    times = {key: known.get(key, math.nan) for key in TIMES if key in known or key in sent}
+    return {key: time_s for key, time_s in times.items() if repr(sent.get(key)) != repr(time_s)}
 
 
 def age(run: Run) -> tuple[int, str]:

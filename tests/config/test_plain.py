@@ -11,7 +11,7 @@ import cloudpickle
 import pytest
 
 from gram_platform.config import RunConfig
-from gram_platform.config.identity import InvalidField, canonical_json, require_choice
+from gram_platform.config.identity import InvalidField, canonical_json, invalid, require_choice
 from gram_platform.config.plain import from_plain, name_of, overlaid, parse_json, steps_of
 from gram_platform.config.training import OptimizerConfig
 from gram_platform.config.written import (
@@ -33,6 +33,12 @@ def test_bad_input_says_field_value_and_expected():
     error = caught.value
     assert (error.field, error.value) == ("kind", "b")
     assert error.at("my.toml, line 3").place == "my.toml, line 3"
+
+
+@pytest.mark.parametrize("value", [[[]] * 10_000, 16**10_000, "x" * 10_000])
+def test_bad_input_has_a_short_text(value):
+    """A file of some megabytes may hold it; Python refuses to spell the integer."""
+    assert 0 < len(str(invalid("x" * 10_000, value, "a number"))) < 3000
 
 
 @pytest.mark.parametrize("library", [pickle, cloudpickle])

@@ -4,6 +4,7 @@ removed."""
 import contextlib
 import errno
 import fcntl
+import gzip
 import hashlib
 import io
 import json
@@ -25,8 +26,10 @@ from gram_platform.cli.storage import gc_command, show_command, status_command
 from gram_platform.config import Evaluation, View
 from gram_platform.config.identity import absolute_place
 from gram_platform.config.plain import MOST_JSON_BYTES
-from gram_platform.config.written import read_json
+from gram_platform.config.written import read_json, read_toml
 from gram_platform.corpora import Packing, hub, prepare, resolve
+from gram_platform.corpora.packed import CorruptCorpus
+from gram_platform.engine import handover
 from gram_platform.engine.handover import MOST_BYTES_UNPACKED, unpack_archive, write_archive
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
@@ -400,6 +403,9 @@ def archive_of(root: Path, path: Path) -> Path:
 
 
 def test_an_archive_writes_what_the_storage_lacks_and_nothing_else(root, tmp_path):
+    # Its path is too long for a header.
+    long = Path("runs", DONE.run_id, "x" * 150)
+    (root / long).write_text("y")
     archive = archive_of(root, tmp_path / "results.tar.gz")
     home = Store(tmp_path / "home").open_for_writing(min_free_bytes=0)
     home.run(DONE.run_id).folder.write("tags.json", b'{"name":"mine"}\n')
@@ -410,6 +416,7 @@ def test_an_archive_writes_what_the_storage_lacks_and_nothing_else(root, tmp_pat
         == Store(root).evaluation(EVALUATION.eval_id).result()
     )
     assert home.run(DONE.run_id).tags() == {"name": "mine"}
+    assert (tmp_path / "home" / long).read_text() == "y"
     assert unpack_archive(archive, home) == 0
 
 
@@ -444,39 +451,76 @@ def test_an_archive_with_anything_else_is_refused_before_anything_is_written(
     assert [entry.name for entry in (tmp_path / "storage").iterdir()] == ["store.json"]
 
 
+SEGMENT, MIB = "runs/x/attempts/1/segments/1", 2**20
+
+
+def member(
+    name: str, claimed: int = 0, content: bytes = b"", kind: bytes = tarfile.REGTYPE
+) -> bytes:
+    """A member of an archive, whose header claims another size than the content has."""
+    header = tarfile.TarInfo(name)
+    header.size, header.type = claimed, kind
+    return header.tobuf(tarfile.GNU_FORMAT) + content.ljust(-(-len(content) // 512) * 512, b"\0")
+
+
 @pytest.mark.parametrize(
-    ("name", "num_bytes", "num_files"),
+    "members",
     [
-        ("runs/x/result.json", MOST_JSON_BYTES + 1, 1),
-        ("runs/x/attempts/1/segments/1.jsonl", MOST_JSON_BYTES + 1, 1),
-        ("runs/x/attempts/1/segments/1", MOST_BYTES_UNPACKED + 1, 1),
-        ("runs/x/attempts/1/segments/1", MOST_BYTES_UNPACKED, 9),
+        member("runs/x/result.json", MOST_JSON_BYTES + 1),
+        member(f"{SEGMENT}.jsonl", MOST_JSON_BYTES + 1),
+        member(SEGMENT, MOST_BYTES_UNPACKED + 1),
+        member(SEGMENT, MIB, bytes(MIB)) * 3,
+        member(SEGMENT) + bytes(3 * MIB),
+        member(SEGMENT) * 4,
+        member(SEGMENT, -1024),
+        member("long", MIB, b"1" * MIB, tarfile.XHDTYPE),
+        member("long", 512, b"1" * 512, tarfile.XGLTYPE),
+        member("long", 512, b"1" * 512, tarfile.GNUTYPE_LONGNAME),
+        member(SEGMENT, 512, b"1" * 512, tarfile.GNUTYPE_SPARSE),
+        member("runs/x"),
+        member("runs/" + "x/" * 30 + "x"),
+        member("runs/x/attempts") + member(SEGMENT),
+        member(SEGMENT) + member("runs/x/attempts"),
+        member(SEGMENT, 1024, b"cut"),
+        member(SEGMENT) + b"not a header".ljust(512),
     ],
 )
-def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, name, num_bytes, num_files):
-    """The sizes that it claims: it is refused before any of them is read."""
-    member = tarfile.TarInfo(name)
-    member.size = num_bytes
-    # A sparse file of zeros in place of gigabytes that are compressed.
-    path = tmp_path / "results.tar"
-    with path.open("wb") as file:
-        for _ in range(num_files):
-            file.write(member.tobuf())
-            file.seek(-(-num_bytes // 512) * 512, 1)
-        file.truncate(file.tell() + 1024)
-    home = Store(tmp_path / "storage").open_for_writing(min_free_bytes=0)
+def test_an_archive_of_another_size_or_shape_is_refused(tmp_path, monkeypatch, members):
+    """It is refused before anything is written, and before a long member is in memory."""
+    monkeypatch.setattr(handover, "MOST_BYTES_IN_ALL", 2 * MIB)
+    monkeypatch.setattr(handover, "MOST_FILES", 3)
+    path, storage = tmp_path / "results.tar.gz", tmp_path / "storage"
+    path.write_bytes(gzip.compress(member("runs/x/tags.json", 3, b"{}\n") + members))
+    tracemalloc.start()
     with refused("archive"):
-        unpack_archive(path, home)
-    assert [entry.name for entry in (tmp_path / "storage").iterdir()] == ["store.json"]
+        unpack_archive(path, Store(storage))
+    assert tracemalloc.get_traced_memory()[1] < MIB
+    tracemalloc.stop()
+    assert not storage.exists()
+
+
+def test_an_archive_with_a_folder_where_the_storage_has_a_file_writes_nothing(tmp_path):
+    path, storage = tmp_path / "results.tar.gz", tmp_path / "storage"
+    path.write_bytes(gzip.compress(member("runs/x/tags.json") + member(SEGMENT)))
+    store = Store(storage).open_for_writing(min_free_bytes=0)
+    store.run("x").folder.write("attempts", b"")
+    with refused("storage", str(storage / "runs/x/attempts")):
+        unpack_archive(path, store)
+    assert os.listdir(storage / "runs/x") == ["attempts"]
 
 
 def test_json_of_many_megabytes_counts_as_damaged(root):
     """Its content is not read."""
     config = root / "runs" / DONE.run_id / "tags.json"
-    os.truncate(config, 300 * 2**20)
+    os.truncate(config, 300 * MIB)
+    os.truncate(root / "data" / RECIPE.data_id / "manifest.json", 300 * MIB)
     tracemalloc.start()
     with pytest.raises(CorruptFile):
         Store(root).run(DONE.run_id).folder.read_json("tags.json")
+    with pytest.raises(CorruptCorpus):
+        open_corpus(Store(root), RECIPE.data_id)
+    with refused("recipe", str(config)):
+        read_toml("recipe", config)
     assert tracemalloc.get_traced_memory()[1] < 2 * MOST_JSON_BYTES
     tracemalloc.stop()
     with refused("file", str(config)):

@@ -152,6 +152,22 @@ def test_merged_storages_have_one_time_of_what_both_have_made(tmp_path, order):
     assert Tracker(uri).sync(store) == {"sent": 0, "unchanged": 2}
 
 
+@pytest.mark.parametrize("elapsed_s", [0.75, None])
+def test_times_are_the_storages_after_a_clock_that_was_ahead(tmp_path, elapsed_s):
+    """None: the storage that replaces this one lacks the times."""
+    store, uri = Store(tmp_path).open_for_writing(min_free_bytes=0), f"sqlite:///{tmp_path}/x.db"
+    evaluate(store)
+    folder, facts = store.evaluation(EVALUATION.eval_id).folder, {"host": "x", "ended": time.time()}
+    folder.write_sealed("timing.json", facts | {"elapsed_s": 0.5, "ended": time.time() + 86_400})
+    synced(store, uri)
+    folder.remove("timing.json")
+    if elapsed_s:
+        folder.write_sealed("timing.json", facts | {"elapsed_s": elapsed_s})
+    synced(store, uri)
+    assert_mirror_equals(store, uri)
+    assert Tracker(uri).sync(store) == {"sent": 0, "unchanged": 1}
+
+
 def other_record(step: int) -> dict:
     plain = record(step)
     return {**plain, "metrics": {name: 2 * value for name, value in plain["metrics"].items()}}
@@ -177,6 +193,14 @@ def test_a_curve_that_the_storage_has_lost_stays_in_mlflow(sent):
     shutil.copytree(f"{store.root}/whole/attempts", segments / "attempts", dirs_exist_ok=True)
     emptied.sync(store, IDS)
     assert_mirror_equals(store, emptied.tracking_uri)
+
+
+@pytest.mark.filterwarnings("ignore:run .* is missing:RuntimeWarning")
+def test_a_run_that_was_copied_without_its_attempts_is_read_from_the_storage(sent):
+    store, _ = sent
+    shutil.rmtree(f"{store.root}/runs/{RUN.run_id}/attempts")
+    emptied = synced(store, f"sqlite:///{store.root}/new.db")
+    assert read(store, emptied).source == "the storage"
 
 
 def test_a_report_names_its_source_and_its_table_is_the_same(planted_study, tmp_path):  # noqa: F811
