@@ -23,6 +23,8 @@ MAX_NAME_BYTES = 200
 MAX_METRIC_NAME = 250 - len("final/validation/loss/")
 # Set by Ray in the entrypoint of a submitted job.
 RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+# Letters of a value in an error: it may be a whole document.
+LONGEST_SHOWN = 1000
 # Levels of lists and mappings in JSON and TOML.
 DEEPEST = 100
 # Metadata key of a field made by `added`.
@@ -76,7 +78,9 @@ class InvalidField(ValueError):
         return InvalidField(self.field, self.value, self.expected, place, self.steps)
 
     def __str__(self) -> str:
-        text = masked(f"{self.field}={self.value!r}: expected {self.expected}")
+        shown = masked(repr(self.value))
+        shown = shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]}..."
+        text = masked(f"{self.field}={shown}: expected {self.expected}")
         return f"{self.place}: {text}" if self.place else text
 
 

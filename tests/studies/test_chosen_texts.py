@@ -84,6 +84,14 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path, lines):
         read_texts(written(tmp_path, lines))
 
 
+def test_a_long_file_is_not_read_to_its_end(tmp_path):
+    place = written(tmp_path, [{"label": "airport", "text": "x"}] * (MOST_TEXTS + 1))
+    with open(place, "a") as file:
+        file.write("no record\n")
+    with refused("texts"):
+        read_texts(place)
+
+
 def test_other_studies_and_unknown_domains_are_refused(tmp_path, texts):
     words = [*WORDS, "--storage", str(tmp_path), "--texts"]
     with refused("texts", texts):

@@ -89,7 +89,11 @@ def _prepare(
     views = rows[~rows[ELICITED]]
     views = views.pivot(index=[VARIANT, *VIEW, "retained"], columns="domain", values="loss")
     views = views.add_prefix(PREFIX).reset_index().rename_axis(columns=None)
-    profile = external.declared.get(name, {}).get("profile", "")
+    given = external.declared.get(name, {})
+    if given.get("unit") and not any(units):
+        allowed = f"a variant of {LOSSES_FILE} with baselines"
+        raise invalid(f"{STUDIES_FILE}, {name}, unit", given["unit"], allowed)
+    profile = given.get("profile", "")
     profiles = dict.fromkeys([MEAN, *views["profile"]])
     if profile and profile not in profiles:
         raise invalid(f"{STUDIES_FILE}, {name}, profile", profile, one_of(profile, profiles))
