@@ -336,6 +336,8 @@ def named_jsonl(field: str, place: str, fields: str) -> Unit:
     path = local_path(field, place)
     if target_kind(field, path) != A_FILE or not path.name.lower().endswith(".jsonl"):
         raise invalid(field, place, f"a file named *.jsonl that exists, of lines with {fields}")
+    with reading(path):
+        require_fetched(field, path)
     return Unit((path,))
 
 

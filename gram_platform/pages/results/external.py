@@ -7,6 +7,7 @@ header) and the field.
 import csv
 import io
 import itertools
+import json
 import math
 import os
 import re
@@ -242,7 +243,10 @@ def _cell(field: str, value: object) -> str:
 
 def _object(place: str, line: str) -> dict:
     try:
-        return parse_json(line, dict)
+        found = parse_json(line, dict)
+        # A page cannot hold half a surrogate pair.
+        json.dumps(found, ensure_ascii=False).encode()
+        return found
     except ValueError as error:
         raise invalid(place, line[:40], f"a JSON object ({error})") from error
 

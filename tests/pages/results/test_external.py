@@ -213,7 +213,7 @@ def test_a_line_that_is_no_json_is_named(tmp_path):
     path = folder / "curves.jsonl"
     path.write_text(path.read_text() + "{'study'\n")
     assert refusal(folder)[0] == f"curves.jsonl, row {len(CURVES) + 1}"
-    for line in ("[" * 100_000, '{"seed": ' + "1" * 5_000 + "}", "[1, 2]"):
+    for line in ("[" * 100_000, '{"seed": ' + "1" * 5_000 + "}", "[1, 2]", '{"note": "\\ud800"}'):
         path.write_text(line + "\n")
         assert refusal(folder)[0] == "curves.jsonl, row 1"
 
@@ -291,3 +291,10 @@ def test_a_variant_with_several_baselines_to_choose_from_is_named(tmp_path):
     _, value = refusal(write_folder(tmp_path, rows, curves))
     assert {"mine,", "50M,", "c"} <= set(str(value).split())
     prepare(read_external(write_folder(tmp_path, rows, curves, {"mine": {"unit": "a"}})))
+
+
+@pytest.mark.timeout(60)
+def test_a_long_table_takes_a_time_in_line_with_its_length(tmp_path):
+    rows = [row | {"seed": str(seed)} for seed in range(1500) for row in baseline_rows(seeds=["1"])]
+    [study] = prepare(read_external(write_folder(tmp_path, rows, CURVES)))
+    assert len(study.losses.evaluations) == 1500
