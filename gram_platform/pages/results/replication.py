@@ -85,7 +85,8 @@ def _prepare(
     rows = _named(pd.concat(parts, ignore_index=True), used)
     units = {baselines.unit(name, size) for size, _ in used}
     given = external.declared.get(name, {})
-    if given.get("unit") and not any(units):
+    is_own = (losses["method"] == BASELINE).any()
+    if given.get("unit") and is_own and not any(units):
         allowed = f"a variant of {LOSSES_FILE} with baselines"
         raise invalid(f"{STUDIES_FILE}, {name}, unit", given["unit"], allowed)
     # The reference of all variants; "" if each has its own.
