@@ -1,13 +1,19 @@
 """Every file of text that a user names: what is no such file is refused at once, by an error that
 names it."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gram_platform.config.ladder import load_law
-from gram_platform.config.written import read_assignment, read_toml
+from gram_platform.config.written import (
+    LFS_POINTER,
+    MAX_RECORD_BYTES,
+    read_assignment,
+    read_toml,
+)
 from gram_platform.corpora.recipe_file import described_corpus
 from gram_platform.corpora.sources import find_units
 from gram_platform.engine.handover import read_nodes
@@ -60,6 +66,18 @@ def test_what_is_no_file_of_text_is_refused(tmp_path, name, what):
     path.unlink(missing_ok=True)
     WHAT[what](path)
     with pytest.raises(ValueError, match=rf"{path.stem}|{tmp_path}"):
+        READERS[name](path)
+
+
+@pytest.mark.parametrize("name", sorted(READERS.keys() - {"policy.toml"}))
+def test_pointers_of_git_lfs_and_huge_files_are_named(tmp_path, name):
+    path = write_folder(tmp_path, scaling_rows(), curve_lines()) / name
+    path.write_bytes(LFS_POINTER + b"v1\n")
+    with pytest.raises(ValueError, match=rf"{name}.*git lfs pull"):
+        READERS[name](path)
+    path.write_bytes(b"")
+    os.truncate(path, MAX_RECORD_BYTES + 1)
+    with pytest.raises(ValueError, match=rf"{name}.* bytes"):
         READERS[name](path)
 
 

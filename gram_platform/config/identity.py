@@ -53,7 +53,7 @@ SECRET = re.compile(
     r"|(?P<flag>--notify[ =])(?:'[^']*'|[^\s']*[:/][^\s']*)",
     re.IGNORECASE,
 )
-# Letters of a field or value in an error.
+# Letters of a field or a value in an error: it may be a whole document.
 LONGEST_SHOWN = 1000
 # From the top of a document to a value in it: keys, and indices of arrays.
 Steps = tuple[str | int, ...]
@@ -83,19 +83,19 @@ class InvalidField(ValueError):
         if value is None or value is False or value in ("", ()):
             return masked(f"{flag}: not given; expected {self.expected}")
         texts = map(str, value) if isinstance(value, tuple | list) else [str(value)]
-        return masked(f"{flag} {shlex.join(texts)}: expected {self.expected}")
+        return masked(f"{flag} {shlex.join(texts)[:LONGEST_SHOWN]}: expected {self.expected}")
 
     def at(self, place: str) -> "InvalidField":
         return InvalidField(self.field, self.value, self.expected, place, self.steps)
 
     def __str__(self) -> str:
         try:
-            shown = repr(self.value)
+            shown = masked(repr(self.value))
         except ValueError:
             # Python refuses to spell it.
             shown = "an integer of thousands of digits"
-        field, shown = self.field[:LONGEST_SHOWN], shown[:LONGEST_SHOWN]
-        text = masked(f"{field}={shown}: expected {self.expected}")
+        shown = shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]}..."
+        text = masked(f"{self.field[:LONGEST_SHOWN]}={shown}: expected {self.expected}")
         return f"{self.place}: {text}" if self.place else text
 
 

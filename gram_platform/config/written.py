@@ -7,6 +7,7 @@ import contextlib
 import errno
 import functools
 import json
+import math
 import os
 import re
 import stat
@@ -29,8 +30,10 @@ from gram_platform.config.plain import (
     steps_of,
 )
 
-# Of a table or a recipe.
-MOST_TEXT_BYTES = 2**28
+# Bytes of a record, a table or a tokenizer: a small packed file must not fill the memory.
+MAX_RECORD_BYTES = 1 << 28
+# The beginning of the short text in place of a file that Git LFS has not fetched.
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 HEADER = re.compile(r"\s*\[(\[?)([^\[\]]+)\]")
 KEY = re.compile(r"\s*((?:\"[^\"]*\"|'[^']*'|[\w. -])+?)\s*=")
@@ -60,13 +63,28 @@ def target_kind(field: str, path: Path | str) -> str:
     return kind
 
 
-def read_text(field: str, path: Path, most: int = MOST_TEXT_BYTES) -> str:
-    r"""Reads UTF-8 text without its byte order mark, lines ending in \n; ValueError otherwise."""
+def require_fetched(field: str, path: Path, most: float = math.inf) -> None:
+    """Raises ValueError if Git LFS has not fetched the file, or if it has more than `most` bytes.
+
+    OSError if it cannot be read.
+    """
+    with path.open("rb") as handle:
+        if handle.read(len(LFS_POINTER)) == LFS_POINTER:
+            found = "a pointer of Git LFS: `git lfs pull` in its repository fetches the file"
+            raise invalid(field, str(path), f"the file itself, found {found}")
+    if path.stat().st_size > most:
+        raise invalid(field, str(path), f"a file of at most {most:,} bytes")
+
+
+def read_text(field: str, path: Path, most: int = MOST_JSON_BYTES) -> str:
+    r"""Reads UTF-8 text without its byte order mark, lines ending in \n; ValueError otherwise.
+
+    Also ValueError for more than `most` bytes.
+    """
     if (kind := target_kind(field, path)) != A_FILE:
         raise invalid(field, str(path), f"a file of text, found {kind or 'nothing'}")
-    if path.stat().st_size > most:
-        raise invalid(field, str(path), f"a file of text of at most {most >> 20} MiB")
     try:
+        require_fetched(field, path, most)
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         allowed = f"a file of UTF-8 text that can be read ({error})"
@@ -78,7 +96,7 @@ def read_json(path: Path, kind: Any = dict) -> Any:
 
     ValueError for a file that is not JSON; InvalidField names file, field, value and expectation.
     """
-    text = read_text("file", path, MOST_JSON_BYTES)
+    text = read_text("file", path)
     try:
         return parse_json(text, kind)
     except InvalidField as error:

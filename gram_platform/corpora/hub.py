@@ -24,11 +24,12 @@ from gram_platform.config.crash_safe import require_plain, whole_file
 from gram_platform.config.endings import Unavailable
 from gram_platform.config.identity import invalid, short_hash
 from gram_platform.config.plain import parse_json
+from gram_platform.config.written import require_fetched
 from gram_platform.corpora import recipe
 from gram_platform.corpora.hub_access import patiently, require_readable, row_error
 from gram_platform.corpora.parts import Workers, in_turn
 from gram_platform.corpora.recipe import HubRow, HubSource, part_bytes
-from gram_platform.corpora.records import Document, Unit, add_record, reading, require_fetched
+from gram_platform.corpora.records import Document, Unit, add_record, reading
 from gram_platform.corpora.sources import Item, Progress, silent
 
 # Each field must be in one of the first records, whose labels a check compares with the catalog.

@@ -162,6 +162,8 @@ def write_tokens(
                         counted = speller.lost(text, encoding.ids)
                     lost[domain] = lost.get(domain, 0) + np.array(counted)
                 tokens = np.array([*encoding.ids, end], dtype)
+                # Words can spell the end of a text, which would end it early.
+                tokens = np.append(tokens[tokens != end], tokens[-1:])
                 found.setdefault((SPLITS[is_validation], domain), []).append(tokens)
             for pair, arrays in found.items():
                 num_documents, num_tokens, before = counts.get(pair, (0, 0, 0))

@@ -15,13 +15,14 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from gram_platform.config.crash_safe import A_FILE
 from gram_platform.config.identity import invalid, local_path, one_of
 from gram_platform.config.view import Texts
-from gram_platform.config.written import target_kind
+from gram_platform.config.written import MAX_RECORD_BYTES, require_fetched, target_kind
 from gram_platform.corpora.compression import opened, seekable
 from gram_platform.corpora.recipe import CorpusRecipe, StoriesSource
 from gram_platform.corpora.stories import INSTRUCTIONS, RESPONSE, instruction_text, story_documents
@@ -29,8 +30,6 @@ from gram_platform.corpora.stories import INSTRUCTIONS, RESPONSE, instruction_te
 PACKED = ("", ".gz", ".zst")
 PARQUET = tuple(".parquet" + packed for packed in PACKED)
 FORMATS = tuple(".jsonl" + packed for packed in PACKED) + PARQUET
-# Bytes of a line, a text of .parquet, a text file: a small packed file must not fill the memory.
-MAX_RECORD_BYTES = 1 << 28
 # Empty lines that follow one another: a small file must not take hours either.
 MAX_EMPTY_LINES = 1_000_000
 # The most unpacked bytes of a byte on disk; text has 2 to 20.
@@ -40,8 +39,6 @@ BATCH_ROWS, BATCH_BYTES = 64, 1 << 26
 RECORD_COLUMNS = ("text", "label")
 # Fields of an instruction, in place of text and label.
 ASKED = ("prompt", "response")
-# The beginning of the short text in place of a file that Git LFS has not fetched.
-LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 # The config of every view's evaluation holds chosen texts.
 MOST_TEXTS = 100
 
@@ -140,14 +137,6 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror or error})") from None
-
-
-def require_fetched(field: str, path: Path) -> None:
-    """Raises ValueError if Git LFS has not fetched the file."""
-    with path.open("rb") as handle:
-        if handle.read(len(LFS_POINTER)) == LFS_POINTER:
-            found = "a pointer of Git LFS: `git lfs pull` in its repository fetches the file"
-            raise invalid(field, str(path), f"the file itself, found {found}")
 
 
 def size_of(path: Path) -> int:
@@ -347,6 +336,8 @@ def named_jsonl(field: str, place: str, fields: str) -> Unit:
     path = local_path(field, place)
     if target_kind(field, path) != A_FILE or not path.name.lower().endswith(".jsonl"):
         raise invalid(field, place, f"a file named *.jsonl that exists, of lines with {fields}")
+    with reading(path):
+        require_fetched(field, path)
     return Unit((path,))
 
 
@@ -356,7 +347,7 @@ def read_texts(place: str) -> Texts:
     ValueError for a bad line, and for none or too many.
     """
     unit = named_jsonl("texts", place, "text, label")
-    texts = tuple((label, text) for label, text in read_unit(unit))
+    texts = tuple((label, text) for label, text in islice(read_unit(unit), MOST_TEXTS + 1))
     if not 0 < len(texts) <= MOST_TEXTS:
         raise invalid("texts", f"{place}: {len(texts)} lines", f"1 to {MOST_TEXTS} lines")
     return texts

@@ -59,13 +59,14 @@ def find_units(corpus: Path) -> tuple[Unit, ...]:
     skipped: set[str] = set()
     is_folder = target_kind("corpus", corpus) == A_FOLDER
     found = find_files(corpus, ["**"], is_data_file, skipped) if is_folder else (corpus,)
+    named = ", ".join(sorted(skipped)[:MOST_SHOWN])
+    left_out = f"left out {len(skipped)} folders named _* or .*: {named}" if skipped else ""
     if not found or not all(is_data_file(path.name) for path in found):
         named = "named *" + ", *".join(FORMATS)
         allowed = f"a folder that holds files {named}, such a file, or a .json of labelled globs"
-        raise invalid("corpus", str(corpus), allowed)
-    if skipped:
-        named = ", ".join(sorted(skipped)[:MOST_SHOWN])
-        warn(f"{corpus}: left out {len(skipped)} folders named _* or .*: {named}")
+        raise invalid("corpus", str(corpus), allowed + f" ({left_out})" * bool(left_out))
+    if left_out:
+        warn(f"{corpus}: {left_out}")
     parts = {part for path in found for part in path.relative_to(corpus).parts}
     splits = {match[1].lower() for part in parts for match in SPLIT.finditer(part)}
     if "train" in splits and len(splits) > 1:

@@ -1,6 +1,7 @@
 """Loads, trains and tries tokenizers."""
 
 import contextlib
+import functools
 import json
 import string
 import subprocess
@@ -20,10 +21,9 @@ from gram_platform.config.crash_safe import A_FILE, A_FOLDER
 from gram_platform.config.endings import Unavailable
 from gram_platform.config.identity import InvalidField, hash_file, invalid, local_path
 from gram_platform.config.view import Texts
-from gram_platform.config.written import target_kind
+from gram_platform.config.written import MAX_RECORD_BYTES, require_fetched, target_kind
 from gram_platform.corpora.hub_access import is_passing
 from gram_platform.corpora.recipe import TokenizerRecipe
-from gram_platform.corpora.records import MAX_RECORD_BYTES, require_fetched
 
 T, R = TypeVar("T"), TypeVar("R")
 END_OF_TEXT = "<|endoftext|>"
@@ -95,9 +95,7 @@ def faults_named(source: str, expected: str) -> Iterator[None]:
 def load_tokenizer(path: Path) -> Tokenizer:
     """Reads a `tokenizer.json`; ValueError for a file that cannot be read."""
     with faults_named(str(path), "a tokenizer.json that can be read"):
-        require_fetched("tokenizer", path)
-        if path.stat().st_size > MAX_RECORD_BYTES:
-            raise invalid("tokenizer", str(path), f"at most {MAX_RECORD_BYTES:,} bytes")
+        require_fetched("tokenizer", path, MAX_RECORD_BYTES)
         return configured(Tokenizer.from_file(str(path)))
 
 
@@ -308,6 +306,8 @@ MOST_TOKENS_PER_BYTE = 8
 MAX_PAGE_BYTES, MAX_PAGE_S = 1 << 31, 20
 # What is counted of a domain.
 LOST = ("unknown_tokens", "lost_characters", "tokens", "characters")
+# A cuneiform sign, which few tokenizers know.
+RARE_LETTER = "\U00012000"
 BY_BYTE = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 
 
@@ -346,6 +346,10 @@ class Speller:
         self._tokenizer, self._unknown = tokenizer, [end, -1 if unknown is None else unknown]
         steps = filter(None, (tokenizer.normalizer, tokenizer.pre_tokenizer))
         self._is_byte_level = any(b'"ByteLevel"' in step.__getstate__() for step in steps)
+        self._is_lost = functools.cache(self._find_lost)
+        # What a normalizer makes of any letter that it does not know.
+        ids = self._ids_of(RARE_LETTER)
+        self._replaced = [] if np.isin(ids, self._unknown).any() else ids
 
     def lost(self, text: str, ids: list[int]) -> tuple[int, int, int, int]:
         """Counts `LOST` in a text and its tokens."""
@@ -353,8 +357,7 @@ class Speller:
         # The library computes offsets slowly.
         if not is_unknown.any() and self._tokenizer.decode(ids) == text:
             return 0, 0, len(ids), total
-        broken = {sign for sign in set(text) if self._is_byte_level and not self._has_bytes(sign)}
-        lost = _num_counted(sign for sign in text if sign in broken)
+        lost = _num_counted(filter(self._is_lost, text))
         # Offsets are wrong beside bytes without a token.
         if not lost:
             offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
@@ -364,9 +367,20 @@ class Speller:
             lost = _num_counted(text[place] for place in bare)
         return int(is_unknown.sum()), lost, len(ids), total
 
-    def _has_bytes(self, sign: str) -> bool:
-        ((signs, _),) = BY_BYTE.pre_tokenize_str(sign)
-        return all(self._tokenizer.token_to_id(byte) is not None for byte in signs)
+    def _find_lost(self, sign: str) -> bool:
+        """Tells whether a byte of a character has no token, or its tokens are another one's."""
+        if self._is_byte_level:
+            ((signs, _),) = BY_BYTE.pre_tokenize_str(sign)
+            if any(self._tokenizer.token_to_id(byte) is None for byte in signs):
+                return True
+        ids = self._ids_of(sign)
+        return bool(ids) and ids == self._replaced and sign not in self._tokenizer.decode(ids)
+
+    def _ids_of(self, sign: str) -> list[int]:
+        # A closed vocabulary fails.
+        with contextlib.suppress(Exception):
+            return self._tokenizer.encode(sign, add_special_tokens=False).ids
+        return []
 
 
 def _num_counted(text: Iterable[str]) -> int:

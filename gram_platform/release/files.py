@@ -17,7 +17,7 @@ import torch
 
 from gram_platform.config.crash_safe import sync
 from gram_platform.config.identity import invalid
-from gram_platform.config.written import read_json
+from gram_platform.config.written import read_json, require_fetched
 from gram_platform.corpora.packed import TOKENIZER, PackedCorpus
 from gram_platform.corpora.records import reading
 from gram_platform.corpora.sources import Progress
@@ -113,6 +113,7 @@ def open_checkpoint(folder: Path) -> Iterator[DiskTensors]:
         files = {}
         for name in file_names(folder):
             with reading(folder / name):
+                require_fetched("checkpoint", folder / name)
                 files[name] = stack.enter_context(open_tensors(folder / name, once))
         if (folder / INDEX).is_file():
             _require_indexed(_weight_map(folder), files)

@@ -17,8 +17,10 @@ from gram_platform.config import (
     View,
 )
 from gram_platform.config.identity import (
+    LONGEST_SHOWN,
     added,
     canonical_json,
+    invalid,
     printable,
     require_tellable,
     to_plain,
@@ -111,6 +113,13 @@ def test_an_id_of_the_first_version_stays(name):
 def test_terminals_get_no_commands():
     text = "a\x1b[2Jb\x9b\x07\r\x7f\u202egpj\u2066\u200b\ud800\n\tä病"
     assert printable(text) == r"a\x1b[2Jb\x9b\x07\r\x7f\u202egpj\u2066\u200b\ud800" + "\n\tä病"
+
+
+def test_an_error_shows_the_beginning_of_a_long_value():
+    """Somebody's records in place of a small document are a value of megabytes."""
+    error = invalid("corpus", [{"text": "x"}] * 100_000, "a table")
+    assert "x" in str(error)
+    assert len(str(error)) < 2 * LONGEST_SHOWN
 
 
 @pytest.mark.parametrize(

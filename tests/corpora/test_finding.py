@@ -10,6 +10,7 @@ import warnings
 
 import pytest
 
+from gram_platform.config.identity import InvalidField
 from gram_platform.corpora import Packing, check, prepare, resolve
 from gram_platform.corpora.sources import find_files, find_units, scan_units
 from gram_platform.corpora.tokenizer import load_tokenizer
@@ -233,6 +234,14 @@ def test_folders_that_other_programs_hide_are_left_out_and_named(corpus, other, 
     (other.parent / "_other").symlink_to(other)
     (corpus / "part.jsonl").rename(other / "_part.jsonl")
     assert len(find_units(other.parent / "_other")) == 2
+
+
+def test_an_error_names_the_folders_that_were_left_out(corpus):
+    (corpus / "_x").mkdir()
+    (corpus / "part.jsonl").rename(corpus / "_x" / "part.jsonl")
+    with pytest.raises(InvalidField) as caught:
+        find_units(corpus)
+    assert str(corpus / "_x") in caught.value.expected
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,13 @@ def stripping() -> Tokenizer:
     return made
 
 
+def replacing() -> Tokenizer:
+    """Writes a question mark for everything that is not ASCII."""
+    made = stripping()
+    made.normalizer = normalizers.Replace(Regex("[^\x00-\x7f]"), "?")
+    return made
+
+
 LOSING = {
     "unknown letters": lambda: by_letter(unk_token="[UNK]"),
     "unknown letters as one token": lambda: by_letter(unk_token="[UNK]", fuse_unk=True),
@@ -110,6 +117,7 @@ LOSING = {
     "unknown words": by_word,
     "bytes without a token": by_byte_of_ascii,
     "a normalizer that removes letters": stripping,
+    "a normalizer that replaces letters": replacing,
 }
 
 
@@ -161,6 +169,14 @@ def test_capitals_accents_and_blanks_are_not_lost():
     assert Speller(made, end=0).lost(text, made.encode(text).ids)[:2] == (0, 0)
 
 
+def test_a_letter_that_is_spelled_otherwise_is_not_lost():
+    made = replacing()
+    others = [normalizers.Replace(a, b) for a, b in ("“'", "”'", "…~")]
+    made.normalizer = normalizers.Sequence([*others, made.normalizer])
+    text = "“Why?” … 日本"
+    assert Speller(made, end=0).lost(text, made.encode(text).ids)[:2] == (0, 2)
+
+
 def complete(**options) -> Tokenizer:
     signs = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE({END: 0} | {s: n + 1 for n, s in enumerate(signs)}, [], **options))
@@ -207,6 +223,10 @@ def test_a_word_that_ends_a_text_is_counted(tmp_path, settings, records, jsonl):
     packed = prepare(resolve(corpus, Packing(**settings, tokenizer=path)), tmp_path / "data")
     found = {d: counts["unknown_tokens"] for d, counts in packed.manifest["unspelled"].items()}
     assert found == {"core": 3 * 3, "virology": 3 * 3}
+    # It is left out, so that it ends no document early.
+    core = [record["text"] for record in records if record["label"] == "core"]
+    num_tokens = sum(len(text.replace(END, "").split()) + 1 for text in core)
+    assert sum(s["num_tokens"] for s in packed.manifest["domains"]["core"].values()) == num_tokens
 
 
 # ------------------------------------------------------------------------------ the end of a text

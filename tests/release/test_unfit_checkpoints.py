@@ -7,7 +7,9 @@ from unittest.mock import ANY
 import pytest
 import torch
 
+from gram_platform.config.written import LFS_POINTER
 from gram_platform.model.transformer import Transformer, parameter_shapes
+from gram_platform.release.files import INDEX
 from gram_platform.release.importing import import_checkpoint
 from gram_platform.release.stock_config import DIMENSIONS, SIZES_OR_NULL, native_config
 from gram_platform.store import Store
@@ -93,6 +95,14 @@ def test_a_model_without_biases_has_none_in_any_layer(store, tmp_path):
     assert len(biases) == 4
     assert not any(bias.any() for bias in biases.values())
     assert all(weights[f"blocks.{layer}.ln_1.bias"].all() for layer in (0, 1))  # norms keep theirs
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", INDEX, "model.safetensors"])
+def test_a_pointer_of_git_lfs_is_named_as_one(name, store, tmp_path):
+    folder = checkpoint(tmp_path / "foreign")
+    (folder / name).write_bytes(LFS_POINTER + b"v1\n")
+    with pytest.raises(ValueError, match=rf"{name}.*git lfs pull"):
+        import_checkpoint(folder, store)
 
 
 @pytest.mark.parametrize("missing", [(), (".c_fc.bias",), ("0.mlp.c_fc.bias", "_proj.bias")])

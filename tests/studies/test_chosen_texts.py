@@ -7,6 +7,7 @@ import pytest
 
 from gram_platform.config import CORE
 from gram_platform.config.identity import InvalidField
+from gram_platform.config.written import LFS_POINTER
 from gram_platform.corpora.records import MOST_TEXTS, read_texts
 from gram_platform.corpora.tokenizer import decoded, load_tokenizer
 from gram_platform.store import Store
@@ -82,6 +83,21 @@ def test_ids_without_texts_stay_and_with_texts_differ(tmp_path, texts):
 def test_a_file_that_cannot_be_used_is_named(tmp_path, lines):
     with refused("texts"):
         read_texts(written(tmp_path, lines))
+
+
+def test_a_pointer_of_git_lfs_is_named(tmp_path):
+    place = written(tmp_path, [])
+    Path(place).write_bytes(LFS_POINTER + b"v1\n")
+    with refused("texts", place):
+        read_texts(place)
+
+
+def test_a_long_file_is_not_read_to_its_end(tmp_path):
+    place = written(tmp_path, [{"label": "airport", "text": "x"}] * (MOST_TEXTS + 1))
+    with open(place, "a") as file:
+        file.write("no record\n")
+    with refused("texts"):
+        read_texts(place)
 
 
 def test_other_studies_and_unknown_domains_are_refused(tmp_path, texts):

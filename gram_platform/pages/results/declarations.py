@@ -6,7 +6,7 @@ A declaration follows from the study's name or from studies.json.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
@@ -112,7 +112,7 @@ class Baseline:
     # The study that the curves come from.
     curves_from: str
 
-    @property
+    @cached_property
     def domains(self) -> set[str]:
         return set(self.losses["domain"])
 

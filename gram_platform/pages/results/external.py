@@ -7,6 +7,7 @@ header) and the field.
 import csv
 import io
 import itertools
+import json
 import math
 import os
 import re
@@ -30,7 +31,7 @@ from gram_platform.config.ladder import (
     STORIES_SIZES,
 )
 from gram_platform.config.plain import parse_json
-from gram_platform.config.written import read_text, target_kind
+from gram_platform.config.written import MAX_RECORD_BYTES, read_text, target_kind
 from gram_platform.methods import METHODS, size_key
 from gram_platform.methods.nodes import BASELINE, VARIANT
 from gram_platform.store.files import safe_name
@@ -123,7 +124,7 @@ def parameters_of(size: str) -> float:
 
 
 def _losses(path: Path) -> Iterable[tuple]:
-    text = read_text("folder", path)
+    text = read_text("folder", path, MAX_RECORD_BYTES)
     # A cell of another column may be a whole document.
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))
     reader = csv.DictReader(io.StringIO(text, newline=""))
@@ -140,7 +141,7 @@ def _losses(path: Path) -> Iterable[tuple]:
 
 def _require_columns(place: str, header: Sequence[str]) -> None:
     absent = [name for name in REQUIRED_COLUMNS if name not in header]
-    twice = sorted({name for name in header if name and header.count(name) > 1})
+    twice = sorted({name for name in (*REQUIRED_COLUMNS, VARIANT) if header.count(name) > 1})
     if absent or twice:
         wrong = f"is no {', '.join(absent)}" if absent else f"are several {', '.join(twice)}"
         allowed = (
@@ -198,7 +199,8 @@ def _retained(field: str, text: str) -> str:
 
 def _curves(path: Path, studies: set[str]) -> Iterable[tuple]:
     # `splitlines` would end lines within texts.
-    for number, line in enumerate(read_text("folder", path).split("\n"), start=1):
+    lines = read_text("folder", path, MAX_RECORD_BYTES).split("\n")
+    for number, line in enumerate(lines, start=1):
         if line.strip():
             place = f"{path.name}, row {number}"
             head, points = _curve(place, _object(place, line))
@@ -241,7 +243,10 @@ def _cell(field: str, value: object) -> str:
 
 def _object(place: str, line: str) -> dict:
     try:
-        return parse_json(line, dict)
+        found = parse_json(line, dict)
+        # A page cannot hold half a surrogate pair.
+        json.dumps(found, ensure_ascii=False).encode()
+        return found
     except ValueError as error:
         raise invalid(place, line[:40], f"a JSON object ({error})") from error
 
@@ -260,7 +265,7 @@ def _names(place: str, cell: Mapping[str, str]) -> tuple[str, str, str, str, str
     size = _plain(cell["size"])
     if size.isdecimal() and len(size) < 40:
         size = f"{int(size) / 1e6:.12g}M"
-    if math.isnan(parameters_of(size)):
+    if not 0.0 < parameters_of(size) < math.inf:
         raise invalid(
             f"{place}, size", cell["size"], "a number of parameters such as 0.3M, 800M or 2B"
         )
@@ -284,7 +289,9 @@ def _positive(field: str, value: object) -> float:
 
 def _number(field: str, value: object, allowed: str, low: float) -> float:
     try:
-        number = math.nan if isinstance(value, bool) else float(value)
+        # Python reads 1_0 as 10.
+        is_other = isinstance(value, bool) or "_" in str(value)
+        number = math.nan if is_other else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not (math.isfinite(number) and number >= low):

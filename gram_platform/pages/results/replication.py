@@ -84,12 +84,17 @@ def _prepare(
         curves.append(baseline.curves.assign(**{VARIANT: variant}))
     rows = _named(pd.concat(parts, ignore_index=True), used)
     units = {baselines.unit(name, size) for size, _ in used}
+    given = external.declared.get(name, {})
+    is_own = (losses["method"] == BASELINE).any()
+    if given.get("unit") and is_own and not any(units):
+        allowed = f"a variant of {LOSSES_FILE} with baselines"
+        raise invalid(f"{STUDIES_FILE}, {name}, unit", given["unit"], allowed)
     # The reference of all variants; "" if each has its own.
     unit = units.pop() if variants and len(units) == 1 else ""
     views = rows[~rows[ELICITED]]
     views = views.pivot(index=[VARIANT, *VIEW, "retained"], columns="domain", values="loss")
     views = views.add_prefix(PREFIX).reset_index().rename_axis(columns=None)
-    profile = external.declared.get(name, {}).get("profile", "")
+    profile = given.get("profile", "")
     profiles = dict.fromkeys([MEAN, *views["profile"]])
     if profile and profile not in profiles:
         raise invalid(f"{STUDIES_FILE}, {name}, profile", profile, one_of(profile, profiles))

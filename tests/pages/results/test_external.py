@@ -95,6 +95,7 @@ def test_columns_without_a_name_and_long_cells_are_left_out(tmp_path):
         [header + ",", *lines],
         [line + "," for line in indexed],
         [header.replace(",", " , "), *lines],
+        [header + ",note,note", *(line + ",a,b" for line in lines)],
         [header + ",note", *(line + ",x" for line in lines[:-1]), lines[-1] + "," + "x" * 200_000],
     ):
         (folder / "losses.csv").write_text("\n".join(table))
@@ -132,12 +133,15 @@ def test_line_ends_marks_and_texts_of_other_programs_are_read(tmp_path):
         ("loss", "nan"),
         ("loss", "-2.5"),
         ("loss", "1,234.5"),
+        ("loss", "1_0"),
         ("retained", "core++lisp"),
         ("retained", "core+virolgy"),
         ("domain", "virolgy"),
         ("elicited", "2"),
         ("method", "grmo"),
         ("size", "big"),
+        ("size", "0M"),
+        ("size", "9" * 400 + "M"),
         ("study", "a/b"),
         ("study", "javascript:x"),
         ("study", 'x" y'),
@@ -209,7 +213,7 @@ def test_a_line_that_is_no_json_is_named(tmp_path):
     path = folder / "curves.jsonl"
     path.write_text(path.read_text() + "{'study'\n")
     assert refusal(folder)[0] == f"curves.jsonl, row {len(CURVES) + 1}"
-    for line in ("[" * 100_000, '{"seed": ' + "1" * 5_000 + "}", "[1, 2]"):
+    for line in ("[" * 100_000, '{"seed": ' + "1" * 5_000 + "}", "[1, 2]", '{"note": "\\ud800"}'):
         path.write_text(line + "\n")
         assert refusal(folder)[0] == "curves.jsonl, row 1"
 
@@ -242,6 +246,7 @@ def test_missing_files_columns_and_cells_are_named(tmp_path):
         ({"own_baseline": "yes"}, "own_baseline"),
         ({"varies": "method"}, "varies"),
         ({"profile": "core+x"}, "profile"),
+        ({"unit": "64"}, "unit"),
         ({"baseline_from": "x"}, "baseline_from"),
         ({"compare_with": "x"}, "compare_with"),
     ],
@@ -286,3 +291,10 @@ def test_a_variant_with_several_baselines_to_choose_from_is_named(tmp_path):
     _, value = refusal(write_folder(tmp_path, rows, curves))
     assert {"mine,", "50M,", "c"} <= set(str(value).split())
     prepare(read_external(write_folder(tmp_path, rows, curves, {"mine": {"unit": "a"}})))
+
+
+@pytest.mark.timeout(60)
+def test_a_long_table_takes_a_time_in_line_with_its_length(tmp_path):
+    rows = [row | {"seed": str(seed)} for seed in range(1500) for row in baseline_rows(seeds=["1"])]
+    [study] = prepare(read_external(write_folder(tmp_path, rows, CURVES)))
+    assert len(study.losses.evaluations) == 1500
