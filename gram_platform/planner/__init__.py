@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from gram_platform.config import AnyEvaluation, ModelConfig, RunConfig
 from gram_platform.config.flops import hardware_flops, total_parameters
 from gram_platform.config.identity import invalid
-from gram_platform.config.routing import GROUP_SIZES
 from gram_platform.config.training import MISDIRECTION
 from gram_platform.methods.budgets import run_flops
 from gram_platform.methods.nodes import Node
@@ -127,7 +126,7 @@ class Passes:
     """How a rank runs its share of a micro-batch, and the memory that it needs."""
 
     num_passes: int
-    # Micro-batches of one route in one pass.
+    # Micro-batches in one pass.
     num_merged: int
     memory: Memory
 
@@ -258,19 +257,22 @@ def possible_passes(run: RunConfig, num_ranks: int, machine: Machine) -> tuple[i
 def merged_within(
     run: RunConfig, num_ranks: int, machine: Machine, checkpointing: bool = False
 ) -> int:
-    """Returns the most micro-batches of one route that a rank runs in a pass on a GPU.
+    """Returns how many micro-batches a rank runs in a pass on a GPU, for the fewest that fit.
 
-    It is the largest of GROUP_SIZES that fits, with at most MOST_MERGED_TOKENS. It is one on a CPU,
-    which gains nothing by more (FINDINGS), and for RMU, which keeps one pass's activations.
+    Alone a GPU takes at most MOST_MERGED_TOKENS. Several gather the weights in each pass, so memory
+    alone counts. It is one on a CPU, which gains nothing by more (FINDINGS), and for RMU, which
+    keeps one pass's activations.
     """
-    tokens = run.micro_batch // num_ranks * run.model.seq_len
+    tokens, window = run.micro_batch // num_ranks * run.model.seq_len, run.micro_batches_per_step
     if machine.device != "cuda" or run.objective.kind == MISDIRECTION:
         return 1
-    most = min(MOST_MERGED_TOKENS // tokens, run.micro_batches_per_step)
-    numbers = [size for size in GROUP_SIZES if 1 < size <= most]
+    most = window if num_ranks > 1 else min(MOST_MERGED_TOKENS // tokens, window)
+    sizes = dict.fromkeys(-(-window // number) for number in range(1, window))
     usable = USABLE_MEMORY * machine.memory_bytes
     memory = (
-        (n, rank_memory(run, num_ranks, checkpointing, machine.device, 1, n).total) for n in numbers
+        (n, rank_memory(run, num_ranks, checkpointing, machine.device, 1, n).total)
+        for n in sizes
+        if n <= most
     )
     return next((number for number, total in memory if total <= usable), 1)
 
