@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from gram_platform.config import EvalPoints, Objective, RoutingConfig, View, layout
 from gram_platform.config.ladder import PAPER_SIZES
 from gram_platform.config.layout import model_kernel
-from gram_platform.config.routing import Schedule, same_routes
+from gram_platform.config.routing import Schedule, passes_of_window
 from gram_platform.planner import checkpoint_bytes
 from gram_platform.planner.memory import (
     BYTES,
@@ -158,12 +158,12 @@ def test_logits_at_their_peak(objective, dtype):
 
 def micro_steps(learner, run, plan, step, num_ranks=1):
     window = plan.window(step)
-    groups = same_routes(window, learner.num_merged)
-    for group in groups:
+    passes = passes_of_window(window, learner.num_merged)
+    for group in passes:
         shape = (len(group) * run.micro_batch // num_ranks, run.model.seq_len + 1)
         for is_last, part_BT in learner.passes(torch.randint(0, run.model.vocab_size, shape)):
-            is_last, num_losses = is_last and group is groups[-1], len(window) * learner.num_passes
-            _pass(learner, [window[index] for index in group], num_losses, is_last, part_BT)
+            is_last, num_losses = is_last and group is passes[-1], len(window) * learner.num_passes
+            _pass(learner, group, num_losses, is_last, part_BT)
         yield tuple(group)
 
 
