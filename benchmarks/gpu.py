@@ -18,7 +18,6 @@ from benchmarks.timing import clock_of, interleaved
 from benchmarks.workloads import DENSE, Workload, compared_runs, loop_arguments
 from gram_platform.config.flops import hardware_flops
 from gram_platform.config.ladder import PAPER_SIZES, SMOKE_SIZES, STORIES_SIZES, Size
-from gram_platform.config.routing import GROUP_SIZES
 from gram_platform.planner import BORROWED, MACHINES, merged_within
 from gram_platform.train.loop import StepRecord, training_steps
 
@@ -28,6 +27,8 @@ DEFAULT_SIZES = ("26M", "100M", "800M")
 # Sequences of one GPU's micro-batch: one rank's part of the size's micro-batch.
 SEQUENCES = {"26M": 16, "100M": 32, "800M": 8}
 NUM_MICRO_BATCHES = 2
+# Of a window, for the passes that a study makes of it.
+MOST_MICRO_BATCHES = 8
 # The small runs on one GPU, and the steps of each.
 NUM_SHARING, STEPS_SHARING = 4, 20
 
@@ -82,7 +83,7 @@ def dense_flops_per_second(machine: str) -> float:
 def as_studies_merge(workload: Workload) -> Workload:
     """Returns the workload with as many micro-batches in a pass as a study puts there on this GPU
     (else an H100)."""
-    run = compared_runs(replace(workload, num_micro_batches=GROUP_SIZES[0]))[DENSE]
+    run = compared_runs(replace(workload, num_micro_batches=MOST_MICRO_BATCHES))[DENSE]
     machine = (
         machine_name(workload.device) if torch.device(workload.device).type == "cuda" else BORROWED
     )
