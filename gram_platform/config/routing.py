@@ -45,8 +45,7 @@ class MicroBatch:
 def passes_of_window(window: Sequence[MicroBatch], most: int) -> list[list[MicroBatch]]:
     """Divides a window into the fewest passes of at most `most` micro-batches.
 
-    Micro-batches that train the core come first, so that at most one pass has both kinds. With one
-    micro-batch a pass they keep their order.
+    Micro-batches that train the core come first. With one a pass, all keep their order.
     """
     number = -(-len(window) // most)
     size = -(-len(window) // number)

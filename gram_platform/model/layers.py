@@ -5,6 +5,7 @@ Shapes: B sequences, T tokens, D d_model, R sequences that have a module.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -22,14 +23,12 @@ class Rows(NamedTuple):
 
 # By domain: a weight of the module in all sequences, or the sequences that have the module.
 Active = Mapping[str, float | Rows]
-# Maps x and `num_trained` to an output.
-Layer = Callable[[torch.Tensor, int | None], torch.Tensor]
 
 
 def add_output(
-    total: torch.Tensor, layer: Layer, x: torch.Tensor, active: float | Rows
+    total: torch.Tensor, layer: Callable, x: torch.Tensor, active: float | Rows
 ) -> torch.Tensor:
-    """Adds an active module's output to `total`: of all sequences, or of those that have it."""
+    """Adds an active module's output, `layer(x, num_trained)`, to `total`."""
     if isinstance(active, Rows):
         out = layer(x.index_select(0, active.index_R), active.num_trained)
         return total.index_add(0, active.index_R, out)
@@ -45,7 +44,7 @@ class Linear(nn.Linear):
 
 
 class _Linear(torch.autograd.Function):
-    """Takes all sequences in one product, forward and backward, and the first for the weight."""
+    """Takes all sequences in one product, and the first for the gradients of its parameters."""
 
     @staticmethod
     def forward(
@@ -66,33 +65,26 @@ class _Linear(torch.autograd.Function):
 
 class Embedding(nn.Embedding):
     def forward(self, tokens_BT: torch.Tensor, num_trained: int | None = None) -> torch.Tensor:
-        return _in_parts(F.embedding, tokens_BT, num_trained, self.weight)
+        return _in_parts(F.embedding, tokens_BT, num_trained, weight=self.weight)
 
 
 class LayerNorm(nn.LayerNorm):
     def forward(self, x_BTD: torch.Tensor, num_trained: int | None = None) -> torch.Tensor:
-        def norm(x_BTD: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-            return F.layer_norm(x_BTD, self.normalized_shape, weight, bias, self.eps)
-
-        return _in_parts(norm, x_BTD, num_trained, self.weight, self.bias)
+        norm = partial(F.layer_norm, normalized_shape=self.normalized_shape, eps=self.eps)
+        return _in_parts(norm, x_BTD, num_trained, weight=self.weight, bias=self.bias)
 
 
 class RMSNorm(nn.RMSNorm):
     def forward(self, x_BTD: torch.Tensor, num_trained: int | None = None) -> torch.Tensor:
-        def norm(x_BTD: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-            return F.rms_norm(x_BTD, self.normalized_shape, weight, self.eps)
-
-        return _in_parts(norm, x_BTD, num_trained, self.weight)
+        norm = partial(F.rms_norm, normalized_shape=self.normalized_shape, eps=self.eps)
+        return _in_parts(norm, x_BTD, num_trained, weight=self.weight)
 
 
 def _in_parts(
-    function: Callable[..., torch.Tensor],
-    x: torch.Tensor,
-    num_trained: int | None,
-    *parameters: torch.Tensor,
+    layer: Callable, x: torch.Tensor, num_trained: int | None, **parameters: torch.Tensor
 ) -> torch.Tensor:
     if num_trained is None:
-        return function(x, *parameters)
+        return layer(x, **parameters)
     first, others = x.split([num_trained, len(x) - num_trained])
-    constants = [parameter.detach() for parameter in parameters]
-    return torch.cat([function(first, *parameters), function(others, *constants)])
+    constants = {name: parameter.detach() for name, parameter in parameters.items()}
+    return torch.cat([layer(first, **parameters), layer(others, **constants)])

@@ -257,13 +257,12 @@ def possible_passes(run: RunConfig, num_ranks: int, machine: Machine) -> tuple[i
 def merged_within(
     run: RunConfig, num_ranks: int, machine: Machine, checkpointing: bool = False
 ) -> int:
-    """Returns how many micro-batches a rank runs in a pass on a GPU, for the fewest that fit.
+    """Returns how many micro-batches share a pass, for the fewest passes of a window that fit.
 
-    Alone a GPU takes at most MOST_MERGED_TOKENS. Several gather the weights in each pass, so memory
-    alone counts. It is one on a CPU, which gains nothing by more (FINDINGS), and for RMU, which
-    keeps one pass's activations.
+    One rank, which gathers no weights, takes at most MOST_MERGED_TOKENS. It is one on a CPU, which
+    gains nothing by more (FINDINGS), and for RMU, which keeps one pass's activations.
     """
-    tokens, window = run.micro_batch // num_ranks * run.model.seq_len, run.micro_batches_per_step
+    tokens, window = run.micro_batch * run.model.seq_len, run.micro_batches_per_step
     if machine.device != "cuda" or run.objective.kind == MISDIRECTION:
         return 1
     most = window if num_ranks > 1 else min(MOST_MERGED_TOKENS // tokens, window)

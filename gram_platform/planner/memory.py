@@ -127,7 +127,7 @@ def saved_bytes(
     """Counts bytes saved for each token: (by each layer, outside the layers).
 
     `width` is the bytes of a value in the forward pass, `trained` the parameter sets of a route, or
-    of a pass of mixed routes (`is_mixed`), whose modules copy the sequences that they read.
+    of a pass of mixed routes, whose modules copy the sequences that they read.
     """
     shared, core = SHARED in trained, CORE_MLP in trained and config.d_mlp > 0
     modules_trained = any(module_set(d) in trained for d in active)
@@ -294,15 +294,13 @@ def rank_memory(
     shards = sharing.num_shards
     tokens = run.micro_batch // num_ranks // num_passes * num_merged * run.model.seq_len
     is_accumulated = run.micro_batches_per_step * num_passes > num_merged
-    accumulated = run.routing.accumulation
-    is_mixed = num_merged > 1 and len(routes) > 1 and accumulated != "uniform"
+    is_mixed = num_merged > 1 and len(routes) > 1 and run.routing.accumulation != "uniform"
+    gathered = routes
     if is_mixed:
         active = dict(pair for route in routes for pair in route.active)
         gathered = [Route(tuple(active.items()), trained)]
         routes = [Route(route.active, trained) for route in routes]
-    else:
-        gathered = routes
-    is_joined = num_merged > 1 and run.objective.kind in FLOAT_LOGITS
+    num_logits = 2 + (num_merged > 1 and run.objective.kind in FLOAT_LOGITS)
     gradients, reduction = _gradients(
         window, shards, width, is_accumulated, sharing.reduces_every_pass, device
     )
@@ -318,7 +316,7 @@ def rank_memory(
         gradients=gradients,
         activations=activations,
         logits=logits_bytes(run.model, width, run.objective.kind, tokens),
-        kept_logits=(2 + is_joined) * tokens * width * run.model.vocab_size,
+        kept_logits=num_logits * tokens * width * run.model.vocab_size,
         recomputed=recomputed,
         gathered=(
             width * _num_gathered(weights, gathered, shards, sharing.keeps_gathered)

@@ -73,11 +73,11 @@ class Learner:
         `activation_checkpointing`: blocks only keep their inputs and recompute the rest in the
         backward pass; less memory, more time, the same bits. `compiled`: compiles the blocks and
         the loss, while that works. `num_passes`: divides this process's sequences of a micro-batch;
-        less memory. `num_merged`: the most micro-batches in one pass, whatever their routes; fewer,
-        longer products. Both give the same gradient up to rounding, and only one of them is above
-        1. Misdirection takes one micro-batch a pass.
+        less memory. `num_merged`: the most micro-batches in one pass, of any routes; fewer,
+        longer products, 1 for misdirection. Both give the same gradient up to rounding, and one of
+        them is 1.
         """
-        assert num_passes == 1 or num_merged == 1, "a pass is a part, or several"
+        assert 1 in (num_passes, num_merged)
         self.config, self.num_passes, self.num_merged = config, num_passes, num_merged
         self.device = torch.device(device)
         # By set: each weight as (copy to compute with, master).

@@ -54,9 +54,9 @@ def training_steps(
     """Trains from `first_step` to the schedule's end; yields a record after each optimizer step.
 
     A step trains on one window. Micro-batches of a window differ in domain and route. Each runs in
-    `num_passes` passes of the learner, or up to `num_merged` of them share a pass, whatever their
-    routes. In every case the gradient is that of the mean of the micro-batches' losses, up to
-    rounding, and a parameter set that no micro-batch trains has none.
+    `num_passes` passes of the learner, or up to `num_merged` share a pass. In every case the
+    gradient is that of the mean of the micro-batches' losses, up to rounding, and parameter sets
+    that no micro-batch trains have none.
 
     Every `norms_every` steps (0: never), and after the last step, the record's norms are
     `gradient/<set>`, before clipping, of the sets that the window trained, and `weights/<set>`
@@ -83,32 +83,32 @@ def training_steps(
         norms = {f"gradient/{name}": norm for name, norm in gradients.items()}
         norms |= {f"weights/{name}": norm for name, norm in weights.items()}
         forgetting = _forgetting(config.objective, domains, minimised)
-        yield StepRecord(step + 1, rate, grad_norm, domains, tuple(losses), norms, forgetting)
+        yield StepRecord(step + 1, rate, grad_norm, domains, losses, norms, forgetting)
 
 
 def _accumulate_gradients(
     learner: Learner, window: list[MicroBatch], reader: ScheduleReader
-) -> tuple[list[float], list[float]]:
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Runs every micro-batch forward and backward.
 
     Returns their cross entropies and minimised losses over all ranks. Reads them from the device
     once, after the whole window, because a read waits for all queued work.
     """
     num_losses, ranks = len(window) * learner.num_passes, (learner.rank, learner.num_ranks)
-    values, num_done = torch.zeros(len(window), 2, device=learner.device), 0
+    values, num_done = torch.zeros(2, len(window), device=learner.device), 0
     passes = passes_of_window(window, learner.num_merged)
     for micro_batches in passes:
         read = [(reader.tokens(m, *ranks), *reader.weights(m, *ranks)) for m in micro_batches]
         joined = read[0] if len(read) == 1 else map(torch.cat, zip(*read, strict=True))
         num_done += len(micro_batches)
-        found = values[num_done - len(micro_batches) : num_done]
+        found = values[:, num_done - len(micro_batches) : num_done]
         for is_last, *part in learner.passes(*(on_device(rows, learner.device) for rows in joined)):
             ends_window = is_last and num_done == len(window)
             found += _pass(learner, micro_batches, num_losses, ends_window, *part)
-    pairs = learner.mean_over_ranks(values / learner.num_passes).tolist()
+    rows = learner.mean_over_ranks(values / learner.num_passes).tolist()
     indices = [micro_batch.index for micro_batches in passes for micro_batch in micro_batches]
-    in_order = [pair for _, pair in sorted(zip(indices, pairs, strict=True))]
-    return [loss for loss, _ in in_order], [minimised for _, minimised in in_order]
+    _, losses, minimised = zip(*sorted(zip(indices, *rows, strict=True)), strict=True)
+    return losses, minimised
 
 
 def _pass(
@@ -121,7 +121,7 @@ def _pass(
 ) -> torch.Tensor:
     """Runs a pass of `passes_of_window`, or a part of a micro-batch, forward and backward.
 
-    Returns the cross entropy and minimised loss of each: [len(micro_batches), 2], detached.
+    Returns the cross entropy and minimised loss of each: [2, len(micro_batches)], detached.
     `num_losses` and `is_last` are of the window; `weights_BT` are of the targets.
     """
     number = len(micro_batches)
@@ -141,7 +141,7 @@ def _pass(
         to_minimise.append(training_loss(objective, domain, loss, logits, activations))
     minimised_M = torch.stack(to_minimise)
     learner.backward(minimised_M.sum() / num_losses, trained, is_last)
-    return torch.stack([losses_M, minimised_M], dim=1).detach()
+    return torch.stack([losses_M, minimised_M]).detach()
 
 
 def active_rows(
@@ -152,32 +152,21 @@ def active_rows(
     `num_rows` is of each micro-batch. The number is None if all train the core, or none.
     """
     routes = [micro_batch.route for micro_batch in micro_batches]
+    rows = torch.arange(len(routes) * num_rows).view(-1, num_rows)
     active: dict[str, float | Rows] = {}
-    partly: dict[str, tuple[list[int], int | None]] = {}
     for domain, weight in dict(pair for route in routes for pair in route.active).items():
         having = [n for n, route in enumerate(routes) if domain in dict(route.active)]
         training = [n for n in having if module_set(domain) in routes[n].trained]
-        num_trained = _some(len(training) * num_rows, len(having) * num_rows)
+        others = [n for n in having if n not in training]
+        num_trained = len(training) * num_rows if training and others else None
         if num_trained is None and len(having) == len(routes):
             active[domain] = weight
         else:
             assert weight == 1.0, "a schedule has no other weight"
-            others = [n for n in having if n not in training]
-            partly[domain] = training + others, num_trained
-    if partly:
-        # One copy to the device.
-        rows = torch.arange(len(routes) * num_rows).view(-1, num_rows)
-        numbers = [n for having, _ in partly.values() for n in having]
-        lengths = [len(having) * num_rows for having, _ in partly.values()]
-        indices = on_device(rows[numbers].flatten(), device).split(lengths)
-        for (domain, (_, num_trained)), index_R in zip(partly.items(), indices, strict=True):
+            index_R = on_device(rows[training + others].flatten(), device)
             active[domain] = Rows(index_R, num_trained)
     num_core = sum(SHARED in route.trained for route in routes)
-    return active, _some(num_core * num_rows, len(routes) * num_rows)
-
-
-def _some(number: int, of: int) -> int | None:
-    return number if 0 < number < of else None
+    return active, num_core * num_rows if 0 < num_core < len(routes) else None
 
 
 def _forgetting(objective: Objective, domains: Sequence[str], minimised: Sequence[float]) -> float:

@@ -30,10 +30,9 @@ def cross_entropies(
     weights_BT: torch.Tensor | None,
     num_losses: int,
 ) -> torch.Tensor:
-    """Returns so many means, each over equally many sequences: float32 [num_losses].
+    """Returns means over equally many sequences each: float32 [num_losses].
 
-    Without weights they are computed in float32 part by part; with them all logits exist in float32
-    at once.
+    With weights all logits exist in float32 at once.
     """
     if weights_BT is not None:
         losses_BT = token_cross_entropy(logits_BTV, targets_BT) * weights_BT
