@@ -147,7 +147,7 @@ def _memory_lines(groups: Groups, machine: Machine, planned: Ranks) -> list[str]
             f"ranks: --num-workers, else the fewest whose peak is within {USABLE_MEMORY:.0%} of"
             f" {machine.memory_bytes / GIB:.0f} GiB, up to {MOST_FOR_TIME} to end in a week;"
             " sequences: the most of a pass on each; passes: of an optimizer step, a micro-batch"
-            " in as few as memory allows, small ones of a route in one"
+            " in as few as memory allows, small ones together"
         ),
         "attention: the kernel, which decides what a layer keeps for the backward pass",
         (
