@@ -228,8 +228,8 @@ def passes_of(
     run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool = False
 ) -> Passes:
     """Returns one rank's passes by the machine's memory, and the memory on the device."""
-    passes = passes_within(run, num_ranks, machine, checkpointing)
     merged = merged_within(run, num_ranks, machine, checkpointing)
+    passes = passes_within(run, num_ranks, machine, checkpointing) if merged == 1 else 1
     memory = rank_memory(run, num_ranks, checkpointing, device, passes, merged)
     return Passes(passes, merged, memory)
 
