@@ -22,7 +22,7 @@ class Rows(NamedTuple):
 
 
 # By domain: a weight of the module in all sequences, or the sequences that have the module.
-Active = Mapping[str, float | Rows]
+ActiveModules = Mapping[str, float | Rows]
 
 
 def add_output(

@@ -22,7 +22,7 @@ from gram_platform.config.identity import invalid
 from gram_platform.config.routing import CORE_MLP, SHARED, module_set
 from gram_platform.model.kernels import attention, gelu, rotated
 from gram_platform.model.layers import (
-    Active,
+    ActiveModules,
     Embedding,
     LayerNorm,
     Linear,
@@ -187,7 +187,7 @@ class Block(nn.Module):
         self,
         x_BTD: torch.Tensor,
         rotary: Rotary,
-        active: Active,
+        active: ActiveModules,
         mask_BTT: torch.Tensor | None = None,
         num_trained: int | None = None,
     ) -> torch.Tensor:
@@ -243,7 +243,7 @@ class Transformer(nn.Module):
     def forward(
         self,
         tokens_BT: torch.Tensor,
-        active: Active = NO_MODULES,
+        active: ActiveModules = NO_MODULES,
         num_trained: int | None = None,
     ) -> torch.Tensor:
         """Returns logits_BTV.

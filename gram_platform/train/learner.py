@@ -19,7 +19,7 @@ from gram_platform.config import Objective, RunConfig
 from gram_platform.config.identity import invalid
 from gram_platform.config.routing import module_set
 from gram_platform.config.training import MISDIRECTION
-from gram_platform.model.layers import Active
+from gram_platform.model.layers import ActiveModules
 from gram_platform.model.pieces import Piece, RowsOnDisk, all_rows, as_piece, whole
 from gram_platform.model.transformer import (
     Transformer,
@@ -137,7 +137,7 @@ class Learner:
             yield number == self.num_passes, *part
 
     def forward(
-        self, tokens_BT: torch.Tensor, active: Active, num_trained: int | None = None
+        self, tokens_BT: torch.Tensor, active: ActiveModules, num_trained: int | None = None
     ) -> torch.Tensor:
         """Returns logits_BTV with the modules in `active` switched on; see `Transformer`."""
         return self.model(tokens_BT, active, num_trained)

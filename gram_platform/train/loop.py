@@ -15,7 +15,7 @@ from gram_platform.config.routing import (
     module_set,
     passes_of_window,
 )
-from gram_platform.model.layers import Active, Rows
+from gram_platform.model.layers import ActiveModules, Rows
 from gram_platform.train.data import ScheduleReader, on_device
 from gram_platform.train.learner import Learner
 from gram_platform.train.objectives import training_loss
@@ -146,7 +146,7 @@ def _pass(
 
 def active_rows(
     micro_batches: Sequence[MicroBatch], num_rows: int, device: torch.device
-) -> tuple[Active, int | None]:
+) -> tuple[ActiveModules, int | None]:
     """Returns the active modules of a pass, and how many first sequences train the core.
 
     `num_rows` is of each micro-batch. The number is None if all train the core, or none.

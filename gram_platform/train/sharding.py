@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from gram_platform.config.layout import sharing_of
-from gram_platform.model.layers import Active
+from gram_platform.model.layers import ActiveModules
 from gram_platform.model.pieces import Piece, all_rows, rank_rows
 from gram_platform.model.transformer import Transformer, parameters_by_set
 from gram_platform.train.learner import DTYPES, Learner
@@ -100,7 +100,7 @@ class ShardedLearner(Learner):
             self.forward(tokens_BT, dict.fromkeys(self.config.model.module_domains, 1.0))
 
     def forward(
-        self, tokens_BT: torch.Tensor, active: Active, num_trained: int | None = None
+        self, tokens_BT: torch.Tensor, active: ActiveModules, num_trained: int | None = None
     ) -> torch.Tensor:
         logits_BTV = super().forward(tokens_BT, active, num_trained)
         if not (torch.is_grad_enabled() or self._is_evaluating):
