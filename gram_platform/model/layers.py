@@ -17,7 +17,7 @@ class Rows(NamedTuple):
     """The sequences of a pass that have a module, those that train it first."""
 
     index_R: torch.Tensor
-    # How many train it; None: all, or none where its weights need no gradient.
+    # How many train it; None: all, or none.
     num_trained: int | None
 
 
@@ -44,7 +44,7 @@ class Linear(nn.Linear):
 
 
 class _Linear(torch.autograd.Function):
-    """Takes all sequences in one product, and the first for the gradients of its parameters."""
+    """Takes all sequences in one product, and the first for its parameters' gradients."""
 
     @staticmethod
     def forward(

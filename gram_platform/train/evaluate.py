@@ -254,7 +254,7 @@ class CachedAttention(nn.Module):
         self.cache: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def forward(
-        self, x_BTD: torch.Tensor, rotary: Rotary, mask_BTT: torch.Tensor | None = None
+        self, x_BTD: torch.Tensor, rotary: Rotary, mask_BTT: torch.Tensor | None = None, *_: None
     ) -> torch.Tensor:
         """Attends from x_BTD to all tokens so far.
 
