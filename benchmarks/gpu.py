@@ -15,10 +15,9 @@ from benchmarks.peers import AUTOCAST, COPY, peer_steps, why_no_peer
 from benchmarks.processes import WorkerProcess, step_together
 from benchmarks.results import Aim, BenchmarkResult
 from benchmarks.timing import clock_of, interleaved
-from benchmarks.workloads import DENSE, Workload, compared_runs, loop_arguments
+from benchmarks.workloads import DENSE, Workload, compared_runs, loop_arguments, mixed_run
 from gram_platform.config.flops import hardware_flops
 from gram_platform.config.ladder import PAPER_SIZES, SMOKE_SIZES, STORIES_SIZES, Size
-from gram_platform.config.routing import GROUP_SIZES
 from gram_platform.planner import BORROWED, MACHINES, merged_within
 from gram_platform.train.loop import StepRecord, training_steps
 
@@ -28,6 +27,8 @@ DEFAULT_SIZES = ("26M", "100M", "800M")
 # Sequences of one GPU's micro-batch: one rank's part of the size's micro-batch.
 SEQUENCES = {"26M": 16, "100M": 32, "800M": 8}
 NUM_MICRO_BATCHES = 2
+# Of a window, for the passes that a study makes of it.
+MOST_MICRO_BATCHES = 8
 # The small runs on one GPU, and the steps of each.
 NUM_SHARING, STEPS_SHARING = 4, 20
 
@@ -45,6 +46,7 @@ def measure(
         eager = as_studies_merge(single_gpu_workload(name, device, num_rounds, compiled=False))
         if eager.num_merged > 1:
             yield merging(eager)
+        yield routing(eager)
         if compiled:
             yield compiling(eager)
     yield sharing(Workload(SMOKE_SIZES["small"], 1, num_rounds, device))
@@ -82,7 +84,7 @@ def dense_flops_per_second(machine: str) -> float:
 def as_studies_merge(workload: Workload) -> Workload:
     """Returns the workload with as many micro-batches in a pass as a study puts there on this GPU
     (else an H100)."""
-    run = compared_runs(replace(workload, num_micro_batches=GROUP_SIZES[0]))[DENSE]
+    run = compared_runs(replace(workload, num_micro_batches=MOST_MICRO_BATCHES))[DENSE]
     machine = (
         machine_name(workload.device) if torch.device(workload.device).type == "cuda" else BORROWED
     )
@@ -140,6 +142,25 @@ def _peer(workload: Workload, rates: dict[str, tuple[float, ...]]) -> BenchmarkR
         references=rates[fastest],
         against=f"Hugging Face StarCoder2, {form}, {fastest}",
         aim=Aim("at least", 1.2),
+    )
+
+
+def routing(workload: Workload) -> BenchmarkResult:
+    """Measures GRAM's steps, of micro-batches of several routes, against the dense model's."""
+    runs = {"gram": mixed_run(workload), "dense": compared_runs(workload)[DENSE]}
+    steps = {name: training_steps(*loop_arguments(run, workload)) for name, run in runs.items()}
+    actions = {name: functools.partial(next, each) for name, each in steps.items()}
+    seconds = interleaved(actions, workload.num_rounds, clock_of(workload.device))
+    rates = {
+        name: tuple(workload.tokens_per_step / s for s in spent) for name, spent in seconds.items()
+    }
+    return BenchmarkResult(
+        name=f"GRAM {workload.size.name} on {workload.device}",
+        unit="tokens/s",
+        values=rates["gram"],
+        references=rates["dense"],
+        against="the dense model in as many passes",
+        aim=Aim("at least", 0.9),
     )
 
 

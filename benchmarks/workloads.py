@@ -28,6 +28,8 @@ from gram_platform.train.data import ScheduleReader
 from gram_platform.train.learner import Learner
 
 NUM_SEQUENCES = 1024
+# One of so many micro-batches is auxiliary.
+AUX_ONE_OF = 12
 # Steps in the plan; a benchmark runs only the first few.
 NUM_STEPS = 1000
 # A share of float32's rate; native bfloat16 is above 1, emulation far below.
@@ -85,6 +87,18 @@ def compared_runs(workload: Workload) -> dict[str, RunConfig]:
         GRAM: training_run(workload, modular, CORE, RoutingConfig(p_core_robust=1.0)),
         GRAM_FROZEN: training_run(workload, modular, AUX, RoutingConfig(p_aux_spread=0.0)),
     }
+
+
+def mixed_run(workload: Workload) -> RunConfig:
+    """Plans core and one module whose micro-batches have several routes, drawn as in Simple
+    Stories."""
+    size = workload.size
+    routing = RoutingConfig(p_core_robust=0.5, p_aux_spread=0.3)
+    run = training_run(workload, size.modular((CORE, AUX)), CORE, routing)
+    number = NUM_STEPS * workload.num_micro_batches
+    draws = {CORE: number - number // AUX_ONE_OF, AUX: number // AUX_ONE_OF}
+    budgets = (DomainBudget(d, NUM_SEQUENCES, n * size.micro_batch) for d, n in draws.items())
+    return replace(run, data=DataConfig("benchmark", tuple(budgets)))
 
 
 def random_tokens(run: RunConfig) -> dict[str, np.ndarray]:

@@ -46,6 +46,7 @@ from gram_platform.engine.machine import num_cpus
 # Modules of benchmarks.
 BENCHMARKS = (
     "training",
+    "host",
     "corpus",
     "frame",
     # From here on Ray's processes run beside the measured work.

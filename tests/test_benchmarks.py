@@ -20,6 +20,7 @@ from benchmarks import (
     driver,
     gpu_check,
     gpu_ranks,
+    host,
     peers,
     study_overhead,
     training,
@@ -126,6 +127,16 @@ def test_training():
     assert len(measured) == len(ours) + 2 * (not peers.why_no_peer())
     assert ours <= measured.keys()
     assert all(min(m.values) > 0 for m in measured.values())
+
+
+@pytest.mark.slow
+def test_what_a_step_costs_the_host():
+    """Exactly, in operations: mixed passes cost GRAM twice the baseline's; a pass a route cost
+    3.7."""
+    with host.operations_of_a_gpu():
+        spent, operations = host.compare("26M", num_rounds=1)
+    assert spent.ratio > 0
+    assert 1.5 < operations.ratio < 2.5
 
 
 def test_corpus(tmp_path):

@@ -18,8 +18,6 @@ from gram_platform.config.identity import canonical_json
 
 SHARED = "shared"
 CORE_MLP = "core_mlp"
-# Micro-batches in one pass, few sizes because each costs a GPU a compiled graph or a plan.
-GROUP_SIZES = (8, 4, 2, 1)
 NUM_ROUNDS = 6
 _U64 = np.uint64
 
@@ -44,23 +42,17 @@ class MicroBatch:
     cursor: int
 
 
-def same_routes(window: Sequence[MicroBatch], most: int) -> list[list[int]]:
-    """Groups a window's micro-batches of one route, by index, at most `most` in a group.
+def passes_of_window(window: Sequence[MicroBatch], most: int) -> list[list[MicroBatch]]:
+    """Divides a window into the fewest passes of at most `most` micro-batches.
 
-    One pass can run a group. Its size is one of `GROUP_SIZES`, the largest first.
+    Micro-batches that train the core come first. With one a pass, all keep their order.
     """
-    if most == 1:
-        return [[index] for index in range(len(window))]
-    of_route: dict[Route, list[int]] = {}
-    for index, micro_batch in enumerate(window):
-        of_route.setdefault(micro_batch.route, []).append(index)
-    groups = []
-    for left in of_route.values():
-        while left:
-            size = next(size for size in GROUP_SIZES if size <= min(most, len(left)))
-            groups.append(left[:size])
-            left = left[size:]
-    return groups
+    number = -(-len(window) // most)
+    size = -(-len(window) // number)
+    ordered = list(window)
+    if size > 1:
+        ordered.sort(key=lambda micro_batch: SHARED not in micro_batch.route.trained)
+    return [ordered[first : first + size] for first in range(0, len(ordered), size)]
 
 
 # Counter-based randomness:

@@ -31,7 +31,7 @@ class Division:
     num_ranks: int = 1
     # Passes in which a rank runs its share of a micro-batch.
     num_passes: int = 1
-    # Micro-batches of one route in one pass.
+    # Micro-batches in one pass; 1 on CPUs, where results repeat.
     num_merged: int = 1
     # The planner's estimate for the fullest rank; 0 without an estimate.
     memory_bytes: int = 0

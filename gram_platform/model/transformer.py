@@ -10,6 +10,7 @@ h head_dim, V vocabulary.
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,15 @@ from gram_platform.config import ModelConfig, ModuleSpec
 from gram_platform.config.identity import invalid
 from gram_platform.config.routing import CORE_MLP, SHARED, module_set
 from gram_platform.model.kernels import attention, gelu, rotated
+from gram_platform.model.layers import (
+    ActiveModules,
+    Embedding,
+    LayerNorm,
+    Linear,
+    RMSNorm,
+    Rows,
+    add_output,
+)
 
 NO_MODULES: Mapping[str, float] = {}
 
@@ -64,18 +74,25 @@ class Attention(nn.Module):
         self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
         self.head_dim = config.head_dim
         num_heads = config.num_heads + 2 * config.num_kv_heads
-        self.qkv_proj = nn.Linear(config.d_model, num_heads * config.head_dim, False)
-        self.o_proj = nn.Linear(config.d_model, config.d_model, False)
+        self.qkv_proj = Linear(config.d_model, num_heads * config.head_dim, False)
+        self.o_proj = Linear(config.d_model, config.d_model, False)
 
     def forward(
-        self, x_BTD: torch.Tensor, rotary: Rotary, mask_BTT: torch.Tensor | None = None
+        self,
+        x_BTD: torch.Tensor,
+        rotary: Rotary,
+        mask_BTT: torch.Tensor | None = None,
+        num_trained: int | None = None,
     ) -> torch.Tensor:
-        return self.attend(*self.heads(x_BTD, rotary), True, mask_BTT)
+        heads = self.heads(x_BTD, rotary, num_trained=num_trained)
+        return self.attend(*heads, True, mask_BTT, num_trained)
 
-    def heads(self, x_BTD: torch.Tensor, rotary: Rotary, first: int = 0) -> Heads:
+    def heads(
+        self, x_BTD: torch.Tensor, rotary: Rotary, first: int = 0, num_trained: int | None = None
+    ) -> Heads:
         """Returns (q_BHTh, k_BKTh, v_BKTh), queries and keys rotated from position `first` on."""
         B, T, _ = x_BTD.shape
-        heads_BTnh = self.qkv_proj(x_BTD).view(B, T, -1, self.head_dim)
+        heads_BTnh = self.qkv_proj(x_BTD, num_trained).view(B, T, -1, self.head_dim)
         qk_BTnh, v_BTKh = heads_BTnh.split(
             [self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=2
         )
@@ -91,10 +108,11 @@ class Attention(nn.Module):
         v_BKSh: torch.Tensor,
         is_causal: bool,
         mask_BTT: torch.Tensor | None = None,
+        num_trained: int | None = None,
     ) -> torch.Tensor:
         """Attends from T queries to S keys and values; returns the projected x_BTD."""
         out_BHTh = attention(q_BHTh, k_BKSh, v_BKSh, is_causal, mask_BTT)
-        return self.o_proj(out_BHTh.transpose(1, 2).flatten(2))
+        return self.o_proj(out_BHTh.transpose(1, 2).flatten(2), num_trained)
 
 
 class Lora(nn.Module):
@@ -103,13 +121,18 @@ class Lora(nn.Module):
     def __init__(self, config: ModelConfig, rank: int):
         super().__init__()
         d_model, d_mlp = config.d_model, config.d_mlp
-        self.fc_a = nn.Linear(d_model, rank, bias=False)
-        self.fc_b = nn.Linear(rank, d_mlp, bias=False)
-        self.proj_a = nn.Linear(d_mlp, rank, bias=False)
-        self.proj_b = nn.Linear(rank, d_model, bias=False)
+        self.fc_a = Linear(d_model, rank, bias=False)
+        self.fc_b = Linear(rank, d_mlp, bias=False)
+        self.proj_a = Linear(d_mlp, rank, bias=False)
+        self.proj_b = Linear(rank, d_model, bias=False)
         if config.is_llama:
-            self.gate_a = nn.Linear(d_model, rank, bias=False)
-            self.gate_b = nn.Linear(rank, d_mlp, bias=False)
+            self.gate_a = Linear(d_model, rank, bias=False)
+            self.gate_b = Linear(rank, d_mlp, bias=False)
+
+    def change(self, name: str, x: torch.Tensor, num_trained: int | None) -> torch.Tensor:
+        """Returns what it adds to the output of fc, gate or proj."""
+        a, b = getattr(self, f"{name}_a"), getattr(self, f"{name}_b")
+        return b(a(x, num_trained), num_trained)
 
 
 class Mlp(nn.Module):
@@ -117,23 +140,27 @@ class Mlp(nn.Module):
 
     def __init__(self, config: ModelConfig, width: int):
         super().__init__()
-        self.c_gate = nn.Linear(config.d_model, width, bias=False) if config.is_llama else None
-        self.c_fc = nn.Linear(config.d_model, width, bias=not config.is_llama)
-        self.c_proj = nn.Linear(width, config.d_model, bias=not config.is_llama)
+        self.c_gate = Linear(config.d_model, width, bias=False) if config.is_llama else None
+        self.c_fc = Linear(config.d_model, width, bias=not config.is_llama)
+        self.c_proj = Linear(width, config.d_model, bias=not config.is_llama)
 
     def forward(
-        self, x_BTD: torch.Tensor, loras: Iterable[tuple[Lora, float]] = ()
+        self,
+        x_BTD: torch.Tensor,
+        num_trained: int | None = None,
+        loras: Iterable[tuple[Lora, float | Rows]] = (),
     ) -> torch.Tensor:
-        """Applies the MLP with the active adapters in `loras`, each with its weight."""
-        hidden_BTF, gate_BTF = self.c_fc(x_BTD), None if self.c_gate is None else self.c_gate(x_BTD)
-        for lora, weight in loras:
-            hidden_BTF = hidden_BTF + weight * lora.fc_b(lora.fc_a(x_BTD))
+        """Applies the MLP with the active adapters in `loras`."""
+        hidden_BTF = self.c_fc(x_BTD, num_trained)
+        gate_BTF = None if self.c_gate is None else self.c_gate(x_BTD, num_trained)
+        for lora, active in loras:
+            hidden_BTF = add_output(hidden_BTF, partial(lora.change, "fc"), x_BTD, active)
             if gate_BTF is not None:
-                gate_BTF = gate_BTF + weight * lora.gate_b(lora.gate_a(x_BTD))
+                gate_BTF = add_output(gate_BTF, partial(lora.change, "gate"), x_BTD, active)
         hidden_BTF = activated(hidden_BTF, gate_BTF)
-        out_BTD = self.c_proj(hidden_BTF)
-        for lora, weight in loras:
-            out_BTD = out_BTD + weight * lora.proj_b(lora.proj_a(hidden_BTF))
+        out_BTD = self.c_proj(hidden_BTF, num_trained)
+        for lora, active in loras:
+            out_BTD = add_output(out_BTD, partial(lora.change, "proj"), hidden_BTF, active)
         return out_BTD
 
 
@@ -142,7 +169,7 @@ def activated(hidden_BTF: torch.Tensor, gate_BTF: torch.Tensor | None) -> torch.
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
-    return (nn.RMSNorm if config.is_llama else nn.LayerNorm)(config.d_model, eps=config.norm_eps)
+    return (RMSNorm if config.is_llama else LayerNorm)(config.d_model, eps=config.norm_eps)
 
 
 class Block(nn.Module):
@@ -160,30 +187,32 @@ class Block(nn.Module):
         self,
         x_BTD: torch.Tensor,
         rotary: Rotary,
-        active: Mapping[str, float],
+        active: ActiveModules,
         mask_BTT: torch.Tensor | None = None,
+        num_trained: int | None = None,
     ) -> torch.Tensor:
-        modules = [(self.aux[domain], weight) for domain, weight in active.items()]
+        modules = [(self.aux[domain], given) for domain, given in active.items()]
         loras = [pair for pair in modules if isinstance(pair[0], Lora)]
-        x_BTD, normed_BTD = self.trunk(x_BTD, rotary, loras, mask_BTT)
-        for module, weight in modules:
+        x_BTD, normed_BTD = self.trunk(x_BTD, rotary, loras, mask_BTT, num_trained)
+        for module, given in modules:
             if not isinstance(module, Lora):
-                out_BTD = module(normed_BTD)
-                x_BTD = x_BTD + (out_BTD if weight == 1.0 else weight * out_BTD)
+                x_BTD = add_output(x_BTD, module, normed_BTD, given)
         return x_BTD
 
     def trunk(
         self,
         x_BTD: torch.Tensor,
         rotary: Rotary,
-        loras: list[tuple[Lora, float]],
+        loras: list[tuple[Lora, float | Rows]],
         mask_BTT: torch.Tensor | None = None,
+        num_trained: int | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the layer's output without auxiliary MLPs, and their normalised input."""
-        x_BTD = x_BTD + self.attn(self.ln_1(x_BTD), rotary, mask_BTT)
-        normed_BTD = self.ln_2(x_BTD)
+        normed_BTD = self.ln_1(x_BTD, num_trained)
+        x_BTD = x_BTD + self.attn(normed_BTD, rotary, mask_BTT, num_trained)
+        normed_BTD = self.ln_2(x_BTD, num_trained)
         if self.mlp is not None:
-            x_BTD = x_BTD + self.mlp(normed_BTD, loras)
+            x_BTD = x_BTD + self.mlp(normed_BTD, num_trained, loras)
         return x_BTD, normed_BTD
 
 
@@ -199,11 +228,11 @@ class Transformer(nn.Module):
         self.config = config
         # nn.Embedding's own draw on the meta device takes a second: it imports torch's compiler.
         embedding = torch.empty(config.vocab_size, config.d_model)
-        self.wte = nn.Embedding.from_pretrained(embedding, freeze=False)
+        self.wte = Embedding.from_pretrained(embedding, freeze=False)
         self.rotary = Rotary(config.head_dim, config.seq_len, config.rope_theta)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
         self.ln_f = make_norm(config)
-        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.d_model, config.vocab_size, bias=False)
         # If false, the backward pass recomputes every block's activations.
         self.keeps_activations = True
 
@@ -212,9 +241,17 @@ class Transformer(nn.Module):
         return self.lm_head.weight.device
 
     def forward(
-        self, tokens_BT: torch.Tensor, active: Mapping[str, float] = NO_MODULES
+        self,
+        tokens_BT: torch.Tensor,
+        active: ActiveModules = NO_MODULES,
+        num_trained: int | None = None,
     ) -> torch.Tensor:
-        x_BTD = self.wte(tokens_BT)
+        """Returns logits_BTV.
+
+        `num_trained`: only so many first sequences train shared parameters and the core; None: all,
+        or none where they need no gradient.
+        """
+        x_BTD = self.wte(tokens_BT, num_trained)
         ordered = {d: active[d] for d in self.config.module_domains if d in active}
         if len(ordered) != len(active):
             known = ", ".join(self.config.module_domains)
@@ -223,8 +260,8 @@ class Transformer(nn.Module):
         apply = Block.__call__ if is_kept else _checkpointed
         mask_BTT = document_mask(tokens_BT, self.config.document_end, x_BTD.dtype)
         for block in self.blocks:
-            x_BTD = apply(block, x_BTD, self.rotary, ordered, mask_BTT)
-        return self.lm_head(self.ln_f(x_BTD))
+            x_BTD = apply(block, x_BTD, self.rotary, ordered, mask_BTT, num_trained)
+        return self.lm_head(self.ln_f(x_BTD, num_trained), num_trained)
 
 
 def document_mask(

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from gram_platform.config import AnyEvaluation, ModelConfig, RunConfig
 from gram_platform.config.flops import hardware_flops, total_parameters
-from gram_platform.config.routing import GROUP_SIZES
 from gram_platform.config.training import MISDIRECTION
 from gram_platform.methods.budgets import run_flops
 from gram_platform.methods.nodes import Node
@@ -132,7 +131,7 @@ class Passes:
     """How a rank runs its share of a micro-batch, and the memory that it needs."""
 
     num_passes: int
-    # Micro-batches of one route in one pass.
+    # Micro-batches in one pass.
     num_merged: int
     memory: Memory
 
@@ -239,8 +238,8 @@ def passes_of(
     run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool = False
 ) -> Passes:
     """Returns one rank's passes by the machine's memory, and the memory on the device."""
-    passes = passes_within(run, num_ranks, machine, checkpointing)
     merged = merged_within(run, num_ranks, machine, checkpointing)
+    passes = passes_within(run, num_ranks, machine, checkpointing) if merged == 1 else 1
     memory = rank_memory(run, num_ranks, checkpointing, device, passes, merged)
     return Passes(passes, merged, memory)
 
@@ -268,19 +267,21 @@ def possible_passes(run: RunConfig, num_ranks: int, machine: Machine) -> tuple[i
 def merged_within(
     run: RunConfig, num_ranks: int, machine: Machine, checkpointing: bool = False
 ) -> int:
-    """Returns the most micro-batches of one route that a rank runs in a pass on a GPU.
+    """Returns how many micro-batches share a pass, for the fewest passes of a window that fit.
 
-    It is the largest of GROUP_SIZES that fits, with at most MOST_MERGED_TOKENS. It is one on a CPU,
-    which gains nothing by more (FINDINGS), and for RMU, which keeps one pass's activations.
+    One rank, which gathers no weights, takes at most MOST_MERGED_TOKENS. It is one on a CPU, which
+    gains nothing by more (FINDINGS), and for RMU, which keeps one pass's activations.
     """
-    tokens = run.micro_batch // num_ranks * run.model.seq_len
+    tokens, window = run.micro_batch * run.model.seq_len, run.micro_batches_per_step
     if machine.device != "cuda" or run.objective.kind == MISDIRECTION:
         return 1
-    most = min(MOST_MERGED_TOKENS // tokens, run.micro_batches_per_step)
-    numbers = [size for size in GROUP_SIZES if 1 < size <= most]
+    most = window if num_ranks > 1 else min(MOST_MERGED_TOKENS // tokens, window)
+    sizes = dict.fromkeys(-(-window // number) for number in range(1, window))
     usable = USABLE_MEMORY * machine.memory_bytes
     memory = (
-        (n, rank_memory(run, num_ranks, checkpointing, machine.device, 1, n).total) for n in numbers
+        (n, rank_memory(run, num_ranks, checkpointing, machine.device, 1, n).total)
+        for n in sizes
+        if n <= most
     )
     return next((number for number, total in memory if total <= usable), 1)
 

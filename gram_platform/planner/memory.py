@@ -117,11 +117,17 @@ def _lora(config: ModelConfig, rank: int) -> Shapes:
 
 
 def saved_bytes(
-    config: ModelConfig, width: int, active: Collection[str], trained: Collection[str], kernel: str
+    config: ModelConfig,
+    width: int,
+    active: Collection[str],
+    trained: Collection[str],
+    kernel: str,
+    is_mixed: bool = False,
 ) -> tuple[list[int], int]:
     """Counts bytes saved for each token: (by each layer, outside the layers).
 
-    `width` is the bytes of a value in the forward pass, `trained` a route's parameter sets.
+    `width` is the bytes of a value in the forward pass, `trained` the parameter sets of a route, or
+    of a pass of mixed routes, whose modules copy the sequences that they read.
     """
     shared, core = SHARED in trained, CORE_MLP in trained and config.d_mlp > 0
     modules_trained = any(module_set(d) in trained for d in active)
@@ -130,7 +136,7 @@ def saved_bytes(
     layers = []
     for _ in range(config.num_layers):
         attention = _attention(config, width, flowing, shared, kernel)
-        layers.append(attention + _mlps(config, width, flowing, active, trained))
+        layers.append(attention + _mlps(config, width, flowing, active, trained, is_mixed))
         flowing = flowing or shared or core or modules_trained
     head = _norm_bytes(config, width, shared) * flowing + width * config.d_model * shared
     # All layers share one mask.
@@ -172,6 +178,7 @@ def _mlps(
     flowing: bool,
     active: Collection[str],
     trained: Collection[str],
+    is_mixed: bool,
 ) -> int:
     """Counts the second norm, the core MLP with the active LoRAs, and the active MLP modules.
 
@@ -183,14 +190,18 @@ def _mlps(
     is_input_needed = flowing or SHARED in trained
     norm = _norm_bytes(config, width, SHARED in trained) if is_input_needed else 0
     values, num_before, num_low = 0, *((3, 3) if config.is_llama else (1, 2))
-    if core or any(is_trained for _, is_trained in specs):
+    if core or (any(is_trained for _, is_trained in specs) and not is_mixed):
         # The normalised input is one tensor for all.
         values += config.d_model
     lora_trained = any(is_trained for _, is_trained in loras)
     if is_input_needed or core or lora_trained:
         # Before the activation.
         values += num_before * config.d_mlp
-    if core or lora_trained:
+    if is_mixed:
+        # What a module reads of its sequences, and what it adds.
+        of_lora = num_low * (config.d_model + config.d_mlp)
+        values += len(loras) * of_lora + (len(specs) - len(loras)) * 2 * config.d_model
+    if core or (lora_trained and not is_mixed):
         # After the activation.
         values += config.d_mlp
     values += sum(num_low * rank for rank, is_trained in loras if is_trained)
@@ -200,16 +211,13 @@ def _mlps(
     return width * values + norm
 
 
-def logits_bytes(
-    config: ModelConfig, width: int, objective: str, num_tokens: int, num_losses: int = 1
-) -> int:
+def logits_bytes(config: ModelConfig, width: int, objective: str, num_tokens: int) -> int:
     """Counts bytes at the peak of a pass's losses: logits, their gradient, and float32 tensors.
 
-    MaxEnt has FLOAT_LOGITS of all tokens, cross entropy (`num_losses` in turn) tensors of some
-    tokens at a time.
+    MaxEnt has FLOAT_LOGITS of all tokens, cross entropy tensors of some tokens at a time.
     """
     values = num_tokens * config.vocab_size
-    part = _float_values(values // num_losses, width) if width != FLOAT_BYTES else 0
+    part = _float_values(values, width) if width != FLOAT_BYTES else 0
     floats = values * FLOAT_LOGITS[objective] if objective in FLOAT_LOGITS else part
     return 2 * width * values + FLOAT_BYTES * floats
 
@@ -275,7 +283,7 @@ def rank_memory(
     A compiled run needs no more (its loss moves no float32 logits), and goes on in this form where
     compiling fails.
 
-    Arguments as in `Learner`. The gradients of merged micro-batches' logits are joined in a copy.
+    Arguments as in `Learner`. MaxEnt joins the gradients of a pass's micro-batches in a copy.
     """
     width, sharing = BYTES[run.precision], sharing_of(run.model, run.precision, num_ranks, device)
     kernel, batch = model_kernel(device, width, run.model), evaluation_batch(run.model, device)
@@ -289,13 +297,20 @@ def rank_memory(
     window = [w for w in weights if w.set in most]
     shards = sharing.num_shards
     tokens = run.micro_batch // num_ranks // num_passes * num_merged * run.model.seq_len
-    is_accumulated = run.micro_batches_per_step * num_passes > (
-        num_merged if len(routes) == 1 else 1
-    )
+    is_accumulated = run.micro_batches_per_step * num_passes > num_merged
+    is_mixed = num_merged > 1 and len(routes) > 1 and run.routing.accumulation != "uniform"
+    gathered = routes
+    if is_mixed:
+        active = dict(pair for route in routes for pair in route.active)
+        gathered = [Route(tuple(active.items()), trained)]
+        routes = [Route(route.active, trained) for route in routes]
+    num_logits = 2 + (num_merged > 1 and run.objective.kind in FLOAT_LOGITS)
     gradients, reduction = _gradients(
         window, shards, width, is_accumulated, sharing.reduces_every_pass, device
     )
-    activations, recomputed = _activations(below, routes, width, tokens, checkpointing, kernel)
+    activations, recomputed = _activations(
+        below, routes, width, tokens, checkpointing, kernel, is_mixed
+    )
     return Memory(
         weights=FLOAT_BYTES * sum(w.shard(0, shards) for w in held),
         copies=width * _num_values(held) if num_ranks == 1 and run.precision != "float32" else 0,
@@ -304,11 +319,11 @@ def rank_memory(
         ),
         gradients=gradients,
         activations=activations,
-        logits=logits_bytes(run.model, width, run.objective.kind, tokens, num_merged),
-        kept_logits=(2 + (num_merged > 1)) * tokens * width * run.model.vocab_size,
+        logits=logits_bytes(run.model, width, run.objective.kind, tokens),
+        kept_logits=num_logits * tokens * width * run.model.vocab_size,
         recomputed=recomputed,
         gathered=(
-            width * _num_gathered(weights, routes, shards, sharing.keeps_gathered)
+            width * _num_gathered(weights, gathered, shards, sharing.keeps_gathered)
             if num_ranks > 1
             else 0
         ),
@@ -401,10 +416,12 @@ def _activations(
     tokens: int,
     checkpointing: bool,
     kernel: str,
+    is_mixed: bool,
 ) -> tuple[int, int]:
     """Returns the bytes saved of a micro-batch and of a recomputed layer, on the largest route."""
     saved = [
-        saved_bytes(model, width, dict(route.active), route.trained, kernel) for route in routes
+        saved_bytes(model, width, dict(route.active), route.trained, kernel, is_mixed)
+        for route in routes
     ]
     if not checkpointing:
         return max(tokens * (sum(layers) + outside) for layers, outside in saved), 0

@@ -7,7 +7,6 @@ from dataclasses import replace
 from gram_platform.config import RunConfig
 from gram_platform.config.flops import BYTES, GIB, total_parameters
 from gram_platform.config.layout import model_kernel
-from gram_platform.config.routing import Schedule, same_routes
 from gram_platform.config.terminal import aligned
 from gram_platform.engine.life import done_ids
 from gram_platform.methods.budgets import plan_compute_units
@@ -45,8 +44,6 @@ MEMORY_HEADER = ("method", "size", "attention", "ranks", "sequences", "passes", 
 MEMORY_HEADER += ("peak", "recomputing", "disk")
 # Below this the parts of memory are not shown.
 LITTLE_MEMORY = GIB // 10
-# The number of a run's windows in which passes are counted.
-WINDOWS_LOOKED_AT = 200
 # The configs of runs by method and size.
 Groups = Mapping[tuple[str, str], Sequence[RunConfig]]
 
@@ -196,7 +193,7 @@ def _memory_lines(groups: Groups, machine: Machine, planned: Ranks) -> list[str]
             f" {machine.memory_bytes / GIB:.0f} GiB, and that cost at most {MOST_HOURS:g} times the"
             " fewest hours, the number with which the study ends first; sequences: the most of a"
             " pass on each; passes: of an optimizer step, a micro-batch in as few as memory allows,"
-            " small ones of a route in one"
+            " small ones together"
         ),
         "attention: the kernel, which decides what a layer keeps for the backward pass",
         (
@@ -243,21 +240,12 @@ def _memory_rows(
             _kernel(machine, run),
             str(ranks),
             str(num_sequences * passes.num_merged),
-            f"{_mean_groups(run, passes.num_merged) * passes.num_passes:.3g}",
+            str(-(-run.micro_batches_per_step // passes.num_merged) * passes.num_passes),
             *(f"{value / GIB:.2f}" for value in parts.values()),
             f"{passes.memory.total / GIB:.2f}",
             str(checkpointed or f">{run.micro_batch}"),
             f"{need.disk_bytes(NUM_CHECKPOINTS_KEPT) / GIB:.2f}",
         )
-
-
-def _mean_groups(run: RunConfig, num_merged: int) -> float:
-    """Returns a window's mean number of groups: at most `num_merged` micro-batches of one route."""
-    if num_merged == 1:
-        return run.micro_batches_per_step
-    schedule = Schedule(run)
-    steps = range(0, run.num_steps, max(1, run.num_steps // WINDOWS_LOOKED_AT))
-    return sum(len(same_routes(schedule.window(step), num_merged)) for step in steps) / len(steps)
 
 
 def _legend(machine: Machine, runs: Sequence[RunConfig]) -> list[str]:

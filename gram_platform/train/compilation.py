@@ -1,7 +1,7 @@
 """Compiles a run's blocks and loss by torch.compile, and goes on without it if that fails."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
@@ -12,7 +12,7 @@ from gram_platform.model.transformer import Mlp, Transformer
 from gram_platform.train.objectives import rows_at_once
 
 BACKEND = "inductor"
-# Graphs of one function: four sizes of a pass for each kind of route, and evaluations' batches.
+# Graphs of one function: by the sequences of a pass, how many train it, and evaluations' batches.
 MAX_GRAPHS = 32
 Result = TypeVar("Result")
 
@@ -113,11 +113,11 @@ TargetLogits = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 def fused_cross_entropy(
     compilation: Compilation,
-) -> Callable[[TargetLogits, int, Callable], Sequence[torch.Tensor]]:
-    """Returns what computes `objectives.cross_entropy` of a pass's micro-batches, up to rounding.
+) -> Callable[[TargetLogits, int, Callable], torch.Tensor]:
+    """Returns what computes `objectives.cross_entropies`, up to rounding.
 
-    Called with a pass's logits, a number of losses and `plain`, it returns so many means over
-    equally many sequences, or `plain()` if compiling fails. Two compiled functions, for losses and
+    Called with a pass's logits, a number of losses and `plain`, it returns the losses, or `plain()`
+    if compiling fails. Two compiled functions, for losses and
     gradient, convert and scale logits as they read them. Separate operations on a GPU move 32 bytes
     for each logit of 2 bytes: log-softmax 6, exponential 8, division 8, copy 6 and scaling 4. These
     move at most 8: the maximum, the sum and the gradient each read it, and its gradient is written.
@@ -129,13 +129,11 @@ def fused_cross_entropy(
     # If compiling fails, the gradient takes some rows at a time.
     gradient = functools.partial(compilation.attempt, graphs, _in_parts)
 
-    def fused(logits: TargetLogits, num_losses: int, plain: Callable) -> Sequence[torch.Tensor]:
+    def fused(logits: TargetLogits, num_losses: int, plain: Callable) -> torch.Tensor:
         logits_BTV, targets_BT, weights_BT = logits
         weights_N1 = None if weights_BT is None else weights_BT.reshape(-1, 1)
         inputs = num_losses, logits_BTV.flatten(0, 1), targets_BT.reshape(-1, 1), weights_N1
-        return compilation.attempt(
-            lambda: _CrossEntropies.apply(losses, gradient, *inputs).unbind(), plain
-        )
+        return compilation.attempt(lambda: _CrossEntropies.apply(losses, gradient, *inputs), plain)
 
     return fused
 

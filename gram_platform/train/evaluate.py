@@ -12,7 +12,7 @@ from gram_platform.config import ModelConfig
 from gram_platform.config.identity import invalid
 from gram_platform.config.layout import evaluation_batch
 from gram_platform.corpora.packed import TokenRows
-from gram_platform.model.transformer import Attention, Lora, Rotary, Transformer
+from gram_platform.model.transformer import Attention, Rotary, Transformer
 from gram_platform.train.data import tokens_of
 from gram_platform.train.learner import Learner
 from gram_platform.train.objectives import (
@@ -119,17 +119,12 @@ def profile_losses(
     first, uncached = model.blocks[0], model.blocks[0].trunk
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def trunk(
-        x_BTD: torch.Tensor,
-        rotary: Rotary,
-        loras: list[tuple[Lora, float]],
-        mask_BTT: torch.Tensor | None,
-    ):
+    def trunk(x_BTD: torch.Tensor, rotary: Rotary, loras: list, *others):
         # LoRAs change the core MLP.
         if loras:
-            return uncached(x_BTD, rotary, loras, mask_BTT)
+            return uncached(x_BTD, rotary, loras, *others)
         if not kept:
-            kept.append(uncached(x_BTD, rotary, loras, mask_BTT))
+            kept.append(uncached(x_BTD, rotary, loras, *others))
         return kept[0]
 
     first.trunk = trunk
@@ -259,7 +254,7 @@ class CachedAttention(nn.Module):
         self.cache: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def forward(
-        self, x_BTD: torch.Tensor, rotary: Rotary, mask_BTT: torch.Tensor | None = None
+        self, x_BTD: torch.Tensor, rotary: Rotary, mask_BTT: torch.Tensor | None = None, *_: None
     ) -> torch.Tensor:
         """Attends from x_BTD to all tokens so far.
 

@@ -8,7 +8,7 @@ route does not train get no gradient, so AdamW skips them.
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from gram_platform.config import Objective, RunConfig
 from gram_platform.config.identity import invalid
 from gram_platform.config.routing import module_set
 from gram_platform.config.training import MISDIRECTION
+from gram_platform.model.layers import ActiveModules
 from gram_platform.model.pieces import Piece, RowsOnDisk, all_rows, as_piece, whole
 from gram_platform.model.transformer import (
     Transformer,
@@ -35,7 +36,7 @@ from gram_platform.train.compilation import (
     fused_cross_entropy,
 )
 from gram_platform.train.data import Staging, rank_share, tokens_of
-from gram_platform.train.objectives import Misdirection, cross_entropy
+from gram_platform.train.objectives import Misdirection, cross_entropies, cross_entropy
 from gram_platform.train.optimizers import (
     Sets,
     add_gradients,
@@ -72,9 +73,11 @@ class Learner:
         `activation_checkpointing`: blocks only keep their inputs and recompute the rest in the
         backward pass; less memory, more time, the same bits. `compiled`: compiles the blocks and
         the loss, while that works. `num_passes`: divides this process's sequences of a micro-batch;
-        less memory. `num_merged`: the most micro-batches of one route in one pass; fewer, longer
-        products. Both give the same gradient up to rounding.
+        less memory. `num_merged`: the most micro-batches in one pass, of any routes; fewer,
+        longer products, 1 for misdirection. Both give the same gradient up to rounding, and one of
+        them is 1.
         """
+        assert 1 in (num_passes, num_merged)
         self.config, self.num_passes, self.num_merged = config, num_passes, num_merged
         self.device = torch.device(device)
         # By set: each weight as (copy to compute with, master).
@@ -133,17 +136,19 @@ class Learner:
         for number, part in enumerate(parts, start=1):
             yield number == self.num_passes, *part
 
-    def forward(self, tokens_BT: torch.Tensor, active: Mapping[str, float]) -> torch.Tensor:
-        """Returns logits_BTV with the modules in `active` (domain -> weight) switched on."""
-        return self.model(tokens_BT, active)
+    def forward(
+        self, tokens_BT: torch.Tensor, active: ActiveModules, num_trained: int | None = None
+    ) -> torch.Tensor:
+        """Returns logits_BTV with the modules in `active` switched on; see `Transformer`."""
+        return self.model(tokens_BT, active, num_trained)
 
-    def losses(self, whole: TargetLogits, parts: Sequence[TargetLogits]) -> Sequence[torch.Tensor]:
-        """Returns the cross entropy of each of a pass's micro-batches, `parts` of `whole`."""
+    def losses(self, logits: TargetLogits, number: int) -> torch.Tensor:
+        """Returns the cross entropy of each of a pass's `number` micro-batches."""
 
-        def one_by_one() -> list[torch.Tensor]:
-            return [cross_entropy(*part) for part in parts]
+        def plain() -> torch.Tensor:
+            return cross_entropies(*logits, number)
 
-        return self.fused_loss(whole, len(parts), one_by_one) if self.fused_loss else one_by_one()
+        return self.fused_loss(logits, number, plain) if self.fused_loss else plain()
 
     def train_only(self, trained: frozenset[str]) -> None:
         """Sets requires_grad so that the next backward pass reaches exactly these sets."""

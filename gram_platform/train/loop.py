@@ -1,6 +1,5 @@
 """Trains a run: a generator of step records. The caller evaluates, logs and saves between steps."""
 
-import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +8,14 @@ import torch
 
 from gram_platform.config import Objective
 from gram_platform.config.identity import sum_in_order
-from gram_platform.config.routing import MicroBatch, Schedule, same_routes
+from gram_platform.config.routing import (
+    SHARED,
+    MicroBatch,
+    Schedule,
+    module_set,
+    passes_of_window,
+)
+from gram_platform.model.layers import ActiveModules, Rows
 from gram_platform.train.data import ScheduleReader, on_device
 from gram_platform.train.learner import Learner
 from gram_platform.train.objectives import training_loss
@@ -48,8 +54,9 @@ def training_steps(
     """Trains from `first_step` to the schedule's end; yields a record after each optimizer step.
 
     A step trains on one window. Micro-batches of a window differ in domain and route. Each runs in
-    `num_passes` passes of the learner, or up to `num_merged` of one route share a pass. In every
-    case the gradient is that of the mean of the micro-batches' losses, up to rounding.
+    `num_passes` passes of the learner, or up to `num_merged` share a pass. In every case the
+    gradient is that of the mean of the micro-batches' losses, up to rounding, and parameter sets
+    that no micro-batch trains have none.
 
     Every `norms_every` steps (0: never), and after the last step, the record's norms are
     `gradient/<set>`, before clipping, of the sets that the window trained, and `weights/<set>`
@@ -76,30 +83,31 @@ def training_steps(
         norms = {f"gradient/{name}": norm for name, norm in gradients.items()}
         norms |= {f"weights/{name}": norm for name, norm in weights.items()}
         forgetting = _forgetting(config.objective, domains, minimised)
-        yield StepRecord(step + 1, rate, grad_norm, domains, tuple(losses), norms, forgetting)
+        yield StepRecord(step + 1, rate, grad_norm, domains, losses, norms, forgetting)
 
 
 def _accumulate_gradients(
     learner: Learner, window: list[MicroBatch], reader: ScheduleReader
-) -> tuple[list[float], list[float]]:
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Runs every micro-batch forward and backward.
 
     Returns their cross entropies and minimised losses over all ranks. Reads them from the device
     once, after the whole window, because a read waits for all queued work.
     """
     num_losses, ranks = len(window) * learner.num_passes, (learner.rank, learner.num_ranks)
-    values = torch.zeros(len(window), 2, device=learner.device)
-    groups = same_routes(window, learner.num_merged)
-    for group in groups:
-        micro_batches = [window[index] for index in group]
+    values, num_done = torch.zeros(2, len(window), device=learner.device), 0
+    passes = passes_of_window(window, learner.num_merged)
+    for micro_batches in passes:
         read = [(reader.tokens(m, *ranks), *reader.weights(m, *ranks)) for m in micro_batches]
         joined = read[0] if len(read) == 1 else map(torch.cat, zip(*read, strict=True))
+        num_done += len(micro_batches)
+        found = values[:, num_done - len(micro_batches) : num_done]
         for is_last, *part in learner.passes(*(on_device(rows, learner.device) for rows in joined)):
-            ends_window = is_last and group is groups[-1]
-            found = _pass(learner, micro_batches, num_losses, ends_window, *part)
-            for index, value in zip(group, found, strict=True):
-                values[index] += value
-    losses, minimised = learner.mean_over_ranks(values / learner.num_passes).T.tolist()
+            ends_window = is_last and num_done == len(window)
+            found += _pass(learner, micro_batches, num_losses, ends_window, *part)
+    rows = learner.mean_over_ranks(values / learner.num_passes).tolist()
+    indices = [micro_batch.index for micro_batches in passes for micro_batch in micro_batches]
+    _, losses, minimised = zip(*sorted(zip(indices, *rows, strict=True)), strict=True)
     return losses, minimised
 
 
@@ -110,34 +118,55 @@ def _pass(
     is_last: bool,
     tokens_BT: torch.Tensor,
     weights_BT: torch.Tensor | None = None,
-) -> list[torch.Tensor]:
-    """Runs micro-batches of one route, or a part of one, forward and backward.
+) -> torch.Tensor:
+    """Runs a pass of `passes_of_window`, or a part of a micro-batch, forward and backward.
 
-    Returns the cross entropy and minimised loss of each, detached. `num_losses` and `is_last` are
-    of the window; `weights_BT` are of the targets.
+    Returns the cross entropy and minimised loss of each: [2, len(micro_batches)], detached.
+    `num_losses` and `is_last` are of the window; `weights_BT` are of the targets.
     """
-    route, number = micro_batches[0].route, len(micro_batches)
-    learner.train_only(route.trained)
-    logits_BTV = learner.forward(tokens_BT[:, :-1], dict(route.active))
-    whole = logits_BTV, tokens_BT[:, 1:], weights_BT
-    parts = list(zip(*(_parts(rows, number) for rows in whole), strict=True))
-    found, to_minimise = [], []
-    for micro_batch, loss, (logits, _, _) in zip(
-        micro_batches, learner.losses(whole, parts), parts, strict=True
-    ):
+    number = len(micro_batches)
+    trained = frozenset().union(*(micro_batch.route.trained for micro_batch in micro_batches))
+    learner.train_only(trained)
+    active, num_trained = active_rows(micro_batches, len(tokens_BT) // number, learner.device)
+    logits_BTV = learner.forward(tokens_BT[:, :-1], active, num_trained)
+    losses_M = learner.losses((logits_BTV, tokens_BT[:, 1:], weights_BT), number)
+    # A cut would copy the gradient of a single part.
+    parts = [logits_BTV] if number == 1 else logits_BTV.chunk(number)
+    to_minimise = []
+    for micro_batch, loss, logits in zip(micro_batches, losses_M.unbind(), parts, strict=True):
         domain, steered = micro_batch.domain, learner.misdirection
         # A pass of misdirection has one micro-batch.
         activations = steered.activations(domain, tokens_BT[:, :-1]) if steered else None
-        minimised = training_loss(learner.config.objective, domain, loss, logits, activations)
-        found.append(torch.stack([loss.detach(), minimised.detach()]))
-        to_minimise.append(minimised)
-    learner.backward(functools.reduce(torch.add, to_minimise) / num_losses, route.trained, is_last)
-    return found
+        objective = learner.config.objective
+        to_minimise.append(training_loss(objective, domain, loss, logits, activations))
+    minimised_M = torch.stack(to_minimise)
+    learner.backward(minimised_M.sum() / num_losses, trained, is_last)
+    return torch.stack([losses_M, minimised_M]).detach()
 
 
-def _parts(rows: torch.Tensor | None, number: int) -> Sequence[torch.Tensor | None]:
-    """Divides sequences among micro-batches; a cut would copy the gradient of a single part."""
-    return [rows] * number if rows is None or number == 1 else rows.chunk(number)
+def active_rows(
+    micro_batches: Sequence[MicroBatch], num_rows: int, device: torch.device
+) -> tuple[ActiveModules, int | None]:
+    """Returns the active modules of a pass, and how many first sequences train the core.
+
+    `num_rows` is of each micro-batch. The number is None if all train the core, or none.
+    """
+    routes = [micro_batch.route for micro_batch in micro_batches]
+    rows = torch.arange(len(routes) * num_rows).view(-1, num_rows)
+    active: dict[str, float | Rows] = {}
+    for domain, weight in dict(pair for route in routes for pair in route.active).items():
+        having = [n for n, route in enumerate(routes) if domain in dict(route.active)]
+        training = [n for n in having if module_set(domain) in routes[n].trained]
+        others = [n for n in having if n not in training]
+        num_trained = len(training) * num_rows if training and others else None
+        if num_trained is None and len(having) == len(routes):
+            active[domain] = weight
+        else:
+            assert weight == 1.0, "a schedule has no other weight"
+            index_R = on_device(rows[training + others].flatten(), device)
+            active[domain] = Rows(index_R, num_trained)
+    num_core = sum(SHARED in route.trained for route in routes)
+    return active, num_core * num_rows if 0 < num_core < len(routes) else None
 
 
 def _forgetting(objective: Objective, domains: Sequence[str], minimised: Sequence[float]) -> float:

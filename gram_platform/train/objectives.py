@@ -20,51 +20,68 @@ from gram_platform.model.transformer import NO_MODULES, Transformer
 def cross_entropy(
     logits_BTV: torch.Tensor, targets_BT: torch.Tensor, weights_BT: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Returns the mean next-token cross entropy in nats over B x T targets, times their weights.
+    """Returns the mean next-token cross entropy in nats over B x T targets, times their weights."""
+    return cross_entropies(logits_BTV, targets_BT, weights_BT, 1).view(())
 
-    Without weights it is computed in float32 part by part; with them all logits exist in float32 at
-    once.
+
+def cross_entropies(
+    logits_BTV: torch.Tensor,
+    targets_BT: torch.Tensor,
+    weights_BT: torch.Tensor | None,
+    num_losses: int,
+) -> torch.Tensor:
+    """Returns means over equally many sequences each: float32 [num_losses].
+
+    With weights all logits exist in float32 at once.
     """
     if weights_BT is not None:
-        return (token_cross_entropy(logits_BTV, targets_BT) * weights_BT).mean()
-    return _CrossEntropy.apply(logits_BTV.flatten(0, 1), targets_BT.flatten())
+        losses_BT = token_cross_entropy(logits_BTV, targets_BT) * weights_BT
+        return torch.stack([part.mean() for part in losses_BT.chunk(num_losses)])
+    return _CrossEntropy.apply(logits_BTV.flatten(0, 1), targets_BT.flatten(), num_losses)
 
 
 class _CrossEntropy(torch.autograd.Function):
     """Computes the gradient in the forward pass: all logits never exist in float32 at once."""
 
     @staticmethod
-    def forward(ctx, logits_NV: torch.Tensor, targets_N: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx, logits_NV: torch.Tensor, targets_N: torch.Tensor, num_losses: int
+    ) -> torch.Tensor:
         num_tokens, vocab_size = logits_NV.shape
         ctx.grad_NV = torch.empty_like(logits_NV) if ctx.needs_input_grad[0] else None
         fill = _fill_in_place if logits_NV.dtype == torch.float32 else _fill
         rows = rows_at_once(logits_NV.device, vocab_size)
-        total = torch.zeros((), device=logits_NV.device)
+        parts = []
         for first in range(0, num_tokens, rows):
             part = slice(first, first + rows)
             logits, targets = logits_NV[part], targets_N[part].unsqueeze(1)
             if ctx.grad_NV is None:
-                total -= F.log_softmax(logits, dim=-1, dtype=torch.float32).gather(1, targets).sum()
+                log_p = F.log_softmax(logits, dim=-1, dtype=torch.float32)
+                parts.append(-log_p.gather(1, targets))
             else:
-                total += fill(ctx.grad_NV[part], logits, targets, num_tokens)
-        return total / num_tokens
+                divisor = num_tokens // num_losses
+                parts.append(fill(ctx.grad_NV[part], logits, targets, divisor))
+        if num_losses > 1:
+            return torch.cat(parts).view(num_losses, -1).mean(dim=1)
+        return (sum(losses.sum() for losses in parts) / num_tokens).view(1)
 
     @staticmethod
-    def backward(ctx, grad: torch.Tensor):
+    def backward(ctx, grad_M: torch.Tensor):
         require_first_order()
         # The gradient is scaled in place, so it is usable only once.
         grad_NV, ctx.grad_NV = ctx.grad_NV, None
-        return grad_NV.mul_(grad), None
+        grad_NV.view(len(grad_M), -1).mul_(grad_M.unsqueeze(1))
+        return grad_NV, None, None
 
 
 def _fill(
     grad_NV: torch.Tensor, logits_NV: torch.Tensor, targets_N1: torch.Tensor, divisor: int
 ) -> torch.Tensor:
-    """Fills `grad_NV` with (p - 1[target]) / divisor; returns the sum of the losses."""
+    """Fills `grad_NV` with (p - 1[target]) / divisor; returns losses_N1."""
     log_p_NV = F.log_softmax(logits_NV, dim=-1, dtype=torch.float32)
-    total = -log_p_NV.gather(1, targets_N1).sum()
+    losses_N1 = -log_p_NV.gather(1, targets_N1)
     grad_NV.copy_(_subtract_targets(log_p_NV.exp_(), targets_N1, 1.0).div_(divisor))
-    return total
+    return losses_N1
 
 
 def _fill_in_place(
@@ -75,7 +92,7 @@ def _fill_in_place(
     target_logits_N1 = grad_NV.gather(1, targets_N1)
     sums_N1 = grad_NV.exp_().sum(dim=-1, keepdim=True)
     _subtract_targets(grad_NV.mul_((divisor * sums_N1).reciprocal_()), targets_N1, 1.0 / divisor)
-    return (sums_N1.log_() - target_logits_N1).sum()
+    return sums_N1.log_() - target_logits_N1
 
 
 def _subtract_targets(p_NV: torch.Tensor, targets_N1: torch.Tensor, amount: float) -> torch.Tensor:

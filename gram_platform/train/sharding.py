@@ -10,7 +10,7 @@ matters: comments say where another order would train wrongly without an error.
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from gram_platform.config.layout import sharing_of
+from gram_platform.model.layers import ActiveModules
 from gram_platform.model.pieces import Piece, all_rows, rank_rows
 from gram_platform.model.transformer import Transformer, parameters_by_set
 from gram_platform.train.learner import DTYPES, Learner
@@ -98,8 +99,10 @@ class ShardedLearner(Learner):
             tokens_BT = torch.zeros(1, 2, dtype=torch.long, device=self.device)
             self.forward(tokens_BT, dict.fromkeys(self.config.model.module_domains, 1.0))
 
-    def forward(self, tokens_BT: torch.Tensor, active: Mapping[str, float]) -> torch.Tensor:
-        logits_BTV = self.model(tokens_BT, active)
+    def forward(
+        self, tokens_BT: torch.Tensor, active: ActiveModules, num_trained: int | None = None
+    ) -> torch.Tensor:
+        logits_BTV = super().forward(tokens_BT, active, num_trained)
         if not (torch.is_grad_enabled() or self._is_evaluating):
             self._reshard()
         return logits_BTV

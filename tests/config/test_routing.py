@@ -16,8 +16,8 @@ from gram_platform.config.routing import (
     draw_positions,
     hash_counters,
     module_set,
+    passes_of_window,
     permuted,
-    same_routes,
     uniforms,
 )
 from gram_platform.train.data import ScheduleReader
@@ -183,26 +183,20 @@ def test_training_sets_are_nested_prefixes_for_every_seed():
     assert len(pools[1]) == 16
 
 
-@pytest.mark.parametrize("p_aux_companion", [0.0, 0.5])
-def test_micro_batches_of_one_route_are_merged(p_aux_companion):
-    """Whatever their places in the window and their domains, in groups of 8, 4, 2 and 1, and never
-    more than asked.
-
-    One a pass they keep their order.
-    """
-    routing = RoutingConfig(0.5, 0.3, p_aux_companion=p_aux_companion)
-    plan = plan_of((160, 80, 80), routing=routing, batch_size=16, micro_batch=4)
+def test_a_window_has_the_fewest_passes_and_the_core_first():
+    """So at most one pass has micro-batches that train the core and others. One a pass they keep
+    their order."""
+    plan = plan_of((160, 80, 80), routing=RoutingConfig(0.5, 0.3), batch_size=16, micro_batch=4)
     for step in range(20):
         window = plan.window(step)
-        for most in (1, 2, 3, 4):
-            groups = same_routes(window, most)
-            assert sorted(index for group in groups for index in group) == [0, 1, 2, 3]
-            assert all(len({window[index].route for index in group}) == 1 for group in groups)
-            assert {len(group) for group in groups} <= {size for size in (1, 2, 4) if size <= most}
-        numbers = collections.Counter(micro_batch.route for micro_batch in window).values()
-        assert len(same_routes(window, 4)) == sum(number.bit_count() for number in numbers)
-        assert len(same_routes(window, 2)) == sum(-(-number // 2) for number in numbers)
-        assert same_routes(window, 1) == [[0], [1], [2], [3]]
+        trains_core = sorted("shared" not in m.route.trained for m in window)
+        for most, sizes in ((2, [2, 2]), (3, [2, 2]), (4, [4]), (9, [4])):
+            passes = passes_of_window(window, most)
+            assert [len(micro_batches) for micro_batches in passes] == sizes
+            ordered = [m for micro_batches in passes for m in micro_batches]
+            assert sorted(ordered, key=lambda m: m.index) == window
+            assert ["shared" not in m.route.trained for m in ordered] == trains_core
+        assert passes_of_window(window, 1) == [[micro_batch] for micro_batch in window]
 
 
 def test_uniform_accumulation_has_one_route_a_window():

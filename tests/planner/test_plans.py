@@ -80,23 +80,27 @@ def test_passes_are_the_fewest_that_fit():
     assert fewest_ranks(paper_run("400M"), h100) == fewest_ranks(run, h100) == 1
 
 
-def test_small_micro_batches_of_one_route_are_merged():
-    """Up to 32,768 tokens, on GPUs alone, in the memory that a run may use; RMU's never are."""
+def test_a_window_has_the_fewest_passes_that_fit():
+    """Of 32,768 tokens at most where one rank gathers no weights, on GPUs alone, in the memory that
+    a run may use; RMU's micro-batches have a pass each."""
     h100, run = MACHINES["h100"], paper_run("26M", stories.STUDY)
     assert run.micro_batch * run.model.seq_len * 8 == 32_768
     assert merged_within(run, 1, h100) == 8
     assert merged_within(run, 2, h100) == run.micro_batches_per_step == 8
     assert merged_within(run, 1, MACHINES["cpu"]) == 1
-    needed = {n: rank_memory(run, 1, False, "cuda", 1, n).total / USABLE_MEMORY for n in (2, 4)}
-    for memory, number in ((needed[4], 4), (needed[4] - 1, 2), (needed[2] - 1, 1), (0, 1)):
+    needed = {n: rank_memory(run, 1, False, "cuda", 1, n).total / USABLE_MEMORY for n in (2, 3, 4)}
+    cases = ((needed[4], 4), (needed[4] - 1, 3), (needed[3] - 1, 2), (needed[2] - 1, 1), (0, 1))
+    for memory, number in cases:
         assert merged_within(run, 1, dataclasses.replace(h100, memory_bytes=memory)) == number
     objective = Objective("misdirection", ("lisp", "virology"), steered_layers=1, steering=2.0)
     rmu = run_of("dense", draws=(48, 24, 24), objective=objective, start=View.of("start"))
     assert merged_within(rmu, 1, h100) == 1 < merged_within(run_of("dense"), 1, h100) == 2
-    assert {name: merged_within(paper_run(name), 1, h100) for name in ("50M", "800M")} == {
-        "50M": 1,
-        "800M": 1,
-    }
+    merged = {name: [merged_within(paper_run(name), n, h100) for n in (1, 4, 8)] for name in PAPER}
+    assert merged == {"50M": [1, 3, 3], "800M": [1, 1, 3]}
+    assert paper_run("50M").micro_batches_per_step == 3
+
+
+PAPER = ("50M", "800M")
 
 
 MEMORIES = {"ample": 1e15, "an H100's": MACHINES["h100"].memory_bytes, "none": 0.0}

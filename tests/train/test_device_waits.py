@@ -38,14 +38,15 @@ class WindowIsUnderWay(Exception):
     """All micro-batches of a window have been given to the device."""
 
 
+@pytest.mark.parametrize("num_merged", [1, 4])
 @pytest.mark.parametrize("parts", RUNS.values(), ids=RUNS)
-def test_a_window_is_given_to_the_device_as_a_whole(monkeypatch, parts):
+def test_a_window_is_given_to_the_device_as_a_whole(monkeypatch, parts, num_merged):
     config = tiny.run_config(**parts)
-    plan, learner = Schedule(config), Learner(config, "meta")
+    plan, learner = Schedule(config), Learner(config, "meta", num_merged=num_merged)
 
     def losses_are_wanted(losses):
         assert losses.device.type == "meta"
-        assert len(losses) == config.batch_size // config.micro_batch > 1
+        assert losses.shape[1] == config.batch_size // config.micro_batch > 1
         raise WindowIsUnderWay
 
     monkeypatch.setattr(learner, "mean_over_ranks", losses_are_wanted)

@@ -5,7 +5,7 @@ import torch
 
 from gram_platform.train import compilation
 from gram_platform.train.compilation import Compilation, fused_cross_entropy
-from gram_platform.train.objectives import cross_entropy
+from gram_platform.train.objectives import cross_entropies, cross_entropy
 from tests.train.test_compilation import CountingBackend, no_graphs_before  # noqa: F401  a fixture
 
 ROUNDING = {torch.float32: 0.0, torch.bfloat16: 2.0**-8}  # of a gradient, once
@@ -22,14 +22,10 @@ def both(fused, dtype, is_weighted, num_losses):
     """The losses and the gradient of their sum with other factors, fused and not."""
     logits_BTV, targets_BT, weights_BT = logits_and_targets(dtype)
     whole = logits_BTV, targets_BT, weights_BT if is_weighted else None
-    parts = zip(
-        *([None] * num_losses if rows is None else rows.chunk(num_losses) for rows in whole),
-        strict=True,
-    )
     found = []
-    for losses in ([cross_entropy(*part) for part in parts], fused(whole, num_losses, None)):
+    for losses in (cross_entropies(*whole, num_losses), fused(whole, num_losses, None)):
         total = sum(loss * 2.0**-power for power, loss in enumerate(losses, start=2))
-        found.append((torch.stack(list(losses)).detach(), *torch.autograd.grad(total, logits_BTV)))
+        found.append((losses.detach(), *torch.autograd.grad(total, logits_BTV)))
     return found
 
 
@@ -85,6 +81,8 @@ def test_a_loss_that_cannot_be_compiled_is_the_other_one():
     )
     with pytest.warns(RuntimeWarning):
         (loss,) = fused(
-            (logits_BTV, targets_BT, None), 1, lambda: [cross_entropy(logits_BTV, targets_BT)]
+            (logits_BTV, targets_BT, None),
+            1,
+            lambda: cross_entropies(logits_BTV, targets_BT, None, 1),
         )
     assert torch.equal(loss, cross_entropy(logits_BTV, targets_BT))

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gram_platform.config import EvalPoints, ModuleSpec, Objective, RoutingConfig, View, layout
-from gram_platform.config.routing import Schedule
+from gram_platform.config.routing import Route, Schedule
 from gram_platform.config.training import LLAMA
 from gram_platform.train.data import ScheduleReader
 from gram_platform.train.evaluate import (
@@ -104,6 +104,7 @@ def train_every_method(rank, num_ranks, folder):
             out[name]["same"] &= equal(tiny.full_state(again), out[name]["state"])
         if name in IN_PASSES:
             out[name]["in passes"] = in_passes(config, num_ranks)
+        if name != "rmu":
             merging = ShardedLearner(config, num_merged=config.micro_batches_per_step)
             out[name]["merged"] = {
                 "losses": train(merging, config),
@@ -142,10 +143,8 @@ def test_ranks_train_every_method_like_one_process(tmp_path, num_ranks):
         tolerance = TOLERANCES[config.precision]
         assert out[name]["norms"] == pytest.approx(alone.norms, rel=5 * tolerance), name
         reference = tiny.full_state(alone)
-        for found in [
-            out[name],
-            *([out[name]["in passes"], out[name]["merged"]] if name in IN_PASSES else []),
-        ]:
+        other = [out[name][way] for way in ("in passes", "merged") if way in out[name]]
+        for found in [out[name], *other]:
             assert found["losses"] == pytest.approx(losses, abs=tolerance), name
             assert found["state"].keys() == reference.keys(), name
             errors = [(found["state"][n] - reference[n]).abs().max().item() for n in reference]
@@ -215,10 +214,10 @@ class Collectives(TorchDispatchMode):
         return sum(kind in name for name in self.names)
 
 
-def count_collectives(rank, num_ranks, config, kept_bytes, own_parameters, folder):
+def count_collectives(rank, num_ranks, config, kept_bytes, own_parameters, num_merged, folder):
     """[(all-gathers, reduce-scatters)] of every step."""
     layout.KEPT_BYTES, layout.OWN_GROUP_PARAMETERS = kept_bytes, own_parameters
-    learner, plan = ShardedLearner(config), Schedule(config)
+    learner, plan = ShardedLearner(config, num_merged=num_merged), Schedule(config)
     steps = training_steps(learner, plan, ScheduleReader(config, tiny.arrays()))
     counts = []
     for _ in range(config.num_steps):
@@ -235,12 +234,12 @@ def groups_of(route, num_layers: int, is_apart: bool) -> set:
     return {"embedding", "head", *((layer, part) for layer in range(num_layers) for part in parts)}
 
 
-def num_gathered(window, num_layers: int, is_apart: bool, is_kept: bool) -> int:
+def num_gathered(routes, num_layers: int, is_apart: bool, is_kept: bool) -> int:
     """Groups that a window gathers if it lets go of them only where what is trained changes
     (`is_kept`), or if it gathers them for a forward and for a backward pass, and the head once for
     both."""
     total, kept, trained = 0, set(), None
-    for route in (micro_batch.route for micro_batch in window):
+    for route in routes:
         if route.trained != trained:
             kept, trained = set(), route.trained
         groups = groups_of(route, num_layers, is_apart)
@@ -256,24 +255,31 @@ OWN = layout.OWN_GROUP_PARAMETERS
 
 
 @pytest.mark.parametrize(
-    ("kept_bytes", "own_parameters"), [(0, 0), (0, OWN), (layout.KEPT_BYTES, 0)]
+    ("kept_bytes", "own_parameters", "num_merged"),
+    [(0, 0, 1), (0, OWN, 1), (layout.KEPT_BYTES, 0, 1), (layout.KEPT_BYTES, 0, 4), (0, OWN, 4)],
 )
-def test_a_window_communicates_no_more_than_it_must(tmp_path, kept_bytes, own_parameters):
+def test_a_window_communicates_no_more_than_it_must(
+    tmp_path, kept_bytes, own_parameters, num_merged
+):
     """Active groups are gathered for a forward and for a backward pass, or once a route; and
-    reduced once a window."""
+    reduced once a window. A window in one pass gathers them once."""
     config, is_apart = method_configs()["gram"], own_parameters == 0
-    run_ranks(2, count_collectives, config, kept_bytes, own_parameters, tmp_path)
+    run_ranks(2, count_collectives, config, kept_bytes, own_parameters, num_merged, tmp_path)
     plan, num_layers = Schedule(config), config.model.num_layers
     for step, (gathers, scatters) in enumerate(torch.load(tmp_path / "counts.pt")):
         window = plan.window(step)
-        trained = frozenset().union(*(m.route.trained for m in window))
+        routes = [micro_batch.route for micro_batch in window]
+        trained = frozenset().union(*(route.trained for route in routes))
+        if num_merged > 1:
+            active = dict(pair for route in routes for pair in route.active)
+            routes = [Route(tuple(active.items()), trained)]
         modules = trained - {"shared", "core_mlp"}
         core = bool(trained & {"shared", "core_mlp"})
         of_a_layer = core + len(modules) if is_apart else 1
         # The head, which ran before the embedding in the warm-up.
-        is_prefetched = step == 0 and not kept_bytes
+        is_prefetched = step == 0 and (not kept_bytes or num_merged > 1)
         assert (
-            gathers == num_gathered(window, num_layers, is_apart, kept_bytes > 0) + is_prefetched
+            gathers == num_gathered(routes, num_layers, is_apart, kept_bytes > 0) + is_prefetched
         ), (step, gathers)
         assert scatters == core * 2 + num_layers * of_a_layer, (step, scatters)
 

@@ -1,0 +1,90 @@
+"""Defines layers of passes whose sequences belong to micro-batches of several routes.
+
+Sequences that train a layer come first, and the layer's parameters get no gradient from the others.
+Shapes: B sequences, T tokens, D d_model, R sequences that have a module.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Rows(NamedTuple):
+    """The sequences of a pass that have a module, those that train it first."""
+
+    index_R: torch.Tensor
+    # How many train it; None: all, or none.
+    num_trained: int | None
+
+
+# By domain: a weight of the module in all sequences, or the sequences that have the module.
+ActiveModules = Mapping[str, float | Rows]
+
+
+def add_output(
+    total: torch.Tensor, layer: Callable, x: torch.Tensor, active: float | Rows
+) -> torch.Tensor:
+    """Adds an active module's output, `layer(x, num_trained)`, to `total`."""
+    if isinstance(active, Rows):
+        out = layer(x.index_select(0, active.index_R), active.num_trained)
+        return total.index_add(0, active.index_R, out)
+    out = layer(x, None)
+    return total + (out if active == 1.0 else active * out)
+
+
+class Linear(nn.Linear):
+    def forward(self, x: torch.Tensor, num_trained: int | None = None) -> torch.Tensor:
+        if num_trained is None:
+            return super().forward(x)
+        return _Linear.apply(x, self.weight, self.bias, num_trained)
+
+
+class _Linear(torch.autograd.Function):
+    """Takes all sequences in one product, and the first for its parameters' gradients."""
+
+    @staticmethod
+    def forward(
+        ctx, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, num_trained: int
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.num_trained = num_trained
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor):
+        x, weight = ctx.saved_tensors
+        needs_x, _, needs_bias, _ = ctx.needs_input_grad
+        first_grad, first = (rows[: ctx.num_trained].flatten(0, -2) for rows in (grad, x))
+        grad_x = grad @ weight if needs_x else None
+        return grad_x, first_grad.T @ first, first_grad.sum(0) if needs_bias else None, None
+
+
+class Embedding(nn.Embedding):
+    def forward(self, tokens_BT: torch.Tensor, num_trained: int | None = None) -> torch.Tensor:
+        return _in_parts(F.embedding, tokens_BT, num_trained, weight=self.weight)
+
+
+class LayerNorm(nn.LayerNorm):
+    def forward(self, x_BTD: torch.Tensor, num_trained: int | None = None) -> torch.Tensor:
+        norm = partial(F.layer_norm, normalized_shape=self.normalized_shape, eps=self.eps)
+        return _in_parts(norm, x_BTD, num_trained, weight=self.weight, bias=self.bias)
+
+
+class RMSNorm(nn.RMSNorm):
+    def forward(self, x_BTD: torch.Tensor, num_trained: int | None = None) -> torch.Tensor:
+        norm = partial(F.rms_norm, normalized_shape=self.normalized_shape, eps=self.eps)
+        return _in_parts(norm, x_BTD, num_trained, weight=self.weight)
+
+
+def _in_parts(
+    layer: Callable, x: torch.Tensor, num_trained: int | None, **parameters: torch.Tensor
+) -> torch.Tensor:
+    if num_trained is None:
+        return layer(x, **parameters)
+    first, others = x.split([num_trained, len(x) - num_trained])
+    constants = {name: parameter.detach() for name, parameter in parameters.items()}
+    return torch.cat([layer(first, **parameters), layer(others, **constants)])
