@@ -66,8 +66,10 @@ def peer_steps(
     precision: str,
     device: torch.device | str,
     compiled: bool = False,
+    num_merged: int = 1,
 ) -> Iterator[float]:
-    """Trains the peer on a plan's micro-batches; yields the gradient norm after every step."""
+    """Trains the peer on a plan's micro-batches, `num_merged` in a pass; yields each step's
+    gradient norm."""
     peer = starcoder2(run.model).to(device).train()
     if precision == COPY:
         peer.to(torch.bfloat16)
@@ -78,8 +80,10 @@ def peer_steps(
     kind = torch.device(device).type
     for step in range(run.num_steps):
         window = plan.window(step)
-        for micro_batch in window:
-            tokens_BT = reader.tokens(micro_batch).to(device, non_blocking=True)
+        for first in range(0, len(window), num_merged):
+            merged = window[first : first + num_merged]
+            tokens_BT = torch.cat([reader.tokens(micro_batch) for micro_batch in merged])
+            tokens_BT = tokens_BT.to(device, non_blocking=True)
             context = (
                 torch.autocast(kind, torch.bfloat16)
                 if precision == AUTOCAST
@@ -87,7 +91,7 @@ def peer_steps(
             )
             with context:
                 loss = peer_loss(forward, tokens_BT)
-            (loss / len(window)).backward()
+            (loss * len(merged) / len(window)).backward()
         norm = nn.utils.clip_grad_norm_(peer.parameters(), run.optimizer.clip_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
