@@ -9,14 +9,17 @@ import queue
 import sys
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
 from itertools import accumulate
+from statistics import median
 from urllib import request
 
 from ray.util.metrics import Gauge
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bars
 from rich.table import Column
 from rich.text import Text
@@ -27,15 +30,18 @@ from gram_platform.config.identity import masked, printable
 from gram_platform.config.terminal import one_line
 from gram_platform.engine.executor import ENDED, STARTED, WARNED, Event
 from gram_platform.engine.life import Progress
-from gram_platform.methods.budgets import run_flops
 from gram_platform.methods.nodes import Node
 from gram_platform.pages.results.results import Brief
 from gram_platform.paper.verdicts import VERDICTS
+from gram_platform.planner import MACHINES, Machine
+from gram_platform.planner.ranks import one_rank_hours
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable
 
 # Seconds between two lines of a log, and between two changes of the bar.
 LINES_EVERY_S, BAR_EVERY_S = 15.0, 1.0
+# How many nodes of a kind and size say how long another one takes.
+NUM_TIMED = 20
 # How often the curves of running nodes are sent to MLflow.
 LIVE_EVERY_S = 20.0
 # How long the end of a submission waits for a webhook.
@@ -51,10 +57,22 @@ Running = Sequence[tuple[Node, Mapping]]
 class LiveView:
     """Shows which nodes or trials are done, what runs, and the time left."""
 
-    def __init__(self, nodes: Sequence[Node], store: Store, name: str, in_process: bool = False):
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        store: Store,
+        name: str,
+        in_process: bool = False,
+        machine: Machine = MACHINES["cpu"],
+    ):
         self.nodes, self.store, self.name = {node.id: node for node in nodes}, store, name
         self.progress = Progress()
-        self.flops = {node.id: run_flops(node.config) for node in nodes if node.is_run}
+        self.hours = one_rank_hours(nodes, machine)
+        # The seconds of the last nodes that ended, by kind and size.
+        self._took: dict[tuple, deque[float]] = defaultdict(partial(deque, maxlen=NUM_TIMED))
+        # When the first node to end began, since workers take long to start; None before its end.
+        self._began_s: float | None = None
+        self._done_before: frozenset[str] = frozenset()
         # The names of the running trials.
         self.trials: set[str] = set()
         # The monotonic time before which no progress is shown.
@@ -66,19 +84,19 @@ class LiveView:
         self.bars = Bars(
             TextColumn("{task.description}", markup=False, table_column=whole),
             BarColumn(bar_width=12),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[left]}", markup=False),
             console=self.console,
             disable=not self.has_bar,
             transient=True,
             expand=True,
             refresh_per_second=2,
-            speed_estimate_period=3600.0,
         )
-        self.bar = self.bars.add_task("", total=None)
+        self.bar = self.bars.add_task("", total=None, left="")
 
     def start(self, nodes: Sequence[Node], progress: Progress) -> None:
         """Begins to show the progress of nodes, under their names in the storage."""
         self.nodes, self.progress = {node.id: node for node in nodes}, progress
+        self._done_before = frozenset(progress.done)
         self.bars.start()
         if not self.in_process:
             self.set_gauges = progress_gauges(self.name)
@@ -94,9 +112,15 @@ class LiveView:
             # The name that the storage's readers use.
             node = self.nodes.get(event.node.id, event.node)
             if event.kind == ENDED:
+                self._time(node)
                 self._say_ended(node, event.text)
             elif event.kind == WARNED:
                 self.say(f"warning: {node.name}: {event.text}", "yellow")
+
+    def _time(self, node: Node) -> None:
+        took_s = self.store.node(node.kind, node.id).timing().get("elapsed_s", 0.0)
+        self._took[_kind(node)].append(took_s)
+        self._began_s = self._began_s or time.monotonic() - took_s
 
     def look(self) -> None:
         """Shows the progress if the last time is some seconds ago."""
@@ -126,14 +150,37 @@ class LiveView:
         counts += [f"{failed} failed, {blocked} blocked"] if failed else []
         counts += [f"{sum(beat['tokens_per_second'] for _, beat in running):,.0f} tokens/s"]
         shares = dict.fromkeys(progress.done, 1.0) | {n.id: _share(beat) for n, beat in running}
-        finished = sum(self.flops.get(node_id, 0.0) * share for node_id, share in shares.items())
-        unreachable = {*progress.failed, *progress.blocked}
-        total = sum(flops for node_id, flops in self.flops.items() if node_id not in unreachable)
+        seconds = self._seconds()
+        finished = sum(seconds.get(node_id, 0.0) * share for node_id, share in shares.items())
+        total = sum(seconds.values())
+        before = sum(seconds.get(node_id, 0.0) for node_id in self._done_before)
+        left = self._time_left(finished - before, total - finished)
         of_runs = ", ".join(f"{node.name} {_share(beat):.0%}" for node, beat in running)
         text = " | ".join(filter(None, [*counts, of_runs]))
-        self.bars.update(self.bar, description=printable(text), completed=finished, total=total)
+        form = {"description": printable(text), "left": left}
+        self.bars.update(self.bar, completed=finished, total=total, **form)
         if not self.has_bar:
-            self.say(f"{text} | {TimeRemainingColumn().render(self.bars.tasks[0])} left")
+            self.say(" | ".join(filter(None, [text, left])))
+
+    def _seconds(self) -> dict[str, float]:
+        """Estimates the seconds of each node that can be reached, by nodes of its kind and size.
+
+        Before the first of these has ended, by the planner's hours.
+        """
+        typical = {kind: median(took) for kind, took in self._took.items()}
+        unreachable = {*self.progress.failed, *self.progress.blocked}
+        return {
+            node.id: typical.get(_kind(node), 3600 * self.hours.get(node.id, 0.0))
+            for node in self.nodes.values()
+            if node.id not in unreachable
+        }
+
+    def _time_left(self, done: float, rest: float) -> str:
+        """Says how long the rest takes at the speed of this submission so far; "" if unknown."""
+        if self._began_s is None or done <= 0:
+            return ""
+        seconds = rest * (time.monotonic() - self._began_s) / done
+        return f"about {timedelta(seconds=round(seconds))} left"
 
     def _running(self) -> Running:
         """Returns the runs that have a process, with their heartbeats."""
@@ -143,6 +190,7 @@ class LiveView:
 
     def begin_trials(self, number: int) -> None:
         self.bars.reset(self.bar, total=number)
+        self._began_s = time.monotonic()
 
     def trial_started(self, name: str) -> None:
         self.trials.add(name)
@@ -159,7 +207,12 @@ class LiveView:
         task = self.bars.tasks[0]
         ended = f"{task.completed:.0f} of {task.total} trials ended"
         text = " | ".join([ended, f"{len(self.trials)} running", ", ".join(sorted(self.trials))])
-        self.bars.update(self.bar, description=printable(text))
+        left = self._time_left(task.completed, (task.total or 0.0) - task.completed)
+        self.bars.update(self.bar, description=printable(text), left=left)
+
+
+def _kind(node: Node) -> tuple:
+    return node.kind, node.is_attack, node.size
 
 
 def _share(beat: Mapping) -> float:

@@ -35,7 +35,8 @@ class Observers:
         """`nodes`: all except the trials' nodes."""
         self.plan, self.store, self.nodes = plan, store, nodes
         self.progress, self.done_before = Progress(), frozenset[str]()
-        self.terminal = LiveView(nodes, store, plan.name, plan.in_process)
+        machine = plan.studies[0].machine
+        self.terminal = LiveView(nodes, store, plan.name, plan.in_process, machine)
         self.tracker = Tracker(plan.tracking_uri)
         self.mirror = Mirror(self.tracker, store, self.say)
         self.mirror.prepare()
