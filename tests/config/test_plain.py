@@ -35,7 +35,9 @@ def test_bad_input_says_field_value_and_expected():
     assert error.at("my.toml, line 3").place == "my.toml, line 3"
 
 
-@pytest.mark.parametrize("value", [[[]] * 10_000, 16**10_000, "x" * 10_000])
+@pytest.mark.parametrize(
+    "value", [[[]] * 10_000, 16**10_000, "x" * 10_000], ids=["lists", "integer", "text"]
+)
 def test_bad_input_has_a_short_text(value):
     """A file of some megabytes may hold it; Python refuses to spell the integer."""
     assert 0 < len(str(invalid("x" * 10_000, value, "a number"))) < 3000
