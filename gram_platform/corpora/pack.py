@@ -269,7 +269,7 @@ def _count_duplicates(folders: Sequence[Path], path: Path) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class Piece:
+class JoinPiece:
     """Some bytes of a file of sequences, the rows that have them, and these rows' tokens."""
 
     pair: tuple[str, str]
@@ -284,7 +284,7 @@ class Piece:
     num_skipped: int
 
 
-def _pieces(recipe: CorpusRecipe, pair: tuple[str, str], files: Sequence[tuple]) -> list[Piece]:
+def _pieces(recipe: CorpusRecipe, pair: tuple[str, str], files: Sequence[tuple]) -> list[JoinPiece]:
     """Divides a (split, domain) after whole blocks; two pieces share the row between them."""
     seq_len, pieces = recipe.seq_len, []
     row_bytes = (seq_len + 1) * token_dtype(recipe.vocab_size).itemsize
@@ -296,11 +296,11 @@ def _pieces(recipe: CorpusRecipe, pair: tuple[str, str], files: Sequence[tuple])
         file = bisect_right(starts, first * seq_len) - 1
         found = tuple(files[file : bisect_left(starts, after * seq_len + 1)])
         skipped = first * seq_len - starts[file]
-        pieces.append(Piece(pair, (start, stop), (first, after), num_rows, found, skipped))
+        pieces.append(JoinPiece(pair, (start, stop), (first, after), num_rows, found, skipped))
     return pieces
 
 
-def _cut_rows(recipe: CorpusRecipe, piece: Piece) -> np.ndarray:
+def _cut_rows(recipe: CorpusRecipe, piece: JoinPiece) -> np.ndarray:
     """Reads a piece's rows [N, seq_len + 1], which overlap by one token."""
     blocks = (checked_blocks(path, checksum) for path, _, checksum, _ in piece.files)
     raw = b"".join(chain.from_iterable(blocks))
@@ -309,7 +309,7 @@ def _cut_rows(recipe: CorpusRecipe, piece: Piece) -> np.ndarray:
     return windows[:: recipe.seq_len][: piece.rows[1] - piece.rows[0]]
 
 
-def _arrange(recipe: CorpusRecipe, piece: Piece, folder: Path) -> None:
+def _arrange(recipe: CorpusRecipe, piece: JoinPiece, folder: Path) -> None:
     """Writes a piece's rows, and their places in the permuted domain, by place."""
     order = domain_permutation(recipe.data_id, piece.pair[1], piece.num_rows, inverse=True)
     places = order(np.arange(*piece.rows))
@@ -360,7 +360,10 @@ def _write_sequences(
 
 
 def _write_piece(
-    recipe: CorpusRecipe, staging: Path, folders_of: Mapping[tuple, Sequence[Path]], piece: Piece
+    recipe: CorpusRecipe,
+    staging: Path,
+    folders_of: Mapping[tuple, Sequence[Path]],
+    piece: JoinPiece,
 ) -> list[str]:
     """Writes a piece into its file; returns the SHA-256 of each block if it is permuted."""
     (first, after), folders = piece.rows, folders_of.get(piece.pair, ())

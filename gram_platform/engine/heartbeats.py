@@ -11,7 +11,7 @@ from gram_platform.store import Store
 from gram_platform.store.leases import read_lease
 
 # The shortest pause between two readings; a longer one is so many times the last reading.
-PAUSE_S, PAUSE_RATIO = 2.0, 3.0
+SHORTEST_PAUSE_S, PAUSE_RATIO = 2.0, 3.0
 # A reading that takes longer is reported.
 LATE_S = 600.0
 
@@ -48,7 +48,7 @@ class Heartbeats:
         beats = zip(run_ids, self._store.concurrently(self._beat_of, run_ids), strict=True)
         self.found = {run_id: beat for run_id, beat in beats if beat}
         ended = time.monotonic()
-        self._next = ended + max(PAUSE_S, PAUSE_RATIO * (ended - started))
+        self._next = ended + max(SHORTEST_PAUSE_S, PAUSE_RATIO * (ended - started))
 
     def _beat_of(self, run_id: str) -> dict | None:
         """Reads the lease of the attempt that was at work; lists the attempts if it is not now."""

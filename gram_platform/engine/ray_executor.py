@@ -34,7 +34,7 @@ from gram_platform.engine.slots import MAX_FAILED_STARTS, SlotPool, task_name
 from gram_platform.methods.nodes import Node
 
 # Seconds between two looks for a dead Ray.
-LOOK_FOR_RAY_S = 0.1
+NOTICE_RAY_S = 0.1
 
 
 class RayExecutor(Executor):
@@ -73,7 +73,7 @@ class RayExecutor(Executor):
     def advance(self) -> bool:
         if time.monotonic() >= self.next_look_for_ray:
             require_ray()
-            self.next_look_for_ray = time.monotonic() + LOOK_FOR_RAY_S
+            self.next_look_for_ray = time.monotonic() + NOTICE_RAY_S
         if self.look_at_runs():
             self._kill_stalled()
         self.ended += self.waiting.look_again()

@@ -45,7 +45,7 @@ def requests(monkeypatch):
 
 @pytest.fixture
 def store(monkeypatch, tmp_path):
-    monkeypatch.setattr(heartbeats, "PAUSE_S", 0.05)
+    monkeypatch.setattr(heartbeats, "SHORTEST_PAUSE_S", 0.05)
     return Store(f"memory://{tmp_path.name}").open_for_writing(min_free_bytes=0)
 
 
