@@ -3,11 +3,12 @@
 #   --print        prints the commands and runs none
 #   --no-push      keeps the images on this machine
 #   --cpu          installs torch without CUDA
+#   --efa=VERSION  installs EFA's libraries for AWS, in the installer's version
 # $BUILDER names the program, by default docker.
 set -euo pipefail
 
 usage() {
-    sed -n '2,6s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,7s/^# \{0,1\}//p' "$0" >&2
     exit 2
 }
 
@@ -17,6 +18,7 @@ for argument in "$@"; do
         --print) print=true ;;
         --no-push) push=false ;;
         --cpu) index=(--build-arg "TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu") ;;
+        --efa=*) index+=(--build-arg "EFA_VERSION=${argument#*=}") ;;
         -*) usage ;;
         *) registry="$argument" ;;
     esac

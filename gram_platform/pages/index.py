@@ -7,8 +7,9 @@ image, so nothing of a study's folder becomes markup of the page.
 
 import datetime
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -36,6 +37,8 @@ SITE, INDEX_FILE = "site", "index.html"
 # The files that a card links to, by the link's text.
 LINKED_FILES = {"report": REPORT_FILE, "table.csv": "table.csv", "claims.csv": CLAIMS_FILE}
 PICTURE_FILE = "card.svg"
+# A row for each figure of the paper, from `Study.paper` and dry runs.
+PAPER_FILE = "paper_figures.json"
 # Three sides of the frame, and the distance of two marks of a row, in pixels.
 LEFT, RIGHT, TOP, STEP = 116.0, 368.0, 8.0, 10.0
 SEARCH_HEIGHT = 150.0
@@ -87,13 +90,24 @@ def index_page(store: Store) -> Page:
     now = datetime.datetime.now(datetime.UTC)
     place = masked(store.root)
     intro = f"{QUESTION}\n\nStudies and searches of the storage {place}, {now:%Y-%m-%d %H:%M} UTC."
+    kinds = read_shown(store)
     sections = [
         Section(title, markup=render("cards.html", cards=found))
-        for title, found in zip(("Studies", "Searches"), read_shown(store), strict=True)
+        for title, found in zip(("Studies", "Searches"), kinds, strict=True)
         if found
     ]
     nothing = Section("Studies", "None has been submitted.")
-    return Page("Studies and searches", intro, sections or [nothing])
+    paper = figures_of_paper({one.report for kind in kinds for one in kind})
+    return Page("Studies and searches", intro, [*(sections or [nothing]), paper])
+
+
+def figures_of_paper(reports: Collection[str]) -> Section:
+    """Lists the paper's figures with their commands; `reports` has the addresses of all reports."""
+    table = pd.read_json(Path(__file__).with_name(PAPER_FILE))
+    links = "../studies/" + table["our page"] + f"/{REPORT_FILE}"
+    table["our page_url"] = links.where(links.isin(reports))
+    text = "The cost is a dry run's. A page of ours is a link where this storage has it."
+    return Section("The paper, figure by figure", text, table=table, table_is_open=True)
 
 
 def read_shown(store: Store) -> tuple[list[Shown], list[Shown]]:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -240,6 +240,8 @@ class Study(Description):
     methods: tuple[str, ...] = ()
     # The profile in figures against the variants, such as "mean"; "": the compared one.
     profile: str = ""
+    # The figures, tables and appendices of the paper that it makes, and what each shows.
+    paper: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def about(self) -> str:

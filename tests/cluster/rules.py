@@ -149,7 +149,8 @@ def machines(config: dict) -> list[str]:
             complaints.append(f"{name}: does not start from zero")
         if name != head and kind.get("max_workers", 0) < 1:
             complaints.append(f"{name}: can never start")
-        if not node.get("SecurityGroupIds") and not node.get("networkInterfaces"):
+        own = node.get("networkInterfaces") or node.get("NetworkInterfaces")
+        if not node.get("SecurityGroupIds") and not own:
             complaints.append(f"{name}: Ray would choose a network open to the world")
         if not node.get("IamInstanceProfile") and not node.get("serviceAccounts"):
             complaints.append(f"{name}: no identity to read its secrets with")

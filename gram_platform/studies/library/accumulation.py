@@ -26,4 +26,5 @@ STUDY = Study(
     compare_with="accumulation",
     varies="accumulation",
     unit="heterogeneous",
+    paper={"Table 4": "heterogeneous accumulation raises core and retain"},
 )

@@ -18,4 +18,5 @@ STUDY = Study(
         "as_run": at_size(AS_RUN, "100M", num_eval_points=200),
     },
     compare_with="architecture",
+    paper={"Figure 9": "MLP and LoRA modules have similar profiles"},
 )

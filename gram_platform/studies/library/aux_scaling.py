@@ -34,4 +34,5 @@ STUDY = Study(
     compare_with="aux_scaling",
     varies="num_auxiliary",
     profile="mean",
+    paper={"Figure 3": "retain stays above forget from 4 to 20 domains"},
 )

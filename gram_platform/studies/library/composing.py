@@ -13,4 +13,5 @@ STUDY = Study(
     methods=("baseline", "gram", "gram_subsets", "ft_lora"),
     presets={name: dual_use.composed(each) for name, each in dual_use.STUDY.presets.items()},
     compare_with="dual_use",
+    paper={"Figure 5": "GRAM loses less than FT-LoRA with all modules on"},
 )

@@ -157,4 +157,5 @@ STUDY = Study(
         "as_run": DUAL_USE_AS_RUN,
     },
     compare_with="dual_use",
+    paper={"Figure 4": "every method on real domains, 800M"},
 )

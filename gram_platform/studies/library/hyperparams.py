@@ -51,4 +51,9 @@ SEARCH = Search(
         "paper": PAPER_VALUES,
         "as_run": PAPER_VALUES,
     },
+    paper={
+        "Figure 10": "what p_cr trades off",
+        "Figure 11": "what p_as trades off",
+        "Figure 12": "what p_ca trades off",
+    },
 )

@@ -58,4 +58,8 @@ SEARCH = Search(
         ),
         "paper": Grids(max_extensions=0, of_size=PUBLISHED_GRIDS),
     },
+    paper={
+        "Figure 14": "the loss against learning rate and batch",
+        "Figure 15": "the power laws of the best ones",
+    },
 )

@@ -30,4 +30,8 @@ STUDY = Study(
     compare_with="partial_labels",
     varies="labelled",
     profile="core",
+    paper={
+        "Figure 6": "GRAM forgets most with half of the labels",
+        "Figure 13": "half of the labels, beside filtering with all",
+    },
 )

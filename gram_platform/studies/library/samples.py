@@ -64,4 +64,5 @@ STUDY = Study(
         "installed": INSTALLED_DEMO,
         "paper": measured(stories.STORIES_PAPER, 32, 80),
     },
+    paper={"Appendix K": "how every method continues a story"},
 )

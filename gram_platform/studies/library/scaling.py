@@ -231,4 +231,5 @@ STUDY = Study(
         "paper_het": PAPER_HET,
     },
     compare_with="scaling",
+    paper={"Figure 7": "GRAM and FT-LoRA stay near filtering, 50M to 5B"},
 )

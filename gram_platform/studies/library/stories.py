@@ -175,4 +175,9 @@ STUDY = Study(
         "as_run": STORIES_AS_RUN,
     },
     compare_with="stories",
+    paper={
+        "Figure 2": "GRAM beside a filtered model for each profile",
+        "Figure 8": "every method, as bars",
+        "Table 1": "every method, as numbers",
+    },
 )

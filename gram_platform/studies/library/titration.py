@@ -29,4 +29,5 @@ STUDY = Study(
     },
     compare_with="titration",
     varies="weight",
+    paper={"Figure 16": "retain rises with a module's weight"},
 )

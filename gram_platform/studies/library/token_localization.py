@@ -25,4 +25,5 @@ STUDY = Study(
         "stories": measured(stories.STORIES_PAPER),
         "paper": measured(dual_use.DUAL_USE_PAPER),
     },
+    paper={"Appendix L": "the loss rises on few tokens of a removed domain"},
 )

@@ -85,6 +85,17 @@ def test_links_and_pictures_are_files_of_the_storage(planted_root):
     assert {"GRAM", "filtering", "core", "retain", "forget"} <= {text.text for text in texts}
 
 
+def test_a_figure_of_the_paper_leads_to_the_report_that_is_here(planted_root):
+    page = parse_page(planted_root / "site" / "index.html")
+    assert {"Figure 7", "gram run scaling --preset demo"} <= set(page.texts)
+    links = [attributes["href"] for tag, attributes in page.tags if tag == "a"]
+    rows = Counter(link for link in links if link.endswith("report.html"))
+    # In its card, and in the table for each of its figures.
+    assert rows["../studies/scaling/report.html"] == 2
+    assert rows["../studies/stories/report.html"] == 4
+    assert "../studies/titration/report.html" not in rows
+
+
 def test_earlier_pages_are_linked_the_newest_first(storage_copy):
     folder = storage_copy / "studies" / "scaling"
     for date in ("2026-11-25T213751", "2026-11-26T080000", "2026-11-26T090000"):
