@@ -1,6 +1,7 @@
 """Shows claims: a row for each with its verdict at every size, and the differences behind them."""
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from textwrap import wrap
 
@@ -15,7 +16,9 @@ from gram_platform.pages.figures.style import (
     BLUE,
     GREY,
     INK,
+    RATIO_END,
     VERMILION,
+    cut_intervals,
     padded_range,
     styled,
     translucent,
@@ -164,7 +167,7 @@ LINE_HEIGHT, FRAME_HEIGHT = 18, 150
 
 
 def claims_figures(claims: pd.DataFrame) -> dict[str, go.Figure]:
-    """Draws a row for each judgement under its claim, in figures of at most MOST_LINES lines.
+    """Draws a row for each judgement under its claim, in figures of about MOST_LINES lines at most.
 
     `claims` has the columns of `claims_frame` and, if they are known, `profile`, `size` and
     `variant`. All figures have one axis of differences. The range that the claim names is shaded.
@@ -176,18 +179,23 @@ def claims_figures(claims: pd.DataFrame) -> dict[str, go.Figure]:
     shown = shown.assign(wide_low=[end.low for end in ends], wide_high=[end.high for end in ends])
     margins = [end for within in shown[WITHIN] for end in (within.left, within.right)]
     drawn = shown[["difference", "wide_low", "wide_high"]].to_numpy().ravel()
-    span = padded_range([0.0, *filter(np.isfinite, margins), *drawn])
+    near = np.clip([0.0, *filter(np.isfinite, margins), *drawn], -RATIO_END, RATIO_END)
+    span = padded_range([*near, *shown["difference"]])
     place = f", profile {shown[PROFILE].iloc[0]}"
     if shown[PROFILE].nunique() > 1:
         place, shown["claim"] = "", shown["claim"] + ", profile " + shown[PROFILE]
-    parts: list[list[pd.DataFrame]] = [[]]
-    for _, rows in shown.groupby(["claim", PROFILE, VARIANT], sort=False, dropna=False):
-        if parts[-1] and sum(map(_num_lines, [*parts[-1], rows])) > MOST_LINES:
-            parts.append([])
-        parts[-1].append(rows)
-    return {
-        f"claims-{i}": _figure(part, span, f"difference{place}") for i, part in enumerate(parts, 1)
-    }
+    groups = [
+        rows for _, rows in shown.groupby(["claim", PROFILE, VARIANT], sort=False, dropna=False)
+    ]
+    ends = np.cumsum([*map(_num_lines, groups)])
+    # The middle of a group decides on its figure, so that all figures have about as many lines.
+    middles = ends - np.array([*map(_num_lines, groups)]) / 2.0
+    num_parts = math.ceil(ends[-1] / MOST_LINES)
+    parts = defaultdict(list)
+    for rows, middle in zip(groups, middles, strict=True):
+        parts[int(middle / ends[-1] * num_parts)].append(rows)
+    about = f"difference{place}"
+    return {f"claims-{i}": _figure(part, span, about) for i, part in enumerate(parts.values(), 1)}
 
 
 def _text_lines(rows: pd.DataFrame) -> list[str]:
@@ -236,7 +244,8 @@ def _figure(groups: Sequence[pd.DataFrame], span: Sequence[float], about: str) -
     _add_differences(figure, shown)
     styled(figure, "Differences of compute ratios, left minus right", about, "")
     figure.add_vline(x=0.0, line={"color": GREY, "dash": "dot", "width": 1.5})
-    figure.update_xaxes(range=list(span))
+    cut_intervals(figure, "x", span)
+    figure.update_xaxes(range=span)
     figure.update_yaxes(
         range=[line - 0.5, -0.7],
         tickvals=list(ticks),
