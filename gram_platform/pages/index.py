@@ -32,10 +32,10 @@ from gram_platform.pages.figures.style import (
     method_style,
     ratio_end,
 )
-from gram_platform.pages.report.build import headline_rows
+from gram_platform.pages.report.answers import answer_study, headline_rows
 from gram_platform.pages.report.page import CLAIMS_FILE, REPORT_FILE, Page, Section, render
 from gram_platform.pages.results.record import SEARCH_FILE, STUDY_FILE, Card, Results
-from gram_platform.paper.verdicts import VERDICTS
+from gram_platform.paper.verdicts import verdicts_text
 from gram_platform.store import CorruptFile, Folder, Store
 from gram_platform.store.folders import open_folder
 from gram_platform.store.root import HISTORY
@@ -82,8 +82,7 @@ class Shown:
 
     @property
     def verdicts(self) -> str:
-        counts = self.card.verdicts
-        return ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts.get(name))
+        return verdicts_text(self.card.verdicts) if self.card.verdicts else ""
 
 
 def write_index(store: Store) -> str:
@@ -153,7 +152,7 @@ class Label(NamedTuple):
 
 
 def describe_ratios(study: Results) -> tuple[str, str]:
-    """Returns a sentence with the compute ratios of the main method, and a picture of all methods.
+    """Returns the report's answers, and a picture of all methods.
 
     Both have the size, variant and profile of the report's main numbers; "" and "" without these.
     """
@@ -161,16 +160,10 @@ def describe_ratios(study: Results) -> tuple[str, str]:
     if main.empty:
         return "", ""
     first = main.iloc[0]
-    at = {"size": first["size"], "profile": first["profile"]}
-    at |= {VARIANT: first[VARIANT]} if study.record.varies else {}
     rows = study.table[~study.table["method"].isin(HIDDEN)]
-    for name, value in at.items():
-        rows = rows[rows[name] == value]
-    values = [f"{name} {first[name]:.2f}" for name in CLASSES if math.isfinite(first[name])]
-    words = {"profile": "profile", VARIANT: study.record.varies.replace("_", " ")}
-    place = ", ".join(f"{words.get(name, '')} {value}".strip() for name, value in at.items())
-    label = method_style(first["method"]).label
-    return f"{label}: {', '.join(values)} ({place})", draw_ratios(rows)
+    for name in ("size", "profile", *([VARIANT] if study.record.varies else [])):
+        rows = rows[rows[name] == first[name]]
+    return "\n\n".join(answer_study(study)), draw_ratios(rows)
 
 
 def draw_ratios(rows: pd.DataFrame) -> str:

@@ -47,7 +47,7 @@ from gram_platform.pages.figures.style import (
     whiskers,
     with_table,
 )
-from gram_platform.pages.report.claims import JUDGED, judged_sections
+from gram_platform.pages.report.claims import judged_sections
 from gram_platform.pages.report.measurements import Presentation
 from gram_platform.pages.report.page import HOW_TO_READ, Page, Section, readable_runs, render
 from gram_platform.pages.report.sections import missing_sections
@@ -80,7 +80,7 @@ TITLES = {"gini": "Gini coefficient of increases", "increase": "increase of the 
 # The name and pattern of the bars of a class.
 BARS = {FORGET: ("forgotten", ""), RETAIN: ("retained", "/")}
 ANOTHER_SEED = "another seed's baseline"
-CLAIMS_TEXT = f"The paper's observations on single sentences, judged over whole sequences. {JUDGED}"
+CLAIMS_TEXT = "The paper's observations on single sentences are judged over whole sequences."
 LOCALIZATION_TERMS = """Increase: a token's loss under a view less its loss under the baseline of
 the same size and seed. Gini: the coefficient of the positive increases; 0 is an even spread, 1 a
 single token, 0.41 a normal and 0.5 an exponential spread. Positive: the share of tokens with an
