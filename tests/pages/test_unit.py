@@ -65,7 +65,7 @@ def lead(found: Results) -> dict[str, Section]:
 
 def limit(found: Results, error_of: str) -> str:
     """What the report's table says of one source of error."""
-    table = lead(found)["What limits these numbers"].table.set_index("error of")
+    table = lead(found)["What limits these numbers"].table.set_index("error")
     assert list(table.index) == ["seeds", "unit", "fits"]
     return table.loc[error_of, "how large"]
 

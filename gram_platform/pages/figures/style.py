@@ -198,7 +198,7 @@ def size_axis(figure: go.Figure, rows: pd.DataFrame) -> None:
     counts = dict(zip(rows["size"], rows["parameters"].tolist(), strict=True))
     texts = [f"{size}<br>{_short(count)}" for size, count in counts.items()]
     log_axis(figure.update_xaxes, list(counts.values()), texts)
-    figure.update_xaxes(title_text="name of the size, and its parameters")
+    figure.update_xaxes(title_text="parameters of the dense model")
 
 
 def _short(count: float) -> str:
@@ -311,16 +311,15 @@ def cut_intervals(figure: go.Figure, axis: str, span: Sequence[float]) -> None:
     other = "yx"["xy".index(axis)]
     for trace in figure.data:
         error, middle = trace[f"error_{axis}"], np.array(trace[axis], float)
+        low = high = middle
         if error.array is not None:
-            ends = middle - error.arrayminus, middle + error.array
-            error.update(array=np.minimum(error.array, span[1] - middle))
-            error.update(arrayminus=np.minimum(error.arrayminus, middle - span[0]))
-        elif trace.type == "scatter" and trace.fill == "toself":
-            ends = middle, middle
-        else:
+            low, high = middle - error.arrayminus, middle + error.array
+            lows, highs = np.maximum(low, span[0]), np.minimum(high, span[1])
+            error.update(array=highs - middle, arrayminus=middle - lows)
+        elif trace.type == "bar" or not trace.fill:
             continue
-        beyond = ends[0] < span[0], ends[1] > span[1]
-        for end, bound, is_cut, way in zip(ends, span, beyond, ARROWS[axis], strict=True):
+        beyond = (low, low < span[0]), (high, high > span[1])
+        for (end, is_cut), bound, way in zip(beyond, span, ARROWS[axis], strict=True):
             if is_cut.any():
                 arrows = go.Scatter(
                     {axis: [bound] * is_cut.sum(), other: np.array(trace[other])[is_cut]},

@@ -22,6 +22,7 @@ from gram_platform.paper.verdicts import (
     NO_INTERVAL,
     NOT_MEASURABLE,
     UNIT_ERROR,
+    margin,
 )
 
 # By the class that a claim is about, the last of its sides in this order.
@@ -100,9 +101,8 @@ def _compare(claim: Claim, row: Mapping[str, Any]) -> str:
     interval = Interval(row["difference"], row["low"], row["high"])
     number = error_text(interval, row[UNIT_ERROR]).removeprefix("-")
     way = "above" if interval.mean >= 0.0 else "below"
-    ends = {"below": -claim.within.left, "above": claim.within.right}
-    allowed = [f"{end:.2f} {side}" for side, end in ends.items() if end and math.isfinite(end)]
-    limit = f" ({' or '.join(allowed)} is allowed)" * bool(allowed)
+    allowed = margin(claim.within)
+    limit = f" (margin {allowed:.2f})" * math.isfinite(allowed)
     return f"{whose[0]} {names[0]} is {number} {way} {other}{limit}"
 
 

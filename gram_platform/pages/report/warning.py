@@ -40,7 +40,7 @@ def limits_section(study: Results, main: pd.DataFrame) -> Section:
         ("unit", "; ".join(unit) or "not known", "every \u00b1, verdicts"),
         ("fits", _poor_fits(study) or "as close as the published", "seeds and unit"),
     ]
-    table = pd.DataFrame(rows, columns=["error of", "how large", "counted in"])
+    table = pd.DataFrame(rows, columns=["error", "how large", "counted in"])
     title = "What limits these numbers"
     return Section(title, unit_warning(record), table=table, table_is_open=True)
 
