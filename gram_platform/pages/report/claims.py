@@ -49,9 +49,8 @@ from gram_platform.paper.verdicts import (
     in_family,
 )
 
-DIFFERENCES = """The mean difference of every claim, the first method of the claim minus the second,
-with its 90% interval over seeds. Shaded: where the claim holds. A thin line: with the unit's error,
-where that is known."""
+DIFFERENCES = """The mean difference of every claim, its first side minus its second, with its 90%
+interval over seeds. Shaded: where the claim holds. A thin line: with the unit's error."""
 MARKS = {AGREE: "\u2713", CANNOT_TELL: "?", DISAGREE: "\u2717", NOT_MEASURABLE: "\u2013"}
 # The column of claims that compare sizes.
 OVER_SIZES = "over sizes"
@@ -172,13 +171,12 @@ def claims_figures(claims: pd.DataFrame) -> dict[str, go.Figure]:
     groups = [
         rows for _, rows in shown.groupby(["claim", PROFILE, VARIANT], sort=False, dropna=False)
     ]
-    ends = np.cumsum([*map(_num_lines, groups)])
+    lines = np.array([*map(_num_lines, groups)])
+    total, parts = lines.sum(), defaultdict(list)
     # The middle of a group decides on its figure, so that all figures have about as many lines.
-    middles = ends - np.array([*map(_num_lines, groups)]) / 2.0
-    num_parts = math.ceil(ends[-1] / MOST_LINES)
-    parts = defaultdict(list)
-    for rows, middle in zip(groups, middles, strict=True):
-        parts[int(middle / ends[-1] * num_parts)].append(rows)
+    places = (lines.cumsum() - lines / 2.0) * math.ceil(total / MOST_LINES) // total
+    for rows, at in zip(groups, places, strict=True):
+        parts[at].append(rows)
     about = f"difference{place}"
     return {f"claims-{i}": _figure(part, span, about) for i, part in enumerate(parts.values(), 1)}
 
@@ -227,7 +225,7 @@ def _figure(groups: Sequence[pd.DataFrame], span: Sequence[float], about: str) -
         hoverinfo="skip",
     )
     _add_differences(figure, shown)
-    styled(figure, "Differences of compute ratios, the first minus the second", about, "")
+    styled(figure, "Differences of compute ratios", about, "")
     figure.add_vline(x=0.0, line={"color": GREY, "dash": "dot", "width": 1.5})
     cut_intervals(figure, "x", span)
     figure.update_xaxes(range=span)

@@ -145,7 +145,7 @@ def sections_html(sections: Sequence[Section], source: str = "") -> Markup:
 
 
 def terms_section(attacks: bool, intervals: str = "") -> Section:
-    """Explains compute ratios; `intervals` as in terms.html."""
+    """`intervals` as in terms.html."""
     markup = render("terms.html", attacks=attacks, intervals=intervals)
     return Section(HOW_TO_READ, markup=markup)
 

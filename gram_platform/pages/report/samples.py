@@ -100,12 +100,15 @@ def samples_text(record: StudyRecord, results: SampleResults) -> str:
 
 
 def samples_page(record: StudyRecord, results: SampleResults, tracker: Tracker | None) -> Page:
-    sections = [Section(HOW_TO_READ, render("samples.html")), *missing_sections(results.missing)]
+    sections = [
+        Section(HOW_TO_READ, results.sampling, markup=render("samples.html")),
+        *missing_sections(results.missing),
+    ]
     for (domain, document), rows in results.samples.groupby(["domain", "document"], sort=False):
         sections.append(_prompt(domain, int(document), rows))
     sections.append(Section("Runs", table=readable_runs(results.runs)))
     source = f"{results.source}; continuations from the storage"
-    return study_report(record, sections, source, tracker, more=results.sampling)
+    return study_report(record, sections, source, tracker)
 
 
 def _prompt(domain: str, document: int, rows: pd.DataFrame) -> Section:

@@ -34,6 +34,8 @@ def limits_section(study: Results, main: pd.DataFrame) -> Section:
     record = study.record
     halves = pd.Series([half for n in CLASSES for half in main[f"{n}_high"] - main[n]], dtype=float)
     unit = [_describe(size, errors) for size, errors in _unit_by_size(record).items()]
+    measured = dict.fromkeys(row["measured_on"] for row in record.unit_errors)
+    unit += [f"measured on {' and '.join(measured)}"] * bool(measured)
     seeds = f"up to \u00b1{halves.max():.2f}" if halves.notna().any() else "not known"
     rows = [
         ("seeds", seeds, "every \u00b1, bands, bars, verdicts"),
@@ -80,9 +82,8 @@ def _poor_fits(study: Results) -> str:
         for low, high in ((poor["step_rms"].min(), poor["step_rms"].max()), PUBLISHED_STEP_RMS)
     )
     return (
-        f"{len(poor)} of {len(fits)} learning curves fit worse than the published ones: compute"
-        f" ratios on them are rough. Measured losses lie {ours} of the steps off the fitted curve"
-        f" (root mean square), published ones {theirs}."
+        f"{len(poor)} of {len(fits)} learning curves fit worse than the published ones. Measured"
+        f" losses are {ours} of the steps off their fit (root mean square), published ones {theirs}."
     )
 
 
