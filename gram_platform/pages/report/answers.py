@@ -39,10 +39,7 @@ FIRST = ("gram", "filtering")
 
 
 def answer_study(study: Results) -> list[str]:
-    """Returns a sentence for each group of claims about the main numbers, after their place.
-
-    Without such claims the only sentence has the first method's ratios; [] without main numbers.
-    """
+    """Returns a sentence for each group of claims, or with the main ratios, after their place."""
     main = headline_rows(study)
     if main.empty:
         return []
@@ -107,16 +104,12 @@ def _compare(claim: Claim, row: Mapping[str, Any]) -> str:
 
 
 def ratio_text(study: Results, row: Mapping[str, Any], name: str) -> str:
-    """Writes a class of a row of the table with one error; "" without a value."""
     interval = Interval(*(row[name + end] for end in ENDS))
     return error_text(interval, unit_error(study.record, row["size"], name).ratio)
 
 
 def error_text(interval: Interval, unit: float) -> str:
-    """Writes a mean with the error of its interval and of the unit; "" without a mean.
-
-    Without an interval it is the mean, since the error of the unit alone is too small.
-    """
+    """Writes a mean, with the error of seeds and unit if there is an interval; "" without one."""
     if math.isnan(interval.mean):
         return ""
     if math.isnan(interval.low):

@@ -100,10 +100,8 @@ def samples_text(record: StudyRecord, results: SampleResults) -> str:
 
 
 def samples_page(record: StudyRecord, results: SampleResults, tracker: Tracker | None) -> Page:
-    sections = [
-        Section(HOW_TO_READ, results.sampling, markup=render("samples.html")),
-        *missing_sections(results.missing),
-    ]
+    terms = Section(HOW_TO_READ, results.sampling, markup=render("samples.html"))
+    sections = [terms, *missing_sections(results.missing)]
     for (domain, document), rows in results.samples.groupby(["domain", "document"], sort=False):
         sections.append(_prompt(domain, int(document), rows))
     sections.append(Section("Runs", table=readable_runs(results.runs)))

@@ -82,8 +82,8 @@ def _poor_fits(study: Results) -> str:
         for low, high in ((poor["step_rms"].min(), poor["step_rms"].max()), PUBLISHED_STEP_RMS)
     )
     return (
-        f"{len(poor)} of {len(fits)} learning curves fit worse than the published ones. Measured"
-        f" losses are {ours} of the steps off their fit (root mean square), published ones {theirs}."
+        f"{len(poor)} of {len(fits)} learning curves fit worse than the published ones. Losses are"
+        f" {ours} of the steps off (root mean square), published ones {theirs}."
     )
 
 
