@@ -194,6 +194,7 @@ def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Fig
     )
     text = [_wrapped(profile) for profile in profiles]
     figure.update_xaxes(
+        type="category",
         categoryorder="array",
         categoryarray=profiles,
         tickvals=profiles,
@@ -204,7 +205,7 @@ def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Fig
     )
     num_lines = max(label.count("<br>") + 1 for label in text)
     height = HEIGHT + LINE_HEIGHT * num_lines
-    figure.update_layout(barmode="group", bargap=0.25, height=height)
+    figure.update_layout(bargap=0.25, scattermode="group", scattergap=0.25, height=height)
     ratio_axis(figure, of_size["compute_ratio"])
     return with_table(figure, rows)
 

@@ -109,7 +109,7 @@ def ratio_text(study: Results, row: Mapping[str, Any], name: str) -> str:
 
 
 def error_text(interval: Interval, unit: float) -> str:
-    """Writes a mean, with the error of seeds and unit if there is an interval; "" without one."""
+    """Writes a mean, with the error of seeds and unit if it has an interval; "" for NaN."""
     if math.isnan(interval.mean):
         return ""
     if math.isnan(interval.low):

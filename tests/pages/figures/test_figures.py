@@ -111,6 +111,7 @@ def test_the_bars_of_all_methods_at_a_size_have_the_same_axes(analysis):
     panels = [profile_bars_figure(fewer, method, "tiny").layout for method in ("gram", "filtering")]
     assert panels[0].yaxis.range == panels[1].yaxis.range
     assert panels[0].xaxis.categoryarray == panels[1].xaxis.categoryarray
+    assert panels[0].xaxis.type == "category"
     legends = [
         [t.name for t in profile_bars_figure(fewer, m, "tiny").data if t.showlegend is not False]
         for m in ("gram", "filtering")

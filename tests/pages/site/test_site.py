@@ -13,13 +13,14 @@ import pytest
 
 from gram_platform.cli import main
 from gram_platform.config import View
-from gram_platform.pages.index import Shown, read_shown, write_index
+from gram_platform.pages.index import RIGHT, Shown, draw_ratios, read_shown, write_index
 from gram_platform.pages.results.record import load_record
 from gram_platform.release.profile_numbers import profile_numbers
 from gram_platform.store import Store
 from gram_platform.studies.drive import refresh_site
 from tests.pages.site.pages import parse_page, require_links_lead_somewhere
 from tests.pages.site.planted import HOSTILE, every_state
+from tests.study_frames import analysed
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +86,15 @@ def test_links_and_pictures_are_files_of_the_storage(planted_root):
         "{http://www.w3.org/2000/svg}text"
     )
     assert {"GRAM", "filtering", "core", "retain", "forget"} <= {text.text for text in texts}
+
+
+def test_an_interval_beyond_the_picture_ends_in_an_arrow():
+    rows = analysed().table.query("method == 'gram' and size == 'tiny' and profile == 'core'")
+    num_marks = draw_ratios(rows).count("translate")
+    longer = draw_ratios(rows.assign(core_low=-20.0, core_high=20.0))
+    assert longer.count("translate") == num_marks + 2
+    ends = re.findall(r"M([\d.]+),[\d.]+H([\d.]+)", longer)
+    assert max(float(right) for _, right in ends) == RIGHT
 
 
 def test_earlier_pages_are_linked_the_newest_first(storage_copy):
