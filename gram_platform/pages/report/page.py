@@ -70,8 +70,7 @@ class Page:
 
     `claims` is the content of `claims.csv`, None where nothing can be judged. `source` names the
     command, code and machine behind the numbers, `facts` how these were made. Every figure and
-    table row leads to the source or to the page of its run. `answers` and `lead` come before the
-    facts, since a reader wants the answer first.
+    table row leads to the source or to the page of its run. `answers` and `lead` come first.
     """
 
     title: str
