@@ -38,8 +38,6 @@ ERROR_CELL = ["error_of", "size", "domain"]
 CALIBRATION_COLUMNS = [*ERROR_CELL, *(f"bias{end}" for end in ENDS)]
 CALIBRATION_COLUMNS += ["rms", "rms_of_means", "worst", "num_ratios", "num_seeds"]
 CLASS_OF = {CORE: CORE, "retain": AUXILIARY, "forget": AUXILIARY, ELICITED: AUXILIARY}
-# A unit with smaller errors needs no warning.
-FITS = 0.05
 # A size takes the error of a size whose parameters, and steps on the same text, differ by at most
 # this factor [ours].
 NEAR = 3.0

@@ -128,13 +128,13 @@ def _end(code: int, text: str, error: BaseException) -> None:
 
 
 # The flags of this process's command line, by which errors name them.
-flags: set[str] = set()
+flag_names: set[str] = set()
 
 
 def explained(error: BaseException) -> str:
     """Returns an error's text: with flags, a missing permission or a locale that spells a name."""
     if isinstance(error, InvalidField):
-        return error.for_command(flags)
+        return error.for_command(flag_names)
     if isinstance(error, PermissionError) and error.filename:
         return missing_right(os.path.abspath(str(error.filename))) or str(error)
     if not isinstance(error, UnicodeEncodeError) or error.encoding.startswith("utf"):

@@ -108,7 +108,7 @@ def submissions_text(rows: Sequence[Mapping]) -> str:
         before = f" After {len(earlier)} more since {earlier[0].started}{of_codes}."
     node_hours = sum(row["node_hours"] for row in rows)
     return (
-        f"Submitted {newest.started} as `{newest.command}`, {newest.code}{upload}; {versions};"
+        f"Submitted {newest.started} as {newest.command}, {newest.code}{upload}; {versions};"
         f" {newest.machine}.{before} {node_hours:.3g} node hours in all."
     )
 

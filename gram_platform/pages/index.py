@@ -24,11 +24,19 @@ from gram_platform.config.plain import from_plain
 from gram_platform.config.terminal import warn
 from gram_platform.methods.nodes import VARIANT
 from gram_platform.pages.figures.study import HIDDEN
-from gram_platform.pages.figures.style import BLUE, GREEN, ORANGE, PURPLE, VERMILION, method_style
-from gram_platform.pages.report.build import headline_rows
+from gram_platform.pages.figures.style import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    PURPLE,
+    VERMILION,
+    method_style,
+    ratio_end,
+)
+from gram_platform.pages.report.answers import answer_study, headline_rows
 from gram_platform.pages.report.page import CLAIMS_FILE, REPORT_FILE, Page, Section, render
 from gram_platform.pages.results.record import SEARCH_FILE, STUDY_FILE, Card, Results
-from gram_platform.paper.verdicts import VERDICTS
+from gram_platform.paper.verdicts import verdicts_text
 from gram_platform.store import CorruptFile, Folder, Store
 from gram_platform.store.folders import open_folder
 from gram_platform.store.root import HISTORY
@@ -50,6 +58,8 @@ MARK_LOOKS = (
     ("M0,-5.5L5,4H-5z", PURPLE),
     ("M-5,-1.5h3.5v-3.5h3v3.5h3.5v3h-3.5v3.5h-3v-3.5h-3.5z", ORANGE),
 )
+# The ends of intervals that go on.
+LEFT_ARROW, RIGHT_ARROW = "M4,-4L-4,0L4,4z", "M-4,-4L4,0L-4,4z"
 QUESTION = "Which capabilities of a language model can be switched off, and what does it cost?"
 
 
@@ -75,8 +85,7 @@ class Shown:
 
     @property
     def verdicts(self) -> str:
-        counts = self.card.verdicts
-        return ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts.get(name))
+        return verdicts_text(self.card.verdicts) if self.card.verdicts else ""
 
 
 def write_index(store: Store) -> str:
@@ -157,7 +166,7 @@ class Label(NamedTuple):
 
 
 def describe_ratios(study: Results) -> tuple[str, str]:
-    """Returns a sentence with the compute ratios of the main method, and a picture of all methods.
+    """Returns the report's answers, and a picture of all methods.
 
     Both have the size, variant and profile of the report's main numbers; "" and "" without these.
     """
@@ -165,21 +174,15 @@ def describe_ratios(study: Results) -> tuple[str, str]:
     if main.empty:
         return "", ""
     first = main.iloc[0]
-    at = {"size": first["size"], "profile": first["profile"]}
-    at |= {VARIANT: first[VARIANT]} if study.record.varies else {}
     rows = study.table[~study.table["method"].isin(HIDDEN)]
-    for name, value in at.items():
-        rows = rows[rows[name] == value]
-    values = [f"{name} {first[name]:.2f}" for name in CLASSES if math.isfinite(first[name])]
-    words = {"profile": "profile", VARIANT: study.record.varies.replace("_", " ")}
-    place = ", ".join(f"{words.get(name, '')} {value}".strip() for name, value in at.items())
-    label = method_style(first["method"]).label
-    return f"{label}: {', '.join(values)} ({place})", draw_ratios(rows)
+    for name in ("size", "profile", *([VARIANT] if study.record.varies else [])):
+        rows = rows[rows[name] == first[name]]
+    return "\n\n".join(answer_study(study)), draw_ratios(rows)
 
 
 def draw_ratios(rows: pd.DataFrame) -> str:
     names = [name for name in CLASSES if rows[name].notna().any()]
-    end = 0.2 * math.ceil(max(rows[names].max().max(), 1.0) / 0.2 + 0.25)
+    end = ratio_end(rows[names].to_numpy(float).ravel())
     height = STEP * (len(names) + 1)
 
     def across(value: float) -> float:
@@ -191,9 +194,12 @@ def draw_ratios(rows: pd.DataFrame) -> str:
         labels.append(Label(LEFT - 8, top + height / 2 + 4, "end", label))
         for line, name in enumerate(names):
             value, low, high = (row[name + end] for end in ENDS)
+            look, y = MARK_LOOKS[line], top + STEP * (line + 1)
             ends = (across(low), across(high)) if math.isfinite(high - low) else None
             if math.isfinite(value):
-                marks.append(Mark(across(value), top + STEP * (line + 1), MARK_LOOKS[line], ends))
+                marks.append(Mark(across(value), y, look, ends))
+            arrows = ((LEFT, LEFT_ARROW) * (low < 0.0), (RIGHT, RIGHT_ARROW) * (high > end))
+            marks += [Mark(x, y, (arrow, look[1])) for x, arrow in filter(None, arrows)]
     bottom = TOP + height * len(rows)
     labels += [Label(across(x), bottom + 16, "middle", f"{x:.2g}") for x in (0.0, 1.0, end)]
     return _drawn("Compute ratios; dotted: the baseline", bottom, marks, labels, names, across(1.0))

@@ -11,8 +11,7 @@ smallest detectable difference, and with the verdict by Holm's correction among 
 """
 
 import math
-from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import product
@@ -48,6 +47,7 @@ from gram_platform.analysis.tables import (
     averaged_profiles,
     interval_text,
     pair_means,
+    short_text,
 )
 from gram_platform.analysis.trends import fall_weights
 from gram_platform.config.identity import invalid
@@ -70,7 +70,12 @@ NOT_MEASURABLE = "not measurable here"
 # Appended to the verdict of one or two seeds.
 NO_INTERVAL = " (no interval)"
 ALWAYS_COUNTED = (AGREE, DISAGREE, CANNOT_TELL)
+COUNTED = {AGREE: "confirmed here", DISAGREE: "contradicted", CANNOT_TELL: "undecided"}
+COUNTED[NOT_MEASURABLE] = NOT_MEASURABLE
+SAID_OF_NONE = (COUNTED[AGREE], COUNTED[DISAGREE])
 VERDICTS = (*ALWAYS_COUNTED, NOT_MEASURABLE, AGREE + NO_INTERVAL, DISAGREE + NO_INTERVAL)
+PLAIN = {AGREE: "yes", DISAGREE: "no"}
+PLAIN |= {verdict + NO_INTERVAL: f"{word}, without interval" for verdict, word in PLAIN.items()}
 # A preset whose models judge nothing, and its text in place of verdicts.
 UNJUDGED_PRESET = "smoke"
 TOO_LITTLE = (
@@ -79,8 +84,8 @@ TOO_LITTLE = (
 # Columns of claims.
 UNIT_ERROR, PROFILE, EXPLANATION, HOLM = "unit_error", "profile", "explanation", "holm_verdict"
 # Columns of claims that no file has.
-WITHIN, POINTS = "within", "points"
-UNWRITTEN = [WITHIN, POINTS]
+WITHIN, POINTS, SAID = "within", "points", "published_in_words"
+UNWRITTEN = [WITHIN, POINTS, SAID]
 # {seed: value}.
 Values = Mapping[Hashable, float]
 VERDICT_COLUMNS = ["claim", PROFILE, "size", VARIANT, "verdict", "difference", "low", "high"]
@@ -176,10 +181,15 @@ def _verdict(interval: Interval, within: pd.Interval) -> str:
     return DISAGREE if high < within.left or low > within.right else CANNOT_TELL
 
 
-def verdict_counts(verdicts: Iterable[str]) -> str:
-    """Counts verdicts: "9 agree, 1 disagree, 0 cannot tell", then other verdicts."""
-    counts = Counter(verdicts)
-    return ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts[v] or v in ALWAYS_COUNTED)
+def verdicts_text(counts: Mapping[str, int]) -> str:
+    """Says how many claims have each verdict: "Of 3 claims 2 are confirmed here, ..."."""
+    total, said = sum(counts.values()), []
+    found = {words: counts.get(verdict, 0) for verdict, words in COUNTED.items()}
+    found["not judged"] = total - sum(found.values())
+    for words, number in found.items():
+        if number or words in SAID_OF_NONE:
+            said.append(f"{number or 'none'} {'are' if number > 1 else 'is'} {words}")
+    return f"Of {total} claim{'s' * (total != 1)} {', '.join(said)}."
 
 
 def claims_frame(judgements: Sequence[Judgement]) -> pd.DataFrame:
@@ -442,21 +452,26 @@ def published_verdicts(study: str) -> pd.DataFrame:
 
 
 def with_published(claims: pd.DataFrame, study: str) -> pd.DataFrame:
-    """Adds a column `published` to our claims: the verdict and difference there, in words.
+    """Adds a column `published` to our claims: the verdict and difference there.
 
-    It is of our size if this is published, otherwise of every published size. `paper`, the
-    difference of printed means, becomes NaN where there is a published one.
+    SAID has the same in plain words. It is of our size if this is published, otherwise of every
+    published size. `paper`, the difference of printed means, becomes NaN where there is a published
+    one.
     """
     theirs = published_verdicts(study)
-    words = [
-        _published_words(theirs, *key)
-        for key in zip(claims["claim"], claims["size"], claims[VARIANT], strict=True)
-    ]
+    keys = list(zip(claims["claim"], claims["size"], claims[VARIANT], strict=True))
+    words = [_published_words(theirs, *key) for key in keys]
+    plain = theirs.replace({"verdict": PLAIN})
+    said = [_published_words(plain, *key, short_text) for key in keys]
     paper = claims["paper"].astype(float).where([not text for text in words])
-    return claims.assign(paper=paper, published=pd.Series(words, claims.index, dtype=object))
+    found = {"published": words, SAID: said}
+    shown = {name: pd.Series(texts, claims.index, dtype=object) for name, texts in found.items()}
+    return claims.assign(paper=paper, **shown)
 
 
-def _published_words(theirs: pd.DataFrame, claim: str, size: str, variant: str) -> str:
+def _published_words(
+    theirs: pd.DataFrame, claim: str, size: str, variant: str, write: Callable = interval_text
+) -> str:
     """Returns `agree, 0.100 [0.050, 0.150]`, or `agree at 2B; disagree at 50M; -0.020 to 0.040`."""
     of_claim = theirs[(theirs["claim"] == claim) & (theirs[VARIANT] == variant)]
     here = of_claim[of_claim["size"] == size]
@@ -466,7 +481,7 @@ def _published_words(theirs: pd.DataFrame, claim: str, size: str, variant: str) 
         judged = "; ".join(f"{verdict} at {names}" for verdict, names in sizes.items())
         return f"{judged}; {found['difference'].min():.3f} to {found['difference'].max():.3f}"
     of_one = zip(found["verdict"], found["difference"], found["low"], found["high"], strict=True)
-    return "".join(f"{verdict}, {interval_text(*numbers)}" for verdict, *numbers in of_one)
+    return "".join(f"{verdict}, {write(*numbers)}" for verdict, *numbers in of_one)
 
 
 def concluded(claims: pd.DataFrame, preset: str) -> pd.DataFrame:

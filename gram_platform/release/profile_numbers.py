@@ -86,12 +86,15 @@ def _numbers(record: StudyRecord, results: Results, tags: Mapping[str, str]) -> 
         names=tags,
         facts=record.facts,
         domains=_domains(ratios, tags["seed"]),
-        classes={
-            name: text for name, triple in triples.items() if (text := interval_text(*triple))
-        },
+        classes={name: text for name, triple in triples.items() if (text := _ratio_text(*triple))},
         num_seeds=int(row.get("num_seeds", 0)),
         missing=tuple(f"{what}: {why}" for what, why in notes.itertuples(index=False, name=None)),
     )
+
+
+def _ratio_text(mean: float, low: float, high: float) -> str:
+    """Writes `interval_text`, but "below 0" for a lower end that no ratio can have."""
+    return f"{mean:.3f} [below 0, {high:.3f}]" if low < 0.0 else interval_text(mean, low, high)
 
 
 def _named(frame: pd.DataFrame, tags: Mapping[str, str]) -> pd.DataFrame:
@@ -112,7 +115,7 @@ def _domains(ratios: pd.DataFrame, seed: str) -> pd.DataFrame:
         over_seeds, count = "", 0
         if key in means.index:
             known = means.loc[[key]].iloc[0]
-            over_seeds = interval_text(known["compute_ratio"], known["low"], known["high"])
+            over_seeds = _ratio_text(known["compute_ratio"], known["low"], known["high"])
             count = int(known["num_seeds"])
         numbers = [
             interval_text(this_run[name], float("nan"), float("nan"))

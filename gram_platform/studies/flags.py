@@ -315,8 +315,8 @@ def parse_flags(
 def parse(form: Any, arguments: list[str], **how: Any) -> Any:
     """Parses a command line with tyro, whose usage errors then repeat no secret of it."""
     names = _flag_names(form)
-    endings.flags.clear()
-    endings.flags.update(names)
+    endings.flag_names.clear()
+    endings.flag_names.update(names)
     for argument in arguments:
         flag = argument.partition("=")[0]
         if flag in SET_INSTEAD and "changes" in names:

@@ -80,8 +80,10 @@ def _facts(part: StudyPlan, seeds: str, first_seed: int) -> Iterator[str]:
     exceptions = "".join(f" ({domain} {factor:.3g})" for domain, factor in setting.aux_factor_of)
     kinds = dict.fromkeys(each.routing.accumulation for each in part.settings)
     yield (
-        f"Routing: p_as {setting.routing.p_aux_spread}, p_cr {setting.routing.p_core_robust}, p_af"
-        f" {setting.aux_factor:.3g}{exceptions}, {' or '.join(kinds)} accumulation; compute"
+        f"Routing: auxiliary batches that train core too (p_as) {setting.routing.p_aux_spread},"
+        f" core batches that train a module too (p_cr) {setting.routing.p_core_robust}, weight of"
+        f" auxiliary text (p_af) {setting.aux_factor:.3g}{exceptions}, {' or '.join(kinds)}"
+        f" accumulation; compute"
         f" {'' if setting.equal_compute else 'not '}matched by lambda."
     )
     store = Store(choice.storage)

@@ -123,7 +123,7 @@ def test_the_text_has_the_newest_submission_and_other_code_of_earlier_ones():
         part in alone
         for part in (
             NEWEST.started,
-            f"`{NEWEST.command}`",
+            NEWEST.command,
             "commit abc",
             NEWEST.machine,
             "0.5 node",

@@ -13,7 +13,10 @@ def test_claims_have_a_row_each_with_sizes_as_columns():
     per_seed = analysed().per_seed
     claims = paper_claims(per_seed, "scaling")
     matrix = claims_matrix(with_published(claims, "scaling"))
-    assert list(matrix.columns) == ["claim", "profile", *SIZES, OVER_SIZES, "published"]
+    # The verdicts stand beside the claims, where a phone shows them.
+    assert list(matrix.columns) == ["claim", *SIZES, OVER_SIZES, "published"]
+    several = claims_matrix(claims.assign(profile=["core", *["mean"] * (len(claims) - 1)]))
+    assert several.columns[-1] == "profile"
     assert matrix["claim"].is_unique
     cells = matrix.set_index("claim")
     for claim, size, verdict in zip(
@@ -25,6 +28,13 @@ def test_claims_have_a_row_each_with_sizes_as_columns():
 
 def test_a_forest_plot_has_every_difference_its_interval_and_its_margin():
     claims = paper_claims(analysed().per_seed, "scaling")
+    long = claims.assign(low=-30.0, high=30.0)
+    for figure in claims_figures(long).values():
+        low, high = figure.layout.xaxis.range
+        assert -1.5 < low < 0.0 < high < 1.5
+        assert {"triangle-left", "triangle-right"} <= {t.marker.symbol for t in figure.data}
+    heights = [figure.layout.height for figure in claims_figures(claims).values()]
+    assert max(heights) < 1.3 * min(heights)
     claims.loc[claims.index[0], "unit_error"] = 0.3
     figures = claims_figures(claims)
     traces = [trace for figure in figures.values() for trace in figure.data]

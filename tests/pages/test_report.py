@@ -1,6 +1,7 @@
 """The report: what it shows and in which order, that it loads nothing, and that it escapes what it
 shows."""
 
+import re
 from dataclasses import replace
 
 import pandas as pd
@@ -8,21 +9,23 @@ import plotly.graph_objects as go
 import pytest
 
 from gram_platform.analysis.tables import Analysis, StudyLosses, analyse
-from gram_platform.pages.report.build import headline_rows, report_sections, study_page
+from gram_platform.pages.report.answers import answer_study, headline_rows
+from gram_platform.pages.report.build import report_sections, study_page
 from gram_platform.pages.report.page import Section, readable_runs, sections_html
 from gram_platform.pages.report.sections import trend_sections
 from gram_platform.pages.results.record import Results
-from gram_platform.paper.claims import STORIES_CLAIMS
+from gram_platform.paper.claims import GRAM_SEPARATES, STORIES_CLAIMS, follows
 from gram_platform.paper.verdicts import paper_claims, with_published
 from tests import stories_frames
 from tests.pages.site.pages import ParsedPage, require_whole
 from tests.study_frames import SIZES, analysed, curves, evaluations, study_of
 
 IN_ORDER = [
-    "What went wrong",
-    "How to read",
+    "Not finished",
     "At a glance",
     "Scaling",
+    "What limits these numbers",
+    "How to read",
     "Claims",
     "Differences behind the claims",
     "Missing",
@@ -64,7 +67,8 @@ def study_with(analysis: Analysis, *frames, **about) -> Results:
 
 
 def sections_of(study: Results) -> dict[str, Section]:
-    return {section.title: section for section in report_sections(study)}
+    lead, others = report_sections(study)
+    return {section.title: section for section in (*lead, *others)}
 
 
 def page_of(study: Results) -> ParsedPage:
@@ -101,7 +105,8 @@ def test_every_section_is_there_with_its_table(study):
     assert "0.940 [0.938, 0.942]" in sections["Capabilities"].table["core"].tolist()
     assert len(sections["Runs"].table) == 27
     ids = [at["id"] for tag, at in page_of(study).tags if tag == "section"]
-    assert len(ids) == len(sections)
+    # And the set-up.
+    assert len(ids) == len(sections) + 1
 
 
 def test_the_largest_size_is_predicted_from_three_others_not_from_two():
@@ -197,9 +202,7 @@ def test_what_is_missing_comes_before_the_tables_and_is_named_above():
     sections = sections_of(study)
     require_order(list(sections))
     assert any("medium" in what for what in sections["Missing"].table["what"])
-    assert "#missing" in [
-        at.get("href") for _, at in ParsedPage(sections["What went wrong"].markup).tags
-    ]
+    assert re.search(r"lack \d+ value", sections["Not finished"].text)
 
 
 def test_a_study_of_which_nothing_is_finished_has_a_page():
@@ -297,6 +300,53 @@ def test_costs_stand_beside_the_papers(stories):
     assert ["gram", "ours", "5", "1.00x", "5", "1", "1.00x"] in rows
     assert ["filtering", "paper", "", "", "5", "", "5x"] in rows
     assert "0.91x or 1.00x" in costs.to_numpy().ravel().tolist()
+
+
+def test_a_report_answers_before_it_says_how_it_was_made(stories):
+    place, *answers = answer_study(stories)
+    assert "3 seeds" in place
+    assert [answer.partition("? ")[2].partition(":")[0] for answer in answers] == ["Yes"] * 4
+    rows = stories.claims.set_index("claim")
+    for answer, claim in zip(answers, follows("GRAM", "gram"), strict=True):
+        row = rows.loc[claim.text]
+        half = (row["high"] - row["low"]) / 2.0
+        assert f"{abs(row['difference']):.2f} \u00b1 {half:.2f}" in answer
+    record = replace(stories.record, facts=("How it was made.",))
+    texts = study_page(record, stories, None).html()
+    places = [texts.index(text) for text in (answers[0].partition("'")[0], 'class="tiles"')]
+    places += [texts.index(f'id="{name}"') for name in ("what-limits-these-numbers", "set-up")]
+    assert places == sorted(places)
+    assert texts.count("How it was made.") == 1
+    assert texts.index("How it was made.") > texts.index('id="set-up"')
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "answer"),
+    [
+        (["agree", "agree"], "Yes"),
+        (["disagree", "disagree"], "No"),
+        (["agree", "disagree"], "In part"),
+        (["agree", "cannot tell"], "In part"),
+        (["disagree", "cannot tell"], "No"),
+        (["cannot tell", "cannot tell"], "Cannot tell"),
+        (["", "agree (no interval)"], "Not judged"),
+    ],
+)
+def test_an_answer_is_of_all_claims_of_its_group(stories, verdicts, answer):
+    """Forgetting has two: below retain, and no more than filtering's."""
+    of_gram = (GRAM_SEPARATES.text, follows("GRAM", "gram")[2].text)
+    named = dict(zip(of_gram, verdicts, strict=True))
+    judged = [named.get(text, "agree") for text in stories.claims["claim"]]
+    found = answer_study(replace(stories, claims=stories.claims.assign(verdict=judged)))
+    assert [text for text in found if "forgotten? " in text] == [
+        text for text in found if f"forgotten? {answer}: " in text
+    ]
+
+
+def test_an_error_of_the_unit_is_in_the_error_of_every_answer(stories):
+    wide = stories.claims.assign(unit_error=0.5)
+    for answer in answer_study(replace(stories, claims=wide))[1:]:
+        assert all(0.5 <= float(half) < 0.6 for half in re.findall(r"\u00b1 ([\d.]+)", answer))
 
 
 @pytest.mark.browser

@@ -1,7 +1,7 @@
 """Checks how pages and the terminal name the error of the unit."""
 
-import html
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -13,6 +13,7 @@ from gram_platform.cli.run import OURS, find_study
 from gram_platform.config import LOSSES
 from gram_platform.pages.report.build import report_sections, study_page
 from gram_platform.pages.report.claims import claim_sections
+from gram_platform.pages.report.page import Section
 from gram_platform.pages.report.warning import unit_warning
 from gram_platform.pages.results.record import Results, record_from_plain
 from gram_platform.pages.results.results import (
@@ -58,39 +59,44 @@ def pm(number: float) -> str:
     return f"\u00b1{number:.2f}"
 
 
-def test_a_unit_that_is_off_is_warned_of_above_the_main_numbers_and_in_the_terminal():
+def lead(found: Results) -> dict[str, Section]:
+    return {section.title: section for section in report_sections(found)[0]}
+
+
+def limit(found: Results, error_of: str) -> str:
+    """What the report's table says of one source of error."""
+    table = lead(found)["What limits these numbers"].table.set_index("error")
+    assert list(table.index) == ["seeds", "unit", "fits"]
+    return table.loc[error_of, "how large"]
+
+
+def test_the_error_of_the_unit_is_in_the_limits_the_tiles_and_the_terminal():
     found = study(*rows("tiny", 0.07, 0.11))
-    first, _, glance = report_sections(found)[:3]
-    text = html.unescape(first.markup)
-    assert first.is_warning
+    text, glance = limit(found, "unit"), lead(found)["At a glance"]
     of_core, of_others = pm(0.07 * RATIO), pm(0.11 * RATIO)
-    assert re.search(f"tiny .* core .*{of_core}.* auxiliary .*{of_others}", text)
+    assert re.search(f"tiny: {of_core} .*core, {of_others} .*auxiliary", text)
     assert pm(0.02 * DIFFERENCE) in text
-    assert "stories, 0.28M" in text
-    assert unit_warning(found.record) in text
+    assert of_others in unit_warning(found.record)
+    assert unit_warning(found.record) == lead(found)["What limits these numbers"].text
     assert summary_text(found.record, found).endswith(unit_warning(found.record))
     shown = re.findall(r"<small>(.*?)</small>", glance.markup)
     assert [text.rpartition(", ")[2] for text in shown[:3]] == [
         f"unit {number}" for number in (of_core, of_others, of_others)
     ]
+    halves = [float(text) for text in re.findall(r"seeds \u00b1([\d.]+)", glance.markup)]
+    whole = [float(text) for text in re.findall(r"<dd>[\d.]+ \u00b1 ([\d.]+)", glance.markup)]
+    units = [0.07 * RATIO, 0.11 * RATIO, 0.11 * RATIO] * 2
+    assert whole == pytest.approx([*map(math.hypot, halves, units)], abs=0.011)
     # Retain and forget: .11 twice.
     twice = round(0.11 * RATIO * 2**0.5, 4)
     assert found.claims["unit_error"].round(4).unique().tolist() == [twice]
 
 
-def test_a_unit_that_fits_is_not_warned_of_but_shown():
-    fits = [{**row, "difference": 0.01} for row in rows("tiny", 0.015, 0.02)]
-    found = study(*fits)
-    assert unit_warning(found.record) == ""
-    glance = report_sections(found)[2]
-    assert pm(0.015 * RATIO) in glance.markup
-
-
 def test_an_unknown_unit_leaves_no_verdict_and_names_the_command_that_measures_it():
     found = study()
-    text = unit_warning(found.record)
-    assert "tiny" in text
-    assert "unit \u00b1" not in report_sections(found)[2].markup
+    assert "tiny" in unit_warning(found.record)
+    assert "tiny" in limit(found, "unit")
+    assert "unit \u00b1" not in lead(found)["At a glance"].markup
     assert found.claims["unit_error"].isna().all()
     assert set(found.claims["verdict"]) == set(found.claims["holm_verdict"]) == {""}
     assert found.claims["difference"].notna().all()
@@ -162,12 +168,9 @@ def test_the_smoke_preset_says_why_it_has_no_verdicts():
     brief = brief_results(found.record, found, is_wide=True)
     assert (brief.text, brief.verdicts) == (TOO_LITTLE, {})
     assert unit_warning(found.record) == ""
-    assert "Claims:" not in study_page(found.record, found, None).html()
-
-
-def test_an_error_of_differences_is_warned_of_too():
-    fits = [{**row, "difference": 0.08} for row in rows("tiny", 0.01, 0.01)]
-    assert pm(0.08 * DIFFERENCE) in unit_warning(study(*fits).record)
+    page = study_page(found.record, found, None)
+    assert page.answers[-1] == TOO_LITTLE
+    assert "confirmed" not in page.html()
 
 
 def test_numbers_of_others_are_judged_over_seeds_alone():

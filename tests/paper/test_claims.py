@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import re
+from collections import Counter
 
 import numpy as np
 import pandas as pd
@@ -29,7 +31,7 @@ from gram_platform.paper.verdicts import (
     judge,
     paper_claims,
     seed_values,
-    verdict_counts,
+    verdicts_text,
 )
 from tests.paper.claim_texts import claim_of
 from tests.refused import refused
@@ -215,9 +217,10 @@ def test_what_is_not_measurable_here_says_where_it_could_be_decided():
             if of_class == name:
                 assert (place in named) == (error.difference < margin)
     counted = f"{has_margin.sum()} not measurable here"
-    assert verdict_counts(claims["verdict"]).split(", ")[3] == counted
     card = Card(verdicts=count_verdicts(claims))
-    assert counted in Shown("", "", card, (), "", "", ()).verdicts.split(", ")
+    text = Shown("", "", card, (), "", "", ()).verdicts
+    assert counted in text.replace(" are ", " ")
+    assert text == verdicts_text(Counter(claims["verdict"]))
 
 
 COARSE = {(size, name): UnitError(0.2, 0.2) for size in SIZES for name in CLASSES}
@@ -336,19 +339,16 @@ def test_no_verdict_and_what_is_not_measurable_are_no_claims_of_the_family():
     assert set(concluded(claims, "smoke")["verdict"]) == {""}
 
 
-def test_verdicts_are_counted_and_those_of_one_seed_named_only_if_there_are_any():
-    assert verdict_counts(["agree", "cannot tell", "agree"]).split(", ") == [
-        "2 agree",
-        "0 disagree",
-        "1 cannot tell",
-    ]
-    alone = verdict_counts(["disagree (no interval)", "agree"])
-    assert alone.split(", ") == [
-        "1 agree",
-        "0 disagree",
-        "0 cannot tell",
-        "1 disagree (no interval)",
-    ]
+def test_verdicts_are_counted_and_those_of_one_seed_are_none():
+    counts = re.findall(
+        r"(\d+|none) (?:is|are) (\w+)", verdicts_text({"agree": 2, "cannot tell": 1})
+    )
+    assert counts == [("2", "confirmed"), ("none", "contradicted"), ("1", "undecided")]
+    alone = verdicts_text({"disagree (no interval)": 1, "agree": 1, "": 2})
+    assert alone.startswith("Of 4 ")
+    assert "1 is confirmed" in alone
+    assert "none is contradicted" in alone
+    assert "3 are not judged" in alone
 
 
 def test_every_claim_has_a_profile_before_there_are_data():

@@ -25,7 +25,7 @@ from gram_platform.pages.figures.style import (
     log_axis,
     log_ticks,
     method_style,
-    padded_range,
+    ratio_axis,
     ratio_hover,
     reference_line,
     size_axis,
@@ -43,7 +43,6 @@ CLASS_TITLES = {
 }
 # Methods without a series: the baseline is the line at 1.
 HIDDEN = ("baseline",)
-VALUE_COLUMNS = [name + end for name in CLASS_TITLES for end in ENDS]
 SIZE_HOVER = "<b>%{fullData.name}</b>, %{customdata[0]} (%{x:.3s})"
 # How far our bar moves to the left and the paper's point to the right, where both are drawn.
 OFFSET = 0.2
@@ -78,10 +77,7 @@ def aggregate_figure(
     figure.update_xaxes(
         tickvals=list(range(len(rows))), ticktext=labels, range=[-0.6, len(rows) - 0.4]
     )
-    # From zero, or the lowest value below it, to just above the highest interval.
-    drawn = pd.concat([means, theirs])[VALUE_COLUMNS].to_numpy(float).ravel()
-    low, high = float(np.nanmin([*drawn, 0.0])), float(np.nanmax([*drawn, 1.0]))
-    figure.update_yaxes(range=[low * 1.05, high + 0.06 * (high - low)])
+    ratio_axis(figure, class_means(means, theirs))
     if len(beside):
         rows = pd.concat([rows.assign(source="ours"), beside.assign(source=IN_PAPER)])
     return with_table(figure, class_table(rows, value))
@@ -130,9 +126,7 @@ def scaling_figure(
     reference_line(figure)
     styled(figure, CLASS_TITLES[value], "", "compute ratio")
     size_axis(figure, pd.concat([rows, theirs]))
-    # One scale for the panels of all classes, so that they can be compared.
-    ends = pd.concat(shown)[VALUE_COLUMNS].to_numpy(float).ravel()
-    figure.update_yaxes(range=padded_range([*ends, 1.0]))
+    ratio_axis(figure, class_means(*shown))
     if len(published):
         rows = pd.concat([rows.assign(source="ours"), theirs.assign(source="published")])
     return with_table(figure, class_table(rows, value))
@@ -142,6 +136,11 @@ def class_table(rows: pd.DataFrame, value: str) -> pd.DataFrame:
     """Selects the columns of the study's table that a figure of one class draws, for its CSV."""
     first = ("source", "method", "size", "parameters", "profile", VARIANT)
     return rows.filter([*first, *(value + end for end in ENDS), "num_seeds", "runs"])
+
+
+def class_means(*frames: pd.DataFrame) -> np.ndarray:
+    """Returns the means of every class, whose panels have one scale, so that they compare."""
+    return pd.concat(frames)[list(CLASS_TITLES)].to_numpy(float).ravel()
 
 
 def _of_profile(table: pd.DataFrame, parameters: Mapping[str, float], profile: str) -> pd.DataFrame:
@@ -177,7 +176,16 @@ def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Fig
     rows, figure = of_size[of_size["method"] == method], go.Figure()
     if rows.empty:
         return figure
-    for domain, style in domain_styles(rows["domain"]).items():
+    # All methods have the same legend, of solid bars.
+    for domain, style in domain_styles(of_size["domain"]).items():
+        figure.add_bar(
+            x=[None],
+            y=[None],
+            marker={"color": style.colour},
+            name=style.label,
+            legendgroup=style.label,
+            offsetgroup=style.label,
+        )
         _add_profile_bars(figure, rows[rows["domain"] == domain], style)
     reference_line(figure)
     styled(figure, f"{method_style(method).label}, {size}", "", "compute ratio")
@@ -186,6 +194,7 @@ def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Fig
     )
     text = [_wrapped(profile) for profile in profiles]
     figure.update_xaxes(
+        type="category",
         categoryorder="array",
         categoryarray=profiles,
         tickvals=profiles,
@@ -196,9 +205,8 @@ def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Fig
     )
     num_lines = max(label.count("<br>") + 1 for label in text)
     height = HEIGHT + LINE_HEIGHT * num_lines
-    figure.update_layout(barmode="group", bargap=0.25, height=height)
-    values = [*of_size[["compute_ratio", "low", "high"]].to_numpy(float).ravel(), 0.0, 1.0]
-    figure.update_yaxes(range=[min(0.0, np.nanmin(values)), padded_range(values)[1]])
+    figure.update_layout(bargap=0.25, scattermode="group", scattergap=0.25, height=height)
+    ratio_axis(figure, of_size["compute_ratio"])
     return with_table(figure, rows)
 
 
@@ -214,7 +222,6 @@ def _wrapped(profile: str) -> str:
 
 
 def _add_profile_bars(figure: go.Figure, rows: pd.DataFrame, style: Style) -> None:
-    """Adds a domain's bars, with one entry in the legend."""
     colour, outline = style.colour, {"color": style.colour, "width": 1.5}
     hatch = {"shape": "/", "fgcolor": colour, "bgcolor": translucent(colour), "size": 6}
     markers = {
@@ -223,7 +230,7 @@ def _add_profile_bars(figure: go.Figure, rows: pd.DataFrame, style: Style) -> No
         ELICITED: {"color": "rgba(0,0,0,0)", "line": outline},
     }
     head = "<b>%{fullData.name}</b> (%{customdata[0]}), profile %{x}"
-    kinds, in_legend = rows["class"].where(rows["class"].isin(markers), "kept"), True
+    kinds = rows["class"].where(rows["class"].isin(markers), "kept")
     for kind, marker in markers.items():
         bars = rows[kinds == kind]
         if bars.empty:
@@ -240,11 +247,10 @@ def _add_profile_bars(figure: go.Figure, rows: pd.DataFrame, style: Style) -> No
             name=style.label,
             legendgroup=style.label,
             offsetgroup=style.label,
-            showlegend=in_legend,
+            showlegend=False,
             meta={"runs": 4},
         )
         figure.add_trace(drawn)
-        in_legend = False
 
 
 LINE_POINTS = 80

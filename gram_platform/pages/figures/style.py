@@ -28,6 +28,10 @@ IN_PAPER = "the paper, at its scale"
 HEIGHT, LEGEND_ROW, TITLE_ROW = 360, 20, 18
 # The most letters in a further line of a title.
 TITLE_LETTERS = 64
+# Where an axis of compute ratios ends if no mean is higher.
+RATIO_END = 1.2
+# The arrows of an interval that goes on beyond the lower or the upper end of an axis.
+ARROWS = {"x": ("left", "right"), "y": ("down", "up")}
 # Ticks of a decade, from far apart to close.
 TICK_STEPS = (
     (1, 2, 5),
@@ -194,7 +198,7 @@ def size_axis(figure: go.Figure, rows: pd.DataFrame) -> None:
     counts = dict(zip(rows["size"], rows["parameters"].tolist(), strict=True))
     texts = [f"{size}<br>{_short(count)}" for size, count in counts.items()]
     log_axis(figure.update_xaxes, list(counts.values()), texts)
-    figure.update_xaxes(title_text="name of the size, and its parameters")
+    figure.update_xaxes(title_text="parameters of the dense model")
 
 
 def _short(count: float) -> str:
@@ -285,6 +289,50 @@ def level_line(figure: go.Figure, level: float, name: str) -> None:
 
 def reference_line(figure: go.Figure) -> None:
     level_line(figure, 1.0, "baseline")
+
+
+def ratio_end(means: Iterable[float]) -> float:
+    """Returns the upper end of an axis of compute ratios: RATIO_END, or just above all means."""
+    return max(RATIO_END, 1.05 * float(np.nanmax([*means, 1.0])))
+
+
+def ratio_axis(figure: go.Figure, means: Iterable[float]) -> None:
+    """Makes the vertical axis one of compute ratios, which begins at 0, and cuts intervals there.
+
+    `means` are of all figures with the same axis.
+    """
+    span = 0.0, ratio_end(means)
+    figure.update_yaxes(range=span)
+    cut_intervals(figure, "y", span)
+
+
+def cut_intervals(figure: go.Figure, axis: str, span: Sequence[float]) -> None:
+    """Ends intervals along `axis` at its span, with an arrow whose hover has the interval's end."""
+    other = "yx"["xy".index(axis)]
+    for trace in figure.data:
+        error, middle = trace[f"error_{axis}"], np.array(trace[axis], float)
+        low = high = middle
+        if error.array is not None:
+            low, high = middle - error.arrayminus, middle + error.array
+            lows, highs = np.maximum(low, span[0]), np.minimum(high, span[1])
+            error.update(array=highs - middle, arrayminus=middle - lows)
+        elif trace.type == "bar" or not trace.fill:
+            continue
+        beyond = (low, low < span[0]), (high, high > span[1])
+        for (end, is_cut), bound, way in zip(beyond, span, ARROWS[axis], strict=True):
+            if is_cut.any():
+                arrows = go.Scatter(
+                    {axis: [bound] * is_cut.sum(), other: np.array(trace[other])[is_cut]},
+                    text=[f"{trace.name or trace.legendgroup}: to {at:.3f}" for at in end[is_cut]],
+                    hovertemplate="%{text}<extra></extra>",
+                    mode="markers",
+                    marker={"symbol": f"triangle-{way}", "size": 9, "color": GREY},
+                    cliponaxis=False,
+                    showlegend=False,
+                    legendgroup=trace.legendgroup,
+                    offsetgroup=trace.offsetgroup,
+                )
+                figure.add_trace(arrows)
 
 
 def padded_range(values: Iterable[float]) -> list[float]:

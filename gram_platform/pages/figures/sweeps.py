@@ -17,7 +17,7 @@ from gram_platform.pages.figures.style import (
     add_line,
     drawn,
     log_axis,
-    padded_range,
+    ratio_axis,
     ratio_hover,
     reference_line,
     styled,
@@ -99,10 +99,8 @@ def _add_paper(figure: go.Figure, curve: pd.DataFrame, style: Style) -> None:
 
 def _scale(figure: go.Figure, rows: pd.DataFrame, knob: str) -> None:
     names = [name for panel in CLASS_TITLES for name in _lines(knob, panel)]
-    columns = [name + end for name in names for end in ENDS]
-    drawn = (rows[columns], *PAPER_SWEEPS[knob].curves.values())
-    ends = [end for frame in drawn for end in frame.to_numpy(float).ravel()]
-    figure.update_yaxes(range=padded_range([*ends, 1.0]))
+    theirs = (mean for curve in PAPER_SWEEPS[knob].curves.values() for mean in curve["mean"])
+    ratio_axis(figure, [*rows[names].to_numpy(float).ravel(), *theirs])
     if PAPER_SWEEPS[knob].is_log:
         ticks = sorted({*rows["value"], *PAPER_SWEEPS[knob].values})
         log_axis(figure.update_xaxes, ticks)

@@ -6,16 +6,15 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from gram_platform.analysis.intervals import ENDS
 from gram_platform.methods.nodes import VARIANT
-from gram_platform.pages.figures.study import CLASS_TITLES, HIDDEN, VALUE_COLUMNS, class_table
+from gram_platform.pages.figures.study import CLASS_TITLES, HIDDEN, class_means, class_table
 from gram_platform.pages.figures.style import (
     IN_PAPER,
     Style,
     add_paper_points,
     domain_styles,
     method_style,
-    padded_range,
+    ratio_axis,
     ratio_hover,
     reference_line,
     styled,
@@ -51,8 +50,7 @@ def variant_figure(
             name = f"{label}, {IN_PAPER}"
             add_paper_points(figure, x, points, value, name, colour, offsetgroup=label)
     _finish(figure, f"{CLASS_TITLES[value]}, {size}", varies, variants)
-    drawn = pd.concat([shown[VALUE_COLUMNS], paper[[value + end for end in ENDS]]])
-    figure.update_yaxes(range=padded_range([*drawn.to_numpy(float).ravel(), 1.0]))
+    ratio_axis(figure, [*class_means(shown), *paper[value]])
     return with_table(figure, class_table(rows, value))
 
 
@@ -74,6 +72,7 @@ def domain_variant_figure(domains: pd.DataFrame, varies: str, method: str, size:
             _add_series(figure, line, "compute_ratio", "", style, variants)
     if len(figure.data):
         _finish(figure, f"{method_style(method).label} by domain, {size}", varies, variants)
+        ratio_axis(figure, pd.concat(lines)["compute_ratio"])
         with_table(figure, pd.concat(lines))
     return figure
 

@@ -30,7 +30,7 @@ from gram_platform.pages.figures.style import (
     with_table,
 )
 from gram_platform.pages.report.measurements import LOSSES_PRESENTATION
-from gram_platform.pages.report.page import HOW_TO_READ, Page, Section, readable_runs
+from gram_platform.pages.report.page import HOW_TO_READ, Page, Section, readable_runs, render
 from gram_platform.pages.report.sections import curve_sections, missing_sections
 from gram_platform.pages.report.warning import warning_sections
 from gram_platform.pages.results.record import Results, StudyRecord, study_report
@@ -39,20 +39,10 @@ from gram_platform.store import Store
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import Frames
 
-ERRORS = f"""An error is a compute ratio minus the true share of the steps. Fit: validation losses
-of a reference seed at a constant rate, rated by the other seeds' curve and final losses; the share
-is the loss's step over all steps. Unit: finished baselines of other lengths on other seeds, each
-with its own warm-up and decay. Both from a share of {LOWEST_SHARE:g} on. Auxiliary: the mean over
-auxiliary domains within a seed. Rms of means: of the errors' means over seeds; claims and tiles
-take its 90% half-width, unit, as the error that more seeds do not reduce."""
 SHARES_TEXT = (
     "What finished baselines of each share of the steps are read as: means over seeds with 90%"
     " t-intervals."
 )
-CALIBRATION_TERMS = """A compute ratio is read off the baseline's own curve, at a constant learning
-rate until its last steps, and divided by what the baseline's final losses read as. So it is no
-share of the steps by construction, neither of an unfinished run nor of a finished one: this page
-measures how far it is from each."""
 STYLES = {
     (UNIT, CORE): Style("core, finished baselines", BLUE, "circle", "solid"),
     (UNIT, AUXILIARY): Style("auxiliary, finished baselines", ORANGE, "square", "solid"),
@@ -115,10 +105,11 @@ def calibration_page(record: StudyRecord, results: Results, tracker: Tracker | N
         {f"calibration-{size}": calibration_figure(results.errors, size) for size in sizes}
     )
     errors, shares = readable_errors(results.errors), share_table(results.errors)
+    about = render("calibration.html", lowest=LOWEST_SHARE)
     sections = [
         *warning_sections(results),
-        Section(HOW_TO_READ, CALIBRATION_TERMS),
-        Section("Errors", ERRORS, figures, table=errors, table_is_open=True),
+        Section(HOW_TO_READ, render("calibration_terms.html")),
+        Section("Errors", "", figures, table=errors, table_is_open=True, markup=about),
         *missing_sections(results.analysis.missing),
         Section("Shares of the steps", SHARES_TEXT, table=shares, table_is_open=True),
         *curve_sections(results),

@@ -1,6 +1,7 @@
 """Shows claims: a row for each with its verdict at every size, and the differences behind them."""
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from textwrap import wrap
 
@@ -15,7 +16,9 @@ from gram_platform.pages.figures.style import (
     BLUE,
     GREY,
     INK,
+    RATIO_END,
     VERMILION,
+    cut_intervals,
     padded_range,
     styled,
     translucent,
@@ -37,6 +40,7 @@ from gram_platform.paper.verdicts import (
     NOT_MEASURABLE,
     POINTS,
     PROFILE,
+    SAID,
     TOO_LITTLE,
     UNIT_ERROR,
     UNJUDGED_PRESET,
@@ -45,24 +49,8 @@ from gram_platform.paper.verdicts import (
     in_family,
 )
 
-JUDGED = f"""Each claim is a difference between runs of the same seed, left minus right, at the
-profile beside it, which was fixed before there were data; mean is over the profiles of core with at
-most one auxiliary domain. It lies above zero if the claim names no margin. "{AGREE}": the 90%
-t-interval of the mean difference over seeds lies wholly on the claim's side; "{DISAGREE}": wholly
-on the other side; "{CANNOT_TELL}": it crosses. Of one or two seeds, which have no interval,
-"{AGREE}{NO_INTERVAL}" and "{DISAGREE}{NO_INTERVAL}" name only the side of the difference; round
-brackets hold the two differences of two. "Unit": the half-width of the 90% interval of the unit's
-error, that of a curve which no seed fits, measured on baselines of known length; the verdict adds
-it in quadrature to the interval's half-width. "{NOT_MEASURABLE}": it alone reaches the margin. A
-claim about one class is then judged in nats, over seeds alone, with the ratio's margin over the
-slope of ratio against loss on the right. No verdict: it is not known. Detectable: the
-smallest true difference that as many seeds with this spread would show four times in five."""
-FAMILY = """If each of these {number} claims were at its boundary, {expected:.1f} false "agree"
-would be expected. Holm: the verdict left if one study in twenty may have any false "agree"."""
-MARGINS_TEXT = f"""The margins are the same in every study: core and retain no more than {BELOW:.2f}
-below, forget and elicited no more than {ABOVE:.2f} above, in compute ratio."""
-DIFFERENCES = """The mean difference of every claim, left minus right, with its 90% interval over
-seeds. Shaded: where the claim holds. A thin line: with the unit's error, where that is known."""
+DIFFERENCES = """The mean difference of every claim, its first side minus its second, with its 90%
+interval over seeds. Shaded: where the claim holds. A thin line: with the unit's error."""
 MARKS = {AGREE: "\u2713", CANNOT_TELL: "?", DISAGREE: "\u2717", NOT_MEASURABLE: "\u2013"}
 # The column of claims that compare sizes.
 OVER_SIZES = "over sizes"
@@ -73,29 +61,26 @@ PARTIAL = (PROFILE, "size", VARIANT, UNIT_ERROR, "published", "paper", EXPLANATI
 
 
 def claim_sections(study: Results) -> list[Section]:
-    text = JUDGED
-    if "paper" in study.claims:
-        text += (
-            f" {MARGINS_TEXT} Published: the same on the authors' published per-seed numbers, at"
-            " their size or sizes. Paper: where these are not public, the difference in the"
-            " paper's table, at the paper's scale."
-        )
-    return judged_sections(study.claims, text, study.record.preset)
+    return judged_sections(study.claims, "", study.record.preset)
 
 
-def judged_sections(claims: pd.DataFrame, rule: str, preset: str = "") -> list[Section]:
-    """Shows the verdicts below the folded rule, then the differences; [] without claims."""
+def judged_sections(claims: pd.DataFrame, note: str, preset: str = "") -> list[Section]:
+    """Shows verdicts below the folded rule and note, then differences; [] without claims."""
     if claims.empty:
         return []
     if preset == UNJUDGED_PRESET:
         return [Section("Claims", TOO_LITTLE)]
-    if number := in_family(claims).sum():
-        rule += " " + FAMILY.format(number=number, expected=number * (1.0 - TAIL))
-    markup, matrix = render("rule.html", rule=rule), claims_matrix(claims)
+    if SAID in claims:
+        claims = claims.assign(published=claims[SAID])
+    number, about = in_family(claims).sum(), {"note": note, "columns": list(claims)}
+    about |= {"number": number, "expected": number * (1.0 - TAIL), "below": BELOW, "above": ABOVE}
+    markup, matrix = render("rule.html", **about), claims_matrix(claims)
+    profiles = set(claims.get(PROFILE, ()))
+    profile = f"Profile {profiles.pop()}." if len(profiles) == 1 else ""
     figures = claims_figures(claims) if WITHIN in claims else {}
     text, table = DIFFERENCES * bool(figures), readable_claims(claims)
     return [
-        Section("Claims", table=matrix, table_is_open=True, markup=markup),
+        Section("Claims", profile, table=matrix, table_is_open=True, markup=markup),
         Section("Differences behind the claims", text, figures, table=table),
     ]
 
@@ -105,7 +90,7 @@ def claims_matrix(claims: pd.DataFrame) -> pd.DataFrame:
     verdicts, an explanation.
 
     Claims that compare sizes have their verdict in the column OVER_SIZES. A study without sizes has
-    a column `verdict`.
+    a column `verdict`. Several profiles come last, since a phone shows the first columns.
     """
     names = list(shown_columns(claims, ("claim", PROFILE, VARIANT)))
     texts = list(shown_columns(claims, ("published", EXPLANATION)))
@@ -124,7 +109,9 @@ def claims_matrix(claims: pd.DataFrame) -> pd.DataFrame:
             marks[sizes[at]] = text + f" (in nats: {nats})" * bool(nats)
         said = {name: "; ".join(filter(None, dict.fromkeys(group[name]))) for name in texts}
         rows.append({**dict(zip(names, key, strict=True)), **marks, **said})
-    return pd.DataFrame(rows)
+    matrix = pd.DataFrame(rows)
+    profiles = matrix.pop(PROFILE) if PROFILE in matrix else pd.Series()
+    return matrix.assign(profile=profiles) if profiles.nunique() > 1 else matrix
 
 
 def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
@@ -164,7 +151,7 @@ LINE_HEIGHT, FRAME_HEIGHT = 18, 150
 
 
 def claims_figures(claims: pd.DataFrame) -> dict[str, go.Figure]:
-    """Draws a row for each judgement under its claim, in figures of at most MOST_LINES lines.
+    """Draws a row for each judgement under its claim, in figures of about MOST_LINES lines at most.
 
     `claims` has the columns of `claims_frame` and, if they are known, `profile`, `size` and
     `variant`. All figures have one axis of differences. The range that the claim names is shaded.
@@ -176,18 +163,22 @@ def claims_figures(claims: pd.DataFrame) -> dict[str, go.Figure]:
     shown = shown.assign(wide_low=[end.low for end in ends], wide_high=[end.high for end in ends])
     margins = [end for within in shown[WITHIN] for end in (within.left, within.right)]
     drawn = shown[["difference", "wide_low", "wide_high"]].to_numpy().ravel()
-    span = padded_range([0.0, *filter(np.isfinite, margins), *drawn])
+    near = np.clip([0.0, *filter(np.isfinite, margins), *drawn], -RATIO_END, RATIO_END)
+    span = padded_range([*near, *shown["difference"]])
     place = f", profile {shown[PROFILE].iloc[0]}"
     if shown[PROFILE].nunique() > 1:
         place, shown["claim"] = "", shown["claim"] + ", profile " + shown[PROFILE]
-    parts: list[list[pd.DataFrame]] = [[]]
-    for _, rows in shown.groupby(["claim", PROFILE, VARIANT], sort=False, dropna=False):
-        if parts[-1] and sum(map(_num_lines, [*parts[-1], rows])) > MOST_LINES:
-            parts.append([])
-        parts[-1].append(rows)
-    return {
-        f"claims-{i}": _figure(part, span, f"difference{place}") for i, part in enumerate(parts, 1)
-    }
+    groups = [
+        rows for _, rows in shown.groupby(["claim", PROFILE, VARIANT], sort=False, dropna=False)
+    ]
+    lines = np.array([*map(_num_lines, groups)])
+    total, parts = lines.sum(), defaultdict(list)
+    # The middle of a group decides on its figure, so that all figures have about as many lines.
+    places = (lines.cumsum() - lines / 2.0) * math.ceil(total / MOST_LINES) // total
+    for rows, at in zip(groups, places, strict=True):
+        parts[at].append(rows)
+    about = f"difference{place}"
+    return {f"claims-{i}": _figure(part, span, about) for i, part in enumerate(parts.values(), 1)}
 
 
 def _text_lines(rows: pd.DataFrame) -> list[str]:
@@ -234,9 +225,10 @@ def _figure(groups: Sequence[pd.DataFrame], span: Sequence[float], about: str) -
         hoverinfo="skip",
     )
     _add_differences(figure, shown)
-    styled(figure, "Differences of compute ratios, left minus right", about, "")
+    styled(figure, "Differences of compute ratios", about, "")
     figure.add_vline(x=0.0, line={"color": GREY, "dash": "dot", "width": 1.5})
-    figure.update_xaxes(range=list(span))
+    cut_intervals(figure, "x", span)
+    figure.update_xaxes(range=span)
     figure.update_yaxes(
         range=[line - 0.5, -0.7],
         tickvals=list(ticks),

@@ -47,7 +47,7 @@ from gram_platform.pages.figures.style import (
     whiskers,
     with_table,
 )
-from gram_platform.pages.report.claims import JUDGED, judged_sections
+from gram_platform.pages.report.claims import judged_sections
 from gram_platform.pages.report.measurements import Presentation
 from gram_platform.pages.report.page import HOW_TO_READ, Page, Section, readable_runs, render
 from gram_platform.pages.report.sections import missing_sections
@@ -80,19 +80,7 @@ TITLES = {"gini": "Gini coefficient of increases", "increase": "increase of the 
 # The name and pattern of the bars of a class.
 BARS = {FORGET: ("forgotten", ""), RETAIN: ("retained", "/")}
 ANOTHER_SEED = "another seed's baseline"
-CLAIMS_TEXT = f"The paper's observations on single sentences, judged over whole sequences. {JUDGED}"
-LOCALIZATION_TERMS = """Increase: a token's loss under a view less its loss under the baseline of
-the same size and seed. Gini: the coefficient of the positive increases; 0 is an even spread, 1 a
-single token, 0.41 a normal and 0.5 an exponential spread. Positive: the share of tokens with an
-increase above 0. Top share: the part of the sum of positive increases on the tenth of all tokens
-with the largest increases. Forget and retain: domains that a profile switches off and keeps.
-Control: the next seed's baseline in place of a view, which shows the unevenness of noise between
-trainings. Mean: over domains and over the profiles of core with at most one auxiliary domain,
-within a seed; intervals are 90% t-intervals over seeds.
-
-Shaded texts are of one seed: those of --texts, or the first sequence of each domain's validation
-split, which is not chosen. Full colour is the 90th percentile of the increases of the model that is
-filtered to core on the same text, as in the paper."""
+CLAIMS_TEXT = "The paper's observations on single sentences are judged over whole sequences."
 
 
 @dataclass(frozen=True)
@@ -160,7 +148,7 @@ def tokens_page(record: StudyRecord, results: TokenResults, tracker: Tracker | N
         figures[f"concentration-{size}"] = concentration_figure(found.curves, size)
         figures |= {f"{v}-{size}": localization_bars(found.table, size, v) for v in TITLES}
     sections = [
-        Section(HOW_TO_READ, LOCALIZATION_TERMS),
+        Section(HOW_TO_READ, markup=render("localization.html")),
         Section("Concentration", CONCENTRATION, drawn(figures), table=means, table_is_open=True),
         *judged_sections(results.claims, CLAIMS_TEXT, record.preset),
         *missing_sections(found.missing),

@@ -36,7 +36,7 @@ from gram_platform.pages.figures.style import (
     with_table,
 )
 from gram_platform.pages.figures.variants import variant_figure
-from gram_platform.pages.report.page import Section, section_by_size
+from gram_platform.pages.report.page import Section, render, section_by_size
 from gram_platform.pages.results.record import Results
 
 OWN_WIDTH, OTHER_WIDTH = 3.5, 1.2
@@ -44,13 +44,6 @@ OTHER_OPACITY = 0.55
 AXIS = "modules_on"
 # How far the axis goes beyond the smallest and the largest number of modules.
 MARGIN = 0.2
-PROBES = """Text of each domain passes through the model like an unlabelled batch, with every module
-on. Each panel shows every module's share of the modules' squared gradient; the thick line is the
-domain's module. Shares are measured on validation text between steps, without training. Biases are
-left out: the output's bias has the same gradient in every module. Bands are 90% intervals over
-seeds. AdamW rescales the gradients of every module: a share is the direction of a batch's pull, not
-the distance that weights move. The table has the shares after the last step; its mean is over the
-domains' own modules. Read from the storage."""
 NUMBERS_TEXT = """Compute ratio of core, and of the domains whose modules are on, against the number
 of modules on at once. Within a seed, the mean over the subsets of this size; error bars are 90%
 intervals over seeds."""
@@ -77,7 +70,7 @@ def absorption_sections(study: Results) -> list[Section]:
     table = readable_shares(final_shares(study.absorption))
     table = table.rename(columns={VARIANT: study.record.varies or VARIANT})
     title = "Which module learns what is not labelled"
-    return [section_by_size(title, PROBES, figures, table, table_is_open=True)]
+    return [section_by_size(title, render("probes.html"), figures, table, table_is_open=True)]
 
 
 def absorption_figure(curves: pd.DataFrame, domain: str, title: str) -> go.Figure:

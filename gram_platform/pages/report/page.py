@@ -23,7 +23,7 @@ from plotly.offline import get_plotlyjs
 
 from gram_platform.analysis.ratios import ELICITED
 from gram_platform.analysis.tables import labelled, table_csv
-from gram_platform.paper.verdicts import UNWRITTEN, verdict_counts
+from gram_platform.paper.verdicts import UNWRITTEN, verdicts_text
 
 # A cell with more letters may be broken into lines. An interval has 23.
 LONG_TEXT = 26
@@ -69,8 +69,8 @@ class Page:
     """A page of a study or a search, or the index; blank lines in texts separate paragraphs.
 
     `claims` is the content of `claims.csv`, None where nothing can be judged. `source` names the
-    command, code and machine behind the numbers. Every figure and table row leads to it or to the
-    page of its run.
+    command, code and machine behind the numbers, `facts` how these were made. Every figure and
+    table row leads to the source or to the page of its run. `answers` and `lead` come first.
     """
 
     title: str
@@ -78,11 +78,21 @@ class Page:
     sections: Sequence[Section]
     claims: pd.DataFrame | None = None
     source: str = ""
+    facts: str = ""
+    answers: Sequence[str] = ()
+    lead: Sequence[Section] = ()
+
+    @property
+    def all_sections(self) -> Sequence[Section]:
+        if not (self.facts or self.source):
+            return (*self.lead, *self.sections)
+        about = render("setup.html", facts=self.facts, source=self.source, id=SOURCE_ID)
+        return (*self.lead, Section("Set-up", markup=about), *self.sections)
 
     @property
     def figures(self) -> dict[str, go.Figure]:
         found: dict[str, go.Figure] = {}
-        for section in self.sections:
+        for section in self.all_sections:
             found |= {**section.figures, **section.more_figures}
         return found
 
@@ -98,15 +108,14 @@ class Page:
         """Renders the document. It runs only scripts with its nonce, a hash that no text in it can
         hold."""
         has_claims = self.claims is not None and self.claims["verdict"].any()
-        counted = f"Claims: {verdict_counts(self.claims['verdict'])}.\n\n" if has_claims else ""
+        counted = [verdicts_text(Counter(self.claims["verdict"]))] if has_claims else []
+        sections = self.all_sections
         parts = {
-            "intro": _paragraphs(counted + self.intro),
-            "source": Markup('<p id="{}">{}</p>').format(SOURCE_ID, self.source)
-            if self.source
-            else "",
-            "main": sections_html(self.sections, f"#{SOURCE_ID}" if self.source else ""),
+            "intro": _paragraphs(self.intro),
+            "answer": _paragraphs("\n\n".join([*self.answers, *counted])),
+            "main": sections_html(sections, f"#{SOURCE_ID}" if self.source else ""),
             "title": self.title,
-            "contents": _contents(self.sections),
+            "contents": _contents(sections),
         }
         nonce = hashlib.sha256("\0".join(parts.values()).encode()).hexdigest()[:32]
         scripts = (PLOTLY, "page.js") if self.figures else ("page.js",)
@@ -134,8 +143,10 @@ def sections_html(sections: Sequence[Section], source: str = "") -> Markup:
     return render("sections.html", sections=parts, number=count().__next__, source=source)
 
 
-def terms_section(terms: Iterable[tuple[str, str]]) -> Section:
-    return Section(HOW_TO_READ, markup=render("terms.html", terms=terms))
+def terms_section(attacks: bool, intervals: str = "") -> Section:
+    """`intervals` as in terms.html."""
+    markup = render("terms.html", attacks=attacks, intervals=intervals)
+    return Section(HOW_TO_READ, markup=markup)
 
 
 def render(template: str, **values: object) -> Markup:

@@ -30,13 +30,6 @@ SAMPLE_FIELDS = [
     "truth",
     "continuation",
 ]
-SAMPLES_TERMS = """Continuations are drawn at one temperature and with the same random numbers for
-every model. Prompts are those of --texts, or are not chosen: the beginnings of the first documents
-of each domain's validation split that are longer. Topic kept: the profile of core and this domain
-(the baseline has every domain); for DEMix the domain's expert. Topic removed: core alone; for DEMix
-the core expert. Core is in every profile: its documents have a row for each. The paper chose its
-two prompts. Read these continuations as examples, not as a measurement.
-\u00b6 is the end of a text."""
 
 
 @dataclass(frozen=True)
@@ -107,12 +100,13 @@ def samples_text(record: StudyRecord, results: SampleResults) -> str:
 
 
 def samples_page(record: StudyRecord, results: SampleResults, tracker: Tracker | None) -> Page:
-    sections = [Section(HOW_TO_READ, SAMPLES_TERMS), *missing_sections(results.missing)]
+    terms = Section(HOW_TO_READ, results.sampling, markup=render("samples.html"))
+    sections = [terms, *missing_sections(results.missing)]
     for (domain, document), rows in results.samples.groupby(["domain", "document"], sort=False):
         sections.append(_prompt(domain, int(document), rows))
     sections.append(Section("Runs", table=readable_runs(results.runs)))
     source = f"{results.source}; continuations from the storage"
-    return study_report(record, sections, source, tracker, more=results.sampling)
+    return study_report(record, sections, source, tracker)
 
 
 def _prompt(domain: str, document: int, rows: pd.DataFrame) -> Section:

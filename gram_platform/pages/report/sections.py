@@ -31,6 +31,7 @@ from gram_platform.pages.report.page import (
     Section,
     is_attack,
     readable_attacks,
+    render,
     section_by_size,
 )
 from gram_platform.pages.results.record import Results
@@ -250,18 +251,6 @@ def _progress(runs: pd.DataFrame) -> str:
     return f"{len(runs)} nodes: {', '.join(f'{count} {status}' for status, count in counts)}."
 
 
-COST = """Multiples of the baseline's cost, computed from the configs of the runs. Filtering needs a
-run for each profile, branches a base and one more run for each domain, GRAM one run for all. All
-profiles are those of this study that switch a domain off: with every domain on, the baseline
-serves.
-
-Profiles here: how many of them the runs of this study serve. Runs for all: what every profile
-needs, of which a study may train a part; a base leaves room for the branches of all. Train FLOPs:
-tokens x active parameters by the paper's formula; by its plan: with the cost of companion modules
-on core batches. Active MLP: parameters in a forward pass with at most one module; total MLP: of all
-weights that serve."""
-PAPER_TEXT = f"""Rows from the paper have the numbers that it prints for its dual-use models and its
-{COST_PROFILES} profiles."""
 COST_TITLES = {
     "train_all": "train FLOPs, all profiles",
     "plan_all": "by its plan, all profiles",
@@ -277,8 +266,9 @@ def cost_sections(study: Results) -> list[Section]:
     table = readable_costs(study.record.costs)
     if table.empty:
         return []
-    text = f"{COST} {PAPER_TEXT}" if "from" in table else COST
-    return [Section("Cost", text, table=renamed(table, study.record.varies), table_is_open=True)]
+    markup = render("cost.html", profiles=COST_PROFILES * ("from" in table))
+    table = renamed(table, study.record.varies)
+    return [Section("Cost", markup=markup, table=table, table_is_open=True)]
 
 
 def readable_costs(costs: Sequence[Mapping]) -> pd.DataFrame:

@@ -1,40 +1,50 @@
-"""Says what went wrong in a study: nodes without a result, poor fits, errors of the unit."""
+"""Says what a study's numbers lack: nodes, and how large the errors of seeds, unit and fits are."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 
-from gram_platform.analysis.calibration import FITS, NOT_KNOWN, UnitError, errors_by_class
+import pandas as pd
+
+from gram_platform.analysis.calibration import NOT_KNOWN, UnitError, errors_by_class
 from gram_platform.analysis.compute_ratio import PUBLISHED_STEP_RMS
+from gram_platform.analysis.tables import CLASSES
 from gram_platform.config import State
 from gram_platform.config.ladder import CALIBRATED_SIZES
-from gram_platform.pages.report.page import Section, render
-from gram_platform.pages.report.sections import CURVES, MISSING, RUNS
+from gram_platform.pages.report.page import Section
 from gram_platform.pages.results.record import Results, StudyRecord
 from gram_platform.paper.verdicts import UNJUDGED_PRESET
 
 NOT_BEGUN = "not begun"
-# By class. The unit has the same error in all classes of auxiliary domains.
-UNIT_WORDS = {"core": "core", "retain": "auxiliary domains"}
-BESIDES = "Intervals over seeds do not contain this; claims add it in quadrature."
+# The unit has the same error in all classes of auxiliary domains.
+UNIT_CLASSES = ("core", "retain")
 
 
-def warning_sections(study: Results, about_unit: str = "") -> list[Section]:
-    """Lists what went wrong, with `about_unit`, in one section; [] if nothing did."""
-    warnings = [
-        (
-            _lacking(study),
-            MISSING if len(study.analysis.missing) else RUNS if len(study.runs) else "",
-        )
-    ]
-    warnings += [(_poor_fits(study), CURVES), (about_unit, "")]
-    found = [(text, place) for text, place in warnings if text]
-    title, markup = "What went wrong", render("warnings.html", warnings=found)
-    return [Section(title, markup=markup, is_warning=True)] if found else []
+def warning_sections(study: Results) -> list[Section]:
+    """Says which nodes and values are missing; [] if none is."""
+    text = _lacking(study)
+    return [Section("Not finished", text, is_warning=True)] if text else []
 
 
 def terminal_warning(study: Results) -> str:
     """Says for a log or a terminal how rough compute ratios are; "" if nothing is known."""
     return " ".join(filter(None, (_poor_fits(study), unit_warning(study.record))))
+
+
+def limits_section(study: Results, main: pd.DataFrame) -> Section:
+    """Tabulates the errors of seeds, unit and fits; `main` has the rows of the main numbers."""
+    record = study.record
+    halves = pd.Series([half for n in CLASSES for half in main[f"{n}_high"] - main[n]], dtype=float)
+    unit = [_describe(size, errors) for size, errors in _unit_by_size(record).items()]
+    measured = dict.fromkeys(row["measured_on"] for row in record.unit_errors)
+    unit += [f"measured on {' and '.join(measured)}"] * bool(measured)
+    seeds = f"up to \u00b1{halves.max():.2f}" if halves.notna().any() else "not known"
+    rows = [
+        ("seeds", seeds, "every \u00b1, bands, bars, verdicts"),
+        ("unit", "; ".join(unit) or "not known", "every \u00b1, verdicts"),
+        ("fits", _poor_fits(study) or "as close as the published", "seeds and unit"),
+    ]
+    table = pd.DataFrame(rows, columns=["error", "how large", "counted in"])
+    title = "What limits these numbers"
+    return Section(title, unit_warning(record), table=table, table_is_open=True)
 
 
 def _lacking(study: Results) -> str:
@@ -72,9 +82,8 @@ def _poor_fits(study: Results) -> str:
         for low, high in ((poor["step_rms"].min(), poor["step_rms"].max()), PUBLISHED_STEP_RMS)
     )
     return (
-        f"{len(poor)} of {len(fits)} learning curves fit worse than the published ones: compute"
-        f" ratios on them are rough. Measured losses lie {ours} of the steps off the fitted curve"
-        f" (root mean square), published ones {theirs}."
+        f"{len(poor)} of {len(fits)} learning curves fit worse than the published ones. Losses are"
+        f" {ours} of the steps off (root mean square), published ones {theirs}."
     )
 
 
@@ -83,52 +92,43 @@ def unit_error(record: StudyRecord, size: str, name: str) -> UnitError:
 
 
 def unit_warning(record: StudyRecord) -> str:
-    """Says by how much compute ratios of our runs may be off.
+    """Says by how much compute ratios may be off besides seeds, or how this is measured.
 
-    Returns "" if this is less than FITS everywhere, if the runs are not ours, or if the preset is
-    not judged.
+    Returns "" if the runs are not ours, or if the preset is not judged.
     """
     if record.preset in ("", UNJUDGED_PRESET):
         return ""
-    of_size = {size: [unit_error(record, size, n) for n in UNIT_WORDS] for size in record.sizes}
-    unknown = [size for size, errors in of_size.items() if NOT_KNOWN in errors]
-    wrong = {
-        size: errors
-        for size, errors in of_size.items()
-        if size not in unknown and any(max(error) >= FITS for error in errors)
-    }
+    of_size, commands = _unit_by_size(record), defaultdict(list)
+    known = [e.ratio for errors in of_size.values() for e in errors if e != NOT_KNOWN]
     parts = []
-    if wrong:
-        measured = dict.fromkeys(
-            row["measured_on"] for row in record.unit_errors if row["size"] in wrong
-        )
-        sizes = "; ".join(_sentence(size, errors) for size, errors in wrong.items())
-        place = f"90% intervals, measured on {' and '.join(measured)}"
-        parts.append(f"The unit of compute ratios may be off: {sizes} ({place}). {BESIDES}")
-    if unknown:
+    if known:
         parts.append(
-            f"The unit is not calibrated at {', '.join(unknown)}, so claims there have no verdict."
+            f"Besides seeds, each compute ratio has an error of up to \u00b1{max(known):.2f}, the"
+            " unit's. Verdicts include it, bands do not."
         )
-        parts += _commands(record.preset, unknown)
+    unknown = [size for size, errors in of_size.items() if NOT_KNOWN in errors]
+    if unknown:
+        parts.append(f"The unit's error is not known for this text at {', '.join(unknown)}.")
+    for size in unknown:
+        # The preset that calibrates it, the study's where it has the size.
+        owners = [name for name, declared in CALIBRATED_SIZES.items() if size in declared]
+        for preset in owners and [record.preset if record.preset in owners else owners[0]]:
+            commands[preset].append(size)
+    parts += [
+        "With this study's --corpus and --storage it is measured by gram run calibration --preset"
+        f" {name} --sizes {' '.join(sizes)} --seeds 3"
+        for name, sizes in commands.items()
+    ]
     return " ".join(parts)
 
 
-def _commands(preset: str, sizes: Sequence[str]) -> list[str]:
-    """Names the commands that calibrate sizes, of the same preset where it has the size."""
-    found = defaultdict(list)
-    for size in sizes:
-        owners = [name for name, declared in CALIBRATED_SIZES.items() if size in declared]
-        if owners:
-            found[preset if preset in owners else owners[0]].append(size)
-    return [
-        "On this study's corpus and storage it is measured by gram run calibration --preset"
-        f" {name} --sizes {' '.join(of_preset)} --seeds 3"
-        for name, of_preset in found.items()
-    ]
+def _unit_by_size(record: StudyRecord) -> dict[str, list[UnitError]]:
+    return {size: [unit_error(record, size, n) for n in UNIT_CLASSES] for size in record.sizes}
 
 
-def _sentence(size: str, errors: Sequence[UnitError]) -> str:
-    words = zip(UNIT_WORDS.values(), errors, strict=True)
-    ratios = " and ".join(f"of {word} by \u00b1{error.ratio:.2f}" for word, error in words)
+def _describe(size: str, errors: list[UnitError]) -> str:
+    if NOT_KNOWN in errors:
+        return f"{size}: not known"
+    core, others = (f"\u00b1{error.ratio:.2f}" for error in errors)
     differences = " and ".join(f"\u00b1{error.difference:.2f}" for error in errors)
-    return f"at {size} a compute ratio {ratios}, a difference of two methods by {differences}"
+    return f"{size}: {core} on core, {others} on auxiliary domains; of a difference {differences}"

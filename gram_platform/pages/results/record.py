@@ -315,14 +315,12 @@ def study_report(
     source: str,
     tracker: Tracker | None,
     claims: pd.DataFrame | None = None,
-    more: str = "",
+    answers: Sequence[str] = (),
+    lead: Sequence[Section] = (),
 ) -> Page:
-    """Makes the page of a stored study; `more` is the last paragraph before the sections."""
+    """Makes the page of a stored study."""
     note = "" if tracker is None else links_note(tracker.tracking_uri)
     about = [*record.facts, sizes_text(record.parameters), f"Read from {source}.", note]
-    facts = " ".join(about).strip()
-    intro = "\n\n".join(filter(None, [record.question, facts, more]))
     claims = None if claims is None else claims.rename(columns={VARIANT: record.varies})
-    return Page(
-        record.title, intro, sections, claims=claims, source=submissions_text(record.submissions)
-    )
+    source, facts = submissions_text(record.submissions), " ".join(about).strip()
+    return Page(record.title, record.question, sections, claims, source, facts, answers, lead)

@@ -29,8 +29,7 @@ from gram_platform.methods import Setting
 from gram_platform.methods.nodes import BASELINE, Node, method_nodes, unique
 from gram_platform.pages.figures.study import learning_curve_figure
 from gram_platform.pages.figures.sweeps import sweep_figures
-from gram_platform.pages.report.build import ELICITED_TERM, RATIO_TERMS
-from gram_platform.pages.report.claims import JUDGED, MARGINS_TEXT, judged_sections, readable_claims
+from gram_platform.pages.report.claims import judged_sections, readable_claims
 from gram_platform.pages.report.page import Section, terms_section
 from gram_platform.pages.report.sections import missing_sections
 from gram_platform.pages.results.record import run_links
@@ -59,8 +58,8 @@ from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import final_frames
 from gram_platform.tracking.views import TrialColumns
 
-SWEEP_RULE = f"{JUDGED} {MARGINS_TEXT} Here the unit's error is in no verdict. Paper: the"
-SWEEP_RULE += " difference in its figure, at its scale."
+SWEEP_RULE = """Here the unit's error is in no verdict, and "Paper" is the difference in the paper's
+figure, at its scale."""
 
 
 def seed_metrics(sweep: SweepAnalysis, point: Point) -> dict[str, float]:
@@ -181,7 +180,7 @@ class HyperparameterSweep:
             f" {fixed}. {counts_text(rows)} Read from {source}. {about_links}"
         )
         sections = [
-            terms_section([*RATIO_TERMS, ELICITED_TERM]),
+            terms_section(attacks=True),
             *_knob_sections(sweep),
             *judged_sections(claims, SWEEP_RULE, search.preset_name),
             *missing_sections(sweep.missing),

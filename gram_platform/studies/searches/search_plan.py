@@ -138,9 +138,8 @@ class SearchPlan(StudyPlan):
         store = Store(self.choice.storage)
         facts = " ".join([facts, sizes_text(self.parameters), *cordoned_lines(store, self.name)])
         rows = self.folder(store).read_spare(SEARCH_FILE, Submissions).get("submissions", [])
-        about = f"{self.study.question}\n\n{facts}"
-        source = submissions_text(rows)
-        page = Page(self.study.title, about, sections, claims=claims, source=source)
+        about = (submissions_text(rows), facts)
+        page = Page(self.study.title, self.study.question, sections, claims, *about)
         trials = pd.read_csv(io.BytesIO(tables["trials.csv"]))
         headline, picture = describe_trials(trials, columns.parameters, columns.objectives)
         card = Card(headline, counts_text(trials), count_verdicts(claims))

@@ -111,9 +111,39 @@ def test_the_bars_of_all_methods_at_a_size_have_the_same_axes(analysis):
     panels = [profile_bars_figure(fewer, method, "tiny").layout for method in ("gram", "filtering")]
     assert panels[0].yaxis.range == panels[1].yaxis.range
     assert panels[0].xaxis.categoryarray == panels[1].xaxis.categoryarray
-    highest = fewer[fewer["size"] == "tiny"][["compute_ratio", "high"]].max().max()
-    assert panels[0].yaxis.range[0] == min(0.0, fewer[fewer["size"] == "tiny"]["low"].min())
-    assert highest < panels[0].yaxis.range[1] < highest + 0.2
+    assert panels[0].xaxis.type == "category"
+    legends = [
+        [t.name for t in profile_bars_figure(fewer, m, "tiny").data if t.showlegend is not False]
+        for m in ("gram", "filtering")
+    ]
+    assert sorted(legends[0]) == sorted(DOMAINS)
+    assert legends[0] == legends[1]
+
+
+def test_a_ratio_has_an_axis_of_its_means_and_long_intervals_end_in_arrows(analysis):
+    """Two seeds far apart, or a poor fit, make an interval of many times the means."""
+    long = analysis.table.assign(forget_low=-20.0, forget_high=22.0)
+    bars = aggregate_figure(long, "tiny", "forget")
+    lines = scaling_figure(long, SIZES, "core+biology", "forget")
+    domains = domain_table(analysis.ratios)
+    of_domains = profile_bars_figure(domains.assign(low=-20.0, high=22.0), "gram", "tiny")
+    for figure in (bars, lines, of_domains):
+        assert figure.layout.yaxis.range == (0.0, 1.2)
+        arrows = [t for t in figure.data if str(t.marker.symbol).startswith("triangle-")]
+        ends = {
+            (y, text.rpartition(" ")[2])
+            for t in arrows
+            for y, text in zip(t.y, t.text, strict=True)
+        }
+        assert ends == {(0.0, "-20.000"), (1.2, "22.000")}
+        for trace in figure.data:
+            if trace.error_y.array is not None:
+                middle = np.array(trace.y, float)
+                assert middle + trace.error_y.array == pytest.approx(1.2)
+                assert middle - trace.error_y.arrayminus == pytest.approx(0.0)
+    higher = scaling_figure(long.assign(forget=1.6), SIZES, "core+biology", "forget")
+    assert 1.6 < higher.layout.yaxis.range[1] < 1.8
+    assert not [t for t in scaling_figure(analysis.table, SIZES, "core", "core").data if t.text]
 
 
 def test_the_baseline_is_named_in_the_legend_where_it_covers_no_point(analysis):
@@ -162,13 +192,16 @@ def test_bars_are_the_domain_table(analysis):
         & (domains["domain"] == "biology")
     ]
     drawn = {
-        x: y for trace in named(figure, "biology") for x, y in zip(trace.x, trace.y, strict=True)
+        x: y
+        for trace in named(figure, "biology")
+        for x, y in zip(trace.x, trace.y, strict=True)
+        if x is not None
     }
     assert drawn == dict(zip(rows["profile"], rows["compute_ratio"], strict=True))
     hatched = [x for trace in figure.data if trace.marker.pattern.shape == "/" for x in trace.x]
     assert sorted(hatched) == ["core", "core", "core+biology", "core+chemistry"]
     assert sum(bool(trace.showlegend is not False) for trace in figure.data) == len(DOMAINS)
-    assert "run-gram-tiny-0" in figure.data[0].customdata[0][4]
+    assert "run-gram-tiny-0" in figure.data[1].customdata[0][4]
     assert len(profile_bars_figure(domains, "gram", "no such size").data) == 0
 
 

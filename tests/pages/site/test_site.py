@@ -13,13 +13,14 @@ import pytest
 
 from gram_platform.cli import main
 from gram_platform.config import View
-from gram_platform.pages.index import Shown, read_shown, write_index
+from gram_platform.pages.index import RIGHT, Shown, draw_ratios, read_shown, write_index
 from gram_platform.pages.results.record import load_record
 from gram_platform.release.profile_numbers import profile_numbers
 from gram_platform.store import Store
 from gram_platform.studies.drive import refresh_site
 from tests.pages.site.pages import parse_page, require_links_lead_somewhere
 from tests.pages.site.planted import HOSTILE, every_state
+from tests.study_frames import analysed
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +53,12 @@ def test_a_study_has_its_main_result_how_much_is_done_and_its_verdicts(planted_r
     assert len(cards) == 4
     scaling, holes = cards["Scaling <of> sizes"], cards["Stories with holes"]
     assert scaling.question == "Does it hold?"
-    values = re.findall(r"(core|retain|forget) ([\d.]+)", scaling.card.headline)
-    planted = {"core": 0.95, "retain": 0.95, "forget": 0.75}
-    assert {name: float(value) for name, value in values} == pytest.approx(planted, abs=0.05)
     assert "core+lisp" in scaling.card.headline
+    report = parse_page(planted_root / "studies/scaling/report.html")
+    # The same sentences.
+    assert set(scaling.card.headline.split("\n\n")) <= set(report.texts)
+    number = re.search(r"forgotten\? .* ([\d.]+) \u00b1 [\d.]+ above its", scaling.card.headline)
+    assert float(number[1]) == pytest.approx(0.2, abs=0.05)
     assert [one.card.state.split()[:3] for one in (scaling, holes)] == [
         ["36", "of", "36"],
         ["36", "of", "39"],
@@ -94,6 +97,15 @@ def test_a_figure_of_the_paper_leads_to_the_report_that_is_here(planted_root):
     assert rows["../studies/scaling/report.html"] == 2
     assert rows["../studies/stories/report.html"] == 4
     assert "../studies/titration/report.html" not in rows
+
+
+def test_an_interval_beyond_the_picture_ends_in_an_arrow():
+    rows = analysed().table.query("method == 'gram' and size == 'tiny' and profile == 'core'")
+    num_marks = draw_ratios(rows).count("translate")
+    longer = draw_ratios(rows.assign(core_low=-20.0, core_high=20.0))
+    assert longer.count("translate") == num_marks + 2
+    ends = re.findall(r"M([\d.]+),[\d.]+H([\d.]+)", longer)
+    assert max(float(right) for _, right in ends) == RIGHT
 
 
 def test_earlier_pages_are_linked_the_newest_first(storage_copy):

@@ -1,0 +1,142 @@
+"""Answers a study's question in sentences: one for each group of claims, with one error each."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pandas as pd
+
+from gram_platform.analysis.intervals import ENDS, Interval, widened
+from gram_platform.analysis.ratios import ELICITED
+from gram_platform.analysis.tables import CLASSES, labelled
+from gram_platform.methods.nodes import VARIANT
+from gram_platform.pages.figures.study import HIDDEN
+from gram_platform.pages.figures.style import method_style
+from gram_platform.pages.report.warning import unit_error
+from gram_platform.pages.results.record import Results
+from gram_platform.paper.claims import CLAIMS, IN_TEXTS, Claim
+from gram_platform.paper.verdicts import (
+    AGREE,
+    CANNOT_TELL,
+    DISAGREE,
+    NO_INTERVAL,
+    NOT_MEASURABLE,
+    UNIT_ERROR,
+    margin,
+)
+
+# By the class that a claim is about, the last of its sides in this order.
+QUESTIONS = {
+    "core": "Is core kept?",
+    "retain": "Is the retained domain kept?",
+    "forget": "Is the forgotten domain forgotten?",
+    ELICITED: "Does it stay forgotten under attack?",
+}
+ANSWERS = {AGREE: "Yes", DISAGREE: "No", CANNOT_TELL: "Cannot tell", "": "Not judged"}
+ANSWERS |= {NOT_MEASURABLE: "Not measurable here"}
+# The methods that the main numbers prefer.
+FIRST = ("gram", "filtering")
+
+
+def answer_study(study: Results) -> list[str]:
+    """Returns a sentence for each group of claims, or with the main ratios, after their place."""
+    main = headline_rows(study)
+    if main.empty:
+        return []
+    first, groups = main.iloc[0], {name: [] for name in CLASSES}
+    for claim, row in _claims_here(study, main):
+        name = max((claim.left.name, claim.right.name), key=CLASSES.index)
+        groups[name].append((row["verdict"], _compare(claim, row)))
+    sentences = []
+    for name, found in groups.items():
+        if found:
+            verdicts, facts = zip(*found, strict=True)
+            sentences.append(f"{QUESTIONS[name]} {_answer(verdicts)}: {'; '.join(facts)}.")
+    if not sentences:
+        ratios = {name: ratio_text(study, first, name) for name in CLASSES}
+        shown = ", ".join(f"{name} {text}" for name, text in ratios.items() if text)
+        sentences = [f"{method_style(first['method']).label}: {shown}."]
+    return [_place(study, main), *sentences]
+
+
+def _place(study: Results, main: pd.DataFrame) -> str:
+    first, varies = main.iloc[0], study.record.varies.replace("_", " ")
+    seeds = zip(labelled(main)["method"], main["num_seeds"], strict=True)
+    named = " and ".join(f"{label} ({n} seed{'s' * (n != 1)})" for label, n in seeds)
+    at = f"{named} at {first['size']}, profile {first['profile']}"
+    at += f", {varies} {first[VARIANT]}" * bool(varies)
+    is_known = not math.isnan(unit_error(study.record, first["size"], "core").ratio)
+    errors = "with every error" if is_known else "over seeds alone"
+    return f"{at}. Each \u00b1 is a 90% interval {errors}."
+
+
+def _claims_here(study: Results, main: pd.DataFrame) -> Iterator[tuple[Claim, Mapping]]:
+    """Yields claims that compare methods or classes, not sizes or variants, where `main` is."""
+    first, methods = main.iloc[0], set(main["method"])
+    named = {claim.text: claim for claim in CLAIMS.get(study.record.compare_with, ())}
+    for row in study.claims.to_dict("records"):
+        claim = named.get(row["claim"])
+        here = all(row.get(name) in (None, "", first[name]) for name in ("size", VARIANT))
+        if claim and here and len({(side.size, side.variant) for side in claim.terms}) == 1:
+            compared = {side.method for side in claim.terms}
+            if first["method"] in compared <= methods and not claim.left.less:
+                yield claim, row
+
+
+def _answer(verdicts: tuple[str, ...]) -> str:
+    found = {"" if verdict.endswith(NO_INTERVAL) else verdict for verdict in verdicts}
+    if len(found) == 1:
+        return ANSWERS[found.pop()]
+    return "In part" if AGREE in found else ANSWERS[DISAGREE if DISAGREE in found else CANNOT_TELL]
+
+
+def _compare(claim: Claim, row: Mapping[str, Any]) -> str:
+    left, right = claim.left, claim.right
+    names = [IN_TEXTS.get(side.name, side.name) for side in (left, right)]
+    whose = [f"{method_style(side.method).label}'s" for side in (left, right)]
+    other = whose[1] if left.name == right.name else f"its {names[1]}"
+    interval = Interval(row["difference"], row["low"], row["high"])
+    number = error_text(interval, row[UNIT_ERROR]).removeprefix("-")
+    way = "above" if interval.mean >= 0.0 else "below"
+    allowed = margin(claim.within)
+    limit = f" (margin {allowed:.2f})" * math.isfinite(allowed)
+    return f"{whose[0]} {names[0]} is {number} {way} {other}{limit}"
+
+
+def ratio_text(study: Results, row: Mapping[str, Any], name: str) -> str:
+    interval = Interval(*(row[name + end] for end in ENDS))
+    return error_text(interval, unit_error(study.record, row["size"], name).ratio)
+
+
+def error_text(interval: Interval, unit: float) -> str:
+    """Writes a mean, with the error of seeds and unit if it has an interval; "" for NaN."""
+    if math.isnan(interval.mean):
+        return ""
+    if math.isnan(interval.low):
+        return f"{interval.mean:.2f}"
+    wide = widened(interval, unit)
+    return f"{wide.mean:.2f} \u00b1 {(wide.high - wide.low) / 2.0:.2f}"
+
+
+def headline_rows(study: Results) -> pd.DataFrame:
+    """Selects the rows of the two main methods at the shown profile, one size and variant.
+
+    Places with numbers of both methods and their intervals come first, then the largest size, then
+    the last variant.
+    """
+    table = study.table if VARIANT in study.table else study.table.assign(**{VARIANT: ""})
+    methods = [method for method in dict.fromkeys(table["method"]) if method not in HIDDEN]
+    methods = list(dict.fromkeys([*(m for m in FIRST if m in methods), *methods]))[:2]
+    variants = list(dict.fromkeys(table[VARIANT]))
+    rows = table[(table["profile"] == study.shown_profile) & table["method"].isin(methods)]
+    rows = rows[rows[list(CLASSES)].notna().any(axis="columns")]
+    places = dict(iter(rows.groupby(["size", VARIANT], sort=False)))
+
+    def rank(place: tuple[str, str]) -> tuple:
+        here, (size, variant) = places[place], place
+        num_sure = here[[f"{name}_low" for name in CLASSES]].notna().any(axis="columns").sum()
+        num_parameters = study.record.parameters.get(size, 0)
+        return len(here), num_sure, num_parameters, variants.index(variant)
+
+    rows = places[max(places, key=rank)] if places else rows
+    return rows.sort_values("method", key=lambda names: names.map(methods.index), kind="stable")
