@@ -385,4 +385,4 @@ def test_an_unwritable_place_is_an_error_before_any_fit(
     with pytest.raises(SystemExit) as stop:
         main(["replicate", *folder, "--out", "/proc/pages"])
     assert stop.value.code == 2
-    assert "out='/proc/pages': " in capsys.readouterr().err
+    assert "--out /proc/pages: " in capsys.readouterr().err

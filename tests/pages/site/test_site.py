@@ -213,7 +213,7 @@ def test_gram_report_without_a_study_writes_the_index(storage_copy, capsys):
             ]
         )
     assert ended.value.code == 2
-    assert "out=" in capsys.readouterr().err
+    assert "--out " in capsys.readouterr().err
 
 
 def test_a_submission_says_where_the_site_is_or_why_it_has_none(tmp_path):
