@@ -80,7 +80,8 @@ class InvalidField(ValueError):
         if self.place or self.field not in flags:
             return str(self)
         flag, value = f"--{self.field.replace('_', '-')}", self.value
-        if value is None or value is False or value in ("", ()):
+        is_empty = value is None or value is False or value in ("", ())
+        if is_empty and not self.expected.startswith("no value"):
             return masked(f"{flag}: not given; expected {self.expected}")
         texts = map(str, value) if isinstance(value, tuple | list) else [str(value)]
         return masked(f"{flag} {shlex.join(texts)[:LONGEST_SHOWN]}: expected {self.expected}")

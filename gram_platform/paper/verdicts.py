@@ -74,8 +74,10 @@ COUNTED = {AGREE: "confirmed here", DISAGREE: "contradicted", CANNOT_TELL: "unde
 COUNTED[NOT_MEASURABLE] = NOT_MEASURABLE
 SAID_OF_NONE = (COUNTED[AGREE], COUNTED[DISAGREE])
 VERDICTS = (*ALWAYS_COUNTED, NOT_MEASURABLE, AGREE + NO_INTERVAL, DISAGREE + NO_INTERVAL)
-PLAIN = {AGREE: "yes", DISAGREE: "no"}
-PLAIN |= {verdict + NO_INTERVAL: f"{word}, without interval" for verdict, word in PLAIN.items()}
+IN_WORDS = {AGREE: "yes", DISAGREE: "no"}
+IN_WORDS |= {
+    verdict + NO_INTERVAL: f"{word}, without interval" for verdict, word in IN_WORDS.items()
+}
 # A preset whose models judge nothing, and its text in place of verdicts.
 UNJUDGED_PRESET = "smoke"
 TOO_LITTLE = (
@@ -461,7 +463,7 @@ def with_published(claims: pd.DataFrame, study: str) -> pd.DataFrame:
     theirs = published_verdicts(study)
     keys = list(zip(claims["claim"], claims["size"], claims[VARIANT], strict=True))
     words = [_published_words(theirs, *key) for key in keys]
-    plain = theirs.replace({"verdict": PLAIN})
+    plain = theirs.replace({"verdict": IN_WORDS})
     said = [_published_words(plain, *key, short_text) for key in keys]
     paper = claims["paper"].astype(float).where([not text for text in words])
     found = {"published": words, SAID: said}

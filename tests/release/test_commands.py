@@ -175,7 +175,8 @@ def test_bad_input(arguments, field, setting, execution, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         gram(*(words.get(word, word) for word in arguments), "--storage", execution.storage)
     assert ended.value.code == 2
-    assert f"error: {field}" in capsys.readouterr().err
+    text = capsys.readouterr().err
+    assert f"error: {field}" in text or f"error: --{field.replace('_', '-')}" in text
     assert not (tmp_path / "out").exists()
 
 

@@ -80,7 +80,7 @@ def test_above_the_limit_nothing_starts_and_nobody_is_asked(name, storage, capsy
     start, *what, arguments = SUBMISSIONS[name]
     code, printed = ending(capsys, start, *what, [*arguments, "--confirm-above", "0"])
     assert code == 2
-    assert "yes=False" in printed
+    assert "--yes: " in printed
     assert not (storage / "data").exists()
     (line,) = re.findall("^predicted: .*$", printed, re.M)
     code, described = ending(capsys, start, *what, [*arguments, "--dry-run"])

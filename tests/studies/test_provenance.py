@@ -19,8 +19,8 @@ def test_record_report_and_every_run_in_mlflow_name_the_code(finished_study):
     assert 0.0 < row["node_hours"] < 1.0
     assert {"Python", "torch", "ray", "mlflow"} <= row["versions"].keys()
     report = (finished_study / "studies/scaling/report.html").read_text()
-    assert row["started"] in report.split("<main")[0]
-    assert str(code) in report.split("<main")[0]
+    assert row["started"] in report
+    assert str(code) in report
     runs = Tracker(f"sqlite:///{finished_study}/mlflow.db").runs().values()
     assert len(runs) == 12
     assert {run.data.tags[CODE] for run in runs} == {str(code)}

@@ -293,9 +293,9 @@ def test_what_cannot_be_served_is_refused_at_once(tmp_path, capsys):
     policy = tmp_path / "policy.toml"
     policy.write_text(POLICY)
     where = ("--storage", str(tmp_path), "--policy", str(policy))
-    assert "policy=" in refused(capsys, "serve", "abc", *where)  # nobody has a token yet
+    assert "--policy" in refused(capsys, "serve", "abc", *where)  # nobody has a token yet
     assert "gone" in refused(capsys, "serve", "abc", *where[:3], str(tmp_path / "gone"))
-    assert "port=70000" in refused(capsys, "serve", "abc", *where, "--port", "70000")
+    assert "--port 70000" in refused(capsys, "serve", "abc", *where, "--port", "70000")
     assert "num_rows=0" in refused(capsys, "serve", "abc", *where, "--rows", "0")
     both = ("--policy", str(policy), "--profiles", "open", "lisp")
     assert "default=''" in refused(capsys, "token", "zoe", *both)
