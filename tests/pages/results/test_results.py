@@ -274,7 +274,7 @@ def test_report_and_record(study):
     stored = load_record(store, "stories")
     assert replace(stored, card=record.card) == record
     assert stored.card.verdicts == Counter(results.claims["verdict"])
-    assert stored.card.headline.startswith("GRAM (1 seed) and MaxEnt (1 seed) at 26M, profile core.")
+    assert stored.card.headline.startswith("GRAM (1 seed) and MaxEnt (1 seed) at 26M, ")
     # A single seed judges nothing.
     answers = stored.card.headline.split("\n\n")[1:]
     assert answers
