@@ -15,7 +15,7 @@ from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.tables import CLASSES, NUM_DOMAINS, StudyLosses, analyse
 from gram_platform.analysis.trends import fall_weights
 from gram_platform.pages.index import Shown
-from gram_platform.pages.report.build import headline_sections
+from gram_platform.pages.report.answers import answer_study, headline_rows
 from gram_platform.pages.report.claims import claim_sections, claims_matrix, readable_claims
 from gram_platform.pages.results.record import Card
 from gram_platform.pages.results.results import count_verdicts, summary_text
@@ -412,10 +412,12 @@ def test_pages_show_claims_at_the_profile_of_the_tiles():
         dict(zip(table["size"], table["retain"] - table["forget"], strict=True))
     )
     whole = dataclasses.replace(study, claims=claims)
-    assert f"profile {profile}: compute ratios" in headline_sections(whole)[0].text
+    assert f"profile {profile}." in answer_study(whole)[0]
+    assert set(headline_rows(whole)["profile"]) == {profile}
     matrix, differences = claim_sections(whole)
-    assert set(matrix.table["profile"]) == {profile} == set(differences.table["profile"])
-    assert "profile beside" in matrix.markup
+    assert matrix.text == f"Profile {profile}."
+    assert set(differences.table["profile"]) == {profile}
+    assert "profile was fixed before" in matrix.markup
     assert profile in summary_text(study.record, whole).partition("the paper's claims")[2]
 
 
@@ -440,8 +442,9 @@ def test_a_study_without_claims_is_judged_on_the_mean_and_says_so():
     study = study_of(analysis, curves(), pd.DataFrame({"id": []}), profile="core+biology")
     claims = judged_claims(study.record, analysis)
     assert set(claims["profile"]) == {"mean"}
-    for section in claim_sections(dataclasses.replace(study, claims=claims)):
-        assert set(section.table["profile"]) == {"mean"}
+    matrix, differences = claim_sections(dataclasses.replace(study, claims=claims))
+    assert matrix.text == "Profile mean."
+    assert set(differences.table["profile"]) == {"mean"}
 
 
 def test_one_size_is_not_compared_with_itself():

@@ -129,7 +129,8 @@ def test_a_ratio_has_an_axis_of_its_means_and_long_intervals_end_in_arrows(analy
     of_domains = profile_bars_figure(domains.assign(low=-20.0, high=22.0), "gram", "tiny")
     for figure in (bars, lines, of_domains):
         assert figure.layout.yaxis.range == (0.0, 1.2)
-        arrows = [t for t in figure.data if str(t.marker.symbol).startswith("triangle-")]
+        points = [t for t in figure.data if t.type == "scatter"]
+        arrows = [t for t in points if str(t.marker.symbol).startswith("triangle-")]
         ends = {
             (y, text.rpartition(" ")[2])
             for t in arrows

@@ -122,7 +122,7 @@ def test_a_study_without_any_reference_says_why(tmp_path, name, what):
     lacking = "size 50M" if what == "others" else "size 50M, domain core"
     assert any(lacking in reason for reason in study.analysis.missing["what"])
     assert summary_text(study.record, study).startswith("no table:\n")
-    assert any(section.title == "Missing" for section in report_sections(study))
+    assert any(section.title == "Missing" for section in report_sections(study)[1])
 
 
 @pytest.mark.parametrize("is_own", [False, True])
@@ -344,7 +344,8 @@ def test_the_documented_commands_write_what_the_page_says(tmp_path, capsys, monk
     (scaling,) = [
         one for one in read_shown(Store(tmp_path / "pages"))[0] if "scaling" in one.report
     ]
-    assert scaling.card.headline.startswith("GRAM: core 0.90, retain 0.95, forget 0.60")
+    assert scaling.card.headline.startswith("GRAM (3 seeds) at 50M, profile core+virology.")
+    assert "Yes: GRAM's retain is 0.35 \u00b1 0.00 above its forget." in scaling.card.headline
     assert scaling.verdicts
     table = pd.read_csv(tmp_path / "pages" / "studies" / "scaling" / "table.csv")
     gram = table.query("method == 'gram' and profile == 'core+virology'").iloc[0]

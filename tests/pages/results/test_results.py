@@ -268,11 +268,17 @@ def test_report_and_record(study):
     store, record, _ = study
     results = read_results(record, store)
     paths = LOSSES_PRESENTATION.write(record, store, results, {}, None)
-    assert {"Claims", "Cost", "Attacks"} <= {section.title for section in report_sections(results)}
+    lead, others = report_sections(results)
+    assert "At a glance" in {section.title for section in lead}
+    assert {"Claims", "Cost", "Attacks"} <= {section.title for section in others}
     stored = load_record(store, "stories")
     assert replace(stored, card=record.card) == record
     assert stored.card.verdicts == Counter(results.claims["verdict"])
-    assert stored.card.headline.startswith("GRAM: core 0.")
+    assert stored.card.headline.startswith("GRAM (1 seed) and MaxEnt (1 seed) at 26M, ")
+    # A single seed judges nothing.
+    answers = stored.card.headline.split("\n\n")[1:]
+    assert answers
+    assert all("? Not judged: GRAM's " in answer for answer in answers)
     assert read_csv(paths["claims.csv"])["verdict"].tolist() == results.claims["verdict"].tolist()
     text = summary_text(record, results)
     assert "paper" in text

@@ -57,8 +57,9 @@ def test_a_study_has_its_main_result_how_much_is_done_and_its_verdicts(planted_r
     report = parse_page(planted_root / "studies/scaling/report.html")
     # The same sentences.
     assert set(scaling.card.headline.split("\n\n")) <= set(report.texts)
-    number = re.search(r"forgotten\? .* ([\d.]+) \u00b1 [\d.]+ above its", scaling.card.headline)
-    assert float(number[1]) == pytest.approx(0.2, abs=0.05)
+    values = re.findall(r"(core|retain|forget) (\d\.\d+)", scaling.card.headline)
+    planted = {"core": 0.95, "retain": 0.95, "forget": 0.75}
+    assert {name: float(value) for name, value in values} == pytest.approx(planted, abs=0.05)
     assert [one.card.state.split()[:3] for one in (scaling, holes)] == [
         ["36", "of", "36"],
         ["36", "of", "39"],
@@ -93,9 +94,9 @@ def test_a_figure_of_the_paper_leads_to_the_report_that_is_here(planted_root):
     assert {"Figure 7", "gram run scaling --preset demo"} <= set(page.texts)
     links = [attributes["href"] for tag, attributes in page.tags if tag == "a"]
     rows = Counter(link for link in links if link.endswith("report.html"))
-    # In its card, and in the table for each of its figures.
-    assert rows["../studies/scaling/report.html"] == 2
-    assert rows["../studies/stories/report.html"] == 4
+    # Twice in its card, and in the table for each of its figures.
+    assert rows["../studies/scaling/report.html"] == 2 + 1
+    assert rows["../studies/stories/report.html"] == 2 + 3
     assert "../studies/titration/report.html" not in rows
 
 
@@ -126,20 +127,24 @@ def test_earlier_pages_are_linked_the_newest_first(storage_copy):
 def test_stored_text_is_text_in_the_site(storage_copy):
     """Titles, questions, results and states are the words of whoever writes the storage."""
     index = storage_copy / "site" / "index.html"
-    tags = Counter(tag for tag, _ in parse_page(index).tags)
+    tags, num_answers = Counter(tag for tag, _ in parse_page(index).tags), 0
     for file in (
         storage_copy / "studies/scaling/study.json",
         storage_copy / "studies/maxent_search/search.json",
     ):
         record = json.loads(file.read_text())
-        card = {**record["card"], "headline": f"headline{HOSTILE}", "state": f"state{HOSTILE}"}
+        # As many paragraphs as before.
+        answers = [f"headline{HOSTILE}" for _ in record["card"]["headline"].split("\n\n")]
+        num_answers += len(answers)
+        card = {**record["card"], "headline": "\n\n".join(answers), "state": f"state{HOSTILE}"}
         texts = {name: name + HOSTILE for name in ("title", "question")}
         file.write_text(json.dumps({**record, **texts, "card": card}))
     rebuilt(storage_copy)
     page = parse_page(index)
     assert Counter(tag for tag, _ in page.tags) == tags
-    for name in ("title", "question", "headline", "state"):
-        assert sum(name + HOSTILE in text for text in page.texts) == 2, name
+    assert num_answers == 3
+    for name, number in {"title": 2, "question": 2, "state": 2, "headline": num_answers}.items():
+        assert sum(name + HOSTILE in text for text in page.texts) == number, name
     require_links_lead_somewhere(index.parent)
 
 
