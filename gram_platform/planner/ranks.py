@@ -185,7 +185,9 @@ class StudyWork:
             if self.ranks.wanted(group.size) == AUTO:
                 hours[group.size] += self._hours[node_id]
         kept = [
-            (i, n) for i, n in begun.items() if i in self._runs and self._runs[i][0].size in hours
+            (node_id, begun[node_id])
+            for node_id, (group, run) in self._runs.items()
+            if group.size in hours and begun.get(node_id) in _divisors(run)
         ]
         ranks = replace(self.ranks, of_run=(*self.ranks.of_run, *kept))
         possible = {size: self._possible(size, num_slots) for size in hours}

@@ -127,7 +127,9 @@ def with_ranks(plan: Plan, store: Store, is_dry: bool = False) -> tuple[Plan, in
     `Plan.with_ranks`.
     """
     open_sizes = {size for part in plan.studies for size in part.open_sizes}
-    runs = [node.id for node in plan.nodes if node.is_run and node.size in open_sizes]
+    left = work_left(plan.studies, ended_of(plan.studies, store, plan.retry_failed))
+    ids = {node_id for one in left for node_id in one.ids}
+    runs = [n.id for n in plan.nodes if n.is_run and n.id in ids and n.size in open_sizes]
     if not (is_dry or runs):
         return plan.with_ranks(0, {}), 0
     num_slots = plan.num_slots or _slots_there(plan, is_dry)
