@@ -48,7 +48,7 @@ def _divisors(run: RunConfig) -> list[int]:
 
 @dataclass(frozen=True)
 class Ranks:
-    """How many ranks each run of a study gets; AUTO is by memory until `choose_ranks`."""
+    """How many ranks each run of a study gets; AUTO is by memory until `StudyWork.choose`."""
 
     number: int = 1
     # Overrides `number` for single sizes.
