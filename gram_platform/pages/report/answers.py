@@ -65,6 +65,8 @@ def _place(study: Results, main: pd.DataFrame) -> str:
     named = " and ".join(f"{label} ({n} seed{'s' * (n != 1)})" for label, n in seeds)
     at = f"{named} at {first['size']}, profile {first['profile']}"
     at += f", {varies} {first[VARIANT]}" * bool(varies)
+    if main[[f"{name}_low" for name in CLASSES]].isna().all(axis=None):
+        return f"{at}."
     is_known = not math.isnan(unit_error(study.record, first["size"], "core").ratio)
     errors = "with every error" if is_known else "over seeds alone"
     return f"{at}. Each \u00b1 is a 90% interval {errors}."
