@@ -18,7 +18,7 @@ import pandas as pd
 
 from gram_platform.analysis.compute_ratio import LearningCurve, compute_ratio, fit_learning_curve
 from gram_platform.config import CORE, core_first
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import differing_fields, invalid
 from gram_platform.methods import method_key, seed_key, size_key
 from gram_platform.methods.nodes import BASELINE
 
@@ -134,7 +134,7 @@ def _reference(domain: str, finals: pd.Series, points: pd.DataFrame) -> Referenc
     mine = points[(points["domain"] == domain) & points["seed"].isin(finals.index)]
     if mine.empty:
         raise ValueError("it has no points")
-    curve = _fitted(tuple(mine["step"].astype(float)), tuple(mine["loss"].astype(float)))
+    curve = _fit(mine)
     reference = Reference(curve, tuple(float(loss) for loss in finals))
     # This raises if there are no ratios.
     compute_ratio(curve, reference.baseline_losses[0], reference.baseline_losses)
@@ -143,6 +143,30 @@ def _reference(domain: str, finals: pd.Series, points: pd.DataFrame) -> Referenc
 
 # Variants, points of a sweep and pages of a study share a curve's fit.
 _fitted = lru_cache(maxsize=1024)(fit_learning_curve)
+
+
+def _fit(points: pd.DataFrame) -> LearningCurve:
+    return _fitted(tuple(points["step"].astype(float)), tuple(points["loss"].astype(float)))
+
+
+def fit_pooled_curve(
+    curves: pd.DataFrame, configs: Mapping[str, Mapping], domain: str = CORE
+) -> LearningCurve:
+    """Fits the learning curve of a domain to all points of runs that differ only in the seed.
+
+    `curves` are as `load_curves` returns them, `configs` as `load_configs`. ValueError naming the
+    other fields in which the configs of these runs differ, for a run without points of the domain,
+    and as `fit_learning_curve`.
+    """
+    fields = differing_fields(configs.values())
+    fields.pop("seed", None)
+    if fields:
+        raise invalid("configs", fields, "configs that differ only in the seed")
+    points = curves[(curves["domain"] == domain) & curves["run_id"].isin(configs)]
+    if lacking := configs.keys() - set(points["run_id"]):
+        allowed = f"points of {domain} for run {', '.join(sorted(lacking))}"
+        raise invalid("curves", sorted(set(curves["domain"])), allowed)
+    return _fit(points)
 
 
 def fits_frame(references: dict) -> pd.DataFrame:

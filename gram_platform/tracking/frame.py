@@ -16,6 +16,8 @@ has a result, sorted by kind and id. Texts are "" and numbers (float64) NaN wher
 - `task/<task>/<metric>`: of scores on tasks of the LM Evaluation Harness.
 """
 
+import io
+import os
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
@@ -23,8 +25,10 @@ import pandas as pd
 from mlflow.entities import Run
 
 from gram_platform.config import State
+from gram_platform.config.identity import flatten, require_choice
 from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.checkpoints import VALIDATION
+from gram_platform.store.root import StudyEntries
 from gram_platform.store.runs import SIZES, TIMES
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking import entry as content
@@ -39,21 +43,46 @@ TAGS = ("method", "size", "seed", "profile", "retained")
 TEXT_COLUMNS = ("kind", "id", "run_id", "view_id", "status")
 CURVE_COLUMNS = ("run_id", "step", "domain", "loss")
 
+Storage = str | os.PathLike | Store
 MlflowRuns = Mapping[tuple[str, str], Run]
 
 
-def load_runs(tracking_uri: str, **tags: str | Iterable[str]) -> pd.DataFrame:
-    """Reads the frame from MLflow, only rows with the given tag values.
+def load_runs(tracking_uri: str, study: str = "", **tags: str | Iterable[str]) -> pd.DataFrame:
+    """Reads the frame from MLflow: rows of a `study` (default: of all) with the given tag values.
 
-    TrackingUnavailable if it cannot be read.
+    A study may share nodes with others. It has the nodes of its last report, a search has the runs
+    of its trials. ValueError for another name, TrackingUnavailable if MLflow cannot be read.
     """
-    return _mlflow_frame(Tracker(tracking_uri).runs(), tags)
+    tracker = Tracker(tracking_uri)
+    return _mlflow_frame(tracker.study_nodes(study) if study else tracker.runs(), tags)
 
 
-def load_store(storage: str | Store, **tags: str | Iterable[str]) -> pd.DataFrame:
-    """Reads the frame from the storage, only rows with the given tag values."""
-    store = storage if isinstance(storage, Store) else Store(storage)
-    return _store_frame(store, store.nodes(), tags)
+def load_store(storage: Storage, study: str = "", **tags: str | Iterable[str]) -> pd.DataFrame:
+    """Reads the same frame from the storage; a study has the nodes of its last submission."""
+    store = _open_store(storage)
+    ids = _study_ids(store, study) if study else ()
+    nodes = [node for node in store.nodes() if not study or node.node_id in ids]
+    return _store_frame(store, nodes, tags)
+
+
+def _study_ids(store: Store, study: str) -> set[str]:
+    require_choice("study", study, store.list_studies())
+    folder = store.study_dir(study)
+    if (record := folder.read_json("study.json", StudyEntries)) is not None:
+        return {entry["id"] for entry in record["entries"]}
+    if not folder.exists("trials.csv"):
+        return set()
+    trials = pd.read_csv(io.BytesIO(folder.read("trials.csv")), dtype="str", keep_default_na=False)
+    return {run_id for runs in trials["runs"] for run_id in runs.split()}
+
+
+def load_configs(storage: Storage, run_ids: Iterable[str]) -> dict[str, dict[str, object]]:
+    """Reads the configs of runs: {run id: {dotted name of a field: value}}.
+
+    ValueError for a run that the storage lacks, and for a damaged config.
+    """
+    store = _open_store(storage)
+    return {run_id: flatten(store.run(run_id).config()) for run_id in run_ids}
 
 
 def load_curves(tracking_uri: str, run_ids: Iterable[str] | None = None) -> pd.DataFrame:
@@ -65,10 +94,9 @@ def load_curves(tracking_uri: str, run_ids: Iterable[str] | None = None) -> pd.D
     return _mlflow_curves(tracker.runs(), tracker, run_ids)
 
 
-def load_store_curves(storage: str | Store, run_ids: Iterable[str] | None = None) -> pd.DataFrame:
+def load_store_curves(storage: Storage, run_ids: Iterable[str] | None = None) -> pd.DataFrame:
     """Reads the same curves from the storage."""
-    store = storage if isinstance(storage, Store) else Store(storage)
-    wanted = None if run_ids is None else set(run_ids)
+    store, wanted = _open_store(storage), None if run_ids is None else set(run_ids)
     return _curves(
         (run_id, record["step"], name.removeprefix(VALIDATION), float(loss))
         for run_id in store.list_runs()
@@ -77,6 +105,10 @@ def load_store_curves(storage: str | Store, run_ids: Iterable[str] | None = None
         for name, loss in record["metrics"].items()
         if name.startswith(VALIDATION)
     )
+
+
+def _open_store(storage: Storage) -> Store:
+    return storage if isinstance(storage, Store) else Store(storage)
 
 
 class Frames(NamedTuple):
