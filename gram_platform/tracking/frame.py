@@ -17,7 +17,6 @@ has a result, sorted by kind and id. Texts are "" and numbers (float64) NaN wher
 """
 
 import io
-import os
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
@@ -43,22 +42,21 @@ TAGS = ("method", "size", "seed", "profile", "retained")
 TEXT_COLUMNS = ("kind", "id", "run_id", "view_id", "status")
 CURVE_COLUMNS = ("run_id", "step", "domain", "loss")
 
-Storage = str | os.PathLike | Store
 MlflowRuns = Mapping[tuple[str, str], Run]
 
 
 def load_runs(tracking_uri: str, study: str = "", **tags: str | Iterable[str]) -> pd.DataFrame:
-    """Reads the frame from MLflow: rows of a `study` (default: of all) with the given tag values.
+    """Reads the frame from MLflow: the nodes of a `study` (default: all) with these tag values.
 
-    A study may share nodes with others. It has the nodes of its last report, a search has the runs
-    of its trials. ValueError for another name, TrackingUnavailable if MLflow cannot be read.
+    Studies share nodes. A search has the runs of its trials. ValueError for an unknown study,
+    TrackingUnavailable if MLflow cannot be read.
     """
     tracker = Tracker(tracking_uri)
     return _mlflow_frame(tracker.study_nodes(study) if study else tracker.runs(), tags)
 
 
-def load_store(storage: Storage, study: str = "", **tags: str | Iterable[str]) -> pd.DataFrame:
-    """Reads the same frame from the storage; a study has the nodes of its last submission."""
+def load_store(storage: str | Store, study: str = "", **tags: str | Iterable[str]) -> pd.DataFrame:
+    """Reads the same frame from the storage."""
     store = _open_store(storage)
     ids = _study_ids(store, study) if study else ()
     nodes = [node for node in store.nodes() if not study or node.node_id in ids]
@@ -76,7 +74,7 @@ def _study_ids(store: Store, study: str) -> set[str]:
     return {run_id for runs in trials["runs"] for run_id in runs.split()}
 
 
-def load_configs(storage: Storage, run_ids: Iterable[str]) -> dict[str, dict[str, object]]:
+def load_configs(storage: str | Store, run_ids: Iterable[str]) -> dict[str, dict[str, object]]:
     """Reads the configs of runs: {run id: {dotted name of a field: value}}.
 
     ValueError for a run that the storage lacks, and for a damaged config.
@@ -94,7 +92,7 @@ def load_curves(tracking_uri: str, run_ids: Iterable[str] | None = None) -> pd.D
     return _mlflow_curves(tracker.runs(), tracker, run_ids)
 
 
-def load_store_curves(storage: Storage, run_ids: Iterable[str] | None = None) -> pd.DataFrame:
+def load_store_curves(storage: str | Store, run_ids: Iterable[str] | None = None) -> pd.DataFrame:
     """Reads the same curves from the storage."""
     store, wanted = _open_store(storage), None if run_ids is None else set(run_ids)
     return _curves(
@@ -107,7 +105,7 @@ def load_store_curves(storage: Storage, run_ids: Iterable[str] | None = None) ->
     )
 
 
-def _open_store(storage: Storage) -> Store:
+def _open_store(storage: str | Store) -> Store:
     return storage if isinstance(storage, Store) else Store(storage)
 
 
@@ -158,11 +156,11 @@ def _store_frame(
     tags: Mapping[str, str | Iterable[str]],
 ) -> pd.DataFrame:
     entries = store.concurrently(content.node_entry, nodes)
-    return _frame([entry_row(entry) for entry in entries if entry is not None], tags)
+    return _frame([_entry_row(entry) for entry in entries if entry is not None], tags)
 
 
 def _mlflow_frame(runs: MlflowRuns, tags: Mapping[str, str | Iterable[str]]) -> pd.DataFrame:
-    return _frame([mlflow_row(kind, node_id, run) for (kind, node_id), run in runs.items()], tags)
+    return _frame([_mlflow_row(kind, node_id, run) for (kind, node_id), run in runs.items()], tags)
 
 
 def _frame(rows: list[dict], tags: Mapping[str, str | Iterable[str]]) -> pd.DataFrame:
@@ -186,12 +184,11 @@ def _mlflow_curves(
 ) -> pd.DataFrame:
     wanted = None if run_ids is None else set(run_ids)
     return _curves(
-        (run_id, step, domain, loss)
+        (run_id, step, unescape(key).removeprefix(content.LOSS), loss)
         for (kind, run_id), run in runs.items()
-        if kind == "run" and (wanted is None or run_id in wanted) and has_eval_points(run)
+        if kind == "run" and (wanted is None or run_id in wanted) and _has_eval_points(run)
         for key in run.data.metrics
         if key.startswith(content.LOSS)
-        for domain in (unescape(key).removeprefix(content.LOSS),)
         for step, loss in _points(tracker, run, key)
     )
 
@@ -212,53 +209,39 @@ def _curves(rows: Iterable[tuple[str, int, str, float]]) -> pd.DataFrame:
 # ---------------------------------------------------------------------------------------- a row
 
 
-def entry_row(entry: NodeEntry) -> dict:
+def _entry_row(entry: NodeEntry) -> dict:
     return _row(entry.kind, entry.node_id, entry.tags, entry.result_metrics, entry.num_steps)
 
 
-def mlflow_row(kind: str, node_id: str, run: Run) -> dict:
-    """Returns the row of a node of MLflow.
-
-    Without a result its metrics are the curves' points so far.
-    """
+def _mlflow_row(kind: str, node_id: str, run: Run) -> dict:
+    """Returns the row of a node of MLflow, whose metrics are points of curves before its result."""
     has_result = run.data.tags.get(content.STATUS) == State.COMPLETE
-    has_losses = kind != "run" or has_eval_points(run)
-    shown = {column(key): value for key, value in run.data.metrics.items()} if has_result else {}
+    left_out = () if kind != "run" or _has_eval_points(run) else content.LOSS
     metrics = {
-        name: value
-        for name, value in shown.items()
-        if has_losses or not name.startswith(content.LOSS)
+        content.AT_END.get(key) or unescape(key): value
+        for key, value in (run.data.metrics.items() if has_result else ())
+        if not unescape(key).startswith(left_out)
     }
     metrics = (content.last_as_best(metrics) if kind == "run" else {}) | metrics
     return _row(kind, node_id, run.data.tags, metrics, number_of(run.data.params, "num_steps"))
 
 
-def has_eval_points(run: Run) -> bool:
+def _has_eval_points(run: Run) -> bool:
     """Returns whether the losses of MLflow's run are of evaluation points, not of progress."""
     return number_of(run.data.params, content.NUM_EVAL_POINTS) != 0
 
 
-def column(key: str) -> str:
-    return content.AT_END.get(key) or unescape(key)
+def _is_number(name: str) -> bool:
+    return name in NUMBER_COLUMNS or name.startswith(MEASURED)
 
 
 def _row(kind: str, node_id: str, tags: Mapping, metrics: Mapping, num_steps: int | None) -> dict:
-    is_run = kind == "run"
-    study = {
-        in_utf8(name): in_utf8(value)
-        for name, value in study_of(tags).items()
-        if not name.startswith(MEASURED) and name not in NUMBER_COLUMNS
-    }
-    run_id = node_id if is_run else tags.get(content.VIEW_RUN, "")
-    numbers = {name: float(metrics[name]) for name in NUMBER_COLUMNS if name in metrics}
-    numbers |= {name: float(value) for name, value in metrics.items() if name.startswith(MEASURED)}
-    numbers |= {"num_steps": float(num_steps)} if is_run and num_steps is not None else {}
-    return {
-        **study,
-        **numbers,
-        "kind": kind,
-        "id": node_id,
-        "run_id": run_id,
-        "view_id": tags.get(content.VIEW_ID, ""),
-        "status": tags.get(content.STATUS, ""),
-    }
+    of_study = study_of(tags).items()
+    row = {in_utf8(name): in_utf8(value) for name, value in of_study if not _is_number(name)}
+    row |= {name: float(value) for name, value in metrics.items() if _is_number(name)}
+    row |= {"kind": kind, "id": node_id, "run_id": tags.get(content.VIEW_RUN, "")}
+    if kind == "run":
+        row["run_id"] = node_id
+        row |= {} if num_steps is None else {"num_steps": float(num_steps)}
+    texts = {"view_id": content.VIEW_ID, "status": content.STATUS}
+    return row | {name: tags.get(tag, "") for name, tag in texts.items()}

@@ -168,24 +168,20 @@ class Tracker:
         return {key: oldest for key, (oldest, *_) in self._copies().items()}
 
     def study_nodes(self, study: str) -> dict[tuple[str, str], Run]:
-        """Reads the nodes that the newest report of a study or search has, as `runs`.
-
-        ValueError naming the studies that MLflow has.
-        """
-        nodes, identities = self.runs(), {}
+        """Reads `runs` of a study or a search, as it was last logged; ValueError if it was not."""
+        nodes = self.runs()
         with self._connection.reaching():
-            for run in self._study_runs(f"tags.`{content.KIND}` = 'study'"):
-                tags = run.data.tags
-                identities.setdefault(tags.get(content.STUDY, ""), tags.get(content.STUDY_ID))
+            tags = [run.data.tags for run in self._study_runs("tags.`gram.kind` = 'study'")]
+        identities = {of.get(content.STUDY, ""): of.get(content.STUDY_ID) for of in tags}
         require_choice("study", study, identities)
-        tag = f"{content.STUDY}.{study}"
-        return {i: run for i, run in nodes.items() if run.data.tags.get(tag) == identities[study]}
+        wanted = f"{content.STUDY}.{study}", identities[study]
+        return {key: run for key, run in nodes.items() if wanted in run.data.tags.items()}
 
     def _study_runs(self, filter_string: str) -> list[Run]:
-        """Reads the MLflow runs of studies, the one that was written last first."""
+        """Reads the MLflow runs of studies, the one that was written last at the end."""
         runs = self._connection.search(filter_string)
         runs = [run for run in runs if run.data.tags.get(content.KIND) == "study"]
-        return sorted(runs, key=lambda run: run.info.end_time or 0, reverse=True)
+        return sorted(runs, key=lambda run: run.info.end_time or 0)
 
     def history(self, run: Run, key: str) -> list[tuple[int, float]]:
         """Reads (step, value) of a metric's points."""
@@ -250,7 +246,7 @@ class Tracker:
         if not is_safe_name(study):
             return None
         with self._connection.reaching():
-            runs = self._study_runs(f"tags.`{content.STUDY}` = '{study}'")
+            runs = reversed(self._study_runs(f"tags.`{content.STUDY}` = '{study}'"))
             read = (self._connection.read_artifact(run.info.run_id, file) for run in runs)
             return next((text for text in read if text is not None), None)
 
