@@ -110,14 +110,13 @@ def localize(
         names |= {"retained": ",".join(view.retained), "runs": view.run_id}
         for domain, losses in view.losses.items():
             kind = RETAIN if domain in view.retained else FORGET
-            kind = CONTROL if view.method == BASELINE else kind
-            measured = _measures(losses, reference.losses[domain])
-            rows.append({**names, "domain": domain, "class": kind, **measured})
+            kind = {"domain": domain, "class": CONTROL if view.method == BASELINE else kind}
+            rows.append(names | kind | _measure(losses, reference.losses[domain]))
     columns = [*TOKEN_ROW, "retained", "seed", *STATISTICS, "num_tokens", "runs", "curve"]
     return pd.DataFrame(rows, columns=columns)
 
 
-def _measures(losses: np.ndarray, reference: np.ndarray) -> dict:
+def _measure(losses: np.ndarray, reference: np.ndarray) -> dict:
     if losses.shape != reference.shape:
         allowed = f"the shape of the reference's tokens, {reference.shape}"
         raise invalid("losses", f"shape {losses.shape}", allowed)
@@ -142,39 +141,28 @@ def localization_tables(rows: pd.DataFrame, missing: Sequence[tuple] = ()) -> Lo
     of a method has no such row.
     """
     is_few = ~rows["retained"].str.contains(",") | (rows["class"] == CONTROL)
-    lacking, of_rows = {view[:3] for view in missing}, rows[VIEW[:3]]
-    is_whole = [key not in lacking for key in of_rows.itertuples(index=False, name=None)]
+    lacking = {view[:3] for view in missing}
+    is_whole = [key not in lacking for key in zip(*(rows[n] for n in VIEW[:3]), strict=True)]
     few = rows[is_few & np.array(is_whole, bool)]
-    keys = ["method", "size", "class", "seed"]
-    means = few.groupby(keys, sort=False).agg(
-        {**dict.fromkeys(STATISTICS, _mean), "num_tokens": "sum", "runs": run_names}
-    )
-    means = means.reset_index().assign(profile=MEAN, domain=MEAN)
+    how = dict.fromkeys(STATISTICS, lambda values: values.mean(skipna=False))
+    groups = few.groupby(["method", "size", "class", "seed"], sort=False, as_index=False)
+    means = groups.agg({**how, "num_tokens": "sum", "runs": run_names})
+    means = means.assign(profile=MEAN, domain=MEAN)
     columns = [*TOKEN_ROW, "seed", *STATISTICS, "num_tokens", "runs"]
     per_seed = _ordered(pd.concat([rows[columns], means], ignore_index=True))
-    notes = [
-        (f"{m} {size} {profile} seed {seed}", "its token losses are missing")
-        for m, size, seed, profile in missing
-    ]
-    lost = pd.DataFrame(notes, columns=["what", "why"])
+    what = [f"{m} {size} {profile} seed {seed}" for m, size, seed, profile in missing]
+    lost = pd.DataFrame({"what": what, "why": "its token losses are missing"}, dtype=object)
     return Localization(_summary(per_seed), per_seed, _curves(few), lost)
 
 
 def _curves(few: pd.DataFrame) -> pd.DataFrame:
-    keys, parts = ["method", "size", "class"], []
+    keys = ["method", "size", "class"]
+    parts = [pd.DataFrame(columns=[*keys, "tokens", "share", "runs"])]
     for key, group in few.groupby(keys, sort=False):
         share = np.mean(np.stack(list(group["curve"])), axis=0)
         points = {"tokens": TOKEN_SHARES, "share": share, "runs": run_names(group["runs"])}
         parts.append(pd.DataFrame({**dict(zip(keys, key, strict=True)), **points}))
-    return (
-        pd.concat(parts, ignore_index=True)
-        if parts
-        else pd.DataFrame(columns=[*keys, "tokens", "share", "runs"])
-    )
-
-
-def _mean(values: pd.Series) -> float:
-    return float(values.mean(skipna=False))
+    return pd.concat(parts[1:] or parts, ignore_index=True)
 
 
 def _summary(per_seed: pd.DataFrame) -> pd.DataFrame:
@@ -188,9 +176,7 @@ def _ordered(frame: pd.DataFrame) -> pd.DataFrame:
     sizes = list(dict.fromkeys(frame["size"]))
     ranks = [
         (method_key(m), sizes.index(s), profile_key(p), k, d)
-        for m, s, p, k, d in frame[[*TOKEN_ROW[:3], "class", "domain"]].itertuples(
-            index=False, name=None
-        )
+        for m, s, p, d, k in frame[TOKEN_ROW].itertuples(index=False, name=None)
     ]
     return frame.iloc[sorted(range(len(frame)), key=ranks.__getitem__)].reset_index(drop=True)
 

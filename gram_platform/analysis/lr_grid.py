@@ -20,7 +20,7 @@ from gram_platform.analysis.surface import (
     SAME_CELL,
     Fit,
     Optimum,
-    levelled,
+    subtract_levels,
 )
 from gram_platform.analysis.trials import STATE
 from gram_platform.config import State
@@ -53,7 +53,7 @@ def cells(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
     `num_seeds, num_diverged, num_failed`, `used` (by fits: a complete seed and none diverged),
     `runs`.
     """
-    frame = checked_trials(trials, may_repeat)
+    frame = check_trials(trials, may_repeat)
     frame["measured"] = frame["loss"].where(frame["state"] == State.COMPLETE)
     for name, state in zip(NUM_ENDED, ENDED, strict=True):
         frame[name] = frame["seed"].where(frame["state"] == state)
@@ -68,8 +68,8 @@ def cells(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
     return table.reset_index()[columns]
 
 
-def used_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
-    frame, table = checked_trials(trials, may_repeat), cells(trials, may_repeat)
+def select_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
+    frame, table = check_trials(trials, may_repeat), cells(trials, may_repeat)
     kept = frame.merge(table.loc[table["used"], CELL], on=CELL)
     return kept[kept["state"] == State.COMPLETE].reset_index(drop=True)
 
@@ -82,7 +82,7 @@ def optima_table(trials: pd.DataFrame, fit: Fit = OUR_FIT) -> pd.DataFrame:
     the minimum lies, or without a minimum the best cell. `notes` holds warnings in words. A failed
     fit has no optimum but a `reason`. `num_diverged` counts cells.
     """
-    table, used = cells(trials, fit.as_published), used_trials(trials, fit.as_published)
+    table, used = cells(trials, fit.as_published), select_trials(trials, fit.as_published)
     rows = []
     for (parameters, size), of_size in table.groupby(["parameters", "size"], sort=True):
         pooled = used[used["size"] == size]
@@ -105,7 +105,7 @@ def surface_table(trials: pd.DataFrame, fit: Fit = OUR_FIT) -> pd.DataFrame:
     Sizes whose fit fails have no rows.
     """
     parts = [pd.DataFrame(columns=["size", "lr", "batch", "loss"])]
-    for (_, size), group in used_trials(trials, fit.as_published).groupby(["parameters", "size"]):
+    for (_, size), group in select_trials(trials, fit.as_published).groupby(["parameters", "size"]):
         try:
             surface = fit.surface(group["lr"], group["batch"], group["loss"], group["seed"])
         except ValueError:
@@ -143,7 +143,7 @@ def load_trials(path: str | Path, named_sizes: bool = False) -> pd.DataFrame:
     table, states = table[has_ended], states[has_ended]
     _require_values(table.assign(state=states), needed, lambda row, name: f"line {row + 2}, {name}")
     if named_sizes:
-        counts = [_named_count(line, size) for line, size in table["size"].items()]
+        counts = [_read_count(line, size) for line, size in table["size"].items()]
         table = table.assign(parameters=counts)
     values = table[losses].astype(float)
     loss = values[losses[0]]
@@ -175,14 +175,14 @@ def _require_values(
         raise invalid(place, unknown.iloc[0], f"one of {', '.join(ENDED)}")
 
 
-def _named_count(line: int, size: str) -> float:
+def _read_count(line: int, size: str) -> float:
     is_other, count, _ = size_key(size)
     if is_other:
         raise invalid(f"line {line + 2}, size", size, "a number of parameters such as 50M")
     return count
 
 
-def checked_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
+def check_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
     """Returns the trials sorted, with `run_id` ("" if unknown).
 
     ValueError for values that no grid can hold, and for a repeated trial unless `may_repeat`.
@@ -223,7 +223,7 @@ def _optimum_row(group: pd.DataFrame, fit: Fit) -> dict:
     lacking = int((by_cell["seed"].nunique() < group["seed"].nunique()).sum())
     losses = group["loss"]
     if lacking:
-        losses = levelled(by_cell.ngroup().to_numpy(), losses.to_numpy(), group["seed"])
+        losses = subtract_levels(by_cell.ngroup().to_numpy(), losses.to_numpy(), group["seed"])
     means = group.assign(loss=losses).groupby(axes)["loss"].mean().reset_index()
     best = means.loc[means["loss"].idxmin()] if len(means) else dict.fromkeys(means, math.nan)
     row = {f"best_{name}": float(best[name]) for name in (*axes, "loss")}

@@ -1,9 +1,8 @@
 """Computes ratios from stored losses: rates each view and domain by the baselines' curves.
 
 The curves are fitted to the baselines of all seeds. The jackknife measures the error of the curve
-(`pseudo_values`). It leaves out one seed at a time: its losses, and its share of the baselines
-behind the curve and the reference steps. Source: Tukey's pseudo-values, whose t-interval over n
-seeds has n - 1 degrees of freedom.
+(`pseudo_values`) by leaving out one seed at a time, its losses and its baseline. Source: Tukey's
+pseudo-values, whose t-interval over n seeds has n - 1 degrees of freedom.
 
 A value that cannot be computed becomes a note (what, why), never a number.
 """
@@ -61,8 +60,7 @@ class Reference:
     def ratio(self, loss: float) -> float:
         """Returns the compute ratio of a loss; NaN unless the loss is finite and positive.
 
-        Infinite if the curve is too flat to convert the loss. Searches clip this, and tables show
-        no number.
+        Infinite if the curve is too flat to convert the loss.
         """
         if not (np.isfinite(loss) and loss > 0.0):
             return math.nan
@@ -71,8 +69,8 @@ class Reference:
 
     def ratios(self, losses: np.ndarray) -> np.ndarray:
         """Returns the compute ratios of losses [N] > 0, NaN where the curve is too flat."""
-        found = compute_ratio(self.curve, losses, self.baseline_losses)
-        return np.where(np.abs(found) < LARGEST, found, math.nan)
+        values = compute_ratio(self.curve, losses, self.baseline_losses)
+        return np.where(np.abs(values) < LARGEST, values, math.nan)
 
 
 def baseline_references(
@@ -80,8 +78,8 @@ def baseline_references(
 ) -> tuple[dict, Notes]:
     """Returns `{(size, domain): Reference}` of sizes with a finished baseline, and notes on others.
 
-    A baseline seed counts if it has both a curve and final losses. `leave_out` also fits each curve
-    without each seed, for the jackknife. Notes name `only_seed`, the only seed in the frames.
+    A baseline counts if it has a curve and final losses. `leave_out` also fits each curve without
+    each seed, for the jackknife. Notes name `only_seed`, the only seed in the frames.
     """
     references, notes, of_seed = {}, [], f", seed {only_seed}" if only_seed else ""
     baselines = evaluations[(evaluations["method"] == BASELINE) & (evaluations["profile"] == ALL)]
@@ -114,15 +112,14 @@ def baseline_references(
 
 def _without_each(domain: str, finals: pd.Series, points: pd.DataFrame) -> tuple[dict, list[str]]:
     """Returns `Reference.without`, and the reasons why no curve fits."""
-    found: dict[str, Reference | None] = {}
+    without: dict[str, Reference | None] = dict.fromkeys(finals.index)
     reasons = []
     for seed in finals.index:
         try:
-            found[seed] = _reference(domain, finals.drop(seed), points)
+            without[seed] = _reference(domain, finals.drop(seed), points)
         except ValueError as error:
-            found[seed] = None
             reasons.append(f"the baseline's curve could not be fitted without seed {seed}: {error}")
-    return found, reasons
+    return without, reasons
 
 
 def _reference(domain: str, finals: pd.Series, points: pd.DataFrame) -> Reference:
@@ -154,9 +151,8 @@ def fit_pooled_curve(
 ) -> LearningCurve:
     """Fits the learning curve of a domain to all points of runs that differ only in the seed.
 
-    `curves` are as `load_curves` returns them, `configs` as `load_configs`. ValueError naming the
-    other fields in which the configs of these runs differ, for a run without points of the domain,
-    and as `fit_learning_curve`.
+    `curves` is a frame of `load_curves`, `configs` a result of `load_configs`. ValueError naming
+    each other field that differs, for a run without points, and as `fit_learning_curve`.
     """
     fields = differing_fields(configs.values())
     fields.pop("seed", None)
@@ -181,12 +177,11 @@ def fits_frame(references: dict) -> pd.DataFrame:
 
 
 def compute_ratio_frame(evaluations: pd.DataFrame, references: dict) -> tuple[pd.DataFrame, Notes]:
-    """Returns a row per view and domain, and notes.
+    """Returns a row per view and domain of sizes with a reference, and notes.
 
-    The columns are the view's and `domain, class, loss, compute_ratio`. The class is core for the
-    core domain, retain for the auxiliary domains that the view retains, forget for the rest. Sizes
-    without any reference have no rows. A ratio that cannot be computed is NaN or infinite
-    (`Reference.ratio`).
+    The columns are the view's and `domain, class, loss, compute_ratio` (`Reference.ratio`). The
+    class is core for the core domain, retain for auxiliary domains that the view retains, and
+    forget for the rest.
     """
     losses = [c for c in evaluations.columns if c.startswith(PREFIX)]
     carried = [c for c in evaluations.columns if c not in losses]
@@ -212,7 +207,7 @@ def compute_ratio_frame(evaluations: pd.DataFrame, references: dict) -> tuple[pd
     return pd.DataFrame(rows, columns=[*carried, "domain", "class", "loss", "compute_ratio"]), notes
 
 
-def elicited_ratios(
+def rate_attacks(
     attacks: pd.DataFrame, ratios: pd.DataFrame, references: dict
 ) -> tuple[pd.DataFrame, Notes]:
     """Returns a row of class `elicited` per forget row of an attacked profile, and notes.
@@ -276,11 +271,10 @@ def pseudo_values(ratios: pd.DataFrame, references: dict) -> np.ndarray:
 
         x_i + (n - 1) mean over j != i of (x_j - x_j by the reference without i),
 
-    and x_i if the reference is fixed. Means over domains and profiles, and differences between
-    rows, are linear in pseudo-values, so theirs are the means and differences. If the reference has
-    m seeds and the row n others or fewer, n - 1 becomes sqrt((m - 1) (max(m, n) - 1) n / m), which
-    keeps the reference's part of the variance unbiased. NaN if the ratio is NaN, or if there is no
-    ratio by the reference without a seed that both have.
+    and x_i if the reference is fixed. Means and differences of rows have the means and differences
+    of their pseudo-values. If the reference has m seeds and the row n others or fewer, n - 1
+    becomes sqrt((m - 1) (max(m, n) - 1) n / m), which keeps the reference's part of the variance
+    unbiased. NaN if the ratio is NaN, or if the reference without a shared seed gives no ratio.
     """
     values, losses = (ratios[name].to_numpy(float) for name in ("compute_ratio", "loss"))
     names = dict.fromkeys(seed for reference in references.values() for seed in reference.without)
@@ -334,7 +328,7 @@ def domains_of(evaluations: pd.DataFrame) -> tuple[str, ...]:
     return core_first(tuple(c.removeprefix(PREFIX) for c in losses))
 
 
-def ordered(frame: pd.DataFrame, sizes: Sequence[str]) -> pd.DataFrame:
+def sort_rows(frame: pd.DataFrame, sizes: Sequence[str]) -> pd.DataFrame:
     """Sorts rows by method, size (`sizes` first), profile, seed and domain, if it has these."""
     keys = {
         "method": method_key,

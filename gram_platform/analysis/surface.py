@@ -157,7 +157,7 @@ def fit_surface(
     if num_cells < NUM_COEFFICIENTS:
         allowed = f"at least {NUM_COEFFICIENTS} distinct cells; there are {num_cells}"
         raise invalid(field, value, allowed)
-    centre, whitening = _whitened(used)
+    centre, whitening = _whiten(used)
     fitted = None
     if whitening is not None:
         fitted = _least_squares((used - centre) @ whitening, losses, levels)
@@ -207,7 +207,7 @@ class Fit:
 OUR_FIT = Fit()
 
 
-def levelled(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) -> np.ndarray:
+def subtract_levels(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) -> np.ndarray:
     """Subtracts the level of its seed from each loss [n], by least squares of loss = cell + level.
 
     `cell` [n] numbers the cells. Seeds that share no cell with others have level 0.
@@ -247,7 +247,7 @@ def _within(
     if not len(loss):
         return np.zeros(0, bool)
     cell = _cells(points)
-    means = np.bincount(cell, levelled(cell, loss, seeds)) / np.bincount(cell)
+    means = np.bincount(cell, subtract_levels(cell, loss, seeds)) / np.bincount(cell)
     return (means <= (1.0 + window) * means.min() * (1.0 + 1e-12))[cell]
 
 
@@ -259,7 +259,7 @@ def _num_cells(points: np.ndarray) -> int:
     return len(np.unique(points.round(SAME_CELL), axis=0))
 
 
-def _whitened(used: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+def _whiten(used: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
     """Returns the centre of cells [m, 2] and the matrix that gives them unit covariance.
 
     The matrix is None if they lie on a line.

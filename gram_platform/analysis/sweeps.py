@@ -19,7 +19,7 @@ from gram_platform.analysis.tables import (
     TABLE_COLUMNS,
     StudyLosses,
     analyse,
-    joined_notes,
+    join_notes,
     over_seeds,
     pair_means,
 )
@@ -86,7 +86,7 @@ def analyse_sweeps(losses: StudyLosses, sizes: Sequence[str] = ()) -> SweepAnaly
     table = over_seeds(per_seed, POINT, SWEEP_CLASSES)
     table = table.assign(runs=[_runs(evaluations, row) for row in table.to_dict("records")])
     table = table[SWEEP_COLUMNS].astype({"knob": object, "value": float})
-    missing = joined_notes(notes, _point_names).sort_values(["what", "why"], ignore_index=True)
+    missing = join_notes(notes, _point_names).sort_values(["what", "why"], ignore_index=True)
     return SweepAnalysis(table, _with_cores(tables, table), per_seed, baselines.fits, missing)
 
 

@@ -49,13 +49,13 @@ def fit_power_law(sizes: Sequence[float], values: Sequence[float]) -> PowerLaw:
     if len(np.unique(n)) < 2:
         raise invalid("sizes", n.tolist(), "at least two different sizes")
     x, y = np.log(n), np.log(v)
-    centred = x - x.mean()
+    centred, freedom = x - x.mean(), len(n) - 2
     exponent = float(centred @ (y - y.mean()) / (centred @ centred))
     residuals = y - y.mean() - exponent * centred
     total, left = float(np.sum((y - y.mean()) ** 2)), float(residuals @ residuals)
     half = math.nan
-    if len(n) > 2:
-        half = stats.t.ppf(TAIL, len(n) - 2) * math.sqrt(left / (len(n) - 2) / (centred @ centred))
+    if freedom:
+        half = stats.t.ppf(TAIL, freedom) * math.sqrt(left / freedom / (centred @ centred))
     with np.errstate(over="ignore", under="ignore"):
         coefficient = float(np.exp(y.mean() - exponent * x.mean()))
     return PowerLaw(
@@ -126,8 +126,6 @@ def trend_table(table: pd.DataFrame, parameters: Mapping[str, float]) -> pd.Data
             counts = known["size"].map(parameters)
             if len(known) > FEWEST_SIZES and counts.is_unique and (known[name] > 0.0).all():
                 t, size = leave_largest_out(counts, known[name]), known["size"][counts.idxmax()]
-                fitted = (size, t.parameters, t.num_fitted, t.law.exponent)
-                rows.append(
-                    (method, name, *fitted, t.measured, t.predicted, t.low, t.high, t.verdict)
-                )
+                row = method, name, size, t.parameters, t.num_fitted, t.law.exponent
+                rows.append((*row, t.measured, t.predicted, t.low, t.high, t.verdict))
     return pd.DataFrame(rows, columns=TREND_COLUMNS)

@@ -9,13 +9,13 @@ from gram_platform.analysis.intervals import (
     ENDS,
     JACKKNIFE,
     interval_columns,
-    paired_differences,
     pseudo_frame,
+    subtract_pairs,
     t_interval,
     with_pseudo_values,
 )
 from gram_platform.analysis.ratios import ALL, MEAN
-from gram_platform.analysis.tables import Analysis, StudyLosses, analyse, joined_notes, pair_means
+from gram_platform.analysis.tables import Analysis, StudyLosses, analyse, join_notes, pair_means
 from gram_platform.config import core_first
 from gram_platform.config.identity import sum_in_order
 from gram_platform.methods.nodes import BASELINE, VARIANT
@@ -59,11 +59,11 @@ def analyse_variants(
         )
         parts[variant] = analyse(of_variant, sizes, reference, own_baseline, intervals)
     return Analysis(
-        table=_joined(parts, "table"),
-        per_seed=_joined(parts, "per_seed"),
-        ratios=_joined(parts, "ratios"),
-        fits=_joined(parts, "fits"),
-        missing=joined_notes({variant: part.missing for variant, part in parts.items()}, ", ".join),
+        table=_join(parts, "table"),
+        per_seed=_join(parts, "per_seed"),
+        ratios=_join(parts, "ratios"),
+        fits=_join(parts, "fits"),
+        missing=join_notes({variant: part.missing for variant, part in parts.items()}, ", ".join),
     )
 
 
@@ -71,7 +71,7 @@ def _of(frame: pd.DataFrame, variant: str) -> pd.DataFrame:
     return frame[frame[VARIANT] == variant].drop(columns=VARIANT)
 
 
-def _joined(analyses: dict[str, Analysis], table: str) -> pd.DataFrame:
+def _join(analyses: dict[str, Analysis], table: str) -> pd.DataFrame:
     parts = [getattr(analysis, table).copy() for analysis in analyses.values()]
     for variant, part in zip(analyses, parts, strict=True):
         part.insert(0, VARIANT, variant)
@@ -88,7 +88,7 @@ def by_number(per_seed: pd.DataFrame, declared: pd.DataFrame | None = None) -> p
     size, profile, retained`; default: the views in `per_seed`). The methods with profiles of a
     number are compared on the profiles that they share. A seed that lacks one has no row.
     """
-    shared = _shared_profiles(per_seed if declared is None else declared)
+    shared = _find_shared_profiles(per_seed if declared is None else declared)
     pseudo = _by_number(pseudo_frame(per_seed, COMPOSED), shared)
     return with_pseudo_values(_by_number(per_seed, shared), pseudo, COMPOSED)
 
@@ -130,7 +130,7 @@ def drop_table(numbers: pd.DataFrame, per_seed: pd.DataFrame) -> pd.DataFrame:
             for column in ends:
                 row |= interval_columns(column, ends[column], spread[column].reindex(ends.index))
             both = method != "gram" and len(ends.index.intersection(of_gram.index)) > 0
-            saved = paired_differences(of_gram.to_dict(), ends["drop"].to_dict()) if both else {}
+            saved = subtract_pairs(of_gram.to_dict(), ends["drop"].to_dict()) if both else {}
             saved_spread = (gram_spread - spread["drop"]).reindex(list(saved))
             rows.append(
                 row | interval_columns("less_than_gram", list(saved.values()), saved_spread)
@@ -145,7 +145,7 @@ def _views(per_seed: pd.DataFrame) -> pd.DataFrame:
     return views.assign(**{MODULES: pd.Series(numbers, views.index, dtype="int64")})
 
 
-def _shared_profiles(declared: pd.DataFrame) -> dict[tuple[str, int], frozenset[str]]:
+def _find_shared_profiles(declared: pd.DataFrame) -> dict[tuple[str, int], frozenset[str]]:
     """Returns {(size, number of modules): the profiles shared by all methods that have any}."""
     shared: dict[tuple[str, int], frozenset[str]] = {}
     for (_, size, number), views in _views(declared).groupby(MODULES_CELL, sort=False):
@@ -182,12 +182,12 @@ def module_shares(
     rows = []
     for *named, run_id in runs[[*names, "id"]].itertuples(index=False, name=None):
         for record in records_of(run_id):
-            for probed, share in probed_shares(record["metrics"]).items():
+            for probed, share in compute_shares(record["metrics"]).items():
                 rows.append((*named, run_id, record["step"], *probed, share))
     return pd.DataFrame(rows, columns=[*names, *SHARE_COLUMNS[len(RUN) :]])
 
 
-def probed_shares(metrics: Mapping[str, float]) -> dict[tuple[str, str], float]:
+def compute_shares(metrics: Mapping[str, float]) -> dict[tuple[str, str], float]:
     """Returns {(domain, module): share} from the metrics of one record, core's batches first."""
     squares: dict[str, dict[str, float]] = {}
     for name, norm in metrics.items():

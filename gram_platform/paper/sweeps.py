@@ -189,7 +189,7 @@ def sweep_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
         seeds = _curves(group)
         for claim in (c for c in SWEEP_CLAIMS if c.knob == knob and seeds):
             suffix = "" if is_plain else f" ({method}, {size})"
-            rows += _judged(claim, seeds, suffix, method)
+            rows += _judge(claim, seeds, suffix, method)
     return pd.DataFrame(rows, columns=CLAIM_COLUMNS)
 
 
@@ -202,7 +202,7 @@ def _curves(group: pd.DataFrame) -> dict[str, Curve]:
     }
 
 
-def _judged(claim: SweepClaim, seeds: dict[str, Curve], suffix: str, method: str) -> list[dict]:
+def _judge(claim: SweepClaim, seeds: dict[str, Curve], suffix: str, method: str) -> list[dict]:
     values = next(iter(seeds.values())).index
     whole = {seed: curve[list(claim.names)].astype(float) for seed, curve in seeds.items()}
     spread = {
