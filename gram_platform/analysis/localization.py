@@ -1,11 +1,11 @@
 """Measures how few tokens carry the loss of a removed capability, by their increases.
 
 Source: the paper's appendix "Capability Removal Concentrates Loss on Domain-Relevant Tokens". An
-increase is over the baseline of the same size and seed. The paper shows sentences; the aggregate
-over whole validation sequences is ours: the Gini coefficient of the positive increases, the share
-of tokens with a positive increase, and the part of the sum on the tenth of all tokens with the
-largest increases. Noise is unevenly spread too, so every table has a control: the baseline of
-another seed in place of a view.
+increase is over the baseline of the same size and seed. The paper shows sentences. Ours are the
+aggregates over whole validation sequences, which are the Gini coefficient of the positive
+increases, the share of tokens with a positive increase, and the part of the sum on the tenth of all
+tokens with the largest increases. Noise is unevenly spread too, so every table has a control, the
+baseline of another seed in place of a view.
 """
 
 from collections.abc import Mapping, Sequence
@@ -136,9 +136,9 @@ def _measure(losses: np.ndarray, reference: np.ndarray) -> dict:
 def localization_tables(rows: pd.DataFrame, missing: Sequence[tuple] = ()) -> Localization:
     """Returns all tables from the rows of `localize`; `missing` holds VIEW of views without losses.
 
-    `mean` rows (profile and domain) average a class within a seed over all pairs of a profile and a
-    domain, for the profiles of core with at most one auxiliary domain. A seed with a missing view
-    of a method has no such row.
+    Rows of profile and domain `mean` average a class within a seed over all pairs of the two, for
+    the profiles of core with at most one auxiliary domain. A seed with a missing view of a method
+    has no such row.
     """
     is_few = ~rows["retained"].str.contains(",") | (rows["class"] == CONTROL)
     lacking = {view[:3] for view in missing}

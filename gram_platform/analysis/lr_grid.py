@@ -3,7 +3,7 @@
 Every function takes `trials`, a row per run with `size, parameters, seed, lr, batch` (sequences),
 `loss`, `state` (complete, diverged or failed; the loss counts only if complete) and optionally
 `run_id`. Source of the fit: see `surface`. Ours: every fit leaves out a cell with a diverged seed,
-whose other seeds make it look better than it is. Pooled fits give each seed a level.
+because its other seeds make it look too good. Pooled fits give each seed a level.
 """
 
 import math
@@ -77,10 +77,10 @@ def select_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFram
 def optima_table(trials: pd.DataFrame, fit: Fit = OUR_FIT) -> pd.DataFrame:
     """Returns OPTIMA_COLUMNS: for each size, by parameters, the pooled optimum, then each seed's.
 
-    `best_*` is the used cell with the lowest mean loss, less the levels of the seeds if cells lack
-    a seed. `edges` lists the sides of the grid, such as `lr high, batch low`, at or beyond which
-    the minimum lies, or without a minimum the best cell. `notes` holds warnings in words. A failed
-    fit has no optimum but a `reason`. `num_diverged` counts cells.
+    `best_*` is the used cell with the lowest mean loss, less the seeds' levels if cells lack a
+    seed. `edges` are the `edge_names` of the minimum, or without a minimum of the best cell.
+    `notes` holds warnings in words. A failed fit has no optimum but a `reason`. `num_diverged`
+    counts cells.
     """
     table, used = cells(trials, fit.as_published), select_trials(trials, fit.as_published)
     rows = []
@@ -88,14 +88,9 @@ def optima_table(trials: pd.DataFrame, fit: Fit = OUR_FIT) -> pd.DataFrame:
         pooled = used[used["size"] == size]
         for seed in (POOLED, *sorted(set(pooled["seed"]), key=seed_key)):
             group = pooled if seed == POOLED else pooled[pooled["seed"] == seed]
-            num_diverged = int((of_size["num_diverged"] > 0).sum())
-            row = {
-                "size": size,
-                "parameters": parameters,
-                "seed": seed,
-                "num_diverged": num_diverged,
-            }
-            rows.append({**row, **_optimum_row(group, fit)})
+            row = {"size": size, "parameters": parameters, "seed": seed}
+            row["num_diverged"] = int((of_size["num_diverged"] > 0).sum())
+            rows.append(row | _optimum_row(group, fit))
     return pd.DataFrame(rows, columns=OPTIMA_COLUMNS)
 
 
@@ -123,12 +118,11 @@ def surface_table(trials: pd.DataFrame, fit: Fit = OUR_FIT) -> pd.DataFrame:
 def load_trials(path: str | Path, named_sizes: bool = False) -> pd.DataFrame:
     """Reads trials for `analyse_grid` from a CSV, in the file's order.
 
-    Columns: `size`, `parameters`, `seed`, `lr`, `batch` (sequences), and the loss in nats a token:
-    either `loss`, or `loss_core` and a `loss_<domain>` per auxiliary domain, of which half core and
-    half the mean of the rest count. `state` is complete by default; running and waiting trials are
-    left out, so a search's `trials.csv` can be read. `named_sizes` takes the parameters from the
-    names of the sizes, 50M as 50e6, as the authors' laws do: exact counts move an exponent by a
-    hundredth. ValueError for a missing value or a text that is no number.
+    Columns: `size`, `parameters`, `seed`, `lr`, `batch` (sequences), `state` (default: complete),
+    and the loss in nats a token. This is either `loss`, or half of `loss_core` and half of the mean
+    of all `loss_<domain>`. Running and waiting trials are left out, so a search's `trials.csv` can
+    be read. `named_sizes` takes the parameters from the sizes' names, 50M as 50e6, as the authors'
+    laws do. ValueError for a missing value or a text that is no number.
     """
     table = pd.read_csv(path, dtype={"size": str, "seed": str})
     domains = [name for name in table if name.startswith(DOMAIN_LOSS) and name != CORE_LOSS]
@@ -183,7 +177,7 @@ def _read_count(line: int, size: str) -> float:
 
 
 def check_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
-    """Returns the trials sorted, with `run_id` ("" if unknown).
+    """Sorts the trials and adds a missing `run_id`, "".
 
     ValueError for values that no grid can hold, and for a repeated trial unless `may_repeat`.
     """
@@ -197,10 +191,10 @@ def check_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame
         size=trials["size"].astype(str),
         seed=trials["seed"].astype(str),
     )
-    for name in ("parameters", "lr", "batch"):
-        # A frame may have numbers as text.
-        frame[name] = pd.to_numeric(frame[name])
+    # A frame may have numbers as text.
+    frame["parameters"] = pd.to_numeric(frame["parameters"])
     for name in ("lr", "batch"):
+        frame[name] = pd.to_numeric(frame[name])
         # Values that differ in their last bits are one cell.
         same = np.log(frame[name].to_numpy(float)).round(SAME_CELL)
         frame[name] = frame[name].groupby(same).transform("min")
@@ -229,13 +223,12 @@ def _optimum_row(group: pd.DataFrame, fit: Fit) -> dict:
     row = {f"best_{name}": float(best[name]) for name in (*axes, "loss")}
     lr, batch, optimum, reason = row["best_lr"], row["best_batch"], None, ""
     try:
-        surface = fit.surface(group["lr"], group["batch"], group["loss"], group["seed"])
+        optimum = fit.surface(group["lr"], group["batch"], group["loss"], group["seed"]).optimum()
     except ValueError as error:
         row |= dict.fromkeys(OPTIMUM, math.nan) | {"convex": False, "on_edge": False}
         row |= {"num_cells": len(means), "num_points": len(group)}
         reason = str(error)
     else:
-        optimum = surface.optimum()
         row |= {name: of for name, of in vars(optimum).items() if not name.endswith("_span")}
         row |= dict(zip(SPANS, (*optimum.lr_span, *optimum.batch_span), strict=True))
         if optimum.convex:

@@ -97,8 +97,7 @@ def leave_largest_out(parameters: Sequence[float], values: Sequence[float]) -> T
     """Fits `values` [n] of all `parameters` [n] except the largest, and predicts the value there.
 
     All are positive, and no two parameters are equal. The interval (t, n - 3 degrees of freedom)
-    assumes a value with the fitted values' noise, so it is too narrow if the largest size has fewer
-    seeds.
+    is too narrow if the largest size has fewer seeds than the others.
     """
     pairs = sorted(zip(parameters, values, strict=True))
     (*fitted, largest), (*known, measured) = zip(*pairs, strict=True)
@@ -115,10 +114,10 @@ def leave_largest_out(parameters: Sequence[float], values: Sequence[float]) -> T
 def trend_table(table: pd.DataFrame, parameters: Mapping[str, float]) -> pd.DataFrame:
     """Returns TREND_COLUMNS, a row per class and method, from the rows of one profile.
 
-    `parameters` are the sizes' counts. `size` is the largest size, which the law has not seen. Its
-    90% prediction interval is `low` to `high`, and `verdict` says whether this contains the
-    `measured` compute ratio. A method has no row with fewer than FEWEST_SIZES next to the largest,
-    two sizes of equal count, or a ratio <= 0.
+    `parameters` are the sizes' counts. `size` is the largest size, which the law has not seen.
+    `verdict` says whether its 90% prediction interval, `low` to `high`, contains the `measured`
+    compute ratio. A method has no row with fewer than FEWEST_SIZES smaller sizes, two sizes of
+    equal count, or a ratio <= 0.
     """
     rows = []
     for name in TREND_CLASSES:

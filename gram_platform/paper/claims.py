@@ -1,15 +1,15 @@
 """Lists the paper's claims by study: a text, two sides whose difference is judged, a source.
 
-No claim says more than the paper's numbers show: "matches" is "no worse by more than a margin".
-"Retain stays above elicited" is a claim only about Simple Stories, since at 50M and 100M of the
-paper's scaling study elicited is above retain. If a side names no size or variant, the claim is
-judged at each of the study's. FIRST and LAST stand for a study's first and last.
+No claim says more than the paper's numbers show. So "matches" is "no worse by more than a margin",
+and "retain stays above elicited" is a claim only about Simple Stories, since elicited is above
+retain at 50M and 100M of the paper's scaling study. If a side names no size or variant, the claim
+is judged at each of the study's. FIRST and LAST stand for a study's first and last.
 
-Every claim has one profile, written here before there are data: the paper's where it names one,
-otherwise the mean. The paper's ladder retains core and virology, and its partial labels remove
-every domain. Its bars on stories and dual use, and its tables of domain numbers, architecture and
-titration, are means over profiles. Its figure of composability names virology too, but only a mean
-compares like with like for what retain loses with every module on [ours].
+Every claim has one profile, written here before there are data. It is the paper's where the paper
+names one, otherwise the mean. The paper's ladder retains core and virology, and its partial labels
+remove every domain. Its other bars and tables are means over profiles. Its figure of composability
+names virology too, but only a mean compares like with like for what retain loses with every module
+on [ours].
 """
 
 import math
@@ -67,7 +67,7 @@ class Side:
     # "": each variant or size of the study.
     variant: str = ""
     size: str = ""
-    # What is subtracted seed by seed, if the side is a drop or a gain.
+    # Subtracted seed by seed, if the side is a drop or a gain.
     less: "Side | None" = None
 
 

@@ -1,12 +1,12 @@
 """Holds the paper's printed and published numbers, and puts them next to ours.
 
 `printed.csv` has the printed numbers, with their labels in the paper. `published.csv` holds the
-`per_seed` frames of `tables.analyse`, computed by this package from the published losses of nine
-studies; a test computes it again. The baselines of dual use, composability and titration are
-scaling's at 800M, pooled over seeds. The baselines of accumulation are the heterogeneous ones. The
-curves of 2B and 5B are not in the copy that was read. There the authors' ratios of each domain are
-averaged by the same rule, and the baseline has no row. Domains have the authors' names. DEMix's
-views have one expert for every domain.
+`per_seed` frames of `tables.analyse` that this package computes from the published losses of nine
+studies. The baselines of dual use, composability and titration are scaling's at 800M, pooled over
+seeds, and those of accumulation are the heterogeneous ones. The curves of 2B and 5B are not in the
+copy that was read. There the authors' ratios of each domain are averaged by the same rule, and the
+baseline has no row. Domains have the authors' names. DEMix's views have one expert for every
+domain.
 """
 
 import math
