@@ -25,7 +25,7 @@ from mlflow.entities import Run
 
 from gram_platform.config import State
 from gram_platform.config.identity import flatten, require_choice
-from gram_platform.store import EvaluationDirectory, RunDirectory, Store
+from gram_platform.store import Store
 from gram_platform.store.checkpoints import VALIDATION
 from gram_platform.store.root import StudyEntries
 from gram_platform.store.runs import SIZES, TIMES
@@ -40,8 +40,9 @@ NUMBER_COLUMNS = (*SIZES, *TIMES)
 MEASURED = (content.LOSS, content.BEST_LOSS, content.SURPRISAL, content.TASK)
 TAGS = ("method", "size", "seed", "profile", "retained")
 TEXT_COLUMNS = ("kind", "id", "run_id", "view_id", "status")
-CURVE_COLUMNS = ("run_id", "step", "domain", "loss")
+CURVE_TYPES = {"run_id": "str", "step": "int64", "domain": "str", "loss": "float64"}
 
+Tags = Mapping[str, str | Iterable[str]]
 MlflowRuns = Mapping[tuple[str, str], Run]
 
 
@@ -58,9 +59,7 @@ def load_runs(tracking_uri: str, study: str = "", **tags: str | Iterable[str]) -
 def load_store(storage: str | Store, study: str = "", **tags: str | Iterable[str]) -> pd.DataFrame:
     """Reads the same frame from the storage."""
     store = _open_store(storage)
-    ids = _study_ids(store, study) if study else ()
-    nodes = [node for node in store.nodes() if not study or node.node_id in ids]
-    return _store_frame(store, nodes, tags)
+    return _store_frame(store, _study_ids(store, study) if study else None, tags)
 
 
 def _study_ids(store: Store, study: str) -> set[str]:
@@ -122,10 +121,8 @@ class Frames(NamedTuple):
 
 def store_frames(store: Store, ids: Collection[str], curves_of: Iterable[str]) -> Frames:
     """Reads the nodes `ids`, and the curves of the runs `curves_of`, from the storage."""
-    nodes = [node for node in store.nodes() if node.node_id in ids]
-    return Frames(
-        _store_frame(store, nodes, {}), load_store_curves(store, curves_of), "the storage"
-    )
+    curves = load_store_curves(store, curves_of)
+    return Frames(_store_frame(store, ids, {}), curves, "the storage")
 
 
 def mlflow_frames(tracker: Tracker, ids: Collection[str], curves_of: Collection[str]) -> Frames:
@@ -150,20 +147,17 @@ def final_frames(
         return store_frames(store, ids, curves_of)._replace(source=source)
 
 
-def _store_frame(
-    store: Store,
-    nodes: Iterable[RunDirectory | EvaluationDirectory],
-    tags: Mapping[str, str | Iterable[str]],
-) -> pd.DataFrame:
+def _store_frame(store: Store, ids: Collection[str] | None, tags: Tags) -> pd.DataFrame:
+    nodes = (node for node in store.nodes() if ids is None or node.node_id in ids)
     entries = store.concurrently(content.node_entry, nodes)
     return _frame([_entry_row(entry) for entry in entries if entry is not None], tags)
 
 
-def _mlflow_frame(runs: MlflowRuns, tags: Mapping[str, str | Iterable[str]]) -> pd.DataFrame:
+def _mlflow_frame(runs: MlflowRuns, tags: Tags) -> pd.DataFrame:
     return _frame([_mlflow_row(kind, node_id, run) for (kind, node_id), run in runs.items()], tags)
 
 
-def _frame(rows: list[dict], tags: Mapping[str, str | Iterable[str]]) -> pd.DataFrame:
+def _frame(rows: list[dict], tags: Tags) -> pd.DataFrame:
     for name, allowed in tags.items():
         values = {allowed} if isinstance(allowed, str) else set(allowed)
         rows = [row for row in rows if row.get(name, "") in values]
@@ -172,10 +166,8 @@ def _frame(rows: list[dict], tags: Mapping[str, str | Iterable[str]]) -> pd.Data
     other_tags = sorted(names - {*TEXT_COLUMNS, *TAGS, *NUMBER_COLUMNS, *measured})
     text, numbers = [*TEXT_COLUMNS, *TAGS, *other_tags], [*NUMBER_COLUMNS, *measured]
     rows = sorted(rows, key=lambda row: (row["kind"], row["id"]))
-    columns = {name: pd.Series([row.get(name, "") for row in rows], dtype="str") for name in text}
-    columns |= {
-        name: pd.Series([row.get(name) for row in rows], dtype="float64") for name in numbers
-    }
+    columns = {n: pd.Series([row.get(n, "") for row in rows], dtype="str") for n in text}
+    columns |= {n: pd.Series([row.get(n) for row in rows], dtype="float64") for n in numbers}
     return pd.DataFrame(columns)
 
 
@@ -200,10 +192,9 @@ def _points(tracker: Tracker, run: Run, key: str) -> Iterable[tuple[int, float]]
 
 
 def _curves(rows: Iterable[tuple[str, int, str, float]]) -> pd.DataFrame:
-    frame = pd.DataFrame(list(rows), columns=CURVE_COLUMNS)
-    frame = frame.astype({"run_id": "str", "step": "int64", "domain": "str", "loss": "float64"})
-    frame = frame.sort_values(["run_id", "step", "domain"], ignore_index=True)
-    return frame.drop_duplicates(["run_id", "step", "domain"], ignore_index=True)
+    frame = pd.DataFrame(list(rows), columns=list(CURVE_TYPES)).astype(CURVE_TYPES)
+    key = ["run_id", "step", "domain"]
+    return frame.sort_values(key).drop_duplicates(key, ignore_index=True)
 
 
 # ---------------------------------------------------------------------------------------- a row
