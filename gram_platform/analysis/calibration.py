@@ -104,10 +104,10 @@ def by_class(errors: pd.DataFrame) -> pd.DataFrame:
     The classes of a table have these errors, since they are means over domains. Two baselines of a
     seed whose lengths round to the same share count as one.
     """
-    named = errors.assign(domain=errors["domain"].where(errors["domain"] == CORE, AUXILIARY))
+    classes = errors.assign(domain=errors["domain"].where(errors["domain"] == CORE, AUXILIARY))
     names = ["error_of", "size", "seed", "share", "domain"]
-    means = named.groupby(names, sort=False)[["compute_ratio", "error"]].mean().reset_index()
-    return means[ERROR_COLUMNS]
+    groups = classes.groupby(names, sort=False, as_index=False)
+    return groups[["compute_ratio", "error"]].mean()
 
 
 def _select_shares(errors: pd.DataFrame) -> pd.DataFrame:

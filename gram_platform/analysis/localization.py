@@ -71,7 +71,7 @@ class Localization:
 
 
 def gini(values: np.ndarray) -> float:
-    """Returns the Gini coefficient of n values >= 0, NaN if all are 0.
+    """Returns the Gini coefficient of n values >= 0, NaN if all are 0 or there are none.
 
     It is 0 if all are equal, and (n - 1) / n if all but one are 0.
     """
@@ -124,7 +124,7 @@ def _measure(losses: np.ndarray, reference: np.ndarray) -> dict:
     positive = np.maximum(increases, 0.0)
     curve = concentration_curve(positive)
     return {
-        "gini": gini(positive[positive > 0.0]) if positive.any() else np.nan,
+        "gini": gini(positive[positive > 0.0]),
         "top_share": float(np.interp(TOP, TOKEN_SHARES, curve)),
         "positive": float((positive > 0.0).mean()),
         "increase": float(increases.mean()),

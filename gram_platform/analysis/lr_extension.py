@@ -79,14 +79,13 @@ def extension(
     row = optima[optima["seed"] == POOLED].iloc[0]
     if math.isnan(row["best_loss"]):
         return Extension(grid, (), (f"{row['size']}: no cell is complete: not extended",))
-    usable = {
-        (lr, int(batch)) for lr, batch in table.loc[table["used"], ["lr", "batch"]].to_numpy()
-    }
+    used = table.loc[table["used"], ["lr", "batch"]].to_numpy()
+    usable = {(lr, int(batch)) for lr, batch in used}
     unusable = set(product(grid.lrs, grid.batches)) - usable
     problem = "the surface cannot be fitted" if row["reason"] else "the surface is not convex"
     place = "the minimum lies" if row["convex"] else f"{problem}, and the best cell lies"
     wanted, messages = [], []
-    for side in [side for side in row["edges"].split(", ") if side]:
+    for side in filter(None, row["edges"].split(", ")):
         axis, end = side.split()
         outer, value, refusal = _step(grid, side, limit, why_not)
         border = product([outer], grid.batches) if axis == "lr" else product(grid.lrs, [outer])

@@ -163,10 +163,9 @@ def _require_values(
             is_bad, allowed = ~(np.isfinite(values) & (values > 0.0)), "a finite positive number"
         if is_bad.any():
             raise invalid(field(is_bad.idxmax(), name), rows[name][is_bad].iloc[0], allowed)
-    unknown = trials[STATE][~trials[STATE].isin(ENDED)]
-    if len(unknown):
-        place = field(unknown.index[0], STATE)
-        raise invalid(place, unknown.iloc[0], f"one of {', '.join(ENDED)}")
+    for row, state in trials[STATE].items():
+        if state not in ENDED:
+            raise invalid(field(row, STATE), state, f"one of {', '.join(ENDED)}")
 
 
 def _read_count(line: int, size: str) -> float:
@@ -181,9 +180,10 @@ def check_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame
 
     ValueError for values that no grid can hold, and for a repeated trial unless `may_repeat`.
     """
-    if absent := {*TRIAL_FIELDS, STATE} - {*trials}:
-        allowed = f"a frame with the columns {', '.join([*TRIAL_FIELDS, STATE])}"
-        raise invalid("trials", f"a frame without {', '.join(sorted(absent))}", allowed)
+    needed = [*TRIAL_FIELDS, STATE]
+    if absent := ", ".join(sorted({*needed} - {*trials})):
+        allowed = f"a frame with the columns {', '.join(needed)}"
+        raise invalid("trials", f"a frame without {absent}", allowed)
     _require_values(trials, TRIAL_FIELDS, lambda _, name: f"trials.{name}")
     frame = trials.assign(
         run_id=trials["run_id"].fillna("") if "run_id" in trials else "",
@@ -199,9 +199,9 @@ def check_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame
         same = np.log(frame[name].to_numpy(float)).round(SAME_CELL)
         frame[name] = frame[name].groupby(same).transform("min")
     pairs = frame[["size", "parameters"]].drop_duplicates()
-    if pairs.apply(pd.Series.duplicated).to_numpy().any():
-        found = sorted(set(frame["parameters"]))
-        raise invalid("trials.parameters", found, "one count per size, no two equal")
+    if not (pairs["size"].is_unique and pairs["parameters"].is_unique):
+        counts = sorted(set(frame["parameters"]))
+        raise invalid("trials.parameters", counts, "one count per size, no two equal")
     key = ["parameters", "size", "lr", "batch", "seed"]
     twice = frame[frame.duplicated(key)]
     if len(twice) and not may_repeat:
@@ -241,17 +241,15 @@ def _optimum_row(group: pd.DataFrame, fit: Fit) -> dict:
 
 def edge_names(lr: float, batch: float, grid: pd.DataFrame) -> str:
     """Returns the sides of a grid at or beyond which a point lies, such as `lr high, batch low`."""
-    found = []
+    sides = []
     for name, value in (("lr", lr), ("batch", batch)):
         if not len(grid) or math.isnan(value):
             continue
         low, high = math.log(grid[name].min()), math.log(grid[name].max())
         margin, place = EDGE_FRACTION * (high - low), math.log(value) if value > 0.0 else -math.inf
-        if place <= low + margin:
-            found.append(f"{name} low")
-        if place >= high - margin:
-            found.append(f"{name} high")
-    return ", ".join(found)
+        sides += [f"{name} low"] * (place <= low + margin)
+        sides += [f"{name} high"] * (place >= high - margin)
+    return ", ".join(sides)
 
 
 def is_flat(curvature_t: float) -> bool:
@@ -262,9 +260,8 @@ def is_flat(curvature_t: float) -> bool:
 def _flags(optimum: Optimum, edges: str) -> list[str]:
     if not optimum.convex:
         return ["not convex: best cell shown"]
-    flags = [f"at the edge: {edges}"] if edges else []
-    if optimum.on_edge and not edges:
-        flags.append("outside the cells used")
+    outside = ["outside the cells used"] if optimum.on_edge else []
+    flags = [f"at the edge: {edges}"] if edges else outside
     if math.isnan(optimum.curvature_t):
         flags.append("as many losses as coefficients: an exact fit tells nothing of its error")
     elif is_flat(optimum.curvature_t):

@@ -106,15 +106,13 @@ def window_table(
 
     An exponent is as uncertain as it moves down this table.
     """
-    rows = []
+    rows, names = [], {"exponent": "exponent", "t_low": "low", "t_high": "high", "r2": "r2"}
     for window in sorted(set(windows), key=lambda w: -math.inf if w is None else -w):
         laws = laws_table(trials, dataclasses.replace(fit, window=window), 1).set_index("quantity")
         row = {"window": math.nan if window is None else window}
         for quantity in QUANTITIES:
-            law = laws.loc[quantity]
-            names = {"exponent": "exponent", "t_low": "low", "t_high": "high", "r2": "r2"}
-            row |= {f"{quantity}_{name}": law[column] for column, name in names.items()}
-        rows.append({**row, **{name: laws.loc["lr", name] for name in OF_BOTH}})
+            row |= {f"{quantity}_{to}": laws.loc[quantity, name] for name, to in names.items()}
+        rows.append(row | {name: laws.loc["lr", name] for name in OF_BOTH})
     return pd.DataFrame(rows)
 
 

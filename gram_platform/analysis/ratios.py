@@ -170,9 +170,8 @@ def fits_frame(references: dict) -> pd.DataFrame:
     rows = []
     for (size, domain), reference in references.items():
         curve, finals = reference.curve, np.array(reference.baseline_losses)
-        row = {"size": size, "domain": domain, "num_seeds": len(finals)}
-        row |= {name: getattr(curve, name) for name in CURVE_FIELDS}
-        rows.append({**row, "reference_steps": float(curve.step(finals).mean())})
+        fields = (getattr(curve, name) for name in CURVE_FIELDS)
+        rows.append((size, domain, *fields, len(finals), float(curve.step(finals).mean())))
     return pd.DataFrame(rows, columns=FIT_COLUMNS)
 
 
@@ -183,23 +182,20 @@ def compute_ratio_frame(evaluations: pd.DataFrame, references: dict) -> tuple[pd
     class is core for the core domain, retain for auxiliary domains that the view retains, and
     forget for the rest.
     """
-    losses = [c for c in evaluations.columns if c.startswith(PREFIX)]
-    carried = [c for c in evaluations.columns if c not in losses]
-    complete = {size for size, _ in references}
-    domains = {size: domains_of(group) for size, group in evaluations.groupby("size")}
+    carried = [c for c in evaluations.columns if not c.startswith(PREFIX)]
+    complete = evaluations[evaluations["size"].isin([size for size, _ in references])]
+    domains = {size: domains_of(group) for size, group in complete.groupby("size")}
     rows, notes = [], []
-    for view in evaluations.to_dict("records"):
-        if view["size"] not in complete:
-            continue
+    for view in complete.to_dict("records"):
         names = [view[c] for c in carried]
         for domain in domains[view["size"]]:
             reference, loss = references.get((view["size"], domain)), float(view[PREFIX + domain])
             ratio = reference.ratio(loss) if reference else np.nan
             if reference and not math.isfinite(ratio):
                 name = f"{view['method']} {view['size']} {view['profile']} seed {view['seed']}"
-                flat = f"curve (alpha {reference.curve.alpha:.3g}) is too flat to convert its loss"
-                why = f"the baseline's {flat}, {loss:.6g}"
-                why = f"its loss is {loss}" if math.isnan(ratio) else why
+                flat = f"the baseline's curve (alpha {reference.curve.alpha:.3g}) is too flat to"
+                flat += f" convert its loss, {loss:.6g}"
+                why = f"its loss is {loss}" if math.isnan(ratio) else flat
                 notes.append((f"{name}, domain {domain}", why))
             is_kept = domain in view["retained"].split(",")
             kind = "core" if domain == CORE else "retain" if is_kept else "forget"
@@ -214,15 +210,14 @@ def rate_attacks(
 
     The rows have the columns of `ratios`. The ratio of an attack without a result is NaN.
     """
-    columns = list(ratios.columns)
+    columns, target = list(ratios.columns), [*VIEW, "domain"]
     attacked = set(attacks[ROW].itertuples(index=False, name=None))
     keys = ratios[ROW].itertuples(index=False, name=None)
     is_target = (ratios["class"] == "forget") & np.array([key in attacked for key in keys], bool)
     other = ["loss", "class", "compute_ratio", "run_id"]
     targets = ratios[is_target].drop(columns=other, errors="ignore")
-    values = attacks.rename(columns={ELICITED: "domain"})
-    values = values[[*VIEW, "domain", "loss", *(["run_id"] if "run_id" in values else [])]]
-    rows = targets.merge(values, on=[*VIEW, "domain"], how="left")
+    values = attacks.rename(columns={ELICITED: "domain"}).filter([*target, "loss", "run_id"])
+    rows = targets.merge(values, on=target, how="left")
     losses = rows["loss"].astype(float)
     known = np.full(len(rows), np.nan)
     for at, key in enumerate(zip(rows["size"], rows["domain"], strict=True)):
@@ -240,12 +235,10 @@ def rate_attacks(
 def _unknown(rows: pd.DataFrame, why: str) -> Notes:
     """Makes one note per view for all seeds, since a study that has just begun lacks hundreds."""
     notes = []
-    for (method, size, profile), group in rows.groupby(ROW, sort=False):
-        seeds = (
-            f"seed {seed}: {', '.join(domains)}"
-            for seed, domains in group.groupby("seed")["domain"]
-        )
-        notes.append((f"{method} {size} {profile}, elicited", f"{why} {'; '.join(seeds)}"))
+    for key, group in rows.groupby(ROW, sort=False):
+        of_seeds = group.groupby("seed")["domain"]
+        seeds = (f"seed {seed}: {', '.join(domains)}" for seed, domains in of_seeds)
+        notes.append((f"{' '.join(key)}, elicited", f"{why} {'; '.join(seeds)}"))
     return notes
 
 
@@ -322,10 +315,8 @@ def require_once(field: str, frame: pd.DataFrame, key: list[str]) -> None:
 
 def domains_of(evaluations: pd.DataFrame) -> tuple[str, ...]:
     """Returns the domains with a loss in the frame, core first."""
-    losses = [
-        c for c in evaluations.columns if c.startswith(PREFIX) and evaluations[c].notna().any()
-    ]
-    return core_first(tuple(c.removeprefix(PREFIX) for c in losses))
+    known = (c for c in evaluations.dropna(axis="columns", how="all") if c.startswith(PREFIX))
+    return core_first(tuple(c.removeprefix(PREFIX) for c in known))
 
 
 def sort_rows(frame: pd.DataFrame, sizes: Sequence[str]) -> pd.DataFrame:

@@ -248,17 +248,14 @@ def pair_means(views: pd.DataFrame, name: str) -> float:
 
 def _absent_views(declared: pd.DataFrame, evaluations: pd.DataFrame, sizes: set[str]) -> Notes:
     notes = [(f"all rows of size {s}", NO_BASELINE) for s in set(declared["size"]) - sizes]
-    seeds: dict[tuple, set[str]] = {}
+    seeds: dict[str, set[str]] = {}
     present = set(evaluations[VIEW].itertuples(index=False, name=None))
     for view in declared[VIEW].itertuples(index=False, name=None):
         method, size, seed, profile = view
         if view not in present and size in sizes:
-            seeds.setdefault((method, size, profile), set()).add(seed)
-    notes += [
-        (" ".join(view), f"no evaluation of seed {', '.join(sorted(lacking))}")
-        for view, lacking in seeds.items()
-    ]
-    return notes
+            seeds.setdefault(f"{method} {size} {profile}", set()).add(seed)
+    absent = seeds.items()
+    return notes + [(v, f"no evaluation of seed {', '.join(sorted(of))}") for v, of in absent]
 
 
 def over_seeds(
@@ -291,13 +288,13 @@ def join_notes(
 
     A note that all frames have gets no names.
     """
-    lacking: dict[tuple[str, str], list] = {}
+    places: dict[tuple[str, str], list] = {}
     for place, frame in missing.items():
         for note in frame.itertuples(index=False, name=None):
-            lacking.setdefault(note, []).append(place)
+            places.setdefault(note, []).append(place)
     rows = [
         (what if len(at) == len(missing) else f"{named(at)}: {what}", why)
-        for (what, why), at in lacking.items()
+        for (what, why), at in places.items()
     ]
     return pd.DataFrame(rows, columns=["what", "why"])
 
@@ -363,12 +360,11 @@ def table_csv(frame: pd.DataFrame, fractions: str | None = "%.6f") -> str:
 
 
 def _no_formula(cell: Any) -> Any:
-    if not isinstance(cell, str) or not FORMULA.match(cell):
-        return cell
-    try:
-        float(cell)
-    except ValueError:
-        return f"'{cell}"
+    if isinstance(cell, str) and FORMULA.match(cell):
+        try:
+            float(cell)
+        except ValueError:
+            return f"'{cell}"
     return cell
 
 

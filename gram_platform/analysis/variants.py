@@ -93,8 +93,8 @@ def _by_number(
     per_seed: pd.DataFrame, shared: Mapping[tuple[str, int], frozenset[str]]
 ) -> pd.DataFrame:
     """Returns the columns of `by_number` except the pseudo-values."""
-    views, rows = _views(per_seed), []
-    for (method, size, number), cell in views.groupby(MODULES_CELL, sort=False):
+    rows = []
+    for (method, size, number), cell in _views(per_seed).groupby(MODULES_CELL, sort=False):
         profiles = shared.get((size, number), frozenset())
         for seed, of_seed in cell[cell["profile"].isin(profiles)].groupby("seed", sort=False):
             if set(of_seed["profile"]) == profiles:
@@ -153,12 +153,9 @@ def _ends(
     numbers: pd.DataFrame, method: str, size: str, name: str, num_modules: int
 ) -> pd.DataFrame:
     """Returns `one`, `all` and `drop` of a class by seed, no rows if all is one module."""
-    known = numbers[
-        (numbers["method"] == method) & (numbers["size"] == size) & numbers[name].notna()
-    ]
-    one, every = (
-        known[known[MODULES] == number].set_index("seed")[name] for number in (1, num_modules)
-    )
+    known = numbers[(numbers["method"] == method) & (numbers["size"] == size)]
+    known = known[known[name].notna()]
+    one, every = (known[known[MODULES] == n].set_index("seed")[name] for n in (1, num_modules))
     ends = pd.DataFrame({"one": one, "all": every}).dropna()
     ends = ends if num_modules > 1 else ends.iloc[:0]
     return ends.assign(drop=ends["one"] - ends["all"])

@@ -182,13 +182,15 @@ def _verdict(interval: Interval, within: pd.Interval) -> str:
 
 def verdicts_text(counts: Mapping[str, int]) -> str:
     """Says how many claims have each verdict: "Of 3 claims 2 are confirmed here, ..."."""
-    total, said = sum(counts.values()), []
-    found = {words: counts.get(verdict, 0) for verdict, words in COUNTED.items()}
-    found["not judged"] = total - sum(found.values())
-    for words, number in found.items():
-        if number or words in SAID_OF_NONE:
-            said.append(f"{number or 'none'} {'are' if number > 1 else 'is'} {words}")
-    return f"Of {total} claim{'s' * (total != 1)} {', '.join(said)}."
+    total = sum(counts.values())
+    numbers = {words: counts.get(verdict, 0) for verdict, words in COUNTED.items()}
+    numbers["not judged"] = total - sum(numbers.values())
+    parts = [
+        f"{number or 'none'} {'are' if number > 1 else 'is'} {words}"
+        for words, number in numbers.items()
+        if number or words in SAID_OF_NONE
+    ]
+    return f"Of {total} claim{'s' * (total != 1)} {', '.join(parts)}."
 
 
 def claims_frame(judgements: Sequence[Judgement]) -> pd.DataFrame:
@@ -217,7 +219,7 @@ def separation_claims(
     for method, size in dict.fromkeys(zip(per_seed["method"], per_seed["size"], strict=True)):
         where = {"method": method, "size": size, "profile": MEAN}
         sides, pseudo = ([seed_values(of, name, **where) for name in names] for of in frames)
-        if set.intersection(*map(set, sides)):
+        if sides[0].keys() & sides[1]:
             text = f"{method}, {size}: retain is above forget"
             claim = Claim(text, *(Side(method, name) for name in names))
             error = _unit_error(unit_error, claim, size, {})
@@ -275,7 +277,7 @@ def paper_claims(
                 weights, falls = _falls((per_seed, spread), claim, places, variant)
                 right = dict.fromkeys(falls[0], 0.0)
                 left, pseudo = falls[0], (falls[1], right)
-            if set(left) & set(right):
+            if left.keys() & right:
                 profiles = dict.fromkeys(side.profile or claim.profile for side in claim.terms)
                 row = {PROFILE: " and ".join(profiles), "paper": math.nan, "source": claim.source}
                 row |= {"size": size, VARIANT: variant, EXPLANATION: ""}
@@ -328,7 +330,7 @@ def _nats(
     numbers = ("", *[math.nan] * 4)
     if math.isfinite(margin(claim.within)) and _is_one_class(claim):
         (left, right), (_, slopes) = (_sides(frame, claim, size, variant) for frame in frames)
-        if slopes and set(left) & set(right):
+        if slopes and left.keys() & right:
             slope = float(np.mean([*slopes.values()]))
             ends = -claim.within.right / slope, -claim.within.left / slope
             found = judge("", left, right, within := pd.Interval(*ends, closed="neither"))
@@ -424,7 +426,7 @@ def localization_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
                 seed_values(means, name, method=who or method, size=size, **{"class": kind})
                 for who, kind in sides
             )
-            if set(left) & set(right):
+            if left.keys() & right:
                 judgements.append(judge(f"{method}, {size}: {text}", left, right))
     return claims_frame(judgements).assign(profile=MEAN)
 
@@ -462,15 +464,15 @@ def _say_published(
     theirs: pd.DataFrame, claim: str, size: str, variant: str, write: Callable = interval_text
 ) -> str:
     """Returns `agree, 0.100 [0.050, 0.150]`, or `agree at 2B; disagree at 50M; -0.020 to 0.040`."""
-    of_claim = theirs[(theirs["claim"] == claim) & (theirs[VARIANT] == variant)]
-    here = of_claim[of_claim["size"] == size]
-    found = here if len(here) else of_claim
-    if len(found) > 1:
-        sizes = found.groupby("verdict", sort=False)["size"].agg(", ".join)
+    rows = theirs[(theirs["claim"] == claim) & (theirs[VARIANT] == variant)]
+    if (rows["size"] == size).any():
+        rows = rows[rows["size"] == size]
+    if len(rows) > 1:
+        sizes = rows.groupby("verdict", sort=False)["size"].agg(", ".join)
         judged = "; ".join(f"{verdict} at {names}" for verdict, names in sizes.items())
-        return f"{judged}; {found['difference'].min():.3f} to {found['difference'].max():.3f}"
-    of_one = zip(found["verdict"], found["difference"], found["low"], found["high"], strict=True)
-    return "".join(f"{verdict}, {write(*numbers)}" for verdict, *numbers in of_one)
+        return f"{judged}; {rows['difference'].min():.3f} to {rows['difference'].max():.3f}"
+    rows = rows[["verdict", "difference", "low", "high"]].itertuples(index=False)
+    return "".join(f"{verdict}, {write(*numbers)}" for verdict, *numbers in rows)
 
 
 def conclude(claims: pd.DataFrame, preset: str) -> pd.DataFrame:
