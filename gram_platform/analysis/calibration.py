@@ -194,15 +194,15 @@ def nearest_errors(rows: pd.DataFrame, corpus: str, parameters: int, steps: int)
     """
     apart = [_times(other, parameters) for other in rows["parameters"]]
     far = [max(a, _times(b, steps)) for a, b in zip(apart, rows["steps"], strict=True)]
-    rows, found = rows.assign(apart=apart, far=far), []
+    rows, nearest = rows.assign(apart=apart, far=far), []
     for _, cell in rows[rows["apart"] <= NEAR].groupby("class", sort=False):
         same = cell[(cell["corpus"] == corpus) & (cell["far"] <= NEAR)]
         largest = cell.loc[list(dict.fromkeys(cell[["ratio", "difference"]].idxmax()))]
         used = same.nsmallest(1, "far") if len(same) else largest
         row = {**used.iloc[0], **used[["ratio", "difference"]].max()}
         row["num_shares"] = int(used["num_shares"].min())
-        found.append(row | {"places": list(zip(used["corpus"], used["size"], strict=True))})
-    return found
+        nearest.append(row | {"places": list(zip(used["corpus"], used["size"], strict=True))})
+    return nearest
 
 
 def _times(number: float, other: float) -> float:
@@ -223,7 +223,7 @@ def errors_by_class(stored: Iterable[Mapping]) -> UnitErrors:
 
     `ratio` and `difference` are root mean squares, the class is core or AUXILIARY.
     """
-    found = {}
+    errors = {}
     for row in stored:
         number = row.get("num_shares", NUM_SHARES)
         ratio, difference = (
@@ -231,5 +231,5 @@ def errors_by_class(stored: Iterable[Mapping]) -> UnitErrors:
             for of in ((number, RATIO_LAGS), (number - 1, DIFFERENCE_LAGS))
         )
         error = UnitError(float(ratio * row["ratio"]), float(difference * row["difference"]))
-        found |= {(row["size"], n): error for n, kind in CLASS_OF.items() if kind == row["class"]}
-    return found
+        errors |= {(row["size"], n): error for n, kind in CLASS_OF.items() if kind == row["class"]}
+    return errors

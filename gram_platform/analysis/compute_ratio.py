@@ -186,8 +186,8 @@ def _refine(offsets: np.ndarray, rss: np.ndarray, s: np.ndarray, y: np.ndarray) 
     padded = np.concatenate([[np.inf], rss, [np.inf]])
     is_local = (rss <= padded[:-2]) & (rss <= padded[2:]) & np.isfinite(rss)
     spacing = float(np.log(offsets[1] / offsets[0]))
-    found = [_descend(offset, spacing, s, y) for offset in offsets[is_local]]
-    return float(np.clip(min(found)[1], offsets[0], offsets[-1]))
+    minima = [_descend(offset, spacing, s, y) for offset in offsets[is_local]]
+    return float(np.clip(min(minima)[1], offsets[0], offsets[-1]))
 
 
 def _descend(offset: float, spacing: float, s: np.ndarray, y: np.ndarray) -> tuple[float, float]:
@@ -198,13 +198,13 @@ def _descend(offset: float, spacing: float, s: np.ndarray, y: np.ndarray) -> tup
     best = float(_profile(np.array([offset]), s, y)[0]), float(offset)
     for width in (spacing, 1e-6):
         centre = best[1]
-        found = minimize_scalar(
+        minimum = minimize_scalar(
             lambda v, centre=centre: float(_profile(np.array([centre * np.exp(v)]), s, y)[0]),
             bounds=(-width, width),
             method="bounded",
             options={"xatol": 1e-15},
         )
-        best = min(best, (float(found.fun), float(centre * np.exp(found.x))))
+        best = min(best, (float(minimum.fun), float(centre * np.exp(minimum.x))))
     return best
 
 

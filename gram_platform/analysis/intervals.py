@@ -43,8 +43,8 @@ def positive(field: str, values: Sequence[float] | np.ndarray) -> np.ndarray:
     bad = np.flatnonzero(~(np.isfinite(array) & (array > 0.0)))
     if len(bad):
         more = f", and {len(bad) - 1} more" * (len(bad) > 1)
-        place = f"entry {bad[0]} of {len(array)}{more}"
-        raise invalid(field, float(array[bad[0]]), f"finite positive numbers; this is {place}")
+        entry = f"entry {bad[0]} of {len(array)}{more}"
+        raise invalid(field, float(array[bad[0]]), f"finite positive numbers; this is {entry}")
     return array
 
 
@@ -92,8 +92,8 @@ def with_pseudo_values(
 
 def pseudo_frame(values: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """Returns the frame with its pseudo-values, if it has any, in the columns `names`."""
-    found = {name: values[name + PSEUDO_SUFFIX] for name in names if name + PSEUDO_SUFFIX in values}
-    return values.assign(**found)
+    pseudo = {n: values[n + PSEUDO_SUFFIX] for n in names if n + PSEUDO_SUFFIX in values}
+    return values.assign(**pseudo)
 
 
 def subtract_pairs(

@@ -144,9 +144,9 @@ def localization_tables(rows: pd.DataFrame, missing: Sequence[tuple] = ()) -> Lo
     lacking = {view[:3] for view in missing}
     is_whole = [key not in lacking for key in zip(*(rows[n] for n in VIEW[:3]), strict=True)]
     few = rows[is_few & np.array(is_whole, bool)]
-    how = dict.fromkeys(STATISTICS, lambda values: values.mean(skipna=False))
+    averages = dict.fromkeys(STATISTICS, lambda values: values.mean(skipna=False))
     groups = few.groupby(["method", "size", "class", "seed"], sort=False, as_index=False)
-    means = groups.agg({**how, "num_tokens": "sum", "runs": run_names})
+    means = groups.agg({**averages, "num_tokens": "sum", "runs": run_names})
     means = means.assign(profile=MEAN, domain=MEAN)
     columns = [*TOKEN_ROW, "seed", *STATISTICS, "num_tokens", "runs"]
     per_seed = _ordered(pd.concat([rows[columns], means], ignore_index=True))

@@ -83,7 +83,7 @@ def extension(
     usable = {(lr, int(batch)) for lr, batch in used}
     unusable = set(product(grid.lrs, grid.batches)) - usable
     problem = "the surface cannot be fitted" if row["reason"] else "the surface is not convex"
-    place = "the minimum lies" if row["convex"] else f"{problem}, and the best cell lies"
+    reason = "the minimum lies" if row["convex"] else f"{problem}, and the best cell lies"
     wanted, messages = [], []
     for side in filter(None, row["edges"].split(", ")):
         axis, end = side.split()
@@ -93,7 +93,7 @@ def extension(
             refusal = "the cells there diverged or failed"
         number = f"{value:g}" if axis == "lr" else f"{value:,}"
         step = f"not extended, {refusal}" if refusal else f"adding {axis} {number}"
-        messages.append(f"{row['size']}: {place} at the {EDGE_WORDS[end]} edge of {axis}: {step}")
+        messages.append(f"{row['size']}: {reason} at the {EDGE_WORDS[end]} edge of {axis}: {step}")
         wanted += [] if refusal else [(side, value)]
     grown = _grow(grid, wanted, unusable)
     new = tuple(cell for cell in grown.cells if cell not in grid.cells)

@@ -96,17 +96,17 @@ def baseline_references(
             continue
         for domain in domains_of(evaluations[evaluations["size"] == size]):
             try:
-                found = _reference(domain, finals[PREFIX + domain], points)
+                reference = _reference(domain, finals[PREFIX + domain], points)
             except ValueError as error:
                 what = f"size {size}, domain {domain}{of_seed}"
                 notes.append((what, f"the baseline's curve could not be fitted: {error}"))
                 continue
             if leave_out and len(finals) > 1:
                 without, unfitted = _without_each(domain, finals[PREFIX + domain], points)
-                found = replace(found, without=without)
+                reference = replace(reference, without=without)
                 what = f"intervals of size {size}, domain {domain}{of_seed}"
                 notes += [(what, why) for why in unfitted]
-            references[size, domain] = found
+            references[size, domain] = reference
     return references, notes
 
 
@@ -244,7 +244,7 @@ def _unknown(rows: pd.DataFrame, why: str) -> Notes:
 
 def slopes(ratios: pd.DataFrame, references: dict) -> np.ndarray:
     """Returns PER_NAT of the rows of `ratios` [N], > 0; NaN where the ratio is unknown."""
-    found, losses = np.full(len(ratios), np.nan), ratios["loss"].to_numpy(float)
+    values, losses = np.full(len(ratios), np.nan), ratios["loss"].to_numpy(float)
     losses = np.where(ratios["compute_ratio"].isna(), np.nan, losses)
     for key, rows in ratios.groupby(["size", "domain"]).indices.items():
         if reference := references.get(key):
@@ -252,8 +252,8 @@ def slopes(ratios: pd.DataFrame, references: dict) -> np.ndarray:
             # -d step / d loss is (step + s0) / (alpha loss).
             growth = np.exp((curve.log_loss_first - np.log(losses[rows])) / curve.alpha)
             steps = curve.offset * growth / (curve.alpha * losses[rows])
-            found[rows] = steps / curve.step(finals).mean()
-    return found
+            values[rows] = steps / curve.step(finals).mean()
+    return values
 
 
 def pseudo_values(ratios: pd.DataFrame, references: dict) -> np.ndarray:
@@ -278,8 +278,8 @@ def pseudo_values(ratios: pd.DataFrame, references: dict) -> np.ndarray:
     for key, rows in ratios.reset_index(drop=True).groupby(["size", "domain"]).groups.items():
         reference, known = references.get(key), rows[~np.isnan(values[rows])].to_numpy()
         for seed, left in reference.without.items() if reference else ():
-            found = left.ratios(losses[known]) if left else math.nan
-            changes[known, places[seed]] = values[known] - found
+            others = left.ratios(losses[known]) if left else math.nan
+            changes[known, places[seed]] = values[known] - others
             num_baselines[known] = len(reference.without)
     group = ratios.groupby([*ROW, "domain", "class"], sort=False).ngroup().to_numpy()
     own = np.array([places.get(seed, -1) for seed in ratios["seed"]], int)

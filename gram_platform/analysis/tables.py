@@ -141,8 +141,8 @@ def analyse(
         pseudo, _ = per_seed_frame(ratios.assign(compute_ratio=ratios[PSEUDO]), declared)
         per_seed = with_pseudo_values(per_seed, pseudo, CLASSES)
     for suffix, name in ((NATS, "loss"), (SLOPE, PER_NAT)):
-        found, _ = per_seed_frame(ratios.assign(compute_ratio=ratios[name]), declared)
-        per_seed = per_seed.assign(**{n + suffix: found[n] for n in CLASSES})
+        means, _ = per_seed_frame(ratios.assign(compute_ratio=ratios[name]), declared)
+        per_seed = per_seed.assign(**{n + suffix: means[n] for n in CLASSES})
     per_seed = per_seed.merge(_minus_filtering(ratios, declared), "left", VIEW)
     per_seed = sort_rows(per_seed, sizes)
     notes = {
@@ -167,8 +167,8 @@ def _minus_filtering(ratios: pd.DataFrame, declared: pd.DataFrame) -> pd.DataFra
         return pd.DataFrame(columns=[*VIEW, *columns.values()])
     both = both.assign(compute_ratio=both["loss"] - both["loss_filtering"])
     theirs = declared.loc[declared["method"] == FILTERING, ["size", "profile"]]
-    found, _ = per_seed_frame(both, declared.merge(theirs.drop_duplicates()))
-    return found[[*VIEW, *CLASSES]].rename(columns=columns)
+    differences, _ = per_seed_frame(both, declared.merge(theirs.drop_duplicates()))
+    return differences[[*VIEW, *CLASSES]].rename(columns=columns)
 
 
 def _compare(
@@ -342,9 +342,9 @@ def with_runs(table: pd.DataFrame, ratios: pd.DataFrame) -> pd.DataFrame:
 
 def run_names(run_ids: pd.Series) -> str:
     """Joins the first MOST_RUNS run ids by commas, each once, and says how many more there are."""
-    found = list(dict.fromkeys(run_ids.astype(str)))
-    rest = f" and {len(found) - MOST_RUNS} more" if len(found) > MOST_RUNS else ""
-    return ", ".join(found[:MOST_RUNS]) + rest
+    names = list(dict.fromkeys(run_ids.astype(str)))
+    rest = f" and {len(names) - MOST_RUNS} more" if len(names) > MOST_RUNS else ""
+    return ", ".join(names[:MOST_RUNS]) + rest
 
 
 def table_csv(frame: pd.DataFrame, fractions: str | None = "%.6f") -> str:
@@ -372,8 +372,8 @@ def readable_table(table: pd.DataFrame) -> pd.DataFrame:
     """Writes each class of table.csv that has a value as one text, `mean [low, high]`."""
     # The study's variant, if any, and method, size and profile.
     names = table.columns[: table.columns.get_loc(CLASSES[0])]
-    shown = [name for name in CLASSES if table[name].notna().any()]
-    return with_intervals(table, names, shown).assign(num_seeds=table["num_seeds"])
+    classes = [name for name in CLASSES if table[name].notna().any()]
+    return with_intervals(table, names, classes).assign(num_seeds=table["num_seeds"])
 
 
 def nats_table(table: pd.DataFrame) -> pd.DataFrame:

@@ -201,13 +201,13 @@ def _judge(claim: SweepClaim, seeds: dict[str, Curve], suffix: str, method: str)
     values, names = next(iter(seeds.values())).index, list(claim.names)
     whole = {seed: curve[names].astype(float) for seed, curve in seeds.items()}
     spread = {seed: pseudo_frame(curve, names)[names] for seed, curve in seeds.items()}
-    found, pseudo = _differences(claim, whole), _differences(claim, spread)
-    if len(values) < 2 or not found:
+    differences, pseudo = _differences(claim, whole), _differences(claim, spread)
+    if len(values) < 2 or not differences:
         return []
     named = {"first": values[0], "middle": _middle(next(iter(whole.values()))), "last": values[-1]}
     text = claim.text.format(**{name: f"{value:g}" for name, value in named.items()}) + suffix
-    sweep, zero = PAPER_SWEEPS[claim.knob], dict.fromkeys(found, 0.0)
-    judgement = judge(text, found, zero, claim.within, pseudo=(pseudo, zero))
+    sweep, zero = PAPER_SWEEPS[claim.knob], dict.fromkeys(differences, 0.0)
+    judgement = judge(text, differences, zero, claim.within, pseudo=(pseudo, zero))
     in_paper = claim.difference(sweep.means.reindex(values)) if method == sweep.method else np.nan
     return [{**vars(judgement), PROFILE: MEAN, "paper": in_paper, "source": sweep.source}]
 

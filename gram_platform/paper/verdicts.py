@@ -333,18 +333,20 @@ def _nats(
         if slopes and left.keys() & right:
             slope = float(np.mean([*slopes.values()]))
             ends = -claim.within.right / slope, -claim.within.left / slope
-            found = judge("", left, right, within := pd.Interval(*ends, closed="neither"))
-            numbers = found.verdict, found.difference, found.low, found.high, margin(within)
+            within = pd.Interval(*ends, closed="neither")
+            judgement = vars(judge("", left, right, within))
+            names = ("verdict", "difference", "low", "high")
+            numbers = *(judgement[name] for name in names), margin(within)
     return dict(zip(CLAIM_NATS, numbers, strict=True))
 
 
 def _decidable(claim: Claim) -> str:
-    found = []
+    places = []
     for (corpus, size), rows in load_errors().groupby(["corpus", "size"], sort=False):
         errors = errors_by_class(rows.to_dict("records"))
         if _unit_error(errors, claim, size, {}) < margin(claim.within):
-            found.append(f"{corpus} at {size}")
-    return f"The unit is fine enough on {', '.join(found) or 'no text and size measured so far'}."
+            places.append(f"{corpus} at {size}")
+    return f"The unit is fine enough on {', '.join(places) or 'no text and size measured so far'}."
 
 
 def _falls(
@@ -438,9 +440,9 @@ def judge_published(study: str) -> pd.DataFrame:
     A claim that the study's numbers leave open is judged on the numbers of JUDGED_BY.
     """
     others = [name for name, claims in JUDGED_BY.items() if claims == study]
-    found = pd.concat([paper_claims(load_published(n), study) for n in (study, *others)])
-    found = found.drop_duplicates(["claim", "size", VARIANT], ignore_index=True)
-    return found[VERDICT_COLUMNS]
+    rows = pd.concat([paper_claims(load_published(n), study) for n in (study, *others)])
+    rows = rows.drop_duplicates(["claim", "size", VARIANT], ignore_index=True)
+    return rows[VERDICT_COLUMNS]
 
 
 def with_published(claims: pd.DataFrame, study: str) -> pd.DataFrame:
@@ -455,9 +457,9 @@ def with_published(claims: pd.DataFrame, study: str) -> pd.DataFrame:
     plain = theirs.replace({"verdict": IN_WORDS})
     said = [_say_published(plain, *key, short_text) for key in keys]
     paper = claims["paper"].astype(float).where([not text for text in words])
-    found = {"published": words, SAID: said}
-    shown = {name: pd.Series(texts, claims.index, dtype=object) for name, texts in found.items()}
-    return claims.assign(paper=paper, **shown)
+    columns = {"published": words, SAID: said}
+    texts = {n: pd.Series(of, claims.index, dtype=object) for n, of in columns.items()}
+    return claims.assign(paper=paper, **texts)
 
 
 def _say_published(
@@ -497,7 +499,7 @@ def _holm(claims: pd.DataFrame) -> pd.Series:
     `level_factors` lies on its side. The k-th strongest of n stays if it and all stronger claims
     pass level n + 1 - k.
     """
-    found = claims["verdict"].mask(claims["verdict"].str.endswith(NO_INTERVAL), CANNOT_TELL)
+    verdicts = claims["verdict"].mask(claims["verdict"].str.endswith(NO_INTERVAL), CANNOT_TELL)
     family = claims[in_family(claims)]
     number = len(family)
     # The widths are by claim and level [n, n].
@@ -507,10 +509,10 @@ def _holm(claims: pd.DataFrame) -> pd.Series:
     halves = np.hypot(spread * of_seeds, family[[UNIT_ERROR]].fillna(0.0).to_numpy() * of_unit)
     ends = np.reshape([(within.left, within.right) for within in family[WITHIN]], (-1, 2))
     inside = ((family[["difference"]].to_numpy() - ends) * (1.0, -1.0)).min(axis=1)
-    found[family.index] = CANNOT_TELL
+    verdicts[family.index] = CANNOT_TELL
     for verdict, gap in ((AGREE, inside), (DISAGREE, -inside)):
         passed = (gap[:, None] > halves).sum(axis=1)
         order = np.argsort(-passed, kind="stable")
         stays = np.logical_and.accumulate(passed[order] >= number - np.arange(number))
-        found[family.index[order[stays]]] = verdict
-    return found
+        verdicts[family.index[order[stays]]] = verdict
+    return verdicts
