@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from gram_platform.analysis.intervals import CURVE_FIXED
-from gram_platform.analysis.ratios import ROW, ordered
+from gram_platform.analysis.ratios import ROW, sort_rows
 from gram_platform.analysis.tables import (
     CLASSES,
     NUM_DOMAINS,
@@ -133,7 +133,7 @@ def published_table() -> pd.DataFrame:
     parts = []
     for study in BASELINE_STUDY:
         both = pd.concat([published_analysis(study).per_seed, *_per_seed_without_curves(study)])
-        parts.append(ordered(both, ()).assign(study=study, variant=""))
+        parts.append(sort_rows(both, ()).assign(study=study, variant=""))
     for study in REPLICATED:
         parts.append(pd.DataFrame({VARIANT: ""} | dict(replicated_analysis(study).per_seed)))
         parts[-1] = parts[-1].assign(study=study)

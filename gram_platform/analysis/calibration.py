@@ -7,11 +7,11 @@ An error is a compute ratio minus a share. There are two:
 - of the unit: finished baselines of other lengths and seeds, each with its own warm-up and decay,
   are rated like any model. The share is their steps over the reference's steps.
 
-The seeds of a study cannot show the error of its unit: the root mean square over shares of the
-errors' means over seeds (`rms_of_means`). The error of a difference of two ratios by the same
-curves is this number for the differences between neighbouring shares. `unit_errors.csv` holds the
-errors measured for the package. A claim takes the half-width of their 90% interval: the root mean
-square times the t factor of its degrees of freedom.
+The seeds of a study cannot show the error of its unit, which is the root mean square over shares of
+the errors' means over seeds (`rms_of_means`). For a difference of two ratios by the same curves, it
+is that of the differences between neighbouring shares. `unit_errors.csv` holds the package's
+measured errors. A claim takes the half-width of their 90% interval, which is the root mean square
+times the t factor of its degrees of freedom.
 """
 
 import math
@@ -74,12 +74,8 @@ def fit_errors(
     steps at which warm-up ends and decay begins. A size with one seed has no row, since no other
     seed can rate it.
     """
-    finals = (
-        ratios.pivot(index=["size", "seed"], columns="domain", values="loss")
-        .add_prefix(PREFIX)
-        .reset_index()
-    )
-    finals = finals.assign(method=BASELINE, profile=ALL)
+    finals = ratios.pivot(index=["size", "seed"], columns="domain", values="loss")
+    finals = finals.add_prefix(PREFIX).reset_index().assign(method=BASELINE, profile=ALL)
     parts = [pd.DataFrame(columns=ERROR_COLUMNS)]
     for size, seed in zip(finals["size"], finals["seed"], strict=True):
         of_size = curves[curves["size"] == size]
@@ -89,10 +85,8 @@ def fit_errors(
         references, _ = baseline_references(others, of_size[of_size["seed"] != seed])
         points = of_size[of_size["seed"] == seed]
         points = points.assign(error_of=FIT, share=points["step"] / of_size["step"].max())
-        start, end = constant_rate[size]
-        points = points[
-            points["share"].between(start, end) & points["domain"].isin([d for _, d in references])
-        ]
+        is_rated = points["domain"].isin([domain for _, domain in references])
+        points = points[points["share"].between(*constant_rate[size]) & is_rated]
         rated = [references[size, row.domain].ratio(row.loss) for row in points.itertuples()]
         parts.append(_errors(points.assign(compute_ratio=rated)))
     return pd.concat([part for part in parts if len(part)] or parts, ignore_index=True)
@@ -110,14 +104,14 @@ def by_class(errors: pd.DataFrame) -> pd.DataFrame:
     The classes of a table have these errors, since they are means over domains. Two baselines of a
     seed whose lengths round to the same share count as one.
     """
-    named = errors.assign(domain=errors["domain"].where(errors["domain"] == CORE, AUXILIARY))
+    classes = errors.assign(domain=errors["domain"].where(errors["domain"] == CORE, AUXILIARY))
     names = ["error_of", "size", "seed", "share", "domain"]
-    means = named.groupby(names, sort=False)[["compute_ratio", "error"]].mean().reset_index()
-    return means[ERROR_COLUMNS]
+    groups = classes.groupby(names, sort=False, as_index=False)
+    return groups[["compute_ratio", "error"]].mean()
 
 
-def _counted(errors: pd.DataFrame) -> pd.DataFrame:
-    """Selects the shares from LOWEST_SHARE on; lengths are whole steps, so shares are rounded."""
+def _select_shares(errors: pd.DataFrame) -> pd.DataFrame:
+    """Selects shares from LOWEST_SHARE on, rounded because lengths are whole steps."""
     return errors[errors["share"].astype(float).round(2) >= LOWEST_SHARE]
 
 
@@ -128,7 +122,7 @@ def calibration_table(errors: pd.DataFrame) -> pd.DataFrame:
     errors. `worst`: the largest error, with its sign.
     """
     single = errors[errors["domain"] != CORE].assign(domain=SINGLE)
-    frame, rows = _counted(pd.concat([by_class(errors), single], ignore_index=True)), []
+    frame, rows = _select_shares(pd.concat([by_class(errors), single], ignore_index=True)), []
     for key, cell in frame.groupby(ERROR_CELL, sort=False):
         row = dict(zip(ERROR_CELL, key, strict=True))
         row |= interval_columns("bias", cell.groupby("seed")["error"].mean())
@@ -137,9 +131,7 @@ def calibration_table(errors: pd.DataFrame) -> pd.DataFrame:
         row["worst"] = cell["error"].iloc[int(cell["error"].abs().argmax())]
         rows.append({**row, "num_ratios": len(cell), "num_seeds": cell["seed"].nunique()})
     sizes, domains = list(dict.fromkeys(errors["size"])), (CORE, AUXILIARY, SINGLE)
-    rows.sort(
-        key=lambda row: (sizes.index(row["size"]), domains.index(row["domain"]), row["error_of"])
-    )
+    rows.sort(key=lambda r: (sizes.index(r["size"]), domains.index(r["domain"]), r["error_of"]))
     return pd.DataFrame(rows, columns=CALIBRATION_COLUMNS)
 
 
@@ -169,13 +161,13 @@ NOT_KNOWN = UnitError(math.nan, math.nan)
 UnitErrors = Mapping[tuple[str, str], UnitError]
 
 
-def measured_errors(errors: pd.DataFrame) -> pd.DataFrame:
+def measure_errors(errors: pd.DataFrame) -> pd.DataFrame:
     """Returns MEASURED_COLUMNS from a calibration's errors of the unit: a row per size and class.
 
     Shares below LOWEST_SHARE or with one seed do not count. A size with fewer than two shares has
     no row.
     """
-    unit, rows = _counted(errors[errors["error_of"] == UNIT]), []
+    unit, rows = _select_shares(errors[errors["error_of"] == UNIT]), []
     for (size, name), cell in by_class(unit).groupby(["size", "domain"], sort=False):
         by_share = cell.pivot(index="share", columns="seed", values="error").sort_index()
         by_share = by_share[by_share.notna().sum(axis="columns") > 1]
@@ -184,13 +176,12 @@ def measured_errors(errors: pd.DataFrame) -> pd.DataFrame:
                 rms_of_means(part.melt(value_name="error", ignore_index=False).dropna())
                 for part in (by_share, by_share.diff().iloc[1:])
             )
-            num_seeds = cell["seed"].nunique()
-            rows.append((size, name, ratio, difference, len(by_share), num_seeds))
+            rows.append((size, name, ratio, difference, len(by_share), cell["seed"].nunique()))
     return pd.DataFrame(rows, columns=MEASURED_COLUMNS).dropna()
 
 
 @cache
-def shipped_errors() -> pd.DataFrame:
+def load_errors() -> pd.DataFrame:
     """Reads FILE_COLUMNS: the errors measured for the package, by corpus, size and class."""
     return pd.read_csv(ERROR_FILE, comment="#")
 
@@ -203,18 +194,15 @@ def nearest_errors(rows: pd.DataFrame, corpus: str, parameters: int, steps: int)
     """
     apart = [_times(other, parameters) for other in rows["parameters"]]
     far = [max(a, _times(b, steps)) for a, b in zip(apart, rows["steps"], strict=True)]
-    rows, found = rows.assign(apart=apart, far=far), []
+    rows, nearest = rows.assign(apart=apart, far=far), []
     for _, cell in rows[rows["apart"] <= NEAR].groupby("class", sort=False):
         same = cell[(cell["corpus"] == corpus) & (cell["far"] <= NEAR)]
-        if len(same):
-            used = same.nsmallest(1, "far")
-        else:
-            used = cell.loc[list(dict.fromkeys(cell[["ratio", "difference"]].idxmax()))]
-        places = list(zip(used["corpus"], used["size"], strict=True))
-        largest = used[["ratio", "difference"]].max().to_dict()
-        fewest = {"num_shares": int(used["num_shares"].min())}
-        found.append({**used.iloc[0], **largest, **fewest, "places": places})
-    return found
+        largest = cell.loc[list(dict.fromkeys(cell[["ratio", "difference"]].idxmax()))]
+        used = same.nsmallest(1, "far") if len(same) else largest
+        row = {**used.iloc[0], **used[["ratio", "difference"]].max()}
+        row["num_shares"] = int(used["num_shares"].min())
+        nearest.append(row | {"places": list(zip(used["corpus"], used["size"], strict=True))})
+    return nearest
 
 
 def _times(number: float, other: float) -> float:
@@ -235,7 +223,7 @@ def errors_by_class(stored: Iterable[Mapping]) -> UnitErrors:
 
     `ratio` and `difference` are root mean squares, the class is core or AUXILIARY.
     """
-    found = {}
+    errors = {}
     for row in stored:
         number = row.get("num_shares", NUM_SHARES)
         ratio, difference = (
@@ -243,6 +231,5 @@ def errors_by_class(stored: Iterable[Mapping]) -> UnitErrors:
             for of in ((number, RATIO_LAGS), (number - 1, DIFFERENCE_LAGS))
         )
         error = UnitError(float(ratio * row["ratio"]), float(difference * row["difference"]))
-        for name in (name for name, kind in CLASS_OF.items() if kind == row["class"]):
-            found[row["size"], name] = error
-    return found
+        errors |= {(row["size"], n): error for n, kind in CLASS_OF.items() if kind == row["class"]}
+    return errors

@@ -5,9 +5,8 @@ Source: the paper's appendix "Compute Ratio Methodology". For each domain, L(s) 
 squares on the log loss. The inverse step(l) = (A / l)^(1 / alpha) - s0 turns losses into steps, and
 CR(l) = step(l) / mean over baseline seeds of step(l_n).
 
-Ours: s0 > -min(s), so that the curve is finite at every measured step. Given s0 the problem is
-linear. So the fit searches only s0, on a logarithmic grid over its whole range and then around
-every local minimum.
+Ours: s0 > -min(s), so that the curve is finite at every measured step. The problem is linear for a
+fixed s0, so the fit searches s0 on a logarithmic grid and then around every local minimum.
 """
 
 import math
@@ -47,7 +46,7 @@ class LearningCurve:
     log_loss_first: float
     # The root mean square of the residuals of the log loss.
     rms: float
-    # s0 is at an end of its range, by BOUND_FRACTION: read the curve with care.
+    # s0 is at an end of its range, so read the curve with care.
     at_bound: bool
     num_points: int
 
@@ -71,8 +70,7 @@ class LearningCurve:
     def step_rms(self) -> float:
         """The residual as a share of the steps, to first order.
 
-        On a flat curve it is large although `rms` is small: at alpha 0.06, 0.5% of the loss is 8%
-        of the steps.
+        At alpha 0.06, 0.5% of the loss is 8% of the steps.
         """
         return self.rms / self.alpha
 
@@ -94,8 +92,8 @@ class LearningCurve:
     def step(self, loss):
         """Returns the steps at which the curve reaches `loss`, a number or an array.
 
-        ValueError unless positive. A loss below the curve gives more than `last_step`. A loss far
-        above the curve can give less than 0 if s0 > 0. Infinite if too large for a float.
+        ValueError unless positive. A loss below the curve gives more than `last_step`, a loss far
+        above it can give less than 0 if s0 > 0. Infinite if too large for a float.
         """
         losses = floats("loss", loss)
         positive("loss", losses.ravel())
@@ -146,11 +144,8 @@ def compute_ratio(curve: LearningCurve, loss, baseline_losses: Sequence[float]):
         raise invalid("baseline_losses", [], "the final loss of at least one baseline seed")
     reference = float(np.mean(curve.step(baseline)))
     if not 0.0 < reference < math.inf:
-        raise invalid(
-            "baseline_losses",
-            baseline.tolist(),
-            "losses that the curve reaches after a positive step",
-        )
+        allowed = "losses that the curve reaches after a positive step"
+        raise invalid("baseline_losses", baseline.tolist(), allowed)
     return _like(loss, np.asarray(curve.step(loss)) / reference)
 
 
@@ -191,26 +186,25 @@ def _refine(offsets: np.ndarray, rss: np.ndarray, s: np.ndarray, y: np.ndarray) 
     padded = np.concatenate([[np.inf], rss, [np.inf]])
     is_local = (rss <= padded[:-2]) & (rss <= padded[2:]) & np.isfinite(rss)
     spacing = float(np.log(offsets[1] / offsets[0]))
-    found = [_descend(offset, spacing, s, y) for offset in offsets[is_local]]
-    return float(np.clip(min(found)[1], offsets[0], offsets[-1]))
+    minima = [_descend(offset, spacing, s, y) for offset in offsets[is_local]]
+    return float(np.clip(min(minima)[1], offsets[0], offsets[-1]))
 
 
 def _descend(offset: float, spacing: float, s: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     """Returns (residual sum of squares, offset) of the minimum within one grid spacing.
 
-    It searches the log offset, then once more around the result, since the minimiser resolves 1e-8
-    of its variable's size.
+    It searches the log offset twice, since the minimiser resolves 1e-8 of its variable's size.
     """
     best = float(_profile(np.array([offset]), s, y)[0]), float(offset)
     for width in (spacing, 1e-6):
         centre = best[1]
-        found = minimize_scalar(
+        minimum = minimize_scalar(
             lambda v, centre=centre: float(_profile(np.array([centre * np.exp(v)]), s, y)[0]),
             bounds=(-width, width),
             method="bounded",
             options={"xatol": 1e-15},
         )
-        best = min(best, (float(found.fun), float(centre * np.exp(found.x))))
+        best = min(best, (float(minimum.fun), float(centre * np.exp(minimum.x))))
     return best
 
 
@@ -222,9 +216,8 @@ def _points(steps: Sequence[float], losses: Sequence[float]) -> tuple[np.ndarray
     """Returns steps and log losses [N], ordered by step."""
     s, values = floats("steps", steps), positive("losses", losses)
     if values.shape != s.shape:
-        raise invalid(
-            "losses", f"{len(values)} values", f"one loss for each step, of shape {s.shape}"
-        )
+        allowed = f"one loss for each step, of shape {s.shape}"
+        raise invalid("losses", f"{len(values)} values", allowed)
     is_bad = ~(np.isfinite(s) & (s >= 0.0))
     if is_bad.any():
         raise invalid("steps", float(s[is_bad][0]), "finite steps >= 0")

@@ -38,14 +38,13 @@ def positive(field: str, values: Sequence[float] | np.ndarray) -> np.ndarray:
     """Returns values [n] as floats; ValueError for the first that is not finite and positive."""
     array = floats(field, values)
     if array.ndim != 1:
-        raise invalid(
-            field, f"values of shape {array.shape}", "one dimension: one value for each run or size"
-        )
+        allowed = "one dimension: one value for each run or size"
+        raise invalid(field, f"values of shape {array.shape}", allowed)
     bad = np.flatnonzero(~(np.isfinite(array) & (array > 0.0)))
     if len(bad):
         more = f", and {len(bad) - 1} more" * (len(bad) > 1)
-        place = f"entry {bad[0]} of {len(array)}{more}"
-        raise invalid(field, float(array[bad[0]]), f"finite positive numbers; this is {place}")
+        entry = f"entry {bad[0]} of {len(array)}{more}"
+        raise invalid(field, float(array[bad[0]]), f"finite positive numbers; this is {entry}")
     return array
 
 
@@ -60,9 +59,9 @@ class Interval(NamedTuple):
 def t_interval(values: Sequence[float], pseudo_values: Sequence[float] | None = None) -> Interval:
     """Returns (mean, low, high): mean -+ t(n-1) sd / sqrt(n) over `values` [n], one per seed.
 
-    The values are finite, one at least. The ends are NaN if n is below FEWEST or a pseudo-value is
-    NaN. The standard deviation is of the jackknife's `pseudo_values` [n] of the same seeds
-    (`ratios.pseudo_values`), if given. The centre is always the mean of the values.
+    The values are finite, one at least. The standard deviation is of the jackknife's
+    `pseudo_values` [n] of the same seeds (`ratios.pseudo_values`), if given. The ends are NaN if n
+    is below FEWEST or a pseudo-value is NaN.
     """
     array = np.asarray(values, float)
     spread = array if pseudo_values is None else np.asarray(pseudo_values, float)
@@ -93,11 +92,11 @@ def with_pseudo_values(
 
 def pseudo_frame(values: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """Returns the frame with its pseudo-values, if it has any, in the columns `names`."""
-    found = {name: values[name + PSEUDO_SUFFIX] for name in names if name + PSEUDO_SUFFIX in values}
-    return values.assign(**found)
+    pseudo = {n: values[n + PSEUDO_SUFFIX] for n in names if n + PSEUDO_SUFFIX in values}
+    return values.assign(**pseudo)
 
 
-def paired_differences(
+def subtract_pairs(
     left: Mapping[Hashable, float], right: Mapping[Hashable, float]
 ) -> dict[Hashable, float]:
     """Returns left - right on the seeds of both; all are `{seed: value}`."""
@@ -105,7 +104,7 @@ def paired_differences(
     return {seed: float(left[seed]) - float(right[seed]) for seed in seeds}
 
 
-def widened(interval: Interval, margin: float) -> Interval:
+def widen(interval: Interval, margin: float) -> Interval:
     """Adds a margin in quadrature to the half-width, 0 without ends; NaN adds nothing."""
     mean, low, high = interval
     if math.isnan(margin):
@@ -126,8 +125,8 @@ def level_factors(number: int, freedom: float | np.ndarray) -> np.ndarray:
 def smallest_detectable(differences: Sequence[float], margin: float = math.nan) -> float:
     """Returns the true difference whose interval excludes 0 with probability POWER.
 
-    It assumes as many seeds with the spread of these `differences` [n], n > 1, and the t-interval
-    `widened` by the margin. It is exact under normal noise: the noncentral t without a margin,
+    It assumes as many seeds with the spread of these `differences` [n], n > 1, and the t-interval,
+    which the margin widens. It is exact under normal noise: the noncentral t without a margin,
     otherwise its integral over the spread's distribution.
     """
     num = len(differences)

@@ -1,11 +1,11 @@
 """Measures how few tokens carry the loss of a removed capability, by their increases.
 
 Source: the paper's appendix "Capability Removal Concentrates Loss on Domain-Relevant Tokens". An
-increase is over the baseline of the same size and seed. The paper shows sentences; the aggregate
-over whole validation sequences is ours: the Gini coefficient of the positive increases, the share
-of tokens with a positive increase, and the part of the sum on the tenth of all tokens with the
-largest increases. Noise is unevenly spread too, so every table has a control: the baseline of
-another seed in place of a view.
+increase is over the baseline of the same size and seed. The paper shows sentences. Ours are the
+aggregates over whole validation sequences, which are the Gini coefficient of the positive
+increases, the share of tokens with a positive increase, and the part of the sum on the tenth of all
+tokens with the largest increases. Noise is unevenly spread too, so every table has a control, the
+baseline of another seed in place of a view.
 """
 
 from collections.abc import Mapping, Sequence
@@ -71,7 +71,7 @@ class Localization:
 
 
 def gini(values: np.ndarray) -> float:
-    """Returns the Gini coefficient of n values >= 0, NaN if all are 0.
+    """Returns the Gini coefficient of n values >= 0, NaN if all are 0 or there are none.
 
     It is 0 if all are equal, and (n - 1) / n if all but one are 0.
     """
@@ -110,14 +110,13 @@ def localize(
         names |= {"retained": ",".join(view.retained), "runs": view.run_id}
         for domain, losses in view.losses.items():
             kind = RETAIN if domain in view.retained else FORGET
-            kind = CONTROL if view.method == BASELINE else kind
-            measured = _measures(losses, reference.losses[domain])
-            rows.append({**names, "domain": domain, "class": kind, **measured})
+            kind = {"domain": domain, "class": CONTROL if view.method == BASELINE else kind}
+            rows.append(names | kind | _measure(losses, reference.losses[domain]))
     columns = [*TOKEN_ROW, "retained", "seed", *STATISTICS, "num_tokens", "runs", "curve"]
     return pd.DataFrame(rows, columns=columns)
 
 
-def _measures(losses: np.ndarray, reference: np.ndarray) -> dict:
+def _measure(losses: np.ndarray, reference: np.ndarray) -> dict:
     if losses.shape != reference.shape:
         allowed = f"the shape of the reference's tokens, {reference.shape}"
         raise invalid("losses", f"shape {losses.shape}", allowed)
@@ -125,7 +124,7 @@ def _measures(losses: np.ndarray, reference: np.ndarray) -> dict:
     positive = np.maximum(increases, 0.0)
     curve = concentration_curve(positive)
     return {
-        "gini": gini(positive[positive > 0.0]) if positive.any() else np.nan,
+        "gini": gini(positive[positive > 0.0]),
         "top_share": float(np.interp(TOP, TOKEN_SHARES, curve)),
         "positive": float((positive > 0.0).mean()),
         "increase": float(increases.mean()),
@@ -137,44 +136,33 @@ def _measures(losses: np.ndarray, reference: np.ndarray) -> dict:
 def localization_tables(rows: pd.DataFrame, missing: Sequence[tuple] = ()) -> Localization:
     """Returns all tables from the rows of `localize`; `missing` holds VIEW of views without losses.
 
-    `mean` rows (profile and domain) average a class within a seed over all pairs of a profile and a
-    domain, for the profiles of core with at most one auxiliary domain. A seed with a missing view
-    of a method has no such row.
+    Rows of profile and domain `mean` average a class within a seed over all pairs of the two, for
+    the profiles of core with at most one auxiliary domain. A seed with a missing view of a method
+    has no such row.
     """
     is_few = ~rows["retained"].str.contains(",") | (rows["class"] == CONTROL)
-    lacking, of_rows = {view[:3] for view in missing}, rows[VIEW[:3]]
-    is_whole = [key not in lacking for key in of_rows.itertuples(index=False, name=None)]
+    lacking = {view[:3] for view in missing}
+    is_whole = [key not in lacking for key in zip(*(rows[n] for n in VIEW[:3]), strict=True)]
     few = rows[is_few & np.array(is_whole, bool)]
-    keys = ["method", "size", "class", "seed"]
-    means = few.groupby(keys, sort=False).agg(
-        {**dict.fromkeys(STATISTICS, _mean), "num_tokens": "sum", "runs": run_names}
-    )
-    means = means.reset_index().assign(profile=MEAN, domain=MEAN)
+    averages = dict.fromkeys(STATISTICS, lambda values: values.mean(skipna=False))
+    groups = few.groupby(["method", "size", "class", "seed"], sort=False, as_index=False)
+    means = groups.agg({**averages, "num_tokens": "sum", "runs": run_names})
+    means = means.assign(profile=MEAN, domain=MEAN)
     columns = [*TOKEN_ROW, "seed", *STATISTICS, "num_tokens", "runs"]
     per_seed = _ordered(pd.concat([rows[columns], means], ignore_index=True))
-    notes = [
-        (f"{m} {size} {profile} seed {seed}", "its token losses are missing")
-        for m, size, seed, profile in missing
-    ]
-    lost = pd.DataFrame(notes, columns=["what", "why"])
+    what = [f"{m} {size} {profile} seed {seed}" for m, size, seed, profile in missing]
+    lost = pd.DataFrame({"what": what, "why": "its token losses are missing"}, dtype=object)
     return Localization(_summary(per_seed), per_seed, _curves(few), lost)
 
 
 def _curves(few: pd.DataFrame) -> pd.DataFrame:
-    keys, parts = ["method", "size", "class"], []
+    keys = ["method", "size", "class"]
+    parts = [pd.DataFrame(columns=[*keys, "tokens", "share", "runs"])]
     for key, group in few.groupby(keys, sort=False):
         share = np.mean(np.stack(list(group["curve"])), axis=0)
         points = {"tokens": TOKEN_SHARES, "share": share, "runs": run_names(group["runs"])}
         parts.append(pd.DataFrame({**dict(zip(keys, key, strict=True)), **points}))
-    return (
-        pd.concat(parts, ignore_index=True)
-        if parts
-        else pd.DataFrame(columns=[*keys, "tokens", "share", "runs"])
-    )
-
-
-def _mean(values: pd.Series) -> float:
-    return float(values.mean(skipna=False))
+    return pd.concat(parts[1:] or parts, ignore_index=True)
 
 
 def _summary(per_seed: pd.DataFrame) -> pd.DataFrame:
@@ -188,9 +176,7 @@ def _ordered(frame: pd.DataFrame) -> pd.DataFrame:
     sizes = list(dict.fromkeys(frame["size"]))
     ranks = [
         (method_key(m), sizes.index(s), profile_key(p), k, d)
-        for m, s, p, k, d in frame[[*TOKEN_ROW[:3], "class", "domain"]].itertuples(
-            index=False, name=None
-        )
+        for m, s, p, d, k in frame[TOKEN_ROW].itertuples(index=False, name=None)
     ]
     return frame.iloc[sorted(range(len(frame)), key=ranks.__getitem__)].reset_index(drop=True)
 

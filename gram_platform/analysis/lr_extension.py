@@ -79,76 +79,61 @@ def extension(
     row = optima[optima["seed"] == POOLED].iloc[0]
     if math.isnan(row["best_loss"]):
         return Extension(grid, (), (f"{row['size']}: no cell is complete: not extended",))
-    usable = {
-        (lr, int(batch)) for lr, batch in table.loc[table["used"], ["lr", "batch"]].to_numpy()
-    }
+    used = table.loc[table["used"], ["lr", "batch"]].to_numpy()
+    usable = {(lr, int(batch)) for lr, batch in used}
     unusable = set(product(grid.lrs, grid.batches)) - usable
     problem = "the surface cannot be fitted" if row["reason"] else "the surface is not convex"
-    place = "the minimum lies" if row["convex"] else f"{problem}, and the best cell lies"
+    reason = "the minimum lies" if row["convex"] else f"{problem}, and the best cell lies"
     wanted, messages = [], []
-    for side in [side for side in row["edges"].split(", ") if side]:
-        value, refusal = _step(grid, side, limit, why_not)
-        if not refusal and all(cell in unusable for cell in _border(grid, side)):
-            refusal = "the cells there diverged or failed"
+    for side in filter(None, row["edges"].split(", ")):
         axis, end = side.split()
-        step = f"not extended, {refusal}" if refusal else f"adding {_named(side, value)}"
-        messages.append(f"{row['size']}: {place} at the {EDGE_WORDS[end]} edge of {axis}: {step}")
+        outer, value, refusal = _step(grid, side, limit, why_not)
+        border = product([outer], grid.batches) if axis == "lr" else product(grid.lrs, [outer])
+        if not refusal and unusable.issuperset(border):
+            refusal = "the cells there diverged or failed"
+        number = f"{value:g}" if axis == "lr" else f"{value:,}"
+        step = f"not extended, {refusal}" if refusal else f"adding {axis} {number}"
+        messages.append(f"{row['size']}: {reason} at the {EDGE_WORDS[end]} edge of {axis}: {step}")
         wanted += [] if refusal else [(side, value)]
-    grown = _grown(grid, wanted, unusable)
-    known = set(grid.cells)
-    new = tuple(cell for cell in grown.cells if cell not in known)
+    grown = _grow(grid, wanted, unusable)
+    new = tuple(cell for cell in grown.cells if cell not in grid.cells)
     return Extension(grown, new, tuple(messages))
 
 
-def _step(grid: Grid, side: str, limit: int, why_not: Callable[[int], str]) -> tuple[float, str]:
-    """Returns the next value beyond a side, and the reason not to add it, or ""."""
+def _step(
+    grid: Grid, side: str, limit: int, why_not: Callable[[int], str]
+) -> tuple[float, float, str]:
+    """Returns a side's value, the next value beyond it, and the reason not to add this, or ""."""
     axis, end = side.split()
     values = grid.lrs if axis == "lr" else grid.batches
-    outer, inner = (values[0], values[1]) if end == "low" else (values[-1], values[-2])
+    outer, inner = values[:2] if end == "low" else values[:-3:-1]
     # This is exact for powers of two.
     value = outer * (outer / inner)
     if grid.num_added[SIDES.index(side)] >= limit:
         most = f"{limit} added there is the most that is allowed"
-        return value, most if limit else "extensions are off"
-    if axis == "batch":
-        if value != int(value):
-            return value, f"the next batch would be {value:g}, which is not whole"
-        return int(value), why_not(int(value))
-    return value, ""
-
-
-def _border(grid: Grid, side: str) -> list[Cell]:
-    axis, end = side.split()
-    place = 0 if end == "low" else -1
+        return outer, value, most if limit else "extensions are off"
     if axis == "lr":
-        return [(grid.lrs[place], batch) for batch in grid.batches]
-    return [(lr, grid.batches[place]) for lr in grid.lrs]
+        return outer, value, ""
+    if value != int(value):
+        return outer, value, f"the next batch would be {value:g}, which is not whole"
+    return outer, int(value), why_not(int(value))
 
 
-def _grown(grid: Grid, wanted: Sequence[tuple[str, float]], unusable: set[Cell]) -> Grid:
+def _grow(grid: Grid, wanted: Sequence[tuple[str, float]], unusable: set[Cell]) -> Grid:
     """Adds the wanted values, without new cells next to an unusable cell."""
-    lrs = sorted([*grid.lrs, *(value for side, value in wanted if side.startswith("lr"))])
-    batches = sorted(
-        [*grid.batches, *(value for side, value in wanted if side.startswith("batch"))]
+    lrs, batches = (
+        tuple(sorted([*values, *(value for side, value in wanted if side.startswith(axis))]))
+        for axis, values in (("lr", grid.lrs), ("batch", grid.batches))
     )
     new = set(product(lrs, batches)) - set(product(grid.lrs, grid.batches))
     beyond = {cell for cell in new if _nearest(grid, cell) in unusable}
     grew = [side for side, _ in wanted]
     added = tuple(count + (side in grew) for side, count in zip(SIDES, grid.num_added, strict=True))
-    return replace(
-        grid,
-        lrs=tuple(lrs),
-        batches=tuple(batches),
-        left_out=grid.left_out | frozenset(beyond),
-        num_added=added,
-    )
+    left_out = grid.left_out | beyond
+    return replace(grid, lrs=lrs, batches=batches, left_out=left_out, num_added=added)
 
 
 def _nearest(grid: Grid, cell: Cell) -> Cell:
     lr, batch = cell
     nearest = min(max(batch, grid.batches[0]), grid.batches[-1])
     return min(max(lr, grid.lrs[0]), grid.lrs[-1]), nearest
-
-
-def _named(side: str, value: float) -> str:
-    return f"lr {value:g}" if side.startswith("lr") else f"batch {value:,}"

@@ -3,7 +3,7 @@
 Every function takes `trials`, a row per run with `size, parameters, seed, lr, batch` (sequences),
 `loss`, `state` (complete, diverged or failed; the loss counts only if complete) and optionally
 `run_id`. Source of the fit: see `surface`. Ours: every fit leaves out a cell with a diverged seed,
-whose other seeds make it look better than it is. Pooled fits give each seed a level.
+because its other seeds make it look too good. Pooled fits give each seed a level.
 """
 
 import math
@@ -20,7 +20,7 @@ from gram_platform.analysis.surface import (
     SAME_CELL,
     Fit,
     Optimum,
-    levelled,
+    subtract_levels,
 )
 from gram_platform.analysis.trials import STATE
 from gram_platform.config import State
@@ -53,7 +53,7 @@ def cells(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
     `num_seeds, num_diverged, num_failed`, `used` (by fits: a complete seed and none diverged),
     `runs`.
     """
-    frame = checked_trials(trials, may_repeat)
+    frame = check_trials(trials, may_repeat)
     frame["measured"] = frame["loss"].where(frame["state"] == State.COMPLETE)
     for name, state in zip(NUM_ENDED, ENDED, strict=True):
         frame[name] = frame["seed"].where(frame["state"] == state)
@@ -68,8 +68,8 @@ def cells(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
     return table.reset_index()[columns]
 
 
-def used_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
-    frame, table = checked_trials(trials, may_repeat), cells(trials, may_repeat)
+def select_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
+    frame, table = check_trials(trials, may_repeat), cells(trials, may_repeat)
     kept = frame.merge(table.loc[table["used"], CELL], on=CELL)
     return kept[kept["state"] == State.COMPLETE].reset_index(drop=True)
 
@@ -77,25 +77,20 @@ def used_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
 def optima_table(trials: pd.DataFrame, fit: Fit = OUR_FIT) -> pd.DataFrame:
     """Returns OPTIMA_COLUMNS: for each size, by parameters, the pooled optimum, then each seed's.
 
-    `best_*` is the used cell with the lowest mean loss, less the levels of the seeds if cells lack
-    a seed. `edges` lists the sides of the grid, such as `lr high, batch low`, at or beyond which
-    the minimum lies, or without a minimum the best cell. `notes` holds warnings in words. A failed
-    fit has no optimum but a `reason`. `num_diverged` counts cells.
+    `best_*` is the used cell with the lowest mean loss, less the seeds' levels if cells lack a
+    seed. `edges` are the `edge_names` of the minimum, or without a minimum of the best cell.
+    `notes` holds warnings in words. A failed fit has no optimum but a `reason`. `num_diverged`
+    counts cells.
     """
-    table, used = cells(trials, fit.as_published), used_trials(trials, fit.as_published)
+    table, used = cells(trials, fit.as_published), select_trials(trials, fit.as_published)
     rows = []
     for (parameters, size), of_size in table.groupby(["parameters", "size"], sort=True):
         pooled = used[used["size"] == size]
         for seed in (POOLED, *sorted(set(pooled["seed"]), key=seed_key)):
             group = pooled if seed == POOLED else pooled[pooled["seed"] == seed]
-            num_diverged = int((of_size["num_diverged"] > 0).sum())
-            row = {
-                "size": size,
-                "parameters": parameters,
-                "seed": seed,
-                "num_diverged": num_diverged,
-            }
-            rows.append({**row, **_optimum_row(group, fit)})
+            row = {"size": size, "parameters": parameters, "seed": seed}
+            row["num_diverged"] = int((of_size["num_diverged"] > 0).sum())
+            rows.append(row | _optimum_row(group, fit))
     return pd.DataFrame(rows, columns=OPTIMA_COLUMNS)
 
 
@@ -105,7 +100,7 @@ def surface_table(trials: pd.DataFrame, fit: Fit = OUR_FIT) -> pd.DataFrame:
     Sizes whose fit fails have no rows.
     """
     parts = [pd.DataFrame(columns=["size", "lr", "batch", "loss"])]
-    for (_, size), group in used_trials(trials, fit.as_published).groupby(["parameters", "size"]):
+    for (_, size), group in select_trials(trials, fit.as_published).groupby(["parameters", "size"]):
         try:
             surface = fit.surface(group["lr"], group["batch"], group["loss"], group["seed"])
         except ValueError:
@@ -123,12 +118,11 @@ def surface_table(trials: pd.DataFrame, fit: Fit = OUR_FIT) -> pd.DataFrame:
 def load_trials(path: str | Path, named_sizes: bool = False) -> pd.DataFrame:
     """Reads trials for `analyse_grid` from a CSV, in the file's order.
 
-    Columns: `size`, `parameters`, `seed`, `lr`, `batch` (sequences), and the loss in nats a token:
-    either `loss`, or `loss_core` and a `loss_<domain>` per auxiliary domain, of which half core and
-    half the mean of the rest count. `state` is complete by default; running and waiting trials are
-    left out, so a search's `trials.csv` can be read. `named_sizes` takes the parameters from the
-    names of the sizes, 50M as 50e6, as the authors' laws do: exact counts move an exponent by a
-    hundredth. ValueError for a missing value or a text that is no number.
+    Columns: `size`, `parameters`, `seed`, `lr`, `batch` (sequences), `state` (default: complete),
+    and the loss in nats a token. This is either `loss`, or half of `loss_core` and half of the mean
+    of all `loss_<domain>`. Running and waiting trials are left out, so a search's `trials.csv` can
+    be read. `named_sizes` takes the parameters from the sizes' names, 50M as 50e6, as the authors'
+    laws do. ValueError for a missing value or a text that is no number.
     """
     table = pd.read_csv(path, dtype={"size": str, "seed": str})
     domains = [name for name in table if name.startswith(DOMAIN_LOSS) and name != CORE_LOSS]
@@ -143,7 +137,7 @@ def load_trials(path: str | Path, named_sizes: bool = False) -> pd.DataFrame:
     table, states = table[has_ended], states[has_ended]
     _require_values(table.assign(state=states), needed, lambda row, name: f"line {row + 2}, {name}")
     if named_sizes:
-        counts = [_named_count(line, size) for line, size in table["size"].items()]
+        counts = [_read_count(line, size) for line, size in table["size"].items()]
         table = table.assign(parameters=counts)
     values = table[losses].astype(float)
     loss = values[losses[0]]
@@ -169,27 +163,27 @@ def _require_values(
             is_bad, allowed = ~(np.isfinite(values) & (values > 0.0)), "a finite positive number"
         if is_bad.any():
             raise invalid(field(is_bad.idxmax(), name), rows[name][is_bad].iloc[0], allowed)
-    unknown = trials[STATE][~trials[STATE].isin(ENDED)]
-    if len(unknown):
-        place = field(unknown.index[0], STATE)
-        raise invalid(place, unknown.iloc[0], f"one of {', '.join(ENDED)}")
+    for row, state in trials[STATE].items():
+        if state not in ENDED:
+            raise invalid(field(row, STATE), state, f"one of {', '.join(ENDED)}")
 
 
-def _named_count(line: int, size: str) -> float:
+def _read_count(line: int, size: str) -> float:
     is_other, count, _ = size_key(size)
     if is_other:
         raise invalid(f"line {line + 2}, size", size, "a number of parameters such as 50M")
     return count
 
 
-def checked_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
-    """Returns the trials sorted, with `run_id` ("" if unknown).
+def check_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
+    """Sorts the trials and adds a missing `run_id`, "".
 
     ValueError for values that no grid can hold, and for a repeated trial unless `may_repeat`.
     """
-    if absent := {*TRIAL_FIELDS, STATE} - {*trials}:
-        allowed = f"a frame with the columns {', '.join([*TRIAL_FIELDS, STATE])}"
-        raise invalid("trials", f"a frame without {', '.join(sorted(absent))}", allowed)
+    needed = [*TRIAL_FIELDS, STATE]
+    if absent := ", ".join(sorted({*needed} - {*trials})):
+        allowed = f"a frame with the columns {', '.join(needed)}"
+        raise invalid("trials", f"a frame without {absent}", allowed)
     _require_values(trials, TRIAL_FIELDS, lambda _, name: f"trials.{name}")
     frame = trials.assign(
         run_id=trials["run_id"].fillna("") if "run_id" in trials else "",
@@ -197,17 +191,17 @@ def checked_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFra
         size=trials["size"].astype(str),
         seed=trials["seed"].astype(str),
     )
-    for name in ("parameters", "lr", "batch"):
-        # A frame may have numbers as text.
-        frame[name] = pd.to_numeric(frame[name])
+    # A frame may have numbers as text.
+    frame["parameters"] = pd.to_numeric(frame["parameters"])
     for name in ("lr", "batch"):
+        frame[name] = pd.to_numeric(frame[name])
         # Values that differ in their last bits are one cell.
         same = np.log(frame[name].to_numpy(float)).round(SAME_CELL)
         frame[name] = frame[name].groupby(same).transform("min")
     pairs = frame[["size", "parameters"]].drop_duplicates()
-    if pairs.apply(pd.Series.duplicated).to_numpy().any():
-        found = sorted(set(frame["parameters"]))
-        raise invalid("trials.parameters", found, "one count per size, no two equal")
+    if not (pairs["size"].is_unique and pairs["parameters"].is_unique):
+        counts = sorted(set(frame["parameters"]))
+        raise invalid("trials.parameters", counts, "one count per size, no two equal")
     key = ["parameters", "size", "lr", "batch", "seed"]
     twice = frame[frame.duplicated(key)]
     if len(twice) and not may_repeat:
@@ -223,19 +217,18 @@ def _optimum_row(group: pd.DataFrame, fit: Fit) -> dict:
     lacking = int((by_cell["seed"].nunique() < group["seed"].nunique()).sum())
     losses = group["loss"]
     if lacking:
-        losses = levelled(by_cell.ngroup().to_numpy(), losses.to_numpy(), group["seed"])
+        losses = subtract_levels(by_cell.ngroup().to_numpy(), losses.to_numpy(), group["seed"])
     means = group.assign(loss=losses).groupby(axes)["loss"].mean().reset_index()
     best = means.loc[means["loss"].idxmin()] if len(means) else dict.fromkeys(means, math.nan)
     row = {f"best_{name}": float(best[name]) for name in (*axes, "loss")}
     lr, batch, optimum, reason = row["best_lr"], row["best_batch"], None, ""
     try:
-        surface = fit.surface(group["lr"], group["batch"], group["loss"], group["seed"])
+        optimum = fit.surface(group["lr"], group["batch"], group["loss"], group["seed"]).optimum()
     except ValueError as error:
         row |= dict.fromkeys(OPTIMUM, math.nan) | {"convex": False, "on_edge": False}
         row |= {"num_cells": len(means), "num_points": len(group)}
         reason = str(error)
     else:
-        optimum = surface.optimum()
         row |= {name: of for name, of in vars(optimum).items() if not name.endswith("_span")}
         row |= dict(zip(SPANS, (*optimum.lr_span, *optimum.batch_span), strict=True))
         if optimum.convex:
@@ -248,17 +241,15 @@ def _optimum_row(group: pd.DataFrame, fit: Fit) -> dict:
 
 def edge_names(lr: float, batch: float, grid: pd.DataFrame) -> str:
     """Returns the sides of a grid at or beyond which a point lies, such as `lr high, batch low`."""
-    found = []
+    sides = []
     for name, value in (("lr", lr), ("batch", batch)):
         if not len(grid) or math.isnan(value):
             continue
         low, high = math.log(grid[name].min()), math.log(grid[name].max())
         margin, place = EDGE_FRACTION * (high - low), math.log(value) if value > 0.0 else -math.inf
-        if place <= low + margin:
-            found.append(f"{name} low")
-        if place >= high - margin:
-            found.append(f"{name} high")
-    return ", ".join(found)
+        sides += [f"{name} low"] * (place <= low + margin)
+        sides += [f"{name} high"] * (place >= high - margin)
+    return ", ".join(sides)
 
 
 def is_flat(curvature_t: float) -> bool:
@@ -269,9 +260,8 @@ def is_flat(curvature_t: float) -> bool:
 def _flags(optimum: Optimum, edges: str) -> list[str]:
     if not optimum.convex:
         return ["not convex: best cell shown"]
-    flags = [f"at the edge: {edges}"] if edges else []
-    if optimum.on_edge and not edges:
-        flags.append("outside the cells used")
+    outside = ["outside the cells used"] if optimum.on_edge else []
+    flags = [f"at the edge: {edges}"] if edges else outside
     if math.isnan(optimum.curvature_t):
         flags.append("as many losses as coefficients: an exact fit tells nothing of its error")
     elif is_flat(optimum.curvature_t):

@@ -1,9 +1,9 @@
 """Fits the laws of learning rate and batch to the optima of a grid, with intervals over seeds.
 
-Source: the paper's appendix "Learning Rate and Batch Size Scaling", as it reads; `as_published`
-follows the authors' code. An optimum is weak if it is at the edge of its grid, or if its surface's
-curvature may be noise. Weak optima are left out if three or more others remain. Otherwise all
-enter, and the fit is no law: `no_law` says why, and nothing is predicted from it [ours]. On real
+Source: the paper's appendix "Learning Rate and Batch Size Scaling". `as_published` follows the
+authors' code instead of their text. An optimum is weak if it is at the edge of its grid, or if its
+surface's curvature may be noise. Weak optima are left out if three or more others remain. Otherwise
+all enter, `no_law` says why the fit is no law, and nothing is predicted from it [ours]. On real
 grids the exponents move by a factor of two with the window, so read no law without `window_table`.
 """
 
@@ -23,8 +23,8 @@ from gram_platform.analysis.lr_grid import (
     cells,
     is_flat,
     optima_table,
+    select_trials,
     surface_table,
-    used_trials,
 )
 from gram_platform.analysis.surface import OUR_FIT, Fit
 from gram_platform.analysis.trends import PowerLaw, fit_power_law
@@ -45,10 +45,7 @@ LAW_POINTS = 40
 
 @dataclass(frozen=True)
 class GridAnalysis:
-    """Holds every table of a grid.
-
-    `lr_grid` describes the first three. See `laws_table` and `window_table` for the next two.
-    """
+    """Holds every table of a grid, named like the functions that make it, such as `cells`."""
 
     cells: pd.DataFrame
     optima: pd.DataFrame
@@ -71,8 +68,8 @@ def analyse_grid(
     """Returns all tables of the trials (columns: see `lr_grid`).
 
     `seq_len` is the length of the batch's sequences. `window` and `as_published` are fields of
-    `surface.Fit`. With `as_published`, and the sizes' names as numbers in `parameters`
-    (`named_sizes` of `lr_grid.load_trials`), the authors' laws are exact to the last digit.
+    `surface.Fit`. `as_published` gives the authors' laws to the last digit if `parameters` are the
+    numbers in the sizes' names (`named_sizes` of `lr_grid.load_trials`).
     """
     fit = Fit(window, as_published)
     optima = optima_table(trials, fit)
@@ -84,17 +81,17 @@ def analyse_grid(
         surfaces=surface_table(trials, fit),
         laws=rows,
         windows=window_table(trials, (window, *WINDOWS), fit),
-        lines=_line_rows(optima, laws, fitted_law(rows, "", seq_len, ""), seq_len),
+        lines=_line_rows(optima, laws, make_law(rows, "", seq_len, ""), seq_len),
     )
 
 
 def laws_table(trials: pd.DataFrame, fit: Fit = OUR_FIT, num_resamples: int = 200) -> pd.DataFrame:
     """Returns LAW_COLUMNS of `lr` and of `batch`: exponents with t-interval and bootstrap.
 
-    The bootstrap is widened for few seeds and needs two (see `LawBootstrap`). `sizes` lists the
-    sizes whose optimum entered, with the parameters of the `smallest` and `largest`; `left_out`
-    lists the rest with reasons. `no_law` says why the fit is no law, "" for a law. With fewer than
-    two sizes, or a coefficient that is zero or infinite as a float, the numbers are NaN.
+    The bootstrap needs two seeds (see `LawBootstrap`). `sizes` lists the sizes whose optimum
+    entered, `smallest` and `largest` are their parameters, and `left_out` gives the other sizes and
+    reasons. `no_law` says why the fit is no law, "" for a law. The numbers are NaN with fewer than
+    two sizes, or if a coefficient is zero or infinite as a float.
     """
     laws, shared = _fit(trials, optima_table(trials, fit), fit, num_resamples)
     return _law_rows(laws, shared)
@@ -109,15 +106,13 @@ def window_table(
 
     An exponent is as uncertain as it moves down this table.
     """
-    rows = []
+    rows, names = [], {"exponent": "exponent", "t_low": "low", "t_high": "high", "r2": "r2"}
     for window in sorted(set(windows), key=lambda w: -math.inf if w is None else -w):
         laws = laws_table(trials, dataclasses.replace(fit, window=window), 1).set_index("quantity")
         row = {"window": math.nan if window is None else window}
         for quantity in QUANTITIES:
-            law = laws.loc[quantity]
-            names = {"exponent": "exponent", "t_low": "low", "t_high": "high", "r2": "r2"}
-            row |= {f"{quantity}_{name}": law[column] for column, name in names.items()}
-        rows.append({**row, **{name: laws.loc["lr", name] for name in OF_BOTH}})
+            row |= {f"{quantity}_{to}": laws.loc[quantity, name] for name, to in names.items()}
+        rows.append(row | {name: laws.loc["lr", name] for name in OF_BOTH})
     return pd.DataFrame(rows)
 
 
@@ -134,15 +129,13 @@ def _fit(
     weak = {size: why for size in usable if (why := _why_weak(pooled.loc[size]))}
     sure = [size for size in usable if size not in weak]
     entered = sure if len(sure) >= FEWEST_SIZES else usable
-    used = used_trials(trials, fit.as_published)
+    used = select_trials(trials, fit.as_published)
     used = used[used["size"].isin(entered)]
     left_out = "; ".join(f"{s}: {why or weak[s]}" for s, why in refused.items() if s not in entered)
     laws = bootstrap_laws(used, fit, num_resamples) if len(entered) > 1 else None
     is_number = laws is None or all(0.0 < law.coefficient < math.inf for law in laws.laws.values())
-    no_law = [
-        _why_no_law(entered, weak, left_out),
-        "" if is_number else "its coefficients lie beyond all numbers",
-    ]
+    no_law = [_why_no_law(entered, weak, left_out)]
+    no_law += [] if is_number else ["its coefficients lie beyond all numbers"]
     shared = {
         "num_sizes": len(entered),
         "sizes": " ".join(entered),
@@ -162,11 +155,8 @@ def _why_no_law(entered: Sequence[str], weak: Mapping[str, str], left_out: str) 
 
 
 def _why_weak(row: pd.Series) -> str:
-    reasons = []
-    if row["on_edge"]:
-        reasons.append(
-            f"at the edge ({row['edges']})" if row["edges"] else "outside the cells used"
-        )
+    edge = f"at the edge ({row['edges']})" if row["edges"] else "outside the cells used"
+    reasons = [edge] if row["on_edge"] else []
     if is_flat(row["curvature_t"]):
         reasons.append("curvature within the noise")
     return ", ".join(reasons)
@@ -199,26 +189,29 @@ def _line_rows(
     parameters = optima["parameters"].astype(float)
     along = np.geomspace(parameters.min(), parameters.max(), LAW_POINTS) if len(optima) else []
     rows = []
-    for quantity in QUANTITIES:
+    for place, quantity in enumerate(QUANTITIES):
         for n in along:
-            value, low, high = (
-                laws.predict(quantity, n) if fitted and fitted.predicts(n) else (math.nan,) * 3
-            )
-            paper = math.nan
-            if PAPER_LAW.predicts(n):
-                paper = PAPER_LAW.lr(n) if quantity == "lr" else PAPER_LAW.batch(n, seq_len)
-            rows.append((quantity, float(n), value, low, high, float(paper)))
+            is_known = fitted and fitted.predicts(n)
+            ours = laws.predict(quantity, n) if is_known else (math.nan,) * 3
+            rows.append((quantity, float(n), *ours, float(_predict(PAPER_LAW, n, seq_len)[place])))
     return pd.DataFrame(rows, columns=["quantity", "parameters", "value", "low", "high", "paper"])
+
+
+def _predict(law: Law | None, parameters: float, seq_len: int) -> tuple[float, float]:
+    """Returns LR and batch, NaN without a law and where it does not predict."""
+    if law is None or not law.predicts(parameters):
+        return math.nan, math.nan
+    return law.lr(parameters), law.batch(parameters, seq_len)
 
 
 @dataclass(frozen=True)
 class SeedSpread:
     """How the log optima of J sizes move when their seeds are redrawn, corrected for few seeds.
 
-    n redrawn seeds spread sqrt((n - 1) / n) times as far as n new seeds would, so deviations are
-    widened by the inverse. n seeds also estimate their spread badly. So `interval` widens by the t
-    quantile over the normal quantile, with the degrees of freedom of Welch and Satterthwaite (n - 1
-    for each size, weighted by the size's share of the variance).
+    The spread of n redrawn seeds is sqrt((n - 1) / n) times that of n new seeds, so deviations are
+    divided by this factor. Few seeds also estimate a spread badly, so `interval` widens by the t
+    quantile over the normal quantile. The degrees of freedom are those of Welch and Satterthwaite,
+    n - 1 for each size, weighted by the size's share of the variance.
     """
 
     # The deviations [R, J] from the pooled log optima, widened; NaN where a resample failed.
@@ -248,10 +241,7 @@ class SeedSpread:
 class LawBootstrap:
     """Holds both laws and the 90% intervals of their exponents over redrawn seeds.
 
-    Measured coverage (250 simulated grids of four sizes and twelve cells, 100 resamples, so to 2
-    points): LR and batch exponents 95% and 94% with 2 seeds, 93% and 90% with 3, 89% and 89% with
-    5; the LR law at a size 92 to 94%, 90 to 93%, 88%. If one size has most of the noise, coverage
-    is 3 to 5 points less. Laws of two sizes were not measured.
+    `docs/findings/laws.md` has the measured coverage of the intervals.
     """
 
     # Each by QUANTITIES.
@@ -316,12 +306,10 @@ def _optima(sizes: list[float], groups: list[list[np.ndarray]], fit: Fit) -> np.
         optima.append(fit.surface(lr, batch, loss, names).optimum())
     flat = [size for size, optimum in zip(sizes, optima, strict=True) if not optimum.convex]
     if flat:
-        raise invalid(
-            "trials", flat, "a convex surface at every size: widen the grid or the window"
-        )
-    return np.stack(
-        [positive(name, [getattr(optimum, name) for optimum in optima]) for name in QUANTITIES]
-    )
+        allowed = "a convex surface at every size: widen the grid or the window"
+        raise invalid("trials", flat, allowed)
+    places = {name: [getattr(optimum, name) for optimum in optima] for name in QUANTITIES}
+    return np.stack([positive(name, values) for name, values in places.items()])
 
 
 def _from_mean(sizes: Sequence[float], size: float | Sequence[float]) -> np.ndarray:
@@ -334,25 +322,14 @@ def _slope_weights(sizes: Sequence[float]) -> np.ndarray:
     return centred / (centred @ centred)
 
 
-def fitted_law(laws: pd.DataFrame, name: str, seq_len: int, source: str) -> Law | None:
+def make_law(laws: pd.DataFrame, name: str, seq_len: int, source: str) -> Law | None:
     """Makes a law of the ladder from the two rows of `laws_table`; None if nothing was fitted."""
-    rows = laws.set_index("quantity")
-    lr, batch = rows.loc["lr"].to_dict(), rows.loc["batch"].to_dict()
-    if rows[["coefficient", "exponent"]].isna().any(axis=None):
+    rows, fitted = laws.set_index("quantity"), ["coefficient", "exponent"]
+    if rows[fitted].isna().any(axis=None):
         return None
-    return Law(
-        name,
-        lr["coefficient"],
-        lr["exponent"],
-        batch["coefficient"],
-        batch["exponent"],
-        seq_len,
-        source,
-        num_sizes=lr["num_sizes"],
-        smallest=lr["smallest"],
-        largest=lr["largest"],
-        no_law=lr["no_law"],
-    )
+    numbers = (number for quantity in QUANTITIES for number in rows.loc[quantity, fitted])
+    shared = rows.loc["lr", ["num_sizes", "smallest", "largest", "no_law"]].to_dict()
+    return Law(name, *numbers, seq_len, source, **shared)
 
 
 def law_json(law: Law | None, laws: pd.DataFrame) -> dict:
@@ -376,10 +353,7 @@ def predictions(law: Law | None, sizes: Sequence[Size]) -> pd.DataFrame:
         n = total_parameters(size.dense())
         row = {"size": size.name, "parameters": n, "seq_len": size.seq_len}
         for name, source in (("", law), ("paper_", PAPER_LAW)):
-            values = (math.nan, math.nan)
-            if source is not None and source.predicts(n):
-                values = (source.lr(n), source.batch(n, size.seq_len))
-            row |= dict(zip((f"{name}lr", f"{name}batch"), values, strict=True))
+            row[f"{name}lr"], row[f"{name}batch"] = _predict(source, n, size.seq_len)
         row["times_beyond"] = math.nan if law is None or law.flaw else law.times_beyond(n)
         rows.append({**row, "ladder_lr": size.peak_lr, "ladder_batch": size.batch_size})
     return pd.DataFrame(rows)

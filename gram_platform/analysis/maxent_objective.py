@@ -15,15 +15,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING
 
+import pandas as pd
+
+from gram_platform.analysis.ratios import Reference, baseline_references
 from gram_platform.config import CORE
 from gram_platform.config.identity import invalid, require_real
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from gram_platform.analysis.ratios import Reference
 
 HIGHEST_RATIO = 4.0
 # The objective's name among a trial's metrics.
@@ -50,7 +47,7 @@ class MaxEntObjective:
 
     def score_losses(
         self,
-        references: "Mapping[str, Reference]",
+        references: Mapping[str, Reference],
         losses: Sequence[Mapping[str, float]],
         retained: Sequence[str],
     ) -> dict[str, float]:
@@ -65,10 +62,7 @@ class MaxEntObjective:
 
         `ratios` holds one compute ratio per seed for every domain, core too. ValueError for NaN.
         """
-        means = {
-            domain: fmean(_clipped(domain, ratio) for ratio in of_seeds)
-            for domain, of_seeds in ratios.items()
-        }
+        means = {d: fmean(_clip(d, ratio) for ratio in rated) for d, rated in ratios.items()}
         forget = fmean(means[d] for d in means if d != CORE and d not in retained)
         kept = {"core": means[CORE]}
         if retained:
@@ -78,29 +72,23 @@ class MaxEntObjective:
 
 
 def references_of(
-    evaluations: "pd.DataFrame", curves: "pd.DataFrame", size: str
-) -> "dict[str, Reference]":
+    evaluations: pd.DataFrame, curves: pd.DataFrame, size: str
+) -> dict[str, Reference]:
     """Returns the reference of every domain at a size, from the frames that `tables.analyse` takes.
 
     ValueError if there is no complete baseline, or a curve cannot be fitted.
     """
-    from gram_platform.analysis.ratios import baseline_references
-
-    found, notes = baseline_references(
-        *(frame[frame["size"] == size] for frame in (evaluations, curves))
-    )
+    of_size = (frame[frame["size"] == size] for frame in (evaluations, curves))
+    found, notes = baseline_references(*of_size)
     references = {domain: reference for (_, domain), reference in found.items()}
     if notes or CORE not in references:
         reasons = "; ".join(f"{what}: {why}" for what, why in notes) or "no baselines"
-        raise invalid(
-            "baselines",
-            size,
-            f"a size with complete baselines whose curves can be fitted ({reasons})",
-        )
+        allowed = f"a size with complete baselines whose curves can be fitted ({reasons})"
+        raise invalid("baselines", size, allowed)
     return references
 
 
-def _clipped(domain: str, ratio: float) -> float:
+def _clip(domain: str, ratio: float) -> float:
     if math.isnan(ratio):
         raise invalid(f"ratios[{domain}]", ratio, "a compute ratio")
     return min(max(float(ratio), 0.0), HIGHEST_RATIO)

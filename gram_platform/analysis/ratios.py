@@ -1,9 +1,8 @@
 """Computes ratios from stored losses: rates each view and domain by the baselines' curves.
 
 The curves are fitted to the baselines of all seeds. The jackknife measures the error of the curve
-(`pseudo_values`). It leaves out one seed at a time: its losses, and its share of the baselines
-behind the curve and the reference steps. Source: Tukey's pseudo-values, whose t-interval over n
-seeds has n - 1 degrees of freedom.
+(`pseudo_values`) by leaving out one seed at a time, its losses and its baseline. Source: Tukey's
+pseudo-values, whose t-interval over n seeds has n - 1 degrees of freedom.
 
 A value that cannot be computed becomes a note (what, why), never a number.
 """
@@ -18,7 +17,7 @@ import pandas as pd
 
 from gram_platform.analysis.compute_ratio import LearningCurve, compute_ratio, fit_learning_curve
 from gram_platform.config import CORE, core_first
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import differing_fields, invalid
 from gram_platform.methods import method_key, seed_key, size_key
 from gram_platform.methods.nodes import BASELINE
 
@@ -61,8 +60,7 @@ class Reference:
     def ratio(self, loss: float) -> float:
         """Returns the compute ratio of a loss; NaN unless the loss is finite and positive.
 
-        Infinite if the curve is too flat to convert the loss. Searches clip this, and tables show
-        no number.
+        Infinite if the curve is too flat to convert the loss.
         """
         if not (np.isfinite(loss) and loss > 0.0):
             return math.nan
@@ -71,8 +69,8 @@ class Reference:
 
     def ratios(self, losses: np.ndarray) -> np.ndarray:
         """Returns the compute ratios of losses [N] > 0, NaN where the curve is too flat."""
-        found = compute_ratio(self.curve, losses, self.baseline_losses)
-        return np.where(np.abs(found) < LARGEST, found, math.nan)
+        values = compute_ratio(self.curve, losses, self.baseline_losses)
+        return np.where(np.abs(values) < LARGEST, values, math.nan)
 
 
 def baseline_references(
@@ -80,8 +78,8 @@ def baseline_references(
 ) -> tuple[dict, Notes]:
     """Returns `{(size, domain): Reference}` of sizes with a finished baseline, and notes on others.
 
-    A baseline seed counts if it has both a curve and final losses. `leave_out` also fits each curve
-    without each seed, for the jackknife. Notes name `only_seed`, the only seed in the frames.
+    A baseline counts if it has a curve and final losses. `leave_out` also fits each curve without
+    each seed, for the jackknife. Notes name `only_seed`, the only seed in the frames.
     """
     references, notes, of_seed = {}, [], f", seed {only_seed}" if only_seed else ""
     baselines = evaluations[(evaluations["method"] == BASELINE) & (evaluations["profile"] == ALL)]
@@ -98,31 +96,30 @@ def baseline_references(
             continue
         for domain in domains_of(evaluations[evaluations["size"] == size]):
             try:
-                found = _reference(domain, finals[PREFIX + domain], points)
+                reference = _reference(domain, finals[PREFIX + domain], points)
             except ValueError as error:
                 what = f"size {size}, domain {domain}{of_seed}"
                 notes.append((what, f"the baseline's curve could not be fitted: {error}"))
                 continue
             if leave_out and len(finals) > 1:
                 without, unfitted = _without_each(domain, finals[PREFIX + domain], points)
-                found = replace(found, without=without)
+                reference = replace(reference, without=without)
                 what = f"intervals of size {size}, domain {domain}{of_seed}"
                 notes += [(what, why) for why in unfitted]
-            references[size, domain] = found
+            references[size, domain] = reference
     return references, notes
 
 
 def _without_each(domain: str, finals: pd.Series, points: pd.DataFrame) -> tuple[dict, list[str]]:
     """Returns `Reference.without`, and the reasons why no curve fits."""
-    found: dict[str, Reference | None] = {}
+    without: dict[str, Reference | None] = dict.fromkeys(finals.index)
     reasons = []
     for seed in finals.index:
         try:
-            found[seed] = _reference(domain, finals.drop(seed), points)
+            without[seed] = _reference(domain, finals.drop(seed), points)
         except ValueError as error:
-            found[seed] = None
             reasons.append(f"the baseline's curve could not be fitted without seed {seed}: {error}")
-    return found, reasons
+    return without, reasons
 
 
 def _reference(domain: str, finals: pd.Series, points: pd.DataFrame) -> Reference:
@@ -134,7 +131,7 @@ def _reference(domain: str, finals: pd.Series, points: pd.DataFrame) -> Referenc
     mine = points[(points["domain"] == domain) & points["seed"].isin(finals.index)]
     if mine.empty:
         raise ValueError("it has no points")
-    curve = _fitted(tuple(mine["step"].astype(float)), tuple(mine["loss"].astype(float)))
+    curve = _fit(mine)
     reference = Reference(curve, tuple(float(loss) for loss in finals))
     # This raises if there are no ratios.
     compute_ratio(curve, reference.baseline_losses[0], reference.baseline_losses)
@@ -145,42 +142,60 @@ def _reference(domain: str, finals: pd.Series, points: pd.DataFrame) -> Referenc
 _fitted = lru_cache(maxsize=1024)(fit_learning_curve)
 
 
+def _fit(points: pd.DataFrame) -> LearningCurve:
+    return _fitted(tuple(points["step"].astype(float)), tuple(points["loss"].astype(float)))
+
+
+def fit_pooled_curve(
+    curves: pd.DataFrame, configs: Mapping[str, Mapping], domain: str = CORE
+) -> LearningCurve:
+    """Fits the learning curve of a domain to all points of runs that differ only in the seed.
+
+    `curves` is a frame of `load_curves`, `configs` a result of `load_configs`. ValueError naming
+    each other field that differs, for a run without points, and as `fit_learning_curve`.
+    """
+    fields = differing_fields(configs.values())
+    fields.pop("seed", None)
+    if fields:
+        raise invalid("configs", fields, "configs that differ only in the seed")
+    points = curves[(curves["domain"] == domain) & curves["run_id"].isin(configs)]
+    if lacking := configs.keys() - set(points["run_id"]):
+        allowed = f"points of {domain} for run {', '.join(sorted(lacking))}"
+        raise invalid("curves", sorted(set(curves["domain"])), allowed)
+    return _fit(points)
+
+
 def fits_frame(references: dict) -> pd.DataFrame:
     """Returns FIT_COLUMNS, a row per size and domain."""
     rows = []
     for (size, domain), reference in references.items():
         curve, finals = reference.curve, np.array(reference.baseline_losses)
-        row = {"size": size, "domain": domain, "num_seeds": len(finals)}
-        row |= {name: getattr(curve, name) for name in CURVE_FIELDS}
-        rows.append({**row, "reference_steps": float(curve.step(finals).mean())})
+        fields = (getattr(curve, name) for name in CURVE_FIELDS)
+        rows.append((size, domain, *fields, len(finals), float(curve.step(finals).mean())))
     return pd.DataFrame(rows, columns=FIT_COLUMNS)
 
 
 def compute_ratio_frame(evaluations: pd.DataFrame, references: dict) -> tuple[pd.DataFrame, Notes]:
-    """Returns a row per view and domain, and notes.
+    """Returns a row per view and domain of sizes with a reference, and notes.
 
-    The columns are the view's and `domain, class, loss, compute_ratio`. The class is core for the
-    core domain, retain for the auxiliary domains that the view retains, forget for the rest. Sizes
-    without any reference have no rows. A ratio that cannot be computed is NaN or infinite
-    (`Reference.ratio`).
+    The columns are the view's and `domain, class, loss, compute_ratio` (`Reference.ratio`). The
+    class is core for the core domain, retain for auxiliary domains that the view retains, and
+    forget for the rest.
     """
-    losses = [c for c in evaluations.columns if c.startswith(PREFIX)]
-    carried = [c for c in evaluations.columns if c not in losses]
-    complete = {size for size, _ in references}
-    domains = {size: domains_of(group) for size, group in evaluations.groupby("size")}
+    carried = [c for c in evaluations.columns if not c.startswith(PREFIX)]
+    complete = evaluations[evaluations["size"].isin([size for size, _ in references])]
+    domains = {size: domains_of(group) for size, group in complete.groupby("size")}
     rows, notes = [], []
-    for view in evaluations.to_dict("records"):
-        if view["size"] not in complete:
-            continue
+    for view in complete.to_dict("records"):
         names = [view[c] for c in carried]
         for domain in domains[view["size"]]:
             reference, loss = references.get((view["size"], domain)), float(view[PREFIX + domain])
             ratio = reference.ratio(loss) if reference else np.nan
             if reference and not math.isfinite(ratio):
                 name = f"{view['method']} {view['size']} {view['profile']} seed {view['seed']}"
-                flat = f"curve (alpha {reference.curve.alpha:.3g}) is too flat to convert its loss"
-                why = f"the baseline's {flat}, {loss:.6g}"
-                why = f"its loss is {loss}" if math.isnan(ratio) else why
+                flat = f"the baseline's curve (alpha {reference.curve.alpha:.3g}) is too flat to"
+                flat += f" convert its loss, {loss:.6g}"
+                why = f"its loss is {loss}" if math.isnan(ratio) else flat
                 notes.append((f"{name}, domain {domain}", why))
             is_kept = domain in view["retained"].split(",")
             kind = "core" if domain == CORE else "retain" if is_kept else "forget"
@@ -188,22 +203,21 @@ def compute_ratio_frame(evaluations: pd.DataFrame, references: dict) -> tuple[pd
     return pd.DataFrame(rows, columns=[*carried, "domain", "class", "loss", "compute_ratio"]), notes
 
 
-def elicited_ratios(
+def rate_attacks(
     attacks: pd.DataFrame, ratios: pd.DataFrame, references: dict
 ) -> tuple[pd.DataFrame, Notes]:
     """Returns a row of class `elicited` per forget row of an attacked profile, and notes.
 
     The rows have the columns of `ratios`. The ratio of an attack without a result is NaN.
     """
-    columns = list(ratios.columns)
+    columns, target = list(ratios.columns), [*VIEW, "domain"]
     attacked = set(attacks[ROW].itertuples(index=False, name=None))
     keys = ratios[ROW].itertuples(index=False, name=None)
     is_target = (ratios["class"] == "forget") & np.array([key in attacked for key in keys], bool)
     other = ["loss", "class", "compute_ratio", "run_id"]
     targets = ratios[is_target].drop(columns=other, errors="ignore")
-    values = attacks.rename(columns={ELICITED: "domain"})
-    values = values[[*VIEW, "domain", "loss", *(["run_id"] if "run_id" in values else [])]]
-    rows = targets.merge(values, on=[*VIEW, "domain"], how="left")
+    values = attacks.rename(columns={ELICITED: "domain"}).filter([*target, "loss", "run_id"])
+    rows = targets.merge(values, on=target, how="left")
     losses = rows["loss"].astype(float)
     known = np.full(len(rows), np.nan)
     for at, key in enumerate(zip(rows["size"], rows["domain"], strict=True)):
@@ -221,18 +235,16 @@ def elicited_ratios(
 def _unknown(rows: pd.DataFrame, why: str) -> Notes:
     """Makes one note per view for all seeds, since a study that has just begun lacks hundreds."""
     notes = []
-    for (method, size, profile), group in rows.groupby(ROW, sort=False):
-        seeds = (
-            f"seed {seed}: {', '.join(domains)}"
-            for seed, domains in group.groupby("seed")["domain"]
-        )
-        notes.append((f"{method} {size} {profile}, elicited", f"{why} {'; '.join(seeds)}"))
+    for key, group in rows.groupby(ROW, sort=False):
+        of_seeds = group.groupby("seed")["domain"]
+        seeds = (f"seed {seed}: {', '.join(domains)}" for seed, domains in of_seeds)
+        notes.append((f"{' '.join(key)}, elicited", f"{why} {'; '.join(seeds)}"))
     return notes
 
 
 def slopes(ratios: pd.DataFrame, references: dict) -> np.ndarray:
     """Returns PER_NAT of the rows of `ratios` [N], > 0; NaN where the ratio is unknown."""
-    found, losses = np.full(len(ratios), np.nan), ratios["loss"].to_numpy(float)
+    values, losses = np.full(len(ratios), np.nan), ratios["loss"].to_numpy(float)
     losses = np.where(ratios["compute_ratio"].isna(), np.nan, losses)
     for key, rows in ratios.groupby(["size", "domain"]).indices.items():
         if reference := references.get(key):
@@ -240,8 +252,8 @@ def slopes(ratios: pd.DataFrame, references: dict) -> np.ndarray:
             # -d step / d loss is (step + s0) / (alpha loss).
             growth = np.exp((curve.log_loss_first - np.log(losses[rows])) / curve.alpha)
             steps = curve.offset * growth / (curve.alpha * losses[rows])
-            found[rows] = steps / curve.step(finals).mean()
-    return found
+            values[rows] = steps / curve.step(finals).mean()
+    return values
 
 
 def pseudo_values(ratios: pd.DataFrame, references: dict) -> np.ndarray:
@@ -252,11 +264,10 @@ def pseudo_values(ratios: pd.DataFrame, references: dict) -> np.ndarray:
 
         x_i + (n - 1) mean over j != i of (x_j - x_j by the reference without i),
 
-    and x_i if the reference is fixed. Means over domains and profiles, and differences between
-    rows, are linear in pseudo-values, so theirs are the means and differences. If the reference has
-    m seeds and the row n others or fewer, n - 1 becomes sqrt((m - 1) (max(m, n) - 1) n / m), which
-    keeps the reference's part of the variance unbiased. NaN if the ratio is NaN, or if there is no
-    ratio by the reference without a seed that both have.
+    and x_i if the reference is fixed. Means and differences of rows have the means and differences
+    of their pseudo-values. If the reference has m seeds and the row n others or fewer, n - 1
+    becomes sqrt((m - 1) (max(m, n) - 1) n / m), which keeps the reference's part of the variance
+    unbiased. NaN if the ratio is NaN, or if the reference without a shared seed gives no ratio.
     """
     values, losses = (ratios[name].to_numpy(float) for name in ("compute_ratio", "loss"))
     names = dict.fromkeys(seed for reference in references.values() for seed in reference.without)
@@ -267,8 +278,8 @@ def pseudo_values(ratios: pd.DataFrame, references: dict) -> np.ndarray:
     for key, rows in ratios.reset_index(drop=True).groupby(["size", "domain"]).groups.items():
         reference, known = references.get(key), rows[~np.isnan(values[rows])].to_numpy()
         for seed, left in reference.without.items() if reference else ():
-            found = left.ratios(losses[known]) if left else math.nan
-            changes[known, places[seed]] = values[known] - found
+            others = left.ratios(losses[known]) if left else math.nan
+            changes[known, places[seed]] = values[known] - others
             num_baselines[known] = len(reference.without)
     group = ratios.groupby([*ROW, "domain", "class"], sort=False).ngroup().to_numpy()
     own = np.array([places.get(seed, -1) for seed in ratios["seed"]], int)
@@ -304,13 +315,11 @@ def require_once(field: str, frame: pd.DataFrame, key: list[str]) -> None:
 
 def domains_of(evaluations: pd.DataFrame) -> tuple[str, ...]:
     """Returns the domains with a loss in the frame, core first."""
-    losses = [
-        c for c in evaluations.columns if c.startswith(PREFIX) and evaluations[c].notna().any()
-    ]
-    return core_first(tuple(c.removeprefix(PREFIX) for c in losses))
+    known = (c for c in evaluations.dropna(axis="columns", how="all") if c.startswith(PREFIX))
+    return core_first(tuple(c.removeprefix(PREFIX) for c in known))
 
 
-def ordered(frame: pd.DataFrame, sizes: Sequence[str]) -> pd.DataFrame:
+def sort_rows(frame: pd.DataFrame, sizes: Sequence[str]) -> pd.DataFrame:
     """Sorts rows by method, size (`sizes` first), profile, seed and domain, if it has these."""
     keys = {
         "method": method_key,

@@ -1,9 +1,9 @@
 """Fits the loss by a quadratic in the logarithms of learning rate and batch, with its minimum.
 
 Source: the paper's appendix "Learning Rate and Batch Size Scaling". Ours: a surface that is not
-convex has no minimum, a minimum at or beyond the edge of the grid is flagged, and the fit can be
-restricted to cells near the best. The smallest curvature has a t-statistic, and if it is small,
-noise may have bent the surface. Each seed has a level, a constant that is added to the surface.
+convex has no minimum, a minimum at or beyond the edge of the grid is flagged, the fit can be
+restricted to cells near the best, and each seed has a level, a constant that is added to the
+surface. If the t-statistic of the smallest curvature is small, noise may have bent the surface.
 """
 
 import math
@@ -20,7 +20,7 @@ from gram_platform.config.identity import invalid
 NUM_COEFFICIENTS = 6
 # A minimum is at the edge if it is this close to the border, as a share of the grid's log span.
 EDGE_FRACTION = 0.01
-# Predicted losses in a span are within this share of the minimum.
+# Predicted losses in a span exceed the minimum by at most this share.
 SPAN_RISE = 0.001
 # Decimals of the logarithms, since grids that are computed in other ways differ in the last bits.
 SAME_CELL = 9
@@ -48,7 +48,7 @@ class Optimum:
     num_points: int
     # Of the residuals, in nats, or of the log loss if that is fitted.
     rms: float
-    # The spans in which the predicted loss is within SPAN_RISE of the minimum.
+    # See SPAN_RISE.
     lr_span: tuple[float, float]
     batch_span: tuple[float, float]
     # The smallest curvature over its standard error; NaN without residual degrees of freedom.
@@ -81,7 +81,6 @@ class Surface:
         return np.exp(fitted) if self.is_log else fitted
 
     def optimum(self) -> Optimum:
-        """Returns the minimum with flags and spans."""
         values, loss, spans = np.full(2, np.nan), math.nan, np.full((2, 2), np.nan)
         on_edge = False
         if self.is_convex:
@@ -129,23 +128,19 @@ def fit_surface(
     seeds: Sequence | None = None,
     log_loss: bool = False,
 ) -> Surface:
-    """Fits loss [n] by a quadratic in (log lr, log batch).
+    """Fits loss [n] by a quadratic in (log lr, log batch), where pooled seeds repeat a cell.
 
-    Repeat a cell for pooled seeds. `window` 0.05 keeps only cells whose mean loss over seeds, less
-    their levels, is within 5% of the lowest. `seeds` [n] names the seed of each loss, and the
-    predicted loss is at the mean of the seeds' levels. Trust no minimum without `seeds` where a
-    cell lacks a seed. `log_loss` fits the logarithm of the loss; predictions remain losses.
-    ValueError if values are not finite and positive (leave out diverged cells), if fewer than six
-    cells are kept, or if they cannot determine the quadratic and the levels (two rates, all cells
-    on a line, fewer losses than coefficients).
+    `window` 0.05 keeps only cells whose mean loss over seeds, less their levels, is within 5% of
+    the lowest. `seeds` [n] names the seed of each loss, and predictions are at the mean level. If a
+    cell lacks a seed, trust no minimum without `seeds`. `log_loss` fits the logarithm of the loss;
+    predictions remain losses. ValueError if values are not finite and positive (leave out diverged
+    cells), if fewer than six cells are kept, or if these cannot determine the quadratic and the
+    levels (two rates, all cells on a line, fewer losses than coefficients).
     """
-    x, y, z = (
-        positive(name, values) for name, values in (("lr", lr), ("batch", batch), ("loss", loss))
-    )
+    x, y, z = positive("lr", lr), positive("batch", batch), positive("loss", loss)
     if not len(x) == len(y) == len(z):
-        raise invalid(
-            "loss", f"{len(z)} values", f"one loss for each cell: {len(x)} of lr, {len(y)} of batch"
-        )
+        allowed = f"one loss for each cell: {len(x)} of lr, {len(y)} of batch"
+        raise invalid("loss", f"{len(z)} values", allowed)
     points = np.log(np.stack([x, y], axis=1))
     # This checks the number of seeds before the window selects losses.
     level_columns(seeds, len(z))
@@ -157,21 +152,18 @@ def fit_surface(
     if num_cells < NUM_COEFFICIENTS:
         allowed = f"at least {NUM_COEFFICIENTS} distinct cells; there are {num_cells}"
         raise invalid(field, value, allowed)
-    centre, whitening = _whitened(used)
-    fitted = None
-    if whitening is not None:
-        fitted = _least_squares((used - centre) @ whitening, losses, levels)
+    centre, whitening = _whiten(used)
+    is_flat = whitening is None
+    fitted = None if is_flat else _least_squares((used - centre) @ whitening, losses, levels)
     if fitted is None:
         allowed = "cells that determine a quadratic: three values of each, not all on one line"
         if num_levels:
             allowed += f", with {num_levels} losses more for the levels of {num_levels + 1} seeds"
         raise invalid(field, value, allowed)
     coefficients, covariance, rms = fitted
-    eigenvalues, vectors = np.linalg.eigh(_hessian(coefficients))
-    is_convex = bool(
-        eigenvalues[0] > max(1e-9 * abs(eigenvalues[1]), FLAT_FRACTION * np.abs(losses).max())
-    )
-    curvature_t = _curvature_t(eigenvalues[0], vectors[:, 0], covariance)
+    (least, most), vectors = np.linalg.eigh(_hessian(coefficients))
+    is_convex = bool(least > max(1e-9 * abs(most), FLAT_FRACTION * np.abs(losses).max()))
+    curvature_t = _curvature_t(least, vectors[:, 0], covariance)
     return Surface(
         coefficients, centre, whitening, points, used, rms, curvature_t, is_convex, log_loss
     )
@@ -189,8 +181,8 @@ class Fit:
 
     # Fits use only cells whose loss is within this fraction of the lowest; None: all cells.
     window: float | None = None
-    # As the authors did, which their text does not say: log loss in place of loss, no levels of
-    # seeds, and a trial that occurs twice counts twice. It is an error otherwise.
+    # As in the authors' code, not their text: log loss in place of loss, no levels of seeds, and a
+    # trial that occurs twice, otherwise an error, counts twice.
     as_published: bool = False
 
     def __post_init__(self) -> None:
@@ -199,7 +191,7 @@ class Fit:
     def surface(
         self, lr: Sequence[float], batch: Sequence[float], loss: Sequence[float], seeds: Sequence
     ) -> Surface:
-        """Fits losses [n] of these seeds; errors as in `fit_surface`."""
+        """Fits losses [n] of these seeds by `fit_surface`."""
         levels = None if self.as_published else seeds
         return fit_surface(lr, batch, loss, self.window, levels, self.as_published)
 
@@ -207,10 +199,10 @@ class Fit:
 OUR_FIT = Fit()
 
 
-def levelled(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) -> np.ndarray:
+def subtract_levels(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) -> np.ndarray:
     """Subtracts the level of its seed from each loss [n], by least squares of loss = cell + level.
 
-    `cell` [n] numbers the cells. Seeds that share no cell with others have level 0.
+    `cell` [n] numbers the cells. A seed that shares no cell with another has level 0.
     """
     columns = level_columns(seeds, len(loss))
     if columns.shape[1] == 0:
@@ -222,8 +214,7 @@ def levelled(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) -> np.n
 
 
 def level_columns(seeds: Sequence | None, num: int) -> np.ndarray:
-    """Returns a column for each seed except the last [num, K - 1]: 1 for its losses, -1 for the
-    last seed's, 0 for others.
+    """Returns columns [num, K - 1]: 1 for the losses of each of K seeds, -1 for the last seed's.
 
     `seeds` names the seed of each of `num` losses; None is a single seed. ValueError for another
     length.
@@ -247,7 +238,7 @@ def _within(
     if not len(loss):
         return np.zeros(0, bool)
     cell = _cells(points)
-    means = np.bincount(cell, levelled(cell, loss, seeds)) / np.bincount(cell)
+    means = np.bincount(cell, subtract_levels(cell, loss, seeds)) / np.bincount(cell)
     return (means <= (1.0 + window) * means.min() * (1.0 + 1e-12))[cell]
 
 
@@ -259,7 +250,7 @@ def _num_cells(points: np.ndarray) -> int:
     return len(np.unique(points.round(SAME_CELL), axis=0))
 
 
-def _whitened(used: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+def _whiten(used: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
     """Returns the centre of cells [m, 2] and the matrix that gives them unit covariance.
 
     The matrix is None if they lie on a line.
@@ -315,10 +306,8 @@ def _curvature_t(curvature: float, direction: np.ndarray, covariance: np.ndarray
 
 def _at_edge(minimum: np.ndarray, points: np.ndarray) -> bool:
     margin = EDGE_FRACTION * np.ptp(points, axis=0)
-    return bool(
-        np.any(minimum <= points.min(axis=0) + margin)
-        or np.any(minimum >= points.max(axis=0) - margin)
-    )
+    low, high = points.min(axis=0) + margin, points.max(axis=0) - margin
+    return bool(np.any((minimum <= low) | (minimum >= high)))
 
 
 def _beyond(minimum: np.ndarray, used: np.ndarray) -> bool:

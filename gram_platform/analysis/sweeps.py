@@ -9,7 +9,6 @@ Source of the classes: the paper's "Hyperparameter Appendix" (`app:hyperparams`)
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.intervals import ENDS, PSEUDO_SUFFIX, pseudo_frame, with_pseudo_values
@@ -19,7 +18,7 @@ from gram_platform.analysis.tables import (
     TABLE_COLUMNS,
     StudyLosses,
     analyse,
-    joined_notes,
+    join_notes,
     over_seeds,
     pair_means,
 )
@@ -58,7 +57,7 @@ def analyse_sweeps(losses: StudyLosses, sizes: Sequence[str] = ()) -> SweepAnaly
 
     The frames also have the columns `knob` and `value`, which are ignored in rows of the baseline.
     Every other view has a row for each of its knobs. `runs` joins the `run_id`s, if the evaluations
-    have them. Notes name their points, unless they hold at all. ValueError as in `tables.analyse`.
+    have them. Notes name their points, except notes of all. ValueError as in `tables.analyse`.
     """
     evaluations, attacks = losses.evaluations, losses.attacks
     points = _points(evaluations, losses.views)
@@ -86,16 +85,15 @@ def analyse_sweeps(losses: StudyLosses, sizes: Sequence[str] = ()) -> SweepAnaly
     table = over_seeds(per_seed, POINT, SWEEP_CLASSES)
     table = table.assign(runs=[_runs(evaluations, row) for row in table.to_dict("records")])
     table = table[SWEEP_COLUMNS].astype({"knob": object, "value": float})
-    missing = joined_notes(notes, _point_names).sort_values(["what", "why"], ignore_index=True)
+    missing = join_notes(notes, _point_names).sort_values(["what", "why"], ignore_index=True)
     return SweepAnalysis(table, _with_cores(tables, table), per_seed, baselines.fits, missing)
 
 
 def _points(*frames: pd.DataFrame) -> list[tuple[str, float]]:
-    views = pd.concat(
-        [frame.loc[frame["method"] != BASELINE, ["knob", "value"]] for frame in frames]
-    )
-    found = {(str(knob), float(value)) for knob, value in views.itertuples(index=False, name=None)}
-    return sorted(found, key=lambda p: (KNOBS.index(p[0]) if p[0] in KNOBS else len(KNOBS), p))
+    views = pd.concat(frames)
+    views = views[views["method"] != BASELINE]
+    points = set(zip(views["knob"].astype(str), views["value"].astype(float), strict=True))
+    return sorted(points, key=lambda p: (KNOBS.index(p[0]) if p[0] in KNOBS else len(KNOBS), p))
 
 
 def _at(frame: pd.DataFrame, knob: str, value: float) -> pd.DataFrame:
@@ -112,9 +110,8 @@ def _seed_rows(per_seed: pd.DataFrame) -> pd.DataFrame:
     views = rows[rows["profile"] != MEAN]
     is_single = (views["retained"] != "") & ~views["retained"].str.contains(",")
     full = views[views["retained"] == ""].set_index(seed)["core"].rename("core_full")
-    single = [
-        (*key, pair_means(of_seed, "core")) for key, of_seed in views[is_single].groupby(seed)
-    ]
+    groups = views[is_single].groupby(seed)
+    single = [(*key, pair_means(of_seed, "core")) for key, of_seed in groups]
     partial = pd.DataFrame(single, columns=[*seed, "core_partial"]).set_index(seed)
     return means.join(full, on=seed).join(partial, on=seed)[[*seed, *SWEEP_CLASSES]]
 
@@ -132,7 +129,7 @@ def _with_cores(tables: Sequence[pd.DataFrame], table: pd.DataFrame) -> pd.DataF
 def _runs(evaluations: pd.DataFrame, row: dict) -> str:
     if "run_id" not in evaluations:
         return ""
-    is_here = np.logical_and.reduce([evaluations[name] == row[name] for name in POINT])
+    is_here = (evaluations[POINT] == [row[name] for name in POINT]).all(axis=1)
     return " ".join(dict.fromkeys(evaluations.loc[is_here, "run_id"].astype(str)))
 
 

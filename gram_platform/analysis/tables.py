@@ -2,11 +2,11 @@
 
 Source of the averages: the paper's appendix "Compute Ratio Methodology" and the numbers of
 `tab:synthetic`. Within a seed, a class is the mean over all pairs of a profile and a domain
-(`pair_means`). It is not a mean of the profiles' means, since core forgets more domains than core
-with one domain. Over seeds, a class is the mean of the seed means with a 90% t-interval. The
-interval is as wide as that of the jackknife's pseudo-values (JACKKNIFE, `ratios.pseudo_values`) or
-of the seed means, as in the paper (CURVE_FIXED). A value that cannot be computed is absent, and
-`missing` names it. Losses in nats a token are averaged in the same way.
+(`pair_means`), not over the means of profiles, since core forgets more domains than core with one
+domain. Over seeds, a class is the mean of the seed means with a 90% t-interval. The interval's
+width is that of the jackknife's pseudo-values (JACKKNIFE, `ratios.pseudo_values`) or of the seed
+means, as in the paper (CURVE_FIXED). `missing` names each value that cannot be computed. Losses in
+nats a token are averaged in the same way.
 """
 
 import itertools
@@ -40,12 +40,12 @@ from gram_platform.analysis.ratios import (
     Notes,
     baseline_references,
     compute_ratio_frame,
-    elicited_ratios,
     fits_frame,
-    ordered,
     pseudo_values,
+    rate_attacks,
     require_once,
     slopes,
+    sort_rows,
 )
 from gram_platform.config.terminal import aligned
 from gram_platform.methods import method_label
@@ -72,8 +72,8 @@ class StudyLosses:
     """The stored losses of a study, as tidy frames; seeds are text."""
 
     # A row per view: `method, size, seed, profile`, `retained` (auxiliary domains, joined by
-    # commas) and a column `loss/<domain>` per domain (nats a token). The reference is method
-    # baseline with profile all. Other columns (`run_id`, `eval_id`) are copied into `ratios`.
+    # commas) and `loss/<domain>` of each domain (nats a token). The reference is method baseline
+    # with profile all. Other columns (`run_id`, `eval_id`) are copied into `ratios`.
     evaluations: pd.DataFrame
     # A row per point of the baselines' validation curves: `size, seed, step, domain, loss`.
     curves: pd.DataFrame
@@ -113,11 +113,10 @@ def analyse(
 ) -> Analysis:
     """Returns all tables of a study.
 
-    `sizes`: the order of the rows. `unit`: the evaluations whose baselines are the reference
-    (default: those of `losses`). `own_baseline` compares each seed with the baseline of the same
-    seed, as the paper's titration does; `fits` then has a row per seed. `intervals`: JACKKNIFE, or
-    CURVE_FIXED as in the paper; the two are equal where each seed has its own baseline.
-    ValueError for a repeated view or attack.
+    `sizes` is the order of the rows. `unit` holds the evaluations whose baselines are the reference
+    (default: the evaluations of `losses`). `own_baseline` compares each seed with its own baseline,
+    as the paper's titration does. Then `fits` has a row per seed, and both kinds of `intervals`,
+    JACKKNIFE and CURVE_FIXED, are equal. ValueError for a repeated view or attack.
     """
     evaluations, attacks, declared = losses.evaluations, losses.attacks, losses.views
     unit = evaluations if unit is None else unit
@@ -126,24 +125,26 @@ def analyse(
         require_once(name, views, VIEW)
     require_once("attacks", attacks, [*VIEW, ELICITED])
     frames = (evaluations, losses.curves, attacks, unit)
-    compared = [_compared(frames, intervals)]
+    compared = [_compare(frames, intervals)]
     if own_baseline and len(unit):
         seeds = dict.fromkeys([*unit["seed"], *evaluations["seed"]])
         compared = [
-            _compared([f[f["seed"] == seed] for f in frames], intervals, seed) for seed in seeds
+            _compare([f[f["seed"] == seed] for f in frames], intervals, seed) for seed in seeds
         ]
     all_ratios, all_fits, all_notes = zip(*compared, strict=True)
-    ratios = ordered(pd.concat([part for part in all_ratios if len(part)] or all_ratios[:1]), sizes)
-    fits = ordered(pd.concat(all_fits), sizes)
+    ratios = sort_rows(
+        pd.concat([part for part in all_ratios if len(part)] or all_ratios[:1]), sizes
+    )
+    fits = sort_rows(pd.concat(all_fits), sizes)
     per_seed, incomplete = per_seed_frame(ratios, declared)
     if PSEUDO in ratios:
         pseudo, _ = per_seed_frame(ratios.assign(compute_ratio=ratios[PSEUDO]), declared)
         per_seed = with_pseudo_values(per_seed, pseudo, CLASSES)
     for suffix, name in ((NATS, "loss"), (SLOPE, PER_NAT)):
-        found, _ = per_seed_frame(ratios.assign(compute_ratio=ratios[name]), declared)
-        per_seed = per_seed.assign(**{n + suffix: found[n] for n in CLASSES})
+        means, _ = per_seed_frame(ratios.assign(compute_ratio=ratios[name]), declared)
+        per_seed = per_seed.assign(**{n + suffix: means[n] for n in CLASSES})
     per_seed = per_seed.merge(_minus_filtering(ratios, declared), "left", VIEW)
-    per_seed = ordered(per_seed, sizes)
+    per_seed = sort_rows(per_seed, sizes)
     notes = {
         *itertools.chain(*all_notes),
         *incomplete,
@@ -151,7 +152,7 @@ def analyse(
     }
     missing = pd.DataFrame(sorted(notes), columns=["what", "why"])
     in_nats = over_seeds(per_seed, values=IN_NATS).drop(columns="num_seeds")
-    table = ordered(over_seeds(per_seed).merge(in_nats, "left", ROW), sizes)
+    table = sort_rows(over_seeds(per_seed).merge(in_nats, "left", ROW), sizes)
     return Analysis(table, per_seed, ratios, fits, missing)
 
 
@@ -166,17 +167,17 @@ def _minus_filtering(ratios: pd.DataFrame, declared: pd.DataFrame) -> pd.DataFra
         return pd.DataFrame(columns=[*VIEW, *columns.values()])
     both = both.assign(compute_ratio=both["loss"] - both["loss_filtering"])
     theirs = declared.loc[declared["method"] == FILTERING, ["size", "profile"]]
-    found, _ = per_seed_frame(both, declared.merge(theirs.drop_duplicates()))
-    return found[[*VIEW, *CLASSES]].rename(columns=columns)
+    differences, _ = per_seed_frame(both, declared.merge(theirs.drop_duplicates()))
+    return differences[[*VIEW, *CLASSES]].rename(columns=columns)
 
 
-def _compared(
+def _compare(
     frames: Sequence[pd.DataFrame], intervals: str, seed: str = ""
 ) -> tuple[pd.DataFrame, pd.DataFrame, Notes]:
     """Returns the ratios of views and attacks to the baselines of `unit`, their fits, and notes.
 
-    `frames`: evaluations, curves, attacks and unit, checked. If each seed has its own baseline,
-    `seed` is the only one in them.
+    `frames` are evaluations, curves, attacks and unit. If each seed has its own baseline, they hold
+    only one `seed`.
     """
     evaluations, curves, attacks, unit = frames
     references, notes = baseline_references(
@@ -185,7 +186,7 @@ def _compared(
     lacking = set(evaluations["size"]) - {size for size, _ in references} if seed else ()
     notes += [(f"all rows of size {size}, seed {seed}", NO_BASELINE) for size in lacking]
     ratios, unknown = compute_ratio_frame(evaluations, references)
-    elicited, unattacked = elicited_ratios(attacks, ratios, references)
+    elicited, unattacked = rate_attacks(attacks, ratios, references)
     joined = pd.concat([ratios, elicited]) if len(elicited) else ratios
     numbers = {n: joined[n].astype(float).where(np.isfinite) for n in ("loss", "compute_ratio")}
     joined = joined.assign(**numbers)
@@ -199,19 +200,20 @@ def _compared(
 def per_seed_frame(ratios: pd.DataFrame, declared: pd.DataFrame) -> tuple[pd.DataFrame, Notes]:
     """Returns a row per view and seed, and notes.
 
-    The columns are ROW, seed, CLASSES (mean compute ratios), retained and NUM_DOMAINS. A class with
-    one unknown domain is unknown (NaN). NUM_DOMAINS count the domains of each class, known or not.
-    The profile `mean` (`retained` empty) has the `pair_means` of the paper's profiles, core with at
-    most one auxiliary domain. A method without these, such as the baseline, averages over all its
-    profiles. A seed without one of the profiles `declared` for its method gets a note instead.
+    The columns are ROW, seed, CLASSES (mean compute ratios), retained and NUM_DOMAINS, which counts
+    known and unknown domains. A class with an unknown domain is NaN. The profile `mean` (`retained`
+    empty) has the `pair_means` of the paper's profiles, core with at most one auxiliary domain. A
+    method without these, such as the baseline, averages over all its profiles. A seed that lacks a
+    profile `declared` for its method gets a note instead.
     """
     by_class = ratios.groupby([*VIEW, "class"], sort=False)["compute_ratio"]
-    wide = (
-        by_class.agg(lambda v: v.mean(skipna=False)).unstack("class").reindex(columns=list(CLASSES))
+    means, counts = (
+        values.unstack("class").reindex(columns=list(CLASSES))
+        for values in (by_class.agg(lambda v: v.mean(skipna=False)), by_class.size())
     )
-    counts = by_class.size().unstack("class").reindex(columns=list(CLASSES)).fillna(0).astype(int)
+    counts = counts.fillna(0).astype(int)
     retained = ratios.drop_duplicates(VIEW).set_index(VIEW)["retained"]
-    values = wide.join([counts.rename(columns=NUM_DOMAINS), retained]).reset_index()
+    values = means.join([counts.rename(columns=NUM_DOMAINS), retained]).reset_index()
     parts, notes = [values], []
     views_of = dict(list(declared.groupby(["method", "size"])))
     for (method, size), group in values.groupby(["method", "size"], sort=False):
@@ -219,8 +221,7 @@ def per_seed_frame(ratios: pd.DataFrame, declared: pd.DataFrame) -> tuple[pd.Dat
         few = of_method[~of_method["retained"].str.contains(",")]
         profiles = set((few if len(few) else of_method)["profile"])
         for seed, views in group[group["profile"].isin(profiles)].groupby("seed", sort=False):
-            absent = sorted(profiles - set(views["profile"]))
-            if absent:
+            if absent := sorted(profiles - set(views["profile"])):
                 what = f"{method} {size} {MEAN} seed {seed}"
                 notes.append((what, f"{', '.join(absent)} is missing"))
                 continue
@@ -247,27 +248,23 @@ def pair_means(views: pd.DataFrame, name: str) -> float:
 
 def _absent_views(declared: pd.DataFrame, evaluations: pd.DataFrame, sizes: set[str]) -> Notes:
     notes = [(f"all rows of size {s}", NO_BASELINE) for s in set(declared["size"]) - sizes]
-    seeds: dict[tuple, set[str]] = {}
+    seeds: dict[str, set[str]] = {}
     present = set(evaluations[VIEW].itertuples(index=False, name=None))
     for view in declared[VIEW].itertuples(index=False, name=None):
         method, size, seed, profile = view
         if view not in present and size in sizes:
-            seeds.setdefault((method, size, profile), set()).add(seed)
-    notes += [
-        (" ".join(view), f"no evaluation of seed {', '.join(sorted(lacking))}")
-        for view, lacking in seeds.items()
-    ]
-    return notes
+            seeds.setdefault(f"{method} {size} {profile}", set()).add(seed)
+    absent = seeds.items()
+    return notes + [(v, f"no evaluation of seed {', '.join(sorted(of))}") for v, of in absent]
 
 
 def over_seeds(
     per_seed: pd.DataFrame, names: Sequence[str] = ROW, values: Sequence[str] = CLASSES
 ) -> pd.DataFrame:
-    """Returns TABLE_COLUMNS from a `per_seed` frame: means over seeds with t-intervals.
+    """Averages the columns `values` of a `per_seed` frame over seeds, by the columns `names`.
 
-    The columns `names` name a row, the columns `values` are averaged. A value that the frame lacks
-    is NaN. The intervals are of the frame's pseudo-values, if it has them. `num_seeds` is the
-    number of seeds of the value with the fewest, of the values that have any.
+    Returns TABLE_COLUMNS with t-intervals, of the pseudo-values if the frame has any. A value that
+    the frame lacks is NaN. `num_seeds` is the smallest number of seeds of a value that has any.
     """
     columns, rows = [*names, *values], []
     frame, spread = (f.reindex(columns=columns) for f in (per_seed, pseudo_frame(per_seed, values)))
@@ -284,29 +281,28 @@ def over_seeds(
     return pd.DataFrame(rows, columns=[*names, *means, "num_seeds"])
 
 
-def joined_notes(
+def join_notes(
     missing: Mapping[Hashable, pd.DataFrame], named: Callable[[list], str]
 ) -> pd.DataFrame:
     """Returns each note of several frames of `what, why` once, after the names of its frames.
 
-    A note of all frames has no names.
+    A note that all frames have gets no names.
     """
-    lacking: dict[tuple[str, str], list] = {}
+    places: dict[tuple[str, str], list] = {}
     for place, frame in missing.items():
         for note in frame.itertuples(index=False, name=None):
-            lacking.setdefault(note, []).append(place)
+            places.setdefault(note, []).append(place)
     rows = [
         (what if len(at) == len(missing) else f"{named(at)}: {what}", why)
-        for (what, why), at in lacking.items()
+        for (what, why), at in places.items()
     ]
     return pd.DataFrame(rows, columns=["what", "why"])
 
 
-def averaged_profiles(rows: pd.DataFrame) -> frozenset[str]:
-    """Returns the profiles of core with at most one auxiliary domain.
+def find_mean_profiles(rows: pd.DataFrame) -> frozenset[str]:
+    """Returns the profiles of core with at most one auxiliary domain, from a table's rows.
 
-    `rows` are of a table or a `per_seed` frame. `all` is one of these profiles if the study has one
-    auxiliary domain, which only the `retained` of a `per_seed` frame shows.
+    `all` is one of these if the study has one auxiliary domain, which only `per_seed` frames show.
     """
     few = frozenset(p for p in rows["profile"] if p not in (ALL, MEAN) and p.count("+") < 2)
     if "retained" not in rows:
@@ -316,10 +312,10 @@ def averaged_profiles(rows: pd.DataFrame) -> frozenset[str]:
 
 
 def domain_table(ratios: pd.DataFrame) -> pd.DataFrame:
-    """Returns a row per variant, if `ratios` has variants, method, size, profile, domain and class.
+    """Returns a row per variant (if `ratios` has any), method, size, profile, domain and class.
 
     The columns are `compute_ratio, low, high, num_seeds, runs`. `runs` joins the `run_id`s, if
-    `ratios` has them. Rows without any known ratio are left out.
+    `ratios` has them. There is no row without a known ratio.
     """
     rows, keys = [], [*(c for c in (VARIANT,) if c in ratios), *ROW, "domain", "class"]
     known = ratios[ratios["compute_ratio"].notna()]
@@ -331,10 +327,7 @@ def domain_table(ratios: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_runs(table: pd.DataFrame, ratios: pd.DataFrame) -> pd.DataFrame:
-    """Adds a column `runs`: the `run_names` of the runs whose weights each row evaluates.
-
-    It is empty if `ratios` has no `run_id`.
-    """
+    """Adds `runs`, the `run_names` of the runs that each row evaluates; "" without a `run_id`."""
     keys = [column for column in (VARIANT, *ROW) if column in table]
     if "run_id" not in ratios or table.empty:
         return table.assign(runs="")
@@ -349,16 +342,15 @@ def with_runs(table: pd.DataFrame, ratios: pd.DataFrame) -> pd.DataFrame:
 
 def run_names(run_ids: pd.Series) -> str:
     """Joins the first MOST_RUNS run ids by commas, each once, and says how many more there are."""
-    found = list(dict.fromkeys(run_ids.astype(str)))
-    rest = f" and {len(found) - MOST_RUNS} more" if len(found) > MOST_RUNS else ""
-    return ", ".join(found[:MOST_RUNS]) + rest
+    names = list(dict.fromkeys(run_ids.astype(str)))
+    rest = f" and {len(names) - MOST_RUNS} more" if len(names) > MOST_RUNS else ""
+    return ", ".join(names[:MOST_RUNS]) + rest
 
 
 def table_csv(frame: pd.DataFrame, fractions: str | None = "%.6f") -> str:
     """Writes CSV, with fractions in this format or, for None, with all digits.
 
-    Columns of points are left out. An apostrophe goes before text that a spreadsheet would take for
-    a formula.
+    Columns of POINTS are left out. An apostrophe goes before text that a spreadsheet would compute.
     """
     frame = frame.loc[:, [not str(name).endswith(POINTS) for name in frame]]
     texts = frame.select_dtypes(exclude=["number", "bool"])
@@ -368,12 +360,11 @@ def table_csv(frame: pd.DataFrame, fractions: str | None = "%.6f") -> str:
 
 
 def _no_formula(cell: Any) -> Any:
-    if not isinstance(cell, str) or not FORMULA.match(cell):
-        return cell
-    try:
-        float(cell)
-    except ValueError:
-        return f"'{cell}"
+    if isinstance(cell, str) and FORMULA.match(cell):
+        try:
+            float(cell)
+        except ValueError:
+            return f"'{cell}"
     return cell
 
 
@@ -381,8 +372,8 @@ def readable_table(table: pd.DataFrame) -> pd.DataFrame:
     """Writes each class of table.csv that has a value as one text, `mean [low, high]`."""
     # The study's variant, if any, and method, size and profile.
     names = table.columns[: table.columns.get_loc(CLASSES[0])]
-    shown = [name for name in CLASSES if table[name].notna().any()]
-    return with_intervals(table, names, shown).assign(num_seeds=table["num_seeds"])
+    classes = [name for name in CLASSES if table[name].notna().any()]
+    return with_intervals(table, names, classes).assign(num_seeds=table["num_seeds"])
 
 
 def nats_table(table: pd.DataFrame) -> pd.DataFrame:

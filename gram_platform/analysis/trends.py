@@ -49,13 +49,13 @@ def fit_power_law(sizes: Sequence[float], values: Sequence[float]) -> PowerLaw:
     if len(np.unique(n)) < 2:
         raise invalid("sizes", n.tolist(), "at least two different sizes")
     x, y = np.log(n), np.log(v)
-    centred = x - x.mean()
+    centred, freedom = x - x.mean(), len(n) - 2
     exponent = float(centred @ (y - y.mean()) / (centred @ centred))
     residuals = y - y.mean() - exponent * centred
     total, left = float(np.sum((y - y.mean()) ** 2)), float(residuals @ residuals)
     half = math.nan
-    if len(n) > 2:
-        half = stats.t.ppf(TAIL, len(n) - 2) * math.sqrt(left / (len(n) - 2) / (centred @ centred))
+    if freedom:
+        half = stats.t.ppf(TAIL, freedom) * math.sqrt(left / freedom / (centred @ centred))
     with np.errstate(over="ignore", under="ignore"):
         coefficient = float(np.exp(y.mean() - exponent * x.mean()))
     return PowerLaw(
@@ -97,8 +97,7 @@ def leave_largest_out(parameters: Sequence[float], values: Sequence[float]) -> T
     """Fits `values` [n] of all `parameters` [n] except the largest, and predicts the value there.
 
     All are positive, and no two parameters are equal. The interval (t, n - 3 degrees of freedom)
-    assumes a value with the fitted values' noise, so it is too narrow if the largest size has fewer
-    seeds.
+    is too narrow if the largest size has fewer seeds than the others.
     """
     pairs = sorted(zip(parameters, values, strict=True))
     (*fitted, largest), (*known, measured) = zip(*pairs, strict=True)
@@ -115,10 +114,10 @@ def leave_largest_out(parameters: Sequence[float], values: Sequence[float]) -> T
 def trend_table(table: pd.DataFrame, parameters: Mapping[str, float]) -> pd.DataFrame:
     """Returns TREND_COLUMNS, a row per class and method, from the rows of one profile.
 
-    `parameters` are the sizes' counts. `size` is the largest size, which the law has not seen. Its
-    90% prediction interval is `low` to `high`, and `verdict` says whether this contains the
-    `measured` compute ratio. A method has no row with fewer than FEWEST_SIZES next to the largest,
-    two sizes of equal count, or a ratio <= 0.
+    `parameters` are the sizes' counts. `size` is the largest size, which the law has not seen.
+    `verdict` says whether its 90% prediction interval, `low` to `high`, contains the `measured`
+    compute ratio. A method has no row with fewer than FEWEST_SIZES smaller sizes, two sizes of
+    equal count, or a ratio <= 0.
     """
     rows = []
     for name in TREND_CLASSES:
@@ -126,8 +125,6 @@ def trend_table(table: pd.DataFrame, parameters: Mapping[str, float]) -> pd.Data
             counts = known["size"].map(parameters)
             if len(known) > FEWEST_SIZES and counts.is_unique and (known[name] > 0.0).all():
                 t, size = leave_largest_out(counts, known[name]), known["size"][counts.idxmax()]
-                fitted = (size, t.parameters, t.num_fitted, t.law.exponent)
-                rows.append(
-                    (method, name, *fitted, t.measured, t.predicted, t.low, t.high, t.verdict)
-                )
+                row = method, name, size, t.parameters, t.num_fitted, t.law.exponent
+                rows.append((*row, t.measured, t.predicted, t.low, t.high, t.verdict))
     return pd.DataFrame(rows, columns=TREND_COLUMNS)

@@ -9,13 +9,13 @@ from gram_platform.analysis.intervals import (
     ENDS,
     JACKKNIFE,
     interval_columns,
-    paired_differences,
     pseudo_frame,
+    subtract_pairs,
     t_interval,
     with_pseudo_values,
 )
 from gram_platform.analysis.ratios import ALL, MEAN
-from gram_platform.analysis.tables import Analysis, StudyLosses, analyse, joined_notes, pair_means
+from gram_platform.analysis.tables import Analysis, StudyLosses, analyse, join_notes, pair_means
 from gram_platform.config import core_first
 from gram_platform.config.identity import sum_in_order
 from gram_platform.methods.nodes import BASELINE, VARIANT
@@ -44,8 +44,8 @@ def analyse_variants(
     """Joins the tables of all variants in order, with a column `variant`.
 
     `unit` is the variant whose baselines are the reference of all; by default each variant has its
-    own. Notes in `missing` name their variants, unless they hold for all. Other arguments and
-    errors: `tables.analyse`.
+    own. Notes name their variants, except notes of all. Other arguments and errors are those of
+    `tables.analyse`.
     """
     evaluations = losses.evaluations
     reference = _of(evaluations[evaluations["method"] == BASELINE], unit) if unit else None
@@ -58,20 +58,16 @@ def analyse_variants(
             _of(losses.views, variant),
         )
         parts[variant] = analyse(of_variant, sizes, reference, own_baseline, intervals)
-    return Analysis(
-        table=_joined(parts, "table"),
-        per_seed=_joined(parts, "per_seed"),
-        ratios=_joined(parts, "ratios"),
-        fits=_joined(parts, "fits"),
-        missing=joined_notes({variant: part.missing for variant, part in parts.items()}, ", ".join),
-    )
+    missing = join_notes({variant: part.missing for variant, part in parts.items()}, ", ".join)
+    frames = (_join(parts, name) for name in ("table", "per_seed", "ratios", "fits"))
+    return Analysis(*frames, missing)
 
 
 def _of(frame: pd.DataFrame, variant: str) -> pd.DataFrame:
     return frame[frame[VARIANT] == variant].drop(columns=VARIANT)
 
 
-def _joined(analyses: dict[str, Analysis], table: str) -> pd.DataFrame:
+def _join(analyses: dict[str, Analysis], table: str) -> pd.DataFrame:
     parts = [getattr(analysis, table).copy() for analysis in analyses.values()]
     for variant, part in zip(analyses, parts, strict=True):
         part.insert(0, VARIANT, variant)
@@ -82,13 +78,13 @@ def by_number(per_seed: pd.DataFrame, declared: pd.DataFrame | None = None) -> p
     """Returns a row per method, size, number of active modules and seed.
 
     The columns are MODULES_CELL, `seed`, COMPOSED, `num_profiles`, and the pseudo-values of
-    COMPOSED, plain values where the curve is fixed.
+    COMPOSED, which equal the values if the curve is fixed.
 
     `per_seed` comes from `tables.per_seed_frame`. `declared` holds the study's views (`method,
-    size, profile, retained`; default: the views in `per_seed`). The methods with profiles of a
-    number are compared on the profiles that they share. A seed that lacks one has no row.
+    size, profile, retained`; default: the views in `per_seed`). Methods are compared on the
+    profiles of a number that all share. A seed that lacks one has no row.
     """
-    shared = _shared_profiles(per_seed if declared is None else declared)
+    shared = _find_shared_profiles(per_seed if declared is None else declared)
     pseudo = _by_number(pseudo_frame(per_seed, COMPOSED), shared)
     return with_pseudo_values(_by_number(per_seed, shared), pseudo, COMPOSED)
 
@@ -97,8 +93,8 @@ def _by_number(
     per_seed: pd.DataFrame, shared: Mapping[tuple[str, int], frozenset[str]]
 ) -> pd.DataFrame:
     """Returns the columns of `by_number` except the pseudo-values."""
-    views, rows = _views(per_seed), []
-    for (method, size, number), cell in views.groupby(MODULES_CELL, sort=False):
+    rows = []
+    for (method, size, number), cell in _views(per_seed).groupby(MODULES_CELL, sort=False):
         profiles = shared.get((size, number), frozenset())
         for seed, of_seed in cell[cell["profile"].isin(profiles)].groupby("seed", sort=False):
             if set(of_seed["profile"]) == profiles:
@@ -112,7 +108,7 @@ def drop_table(numbers: pd.DataFrame, per_seed: pd.DataFrame) -> pd.DataFrame:
 
     Within a seed, `drop` is one - all, and `less_than_gram` is GRAM's drop minus the method's, NaN
     for GRAM. Each is a mean over the seeds with both values, with a 90% t-interval. Methods without
-    a view of all modules, or without a seed with both values, are left out.
+    such a seed have no row.
     """
     views = _views(per_seed)
     counts = views[views["profile"] == ALL].groupby("size")[MODULES].max()
@@ -130,11 +126,10 @@ def drop_table(numbers: pd.DataFrame, per_seed: pd.DataFrame) -> pd.DataFrame:
             for column in ends:
                 row |= interval_columns(column, ends[column], spread[column].reindex(ends.index))
             both = method != "gram" and len(ends.index.intersection(of_gram.index)) > 0
-            saved = paired_differences(of_gram.to_dict(), ends["drop"].to_dict()) if both else {}
+            saved = subtract_pairs(of_gram.to_dict(), ends["drop"].to_dict()) if both else {}
             saved_spread = (gram_spread - spread["drop"]).reindex(list(saved))
-            rows.append(
-                row | interval_columns("less_than_gram", list(saved.values()), saved_spread)
-            )
+            row |= interval_columns("less_than_gram", list(saved.values()), saved_spread)
+            rows.append(row)
     return pd.DataFrame(rows, columns=DROP_COLUMNS)
 
 
@@ -145,7 +140,7 @@ def _views(per_seed: pd.DataFrame) -> pd.DataFrame:
     return views.assign(**{MODULES: pd.Series(numbers, views.index, dtype="int64")})
 
 
-def _shared_profiles(declared: pd.DataFrame) -> dict[tuple[str, int], frozenset[str]]:
+def _find_shared_profiles(declared: pd.DataFrame) -> dict[tuple[str, int], frozenset[str]]:
     """Returns {(size, number of modules): the profiles shared by all methods that have any}."""
     shared: dict[tuple[str, int], frozenset[str]] = {}
     for (_, size, number), views in _views(declared).groupby(MODULES_CELL, sort=False):
@@ -158,12 +153,9 @@ def _ends(
     numbers: pd.DataFrame, method: str, size: str, name: str, num_modules: int
 ) -> pd.DataFrame:
     """Returns `one`, `all` and `drop` of a class by seed, no rows if all is one module."""
-    known = numbers[
-        (numbers["method"] == method) & (numbers["size"] == size) & numbers[name].notna()
-    ]
-    one, every = (
-        known[known[MODULES] == number].set_index("seed")[name] for number in (1, num_modules)
-    )
+    known = numbers[(numbers["method"] == method) & (numbers["size"] == size)]
+    known = known[known[name].notna()]
+    one, every = (known[known[MODULES] == n].set_index("seed")[name] for n in (1, num_modules))
     ends = pd.DataFrame({"one": one, "all": every}).dropna()
     ends = ends if num_modules > 1 else ends.iloc[:0]
     return ends.assign(drop=ends["one"] - ends["all"])
@@ -174,30 +166,28 @@ def module_shares(
 ) -> pd.DataFrame:
     """Returns SHARE_COLUMNS, after `variant` if `runs` has it, per run, step, domain and module.
 
-    `runs` has a row per run: `id` and the columns that name it. `share` is the module's part, in
-    [0, 1], of all modules' squared gradients on a batch of the domain. `records_of` returns a run's
-    stored records, since MLflow has no probes. A domain without any gradient is left out.
+    `runs` has a row per run, with `id` and its names. `share` is the module's part, in [0, 1], of
+    all modules' squared gradients on a batch of the domain. `records_of` returns a run's stored
+    records, since MLflow has no probes. A domain without any gradient has no row.
     """
     names = [name for name in (VARIANT, *RUN) if name in runs]
     rows = []
     for *named, run_id in runs[[*names, "id"]].itertuples(index=False, name=None):
         for record in records_of(run_id):
-            for probed, share in probed_shares(record["metrics"]).items():
+            for probed, share in compute_shares(record["metrics"]).items():
                 rows.append((*named, run_id, record["step"], *probed, share))
     return pd.DataFrame(rows, columns=[*names, *SHARE_COLUMNS[len(RUN) :]])
 
 
-def probed_shares(metrics: Mapping[str, float]) -> dict[tuple[str, str], float]:
+def compute_shares(metrics: Mapping[str, float]) -> dict[tuple[str, str], float]:
     """Returns {(domain, module): share} from the metrics of one record, core's batches first."""
     squares: dict[str, dict[str, float]] = {}
     for name, norm in metrics.items():
         if name.startswith(PROBE):
             domain, module = name.removeprefix(PROBE).split("/")
             squares.setdefault(domain, {})[module] = norm**2
-    totals = {
-        domain: sum_in_order(squares[domain].values()) for domain in core_first(tuple(squares))
-    }
-    known = [domain for domain, total in totals.items() if np.isfinite(total) and total > 0.0]
+    totals = {d: sum_in_order(squares[d].values()) for d in core_first(tuple(squares))}
+    known = [d for d, total in totals.items() if np.isfinite(total) and total > 0.0]
     return {(d, module): square / totals[d] for d in known for module, square in squares[d].items()}
 
 
@@ -212,16 +202,16 @@ def share_curves(shares: pd.DataFrame) -> pd.DataFrame:
 def final_shares(shares: pd.DataFrame) -> pd.DataFrame:
     """Averages the shares at the last probe over seeds.
 
-    `is_own` marks the share of a domain's module on that domain. Rows with domain and module `mean`
-    average this share over auxiliary domains within a seed.
+    `is_own` marks the share of a domain's own module. Rows with domain and module `mean` average
+    this share over auxiliary domains within a seed.
     """
     cell = _cell(shares)
     last = shares[shares["step"] == shares.groupby("run_id")["step"].transform("max")]
-    own_module = last[last["domain"] == last["module"]]
-    by_run = own_module.groupby([*cell, "seed", "run_id"], sort=False, as_index=False)
-    means = by_run["share"].mean().assign(domain=MEAN, module=MEAN)
-    found = _mean_shares(pd.concat([last, means]), [*cell, "domain", "module"])
-    return found.assign(is_own=found["domain"] == found["module"])
+    own = last[last["domain"] == last["module"]]
+    by_run = own.groupby([*cell, "seed", "run_id"], sort=False, as_index=False)["share"].mean()
+    both = pd.concat([last, by_run.assign(domain=MEAN, module=MEAN)])
+    means = _mean_shares(both, [*cell, "domain", "module"])
+    return means.assign(is_own=means["domain"] == means["module"])
 
 
 def _cell(shares: pd.DataFrame) -> list[str]:

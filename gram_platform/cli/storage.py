@@ -4,14 +4,13 @@ import json
 import os
 from collections import Counter
 from itertools import groupby
-from typing import TypedDict
 
 from gram_platform.cli.flags import AsJson, MachineName, Positional, Storage, stored
 from gram_platform.cli.tables import say_rows
 from gram_platform.config import State, View, evaluation_from_plain, run_from_plain
 from gram_platform.config.crash_safe import missing_right
 from gram_platform.config.flops import GIB, total_parameters
-from gram_platform.config.identity import find_id, flatten, invalid
+from gram_platform.config.identity import differing_fields, find_id, flatten, invalid
 from gram_platform.config.terminal import one_line, say
 from gram_platform.methods import method_key, seed_key, size_key
 from gram_platform.methods.nodes import node_name, view_runs
@@ -20,7 +19,7 @@ from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.checkpoints import NUM_CHECKPOINTS_KEPT, noting
 from gram_platform.store.directories import CONFIG
 from gram_platform.store.leases import GONE_AFTER_S
-from gram_platform.store.root import cordoned_lines, read_cordoned
+from gram_platform.store.root import StudyEntries, cordoned_lines, read_cordoned
 from gram_platform.studies.flags import Switch, Text
 
 # `gram status` counts more runs.
@@ -112,16 +111,6 @@ def status_command(
     for name in studies:
         for line in cordoned_lines(store, name):
             say(one_line(f"{name}: {line}"))
-
-
-class EntryId(TypedDict):
-    id: str
-
-
-class StudyEntries(TypedDict):
-    """The part of a study's record that is read here."""
-
-    entries: list[EntryId]
 
 
 def _studies_of(store: Store) -> dict[str, list[str]]:
@@ -224,7 +213,7 @@ def compare_command(first: Positional[str], second: Positional[str], storage: St
     """
     store = stored(storage)
     left, right = (flatten(store.run(store.find_run(run)).config()) for run in (first, second))
-    different = [key for key in sorted({*left, *right}) if left.get(key) != right.get(key)]
+    different = differing_fields([left, right])
     width = max(map(len, different), default=0)
     for key in different:
         say(f"{key:{width}}  {left.get(key, '-')}  ->  {right.get(key, '-')}")

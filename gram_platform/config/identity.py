@@ -387,6 +387,12 @@ def flatten(plain: object, prefix: str = "") -> dict[str, object]:
     return flat
 
 
+def differing_fields(flat: Collection[Mapping[str, object]]) -> dict[str, list[object]]:
+    """Returns {field: its value in each config} of flat configs, for fields that differ."""
+    values = {name: [one.get(name) for one in flat] for name in sorted(set().union(*flat))}
+    return {name: of for name, of in values.items() if any(one != of[0] for one in of)}
+
+
 def _item_key(item: object, index: int) -> str:
     if isinstance(item, Mapping):
         return str(item.get("name") or item.get("domain") or index)

@@ -1,15 +1,15 @@
 """Lists the paper's claims by study: a text, two sides whose difference is judged, a source.
 
-No claim says more than the paper's numbers show: "matches" is "no worse by more than a margin".
-"Retain stays above elicited" is a claim only about Simple Stories, since at 50M and 100M of the
-paper's scaling study elicited is above retain. If a side names no size or variant, the claim is
-judged at each of the study's. FIRST and LAST stand for a study's first and last.
+No claim says more than the paper's numbers show. So "matches" is "no worse by more than a margin",
+and "retain stays above elicited" is a claim only about Simple Stories, since elicited is above
+retain at 50M and 100M of the paper's scaling study. If a side names no size or variant, the claim
+is judged at each of the study's. FIRST and LAST stand for a study's first and last.
 
-Every claim has one profile, written here before there are data: the paper's where it names one,
-otherwise the mean. The paper's ladder retains core and virology, and its partial labels remove
-every domain. Its bars on stories and dual use, and its tables of domain numbers, architecture and
-titration, are means over profiles. Its figure of composability names virology too, but only a mean
-compares like with like for what retain loses with every module on [ours].
+Every claim has one profile, written here before there are data. It is the paper's where the paper
+names one, otherwise the mean. The paper's ladder retains core and virology, and its partial labels
+remove every domain. Its other bars and tables are means over profiles. Its figure of composability
+names virology too, but only a mean compares like with like for what retain loses with every module
+on [ours].
 """
 
 import math
@@ -67,7 +67,7 @@ class Side:
     # "": each variant or size of the study.
     variant: str = ""
     size: str = ""
-    # What is subtracted seed by seed, if the side is a drop or a gain.
+    # Subtracted seed by seed, if the side is a drop or a gain.
     less: "Side | None" = None
 
 
@@ -95,12 +95,12 @@ class Claim:
 
 
 def follows(label: str, method: str) -> tuple[Claim, ...]:
-    """Claims for each class that a method is worse than filtering by no more than the margin."""
+    """Claims of each class that a method is at most the margin worse than filtering."""
     claims = []
     for n in CLASSES:
         way, within = ("below", not_below) if n in ("core", "retain") else ("above", not_above)
         text = f"{label}'s {IN_TEXTS.get(n, n)} is no more than {MARGINS[n]:.2f} {way} filtering's"
-        claims.append(Claim(text, Side(method, n), Side("filtering", n), within(n)))
+        claims.append(_methods(text, n, method, "filtering", within=within(n)))
     return tuple(claims)
 
 
@@ -113,7 +113,7 @@ def same(label: str, left: str, other: str, right: str) -> tuple[Claim, ...]:
     return tuple(claims)
 
 
-def cited(source: str, claims: Iterable[Claim], profile: str = MEAN) -> tuple[Claim, ...]:
+def cite(source: str, claims: Iterable[Claim], profile: str = MEAN) -> tuple[Claim, ...]:
     return tuple(replace(claim, source=source, profile=profile) for claim in claims)
 
 
@@ -124,9 +124,8 @@ def drop(method: str, name: str) -> Side:
 
 def gain(method: str) -> Side:
     """Returns the side "what retain gains by heterogeneous accumulation"."""
-    return Side(
-        method, "retain", variant="heterogeneous", less=Side(method, "retain", variant="uniform")
-    )
+    much, little = (Side(method, "retain", variant=kind) for kind in KINDS)
+    return replace(much, less=little)
 
 
 FIRST, LAST = "first", "last"
@@ -166,9 +165,9 @@ GRAM_IS_MORE_ROBUST = _methods(
     "MaxEnt is less robust than GRAM: its elicited is above", "elicited", "maxent", "gram"
 )
 STORIES_CLAIMS = (
-    *cited("fig:grmoe_vs_filtering", [GRAM_SEPARATES, FILTERING_SEPARATES]),
-    *cited("tab:synthetic", follows("GRAM", "gram")),
-    *cited(
+    *cite("fig:grmoe_vs_filtering", [GRAM_SEPARATES, FILTERING_SEPARATES]),
+    *cite("tab:synthetic", follows("GRAM", "gram")),
+    *cite(
         "app:stories",
         [
             _classes(
@@ -191,8 +190,10 @@ STORIES_CLAIMS = (
             ),
             _methods("FT-LoRA has a lower core than GRAM", "core", "gram", "ft_lora"),
             _methods("FT-Full has a lower core than GRAM", "core", "gram", "ft_full"),
-            _methods("DEMix is poor on core: below GRAM", "core", "gram", "demix"),
-            _methods("DEMix is poor on retain: below GRAM", "retain", "gram", "demix"),
+            *(
+                _methods(f"DEMix is poor on {name}: below GRAM", name, "gram", "demix")
+                for name in ("core", "retain")
+            ),
             _classes(
                 f"DEMix recovers little: elicited is no more than {ABOVE:.2f} above forget",
                 "demix",
@@ -203,7 +204,7 @@ STORIES_CLAIMS = (
         ],
     ),
 )
-SCALING_CLAIMS = cited(
+SCALING_CLAIMS = cite(
     "fig:scaling",
     [
         GRAM_SEPARATES,
@@ -223,12 +224,12 @@ SCALING_CLAIMS = cited(
     profile=COMPARED,
 )
 DUAL_USE_CLAIMS = (
-    *cited(
+    *cite(
         "fig:realistic-results",
         [GRAM_SEPARATES, *follows("GRAM", "gram"), *follows("FT-LoRA", "ft_lora")],
     ),
-    *cited("sec:claim-realistic", [ATTACK_UNDOES_MAXENT, GRAM_IS_MORE_ROBUST]),
-    *cited(
+    *cite("sec:claim-realistic", [ATTACK_UNDOES_MAXENT, GRAM_IS_MORE_ROBUST]),
+    *cite(
         "fig:arbsub-forget",
         [
             *(
@@ -251,7 +252,7 @@ DUAL_USE_CLAIMS = (
         ],
     ),
 )
-AUX_SCALING_CLAIMS = cited(
+AUX_SCALING_CLAIMS = cite(
     "fig:aux-scaling-main",
     [
         _classes("Retain is above forget", "gram", "retain", "forget"),
@@ -273,7 +274,7 @@ AUX_SCALING_CLAIMS = cited(
 # A share of the labels.
 HALF = "0.5"
 PARTIAL_LABELS_CLAIMS = (
-    *cited(
+    *cite(
         "fig:partial-labels",
         [
             *(
@@ -298,7 +299,7 @@ PARTIAL_LABELS_CLAIMS = (
         ],
         profile=CORE,
     ),
-    *cited(
+    *cite(
         "fig:partial-full",
         [
             _variants(
@@ -311,7 +312,7 @@ PARTIAL_LABELS_CLAIMS = (
         profile=CORE,
     ),
 )
-ARCHITECTURE_CLAIMS = cited(
+ARCHITECTURE_CLAIMS = cite(
     "fig:expert-arch",
     [
         *same("GRAM with MLPs", "gram", "GRAM with LoRAs", "gram_lora"),
@@ -321,7 +322,7 @@ ARCHITECTURE_CLAIMS = cited(
 # Two kinds of accumulation, and where the paper compares them.
 KINDS, ACCUMULATED = ("heterogeneous", "uniform"), "tab:hetacc-200m"
 ACCUMULATION_CLAIMS = (
-    *cited(
+    *cite(
         ACCUMULATED,
         [
             *(
@@ -338,7 +339,7 @@ ACCUMULATION_CLAIMS = (
             Claim("GRAM gains more retain by it than FT-LoRA", gain("gram"), gain("ft_lora")),
         ],
     ),
-    *cited(
+    *cite(
         ACCUMULATED,
         [
             _variants(
@@ -351,33 +352,20 @@ ACCUMULATION_CLAIMS = (
         profile=ALL,
     ),
 )
-TITRATION_CLAIMS = cited(
+TITRATION_CLAIMS = cite(
     "fig:titration",
     [
-        *(
-            claim
-            for method, label in LABELS[::2]
-            for claim in (
-                _variants(
-                    f"{label}: half a module is above none on its domain",
-                    method,
-                    "retain",
-                    ("0.5", "0"),
-                ),
-                _variants(
-                    f"{label}: a whole module is above half of one on its domain",
-                    method,
-                    "retain",
-                    ("1", "0.5"),
-                ),
-                _variants(
-                    f"{label}: core stays as a module is turned up: no more than {BELOW:.2f} below",
-                    method,
-                    "core",
-                    ("1", "0"),
-                    not_below("core"),
-                ),
-            )
+        _variants(f"{label}: {text}", method, name, compared, within)
+        for method, label in LABELS[::2]
+        for text, name, compared, within in (
+            ("half a module is above none on its domain", "retain", ("0.5", "0"), POSITIVE),
+            ("a whole module is above half of one on its domain", "retain", ("1", "0.5"), POSITIVE),
+            (
+                f"core stays as a module is turned up: no more than {BELOW:.2f} below",
+                "core",
+                ("1", "0"),
+                not_below("core"),
+            ),
         )
     ],
 )
@@ -393,7 +381,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
 }
 
 
-def chosen(name: str, values: Sequence[str]) -> str:
+def choose_value(name: str, values: Sequence[str]) -> str:
     """Returns the size or variant that a side names among a study's `values`; "" if none."""
     return next(iter({FIRST: values[:1], LAST: values[-1:]}.get(name, (name,))), "")
 
@@ -405,7 +393,7 @@ def paper_difference(
 
     Sides may name the first and last of our study's `variants`.
     """
-    at = {side: chosen(side.variant or variant, variants) for side in claim.terms}
+    at = {side: choose_value(side.variant or variant, variants) for side in claim.terms}
     values = {side: paper_value(study, at[side], side.method, side.name) for side in claim.terms}
     left, right = (
         values[s] - (values[s.less] if s.less else 0.0) for s in (claim.left, claim.right)

@@ -1,12 +1,12 @@
 """Holds the paper's printed and published numbers, and puts them next to ours.
 
 `printed.csv` has the printed numbers, with their labels in the paper. `published.csv` holds the
-`per_seed` frames of `tables.analyse`, computed by this package from the published losses of nine
-studies; a test computes it again. The baselines of dual use, composability and titration are
-scaling's at 800M, pooled over seeds. The baselines of accumulation are the heterogeneous ones. The
-curves of 2B and 5B are not in the copy that was read. There the authors' ratios of each domain are
-averaged by the same rule, and the baseline has no row. Domains have the authors' names. DEMix's
-views have one expert for every domain.
+`per_seed` frames of `tables.analyse` that this package computes from the published losses of nine
+studies. The baselines of dual use, composability and titration are scaling's at 800M, pooled over
+seeds, and those of accumulation are the heterogeneous ones. The curves of 2B and 5B are not in the
+copy that was read. There the authors' ratios of each domain are averaged by the same rule, and the
+baseline has no row. Domains have the authors' names. DEMix's views have one expert for every
+domain.
 """
 
 import math
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from gram_platform.analysis.ratios import MEAN, ROW, ordered
+from gram_platform.analysis.ratios import MEAN, ROW, sort_rows
 from gram_platform.analysis.tables import (
     CLASSES,
     interval_cell,
@@ -54,14 +54,14 @@ COST_TABLE = {
 
 
 @cache
-def printed(study: str) -> pd.DataFrame:
+def read_printed(study: str) -> pd.DataFrame:
     """Returns the means over profiles that the paper prints about a study.
 
     The columns are `variant, method, size`, CLASSES with the ends of their 90% intervals,
     `<class>_error` (the half-width) and `num_seeds`. An absent number is NaN.
     """
-    types = {VARIANT: str}
-    rows = pd.read_csv(PRINTED_FILE, comment="#", dtype=types, float_precision="round_trip")
+    text = {VARIANT: str}
+    rows = pd.read_csv(PRINTED_FILE, comment="#", dtype=text, float_precision="round_trip")
     rows = rows[rows["study"] == study].fillna({VARIANT: ""})
     size, num_seeds = PAPER_SCALES.get(study, ("", 0))
     lows = {f"{name}_low": rows[name] - rows[f"{name}_error"] for name in CLASSES}
@@ -71,10 +71,10 @@ def printed(study: str) -> pd.DataFrame:
 
 def paper_value(study: str, variant: str, method: str, name: str) -> float:
     """Returns what the paper prints for a class of a method, NaN if nothing; the baseline is 1."""
-    rows = printed(study)
-    found = rows.loc[(rows[VARIANT] == variant) & (rows["method"] == method), name]
-    if len(found):
-        return float(found.iloc[0])
+    rows = read_printed(study)
+    values = rows.loc[(rows[VARIANT] == variant) & (rows["method"] == method), name]
+    if len(values):
+        return float(values.iloc[0])
     return 1.0 if method == BASELINE and name in ("core", "retain") else math.nan
 
 
@@ -84,7 +84,7 @@ def beside_paper(table: pd.DataFrame, study: str = STORIES, profile: str = MEAN)
     Columns: `variant` if the table has it, `method, size, from` ("ours" or "paper"), the four
     classes as `mean [low, high]`, `num_seeds`.
     """
-    rows, paper = [], printed(study)
+    rows, paper = [], read_printed(study)
     for record in table[table["profile"] == profile].to_dict("records"):
         variant, method = record.get(VARIANT, ""), record["method"]
         theirs = paper[(paper[VARIANT] == variant) & (paper["method"] == method)]
@@ -115,37 +115,31 @@ OUR_DOMAINS = {
 }
 
 
-def published_per_seed(study: str) -> pd.DataFrame:
+def load_published(study: str) -> pd.DataFrame:
     """Returns a study's published `per_seed` frame (see `tables.per_seed_frame`) with `variant`."""
-    rows = _published()
+    rows = _read_published()
     return rows[rows["study"] == study].drop(columns="study").reset_index(drop=True)
 
 
 @cache
-def _published() -> pd.DataFrame:
+def _read_published() -> pd.DataFrame:
     texts = dict.fromkeys(("study", VARIANT, *ROW, "seed", "retained"), str)
     return pd.read_csv(PUBLISHED_FILE, comment="#", dtype=texts).fillna(dict.fromkeys(texts, ""))
 
 
-def published_table(study: str, domains: Collection[str] = ()) -> pd.DataFrame | None:
+def tabulate_published(study: str, domains: Collection[str] = ()) -> pd.DataFrame | None:
     """Returns a study's published table in the columns of table.csv; None if there is none.
 
     Profiles have the published names of domains, or ours if `domains` contains only ours.
     """
-    per_seed = published_per_seed(study)
+    per_seed = load_published(study)
     if per_seed.empty:
         return None
-    names = {
-        theirs: ours
-        for theirs, ours in OUR_DOMAINS.items()
-        if ours in domains and theirs not in domains
-    }
+    known = OUR_DOMAINS.items()
+    names = {theirs: ours for theirs, ours in known if ours in domains and theirs not in domains}
     table = over_seeds(per_seed, [VARIANT, *ROW] if per_seed[VARIANT].any() else ROW)
-    profiles = [
-        "+".join(names.get(name, name) for name in profile.split("+"))
-        for profile in table["profile"]
-    ]
-    return table.assign(profile=profiles)
+    parts = (profile.split("+") for profile in table["profile"])
+    return table.assign(profile=["+".join(names.get(n, n) for n in part) for part in parts])
 
 
 def beside_published(
@@ -158,12 +152,9 @@ def beside_published(
     are in both.
     """
     methods = (set(table["method"]) & set(published["method"])) - {BASELINE}
-    both = [
-        frame.assign(**{"from": name}) for frame, name in ((table, OURS), (published, PUBLISHED))
-    ]
-    rows = pd.concat(both, ignore_index=True)
-    rows = ordered(rows[rows["method"].isin(methods) & rows["profile"].isin([profile, MEAN])], ())
-    rows = rows.assign(
-        **{name: pd.Series(interval_texts(rows, name), rows.index, "str") for name in CLASSES}
-    )
+    both = ((table, OURS), (published, PUBLISHED))
+    rows = pd.concat([frame.assign(**{"from": name}) for frame, name in both], ignore_index=True)
+    rows = sort_rows(rows[rows["method"].isin(methods) & rows["profile"].isin([profile, MEAN])], ())
+    cells = {name: pd.Series(interval_texts(rows, name), rows.index, "str") for name in CLASSES}
+    rows = rows.assign(**cells)
     return rows[[*ROW, "from", *CLASSES, "num_seeds"]]

@@ -1,13 +1,10 @@
 """Holds the paper's three sweeps on Simple Stories, and judges the paper's claims on ours.
 
 `sweeps.csv` has the coordinates of the figures in the paper's "Hyperparameter Appendix"
-(`app:hyperparams`): compute ratios averaged within each of three seeds and then over them, with
-90% intervals. Core-partial averages core over the four profiles of core and one module. Core-full
-is core without modules. The p_cr figure has these two, the other figures core over all five
-profiles.
-
-At p_ca 2 the FT-LoRA of the main table (`tab:synthetic`: .841 .928 .692 .774) lies below this
-sweep's (.899 .969 .739 .826); the paper does not say why.
+(`app:hyperparams`), which are compute ratios averaged within each of three seeds and then over
+them, with 90% intervals. Core-partial averages core over the four profiles of core and one module,
+core-full is core without modules. The p_cr figure has these two, the other figures core over all
+five profiles.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -88,10 +85,10 @@ def beside_paper_sweeps(table: pd.DataFrame) -> pd.DataFrame:
         rows.append({**key, "from": "ours", **ours, **about})
         sweep = of_method.get((record["knob"], record["method"]))
         if sweep and record["value"] in sweep.values:
-            curves = sweep.curves.items()
-            theirs = {name: interval_text(*curve.loc[record["value"]]) for name, curve in curves}
-            about = {"size": STORIES_SIZE, "num_seeds": SWEEP_SEEDS}
-            rows.append({**key, "from": "paper", **theirs, **about})
+            at = ((name, curve.loc[record["value"]]) for name, curve in sweep.curves.items())
+            theirs = {name: interval_text(*row) for name, row in at}
+            about = {"from": "paper", "size": STORIES_SIZE, "num_seeds": SWEEP_SEEDS}
+            rows.append(key | theirs | about)
     columns = ["knob", "value", "method", "size", "from", *SWEEP_CLASSES, "num_seeds", "run_ids"]
     frame = pd.DataFrame(rows, columns=columns).fillna("")
     return frame.drop(columns=[name for name in SWEEP_CLASSES if (frame[name] == "").all()])
@@ -178,18 +175,16 @@ SWEEP_CLAIMS = (
 def sweep_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
     """Judges the paper's claims on the sweeps, on the seeds that have every value of the knob.
 
-    Returns CLAIM_COLUMNS, a row per claim, method and size. `paper` is the difference in the
-    paper's figure, NaN if that lacks a value. A claim for which no seed has all values is left out.
+    Returns CLAIM_COLUMNS, a row per claim, method and size with such a seed. `paper` is the
+    difference in the paper's figure, NaN if that lacks a value.
     """
-    rows, varied = [], per_seed.groupby(["knob", "method", "size"], sort=False)
-    is_plain = (
-        per_seed.drop_duplicates(["knob", "method", "size"]).groupby("knob").size().max() == 1
-    )
-    for (knob, method, size), group in varied:
+    rows, names = [], ["knob", "method", "size"]
+    is_plain = per_seed.drop_duplicates(names).groupby("knob").size().max() == 1
+    for (knob, method, size), group in per_seed.groupby(names, sort=False):
         seeds = _curves(group)
         for claim in (c for c in SWEEP_CLAIMS if c.knob == knob and seeds):
             suffix = "" if is_plain else f" ({method}, {size})"
-            rows += _judged(claim, seeds, suffix, method)
+            rows += _judge(claim, seeds, suffix, method)
     return pd.DataFrame(rows, columns=CLAIM_COLUMNS)
 
 
@@ -202,28 +197,23 @@ def _curves(group: pd.DataFrame) -> dict[str, Curve]:
     }
 
 
-def _judged(claim: SweepClaim, seeds: dict[str, Curve], suffix: str, method: str) -> list[dict]:
-    values = next(iter(seeds.values())).index
-    whole = {seed: curve[list(claim.names)].astype(float) for seed, curve in seeds.items()}
-    spread = {
-        seed: pseudo_frame(curve, claim.names)[list(claim.names)] for seed, curve in seeds.items()
-    }
-    found, pseudo = _differences(claim, whole), _differences(claim, spread)
-    if len(values) < 2 or not found:
+def _judge(claim: SweepClaim, seeds: dict[str, Curve], suffix: str, method: str) -> list[dict]:
+    values, names = next(iter(seeds.values())).index, list(claim.names)
+    whole = {seed: curve[names].astype(float) for seed, curve in seeds.items()}
+    spread = {seed: pseudo_frame(curve, names)[names] for seed, curve in seeds.items()}
+    differences, pseudo = _differences(claim, whole), _differences(claim, spread)
+    if len(values) < 2 or not differences:
         return []
     named = {"first": values[0], "middle": _middle(next(iter(whole.values()))), "last": values[-1]}
     text = claim.text.format(**{name: f"{value:g}" for name, value in named.items()}) + suffix
-    sweep, zero = PAPER_SWEEPS[claim.knob], dict.fromkeys(found, 0.0)
-    judgement = judge(text, found, zero, claim.within, pseudo=(pseudo, zero))
+    sweep, zero = PAPER_SWEEPS[claim.knob], dict.fromkeys(differences, 0.0)
+    judgement = judge(text, differences, zero, claim.within, pseudo=(pseudo, zero))
     in_paper = claim.difference(sweep.means.reindex(values)) if method == sweep.method else np.nan
     return [{**vars(judgement), PROFILE: MEAN, "paper": in_paper, "source": sweep.source}]
 
 
 def _differences(claim: SweepClaim, seeds: Mapping[str, Curve]) -> dict[str, float]:
     """Returns `{seed: difference}` of the seeds that have every value and a finite difference."""
-    found = {
-        seed: float(claim.difference(curve))
-        for seed, curve in seeds.items()
-        if curve.notna().all(axis=None)
-    }
-    return {seed: difference for seed, difference in found.items() if np.isfinite(difference)}
+    whole = {seed: curve for seed, curve in seeds.items() if curve.notna().all(axis=None)}
+    differences = {seed: float(claim.difference(curve)) for seed, curve in whole.items()}
+    return {seed: number for seed, number in differences.items() if np.isfinite(number)}

@@ -2,12 +2,11 @@
 
 A claim says that a seed-paired difference, left - right, lies in a range. The verdict is "agree" if
 the 90% t-interval of the mean difference lies wholly inside the range, "disagree" if wholly
-outside. The unit's error, of a curve that no seed fits, is added in quadrature to the interval's
-half-width. If the unit's error reaches the claim's margin, the claim is "not measurable here" and
-is also judged in nats. If it is not known, there is no verdict, except on external numbers, which
-are judged over seeds only, as their authors do. Without an interval, as with one or two seeds, the
-verdict rests on the difference and the unit's error, and says so. Each verdict comes with the
-smallest detectable difference, and with the verdict by Holm's correction among all claims.
+outside. The unit's error is added in quadrature to the interval's half-width. If it reaches the
+claim's margin, the claim is "not measurable here" and is also judged in nats. If it is not known,
+there is no verdict, except on external numbers, which are judged over seeds only, as their authors
+do. One or two seeds have no interval, so their verdict rests on the difference and the unit's
+error, and says so.
 """
 
 import math
@@ -26,16 +25,16 @@ from gram_platform.analysis.calibration import (
     UnitErrors,
     effective_freedom,
     errors_by_class,
-    shipped_errors,
+    load_errors,
 )
 from gram_platform.analysis.intervals import (
     Interval,
     level_factors,
-    paired_differences,
     pseudo_frame,
     smallest_detectable,
+    subtract_pairs,
     t_interval,
-    widened,
+    widen,
 )
 from gram_platform.analysis.localization import CONTROL, FORGET, RETAIN
 from gram_platform.analysis.ratios import ALL, MEAN
@@ -44,7 +43,7 @@ from gram_platform.analysis.tables import (
     NATS,
     NUM_DOMAINS,
     SLOPE,
-    averaged_profiles,
+    find_mean_profiles,
     interval_text,
     pair_means,
     short_text,
@@ -60,10 +59,10 @@ from gram_platform.paper.claims import (
     POSITIVE,
     Claim,
     Side,
-    chosen,
+    choose_value,
     paper_difference,
 )
-from gram_platform.paper.paper import JUDGED_BY, published_per_seed
+from gram_platform.paper.paper import JUDGED_BY, load_published
 
 AGREE, DISAGREE, CANNOT_TELL = "agree", "disagree", "cannot tell"
 NOT_MEASURABLE = "not measurable here"
@@ -115,8 +114,7 @@ class Judgement:
     # The interval over seeds, without the unit's error; NaN without an interval.
     low: float
     high: float
-    # The half-width of the unit's 90% interval, in compute ratio, by which the interval of the
-    # verdict is `widened`; NaN if it is not known.
+    # The half-width of the unit's 90% interval, in compute ratio; NaN if it is not known.
     unit_error: float
     num_seeds: int
     # The `smallest_detectable` difference; NaN without an interval.
@@ -145,12 +143,11 @@ def judge(
     """Judges whether left - right, both `{seed: value}`, lies in the range.
 
     The sides share a seed, and their values are finite. The interval is of `pseudo`, the
-    jackknife's pseudo-values of both sides (default: of the values, as where the curve is fixed). A
-    seed without pseudo-values leaves no interval. `unit_error` is the error of the difference that
-    the seeds do not show, in compute ratio. NaN (not known) leaves no verdict, None judges over
+    jackknife's pseudo-values of both sides (default: of the values). A seed without pseudo-values
+    leaves no interval. `unit_error` is in compute ratio. NaN leaves no verdict, None judges over
     seeds only.
     """
-    differences = paired_differences(left, right)
+    differences = subtract_pairs(left, right)
     values = spread = list(differences.values())
     if pseudo is not None:
         spread = [
@@ -158,7 +155,7 @@ def judge(
         ]
     interval = t_interval(values, spread)
     error = math.nan if unit_error is None else unit_error
-    verdict = _verdict(widened(interval, error), within)
+    verdict = _verdict(widen(interval, error), within)
     if unit_error is not None and math.isnan(error):
         verdict = ""
     elif error >= margin(within):
@@ -185,13 +182,15 @@ def _verdict(interval: Interval, within: pd.Interval) -> str:
 
 def verdicts_text(counts: Mapping[str, int]) -> str:
     """Says how many claims have each verdict: "Of 3 claims 2 are confirmed here, ..."."""
-    total, said = sum(counts.values()), []
-    found = {words: counts.get(verdict, 0) for verdict, words in COUNTED.items()}
-    found["not judged"] = total - sum(found.values())
-    for words, number in found.items():
-        if number or words in SAID_OF_NONE:
-            said.append(f"{number or 'none'} {'are' if number > 1 else 'is'} {words}")
-    return f"Of {total} claim{'s' * (total != 1)} {', '.join(said)}."
+    total = sum(counts.values())
+    numbers = {words: counts.get(verdict, 0) for verdict, words in COUNTED.items()}
+    numbers["not judged"] = total - sum(numbers.values())
+    parts = [
+        f"{number or 'none'} {'are' if number > 1 else 'is'} {words}"
+        for words, number in numbers.items()
+        if number or words in SAID_OF_NONE
+    ]
+    return f"Of {total} claim{'s' * (total != 1)} {', '.join(parts)}."
 
 
 def claims_frame(judgements: Sequence[Judgement]) -> pd.DataFrame:
@@ -199,10 +198,9 @@ def claims_frame(judgements: Sequence[Judgement]) -> pd.DataFrame:
 
 
 def seed_values(per_seed: pd.DataFrame, name: str, **where: str) -> dict[str, float]:
-    """Returns `{seed: value}` of column `name` in rows that match, such as `method="gram"`.
+    """Returns `{seed: value}` of the known values of a column in rows that match, as `size="tiny"`.
 
-    Unknown values are left out. ValueError if a seed occurs twice, since the match then names
-    several views.
+    ValueError if a seed occurs twice, since several views match.
     """
     rows = per_seed[per_seed[name].notna()]
     for column, value in where.items():
@@ -216,22 +214,20 @@ def separation_claims(
     per_seed: pd.DataFrame, unit_error: UnitErrors | None = None
 ) -> list[Judgement]:
     """Judges "retain - forget > 0" for every method and size; arguments as in `paper_claims`."""
-    judgements, spread = [], pseudo_frame(per_seed, CLASSES)
+    judgements, names = [], ("retain", "forget")
+    frames = per_seed, pseudo_frame(per_seed, CLASSES)
     for method, size in dict.fromkeys(zip(per_seed["method"], per_seed["size"], strict=True)):
         where = {"method": method, "size": size, "profile": MEAN}
-        sides, pseudo = (
-            tuple(seed_values(frame, name, **where) for name in ("retain", "forget"))
-            for frame in (per_seed, spread)
-        )
-        if set.intersection(*map(set, sides)):
+        sides, pseudo = ([seed_values(of, name, **where) for name in names] for of in frames)
+        if sides[0].keys() & sides[1]:
             text = f"{method}, {size}: retain is above forget"
-            claim = Claim(text, Side(method, "retain"), Side(method, "forget"))
+            claim = Claim(text, *(Side(method, name) for name in names))
             error = _unit_error(unit_error, claim, size, {})
             judgements.append(judge(text, *sides, unit_error=error, pseudo=pseudo))
     return judgements
 
 
-def shared_profile(rows: pd.DataFrame) -> str:
+def choose_profile(rows: pd.DataFrame) -> str:
     """Returns the profile with a retained domain that most methods and sizes have, else MEAN.
 
     `rows` are of a table or a `per_seed` frame. The baseline does not count.
@@ -252,20 +248,20 @@ def paper_claims(
 ) -> pd.DataFrame:
     """Judges the paper's claims on a study, each at every size and variant that it leaves open.
 
-    `compared` is the profile that the study compares, by default the shared one. `unit_error` holds
-    the known errors by size and class; None judges over seeds only. `parameters` are of the sizes
-    whose names are no numbers.
+    `compared` is the profile that the study compares (default: `choose_profile`). `unit_error`
+    holds the known errors by size and class; None judges over seeds only. `parameters` are of the
+    sizes whose names are no numbers.
 
-    Returns PAPER_COLUMNS. `paper` is the difference in the paper's table, and EXPLANATION says
-    where a claim that is not measurable here could be decided. Claims without a seed of both sides
-    are left out.
+    Returns PAPER_COLUMNS. `paper` is the difference in the paper's table. EXPLANATION says where a
+    claim could be decided that is not measurable here. Claims without a seed of both sides have no
+    row.
     """
     rows, spread = [], pseudo_frame(per_seed, CLASSES)
     in_nats = [
         per_seed.assign(**{n: per_seed.get(n + suffix, math.nan) for n in CLASSES})
         for suffix in (NATS, SLOPE)
     ]
-    compared = compared or shared_profile(per_seed)
+    compared = compared or choose_profile(per_seed)
     sizes, variants = _values(per_seed, "size"), _values(per_seed, VARIANT)
     numbers = [(parameters or {}).get(size) or size_key(size)[1] for size in sizes]
     places = dict(zip(sizes, np.log(numbers) if all(numbers) else range(len(sizes)), strict=True))
@@ -281,7 +277,7 @@ def paper_claims(
                 weights, falls = _falls((per_seed, spread), claim, places, variant)
                 right = dict.fromkeys(falls[0], 0.0)
                 left, pseudo = falls[0], (falls[1], right)
-            if set(left) & set(right):
+            if left.keys() & right:
                 profiles = dict.fromkeys(side.profile or claim.profile for side in claim.terms)
                 row = {PROFILE: " and ".join(profiles), "paper": math.nan, "source": claim.source}
                 row |= {"size": size, VARIANT: variant, EXPLANATION: ""}
@@ -304,8 +300,8 @@ def _unit_error(
 ) -> float | None:
     """Returns the unit's error of a claim's difference; NaN if a part is not known.
 
-    A claim about one class, at one size and variant, reads both sides off the same curves, and has
-    `UnitError.difference`. Other claims add the errors of both sides' ratios, or of every size's
+    A claim about one class, at one size and variant, has `UnitError.difference`, since the same
+    curves rate both sides. Other claims add the errors of both sides' ratios, or of every size's
     ratio by its weight, in quadrature.
     """
     if errors is None:
@@ -334,21 +330,23 @@ def _nats(
     numbers = ("", *[math.nan] * 4)
     if math.isfinite(margin(claim.within)) and _is_one_class(claim):
         (left, right), (_, slopes) = (_sides(frame, claim, size, variant) for frame in frames)
-        if slopes and set(left) & set(right):
+        if slopes and left.keys() & right:
             slope = float(np.mean([*slopes.values()]))
             ends = -claim.within.right / slope, -claim.within.left / slope
-            found = judge("", left, right, within := pd.Interval(*ends, closed="neither"))
-            numbers = found.verdict, found.difference, found.low, found.high, margin(within)
+            within = pd.Interval(*ends, closed="neither")
+            judgement = vars(judge("", left, right, within))
+            names = ("verdict", "difference", "low", "high")
+            numbers = *(judgement[name] for name in names), margin(within)
     return dict(zip(CLAIM_NATS, numbers, strict=True))
 
 
 def _decidable(claim: Claim) -> str:
-    found = []
-    for (corpus, size), rows in shipped_errors().groupby(["corpus", "size"], sort=False):
+    places = []
+    for (corpus, size), rows in load_errors().groupby(["corpus", "size"], sort=False):
         errors = errors_by_class(rows.to_dict("records"))
         if _unit_error(errors, claim, size, {}) < margin(claim.within):
-            found.append(f"{corpus} at {size}")
-    return f"The unit is fine enough on {', '.join(found) or 'no text and size measured so far'}."
+            places.append(f"{corpus} at {size}")
+    return f"The unit is fine enough on {', '.join(places) or 'no text and size measured so far'}."
 
 
 def _falls(
@@ -377,31 +375,29 @@ def _values(per_seed: pd.DataFrame, column: str) -> tuple[str, ...]:
 def _sides(per_seed: pd.DataFrame, claim: Claim, size: str, variant: str) -> tuple[dict, dict]:
     """Returns `{seed: value}` of both sides of a claim at its profile.
 
-    A mean is over the profiles that both sides have and that have the side's class. The baseline
-    has its own `mean`. Empty if the claim compares the first with the last size or variant and
-    there is only one.
+    A mean is over the profiles of both sides that have the side's class. The baseline has its own
+    `mean`. Empty if the claim compares the first size or variant with the last, and they are the
+    same.
     """
     rows_of = {side: _where(per_seed, side, size, variant) for side in claim.terms}
     names_ends = any(FIRST in (side.size, side.variant) for side in rows_of)
     if names_ends and rows_of[claim.left].index.equals(rows_of[claim.right].index):
         return {}, {}
     at = {side: side.profile or claim.profile for side in rows_of}
-    averaged = {
-        side: rows for side, rows in rows_of.items() if at[side] == MEAN and side.method != BASELINE
-    }
-    found = [profiles for profiles in map(averaged_profiles, averaged.values()) if profiles]
-    shared = frozenset.intersection(*found) if found else frozenset()
+    averaged = {s: rows for s, rows in rows_of.items() if at[s] == MEAN and s.method != BASELINE}
+    profiles = list(filter(None, map(find_mean_profiles, averaged.values())))
+    shared = frozenset.intersection(*profiles) if profiles else frozenset()
     of_class = dict.fromkeys((side.name for side in averaged), shared)
     for side, rows in averaged.items():
         of_class[side.name] &= frozenset(rows.loc[rows[NUM_DOMAINS[side.name]] > 0, "profile"])
-    known = {side: _means(rows, side, of_class[side.name]) for side, rows in averaged.items()}
-    known |= {
-        s: seed_values(rows, s.name, profile=at[s])
-        for s, rows in rows_of.items()
-        if s not in averaged
+    known = {
+        side: _means(rows, side, of_class[side.name])
+        if side in averaged
+        else seed_values(rows, side.name, profile=at[side])
+        for side, rows in rows_of.items()
     }
     left, right = (
-        paired_differences(known[side], known[side.less]) if side.less else known[side]
+        subtract_pairs(known[side], known[side.less]) if side.less else known[side]
         for side in (claim.left, claim.right)
     )
     return left, right
@@ -411,19 +407,16 @@ def _where(per_seed: pd.DataFrame, side: Side, size: str, variant: str) -> pd.Da
     rows = per_seed[per_seed["method"] == side.method]
     for column, value in (("size", side.size or size), (VARIANT, side.variant or variant)):
         if column in rows and value:
-            rows = rows[rows[column] == chosen(value, _values(per_seed, column))]
+            rows = rows[rows[column] == choose_value(value, _values(per_seed, column))]
     return rows
 
 
 def _means(rows: pd.DataFrame, side: Side, profiles: frozenset[str]) -> dict[str, float]:
     """Returns `{seed: mean of the class}` of the seeds that have all profiles and values."""
     seeds = rows[rows["profile"].isin(profiles)].groupby("seed")
-    means = {}
-    for seed, views in seeds:
-        mean = pair_means(views, side.name)
-        if set(views["profile"]) == profiles and not math.isnan(mean):
-            means[seed] = mean
-    return means
+    whole = {seed: views for seed, views in seeds if set(views["profile"]) == profiles}
+    means = {seed: pair_means(views, side.name) for seed, views in whole.items()}
+    return {seed: mean for seed, mean in means.items() if not math.isnan(mean)}
 
 
 def localization_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
@@ -435,58 +428,56 @@ def localization_claims(per_seed: pd.DataFrame) -> pd.DataFrame:
                 seed_values(means, name, method=who or method, size=size, **{"class": kind})
                 for who, kind in sides
             )
-            if set(left) & set(right):
+            if left.keys() & right:
                 judgements.append(judge(f"{method}, {size}: {text}", left, right))
     return claims_frame(judgements).assign(profile=MEAN)
 
 
 @cache
-def published_verdicts(study: str) -> pd.DataFrame:
-    """Judges a study's claims on the published numbers: VERDICT_COLUMNS, as for ours.
+def judge_published(study: str) -> pd.DataFrame:
+    """Judges a study's claims on the published numbers: VERDICT_COLUMNS.
 
-    There are no rows if nothing is published. A claim that the study's numbers leave open is judged
-    on those of JUDGED_BY.
+    A claim that the study's numbers leave open is judged on the numbers of JUDGED_BY.
     """
     others = [name for name, claims in JUDGED_BY.items() if claims == study]
-    found = pd.concat([paper_claims(published_per_seed(n), study) for n in (study, *others)])
-    found = found.drop_duplicates(["claim", "size", VARIANT], ignore_index=True)
-    return found[VERDICT_COLUMNS]
+    rows = pd.concat([paper_claims(load_published(n), study) for n in (study, *others)])
+    rows = rows.drop_duplicates(["claim", "size", VARIANT], ignore_index=True)
+    return rows[VERDICT_COLUMNS]
 
 
 def with_published(claims: pd.DataFrame, study: str) -> pd.DataFrame:
-    """Adds a column `published` to our claims: the verdict and difference there.
+    """Adds `published` to our claims, the published verdict and difference, and SAID in words.
 
-    SAID has the same in plain words. It is of our size if this is published, otherwise of every
-    published size. `paper`, the difference of printed means, becomes NaN where there is a published
-    one.
+    They are of our size if this is published, otherwise of every published size. `paper`, the
+    difference of printed means, becomes NaN where there is a published difference.
     """
-    theirs = published_verdicts(study)
+    theirs = judge_published(study)
     keys = list(zip(claims["claim"], claims["size"], claims[VARIANT], strict=True))
-    words = [_published_words(theirs, *key) for key in keys]
+    words = [_say_published(theirs, *key) for key in keys]
     plain = theirs.replace({"verdict": IN_WORDS})
-    said = [_published_words(plain, *key, short_text) for key in keys]
+    said = [_say_published(plain, *key, short_text) for key in keys]
     paper = claims["paper"].astype(float).where([not text for text in words])
-    found = {"published": words, SAID: said}
-    shown = {name: pd.Series(texts, claims.index, dtype=object) for name, texts in found.items()}
-    return claims.assign(paper=paper, **shown)
+    columns = {"published": words, SAID: said}
+    texts = {n: pd.Series(of, claims.index, dtype=object) for n, of in columns.items()}
+    return claims.assign(paper=paper, **texts)
 
 
-def _published_words(
+def _say_published(
     theirs: pd.DataFrame, claim: str, size: str, variant: str, write: Callable = interval_text
 ) -> str:
     """Returns `agree, 0.100 [0.050, 0.150]`, or `agree at 2B; disagree at 50M; -0.020 to 0.040`."""
-    of_claim = theirs[(theirs["claim"] == claim) & (theirs[VARIANT] == variant)]
-    here = of_claim[of_claim["size"] == size]
-    found = here if len(here) else of_claim
-    if len(found) > 1:
-        sizes = found.groupby("verdict", sort=False)["size"].agg(", ".join)
+    rows = theirs[(theirs["claim"] == claim) & (theirs[VARIANT] == variant)]
+    if (rows["size"] == size).any():
+        rows = rows[rows["size"] == size]
+    if len(rows) > 1:
+        sizes = rows.groupby("verdict", sort=False)["size"].agg(", ".join)
         judged = "; ".join(f"{verdict} at {names}" for verdict, names in sizes.items())
-        return f"{judged}; {found['difference'].min():.3f} to {found['difference'].max():.3f}"
-    of_one = zip(found["verdict"], found["difference"], found["low"], found["high"], strict=True)
-    return "".join(f"{verdict}, {write(*numbers)}" for verdict, *numbers in of_one)
+        return f"{judged}; {rows['difference'].min():.3f} to {rows['difference'].max():.3f}"
+    rows = rows[["verdict", "difference", "low", "high"]].itertuples(index=False)
+    return "".join(f"{verdict}, {write(*numbers)}" for verdict, *numbers in rows)
 
 
-def concluded(claims: pd.DataFrame, preset: str) -> pd.DataFrame:
+def conclude(claims: pd.DataFrame, preset: str) -> pd.DataFrame:
     """Adds the last columns: EXPLANATION, HOLM, CLAIM_NATS. UNJUDGED_PRESET leaves no verdict."""
     if preset == UNJUDGED_PRESET:
         judged = claims.columns.intersection(["verdict", EXPLANATION, NATS_VERDICT])
@@ -502,13 +493,13 @@ def in_family(claims: pd.DataFrame) -> pd.Series:
 
 
 def _holm(claims: pd.DataFrame) -> pd.Series:
-    """Returns the verdicts that stay if one family in twenty may have a false "agree", and one a
-    false "disagree".
+    """Returns the verdicts of which at most one family in twenty has a false "agree".
 
-    Source: Holm (1979). A claim passes level j if its interval at `level_factors` lies on its side.
-    The k-th strongest of n stays if it and all stronger claims pass level n + 1 - k.
+    The same holds for "disagree". Source: Holm (1979). A claim passes level j if its interval at
+    `level_factors` lies on its side. The k-th strongest of n stays if it and all stronger claims
+    pass level n + 1 - k.
     """
-    found = claims["verdict"].mask(claims["verdict"].str.endswith(NO_INTERVAL), CANNOT_TELL)
+    verdicts = claims["verdict"].mask(claims["verdict"].str.endswith(NO_INTERVAL), CANNOT_TELL)
     family = claims[in_family(claims)]
     number = len(family)
     # The widths are by claim and level [n, n].
@@ -518,10 +509,10 @@ def _holm(claims: pd.DataFrame) -> pd.Series:
     halves = np.hypot(spread * of_seeds, family[[UNIT_ERROR]].fillna(0.0).to_numpy() * of_unit)
     ends = np.reshape([(within.left, within.right) for within in family[WITHIN]], (-1, 2))
     inside = ((family[["difference"]].to_numpy() - ends) * (1.0, -1.0)).min(axis=1)
-    found[family.index] = CANNOT_TELL
+    verdicts[family.index] = CANNOT_TELL
     for verdict, gap in ((AGREE, inside), (DISAGREE, -inside)):
         passed = (gap[:, None] > halves).sum(axis=1)
         order = np.argsort(-passed, kind="stable")
         stays = np.logical_and.accumulate(passed[order] >= number - np.arange(number))
-        found[family.index[order[stays]]] = verdict
-    return found
+        verdicts[family.index[order[stays]]] = verdict
+    return verdicts

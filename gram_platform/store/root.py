@@ -283,6 +283,16 @@ class Store:
             raise invalid("storage", self.root, expected)
 
 
+class EntryId(TypedDict):
+    id: str
+
+
+class StudyEntries(TypedDict):
+    """The part of study.json that names the study's nodes."""
+
+    entries: list[EntryId]
+
+
 def _finished(node: NodeDirectory) -> Finished | None:
     result = node.result()
     if result is None:

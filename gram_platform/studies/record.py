@@ -7,9 +7,9 @@ import pandas as pd
 
 from gram_platform.analysis.calibration import (
     FILE_COLUMNS,
-    measured_errors,
+    load_errors,
+    measure_errors,
     nearest_errors,
-    shipped_errors,
 )
 from gram_platform.analysis.ratios import MEAN
 from gram_platform.config import CORE, State
@@ -117,7 +117,7 @@ def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
     """
     corpus, found = part.choice.corpus, []
     own = measured_in(Store(part.choice.storage), corpus, part.data_id)
-    rows = pd.concat([own, shipped_errors()] if len(own) else [shipped_errors()], ignore_index=True)
+    rows = pd.concat([own, load_errors()] if len(own) else [load_errors()], ignore_index=True)
     rows = rows.drop_duplicates(["corpus", "parameters", "steps", "class"])
     steps = {n.size: n.config.num_steps for n in part.entries if n.is_run and n.method == BASELINE}
     for size in (size for size in part.parameters if size in steps):
@@ -142,7 +142,7 @@ def measured_in(store: Store, corpus: str, data_id: str = "") -> pd.DataFrame:
     if results is None:
         return pd.DataFrame(columns=FILE_COLUMNS)
     is_finished = results.errors["size"].isin(finished_sizes(record, results.runs))
-    errors = measured_errors(results.errors[is_finished])
+    errors = measure_errors(results.errors[is_finished])
     parameters = errors["size"].map(record.parameters)
     last_step = results.analysis.fits.groupby("size")["last_step"].max()
     steps = errors["size"].map(last_step).astype(int)

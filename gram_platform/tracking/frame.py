@@ -16,6 +16,7 @@ has a result, sorted by kind and id. Texts are "" and numbers (float64) NaN wher
 - `task/<task>/<metric>`: of scores on tasks of the LM Evaluation Harness.
 """
 
+import io
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
@@ -23,8 +24,10 @@ import pandas as pd
 from mlflow.entities import Run
 
 from gram_platform.config import State
-from gram_platform.store import EvaluationDirectory, RunDirectory, Store
+from gram_platform.config.identity import flatten, require_choice
+from gram_platform.store import Store
 from gram_platform.store.checkpoints import VALIDATION
+from gram_platform.store.root import StudyEntries
 from gram_platform.store.runs import SIZES, TIMES
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking import entry as content
@@ -37,23 +40,46 @@ NUMBER_COLUMNS = (*SIZES, *TIMES)
 MEASURED = (content.LOSS, content.BEST_LOSS, content.SURPRISAL, content.TASK)
 TAGS = ("method", "size", "seed", "profile", "retained")
 TEXT_COLUMNS = ("kind", "id", "run_id", "view_id", "status")
-CURVE_COLUMNS = ("run_id", "step", "domain", "loss")
+CURVE_TYPES = {"run_id": "str", "step": "int64", "domain": "str", "loss": "float64"}
 
+Tags = Mapping[str, str | Iterable[str]]
 MlflowRuns = Mapping[tuple[str, str], Run]
 
 
-def load_runs(tracking_uri: str, **tags: str | Iterable[str]) -> pd.DataFrame:
-    """Reads the frame from MLflow, only rows with the given tag values.
+def load_runs(tracking_uri: str, study: str = "", **tags: str | Iterable[str]) -> pd.DataFrame:
+    """Reads the frame from MLflow: the nodes of a `study` (default: all) with these tag values.
 
-    TrackingUnavailable if it cannot be read.
+    Studies share nodes. A search has the runs of its trials. ValueError for an unknown study,
+    TrackingUnavailable if MLflow cannot be read.
     """
-    return _mlflow_frame(Tracker(tracking_uri).runs(), tags)
+    tracker = Tracker(tracking_uri)
+    return _mlflow_frame(tracker.study_nodes(study) if study else tracker.runs(), tags)
 
 
-def load_store(storage: str | Store, **tags: str | Iterable[str]) -> pd.DataFrame:
-    """Reads the frame from the storage, only rows with the given tag values."""
-    store = storage if isinstance(storage, Store) else Store(storage)
-    return _store_frame(store, store.nodes(), tags)
+def load_store(storage: str | Store, study: str = "", **tags: str | Iterable[str]) -> pd.DataFrame:
+    """Reads the same frame from the storage."""
+    store = _open_store(storage)
+    return _store_frame(store, _study_ids(store, study) if study else None, tags)
+
+
+def _study_ids(store: Store, study: str) -> set[str]:
+    require_choice("study", study, store.list_studies())
+    folder = store.study_dir(study)
+    if (record := folder.read_json("study.json", StudyEntries)) is not None:
+        return {entry["id"] for entry in record["entries"]}
+    if not folder.exists("trials.csv"):
+        return set()
+    trials = pd.read_csv(io.BytesIO(folder.read("trials.csv")), dtype="str", keep_default_na=False)
+    return {run_id for runs in trials["runs"] for run_id in runs.split()}
+
+
+def load_configs(storage: str | Store, run_ids: Iterable[str]) -> dict[str, dict[str, object]]:
+    """Reads the configs of runs: {run id: {dotted name of a field: value}}.
+
+    ValueError for a run that the storage lacks, and for a damaged config.
+    """
+    store = _open_store(storage)
+    return {run_id: flatten(store.run(run_id).config()) for run_id in run_ids}
 
 
 def load_curves(tracking_uri: str, run_ids: Iterable[str] | None = None) -> pd.DataFrame:
@@ -67,8 +93,7 @@ def load_curves(tracking_uri: str, run_ids: Iterable[str] | None = None) -> pd.D
 
 def load_store_curves(storage: str | Store, run_ids: Iterable[str] | None = None) -> pd.DataFrame:
     """Reads the same curves from the storage."""
-    store = storage if isinstance(storage, Store) else Store(storage)
-    wanted = None if run_ids is None else set(run_ids)
+    store, wanted = _open_store(storage), None if run_ids is None else set(run_ids)
     return _curves(
         (run_id, record["step"], name.removeprefix(VALIDATION), float(loss))
         for run_id in store.list_runs()
@@ -77,6 +102,10 @@ def load_store_curves(storage: str | Store, run_ids: Iterable[str] | None = None
         for name, loss in record["metrics"].items()
         if name.startswith(VALIDATION)
     )
+
+
+def _open_store(storage: str | Store) -> Store:
+    return storage if isinstance(storage, Store) else Store(storage)
 
 
 class Frames(NamedTuple):
@@ -92,10 +121,8 @@ class Frames(NamedTuple):
 
 def store_frames(store: Store, ids: Collection[str], curves_of: Iterable[str]) -> Frames:
     """Reads the nodes `ids`, and the curves of the runs `curves_of`, from the storage."""
-    nodes = [node for node in store.nodes() if node.node_id in ids]
-    return Frames(
-        _store_frame(store, nodes, {}), load_store_curves(store, curves_of), "the storage"
-    )
+    curves = load_store_curves(store, curves_of)
+    return Frames(_store_frame(store, ids, {}), curves, "the storage")
 
 
 def mlflow_frames(tracker: Tracker, ids: Collection[str], curves_of: Collection[str]) -> Frames:
@@ -120,20 +147,17 @@ def final_frames(
         return store_frames(store, ids, curves_of)._replace(source=source)
 
 
-def _store_frame(
-    store: Store,
-    nodes: Iterable[RunDirectory | EvaluationDirectory],
-    tags: Mapping[str, str | Iterable[str]],
-) -> pd.DataFrame:
+def _store_frame(store: Store, ids: Collection[str] | None, tags: Tags) -> pd.DataFrame:
+    nodes = (node for node in store.nodes() if ids is None or node.node_id in ids)
     entries = store.concurrently(content.node_entry, nodes)
-    return _frame([entry_row(entry) for entry in entries if entry is not None], tags)
+    return _frame([_entry_row(entry) for entry in entries if entry is not None], tags)
 
 
-def _mlflow_frame(runs: MlflowRuns, tags: Mapping[str, str | Iterable[str]]) -> pd.DataFrame:
-    return _frame([mlflow_row(kind, node_id, run) for (kind, node_id), run in runs.items()], tags)
+def _mlflow_frame(runs: MlflowRuns, tags: Tags) -> pd.DataFrame:
+    return _frame([_mlflow_row(kind, node_id, run) for (kind, node_id), run in runs.items()], tags)
 
 
-def _frame(rows: list[dict], tags: Mapping[str, str | Iterable[str]]) -> pd.DataFrame:
+def _frame(rows: list[dict], tags: Tags) -> pd.DataFrame:
     for name, allowed in tags.items():
         values = {allowed} if isinstance(allowed, str) else set(allowed)
         rows = [row for row in rows if row.get(name, "") in values]
@@ -142,10 +166,8 @@ def _frame(rows: list[dict], tags: Mapping[str, str | Iterable[str]]) -> pd.Data
     other_tags = sorted(names - {*TEXT_COLUMNS, *TAGS, *NUMBER_COLUMNS, *measured})
     text, numbers = [*TEXT_COLUMNS, *TAGS, *other_tags], [*NUMBER_COLUMNS, *measured]
     rows = sorted(rows, key=lambda row: (row["kind"], row["id"]))
-    columns = {name: pd.Series([row.get(name, "") for row in rows], dtype="str") for name in text}
-    columns |= {
-        name: pd.Series([row.get(name) for row in rows], dtype="float64") for name in numbers
-    }
+    columns = {n: pd.Series([row.get(n, "") for row in rows], dtype="str") for n in text}
+    columns |= {n: pd.Series([row.get(n) for row in rows], dtype="float64") for n in numbers}
     return pd.DataFrame(columns)
 
 
@@ -154,12 +176,11 @@ def _mlflow_curves(
 ) -> pd.DataFrame:
     wanted = None if run_ids is None else set(run_ids)
     return _curves(
-        (run_id, step, domain, loss)
+        (run_id, step, unescape(key).removeprefix(content.LOSS), loss)
         for (kind, run_id), run in runs.items()
-        if kind == "run" and (wanted is None or run_id in wanted) and has_eval_points(run)
+        if kind == "run" and (wanted is None or run_id in wanted) and _has_eval_points(run)
         for key in run.data.metrics
         if key.startswith(content.LOSS)
-        for domain in (unescape(key).removeprefix(content.LOSS),)
         for step, loss in _points(tracker, run, key)
     )
 
@@ -171,62 +192,47 @@ def _points(tracker: Tracker, run: Run, key: str) -> Iterable[tuple[int, float]]
 
 
 def _curves(rows: Iterable[tuple[str, int, str, float]]) -> pd.DataFrame:
-    frame = pd.DataFrame(list(rows), columns=CURVE_COLUMNS)
-    frame = frame.astype({"run_id": "str", "step": "int64", "domain": "str", "loss": "float64"})
-    frame = frame.sort_values(["run_id", "step", "domain"], ignore_index=True)
-    return frame.drop_duplicates(["run_id", "step", "domain"], ignore_index=True)
+    frame = pd.DataFrame(list(rows), columns=list(CURVE_TYPES)).astype(CURVE_TYPES)
+    key = ["run_id", "step", "domain"]
+    return frame.sort_values(key).drop_duplicates(key, ignore_index=True)
 
 
 # ---------------------------------------------------------------------------------------- a row
 
 
-def entry_row(entry: NodeEntry) -> dict:
+def _entry_row(entry: NodeEntry) -> dict:
     return _row(entry.kind, entry.node_id, entry.tags, entry.result_metrics, entry.num_steps)
 
 
-def mlflow_row(kind: str, node_id: str, run: Run) -> dict:
-    """Returns the row of a node of MLflow.
-
-    Without a result its metrics are the curves' points so far.
-    """
+def _mlflow_row(kind: str, node_id: str, run: Run) -> dict:
+    """Returns the row of a node of MLflow, whose metrics are points of curves before its result."""
     has_result = run.data.tags.get(content.STATUS) == State.COMPLETE
-    has_losses = kind != "run" or has_eval_points(run)
-    shown = {column(key): value for key, value in run.data.metrics.items()} if has_result else {}
+    left_out = () if kind != "run" or _has_eval_points(run) else content.LOSS
     metrics = {
-        name: value
-        for name, value in shown.items()
-        if has_losses or not name.startswith(content.LOSS)
+        content.AT_END.get(key) or unescape(key): value
+        for key, value in (run.data.metrics.items() if has_result else ())
+        if not unescape(key).startswith(left_out)
     }
     metrics = (content.last_as_best(metrics) if kind == "run" else {}) | metrics
     return _row(kind, node_id, run.data.tags, metrics, number_of(run.data.params, "num_steps"))
 
 
-def has_eval_points(run: Run) -> bool:
+def _has_eval_points(run: Run) -> bool:
     """Returns whether the losses of MLflow's run are of evaluation points, not of progress."""
     return number_of(run.data.params, content.NUM_EVAL_POINTS) != 0
 
 
-def column(key: str) -> str:
-    return content.AT_END.get(key) or unescape(key)
+def _is_number(name: str) -> bool:
+    return name in NUMBER_COLUMNS or name.startswith(MEASURED)
 
 
 def _row(kind: str, node_id: str, tags: Mapping, metrics: Mapping, num_steps: int | None) -> dict:
-    is_run = kind == "run"
-    study = {
-        in_utf8(name): in_utf8(value)
-        for name, value in study_of(tags).items()
-        if not name.startswith(MEASURED) and name not in NUMBER_COLUMNS
-    }
-    run_id = node_id if is_run else tags.get(content.VIEW_RUN, "")
-    numbers = {name: float(metrics[name]) for name in NUMBER_COLUMNS if name in metrics}
-    numbers |= {name: float(value) for name, value in metrics.items() if name.startswith(MEASURED)}
-    numbers |= {"num_steps": float(num_steps)} if is_run and num_steps is not None else {}
-    return {
-        **study,
-        **numbers,
-        "kind": kind,
-        "id": node_id,
-        "run_id": run_id,
-        "view_id": tags.get(content.VIEW_ID, ""),
-        "status": tags.get(content.STATUS, ""),
-    }
+    of_study = study_of(tags).items()
+    row = {in_utf8(name): in_utf8(value) for name, value in of_study if not _is_number(name)}
+    row |= {name: float(value) for name, value in metrics.items() if _is_number(name)}
+    row |= {"kind": kind, "id": node_id, "run_id": tags.get(content.VIEW_RUN, "")}
+    if kind == "run":
+        row["run_id"] = node_id
+        row |= {} if num_steps is None else {"num_steps": float(num_steps)}
+    texts = {"view_id": content.VIEW_ID, "status": content.STATUS}
+    return row | {name: tags.get(tag, "") for name, tag in texts.items()}

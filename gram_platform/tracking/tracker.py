@@ -16,7 +16,7 @@ from pathlib import Path
 from mlflow.entities import Metric, Param, Run, RunTag
 
 from gram_platform.config import View
-from gram_platform.config.identity import hash_file, short_hash
+from gram_platform.config.identity import hash_file, require_choice, short_hash
 from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.files import is_safe_name
 from gram_platform.store.root import Finished
@@ -167,6 +167,22 @@ class Tracker:
         require_database(self.tracking_uri)
         return {key: oldest for key, (oldest, *_) in self._copies().items()}
 
+    def study_nodes(self, study: str) -> dict[tuple[str, str], Run]:
+        """Reads `runs` of a study or a search, as it was last logged; ValueError if it was not."""
+        nodes = self.runs()
+        with self._connection.reaching():
+            tags = [run.data.tags for run in self._study_runs("tags.`gram.kind` = 'study'")]
+        identities = {of.get(content.STUDY, ""): of.get(content.STUDY_ID) for of in tags}
+        require_choice("study", study, identities)
+        wanted = f"{content.STUDY}.{study}", identities[study]
+        return {key: run for key, run in nodes.items() if wanted in run.data.tags.items()}
+
+    def _study_runs(self, filter_string: str) -> list[Run]:
+        """Reads the MLflow runs of studies, the one that was written last at the end."""
+        runs = self._connection.search(filter_string)
+        runs = [run for run in runs if run.data.tags.get(content.KIND) == "study"]
+        return sorted(runs, key=lambda run: run.info.end_time or 0)
+
     def history(self, run: Run, key: str) -> list[tuple[int, float]]:
         """Reads (step, value) of a metric's points."""
         with self._connection.reaching() as client:
@@ -230,9 +246,7 @@ class Tracker:
         if not is_safe_name(study):
             return None
         with self._connection.reaching():
-            found = self._connection.search(f"tags.`{content.STUDY}` = '{study}'")
-            runs = [run for run in found if run.data.tags.get(content.KIND) == "study"]
-            runs.sort(key=lambda run: run.info.end_time or 0, reverse=True)
+            runs = reversed(self._study_runs(f"tags.`{content.STUDY}` = '{study}'"))
             read = (self._connection.read_artifact(run.info.run_id, file) for run in runs)
             return next((text for text in read if text is not None), None)
 

@@ -9,9 +9,9 @@ from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.tables import StudyLosses
 from gram_platform.analysis.variants import (
     analyse_variants,
+    compute_shares,
     final_shares,
     module_shares,
-    probed_shares,
     share_curves,
 )
 from gram_platform.pages.report.build import study_page
@@ -75,12 +75,12 @@ def shares(tmp_path_factory) -> pd.DataFrame:
 
 
 def test_shares_are_of_squared_norms():
-    found = probed_shares(
+    found = compute_shares(
         {"norm/probe/lisp/lisp": 2.0, "norm/probe/lisp/virology": 1.0, "norm/weights/shared": 3.0}
     )
     assert found == {("lisp", "lisp"): pytest.approx(0.8), ("lisp", "virology"): pytest.approx(0.2)}
-    assert probed_shares({"norm/probe/lisp/lisp": 0.0}) == {}
-    assert probed_shares({"norm/probe/lisp/lisp": float("nan"), "norm/probe/core/lisp": 1.0}) == {
+    assert compute_shares({"norm/probe/lisp/lisp": 0.0}) == {}
+    assert compute_shares({"norm/probe/lisp/lisp": float("nan"), "norm/probe/core/lisp": 1.0}) == {
         ("core", "lisp"): 1.0
     }
 

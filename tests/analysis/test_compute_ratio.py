@@ -6,9 +6,11 @@ import tracemalloc
 from collections import defaultdict
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from gram_platform.analysis.compute_ratio import LearningCurve, compute_ratio, fit_learning_curve
+from gram_platform.analysis.ratios import fit_pooled_curve
 from tests.refused import refused
 
 STEPS = np.arange(1, 101) * 10.0
@@ -208,6 +210,26 @@ def test_real_curves_are_bounded_flagged_and_reported(shared_data):
         rms = np.sqrt(np.mean((np.log(losses) - np.polyval(unshifted, np.log(steps))) ** 2))
         assert 0.016 < rms < 0.027
         assert curves[name].rms < 0.45 * rms
+
+
+def test_a_pooled_curve_takes_runs_that_differ_only_in_the_seed():
+    configs = {"a": {"seed": 0, "peak_lr": 0.1}, "b": {"seed": 1, "peak_lr": 0.1}}
+    curves = pd.DataFrame(
+        {
+            "run_id": np.repeat(["a", "b", "other"], len(STEPS)),
+            "step": np.tile(STEPS, 3),
+            "domain": "core",
+            "loss": np.concatenate([planted(STEPS, scale, 0.2, 5.0) for scale in (6.0, 6.1, 9.0)]),
+        }
+    )
+    pooled = curves[curves["run_id"] != "other"]
+    assert fit_pooled_curve(curves, configs) == fit_learning_curve(pooled["step"], pooled["loss"])
+    configs["b"] |= {"peak_lr": 0.2, "warmup": 3}
+    with refused("configs", {"peak_lr": [0.1, 0.2], "warmup": [None, 3]}):
+        fit_pooled_curve(curves, configs)
+    for domain, points in ("virology", curves), ("core", curves[curves["run_id"] != "a"]):
+        with refused("curves"):
+            fit_pooled_curve(points, {"a": configs["a"]}, domain)
 
 
 def test_many_points_fit_in_pieces(monkeypatch):

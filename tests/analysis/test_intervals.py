@@ -8,10 +8,10 @@ from scipy import stats
 
 from gram_platform.analysis.intervals import (
     Interval,
-    paired_differences,
     smallest_detectable,
+    subtract_pairs,
     t_interval,
-    widened,
+    widen,
 )
 
 
@@ -34,7 +34,7 @@ def test_fewer_than_three_values_have_no_interval(values):
 
 
 def test_pairs_are_by_seed():
-    differences = paired_differences({"0": 1.0, "1": 2.0, "7": 9.0}, {"1": 1.5, "0": 0.75})
+    differences = subtract_pairs({"0": 1.0, "1": 2.0, "7": 9.0}, {"1": 1.5, "0": 0.75})
     assert list(differences.items()) == [("0", 0.25), ("1", 0.5)]
     assert t_interval(list(differences.values())).mean == 0.375
 
@@ -60,9 +60,9 @@ def test_a_detectable_difference_grows_from_that_of_the_seeds_alone_to_the_margi
     assert smallest_detectable((0.1, 0.1, 0.1), 0.07) == pytest.approx(0.07)
     # Far above a flat baseline's losses.
     assert smallest_detectable((1e-38, 3e-38), 0.07) == pytest.approx(0.07)
-    assert widened(Interval(0.5, 0.2, 0.8), 0.4) == pytest.approx((0.5, 0.0, 1.0))
-    assert widened(Interval(0.5, math.nan, math.nan), 0.4) == pytest.approx((0.5, 0.1, 0.9))
-    assert widened(Interval(0.5, 0.2, 0.8), math.nan) == Interval(0.5, 0.2, 0.8)
+    assert widen(Interval(0.5, 0.2, 0.8), 0.4) == pytest.approx((0.5, 0.0, 1.0))
+    assert widen(Interval(0.5, math.nan, math.nan), 0.4) == pytest.approx((0.5, 0.1, 0.9))
+    assert widen(Interval(0.5, 0.2, 0.8), math.nan) == Interval(0.5, 0.2, 0.8)
 
 
 def test_coverage_of_the_interval():

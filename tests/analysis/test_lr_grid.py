@@ -12,9 +12,9 @@ import pytest
 from gram_platform.analysis.lr_grid import POOLED, cells, optima_table, surface_table
 from gram_platform.analysis.lr_laws import (
     analyse_grid,
-    fitted_law,
     law_json,
     laws_table,
+    make_law,
     predictions,
     window_table,
 )
@@ -271,7 +271,7 @@ def test_laws_that_cannot_be_fitted_say_why():
     assert laws["exponent"].isna().all()
     (why,) = set(laws["no_law"])
     assert re.search("1, .*3 .*; 1M: .*convex; 4M: .*convex", why)
-    assert fitted_law(laws, "ours", 64, "a test") is None
+    assert make_law(laws, "ours", 64, "a test") is None
     assert law_json(None, laws)["no_law"] == why
 
 
@@ -281,7 +281,7 @@ def test_coefficients_beyond_all_numbers_are_no_law():
     alike = laddered(noise=0.001).replace({"parameters": {4e6: 1e6 + 1, 16e6: 1e6 + 2}})
     laws = laws_table(alike, num_resamples=2)
     assert all(laws["no_law"])
-    assert fitted_law(laws, "ours", 64, "a test") is None
+    assert make_law(laws, "ours", 64, "a test") is None
 
 
 def test_a_grid_read_as_text_is_the_same_grid():
@@ -319,7 +319,7 @@ def test_every_table_at_once():
     assert (lines["value"].notna() == (lines["parameters"] <= 160e6)).all()
     assert lines["paper"].isna().iloc[0]  # 50 times beyond the paper's sizes
     assert lines["paper"].iloc[-1] == pytest.approx(16 * PAPER_LAW.batch(640e6))
-    ours = fitted_law(analysis.laws, "ours", 64, "a test")
+    ours = make_law(analysis.laws, "ours", 64, "a test")
     assert lines["value"].iloc[0] == pytest.approx(ours.batch(1e6))
     surface = analysis.surfaces[analysis.surfaces["size"] == "4M"]
     assert len(surface) == 25 * 25
@@ -334,7 +334,7 @@ def test_a_law_file_is_read_back(tmp_path):
         (laddered(s16M={"lr": 9e-3}), "16M: at the edge (lr high)"),
     ):
         laws = laws_table(trials, num_resamples=1)
-        law = fitted_law(laws, "ours", 64, "a test")
+        law = make_law(laws, "ours", 64, "a test")
         path.write_text(json.dumps(law_json(law, laws), allow_nan=False))
         assert load_law(str(path)) == law
         assert (law.num_sizes, law.smallest, law.largest, law.flaw) == (3, 1e6, 16e6, why)
@@ -344,7 +344,7 @@ def test_a_law_file_is_read_back(tmp_path):
 
 
 def test_predictions_beside_the_paper():
-    law = fitted_law(laws_table(laddered(), num_resamples=2), "ours", 64, "a test")
+    law = make_law(laws_table(laddered(), num_resamples=2), "ours", 64, "a test")
     table = predictions(law, [*DEMO_SIZES.values(), *PAPER_SIZES.values()]).set_index("size")
     at_800m = table.loc["800M"]
     assert (at_800m["paper_lr"], at_800m["paper_batch"]) == pytest.approx((5.62e-4, 644), rel=2e-3)
@@ -357,7 +357,7 @@ def test_predictions_beside_the_paper():
 
 def test_a_law_predicts_at_most_ten_times_beyond_its_sizes():
     sizes = [*DEMO_SIZES.values(), *PAPER_SIZES.values()]
-    law = fitted_law(laws_table(laddered(), num_resamples=2), "ours", 64, "a test")
+    law = make_law(laws_table(laddered(), num_resamples=2), "ours", 64, "a test")
     table = predictions(law, sizes).set_index("size")
     assert table.index[table["lr"].notna()].tolist() == [
         "0.15M",
@@ -379,7 +379,7 @@ def test_a_law_predicts_at_most_ten_times_beyond_its_sizes():
     assert table["times_beyond"]["5B"] == pytest.approx(4_967_623_680 / 16e6)
     assert table["times_beyond"]["0.1M"] == pytest.approx(1e6 / 88_704)
     assert table["times_beyond"]["3M"] == 1.0
-    flawed = fitted_law(
+    flawed = make_law(
         laws_table(laddered(s16M={"lr": 9e-3}), num_resamples=2), "ours", 64, "a test"
     )
     assert predictions(flawed, sizes)[["lr", "batch", "times_beyond"]].isna().all(axis=None)

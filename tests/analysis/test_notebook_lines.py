@@ -1,6 +1,7 @@
 """The lines for a notebook in docs/results.md run as they are printed, and find what was
 planted."""
 
+import json
 import re
 from pathlib import Path
 
@@ -10,9 +11,12 @@ import pytest
 
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, default_tracking_uri
+from gram_platform.tracking.views import StudyLog
 from tests.store.training import run_config, train
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/results.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE, NOTEBOOK = ROOT / "docs/results.md", ROOT / "dashboards/notebooks/compute_ratio.ipynb"
+KINDS = {"execute_result", "display_data"}
 STEPS = np.array([100, 200, 400, 800, 1600])
 
 
@@ -46,24 +50,39 @@ def planted_trials() -> pd.DataFrame:
 
 @pytest.fixture
 def uri(tmp_path) -> str:
-    """A mirror of a storage with one GRAM run."""
+    """A mirror of a storage with three baselines, two of them in the study."""
     store = Store(tmp_path / "storage").open_for_writing()
-    run = run_config(4, 0)
-    store.run(run.run_id).add_tags(
-        {"method": "gram", "size": "0.6M", "seed": "0", "profile": "all"}
-    )
-    train(store.root, run)
-    Tracker(default_tracking_uri(store.root)).sync(store)
-    return default_tracking_uri(store.root)
+    runs = [run_config(4, 0), run_config(4, 1), run_config(8, 0)]
+    for run in runs:
+        tags = {"method": "baseline", "size": "0.6M", "seed": str(run.seed), "profile": "all"}
+        store.run(run.run_id).add_tags(tags)
+        train(store.root, run)
+    tracker = Tracker(default_tracking_uri(store.root))
+    tracker.sync(store)
+    nodes = {run.run_id: {} for run in runs[:2]}
+    tracker.log_study(StudyLog("scaling", {}, {}, {}, node_tags=nodes))
+    return tracker.tracking_uri
+
+
+def test_the_notebook_has_its_outputs_and_stays_small():
+    assert NOTEBOOK.stat().st_size < 300_000
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    outputs = [cell["outputs"] for cell in cells if cell["cell_type"] == "code"]
+    assert all(outputs)
+    assert {one["output_type"] for each in outputs for one in each} == KINDS
+    assert any("image/png" in one["data"] for each in outputs for one in each)
 
 
 def test_the_lines_for_a_notebook(uri, tmp_path, monkeypatch):
     (code,) = re.findall(r"```python\n(import pandas.*?)```", PAGE.read_text(), flags=re.S)
     planted_trials().to_csv(tmp_path / "trials.csv", index=False)
     monkeypatch.chdir(tmp_path)
-    names = {"URI": uri, "steps": STEPS, "losses": planted_losses(STEPS)}
+    names = {"URI": uri, "STORAGE": tmp_path / "storage"}
+    names |= {"steps": STEPS, "losses": planted_losses(STEPS)}
     exec(code, names)
-    assert list(names["runs"]["method"]) == ["gram"]
+    assert sorted(names["runs"]["seed"]) == ["0", "1"]
+    assert names["pooled"].num_points == 8
+    assert names["pooled"].alpha == pytest.approx(1.0, rel=1e-3)
     assert set(names["curves"]["run_id"]) == set(names["runs"]["run_id"])
     assert (names["curve"].alpha, names["curve"].s0) == (
         pytest.approx(0.15, rel=1e-3),

@@ -9,7 +9,13 @@ import pytest
 
 from gram_platform.analysis.lr_grid import POOLED, cells, optima_table, surface_table
 from gram_platform.analysis.lr_laws import laws_table
-from gram_platform.analysis.surface import Fit, fit_quadratic, fit_surface, level_columns, levelled
+from gram_platform.analysis.surface import (
+    Fit,
+    fit_quadratic,
+    fit_surface,
+    level_columns,
+    subtract_levels,
+)
 from tests.refused import refused
 
 SIZES = (1e8, 4e8)
@@ -142,7 +148,7 @@ def test_levels_by_hand():
     assert level_columns(["b", "a", "c"], 3).tolist() == [[0, 1], [1, 0], [-1, -1]]
     assert level_columns(None, 4).shape == level_columns(["x"] * 4, 4).shape == (4, 0)
     cell, loss = np.array([0, 0, 1, 2]), np.array([1.0, 1.4, 2.0, 3.4])
-    assert levelled(cell, loss, [0, 1, 0, 1]) == pytest.approx([1.2, 1.2, 2.2, 3.2])
+    assert subtract_levels(cell, loss, [0, 1, 0, 1]) == pytest.approx([1.2, 1.2, 2.2, 3.2])
     apart = np.array([0, 0, 1, 1])
     # No cell has both seeds: levels are unknown.
-    assert levelled(apart, loss, [0, 0, 1, 1]).tolist() == loss.tolist()
+    assert subtract_levels(apart, loss, [0, 0, 1, 1]).tolist() == loss.tolist()

@@ -15,8 +15,8 @@ from gram_platform.analysis.tables import (
     TABLE_COLUMNS,
     StudyLosses,
     analyse,
-    averaged_profiles,
     domain_table,
+    find_mean_profiles,
     interval_cell,
     nats_table,
     pair_means,
@@ -474,16 +474,16 @@ def test_a_curve_too_flat_to_convert_a_loss_affects_only_its_domain():
 def test_profiles_of_the_mean_by_what_they_retain():
     per_seed = analysed().per_seed
     gram = per_seed[per_seed["method"] == "gram"]
-    assert averaged_profiles(gram) == {"core", "core+biology", "core+chemistry"}
+    assert find_mean_profiles(gram) == {"core", "core+biology", "core+chemistry"}
     one = gram[gram["profile"].isin(["core", "all"])]
-    assert averaged_profiles(one) == {"core"}
-    assert averaged_profiles(
+    assert find_mean_profiles(one) == {"core"}
+    assert find_mean_profiles(
         one.assign(retained=one["retained"].replace("biology,chemistry", "biology"))
     ) == {
         "core",
         "all",
     }
-    assert averaged_profiles(gram.iloc[:0]) == set()
+    assert find_mean_profiles(gram.iloc[:0]) == set()
 
 
 def test_an_interval_in_short():

@@ -19,9 +19,9 @@ from gram_platform.analysis.calibration import (
     UnitError,
     effective_freedom,
     errors_by_class,
-    measured_errors,
+    load_errors,
+    measure_errors,
     nearest_errors,
-    shipped_errors,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +51,7 @@ def calibration(bend: float, noise: float, num_seeds: int = 3, rng_seed: int = 0
 
 
 def errors_of(frame: pd.DataFrame) -> pd.DataFrame:
-    return measured_errors(frame).set_index("class")
+    return measure_errors(frame).set_index("class")
 
 
 def test_planted_errors_come_back():
@@ -78,19 +78,17 @@ def test_noise_between_seeds_makes_the_error_larger_and_never_smaller():
 
 
 def test_a_share_needs_two_seeds_and_a_size_two_shares():
-    assert measured_errors(calibration(0.4, 0.0, num_seeds=1)).empty
+    assert measure_errors(calibration(0.4, 0.0, num_seeds=1)).empty
     one = calibration(0.4, 0.0)
-    assert measured_errors(one[one["share"] == 0.5]).empty
-    assert measured_errors(one.iloc[:0]).columns.tolist() == MEASURED_COLUMNS
+    assert measure_errors(one[one["share"] == 0.5]).empty
+    assert measure_errors(one.iloc[:0]).columns.tolist() == MEASURED_COLUMNS
 
 
 def test_two_shares_that_round_to_one_count_as_one():
     """Their baselines have the same seeds and steps, which ended every study in the calibration's
     storage."""
     frame = calibration(0.4, 0.1)
-    pd.testing.assert_frame_equal(
-        measured_errors(pd.concat([frame, frame])), measured_errors(frame)
-    )
+    pd.testing.assert_frame_equal(measure_errors(pd.concat([frame, frame])), measure_errors(frame))
 
 
 def test_the_nearest_size_of_the_corpus_counts_else_the_largest_error_on_any_text():
@@ -144,7 +142,7 @@ def test_the_lags_are_those_of_the_readings_that_the_findings_print():
     readings = [cell.split(",") for cell in cells if cell.startswith(" .")]
     shares = np.array([0.25, 0.35, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1])
     errors = np.array([np.array(row, float) - shares for row in readings])
-    shipped = shipped_errors()
+    shipped = load_errors()
     assert len(errors) == len(shipped[shipped["num_seeds"] == 3]) == 12
     for lags, parts in ((RATIO_LAGS, errors), (DIFFERENCE_LAGS, np.diff(errors, axis=1))):
         parts = parts / np.sqrt((parts**2).mean(axis=1, keepdims=True))
@@ -172,7 +170,7 @@ def test_a_verdict_in_nats_holds_its_level_unless_seeds_are_quiet_and_the_slope_
 
 
 def test_what_ships_was_measured():
-    rows = shipped_errors()
+    rows = load_errors()
     assert rows.columns.tolist() == FILE_COLUMNS
     assert len(rows)
     assert (rows[["ratio", "difference"]] >= 0.0).all(axis=None)

@@ -17,7 +17,7 @@ from gram_platform.analysis.tables import (
 from gram_platform.analysis.variants import analyse_variants
 from gram_platform.pages.figures.variants import variant_figure
 from gram_platform.paper.claims import CLAIMS, paper_difference
-from gram_platform.paper.paper import beside_paper, printed
+from gram_platform.paper.paper import beside_paper, read_printed
 from gram_platform.paper.verdicts import paper_claims
 from tests.study_frames import NUM_STEPS, SEEDS, curves, evaluations, loss_at
 
@@ -143,7 +143,7 @@ def test_the_papers_tables_agree_with_its_claims():
     scale."""
     judged = 0
     for study, claims in CLAIMS.items():
-        tables = list(dict.fromkeys(printed(study)["variant"]))
+        tables = list(dict.fromkeys(read_printed(study)["variant"]))
         for claim in claims:
             if claim.left.size:
                 continue

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gram_platform.analysis.intervals import Interval, widened
+from gram_platform.analysis.intervals import Interval, widen
 from gram_platform.pages.report.claims import MARKS, OVER_SIZES, claims_figures, claims_matrix
 from gram_platform.pages.report.page import Page
 from gram_platform.paper.verdicts import paper_claims, with_published
@@ -48,7 +48,7 @@ def test_a_forest_plot_has_every_difference_its_interval_and_its_margin():
     )
     assert highs == pytest.approx(sorted(claims["high"]))
     (wide,) = (trace for trace in traces if trace.marker.opacity == 0)
-    ends = widened(Interval(*claims.iloc[0][["difference", "low", "high"]]), 0.3)
+    ends = widen(Interval(*claims.iloc[0][["difference", "low", "high"]]), 0.3)
     assert wide.x[0] + wide.error_x.array[0] == pytest.approx(ends.high)
     (span,) = {figure.layout.xaxis.range for figure in figures.values()}
     assert span[0] < claims["low"].min() <= claims["high"].max() < span[1]

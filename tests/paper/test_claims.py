@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from gram_platform.analysis.calibration import UnitError, errors_by_class, shipped_errors
+from gram_platform.analysis.calibration import UnitError, errors_by_class, load_errors
 from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.tables import CLASSES, NUM_DOMAINS, StudyLosses, analyse
 from gram_platform.analysis.trends import fall_weights
@@ -26,7 +26,7 @@ from gram_platform.paper.verdicts import (
     VERDICTS,
     Judgement,
     claims_frame,
-    concluded,
+    conclude,
     in_family,
     judge,
     paper_claims,
@@ -209,7 +209,7 @@ def test_what_is_not_measurable_here_says_where_it_could_be_decided():
     places = claims[has_margin].drop_duplicates("claim").set_index("claim")["explanation"]
     fine = errors_by_class(
         row | {"size": f"{row['corpus']} at {row['size']}"}
-        for row in shipped_errors().to_dict("records")
+        for row in load_errors().to_dict("records")
     )
     for name, left, margin in (("core", "gram core", 0.06), ("forget", "gram forget", 0.1)):
         named = places[claim_of("scaling", left, f"filtering {name}")]
@@ -275,9 +275,9 @@ def test_nats_decide_only_where_the_unit_decides_nothing():
 
 
 def test_pages_show_verdicts_in_nats_beside_those_of_ratios():
-    claims = concluded(paper_claims(analysed().per_seed, "scaling", unit_error=COARSE), "demo")
+    claims = conclude(paper_claims(analysed().per_seed, "scaling", unit_error=COARSE), "demo")
     assert list(claims)[-5:] == list(CLAIM_NATS)
-    assert not concluded(claims, "smoke")["nats_verdict"].any()
+    assert not conclude(claims, "smoke")["nats_verdict"].any()
     cells = claims_matrix(claims).set_index("claim")
     core = claim_of("scaling", "gram core", "filtering core")
     assert cells.loc[core, "tiny"] == "\u2013 not measurable here (in nats: agree)"
@@ -292,7 +292,7 @@ def test_two_seeds_have_their_points_and_no_interval():
     assert judgement.points == (0.5, 0.7)
     assert math.isnan(judgement.low)
     assert math.isnan(judgement.detectable)
-    claims = concluded(claims_frame([judgement]), "demo")
+    claims = conclude(claims_frame([judgement]), "demo")
     assert readable_claims(claims)["difference"].tolist() == ["0.600 (0.500, 0.700)"]
     assert claims["holm_verdict"].tolist() == ["cannot tell"]
 
@@ -303,7 +303,7 @@ def holm(differences: list[float], half: float = 0.1, unit_error: float = math.n
         Judgement("", "agree", d, d - half, d + half, unit_error, 10**7, math.nan)
         for d in differences
     ]
-    return claims_frame(rows).pipe(concluded, "demo")["holm_verdict"].tolist()
+    return claims_frame(rows).pipe(conclude, "demo")["holm_verdict"].tolist()
 
 
 def test_holm_keeps_the_strongest_claims_first():
@@ -334,9 +334,9 @@ def test_no_verdict_and_what_is_not_measurable_are_no_claims_of_the_family():
     )
     assert in_family(claims).tolist() == [True, False, False]
     expected = ["agree", "", "not measurable here"]
-    assert concluded(claims, "demo")["holm_verdict"].tolist() == expected
-    assert concluded(claims, "demo").columns[-2:].tolist() == ["explanation", "holm_verdict"]
-    assert set(concluded(claims, "smoke")["verdict"]) == {""}
+    assert conclude(claims, "demo")["holm_verdict"].tolist() == expected
+    assert conclude(claims, "demo").columns[-2:].tolist() == ["explanation", "holm_verdict"]
+    assert set(conclude(claims, "smoke")["verdict"]) == {""}
 
 
 def test_verdicts_are_counted_and_those_of_one_seed_are_none():

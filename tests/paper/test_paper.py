@@ -6,7 +6,7 @@ import pytest
 from gram_platform.analysis.tables import StudyLosses, analyse
 from gram_platform.methods import METHODS
 from gram_platform.paper.claims import STORIES_CLAIMS, paper_difference
-from gram_platform.paper.paper import beside_paper, printed
+from gram_platform.paper.paper import beside_paper, read_printed
 from gram_platform.paper.verdicts import PAPER_COLUMNS, paper_claims
 from tests.paper.claim_texts import claim_of
 from tests.stories_frames import AUXILIARY, PLANTED, attacks, curves, evaluations
@@ -18,7 +18,7 @@ def analysis():
 
 
 def test_the_literals_are_consistent():
-    assert set(printed("stories")["method"]) < set(METHODS)
+    assert set(read_printed("stories")["method"]) < set(METHODS)
     for claim in STORIES_CLAIMS:
         difference = paper_difference("stories", claim)
         assert difference in claim.within, claim.text
@@ -112,7 +112,7 @@ def test_ours_beside_the_papers(analysis):
     beside = beside_paper(analysis.table)
     ours, paper = (beside[beside["from"] == name].set_index("method") for name in ("ours", "paper"))
     assert ours.index.tolist() == list(PLANTED)
-    assert set(paper.index) == set(printed("stories")["method"])
+    assert set(paper.index) == set(read_printed("stories")["method"])
     assert ours.loc["maxent", "elicited"].startswith("0.983 [")
     assert paper.loc["maxent", "elicited"] == "0.983 [0.932, 1.034]"
     unattacked = beside_paper(analyse(StudyLosses(evaluations(), curves())).table)

@@ -8,8 +8,8 @@ import pytest
 
 from gram_platform.analysis.tables import CLASSES
 from gram_platform.paper.claims import CLAIMS, STORIES_CLAIMS, paper_difference
-from gram_platform.paper.paper import PUBLISHED_FILE, SOURCE, printed, published_per_seed
-from gram_platform.paper.verdicts import paper_claims, published_verdicts, with_published
+from gram_platform.paper.paper import PUBLISHED_FILE, SOURCE, load_published, read_printed
+from gram_platform.paper.verdicts import judge_published, paper_claims, with_published
 from tests.published import (
     BASELINE_STUDY,
     NEEDS_FOLDER,
@@ -54,7 +54,7 @@ def test_the_printed_table_of_stories_comes_back_to_its_last_digit():
     analysis = published_analysis("stories")
     means = analysis.table[analysis.table["profile"] == "mean"].set_index("method")
     assert analysis.missing.empty
-    for theirs in printed("stories").to_dict("records"):
+    for theirs in read_printed("stories").to_dict("records"):
         row = means.loc[theirs["method"]]
         given = [(theirs[name], theirs[f"{name}_error"]) for name in CLASSES]
         halves = [(row[f"{name}_high"] - row[f"{name}_low"]) / 2.0 for name in CLASSES]
@@ -68,7 +68,7 @@ def test_the_printed_table_of_stories_comes_back_to_its_last_digit():
 @NEEDS_FOLDER
 def test_the_shipped_file_is_what_the_analysis_gives():
     studies = (*BASELINE_STUDY, *REPLICATED)
-    shipped = pd.concat([published_per_seed(study).assign(study=study) for study in studies])
+    shipped = pd.concat([load_published(study).assign(study=study) for study in studies])
     expected = published_table()
     pd.testing.assert_frame_equal(
         shipped[list(PUBLISHED_COLUMNS)].reset_index(drop=True),
@@ -81,9 +81,9 @@ def test_the_shipped_file_is_what_the_analysis_gives():
 
 def test_the_shipped_file_names_its_source():
     assert PUBLISHED_FILE.read_text().startswith(f"# {SOURCE}\n{','.join(PUBLISHED_COLUMNS)}\n")
-    assert published_per_seed("calibration").empty
+    assert load_published("calibration").empty
     studies = (*BASELINE_STUDY, *REPLICATED)
-    counts = {study: published_per_seed(study)["seed"].nunique() for study in studies}
+    counts = {study: load_published(study)["seed"].nunique() for study in studies}
     # The authors ran accumulation once.
     assert counts == dict.fromkeys(studies, 3) | {"accumulation": 1}
 
@@ -114,7 +114,7 @@ NUM_JUDGED = {
 
 
 def test_no_claim_disagrees_with_the_published_numbers():
-    verdicts = pd.concat([published_verdicts(study).assign(study=study) for study in NUM_JUDGED])
+    verdicts = pd.concat([judge_published(study).assign(study=study) for study in NUM_JUDGED])
     assert verdicts["study"].value_counts().to_dict() == NUM_JUDGED
     assert set(verdicts["verdict"]) == {"agree", "cannot tell", "agree (no interval)"}
     alone = verdicts[verdicts["verdict"] == "agree (no interval)"]  # 2B and 5B have one seed
@@ -156,18 +156,16 @@ PRINTED = {
 
 def test_claims_compare_what_the_published_numbers_compare():
     for study, differences in DIFFERENCES.items():
-        assert published_verdicts(study)["difference"].tolist() == pytest.approx(
-            differences, abs=6e-4
-        )
+        assert judge_published(study)["difference"].tolist() == pytest.approx(differences, abs=6e-4)
     for study, differences in PRINTED.items():
         digits = 5e-3 if study == "accumulation" else 1.1e-3
-        assert published_verdicts(study)["difference"].tolist() == pytest.approx(
+        assert judge_published(study)["difference"].tolist() == pytest.approx(
             differences, abs=digits + 2e-3 * (study == "accumulation")
         )
         assert [paper_difference(study, claim) for claim in CLAIMS[study]] == pytest.approx(
             differences, abs=1e-9
         )
-    scaling = published_verdicts("scaling")
+    scaling = judge_published("scaling")
     at_800m = [0.492, 0.416, -0.031, 0.078, 0.003, 0.044, -0.043, 0.044, -0.015, -0.010]
     assert scaling[scaling["size"] == "800M"]["difference"].tolist() == pytest.approx(
         at_800m, abs=6e-4
@@ -180,7 +178,7 @@ def test_claims_compare_what_the_published_numbers_compare():
 
 
 def test_the_published_verdict_stands_beside_ours():
-    rows = published_per_seed("scaling")
+    rows = load_published("scaling")
     own = rows[rows["size"] == "100M"]
     ours = with_published(
         paper_claims(pd.concat([own.replace({"100M": "1M"}), own]), "scaling"), "scaling"
@@ -194,7 +192,7 @@ def test_the_published_verdict_stands_beside_ours():
         " to 0.038"
     )
     assert follows.loc["1M", "published"] == elsewhere
-    stories = with_published(paper_claims(published_per_seed("stories"), "stories"), "stories")
+    stories = with_published(paper_claims(load_published("stories"), "stories"), "stories")
     assert stories["paper"].isna().all()
     assert stories["published"].str.startswith("agree, ").all()
     both = pd.concat([own.assign(variant=name) for name in ("heterogeneous", "uniform")])

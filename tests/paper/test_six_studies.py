@@ -10,7 +10,7 @@ from scipy.optimize import least_squares
 
 from gram_platform.analysis.tables import CLASSES, over_seeds
 from gram_platform.methods.nodes import VARIANT
-from gram_platform.paper.paper import printed, published_per_seed, published_table
+from gram_platform.paper.paper import load_published, read_printed, tabulate_published
 from tests.published import FOLDER, NEEDS_FOLDER, REPLICATED, replicated_analysis
 
 # The class means of each study's views, without baselines and means over profiles.
@@ -75,7 +75,7 @@ def second_ratios(study: str) -> pd.DataFrame:
 def test_every_class_mean_comes_back(study):
     """Those that ship have six decimals. Titration's baselines are pooled."""
     theirs = second_ratios(study)
-    for per_seed in (replicated_analysis(study).per_seed, published_per_seed(study)):
+    for per_seed in (replicated_analysis(study).per_seed, load_published(study)):
         rows = per_seed if VARIANT in per_seed else per_seed.assign(**{VARIANT: ""})
         rows = rows[~rows["profile"].isin(["mean"]) & (rows["method"] != "baseline")]
         both = rows.merge(theirs, on=CELL, suffixes=("", "_theirs"), validate="one_to_one")
@@ -86,17 +86,17 @@ def test_every_class_mean_comes_back(study):
         assert ours == pytest.approx(others, abs=6e-7, nan_ok=True)
 
 
-@pytest.mark.parametrize("study", [name for name in REPLICATED if len(printed(name))])
+@pytest.mark.parametrize("study", [name for name in REPLICATED if len(read_printed(name))])
 def test_the_printed_means_come_back(study):
     """Within one of the last digit: means over profiles; of partial labels, of core alone.
 
     Accumulation has two digits.
     """
-    table, places = published_table(study), 5.1e-3 if study == "accumulation" else 1e-3
+    table, places = tabulate_published(study), 5.1e-3 if study == "accumulation" else 1e-3
     table = table.assign(**{VARIANT: table.get(VARIANT, "")})
     shown = table[table["profile"] == ("core" if study == "partial_labels" else "mean")]
     means = shown.set_index([VARIANT, "method"])
-    for row in printed(study).to_dict("records"):
+    for row in read_printed(study).to_dict("records"):
         ours = means.loc[(row[VARIANT], row["method"])]
         for name in CLASSES:
             if not np.isnan(row[name]):
@@ -107,7 +107,7 @@ def test_the_printed_means_come_back(study):
 
 
 def test_a_table_with_variants_names_them():
-    rows = published_table("titration")
+    rows = tabulate_published("titration")
     assert set(rows[VARIANT]) == {"0", "0.25", "0.5", "0.75", "1"}
-    again = over_seeds(published_per_seed("architecture"))
-    pd.testing.assert_frame_equal(again, published_table("architecture"), check_exact=True)
+    again = over_seeds(load_published("architecture"))
+    pd.testing.assert_frame_equal(again, tabulate_published("architecture"), check_exact=True)

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from benchmarks.unit_errors import main
-from gram_platform.analysis.calibration import shipped_errors
+from gram_platform.analysis.calibration import load_errors
 from gram_platform.config import State
 from gram_platform.pages.results.record import record_from_plain
 from gram_platform.store import Store
@@ -28,7 +28,7 @@ def graph_of(tmp_path, *flags: str) -> StudyPlan:
 
 
 def test_a_demo_has_the_shipped_errors_another_text_the_largest_and_a_large_size_none(tmp_path):
-    shipped = shipped_errors()
+    shipped = load_errors()
     shipped = shipped[(shipped["corpus"] == "stories") & (shipped["size"] == "0.28M")]
     record = record_of(graph_of(tmp_path, *DEMO, "--sizes", "0.28M"))
     found = {row["class"]: (row["ratio"], row["difference"]) for row in record.unit_errors}
@@ -38,7 +38,7 @@ def test_a_demo_has_the_shipped_errors_another_text_the_largest_and_a_large_size
     assert {row["measured_on"] for row in record.unit_errors} == {"stories, 0.28M"}
     assert {row["num_shares"] for row in record.unit_errors} == {8}
     other = record_of(graph_of(tmp_path, "--preset", "smoke", "--sizes", "tiny"))
-    largest = shipped_errors().groupby("class")[["ratio", "difference"]].max()
+    largest = load_errors().groupby("class")[["ratio", "difference"]].max()
     found = {row["class"]: (row["ratio"], row["difference"]) for row in other.unit_errors}
     assert found == {name: tuple(row) for name, row in largest.iterrows()}
     assert "stories, 0.28M and abstracts, 0.15M" in {r["measured_on"] for r in other.unit_errors}
@@ -55,7 +55,7 @@ def test_another_size_of_the_storages_calibration_does_not_hide_the_size_that_wa
 ):
     """The shipped error of stories at 0.28M is .21; one of .01 at 0.15M, in the storage, took its
     place."""
-    own = shipped_errors().assign(ratio=0.01, difference=0.01)
+    own = load_errors().assign(ratio=0.01, difference=0.01)
     own = own[own["corpus"] == "stories"]
     shipped = record_of(graph_of(tmp_path, *DEMO, "--sizes", "0.28M")).unit_errors
     monkeypatch.setattr(record_module, "measured_in", lambda *of: own[own["size"] == "0.15M"])

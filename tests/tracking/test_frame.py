@@ -1,5 +1,6 @@
 """Frames from MLflow equal frames from the storage, in every state a run can be in."""
 
+import json
 import shutil
 import sqlite3
 import subprocess
@@ -11,10 +12,18 @@ from mlflow import MlflowClient
 from pandas.testing import assert_frame_equal
 
 from gram_platform.config import Continuations, EvalPoints, Evaluation, TokenLosses, View
+from gram_platform.config.identity import InvalidField, differing_fields
 from gram_platform.store import Store
 from gram_platform.store.checkpoints import PROGRESS, VALIDATION
 from gram_platform.tracking import Tracker, TrackingUnavailable, default_tracking_uri, sender
-from gram_platform.tracking.frame import load_curves, load_runs, load_store, load_store_curves
+from gram_platform.tracking.frame import (
+    load_configs,
+    load_curves,
+    load_runs,
+    load_store,
+    load_store_curves,
+)
+from gram_platform.tracking.views import StudyLog
 from tests.store import training
 from tests.store.training import final_fields, record, run_config, train
 from tests.tracking.servers import running_mlflow
@@ -142,6 +151,52 @@ def test_rows_are_chosen_by_tags(study):
     empty = load_store(store, method="none")
     assert empty.empty
     assert list(empty.columns[:10]) == TEXT
+
+
+def test_a_study_has_its_nodes_though_others_share_them(study):
+    store, uri, run_ids = study
+    tracker = Tracker(uri)
+
+    def submit(name: str, seeds: str, ids: list[str]) -> None:
+        entries = json.dumps({"entries": [{"id": node_id} for node_id in ids]})
+        files = {"study.json": entries.encode()}
+        if name == "a_search":
+            files = {"trials.csv": f"search,trial,runs\ns,0,{' '.join(ids)}\ns,1,\n".encode()}
+        store.study_dir(name).write_whole(files)
+        node_tags = {node_id: {} for node_id in ids}
+        tracker.log_study(StudyLog(name, files, {}, {"seeds": seeds}, node_tags=node_tags))
+
+    evaluation = store.list_evaluations()[0]
+    submit("one", "3", [*run_ids[:3], evaluation])
+    submit("two", "2", run_ids[1:3])
+    submit("a_search", "2", run_ids[1:3])
+    # A later submission of fewer seeds.
+    submit("one", "2", [*run_ids[:2], evaluation])
+    for name, ids in {
+        "one": [*run_ids[:2], evaluation],
+        "two": run_ids[1:3],
+        "a_search": run_ids[1:3],
+    }.items():
+        frame = load_store(store, study=name)
+        assert set(frame["id"]) == set(ids)
+        assert_frame_equal(load_runs(uri, study=name), frame, check_exact=True)
+    chosen = {"study": "one", "kind": "run", "seed": "1"}
+    assert load_runs(uri, **chosen)["id"].tolist() == [run_ids[1]]
+    assert load_store(store, **chosen)["id"].tolist() == [run_ids[1]]
+    for load, place in ((load_runs, uri), (load_store, store)):
+        with pytest.raises(InvalidField) as error:
+            load(place, study="three")
+        assert (error.value.field, error.value.value) == ("study", "three")
+        assert all(name in error.value.expected for name in ("one", "two", "a_search"))
+
+
+def test_configs_are_read_by_field(study):
+    store, _, run_ids = study
+    configs = load_configs(store.root, run_ids[:2])
+    assert list(configs) == run_ids[:2]
+    assert list(differing_fields(configs.values())) == ["seed"]
+    with pytest.raises(InvalidField):
+        load_configs(store, ["f" * 12])
 
 
 def test_curves_are_equal_and_tidy(study):

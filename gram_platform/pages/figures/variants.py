@@ -21,7 +21,7 @@ from gram_platform.pages.figures.style import (
     whiskers,
     with_table,
 )
-from gram_platform.paper.paper import printed
+from gram_platform.paper.paper import read_printed
 
 
 def variant_figure(
@@ -39,7 +39,7 @@ def variant_figure(
         return figure
     for method, line in rows.groupby("method", sort=False):
         _add_series(figure, line, value, f"{value}_", method_style(method), variants)
-    paper = printed(study)
+    paper = read_printed(study)
     is_unit = paper["method"].isin(HIDDEN) & (paper[value] == 1.0)
     is_drawn = paper["method"].isin(rows["method"]) & paper[VARIANT].isin(variants) & ~is_unit
     paper = paper[is_drawn & paper[value].notna()]

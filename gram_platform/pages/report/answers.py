@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from gram_platform.analysis.intervals import ENDS, Interval, widened
+from gram_platform.analysis.intervals import ENDS, Interval, widen
 from gram_platform.analysis.ratios import ELICITED
 from gram_platform.analysis.tables import CLASSES, labelled
 from gram_platform.methods.nodes import VARIANT
@@ -116,7 +116,7 @@ def error_text(interval: Interval, unit: float) -> str:
         return ""
     if math.isnan(interval.low):
         return f"{interval.mean:.2f}"
-    wide = widened(interval, unit)
+    wide = widen(interval, unit)
     return f"{wide.mean:.2f} \u00b1 {(wide.high - wide.low) / 2.0:.2f}"
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from gram_platform.analysis.intervals import TAIL, Interval, widened
+from gram_platform.analysis.intervals import TAIL, Interval, widen
 from gram_platform.analysis.tables import interval_text
 from gram_platform.methods.nodes import VARIANT
 from gram_platform.pages.figures.style import (
@@ -159,7 +159,7 @@ def claims_figures(claims: pd.DataFrame) -> dict[str, go.Figure]:
     """
     shown = claims.assign(**{name: "" for name in (PROFILE, VARIANT, "size") if name not in claims})
     numbers = shown[["difference", "low", "high", UNIT_ERROR]].values
-    ends = [widened(Interval(*row), error) for *row, error in numbers]
+    ends = [widen(Interval(*row), error) for *row, error in numbers]
     shown = shown.assign(wide_low=[end.low for end in ends], wide_high=[end.high for end in ends])
     margins = [end for within in shown[WITHIN] for end in (within.left, within.right)]
     drawn = shown[["difference", "wide_low", "wide_high"]].to_numpy().ravel()

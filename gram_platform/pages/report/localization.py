@@ -58,7 +58,7 @@ from gram_platform.paper.verdicts import (
     PROFILE,
     TOO_LITTLE,
     UNJUDGED_PRESET,
-    concluded,
+    conclude,
     localization_claims,
 )
 from gram_platform.store import Store
@@ -117,7 +117,7 @@ def read_tokens(
     lacking = [tuple(e["tags"][name] for name in VIEW) for e in views if e["id"] not in done]
     found = localization_tables(pd.concat(rows, ignore_index=True), lacking)
     frame, _, source = frames or store_frames(store, record.ids, ())
-    claims = concluded(localization_claims(found.per_seed), record.preset)
+    claims = conclude(localization_claims(found.per_seed), record.preset)
     runs = nodes_frame(record, frame)
     return TokenResults(found, texts[list(texts)[-1]] if texts else (), claims, runs, source)
 

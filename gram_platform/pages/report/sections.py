@@ -10,8 +10,8 @@ from gram_platform.analysis.ratios import ALL, MEAN
 from gram_platform.analysis.tables import (
     CLASSES,
     IN_NATS,
-    averaged_profiles,
     domain_table,
+    find_mean_profiles,
     interval_text,
     nats_table,
     readable_table,
@@ -42,7 +42,7 @@ from gram_platform.paper.paper import (
     PAPER_SCALES,
     beside_paper,
     beside_published,
-    printed,
+    read_printed,
 )
 
 TREND = """The largest size is left out, and predicted by a power law in the parameter count through
@@ -94,7 +94,7 @@ def aggregate_sections(study: Results) -> list[Section]:
         text += f" The diamonds are the paper's. {AT_ITS_SCALE}"
     elif study.published is not None and set(sizes) & set(study.published["size"]):
         text += " The diamonds are the published means at the same size."
-    paper, panels = printed(study.record.compare_with), {}
+    paper, panels = read_printed(study.record.compare_with), {}
     for size in sizes:
         theirs, published = paper[paper[VARIANT] == ""], study.published
         if theirs.empty and published is not None:
@@ -108,7 +108,7 @@ def _aggregated_sizes(table: pd.DataFrame) -> list[str]:
     """Returns the sizes at which all methods have means over the same profiles."""
     sizes = []
     for size, rows in table[~table["method"].isin(HIDDEN)].groupby("size", sort=False):
-        averaged = {averaged_profiles(of_method) for _, of_method in rows.groupby("method")}
+        averaged = {find_mean_profiles(of_method) for _, of_method in rows.groupby("method")}
         if len(averaged) == 1 and (rows["profile"] == MEAN).any():
             sizes.append(size)
     return sizes
@@ -121,7 +121,7 @@ def profile_sections(study: Results) -> list[Section]:
     """
     domains = shown = domain_table(study.analysis.ratios)
     if study.by_number is not None:
-        shown = domains[domains["profile"].isin({*averaged_profiles(domains), ALL})]
+        shown = domains[domains["profile"].isin({*find_mean_profiles(domains), ALL})]
     figures: dict[str, dict[str, go.Figure]] = {}
     for method, size in dict.fromkeys(zip(shown["method"], shown["size"], strict=True)):
         if method not in HIDDEN:

@@ -21,7 +21,7 @@ from gram_platform.methods.measurements import Description
 from gram_platform.methods.nodes import VARIANT, Node
 from gram_platform.pages.figures.style import method_style
 from gram_platform.pages.report.page import Page, Section
-from gram_platform.paper.verdicts import shared_profile
+from gram_platform.paper.verdicts import choose_profile
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.connection import opened_by
@@ -219,7 +219,7 @@ class Results:
     def shown_profile(self) -> str:
         """The record's profile if the table has it, else the one that most methods share."""
         profile = self.record.profile
-        return profile if (self.table["profile"] == profile).any() else shared_profile(self.table)
+        return profile if (self.table["profile"] == profile).any() else choose_profile(self.table)
 
 
 def study_log(

@@ -42,8 +42,8 @@ from gram_platform.paper.paper import (
     JUDGED_BY,
     SOURCE,
     beside_published,
-    published_per_seed,
-    published_table,
+    load_published,
+    tabulate_published,
 )
 
 NO_RUNS, NO_NOTES = pd.DataFrame({"id": []}), pd.DataFrame(columns=["what", "why"])
@@ -127,7 +127,7 @@ def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Results:
         return results
     domains = set(analysis.ratios["domain"])
     source = record.name if record.name in JUDGED_BY else record.compare_with
-    published = published_table(source, domains)
+    published = tabulate_published(source, domains)
     if published is None or not set(published["method"]) & set(analysis.table["method"]):
         return results
     parameters = {size: parameters_of(size) for size in published["size"]} | record.parameters
@@ -145,11 +145,11 @@ def replication_text(study: Results) -> str:
 
 def published_studies() -> list[Results]:
     """Returns the studies whose per-seed compute ratios ship with the package."""
-    return [_published(name) for name in known_studies() if published_table(name) is not None]
+    return [_published(name) for name in known_studies() if tabulate_published(name) is not None]
 
 
 def _published(name: str) -> Results:
-    table, per_seed = published_table(name), published_per_seed(name)
+    table, per_seed = tabulate_published(name), load_published(name)
     variants = _variants_of(per_seed)
     per_seed = per_seed if variants else per_seed.drop(columns=VARIANT)
     declared, sizes = declaration(name, {}, []), tuple(dict.fromkeys(table["size"]))

@@ -46,7 +46,7 @@ from gram_platform.paper.verdicts import (
     UNIT_ERROR,
     UNJUDGED_PRESET,
     claims_frame,
-    concluded,
+    conclude,
     paper_claims,
     separation_claims,
     with_published,
@@ -139,7 +139,7 @@ def judged(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
     else:
         judgements = [] if record.variants else separation_claims(analysis.per_seed, errors)
         claims = claims_frame(judgements).assign(profile=MEAN)
-    return concluded(claims, record.preset)
+    return conclude(claims, record.preset)
 
 
 def summary_text(record: StudyRecord, results: Results) -> str:

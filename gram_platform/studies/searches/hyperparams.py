@@ -35,7 +35,7 @@ from gram_platform.pages.report.sections import missing_sections
 from gram_platform.pages.results.record import run_links
 from gram_platform.pages.results.results import Brief, count_verdicts, with_values
 from gram_platform.paper.sweeps import PAPER_SWEEPS, beside_paper_sweeps, sweep_claims
-from gram_platform.paper.verdicts import concluded
+from gram_platform.paper.verdicts import conclude
 from gram_platform.store import Store
 from gram_platform.studies.definition import shown_place
 from gram_platform.studies.searches.flags import KNOB, Values
@@ -167,7 +167,7 @@ class HyperparameterSweep:
         sweep = _analysed(trials, baselines, frame, curves, sizes)
         if sweep is None:
             return None
-        claims = concluded(sweep_claims(sweep.per_seed), search.preset_name)
+        claims = conclude(sweep_claims(sweep.per_seed), search.preset_name)
         rows = _trial_rows(trials, frame, sweep, store, search.full_name)
         links, about_links = run_links(tracker)
         record = {"knobs": self.values, "sizes": sizes, "seeds": search.num_seeds}

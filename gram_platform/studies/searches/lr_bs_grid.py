@@ -17,8 +17,8 @@ from gram_platform.analysis.lr_grid import ENDED, POOLED
 from gram_platform.analysis.lr_laws import (
     GridAnalysis,
     analyse_grid,
-    fitted_law,
     law_json,
+    make_law,
     predictions,
 )
 from gram_platform.analysis.tables import frame_text, table_csv, text_frame
@@ -256,7 +256,7 @@ def _report(
         f"{search.name}, preset {search.preset_name} on {shown_place(search.choice.corpus)},"
         f" search {search.search_id}"
     )
-    law = fitted_law(analysis.laws, f"{search.preset_name}-{search.search_id}", seq_len, measured)
+    law = make_law(analysis.laws, f"{search.preset_name}-{search.search_id}", seq_len, measured)
     tables = {
         "optima": analysis.optima,
         "laws": analysis.laws,

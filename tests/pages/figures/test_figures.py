@@ -17,7 +17,7 @@ from gram_platform.pages.figures.study import (
     scaling_figure,
 )
 from gram_platform.pages.figures.style import METHOD_STYLES, domain_styles, log_ticks, method_style
-from gram_platform.paper.paper import printed
+from gram_platform.paper.paper import read_printed
 from tests import stories_frames
 from tests.study_frames import DOMAINS, SIZES, analysed, curves, evaluations
 
@@ -213,7 +213,7 @@ def stories():
 
 
 def test_aggregate_bars_are_the_means_with_the_papers_beside(stories):
-    figure = aggregate_figure(stories.table, "26M", "elicited", printed("stories"))
+    figure = aggregate_figure(stories.table, "26M", "elicited", read_printed("stories"))
     bars, diamonds = figure.data
     assert list(bars.y) == pytest.approx(
         [planted[3] for planted in stories_frames.PLANTED.values()]
@@ -224,7 +224,7 @@ def test_aggregate_bars_are_the_means_with_the_papers_beside(stories):
     assert list(diamonds.error_y.array)[:2] == pytest.approx([0.012, 0.024])
     assert len(figure.layout.xaxis.ticktext) == len(bars.x) == 8
     scales = {
-        tuple(aggregate_figure(stories.table, "26M", c, printed("stories")).layout.yaxis.range)
+        tuple(aggregate_figure(stories.table, "26M", c, read_printed("stories")).layout.yaxis.range)
         for c in CLASSES
     }
     assert len(scales) == 1
@@ -235,7 +235,7 @@ def test_aggregate_bars_without_the_paper_or_without_values(stories):
     assert list(bars.x) == list(range(8))
     assert len(aggregate_figure(stories.table, "5B", "core").data) == 0
     unattacked = stories.table.assign(elicited=np.nan, elicited_low=np.nan, elicited_high=np.nan)
-    assert len(aggregate_figure(unattacked, "26M", "elicited", printed("stories")).data) == 0
+    assert len(aggregate_figure(unattacked, "26M", "elicited", read_printed("stories")).data) == 0
 
 
 def test_the_attack_is_an_outline_around_the_forgotten_bar(stories):

@@ -18,7 +18,7 @@ from gram_platform.pages.results.external import read_external
 from gram_platform.pages.results.record import Results
 from gram_platform.pages.results.replication import prepare, published_studies, replicate
 from gram_platform.pages.results.results import summary_text
-from gram_platform.paper.paper import printed, published_per_seed
+from gram_platform.paper.paper import load_published, read_printed
 from gram_platform.store import Store
 from tests.external_folder import (
     SEEDS,
@@ -279,7 +279,7 @@ def test_published_points_stand_beside_under_our_names_of_domains(tmp_path):
     folder = write_folder(tmp_path, scaling_rows(), curve_lines())
     study = replicated(folder)["scaling"]
     theirs = study.published.set_index(["method", "size", "profile"])["retain"]
-    rows = published_per_seed("scaling").query(
+    rows = load_published("scaling").query(
         "method == 'gram' and size == '5B' and profile == 'core+papers-biology'"
     )
     assert theirs["gram", "5B", "core+virology"] == pytest.approx(rows["retain"].mean())
@@ -292,7 +292,7 @@ def test_published_points_stand_beside_under_our_names_of_domains(tmp_path):
 def test_the_published_losses_give_the_printed_table_and_what_ships(tmp_path):
     studies = replicated(FOLDER)
     means = studies["stories"].analysis.table.query("profile == 'mean'").set_index("method")
-    for theirs in printed("stories").to_dict("records"):
+    for theirs in read_printed("stories").to_dict("records"):
         row = means.loc[theirs["method"]]
         for name in CLASSES:
             half = (row[f"{name}_high"] - row[f"{name}_low"]) / 2.0
