@@ -1,6 +1,7 @@
 """MLflow has a row for each trial of a search: the best of each group first, and none twice."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from mlflow import MlflowClient
@@ -41,7 +42,7 @@ def shown(tracker: Tracker) -> list:
 
 
 def test_the_view_lists_trials_with_what_they_vary_the_best_of_each_size_first(tracker):
-    tracker.log_study(LOG)
+    tracker.log_study(replace(LOG, colours={"gram": "#123456"}))
     runs = shown(tracker)
     assert [run.info.run_name for run in runs] == [
         "small lr 0.0123 batch 16",
@@ -58,8 +59,12 @@ def test_the_view_lists_trials_with_what_they_vary_the_best_of_each_size_first(t
     assert first.data.tags["gram.runs"] == RUN.run_id
     assert f"runs/{node.info.run_id}" in first.data.tags["mlflow.note.content"]
     assert node.data.tags["gram.search.grid"] == "0"
+    assert node.data.tags["mlflow.runColor"] == "#123456"
     assert first.info.end_time - first.info.start_time == 1500
     assert {"metrics.`rank`", "params.`lr`", "params.`batch`"} <= {*STATE["selectedColumns"]}
+    first_places = "tags.gram.kind = 'trial' and metrics.rank = 1"
+    client = MlflowClient(tracker.tracking_uri)
+    assert len(client.search_runs(["1"], first_places)) == 2
     assert set(load_runs(tracker.tracking_uri)["kind"]) == {"run", "evaluation"}
 
 

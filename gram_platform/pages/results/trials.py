@@ -54,7 +54,9 @@ def trials_log(
     name: str, params: Mapping[str, str], trials: bytes, columns: TrialColumns
 ) -> StudyLog:
     """Returns what MLflow gets of a `trials.csv`: trials, saved views and the tags of runs."""
-    frame, identity = pd.read_csv(io.BytesIO(trials)), study_id(name, params)
+    # Ids may look like numbers.
+    texts = dict.fromkeys([SEARCH, TRIAL, RUNS, *columns.groups], "str")
+    frame, identity = pd.read_csv(io.BytesIO(trials), dtype=texts), study_id(name, params)
     groups = [values_text(row, columns.groups) for row in frame.to_dict("records")]
     view = search_view(name, identity, columns, list(dict.fromkeys(groups)))
     return StudyLog(
@@ -79,10 +81,11 @@ def trial_entries(trials: pd.DataFrame, columns: TrialColumns) -> list[TrialEntr
             continue
         values = {name: row[name] for name in varied if pd.notna(row[name])}
         numbers = {name: row[name] for name in (RANK, *columns.objectives)}
-        numbers[group_metric(first, values_text(row, columns.groups))] = row[first]
+        if len(columns.parameters) > 1:
+            numbers[group_metric(first, values_text(row, columns.groups))] = row[first]
         entry = TrialEntry(
-            str(row[SEARCH]),
-            str(row[TRIAL]),
+            row[SEARCH],
+            row[TRIAL],
             " ".join(_short(name, row[name]) for name in named) or f"trial {row[TRIAL]}",
             row[STATE],
             {name: f"{v:.6g}" if isinstance(v, float) else str(v) for name, v in values.items()},
