@@ -16,7 +16,6 @@ from gram_platform.config.space import RANK, TrialColumns
 
 SEARCH, TRIAL, STATE, RUNS = "search", "trial", "state", "runs"
 ELAPSED, STARTED, URL = "elapsed_s", "started", "url"
-MEAN = "mean"
 
 
 def finished(trials: pd.DataFrame, metric: str) -> pd.DataFrame:
@@ -43,14 +42,14 @@ def ranked(trials: pd.DataFrame, columns: TrialColumns) -> pd.DataFrame:
     points = known.groupby([trials[column] for column in at])
     mean = points.transform(lambda seeds: seeds.mean(skipna=False))
     rank = mean.groupby(groups).rank("dense", ascending=columns.is_lowest_best)
-    return trials.assign(**{MEAN: mean, RANK: rank})
+    return trials.assign(mean=mean, **{RANK: rank})
 
 
 def best_lines(trials: pd.DataFrame, columns: TrialColumns) -> list[str]:
     """Returns `best: size tiny: loss 1.47 at lr 0.008, batch 4` for each group with a best."""
     best = ranked(trials, columns).query(f"{RANK} == 1").drop_duplicates([*columns.groups])
     return [
-        f"best: {values_text(row, columns.groups)}: {columns.objectives[0]} {row[MEAN]:.3g} at"
+        f"best: {values_text(row, columns.groups)}: {columns.objectives[0]} {row['mean']:.3g} at"
         f" {values_text(row, columns.parameters)}"
         for row in best.to_dict("records")
     ]

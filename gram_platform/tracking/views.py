@@ -85,11 +85,14 @@ class SavedView:
             state |= {"orderByKey": self.order_by, "orderByAsc": True}
         charts = [_line_chart(self.key, metrics) for metrics in self.charts]
         charts += [_parallel_chart(self.key, *self.parallel)] if any(self.parallel) else []
-        charts += [_contour_chart(self.key, *names) for names in self.contours]
+        charts += [_contour_chart(*names) for names in self.contours]
         if charts:
-            title = "By number of parameters" if self.charts else "Trials"
-            section = {"uuid": self.key, "name": title, "display": True, "columns": 2}
-            state |= {"compareRunSections": [section], "compareRunCharts": charts}
+            # The title of a contour is cut before its metric.
+            titles = {self.key: "By number of parameters" if self.charts else "Trials"}
+            titles |= {metric: unescape(metric) for _, _, metric in self.contours}
+            shown = {"display": True, "columns": 2}
+            sections = [{"uuid": key, "name": title, **shown} for key, title in titles.items()]
+            state |= {"compareRunSections": sections, "compareRunCharts": charts}
             state |= {"isAccordionReordered": True}
         view = {"name": self.name, "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)}
         return json.dumps(view)
@@ -254,13 +257,13 @@ def experiment_note(tags: Mapping[str, str], experiment_id: str) -> str:
     return f"Pretraining studies: {links}\n\n{EXPERIMENT_NOTE}" if links else EXPERIMENT_NOTE
 
 
-def _contour_chart(section: str, x: str, y: str, z: str) -> dict:
+def _contour_chart(x: str, y: str, z: str) -> dict:
+    """Returns a chart in a section that has the name of its metric."""
     keys = {"xaxis": ("PARAM", x), "yaxis": ("PARAM", y), "zaxis": ("METRIC", z)}
     return {
         "type": "CONTOUR",
-        "uuid": f"{section}.{z}",
-        "metricSectionId": section,
-        "displayName": unescape(z),
+        "uuid": f"{z}.contour",
+        "metricSectionId": z,
         "runsCountToCompare": 100,
         **{axis: {"key": key, "type": kind} for axis, (kind, key) in keys.items()},
     }
