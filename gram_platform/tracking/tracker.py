@@ -36,6 +36,7 @@ from gram_platform.tracking.views import (
     Line,
     StudyLog,
     saved_views,
+    trials_filter,
 )
 
 NUM_SENDERS = 8
@@ -45,8 +46,7 @@ LOCAL_UI = "http://127.0.0.1:5000/"
 NODES_AT_ONCE = 1000
 # A tag of a model version: the hash of its export's record.
 EXPORT = "gram.export"
-# Tags of a trial: its number or name in its search, and the ids of its runs.
-TRIAL_TAG, TRIAL_RUNS = "gram.trial", "gram.runs"
+TRIAL_ID = "gram.trial_id"
 
 
 class Tracker:
@@ -280,34 +280,31 @@ class Tracker:
     def _send_trials(self, study: StudyLog, runs: Mapping[tuple[str, str], Run]) -> None:
         """Sends what MLflow lacks of each trial, the status last; deletes another sender's copies.
 
-        A trial's run is found by its tags, so nothing is sent twice.
+        A trial's run is found by its id, so nothing is sent twice.
         """
-        of_study = {content.KIND: TRIAL_KIND, content.STUDY_ID: study.identity}
         with self._connection.writing() as client:
-            filter_string = " and ".join(
-                f"tags.`{tag}` = '{text}'" for tag, text in of_study.items()
-            )
-            present: dict[tuple[str, ...], Run] = {}
-            for run in sorted(self._connection.search(filter_string), key=age):
-                key = tuple(run.data.tags.get(tag, "") for tag in (content.SEARCH, TRIAL_TAG))
-                if present.setdefault(key, run) is not run:
+            present: dict[str, Run] = {}
+            for run in sorted(self._connection.search(trials_filter(study.identity)), key=age):
+                if present.setdefault(run.data.tags.get(TRIAL_ID, ""), run) is not run:
                     self._sender.delete([run])
             for trial in study.trials:
-                elapsed_ms, ids = milliseconds(trial.elapsed_s), (trial.search, trial.trial)
-                tags = {**of_study, content.SEARCH: trial.search, TRIAL_TAG: trial.trial}
-                run = present.get(ids) or self._connection.create(
+                tags = {content.KIND: TRIAL_KIND, content.STUDY_ID: study.identity}
+                tags[TRIAL_ID], elapsed_ms = trial.trial_id, milliseconds(trial.elapsed_s)
+                run = present.get(trial.trial_id) or self._connection.create(
                     trial.name, tags, time.time() * 1000 - elapsed_ms
                 )
                 nodes = [runs[key].info for i in trial.run_ids if (key := ("run", i)) in runs]
                 pages = [f"[{node.run_name}]({self.run_url(node.run_id, '')})" for node in nodes]
-                tags |= {content.STUDY: study.name, content.STATUS: trial.status}
-                tags |= {
-                    TRIAL_RUNS: " ".join(trial.run_ids),
+                about = {
+                    content.NAME: trial.name,
                     content.NOTE: f"Runs: {', '.join(pages)}",
+                    content.STATUS: trial.status,
+                    content.STUDY: study.name,
+                    content.SEARCH: trial.search,
+                    "gram.trial": trial.trial,
+                    "gram.runs": " ".join(trial.run_ids),
                 }
-                self._log_missing(
-                    run, tags | {content.NAME: trial.name}, trial.params, trial.metrics
-                )
+                self._log_missing(run, about, trial.params, trial.metrics)
                 status = content.MLFLOW_STATUS.get(trial.status, "FAILED")
                 if run.info.status != status:
                     end_ms = run.info.start_time + elapsed_ms

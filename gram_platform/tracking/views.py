@@ -132,7 +132,8 @@ class StudyLog:
 class TrialEntry:
     """A trial of a search as a run of MLflow, no parent of its nodes: studies share these."""
 
-    # These two identify it.
+    # A hash of the search and the trial's point: a grid that grows numbers its trials anew.
+    trial_id: str
     search: str
     trial: str
     name: str
@@ -142,6 +143,10 @@ class TrialEntry:
     # The ids of its runs.
     run_ids: tuple[str, ...] = ()
     elapsed_s: float = 0.0
+
+
+def trials_filter(study_id: str) -> str:
+    return f"tags.`{KIND}` = '{TRIAL_KIND}' and tags.`{STUDY_ID}` = '{study_id}'"
 
 
 def group_metric(objective: str, group: str) -> str:
@@ -162,11 +167,10 @@ def search_view(
         for group in groups
         if len(columns.parameters) > 1
     )
-    of_search = {KIND: TRIAL_KIND, STUDY_ID: study_id}
     return SavedView(
         f"gram.{search}.trials",
         f"{search}: trials",
-        " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in of_search.items()),
+        trials_filter(study_id),
         (
             f"metrics.`{RANK}`",
             *(f"metrics.`{name}`" for name in columns.objectives),

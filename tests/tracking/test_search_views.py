@@ -80,21 +80,19 @@ def test_the_view_draws_what_was_varied_against_the_objective():
 
 
 def test_sending_again_keeps_each_trial_and_adds_what_has_changed(tracker):
-    ended = trials_log(
-        "lr_bs_grid",
-        PARAMS,
-        TRIALS.replace(b"failed", b"complete").replace(b"16,,c", b"16,1.5,c"),
-        GRID,
-    )
+    head, first, *others = TRIALS.replace(b"16,,c", b"16,1.5,c").splitlines(keepends=True)
+    text = b"".join([head, *others, first]).replace(b"failed", b"complete")
+    grown = trials_log("lr_bs_grid", PARAMS, text.replace(b"grid,2", b"grid,7"), GRID)
     tracker.log_study(LOG)
     before = {run.info.run_id: run.to_dictionary() for run in shown(tracker)}
     tracker.log_study(LOG)
     assert {run.info.run_id: run.to_dictionary() for run in shown(tracker)} == before
-    tracker.log_study(ended)
+    tracker.log_study(grown)
     after = shown(tracker)
     assert {run.info.run_id for run in after} == before.keys()
     assert [run.data.metrics["loss"] for run in after[:2]] == [1.5, 2.25]
     assert [run.data.metrics["rank"] for run in after] == [1.0, 1.0, 2.0, 2.0]
+    assert after[0].data.tags["gram.trial"] == "7"
 
 
 def test_a_killed_sender_leaves_no_trial_without_its_values_and_none_twice(tracker, monkeypatch):

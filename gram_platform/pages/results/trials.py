@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import NotRequired, TypedDict
 
@@ -19,7 +19,7 @@ from gram_platform.analysis.trials import (
     values_text,
 )
 from gram_platform.config import State
-from gram_platform.config.identity import metric_name
+from gram_platform.config.identity import metric_name, short_hash
 from gram_platform.config.space import RANK, TrialColumns
 from gram_platform.config.terminal import warn
 from gram_platform.pages.results.record import SEARCH_FILE
@@ -75,20 +75,24 @@ def trial_entries(trials: pd.DataFrame, columns: TrialColumns) -> list[TrialEntr
     """Returns the trials that have begun, named by what differs between them."""
     varied = [*columns.groups, *columns.parameters, *({"seed"} & {*trials})]
     named, (first, *_) = [name for name in varied if trials[name].nunique() > 1], columns.objectives
-    entries = []
+    entries, seen = [], Counter[str]()
     for row in ranked(trials, columns).to_dict("records"):
-        if row[STATE] == State.WAITING:
-            continue
         values = {name: row[name] for name in varied if pd.notna(row[name])}
+        if row[STATE] == State.WAITING or len(values) < len(varied):
+            continue
+        params = {n: f"{v:.6g}" if isinstance(v, float) else str(v) for n, v in values.items()}
+        point = short_hash({SEARCH: row[SEARCH], "params": params})
+        seen[point] += 1
         numbers = {name: row[name] for name in (RANK, *columns.objectives)}
         if len(columns.parameters) > 1:
             numbers[group_metric(first, values_text(row, columns.groups))] = row[first]
         entry = TrialEntry(
+            f"{point}-{seen[point]}",
             row[SEARCH],
             row[TRIAL],
             " ".join(_short(name, row[name]) for name in named) or f"trial {row[TRIAL]}",
             row[STATE],
-            {name: f"{v:.6g}" if isinstance(v, float) else str(v) for name, v in values.items()},
+            params,
             {name: v for name, v in numbers.items() if math.isfinite(v) and is_short_name(name)},
             tuple("" if pd.isna(row[RUNS]) else row[RUNS].split()),
             0.0 if pd.isna(row[ELAPSED]) else row[ELAPSED],
