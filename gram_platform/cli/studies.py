@@ -9,7 +9,7 @@ from gram_platform.studies.flags import Place, Switch, Text
 def sync_command(
     storage: Storage = "", tracking_uri: TrackingUri = "", to: str = "mlflow", folder: Place = ""
 ) -> None:
-    """Send run directories to MLflow, or write them for another tracker.
+    """Send runs, evaluations and trials to MLflow, or write runs for another tracker.
 
     Sending again changes nothing.
 
@@ -34,12 +34,14 @@ def sync_command(
         return
     if folder:
         raise invalid("folder", folder, "no value without --to and another tracker than MLflow")
+    from gram_platform.pages.results.trials import sync_trials
     from gram_platform.tracking import Tracker, default_tracking_uri
 
     tracker = Tracker(tracking_uri or default_tracking_uri(store.root))
     tracker.prepare_database()
-    counts = tracker.sync(store)
-    say(f"{tracker.tracking_uri}: {counts['sent']} sent, {counts['unchanged']} unchanged")
+    counts, num_trials = tracker.sync(store), sync_trials(store, tracker)
+    told = f"{counts['sent']} sent, {counts['unchanged']} unchanged, {num_trials} trials"
+    say(f"{tracker.tracking_uri}: {told}")
 
 
 def report_command(

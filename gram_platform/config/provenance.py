@@ -21,6 +21,8 @@ PACKAGE = Path(__file__).resolve().parents[1]
 # The commit of a checkout whose uploads have no .git, as `Code.commit`.
 COMMIT_VARIABLE = "GRAM_COMMIT"
 CHANGED = "+changes"
+# When this process began, UTC, ISO 8601: all that one submission sends has it.
+STARTED = datetime.now(UTC).isoformat(timespec="seconds")
 PACKAGES = ("gram-platform", "torch", "ray", "mlflow")
 
 

@@ -1,4 +1,4 @@
-"""Defines what a search varies and optimises: ranges of parameters, and a metric.
+"""Defines what a search varies and optimises: ranges of parameters, a metric, columns of trials.
 
 A command line can replace the ranges.
 """
@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 
 from gram_platform.config.identity import invalid, require_choice, require_name, require_real
 
+# The place of a trial in its group, by the first objective: a column and a metric.
+RANK = "rank"
 FORM = "name=low:high, name=log:low:high, or name=value for a constant"
 
 
@@ -91,6 +93,19 @@ class SearchObjective:
 
     metric: str
     worst: float
+
+
+@dataclass(frozen=True)
+class TrialColumns:
+    """The columns of a search's `trials.csv` by which people compare its trials."""
+
+    # What the search varies.
+    parameters: tuple[str, ...] = ()
+    # What it measures; the first decides which trial is best.
+    objectives: tuple[str, ...] = ()
+    # Only trials with equal values here are compared.
+    groups: tuple[str, ...] = ()
+    is_lowest_best: bool = True
 
 
 def _range(parameter: Parameter, text: str, rest: str) -> Parameter:

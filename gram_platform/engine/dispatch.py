@@ -20,6 +20,7 @@ from gram_platform.engine.execution import Execution, Placement, Resources, resu
 from gram_platform.engine.life import AGAIN, CRASHED, CrashPolicy
 from gram_platform.engine.process import OutOfMemory, memory_advice, note_sigterm
 from gram_platform.engine.ray_private import adapt
+from gram_platform.methods.nodes import tags_to_add
 from gram_platform.store import LeaseHeld, RunDirectory
 from gram_platform.train.loop import TrainingDiverged
 
@@ -42,7 +43,7 @@ def execute_sharded_run(
     store = execution.store()
     directory = store.run(run.run_id)
     directory.ensure_config(run)
-    directory.add_tags(tags)
+    directory.add_tags(tags_to_add(directory.tags(), tags))
     *more, fewest = execution.placement.divisions
     policy, left = CrashPolicy(), list(more)
     while (result := store.current_result(directory)) is None:

@@ -30,7 +30,7 @@ from gram_platform.corpora.packed import PackedCorpus, prompts_and_truths
 from gram_platform.engine.execution import Execution
 from gram_platform.engine.process import set_up_torch
 from gram_platform.methods.budgets import run_flops
-from gram_platform.methods.nodes import Node
+from gram_platform.methods.nodes import Node, tags_to_add
 from gram_platform.model.transformer import Transformer
 from gram_platform.store import Store
 from gram_platform.store.directories import SOURCE_HASHES
@@ -79,7 +79,7 @@ def execute_profiles(
     for evaluation, node_tags in zip(evaluations, tags, strict=True):
         directory = store.evaluation(evaluation.eval_id)
         directory.ensure_config(evaluation)
-        directory.add_tags(node_tags)
+        directory.add_tags(tags_to_add(directory.tags(), node_tags))
         if (result := store.current_result(directory)) is None:
             missing[evaluation] = directory
         results[evaluation] = result

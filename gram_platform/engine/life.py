@@ -21,7 +21,7 @@ from gram_platform.engine.devices import DeviceError, ProbeReport, is_device_err
 from gram_platform.engine.evaluation import Task, common_work
 from gram_platform.engine.execution import ALL_ON_ONE_RANK, ON_ONE_RANK, Placement
 from gram_platform.engine.process import OutOfMemory, is_out_of_memory
-from gram_platform.methods.nodes import Node, longest_paths
+from gram_platform.methods.nodes import Node, longest_paths, tags_to_add
 from gram_platform.store import LeaseHeld, Store
 from gram_platform.store.root import Finished
 from gram_platform.train.loop import TrainingDiverged
@@ -151,7 +151,7 @@ class NodeLifecycle:
     def _describe(self, node: Node) -> None:
         directory = self._store.node(node.kind, node.id)
         directory.ensure_config(node.config)
-        directory.add_tags(node.names)
+        directory.add_tags(tags_to_add(directory.tags(), node.names))
 
     def divergence(self, node: Node) -> str:
         """Reads why a run has diverged; "" for others, or if diverged runs are trained again."""
@@ -357,14 +357,16 @@ def _finished(
 
 
 def with_stored_tags(nodes: Iterable[Node], store: Store) -> list[Node]:
-    """Adds the storage's tags, for example of other studies; the node's own tags win.
+    """Adds the storage's tags, for example of other studies; see `tags_to_add`.
 
     A name follows from the tags, so a driver uses the same names as the storage's readers.
     """
-    tags_of = lambda node: store.node(node.kind, node.id).tags() | node.names  # noqa: E731
     nodes = list(nodes)
-    merged = store.concurrently(tags_of, nodes)
-    return [Node.of(node.config, tags) for node, tags in zip(nodes, merged, strict=True)]
+    stored = store.concurrently(lambda node: store.node(node.kind, node.id).tags(), nodes)
+    return [
+        Node.of(node.config, tags | tags_to_add(tags, node.names))
+        for node, tags in zip(nodes, stored, strict=True)
+    ]
 
 
 def ended_ids(nodes: Iterable[Node], store: Store, retry_diverged: bool = False) -> set[str]:

@@ -32,6 +32,7 @@ from gram_platform.engine.process import (
     stop_on_signal,
 )
 from gram_platform.methods.budgets import plan_compute_units, run_flops
+from gram_platform.methods.nodes import tags_to_add
 from gram_platform.model.cpu import PLAIN_ON_CPU, freed_memory_kept
 from gram_platform.model.kernels import kernel_in_use
 from gram_platform.model.pieces import Piece, RowsOnDisk
@@ -125,7 +126,7 @@ def execute_run(
     store = execution.store()
     directory = store.run(run.run_id)
     directory.ensure_config(run)
-    directory.add_tags(tags)
+    directory.add_tags(tags_to_add(directory.tags(), tags))
     if (result := store.current_result(directory)) is not None:
         return result
     corpus = execution.corpus_of(run)

@@ -102,20 +102,31 @@ class Node:
 def node_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
     """Names a node for people, in the terminal, `gram status`, MLflow, the site and Ray.
 
-    The study's variant or a trial's parameters follow `gram tiny all s0`, then what the node is:
-    `gram tiny core+lisp s0, heterogeneous, attacked for virology`, `baseline tiny all s0, batch 16,
-    lr 0.004`, `gram tiny core s0, evaluated`. An evaluation of no losses ends in its measure.
-    Callers prefer the tags in the storage, from all studies that use the node.
+    The study's variant follows `gram tiny all s0`, then what the node is: `gram tiny core+lisp s0,
+    heterogeneous, attacked for virology`, `gram tiny core s0, evaluated`. A trial's parameters come
+    first, because MLflow's pages cut names: `batch 16, lr 0.004, tiny baseline s0`. An evaluation
+    of no losses ends in its measure. Callers prefer the tags in the storage.
     """
-    parts = [tags[key] for key in ("method", "size", "profile") if tags.get(key)]
+    name = [f"{key} {value}" for key, value in sorted(tags.items()) if key not in NOT_OF_TRIALS]
+    keys = ("size", "method", "profile") if name else ("method", "size", "profile")
+    parts = [tags[key] for key in keys if tags.get(key)]
+    if name and parts[-1:] == ["all"]:
+        parts.pop()
     parts += [f"s{tags['seed']}"] if "seed" in tags else []
-    name = [" ".join(parts) or node_id, *([tags[VARIANT]] if tags.get(VARIANT) else [])]
-    name += [f"{key} {value}" for key, value in sorted(tags.items()) if key not in NOT_OF_TRIALS]
+    name += [" ".join(parts) or node_id, *([tags[VARIANT]] if tags.get(VARIANT) else [])]
     if tags.get("elicited"):
         name.append(f"attacked for {tags['elicited']}")
     elif kind == "evaluation":
         name.append(tags.get("measure", "evaluated"))
     return ", ".join(name)
+
+
+def tags_to_add(stored: Mapping[str, str], tags: Mapping[str, str]) -> dict[str, str]:
+    """Returns the tags that a study or a search adds to the stored ones.
+
+    A search adds no parameters to a node that another study has named: the name stays.
+    """
+    return {k: v for k, v in tags.items() if k in NOT_OF_TRIALS or k in stored or not stored}
 
 
 def view_runs(view: View | None) -> frozenset[str]:

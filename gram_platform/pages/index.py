@@ -21,6 +21,7 @@ from gram_platform.analysis.tables import CLASSES
 from gram_platform.config import State
 from gram_platform.config.identity import InvalidField, masked
 from gram_platform.config.plain import from_plain
+from gram_platform.config.space import TrialColumns
 from gram_platform.config.terminal import warn
 from gram_platform.methods.nodes import VARIANT
 from gram_platform.pages.figures.study import HIDDEN
@@ -50,7 +51,7 @@ PAPER_FILE = "paper_figures.json"
 # Three sides of the frame, and the distance of two marks of a row, in pixels.
 LEFT, RIGHT, TOP, STEP = 116.0, 368.0, 8.0, 10.0
 SEARCH_HEIGHT = 150.0
-# The shapes, around the middle of a mark, and colours of classes or of a search's sizes.
+# The shapes, around the middle of a mark, and colours of classes or of a search's groups.
 MARK_LOOKS = (
     ("M-4.5,0a4.5,4.5 0 1 0 9,0a4.5,4.5 0 1 0 -9,0z", BLUE),
     ("M-4,-4h8v8h-8z", GREEN),
@@ -205,44 +206,27 @@ def draw_ratios(rows: pd.DataFrame) -> str:
     return _drawn("Compute ratios; dotted: the baseline", bottom, marks, labels, names, across(1.0))
 
 
-def describe_trials(
-    trials: pd.DataFrame, varied: Sequence[str], objectives: Sequence[str]
-) -> tuple[str, str]:
-    """Returns the ranges of a search's objectives, and a picture of its complete trials.
+def draw_trials(trials: pd.DataFrame, columns: TrialColumns) -> str:
+    """Draws the complete trials of a `trials.csv`, with a shape and colour for each group.
 
-    The picture has one objective against the other, or against the first varied column. `trials`
-    has the columns of `trials.csv`.
+    The second objective, or else the only one, is up. Returns "" without two columns of numbers.
     """
-    complete = trials[trials["state"] == State.COMPLETE]
-    parts = []
-    for name in objectives:
-        found = complete[name].dropna()
-        if len(found):
-            parts.append(f"{name.replace('_', ' ')} {found.min():.3g} to {found.max():.3g}")
-            if len(objectives) == 1:
-                lowest = complete.loc[found.idxmin()]
-                at = [
-                    f"{column} {lowest[column]}" for column in ("size", *varied) if column in lowest
-                ]
-                parts.append(f"the lowest at {', '.join(at)}")
-    columns = (*objectives, *varied)[:2] if len(objectives) > 1 else (*varied[:1], *objectives)
-    numbers = [name for name in columns if pd.api.types.is_numeric_dtype(complete[name])]
-    drawn = complete.dropna(subset=numbers)
-    picture = draw_trials(drawn, *numbers) if len(numbers) == 2 and len(drawn) else ""
-    return ", ".join(parts), picture
-
-
-def draw_trials(trials: pd.DataFrame, x_name: str, y_name: str) -> str:
-    """Draws the second column against the first, with a shape and colour for each size."""
+    varied, objectives = columns.parameters, columns.objectives
+    names = objectives[:2] if len(objectives) > 1 else (*varied[:1], *objectives)
+    numbers = [name for name in names if pd.api.types.is_numeric_dtype(trials[name])]
+    trials = trials[trials["state"] == State.COMPLETE].dropna(subset=numbers)
+    if len(numbers) < 2 or trials.empty:
+        return ""
+    x_name, y_name = numbers
     xs, ys = trials[x_name], trials[y_name]
     is_log = xs.min() > 0 and xs.max() / xs.min() >= 10
     bottom = TOP + SEARCH_HEIGHT
     right = _placed(np.log(xs) if is_log else xs, LEFT + 10, RIGHT - 10)
     up = _placed(ys, bottom - 10, TOP + 10)
-    of_trials = trials["size"].astype(str) if "size" in trials else ["a trial"] * len(trials)
-    sizes = list(dict.fromkeys(of_trials))
-    looks = {size: MARK_LOOKS[number % len(MARK_LOOKS)] for number, size in enumerate(sizes)}
-    marks = [Mark(x, y, looks[size]) for x, y, size in zip(right, up, of_trials, strict=True)]
+    of_trials = trials[columns.groups[-1]].astype(str)
+    groups = list(dict.fromkeys(of_trials))
+    looks = {group: MARK_LOOKS[number % len(MARK_LOOKS)] for number, group in enumerate(groups)}
+    marks = [Mark(x, y, looks[group]) for x, y, group in zip(right, up, of_trials, strict=True)]
     labels = [
         Label(LEFT - 8, TOP + 14, "end", f"{ys.max():.3g}"),
         Label(LEFT - 8, bottom - 6, "end", f"{ys.min():.3g}"),
@@ -251,7 +235,7 @@ def draw_trials(trials: pd.DataFrame, x_name: str, y_name: str) -> str:
     ]
     x_text, y_text = (name.replace("_", " ") for name in (x_name, y_name))
     title = f"Up: {y_text}; across: {x_text}{' (log)' if is_log else ''}"
-    return _drawn(title, bottom, marks, labels, sizes, None)
+    return _drawn(title, bottom, marks, labels, groups, None)
 
 
 def _drawn(

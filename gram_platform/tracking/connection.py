@@ -28,7 +28,7 @@ from mlflow.tracking.context.registry import resolve_tags
 from gram_platform.config.crash_safe import create_database, require_rights
 from gram_platform.config.endings import explained
 from gram_platform.config.identity import RAY_JOB_VARIABLE, invalid, masked
-from gram_platform.config.provenance import command_line
+from gram_platform.config.provenance import STARTED, command_line
 from gram_platform.store import Store
 from gram_platform.store.folders import LocalFolder
 from gram_platform.tracking import entry as content
@@ -159,7 +159,8 @@ class Connection:
     def create(self, name: str, tags: Mapping[str, str], start_ms: float) -> Run:
         """Creates a run with MLflow's own tags, such as who started it and at which commit."""
         tags = {key: text_for_people(value) for key, value in {**context_tags(), **tags}.items()}
-        start, name = round(start_ms), text_for_people(name, LONGEST_NAME)
+        # MLflow cuts the end off, too: a rounded start could be later.
+        start, name = int(start_ms), text_for_people(name, LONGEST_NAME)
         return self.client.create_run(
             self.experiment_id, start_time=start, tags=tags, run_name=name
         )
@@ -248,7 +249,7 @@ class Connection:
 
 @cache
 def context_tags() -> dict[str, str]:
-    tags = {**resolve_tags(), "gram.command": command_line()}
+    tags = {**resolve_tags(), "gram.command": command_line(), "gram.submission": STARTED}
     job = json.loads(os.environ.get(RAY_JOB_VARIABLE) or "{}").get("metadata", {})
     if "job_submission_id" in job:
         tags["gram.ray_job_id"] = job["job_submission_id"]

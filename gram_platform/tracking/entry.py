@@ -8,6 +8,7 @@ points, because MLflow's pages slow down beyond that. Every validation loss is s
 has every step.
 """
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,8 +39,8 @@ VIEW_ID, VIEW_RUN = "gram.view_id", "gram.view_run_id"
 MIRRORED_STEP, SENDING_STEP, FAILURE = "gram.mirrored_step", "gram.sending_step", "gram.failure"
 # The code that trained or measured; MLflow's pages link the second.
 CODE, COMMIT = "gram.code", "mlflow.source.git.commit"
-# MLflow shows them as a run's description and name.
-NOTE, NAME = "mlflow.note.content", "mlflow.runName"
+# MLflow shows them as a run's description, name and colour.
+NOTE, NAME, RUN_COLOUR = "mlflow.note.content", "mlflow.runName", "mlflow.runColor"
 ID_TAGS = {"run": RUN_ID, "evaluation": EVAL_ID}
 MLFLOW_STATUS = {State.COMPLETE: "FINISHED", State.FAILED: "FAILED", State.RUNNING: "RUNNING"}
 MLFLOW_STATUS |= {State.INTERRUPTED: "KILLED"}
@@ -108,8 +109,11 @@ def run_entry(run: RunDirectory) -> NodeEntry | None:
     if config is None:
         return None
     message = (run.failure() or {}).get("message", "") if status == State.FAILED else ""
-    name, note = run_name("run", run.run_id, tags), text_for_people(run_note(config, run))
-    about = {RUN_ID: run.run_id, FAILURE: text_for_people(message, 500), NOTE: note, NAME: name}
+    name, note = run_name("run", run.run_id, tags), run_note(config, run)
+    if status == State.COMPLETE and run.has_weights():
+        note += f"\n\nAs a model: `{export_command(config, run)}`."
+    about = {RUN_ID: run.run_id, FAILURE: text_for_people(message, 500)}
+    about |= {NOTE: text_for_people(note), NAME: name}
     return NodeEntry(
         kind="run",
         node_id=run.run_id,
@@ -174,6 +178,14 @@ def run_note(config: RunConfig, run: RunDirectory) -> str:
         f"The whole config and every record: `{run.folder.path}`.",
     ]
     return "\n\n".join(parts)
+
+
+def export_command(config: RunConfig, run: RunDirectory) -> str:
+    """Returns the command that writes a run with all of its modules as a stock checkpoint."""
+    storage = run.folder.path.rsplit("/", 2)[0]
+    modules = shlex.quote(",".join(config.model.module_domains))
+    place = f"--out DIR --storage {shlex.quote(storage)}"
+    return f"gram export {run.run_id} --modules {modules} {place}"
 
 
 def evaluation_note(config: Mapping) -> str:

@@ -174,7 +174,9 @@ class Sender:
         if status == "RUNNING":
             client.update_run(run_id, status=status)
         else:
-            client.set_terminated(run_id, status, end_time=entry.ended_ms or None)
+            # A run that was created while it ended has a later start.
+            ended_ms = max(entry.ended_ms, run.info.start_time) if entry.ended_ms else None
+            client.set_terminated(run_id, status, end_time=ended_ms)
 
 
 def has(run: Run, last_step: int, wanted: Mapping[str, str]) -> bool:

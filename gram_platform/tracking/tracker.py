@@ -27,14 +27,16 @@ from gram_platform.tracking.connection import (
     web_address,
 )
 from gram_platform.tracking.sender import Sender, age, has
-from gram_platform.tracking.values import number_of, text_for_people
+from gram_platform.tracking.values import milliseconds, number_of, text_for_people
 from gram_platform.tracking.views import (
     LINE,
     TRAINING_RUNS,
+    TRIAL_KIND,
     VIEW_TAG,
     Line,
     StudyLog,
     saved_views,
+    trials_filter,
 )
 
 NUM_SENDERS = 8
@@ -44,6 +46,7 @@ LOCAL_UI = "http://127.0.0.1:5000/"
 NODES_AT_ONCE = 1000
 # A tag of a model version: the hash of its export's record.
 EXPORT = "gram.export"
+TRIAL_ID = "gram.trial_id"
 
 
 class Tracker:
@@ -215,6 +218,7 @@ class Tracker:
         facts = ", ".join(f"{key} {value}" for key, value in study.params.items())
         note = f"{study.name}: {facts}. "
         note += "Among the artifacts: the table, the report (one page) and every figure."
+        note = "\n\n".join([note, *study.answers])
         tags = {content.KIND: "study", **of_study}
         with self._connection.writing() as client:
             present = self._connection.search(f"tags.`{content.STUDY_ID}` = '{study.identity}'")
@@ -222,23 +226,24 @@ class Tracker:
             run = min(found, key=age, default=None) or self._connection.create(
                 f"study {study.name}", tags, time.time() * 1000
             )
-            missing = [
-                Param(key, text_for_people(value))
-                for key, value in study.params.items()
-                if key not in run.data.params
-            ]
-            tags |= {**content.code_tags(study.code), content.NOTE: text_for_people(note)}
-            new_tags = [RunTag(key, value) for key, value in tags.items()]
-            client.log_batch(run.info.run_id, params=missing, tags=new_tags)
+            tags |= {**content.code_tags(study.code), content.NOTE: note}
+            self._log_missing(run, tags, study.params, {})
             self._connection.write_artifacts(run.info.run_id, {**study.files, **pages})
             lines = [run for run in present if run.data.tags.get(content.KIND) == LINE]
             self._replace_lines(of_study, lines, study.lines)
             client.set_terminated(run.info.run_id, "FINISHED")
+        self.log_views(study)
+        return run.info.run_id
+
+    def log_views(self, study: StudyLog) -> None:
+        """Sends what saved views need: the views, tags and metrics of nodes, and trials."""
+        with self._connection.writing():
             views = {VIEW_TAG + view.key: view.to_tag() for view in study.views}
             self._connection.set_experiment_tags(views)
             self._connection.describe()
-        self._mark_nodes(study)
-        return run.info.run_id
+        runs = self.runs() if study.node_tags or study.node_metrics or study.trials else {}
+        self._mark_nodes(study, runs)
+        self._send_trials(study, runs)
 
     def study_file(self, study: str, file: str) -> str | None:
         """Reads a file of the study's MLflow run that was written last; None without one."""
@@ -275,29 +280,73 @@ class Tracker:
             client.log_batch(run.info.run_id, metrics=points)
             client.set_terminated(run.info.run_id, "FINISHED")
 
-    def _mark_nodes(self, study: StudyLog) -> None:
-        """Sets nodes' tags and metrics, so that one filter lists the runs of a study or trial."""
-        if not study.node_tags and not study.node_metrics:
-            return
-        runs, now = self.runs(), int(time.time() * 1000)
-        with self._connection.writing() as client:
+    def _mark_nodes(self, study: StudyLog, runs: Mapping[tuple[str, str], Run]) -> None:
+        """Sets nodes' colours, metrics and tags, by which a filter lists a study's runs."""
+        with self._connection.writing():
             for (_, node_id), run in runs.items():
-                wanted = dict(study.node_tags.get(node_id, {}))
+                tags = dict(study.node_tags.get(node_id, {}))
                 if node_id in study.node_tags:
-                    wanted[f"{content.STUDY}.{study.name}"] = study.identity
-                missing = [
-                    RunTag(key, text)
-                    for key, value in wanted.items()
-                    if run.data.tags.get(key) != (text := text_for_people(value))
-                ]
-                values = study.node_metrics.get(node_id, {})
-                new = [
-                    Metric(key, value, now, 0)
-                    for key, value in values.items()
-                    if run.data.metrics.get(key) != value
-                ]
-                if missing or new:
-                    client.log_batch(run.info.run_id, metrics=new, tags=missing)
+                    tags[f"{content.STUDY}.{study.name}"] = study.identity
+                if colour := study.colours.get(run.data.tags.get("method", "")):
+                    tags[content.RUN_COLOUR] = colour
+                self._log_missing(run, tags, {}, study.node_metrics.get(node_id, {}))
+
+    def _send_trials(self, study: StudyLog, runs: Mapping[tuple[str, str], Run]) -> None:
+        """Sends what MLflow lacks of each trial, the status last; deletes another sender's copies.
+
+        A trial's run is found by its id, so nothing is sent twice.
+        """
+        with self._connection.writing() as client:
+            present: dict[str, Run] = {}
+            for run in sorted(self._connection.search(trials_filter(study.identity)), key=age):
+                if present.setdefault(run.data.tags.get(TRIAL_ID, ""), run) is not run:
+                    self._sender.delete([run])
+            for trial in study.trials:
+                tags = {content.KIND: TRIAL_KIND, content.STUDY_ID: study.identity}
+                tags[TRIAL_ID], elapsed_ms = trial.trial_id, milliseconds(trial.elapsed_s)
+                run = present.get(trial.trial_id) or self._connection.create(
+                    trial.name, tags, time.time() * 1000 - elapsed_ms
+                )
+                nodes = [runs[key].info for i in trial.run_ids if (key := ("run", i)) in runs]
+                pages = [f"[{node.run_name}]({self.run_url(node.run_id, '')})" for node in nodes]
+                about = {
+                    content.NAME: trial.name,
+                    content.NOTE: f"Runs: {', '.join(pages)}",
+                    content.STATUS: trial.status,
+                    content.STUDY: study.name,
+                    content.SEARCH: trial.search,
+                    "gram.trial": trial.trial,
+                    "gram.runs": " ".join(trial.run_ids),
+                }
+                self._log_missing(run, about, trial.params, trial.metrics)
+                status = content.MLFLOW_STATUS.get(trial.status, "FAILED")
+                if run.info.status != status:
+                    end_ms = run.info.start_time + elapsed_ms
+                    client.set_terminated(run.info.run_id, status, end_time=end_ms)
+
+    def _log_missing(
+        self,
+        run: Run,
+        tags: Mapping[str, str],
+        params: Mapping[str, str],
+        metrics: Mapping[str, float],
+    ) -> None:
+        """Sends the tags, parameters and metrics that a run lacks."""
+        data, now = run.data, int(time.time() * 1000)
+        texts = {key: text_for_people(value) for key, value in tags.items()}
+        new_tags = [RunTag(*tag) for tag in texts.items() if data.tags.get(tag[0], "") != tag[1]]
+        new_params = [
+            Param(key, text_for_people(value))
+            for key, value in params.items()
+            if key not in data.params
+        ]
+        new_metrics = [
+            Metric(key, value, now, 0)
+            for key, value in metrics.items()
+            if data.metrics.get(key) != value
+        ]
+        if new_tags or new_params or new_metrics:
+            self._connection.client.log_batch(run.info.run_id, new_metrics, new_params, new_tags)
 
     def register_export(
         self, run: RunDirectory, view: View, name: str, record: Path, tags: Mapping[str, str]

@@ -13,22 +13,22 @@ from urllib.parse import quote
 
 from gram_platform.config.identity import metric_name, short_hash
 from gram_platform.config.plain import parse_json
-from gram_platform.tracking.entry import KIND, STUDY, STUDY_ID
-from gram_platform.tracking.values import LONGEST_TEXT, text_for_people
+from gram_platform.config.space import RANK, TrialColumns
+from gram_platform.tracking.entry import KIND, STATUS, STUDY, STUDY_ID
+from gram_platform.tracking.values import LONGEST_TEXT, text_for_people, unescape
 
 # The kind of MLflow's runs that hold a line of a study's figures.
 LINE = "line"
 # The view's key follows.
 VIEW_TAG = "mlflow.sharedViewState."
-# Metrics of the runs of a search's trials; a parameter follows the first.
-TRIAL, OBJECTIVE = "trial/", "objective"
+# The kind of MLflow's runs that are trials of a search.
+TRIAL_KIND = "trial"
 # Without this, MLflow's pages are those about traces of language models.
 TRAINING_RUNS = "workflowType=machine_learning"
 VIEW_COLUMNS = ("tags.`method`", "tags.`size`", "tags.`profile`", "tags.`seed`")
 # A class follows: compute ratios are metrics of an evaluation.
 RATIO = "ratio/"
 _NODE_COLUMNS = (*VIEW_COLUMNS, "tags.`elicited`", "metrics.`train/loss`")
-_OF_RUNS = f"tags.`{KIND}` = 'run'"
 # Characters of the links in an experiment's description.
 MOST_LINKS = LONGEST_TEXT - 500
 ABOUT = "Runs that `gram_platform` trained"
@@ -67,7 +67,10 @@ class SavedView:
     columns: tuple[str, ...] = ()
     # Metrics of each chart, against the step on a log axis; the first names it.
     charts: tuple[tuple[str, ...], ...] = ()
+    # Two parameters and a metric.
     contours: tuple[tuple[str, str, str], ...] = ()
+    # The parameters and metrics of a chart of parallel coordinates.
+    parallel: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     # A column, lowest first.
     order_by: str = ""
 
@@ -80,12 +83,16 @@ class SavedView:
         }
         if self.order_by:
             state |= {"orderByKey": self.order_by, "orderByAsc": True}
-        if self.charts or self.contours:
-            title = "By number of parameters" if self.charts else "Objective"
-            section = {"uuid": self.key, "name": title, "display": True, "columns": 2}
-            charts = [_line_chart(self.key, metrics) for metrics in self.charts]
-            charts += [_contour_chart(self.key, *metrics) for metrics in self.contours]
-            state |= {"compareRunSections": [section], "compareRunCharts": charts}
+        charts = [_line_chart(self.key, metrics) for metrics in self.charts]
+        charts += [_parallel_chart(self.key, *self.parallel)] if any(self.parallel) else []
+        charts += [_contour_chart(*names) for names in self.contours]
+        if charts:
+            # The title of a contour is cut before its metric.
+            titles = {self.key: "By number of parameters" if self.charts else "Trials"}
+            titles |= {metric: unescape(metric) for _, _, metric in self.contours}
+            shown = {"display": True, "columns": 2}
+            sections = [{"uuid": key, "name": title, **shown} for key, title in titles.items()]
+            state |= {"compareRunSections": sections, "compareRunCharts": charts}
             state |= {"isAccordionReordered": True}
         view = {"name": self.name, "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)}
         return json.dumps(view)
@@ -110,6 +117,11 @@ class StudyLog:
     code: str = ""
     # By the node's id, beside the metrics of its result.
     node_metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    trials: Sequence["TrialEntry"] = ()
+    # The main results in sentences.
+    answers: Sequence[str] = ()
+    # Of each method's runs and evaluations.
+    colours: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def identity(self) -> str:
@@ -117,54 +129,57 @@ class StudyLog:
 
 
 @dataclass(frozen=True)
-class TrialColumns:
-    """What a search varies and what it aims at: the columns of its trials in MLflow.
+class TrialEntry:
+    """A trial of a search as a run of MLflow, no parent of its nodes: studies share these."""
 
-    `sizes`: of models, if they have a chart each.
+    # A hash of the search and the trial's point: a grid that grows numbers its trials anew.
+    trial_id: str
+    search: str
+    trial: str
+    name: str
+    status: str
+    params: Mapping[str, str]
+    metrics: Mapping[str, float]
+    # The ids of its runs.
+    run_ids: tuple[str, ...] = ()
+    elapsed_s: float = 0.0
+
+
+def trials_filter(study_id: str) -> str:
+    return f"tags.`{KIND}` = '{TRIAL_KIND}' and tags.`{STUDY_ID}` = '{study_id}'"
+
+
+def group_metric(objective: str, group: str) -> str:
+    """Names the metric of an objective that only one group's trials have, for their contour."""
+    return metric_name(f"{objective} at {group}")
+
+
+def search_view(
+    search: str, study_id: str, columns: TrialColumns, groups: Sequence[str]
+) -> SavedView:
+    """Returns the view of a search's trials, the best of each group first.
+
+    It has parallel coordinates, and for each of the `groups` a contour over two parameters.
     """
-
-    parameters: tuple[str, ...] = ()
-    objectives: tuple[str, ...] = ()
-    sizes: tuple[str, ...] = ()
-
-    def metrics_of(self, trial: Mapping[str, object]) -> dict[str, object]:
-        values = {parameter_metric(name): trial[name] for name in self.parameters}
-        for name in self.objectives:
-            values[self.objective_metric(name)] = trial[name]
-            if self.sizes:
-                values[self.objective_metric(name, str(trial["size"]))] = trial[name]
-        return values
-
-    def objective_metric(self, name: str, size: str = "") -> str:
-        """Names an objective's metric, `objective` if it is the only one.
-
-        `size`: for the runs of one size.
-        """
-        parts = (OBJECTIVE, name if len(self.objectives) > 1 else "", size)
-        return metric_name("/".join(filter(None, parts)))
-
-
-def parameter_metric(name: str) -> str:
-    return metric_name(TRIAL + name)
-
-
-def search_view(search: str, columns: TrialColumns) -> SavedView:
-    """Returns the view of a search's trials, the best first, with contours by size."""
-    varied = tuple(map(parameter_metric, columns.parameters))
-    shown = [*map(columns.objective_metric, columns.objectives), *varied]
+    varied = (*columns.groups, *columns.parameters)
     contours = tuple(
-        (*varied[:2], columns.objective_metric(name, size))
-        for name in columns.objectives
-        for size in columns.sizes or ("",)
-        if len(varied) > 1
+        (*columns.parameters[:2], group_metric(columns.objectives[0], group))
+        for group in groups
+        if len(columns.parameters) > 1
     )
     return SavedView(
-        f"gram.{search}.runs",
+        f"gram.{search}.trials",
         f"{search}: trials",
-        f"{_OF_RUNS} and {_nodes_of(search)}",
-        (*(f"metrics.`{name}`" for name in shown), *VIEW_COLUMNS),
+        trials_filter(study_id),
+        (
+            f"metrics.`{RANK}`",
+            *(f"metrics.`{name}`" for name in columns.objectives),
+            *(f"params.`{name}`" for name in varied),
+            f"tags.`{STATUS}`",
+        ),
         contours=contours,
-        order_by=f"metrics.`{shown[0]}`" if columns.objectives else "",
+        order_by=f"metrics.`{RANK}`",
+        parallel=(varied, columns.objectives),
     )
 
 
@@ -246,15 +261,27 @@ def experiment_note(tags: Mapping[str, str], experiment_id: str) -> str:
     return f"Pretraining studies: {links}\n\n{EXPERIMENT_NOTE}" if links else EXPERIMENT_NOTE
 
 
-def _contour_chart(section: str, x: str, y: str, z: str) -> dict:
-    keys = {"xaxis": x, "yaxis": y, "zaxis": z}
+def _contour_chart(x: str, y: str, z: str) -> dict:
+    """Returns a chart in a section that has the name of its metric."""
+    keys = {"xaxis": ("PARAM", x), "yaxis": ("PARAM", y), "zaxis": ("METRIC", z)}
     return {
         "type": "CONTOUR",
-        "uuid": f"{section}.{z}",
-        "metricSectionId": section,
-        "displayName": z,
+        "uuid": f"{z}.contour",
+        "metricSectionId": z,
         "runsCountToCompare": 100,
-        **{axis: {"key": key, "type": "METRIC"} for axis, key in keys.items()},
+        **{axis: {"key": key, "type": kind} for axis, (kind, key) in keys.items()},
+    }
+
+
+def _parallel_chart(section: str, params: Sequence[str], metrics: Sequence[str]) -> dict:
+    return {
+        "type": "PARALLEL",
+        "uuid": f"{section}.parallel",
+        "metricSectionId": section,
+        "runsCountToCompare": 100,
+        "selectedParams": params,
+        "selectedMetrics": metrics,
+        "showAllRuns": True,
     }
 
 

@@ -7,7 +7,8 @@ import optuna
 import pandas as pd
 import pytest
 
-from gram_platform.analysis.trials import best_trial, linked, running_best
+from gram_platform.analysis.trials import best_lines, best_trial, linked, ranked, running_best
+from gram_platform.config.space import TrialColumns
 from gram_platform.studies.searches.optuna_studies import trials_frame
 from tests.refused import refused
 
@@ -126,3 +127,23 @@ def test_an_objective_without_stored_metrics_is_read_from_optuna():
     trials = trials_frame(study, "loss")
     assert list(trials["loss"]) == list(trials["x"])
     assert list(trials["state"]) == ["complete"] * 3
+
+
+def test_only_points_with_all_seeds_and_of_one_group_are_compared():
+    lines = [
+        ("tiny", 0, 0.01, 1024, 2.0, "complete"),
+        ("tiny", 1, 0.01, 1024, 3.0, "complete"),
+        ("tiny", 0, 0.02, 1024, 1.0, "complete"),
+        ("tiny", 1, 0.02, 1024, 9.0, "diverged"),
+        ("small", 0, 0.0123456, 8, 0.5, "complete"),
+        ("small", 0, 0.02, 8, 0.4, "waiting"),
+    ]
+    trials = pd.DataFrame(lines, columns=["size", "seed", "lr", "batch", "loss", "state"])
+    columns = TrialColumns(("lr", "batch"), ("loss",), ("size",))
+    assert ranked(trials, columns)["rank"].fillna(0).tolist() == [1, 1, 0, 0, 1, 0]
+    assert best_lines(trials, columns) == [
+        "best: size tiny: loss 2.5 at lr 0.01, batch 1024",
+        "best: size small: loss 0.5 at lr 0.0123, batch 8",
+    ]
+    highest = TrialColumns(("lr",), ("loss",), ("seed",), is_lowest_best=False)
+    assert best_lines(trials, highest)[0] == "best: seed 0: loss 2 at lr 0.01"

@@ -14,7 +14,7 @@ from gram_platform.config import RoutingConfig
 from gram_platform.engine.executor import LocalExecutor
 from gram_platform.engine.life import with_stored_tags
 from gram_platform.engine.slots import task_name
-from gram_platform.methods.nodes import Node, method_nodes, node_name
+from gram_platform.methods.nodes import Node, method_nodes, node_name, tags_to_add
 from gram_platform.store import Store
 from gram_platform.studies.library import accumulation, scaling
 from gram_platform.studies.live import LiveView
@@ -62,8 +62,9 @@ TAGS = {
         (
             "evaluation",
             {"variant": "0.5", "p_cr": "0.25"},
-            "gram tiny core s0, 0.5, p_cr 0.25, evaluated",
+            "p_cr 0.25, tiny gram core s0, 0.5, evaluated",
         ),
+        ("run", {"profile": "all", "lr": "0.01"}, "lr 0.01, tiny gram s0"),
     ],
 )
 def test_a_name_has_the_variant_and_the_parameters_of_the_trial(kind, more, name):
@@ -137,7 +138,7 @@ def test_a_node_of_several_studies_has_the_last_submission_s_tags_on_top_of_the_
     setting, nodes, execution
 ):
     """So the driver of a study without variants says the variant that the storage and MLflow
-    say."""
+    say, and a search adds no parameters to the name."""
     run = next(node for node in nodes if node.names.get("variant") == "heterogeneous")
     store, plain = (
         execution.store(),
@@ -150,6 +151,10 @@ def test_a_node_of_several_studies_has_the_last_submission_s_tags_on_top_of_the_
         store.run(run.id).add_tags(node.names)
         assert named.name == node_name("run", run.id, store.run(run.id).tags())
     assert named.name == "gram small all s0, all"
+    searched = plain.tagged(lr="0.01")
+    store.run(run.id).add_tags(tags_to_add(store.run(run.id).tags(), searched.names))
+    assert with_stored_tags([searched], store)[0].names == store.run(run.id).tags()
+    assert node_name("run", run.id, store.run(run.id).tags()) == "gram tiny all s0, all"
 
 
 @pytest.mark.slow

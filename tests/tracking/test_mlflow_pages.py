@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from gram_platform.config.space import TrialColumns
+from gram_platform.pages.results.trials import trials_log
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.views import (
     Line,
     StudyLog,
-    TrialColumns,
-    search_view,
     study_id,
     study_views,
 )
@@ -33,7 +33,8 @@ EXPECTED = {
     ("scaling", "runs"): LINK.format("gram tiny all s0"),
     ("scaling", "evaluations"): LINK.format("gram tiny all s0, evaluated"),
     ("scaling", "ratios"): TRACE.format("name", LINE.name, len(LINE.points)),
-    ("lr_bs_grid", "runs"): TRACE.format("type", "contour", len(GRID)),
+    ("lr_bs_grid", "trials"): TRACE.format("type", "contour", len(GRID)),
+    ("lr_bs_grid", "runs"): LINK.format("baseline tiny all s1"),
 }
 
 
@@ -49,16 +50,16 @@ def log_study(tracker: Tracker) -> None:
 
 
 def log_search(store: Store, tracker: Tracker) -> None:
-    columns, metrics = TrialColumns(("lr", "batch"), ("loss",)), {}
+    trials = []
     for number, ((lr, batch), loss) in enumerate(GRID.items(), start=1):
         run = replace(RUN, seed=number)
         train(store.root, run)
         store.run(run.run_id).add_tags({**TAGS, "method": "baseline", "seed": str(number)})
-        metrics[run.run_id] = columns.metrics_of({"lr": lr, "batch": batch, "loss": loss})
+        trials.append(f"grid,{number},complete,tiny,{lr},{batch},{loss},{run.run_id},1")
     tracker.sync(store)
-    views, nodes = (search_view("lr_bs_grid", columns),), {run_id: {} for run_id in metrics}
-    log = StudyLog("lr_bs_grid", {}, {}, {}, node_tags=nodes, views=views, node_metrics=metrics)
-    tracker.log_study(log)
+    head = "search,trial,state,size,lr,batch,loss,runs,elapsed_s"
+    columns = TrialColumns(("lr", "batch"), ("loss",), ("size",))
+    tracker.log_study(trials_log("lr_bs_grid", {}, "\n".join([head, *trials]).encode(), columns))
 
 
 @pytest.mark.browser

@@ -26,6 +26,7 @@ from gram_platform.config.identity import (
     metric_name,
     without_secrets,
 )
+from gram_platform.config.provenance import STARTED
 from gram_platform.config.terminal import one_line, say, warn
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.pages.results.record import links_note
@@ -96,6 +97,26 @@ def test_run_is_mirrored_as_it_goes(store, tracker):
         (s, 3.0 / s, round(1000 * (1.5e9 + s))) for s in range(1, 9)
     ]
     assert run.info.start_time == history[0].timestamp
+
+
+def test_a_run_that_was_created_as_it_ended_has_no_negative_duration(store, tracker):
+    train(store.root, RUN)
+    client, late = MlflowClient(tracker.tracking_uri), round(1000 * time.time()) + 9999
+    tags = {"gram.kind": "run", "gram.run_id": RUN.run_id}
+    mlflow_id = client.create_run("1", start_time=late, tags=tags).info.run_id
+    assert tracker.mirror(store.run(RUN.run_id)) == mlflow_id
+    assert client.get_run(mlflow_id).info.end_time == late
+
+
+def test_the_description_of_a_run_with_weights_has_the_command_that_exports_it(store, tracker):
+    train(store.root, RUN)
+    command = f"gram export {RUN.run_id} --modules virology --out DIR --storage {store.root}"
+    directory, notes = store.run(RUN.run_id), []
+    for drop in (lambda: 0, directory.drop_weights):
+        drop()
+        run = MlflowClient(tracker.tracking_uri).get_run(tracker.mirror(directory))
+        notes.append(run.data.tags["mlflow.note.content"])
+    assert [command in note for note in notes] == [True, False]
 
 
 def test_mirroring_again_changes_nothing(store, tracker):
@@ -384,6 +405,7 @@ def test_an_evaluation_is_below_its_run_with_its_data_and_origin(store, tracker)
     assert (dataset.digest, dataset.source_type) == (RUN.data.data_id, "gram")
     assert run.data.tags["mlflow.user"]
     assert run.data.tags["gram.command"] == shlex.join(sys.argv)
+    assert run.data.tags["gram.submission"] == STARTED
     tokens = client.get_metric_history(run.info.run_id, "train/tokens")
     assert {(point.step, point.value) for point in tokens} == {
         (s, s * RUN.num_tokens / 8) for s in range(1, 9)

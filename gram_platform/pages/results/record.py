@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import NotRequired, TypedDict
 
@@ -19,7 +19,7 @@ from gram_platform.config.provenance import SubmissionRow, code_text, submission
 from gram_platform.config.terminal import warn
 from gram_platform.methods.measurements import Description
 from gram_platform.methods.nodes import VARIANT, Node
-from gram_platform.pages.figures.style import method_style
+from gram_platform.pages.figures.style import METHOD_STYLES
 from gram_platform.pages.report.page import Page, Section
 from gram_platform.paper.verdicts import choose_profile
 from gram_platform.store import Store
@@ -31,8 +31,6 @@ from gram_platform.tracking.views import Line, StudyLog, study_id, study_views
 STUDY_FILE, SEARCH_FILE = "study.json", "search.json"
 # The address, from a report, of the page that knows where MLflow listens.
 TO_DATABASE = "../../mlflow.html"
-# The tag of a run's colour in MLflow.
-RUN_COLOUR = "mlflow.runColor"
 
 
 class Entry(TypedDict):
@@ -240,12 +238,7 @@ def study_log(
     ends = [[name + end for end in ENDS if name + end in drawn] for name in CLASSES]
     charts = tuple(tuple(names) for names in ends if names)
     views = study_views(record.name, study_id(record.name, record.params), shown, charts)
-    # A node with several entries has the colour of the first.
-    tags = {
-        e["id"]: {RUN_COLOUR: method_style(e["tags"]["method"]).colour}
-        for e in reversed(record.entries)
-    }
-    code = code_text(record.submissions)
+    tags, code = {node_id: {} for node_id in record.ids}, code_text(record.submissions)
     return StudyLog(record.name, files, figures, record.params, lines, tags, views, code, ratios)
 
 
@@ -254,7 +247,8 @@ def publish_files(study: StudyLog, store: Store, tracker: Tracker | None) -> dic
     folder = store.study_dir(study.name)
     folder.write_whole(study.files)
     if tracker is not None:
-        tracker.log_study(study)
+        colours = {name: style.colour for name, style in METHOD_STYLES.items()}
+        tracker.log_study(replace(study, colours=colours))
     return {file: folder.address(file) for file in study.files}
 
 

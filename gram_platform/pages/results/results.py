@@ -35,7 +35,7 @@ from gram_platform.pages.report.claims import shown_columns
 from gram_platform.pages.report.modules import readable_drops, readable_shares
 from gram_platform.pages.report.sections import renamed
 from gram_platform.pages.report.warning import terminal_warning
-from gram_platform.pages.results.record import RUN_COLOUR, Results, StudyRecord
+from gram_platform.pages.results.record import Results, StudyRecord
 from gram_platform.paper.claims import CLAIMS
 from gram_platform.paper.paper import PAPER_SCALES, beside_paper
 from gram_platform.paper.verdicts import (
@@ -52,7 +52,7 @@ from gram_platform.paper.verdicts import (
     with_published,
 )
 from gram_platform.store import Store
-from gram_platform.tracking.entry import BEST_LOSS
+from gram_platform.tracking.entry import BEST_LOSS, RUN_COLOUR
 from gram_platform.tracking.frame import Frames, store_frames
 from gram_platform.tracking.views import RATIO, Line
 

@@ -24,6 +24,7 @@ from gram_platform.analysis.tables import (
 )
 from gram_platform.config import State
 from gram_platform.config.identity import invalid, short_hash
+from gram_platform.config.space import TrialColumns
 from gram_platform.engine.trials import Point, Problem
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import BASELINE, Node, method_nodes, unique
@@ -56,7 +57,6 @@ from gram_platform.studies.searches.search_plan import (
 )
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import final_frames
-from gram_platform.tracking.views import TrialColumns
 
 SWEEP_RULE = """Here the unit's error is in no verdict, and "Paper" is the difference in the paper's
 figure, at its scale."""
@@ -188,7 +188,7 @@ class HyperparameterSweep:
             Section("Trials", table=_readable_trials(rows, links)),
         ]
         figures = {f"sweep-{name}": figure for name, figure in sweep_figures(sweep.table).items()}
-        columns = TrialColumns(("value",), CLASSES)
+        columns = TrialColumns(("value",), CLASSES, ("knob", "size"), is_lowest_best=False)
         log = search.log(facts, sections, files, record, columns, figures, claims)
         return log, _text(sweep, claims, source), _brief(sweep, claims)
 

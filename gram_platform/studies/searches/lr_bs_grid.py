@@ -27,7 +27,7 @@ from gram_platform.config import CORE, State
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, sum_in_order
 from gram_platform.config.ladder import PAPER_SIZES, REACH, Size
-from gram_platform.config.space import SearchObjective
+from gram_platform.config.space import SearchObjective, TrialColumns
 from gram_platform.engine.trials import Point, Problem
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import BASELINE, Node, method_nodes
@@ -53,7 +53,6 @@ from gram_platform.studies.searches.search_plan import (
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.entry import LOSS
 from gram_platform.tracking.frame import final_frames
-from gram_platform.tracking.views import TrialColumns
 
 # Core's weight in the objective; the other half is the mean over auxiliary domains.
 CORE_WEIGHT = 0.5
@@ -278,9 +277,7 @@ def _report(
     files |= {f"{kind}.csv": frame for kind, frame in tables.items() if kind != "optima"}
     data = {file: table_csv(frame, None).encode() for file, frame in files.items()}
     data["law.json"] = json_file(law_json(law, analysis.laws))
-    complete = set(trials[trials[STATE] == State.COMPLETE]["size"])
-    sizes_done = tuple(size for size in search.choice.sizes if size in complete)
-    columns = TrialColumns(("lr", "batch"), ("loss",), sizes_done if len(sizes_done) > 1 else ())
+    columns = TrialColumns(("lr", "batch"), ("loss",), ("size",))
     sections = _sections(trials, tables, figures, links)
     log = search.log(facts, sections, data, record, columns, figures)
     return log, _text(trials, analysis, tables["predictions"]), _brief(trials, analysis)

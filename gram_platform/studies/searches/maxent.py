@@ -22,7 +22,7 @@ from gram_platform.analysis.tables import frame_text, table_csv, text_frame
 from gram_platform.analysis.trials import RUNS, STATE, TRIAL, best_trial, linked
 from gram_platform.config import State
 from gram_platform.config.identity import invalid, to_plain
-from gram_platform.config.space import SearchObjective, Space
+from gram_platform.config.space import SearchObjective, Space, TrialColumns
 from gram_platform.engine.trials import Group, OptunaSource, Point, Problem, open_study
 from gram_platform.methods import Profile, Setting
 from gram_platform.methods.nodes import Node, method_nodes, unique
@@ -49,7 +49,6 @@ from gram_platform.studies.searches.search_plan import (
     with_run_links,
 )
 from gram_platform.tracking import Tracker
-from gram_platform.tracking.views import TrialColumns
 
 METHOD, PROFILE = "maxent", "profile"
 MAXENT_METRICS = (METRIC, "forget", "penalty", "core", "retain")
@@ -235,7 +234,7 @@ class MaxEntSearch:
             for number, figure in enumerate(of_profile.values())
         }
         sections = _sections(shown, drawn, table, links)
-        columns = TrialColumns(tuple(p.name for p in varied), (METRIC,))
+        columns = TrialColumns(tuple(p.name for p in varied), (METRIC,), (PROFILE,))
         about = f"{_about(search)} {about_links}"
         log = search.log(about, sections, files, record, columns, figures)
         return log, _text(table, search.search_id), best_brief(table, search.search_id)

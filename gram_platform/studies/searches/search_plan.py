@@ -15,8 +15,6 @@ A kind of search is a frozen class. Its fields are `settings`, one for each size
 
 import io
 import json
-import math
-from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,18 +23,20 @@ from typing import Any, Self
 import pandas as pd
 
 from gram_platform.analysis.ratios import PREFIX
-from gram_platform.analysis.trials import RUNS, SEARCH, STATE, TRIAL
+from gram_platform.analysis.trials import RUNS, STATE
 from gram_platform.config import State
-from gram_platform.config.identity import metric_name, short_hash, to_plain
+from gram_platform.config.identity import short_hash, to_plain
 from gram_platform.config.provenance import Submissions, submissions_text
+from gram_platform.config.space import TrialColumns
 from gram_platform.engine.life import NodeLifecycle, is_divergence
 from gram_platform.engine.trials import OptunaSource, Point, PointList, Problem, Source
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node
-from gram_platform.pages.index import PICTURE_FILE, describe_trials
+from gram_platform.pages.index import PICTURE_FILE, draw_trials
 from gram_platform.pages.report.page import Page, Section
 from gram_platform.pages.results.record import SEARCH_FILE, Card, entries_of, sizes_text, tags_frame
 from gram_platform.pages.results.results import Brief, count_verdicts, named, named_attacks
+from gram_platform.pages.results.trials import MLFLOW_PARAMS, TRIALS_FILE, trials_log
 from gram_platform.planner import expected_hours
 from gram_platform.store import Folder, Store
 from gram_platform.store.root import cordoned_lines
@@ -44,11 +44,9 @@ from gram_platform.studies.definition import preset_params
 from gram_platform.studies.plan import StudyPlan
 from gram_platform.studies.searches.optuna_studies import attributes
 from gram_platform.studies.workplace import machine_hours
-from gram_platform.tracking.entry import SEARCH as SEARCH_TAG
 from gram_platform.tracking.entry import run_metrics
 from gram_platform.tracking.frame import load_store_curves
-from gram_platform.tracking.values import text_for_people
-from gram_platform.tracking.views import StudyLog, TrialColumns, search_view
+from gram_platform.tracking.views import StudyLog
 
 # A part of every search's id, raised when new trials cannot be compared with old ones.
 SEARCH_VERSION = 1
@@ -138,24 +136,19 @@ class SearchPlan(StudyPlan):
         store = Store(self.choice.storage)
         facts = " ".join([facts, sizes_text(self.parameters), *cordoned_lines(store, self.name)])
         rows = self.folder(store).read_spare(SEARCH_FILE, Submissions).get("submissions", [])
-        about = (submissions_text(rows), facts)
-        page = Page(self.study.title, self.study.question, sections, claims, *about)
-        trials = pd.read_csv(io.BytesIO(tables["trials.csv"]))
-        headline, picture = describe_trials(trials, columns.parameters, columns.objectives)
-        card = Card(headline, counts_text(trials), count_verdicts(claims))
-        known = {**record, **self.record(rows), "card": card}
-        files = {**tables, **page.files, SEARCH_FILE: json_file(known)}
-        if picture:
-            files[PICTURE_FILE] = picture.encode()
-        return StudyLog(
-            self.name,
-            files,
-            figures,
-            {name: known[name] for name in ("search_id", "preset", "data_id")},
-            node_tags=trial_tags(tables["trials.csv"]),
-            views=(search_view(self.name, columns),),
-            node_metrics=trial_metrics(tables["trials.csv"], columns),
+        about, trials = self.record(rows), pd.read_csv(io.BytesIO(tables[TRIALS_FILE]))
+        params = {name: about[name] for name in MLFLOW_PARAMS}
+        log = trials_log(self.name, params, tables[TRIALS_FILE], columns)
+        source = submissions_text(rows)
+        page = Page(
+            self.study.title, self.study.question, sections, claims, source, facts, log.answers
         )
+        card = Card("\n\n".join(log.answers), counts_text(trials), count_verdicts(claims))
+        known = {**record, **about, "card": card, "columns": columns}
+        files = {**tables, **page.files, SEARCH_FILE: json_file(known)}
+        if picture := draw_trials(trials, columns):
+            files[PICTURE_FILE] = picture.encode()
+        return replace(log, files=files, figures=figures)
 
 
 # The files of a search, the text for a log, and what a terminal shows instead.
@@ -226,38 +219,6 @@ def optuna_round(source: OptunaSource) -> Round:
 def with_run_links(frame: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFrame:
     pages = [links.get(next(iter(str(runs).split()), ""), "") for runs in frame[RUNS].fillna("")]
     return frame.assign(**{f"{RUNS}_url": pages})
-
-
-def trial_tags(trials: bytes) -> dict[str, dict[str, str]]:
-    """Returns {run id: {tag of a search: the trials that use the run}} of a `trials.csv`."""
-    found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    frame = pd.read_csv(io.BytesIO(trials), dtype="str", keep_default_na=False)
-    for search, trial, runs in frame[[SEARCH, TRIAL, RUNS]].itertuples(index=False):
-        for run_id in runs.split():
-            found[run_id][metric_name(f"{SEARCH_TAG}.{search}")].append(trial)
-    return {
-        run_id: {tag: text_for_people(", ".join(names)) for tag, names in tags.items()}
-        for run_id, tags in found.items()
-    }
-
-
-def trial_metrics(trials: bytes, columns: TrialColumns) -> dict[str, dict[str, float]]:
-    """Returns {run id: {metric: finite value}} of a `trials.csv`, for runs of only one trial."""
-    if not trials or columns == TrialColumns():
-        return {}
-    frame = pd.read_csv(io.BytesIO(trials))
-    of_trials = frame[frame[STATE] == State.COMPLETE].to_dict("records")
-    uses = Counter(run_id for trial in frame[RUNS].fillna("") for run_id in str(trial).split())
-    return {
-        run_id: {
-            name: float(value)
-            for name, value in columns.metrics_of(trial).items()
-            if isinstance(value, int | float) and math.isfinite(value)
-        }
-        for trial in of_trials
-        for run_id in str(trial[RUNS]).split()
-        if uses[run_id] == 1
-    }
 
 
 def counts_text(trials: pd.DataFrame) -> str:

@@ -132,7 +132,9 @@ class SearchObservers(Observers, TrialWatch):
             return FAILED
         log, text, brief = written
         write = partial(publish_files, replace(log, code=code), self.store)
-        self.publish(log.name, write, text, lambda _: brief)
+        best = "\n".join(log.answers)
+        brief = brief._replace(text=f"{brief.text}\n{best}".strip())
+        self.publish(log.name, write, f"{text}\n\n{best}".strip(), lambda _: brief)
         return DONE
 
 

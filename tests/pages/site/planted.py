@@ -8,10 +8,12 @@ from pathlib import Path
 import pandas as pd
 import plotly.graph_objects as go
 
+from gram_platform.analysis.trials import best_lines
 from gram_platform.config import Evaluation, RunConfig, View
 from gram_platform.config.provenance import submissions_text
+from gram_platform.config.space import TrialColumns
 from gram_platform.pages.figures.style import with_table
-from gram_platform.pages.index import describe_trials
+from gram_platform.pages.index import draw_trials
 from gram_platform.pages.report.measurements import LOSSES_PRESENTATION
 from gram_platform.pages.report.page import Page, Section
 from gram_platform.pages.results.record import Card, StudyRecord
@@ -181,10 +183,11 @@ class PlantedStorage:
     def search(self, name: str) -> None:
         """A search over the runs planted so far, with its own report."""
         trials = pd.DataFrame(
-            {"state": "complete", "rate": [1.0, 2.0, 3.0], "loss": [1.5, 1.2, 1.8]}
+            {"state": "complete", "size": "x", "rate": [1.0, 2.0, 3.0], "loss": [1.5, 1.2, 1.8]}
         )
-        headline, picture = describe_trials(trials, ["rate"], ["loss"])
-        card = Card(headline, "3 trials: 3 complete.", {"agree": 1})
+        columns = TrialColumns(("rate",), ("loss",), ("size",))
+        picture = draw_trials(trials, columns)
+        card = Card("\n\n".join(best_lines(trials, columns)), "3 trials: 3 complete.", {"agree": 1})
         about = {
             "name": name,
             "title": name,

@@ -13,13 +13,14 @@ from gram_platform.engine.trials import Group, OptunaSource, open_study
 from gram_platform.methods import Setting
 from gram_platform.methods.nodes import Node, method_nodes
 from gram_platform.pages.results.results import Brief
+from gram_platform.pages.results.trials import trial_tags
 from gram_platform.studies.flags import split_list
 from gram_platform.studies.library.scaling import SMOKE
 from gram_platform.studies.searches.command import main
 from gram_platform.studies.searches.definition import Search
 from gram_platform.studies.searches.flags import OptunaFlags
 from gram_platform.studies.searches.optuna_studies import open_storage, optuna_share_left
-from gram_platform.studies.searches.search_plan import list_rounds, optuna_round, trial_tags
+from gram_platform.studies.searches.search_plan import list_rounds, optuna_round
 from gram_platform.tracking.views import StudyLog
 
 TINY = replace(SMOKE_SIZES["tiny"], core_tokens=64 * 160)

@@ -18,7 +18,6 @@ from gram_platform.store import Store
 from gram_platform.studies.library.hyperparams import SEARCH
 from gram_platform.studies.searches.flags import KNOB, SweepFlags, read_knobs
 from gram_platform.studies.searches.hyperparams import trial_name
-from gram_platform.studies.searches.search_plan import trial_tags
 from gram_platform.tracking import Tracker, default_tracking_uri
 from tests.refused import refused
 from tests.studies.processes import attempts, results, submit
@@ -287,7 +286,7 @@ def test_mlflow_gives_the_same_table_and_links(root, store):
     )
     after, *_ = setup.kind.write(setup, store, tracker)
     assert after.files["table.csv"] == before.files["table.csv"]
-    tags = trial_tags(after.files["trials.csv"])
+    tags = after.node_tags
     trials = pd.read_csv(io.BytesIO(after.files["trials.csv"]), dtype="str")
     assert {run_id for runs in trials["runs"] for run_id in runs.split()} == set(tags)
     row = trials.iloc[0]
