@@ -56,8 +56,8 @@ def reference_page(root: Path) -> str:
         [
             "# Python names",
             "## For notebooks",
-            f"`from {PACKAGE} import load_runs`, for example. Importing the package is fast, because"
-            " each function loads its module on first use.",
+            f"`from {PACKAGE} import load_runs`, for example. Importing the package is fast,"
+            " because each function loads its module on first use.",
             *(f"::: {PACKAGE}.{module}.{name}" for name, module in public.items()),
             "## For extensions",
             "The examples of [Extend](extend.md) import these.",

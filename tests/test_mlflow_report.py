@@ -1,6 +1,7 @@
 """`gram report STUDY --tracking-uri URI` where the storage is gone: the same tables from MLflow
 alone."""
 
+import csv
 import json
 
 import fsspec
@@ -32,6 +33,19 @@ def test_a_study_in_an_object_store_is_reported_from_there(study, capsys):  # no
     fsspec.filesystem("memory").put(store.root, "/reported", recursive=True)
     report_command("stories", storage="memory://reported")
     assert capsys.readouterr().out.endswith(" the storage\n")
+    report_command("stories", storage="memory://reported", as_json=True)
+    plain = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert (plain["study"], plain["source"]) == ("stories", "the storage")
+    with open(f"{store.root}/studies/stories/table.csv") as table:
+        rows = list(csv.DictReader(table))
+    cells = [
+        {k: "" if v is None else v for k, v in row.items()} for row in plain["tables"]["table"]
+    ]
+    assert [list(row) for row in cells] == [list(row) for row in rows]
+    for row, cell in zip(rows, cells, strict=True):
+        assert cell["method"] == row["method"]
+        assert (cell["core"], cell["forget"] == "") == (float(row["core"]), row["forget"] == "")
+    assert plain["files"].keys() >= {"table.csv", "claims.csv", "report.html"}
 
 
 def test_a_study_is_reported_without_its_storage(study, uri, tmp_path, monkeypatch, capsys):  # noqa: F811
