@@ -38,7 +38,7 @@ ROOMS = {
     # presentation
     "analysis": ("numpy", "pandas", "scipy", "rich"),
     "paper": ("numpy", "pandas"),
-    "pages": ("numpy", "pandas", "plotly", "jinja2", "markupsafe"),
+    "pages": ("numpy", "pandas", "plotly", "optuna", "jinja2", "markupsafe"),
     "studies": ("ray", "optuna", "numpy", "pandas", "plotly", "sqlalchemy", "tyro", "rich"),
     # products
     "release": (
