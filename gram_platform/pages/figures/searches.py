@@ -67,14 +67,15 @@ def slice_figure(trials: pd.DataFrame, parameter: Parameter, objective: str) -> 
     rows = trials[trials[parameter.name].notna()]
     study = _study_of(rows, objective, parameter)
     figure = plot_slice(study, params=[parameter.name], target_name=objective)
-    bar = {"title": {"text": "trial", "side": "right"}, "thickness": 10, "xpad": 4}
+    bar = {"title": "trial", "thickness": 10, "xpad": 4}
     figure.update_traces(marker={"colorscale": [BLUE, VERMILION], "colorbar": bar})
     _add_facts(figure, rows, parameter.name, objective)
+    low, high = parameter.low, parameter.high
     if parameter.log:
-        # Plotly's own ticks leave out the first digits of most numbers.
-        steps = (1,) if parameter.high > 100 * parameter.low else ()
-        log_axis(figure.update_xaxes, log_ticks(parameter.low, parameter.high, steps))
-    figure.update_xaxes(range=_padded(parameter))
+        log_axis(figure.update_xaxes, log_ticks(low, high, (1,) if high > 100 * low else ()))
+        low, high = np.log10([low, high])
+    margin = 0.04 * (high - low)
+    figure.update_xaxes(range=[low - margin, high + margin])
     return styled(figure, parameter.name, parameter.name, objective)
 
 
@@ -111,10 +112,9 @@ def runs_text(runs: str) -> list[str]:
 
 
 def _add_facts(figure: go.Figure, trials: pd.DataFrame, x: str, objective: str) -> None:
-    """Marks the best trial, adds trials without a value, and says in each hover what is known.
+    """Marks the best trial, adds trials without a value, and tells what a hover says.
 
-    Trials without a value have an invisible second axis, which stays in place while the first is
-    zoomed.
+    Trials without a value have an invisible axis of their own, which is not zoomed.
     """
     done = finished(trials, objective)
     if len(done):
@@ -133,7 +133,7 @@ def _add_facts(figure: go.Figure, trials: pd.DataFrame, x: str, objective: str) 
 
 
 def _hover(trials: pd.DataFrame) -> dict:
-    """Returns a trace's customdata, the text and the page of each trial, and how they are used."""
+    """Returns a trace's properties, with the text of each trial and its page in MLflow."""
     skipped = {SEARCH, TRIAL, STATE, RUNS, URL, ELAPSED, STARTED}
     names, rows = [name for name in trials.columns if name not in skipped], []
     for trial in trials.to_dict("records"):
@@ -143,13 +143,6 @@ def _hover(trials: pd.DataFrame) -> dict:
     data = np.array(rows, object).reshape(-1, 2)
     template = "%{customdata[0]}<extra></extra>"
     return {"customdata": data, "hovertemplate": template, "meta": {"url": 1}}
-
-
-def _padded(parameter: Parameter) -> list[float]:
-    ends = np.array([parameter.low, parameter.high], float)
-    low, high = np.log10(ends) if parameter.log else ends
-    margin = 0.04 * (high - low) or 0.5
-    return [low - margin, high + margin]
 
 
 def _short(value: object) -> str:

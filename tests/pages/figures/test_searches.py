@@ -93,10 +93,6 @@ def test_slices_have_the_searched_range(trials):
     linear = slice_figure(trials, SHARE, "loss")
     assert linear.layout.xaxis.type is None
     assert list(linear.layout.xaxis.range) == pytest.approx([-0.04, 1.04])
-    assert list(slice_figure(trials, Parameter("share", 0.5, 0.5), "loss").layout.xaxis.range) == [
-        0.0,
-        1.0,
-    ]
 
 
 def test_hovers_say_the_point_and_the_runs_and_carry_the_page(trials):
