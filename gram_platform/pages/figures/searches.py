@@ -37,7 +37,7 @@ from gram_platform.pages.figures.style import (
 FEW_TRIALS = 12
 # The most run ids in a hover.
 MAX_RUNS = 3
-MEASURED = "trial (star: the best)"
+WITH_VALUE = "trial (star: the best)"
 # The height of trials without a value is on a second axis from 0 to 1.
 UNMEASURED = {
     State.DIVERGED: ("diverged (penalty)", "x", 0.97),
@@ -121,7 +121,7 @@ def _add_facts(figure: go.Figure, trials: pd.DataFrame, x: str, objective: str) 
         is_best = done.index == done[objective].idxmin()
         symbols, sizes = np.where(is_best, "star", "circle"), np.where(is_best, 14, 7)
         marker = {"symbol": symbols, "size": sizes, "opacity": 1}
-        figure.data[0].update(name=MEASURED, marker=marker, showlegend=True, **_hover(done))
+        figure.data[0].update(name=WITH_VALUE, marker=marker, showlegend=True, **_hover(done))
     for state, (label, symbol, height) in UNMEASURED.items():
         rows = trials[trials[STATE] == state]
         if len(rows):

@@ -10,7 +10,7 @@ import pytest
 
 from gram_platform.analysis.trials import linked
 from gram_platform.config.space import Parameter
-from gram_platform.pages.figures.searches import MEASURED, history_figure, slice_figure
+from gram_platform.pages.figures.searches import WITH_VALUE, history_figure, slice_figure
 
 RATE, SHARE = Parameter("rate", 1e-4, 1e-1, log=True), Parameter("share", 0.0, 1.0)
 STATES = {3: "diverged", 8: "failed", 11: "running", 12: "waiting"}
@@ -55,7 +55,7 @@ def number_of(point) -> int:
 def test_history_is_the_finished_trials_and_the_best_so_far(trials):
     figure = history_figure(trials.iloc[::-1], "loss")
     done = trials[trials["state"] == "complete"]
-    dots, line = named(figure, MEASURED), named(figure, "best so far")
+    dots, line = named(figure, WITH_VALUE), named(figure, "best so far")
     assert list(zip(dots.x, dots.y, strict=True)) == list(
         zip(done["trial"], done["loss"], strict=True)
     )
@@ -87,7 +87,7 @@ def test_slices_have_the_searched_range(trials):
     low, high = figure.layout.xaxis.range
     assert (low + high) / 2 == pytest.approx(-2.5)
     assert -4.2 < low < -4 < -1 < high < -0.8
-    dots = named(figure, MEASURED)
+    dots = named(figure, WITH_VALUE)
     for point, x, y in zip(dots.customdata, dots.x, dots.y, strict=True):
         assert (x, y) == tuple(trials.set_index("trial").loc[number_of(point), ["rate", "loss"]])
     linear = slice_figure(trials, SHARE, "loss")
@@ -97,7 +97,7 @@ def test_slices_have_the_searched_range(trials):
 
 def test_hovers_say_the_point_and_the_runs_and_carry_the_page(trials):
     figure = history_figure(trials, "loss")
-    dots = named(figure, MEASURED)
+    dots = named(figure, WITH_VALUE)
     texts = {number_of(point): tuple(point) for point in dots.customdata}
     text, url = texts[0]
     row = trials.iloc[0]
