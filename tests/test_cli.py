@@ -62,10 +62,35 @@ def test_status_compare_and_sync(finished, capsys):
     assert len({run["name"] for run in found["runs"]}) == 4, "an attack looks like what it attacks"
     assert found["evaluations"] == {"complete": 1, "total": 1}
     gram("compare", nodes[0].id, nodes[2].id[:8], "--storage", storage)
-    assert "optimizer.peak_lr" in capsys.readouterr().out
+    compared = capsys.readouterr().out
+    gram("compare", nodes[0].id, nodes[2].id[:8], "--storage", storage, "--json")
+    plain = json.loads(capsys.readouterr().out)
+    assert plain["runs"] == [nodes[0].id, nodes[2].id]
+    rates = [node.config.optimizer.peak_lr for node in (nodes[0], nodes[2])]
+    assert plain["fields"]["optimizer.peak_lr"] == rates
+    rows = [re.split(" {2,}", line) for line in compared.splitlines()]
+    assert ["optimizer.peak_lr", str(rates[0]), "->", str(rates[1])] in rows
     for num_sent in (5, 0):
         gram("sync", "--storage", storage)
         assert f"{num_sent} sent, {5 - num_sent} unchanged" in capsys.readouterr().out
+
+
+def test_columns_of_a_pipe_are_two_blanks_apart_and_whole(finished, capsys):
+    """Names contain single blanks."""
+    runs = {run["id"]: run for run in status(finished[0], capsys)["runs"]}
+    gram("status", "--storage", finished[0])
+    rows = [re.split(" {2,}", line) for line in capsys.readouterr().out.splitlines()[:-1]]
+    expected = [[run[key] for key in ("id", "state", "name", "about")] for run in runs.values()]
+    assert rows == expected
+
+
+def test_a_folder_without_a_study_gets_no_site(tmp_path, capsys):
+    for arguments in ([], ["scaling"], ["--json"]):
+        with pytest.raises(SystemExit) as ended:
+            gram("report", *arguments, "--storage", tmp_path)
+        assert ended.value.code == 2
+    assert str(tmp_path) in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_status_counts_many_runs_and_names_those_that_have_stopped(tmp_path, capsys, monkeypatch):
@@ -262,7 +287,7 @@ def test_a_terminal_gets_no_command_from_a_storage(tmp_path, capsys):
     assert not [text for text in texts if re.search("[\x1b\x07\x9b\u202e\r]", text)]
     status = texts[0].splitlines()
     assert len(status) == 4, status  # a line for each run, one of counts, one of what is left
-    assert max(map(len, status)) < 600
+    assert max(map(len, status)) < 800
     shown = (r"M\x1b]0;title\x07\x1b[2J", r"F\x1b]0;", r"N\x1b]0;")
     assert all(part in "".join(texts) for part in shown)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import tyro
 
-from gram_platform import config
+from gram_platform import PUBLIC, config
 from gram_platform.cli import COMMANDS, find_command
 from gram_platform.cli.run import find_study
 from gram_platform.config.identity import require_choice
@@ -58,8 +58,16 @@ def anchors(path: Path) -> set[str]:
 def test_the_site_leads_to_every_document():
     listed = re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(
-        [*DOCUMENTS, "SECURITY.md", "CHANGELOG.md", "benchmarks/HISTORY.md"]
+        [*DOCUMENTS, "SECURITY.md", "CHANGELOG.md", "benchmarks/HISTORY.md", "docs/api.md"]
     )
+
+
+def test_the_site_can_describe_every_public_name():
+    """It reads the source, and only folders that are regular packages."""
+    rooms = {module.split(".")[0] for module in PUBLIC.values()}
+    assert not [
+        room for room in rooms if not (ROOT / "gram_platform" / room / "__init__.py").exists()
+    ]
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

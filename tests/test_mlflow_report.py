@@ -1,6 +1,7 @@
 """`gram report STUDY --tracking-uri URI` where the storage is gone: the same tables from MLflow
 alone."""
 
+import csv
 import json
 
 import fsspec
@@ -32,6 +33,17 @@ def test_a_study_in_an_object_store_is_reported_from_there(study, capsys):  # no
     fsspec.filesystem("memory").put(store.root, "/reported", recursive=True)
     report_command("stories", storage="memory://reported")
     assert capsys.readouterr().out.endswith(" the storage\n")
+    report_command("stories", storage="memory://reported", as_json=True)
+    plain = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert (plain["study"], plain["source"]) == ("stories", "the storage")
+    with open(f"{store.root}/studies/stories/table.csv") as table:
+        rows = list(csv.DictReader(table))
+    found = plain["tables"]["table"]
+    assert [list(row) for row in found] == [list(row) for row in rows]
+    for one, row in zip(found, rows, strict=True):
+        expected = (row["method"], float(row["core"]), not row["forget"])
+        assert (one["method"], one["core"], one["forget"] is None) == expected
+    assert plain["files"].keys() >= {"table.csv", "claims.csv", "report.html"}
 
 
 def test_a_study_is_reported_without_its_storage(study, uri, tmp_path, monkeypatch, capsys):  # noqa: F811

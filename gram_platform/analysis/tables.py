@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from gram_platform.analysis.columns import align_columns
 from gram_platform.analysis.intervals import (
     ENDS,
     JACKKNIFE,
@@ -47,7 +48,6 @@ from gram_platform.analysis.ratios import (
     slopes,
     sort_rows,
 )
-from gram_platform.config.terminal import aligned
 from gram_platform.methods import method_label
 from gram_platform.methods.nodes import VARIANT
 
@@ -392,7 +392,7 @@ def with_intervals(
 def frame_text(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> str:
     """Writes the cells of `text_frame` for a log."""
     cells = text_frame(frame, digits, missing)
-    return aligned([list(cells.columns), *cells.itertuples(index=False)])
+    return align_columns([list(cells.columns), *cells.itertuples(index=False)])
 
 
 def text_frame(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Summarises the trials of one search: which are finished, the best, the best so far.
+"""Summarises the trials of one search: which are finished, and the best.
 
 A lower metric is better. A trials frame has a row per trial: `search`, `trial` (a unique number),
 `state`, a column per parameter and per metric, `runs` (run ids joined by blanks), `elapsed_s` and
@@ -62,12 +62,6 @@ def values_text(row: Mapping, names: Iterable[str]) -> str:
         f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
         for name, value in values.items()
     )
-
-
-def running_best(trials: pd.DataFrame, metric: str) -> pd.Series:
-    """Returns the lowest value after each trial, by trial number; NaN before the first value."""
-    values = finished(trials, metric).set_index(TRIAL)[metric].astype(float)
-    return values.cummin().reindex(sorted(trials[TRIAL])).ffill()
 
 
 def linked(trials: pd.DataFrame, urls: Mapping[str, str]) -> pd.DataFrame:

@@ -17,6 +17,7 @@ from pathlib import Path
 import tyro
 
 from gram_platform import __version__
+from gram_platform.analysis.columns import align_columns
 from gram_platform.config.endings import escape_output, exit_codes
 from gram_platform.config.identity import require_choice
 from gram_platform.config.terminal import say
@@ -96,14 +97,11 @@ def _run(arguments: list[str]) -> None:
 
 def overview() -> str:
     """Lists the commands by group with the first lines of their docstrings."""
-    lines, indent = ["usage: gram COMMAND ..."], " " * (4 + max(map(len, COMMANDS)))
+    lines, longest = ["usage: gram COMMAND ..."], max(map(len, COMMANDS))
     columns = min(shutil.get_terminal_size().columns, 100)
     for group, commands in GROUPS.items():
-        lines += ["", group]
-        for name in commands:
-            first = f"  {name}".ljust(len(indent))
-            form = {"initial_indent": first, "subsequent_indent": indent}
-            lines += textwrap.wrap(_about(name), max(columns, 40), **form)
+        rows = [("", name.ljust(longest), _about(name)) for name in commands]
+        lines += ["", group, align_columns(rows, width=columns)]
     end = "gram COMMAND --help lists the flags of a command, gram --version prints the version."
     return "\n".join([*lines, "", *textwrap.wrap(end, columns)])
 

@@ -3,15 +3,20 @@
 Its imports take seconds: MLflow, pandas, plotly.
 """
 
+import io
+import sys
 import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import pandas as pd
 from rich.console import Console
 
 from gram_platform.analysis.tables import table_csv
 from gram_platform.cli.flags import make_folder
+from gram_platform.cli.tables import say_json
 from gram_platform.config.identity import invalid, local_path, require_choice
 from gram_platform.config.provenance import provenance
 from gram_platform.config.terminal import say
@@ -36,12 +41,13 @@ from gram_platform.tracking import Tracker, default_tracking_uri
 from gram_platform.tracking.frame import mlflow_frames
 
 
-def rebuild_report(store: Store, study: str, tracking_uri: str) -> None:
+def rebuild_report(store: Store, study: str, tracking_uri: str, as_json: bool) -> None:
     """Writes a study's table and report again, and prints them; reads MLflow at a `tracking_uri`.
 
     ValueError for an unknown study, and for one without a complete baseline.
     """
     record = load_record(store, study)
+    store.open_for_writing()
     # Without an address MLflow is the storage's database, once that exists.
     has_database = store.is_local and (Path(store.root) / "mlflow.db").exists()
     uri = tracking_uri or (default_tracking_uri(store.root) if has_database else "")
@@ -54,14 +60,36 @@ def rebuild_report(store: Store, study: str, tracking_uri: str) -> None:
     if results is None:
         raise invalid("study", study, "a study with a complete baseline and its evaluation")
     failures = {i: failure["message"] for i in record.ids if (failure := store.run(i).failure())}
-    paths = write_or_log(partial(measurement.write, record, store, results, failures), tracker, say)
+    write = partial(measurement.write, record, store, results, failures)
+    paths = write_or_log(write, tracker, partial(say, file=sys.stderr))
+    if as_json:
+        tables = read_tables(paths, store.study_dir(study).read)
+        say_json({"study": study, "source": results.source, "files": paths, "tables": tables})
+        return
     text, brief = measurement.text(record, results), measurement.brief_of(record, results)
     show_results(Console(), text, brief)
-    say("\n".join(f"{name:12} {path}" for name, path in paths.items()))
+    say_files(paths)
     say(f"read from {results.source}")
 
 
-def report_from_mlflow(study: str, tracking_uri: str, out: str) -> None:
+def read_tables(files: Iterable[str], read: Callable[[str], bytes]) -> dict[str, list[dict]]:
+    """Returns the rows of those files that are tables, by the file's name without `.csv`.
+
+    Columns without a name are left out.
+    """
+    tables = {name: pd.read_csv(io.BytesIO(read(name))) for name in files if name.endswith(".csv")}
+    return {
+        name.removesuffix(".csv"): table.filter(regex="^(?!Unnamed)").to_dict("records")
+        for name, table in tables.items()
+    }
+
+
+def say_files(paths: Mapping[str, str]) -> None:
+    for name, path in paths.items():
+        say(f"{name:12} {path}")
+
+
+def report_from_mlflow(study: str, tracking_uri: str, out: str, as_json: bool = False) -> None:
     """Prints a study's tables, fits and claims; writes its files into the folder `out`, if given.
 
     ValueError for a study that MLflow lacks, and for an `out` that cannot be written.
@@ -73,10 +101,16 @@ def report_from_mlflow(study: str, tracking_uri: str, out: str) -> None:
     found = mirrored(study, Tracker(tracking_uri))
     if found is None:
         raise invalid("study", study, f"a study in MLflow at {tracking_uri}, or one in the storage")
+    files = {name: text.encode() for name, text in found.files.items()}
+    paths = {name: str(folder / name) for name in files} if out else {}
+    for name in paths:
+        open_folder(str(folder), writable=True).write(name, files[name])
+    if as_json:
+        tables = read_tables(files, files.__getitem__)
+        say_json({"study": study, "source": "MLflow", "files": paths, "tables": tables})
+        return
     show_results(Console(), found.text, found.brief)
-    for name, content in found.files.items() if out else ():
-        say(f"{name:12} {folder / name}")
-        open_folder(str(folder), writable=True).write(name, content.encode())
+    say_files(paths)
 
 
 def write_replicated(folder: str, out: str, is_beside: bool) -> None:
@@ -105,7 +139,7 @@ def write_replicated(folder: str, out: str, is_beside: bool) -> None:
         say(f"\n{record.title}\n{' '.join(record.facts)}\n")
         brief = LOSSES_PRESENTATION.brief_of(record, study)
         show_results(Console(), replication_text(study), brief)
-        say("\n".join(f"{name:12} {path}" for name, path in paths.items()))
+        say_files(paths)
         names.append(record.name)
     say(f"\n{'site':12} {write_index(store)}")
     say(f"studies: {len(names)}, in {time.monotonic() - started:.1f} s")

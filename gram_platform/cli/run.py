@@ -4,7 +4,6 @@ torch, Ray and MLflow are imported when a study is run: lists, help and misspelt
 """
 
 import inspect
-import json
 from collections.abc import Iterator
 from importlib import import_module
 from pkgutil import iter_modules
@@ -13,11 +12,10 @@ from typing import Annotated, Any, Literal, Union
 import tyro
 
 from gram_platform.cli.flags import AsJson, Positional
-from gram_platform.cli.tables import say_rows
+from gram_platform.cli.tables import say_json, say_rows
 from gram_platform.config.flops import module_parameters, total_parameters
 from gram_platform.config.identity import require_choice
 from gram_platform.config.plugins import Table
-from gram_platform.config.terminal import say
 from gram_platform.corpora import catalog_names
 from gram_platform.corpora.resolution import describe_corpus, mixture
 from gram_platform.methods import METHODS
@@ -96,12 +94,9 @@ def list_command(
     of_study = what in ("presets", "sizes", "mixtures")
     rows = list(LISTINGS[what](study) if of_study else LISTINGS[what]())
     if as_json:
-        say(json.dumps(rows, indent=1))
+        say_json(rows)
     elif rows:
-        say_rows(
-            [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)],
-            has_head=True,
-        )
+        say_rows([list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)])
 
 
 def _studies() -> Iterator[Row]:

@@ -1,12 +1,11 @@
 """Implements `gram status`, `show`, `compare` and `gc`, which inspect a storage."""
 
-import json
 import os
 from collections import Counter
 from itertools import groupby
 
 from gram_platform.cli.flags import AsJson, MachineName, Positional, Storage, stored
-from gram_platform.cli.tables import say_rows
+from gram_platform.cli.tables import say_json, say_rows
 from gram_platform.config import State, View, evaluation_from_plain, run_from_plain
 from gram_platform.config.crash_safe import missing_right
 from gram_platform.config.flops import GIB, total_parameters
@@ -89,7 +88,7 @@ def status_command(
         needed = {"machine": machine, "hours": sum(hours for hours, _ in left)}
         cordoned = {name: read_cordoned(store, name) for name in studies}
         found = {"runs": rows, "evaluations": counted, "left": needed, "cordoned": cordoned}
-        say(json.dumps({"storage": store.root, **found}, indent=1))
+        say_json({"storage": store.root, **found})
         return
     listed = rows
     if len(rows) > MOST_LISTED and not full:
@@ -168,15 +167,15 @@ def show_command(node_id: Positional[str], storage: Storage = "", as_json: AsJso
     """
     shown = describe_node(stored(storage), node_id)
     if as_json:
-        say(json.dumps(shown, indent=1, sort_keys=True))
+        say_json(shown)
         return
     for part, value in shown.items():
         if not isinstance(value, dict):
             say(f"{part:10} {', '.join(value) if isinstance(value, list) else value}")
             continue
-        flat = flatten(value)
-        width = max(map(len, flat), default=0)
-        say("\n".join([f"\n{part}", *(f"  {key:{width}}  {one}" for key, one in flat.items())]))
+        say(f"\n{part}")
+        if flat := flatten(value):
+            say_rows([("", *pair) for pair in flat.items()])
 
 
 def describe_node(store: Store, beginning: str) -> dict[str, object]:
@@ -203,7 +202,9 @@ def describe_node(store: Store, beginning: str) -> dict[str, object]:
     return facts | ({"failure": failure} if failure else {})
 
 
-def compare_command(first: Positional[str], second: Positional[str], storage: Storage = "") -> None:
+def compare_command(
+    first: Positional[str], second: Positional[str], storage: Storage = "", as_json: AsJson = False
+) -> None:
     """Print the difference of two runs' configs, field by field.
 
     Args:
@@ -212,12 +213,15 @@ def compare_command(first: Positional[str], second: Positional[str], storage: St
         storage: folder or URL of the storage
     """
     store = stored(storage)
-    left, right = (flatten(store.run(store.find_run(run)).config()) for run in (first, second))
+    ids = [store.find_run(run) for run in (first, second)]
+    left, right = (flatten(store.run(run_id).config()) for run_id in ids)
     different = differing_fields([left, right])
-    width = max(map(len, different), default=0)
-    for key in different:
-        say(f"{key:{width}}  {left.get(key, '-')}  ->  {right.get(key, '-')}")
-    if not different:
+    if as_json:
+        fields = {key: [left.get(key), right.get(key)] for key in different}
+        say_json({"runs": ids, "fields": fields})
+    elif different:
+        say_rows([(key, left.get(key, "-"), "->", right.get(key, "-")) for key in different])
+    else:
         say("the configs are equal")
 
 

@@ -1,6 +1,7 @@
 """Implements `gram sync`, `report`, `search` and `replicate`."""
 
-from gram_platform.cli.flags import Positional, Storage, TrackingUri, has_study, stored
+from gram_platform.cli.flags import AsJson, Positional, Storage, TrackingUri, has_study, stored
+from gram_platform.cli.tables import say_json
 from gram_platform.config.identity import invalid, local_path
 from gram_platform.config.terminal import say
 from gram_platform.studies.flags import Place, Switch, Text
@@ -49,6 +50,7 @@ def report_command(
     storage: Storage = "",
     tracking_uri: TrackingUri = "",
     out: Place = "",
+    as_json: AsJson = False,
 ) -> None:
     """Rebuild a study's table and report; without a study, the index of all reports.
 
@@ -67,20 +69,27 @@ def report_command(
                 raise invalid(
                     flag, value, "no value, or the name of a study too: the index is in the storage"
                 )
+        store = stored(storage)
+        if not (studies := store.list_studies()):
+            raise invalid("storage", store.root, "a storage with a study, which `gram run` submits")
         from gram_platform.pages.index import write_index
 
-        say(write_index(stored(storage).open_for_writing()))
+        index = write_index(store.open_for_writing())
+        if as_json:
+            say_json({"index": index, "studies": studies})
+        else:
+            say(index)
         return
     from gram_platform.cli.reports import rebuild_report, report_from_mlflow
 
     if tracking_uri and not has_study(storage, study):
-        report_from_mlflow(study, tracking_uri, out)
+        report_from_mlflow(study, tracking_uri, out, as_json)
         return
     if out:
         raise invalid(
             "out", out, f"no value: the storage has the study {study}, and its files stay there"
         )
-    rebuild_report(stored(storage).open_for_writing(), study, tracking_uri)
+    rebuild_report(stored(storage), study, tracking_uri, as_json)
 
 
 def search_command(storage: Storage = "") -> None:

@@ -6,7 +6,7 @@ Text of corpora, models and storages may hold anything.
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TextIO
 
 from gram_platform.config.identity import masked, printable
@@ -51,19 +51,3 @@ def one_line(text: object) -> str:
     """Puts a text into one line without secrets, cut if it is long."""
     line = " ".join(masked(str(text)).split())
     return line if len(line) <= LONGEST_CELL else f"{line[:LONGEST_CELL]}..."
-
-
-def aligned(lines: Sequence[Sequence[str]], num_texts: int | None = None) -> str:
-    """Joins lines of cells to text, every column as wide as its widest cell.
-
-    The first `num_texts` columns (default: all) are aligned to the left, the others to the right.
-    """
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    num_left = len(widths) if num_texts is None else num_texts
-
-    def pad(place: int, cell: str) -> str:
-        width = widths[place]
-        return cell.ljust(width) if place < num_left else cell.rjust(width)
-
-    padded = ("  ".join(pad(place, c) for place, c in enumerate(line)) for line in lines)
-    return "\n".join(line.rstrip() for line in padded)

@@ -4,10 +4,10 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from gram_platform.analysis.columns import align_columns
 from gram_platform.config import RunConfig
 from gram_platform.config.flops import BYTES, GIB, total_parameters
 from gram_platform.config.layout import model_kernel
-from gram_platform.config.terminal import aligned
 from gram_platform.engine.life import done_ids
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import BASELINE
@@ -113,9 +113,9 @@ def _describe(plan: Plan, part: StudyPlan, device: str, ended: Collection[str]) 
         *supply_lines(part),
         *(f"law {part.sources['law']}, against its evidence: {doubt}" for doubt in part.law_doubts),
         "",
-        aligned([SIZE_HEADER, *_size_rows(part)], 1),
+        align_columns([SIZE_HEADER, *_size_rows(part)], 1),
         "",
-        aligned([run_header, *_run_rows(groups, needed, done, machine)], 2),
+        align_columns([run_header, *_run_rows(groups, needed, done, machine)], 2),
         "",
         *_memory_lines(groups, machine, part.ranks),
         *_compile_line(plan.compiled, part, needed),
@@ -187,7 +187,7 @@ def _memory_lines(groups: Groups, machine: Machine, planned: Ranks) -> list[str]
         ]
     return [
         f"memory of one {machine.name} in GiB, for the largest run of a line:",
-        aligned([MEMORY_HEADER, *_memory_rows(largest, machine, planned)], 2),
+        align_columns([MEMORY_HEADER, *_memory_rows(largest, machine, planned)], 2),
         (
             f"ranks: --num-workers, or of those whose peak is within {USABLE_MEMORY:.0%} of"
             f" {machine.memory_bytes / GIB:.0f} GiB, and that cost at most {MOST_HOURS:g} times the"
@@ -275,7 +275,7 @@ def _published_rates(part: StudyPlan, groups: Groups, needed: Mapping[str, Needs
         rows.append((size, low if low == high else f"{low} to {high}", gram, *here))
     head = ("size", "dense, authors", "GRAM, authors", "dense, here", "GRAM, here")
     title = "tokens a second and GPU: in the authors' logs (medians), and by the hours above"
-    return ["", title, aligned([head, *rows], 1)] if rows else []
+    return ["", title, align_columns([head, *rows], 1)] if rows else []
 
 
 def _totals(needed: Mapping[str, Needs], done: set[str], machine: Machine) -> str:

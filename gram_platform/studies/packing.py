@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from gram_platform.analysis.columns import align_columns
 from gram_platform.config.identity import invalid
-from gram_platform.config.terminal import aligned, say, say_bytes
+from gram_platform.config.terminal import say, say_bytes
 from gram_platform.corpora.packed import SPLITS, PackedCorpus
 from gram_platform.corpora.parts import Workers
 from gram_platform.corpora.recipe import CorpusRecipe, FilesSource, HubSource
@@ -189,7 +190,7 @@ def text_lines(
         uses = [f"{used.get(domain.name, 0) * recipe.seq_len:,}"] if used is not None else []
         documents = f"{domain.num_documents:,}" if domain.num_documents else "-"
         rows.append((domain.name, ", ".join(labels), documents, f"{tokens:,}", *uses))
-    return aligned(rows, 2).splitlines()
+    return align_columns(rows, 2).splitlines()
 
 
 def _fetched_bytes(recipes: Iterable[CorpusRecipe]) -> int:

@@ -1,13 +1,11 @@
 """Checks best trials, and the frame of what Optuna remembers."""
 
-import math
-
 import numpy as np
 import optuna
 import pandas as pd
 import pytest
 
-from gram_platform.analysis.trials import best_lines, best_trial, linked, ranked, running_best
+from gram_platform.analysis.trials import best_lines, best_trial, linked, ranked
 from gram_platform.config.space import TrialColumns
 from gram_platform.studies.searches.optuna_studies import trials_frame
 from tests.refused import refused
@@ -66,16 +64,6 @@ def test_the_best_trial_is_complete_and_the_earliest_of_equals():
     assert best_trial(trials.iloc[3:], "loss") is None
 
 
-def test_the_running_best_follows_trial_numbers_over_gaps():
-    trials = frame(
-        [9, 3, 5, math.nan, 2], ["diverged", "complete", "complete", "running", "complete"]
-    )
-    lowest = running_best(trials.iloc[::-1], "loss")
-    assert list(lowest.index) == [0, 1, 2, 3, 4]
-    assert math.isnan(lowest[0])
-    assert list(lowest[1:]) == [3, 3, 3, 2]
-
-
 @pytest.mark.parametrize("value", [5, None, "x", [[1]], {"core": "x"}, True])
 def test_attributes_of_a_trial_of_another_shape_count_as_absent(value):
     """A database of trials is a file of the storage."""
@@ -113,7 +101,6 @@ def test_a_study_without_trials_is_an_empty_frame():
     assert trials.empty
     assert "loss" in trials
     assert best_trial(trials, "loss") is None
-    assert running_best(trials, "loss").empty
 
 
 def test_a_name_is_of_one_column(study):

@@ -1,10 +1,14 @@
-"""Draws a search: trials in order, and the objective against each parameter."""
+"""Draws a search by Optuna: the objective of its trials in order, and against each parameter."""
 
 from collections.abc import Sequence
 
 import numpy as np
+import optuna
 import pandas as pd
 import plotly.graph_objects as go
+from optuna.distributions import FloatDistribution
+from optuna.trial import TrialState, create_trial
+from optuna.visualization import plot_optimization_history, plot_slice
 
 from gram_platform.analysis.trials import (
     ELAPSED,
@@ -14,9 +18,7 @@ from gram_platform.analysis.trials import (
     STATE,
     TRIAL,
     URL,
-    best_trial,
     finished,
-    running_best,
 )
 from gram_platform.config import State
 from gram_platform.config.space import Parameter
@@ -35,6 +37,7 @@ from gram_platform.pages.figures.style import (
 FEW_TRIALS = 12
 # The most run ids in a hover.
 MAX_RUNS = 3
+WITH_VALUE = "trial (star: the best)"
 # The height of trials without a value is on a second axis from 0 to 1.
 UNMEASURED = {
     State.DIVERGED: ("diverged (penalty)", "x", 0.97),
@@ -47,33 +50,33 @@ def history_figure(trials: pd.DataFrame, objective: str) -> go.Figure:
 
     Trials without a value are crosses at the top edge, open if they failed.
     """
-    figure = go.Figure()
-    best = running_best(trials, objective).dropna()
-    if len(best):
-        step = {"color": GREEN, "width": 2, "shape": "hv"}
-        hover = "best after trial %{x}: %{y:.4~r}<extra></extra>"
-        figure.add_scatter(
-            x=best.index, y=best, name="best so far", mode="lines", line=step, hovertemplate=hover
-        )
-    _add_trials(figure, trials, TRIAL, objective)
-    styled(figure, f"{objective} (lower is better)", "trial", objective)
+    figure = plot_optimization_history(_study_of(trials, objective), target_name=objective)
+    best = {"name": "best so far", "line": {"color": GREEN, "shape": "hv"}}
+    figure.update_traces(best, selector={"mode": "lines"})
+    figure.update_traces(marker={"color": BLUE}, selector={"mode": "markers"})
+    _add_facts(figure, trials, TRIAL, objective)
     figure.update_xaxes(tickformat="d", dtick=1 if len(trials) <= FEW_TRIALS else None)
-    return _with_edge(with_table(figure, trials, None))
+    return styled(figure, f"{objective} (lower is better)", "trial", objective)
 
 
 def slice_figure(trials: pd.DataFrame, parameter: Parameter, objective: str) -> go.Figure:
-    """Draws the objective of every finished trial against a parameter, on its range and scale."""
-    figure = go.Figure()
+    """Draws the objective of every finished trial against a parameter, on its range and scale.
+
+    The colour is the trial's number.
+    """
     rows = trials[trials[parameter.name].notna()]
-    _add_trials(figure, rows, parameter.name, objective)
-    styled(figure, parameter.name, parameter.name, objective)
+    study = _study_of(rows, objective, parameter)
+    figure = plot_slice(study, params=[parameter.name], target_name=objective)
+    bar = {"title": "trial", "thickness": 10, "xpad": 4}
+    figure.update_traces(marker={"colorscale": [BLUE, VERMILION], "colorbar": bar})
+    _add_facts(figure, rows, parameter.name, objective)
+    low, high = parameter.low, parameter.high
     if parameter.log:
-        ticks = log_ticks(
-            parameter.low, parameter.high, (1,) if parameter.high > 100 * parameter.low else ()
-        )
-        log_axis(figure.update_xaxes, ticks)
-    figure.update_xaxes(range=_padded(parameter))
-    return _with_edge(with_table(figure, rows, None))
+        log_axis(figure.update_xaxes, log_ticks(low, high, (1,) if high > 100 * low else ()))
+        low, high = np.log10([low, high])
+    margin = 0.04 * (high - low)
+    figure.update_xaxes(range=[low - margin, high + margin])
+    return styled(figure, parameter.name, parameter.name, objective)
 
 
 def search_figures(
@@ -85,26 +88,20 @@ def search_figures(
     return figures
 
 
-def _add_markers(
-    figure: go.Figure, trials: pd.DataFrame, x: str, y: Sequence[float], name: str, marker: dict
-) -> None:
-    """Adds a marker for each trial, whose customdata has its text and the page for `meta.url`."""
-    skipped = {SEARCH, TRIAL, STATE, RUNS, URL, ELAPSED, STARTED}
-    names, rows = [name for name in trials.columns if name not in skipped], []
-    for trial in trials.to_dict("records"):
-        lines = [f"<b>trial {trial[TRIAL]}</b> of {trial[SEARCH]}, {trial[STATE]}"]
-        lines += [f"{name} {_short(trial[name])}" for name in names if not pd.isna(trial[name])]
-        rows.append(("<br>".join([*lines, *runs_text(trial[RUNS])]), trial.get(URL) or ""))
-    figure.add_scatter(
-        x=trials[x],
-        y=y,
-        name=name,
-        mode="markers",
-        marker=marker,
-        customdata=np.array(rows, object).reshape(-1, 2),
-        hovertemplate="%{customdata[0]}<extra></extra>",
-        meta={"url": 1},
-    )
+def _study_of(
+    trials: pd.DataFrame, objective: str, parameter: Parameter | None = None
+) -> optuna.Study:
+    """Returns a study in memory with the trials in their order; those without a value failed."""
+    study, ranges = optuna.create_study(), {}
+    if parameter:
+        values = [parameter.low, parameter.high, *trials[parameter.name]]
+        ranges = {parameter.name: FloatDistribution(min(values), max(values), log=parameter.log)}
+    done = finished(trials, objective).index
+    for place, trial in trials.sort_values(TRIAL).iterrows():
+        state = TrialState.COMPLETE if place in done else TrialState.FAIL
+        value, point = trial[objective] if place in done else None, trial[list(ranges)].to_dict()
+        study.add_trial(create_trial(state=state, value=value, params=point, distributions=ranges))
+    return study
 
 
 def runs_text(runs: str) -> list[str]:
@@ -114,37 +111,38 @@ def runs_text(runs: str) -> list[str]:
     return [f"runs {' '.join(ids[:MAX_RUNS])}{more}"] if ids else []
 
 
-def _add_trials(figure: go.Figure, trials: pd.DataFrame, x: str, objective: str) -> None:
-    """Adds finished trials at their objective, the best as a star, and the rest at the top edge."""
+def _add_facts(figure: go.Figure, trials: pd.DataFrame, x: str, objective: str) -> None:
+    """Marks the best trial, adds trials without a value, and tells what a hover says.
+
+    Trials without a value have an invisible axis of their own, which is not zoomed.
+    """
     done = finished(trials, objective)
-    best = best_trial(trials, objective)
-    rest = done if best is None else done.drop(best.name)
-    if len(rest):
-        circle = {"symbol": "circle", "size": 7, "color": BLUE, "opacity": 0.75}
-        _add_markers(figure, rest, x, rest[objective], "trial", circle)
-    if best is not None:
-        row = done.loc[[best.name]]
-        star = {"symbol": "star", "size": 13, "color": VERMILION}
-        _add_markers(figure, row, x, row[objective], "best", star)
+    if len(done):
+        is_best = done.index == done[objective].idxmin()
+        symbols, sizes = np.where(is_best, "star", "circle"), np.where(is_best, 14, 7)
+        marker = {"symbol": symbols, "size": sizes, "opacity": 1}
+        figure.data[0].update(name=WITH_VALUE, marker=marker, showlegend=True, **_hover(done))
     for state, (label, symbol, height) in UNMEASURED.items():
         rows = trials[trials[STATE] == state]
         if len(rows):
-            cross = {"symbol": symbol, "size": 9, "color": INK if state == State.FAILED else GREY}
-            _add_markers(figure, rows, x, [height] * len(rows), label, cross)
-            figure.data[-1].update(yaxis="y2")
-
-
-def _with_edge(figure: go.Figure) -> go.Figure:
-    """Adds an invisible second axis, which stays in place while the first is zoomed."""
+            marker = {"symbol": symbol, "size": 9, "color": INK if state == State.FAILED else GREY}
+            look = {"x": rows[x], "y": [height] * len(rows), "yaxis": "y2", "mode": "markers"}
+            figure.add_scatter(**look, name=label, marker=marker, **_hover(rows))
     edge = {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True}
-    return figure.update_layout(yaxis2=edge)
+    with_table(figure, trials, None).update_layout(yaxis2=edge)
 
 
-def _padded(parameter: Parameter) -> list[float]:
-    ends = np.array([parameter.low, parameter.high], float)
-    low, high = np.log10(ends) if parameter.log else ends
-    margin = 0.04 * (high - low) or 0.5
-    return [low - margin, high + margin]
+def _hover(trials: pd.DataFrame) -> dict:
+    """Returns a trace's properties, with the text of each trial and its page in MLflow."""
+    skipped = {SEARCH, TRIAL, STATE, RUNS, URL, ELAPSED, STARTED}
+    names, rows = [name for name in trials.columns if name not in skipped], []
+    for trial in trials.to_dict("records"):
+        lines = [f"<b>trial {trial[TRIAL]}</b> of {trial[SEARCH]}, {trial[STATE]}"]
+        lines += [f"{name} {_short(trial[name])}" for name in names if not pd.isna(trial[name])]
+        rows.append(("<br>".join([*lines, *runs_text(trial[RUNS])]), trial.get(URL) or ""))
+    data = np.array(rows, object).reshape(-1, 2)
+    template = "%{customdata[0]}<extra></extra>"
+    return {"customdata": data, "hovertemplate": template, "meta": {"url": 1}}
 
 
 def _short(value: object) -> str:

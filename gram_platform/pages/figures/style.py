@@ -108,9 +108,12 @@ def styled(figure: go.Figure, title: str, x: str, y: str) -> go.Figure:
         "xanchor": "left",
         "tracegroupgap": 0,
     }
+    # Further lines of a title go downwards, into the margin.
+    top = {"x": 0.02, "xanchor": "left", "y": 1, "yanchor": "top", "pad": {"t": 14}}
+    rows = TITLE_ROW * title.count("<br>")
     figure.update_layout(
         template="none",
-        title={"text": title, "x": 0.02, "xanchor": "left", "font": {"size": 15}},
+        title={"text": title, "font": {"size": 15}, **top},
         font={
             "family": "system-ui, -apple-system, 'Segoe UI', sans-serif",
             "size": 12,
@@ -119,8 +122,8 @@ def styled(figure: go.Figure, title: str, x: str, y: str) -> go.Figure:
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         autosize=True,
-        height=HEIGHT,
-        margin={"l": 56, "r": 16, "t": 44 + TITLE_ROW * title.count("<br>"), "b": 52},
+        height=HEIGHT + rows,
+        margin={"l": 56, "r": 16, "t": 44 + rows, "b": 52},
         legend=legend,
         hoverlabel={"align": "left"},
     )

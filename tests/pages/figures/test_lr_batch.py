@@ -132,6 +132,9 @@ def test_what_is_no_law_has_no_line_and_says_why(analysis):
         assert re.search(r"learning rate: no\b", first)
         assert why in " ".join(lines)
         assert max(map(len, lines)) <= TITLE_LETTERS
+        # The first line is at the top, and the margin has room for the others.
+        assert (figure.layout.title.y, figure.layout.title.yanchor) == (1, "top")
+        assert figure.layout.margin.t >= 30 + 18 * len(lines)
         names = {trace.name for trace in figure.data}
         assert any(name.startswith("optimum ") for name in names)
         assert not names & {"our law", "90% over seeds"}

@@ -1,0 +1,1 @@
+"""Turns losses into compute ratios, intervals, laws and tables."""
