@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run(arguments: list[str]) -> None:
     name, rest = (arguments or [""])[0], arguments[1:]
-    if name == "run" and rest and not rest[0].startswith("-"):
+    if name == "run" and rest and rest[0] not in ("-h", "--help"):
         # Each study has flags of its own.
         import_module(f"{__name__}.run").run_named(rest[0], rest[1:])
     elif name in COMMANDS:
@@ -80,7 +80,7 @@ def _run(arguments: list[str]) -> None:
     elif arguments in ([], ["-h"], ["--help"]):
         say(overview(), file=sys.stdout if arguments else sys.stderr)
         raise SystemExit(0 if arguments else 2)
-    elif arguments == ["--version"]:
+    elif arguments in (["--version"], ["-V"], ["-v"], ["version"]):
         say(f"gram-platform {__version__}")
     elif not name.startswith("--tyro-"):
         require_choice("command", name, COMMANDS)

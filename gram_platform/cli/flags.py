@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 import tyro
 
 from gram_platform.config.crash_safe import require_rights
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import InvalidField, invalid
 from gram_platform.config.terminal import say_progress
+from gram_platform.methods.nodes import node_name
 from gram_platform.planner import MACHINES
 from gram_platform.store import Store
 from gram_platform.store.root import storage_place
@@ -23,6 +24,7 @@ TrackingUri = Annotated[
 AsJson = Annotated[Switch, tyro.conf.arg(name="json", help="print JSON, for scripts")]
 MachineName = Literal[*MACHINES]
 Positional = tyro.conf.Positional
+RunText = Positional[shown(str, "RUN")]
 
 
 def stored(storage: str) -> Store:
@@ -33,6 +35,29 @@ def stored(storage: str) -> Store:
         raise invalid("storage", place, "a folder that exists")
     store.require_known_layout()
     return store
+
+
+def find_run(store: Store, text: str) -> str:
+    """Returns the run or import whose id or name, as `gram status` prints it, begins with `text`.
+
+    ValueError for none or several. An id and a whole name come before beginnings of names.
+    """
+    try:
+        return store.find_run(text)
+    except InvalidField:
+        run_ids = store.list_runs()
+        tags = store.concurrently(lambda run_id: store.run(run_id).tags(), run_ids)
+        pairs = zip(run_ids, tags, strict=True)
+        names = sorted((node_name("run", run_id, one), run_id) for run_id, one in pairs)
+        similar = [pair for pair in names if pair[0].startswith(text)]
+        similar = [pair for pair in similar if pair[0] == text] or similar
+        if not text or not similar:
+            raise
+        if len(similar) > 1:
+            some = ", ".join(f"{run_id} ({name})" for name, run_id in similar[:6])
+            expected = f"the name of one run, not of {len(similar)}: {some}"
+            raise invalid("run_id", text, expected) from None
+        return similar[0][1]
 
 
 def has_study(storage: str, study: str) -> bool:

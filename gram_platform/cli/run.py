@@ -5,6 +5,7 @@ torch, Ray and MLflow are imported when a study is run: lists, help and misspelt
 
 import inspect
 import json
+import shlex
 from collections.abc import Iterator
 from importlib import import_module
 from pkgutil import iter_modules
@@ -15,7 +16,7 @@ import tyro
 from gram_platform.cli.flags import AsJson, Positional
 from gram_platform.cli.tables import say_rows
 from gram_platform.config.flops import module_parameters, total_parameters
-from gram_platform.config.identity import require_choice
+from gram_platform.config.identity import masked, require_choice
 from gram_platform.config.plugins import Table
 from gram_platform.config.terminal import say
 from gram_platform.corpora import catalog_names
@@ -36,15 +37,16 @@ STUDY_HELP = f"{', '.join(OURS)}, or one of an installed package; its own flags 
 def run_command(
     study: Annotated[Positional[str], tyro.conf.arg(metavar="STUDY", help=STUDY_HELP)],
 ) -> None:
-    """Run a study or a search by name; `gram run NAME --help` lists its flags.
-
-    It does the same as `python experiments/NAME.py`.
-    """
+    """Run a study or a search by name; `gram run NAME --help` lists its flags."""
     run_named(study, [])
 
 
 def run_named(name: str, arguments: list[str]) -> None:
     """Runs a study or a search with its own flags, and ends the process."""
+    if name.startswith("-"):
+        study = next((text for text in arguments if text in study_names()), "NAME")
+        flags = shlex.join([name, *(text for text in arguments if text != study)])
+        raise ValueError(f"the study comes before its flags: gram run {study} {masked(flags)}")
     main(find_study(name), arguments, f"gram run {name}")
 
 

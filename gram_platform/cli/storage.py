@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import groupby
 from typing import TypedDict
 
-from gram_platform.cli.flags import AsJson, MachineName, Positional, Storage, stored
+from gram_platform.cli.flags import AsJson, MachineName, Positional, Storage, find_run, stored
 from gram_platform.cli.tables import say_rows
 from gram_platform.config import State, View, evaluation_from_plain, run_from_plain
 from gram_platform.config.crash_safe import missing_right
@@ -223,7 +223,7 @@ def compare_command(first: Positional[str], second: Positional[str], storage: St
         storage: folder or URL of the storage
     """
     store = stored(storage)
-    left, right = (flatten(store.run(store.find_run(run)).config()) for run in (first, second))
+    left, right = (flatten(store.run(find_run(store, run)).config()) for run in (first, second))
     different = [key for key in sorted({*left, *right}) if left.get(key) != right.get(key)]
     width = max(map(len, different), default=0)
     for key in different:

@@ -224,11 +224,16 @@ def separation_claims(
             for frame in (per_seed, spread)
         )
         if set.intersection(*map(set, sides)):
-            text = f"{method}, {size}: retain is above forget"
-            claim = Claim(text, Side(method, "retain"), Side(method, "forget"))
+            claim = separation(method, size)
             error = _unit_error(unit_error, claim, size, {})
-            judgements.append(judge(text, *sides, unit_error=error, pseudo=pseudo))
+            judgements.append(judge(claim.text, *sides, unit_error=error, pseudo=pseudo))
     return judgements
+
+
+def separation(method: str, size: str) -> Claim:
+    """Returns the claim on which a method is judged in a study that the paper lacks."""
+    text = f"{method}, {size}: retain is above forget"
+    return Claim(text, Side(method, "retain"), Side(method, "forget"))
 
 
 def shared_profile(rows: pd.DataFrame) -> str:

@@ -18,7 +18,6 @@ from gram_platform.planner import (
     Needs,
     evaluation_hours,
     needs,
-    pays_to_compile,
     utilisation_of,
 )
 from gram_platform.planner.ranks import MOST_HOURS, Ranks, fewest_ranks
@@ -35,7 +34,13 @@ from gram_platform.studies.plan import (
     predicted,
     work_left,
 )
-from gram_platform.studies.workplace import device_rule, ended_of, known_device, with_ranks
+from gram_platform.studies.workplace import (
+    device_rule,
+    ended_of,
+    is_compiled,
+    known_device,
+    with_ranks,
+)
 
 SIZE_HEADER = ("size", "parameters", "peak rate", "batch (sequences)", "sequence (tokens)")
 RUN_HEADER = ("method", "size", "runs", "done", "params", "tokens", "compute", "FLOPs")
@@ -118,7 +123,7 @@ def _describe(plan: Plan, part: StudyPlan, device: str, ended: Collection[str]) 
         aligned([run_header, *_run_rows(groups, needed, done, machine)], 2),
         "",
         *_memory_lines(groups, machine, part.ranks),
-        *_compile_line(plan.compiled, part, needed),
+        *_compile_line(plan.compiled, part),
         "",
         *_size_totals(groups, needed, machine),
         _totals(needed, done, machine),
@@ -180,11 +185,7 @@ def _memory_lines(groups: Groups, machine: Machine, planned: Ranks) -> list[str]
     }
     most = max(needs(run, 1, machine).passes.memory.total for run in largest.values())
     if most < LITTLE_MEMORY:
-        kernels = ", ".join(sorted({_kernel(machine, run) for run in largest.values()}))
-        return [
-            f"memory: at most {most / 2**20:.0f} MiB of a {machine.name} for a run;"
-            f" {kernels} attention"
-        ]
+        return [f"memory: at most {most / 2**20:.0f} MiB of a {machine.name} for a run"]
     return [
         f"memory of one {machine.name} in GiB, for the largest run of a line:",
         aligned([MEMORY_HEADER, *_memory_rows(largest, machine, planned)], 2),
@@ -207,17 +208,16 @@ def _memory_lines(groups: Groups, machine: Machine, planned: Ranks) -> list[str]
     ]
 
 
-def _compile_line(
-    compiled: bool | None, part: StudyPlan, needed: Mapping[str, Needs]
-) -> Iterable[str]:
-    """Says which sizes torch.compile compiles on a GPU."""
-    sizes: Counter[str] = Counter()
-    for node in part.nodes:
-        if isinstance(run := node.config, RunConfig) and part.machine.device == "cuda":
-            hours = needed[node.id].gpu_hours / part.ranks.of(run, node.size)
-            sizes[node.size] += pays_to_compile(run, hours) if compiled is None else compiled
-    if compiled_sizes := [f"{number} of {size}" for size, number in sizes.items() if number]:
-        yield f"compiled runs: {', '.join(compiled_sizes)}; --no-compile compiles none"
+def _compile_line(compiled: bool | None, part: StudyPlan) -> Iterable[str]:
+    """Says which sizes torch.compile compiles."""
+    sizes = Counter(
+        node.size
+        for node in part.nodes
+        if node.is_run and is_compiled(node, part.ranks, part.machine.device, compiled)
+    )
+    if sizes:
+        named = ", ".join(f"{number} of {size}" for size, number in sizes.items())
+        yield f"compiled runs: {named}; --no-compile compiles none"
 
 
 def _kernel(machine: Machine, run: RunConfig) -> str:
@@ -252,8 +252,8 @@ def _legend(machine: Machine, runs: Sequence[RunConfig]) -> list[str]:
     rows = {utilisation_of(machine.name, total_parameters(run.model)): None for run in runs}
     return [
         (
-            f"hours at a share of {machine.flops_per_second:.3g} FLOP/s, of the nearest size in the"
-            " planner's table, with evaluations while training:"
+            f"hours assume a share of {machine.flops_per_second / 1e12:g} TFLOP/s, that of the"
+            " nearest size, and include evaluations while training:"
         ),
         *(f"  {row.text}" for row in rows),
         (

@@ -128,6 +128,8 @@ def with_ranks(plan: Plan, store: Store, is_dry: bool = False) -> tuple[Plan, in
     """
     open_sizes = {size for part in plan.studies for size in part.open_sizes}
     left = work_left(plan.studies, ended_of(plan.studies, store, plan.retry_failed))
+    if left and plan.device == CUDA and not (is_dry or connect(may_start=False) or num_gpus()):
+        raise invalid("device", CUDA, "cpu, because this machine has no GPU, and no Ray to join")
     ids = {node_id for one in left for node_id in one.ids}
     runs = [n.id for n in plan.nodes if n.is_run and n.id in ids and n.size in open_sizes]
     if not (is_dry or runs):
@@ -175,15 +177,25 @@ def placement_of(
     config = node.config
     if not isinstance(config, RunConfig):
         return Placement()
-    machine = MACHINES[CPU]
-    if device == ranks.machine.device == CUDA:
-        machine = replace(ranks.machine, memory_bytes=gpu_share * ranks.machine.memory_bytes)
+    machine = _machine_on(ranks, device)
+    if machine.device == CUDA:
+        machine = replace(machine, memory_bytes=gpu_share * machine.memory_bytes)
     choices = ranks.choices(config, node.size)
     divisions = (division_of(config, n, machine, device, ranks.checkpointing) for n in choices)
     hours = expected_hours(node, machine) / choices[-1]
-    if compiled is None:
-        compiled = device == CUDA and pays_to_compile(config, hours)
-    return Placement(tuple(divisions), hours, compiled)
+    return Placement(tuple(divisions), hours, is_compiled(node, ranks, device, compiled))
+
+
+def is_compiled(node: Node, ranks: Ranks, device: str, compiled: bool | None) -> bool:
+    """Tells whether a run is compiled by torch.compile; arguments as of `placement_of`."""
+    if compiled is not None or device != CUDA:
+        return bool(compiled)
+    hours = expected_hours(node, _machine_on(ranks, device))
+    return pays_to_compile(node.config, hours / ranks.choices(node.config, node.size)[-1])
+
+
+def _machine_on(ranks: Ranks, device: str) -> Machine:
+    return ranks.machine if device == ranks.machine.device == CUDA else MACHINES[CPU]
 
 
 def division_of(

@@ -1,5 +1,6 @@
 """Says what a study's numbers lack: nodes, and how large the errors of seeds, unit and fits are."""
 
+import re
 from collections import Counter, defaultdict
 
 import pandas as pd
@@ -16,6 +17,8 @@ from gram_platform.paper.verdicts import UNJUDGED_PRESET
 NOT_BEGUN = "not begun"
 # The unit has the same error in all classes of auxiliary domains.
 UNIT_CLASSES = ("core", "retain")
+# The flags of a command that choose its text and its storage.
+OF_TEXT = re.compile(r" --(?:corpus|core-label|storage)[ =](?:'[^']*'|\S+)")
 
 
 def warning_sections(study: Results) -> list[Section]:
@@ -114,9 +117,11 @@ def unit_warning(record: StudyRecord) -> str:
         owners = [name for name, declared in CALIBRATED_SIZES.items() if size in declared]
         for preset in owners and [record.preset if record.preset in owners else owners[0]]:
             commands[preset].append(size)
+    command = record.submissions[-1]["command"] if record.submissions else ""
+    of_text = "".join(OF_TEXT.findall(command))
     parts += [
-        "With this study's --corpus and --storage it is measured by gram run calibration --preset"
-        f" {name} --sizes {' '.join(sizes)} --seeds 3"
+        f"It is measured by gram run calibration{of_text} --preset {name} --sizes {' '.join(sizes)}"
+        " --seeds 3"
         for name, sizes in commands.items()
     ]
     return " ".join(parts)
