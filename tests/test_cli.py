@@ -62,7 +62,14 @@ def test_status_compare_and_sync(finished, capsys):
     assert len({run["name"] for run in found["runs"]}) == 4, "an attack looks like what it attacks"
     assert found["evaluations"] == {"complete": 1, "total": 1}
     gram("compare", nodes[0].id, nodes[2].id[:8], "--storage", storage)
-    assert "optimizer.peak_lr" in capsys.readouterr().out
+    assert "optimizer.peak_lr" in (difference := capsys.readouterr().out)
+    named = {run["id"]: run["name"] for run in found["runs"]}
+    gram("compare", named[nodes[0].id], named[nodes[2].id], "--storage", storage)
+    assert capsys.readouterr().out == difference
+    with pytest.raises(SystemExit):
+        gram("compare", "filtering", nodes[0].id, "--storage", storage)
+    refused = capsys.readouterr().err
+    assert all(f"{run} ({name})" in refused for run, name in named.items())
     for num_sent in (5, 0):
         gram("sync", "--storage", storage)
         assert f"{num_sent} sent, {5 - num_sent} unchanged" in capsys.readouterr().out
@@ -189,6 +196,13 @@ def test_configs_that_cannot_be_read(finished, text, capsys):
         (["sync", "--tracking-uri", "http://host:abc"], "--tracking-uri"),
         (["prepare", "stories-smoke"], "--out"),
         (["prepare", "nowhere", "--check"], "corpus="),
+        (["prepare", __file__], "corpus="),
+        (["prepare"], "CORPUS"),
+        (["run", "--preset", "smoke", "scaling"], "gram run scaling --preset smoke"),
+        (["run", "scaling", "--core-label", "two", "words"], "'two words'"),
+        (["run", "scaling", "--seeds", "three"], "'three': expected an integer"),
+        (["run", "lr_bs_grid", "--trials", "3"], "--lrs"),
+        (["token", "alice", "--profiles", "core", "--policy", "nowhere"], "[profiles.core]"),
         (["prepare", "stories-smoke", "--out", "/dev/null/packed"], "--out"),
         (["export", "a", "--out", "~nobody-of-this-name"], "--out"),
         (["import", "~nobody-of-this-name"], "checkpoint="),

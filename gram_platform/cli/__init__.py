@@ -12,6 +12,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
 import tyro
@@ -86,10 +87,11 @@ def _run(arguments: list[str]) -> None:
         require_choice("command", name, COMMANDS)
     else:
         # The shell asks for its completion.
-        from gram_platform.cli.run import run_with_studies
+        from gram_platform.cli.run import list_with_kinds, run_with_studies
         from gram_platform.studies.flags import FLAG_STYLE
 
-        commands = {name: find_command(name) for name in COMMANDS} | {"run": run_with_studies()}
+        commands = {name: find_command(name) for name in COMMANDS}
+        commands |= {"run": run_with_studies(), "list": list_with_kinds()}
         config = (*FLAG_STYLE, tyro.conf.OmitSubcommandPrefixes)
         tyro.extras.subcommand_cli_from_dict(commands, args=arguments, prog="gram", config=config)
 
@@ -105,7 +107,18 @@ def overview() -> str:
             form = {"initial_indent": first, "subsequent_indent": indent}
             lines += textwrap.wrap(_about(name), max(columns, 40), **form)
     end = "gram COMMAND --help lists the flags of a command, gram --version prints the version."
+    if address := _documents():
+        end += f" The documents are at {address}."
     return "\n".join([*lines, "", *textwrap.wrap(end, columns)])
+
+
+def _documents() -> str:
+    """Returns the address of the documents in the package's metadata, or ""."""
+    try:
+        urls = metadata("gram-platform").get_all("Project-URL") or []
+    except PackageNotFoundError:
+        urls = []
+    return dict(url.split(", ", 1) for url in urls).get("Documentation", "")
 
 
 def _about(name: str) -> str:

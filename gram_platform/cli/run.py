@@ -6,7 +6,8 @@ torch, Ray and MLflow are imported when a study is run: lists, help and misspelt
 import inspect
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Annotated, Any, Literal, Union
@@ -52,15 +53,23 @@ def run_named(name: str, arguments: list[str]) -> None:
 
 def run_with_studies() -> Any:
     """Returns `gram run` for the shell's completion: each study is a command with its flags."""
-    return Union[
-        *(
-            Annotated[
-                boxes_of(own_flags(find_study(name))),
-                tyro.conf.subcommand(name, prefix_name=False),
-            ]
-            for name in study_names()
-        )
-    ]
+    forms = {}
+    for name in study_names():
+        study = find_study(name)
+        sizes = dict.fromkeys(size for preset in study.presets.values() for size in preset.sizes)
+        values = {"preset": study.presets, "methods": METHODS, "sizes": sizes, "through": sizes}
+        forms[name] = boxes_of(own_flags(study), values)
+    return _subcommands(forms)
+
+
+def list_with_kinds() -> Any:
+    """Returns `gram list` for the shell's completion, which offers no values of arguments."""
+    return _subcommands({what: partial(list_command, what) for what in LISTINGS})
+
+
+def _subcommands(forms: Mapping[str, Any]) -> Any:
+    named = ((form, tyro.conf.subcommand(name, prefix_name=False)) for name, form in forms.items())
+    return Union[*(Annotated[one] for one in named)]
 
 
 def study_names() -> tuple[str, ...]:

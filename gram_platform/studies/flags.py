@@ -9,9 +9,10 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, make_dataclass
 from inspect import isfunction, signature
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
 
 import tyro
@@ -362,10 +363,26 @@ def _flag_names(form: Any) -> set[str]:
     return {one.name for box in get_args(form) for one in fields(get_args(box)[0])}
 
 
-def boxes_of(own: type) -> Any:
-    """Returns the boxes of a command as the type that tyro parses."""
+def boxes_of(own: type, values: Mapping[str, Iterable[str]] = MappingProxyType({})) -> Any:
+    """Returns the boxes of a command as the type that tyro parses.
+
+    `values` has the known values of flags, which the shell's completion offers.
+    """
     groups = (SubjectFlags, own, StorageFlags, DeviceFlags, CostFlags, ExecutionFlags)
-    return tuple[*(Annotated[group, tyro.conf.arg(name=group.title)] for group in groups)]
+    boxes = ((_with_values(box, values) if values else box, box.title) for box in groups)
+    return tuple[*(Annotated[box, tyro.conf.arg(name=title)] for box, title in boxes)]
+
+
+def _with_values(box: type, values: Mapping[str, Iterable[str]]) -> type:
+    """Returns a box in which flags with known values take no others."""
+    declared = []
+    for one in fields(box):
+        if one.name in values:
+            kind = Literal["", *values[one.name]]
+            kind = kind if one.default == "" else tuple[kind, ...]
+            declared.append((one.name, kind, field(default=one.default)))
+    about = {"__doc__": box.__doc__}
+    return make_dataclass(box.__name__, declared, bases=(box,), namespace=about, frozen=True)
 
 
 def _folded(paragraph: str) -> str:
