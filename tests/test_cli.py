@@ -198,7 +198,7 @@ def test_configs_that_cannot_be_read(finished, text, capsys):
         (["prepare", "nowhere", "--check"], "corpus="),
         (["prepare", __file__], "corpus="),
         (["prepare"], "CORPUS"),
-        (["run", "--preset", "smoke", "scaling"], "gram run scaling --preset smoke"),
+        (["run", "--preset", "smoke", "scaling"], "the study comes first"),
         (["run", "scaling", "--core-label", "two", "words"], "'two words'"),
         (["run", "scaling", "--seeds", "three"], "'three': expected an integer"),
         (["run", "lr_bs_grid", "--trials", "3"], "--lrs"),

@@ -12,7 +12,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, metadata
+from importlib.metadata import distributions
 from pathlib import Path
 
 import tyro
@@ -107,18 +107,11 @@ def overview() -> str:
             form = {"initial_indent": first, "subsequent_indent": indent}
             lines += textwrap.wrap(_about(name), max(columns, 40), **form)
     end = "gram COMMAND --help lists the flags of a command, gram --version prints the version."
-    if address := _documents():
-        end += f" The documents are at {address}."
+    # A wheel is built with the address of the documents, if they have one.
+    for package in distributions(name="gram-platform"):
+        urls = package.metadata.get_all("Project-URL", [])
+        end += "".join(f" {url}." for url in urls if url.startswith("Documentation"))
     return "\n".join([*lines, "", *textwrap.wrap(end, columns)])
-
-
-def _documents() -> str:
-    """Returns the address of the documents in the package's metadata, or ""."""
-    try:
-        urls = metadata("gram-platform").get_all("Project-URL") or []
-    except PackageNotFoundError:
-        urls = []
-    return dict(url.split(", ", 1) for url in urls).get("Documentation", "")
 
 
 def _about(name: str) -> str:

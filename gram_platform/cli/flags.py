@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from gram_platform.config.crash_safe import require_rights
-from gram_platform.config.identity import InvalidField, invalid
+from gram_platform.config.identity import InvalidField, find_id, invalid
 from gram_platform.config.terminal import say_progress
 from gram_platform.methods.nodes import node_name
 from gram_platform.planner import MACHINES
@@ -44,20 +44,15 @@ def find_run(store: Store, text: str) -> str:
     """
     try:
         return store.find_run(text)
-    except InvalidField:
+    except InvalidField as error:
         run_ids = store.list_runs()
         tags = store.concurrently(lambda run_id: store.run(run_id).tags(), run_ids)
-        pairs = zip(run_ids, tags, strict=True)
-        names = sorted((node_name("run", run_id, one), run_id) for run_id, one in pairs)
-        similar = [pair for pair in names if pair[0].startswith(text)]
-        similar = [pair for pair in similar if pair[0] == text] or similar
-        if not text or not similar:
+        nodes = zip(run_ids, tags, strict=True)
+        names = {f"{node_name('run', *node)} ({node[0]})": node[0] for node in nodes}
+        whole = [name for name in names if name.startswith(f"{text} (")]
+        if not (known := whole or [name for name in sorted(names) if name.startswith(text)]):
             raise
-        if len(similar) > 1:
-            some = ", ".join(f"{run_id} ({name})" for name, run_id in similar[:6])
-            expected = f"the name of one run, not of {len(similar)}: {some}"
-            raise invalid("run_id", text, expected) from None
-        return similar[0][1]
+        return names[find_id(error.field, text, known, error.expected)]
 
 
 def has_study(storage: str, study: str) -> bool:

@@ -5,7 +5,6 @@ torch, Ray and MLflow are imported when a study is run: lists, help and misspelt
 
 import inspect
 import json
-import shlex
 from collections.abc import Iterator, Mapping
 from functools import partial
 from importlib import import_module
@@ -17,7 +16,7 @@ import tyro
 from gram_platform.cli.flags import AsJson, Positional
 from gram_platform.cli.tables import say_rows
 from gram_platform.config.flops import module_parameters, total_parameters
-from gram_platform.config.identity import masked, require_choice
+from gram_platform.config.identity import require_choice
 from gram_platform.config.plugins import Table
 from gram_platform.config.terminal import say
 from gram_platform.corpora import catalog_names
@@ -45,9 +44,7 @@ def run_command(
 def run_named(name: str, arguments: list[str]) -> None:
     """Runs a study or a search with its own flags, and ends the process."""
     if name.startswith("-"):
-        study = next((text for text in arguments if text in study_names()), "NAME")
-        flags = shlex.join([name, *(text for text in arguments if text != study)])
-        raise ValueError(f"the study comes before its flags: gram run {study} {masked(flags)}")
+        raise ValueError(f"{name}: the study comes first, as in gram run scaling {name} ...")
     main(find_study(name), arguments, f"gram run {name}")
 
 
@@ -63,7 +60,7 @@ def run_with_studies() -> Any:
 
 
 def list_with_kinds() -> Any:
-    """Returns `gram list` for the shell's completion, which offers no values of arguments."""
+    """Returns `gram list` for the shell's completion: each kind is a command."""
     return _subcommands({what: partial(list_command, what) for what in LISTINGS})
 
 

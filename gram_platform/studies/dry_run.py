@@ -16,7 +16,6 @@ from gram_platform.planner import (
     USABLE_MEMORY,
     Machine,
     Needs,
-    evaluation_hours,
     needs,
     utilisation_of,
 )
@@ -107,7 +106,7 @@ def _describe(plan: Plan, part: StudyPlan, device: str, ended: Collection[str]) 
     for node in runs.values():
         groups[node.method + (" attacks" if node.is_attack else ""), node.size].append(node.config)
     needed = {run_id: needs(node.config, 1, machine) for run_id, node in runs.items()}
-    evaluations = [node for node in part.nodes if not node.is_run]
+    hours = planned_hours(part.nodes, machine)
     run_header = (*RUN_HEADER, f"{machine.name} hours", "cost $")
     lines = [
         f"study {part.study.name}, preset {part.preset_name}",
@@ -125,11 +124,9 @@ def _describe(plan: Plan, part: StudyPlan, device: str, ended: Collection[str]) 
         *_memory_lines(groups, machine, part.ranks),
         *_compile_line(plan.compiled, part),
         "",
-        *_size_totals(groups, needed, machine),
-        _totals(needed, done, machine),
         (
-            f"evaluations: {len(evaluations)}, {len(all_done - done)} done; "
-            f"{amount(evaluation_hours(evaluations, runs, machine))} {machine.name} hours in all"
+            f"{len(runs)} runs, {len(done)} done; {len(part.nodes) - len(runs)} evaluations,"
+            f" {len(all_done - done)} done; {amount(hours)} {machine.name} hours in all"
         ),
         predicted(work_left((part,), ended)),
         *_legend(machine, [node.config for node in runs.values()]),
@@ -190,21 +187,13 @@ def _memory_lines(groups: Groups, machine: Machine, planned: Ranks) -> list[str]
         f"memory of one {machine.name} in GiB, for the largest run of a line:",
         aligned([MEMORY_HEADER, *_memory_rows(largest, machine, planned)], 2),
         (
-            f"ranks: --num-workers, or of those whose peak is within {USABLE_MEMORY:.0%} of"
-            f" {machine.memory_bytes / GIB:.0f} GiB, and that cost at most {MOST_HOURS:g} times the"
-            " fewest hours, the number with which the study ends first; sequences: the most of a"
-            " pass on each; passes: of an optimizer step, a micro-batch in as few as memory allows,"
-            " small ones together"
+            "ranks: --num-workers, or the number with which the study ends first, with a peak"
+            f" within {USABLE_MEMORY:.0%} of {machine.memory_bytes / GIB:.0f} GiB and at most"
+            f" {MOST_HOURS:g} times the fewest hours"
         ),
-        "attention: the kernel, which decides what a layer keeps for the backward pass",
-        (
-            "peak: what is alive at once, less than the sum of the parts; recomputing: ranks needed"
-            " with activation"
-        ),
-        (
-            f"checkpointing; disk: the most while it trains ({NUM_CHECKPOINTS_KEPT} checkpoints and"
-            " one being written)"
-        ),
+        "sequences: the most of a pass on each rank; passes: of an optimizer step",
+        "peak: what is alive at once; recomputing: ranks needed with activation checkpointing",
+        f"disk: the most while training ({NUM_CHECKPOINTS_KEPT} checkpoints and one being written)",
     ]
 
 
@@ -220,10 +209,6 @@ def _compile_line(compiled: bool | None, part: StudyPlan) -> Iterable[str]:
         yield f"compiled runs: {named}; --no-compile compiles none"
 
 
-def _kernel(machine: Machine, run: RunConfig) -> str:
-    return model_kernel(machine.device, BYTES[run.precision], run.model)
-
-
 def _memory_rows(
     largest: Mapping[tuple[str, str], RunConfig], machine: Machine, planned: Ranks
 ) -> Iterable[tuple]:
@@ -237,7 +222,7 @@ def _memory_rows(
         num_sequences = run.micro_batch // ranks // passes.num_passes
         yield (
             *key,
-            _kernel(machine, run),
+            model_kernel(machine.device, BYTES[run.precision], run.model),
             str(ranks),
             str(num_sequences * passes.num_merged),
             str(-(-run.micro_batches_per_step // passes.num_merged) * passes.num_passes),
@@ -276,25 +261,3 @@ def _published_rates(part: StudyPlan, groups: Groups, needed: Mapping[str, Needs
     head = ("size", "dense, authors", "GRAM, authors", "dense, here", "GRAM, here")
     title = "tokens a second and GPU: in the authors' logs (medians), and by the hours above"
     return ["", title, aligned([head, *rows], 1)] if rows else []
-
-
-def _totals(needed: Mapping[str, Needs], done: set[str], machine: Machine) -> str:
-    hours = sum(need.gpu_hours for need in needed.values())
-    left = sum(need.gpu_hours for run_id, need in needed.items() if run_id not in done)
-    disk = sum(need.result for need in needed.values()) / GIB
-    return (
-        f"{len(needed)} runs, {len(done)} done; {amount(hours)} {machine.name} hours in all,"
-        f" {amount(left)} left (${left * machine.dollars_per_hour:,.2f}); {disk:,.2f} GiB of final"
-        " weights"
-    )
-
-
-def _size_totals(groups: Groups, needed: Mapping[str, Needs], machine: Machine) -> list[str]:
-    hours: dict[str, float] = defaultdict(float)
-    for (_, size), configs in groups.items():
-        hours[size] += sum(needed[config.run_id].gpu_hours for config in configs)
-    price = machine.dollars_per_hour
-    return [
-        f"{size}: {amount(total)} {machine.name} hours, ${total * price:,.2f}"
-        for size, total in hours.items()
-    ]

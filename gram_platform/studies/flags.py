@@ -10,9 +10,8 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, fields, make_dataclass
 from inspect import isfunction, signature
-from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
 
 import tyro
@@ -76,21 +75,19 @@ def _choice(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
 
 
 @CHOICES.primitive_rule
-def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    """Constructs an integer or a real number."""
-    kind = info.type
-    if kind not in (int, float):
+def _integer(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """Constructs an integer."""
+    if info.type is not int:
         return None
 
-    def read(texts: Sequence[str]) -> float:
+    def read(texts: Sequence[str]) -> int:
         try:
-            return kind(*texts)
+            return int(*texts)
         except ValueError:
-            expected = "an integer" if kind is int else "a number"
-            raise ValueError(f"{texts[0]!r}: expected {expected}") from None
+            raise ValueError(f"{texts[0]!r}: expected an integer") from None
 
-    is_number = lambda value: type(value) in (int, kind)  # noqa: E731
-    return PrimitiveConstructorSpec(1, kind.__name__.upper(), read, is_number, lambda n: [str(n)])
+    is_integer = lambda value: type(value) is int  # noqa: E731
+    return PrimitiveConstructorSpec(1, "INT", read, is_integer, lambda number: [str(number)])
 
 
 @dataclass(frozen=True)
@@ -363,26 +360,24 @@ def _flag_names(form: Any) -> set[str]:
     return {one.name for box in get_args(form) for one in fields(get_args(box)[0])}
 
 
-def boxes_of(own: type, values: Mapping[str, Iterable[str]] = MappingProxyType({})) -> Any:
+def boxes_of(own: type, values: Mapping[str, Iterable[str]] | None = None) -> Any:
     """Returns the boxes of a command as the type that tyro parses.
 
     `values` has the known values of flags, which the shell's completion offers.
     """
     groups = (SubjectFlags, own, StorageFlags, DeviceFlags, CostFlags, ExecutionFlags)
-    boxes = ((_with_values(box, values) if values else box, box.title) for box in groups)
-    return tuple[*(Annotated[box, tyro.conf.arg(name=title)] for box, title in boxes)]
+    boxes = [_with_values(box, values) for box in groups] if values else groups
+    return tuple[*(Annotated[box, tyro.conf.arg(name=box.title)] for box in boxes)]
 
 
 def _with_values(box: type, values: Mapping[str, Iterable[str]]) -> type:
     """Returns a box in which flags with known values take no others."""
+    chosen = {one.name: one.default for one in fields(box) if one.name in values}
     declared = []
-    for one in fields(box):
-        if one.name in values:
-            kind = Literal["", *values[one.name]]
-            kind = kind if one.default == "" else tuple[kind, ...]
-            declared.append((one.name, kind, field(default=one.default)))
-    about = {"__doc__": box.__doc__}
-    return make_dataclass(box.__name__, declared, bases=(box,), namespace=about, frozen=True)
+    for name, default in chosen.items():
+        kind = Literal["", *values[name]]
+        declared.append((name, tuple[kind, ...] if default == () else kind, default))
+    return make_dataclass(box.__name__, declared, bases=(box,), frozen=True)
 
 
 def _folded(paragraph: str) -> str:

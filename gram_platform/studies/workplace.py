@@ -177,9 +177,9 @@ def placement_of(
     config = node.config
     if not isinstance(config, RunConfig):
         return Placement()
-    machine = _machine_on(ranks, device)
-    if machine.device == CUDA:
-        machine = replace(machine, memory_bytes=gpu_share * machine.memory_bytes)
+    machine = MACHINES[CPU]
+    if device == ranks.machine.device == CUDA:
+        machine = replace(ranks.machine, memory_bytes=gpu_share * ranks.machine.memory_bytes)
     choices = ranks.choices(config, node.size)
     divisions = (division_of(config, n, machine, device, ranks.checkpointing) for n in choices)
     hours = expected_hours(node, machine) / choices[-1]
@@ -187,15 +187,11 @@ def placement_of(
 
 
 def is_compiled(node: Node, ranks: Ranks, device: str, compiled: bool | None) -> bool:
-    """Tells whether a run is compiled by torch.compile; arguments as of `placement_of`."""
-    if compiled is not None or device != CUDA:
-        return bool(compiled)
-    hours = expected_hours(node, _machine_on(ranks, device))
-    return pays_to_compile(node.config, hours / ranks.choices(node.config, node.size)[-1])
-
-
-def _machine_on(ranks: Ranks, device: str) -> Machine:
-    return ranks.machine if device == ranks.machine.device == CUDA else MACHINES[CPU]
+    """Tells whether torch.compile compiles a run; arguments as of `placement_of`."""
+    if compiled is None and device == CUDA:
+        hours = expected_hours(node, ranks.machine) / ranks.choices(node.config, node.size)[-1]
+        return pays_to_compile(node.config, hours)
+    return bool(compiled)
 
 
 def division_of(

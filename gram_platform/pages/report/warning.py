@@ -51,28 +51,20 @@ def limits_section(study: Results, main: pd.DataFrame) -> Section:
 
 
 def _lacking(study: Results) -> str:
-    runs, num_missing, parts = study.runs, len(study.analysis.missing), []
-    begun = set(runs.get("id", ()))
+    runs, num_missing = study.runs, len(study.analysis.missing)
     counts = Counter(runs.get("status", ()))
-    counts[NOT_BEGUN] = len(study.record.ids - begun)
-    total = counts.total()
-    lacking = {
-        state: number for state, number in counts.items() if number and state != State.COMPLETE
-    }
-    if lacking:
-        states = ", ".join(f"{number} {state}" for state, number in lacking.items())
-        parts.append(
-            f"{sum(lacking.values())} of {total} nodes had no result when this page was written"
-            f" ({states})."
-        )
-    if num_missing:
-        parts.append(f"Tables and figures lack {num_missing} value{'s' * (num_missing > 1)}.")
-    if lacking:
-        parts.append(
-            f"Submit the study again to execute them; gram report {study.record.name} writes the"
-            " page again."
-        )
-    return " ".join(parts)
+    counts[NOT_BEGUN] = len(study.record.ids - set(runs.get("id", ())))
+    states = {state: n for state, n in counts.items() if n and state != State.COMPLETE}
+    named = ", ".join(f"{number} {state}" for state, number in states.items())
+    lacking = f"Tables and figures lack {num_missing} value{'s' * (num_missing > 1)}."
+    parts = [
+        f"{sum(states.values())} of {counts.total()} nodes had no result when this page was written"
+        f" ({named})." * bool(states),
+        lacking * bool(num_missing),
+        f"Submit the study again to execute them; gram report {study.record.name} writes the page"
+        " again." * bool(states),
+    ]
+    return " ".join(filter(None, parts))
 
 
 def _poor_fits(study: Results) -> str:

@@ -19,8 +19,8 @@ from gram_platform.release.serving.policy import (
 # Some thousands of tokens. The file is read every two seconds.
 MAX_POLICY_BYTES = 2**20
 EXAMPLE = (
-    "a file that exists. One with the two lines `[profiles.core]` and `modules = []` serves core"
-    " alone. Then gram token NAME --profiles core --policy FILE adds a token"
+    "a file that exists, as one of the lines [profiles.core] and modules = [] for core alone, to"
+    " which gram token NAME --profiles core --policy FILE adds a token"
 )
 
 
