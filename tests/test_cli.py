@@ -69,7 +69,7 @@ def test_status_compare_and_sync(finished, capsys):
     with pytest.raises(SystemExit):
         gram("compare", "filtering", nodes[0].id, "--storage", storage)
     refused = capsys.readouterr().err
-    assert all(f"{run} ({name})" in refused for run, name in named.items())
+    assert all(f"{name} ({run})" in refused for run, name in named.items())
     for num_sent in (5, 0):
         gram("sync", "--storage", storage)
         assert f"{num_sent} sent, {5 - num_sent} unchanged" in capsys.readouterr().out

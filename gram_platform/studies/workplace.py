@@ -120,6 +120,16 @@ def resources_on(plan: Plan, device: str) -> Resources:
     return replace(plan.resources, gpus_per_rank=gpus, gpus_per_run=gpus_per_run)
 
 
+def require_gpu(plan: Plan, store: Store) -> None:
+    """ValueError if nodes are left for GPUs, and neither this machine nor a Ray to join has one.
+
+    A Ray of several machines may start some with GPUs.
+    """
+    left = work_left(plan.studies, ended_of(plan.studies, store, plan.retry_failed))
+    if left and plan.device == CUDA and not (num_gpus() or connect(may_start=False)):
+        raise invalid("device", CUDA, "cpu, because this machine has no GPU, and no Ray to join")
+
+
 def with_ranks(plan: Plan, store: Store, is_dry: bool = False) -> tuple[Plan, int]:
     """Returns the plan with the ranks of every size, and the GPUs or CPU slots that it is for.
 
@@ -128,8 +138,6 @@ def with_ranks(plan: Plan, store: Store, is_dry: bool = False) -> tuple[Plan, in
     """
     open_sizes = {size for part in plan.studies for size in part.open_sizes}
     left = work_left(plan.studies, ended_of(plan.studies, store, plan.retry_failed))
-    if left and plan.device == CUDA and not (is_dry or connect(may_start=False) or num_gpus()):
-        raise invalid("device", CUDA, "cpu, because this machine has no GPU, and no Ray to join")
     ids = {node_id for one in left for node_id in one.ids}
     runs = [n.id for n in plan.nodes if n.is_run and n.id in ids and n.size in open_sizes]
     if not (is_dry or runs):

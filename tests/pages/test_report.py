@@ -305,7 +305,8 @@ def test_costs_stand_beside_the_papers(stories):
 
 def test_a_study_that_the_paper_lacks_answers_by_retain_above_forget(study):
     judged = results.judged(study.record, study.analysis)
-    _, answer = answer_study(replace(study, claims=judged))
+    _, ratios, answer = answer_study(replace(study, claims=judged))
+    assert ratios.startswith("GRAM: core 0.9")
     assert answer.startswith("Is the forgotten domain forgotten? ")
     row = judged.set_index("claim").loc["gram, medium: retain is above forget"]
     assert f"GRAM's retain is {row['difference']:.2f}" in answer

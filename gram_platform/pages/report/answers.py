@@ -41,7 +41,10 @@ FIRST = ("gram", "filtering")
 
 
 def answer_study(study: Results) -> list[str]:
-    """Returns a sentence for each group of claims, or with the main ratios, after their place."""
+    """Returns a sentence for each group of claims, after the place of the main numbers.
+
+    A study without claims of the paper, or none that is judged there, has its ratios first.
+    """
     main = headline_rows(study)
     if main.empty:
         return []
@@ -55,10 +58,10 @@ def answer_study(study: Results) -> list[str]:
         if found:
             verdicts, facts = zip(*found, strict=True)
             sentences.append(f"{QUESTIONS[name]} {_answer(verdicts)}: {'; '.join(facts)}.")
-    if not sentences:
+    if not sentences or study.record.compare_with not in CLAIMS:
         ratios = {name: ratio_text(study, first, name) for name in CLASSES}
         shown = ", ".join(f"{name} {text}" for name, text in ratios.items() if text)
-        sentences = [f"{method_style(first['method']).label}: {shown}."]
+        sentences.insert(0, f"{method_style(first['method']).label}: {shown}.")
     return [_place(study, main), *sentences]
 
 
