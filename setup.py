@@ -26,5 +26,11 @@ README = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
 setup(
     long_description=RELATIVE.sub(absolute, README),
     long_description_content_type="text/markdown",
-    project_urls={"Repository": REPOSITORY, "Issues": f"{REPOSITORY}/issues"} if REPOSITORY else {},
+    project_urls={
+        "Repository": REPOSITORY,
+        "Issues": f"{REPOSITORY}/issues",
+        "Documentation": f"{REPOSITORY}/tree/HEAD/docs",
+    }
+    if REPOSITORY
+    else {},
 )

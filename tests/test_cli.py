@@ -70,6 +70,13 @@ def test_status_compare_and_sync(finished, capsys):
     assert plain["fields"]["optimizer.peak_lr"] == rates
     rows = [re.split(" {2,}", line) for line in compared.splitlines()]
     assert ["optimizer.peak_lr", str(rates[0]), "->", str(rates[1])] in rows
+    named = {run["id"]: run["name"] for run in found["runs"]}
+    gram("compare", named[nodes[0].id], named[nodes[2].id], "--storage", storage)
+    assert capsys.readouterr().out == compared
+    with pytest.raises(SystemExit):
+        gram("compare", "filtering", nodes[0].id, "--storage", storage)
+    refused = capsys.readouterr().err
+    assert all(f"{name} ({run})" in refused for run, name in named.items())
     for num_sent in (5, 0):
         gram("sync", "--storage", storage)
         assert f"{num_sent} sent, {5 - num_sent} unchanged" in capsys.readouterr().out
@@ -214,6 +221,13 @@ def test_configs_that_cannot_be_read(finished, text, capsys):
         (["sync", "--tracking-uri", "http://host:abc"], "--tracking-uri"),
         (["prepare", "stories-smoke"], "--out"),
         (["prepare", "nowhere", "--check"], "corpus="),
+        (["prepare", __file__], "corpus="),
+        (["prepare"], "CORPUS"),
+        (["run", "--preset", "smoke", "scaling"], "the study comes first"),
+        (["run", "scaling", "--core-label", "two", "words"], "'two words'"),
+        (["run", "scaling", "--seeds", "three"], "'three': expected an integer"),
+        (["run", "lr_bs_grid", "--trials", "3"], "--lrs"),
+        (["token", "alice", "--profiles", "core", "--policy", "nowhere"], "[profiles.core]"),
         (["prepare", "stories-smoke", "--out", "/dev/null/packed"], "--out"),
         (["export", "a", "--out", "~nobody-of-this-name"], "--out"),
         (["import", "~nobody-of-this-name"], "checkpoint="),

@@ -1,6 +1,7 @@
 """What a package of this project says of its dependencies, and reading results where those of
 training are missing."""
 
+import ast
 import json
 import os
 import re
@@ -22,7 +23,7 @@ from gram_platform.store import Store
 from gram_platform.tracking import Tracker
 from tests.cluster import files
 from tests.cluster.files import constraint
-from tests.test_architecture import PACKAGE, ROOT, foreign, imported_modules, python_files
+from tests.test_architecture import PACKAGE, ROOT, foreign, imported_modules, python_files, tree_of
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PYTHONS = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
@@ -31,6 +32,7 @@ EXTRAS = {
     name: [Requirement(text) for text in texts]
     for name, texts in PROJECT["optional-dependencies"].items()
 }
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
 BY_YEAR = {"fsspec", "s3fs", "gcsfs"}
 NOT_TO_READ = {"torch", "ray", "optuna", "datasets", "tokenizers", "transformers", "safetensors"}
 READ = """
@@ -107,6 +109,22 @@ def test_all_has_the_other_extras():
         PROJECT["name"],
         EXTRAS.keys() - {"all", "dev", "s3-tests"},
     )
+
+
+def test_no_text_for_users_names_a_file_of_a_checkout():
+    """A wheel has neither `docs` nor `experiments`. Of docstrings, `--help` shows only flags'."""
+    found, of_checkout = [], re.compile(r"(?<![/#\w])(?:docs|experiments)/\w")
+    for path in python_files(PACKAGE):
+        tree = tree_of(path)
+        nodes = [node for node in ast.walk(tree) if isinstance(node, DOCUMENTED)]
+        docstrings = [ast.get_docstring(node, clean=False) for node in nodes]
+        shows_docstrings = path.parent.name == "cli" or path.name == "flags.py"
+        texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+        texts = [text for text in texts if shows_docstrings or text not in docstrings]
+        found += [text for text in texts if isinstance(text, str) and of_checkout.search(text)]
+    for path in (ROOT / PACKAGE).rglob("*.html"):
+        found += of_checkout.findall(path.read_text())
+    assert found == []
 
 
 @pytest.mark.parametrize("repository", ["", "https://host.example/ORG/NAME"])

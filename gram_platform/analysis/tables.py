@@ -49,7 +49,7 @@ from gram_platform.analysis.ratios import (
     sort_rows,
 )
 from gram_platform.methods import method_label
-from gram_platform.methods.nodes import VARIANT
+from gram_platform.methods.nodes import BASELINE, VARIANT
 
 CLASSES = ("core", "retain", "forget", ELICITED)
 # The columns with the number of a class's domains in a view.
@@ -374,6 +374,19 @@ def readable_table(table: pd.DataFrame) -> pd.DataFrame:
     names = table.columns[: table.columns.get_loc(CLASSES[0])]
     classes = [name for name in CLASSES if table[name].notna().any()]
     return with_intervals(table, names, classes).assign(num_seeds=table["num_seeds"])
+
+
+def in_reading_order(table: pd.DataFrame) -> pd.DataFrame:
+    """Puts baselines last, and drops means that repeat the only profile of their method.
+
+    `table` has the columns of table.csv.
+    """
+    names = list(table.columns[: table.columns.get_loc(CLASSES[0])])
+    names.remove("profile")
+    is_mean = table["profile"] == MEAN
+    num_others = (~is_mean).groupby([table[name] for name in names]).transform("sum")
+    shown = table[~is_mean | (num_others != 1)]
+    return shown.sort_values("method", key=lambda names: names == BASELINE, kind="stable")
 
 
 def nats_table(table: pd.DataFrame) -> pd.DataFrame:

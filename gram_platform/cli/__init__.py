@@ -12,6 +12,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from importlib import import_module
+from importlib.metadata import distributions
 from pathlib import Path
 
 import tyro
@@ -71,7 +72,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run(arguments: list[str]) -> None:
     name, rest = (arguments or [""])[0], arguments[1:]
-    if name == "run" and rest and not rest[0].startswith("-"):
+    if name == "run" and rest and rest[0] not in ("-h", "--help"):
         # Each study has flags of its own.
         import_module(f"{__name__}.run").run_named(rest[0], rest[1:])
     elif name in COMMANDS:
@@ -81,16 +82,17 @@ def _run(arguments: list[str]) -> None:
     elif arguments in ([], ["-h"], ["--help"]):
         say(overview(), file=sys.stdout if arguments else sys.stderr)
         raise SystemExit(0 if arguments else 2)
-    elif arguments == ["--version"]:
+    elif arguments in (["--version"], ["-V"], ["-v"], ["version"]):
         say(f"gram-platform {__version__}")
     elif not name.startswith("--tyro-"):
         require_choice("command", name, COMMANDS)
     else:
         # The shell asks for its completion.
-        from gram_platform.cli.run import run_with_studies
+        from gram_platform.cli.run import list_with_kinds, run_with_studies
         from gram_platform.studies.flags import FLAG_STYLE
 
-        commands = {name: find_command(name) for name in COMMANDS} | {"run": run_with_studies()}
+        commands = {name: find_command(name) for name in COMMANDS}
+        commands |= {"run": run_with_studies(), "list": list_with_kinds()}
         config = (*FLAG_STYLE, tyro.conf.OmitSubcommandPrefixes)
         tyro.extras.subcommand_cli_from_dict(commands, args=arguments, prog="gram", config=config)
 
@@ -103,6 +105,10 @@ def overview() -> str:
         rows = [("", name.ljust(longest), _about(name)) for name in commands]
         lines += ["", group, align_columns(rows, width=columns)]
     end = "gram COMMAND --help lists the flags of a command, gram --version prints the version."
+    # A wheel is built with the address of the documents, if they have one.
+    for package in distributions(name="gram-platform"):
+        urls = package.metadata.get_all("Project-URL", [])
+        end += "".join(f" {url}." for url in urls if url.startswith("Documentation"))
     return "\n".join([*lines, "", *textwrap.wrap(end, columns)])
 
 

@@ -8,11 +8,11 @@ from gram_platform.cli.flags import Positional, make_folder, report_progress
 from gram_platform.config.endings import explained
 from gram_platform.config.identity import InvalidField, invalid, local_path
 from gram_platform.config.terminal import say
-from gram_platform.studies.flags import Amount, Number, Place, Switch, Text
+from gram_platform.studies.flags import Amount, Number, Place, Switch, Text, shown
 
 
 def prepare_command(
-    corpus: Positional[str],
+    corpus: Positional[shown(str, "CORPUS")],
     out: Place = "",
     core_label: Text = "",
     seq_len: int = 1024,
@@ -39,6 +39,7 @@ def prepare_command(
             nothing
     """
     from gram_platform.corpora import Packing, resolve
+    from gram_platform.corpora.checking import require_readable
     from gram_platform.corpora.pack import prepare
     from gram_platform.store import Store
     from gram_platform.store.root import storage_place
@@ -65,6 +66,7 @@ def prepare_command(
             say(explained(error))
         return
     if not out:
+        require_readable(corpus)
         raise invalid("out", out, "a folder for the packed corpus")
     root = local_path("out", out)
     make_folder(str(root))

@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 import tyro
 
 from gram_platform.config.crash_safe import require_rights
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import InvalidField, find_id, invalid
 from gram_platform.config.terminal import say_progress
+from gram_platform.methods.nodes import node_name
 from gram_platform.planner import MACHINES
 from gram_platform.store import Store
 from gram_platform.store.root import storage_place
@@ -23,6 +24,7 @@ TrackingUri = Annotated[
 AsJson = Annotated[Switch, tyro.conf.arg(name="json", help="print JSON, for scripts")]
 MachineName = Literal[*MACHINES]
 Positional = tyro.conf.Positional
+RunText = Positional[shown(str, "RUN")]
 
 
 def stored(storage: str) -> Store:
@@ -33,6 +35,24 @@ def stored(storage: str) -> Store:
         raise invalid("storage", place, "a folder that exists")
     store.require_known_layout()
     return store
+
+
+def find_run(store: Store, text: str) -> str:
+    """Returns the run or import whose id or name, as `gram status` prints it, begins with `text`.
+
+    ValueError for none or several. An id and a whole name come before beginnings of names.
+    """
+    try:
+        return store.find_run(text)
+    except InvalidField as error:
+        run_ids = store.list_runs()
+        tags = store.concurrently(lambda run_id: store.run(run_id).tags(), run_ids)
+        nodes = zip(run_ids, tags, strict=True)
+        names = {f"{node_name('run', *node)} ({node[0]})": node[0] for node in nodes}
+        whole = [name for name in names if name.startswith(f"{text} (")]
+        if not (known := whole or [name for name in sorted(names) if name.startswith(text)]):
+            raise
+        return names[find_id(error.field, text, known, error.expected)]
 
 
 def has_study(storage: str, study: str) -> bool:

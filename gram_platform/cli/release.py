@@ -4,7 +4,15 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from gram_platform.cli.flags import Positional, Storage, TrackingUri, report_progress, stored
+from gram_platform.cli.flags import (
+    Positional,
+    RunText,
+    Storage,
+    TrackingUri,
+    find_run,
+    report_progress,
+    stored,
+)
 from gram_platform.config import IMPORTED
 from gram_platform.config.endings import outlive_output
 from gram_platform.config.flops import total_parameters
@@ -22,12 +30,12 @@ from gram_platform.release.selection import available_modules, parse_modules, pa
 from gram_platform.store import Store
 from gram_platform.store.folders import open_folder
 from gram_platform.store.root import storage_place
-from gram_platform.studies.flags import Number, Place, Switch, Text, shown
+from gram_platform.studies.flags import Names, Number, Place, Switch, Text, shown
 
 
 def eval_command(
-    run_id: Positional[str],
-    tasks: tuple[str, ...],
+    run_id: RunText,
+    tasks: Names,
     profiles: tuple[str, ...] = ("core", "all"),
     include_path: Place = "",
     limit: Number = 0,
@@ -43,7 +51,7 @@ def eval_command(
     guess, compare the bits a byte of the right answers.
 
     Args:
-        run_id: a complete run, by its id or the beginning of it
+        run_id: a complete run, by its id or its name, or the beginning of one
         tasks: names of tasks, such as wmdp_bio mmlu hellaswag
         profiles: profiles to compare: core, core+virology, all
         include_path: folder with task files (.yaml) of your own
@@ -63,7 +71,7 @@ def eval_command(
         raise invalid("profiles" if tasks else "tasks", (), "one or more names")
     place = _output(out) if out else None
     store = stored(storage)
-    found = available_modules(store, store.find_run(run_id))
+    found = available_modules(store, find_run(store, run_id))
     store.run(found.run_id).require_result()
     views = {name: parse_profile(found, name) for name in dict.fromkeys(profiles)}
     benchmark = Benchmark(tuple(dict.fromkeys(tasks)), include_path, num_fewshot, limit).checked()
@@ -83,7 +91,7 @@ def _output(out: str) -> Path:
 
 
 def export_command(
-    run_id: Positional[str],
+    run_id: RunText,
     out: Place = "",
     modules: shown(str | None, "TEXT") = None,
     all_modules: Switch = False,
@@ -101,7 +109,7 @@ def export_command(
     Modules that the view lacks are physically absent.
 
     Args:
-        run_id: a complete run or imported model, by its id or the beginning of it
+        run_id: a complete run or imported model, by its id or its name, or the beginning of one
         out: a new or empty folder
         modules: modules to switch on beside core, such as virology,lisp=0.5; "" is core alone
         all_modules: switch on every module
@@ -126,7 +134,7 @@ def export_command(
     if push:
         require_hub(push)
     store = stored(storage)
-    found = available_modules(store, store.find_run(run_id))
+    found = available_modules(store, find_run(store, run_id))
     if modules is None and not all_modules and found.modules:
         raise invalid(
             "modules",
@@ -176,7 +184,9 @@ def _require_registry(name: str, tracking_uri: str, run_id: str) -> None:
 
 
 def import_command(
-    checkpoint: Positional[str], storage: Storage = "", seq_len: shown(int | None, "INT") = None
+    checkpoint: Positional[shown(str, "FOLDER")],
+    storage: Storage = "",
+    seq_len: shown(int | None, "INT") = None,
 ) -> None:
     """Import a StarCoder2 or Llama checkpoint into the storage, for runs to start from.
 
@@ -204,7 +214,7 @@ def import_command(
 
 
 def serve_command(
-    run_id: Positional[str],
+    run_id: RunText,
     policy: str = "policy.toml",
     storage: Storage = "",
     host: str = "127.0.0.1",
@@ -242,9 +252,10 @@ def serve_command(
     from gram_platform.release.serving.engine import EngineLimits
 
     require_int("threads", threads, 1)
+    store = stored(storage)
     service = Service(
-        stored(storage).root,
-        run_id,
+        store.root,
+        find_run(store, run_id),
         str(local_path("policy", policy)),
         host,
         port,
@@ -261,8 +272,8 @@ def serve_command(
 
 
 def token_command(
-    name: Positional[str],
-    profiles: tuple[str, ...],
+    name: Positional[shown(str, "NAME")],
+    profiles: Names,
     policy: str = "policy.toml",
     default: Text = "",
     metrics: Switch = False,

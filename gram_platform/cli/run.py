@@ -4,7 +4,8 @@ torch, Ray and MLflow are imported when a study is run: lists, help and misspelt
 """
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Annotated, Any, Literal, Union
@@ -34,29 +35,36 @@ STUDY_HELP = f"{', '.join(OURS)}, or one of an installed package; its own flags 
 def run_command(
     study: Annotated[Positional[str], tyro.conf.arg(metavar="STUDY", help=STUDY_HELP)],
 ) -> None:
-    """Run a study or a search by name; `gram run NAME --help` lists its flags.
-
-    It does the same as `python experiments/NAME.py`.
-    """
+    """Run a study or a search by name; `gram run NAME --help` lists its flags."""
     run_named(study, [])
 
 
 def run_named(name: str, arguments: list[str]) -> None:
     """Runs a study or a search with its own flags, and ends the process."""
+    if name.startswith("-"):
+        raise ValueError(f"{name}: the study comes first, as in gram run scaling {name} ...")
     main(find_study(name), arguments, f"gram run {name}")
 
 
 def run_with_studies() -> Any:
     """Returns `gram run` for the shell's completion: each study is a command with its flags."""
-    return Union[
-        *(
-            Annotated[
-                boxes_of(own_flags(find_study(name))),
-                tyro.conf.subcommand(name, prefix_name=False),
-            ]
-            for name in study_names()
-        )
-    ]
+    forms = {}
+    for name in study_names():
+        study = find_study(name)
+        sizes = dict.fromkeys(size for preset in study.presets.values() for size in preset.sizes)
+        values = {"preset": study.presets, "methods": METHODS, "sizes": sizes, "through": sizes}
+        forms[name] = boxes_of(own_flags(study), values)
+    return _subcommands(forms)
+
+
+def list_with_kinds() -> Any:
+    """Returns `gram list` for the shell's completion: each kind is a command."""
+    return _subcommands({what: partial(list_command, what) for what in LISTINGS})
+
+
+def _subcommands(forms: Mapping[str, Any]) -> Any:
+    named = ((form, tyro.conf.subcommand(name, prefix_name=False)) for name, form in forms.items())
+    return Union[*(Annotated[one] for one in named)]
 
 
 def study_names() -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import os
 from collections import Counter
 from itertools import groupby
 
-from gram_platform.cli.flags import AsJson, MachineName, Positional, Storage, stored
+from gram_platform.cli.flags import AsJson, MachineName, Positional, Storage, find_run, stored
 from gram_platform.cli.tables import say_json, say_rows
 from gram_platform.config import State, View, evaluation_from_plain, run_from_plain
 from gram_platform.config.crash_safe import missing_right
@@ -213,7 +213,7 @@ def compare_command(
         storage: folder or URL of the storage
     """
     store = stored(storage)
-    ids = [store.find_run(run) for run in (first, second)]
+    ids = [find_run(store, run) for run in (first, second)]
     left, right = (flatten(store.run(run_id).config()) for run_id in ids)
     different = differing_fields([left, right])
     if as_json:

@@ -110,8 +110,9 @@ def replicate_command(
     """Make tables, claims and reports from losses measured elsewhere; trains nothing.
 
     Args:
-        folder: folder with losses.csv and curves.jsonl (format: docs/replicate.md); default:
-            the per-seed ratios that the paper's authors published, which ship with this package
+        folder: folder with losses.csv and curves.jsonl (Numbers that were measured elsewhere, in
+            the documents, has their format); default: the per-seed ratios that the paper's authors
+            published, which ship with this package
         out: folder of the reports and tables, a storage of their own
         beside_published: leave out the published points, added where study and method are the same
     """

@@ -151,7 +151,7 @@ def find_id(field: str, beginning: str, known: Collection[str], expected: str) -
     if not beginning or not found:
         raise invalid(field, beginning, f"{expected}: its id, or the beginning of it")
     if len(found) > 1:
-        allowed = f"the beginning of one id, not of {len(found)}: {', '.join(found[:6])}"
+        allowed = f"the beginning of one, not of {len(found)}: {', '.join(found[:6])}"
         raise invalid(field, beginning, allowed)
     return found[0]
 

@@ -133,7 +133,9 @@ def provenance(machine: str, upload: str = "") -> Provenance:
 
 
 def command_line() -> str:
-    return masked(shlex.join(sys.argv))
+    program, *arguments = sys.argv
+    is_ours = Path(program).name in ("gram", "__main__.py")
+    return masked(shlex.join(["gram" if is_ours else program, *arguments]))
 
 
 @cache

@@ -53,6 +53,13 @@ def check(corpus: str | Path) -> list[CheckResult]:
     return results
 
 
+def require_readable(corpus: str | Path) -> None:
+    """ValueError for a corpus that is neither known nor a place with files to read."""
+    described = described_corpus(corpus)
+    if not isinstance(described, HubCorpus | StoriesCorpus):
+        _units(corpus, described)
+
+
 def _units(corpus: str | Path, described: TextCorpus | None) -> Sequence[Unit]:
     if described is not None:
         return text_units(corpus)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gram_platform.config.crash_safe import A_FILE
-from gram_platform.config.identity import invalid, local_path, one_of
+from gram_platform.config.identity import LONGEST_SHOWN, invalid, local_path, one_of
 from gram_platform.config.view import Texts
 from gram_platform.config.written import MAX_RECORD_BYTES, require_fetched, target_kind
 from gram_platform.corpora.compression import opened, seekable
@@ -229,14 +229,18 @@ def _read_jsonl(path: Path, span: tuple[int, int | None, int]) -> Iterator[Docum
             ) from None
         if not isinstance(record, dict):
             raise ValueError(
-                f"{where}: is a {type(record).__name__}, not a JSON object with text and label"
+                f"{where}: is a {type(record).__name__}, not a JSON object with text and label, one"
+                " a line"
             )
-        if not {"text", "label", *ASKED} & set(record):
-            raise ValueError(f"{where}: has neither text and label nor prompt and response")
-        if {"text", "label"} & set(record):
-            yield _checked(where, record.get("label"), record.get("text"))
+        is_asked = record.keys() & ASKED and not record.keys() & RECORD_COLUMNS
+        names = ASKED if is_asked else RECORD_COLUMNS
+        if missing := [name for name in names if name not in record]:
+            found = ", ".join(record)[:LONGEST_SHOWN] or "no field"
+            raise ValueError(f"{where}: {' and '.join(missing)} missing (found {found})")
+        if is_asked:
+            yield _instruction(where, *(_text_of(where, name, record[name]) for name in ASKED))
         else:
-            yield _instruction(where, *(_text_of(where, name, record.get(name)) for name in ASKED))
+            yield _checked(where, record["label"], record["text"])
 
 
 def _instruction(where: str, prompt: str, response: str) -> Document:
@@ -312,7 +316,7 @@ def _checked(where: str, label: object, text: object) -> Document:
 
 def _text_of(where: str, name: str, value: object) -> str:
     if not isinstance(value, str):
-        state = "is missing" if value is None else f"is {value!r:.60}, not a string"
+        state = "is null" if value is None else f"is {value!r:.60}, not a string"
         raise ValueError(f"{where}: {name} {state}")
     if not value or value.isspace():
         raise ValueError(f"{where}: {name} is empty")

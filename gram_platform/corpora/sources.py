@@ -85,7 +85,10 @@ def _glob_units(path: Path) -> tuple[Unit, ...]:
     try:
         plain = {"root": "."} | read_json(path, Globs)
     except ValueError as error:
-        allowed = f'a JSON object {{"globs": {{label: [patterns]}}}} ({error})'
+        allowed = (
+            "records in a file named *.jsonl, a JSON object with text and label a line, or files of"
+            f' labels in a .json, as {{"globs": {{label: [patterns]}}}} ({error})'
+        )
         raise invalid("corpus", str(path), allowed) from None
     if not plain["globs"]:
         raise invalid("globs", {}, "an object of labels, each with its list of patterns")

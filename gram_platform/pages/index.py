@@ -35,7 +35,14 @@ from gram_platform.pages.figures.style import (
     ratio_end,
 )
 from gram_platform.pages.report.answers import answer_study, headline_rows
-from gram_platform.pages.report.page import CLAIMS_FILE, REPORT_FILE, Page, Section, render
+from gram_platform.pages.report.page import (
+    CLAIMS_FILE,
+    REPORT_FILE,
+    Page,
+    Section,
+    render,
+    terms_section,
+)
 from gram_platform.pages.results.record import SEARCH_FILE, STUDY_FILE, Card, Results
 from gram_platform.paper.verdicts import verdicts_text
 from gram_platform.store import CorruptFile, Folder, Store
@@ -108,7 +115,8 @@ def index_page(store: Store) -> Page:
     ]
     nothing = Section("Studies", "None has been submitted.")
     paper = figures_of_paper({one.report for kind in kinds for one in kind})
-    return Page("Studies and searches", intro, [*(sections or [nothing]), paper])
+    terms = [terms_section(attacks=True)] if kinds[0] else []
+    return Page("Studies and searches", intro, [*(sections or [nothing]), *terms, paper])
 
 
 def figures_of_paper(reports: Collection[str]) -> Section:

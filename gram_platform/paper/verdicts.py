@@ -220,11 +220,16 @@ def separation_claims(
         where = {"method": method, "size": size, "profile": MEAN}
         sides, pseudo = ([seed_values(of, name, **where) for name in names] for of in frames)
         if sides[0].keys() & sides[1]:
-            text = f"{method}, {size}: retain is above forget"
-            claim = Claim(text, *(Side(method, name) for name in names))
+            claim = separation(method, size)
             error = _unit_error(unit_error, claim, size, {})
-            judgements.append(judge(text, *sides, unit_error=error, pseudo=pseudo))
+            judgements.append(judge(claim.text, *sides, unit_error=error, pseudo=pseudo))
     return judgements
+
+
+def separation(method: str, size: str) -> Claim:
+    """Returns the claim on which a method is judged in a study that the paper lacks."""
+    text = f"{method}, {size}: retain is above forget"
+    return Claim(text, Side(method, "retain"), Side(method, "forget"))
 
 
 def choose_profile(rows: pd.DataFrame) -> str:

@@ -212,7 +212,7 @@ class Store:
     def find_run(self, beginning: str) -> str:
         """Returns the run or import whose id begins so; ValueError for none or several."""
         known = (*self.list_runs(), *self.list_imports())
-        return find_id("run_id", beginning, known, f"a run of this storage ({self.root})")
+        return find_id("run_id", beginning, known, f"a run in {self.root}, as `gram status` prints")
 
     def list_runs(self) -> list[str]:
         return self._folder.child("runs").list()

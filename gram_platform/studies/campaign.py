@@ -19,7 +19,13 @@ from gram_platform.studies.searches.definition import optuna_place, search_plan_
 from gram_platform.studies.searches.flags import OptunaFlags
 from gram_platform.studies.searches.maxent import METHOD
 from gram_platform.studies.searches.search_plan import SearchPlan
-from gram_platform.studies.workplace import choose_device, ended_of, known_device, with_ranks
+from gram_platform.studies.workplace import (
+    choose_device,
+    ended_of,
+    known_device,
+    require_gpu,
+    with_ranks,
+)
 
 
 def drive_campaign(plan: Plan, searches: Sequence[Plan] = ()) -> int:
@@ -67,6 +73,7 @@ def _prepared(plan: Plan, everything: Plan) -> Plan:
     store = Store(everything.storage).open_for_writing()
     device = choose_device(everything, store)
     approve_cost(everything.on(device), store)
+    require_gpu(everything.on(device), store)
     plan, _ = with_ranks(replace(plan.on(device), is_approved=True), store)
     pack_corpora(plan, store)
     return plan

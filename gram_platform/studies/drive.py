@@ -20,6 +20,7 @@ from gram_platform.studies.workplace import (
     ended_of,
     executor_at,
     open_workplace,
+    require_gpu,
     with_ranks,
 )
 from gram_platform.tracking.connection import opened_by
@@ -41,6 +42,7 @@ def drive(plan: Plan) -> int:
     store = Store(plan.storage).open_for_writing()
     plan = plan.on(choose_device(plan, store))
     approve_cost(plan, store)
+    require_gpu(plan, store)
     plan, _ = with_ranks(plan, store)
     pack_corpora(plan, store)
     say_heads(plan, store)

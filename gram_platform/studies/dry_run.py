@@ -16,9 +16,7 @@ from gram_platform.planner import (
     USABLE_MEMORY,
     Machine,
     Needs,
-    evaluation_hours,
     needs,
-    pays_to_compile,
     utilisation_of,
 )
 from gram_platform.planner.ranks import MOST_HOURS, Ranks, fewest_ranks
@@ -35,7 +33,13 @@ from gram_platform.studies.plan import (
     predicted,
     work_left,
 )
-from gram_platform.studies.workplace import device_rule, ended_of, known_device, with_ranks
+from gram_platform.studies.workplace import (
+    device_rule,
+    ended_of,
+    is_compiled,
+    known_device,
+    with_ranks,
+)
 
 SIZE_HEADER = ("size", "parameters", "peak rate", "batch (sequences)", "sequence (tokens)")
 RUN_HEADER = ("method", "size", "runs", "done", "params", "tokens", "compute", "FLOPs")
@@ -102,7 +106,7 @@ def _describe(plan: Plan, part: StudyPlan, device: str, ended: Collection[str]) 
     for node in runs.values():
         groups[node.method + (" attacks" if node.is_attack else ""), node.size].append(node.config)
     needed = {run_id: needs(node.config, 1, machine) for run_id, node in runs.items()}
-    evaluations = [node for node in part.nodes if not node.is_run]
+    hours = planned_hours(part.nodes, machine)
     run_header = (*RUN_HEADER, f"{machine.name} hours", "cost $")
     lines = [
         f"study {part.study.name}, preset {part.preset_name}",
@@ -118,13 +122,11 @@ def _describe(plan: Plan, part: StudyPlan, device: str, ended: Collection[str]) 
         align_columns([run_header, *_run_rows(groups, needed, done, machine)], 2),
         "",
         *_memory_lines(groups, machine, part.ranks),
-        *_compile_line(plan.compiled, part, needed),
+        *_compile_line(plan.compiled, part),
         "",
-        *_size_totals(groups, needed, machine),
-        _totals(needed, done, machine),
         (
-            f"evaluations: {len(evaluations)}, {len(all_done - done)} done; "
-            f"{amount(evaluation_hours(evaluations, runs, machine))} {machine.name} hours in all"
+            f"{len(runs)} runs, {len(done)} done; {len(part.nodes) - len(runs)} evaluations,"
+            f" {len(all_done - done)} done; {amount(hours)} {machine.name} hours in all"
         ),
         predicted(work_left((part,), ended)),
         *_legend(machine, [node.config for node in runs.values()]),
@@ -180,48 +182,31 @@ def _memory_lines(groups: Groups, machine: Machine, planned: Ranks) -> list[str]
     }
     most = max(needs(run, 1, machine).passes.memory.total for run in largest.values())
     if most < LITTLE_MEMORY:
-        kernels = ", ".join(sorted({_kernel(machine, run) for run in largest.values()}))
-        return [
-            f"memory: at most {most / 2**20:.0f} MiB of a {machine.name} for a run;"
-            f" {kernels} attention"
-        ]
+        return [f"memory: at most {most / 2**20:.0f} MiB of a {machine.name} for a run"]
     return [
         f"memory of one {machine.name} in GiB, for the largest run of a line:",
         align_columns([MEMORY_HEADER, *_memory_rows(largest, machine, planned)], 2),
         (
-            f"ranks: --num-workers, or of those whose peak is within {USABLE_MEMORY:.0%} of"
-            f" {machine.memory_bytes / GIB:.0f} GiB, and that cost at most {MOST_HOURS:g} times the"
-            " fewest hours, the number with which the study ends first; sequences: the most of a"
-            " pass on each; passes: of an optimizer step, a micro-batch in as few as memory allows,"
-            " small ones together"
+            "ranks: --num-workers, or the number with which the study ends first, with a peak"
+            f" within {USABLE_MEMORY:.0%} of {machine.memory_bytes / GIB:.0f} GiB and at most"
+            f" {MOST_HOURS:g} times the fewest hours"
         ),
-        "attention: the kernel, which decides what a layer keeps for the backward pass",
-        (
-            "peak: what is alive at once, less than the sum of the parts; recomputing: ranks needed"
-            " with activation"
-        ),
-        (
-            f"checkpointing; disk: the most while it trains ({NUM_CHECKPOINTS_KEPT} checkpoints and"
-            " one being written)"
-        ),
+        "sequences: the most of a pass on each rank; passes: of an optimizer step",
+        "peak: what is alive at once; recomputing: ranks needed with activation checkpointing",
+        f"disk: the most while training ({NUM_CHECKPOINTS_KEPT} checkpoints and one being written)",
     ]
 
 
-def _compile_line(
-    compiled: bool | None, part: StudyPlan, needed: Mapping[str, Needs]
-) -> Iterable[str]:
-    """Says which sizes torch.compile compiles on a GPU."""
-    sizes: Counter[str] = Counter()
-    for node in part.nodes:
-        if isinstance(run := node.config, RunConfig) and part.machine.device == "cuda":
-            hours = needed[node.id].gpu_hours / part.ranks.of(run, node.size)
-            sizes[node.size] += pays_to_compile(run, hours) if compiled is None else compiled
-    if compiled_sizes := [f"{number} of {size}" for size, number in sizes.items() if number]:
-        yield f"compiled runs: {', '.join(compiled_sizes)}; --no-compile compiles none"
-
-
-def _kernel(machine: Machine, run: RunConfig) -> str:
-    return model_kernel(machine.device, BYTES[run.precision], run.model)
+def _compile_line(compiled: bool | None, part: StudyPlan) -> Iterable[str]:
+    """Says which sizes torch.compile compiles."""
+    sizes = Counter(
+        node.size
+        for node in part.nodes
+        if node.is_run and is_compiled(node, part.ranks, part.machine.device, compiled)
+    )
+    if sizes:
+        named = ", ".join(f"{number} of {size}" for size, number in sizes.items())
+        yield f"compiled runs: {named}; --no-compile compiles none"
 
 
 def _memory_rows(
@@ -237,7 +222,7 @@ def _memory_rows(
         num_sequences = run.micro_batch // ranks // passes.num_passes
         yield (
             *key,
-            _kernel(machine, run),
+            model_kernel(machine.device, BYTES[run.precision], run.model),
             str(ranks),
             str(num_sequences * passes.num_merged),
             str(-(-run.micro_batches_per_step // passes.num_merged) * passes.num_passes),
@@ -252,8 +237,8 @@ def _legend(machine: Machine, runs: Sequence[RunConfig]) -> list[str]:
     rows = {utilisation_of(machine.name, total_parameters(run.model)): None for run in runs}
     return [
         (
-            f"hours at a share of {machine.flops_per_second:.3g} FLOP/s, of the nearest size in the"
-            " planner's table, with evaluations while training:"
+            f"hours assume a share of {machine.flops_per_second / 1e12:g} TFLOP/s, that of the"
+            " nearest size, and include evaluations while training:"
         ),
         *(f"  {row.text}" for row in rows),
         (
@@ -276,25 +261,3 @@ def _published_rates(part: StudyPlan, groups: Groups, needed: Mapping[str, Needs
     head = ("size", "dense, authors", "GRAM, authors", "dense, here", "GRAM, here")
     title = "tokens a second and GPU: in the authors' logs (medians), and by the hours above"
     return ["", title, align_columns([head, *rows], 1)] if rows else []
-
-
-def _totals(needed: Mapping[str, Needs], done: set[str], machine: Machine) -> str:
-    hours = sum(need.gpu_hours for need in needed.values())
-    left = sum(need.gpu_hours for run_id, need in needed.items() if run_id not in done)
-    disk = sum(need.result for need in needed.values()) / GIB
-    return (
-        f"{len(needed)} runs, {len(done)} done; {amount(hours)} {machine.name} hours in all,"
-        f" {amount(left)} left (${left * machine.dollars_per_hour:,.2f}); {disk:,.2f} GiB of final"
-        " weights"
-    )
-
-
-def _size_totals(groups: Groups, needed: Mapping[str, Needs], machine: Machine) -> list[str]:
-    hours: dict[str, float] = defaultdict(float)
-    for (_, size), configs in groups.items():
-        hours[size] += sum(needed[config.run_id].gpu_hours for config in configs)
-    price = machine.dollars_per_hour
-    return [
-        f"{size}: {amount(total)} {machine.name} hours, ${total * price:,.2f}"
-        for size, total in hours.items()
-    ]

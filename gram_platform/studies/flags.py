@@ -5,11 +5,12 @@ searches, read the flags.
 """
 
 import functools
+import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, make_dataclass
 from inspect import isfunction, signature
 from typing import Annotated, Any, Literal, get_args
 
@@ -42,11 +43,12 @@ Number, Amount = shown(int, "INT"), shown(float, "FLOAT")
 Switch = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]
 
 
-# What sets the values for which other trainers have flags.
+# What sets the values for which other trainers and other commands have flags.
 SET_INSTEAD = {
-    "--lr": "peak_lr=1e-3",
-    "--batch-size": "batch_size=16",
-    "--epochs": "core_tokens=1000000",
+    "--lr": "--set 'sizes[SIZE].peak_lr=1e-3'",
+    "--batch-size": "--set 'sizes[SIZE].batch_size=16'",
+    "--epochs": "--set 'sizes[SIZE].core_tokens=1000000'",
+    "--trials": "--lrs and --batches of lr_bs_grid, or --knobs of hyperparams",
 }
 
 # Lets `tyro.cli` suggest values too. The shell's completion needs the values that tyro itself
@@ -72,6 +74,22 @@ def _choice(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
     return PrimitiveConstructorSpec(1, metavar, read, values.__contains__, lambda value: [value])
 
 
+@CHOICES.primitive_rule
+def _integer(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """Constructs an integer."""
+    if info.type is not int:
+        return None
+
+    def read(texts: Sequence[str]) -> int:
+        try:
+            return int(*texts)
+        except ValueError:
+            raise ValueError(f"{texts[0]!r}: expected an integer") from None
+
+    is_integer = lambda value: type(value) is int  # noqa: E731
+    return PrimitiveConstructorSpec(1, "INT", read, is_integer, lambda number: [str(number)])
+
+
 @dataclass(frozen=True)
 class SubjectFlags:
     """What is trained, how often, and on which text.
@@ -79,7 +97,7 @@ class SubjectFlags:
     Args:
         preset: one of those above; paper is as the paper's text prints it, as_run as the authors'
             settings have it; or a file with `base`, the name of a preset, and the fields that it
-            changes (docs/studies.md)
+            changes (Studies in the documents)
         changes: fields of the preset to change, as routing.p_aux_spread=0.1
             'sizes[0.6M].peak_lr=2e-3'
         sizes: names of sizes (default: all of the preset)
@@ -88,7 +106,7 @@ class SubjectFlags:
         first_seed: the first seed, the others follow it (default: the preset's)
         corpus: a corpus above, a folder of .jsonl/.parquet with `text` and `label`, a .json of
             labelled globs, a .toml recipe, or hf://ORG/NAME?label=FIELD&text=FIELD
-            (docs/studies.md)
+            (Studies in the documents)
         core_label: the label (or labels, with commas between) that is core, default core or the
             catalog's own; every other label is an auxiliary domain
         core_tokenizer: train the tokenizer on core's text alone: exports then ship no vocabulary of
@@ -208,7 +226,7 @@ class ExecutionFlags:
             again from the last checkpoint
         retry_failed: train runs again that ended with a non-finite loss
         notify: a webhook, of Slack or another, that gets a message when the submission ends: done,
-            failed or limit reached (docs/cluster.md)
+            failed or limit reached (On a cluster in the documents)
         verbose: print what the workers print, into `ray job logs` too
     """
 
@@ -244,10 +262,10 @@ class StudyFlags:
         texts: lines with `text` and `label`, a domain: the sentences that token_localization
             shades, or the prompts that samples continues, in place of validation text
         in_process: run the nodes one after another in this process, without Ray; to stop in a
-            debugger at an unexpected error: python -m pdb -c continue experiments/scaling.py
+            debugger at an unexpected error: python -m pdb -c continue -m gram_platform run scaling
             --in-process
         export_nodes: write the missing nodes to this file, for a machine without Ray
-            (docs/cluster.md), and start nothing
+            (On a cluster in the documents), and start nothing
     """
 
     title = "study"
@@ -319,14 +337,18 @@ def parse(form: Any, arguments: list[str], **how: Any) -> Any:
     endings.flag_names.update(names)
     for argument in arguments:
         flag = argument.partition("=")[0]
-        if flag in SET_INSTEAD and "changes" in names:
-            expected = f"--set 'sizes[SIZE].{SET_INSTEAD[flag]}' (SIZE as --sizes names it)"
-            raise ValueError(f"{flag}: not a flag; a size's value is set by {expected}")
-    safe = list(map(masked, arguments))
-    if safe != arguments:
-        unused = functools.wraps(form)(lambda *_, **__: None) if isfunction(form) else form
-        tyro.cli(unused, args=safe, registry=CHOICES, **how)
-    return tyro.cli(form, args=arguments, registry=CHOICES, **how)
+        if flag in SET_INSTEAD and "changes" in names and flag[2:] not in names:
+            instead = SET_INSTEAD[flag]
+            raise ValueError(f"{flag}: not a flag of this command; set this by {instead}")
+    safe, how = list(map(masked, arguments)), {"registry": CHOICES, **how}
+    unused = functools.wraps(form)(lambda *_, **__: None) if isfunction(form) else form
+    unknown = tyro.cli(unused, args=safe, return_unknown_args=True, **how)[1]
+    if unknown and not unknown[0].startswith("-") and (at := safe.index(unknown[0])):
+        quoted = shlex.quote(" ".join(safe[at - 1 : at + 1]))
+        raise ValueError(
+            f"{unknown[0]}: not expected; a value with blanks needs quotes, as {quoted}"
+        )
+    return tyro.cli(form, args=safe if unknown else arguments, **how)
 
 
 def _flag_names(form: Any) -> set[str]:
@@ -338,10 +360,24 @@ def _flag_names(form: Any) -> set[str]:
     return {one.name for box in get_args(form) for one in fields(get_args(box)[0])}
 
 
-def boxes_of(own: type) -> Any:
-    """Returns the boxes of a command as the type that tyro parses."""
+def boxes_of(own: type, values: Mapping[str, Iterable[str]] | None = None) -> Any:
+    """Returns the boxes of a command as the type that tyro parses.
+
+    `values` has the known values of flags, which the shell's completion offers.
+    """
     groups = (SubjectFlags, own, StorageFlags, DeviceFlags, CostFlags, ExecutionFlags)
-    return tuple[*(Annotated[group, tyro.conf.arg(name=group.title)] for group in groups)]
+    boxes = [_with_values(box, values) for box in groups] if values else groups
+    return tuple[*(Annotated[box, tyro.conf.arg(name=box.title)] for box in boxes)]
+
+
+def _with_values(box: type, values: Mapping[str, Iterable[str]]) -> type:
+    """Returns a box in which flags with known values take no others."""
+    chosen = {one.name: one.default for one in fields(box) if one.name in values}
+    declared = []
+    for name, default in chosen.items():
+        kind = Literal["", *values[name]]
+        declared.append((name, tuple[kind, ...] if default == () else kind, default))
+    return make_dataclass(box.__name__, declared, bases=(box,), frozen=True)
 
 
 def _folded(paragraph: str) -> str:

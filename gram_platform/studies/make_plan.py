@@ -16,6 +16,7 @@ from gram_platform.config.identity import (
     absolute_place,
     invalid,
     masked,
+    one_of,
     require_choice,
     require_fields,
     require_real,
@@ -170,7 +171,10 @@ def read_study(study: Study, flags: Flags, changes: tuple[str, ...]) -> StudyPla
     preset = study.presets[name]
     sizes = split_list(given.sizes) or tuple(preset.sizes)
     for size in sizes:
-        require_choice("sizes", size, tuple(preset.sizes))
+        if size not in preset.sizes:
+            owners = [name for name, one in study.presets.items() if size in one.sizes]
+            of_others = f". --preset {' or '.join(owners)} has it" * bool(owners)
+            raise invalid("sizes", size, one_of(size, preset.sizes) + of_others)
     _, hardware = read_hardware(cost.hardware)
     given_machine = hardware or cost.machine
     if device.device == CPU and given_machine not in ("", CPU):

@@ -120,6 +120,16 @@ def resources_on(plan: Plan, device: str) -> Resources:
     return replace(plan.resources, gpus_per_rank=gpus, gpus_per_run=gpus_per_run)
 
 
+def require_gpu(plan: Plan, store: Store) -> None:
+    """ValueError if nodes are left for GPUs, and neither this machine nor a Ray to join has one.
+
+    A Ray of several machines may start some with GPUs.
+    """
+    left = work_left(plan.studies, ended_of(plan.studies, store, plan.retry_failed))
+    if left and plan.device == CUDA and not (num_gpus() or connect(may_start=False)):
+        raise invalid("device", CUDA, "cpu, because this machine has no GPU, and no Ray to join")
+
+
 def with_ranks(plan: Plan, store: Store, is_dry: bool = False) -> tuple[Plan, int]:
     """Returns the plan with the ranks of every size, and the GPUs or CPU slots that it is for.
 
@@ -181,9 +191,15 @@ def placement_of(
     choices = ranks.choices(config, node.size)
     divisions = (division_of(config, n, machine, device, ranks.checkpointing) for n in choices)
     hours = expected_hours(node, machine) / choices[-1]
-    if compiled is None:
-        compiled = device == CUDA and pays_to_compile(config, hours)
-    return Placement(tuple(divisions), hours, compiled)
+    return Placement(tuple(divisions), hours, is_compiled(node, ranks, device, compiled))
+
+
+def is_compiled(node: Node, ranks: Ranks, device: str, compiled: bool | None) -> bool:
+    """Tells whether torch.compile compiles a run; arguments as of `placement_of`."""
+    if compiled is None and device == CUDA:
+        hours = expected_hours(node, ranks.machine) / ranks.choices(node.config, node.size)[-1]
+        return pays_to_compile(node.config, hours)
+    return bool(compiled)
 
 
 def division_of(

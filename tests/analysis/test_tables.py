@@ -17,6 +17,7 @@ from gram_platform.analysis.tables import (
     analyse,
     domain_table,
     find_mean_profiles,
+    in_reading_order,
     interval_cell,
     nats_table,
     pair_means,
@@ -411,7 +412,12 @@ def test_text_for_a_terminal(analysis):
     lines = format_table(analysis.table).splitlines()
     assert lines[0].split() == ["method", "size", "profile", "core", "retain", "forget", "seeds"]
     assert any(line.startswith("GRAM") and "0.940 [0.938, 0.942]" in line for line in lines)
-    assert len(lines) == 1 + len(analysis.table)
+    shown = in_reading_order(analysis.table)
+    assert len(lines) == 1 + len(shown)
+    assert list(shown["method"])[-3:] == ["baseline"] * 3
+    # Every row but the means of filtering and of the baseline, which have one profile each.
+    assert set(shown.loc[shown["profile"] == "mean", "method"]) == {"gram"}
+    assert len(analysis.table) - len(shown) == 2 * analysis.table["size"].nunique()
 
 
 def test_sizes_methods_profiles_and_seeds_have_one_order():

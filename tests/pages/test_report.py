@@ -8,11 +8,12 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from gram_platform.analysis.tables import Analysis, StudyLosses, analyse
+from gram_platform.analysis.tables import Analysis, StudyLosses, analyse, in_reading_order
 from gram_platform.pages.report.answers import answer_study, headline_rows
 from gram_platform.pages.report.build import report_sections, study_page
 from gram_platform.pages.report.page import Section, readable_runs, sections_html
 from gram_platform.pages.report.sections import trend_sections
+from gram_platform.pages.results import results
 from gram_platform.pages.results.record import Results
 from gram_platform.paper.claims import GRAM_SEPARATES, STORIES_CLAIMS, follows
 from gram_platform.paper.verdicts import paper_claims, with_published
@@ -101,7 +102,7 @@ def test_every_section_is_there_with_its_table(study):
     assert {"Scaling", "Capabilities", "Profiles", "Runs"} <= set(sections)
     assert {"Attacks", "Cost", "Beside the paper"}.isdisjoint(sections)
     assert len(sections["Scaling"].figures) == 3
-    assert len(sections["Capabilities"].table) == len(study.table)
+    assert len(sections["Capabilities"].table) == len(in_reading_order(study.table))
     assert "0.940 [0.938, 0.942]" in sections["Capabilities"].table["core"].tolist()
     assert len(sections["Runs"].table) == 27
     ids = [at["id"] for tag, at in page_of(study).tags if tag == "section"]
@@ -300,6 +301,16 @@ def test_costs_stand_beside_the_papers(stories):
     assert ["gram", "ours", "5", "1.00x", "5", "1", "1.00x"] in rows
     assert ["filtering", "paper", "", "", "5", "", "5x"] in rows
     assert "0.91x or 1.00x" in costs.to_numpy().ravel().tolist()
+
+
+def test_a_study_that_the_paper_lacks_answers_by_retain_above_forget(study):
+    judged = results.judged(study.record, study.analysis)
+    _, ratios, answer = answer_study(replace(study, claims=judged))
+    assert ratios.startswith("GRAM: core 0.9")
+    assert answer.startswith("Is the forgotten domain forgotten? ")
+    row = judged.set_index("claim").loc["gram, medium: retain is above forget"]
+    assert f"GRAM's retain is {row['difference']:.2f}" in answer
+    assert answer.endswith("above its forget, mean over the profiles.")
 
 
 def test_a_report_answers_before_it_says_how_it_was_made(stories):

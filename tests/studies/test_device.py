@@ -145,6 +145,14 @@ def test_a_gpu_that_this_machine_lacks_is_refused_in_process(no_ray, storage):
         approved(of_study("--in-process", "--device", "cuda"))
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_that_is_nowhere_is_refused_before_text_is_packed(monkeypatch, storage):
+    monkeypatch.setattr(workplace, "connect", lambda may_start: may_start)
+    with refused("device", "cuda"):
+        execute(STUDY, ["--preset", "smoke", "--device", "cuda"])
+    assert not (storage / "data").exists()
+
+
 def test_cpus_are_not_planned_as_another_machine(storage):
     with refused("machine", "h100"):
         plan_of(STUDY, ["--device", "cpu", "--machine", "h100"])

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from gram_platform.analysis.intervals import ENDS, Interval, widen
-from gram_platform.analysis.ratios import ELICITED
+from gram_platform.analysis.ratios import ELICITED, MEAN
 from gram_platform.analysis.tables import CLASSES, labelled
 from gram_platform.methods.nodes import VARIANT
 from gram_platform.pages.figures.study import HIDDEN
@@ -21,8 +21,10 @@ from gram_platform.paper.verdicts import (
     DISAGREE,
     NO_INTERVAL,
     NOT_MEASURABLE,
+    PROFILE,
     UNIT_ERROR,
     margin,
+    separation,
 )
 
 # By the class that a claim is about, the last of its sides in this order.
@@ -39,23 +41,27 @@ FIRST = ("gram", "filtering")
 
 
 def answer_study(study: Results) -> list[str]:
-    """Returns a sentence for each group of claims, or with the main ratios, after their place."""
+    """Returns a sentence for each group of claims, after the place of the main numbers.
+
+    A study without claims of the paper, or none that is judged there, has its ratios first.
+    """
     main = headline_rows(study)
     if main.empty:
         return []
     first, groups = main.iloc[0], {name: [] for name in CLASSES}
     for claim, row in _claims_here(study, main):
         name = max((claim.left.name, claim.right.name), key=CLASSES.index)
-        groups[name].append((row["verdict"], _compare(claim, row)))
+        over = ", mean over the profiles" * (row[PROFILE] == MEAN != first["profile"])
+        groups[name].append((row["verdict"], _compare(claim, row) + over))
     sentences = []
     for name, found in groups.items():
         if found:
             verdicts, facts = zip(*found, strict=True)
             sentences.append(f"{QUESTIONS[name]} {_answer(verdicts)}: {'; '.join(facts)}.")
-    if not sentences:
+    if not sentences or study.record.compare_with not in CLAIMS:
         ratios = {name: ratio_text(study, first, name) for name in CLASSES}
         shown = ", ".join(f"{name} {text}" for name, text in ratios.items() if text)
-        sentences = [f"{method_style(first['method']).label}: {shown}."]
+        sentences.insert(0, f"{method_style(first['method']).label}: {shown}.")
     return [_place(study, main), *sentences]
 
 
@@ -75,7 +81,9 @@ def _place(study: Results, main: pd.DataFrame) -> str:
 def _claims_here(study: Results, main: pd.DataFrame) -> Iterator[tuple[Claim, Mapping]]:
     """Yields claims that compare methods or classes, not sizes or variants, where `main` is."""
     first, methods = main.iloc[0], set(main["method"])
-    named = {claim.text: claim for claim in CLAIMS.get(study.record.compare_with, ())}
+    separations = (separation(method, first["size"]) for method in methods)
+    claims = CLAIMS.get(study.record.compare_with, separations)
+    named = {claim.text: claim for claim in claims}
     for row in study.claims.to_dict("records"):
         claim = named.get(row["claim"])
         here = all(row.get(name) in (None, "", first[name]) for name in ("size", VARIANT))

@@ -12,6 +12,7 @@ from gram_platform.analysis.tables import (
     IN_NATS,
     domain_table,
     find_mean_profiles,
+    in_reading_order,
     interval_text,
     nats_table,
     readable_table,
@@ -221,7 +222,7 @@ def missing_sections(missing: pd.DataFrame) -> list[Section]:
 
 
 def capabilities_section(study: Results) -> Section:
-    table = renamed(readable_table(study.table), study.record.varies)
+    table = renamed(readable_table(in_reading_order(study.table)), study.record.varies)
     return Section("Capabilities", _progress(study.runs), table=table, table_is_open=True)
 
 

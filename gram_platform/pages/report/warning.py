@@ -1,5 +1,6 @@
 """Says what a study's numbers lack: nodes, and how large the errors of seeds, unit and fits are."""
 
+import re
 from collections import Counter, defaultdict
 
 import pandas as pd
@@ -16,6 +17,8 @@ from gram_platform.paper.verdicts import UNJUDGED_PRESET
 NOT_BEGUN = "not begun"
 # The unit has the same error in all classes of auxiliary domains.
 UNIT_CLASSES = ("core", "retain")
+# The flags of a command that choose its text and its storage.
+OF_TEXT = re.compile(r" --(?:corpus|core-label|storage)[ =](?:'[^']*'|\S+)")
 
 
 def warning_sections(study: Results) -> list[Section]:
@@ -48,28 +51,20 @@ def limits_section(study: Results, main: pd.DataFrame) -> Section:
 
 
 def _lacking(study: Results) -> str:
-    runs, num_missing, parts = study.runs, len(study.analysis.missing), []
-    begun = set(runs.get("id", ()))
+    runs, num_missing = study.runs, len(study.analysis.missing)
     counts = Counter(runs.get("status", ()))
-    counts[NOT_BEGUN] = len(study.record.ids - begun)
-    total = counts.total()
-    lacking = {
-        state: number for state, number in counts.items() if number and state != State.COMPLETE
-    }
-    if lacking:
-        states = ", ".join(f"{number} {state}" for state, number in lacking.items())
-        parts.append(
-            f"{sum(lacking.values())} of {total} nodes had no result when this page was written"
-            f" ({states})."
-        )
-    if num_missing:
-        parts.append(f"Tables and figures lack {num_missing} value{'s' * (num_missing > 1)}.")
-    if lacking:
-        parts.append(
-            f"Submit the study again to execute them; gram report {study.record.name} writes the"
-            " page again."
-        )
-    return " ".join(parts)
+    counts[NOT_BEGUN] = len(study.record.ids - set(runs.get("id", ())))
+    states = {state: n for state, n in counts.items() if n and state != State.COMPLETE}
+    named = ", ".join(f"{number} {state}" for state, number in states.items())
+    lacking = f"Tables and figures lack {num_missing} value{'s' * (num_missing > 1)}."
+    parts = [
+        f"{sum(states.values())} of {counts.total()} nodes had no result when this page was written"
+        f" ({named})." * bool(states),
+        lacking * bool(num_missing),
+        f"Submit the study again to execute them; gram report {study.record.name} writes the page"
+        " again." * bool(states),
+    ]
+    return " ".join(filter(None, parts))
 
 
 def _poor_fits(study: Results) -> str:
@@ -114,9 +109,11 @@ def unit_warning(record: StudyRecord) -> str:
         owners = [name for name, declared in CALIBRATED_SIZES.items() if size in declared]
         for preset in owners and [record.preset if record.preset in owners else owners[0]]:
             commands[preset].append(size)
+    command = record.submissions[-1]["command"] if record.submissions else ""
+    of_text = "".join(OF_TEXT.findall(command))
     parts += [
-        "With this study's --corpus and --storage it is measured by gram run calibration --preset"
-        f" {name} --sizes {' '.join(sizes)} --seeds 3"
+        f"It is measured by gram run calibration{of_text} --preset {name} --sizes {' '.join(sizes)}"
+        " --seeds 3"
         for name, sizes in commands.items()
     ]
     return " ".join(parts)

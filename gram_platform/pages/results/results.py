@@ -16,6 +16,7 @@ from gram_platform.analysis.tables import (
     StudyLosses,
     analyse,
     frame_text,
+    in_reading_order,
     interval_text,
     interval_texts,
     labelled,
@@ -173,7 +174,9 @@ def summary_text(record: StudyRecord, results: Results) -> str:
 
 
 def format_table(table: pd.DataFrame) -> str:
-    return frame_text(readable_table(table).rename(columns={"num_seeds": "seeds"}))
+    return frame_text(
+        readable_table(in_reading_order(table)).rename(columns={"num_seeds": "seeds"})
+    )
 
 
 class Brief(NamedTuple):

@@ -18,6 +18,10 @@ from gram_platform.release.serving.policy import (
 
 # Some thousands of tokens. The file is read every two seconds.
 MAX_POLICY_BYTES = 2**20
+EXAMPLE = (
+    "a file that exists, as one of the lines [profiles.core] and modules = [] for core alone, to"
+    " which gram token NAME --profiles core --policy FILE adds a token"
+)
 
 
 def load_policy(path: str) -> Policy:
@@ -38,6 +42,8 @@ def policy_text(path: str) -> str:
             mode = os.fstat(file.fileno()).st_mode
             data = file.read(MAX_POLICY_BYTES + 1) if stat.S_ISREG(mode) else b""
         text, strangers = data.decode("utf-8-sig"), _open_to_strangers(place)
+    except FileNotFoundError:
+        raise invalid("policy", path, EXAMPLE) from None
     except (OSError, ValueError) as error:
         raise invalid("policy", path, f"a file that can be read ({error})") from None
     if not stat.S_ISREG(mode) or len(data) > MAX_POLICY_BYTES:
