@@ -10,6 +10,7 @@ import pandas as pd
 from gram_platform.analysis.calibration import errors_by_class
 from gram_platform.analysis.intervals import ENDS, JACKKNIFE
 from gram_platform.analysis.ratios import ELICITED, MEAN, VIEW
+from gram_platform.analysis.recovery import CURVE
 from gram_platform.analysis.tables import (
     CLASSES,
     Analysis,
@@ -65,17 +66,17 @@ def read_results(
     Without `frames` it reads the storage. Without a store there are no shares of modules.
     """
     if frames is None:
-        frames = store_frames(store, record.ids, record.baseline_runs)
+        frames = store_frames(store, record.ids, record.curve_runs)
     frame, curves, source = frames
     complete = frame[frame["status"] == State.COMPLETE]
     evaluations = named(record.tags("evaluation"), complete)
-    if evaluations.empty or curves.empty:
-        return None
     runs = named(record.tags("run"), complete)
     baselines = runs[runs["method"] == BASELINE]
+    if evaluations.empty or not curves["run_id"].isin(record.baseline_runs).any():
+        return None
     names = ["run_id", "method", "size", "seed", *([VARIANT] if record.variants else [])]
+    attacks = named_attacks(record.tags("attack"), complete, curves)
     curves = curves.merge(baselines[names].drop_duplicates(), on="run_id")
-    attacks = named_attacks(record.tags("attack"), complete)
     losses = StudyLosses(evaluations, curves, attacks, record.tags("evaluation"))
     analysis = analysed(record, losses)
     absorption = None
@@ -223,10 +224,18 @@ def named(
     return tags.merge(frame.drop(columns=tags.columns.drop("id"), errors="ignore"), how, on="id")
 
 
-def named_attacks(tags: pd.DataFrame, complete: pd.DataFrame) -> pd.DataFrame:
-    """Makes the frame of attacks for `analyse`; the loss is NaN without a result."""
-    losses = _with_best_loss(named(tags, complete, "left"))["best_loss"]
-    return tags.drop(columns="retained").assign(loss=losses).rename(columns={"id": "run_id"})
+def named_attacks(tags: pd.DataFrame, complete: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
+    """Makes the frame of attacks for `analyse`, with their curves among `curves` of runs.
+
+    Without a result the loss is NaN, and there is no curve.
+    """
+    rows = _with_best_loss(named(tags, complete, "left"))
+    by_run = curves[curves["run_id"].isin(tags["id"])].groupby(["run_id", "domain"])
+    points = {key: (*zip(of["step"], of["loss"], strict=True),) for key, of in by_run}
+    keys = zip(rows["id"].where(rows["best_loss"].notna()), rows[ELICITED], strict=True)
+    found = {"loss": rows["best_loss"], CURVE: [points.get(key, ()) for key in keys]}
+    attacks = tags.drop(columns="retained").assign(**found, num_tokens=rows["num_tokens"])
+    return attacks.rename(columns={"id": "run_id"})
 
 
 def _with_best_loss(attacks: pd.DataFrame) -> pd.DataFrame:
