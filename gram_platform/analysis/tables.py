@@ -47,7 +47,7 @@ from gram_platform.analysis.ratios import (
     require_once,
     slopes,
 )
-from gram_platform.analysis.recovery import CURVE, RECOVERY, recovery_table, with_recovery
+from gram_platform.analysis.recovery import CURVE, RECOVERY, add_recovery, tabulate_recovery
 from gram_platform.config.terminal import aligned
 from gram_platform.methods import method_label
 from gram_platform.methods.nodes import VARIANT
@@ -59,7 +59,7 @@ TABLE_COLUMNS = [*ROW, *(name + end for name in CLASSES for end in ENDS), "num_s
 # Suffixes of a class's mean loss (nats a token), this loss minus filtering's, and mean PER_NAT.
 NATS, MINUS_FILTERING, SLOPE = "_nats", "_nats_minus_filtering", "_ratio_per_nat"
 FILTERING = "filtering"
-# The columns with the number of pairs of a profile and a domain behind a value.
+# The same of each value.
 COUNTS = NUM_DOMAINS | dict.fromkeys(RECOVERY, NUM_DOMAINS[ELICITED])
 IN_NATS = tuple(name + suffix for suffix in (NATS, MINUS_FILTERING) for name in CLASSES)
 NATS_COLUMNS = [name + end for name in IN_NATS for end in ENDS]
@@ -94,7 +94,7 @@ class StudyLosses:
 
 @dataclass(frozen=True)
 class Analysis:
-    # TABLE_COLUMNS and NATS_COLUMNS, then those of `recovery_table`, as in table.csv.
+    # TABLE_COLUMNS, NATS_COLUMNS and RECOVERY, as in table.csv.
     table: pd.DataFrame
     # What `table` averages: see per_seed_frame. JACKKNIFE adds CLASSES with PSEUDO_SUFFIX. Then
     # CLASSES with NATS, SLOPE and MINUS_FILTERING, and RECOVERY.
@@ -159,7 +159,7 @@ def analyse(
     in_nats = over_seeds(per_seed, values=IN_NATS).drop(columns="num_seeds")
     table = ordered(over_seeds(per_seed).merge(in_nats, "left", ROW), sizes)
     if RECOVERY[0] in per_seed:
-        table = table.merge(recovery_table(per_seed), "left", ROW)
+        table = table.merge(tabulate_recovery(per_seed), "left", ROW)
     return Analysis(table, per_seed, ratios, fits, missing)
 
 
@@ -200,8 +200,8 @@ def _compared(
     joined = joined.assign(**{PER_NAT: slopes(joined, references)})
     if intervals == JACKKNIFE:
         joined = joined.assign(**{PSEUDO: pseudo_values(joined, references)})
-    if CURVE in attacks:
-        joined = with_recovery(joined, attacks, references)
+    if len(attacks) and CURVE in attacks:
+        joined = add_recovery(joined, attacks, references)
     fits = fits_frame(references)
     return joined, fits.assign(seed=seed) if seed else fits, [*notes, *unknown, *unattacked]
 

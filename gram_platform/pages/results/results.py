@@ -10,7 +10,7 @@ import pandas as pd
 from gram_platform.analysis.calibration import errors_by_class
 from gram_platform.analysis.intervals import ENDS, JACKKNIFE
 from gram_platform.analysis.ratios import ELICITED, MEAN, VIEW
-from gram_platform.analysis.recovery import CURVE
+from gram_platform.analysis.recovery import CURVE, EVERY, RECOVERY
 from gram_platform.analysis.tables import (
     CLASSES,
     Analysis,
@@ -225,17 +225,12 @@ def named(
 
 
 def named_attacks(tags: pd.DataFrame, complete: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
-    """Makes the frame of attacks for `analyse`, with their curves among `curves` of runs.
-
-    Without a result the loss is NaN, and there is no curve.
-    """
-    rows = _with_best_loss(named(tags, complete, "left"))
-    by_run = curves[curves["run_id"].isin(tags["id"])].groupby(["run_id", "domain"])
-    points = {key: (*zip(of["step"], of["loss"], strict=True),) for key, of in by_run}
-    keys = zip(rows["id"].where(rows["best_loss"].notna()), rows[ELICITED], strict=True)
-    found = {"loss": rows["best_loss"], CURVE: [points.get(key, ()) for key in keys]}
-    attacks = tags.drop(columns="retained").assign(**found, num_tokens=rows["num_tokens"])
-    return attacks.rename(columns={"id": "run_id"})
+    """Makes the frame of attacks for `analyse` with CURVE; the loss is NaN without a result."""
+    rows, by_run = named(tags, complete, "left"), curves.groupby(["run_id", "domain"])
+    points = {key: [*zip(of["step"], of["loss"], strict=True)] for key, of in by_run}
+    found = [points.get(key, ()) for key in zip(rows["id"], rows[ELICITED], strict=True)]
+    rows = _with_best_loss(rows).rename(columns={"best_loss": "loss"})
+    return rows.assign(run_id=rows["id"], **{CURVE: found})
 
 
 def _with_best_loss(attacks: pd.DataFrame) -> pd.DataFrame:
@@ -267,11 +262,17 @@ def ratio_lines(results: Results) -> list[Line]:
 
 
 def seed_ratios(results: Results) -> dict[str, dict[str, float]]:
-    """Returns {evaluation's id: {`ratio/<class>`: compute ratio}}, for MLflow."""
+    """Returns {evaluation's id: {`ratio/<class>`: a mean, `<time>/<domain>`: an attack's}}."""
     views = results.record.tags("evaluation")
     names = [name for name in (VARIANT, *VIEW) if name in views]
-    rows = views[["id", *names]].merge(results.analysis.per_seed[[*names, *CLASSES]], on=names)
-    return {
+    views, analysis = views[["id", *names]], results.analysis
+    rows = views.merge(analysis.per_seed[[*names, *CLASSES]], on=names)
+    metrics = {
         row["id"]: {RATIO + name: row[name] for name in CLASSES if np.isfinite(row[name])}
         for row in rows.drop_duplicates("id").to_dict("records")
     }
+    attacks = views.merge(analysis.ratios.reindex(columns=[*names, "domain", *RECOVERY]), on=names)
+    for row in attacks[attacks[EVERY].notna()].to_dict("records"):
+        times = {f"{name}/{row['domain']}": row[name] for name in RECOVERY}
+        metrics[row["id"]] = times | metrics[row["id"]]
+    return metrics
