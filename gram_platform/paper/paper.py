@@ -72,7 +72,7 @@ def printed(study: str) -> pd.DataFrame:
 def paper_value(study: str, variant: str, method: str, name: str) -> float:
     """Returns what the paper prints for a class of a method, NaN if nothing; the baseline is 1."""
     rows = printed(study)
-    found = rows.loc[(rows[VARIANT] == variant) & (rows["method"] == method), name]
+    found = rows[(rows[VARIANT] == variant) & (rows["method"] == method)].get(name, ())
     if len(found):
         return float(found.iloc[0])
     return 1.0 if method == BASELINE and name in ("core", "retain") else math.nan
