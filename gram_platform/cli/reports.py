@@ -55,7 +55,7 @@ def rebuild_report(store: Store, study: str, tracking_uri: str, as_json: bool) -
     require_choice("measurement", record.measurement, MEASUREMENTS)
     measurement = MEASUREMENTS[record.measurement]
     if tracking_uri:
-        frames = mlflow_frames(tracker, record.ids, record.baseline_runs)
+        frames = mlflow_frames(tracker, record.ids, record.curve_runs)
     results = measurement.read(record, store, frames)
     if results is None:
         raise invalid("study", study, "a study with a complete baseline and its evaluation")

@@ -57,10 +57,10 @@ COMPARED = "compared"
 
 @dataclass(frozen=True)
 class Side:
-    """A class of a method's compute ratios at a profile, within a seed."""
+    """A class of a method's compute ratios at a profile, or a time to recover, within a seed."""
 
     method: str
-    # One of CLASSES.
+    # One of CLASSES, or a time such as steps_to_90, which is compared without `less` and `size`.
     name: str
     # "": the claim's.
     profile: str = ""

@@ -72,9 +72,9 @@ def read_printed(study: str) -> pd.DataFrame:
 def paper_value(study: str, variant: str, method: str, name: str) -> float:
     """Returns what the paper prints for a class of a method, NaN if nothing; the baseline is 1."""
     rows = read_printed(study)
-    values = rows.loc[(rows[VARIANT] == variant) & (rows["method"] == method), name]
-    if len(values):
-        return float(values.iloc[0])
+    rows = rows[(rows[VARIANT] == variant) & (rows["method"] == method)]
+    if name in rows and len(rows):
+        return float(rows[name].iloc[0])
     return 1.0 if method == BASELINE and name in ("core", "retain") else math.nan
 
 

@@ -10,6 +10,7 @@ error, and says so.
 """
 
 import math
+import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -38,10 +39,11 @@ from gram_platform.analysis.intervals import (
 )
 from gram_platform.analysis.localization import CONTROL, FORGET, RETAIN
 from gram_platform.analysis.ratios import ALL, MEAN
+from gram_platform.analysis.recovery import REACHED, RECOVERY
 from gram_platform.analysis.tables import (
     CLASSES,
+    COUNTS,
     NATS,
-    NUM_DOMAINS,
     SLOPE,
     find_mean_profiles,
     interval_text,
@@ -85,8 +87,8 @@ TOO_LITTLE = (
 # Columns of claims.
 UNIT_ERROR, PROFILE, EXPLANATION, HOLM = "unit_error", "profile", "explanation", "holm_verdict"
 # Columns of claims that no file has.
-WITHIN, POINTS, SAID = "within", "points", "published_in_words"
-UNWRITTEN = [WITHIN, POINTS, SAID]
+WITHIN, POINTS, SAID, UNIT = "within", "points", "published_in_words", "unit"
+UNWRITTEN = [WITHIN, POINTS, SAID, UNIT]
 # {seed: value}.
 Values = Mapping[Hashable, float]
 VERDICT_COLUMNS = ["claim", PROFILE, "size", VARIANT, "verdict", "difference", "low", "high"]
@@ -123,6 +125,8 @@ class Judgement:
     within: pd.Interval = POSITIVE
     # The differences of two seeds.
     points: tuple[float, ...] = ()
+    # The column of times; "" for compute ratios.
+    unit: str = ""
 
 
 JUDGEMENT_COLUMNS = [field.name for field in fields(Judgement)]
@@ -165,6 +169,33 @@ def judge(
     detectable = math.nan if math.isnan(interval.low) else smallest_detectable(spread, error)
     points = tuple(values) if len(values) == 2 else ()
     return Judgement(claim, verdict, *interval, error, len(values), detectable, within, points)
+
+
+def judge_times(
+    claim: str, left: Values, right: Values, reached: tuple[Values, Values], within: pd.Interval
+) -> Judgement:
+    """Judges whether left - right, times to recover, lies in the range, over seeds only.
+
+    `reached`: for both sides, the share of a seed's attacks that reached the mark. Below 1 the time
+    is a lower bound. The verdict is then "cannot tell", unless all seeds of the other side reached
+    the mark before each of these bounds, and longer times could not change the verdict.
+    """
+    found, seeds = judge(claim, left, right, within), set(left) & set(right)
+    bounds = [
+        [side[seed] for seed in seeds if share[seed] < 1.0]
+        for side, share in zip((left, right), reached, strict=True)
+    ]
+    if not any(bounds):
+        return found
+    low, high = (found.difference if math.isnan(end) else end for end in (found.low, found.high))
+    if bounds[1] or min(bounds[0]) <= max(right[seed] for seed in seeds):
+        low = -sys.float_info.max
+    if bounds[0] or min(bounds[1]) <= max(left[seed] for seed in seeds):
+        high = sys.float_info.max
+    verdict = _verdict(Interval(found.difference, low, high), within)
+    if verdict == CANNOT_TELL:
+        return replace(found, verdict=verdict, low=math.nan, high=math.nan, detectable=math.nan)
+    return replace(found, verdict=verdict + NO_INTERVAL * math.isnan(found.low))
 
 
 def margin(within: pd.Interval) -> float:
@@ -271,6 +302,9 @@ def paper_claims(
     numbers = [(parameters or {}).get(size) or size_key(size)[1] for size in sizes]
     places = dict(zip(sizes, np.log(numbers) if all(numbers) else range(len(sizes)), strict=True))
     for claim in CLAIMS[study]:
+        # Times to recover need attacks with curves.
+        if (name := claim.left.name) not in per_seed:
+            continue
         claim = replace(claim, profile=compared) if claim.profile == COMPARED else claim
         # "" where the claim names them.
         at_sizes = ("",) if claim.left.size else sizes
@@ -289,8 +323,14 @@ def paper_claims(
                 # The paper's tables have one size.
                 if not claim.left.size:
                     row["paper"] = paper_difference(study, claim, variant, variants)
-                error = _unit_error(unit_error, claim, size, weights)
-                row |= vars(judge(claim.text, left, right, claim.within, error, pseudo))
+                if name in RECOVERY:
+                    reached = per_seed[REACHED + name.split("_")[-1]]
+                    shares = _sides(per_seed.assign(**{name: reached}), claim, size, variant)
+                    row |= vars(judge_times(claim.text, left, right, shares, claim.within))
+                    row[UNIT] = name
+                else:
+                    error = _unit_error(unit_error, claim, size, weights)
+                    row |= vars(judge(claim.text, left, right, claim.within, error, pseudo))
                 nats = _nats(in_nats, claim, size, variant)
                 if row["verdict"] == NOT_MEASURABLE:
                     row[EXPLANATION] = _decidable(claim)
@@ -321,7 +361,8 @@ def _unit_error(
 
 
 def _is_one_class(claim: Claim) -> bool:
-    return len({(side.size, side.variant, side.name) for side in claim.terms}) == 1
+    found = {(side.size, side.variant, side.name) for side in claim.terms}
+    return len(found) == 1 and claim.left.name in CLASSES
 
 
 def _nats(
@@ -394,7 +435,7 @@ def _sides(per_seed: pd.DataFrame, claim: Claim, size: str, variant: str) -> tup
     shared = frozenset.intersection(*profiles) if profiles else frozenset()
     of_class = dict.fromkeys((side.name for side in averaged), shared)
     for side, rows in averaged.items():
-        of_class[side.name] &= frozenset(rows.loc[rows[NUM_DOMAINS[side.name]] > 0, "profile"])
+        of_class[side.name] &= frozenset(rows.loc[rows[COUNTS[side.name]] > 0, "profile"])
     known = {
         side: _means(rows, side, of_class[side.name])
         if side in averaged

@@ -257,6 +257,7 @@ class StudyFlags:
             tokenizer, the batch, data, rate and module width of the one size in --sizes
         maxent: id of a maxent_search whose best trials set MaxEnt's rate and weight of every
             profile; default: the preset's, which may be those of a search that runs first
+        attack_steps: the most steps of every attack (default: the preset's); more make attacks anew
         instructions: lines with `prompt` and `response` beside a corpus of local text, for the
             study finetuning: counts the loss of responses alone
         texts: lines with `text` and `label`, a domain: the sentences that token_localization
@@ -276,6 +277,7 @@ class StudyFlags:
     trust_law: Switch = False
     start: Text = ""
     maxent: Text = ""
+    attack_steps: Number = 0
     instructions: shown(str, "FILE.jsonl") = ""
     texts: shown(str, "FILE.jsonl") = ""
     in_process: Switch = False

@@ -63,6 +63,8 @@ def make_plan(study: Study, flags: Flags) -> Plan:
     if own.instructions:
         instructions = absolute_place("instructions", own.instructions)
         changes = on_responses(study, changes)
+    if own.attack_steps:
+        changes = (*changes, f"options.elicitation.num_steps={own.attack_steps}")
     part = read_study(study, flags, changes)
     plan = plan_of(flags, (part,))
     methods = given or part.preset.methods or study.methods
@@ -85,6 +87,9 @@ def make_plan(study: Study, flags: Flags) -> Plan:
         _require_defaults(flags, OF_RAY, "--in-process")
     part = _on_texts(_from_start(part), own.texts)
     part = with_nodes(_by_law(part, own.law, own.trust_law))
+    lengths = {n.config.num_steps for n in part.entries if n.is_attack}
+    if own.attack_steps and lengths != {own.attack_steps}:
+        raise invalid("attack_steps", own.attack_steps, "a study that does not vary them")
     return replace(
         plan,
         studies=(part,),

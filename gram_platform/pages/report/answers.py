@@ -87,7 +87,8 @@ def _claims_here(study: Results, main: pd.DataFrame) -> Iterator[tuple[Claim, Ma
     for row in study.claims.to_dict("records"):
         claim = named.get(row["claim"])
         here = all(row.get(name) in (None, "", first[name]) for name in ("size", VARIANT))
-        if claim and here and len({(side.size, side.variant) for side in claim.terms}) == 1:
+        is_ratio = claim and claim.left.name in CLASSES
+        if is_ratio and here and len({(side.size, side.variant) for side in claim.terms}) == 1:
             compared = {side.method for side in claim.terms}
             if first["method"] in compared <= methods and not claim.left.less:
                 yield claim, row

@@ -42,6 +42,7 @@ from gram_platform.paper.verdicts import (
     PROFILE,
     SAID,
     TOO_LITTLE,
+    UNIT,
     UNIT_ERROR,
     UNJUDGED_PRESET,
     UNWRITTEN,
@@ -77,7 +78,8 @@ def judged_sections(claims: pd.DataFrame, note: str, preset: str = "") -> list[S
     markup, matrix = render("rule.html", **about), claims_matrix(claims)
     profiles = set(claims.get(PROFILE, ()))
     profile = f"Profile {profiles.pop()}." if len(profiles) == 1 else ""
-    figures = claims_figures(claims) if WITHIN in claims else {}
+    ratios = claims[claims[UNIT] == ""] if WITHIN in claims else claims[:0]
+    figures = {} if ratios.empty else claims_figures(ratios)
     text, table = DIFFERENCES * bool(figures), readable_claims(claims)
     return [
         Section("Claims", profile, table=matrix, table_is_open=True, markup=markup),

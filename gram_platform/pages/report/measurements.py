@@ -134,7 +134,7 @@ def read_or_lost(
     """
     measurement = MEASUREMENTS[record.measurement]
     try:
-        frames = final_frames(store, tracker, record.ids, record.baseline_runs)
+        frames = final_frames(store, tracker, record.ids, record.curve_runs)
         results = measurement.read(record, store, frames)
     except ValueError as error:
         return None, [f"{record.name}: {error}"]

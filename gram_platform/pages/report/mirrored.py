@@ -57,7 +57,7 @@ def _study(record: StudyRecord, tracker: Tracker) -> Mirrored:
             record.name,
             f"a study of losses; one of {record.measurement} needs its storage",
         )
-    results = read_results(record, None, mlflow_frames(tracker, record.ids, record.baseline_runs))
+    results = read_results(record, None, mlflow_frames(tracker, record.ids, record.curve_runs))
     if results is None:
         raise invalid("study", record.name, "a study with a complete baseline and its evaluation")
     linked = replace(results, runs=with_links(results.runs, {}, mlflow_links(tracker, LOCAL_UI)))

@@ -6,7 +6,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from gram_platform.analysis.compute_ratio import PUBLISHED_STEP_RMS
-from gram_platform.analysis.ratios import ALL, MEAN
+from gram_platform.analysis.ratios import ALL, MEAN, ROW
+from gram_platform.analysis.recovery import EVERY, RECOVERY
 from gram_platform.analysis.tables import (
     CLASSES,
     IN_NATS,
@@ -55,6 +56,9 @@ all. The result is the best loss on validation data: this choice follows the pap
 attacker. No attack trains on validation data."""
 ABOUT_FITS = f"""A fit is at its bound if the shift s0 is at an end of its range, and poor if its
 residual is above that of every published curve, {PUBLISHED_STEP_RMS[1]:.0%} of the steps."""
+RECOVERED = (
+    """Medians over seeds, or a lower bound behind “>”, and how many seeds reached the mark."""
+)
 NATS = """Mean validation losses with 90% t-intervals over seeds, lower is better, and their
 differences from filtering's, paired by seed, on the profiles that both have."""
 AT_ITS_SCALE = (
@@ -232,6 +236,13 @@ def nats_sections(study: Results) -> list[Section]:
         return []
     table = renamed(nats_table(study.table), study.record.varies)
     return [Section("Losses in nats a token", NATS, table=table)]
+
+
+def recovery_sections(study: Results) -> list[Section]:
+    if EVERY not in study.table or (table := study.table[study.table[EVERY].notna()]).empty:
+        return []
+    shown = renamed(table.filter([VARIANT, *ROW, *RECOVERY]), study.record.varies)
+    return [Section("Steps to recover", RECOVERED, table=shown)]
 
 
 def attack_sections(study: Results) -> list[Section]:

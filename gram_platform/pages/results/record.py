@@ -113,6 +113,11 @@ class StudyRecord(Description):
         runs = [e for e in self.entries if e["kind"] == "run" and ELICITED not in e["tags"]]
         return [e["id"] for e in runs if e["tags"]["method"] == "baseline"]
 
+    @property
+    def curve_runs(self) -> list[str]:
+        """The runs whose curves the tables need: baselines and attacks."""
+        return [*self.baseline_runs, *self.tags("attack")["id"]]
+
     def tags(self, kind: str) -> pd.DataFrame:
         return tags_frame(self.entries, kind, [*([VARIANT] if self.variants else []), *VIEW])
 

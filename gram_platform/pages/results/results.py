@@ -10,6 +10,7 @@ import pandas as pd
 from gram_platform.analysis.calibration import errors_by_class
 from gram_platform.analysis.intervals import ENDS, JACKKNIFE
 from gram_platform.analysis.ratios import ELICITED, MEAN, VIEW
+from gram_platform.analysis.recovery import CURVE, EVERY, RECOVERY
 from gram_platform.analysis.tables import (
     CLASSES,
     Analysis,
@@ -66,17 +67,17 @@ def read_results(
     Without `frames` it reads the storage. Without a store there are no shares of modules.
     """
     if frames is None:
-        frames = store_frames(store, record.ids, record.baseline_runs)
+        frames = store_frames(store, record.ids, record.curve_runs)
     frame, curves, source = frames
     complete = frame[frame["status"] == State.COMPLETE]
     evaluations = named(record.tags("evaluation"), complete)
-    if evaluations.empty or curves.empty:
-        return None
     runs = named(record.tags("run"), complete)
     baselines = runs[runs["method"] == BASELINE]
+    if evaluations.empty or not curves["run_id"].isin(record.baseline_runs).any():
+        return None
     names = ["run_id", "method", "size", "seed", *([VARIANT] if record.variants else [])]
+    attacks = named_attacks(record.tags("attack"), complete, curves)
     curves = curves.merge(baselines[names].drop_duplicates(), on="run_id")
-    attacks = named_attacks(record.tags("attack"), complete)
     losses = StudyLosses(evaluations, curves, attacks, record.tags("evaluation"))
     analysis = analysed(record, losses)
     absorption = None
@@ -226,10 +227,13 @@ def named(
     return tags.merge(frame.drop(columns=tags.columns.drop("id"), errors="ignore"), how, on="id")
 
 
-def named_attacks(tags: pd.DataFrame, complete: pd.DataFrame) -> pd.DataFrame:
-    """Makes the frame of attacks for `analyse`; the loss is NaN without a result."""
-    losses = _with_best_loss(named(tags, complete, "left"))["best_loss"]
-    return tags.drop(columns="retained").assign(loss=losses).rename(columns={"id": "run_id"})
+def named_attacks(tags: pd.DataFrame, complete: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
+    """Makes the frame of attacks for `analyse` with CURVE; the loss is NaN without a result."""
+    rows, by_run = named(tags, complete, "left"), curves.groupby(["run_id", "domain"])
+    points = {key: [*zip(of["step"], of["loss"], strict=True)] for key, of in by_run}
+    found = [points.get(key, ()) for key in zip(rows["id"], rows[ELICITED], strict=True)]
+    rows = _with_best_loss(rows).rename(columns={"best_loss": "loss"})
+    return rows.assign(run_id=rows["id"], **{CURVE: found})
 
 
 def _with_best_loss(attacks: pd.DataFrame) -> pd.DataFrame:
@@ -261,11 +265,17 @@ def ratio_lines(results: Results) -> list[Line]:
 
 
 def seed_ratios(results: Results) -> dict[str, dict[str, float]]:
-    """Returns {evaluation's id: {`ratio/<class>`: compute ratio}}, for MLflow."""
+    """Returns {evaluation's id: {`ratio/<class>`: a mean, `<time>/<domain>`: an attack's}}."""
     views = results.record.tags("evaluation")
     names = [name for name in (VARIANT, *VIEW) if name in views]
-    rows = views[["id", *names]].merge(results.analysis.per_seed[[*names, *CLASSES]], on=names)
-    return {
+    views, analysis = views[["id", *names]], results.analysis
+    rows = views.merge(analysis.per_seed[[*names, *CLASSES]], on=names)
+    metrics = {
         row["id"]: {RATIO + name: row[name] for name in CLASSES if np.isfinite(row[name])}
         for row in rows.drop_duplicates("id").to_dict("records")
     }
+    attacks = views.merge(analysis.ratios.reindex(columns=[*names, "domain", *RECOVERY]), on=names)
+    for row in attacks[attacks[EVERY].notna()].to_dict("records"):
+        times = {f"{name}/{row['domain']}": row[name] for name in RECOVERY}
+        metrics[row["id"]] = times | metrics[row["id"]]
+    return metrics

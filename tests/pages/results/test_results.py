@@ -4,6 +4,7 @@ under its own names."""
 import json
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,8 +13,10 @@ from pandas import read_csv
 from pandas.testing import assert_frame_equal
 
 from gram_platform.analysis.intervals import ENDS
+from gram_platform.analysis.recovery import RECOVERY
 from gram_platform.analysis.tables import CLASSES, StudyLosses, analyse
 from gram_platform.config import EvalPoints, Evaluation, View
+from gram_platform.config.identity import metric_name
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.pages.figures.style import method_style
 from gram_platform.pages.report.build import report_sections
@@ -66,18 +69,17 @@ class Planted:
         return names
 
     def run(
-        self, method: str, profile: str, final: dict, has_curve: bool = False, **tags: str
+        self, method: str, profile: str, final: dict, records: Sequence[dict] = (), **tags: str
     ) -> str:
         run = run_config(
             seed=len(self.entries),
-            eval_points=EvalPoints(NUM_POINTS if has_curve else 1, 4, TINY_DOMAINS),
+            eval_points=EvalPoints(NUM_POINTS if records else 1, 4, TINY_DOMAINS),
         )
         directory = self.store.run(run.run_id)
         directory.ensure_config(run)
         directory.add_tags(
             {**self.name("run", run.run_id, method, profile, **tags), "profile": "of another study"}
         )
-        records = [self.record(step) for step in range(1, NUM_POINTS + 1)] if has_curve else []
         final = (records[-1]["metrics"] if records else {}) | final
         sizes = {"num_steps": run.num_steps, "num_tokens": run.num_tokens, "parameters": 9}
         sizes["compute_units"] = plan_compute_units(run)
@@ -85,16 +87,9 @@ class Planted:
             attempt.complete(
                 {**sizes, "data_fingerprint": "f" * 64, "plan_sha256": "a" * 64, "final": final},
                 {},
-                records,
+                list(records),
             )
         return run.run_id
-
-    def record(self, step: int) -> dict:
-        losses = {
-            f"validation/loss/{d}": float(loss_at(d, NUM_STEPS * step / NUM_POINTS))
-            for d in DOMAINS
-        }
-        return {"step": step, "time": 1.5e9 + step, "metrics": losses}
 
     def evaluation(self, run_id: str, row: dict) -> None:
         config = Evaluation(
@@ -109,12 +104,27 @@ class Planted:
         directory.complete({"losses": {d: row[f"loss/{d}"] for d in DOMAINS}}, {"elapsed_s": 0.5})
 
 
+def attacked(method: str, domain: str, step: int) -> float:
+    """A line from the view's loss to the baseline's. GRAM's attack ends before it is there."""
+    start, end = (loss_at(domain, NUM_STEPS * ratio) for ratio in (PLANTED[method][2], 1.0))
+    return start + step / {"gram": 16, "maxent": 8}[method] * (end - start)
+
+
+def recorded(step: int, losses: dict[str, float]) -> dict:
+    metrics = {f"validation/loss/{domain}": float(loss) for domain, loss in losses.items()}
+    return {"step": step, "time": 1.5e9 + step, "metrics": metrics}
+
+
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
     """(store, record, tracking URI) of one seed of the baseline and two methods that share an
     attack."""
     planted = Planted(str(tmp_path_factory.mktemp("results")))
-    runs = {"baseline": planted.run("baseline", "all", {}, has_curve=True)}
+    steps = range(1, NUM_POINTS + 1)
+    curve = [
+        recorded(s, {d: loss_at(d, NUM_STEPS * s / NUM_POINTS) for d in DOMAINS}) for s in steps
+    ]
+    runs = {"baseline": planted.run("baseline", "all", {}, curve)}
     runs |= {method: planted.run(method, "core", {}) for method in METHODS}
     for row in evaluations(METHODS, ("1",)).to_dict("records"):
         planted.evaluation(runs[row["method"]], row)
@@ -123,7 +133,10 @@ def study(tmp_path_factory):
             for domain in (d for d in AUXILIARY if d != retained):
                 loss = float(loss_at(domain, NUM_STEPS * PLANTED[method][3]))
                 final = {f"best/loss/{domain}": loss, f"validation/loss/{domain}": 2.0 * loss}
-                planted.run(method, profile, final, retained=retained, elicited=domain)
+                points = [
+                    recorded(step, {domain: attacked(method, domain, step)}) for step in steps
+                ]
+                planted.run(method, profile, final, points, retained=retained, elicited=domain)
     record = StudyRecord(
         name="stories",
         title="Stories",
@@ -147,7 +160,7 @@ def test_the_table_has_the_planted_elicited_ratios_from_either_source(study):
     tracker = Tracker(uri)
     tracker.sync(store, record.ids)
     results = read_results(
-        record, store, final_frames(store, tracker, record.ids, record.baseline_runs)
+        record, store, final_frames(store, tracker, record.ids, record.curve_runs)
     )
     local = read_results(record, store)
     assert (results.source, local.source) == ("MLflow", "the storage")
@@ -161,6 +174,11 @@ def test_the_table_has_the_planted_elicited_ratios_from_either_source(study):
             assert table.loc[(method, profile), "forget"] == pytest.approx(
                 PLANTED[method][2], rel=1e-6
             )
+    times = table.loc[[(method, "mean") for method in METHODS], list(RECOVERY)]
+    assert times.to_numpy().tolist() == [
+        ["8.0", "1024.0", "1 of 1", "> 12.0", "> 1536.0", "0 of 1", 1.0],
+        ["4.0", "512.0", "1 of 1", "7.2", "921.6", "1 of 1", 1.0],
+    ]
     assert results.analysis.missing.empty
     assert results.runs["kind"].tolist()[: 3 + 11] == ["run"] * 3 + ["evaluation"] * 11
     assert results.runs["id"].tolist() == [entry["id"] for entry in record.entries]
@@ -193,6 +211,16 @@ def test_mlflow_has_the_ratios_of_each_seed_and_the_methods_colours(study, tmp_p
             assert ratios == pytest.approx(
                 {name: planted[name] for name in planted if name != "retain" or tags["retained"]}
             )
+            attacked = [domain for domain in AUXILIARY if domain != tags["retained"]]
+            times = {name: value for name, value in metrics.items() if "_to_" in name}
+            steps, length = (8.0, 12.0) if tags["method"] == "gram" else (4.0, 7.2)
+            per_mark = {"steps_to_50": steps, "steps_to_90": length}
+            per_mark |= {"tokens_to_50": 128 * steps, "tokens_to_90": 128 * length}
+            assert times == pytest.approx(
+                {metric_name(f"{name}/{d}"): n for name, n in per_mark.items() for d in attacked}
+            )
+            is_reached = {metrics[metric_name(f"reached_90/{domain}")] for domain in attacked}
+            assert is_reached == {float(tags["method"] == "maxent")}
     client = MlflowClient(tracker.tracking_uri)
     view = json.loads(
         client.get_experiment("1").tags["mlflow.sharedViewState.gram.stories.evaluations"]
@@ -270,7 +298,8 @@ def test_report_and_record(study):
     paths = LOSSES_PRESENTATION.write(record, store, results, {}, None)
     lead, others = report_sections(results)
     assert "At a glance" in {section.title for section in lead}
-    assert {"Claims", "Cost", "Attacks"} <= {section.title for section in others}
+    titles = {section.title for section in others}
+    assert {"Claims", "Cost", "Attacks", "Steps to recover"} <= titles
     stored = load_record(store, "stories")
     assert replace(stored, card=record.card) == record
     assert stored.card.verdicts == Counter(results.claims["verdict"])
