@@ -54,6 +54,13 @@ def test_loops_of_links_end_and_no_file_is_read_twice(corpus, other, settings):
     assert len(resolve(corpus, Packing(**settings)).units) == 2
 
 
+def test_a_list_of_records_is_told_to_be_a_line_each(tmp_path):
+    place = tmp_path / "records.json"
+    place.write_text(json.dumps([{"text": "a", "label": "core"}]))
+    with pytest.raises(InvalidField, match="text and label a line"):
+        find_units(place)
+
+
 def test_patterns_enter_linked_folders(tmp_path, other, settings):
     (tmp_path / "text" / "src").mkdir(parents=True)
     (tmp_path / "text" / "a.c").write_text("int x;" * 20)

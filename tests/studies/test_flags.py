@@ -212,6 +212,7 @@ def record(label, text="a plain sentence of some words that says nothing much. "
 GOOD = [record("general") for _ in range(3)] + [record("law") for _ in range(3)]
 BAD_LINES = {
     "no label": b'{"text": "x"}',
+    "another case": b'{"Text": "x", "label": "law"}',
     "not utf-8": b'{"text": "\xff", "label": "law"}',
 }
 
@@ -223,6 +224,7 @@ def test_bad_records_are_named_by_file_and_line(line, storage, tmp_path, capsys)
     assert code == 2
     assert "a.jsonl" in text
     assert f"{len(GOOD) + 1}" in text
+    assert "found Text, label" in text or b"Text" not in line
     assert not (storage / "runs").exists()
 
 

@@ -142,7 +142,7 @@ def test_stored_text_is_text_in_the_site(storage_copy):
     rebuilt(storage_copy)
     page = parse_page(index)
     assert Counter(tag for tag, _ in page.tags) == tags
-    assert num_answers == 3
+    assert num_answers == 4
     for name, number in {"title": 2, "question": 2, "state": 2, "headline": num_answers}.items():
         assert sum(name + HOSTILE in text for text in page.texts) == number, name
     require_links_lead_somewhere(index.parent)
