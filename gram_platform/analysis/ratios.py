@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.compute_ratio import LearningCurve, compute_ratio, fit_learning_curve
+from gram_platform.analysis.recovery import CURVE, RECOVERY, recover_row
 from gram_platform.config import CORE, core_first
 from gram_platform.config.identity import invalid
 from gram_platform.methods import method_key, seed_key, size_key
@@ -193,16 +194,17 @@ def elicited_ratios(
 ) -> tuple[pd.DataFrame, Notes]:
     """Returns a row of class `elicited` per forget row of an attacked profile, and notes.
 
-    The rows have the columns of `ratios`. The ratio of an attack without a result is NaN.
+    The rows have the columns of `ratios`, and RECOVERY if `attacks` has CURVE and `num_tokens`. The
+    ratio of an attack without a result is NaN.
     """
     columns = list(ratios.columns)
     attacked = set(attacks[ROW].itertuples(index=False, name=None))
     keys = ratios[ROW].itertuples(index=False, name=None)
     is_target = (ratios["class"] == "forget") & np.array([key in attacked for key in keys], bool)
-    other = ["loss", "class", "compute_ratio", "run_id"]
-    targets = ratios[is_target].drop(columns=other, errors="ignore")
+    other, start = ["class", "compute_ratio", "run_id"], {"loss": "start"}
+    targets = ratios[is_target].drop(columns=other, errors="ignore").rename(columns=start)
     values = attacks.rename(columns={ELICITED: "domain"})
-    values = values[[*VIEW, "domain", "loss", *(["run_id"] if "run_id" in values else [])]]
+    values = values.filter([*VIEW, "domain", "loss", "run_id", CURVE, "num_tokens"])
     rows = targets.merge(values, on=[*VIEW, "domain"], how="left")
     losses = rows["loss"].astype(float)
     known = np.full(len(rows), np.nan)
@@ -210,6 +212,12 @@ def elicited_ratios(
         if key in references:
             known[at] = references[key].ratio(losses[at])
     rows = rows.assign(**{"loss": losses, "class": ELICITED, "compute_ratio": known})
+    if CURVE in rows and len(rows):
+        ends = {key: np.mean(one.baseline_losses) for key, one in references.items()}
+        keys = zip(rows["size"], rows["domain"], strict=True)
+        rows["end"], columns = [ends.get(key, 0.0) for key in keys], [*columns, *RECOVERY]
+        names = [CURVE, "num_tokens", "start", "end"]
+        rows[RECOVERY] = [recover_row(*row) for row in rows[names].itertuples(index=False)]
     flat = "the baseline's curve is too flat to convert the loss after the attack on"
     notes = [
         *_unknown(rows[losses.isna()], "no result of the attack on"),

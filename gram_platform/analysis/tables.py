@@ -47,7 +47,7 @@ from gram_platform.analysis.ratios import (
     require_once,
     slopes,
 )
-from gram_platform.analysis.recovery import CURVE, RECOVERY, add_recovery, tabulate_recovery
+from gram_platform.analysis.recovery import RECOVERY, tabulate_recovery
 from gram_platform.config.terminal import aligned
 from gram_platform.methods import method_label
 from gram_platform.methods.nodes import VARIANT
@@ -159,7 +159,7 @@ def analyse(
     in_nats = over_seeds(per_seed, values=IN_NATS).drop(columns="num_seeds")
     table = ordered(over_seeds(per_seed).merge(in_nats, "left", ROW), sizes)
     if RECOVERY[0] in per_seed:
-        table = table.merge(tabulate_recovery(per_seed), "left", ROW)
+        table = table.merge(tabulate_recovery(per_seed, ROW), "left", ROW)
     return Analysis(table, per_seed, ratios, fits, missing)
 
 
@@ -200,8 +200,6 @@ def _compared(
     joined = joined.assign(**{PER_NAT: slopes(joined, references)})
     if intervals == JACKKNIFE:
         joined = joined.assign(**{PSEUDO: pseudo_values(joined, references)})
-    if len(attacks) and CURVE in attacks:
-        joined = add_recovery(joined, attacks, references)
     fits = fits_frame(references)
     return joined, fits.assign(seed=seed) if seed else fits, [*notes, *unknown, *unattacked]
 
