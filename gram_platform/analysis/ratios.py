@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.compute_ratio import LearningCurve, compute_ratio, fit_learning_curve
+from gram_platform.analysis.recovery import ATTACK_CURVE, RECOVERY, recover_row
 from gram_platform.config import CORE, core_first
 from gram_platform.config.identity import differing_fields, invalid
 from gram_platform.methods import method_key, seed_key, size_key
@@ -208,15 +209,17 @@ def rate_attacks(
 ) -> tuple[pd.DataFrame, Notes]:
     """Returns a row of class `elicited` per forget row of an attacked profile, and notes.
 
-    The rows have the columns of `ratios`. The ratio of an attack without a result is NaN.
+    The rows have the columns of `ratios`, and RECOVERY if `attacks` has ATTACK_CURVE and
+    `num_tokens`. The ratio of an attack without a result is NaN.
     """
     columns, target = list(ratios.columns), [*VIEW, "domain"]
     attacked = set(attacks[ROW].itertuples(index=False, name=None))
     keys = ratios[ROW].itertuples(index=False, name=None)
     is_target = (ratios["class"] == "forget") & np.array([key in attacked for key in keys], bool)
-    other = ["loss", "class", "compute_ratio", "run_id"]
-    targets = ratios[is_target].drop(columns=other, errors="ignore")
-    values = attacks.rename(columns={ELICITED: "domain"}).filter([*target, "loss", "run_id"])
+    other, start = ["class", "compute_ratio", "run_id"], {"loss": "start"}
+    targets = ratios[is_target].drop(columns=other, errors="ignore").rename(columns=start)
+    values = attacks.rename(columns={ELICITED: "domain"})
+    values = values.filter([*target, "loss", "run_id", ATTACK_CURVE, "num_tokens"])
     rows = targets.merge(values, on=target, how="left")
     losses = rows["loss"].astype(float)
     known = np.full(len(rows), np.nan)
@@ -224,6 +227,12 @@ def rate_attacks(
         if key in references:
             known[at] = references[key].ratio(losses[at])
     rows = rows.assign(**{"loss": losses, "class": ELICITED, "compute_ratio": known})
+    if ATTACK_CURVE in rows and len(rows):
+        ends = {key: np.mean(one.baseline_losses) for key, one in references.items()}
+        keys = zip(rows["size"], rows["domain"], strict=True)
+        rows["end"], columns = [ends.get(key, 0.0) for key in keys], [*columns, *RECOVERY]
+        names = [ATTACK_CURVE, "num_tokens", "start", "end"]
+        rows[RECOVERY] = [recover_row(*row) for row in rows[names].itertuples(index=False)]
     flat = "the baseline's curve is too flat to convert the loss after the attack on"
     notes = [
         *_unknown(rows[losses.isna()], "no result of the attack on"),

@@ -7,29 +7,30 @@ its first crossing counts. A view no worse than the baseline needs 0 steps. An a
 before the mark has its length as a censored time.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.intervals import positive
-from gram_platform.analysis.ratios import ELICITED, ROW, VIEW, Reference
 from gram_platform.config.identity import invalid, require_real
 
 # Shares of the way, in percent.
-MARKS = (50, 90)
+RECOVERY_MARKS = (50, 90)
 # The columns of a mark; of an attack, REACHED is 1 or 0.
 STEPS, TOKENS, REACHED = "steps_to_", "tokens_to_", "reached_"
 # The column with the most steps between two evaluations of an attack.
 EVERY = "steps_between_evaluations"
-RECOVERY = (*(f"{name}{mark}" for mark in MARKS for name in (STEPS, TOKENS, REACHED)), EVERY)
+RECOVERY = [
+    *(f"{name}{mark}" for mark in RECOVERY_MARKS for name in (STEPS, TOKENS, REACHED)),
+    EVERY,
+]
 # A column of attacks: (step, loss) of each evaluation in order; () if not known.
-CURVE = "curve"
+ATTACK_CURVE = "curve"
+Curve = Sequence[tuple[float, float]]
 
 
-def recover(
-    curve: Sequence[tuple[float, float]], start: float, end: float, mark: float
-) -> tuple[float, bool]:
+def recover(curve: Curve, start: float, end: float, mark: float) -> tuple[float, bool]:
     """Returns the steps until `mark` percent of the way from loss `start` to `end` are covered.
 
     Returns the attack's length, and False, if they never are. `curve` has (step, loss) of at least
@@ -49,26 +50,14 @@ def recover(
     return float(np.interp(-level, -losses[ends], steps[ends])), True
 
 
-def add_recovery(
-    ratios: pd.DataFrame, attacks: pd.DataFrame, references: Mapping[tuple[str, str], Reference]
-) -> pd.DataFrame:
-    """Adds RECOVERY to the rows of attacks, NaN without a curve or a reference.
-
-    `attacks` has CURVE and `num_tokens`, the tokens of the whole attack.
-    """
-    key, found = [*VIEW, "domain"], {}
-    starts = ratios[ratios["class"] == "forget"].set_index(key)["loss"].to_dict()
-    rows = attacks[[*VIEW, ELICITED, CURVE, "num_tokens"]].itertuples(index=False, name=None)
-    for *view, domain, curve, num_tokens in rows:
-        start, reference = starts.get((*view, domain), 0.0), references.get((view[1], domain))
-        if curve and reference and start > 0.0 < num_tokens:
-            steps, end = [0, *(step for step, _ in curve)], np.mean(reference.baseline_losses)
-            times = [recover(curve, start, float(end), mark) for mark in MARKS]
-            row = [n for t, done in times for n in (t, t * num_tokens / steps[-1], done)]
-            found[*view, domain, ELICITED] = [*row, np.diff(steps).max()]
-    keys = ratios[[*key, "class"]].itertuples(index=False, name=None)
-    values = [found.get(key, [np.nan] * len(RECOVERY)) for key in keys]
-    return ratios.assign(**pd.DataFrame(values, ratios.index, RECOVERY, float))
+def recover_row(curve: Curve, num_tokens: float, start: float, end: float) -> list[float]:
+    """Returns RECOVERY of an attack on `num_tokens` in all; NaN unless all of it is known."""
+    if not (curve and num_tokens > 0.0 and start > 0.0 and end > 0.0):
+        return [np.nan] * len(RECOVERY)
+    steps = [0, *(step for step, _ in curve)]
+    times = [recover(curve, start, end, mark) for mark in RECOVERY_MARKS]
+    row = [number for t, done in times for number in (t, t * num_tokens / steps[-1], done)]
+    return [*row, np.diff(steps).max()]
 
 
 def write_median(times: Sequence[float], is_reached: Sequence[bool]) -> str:
@@ -80,18 +69,18 @@ def write_median(times: Sequence[float], is_reached: Sequence[bool]) -> str:
     return f"{median:.1f}" if np.isfinite(median) else f"> {np.median(times):.1f}"
 
 
-def tabulate_recovery(per_seed: pd.DataFrame) -> pd.DataFrame:
-    """Returns ROW and RECOVERY over seeds: times by `write_median`, and reached as `k of n`.
+def tabulate_recovery(per_seed: pd.DataFrame, names: list[str]) -> pd.DataFrame:
+    """Returns `names` and RECOVERY over seeds: times by `write_median`, and reached as `k of n`.
 
     `per_seed` has means over the attacks of a view, which has reached a mark if all of them have.
     """
     rows = []
-    for key, group in per_seed[per_seed[EVERY].notna()].groupby(ROW, sort=False):
-        row = dict(zip(ROW, key, strict=True)) | {EVERY: group[EVERY].max()}
-        for mark in map(str, MARKS):
+    for key, group in per_seed[per_seed[EVERY].notna()].groupby(names, sort=False):
+        row = dict(zip(names, key, strict=True)) | {EVERY: group[EVERY].max()}
+        for mark in map(str, RECOVERY_MARKS):
             is_reached = group[REACHED + mark] == 1.0
             row[REACHED + mark] = f"{is_reached.sum()} of {len(group)}"
             for name in (STEPS + mark, TOKENS + mark):
                 row[name] = write_median(group[name], is_reached)
         rows.append(row)
-    return pd.DataFrame(rows, columns=[*ROW, *RECOVERY])
+    return pd.DataFrame(rows, columns=[*names, *RECOVERY])

@@ -48,7 +48,7 @@ from gram_platform.analysis.ratios import (
     slopes,
     sort_rows,
 )
-from gram_platform.analysis.recovery import CURVE, RECOVERY, add_recovery, tabulate_recovery
+from gram_platform.analysis.recovery import RECOVERY, tabulate_recovery
 from gram_platform.methods import method_label
 from gram_platform.methods.nodes import BASELINE, VARIANT
 
@@ -60,7 +60,7 @@ TABLE_COLUMNS = [*ROW, *(name + end for name in CLASSES for end in ENDS), "num_s
 NATS, MINUS_FILTERING, SLOPE = "_nats", "_nats_minus_filtering", "_ratio_per_nat"
 FILTERING = "filtering"
 # The same of each value.
-COUNTS = NUM_DOMAINS | dict.fromkeys(RECOVERY, NUM_DOMAINS[ELICITED])
+NUM_DOMAINS_OF = NUM_DOMAINS | dict.fromkeys(RECOVERY, NUM_DOMAINS[ELICITED])
 IN_NATS = tuple(name + suffix for suffix in (NATS, MINUS_FILTERING) for name in CLASSES)
 NATS_COLUMNS = [name + end for name in IN_NATS for end in ENDS]
 FORMULA = re.compile(r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20].", re.DOTALL)
@@ -81,7 +81,8 @@ class StudyLosses:
     # A row per point of the baselines' validation curves: `size, seed, step, domain, loss`.
     curves: pd.DataFrame
     # A row per attack on a view: `method, size, seed, profile`, `elicited` (the attacked domain)
-    # and the best `loss`, NaN before there is one; with CURVE and `num_tokens` there is RECOVERY.
+    # and the best `loss`, NaN before there is one. With ATTACK_CURVE and `num_tokens` there is
+    # RECOVERY.
     attacks: pd.DataFrame | None = None
     # The study's views: `method, size, seed, profile, retained`. `missing` names absent ones, and
     # no mean is taken without them. None: the views in `evaluations`.
@@ -160,7 +161,7 @@ def analyse(
     in_nats = over_seeds(per_seed, values=IN_NATS).drop(columns="num_seeds")
     table = sort_rows(over_seeds(per_seed).merge(in_nats, "left", ROW), sizes)
     if RECOVERY[0] in per_seed:
-        table = table.merge(tabulate_recovery(per_seed), "left", ROW)
+        table = table.merge(tabulate_recovery(per_seed, ROW), "left", ROW)
     return Analysis(table, per_seed, ratios, fits, missing)
 
 
@@ -201,8 +202,6 @@ def _compare(
     joined = joined.assign(**{PER_NAT: slopes(joined, references)})
     if intervals == JACKKNIFE:
         joined = joined.assign(**{PSEUDO: pseudo_values(joined, references)})
-    if len(attacks) and CURVE in attacks:
-        joined = add_recovery(joined, attacks, references)
     fits = fits_frame(references)
     return joined, fits.assign(seed=seed) if seed else fits, [*notes, *unknown, *unattacked]
 
@@ -249,10 +248,10 @@ def pair_means(views: pd.DataFrame, name: str) -> float:
     `views` are one seed's rows of a `per_seed` frame. NaN if no profile has the class, or if it is
     unknown in one.
     """
-    of_class = views[views[COUNTS[name]] > 0]
+    of_class = views[views[NUM_DOMAINS_OF[name]] > 0]
     if of_class.empty:
         return np.nan
-    counts = of_class[COUNTS[name]]
+    counts = of_class[NUM_DOMAINS_OF[name]]
     return float((of_class[name] * counts).sum(skipna=False) / counts.sum())
 
 

@@ -42,8 +42,8 @@ from gram_platform.analysis.ratios import ALL, MEAN
 from gram_platform.analysis.recovery import REACHED, RECOVERY
 from gram_platform.analysis.tables import (
     CLASSES,
-    COUNTS,
     NATS,
+    NUM_DOMAINS_OF,
     SLOPE,
     find_mean_profiles,
     interval_text,
@@ -435,7 +435,7 @@ def _sides(per_seed: pd.DataFrame, claim: Claim, size: str, variant: str) -> tup
     shared = frozenset.intersection(*profiles) if profiles else frozenset()
     of_class = dict.fromkeys((side.name for side in averaged), shared)
     for side, rows in averaged.items():
-        of_class[side.name] &= frozenset(rows.loc[rows[COUNTS[side.name]] > 0, "profile"])
+        of_class[side.name] &= frozenset(rows.loc[rows[NUM_DOMAINS_OF[side.name]] > 0, "profile"])
     known = {
         side: _means(rows, side, of_class[side.name])
         if side in averaged

@@ -10,7 +10,7 @@ import pandas as pd
 from gram_platform.analysis.calibration import errors_by_class
 from gram_platform.analysis.intervals import ENDS, JACKKNIFE
 from gram_platform.analysis.ratios import ELICITED, MEAN, VIEW
-from gram_platform.analysis.recovery import CURVE, EVERY, RECOVERY
+from gram_platform.analysis.recovery import ATTACK_CURVE, EVERY, RECOVERY
 from gram_platform.analysis.tables import (
     CLASSES,
     Analysis,
@@ -228,12 +228,12 @@ def named(
 
 
 def named_attacks(tags: pd.DataFrame, complete: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
-    """Makes the frame of attacks for `analyse` with CURVE; the loss is NaN without a result."""
+    """Makes the frame of attacks for `analyse` with ATTACK_CURVE; the loss is NaN without a result."""
     rows, by_run = named(tags, complete, "left"), curves.groupby(["run_id", "domain"])
     points = {key: [*zip(of["step"], of["loss"], strict=True)] for key, of in by_run}
     found = [points.get(key, ()) for key in zip(rows["id"], rows[ELICITED], strict=True)]
     rows = _with_best_loss(rows).rename(columns={"best_loss": "loss"})
-    return rows.assign(run_id=rows["id"], **{CURVE: found})
+    return rows.assign(run_id=rows["id"], **{ATTACK_CURVE: found})
 
 
 def _with_best_loss(attacks: pd.DataFrame) -> pd.DataFrame:
