@@ -16,7 +16,7 @@ from gram_platform.config.identity import invalid, require_choice, require_int, 
 from gram_platform.config.plain import from_plain
 from gram_platform.config.training import (
     CORE,
-    RESERVED,
+    RESERVED_UNITS,
     UNLABELLED,
     UNLABELLED_OF,
     DataConfig,
@@ -123,7 +123,7 @@ class RunConfig:
                 f"a weight for each module; {unweighted[0]} has none",
             )
         # A pass of several routes trains all parameters of a set on the same sequences.
-        has_parts = any(module.kind == RESERVED for module in self.model.modules)
+        has_parts = any(module.kind == RESERVED_UNITS for module in self.model.modules)
         trains_parts = self.routing.spreads_embeddings or has_parts
         if trains_parts and self.routing.accumulation != "uniform":
             allowed = "uniform, because some batches train parts of parameter sets"

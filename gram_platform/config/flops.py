@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from gram_platform.config import ModelConfig, RoutingConfig
 from gram_platform.config.identity import sum_in_order
-from gram_platform.config.training import LLAMA, RESERVED
+from gram_platform.config.training import LLAMA, RESERVED_UNITS
 
 GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -32,7 +32,7 @@ def module_parameters(config: ModelConfig, domain: str) -> int:
         num_projections = 3 if config.is_llama else 2
         return config.num_layers * num_projections * module.width * (config.d_model + config.d_mlp)
     size = mlp_parameters(config.architecture, config.d_model, module.width)
-    has_no_output_bias = module.kind == RESERVED and not config.is_llama
+    has_no_output_bias = module.kind == RESERVED_UNITS and not config.is_llama
     return config.num_layers * (size - has_no_output_bias * config.d_model)
 
 

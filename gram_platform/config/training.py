@@ -30,8 +30,8 @@ def core_first(domains: tuple, name=lambda domain: domain) -> tuple:
     return tuple(sorted(domains, key=lambda d: (name(d) != CORE, name(d))))
 
 
-RESERVED = "reserved"
-MODULE_KINDS = ("mlp", "lora", RESERVED)
+RESERVED_UNITS = "reserved"
+MODULE_KINDS = ("mlp", "lora", RESERVED_UNITS)
 STARCODER2, LLAMA = ARCHITECTURES = ("starcoder2", "llama")
 
 

@@ -26,7 +26,7 @@ from gram_platform.config import (
     is_unlabelled,
 )
 from gram_platform.config.identity import invalid
-from gram_platform.config.training import RESERVED
+from gram_platform.config.training import RESERVED_UNITS
 from gram_platform.methods.budgets import data_budget, training_run
 from gram_platform.methods.gram import every_profile, width_of
 from gram_platform.methods.setting import MethodRuns, Setting
@@ -48,7 +48,7 @@ def plan(setting: Setting) -> MethodRuns:
         raise invalid(
             "sgtm.share", options.share, f"{allowed}; {len(parts)} x {width} are too many"
         )
-    specs = tuple(ModuleSpec(part, RESERVED, width) for part in parts)
+    specs = tuple(ModuleSpec(part, RESERVED_UNITS, width) for part in parts)
     model = size.model(size.d_dense - len(parts) * width, specs)
     routing = RoutingConfig(
         p_core_robust=1.0 - options.retain_share,

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from gram_platform.config import ModelConfig, ModuleSpec
 from gram_platform.config.identity import invalid
 from gram_platform.config.routing import CORE_MLP, EMBEDDINGS, SHARED, module_set
-from gram_platform.config.training import RESERVED
+from gram_platform.config.training import RESERVED_UNITS
 from gram_platform.model.kernels import attention, gelu, rotated
 from gram_platform.model.layers import (
     ActiveModules,
@@ -220,7 +220,7 @@ class Block(nn.Module):
 def _module(config: ModelConfig, spec: ModuleSpec) -> nn.Module:
     if spec.kind == "lora":
         return Lora(config, spec.width)
-    return Mlp(config, spec.width, has_output_bias=spec.kind != RESERVED)
+    return Mlp(config, spec.width, has_output_bias=spec.kind != RESERVED_UNITS)
 
 
 class Transformer(nn.Module):
@@ -309,7 +309,7 @@ def is_trained(config: ModelConfig, name: str, trained: Collection[str]) -> bool
     of_set = parameter_set(name)
     if of_set == SHARED and EMBEDDINGS in trained:
         return name.startswith("wte") or "ln_" in name
-    units = {module_set(m.domain) for m in config.modules if m.kind == RESERVED}
+    units = {module_set(m.domain) for m in config.modules if m.kind == RESERVED_UNITS}
     is_bias_of_units = of_set in units and name.endswith("bias")
     return of_set in trained and (CORE_MLP in trained or not is_bias_of_units)
 

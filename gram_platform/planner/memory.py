@@ -24,7 +24,7 @@ from gram_platform.config.routing import (
     module_set,
     route_counts,
 )
-from gram_platform.config.training import RESERVED
+from gram_platform.config.training import RESERVED_UNITS
 
 # Token ids are int64.
 INDEX_BYTES = 8
@@ -98,7 +98,7 @@ def _block(config: ModelConfig, block: str, own_groups: Collection[str]) -> list
     for module in config.modules:
         name = f"{block}.aux.{module.domain}"
         shapes = (_lora if module.kind == "lora" else _mlp)(config, module.width)
-        if module.kind == RESERVED:
+        if module.kind == RESERVED_UNITS:
             shapes.pop("c_proj.bias", None)
         group = name if module.domain in own_groups else block
         parts.append((name, module_set(module.domain), group, shapes))

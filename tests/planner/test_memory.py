@@ -48,7 +48,7 @@ SAVED = {
     "llama, core not trained": ("llama", ("lisp", "virology"), {module_set("lisp")}),
     "llama, lora on a frozen base": ("llama lora", ("lisp",), {module_set("lisp")}),
     "embeddings and a module": (
-        "llama",
+        "gram",
         ("lisp", "virology"),
         {EMBEDDINGS, module_set("lisp")},
     ),

@@ -7,7 +7,7 @@ import torch
 
 from gram_platform.config import CORE, ModuleSpec, RoutingConfig
 from gram_platform.config.routing import Schedule
-from gram_platform.config.training import RESERVED, merged_config
+from gram_platform.config.training import RESERVED_UNITS, merged_config
 from gram_platform.model.transformer import build
 from gram_platform.train.data import ScheduleReader
 from gram_platform.train.learner import Learner
@@ -31,7 +31,7 @@ def routing(**parts) -> RoutingConfig:
 
 
 def sgtm(precision="float32", **parts):
-    modules = tuple(ModuleSpec(d, RESERVED, 6) for d in PARTS)
+    modules = tuple(ModuleSpec(d, RESERVED_UNITS, 6) for d in PARTS)
     model = dataclasses.replace(tiny.model_config(False, d_mlp=20), modules=modules)
     return tiny.run_config(model=model, routing=routing(**parts), precision=precision, **WINDOW)
 
@@ -149,7 +149,7 @@ def test_parts_of_parameter_sets_need_windows_of_one_route():
         mixed = dataclasses.replace(run.routing, accumulation="heterogeneous")
         with refused("routing.accumulation", "heterogeneous"):
             dataclasses.replace(run, model=model, routing=mixed)
-    with refused("model.modules", [RESERVED]):
+    with refused("model.modules", [RESERVED_UNITS]):
         dataclasses.replace(run.model, d_mlp=0)
     with refused("routing.companion_weights"):
         routing(companion_weights=(("lisp", 1.0),))
