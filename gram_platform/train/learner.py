@@ -92,7 +92,6 @@ class Learner:
         if self.compilation:
             compile_blocks(self.model, self.compilation)
             self.fused_loss = fused_cross_entropy(self.compilation)
-        self.compute_sets = parameters_by_set(self.model)
         self.optimizers = make_optimizers(config.optimizer, self.master_sets)
         self._trained: frozenset[str] | None = None
         self.staging = Staging()
