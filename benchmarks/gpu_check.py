@@ -152,7 +152,7 @@ def _loss_and_gradient(run: RunConfig, device: str) -> tuple[torch.Tensor, torch
     )
     learner.train_only(sets)
     loss = cross_entropy(learner.forward(tokens_BT[:, :-1], {AUX: 1.0}), tokens_BT[:, 1:])
-    learner.backward(loss, sets, is_last=True)
+    learner.backward(loss, is_last=True)
     gradients = [
         p.grad.double().flatten().cpu() for p in learner.masters.values() if p.grad is not None
     ]

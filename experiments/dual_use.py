@@ -12,6 +12,8 @@ capabilities).
     python experiments/dual_use.py
     # 2 CPU cores, 1 to 2 minutes
     python experiments/dual_use.py --preset smoke
+    # beside selective gradient masking
+    python experiments/dual_use.py --methods baseline filtering gram sgtm
     # MaxEnt with a search's best trials
     python experiments/dual_use.py --maxent SEARCH_ID
     # 800M, 16B tokens; searches MaxEnt first

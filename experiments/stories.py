@@ -11,6 +11,8 @@ which shares the scaling demo's runs, for the same compute.
     python experiments/stories.py --methods gram filtering maxent
     # 2 CPU cores, about 1 minute
     python experiments/stories.py --preset smoke
+    # beside selective gradient masking
+    python experiments/stories.py --methods baseline filtering gram sgtm
     # 3M and 10M: minutes on a GPU, docs/cluster.md
     python experiments/stories.py --preset gpu --dry-run
     # 26M parameters on the hub; searches MaxEnt first

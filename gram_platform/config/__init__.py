@@ -16,6 +16,7 @@ from gram_platform.config.identity import invalid, require_choice, require_int, 
 from gram_platform.config.plain import from_plain
 from gram_platform.config.training import (
     CORE,
+    RESERVED_UNITS,
     UNLABELLED,
     UNLABELLED_OF,
     DataConfig,
@@ -121,6 +122,12 @@ class RunConfig:
                 weights,
                 f"a weight for each module; {unweighted[0]} has none",
             )
+        # A pass of several routes trains all parameters of a set on the same sequences.
+        has_parts = any(module.kind == RESERVED_UNITS for module in self.model.modules)
+        trains_parts = self.routing.spreads_embeddings or has_parts
+        if trains_parts and self.routing.accumulation != "uniform":
+            allowed = "uniform, because some batches train parts of parameter sets"
+            raise invalid("routing.accumulation", self.routing.accumulation, allowed)
         if self.objective.forget:
             self._check_unlearning()
         if self.routing.freeze_core:

@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from gram_platform.config import ModelConfig, RoutingConfig
 from gram_platform.config.identity import sum_in_order
-from gram_platform.config.training import LLAMA
+from gram_platform.config.training import LLAMA, RESERVED_UNITS
 
 GIB = 2**30
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -31,7 +31,9 @@ def module_parameters(config: ModelConfig, domain: str) -> int:
         # Each projection has two low-rank factors.
         num_projections = 3 if config.is_llama else 2
         return config.num_layers * num_projections * module.width * (config.d_model + config.d_mlp)
-    return config.num_layers * mlp_parameters(config.architecture, config.d_model, module.width)
+    size = mlp_parameters(config.architecture, config.d_model, module.width)
+    has_no_output_bias = module.kind == RESERVED_UNITS and not config.is_llama
+    return config.num_layers * (size - has_no_output_bias * config.d_model)
 
 
 def core_parameters(config: ModelConfig) -> int:
@@ -55,6 +57,8 @@ def active_parameters(config: ModelConfig, active: Collection[str] = ()) -> int:
 def companion_shares(routing: RoutingConfig, modules: Collection[str]) -> dict[str, float]:
     """Returns the probability that each module is active on a core batch with companions."""
     num_modules = len(modules)
+    if routing.companions == "all":
+        return dict.fromkeys(modules, 1.0)
     if routing.companions == "subset":
         # An empty subset becomes one random module.
         return dict.fromkeys(modules, 0.5 + 0.5**num_modules / num_modules)
@@ -123,6 +127,7 @@ def hardware_flops(
     core_trained: bool = True,
     modules_trained: Collection[str] = (),
     backward: bool = True,
+    embeddings_trained: bool = False,
 ) -> int:
     """Counts the FLOPs of one forward (and backward) pass.
 
@@ -132,13 +137,13 @@ def hardware_flops(
     """
     tokens, d_model = num_sequences * config.seq_len, config.d_model
     loras = [m for m in config.modules if m.kind == "lora" and m.domain in active]
-    mlps = [m for m in config.modules if m.kind == "mlp" and m.domain in active]
+    mlps = [m for m in config.modules if m.kind != "lora" and m.domain in active]
     # The products QK^T and PV.
     scores = 4 * num_sequences * config.num_heads * config.seq_len**2 * config.head_dim
     shared, core = shared_trained and backward, core_trained and backward
     trained = set(modules_trained) if backward else set()
     # Whether the layer's input needs a gradient, since a parameter before it is trained.
-    flowing = shared
+    flowing = shared or (embeddings_trained and backward)
     total = 0
     for _ in range(config.num_layers):
         total += _linear(tokens, d_model, config.qkv_width, flowing, shared)

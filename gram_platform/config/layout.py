@@ -57,7 +57,7 @@ def sharing_of(model: ModelConfig, precision: str, num_ranks: int, device: str) 
     def is_apart(module: ModuleSpec) -> bool:
         size = mlp_parameters(model.architecture, model.d_model, module.width)
         is_large = size >= OWN_GROUP_PARAMETERS
-        return module.kind == "mlp" and (is_large or not (in_float32 or each_pass))
+        return module.kind != "lora" and (is_large or not (in_float32 or each_pass))
 
     return Sharing(
         num_shards(num_ranks, device),

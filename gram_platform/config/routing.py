@@ -18,6 +18,8 @@ from gram_platform.config.identity import canonical_json
 
 SHARED = "shared"
 CORE_MLP = "core_mlp"
+# Of `SHARED`: the embedding and the norms.
+EMBEDDINGS = "embeddings"
 NUM_ROUNDS = 6
 _U64 = np.uint64
 
@@ -132,8 +134,8 @@ class Schedule:
     def _modules_beside(self, units: np.ndarray) -> np.ndarray:
         """Draws each unit's companions, as bits of int64 [num_units].
 
-        They are active next to its domain's module. A core batch has the paper's one companion, or
-        a random subset [ours]. `_route` decides which are trained.
+        They are active next to its domain's module. A core batch has the paper's one companion, a
+        random subset [ours] or all. `_route` decides which are trained.
         """
         routing, seed, num_modules = self.config.routing, self.config.seed, len(self._modules)
         beside = np.zeros(len(units), dtype=np.int64)
@@ -151,6 +153,8 @@ class Schedule:
         subset = (hash_counters(hash_key(seed, "subset"), units) >> _U64(1)).astype(np.int64) % (
             1 << num_modules
         )
+        if routing.companions == "all":
+            subset[:] = (1 << num_modules) - 1
         has_companion = is_core & (
             uniforms(hash_key(seed, "core robust"), units) < routing.p_core_robust
         )
@@ -235,7 +239,8 @@ class Schedule:
 
         A domain without a module always trains the core. A core batch's companions are trained,
         other companions are not [ours]. An unlabelled batch activates and trains everything
-        (`app:partial`). With `freeze_core` only modules are trained.
+        (`app:partial`). With `freeze_core` only modules are trained, and with `spreads_embeddings`
+        an auxiliary batch may train `EMBEDDINGS`.
         """
         routing = self.config.routing
         core_sets = set() if routing.freeze_core else {SHARED, CORE_MLP}
@@ -246,7 +251,8 @@ class Schedule:
             d for index, d in enumerate(self._modules) if int(self._beside[unit]) >> index & 1
         ]
         if domain in self._modules:
-            trained = {module_set(domain)} | (core_sets if self._spreads[unit] else set())
+            others = {EMBEDDINGS} if routing.spreads_embeddings else set()
+            trained = {module_set(domain)} | (core_sets if self._spreads[unit] else others)
             active = [d for d in self._modules if d == domain or d in beside]
             return Route(tuple((d, 1.0) for d in active), frozenset(trained))
         # Only core batches have companions here.

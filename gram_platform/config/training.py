@@ -30,17 +30,22 @@ def core_first(domains: tuple, name=lambda domain: domain) -> tuple:
     return tuple(sorted(domains, key=lambda d: (name(d) != CORE, name(d))))
 
 
-MODULE_KINDS = ("mlp", "lora")
+RESERVED_UNITS = "reserved"
+MODULE_KINDS = ("mlp", "lora", RESERVED_UNITS)
 STARCODER2, LLAMA = ARCHITECTURES = ("starcoder2", "llama")
 
 
 @dataclass(frozen=True)
 class ModuleSpec:
-    """A domain's module in every layer: an MLP next to the core's, or a LoRA on its projections."""
+    """A domain's module in every layer: an MLP next to the core's, or a LoRA on its projections.
+
+    `reserved` modules are hidden units of the core's MLP: they have no output bias, and their other
+    biases are trained only with the core.
+    """
 
     domain: str
     kind: str
-    # Hidden units of an mlp, rank of a lora.
+    # Hidden units, or the rank of a lora.
     width: int
 
     def __post_init__(self) -> None:
@@ -91,8 +96,9 @@ class ModelConfig:
             raise invalid("model.modules", domains, "at most one module for each domain")
         if self.d_mlp == 0 and not domains:
             raise invalid("model.d_mlp", self.d_mlp, "at least 1 in a model without modules")
-        if self.d_mlp == 0 and any(m.kind == "lora" for m in self.modules):
-            raise invalid("model.modules", "lora", "only mlp modules in a model without a core MLP")
+        if self.d_mlp == 0 and (others := {m.kind for m in self.modules} - {"mlp"}):
+            allowed = "only mlp modules in a model without a core MLP"
+            raise invalid("model.modules", sorted(others), allowed)
 
     @property
     def head_dim(self) -> int:
@@ -114,12 +120,12 @@ class ModelConfig:
 
 def merged_config(config: ModelConfig, active: Mapping[str, float]) -> ModelConfig:
     """Returns a view's dense shape, as wide as its core and active MLPs together."""
-    extra = sum(m.width for m in config.modules if m.domain in active and m.kind == "mlp")
+    extra = sum(m.width for m in config.modules if m.domain in active and m.kind != "lora")
     return replace(config, d_mlp=config.d_mlp + extra, modules=())
 
 
 ACCUMULATIONS = ("heterogeneous", "uniform")
-COMPANIONS = ("one", "subset")
+COMPANIONS = ("one", "subset", "all")
 MISDIRECTION = "misdirection"
 MAXENT_KINDS = ("maxent_kl", "maxent_entropy")
 OBJECTIVES = ("cross_entropy", *MAXENT_KINDS, MISDIRECTION, "gradient_difference")
@@ -205,10 +211,12 @@ class RoutingConfig:
     p_aux_spread_of: tuple[tuple[str, float], ...] = added(())
     # Relative frequency as companion; (): all equal.
     companion_weights: tuple[tuple[str, float], ...] = added(())
-    # one, or subset: each module with probability 1/2, a random one if none is drawn.
+    # one; subset: each module with probability 1/2, a random one if none is drawn; or all.
     companions: str = added("one")
-    # An auxiliary batch activates a random subset of other modules, untrained.
+    # An auxiliary batch activates a random subset of other modules, or all, untrained.
     p_aux_companion: float = added(0.0)
+    # An auxiliary batch that does not train the core trains the embedding and the norms.
+    spreads_embeddings: bool = added(False)
 
     def __post_init__(self) -> None:
         require_fields(
@@ -216,8 +224,8 @@ class RoutingConfig:
         )
         require_choice("routing.accumulation", self.accumulation, ACCUMULATIONS)
         require_choice("routing.companions", self.companions, COMPANIONS)
-        if self.companions == "subset" and self.companion_weights:
-            allowed = "() with companions='subset'"
+        if self.companions != "one" and self.companion_weights:
+            allowed = "() unless companions='one'"
             raise invalid("routing.companion_weights", self.companion_weights, allowed)
         for domain, spread in self.p_aux_spread_of:
             require_real(f"routing.p_aux_spread_of[{domain}]", spread, 0.0, 1.0)

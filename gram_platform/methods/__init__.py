@@ -8,7 +8,7 @@ import re
 
 from gram_platform.config.identity import require_choice
 from gram_platform.config.plugins import Table
-from gram_platform.methods import branches, demix, dense, gram, unlearning
+from gram_platform.methods import branches, demix, dense, gram, sgtm, unlearning
 from gram_platform.methods.setting import MethodRuns, Profile, Setting
 
 METHODS = Table(
@@ -27,6 +27,7 @@ METHODS = Table(
         "rmu": unlearning.plan_rmu,
         "graddiff": unlearning.plan_graddiff,
         "demix": demix.plan,
+        "sgtm": sgtm.plan,
     },
 )
 
@@ -41,6 +42,7 @@ METHOD_LABELS = {
     "rmu": "RMU",
     "graddiff": "GradDiff",
     "demix": "DEMix",
+    "sgtm": "SGTM",
 }
 # The units of sizes.
 UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}

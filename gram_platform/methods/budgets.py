@@ -25,7 +25,13 @@ from gram_platform.config.flops import (
     module_parameters,
 )
 from gram_platform.config.identity import invalid, sum_in_order
-from gram_platform.config.routing import CORE_MLP, SHARED, module_set, route_counts
+from gram_platform.config.routing import (
+    CORE_MLP,
+    EMBEDDINGS,
+    SHARED,
+    module_set,
+    route_counts,
+)
 from gram_platform.methods.setting import Setting
 
 
@@ -227,5 +233,12 @@ def run_flops(run: RunConfig, num_steps: int | None = None) -> int:
         active = tuple(dict(route.active))
         modules = [domain for domain in active if module_set(domain) in route.trained]
         trained = (SHARED in route.trained, CORE_MLP in route.trained, modules)
-        total += hardware_flops(run.model, count * run.micro_batch, active, *trained)
+        has_embeddings = EMBEDDINGS in route.trained
+        total += hardware_flops(
+            run.model,
+            count * run.micro_batch,
+            active,
+            *trained,
+            embeddings_trained=has_embeddings,
+        )
     return total

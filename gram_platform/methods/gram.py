@@ -28,15 +28,17 @@ def plan_subsets(setting: Setting) -> MethodRuns:
 
 
 def modular_size(setting: Setting) -> Size:
-    """Returns the size with the options' widths, which are multiples of `width_multiple`."""
+    """Returns the size with the options' widths."""
     if setting.options.routed_widths is None:
         return setting.size
-    unit = setting.conventions.width_multiple
-    core, aux = (
-        unit * max(1, round(share * setting.size.d_dense / unit))
-        for share in setting.options.routed_widths
-    )
+    core, aux = (width_of(setting, share) for share in setting.options.routed_widths)
     return replace(setting.size, d_core=core, d_aux=aux)
+
+
+def width_of(setting: Setting, share: float) -> int:
+    """Returns a share of the dense MLP's width, at least one `width_multiple`."""
+    unit = setting.conventions.width_multiple
+    return unit * max(1, round(share * setting.size.d_dense / unit))
 
 
 def routed(setting: Setting, kind: str) -> MethodRuns:

@@ -275,11 +275,12 @@ def _core_mlps(model: ModelConfig) -> int:
 def _paper_units(run) -> int:
     """Counts tokens x active parameters: core's, and all modules' on unlabelled batches.
 
-    Rehearsal batches pass their branch's module too.
+    Rehearsal batches pass their branch's module too, and batches with all companions all modules.
     """
     modules, total = run.model.module_domains, 0
     for budget in run.data.domains:
         has_all = run.routing.freeze_core or is_unlabelled(budget.name)
-        active = (budget.name,) if budget.name in modules else modules if has_all else ()
+        has_all |= run.routing.companions == "all"
+        active = modules if has_all else (budget.name,) if budget.name in modules else ()
         total += compute_units(run.model, budget.num_draws * run.model.seq_len, active)
     return total

@@ -141,6 +141,24 @@ class Demix:
         require_choice("demix.views", self.views, ("by_domain", "single_expert"))
 
 
+@dataclass(frozen=True)
+class Sgtm:
+    """Options of SGTM: hidden units of the dense MLP that are reserved for auxiliary text."""
+
+    # Each part's share of the hidden units: the authors' 64 of 2,048.
+    share: float = 1 / 32
+    # The share of core's batches without reserved units: .25 in the authors' runs on stories, .1 on
+    # Wikipedia.
+    retain_share: float = 0.25
+    # Whether auxiliary batches leave the embedding and the norms as they are: only on Wikipedia.
+    mask_embeddings: bool = False
+    # One part for all domains, as the authors', not one for each [ours].
+    joint: bool = False
+
+    def __post_init__(self) -> None:
+        require_fields("sgtm", self, 0, "share", "retain_share", high=1, open_low=True)
+
+
 # The text to finetune on: the removed domain's, or the next domain's by name.
 OWN, NEIGHBOUR = "own", "neighbour"
 
@@ -201,6 +219,7 @@ class Options:
     rmu: Unlearning = RMU
     graddiff: Unlearning = GRADDIFF
     demix: Demix = Demix()
+    sgtm: Sgtm = Sgtm()
     elicitation: Elicitation | None = None
     # The stage on every compared view, before it is evaluated and attacked.
     finetuning: Elicitation | None = None

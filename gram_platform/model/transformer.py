@@ -8,7 +8,7 @@ h head_dim, V vocabulary.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -19,7 +19,8 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from gram_platform.config import ModelConfig, ModuleSpec
 from gram_platform.config.identity import invalid
-from gram_platform.config.routing import CORE_MLP, SHARED, module_set
+from gram_platform.config.routing import CORE_MLP, EMBEDDINGS, SHARED, module_set
+from gram_platform.config.training import RESERVED_UNITS
 from gram_platform.model.kernels import attention, gelu, rotated
 from gram_platform.model.layers import (
     ActiveModules,
@@ -138,11 +139,11 @@ class Lora(nn.Module):
 class Mlp(nn.Module):
     """Maps x_BTD -> x_BTD by StarCoder2's GELU (tanh) with biases, or Llama's SwiGLU."""
 
-    def __init__(self, config: ModelConfig, width: int):
+    def __init__(self, config: ModelConfig, width: int, has_output_bias: bool = True):
         super().__init__()
         self.c_gate = Linear(config.d_model, width, bias=False) if config.is_llama else None
         self.c_fc = Linear(config.d_model, width, bias=not config.is_llama)
-        self.c_proj = Linear(width, config.d_model, bias=not config.is_llama)
+        self.c_proj = Linear(width, config.d_model, bias=has_output_bias and not config.is_llama)
 
     def forward(
         self,
@@ -217,7 +218,9 @@ class Block(nn.Module):
 
 
 def _module(config: ModelConfig, spec: ModuleSpec) -> nn.Module:
-    return (Lora if spec.kind == "lora" else Mlp)(config, spec.width)
+    if spec.kind == "lora":
+        return Lora(config, spec.width)
+    return Mlp(config, spec.width, has_output_bias=spec.kind != RESERVED_UNITS)
 
 
 class Transformer(nn.Module):
@@ -299,6 +302,16 @@ def parameter_set(name: str) -> str:
 def is_module(name: str) -> bool:
     """Tells whether a parameter's qualified name is an auxiliary module's."""
     return parameter_set(name) not in (SHARED, CORE_MLP)
+
+
+def is_trained(config: ModelConfig, name: str, trained: Collection[str]) -> bool:
+    """Tells whether a route that trains these sets trains the parameter of a qualified name."""
+    of_set = parameter_set(name)
+    if of_set == SHARED and EMBEDDINGS in trained:
+        return name.startswith("wte") or "ln_" in name
+    units = {module_set(m.domain) for m in config.modules if m.kind == RESERVED_UNITS}
+    is_bias_of_units = of_set in units and name.endswith("bias")
+    return of_set in trained and (CORE_MLP in trained or not is_bias_of_units)
 
 
 def parameters_by_set(model: nn.Module) -> dict[str, dict[str, nn.Parameter]]:

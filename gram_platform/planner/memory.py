@@ -16,7 +16,15 @@ from gram_platform.config.layout import (
     model_kernel,
     sharing_of,
 )
-from gram_platform.config.routing import CORE_MLP, SHARED, Route, module_set, route_counts
+from gram_platform.config.routing import (
+    CORE_MLP,
+    EMBEDDINGS,
+    SHARED,
+    Route,
+    module_set,
+    route_counts,
+)
+from gram_platform.config.training import RESERVED_UNITS
 
 # Token ids are int64.
 INDEX_BYTES = 8
@@ -90,6 +98,8 @@ def _block(config: ModelConfig, block: str, own_groups: Collection[str]) -> list
     for module in config.modules:
         name = f"{block}.aux.{module.domain}"
         shapes = (_lora if module.kind == "lora" else _mlp)(config, module.width)
+        if module.kind == RESERVED_UNITS:
+            shapes.pop("c_proj.bias", None)
         group = name if module.domain in own_groups else block
         parts.append((name, module_set(module.domain), group, shapes))
     return weights + [
@@ -132,7 +142,7 @@ def saved_bytes(
     shared, core = SHARED in trained, CORE_MLP in trained and config.d_mlp > 0
     modules_trained = any(module_set(d) in trained for d in active)
     # Whether the layer's input needs a gradient.
-    flowing = shared
+    flowing = shared or EMBEDDINGS in trained
     layers = []
     for _ in range(config.num_layers):
         attention = _attention(config, width, flowing, shared, kernel)
@@ -206,7 +216,7 @@ def _mlps(
         values += config.d_mlp
     values += sum(num_low * rank for rank, is_trained in loras if is_trained)
     for module, is_trained in specs:
-        if module.kind == "mlp":
+        if module.kind != "lora":
             values += module.width * (num_before * (is_input_needed or is_trained) + is_trained)
     return width * values + norm
 

@@ -14,7 +14,7 @@ import torch
 from gram_platform.config import ModelConfig, View
 from gram_platform.config.identity import invalid
 from gram_platform.config.routing import module_set
-from gram_platform.config.training import merged_config
+from gram_platform.config.training import RESERVED_UNITS, merged_config
 from gram_platform.model.pieces import RowsOnDisk
 from gram_platform.model.transformer import (
     Rotary,
@@ -136,7 +136,8 @@ def merged_rows(
     needed.
     """
     block, _, part = name.partition(".mlp.")
-    mlps = [m for m in config.modules if m.kind == "mlp" and m.domain in active]
+    kinds = ("mlp",) if part == "c_proj.bias" else ("mlp", RESERVED_UNITS)
+    mlps = [m for m in config.modules if m.kind in kinds and m.domain in active]
     owners = [(f"{block}.mlp", config.d_mlp, 1.0)] if config.d_mlp else []
     owners += [(f"{block}.aux.{m.domain}", m.width, active[m.domain]) for m in mlps]
     if part == "c_proj.bias":

@@ -26,6 +26,7 @@ from gram_platform.model.transformer import (
     build,
     initial_weight,
     is_module,
+    is_trained,
     parameter_shapes,
     parameters_by_set,
 )
@@ -91,7 +92,6 @@ class Learner:
         if self.compilation:
             compile_blocks(self.model, self.compilation)
             self.fused_loss = fused_cross_entropy(self.compilation)
-        self.compute_sets = parameters_by_set(self.model)
         self.optimizers = make_optimizers(config.optimizer, self.master_sets)
         self._trained: frozenset[str] | None = None
         self.staging = Staging()
@@ -154,21 +154,20 @@ class Learner:
         """Sets requires_grad so that the next backward pass reaches exactly these sets."""
         if trained == self._trained:
             return
-        for name, parameters in self.compute_sets.items():
-            for parameter in parameters.values():
-                parameter.requires_grad_(name in trained)
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(is_trained(self.config.model, name, trained))
         for parameter in self.misdirection.above if self.misdirection else ():
             parameter.requires_grad_(False)
         self._trained = trained
 
-    def backward(self, loss: torch.Tensor, trained: Collection[str], is_last: bool) -> None:
+    def backward(self, loss: torch.Tensor, is_last: bool) -> None:
         """Adds the gradients of `loss` to the masters'.
 
         `is_last`: the last pass before they are used, for ranks.
         """
         loss.backward()
-        for name in self._copies.keys() & set(trained):
-            add_gradients(self._copies[name])
+        for pairs in self._copies.values():
+            add_gradients(pairs)
 
     def evaluating(self) -> contextlib.AbstractContextManager:
         """Begins a block of forward passes without gradients; ranks gather weights once for it."""
@@ -338,7 +337,7 @@ def probed_norms(learner: Learner, sequences: np.ndarray) -> dict[str, float]:
         tokens_BT = tokens_of(share, learner.device)
         for is_last, part_BT in learner.passes(tokens_BT):
             loss = cross_entropy(learner.forward(part_BT[:, :-1], active), part_BT[:, 1:])
-            learner.backward(loss / learner.num_passes, modules, is_last)
+            learner.backward(loss / learner.num_passes, is_last)
         for name, norm in gradient_norms(matrices).items():
             squares[name] += norm**2
         for parameter in learner.masters.values():

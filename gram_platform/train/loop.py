@@ -140,7 +140,7 @@ def _pass(
         objective = learner.config.objective
         to_minimise.append(training_loss(objective, domain, loss, logits, activations))
     minimised_M = torch.stack(to_minimise)
-    learner.backward(minimised_M.sum() / num_losses, trained, is_last)
+    learner.backward(minimised_M.sum() / num_losses, is_last)
     return torch.stack([losses_M, minimised_M]).detach()
 
 

@@ -10,7 +10,7 @@ matters: comments say where another order would train wrongly without an error.
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -133,7 +133,7 @@ class ShardedLearner(Learner):
             if isinstance(module, FSDPModule):
                 module.reshard()
 
-    def backward(self, loss: torch.Tensor, trained: Collection[str], is_last: bool) -> None:
+    def backward(self, loss: torch.Tensor, is_last: bool) -> None:
         """Accumulates full gradients on each rank, or its rows if every pass is reduced.
 
         The window's last pass reduces them, and reshards all weights. The root's final callback

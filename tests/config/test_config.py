@@ -59,7 +59,7 @@ OTHERS = {
     "freeze_core": None, "patience": None, "first": 1, "forget": None, "retain_weight": 2.0,
     "document_end": 0, "decay_vectors": True, "stop_below": None, "architecture": "llama",
     "steered_layers": None, "steering": None, "responses_after": " Response:",
-    "companions": "subset", "p_aux_companion": 0.5, "num_probes": None,
+    "companions": "subset", "p_aux_companion": 0.5, "num_probes": None, "spreads_embeddings": None,
 }  # fmt: skip
 
 

@@ -17,10 +17,10 @@ from gram_platform.config.flops import (
     total_parameters,
 )
 from gram_platform.config.ladder import PAPER_SIZES
-from gram_platform.config.routing import CORE_MLP, SHARED, module_set
+from gram_platform.config.routing import CORE_MLP, EMBEDDINGS, SHARED, module_set
 from gram_platform.config.training import ARCHITECTURES
 from gram_platform.model.cpu import has_fast_code
-from gram_platform.model.transformer import Transformer, build, initial_weights, parameter_set
+from gram_platform.model.transformer import Transformer, build, initial_weights, is_trained
 from gram_platform.train.objectives import cross_entropy
 from tests import tiny
 
@@ -61,6 +61,7 @@ CASES = {
     "two modules, one trained": (("lisp", "virology"), {module_set("lisp")}),
     "core MLP alone": ((), {CORE_MLP}),
     "shared alone": (("lisp",), {SHARED}),
+    "embeddings and a module": (("lisp", "virology"), {EMBEDDINGS, module_set("lisp")}),
 }
 
 
@@ -75,7 +76,7 @@ def test_hardware_flops_equal_torchs_counter(architecture, case, kind, backward)
     config = dataclasses.replace(config, modules=modules, architecture=architecture)
     model = build(config, initial_weights(config, 0))
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(parameter_set(name) in trained)
+        parameter.requires_grad_(is_trained(config, name, trained))
     tokens = torch.zeros(2, tiny.SEQ_LEN, dtype=torch.long)
     has_fast_code()  # whose try, once a process, would be counted too
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
@@ -83,9 +84,8 @@ def test_hardware_flops_equal_torchs_counter(architecture, case, kind, backward)
         if backward:
             loss.backward()
     modules = [d for d in tiny.DOMAINS if module_set(d) in trained]
-    counted = hardware_flops(
-        config, 2, active, SHARED in trained, CORE_MLP in trained, modules, backward
-    )
+    sets = SHARED in trained, CORE_MLP in trained, modules, backward, EMBEDDINGS in trained
+    counted = hardware_flops(config, 2, active, *sets)
     assert counted == counter.get_total_flops()
 
 
@@ -99,15 +99,16 @@ def test_compute_units_are_tokens_times_active_parameters():
 
 
 def test_modules_of_unequal_width_are_counted_by_their_own():
-    """2 layers of width 16: an MLP of w units has 2 x (2 x 16 w + w + 16), LoRAs of rank w on 32
-    units 2 x 2 w x 48."""
+    """2 layers of width 16: an MLP of w units has 2 x (2 x 16 w + w + 16), without the 16 if it is
+    reserved; LoRAs of rank w on 32 units 2 x 2 w x 48."""
     modules = (
         ModuleSpec("art", "mlp", 8),
         ModuleSpec("lisp", "mlp", 24),
         ModuleSpec("maths", "lora", 3),
+        ModuleSpec("music", "reserved", 8),
     )
     config = dataclasses.replace(tiny.model_config(), modules=modules)
-    counts = {"art": 2 * (256 + 24), "lisp": 2 * (768 + 40), "maths": 4 * 3 * 48}
+    counts = {"art": 2 * (256 + 24), "lisp": 2 * (768 + 40), "maths": 4 * 3 * 48, "music": 2 * 264}
     assert {domain: module_parameters(config, domain) for domain in counts} == counts
     extra = active_parameters(config, ["lisp", "maths"]) - active_parameters(config)
     assert extra == counts["lisp"] + counts["maths"]
@@ -123,4 +124,5 @@ def test_shares_of_companions():
         "lisp": 0.25,
         "virology": 0.75,
     }
+    assert one(companions="all") == {"lisp": 1.0, "virology": 1.0}
     assert one(companions="subset") == {"lisp": 0.625, "virology": 0.625}

@@ -6,10 +6,10 @@ import itertools
 import pytest
 
 from gram_platform.config import CORE, OptimizerConfig, RoutingConfig, Slice, View
-from gram_platform.config.flops import core_parameters
+from gram_platform.config.flops import core_parameters, total_parameters
 from gram_platform.config.identity import short_hash
 from gram_platform.config.ladder import PAPER_SIZES, SMOKE_SIZES
-from gram_platform.config.routing import Schedule
+from gram_platform.config.routing import EMBEDDINGS, Schedule, module_set
 from gram_platform.methods import METHODS, Setting, plan
 from gram_platform.methods.budgets import core_budget, plan_compute_units, routed_scale
 from gram_platform.methods.nodes import method_nodes, require_closed, unique
@@ -19,6 +19,7 @@ from gram_platform.methods.setting import (
     Demix,
     Elicitation,
     Options,
+    Sgtm,
     Unlearning,
     profile_name,
 )
@@ -203,6 +204,43 @@ def test_fractions_of_a_schedule_are_rounded_to_whole_steps():
     assert {learning_rate(OptimizerConfig(6.0, 0.0, 0.0), step, 10) for step in range(10)} == {6.0}
 
 
+@pytest.mark.parametrize("joint", [False, True])
+def test_sgtm_has_the_baselines_parameters_data_and_steps(joint):
+    """Three quarters of core's steps, and all auxiliary steps, have everything on."""
+    cell = setting().with_options(sgtm=Sgtm(0.1, joint=joint))
+    base, plans = plan("baseline", cell).runs["all"], plan("sgtm", cell)
+    run = plans.runs["all"]
+    assert total_parameters(run.model) == total_parameters(base.model)
+    assert run.num_steps == base.num_steps
+    parts = {part for budget in run.data.domains for part in budget.pool}
+    assert {(part.domain, part.num_sequences) for part in parts} == {
+        (domain, 3968 if domain == CORE else 256) for domain in cell.domains
+    }
+    everything, counts = run.model.module_domains, Schedule(run).route_counts()
+    assert [m.width for m in run.model.modules] == [13] * (1 if joint else 4)
+    on = {(d, tuple(dict(r.active)), frozenset(r.trained)): n for (d, r), n in counts.items()}
+    core = {active: n for (d, active, _), n in on.items() if d == CORE}
+    assert core[everything] / sum(core.values()) == pytest.approx(0.75, abs=0.03)
+    assert set(core) == {everything, ()}
+    for domain, active, trained in on:
+        if domain != CORE:
+            assert (active, trained) == (everything, {module_set(domain), EMBEDDINGS})
+    profiles = [(), AUXILIARY] if joint else [(), *((d,) for d in AUXILIARY), AUXILIARY]
+    assert {p: dict(view.weights) for p, view in plans.views.items()} == {
+        p: dict.fromkeys(everything if joint and p else p, 1.0) for p in profiles
+    }
+
+
+def test_sgtm_refuses_shares_before_any_work():
+    for field, value in itertools.product(("share", "retain_share"), (0.0, 1.01, -0.1)):
+        with refused(f"sgtm.{field}", value):
+            Sgtm(**{field: value})
+    for options in (Sgtm(0.25), Sgtm(1.0, joint=True)):
+        with refused("sgtm.share", options.share):
+            plan("sgtm", setting().with_options(sgtm=options))
+    plan("sgtm", setting().with_options(sgtm=Sgtm(0.24)))
+
+
 LENGTHS = {CORE: 4123, "cyber": 251, "lisp": 203, "nuclear": 331, "virology": 97}
 # The kind that the first version had by default.
 FORGET_HALF = Unlearning(30, 3e-4, 20.0, "maxent_kl", batch_size=24, core_share=0.6, stop_below=1.5)
@@ -254,6 +292,7 @@ PINNED = {  # plain and unusual
     "rmu": ("8714c8545529", "740959b89b19"),
     "graddiff": ("c52d4c64c874", "46dd4386aec6"),
     "demix": ("91945f0f14d6", "4af609d55796"),
+    "sgtm": ("da1c154a9f3d", "24e651cd9682"),
 }
 
 

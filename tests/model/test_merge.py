@@ -24,7 +24,7 @@ def randomised(config: ModelConfig):
 
 
 def config_of(*kinds: str, architecture: str = ModelConfig.architecture) -> ModelConfig:
-    widths = {"mlp": 8, "lora": 3}
+    widths = {"mlp": 8, "lora": 3, "reserved": 5}
     modules = tuple(
         ModuleSpec(d, kind, widths[kind]) for d, kind in zip(("a", "b", "c"), kinds, strict=False)
     )
@@ -35,7 +35,7 @@ ACTIVE = [{}, {"a": 1.0}, {"a": 0.5}, {"a": 1.0, "b": 1.0}, {"a": 0.25, "b": 2.0
 
 
 @pytest.mark.parametrize(
-    "kinds", [("mlp", "mlp", "mlp"), ("lora", "lora", "lora"), ("lora", "mlp", "lora")]
+    "kinds", [("mlp",) * 3, ("lora",) * 3, ("lora", "mlp", "lora"), ("reserved", "mlp", "reserved")]
 )
 @pytest.mark.parametrize("active", ACTIVE)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -48,7 +48,7 @@ def test_merged_logits_equal_the_routed_models(architecture, kinds, active):
     tokens = torch.arange(tiny.SEQ_LEN)[None]
     assert torch.allclose(model(tokens, active), merged(tokens), atol=2e-5)
     assert dense.modules == ()
-    widths = sum(m.width for m in config.modules if m.kind == "mlp" and m.domain in active)
+    widths = sum(m.width for m in config.modules if m.kind != "lora" and m.domain in active)
     assert dense.d_mlp == config.d_mlp + widths
 
 
@@ -82,7 +82,7 @@ def test_a_fresh_lora_changes_nothing(architecture):
 
 
 @pytest.mark.parametrize(
-    "kinds", [("mlp", "mlp", "mlp"), ("lora", "lora", "lora"), ("lora", "mlp", "lora")]
+    "kinds", [("mlp",) * 3, ("lora",) * 3, ("lora", "mlp", "lora"), ("reserved", "mlp", "reserved")]
 )
 @pytest.mark.parametrize("active", ACTIVE)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

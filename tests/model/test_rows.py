@@ -60,7 +60,7 @@ def read_all(reader, rows: list[tuple[list[int], dict]], lengths: list[int]) -> 
     return logits
 
 
-@pytest.mark.parametrize("kind", ["mlp", "lora"])
+@pytest.mark.parametrize("kind", ["mlp", "lora", "reserved"])
 @pytest.mark.parametrize("num_rows", [5, 10])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_mixed_logits_are_separate_logits(architecture, kind, num_rows):

@@ -26,8 +26,12 @@ MODELS = {
     "demix": model(specs("mlp", 64, tiny.DOMAINS), d_mlp=0),
     "one key head a head": model(specs("mlp", 16), num_kv_heads=4),
     "llama": replace(model(specs("mlp", 16)), architecture=LLAMA),
+    "sgtm": model(specs("reserved", 16)),
     "llama lora": replace(model(specs("lora", 4)), architecture=LLAMA),
 }
+MASKED = RoutingConfig(
+    0.5, 0.0, "uniform", companions="all", p_aux_companion=1.0, spreads_embeddings=True
+)
 FIVE_B = PAPER_SIZES["5B"].modular(DOMAINS)
 
 
@@ -39,9 +43,8 @@ def run_of(name, micro_batch=4, passes=2, **parts):
         "batch_size": window,
         "draws": (12 * window, 4 * window, 4 * window),
     }
-    return tiny.run_config(
-        model=MODELS[name], **{"routing": RoutingConfig(0.5, 0.5), **sizes, **parts}
-    )
+    routing = MASKED if name == "sgtm" else RoutingConfig(0.5, 0.5)
+    return tiny.run_config(model=MODELS[name], **{"routing": routing, **sizes, **parts})
 
 
 CORE_SETS = {SHARED, CORE_MLP}

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from gram_platform.config import EvalPoints, Objective, RoutingConfig, View, layout
 from gram_platform.config.ladder import PAPER_SIZES
 from gram_platform.config.layout import model_kernel
-from gram_platform.config.routing import Schedule, passes_of_window
+from gram_platform.config.routing import EMBEDDINGS, Schedule, passes_of_window
 from gram_platform.planner import checkpoint_bytes
 from gram_platform.planner.memory import (
     BYTES,
@@ -47,6 +47,11 @@ SAVED = {
     "llama": ("llama", ("lisp",), CORE_SETS | {module_set("lisp")}),
     "llama, core not trained": ("llama", ("lisp", "virology"), {module_set("lisp")}),
     "llama, lora on a frozen base": ("llama lora", ("lisp",), {module_set("lisp")}),
+    "embeddings and a module": (
+        "gram",
+        ("lisp", "virology"),
+        {EMBEDDINGS, module_set("lisp")},
+    ),
     "keys not shared": ("one key head a head", ("lisp",), CORE_SETS | {module_set("lisp")}),
 }
 

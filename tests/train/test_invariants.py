@@ -89,7 +89,7 @@ def test_micro_batches_of_one_route_equal_one_batch(precision):
         learner.train_only(trained)
         for index, piece in enumerate(pieces):
             loss = cross_entropy(learner.forward(piece[:, :-1], {}), piece[:, 1:])
-            learner.backward(loss / len(pieces), trained, index == len(pieces) - 1)
+            learner.backward(loss / len(pieces), index == len(pieces) - 1)
     gradients = [
         torch.cat([p.grad.flatten() for s in trained for p in learner.master_sets[s].values()])
         for learner in (small, big)
@@ -109,7 +109,7 @@ def test_no_core_batch_leaves_a_gradient_in_a_module_it_did_not_activate():
         learner.train_only(micro_batch.route.trained)
         active = dict(micro_batch.route.active)
         loss = cross_entropy(learner.forward(tokens[:, :-1], active), tokens[:, 1:])
-        learner.backward(loss, micro_batch.route.trained, True)
+        learner.backward(loss, True)
         for domain in tiny.DOMAINS[1:]:
             has_gradient = [
                 p.grad is not None for p in learner.master_sets[module_set(domain)].values()

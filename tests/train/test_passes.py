@@ -10,7 +10,7 @@ import torch
 from gram_platform.config import ModuleSpec, Objective, RoutingConfig, View
 from gram_platform.config.routing import Schedule
 from gram_platform.config.training import LLAMA
-from gram_platform.model.transformer import parameter_set
+from gram_platform.model.transformer import is_trained
 from gram_platform.train.data import ScheduleReader
 from gram_platform.train.learner import Learner, probed_norms
 from gram_platform.train.loop import _accumulate_gradients, training_steps
@@ -108,7 +108,7 @@ def test_mixed_passes_have_the_gradients_of_one_each(name, num_merged, checkpoin
             assert other == pytest.approx(one, abs=TOLERANCES[config.precision])
         trained = frozenset().union(*(m.route.trained for m in window))
         assert {n for n in mixed if mixed[n] is not None} == {
-            n for n in mixed if parameter_set(n) in trained
+            n for n in mixed if is_trained(config.model, n, trained)
         }
         largest = max(gradients[n].norm() for n in gradients if gradients[n] is not None)
         for n, gradient in gradients.items():

@@ -58,6 +58,13 @@ def method_configs() -> dict:
     misdirection = Objective(
         "misdirection", ("lisp", "virology"), 10.0, steered_layers=1, steering=2.0
     )
+    reserved = dataclasses.replace(
+        dense, modules=tuple(ModuleSpec(d, "reserved", 4) for d in tiny.DOMAINS[1:])
+    )
+    masked = RoutingConfig(
+        0.5, 0.0, "uniform", companions="all", p_aux_companion=1.0, spreads_embeddings=True
+    )
+    sgtm = {"model": reserved, "routing": masked, "draws": (96, 32, 32), **sizes}
     return {
         "baseline": tiny.run_config(False, draws=(64, 16, 16), **sizes),
         "gram": tiny.run_config(draws=(64, 16, 16), **sizes),
@@ -77,6 +84,8 @@ def method_configs() -> dict:
         "demix": tiny.run_config(
             draws=(64, 16, 16), model=experts, routing=RoutingConfig(), **sizes
         ),
+        "sgtm": tiny.run_config(**sgtm),
+        "sgtm, bfloat16": tiny.run_config(precision="bfloat16", **sgtm),
     }
 
 

@@ -66,6 +66,7 @@ _LOOKS = {
     "rmu": (PURPLE, "x-open", "dot"),
     "graddiff": (VERMILION, "cross-open", "longdash"),
     "demix": (VERMILION, "cross", "dot"),
+    "sgtm": (SKY, "star", "dashdot"),
 }
 METHOD_STYLES = {method: Style(method_label(method), *look) for method, look in _LOOKS.items()}
 DOMAIN_COLOURS = (GREY, BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY)

@@ -228,7 +228,7 @@ def named(
 
 
 def named_attacks(tags: pd.DataFrame, complete: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
-    """Makes the frame of attacks for `analyse` with ATTACK_CURVE; the loss is NaN without a result."""
+    """Makes the frame of attacks for `analyse`; the loss is NaN without a result."""
     rows, by_run = named(tags, complete, "left"), curves.groupby(["run_id", "domain"])
     points = {key: [*zip(of["step"], of["loss"], strict=True)] for key, of in by_run}
     found = [points.get(key, ()) for key in zip(rows["id"], rows[ELICITED], strict=True)]
