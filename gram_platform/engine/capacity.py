@@ -132,7 +132,7 @@ class FreeResources:
 
         The first node always does, because Ray says what it waits for.
         """
-        asked = self.resources.asked(num_ranks).items()
+        asked = self.resources.compute_request(num_ranks).items()
         fits = (num_ranks == 1 or self.num_gangs > 0) and all(
             self.free[name] >= amount - ROUNDING for name, amount in asked
         )
@@ -144,7 +144,7 @@ class FreeResources:
     def subtract(self, num_ranks: int, num_nodes: int = 1) -> None:
         self.is_untouched = False
         self.num_gangs -= num_nodes * (num_ranks > 1)
-        for name, amount in self.resources.asked(num_ranks).items():
+        for name, amount in self.resources.compute_request(num_ranks).items():
             self.free[name] -= num_nodes * amount
 
 

@@ -73,7 +73,7 @@ def connect(is_verbose: bool = False, may_start: bool = True) -> bool:
     given = os.environ.get(ADDRESS, "")
     if given and given != "local":
         join(given, **quiet)
-    elif address := "" if given else _found():
+    elif address := "" if given else _find_address():
         _join(address, None, **quiet)
     elif may_start:
         start(num_cpus=num_cpus(), **quiet)
@@ -232,7 +232,7 @@ def _give_up(seconds: float, what: str) -> None:
 # ------------------------------------------------------------------------------------------ probe
 
 
-def _found() -> str:
+def _find_address() -> str:
     """Returns the address of a Ray of `ray start` here that this user can join.
 
     Returns "" without one, and says why it cannot be joined.
@@ -274,13 +274,13 @@ def _folder() -> Path:
     ValueError if $RAY_TMPDIR, or /tmp, is too long for sockets or not writable.
     """
     if named := os.environ.get(FOLDER, ""):
-        return _checked_folder(Path(named))
+        return _require_writable(Path(named))
     with contextlib.suppress(ValueError):
-        return _checked_folder(Path(os.environ.get("TMPDIR") or TEMPORARY))
-    return _checked_folder(TEMPORARY)
+        return _require_writable(Path(os.environ.get("TMPDIR") or TEMPORARY))
+    return _require_writable(TEMPORARY)
 
 
-def _checked_folder(folder: Path) -> Path:
+def _require_writable(folder: Path) -> Path:
     expected = (
         f"a folder that can be written, whose path has at most {MAX_FOLDER_BYTES} bytes (Ray has"
         " sockets there)"

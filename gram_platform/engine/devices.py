@@ -92,14 +92,14 @@ def is_device_error(error: BaseException | None) -> bool:
 
 
 @contextlib.contextmanager
-def device_errors_probed(device: str) -> Iterator[None]:
+def probe_after_error(device: str) -> Iterator[None]:
     """Probes the device after an error of it in the block, and raises DeviceError."""
     try:
         yield
     except Exception as error:
         if isinstance(error, DeviceError) or not is_device_error(error):
             raise
-        raise DeviceError(_described(error), probe_afresh(device)) from error
+        raise DeviceError(_summarise(error), probe_afresh(device)) from error
 
 
 def probe_here(execution: Execution) -> ProbeReport:
@@ -159,7 +159,7 @@ def _failure_of_product(device: str, may_be_full: bool = False) -> str:
         try:
             _multiply(device)
         except Exception as error:
-            said[0] = "" if may_be_full and is_out_of_memory(error) else _described(error)
+            said[0] = "" if may_be_full and is_out_of_memory(error) else _summarise(error)
         else:
             said[0] = ""
 
@@ -174,7 +174,7 @@ def _multiply(device: str) -> None:
         raise RuntimeError(f"the product's sum is {found:g}, expected {SIDE**3}")
 
 
-def _described(error: BaseException) -> str:
+def _summarise(error: BaseException) -> str:
     """Returns the error's class and its first line; the lines below it are CUDA's advice."""
     return one_line(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}")
 

@@ -15,7 +15,7 @@ from ray.train.torch import TorchConfig, TorchTrainer, get_device
 from gram_platform.config import RunConfig, State, run_from_plain
 from gram_platform.config.identity import to_plain
 from gram_platform.engine.capacity import placement_strategy, wait_for_more_s
-from gram_platform.engine.devices import DeviceError, ProbeReport, device_errors_probed, probe_here
+from gram_platform.engine.devices import DeviceError, ProbeReport, probe_after_error, probe_here
 from gram_platform.engine.execution import Execution, Placement, Resources, results_place
 from gram_platform.engine.life import AGAIN, CRASHED, CrashPolicy
 from gram_platform.engine.process import OutOfMemory, memory_advice, note_sigterm
@@ -48,7 +48,7 @@ def execute_sharded_run(
     while (result := store.current_result(directory)) is None:
         division = left.pop(0) if left else fewest
         is_elastic = division.num_ranks > fewest.num_ranks
-        group = execution.placed(Placement((division,)))
+        group = execution.with_placement(Placement((division,)))
         place_within_s = wait_for_more_s() if is_elastic else NO_LIMIT_S
         try:
             stopped = _trainer(run, group, resources, place_within_s).fit().return_value
@@ -60,7 +60,7 @@ def execute_sharded_run(
                 continue
             left = list(more)
             _raise_permanent(failures, directory)
-            step = directory.committed_step()
+            step = directory.read_committed_step()
             if policy.after(run.run_id, CRASHED, "", step).action == AGAIN:
                 continue
             # Ray's memory monitor killed these.
@@ -173,7 +173,7 @@ def _train_worker(config: Mapping) -> Any:
     from gram_platform.engine.ranks import train_rank
 
     execution = config["execution"]
-    with device_errors_probed(_device_of_rank(execution)):
+    with probe_after_error(_device_of_rank(execution)):
         return train_rank(run_from_plain(config["run"]), execution, report_to_ray_train)
 
 

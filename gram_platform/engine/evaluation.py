@@ -242,11 +242,11 @@ class ProgressPlan(NamedTuple):
 
 
 def evaluation_steps(run: RunConfig) -> frozenset[int]:
-    return _spaced(run.num_steps, run.eval_points.num_points)
+    return _space_evenly(run.num_steps, run.eval_points.num_points)
 
 
 def probe_steps(run: RunConfig) -> frozenset[int]:
-    return _spaced(run.num_steps, run.eval_points.num_probes)
+    return _space_evenly(run.num_steps, run.eval_points.num_probes)
 
 
 def progress_of(run: RunConfig, num_available: int) -> ProgressPlan:
@@ -263,8 +263,8 @@ def progress_of(run: RunConfig, num_available: int) -> ProgressPlan:
     affordable = int(PROGRESS_SHARE * run_flops(run) / of_each)
     num_points = min(NUM_PROGRESS_POINTS, run.num_steps, affordable)
     num_sequences = min(most, affordable // num_points) if num_points else 0
-    return ProgressPlan(_spaced(run.num_steps, num_points), num_sequences)
+    return ProgressPlan(_space_evenly(run.num_steps, num_points), num_sequences)
 
 
-def _spaced(num_steps: int, num_points: int) -> frozenset[int]:
+def _space_evenly(num_steps: int, num_points: int) -> frozenset[int]:
     return frozenset(math.ceil(num_steps * k / num_points) for k in range(1, num_points + 1))

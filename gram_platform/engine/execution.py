@@ -96,7 +96,7 @@ class Execution:
     def store(self) -> Store:
         return Store(self.storage).open_for_writing()
 
-    def placed(self, placement: Placement) -> "Execution":
+    def with_placement(self, placement: Placement) -> "Execution":
         return replace(self, placement=placement)
 
     @property
@@ -148,7 +148,7 @@ class Resources:
         gpus = {"GPU": self.gpus_per_rank} if self.gpus_per_rank else {}
         return {"CPU": self.cpus_per_rank, **gpus}
 
-    def asked(self, num_ranks: int) -> dict[str, float]:
+    def compute_request(self, num_ranks: int) -> dict[str, float]:
         gpus = num_ranks * self.gpus_per_rank if num_ranks > 1 else self.gpus_per_run
         return {"CPU": num_ranks * self.cpus_per_rank, "GPU": gpus}
 

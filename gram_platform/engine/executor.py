@@ -17,7 +17,7 @@ import torch
 
 from gram_platform.config import AnyEvaluation, RunConfig
 from gram_platform.config.endings import SUBMIT_AGAIN, TIME_IS_UP, Stopped
-from gram_platform.engine.devices import DeviceError, device_errors_probed
+from gram_platform.engine.devices import DeviceError, probe_after_error
 from gram_platform.engine.evaluation import Task, execute_evaluation, execute_profiles
 from gram_platform.engine.execution import (
     ALL_ON_ONE_RANK,
@@ -195,9 +195,9 @@ class LocalExecutor(Executor):
             time.sleep(HELD_RETRY_S / 2)
 
     def _execute(self, task: Task) -> None:
-        execution = self.execution.placed(self.placement(task))
+        execution = self.execution.with_placement(self.placement(task))
         try:
-            with device_errors_probed(execution.device):
+            with probe_after_error(execution.device):
                 self.warn(task[0], execute_task(task, execution, stop_request=self._stop))
         except DeviceError as error:
             raise Stopped(f"{error}. {SUBMIT_AGAIN}") from error

@@ -36,7 +36,7 @@ from gram_platform.config.written import read_json, target_kind
 from gram_platform.corpora.recipe import CorpusRecipe, recipe_from_plain
 from gram_platform.engine.execution import Execution
 from gram_platform.engine.executor import ENDED, LocalExecutor, num_gpus
-from gram_platform.engine.life import NodeLifecycle, Progress, done_ids, with_stored_tags
+from gram_platform.engine.life import NodeLifecycle, Progress, find_done_ids, with_stored_tags
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
 from gram_platform.store.checkpoints import CHECKPOINTS, SHARDS, WEIGHTS
@@ -75,7 +75,7 @@ class NodesFile(TypedDict):
 def missing_nodes(nodes: Sequence[Node], store: Store) -> list[Node]:
     """Returns the nodes without a result and the runs that they need, as weights do not travel."""
     by_id = {node.id: node for node in nodes}
-    done = done_ids(nodes, store)
+    done = find_done_ids(nodes, store)
     open_ids = [node.id for node in nodes if node.id not in done]
     wanted: set[str] = set()
     while open_ids:

@@ -169,7 +169,7 @@ class NodeLifecycle:
         An object store is listed once. An ended node whose config is lost gets it back.
         """
         nodes = list(nodes)
-        found, done = _finished(nodes, self._store)
+        found, done = _read_finished(nodes, self._store)
 
         def end(node: Node) -> str | None:
             finished = found.get(node.id)
@@ -330,18 +330,18 @@ class WaitingNodes:
         return self._placements.get(node.id, ON_ONE_RANK)
 
 
-def done_ids(nodes: Iterable[Node], store: Store) -> set[str]:
-    return _finished(list(nodes), store)[1]
+def find_done_ids(nodes: Iterable[Node], store: Store) -> set[str]:
+    return _read_finished(list(nodes), store)[1]
 
 
-def _finished(
+def _read_finished(
     nodes: Sequence[Node], store: Store
 ) -> tuple[Mapping[str, Finished | None], set[str]]:
     """Returns `store.finished` of nodes and of the runs they need, and the ids of done nodes."""
     needs_of = {node.id: node.needs for node in nodes}
     wanted = [(node.kind, node.id) for node in nodes]
     wanted += [("run", needed) for needs in needs_of.values() for needed in needs]
-    found = store.finished(dict.fromkeys(wanted))
+    found = store.read_finished(dict.fromkeys(wanted))
 
     @functools.cache
     def is_done(node_id: str) -> bool:
@@ -367,13 +367,13 @@ def with_stored_tags(nodes: Iterable[Node], store: Store) -> list[Node]:
     return [Node.of(node.config, tags) for node, tags in zip(nodes, merged, strict=True)]
 
 
-def ended_ids(nodes: Iterable[Node], store: Store, retry_diverged: bool = False) -> set[str]:
+def find_ended_ids(nodes: Iterable[Node], store: Store, retry_diverged: bool = False) -> set[str]:
     """Returns the ids of nodes that are done, have diverged or need a diverged run.
 
     No submission executes them. With `retry_diverged` diverged runs do not count. It only reads.
     """
     nodes = list(nodes)
-    found, done = _finished(nodes, store)
+    found, done = _read_finished(nodes, store)
     progress = Progress(done)
     progress.add(nodes)
     unfinished = set() if retry_diverged else found.keys() - done

@@ -82,7 +82,7 @@ class RayExecutor(Executor):
         return bool(self.in_flight or self.ended or is_waiting)
 
     def wait(self) -> None:
-        for node in self._ended_nodes():
+        for node in self._collect_ended_nodes():
             self.note_end(node)
 
     def _start(self, tasks: Sequence[Task]) -> None:
@@ -141,7 +141,7 @@ class RayExecutor(Executor):
         execute = _execute_gang.options(
             name=task_name(task), num_cpus=0, scheduling_strategy=on_this_machine
         )
-        execution = self.execution.placed(self.placement(task))
+        execution = self.execution.with_placement(self.placement(task))
         return execute.remote(task, execution, self.cordon.resources)
 
     def _kill_stalled(self) -> None:
@@ -160,7 +160,7 @@ class RayExecutor(Executor):
                 )
                 self.slots.kill(reference)
 
-    def _ended_nodes(self) -> list[Node]:
+    def _collect_ended_nodes(self) -> list[Node]:
         """Returns the nodes of all ended tasks; waits for one, at most `poll_s`."""
         if self.ended:
             ended, self.ended = self.ended, []
@@ -178,7 +178,7 @@ class RayExecutor(Executor):
         """Notes a started slot or an ended task; returns the nodes that ended."""
         if reference in self.slots.starting:
             try:
-                self.slots.started(reference)
+                self.slots.note_start(reference)
             except RayError as error:
                 # While other slots work, one machine is at fault.
                 if self.in_flight or self.slots.idle:
@@ -227,7 +227,7 @@ class RayExecutor(Executor):
         if len(task) > 1 and kind not in (HELD, CRASHED):
             self.waiting.again(node, 0.0, alone=True)
             return False
-        step = self.store.run(node.id).committed_step() if node.is_run else 0
+        step = self.store.run(node.id).read_committed_step() if node.is_run else 0
         following = self.policy.after(node.id, kind, text, step, place)
         if following.action == FAILED:
             text = following.text

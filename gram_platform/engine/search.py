@@ -51,7 +51,7 @@ from gram_platform.engine.trials import (
     Problem,
     Proposal,
     Source,
-    committed,
+    count_committed_steps,
     reservation,
     trial_ranks,
 )
@@ -123,7 +123,7 @@ def run_trials(
     for name, value in TUNE.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
-    saved_steps_of = lambda point: committed(problem, point, execution.store())  # noqa: E731
+    saved_steps_of = lambda point: count_committed_steps(problem, point, execution.store())  # noqa: E731
     placements_of = lambda point: {node.id: place(node) for node in problem.nodes(point)}  # noqa: E731
     searcher = _Searcher(source, tuning, watch, cordon, placements_of, saved_steps_of)
     trial = trial_class(problem, execution, cordon.resources, tuning.retry_diverged)

@@ -16,7 +16,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
 from gram_platform.engine.capacity import Cordon
-from gram_platform.engine.devices import ProbeReport, device_errors_probed, probe_here
+from gram_platform.engine.devices import ProbeReport, probe_after_error, probe_here
 from gram_platform.engine.evaluation import Task
 from gram_platform.engine.execution import ON_ONE_RANK, Execution, Placement, Resources
 from gram_platform.engine.executor import execute_task
@@ -47,7 +47,7 @@ class Slot:
 
     def execute(self, task: Task, execution: Execution, resources: Resources) -> list[str]:
         """Executes a task; returns the warnings. DeviceError if the device failed."""
-        with device_errors_probed(execution.device):
+        with probe_after_error(execution.device):
             try:
                 return execute_task(task, execution, resources)
             finally:
@@ -87,7 +87,7 @@ class SlotPool:
                 self._end_idle(slot)
         # They may wait for the machine that is cordoned now.
         if not self.may_come:
-            for reference in self._outdated():
+            for reference in self._list_outdated():
                 self._end(self.starting.pop(reference))
         missing = number - len(self.idle) - len(self.starting)
         for _ in range(0 if reserved or now < self._next_start else missing):
@@ -114,9 +114,11 @@ class SlotPool:
 
         Perhaps only one of its GPUs is broken.
         """
-        return bool(self._outdated()) and time.monotonic() - self.cordon.changed < LAST_STARTS_S
+        return (
+            bool(self._list_outdated()) and time.monotonic() - self.cordon.changed < LAST_STARTS_S
+        )
 
-    def _outdated(self) -> list[ray.ObjectRef]:
+    def _list_outdated(self) -> list[ray.ObjectRef]:
         current = self.cordon.resources.cordoned
         return [
             reference
@@ -128,7 +130,7 @@ class SlotPool:
         del self.idle[slot]
         self._end(slot)
 
-    def started(self, reference: ray.ObjectRef) -> None:
+    def note_start(self, reference: ray.ObjectRef) -> None:
         """Notes that a slot is ready, or cordons its machine if its device does not work.
 
         Raises Ray's error once `MAX_FAILED_STARTS` in a row failed. Slots that fail together, as on
@@ -169,7 +171,9 @@ class SlotPool:
             return None
         del self.idle[slot]
         named = slot.execute.options(name=task_name(task))
-        reference = named.remote(task, self.execution.placed(placement), self.cordon.resources)
+        reference = named.remote(
+            task, self.execution.with_placement(placement), self.cordon.resources
+        )
         self.busy[reference] = slot
         return reference
 

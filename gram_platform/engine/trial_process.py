@@ -11,7 +11,7 @@ from typing import Any
 from ray import tune
 
 from gram_platform.config import State
-from gram_platform.engine.devices import DeviceError, ProbeReport, device_errors_probed, probe_here
+from gram_platform.engine.devices import DeviceError, ProbeReport, probe_after_error, probe_here
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import CRASHED, LACKS_MEMORY, failure_message, kind_of
 from gram_platform.engine.trials import Outcome, Problem, Proposal, execute_trial, trial_ranks
@@ -62,7 +62,7 @@ class Trial(tune.Trainable):
                 self._probe = probe_here(self.execution)
                 if self._probe.failure:
                     raise DeviceError(self._probe.failure, self._probe)
-            with device_errors_probed(self.execution.device):
+            with probe_after_error(self.execution.device):
                 return execute_trial(
                     name,
                     point,

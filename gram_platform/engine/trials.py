@@ -155,7 +155,7 @@ class Group:
         self.resumable = [trial.number for trial in self._of(TrialState.RUNNING)]
         return max(0, self.num_trials - self.num_complete)
 
-    def resumed(self) -> optuna.Trial:
+    def resume_trial(self) -> optuna.Trial:
         assert self.storage is not None, "only a database outlives a driver"
         study_id = self.storage.get_study_id_from_name(self.study.study_name)
         number = self.resumable.pop(0)
@@ -197,7 +197,7 @@ class OptunaSource:
         group = self._next_group()
         if group is None:
             return None
-        trial = group.resumed() if group.resumable else group.study.ask()
+        trial = group.resume_trial() if group.resumable else group.study.ask()
         self._left[group.name] -= 1
         group.num_started += 1
         point = {
@@ -302,9 +302,11 @@ def execute_trial(
     )
 
 
-def committed(problem: Problem, point: Point, store: Store) -> int:
+def count_committed_steps(problem: Problem, point: Point, store: Store) -> int:
     runs = [(node.config, store.run(node.id)) for node in problem.nodes(point) if node.is_run]
-    return sum(config.num_steps if run.result() else run.committed_step() for config, run in runs)
+    return sum(
+        config.num_steps if run.result() else run.read_committed_step() for config, run in runs
+    )
 
 
 class _NodeRunner:
@@ -338,7 +340,7 @@ class _NodeRunner:
         return result
 
     def _when_free(self, node: Node, placement: Placement) -> dict:
-        execution = self.execution.placed(placement)
+        execution = self.execution.with_placement(placement)
         while True:
             try:
                 return execute_node(node.config, node.names, execution, self.resources)

@@ -174,7 +174,7 @@ def evaluation_flops(evaluation: AnyEvaluation, model: ModelConfig) -> float:
     return float(sum(forward))
 
 
-def used_rate(model: ModelConfig, machine: Machine) -> float:
+def training_rate(model: ModelConfig, machine: Machine) -> float:
     """Returns the FLOPs a second of training by UTILISATIONS."""
     return machine.flops_per_second * utilisation_of(machine.name, total_parameters(model)).share
 
@@ -182,7 +182,7 @@ def used_rate(model: ModelConfig, machine: Machine) -> float:
 def needs(run: RunConfig, num_ranks: int, machine: Machine) -> Needs:
     """Estimates a run on `num_ranks` of a machine, without activation checkpointing."""
     return Needs(
-        passes=passes_of(run, num_ranks, machine, machine.device),
+        passes=plan_passes(run, num_ranks, machine, machine.device),
         checkpoint=checkpoint_bytes(run),
         result=4 * total_parameters(run.model),
         flops=run_flops(run),
@@ -192,10 +192,10 @@ def needs(run: RunConfig, num_ranks: int, machine: Machine) -> Needs:
 
 def training_hours(run: RunConfig, machine: Machine) -> float:
     """Estimates the hours of all ranks together, without progress evaluations, at most 3% more."""
-    return (run_flops(run) + run_evaluation_flops(run)) / used_rate(run.model, machine) / 3600
+    return (run_flops(run) + run_evaluation_flops(run)) / training_rate(run.model, machine) / 3600
 
 
-def expected_hours(node: Node, machine: Machine) -> float:
+def estimate_hours(node: Node, machine: Machine) -> float:
     """Returns the machine hours of a run; 0 for an evaluation, which is short."""
     return training_hours(node.config, machine) if isinstance(node.config, RunConfig) else 0.0
 
@@ -206,7 +206,7 @@ def evaluation_hours(nodes: Iterable[Node], runs: Mapping[str, Node], machine: M
     for evaluation in (node.config for node in nodes if not isinstance(node.config, RunConfig)):
         run = runs[evaluation.view.run_id].config
         assert isinstance(run, RunConfig), "a view is of a run"
-        seconds += evaluation_flops(evaluation, run.model) / used_rate(run.model, machine)
+        seconds += evaluation_flops(evaluation, run.model) / training_rate(run.model, machine)
     return seconds / 3600
 
 
@@ -234,17 +234,17 @@ def fits(
     return any(total <= USABLE_MEMORY * machine.memory_bytes for total in needed)
 
 
-def passes_of(
+def plan_passes(
     run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool = False
 ) -> Passes:
     """Returns one rank's passes by the machine's memory, and the memory on the device."""
-    merged = merged_within(run, num_ranks, machine, checkpointing)
-    passes = passes_within(run, num_ranks, machine, checkpointing) if merged == 1 else 1
+    merged = choose_num_merged(run, num_ranks, machine, checkpointing)
+    passes = choose_num_passes(run, num_ranks, machine, checkpointing) if merged == 1 else 1
     memory = rank_memory(run, num_ranks, checkpointing, device, passes, merged)
     return Passes(passes, merged, memory)
 
 
-def passes_within(
+def choose_num_passes(
     run: RunConfig, num_ranks: int, machine: Machine, checkpointing: bool = False
 ) -> int:
     """Returns the fewest passes of a rank's share of a micro-batch that fit, or the most."""
@@ -264,7 +264,7 @@ def possible_passes(run: RunConfig, num_ranks: int, machine: Machine) -> tuple[i
     return (1, *(n for n in range(2, most + 1) if share % n == 0))
 
 
-def merged_within(
+def choose_num_merged(
     run: RunConfig, num_ranks: int, machine: Machine, checkpointing: bool = False
 ) -> int:
     """Returns how many micro-batches share a pass, for the fewest passes of a window that fit.
@@ -295,7 +295,7 @@ class Budget:
     max_cost: float = 0.0
     dollars_per_hour: float = 0.0
 
-    def reached(self, hours: float) -> str:
+    def name_reached_limit(self, hours: float) -> str:
         """Says which limit `hours` reach; "" for none."""
         if self.max_hours and hours >= self.max_hours:
             return f"{hours:.2f} machine hours are used, max_hours is {self.max_hours:g}"

@@ -116,7 +116,7 @@ def _lora(config: ModelConfig, rank: int) -> Shapes:
     return low | {f"{name}_b.weight": (after, rank) for name, (_, after) in changed.items()}
 
 
-def saved_bytes(
+def count_saved_bytes(
     config: ModelConfig,
     width: int,
     active: Collection[str],
@@ -266,7 +266,7 @@ class Memory:
 
 
 @lru_cache(maxsize=1024)
-def drawn_routes(run: RunConfig) -> list[Route]:
+def list_routes(run: RunConfig) -> list[Route]:
     return list(dict.fromkeys(route for _, route in route_counts(run)))
 
 
@@ -287,7 +287,7 @@ def rank_memory(
     """
     width, sharing = BYTES[run.precision], sharing_of(run.model, run.precision, num_ranks, device)
     kernel, batch = model_kernel(device, width, run.model), evaluation_batch(run.model, device)
-    weights, routes = model_weights(run.model, sharing.own_groups), drawn_routes(run)
+    weights, routes = model_weights(run.model, sharing.own_groups), list_routes(run)
     # RMU also holds these layers of its start, and only they have a graph.
     steered = run.objective.steered_layers
     below = replace(run.model, num_layers=steered) if steered else run.model
@@ -420,7 +420,7 @@ def _activations(
 ) -> tuple[int, int]:
     """Returns the bytes saved of a micro-batch and of a recomputed layer, on the largest route."""
     saved = [
-        saved_bytes(model, width, dict(route.active), route.trained, kernel, is_mixed)
+        count_saved_bytes(model, width, dict(route.active), route.trained, kernel, is_mixed)
         for route in routes
     ]
     if not checkpointing:

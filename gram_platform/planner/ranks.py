@@ -17,12 +17,12 @@ from gram_platform.planner import (
     LEAST_PASS_TOKENS,
     MACHINES,
     Machine,
+    choose_num_merged,
+    choose_num_passes,
+    estimate_hours,
     evaluation_hours,
-    expected_hours,
     fits,
-    merged_within,
-    passes_of,
-    passes_within,
+    plan_passes,
     training_hours,
 )
 
@@ -61,7 +61,7 @@ class Ranks:
     # The ranks of runs that have begun, by id; they override AUTO.
     of_run: tuple[tuple[str, int], ...] = ()
 
-    def wanted(self, size: str) -> int:
+    def number_of(self, size: str) -> int:
         number = dict(self.of_size).get(size, self.number)
         if number == BY_DEVICE:
             return AUTO if self.machine.device == "cuda" else 1
@@ -74,7 +74,7 @@ class Ranks:
         """
         if begun := dict(self.of_run).get(run.run_id):
             return begun
-        if (wanted := self.wanted(size)) != AUTO:
+        if (wanted := self.number_of(size)) != AUTO:
             return math.gcd(wanted, run.micro_batch)
         fewest = fewest_ranks(run, self.machine, self.checkpointing)
         if fewest is None:
@@ -105,9 +105,9 @@ def exchange_hours(
     if num_ranks == 1:
         return 0.0
     sharing = sharing_of(run.model, run.precision, num_ranks, machine.device)
-    merged = merged_within(run, num_ranks, machine, checkpointing)
+    merged = choose_num_merged(run, num_ranks, machine, checkpointing)
     passes = math.ceil(run.micro_batches_per_step / merged)
-    passes *= passes_within(run, num_ranks, machine, checkpointing)
+    passes *= choose_num_passes(run, num_ranks, machine, checkpointing)
     gathers = 1 if sharing.keeps_gathered else 2 * passes
     reductions = passes if sharing.reduces_every_pass else 1
     values = total_parameters(run.model)
@@ -141,7 +141,7 @@ def one_rank_hours(nodes: Sequence[Node], machine: Machine) -> dict[str, float]:
     runs = {node.id: node for node in nodes if node.is_run}
     return {
         node.id: NODE_S / 3600
-        + (expected_hours(node, machine) or evaluation_hours([node], runs, machine))
+        + (estimate_hours(node, machine) or evaluation_hours([node], runs, machine))
         for node in nodes
     }
 
@@ -182,7 +182,7 @@ class StudyWork:
         self.require_memory()
         hours: dict[str, float] = defaultdict(float)
         for node_id, (group, _) in self._runs.items():
-            if self.ranks.wanted(group.size) == AUTO:
+            if self.ranks.number_of(group.size) == AUTO:
                 hours[group.size] += self._hours[node_id]
         kept = [
             (node_id, begun[node_id])
@@ -211,11 +211,11 @@ class StudyWork:
         """ValueError if a number of ranks that the user gave needs more memory than a GPU has."""
         checkpointing = self.ranks.checkpointing
         for group, run in self._largest.items() if self.machine.device == "cuda" else ():
-            if self.ranks.wanted(group.size) == AUTO:
+            if self.ranks.number_of(group.size) == AUTO:
                 continue
             number = self.ranks.of(run, group.size)
             has = self._memory_bytes(number)
-            needed = passes_of(run, number, self.machine, "cuda", checkpointing).memory.total
+            needed = plan_passes(run, number, self.machine, "cuda", checkpointing).memory.total
             if needed > has:
                 fewest = fewest_ranks(run, self.machine, checkpointing)
                 expected = (

@@ -67,7 +67,7 @@ def import_checkpoint(
         names = sorted(weights)
         count = byte_counter(progress, "importing", total)
         weights_sha256 = hash_named(_read(weights, names, count))
-        directory = store.imported(import_id(model, weights_sha256, tokenizer))
+        directory = store.import_dir(import_id(model, weights_sha256, tokenizer))
         is_new = directory.result() is None
         shapes = dict(sorted(parameter_shapes(model).items()))
 

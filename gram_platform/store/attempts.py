@@ -127,7 +127,7 @@ class Attempt:
         not rise, LeaseLost as above.
         """
         self._require_above_last(step)
-        with self._not_taken_over():
+        with self._detect_takeover():
             files = write_shard(checkpoint_folder(self._folder, step), tensors)
         self.commit_shards(step, files, state, records)
 
@@ -139,8 +139,8 @@ class Attempt:
         `files`: the SHA-256 by name that `write_shard` returned, of all ranks.
         """
         self._require_above_last(step)
-        with self._not_taken_over():
-            chain = self._extended(records)
+        with self._detect_takeover():
+            chain = self._extend_chain(records)
             write_manifest(self._folder, step, files, state, chain, self.elapsed_s)
         self._step, self._chain = step, chain
         prune(self._attempts, NUM_CHECKPOINTS_KEPT, self.attempt_id)
@@ -212,7 +212,7 @@ class Attempt:
     def _finish(
         self, save: Callable[[], None], final: Mapping, records: Sequence, measured: Mapping | None
     ) -> dict:
-        chain = self._extended(records)
+        chain = self._extend_chain(records)
         fields = {**final, "run_id": self.run.run_id}
         if self.run.result() is None:
             save()
@@ -242,7 +242,7 @@ class Attempt:
             raise LeaseLost(self.run.run_id, self._lease.fields)
 
     @contextlib.contextmanager
-    def _not_taken_over(self) -> Iterator[None]:
+    def _detect_takeover(self) -> Iterator[None]:
         """Raises LeaseLost if the lease is overdue or another attempt removes the block's files."""
         self._require_lease()
         try:
@@ -254,7 +254,7 @@ class Attempt:
         if step <= self._step:
             raise invalid("step", step, f"a step above {self._step}, the last one committed")
 
-    def _extended(self, records: Sequence[Mapping]) -> list[dict]:
+    def _extend_chain(self, records: Sequence[Mapping]) -> list[dict]:
         chain = self._chain
         if not records:
             return chain

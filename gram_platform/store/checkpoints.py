@@ -89,7 +89,7 @@ def newest_manifest(attempts: Folder) -> dict | None:
 
 
 @contextlib.contextmanager
-def noting(barred: list) -> Iterator[None]:
+def collect_denied(barred: list) -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
@@ -108,7 +108,7 @@ def prune(attempts: Folder, keep: int, writer_id: str | None = None) -> list:
     for step, attempt_id in checkpoints[: len(checkpoints) - keep]:
         if (step, attempt_id) != writers_newest:
             folder = attempts.child(attempt_id, CHECKPOINTS)
-            with noting(barred):
+            with collect_denied(barred):
                 # The manifest goes first, so that a half-removed checkpoint does not exist.
                 folder.child(step_name(step)).remove(MANIFEST)
                 folder.remove(step_name(step))
@@ -122,12 +122,12 @@ def clear_debris(attempts: Folder) -> list:
         attempt = attempts.child(attempt_id)
         if not has_ended(read_lease(attempt)):
             continue
-        with noting(barred):
+        with collect_denied(barred):
             attempt.remove_temporaries()
         folder = attempt.child(CHECKPOINTS)
         for name in folder.list():
             if name.isdigit() and not folder.child(name).exists(MANIFEST):
-                with noting(barred):
+                with collect_denied(barred):
                     folder.remove(name)
     return barred
 

@@ -145,12 +145,12 @@ def _open_blocks(
     stored: RemoteFolder, text: bytes, manifest: dict, target: Path, ahead: Mapping[str, int]
 ) -> PackedCorpus:
     """Opens a copy whose training sequences come block by block; downloads its other files."""
-    with _explained(stored, target):
-        rows = fetched_rows(stored, manifest, target)
+    with _explain_damage(stored, target):
+        rows = open_rows(stored, manifest, target)
     try:
         corpus = PackedCorpus.open(target, rows)
     except CorruptCorpus:
-        with _explained(stored, target):
+        with _explain_damage(stored, target):
             for relative in bytes_of_files(manifest, ("validation",)):
                 path = target / relative
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -163,9 +163,9 @@ def _open_blocks(
 
 
 @contextlib.contextmanager
-def _explained(stored: RemoteFolder, folder: Path) -> Iterator[None]:
+def _explain_damage(stored: RemoteFolder, folder: Path) -> Iterator[None]:
     try:
-        with full_disk_explained(folder.parent):
+        with explain_full_disk(folder.parent):
             yield
     except (CorruptCorpus, FileNotFoundError) as error:
         expected = f"intact data, found corrupted files ({error})"
@@ -176,7 +176,7 @@ def _fetch(stored: RemoteFolder, text: bytes, manifest: dict, target: Path) -> P
     """Continues a download next to the target, verifies it, and renames it."""
     partial = target.with_name(f".fetch-{target.name}")
     try:
-        with _explained(stored, partial):
+        with _explain_damage(stored, partial):
             for relative, digest in manifest["files"].items():
                 (partial / relative).parent.mkdir(parents=True, exist_ok=True)
                 stored.download(digest, str(partial / relative))
@@ -282,14 +282,14 @@ class FetchedRows:
             expected = f"intact data, found another block {number} in the storage"
             raise invalid("storage", str(self.path), expected)
         view = memoryview(block)
-        with full_disk_explained(self.path.parent):
+        with explain_full_disk(self.path.parent):
             while view:
                 # One call may write less.
                 written = os.pwrite(self._file.fileno(), view, start)
                 view, start = view[written:], start + written
 
 
-def fetched_rows(stored: RemoteFolder, manifest: Mapping, folder: Path) -> dict[str, FetchedRows]:
+def open_rows(stored: RemoteFolder, manifest: Mapping, folder: Path) -> dict[str, FetchedRows]:
     """Opens every domain's training sequences of a permuted corpus.
 
     `folder`: a local folder for this manifest. ValueError if the manifest's rows do not fit the
@@ -339,7 +339,7 @@ def _bring_each(left: "queue.SimpleQueue[tuple[FetchedRows, int]]") -> None:
 
 
 @contextlib.contextmanager
-def full_disk_explained(place: Path) -> Iterator[None]:
+def explain_full_disk(place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -307,7 +307,7 @@ class ImportDirectory(NodeDirectory):
             copies.write(f"{expected}.json", self.folder.read(TOKENIZER))
             path = Path(copies.file(f"{expected}.json"))
         if hash_file(path) != expected:
-            raise self._altered(TOKENIZER)
+            raise self._alteration(TOKENIZER)
         return path
 
     @contextlib.contextmanager
@@ -318,10 +318,10 @@ class ImportDirectory(NodeDirectory):
         result = self.require_result()
         with open_weights(self.folder) as tensors:
             if tensors.sha256() != result["weights_sha256"]:
-                raise self._altered(WEIGHTS)
+                raise self._alteration(WEIGHTS)
             yield tensors
 
-    def _altered(self, name: str) -> CorruptFile:
+    def _alteration(self, name: str) -> CorruptFile:
         what = f"{self.folder.path}/{name} differs from the imported file"
         return CorruptFile(f"{what}: import the model again")
 

@@ -60,7 +60,7 @@ def unseal(data: bytes) -> dict:
     return fields
 
 
-def unsealed(data: bytes) -> dict:
+def unseal_if_sealed(data: bytes) -> dict:
     """Inverts `seal`; CorruptFile as `unseal`. Files from before seals existed have no seal."""
     fields = parse_json(data, dict)
     # A hash under another name is a damaged seal.
@@ -126,7 +126,7 @@ class Folder:
     def read_or_set_aside(self, name: str, kind: Any) -> Any:
         """Reads `unsealed` fields; {} without a file, or after setting a damaged one aside."""
         try:
-            return self._read_as(name, lambda data: from_plain(kind, unsealed(data))) or {}
+            return self._read_as(name, lambda data: from_plain(kind, unseal_if_sealed(data))) or {}
         except CorruptFile as error:
             self.set_aside(name, error)
             return {}
@@ -235,7 +235,7 @@ def keep_trying(work: Callable[[], Value], place: str) -> Value:
     raise AssertionError("delays never end")
 
 
-def persistent(method: Callable) -> Callable:
+def with_retries(method: Callable) -> Callable:
     @functools.wraps(method)
     def trying(self, *args, **kwargs):
         return keep_trying(lambda: method(self, *args, **kwargs), self.path)

@@ -39,13 +39,13 @@ from gram_platform.store.files import (
     Value,
     is_safe_name,
     is_transient,
-    persistent,
     safe_name,
+    with_retries,
 )
 from gram_platform.store.remote_folder import RemoteFolder
 
 
-def written_again(method: Callable) -> Callable:
+def retry_if_removed(method: Callable) -> Callable:
     """Decorates a method that writes a file: it tries again if the unfinished file was removed.
 
     Another process removes it if this one slept for so long that it seemed to have ended.
@@ -77,14 +77,14 @@ class LocalFolder(Folder):
             below = (*below, path)
         return LocalFolder(path, self.writable, below)
 
-    @persistent
+    @with_retries
     def read(self, name: str, most: int = -1) -> bytes:
         self._require_here(name)
         with self._look(lambda: open(self._plain(name), "rb")) as file:
             return file.read(most)
 
-    @persistent
-    @written_again
+    @with_retries
+    @retry_if_removed
     def write(self, name: str, data: bytes, durable: bool = True) -> None:
         """Replaces the file atomically; a `durable` file survives a crash of the machine."""
         with whole_file(self._target(name, durable), durable) as temporary:
@@ -92,8 +92,8 @@ class LocalFolder(Folder):
         if durable:
             sync(self.path)
 
-    @persistent
-    @written_again
+    @with_retries
+    @retry_if_removed
     def write_with(self, name: str, writer: Callable[[str], object]) -> str:
         """Lets `writer` fill a local path, publishes it as `name` and returns its SHA-256.
 
@@ -103,8 +103,8 @@ class LocalFolder(Folder):
             writer(temporary)
             return hash_file(temporary)
 
-    @persistent
-    @written_again
+    @with_retries
+    @retry_if_removed
     def create(self, name: str, data: bytes) -> bool:
         """Writes the file unless something has its name; True for the one writer that created it.
 
@@ -128,12 +128,12 @@ class LocalFolder(Folder):
         sync(self.path)
         return True
 
-    @persistent
+    @with_retries
     def size(self, name: str) -> int:
         self._require_here(name)
         return os.stat(self.file(name), follow_symlinks=False).st_size
 
-    @persistent
+    @with_retries
     def exists(self, name: str) -> bool:
         """Returns whether anything has the name; raises if a mount fails."""
         if not self._is_here():
@@ -144,7 +144,7 @@ class LocalFolder(Folder):
             return False
         return True
 
-    @persistent
+    @with_retries
     def list(self) -> list[str]:
         """Lists safe names of files and folders, sorted; warns of links. Empty without a folder."""
         if not self._is_here():
@@ -154,7 +154,7 @@ class LocalFolder(Folder):
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    @persistent
+    @with_retries
     def require_plain_entries(self) -> None:
         """ValueError for an entry that is neither a file nor a folder; does not look below."""
         with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
@@ -170,7 +170,7 @@ class LocalFolder(Folder):
         if obstacle := self._obstacle():
             raise unplain(obstacle, kind_of(obstacle), A_FOLDER)
 
-    @persistent
+    @with_retries
     def remove(self, name: str) -> None:
         """Removes a file, a whole folder, or a link itself."""
         self._check_writable()
@@ -188,7 +188,7 @@ class LocalFolder(Folder):
                 if isinstance(error, PermissionError) and os.path.lexists(path):
                     raise
 
-    @persistent
+    @with_retries
     def remove_temporaries(self, older_than_s: float = 0.0) -> None:
         self._check_writable()
         if not self._is_here():
@@ -200,13 +200,13 @@ class LocalFolder(Folder):
                 if time.time() - os.stat(path, follow_symlinks=False).st_mtime >= older_than_s:
                     path.unlink()
 
-    @persistent
+    @with_retries
     def rename(self, old: str, new: str) -> None:
         self._check_writable()
         self.require_folders()
         os.rename(self.file(old), self.file(new))
 
-    @persistent
+    @with_retries
     def plain_file(self, name: str) -> str:
         """Returns the path of a file; CorruptFile for a link or a pipe."""
         self._require_here(name)
@@ -238,7 +238,7 @@ class LocalFolder(Folder):
                 warn(f"{self.path}: no lock of {name} ({error}), so work may be done twice", 4)
             yield
 
-    @persistent
+    @with_retries
     def _open_lock(self, name: str) -> IO:
         self.require_folders()
         make_folders(self.path)

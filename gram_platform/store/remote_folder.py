@@ -12,7 +12,7 @@ from functools import partial
 import fsspec
 
 from gram_platform.config.identity import hash_file
-from gram_platform.store.files import Folder, is_safe_name, persistent, safe_name
+from gram_platform.store.files import Folder, is_safe_name, safe_name, with_retries
 
 # A lost connection repeats one chunk.
 CHUNK_BYTES = 16 * 2**20
@@ -35,11 +35,11 @@ class RemoteFolder(Folder):
     def address(self, name: str) -> str:
         return self.filesystem.unstrip_protocol(self.file(name))
 
-    @persistent
+    @with_retries
     def read(self, name: str, most: int = -1) -> bytes:
         return self.filesystem.cat_file(self.file(name))
 
-    @persistent
+    @with_retries
     def write(self, name: str, data: bytes, durable: bool = True) -> None:
         self._check_writable()
         self._put(lambda: self.filesystem.pipe_file(self.file(name), data))
@@ -52,7 +52,7 @@ class RemoteFolder(Folder):
             self.upload(name, path)
             return hash_file(path)
 
-    @persistent
+    @with_retries
     def upload(self, name: str, path: str) -> None:
         self._check_writable()
         self._put(lambda: self.filesystem.put_file(path, self.file(name)))
@@ -67,11 +67,11 @@ class RemoteFolder(Folder):
                 for chunk in connections.map(partial(self.read_range, name), starts, stops):
                     file.write(chunk)
 
-    @persistent
+    @with_retries
     def read_range(self, name: str, start: int, end: int) -> bytes:
         return self.filesystem.cat_file(self.file(name), start=start, end=end)
 
-    @persistent
+    @with_retries
     def create(self, name: str, data: bytes) -> bool:
         """Writes the file unless it exists, atomically if fsspec's driver can (S3, GCS)."""
         self._check_writable()
@@ -81,16 +81,16 @@ class RemoteFolder(Folder):
             return False
         return True
 
-    @persistent
+    @with_retries
     def size(self, name: str) -> int:
         return self.filesystem.size(self.file(name))
 
-    @persistent
+    @with_retries
     def exists(self, name: str) -> bool:
         self.filesystem.invalidate_cache()
         return self.filesystem.exists(self.file(name))
 
-    @persistent
+    @with_retries
     def list(self) -> list[str]:
         self.filesystem.invalidate_cache()
         try:
@@ -99,7 +99,7 @@ class RemoteFolder(Folder):
             return []
         return sorted(filter(is_safe_name, (path.rstrip("/").rsplit("/", 1)[-1] for path in paths)))
 
-    @persistent
+    @with_retries
     def versions(self, names: Collection[str]) -> dict[str, dict[str, str]]:
         """Lists {folder: {file: version}} of the files with these names, in one paged listing.
 
@@ -116,13 +116,13 @@ class RemoteFolder(Folder):
                     versions[file] = hashlib.sha256(str(info).encode()).hexdigest()[:16]
         return found
 
-    @persistent
+    @with_retries
     def remove(self, name: str) -> None:
         self._check_writable()
         with contextlib.suppress(FileNotFoundError):
             self.filesystem.rm(self.file(name), recursive=True)
 
-    @persistent
+    @with_retries
     def rename(self, old: str, new: str) -> None:
         self._check_writable()
         self.filesystem.mv(self.file(old), self.file(new), recursive=True)

@@ -141,7 +141,7 @@ class Store:
         """Returns the directory of a study's node; `kind` is run or evaluation."""
         return self.run(node_id) if kind == "run" else self.evaluation(node_id)
 
-    def finished(self, nodes: Iterable[tuple[str, str]]) -> dict[str, Finished | None]:
+    def read_finished(self, nodes: Iterable[tuple[str, str]]) -> dict[str, Finished | None]:
         """Returns {id: what its result says, None without a result} of nodes (kind, id).
 
         An object store is listed twice, for runs and evaluations, and leaves out nodes that nobody
@@ -150,7 +150,7 @@ class Store:
         directories = (self.node(kind, node_id) for kind, node_id in nodes)
         folder = self._folder
         if not isinstance(folder, RemoteFolder):
-            return {node.node_id: _finished(node) for node in directories}
+            return {node.node_id: _read_finished(node) for node in directories}
         listed = {
             f"{kind}/{node_id}": versions
             for kind, name in FOLDERS.items()
@@ -162,7 +162,7 @@ class Store:
             key: node for node in directories if (key := f"{node.kind}/{node.node_id}") in listed
         }
         unread = [key for key in present if key not in index]
-        read = self.concurrently(lambda key: _finished(present[key]), unread)
+        read = self.concurrently(lambda key: _read_finished(present[key]), unread)
         for key, found in zip(unread, read, strict=True):
             if found is not None:
                 index[key] = IndexEntry(**vars(found), versions=listed[key])
@@ -179,14 +179,14 @@ class Store:
 
     def origin(self, run_id: str) -> RunDirectory | ImportDirectory:
         """Returns the directory of the run or imported model that a view names by `run_id`."""
-        return self.imported(run_id) if run_id.startswith(IMPORTED) else self.run(run_id)
+        return self.import_dir(run_id) if run_id.startswith(IMPORTED) else self.run(run_id)
 
     def source_weights(self, view: View | None) -> dict[str, str]:
         """Reads {id: weights_sha256} of a view's sources; ValueError without a result."""
         ids = sorted({view.run_id, *view.origins.values()}) if view else ()
         return {i: self.origin(i).require_result()["weights_sha256"] for i in ids}
 
-    def outdated(self, result: Mapping) -> str:
+    def explain_outdated(self, result: Mapping) -> str:
         """Says which known source of a result has other weights now; "" if none has."""
         for run_id, before in result.get(SOURCE_HASHES, {}).items():
             now = self.origin(run_id).result()
@@ -196,14 +196,14 @@ class Store:
 
     def current_result(self, node: RunDirectory | EvaluationDirectory) -> dict | None:
         result = node.result()
-        return None if result is None or self.outdated(result) else result
+        return None if result is None or self.explain_outdated(result) else result
 
     def set_outdated_aside(self, node: RunDirectory | EvaluationDirectory) -> None:
         """Makes room for a new result; call it when the sources' weights have been read."""
-        if reason := self.outdated(node.result() or {}):
+        if reason := self.explain_outdated(node.result() or {}):
             node.set_result_aside(reason)
 
-    def imported(self, import_id: str) -> ImportDirectory:
+    def import_dir(self, import_id: str) -> ImportDirectory:
         return ImportDirectory(self._folder.child("imports", import_id), import_id)
 
     def list_imports(self) -> list[str]:
@@ -283,7 +283,7 @@ class Store:
             raise invalid("storage", self.root, expected)
 
 
-def _finished(node: NodeDirectory) -> Finished | None:
+def _read_finished(node: NodeDirectory) -> Finished | None:
     result = node.result()
     if result is None:
         return None
@@ -326,7 +326,7 @@ def read_cordoned(store: Store, study: str) -> list[dict]:
     ]
 
 
-def cordoned_lines(store: Store, study: str) -> list[str]:
+def describe_cordoned(store: Store, study: str) -> list[str]:
     """Says since when and why each machine was left out."""
     lines = []
     for found in read_cordoned(store, study):

@@ -22,11 +22,11 @@ from gram_platform.store.checkpoints import (
     Segment,
     clear_debris,
     clear_weights,
+    collect_denied,
     has_weights,
     last_step,
     list_checkpoints,
     newest_manifest,
-    noting,
     prune,
     read_segment,
     remove_weights,
@@ -168,7 +168,7 @@ class RunDirectory(NodeDirectory):
         head = self._head()
         return -1 if head is None else last_step(head["segments"])
 
-    def committed_step(self) -> int:
+    def read_committed_step(self) -> int:
         """Reads the step that the run would continue from; 0 without a checkpoint."""
         manifest = newest_manifest(self.attempts)
         return 0 if manifest is None else manifest["step"]
@@ -208,7 +208,7 @@ class RunDirectory(NodeDirectory):
         result = super().result()
         if result is not None or not self.folder.writable:
             return result
-        for attempt_id, finished in self.finished_attempts():
+        for attempt_id, finished in self.list_finished_attempts():
             # `drop_weights` may have removed them.
             if has_weights(self.attempt(attempt_id)):
                 with self._intact_weights(attempt_id, finished["result"]) as tensors:
@@ -219,11 +219,11 @@ class RunDirectory(NodeDirectory):
 
     def set_result_aside(self, reason: str, fault: str = "outdated") -> None:
         # A finished attempt would restore the result.
-        for attempt_id, _ in self.finished_attempts():
+        for attempt_id, _ in self.list_finished_attempts():
             self.attempt(attempt_id).set_aside(FINISHED, reason, fault)
         super().set_result_aside(reason, fault)
 
-    def finished_attempts(self, result: dict | None = None) -> list[tuple[str, dict]]:
+    def list_finished_attempts(self, result: dict | None = None) -> list[tuple[str, dict]]:
         """Lists (attempt_id, finish) of attempts that trained to the end; with `result`, to it."""
         expected = result and {key: value for key, value in result.items() if key != "sha256"}
         found = []
@@ -241,7 +241,7 @@ class RunDirectory(NodeDirectory):
 
     def winner(self, result: dict) -> str | None:
         """Returns the first attempt that has this result and its weights, or None."""
-        finished = (attempt_id for attempt_id, _ in self.finished_attempts(result))
+        finished = (attempt_id for attempt_id, _ in self.list_finished_attempts(result))
         return next((i for i in finished if has_weights(self.attempt(i))), None)
 
     @contextlib.contextmanager
@@ -267,7 +267,7 @@ class RunDirectory(NodeDirectory):
 
         ValueError if `drop_weights` removed them.
         """
-        finished = [attempt_id for attempt_id, _ in self.finished_attempts(result)]
+        finished = [attempt_id for attempt_id, _ in self.list_finished_attempts(result)]
         attempt_ids = dict.fromkeys([*finished, *self.attempt_ids()])
         present = [i for i in attempt_ids if has_weights(self.attempt(i))]
         if not present and self.weights_were_removed():
@@ -308,7 +308,7 @@ class RunDirectory(NodeDirectory):
         barred += clear_debris(self.attempts)
         winner_id = None if result is None else self.winner(result)
         # An attempt that goes on tidies up itself.
-        with noting(barred):
+        with collect_denied(barred):
             if winner_id is not None and has_ended(read_lease(self.attempt(winner_id))):
                 clear_weights(self.attempts)
             self.folder.remove_temporaries(GONE_AFTER_S)
@@ -341,7 +341,7 @@ class RunDirectory(NodeDirectory):
     def _head(self) -> dict | None:
         """Reads a complete run's finish, otherwise the newest manifest."""
         result = self.result()
-        finished = self.finished_attempts(result) if result is not None else []
+        finished = self.list_finished_attempts(result) if result is not None else []
         return finished[0][1] if finished else newest_manifest(self.attempts)
 
 

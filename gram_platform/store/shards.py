@@ -148,7 +148,7 @@ def _read_pieces(folder: Folder, files: Mapping[str, str], rows_of: RowsOf) -> d
     pieces: dict[str, Piece] = {}
     missing = {name: stop - first for name, (first, stop) in wanted.items()}
     for shard, ranges in _choose(layouts, wanted).items():
-        with _verified(folder, shard, files[shard]) as path, open_tensors(path) as file:
+        with _open_verified(folder, shard, files[shard]) as path, open_tensors(path) as file:
             for name, (first, stop) in ranges.items():
                 stored = layouts[shard][name]
                 piece = pieces.setdefault(name, stored.empty(*wanted[name]))
@@ -193,7 +193,7 @@ def _layout(folder: Folder, shard: str, files: Mapping[str, str]) -> Layout:
 def _read_json(folder: Folder, name: str, files: Mapping[str, str], kind: Any = dict) -> dict:
     if name not in files:
         raise CorruptFile(f"{folder.path}/{MANIFEST} lacks {name}")
-    with _verified(folder, name, files[name]) as path:
+    with _open_verified(folder, name, files[name]) as path:
         try:
             return parse_json(Path(path).read_bytes(), kind)
         except ValueError as error:
@@ -205,7 +205,7 @@ def _layout_name(shard: str) -> str:
 
 
 @contextlib.contextmanager
-def _verified(folder: Folder, name: str, digest: str) -> Iterator[str]:
+def _open_verified(folder: Folder, name: str, digest: str) -> Iterator[str]:
     with folder.local_copy(name) as path:
         if keep_trying(lambda: hash_file(path), path) != digest:
             raise CorruptFile(f"{folder.path}/{name} does not match its sha256")

@@ -130,7 +130,7 @@ def open_tensors(path: str | os.PathLike, attempt: Attempt = keep_trying) -> Ite
     """
     place = os.fspath(path)
     with attempt(lambda: open(place, "rb", buffering=0), place) as file:
-        yield attempt(lambda: _opened(place, file, attempt), place)
+        yield attempt(lambda: _read_header(place, file, attempt), place)
 
 
 def once(work: Callable[[], Any], place: str) -> Any:
@@ -138,7 +138,7 @@ def once(work: Callable[[], Any], place: str) -> Any:
     return work()
 
 
-def _opened(path: str, file: FileIO, attempt: Attempt) -> TensorFile:
+def _read_header(path: str, file: FileIO, attempt: Attempt) -> TensorFile:
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
     header = file.read(min(length, LONGEST_HEADER))
@@ -249,15 +249,15 @@ class DiskTensors(Mapping):
     def of_files(cls, files: Iterable[TensorFile]) -> "DiskTensors":
         return cls({name: [(file, rows)] for file in files for name, rows in file.held.items()})
 
-    def stored(self, name: str) -> StoredRows:
+    def describe(self, name: str) -> StoredRows:
         return self.holders[name][0][1]
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return self.rows(name, 0, num_rows(self.stored(name).shape))
+        return self.rows(name, 0, num_rows(self.describe(name).shape))
 
     def rows(self, name: str, first: int, stop: int) -> torch.Tensor:
         """Reads only the rows [first, stop) of a tensor; ValueError if no file has some."""
-        piece = self.stored(name).empty(first, stop)
+        piece = self.describe(name).empty(first, stop)
         self._fill(name, piece)
         return piece.rows
 
@@ -274,12 +274,12 @@ class DiskTensors(Mapping):
 
     def sha256(self) -> str:
         """Computes `hash_tensors`, one block in memory at a time; ValueError as `rows`."""
-        stored = ((name, self.stored(name)) for name in sorted(self))
+        stored = ((name, self.describe(name)) for name in sorted(self))
         return _hash((n, f"torch.{rows.dtype}", rows.shape, self._blocks(n)) for n, rows in stored)
 
     def _blocks(self, name: str) -> Iterator[torch.Tensor]:
         """Yields all rows in blocks, in an anonymous map, which goes back to the system."""
-        stored = self.stored(name)
+        stored = self.describe(name)
         shape, dtype = stored.shape, getattr(torch, stored.dtype)
         if not math.prod(shape):
             return

@@ -73,7 +73,7 @@ def open_dense(store: Store, view: View) -> Iterator[tuple[ModelConfig, dict[str
     with open_view(store, view) as (config, weights):
         active = dict(view.weights)
         dense = merged_config(config, active)
-        merged, rows = functools.partial(merged_rows, config, weights.rows, active), {}
+        merged, rows = functools.partial(merge_rows, config, weights.rows, active), {}
         for name, shape in parameter_shapes(dense).items():
             rows[name] = RowsOnDisk(
                 shape, functools.partial(merged if ".mlp." in name else weights.rows, name)
@@ -100,7 +100,7 @@ def view_model(store: Store, view: View) -> ModelConfig:
 # -------------------------------------------------------------------------------------- merging
 
 
-def merged_mlp(
+def merge_mlp(
     config: ModelConfig, weights: Weights, active: Mapping[str, float], block: str
 ) -> dict:
     """Returns the merged weights of the MLP of `block`, `blocks.<layer>`; reads only these."""
@@ -115,14 +115,14 @@ def merged_mlp(
     else:
         rows |= {"c_fc.bias": num_hidden, "c_proj.bias": config.d_model}
     names = {f"{block}.mlp.{part}": stop for part, stop in rows.items()}
-    return {name: merged_rows(config, read, active, name, 0, stop) for name, stop in names.items()}
+    return {name: merge_rows(config, read, active, name, 0, stop) for name, stop in names.items()}
 
 
 # Reads rows [first, stop) of a tensor by its name.
 ReadRows = Callable[[str, int, int], torch.Tensor]
 
 
-def merged_rows(
+def merge_rows(
     config: ModelConfig,
     read: ReadRows,
     active: Mapping[str, float],

@@ -19,9 +19,9 @@ from gram_platform.engine.cluster import ClusterLost
 from gram_platform.engine.devices import (
     DeviceError,
     ProbeReport,
-    device_errors_probed,
     is_device_error,
     probe_afresh,
+    probe_after_error,
     probe_here,
 )
 from gram_platform.engine.dispatch import _probe_rank, _raise_permanent
@@ -142,12 +142,12 @@ def test_a_probe_is_no_product_before_a_deterministic_process_is_set_up(
 
 
 def test_an_error_of_a_device_reaches_the_driver_with_a_probe():
-    with pytest.raises(DeviceError) as caught, device_errors_probed("cpu"):
+    with pytest.raises(DeviceError) as caught, probe_after_error("cpu"):
         raise RuntimeError(ILLEGAL)
     error = pickle.loads(pickle.dumps(caught.value))
     assert (error.probe.device, error.probe.failure) == ("cpu", "")
     # Any other error passes as it is.
-    with pytest.raises(KeyError), device_errors_probed("cpu"):
+    with pytest.raises(KeyError), probe_after_error("cpu"):
         raise KeyError("steps")
 
 
