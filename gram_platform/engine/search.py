@@ -25,7 +25,7 @@ from ray.tune.search import Searcher
 from gram_platform.config import State
 from gram_platform.config.endings import Stopped
 from gram_platform.config.terminal import one_line, say
-from gram_platform.engine.capacity import Admission, Cordon, slots, usable_machines
+from gram_platform.engine.capacity import Admission, Cordon, count_slots, usable_machines
 from gram_platform.engine.cluster import require_ray
 from gram_platform.engine.execution import (
     NODE_ID,
@@ -240,7 +240,7 @@ def machines_for(bundle: Mapping[str, float], cordon: Cordon, avoided: str = "")
     resources = cordon.resources
     if avoided:
         others = replace(resources, cordoned=(*resources.cordoned, avoided))
-        if any(slots(others, machine) for machine in usable_machines(others)):
+        if any(count_slots(others, machine) for machine in usable_machines(others)):
             resources = others
     if cordon.may_grow:
         return resources.label_selector

@@ -338,7 +338,7 @@ def test_a_run_too_wide_for_the_machines_left_holds_up_no_other(cluster, setting
     study.in_flight["a task"] = (narrow,)
     assert study._fitting() == []
     study.in_flight.clear()
-    study.waiting.again(narrow)
+    study.waiting.retry(narrow)
     assert study._fitting() == [], "it can start in two seconds"
     study.waiting._delayed.clear()
     with pytest.raises(ClusterLost):
