@@ -16,9 +16,9 @@ from gram_platform.config.provenance import code_of_process
 from gram_platform.engine.capacity import (
     Cordon,
     await_report,
+    count_slots,
     has_fixed_size,
     require_capacity,
-    slots,
     usable_resources,
     widest_missing,
 )
@@ -157,7 +157,7 @@ def _slots_there(plan: Plan, is_dry: bool) -> int:
         there = usable_resources(resources) if has_fixed_size() else largest_cluster()
     else:
         there = {"CPU": num_cpus(), "GPU": num_gpus()}
-    return min(filter(None, (slots(resources, there), resources.max_gpus)), default=0)
+    return min(filter(None, (count_slots(resources, there), resources.max_gpus)), default=0)
 
 
 def placement_of(
