@@ -250,13 +250,13 @@ def test_a_task_waits_for_a_slot_on_another_device(setting, execution):
         mock.MagicMock(),
     )
     task, avoided = (method_nodes("baseline", setting)[0],), report()
-    pool.places = {same: report(), other: report(device="cuda 1")}
+    pool.probes = {same: report(), other: report(device="cuda 1")}
     pool.idle = {same: 0.0}
     assert pool.submit(task, avoided=avoided) is None  # the other one is busy
     pool.idle[other] = 0.0
     reference = pool.submit(task, avoided=avoided)
     assert pool.busy == {reference: other}
-    del pool.places[other]
+    del pool.probes[other]
     assert pool.submit(task, avoided=avoided) is not None, "there is no other device"
 
 
@@ -273,7 +273,7 @@ def test_a_task_waits_for_a_slot_on_another_device(setting, execution):
 )
 def test_a_slot_ends_after_an_error_that_nobody_foresaw(execution, monkeypatch, error, is_kept):
     pool, slot = slots.SlotPool(execution, Cordon(Resources())), mock.MagicMock()
-    pool.places, pool.busy = {slot: report()}, {"a task": slot}
+    pool.probes, pool.busy = {slot: report()}, {"a task": slot}
     ends_with(monkeypatch, error)
     killed = mock.MagicMock()
     monkeypatch.setattr(slots.ray, "kill", killed)
