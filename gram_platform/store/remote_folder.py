@@ -14,15 +14,15 @@ import fsspec
 from gram_platform.config.identity import hash_file
 from gram_platform.store.files import Folder, is_safe_name, safe_name, with_retries
 
-# A lost connection repeats one chunk.
+# The bytes that are read again after a lost connection.
 CHUNK_BYTES = 16 * 2**20
-# Of a download, because one leaves most of a machine's network unused.
+# Connections of a download, because a single one leaves most of a machine's network unused.
 CONNECTIONS = 8
 
 
 @dataclass(frozen=True)
 class RemoteFolder(Folder):
-    """A prefix of an fsspec file system: every write is one put, and there are no locks."""
+    """A folder of an fsspec file system, where every write is one put, and nothing is locked."""
 
     path: str
     writable: bool
@@ -58,7 +58,7 @@ class RemoteFolder(Folder):
         self._put(lambda: self.filesystem.put_file(path, self.file(name)))
 
     def download(self, name: str, path: str) -> None:
-        """Copies the file to the local `path`; continues a partial copy."""
+        """Copies the file to the local `path`, or continues a partial copy."""
         num_bytes = self.size(name)
         with open(path, "ab") as file, ThreadPoolExecutor(CONNECTIONS) as connections:
             while (done := file.tell()) < num_bytes:
@@ -73,7 +73,7 @@ class RemoteFolder(Folder):
 
     @with_retries
     def create(self, name: str, data: bytes) -> bool:
-        """Writes the file unless it exists, atomically if fsspec's driver can (S3, GCS)."""
+        """Writes the file unless it exists; returns whether it did. Atomic on S3 and GCS."""
         self._check_writable()
         try:
             self._put(lambda: self.filesystem.pipe_file(self.file(name), data, mode="create"))
@@ -101,20 +101,20 @@ class RemoteFolder(Folder):
 
     @with_retries
     def versions(self, names: Collection[str]) -> dict[str, dict[str, str]]:
-        """Lists {folder: {file: version}} of the files with these names, in one paged listing.
+        """Returns the versions of the files with these names as {folder: {file: version}}.
 
-        A file that is written again has another version. A folder with only other files is listed
-        too.
+        One paged listing reads them. A file that is written again has another version. Folders that
+        have only other files are listed too.
         """
         self.filesystem.invalidate_cache()
-        found: dict[str, dict[str, str]] = {}
+        versions: dict[str, dict[str, str]] = {}
         for path, info in self.filesystem.find(self.path, detail=True).items():
             folder, _, file = path.removeprefix(self.path).strip("/").partition("/")
             if is_safe_name(folder) and file:
-                versions = found.setdefault(folder, {})
+                files = versions.setdefault(folder, {})
                 if file in names:
-                    versions[file] = hashlib.sha256(str(info).encode()).hexdigest()[:16]
-        return found
+                    files[file] = hashlib.sha256(str(info).encode()).hexdigest()[:16]
+        return versions
 
     @with_retries
     def remove(self, name: str) -> None:
@@ -128,7 +128,7 @@ class RemoteFolder(Folder):
         self.filesystem.mv(self.file(old), self.file(new), recursive=True)
 
     def _put(self, put: Callable[[], None]) -> None:
-        """Puts again after creating the directory, which file systems behind a URL need."""
+        """Calls `put`, again after creating the directory if the file system needs one."""
         try:
             put()
         except FileNotFoundError:
