@@ -276,12 +276,13 @@ def execute_trial(
     process gets SIGTERM or its machine is drained.
     """
     started, clock = time.time(), time.monotonic()
-    work = _NodeRunner(execution, resources, retry_diverged, placements)
+    store = Store(execution.storage)
+    runner = _NodeRunner(execution, resources, placements, NodeLifecycle(store, retry_diverged))
     metrics, state, message, nodes = {}, State.COMPLETE, "", []
     try:
-        work.store.open_for_writing()
+        store.open_for_writing()
         nodes = problem.nodes(point)
-        metrics = problem.score(point, {node.id: work.result(node) for node in nodes})
+        metrics = problem.score(point, {node.id: runner.result(node) for node in nodes})
     except TrainingDiverged as error:
         state, message = State.DIVERGED, str(error)
     except Exception as error:
@@ -299,10 +300,10 @@ def execute_trial(
         message=message,
         started=started,
         elapsed_s=time.monotonic() - clock,
-        trained_s=work.seconds,
-        rank_s=work.rank_seconds,
-        num_executed=work.num_executed,
-        num_reused=work.num_reused,
+        trained_s=runner.seconds,
+        rank_s=runner.rank_seconds,
+        num_executed=runner.num_executed,
+        num_reused=runner.num_reused,
         process=owner(),
     )
 
@@ -315,21 +316,18 @@ def count_committed_steps(problem: Problem, point: Point, store: Store) -> int:
     )
 
 
+@dataclass
 class _NodeRunner:
     """Executes a trial's nodes one by one, and counts nodes and seconds."""
 
-    def __init__(
-        self,
-        execution: Execution,
-        resources: Resources,
-        retry_diverged: bool,
-        placements: Mapping[str, Placement],
-    ):
-        self.execution, self.resources, self.placements = execution, resources, placements
-        self.store = Store(execution.storage)
-        self.lifecycle = NodeLifecycle(self.store, retry_diverged)
-        self.num_executed = self.num_reused = 0
-        self.seconds = self.rank_seconds = 0.0
+    execution: Execution
+    resources: Resources
+    placements: Mapping[str, Placement]
+    lifecycle: NodeLifecycle
+    num_executed: int = 0
+    num_reused: int = 0
+    seconds: float = 0.0
+    rank_seconds: float = 0.0
 
     def result(self, node: Node) -> dict:
         result = self.lifecycle.result(node)

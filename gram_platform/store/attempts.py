@@ -90,7 +90,7 @@ class Attempt:
         clear_debris(self._attempts)
         for step, attempt_id in reversed(list_checkpoints(self._attempts)):
             try:
-                return self._continue_from(read(self._attempts, step, attempt_id))
+                resumed = read(self._attempts, step, attempt_id)
             except (CorruptFile, FileNotFoundError) as error:
                 folder = self._attempts.child(attempt_id, CHECKPOINTS)
                 # Without a manifest another attempt has just pruned the checkpoint.
@@ -102,16 +102,15 @@ class Attempt:
                     f"run {self.run.run_id}: the checkpoint of step {step} cannot be read: {error}"
                 )
                 warn(text, stacklevel=2)
+            else:
+                self._chain = list(resumed.manifest["segments"])
+                self._step = resumed.step
+                self._earlier_s = resumed.manifest["elapsed_s"]
+                self._clock = time.monotonic()
+                return resumed
         if unreadable is not None:
             raise unreadable
         return None
-
-    def _continue_from(self, resumed: Resumed) -> Resumed:
-        self._chain = list(resumed.manifest["segments"])
-        self._step = resumed.step
-        self._earlier_s = resumed.manifest["elapsed_s"]
-        self._clock = time.monotonic()
-        return resumed
 
     def commit(
         self,
@@ -215,14 +214,23 @@ class Attempt:
         fields = {**final, "run_id": self.run.run_id}
         if self.run.result() is None:
             save()
-            timing = self._timing(final) | dict(measured or {})
-            finished = {
+            elapsed_s = self.elapsed_s
+            timing = {
+                "elapsed_s": elapsed_s,
+                "tokens_per_second": final.get("num_tokens", 0) / elapsed_s if elapsed_s else 0.0,
+                "attempt": self.attempt_id,
+                "started": self._started,
+                "ended": time.time(),
+                "host": self._lease.fields["host"],
+                **(measured or {}),
+            }
+            finish = {
                 "result": fields,
                 "segments": chain,
                 "elapsed_s": timing["elapsed_s"],
                 "timing": timing,
             }
-            self._folder.write_sealed(FINISHED, finished)
+            self._folder.write_sealed(FINISHED, finish)
         result = self.run.publish(seal(fields))
         self._remove_superfluous(result)
         self.release()
@@ -258,17 +266,6 @@ class Attempt:
             return self._chain
         segment = write_segment(self._folder, self.attempt_id, records, last_step(self._chain))
         return [*self._chain, segment]
-
-    def _timing(self, final: Mapping) -> dict:
-        elapsed_s = self.elapsed_s
-        return {
-            "elapsed_s": elapsed_s,
-            "tokens_per_second": final.get("num_tokens", 0) / elapsed_s if elapsed_s else 0.0,
-            "attempt": self.attempt_id,
-            "started": self._started,
-            "ended": time.time(),
-            "host": self._lease.fields["host"],
-        }
 
     def _remove_superfluous(self, result: Mapping) -> None:
         prune(self._attempts, keep=0)
