@@ -35,7 +35,7 @@ from gram_platform.config.identity import canonical_json, to_plain
 from gram_platform.config.plain import parse_json
 from gram_platform.corpora.catalog import TextCorpus
 from gram_platform.corpora.packed import SPLITS, parse_manifest
-from gram_platform.corpora.recipe_file import described_corpus, text_units
+from gram_platform.corpora.recipe_file import read_description, text_units
 from gram_platform.corpora.records import MAX_RECORD_BYTES, Unit, read_unit
 from gram_platform.corpora.sources import find_units
 from gram_platform.corpora.tokenizer import load_tokenizer, train_tokenizer
@@ -299,7 +299,7 @@ def read_recipe(data: bytes, folder: Path) -> None:
     (folder / "sub" / "up").symlink_to("..")
     path = folder / "recipe.toml"
     path.write_bytes(data)
-    if isinstance(described_corpus(path), TextCorpus):
+    if isinstance(read_description(path), TextCorpus):
         assert all(unit.paths for unit in text_units(path))
 
 

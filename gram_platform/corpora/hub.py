@@ -26,7 +26,7 @@ from gram_platform.config.identity import invalid, short_hash
 from gram_platform.config.plain import parse_json
 from gram_platform.config.written import require_fetched
 from gram_platform.corpora import recipe
-from gram_platform.corpora.hub_access import patiently, require_readable, row_error
+from gram_platform.corpora.hub_access import require_readable, retry_unavailable, row_error
 from gram_platform.corpora.parts import Workers, in_turn
 from gram_platform.corpora.recipe import HubRow, HubSource, part_bytes
 from gram_platform.corpora.records import Document, Unit, add_record, reading
@@ -67,11 +67,11 @@ def fetch(
     {row: records that lack a field}. A worker fetches a shard. ValueError naming the rows that the
     hub refuses, and what to do, before anything is fetched; also if no record has a field, or the
     catalog lacks a label. Unavailable if the hub stays away for longer than the pauses of
-    `patiently`.
+    `retry_unavailable`.
     """
     require_plain(folder)
     rows = source.rows
-    num_shards = patiently(lambda: _require_all(workers(partial(_asked, folder), rows)))
+    num_shards = retry_unavailable(lambda: _require_all(workers(partial(_ask, folder), rows)))
     work = partial(_fetch_patiently, folder, progress if workers is in_turn else silent)
     wanted = list(zip(rows, source.num_bytes, strict=True))
     found: list[list[dict]] = [[] for _ in wanted]
@@ -118,7 +118,7 @@ def _first_parts(parts: list[dict], num_bytes: int) -> list[dict]:
     return [part for part, start in zip(parts, before, strict=False) if start < num_bytes]
 
 
-def _asked(folder: Path, row: HubRow) -> int | ValueError | Unavailable:
+def _ask(folder: Path, row: HubRow) -> int | ValueError | Unavailable:
     """Counts the shards of a row, or returns its error."""
     try:
         return _num_shards(folder, row)
@@ -170,9 +170,9 @@ def first_record(row: HubRow) -> Document:
     return found
 
 
-def found_labels(row: HubRow) -> tuple[str, ...]:
+def read_labels(row: HubRow) -> tuple[str, ...]:
     """Lists the labels of the row's first records; ValueError if there are none."""
-    found = patiently(lambda: _labels_in(row, _open_row(row).take(FIRST_RECORDS)))
+    found = retry_unavailable(lambda: _labels_in(row, _open_row(row).take(FIRST_RECORDS)))
     if not found:
         raise invalid(
             f"{row.dataset}: field", row.label_field, "a field that records have, as their label"
@@ -184,7 +184,7 @@ def _labels_in(row: HubRow, stream) -> set[str]:
     name = row.label_field
     return {
         _field(record, name).strip()
-        for record in _streamed(row, stream)
+        for record in _stream(row, stream)
         if _value(record, name) is not None
     }
 
@@ -193,7 +193,7 @@ def _fetch_patiently(root: Path, progress: Progress, amount: Amount) -> list[dic
     """Retries `_fetch_shard`, from its last whole part on, while the hub is away."""
     row, _, shard = amount
     folder = _folder(root, row, shard)
-    return patiently(
+    return retry_unavailable(
         partial(_fetch_shard, root, progress, amount), lambda: len(_load_state(folder)["parts"])
     )
 
@@ -317,7 +317,7 @@ def _records(row: HubRow, stream, is_start: bool) -> Iterator[Document | None]:
     # Fields that no record had yet, and the fields of the last record.
     unseen: dict[str, str] = dict.fromkeys(row.fields, "") if is_start else {}
     number = 0
-    for number, record in enumerate(_streamed(row, stream), start=1):
+    for number, record in enumerate(_stream(row, stream), start=1):
         missing = [name for name in row.fields if _value(record, name) is None]
         unseen = {name: ", ".join(sorted(record)) for name in unseen if name in missing}
         if number == FIRST_RECORDS:
@@ -337,7 +337,7 @@ def _require_seen(row: HubRow, unseen: Mapping[str, str]) -> None:
         raise invalid(f"{row.dataset}: field", name, f"one of {found}: no record has it")
 
 
-def _streamed(row: HubRow, stream) -> Iterator[dict]:
+def _stream(row: HubRow, stream) -> Iterator[dict]:
     try:
         yield from stream
     except Exception as error:

@@ -71,7 +71,7 @@ def package_folders() -> tuple[Path, ...]:
     return tuple(dict.fromkeys(places))
 
 
-def installed_text(
+def provide_installed_text(
     cache_dir: Path,
     folders: tuple[Path, ...] | None = None,
     bytes_of_label: Mapping[str, int] = BYTES_OF_LABEL,
@@ -85,7 +85,7 @@ def installed_text(
     """
     require_plain(cache_dir / INSTALLED)
     folders = package_folders() if folders is None else folders
-    files = installed_files(folders)
+    files = list_installed_files(folders)
     stats = [[file.relative, file.size, file.modified_ns] for file in files]
     name = short_hash([INSTALLED_VERSION, dict(bytes_of_label), stats])
     target = cache_dir / INSTALLED / f"{name}.jsonl"
@@ -93,7 +93,7 @@ def installed_text(
         staging = new_staging(target.parent, target.stem)
         try:
             with (staging / target.name).open("w", encoding="utf-8") as out:
-                for label, text in _collected(files, folders, bytes_of_label, progress):
+                for label, text in _collect(files, folders, bytes_of_label, progress):
                     out.write(json.dumps({"label": label, "text": text}, ensure_ascii=False) + "\n")
             (staging / target.name).replace(target)
         finally:
@@ -104,7 +104,7 @@ def installed_text(
 def first_units() -> list[Unit]:
     """Returns the first file of every label; ValueError for a label without files."""
     first: dict[str, Unit] = {}
-    for file in installed_files(package_folders()):
+    for file in list_installed_files(package_folders()):
         if file.label not in first and next(_documents(file), None):
             first[file.label] = Unit((Path(file.path),), file.label)
     for label, wanted in BYTES_OF_LABEL.items():
@@ -113,7 +113,7 @@ def first_units() -> list[Unit]:
     return [first[label] for label in BYTES_OF_LABEL]
 
 
-def installed_files(folders: tuple[Path, ...]) -> list[InstalledFile]:
+def list_installed_files(folders: tuple[Path, ...]) -> list[InstalledFile]:
     """Returns all files with a label, in the order of their paths' hashes."""
     files = [file for folder in folders for file in _files_below(folder)]
     return sorted(
@@ -146,7 +146,7 @@ def _label(name: str) -> str:
     return LABEL_OF_ENDING.get(ending, "licences" if is_licence else "")
 
 
-def _collected(
+def _collect(
     files: list[InstalledFile],
     folders: tuple[Path, ...],
     bytes_of_label: Mapping[str, int],

@@ -189,7 +189,7 @@ class PackedCorpus:
         """Says what packing skipped: records without a field, and text that has no tokens."""
         counts = self.manifest.get("skipped", {})
         left_out = (f"{row}: left out {n:,} records without a field" for row, n in counts.items())
-        return (*left_out, *unspelled_lines(self.manifest))
+        return (*left_out, *describe_unspelled(self.manifest))
 
     @property
     def fingerprint(self) -> str:
@@ -225,16 +225,16 @@ class PackedCorpus:
 
     def validation(self, domain: str) -> np.ndarray:
         """Maps the validation sequences of a domain read-only: [num_sequences, seq_len + 1]."""
-        return self._mapped("validation", domain)
+        return self._map("validation", domain)
 
     def sequences(self, split: str, domain: str) -> TokenRows:
         """Returns the token ids of a domain's split, [num_sequences, seq_len + 1]."""
         self._counts(split, domain)
         if split == "train" and self.fetched is not None:
             return self.fetched[domain]
-        return self._mapped(split, domain)
+        return self._map(split, domain)
 
-    def _mapped(self, split: str, domain: str) -> np.memmap:
+    def _map(self, split: str, domain: str) -> np.memmap:
         shape = (self.num_sequences(split, domain), self.seq_len + 1)
         target = self.path / sequence_path(split, domain)
         return np.memmap(target, dtype=np.dtype(self.manifest["dtype"]), mode="r", shape=shape)
@@ -279,7 +279,7 @@ class PackedCorpus:
         return bytes_of_files(self.manifest, SPLITS if self.fetched is None else ("validation",))
 
 
-def unspelled_lines(manifest: Mapping) -> list[str]:
+def describe_unspelled(manifest: Mapping) -> list[str]:
     return [
         f"domain {domain}: the tokenizer cannot spell {found['share']:.1%} of its text"
         for domain, found in manifest.get("unspelled", {}).items()
@@ -338,7 +338,7 @@ def parse_manifest(text: bytes, where: object) -> dict:
     return manifest
 
 
-def packed_documents(rows: np.ndarray, end_of_text: int) -> list[np.ndarray]:
+def split_documents(rows: np.ndarray, end_of_text: int) -> list[np.ndarray]:
     """Returns the whole documents of rows [N, seq_len + 1], in order, without ends of text."""
     stream = np.concatenate([rows[:, :-1].reshape(-1), rows[-1, -1:]])
     ends = np.flatnonzero(stream == end_of_text)
@@ -357,7 +357,7 @@ def prompts_and_truths(
 
     `wanted` are indices into the documents longer than a prompt. ValueError for a larger index.
     """
-    long_enough = [d for d in packed_documents(rows, end_of_text) if len(d) > num_prompt_tokens]
+    long_enough = [d for d in split_documents(rows, end_of_text) if len(d) > num_prompt_tokens]
     if max(wanted) >= len(long_enough):
         allowed = (
             f"numbers below the {len(long_enough)} documents of more than {num_prompt_tokens}"

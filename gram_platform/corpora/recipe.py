@@ -324,7 +324,7 @@ class CorpusRecipe:
         few = FLOOR_DOCUMENTS / recipe.num_documents if recipe.num_documents else 0.0
         return min(MAX_VALIDATION, max(self.validation_fraction, floor, few))
 
-    def expected_sequences(self, split: str, domain: str, bytes_per_token: float = 0.0) -> int:
+    def estimate_sequences(self, split: str, domain: str, bytes_per_token: float = 0.0) -> int:
         """Estimates a domain's sequences in a split.
 
         `bytes_per_token`: 0 for the domain's.
@@ -339,8 +339,8 @@ class CorpusRecipe:
     def most_sequences(self, split: str, domain: str) -> int:
         """Bounds a domain's sequences in a split from above; estimates them for a hub corpus."""
         if isinstance(self.source, HubSource):
-            return self.expected_sequences(split, domain)
-        return self.expected_sequences(split, domain, FEWEST_BYTES_PER_TOKEN)
+            return self.estimate_sequences(split, domain)
+        return self.estimate_sequences(split, domain, FEWEST_BYTES_PER_TOKEN)
 
 
 def recipe_from_plain(plain: Mapping) -> CorpusRecipe | None:

@@ -17,7 +17,7 @@ from gram_platform.config.identity import (
 from gram_platform.config.written import target_kind
 from gram_platform.corpora import catalog, stories
 from gram_platform.corpora.catalog import HubCorpus, StoriesCorpus, TextCorpus
-from gram_platform.corpora.installed import INSTALLED, installed_text
+from gram_platform.corpora.installed import INSTALLED, provide_installed_text
 from gram_platform.corpora.recipe import (
     MAX_VALIDATION,
     MIN_SAMPLED,
@@ -32,7 +32,7 @@ from gram_platform.corpora.recipe import (
     validation_bytes,
     whole_parts,
 )
-from gram_platform.corpora.recipe_file import described_corpus, errors_located, text_units
+from gram_platform.corpora.recipe_file import locate_errors, read_description, text_units
 from gram_platform.corpora.records import Unit, named_jsonl
 from gram_platform.corpora.sources import Progress, content_of, find_units, scan_units, silent
 from gram_platform.corpora.tokenizer import DEFAULT_SAMPLE_BYTES, tokenizer_recipe
@@ -89,9 +89,9 @@ def resolve(
     records (file and line), labels that cannot be domains, local domains with a single document,
     and a tokenizer file that does not fit.
     """
-    described, core_label, units = described_corpus(corpus), packing.core_label, ()
+    described, core_label, units = read_description(corpus), packing.core_label, ()
     named = (("core_label", core_label), ("tokenizer", packing.tokenizer))
-    with errors_located(corpus, [name for name, value in named if value]):
+    with locate_errors(corpus, [name for name, value in named if value]):
         is_told = isinstance(described, HubCorpus | TextCorpus)
         own, end = (described.tokenizer, described.end_of_text) if is_told else ("", "")
         tokenizer, tokenizer_path = tokenizer_recipe(
@@ -111,7 +111,7 @@ def resolve(
                 if cache_dir is None:
                     allowed = "a folder, where the installed text is written"
                     raise invalid("cache_dir", None, allowed)
-                units = find_units(installed_text(cache_dir, progress=progress))
+                units = find_units(provide_installed_text(cache_dir, progress=progress))
             else:
                 units = find_units(existing_path(corpus))
             if place := packing.instructions:
@@ -129,7 +129,7 @@ def resolve(
             units=units,
             tokenizer_path=tokenizer_path,
         )
-        return replace(recipe, tokenizer=_sampled(recipe)) if units else recipe
+        return replace(recipe, tokenizer=_choose_sample(recipe)) if units else recipe
 
 
 def catalog_names() -> tuple[str, ...]:
@@ -139,7 +139,7 @@ def catalog_names() -> tuple[str, ...]:
 
 def describe_corpus(name: str) -> str:
     """Says in one line where a named corpus's text is from."""
-    corpus = described_corpus(name)
+    corpus = read_description(name)
     if isinstance(corpus, StoriesCorpus):
         counts = f"{corpus.core_documents:,} of core, {corpus.aux_documents:,} of each other topic"
         if corpus.num_instructions:
@@ -160,7 +160,7 @@ def mixture(name: str, core_tokens: int, aux_share: float) -> dict[tuple[str, st
 
     The auxiliary domains divide `aux_share` of the core's tokens evenly.
     """
-    corpus = described_corpus(name) if name in catalog_names() else None
+    corpus = read_description(name) if name in catalog_names() else None
     if not isinstance(corpus, HubCorpus):
         return {}
     labelled = [(row, label) for row in corpus.rows if not row.held_out for label in row.all_labels]
@@ -180,7 +180,7 @@ def mixture(name: str, core_tokens: int, aux_share: float) -> dict[tuple[str, st
 
 def grows_with_size(corpus: str | Path) -> bool:
     """Tells whether the tokens to train on decide the amount of text, as of hub corpora."""
-    return isinstance(described_corpus(corpus), HubCorpus)
+    return isinstance(read_description(corpus), HubCorpus)
 
 
 def existing_path(corpus: str | Path) -> Path:
@@ -206,7 +206,9 @@ def core_labels(
         parts = {core} if core in labels else {part.strip() for part in core.split(",")}
         core = tuple(sorted(parts))
     if missing := [label for label in core if label not in labels]:
-        allowed = f"labels of this corpus, which are {_named(labels)}{meant(missing[0], labels)}"
+        allowed = (
+            f"labels of this corpus, which are {_list_names(labels)}{meant(missing[0], labels)}"
+        )
         raise invalid("core_label", ", ".join(missing), allowed)
     if len(core) == len(labels):
         raise invalid(
@@ -217,7 +219,7 @@ def core_labels(
     return core
 
 
-def _named(labels: Collection[str]) -> str:
+def _list_names(labels: Collection[str]) -> str:
     others = len(labels) - MOST_NAMED
     more = f" and {others:,} more" if others > 0 else ""
     return ", ".join(sorted(labels)[:MOST_NAMED]) + more
@@ -345,7 +347,9 @@ def _of_files(
         raise invalid("label", label, "text in at least one of its files")
     if core_label is None and CORE not in counts:
         raise invalid(
-            "core_label", None, "one or more labels of this corpus, which are " + _named(counts)
+            "core_label",
+            None,
+            "one or more labels of this corpus, which are " + _list_names(counts),
         )
     core = core_labels(core_label, counts, (CORE,))
     auxiliary = _auxiliary_labels(counts, core)
@@ -373,7 +377,7 @@ def _domain(name: str, labels: tuple[str, ...], counts: dict[str, tuple[int, int
     return DomainRecipe(name, labels, documents, num_bytes)
 
 
-def _sampled(recipe: CorpusRecipe) -> TokenizerRecipe:
+def _choose_sample(recipe: CorpusRecipe) -> TokenizerRecipe:
     """Chooses passages in place of documents if a document would dominate a partial sample.
 
     They train another tokenizer, so the kind is part of the `data_id`.

@@ -89,10 +89,10 @@ def _glob_units(path: Path) -> tuple[Unit, ...]:
         raise invalid("corpus", str(path), allowed) from None
     if not plain["globs"]:
         raise invalid("globs", {}, "an object of labels, each with its list of patterns")
-    return labelled_units(plain["globs"], path.parent / plain["root"])
+    return find_labelled_units(plain["globs"], path.parent / plain["root"])
 
 
-def labelled_units(globs: Mapping[str, object], root: Path) -> tuple[Unit, ...]:
+def find_labelled_units(globs: Mapping[str, object], root: Path) -> tuple[Unit, ...]:
     """Finds the files of every label by glob patterns below `root`.
 
     ValueError for a label without files, and for a file of two labels.
@@ -143,7 +143,7 @@ def scan_units(
     for unit, size in zip(units, sizes, strict=True):
         # The name has the files' sizes and times before they are read.
         cache = cache_dir and _cache_path(unit, cache_dir)
-        found = cache and _cached(unit, cache)
+        found = cache and _read_cache(unit, cache)
         if not found:
             found = _scan(
                 unit, lambda n, base=done: progress("reading", min(base + n, total), total)
@@ -182,14 +182,14 @@ def _scan(unit: Unit, report: Callable[[int], object]) -> Unit:
 def _pieces(unit: Unit) -> tuple[Unit, ...]:
     """Cuts text files into groups, a plain .jsonl at ends of lines."""
     if unit.label:
-        return tuple(replace(unit, paths=paths) for paths in grouped(unit.paths, size_of))
+        return tuple(replace(unit, paths=paths) for paths in group_pieces(unit.paths, size_of))
     (path,) = unit.paths
     if not path.name.lower().endswith(".jsonl") or size_of(path) < 2 * PIECE_BYTES:
         return (unit,)
     return tuple(replace(unit, span=span) for span in _line_spans(path))
 
 
-def grouped(items: Sequence[Item], size_of: Callable[[Item], int]) -> list[tuple[Item, ...]]:
+def group_pieces(items: Sequence[Item], size_of: Callable[[Item], int]) -> list[tuple[Item, ...]]:
     """Groups items that follow one another to `PIECE_BYTES` or more."""
     groups, size = [], PIECE_BYTES
     for item in items:
@@ -244,7 +244,7 @@ def _cache_path(unit: Unit, cache_dir: Path) -> Path:
     return cache_dir / SCANS / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
 
-def _cached(unit: Unit, cache: Path) -> Unit | None:
+def _read_cache(unit: Unit, cache: Path) -> Unit | None:
     try:
         plain = parse_json(cache.read_bytes())
         labels = {label: tuple(counts) for label, counts in plain["labels"].items()}

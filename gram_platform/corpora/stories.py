@@ -238,10 +238,10 @@ def _draw_distinct(draw, cumulative: tuple[float, ...], number: int) -> list[int
 def _cumulative_weights(num_items: int, order: random.Random) -> tuple[float, ...]:
     """Returns running sums of power-law weights, with ranks in random order."""
     weights = [rank**-RANK_POWER for rank in range(1, num_items + 1)]
-    return tuple(accumulate(_shuffled(weights, order)))
+    return tuple(accumulate(_shuffle(weights, order)))
 
 
-def _shuffled(items, order: random.Random) -> list:
+def _shuffle(items, order: random.Random) -> list:
     """Permutes items by `random()`, which is stable across versions, unlike `shuffle`."""
     keys = [order.random() for _ in items]
     return [item for _, item in sorted(zip(keys, items, strict=True), key=lambda pair: pair[0])]
@@ -258,12 +258,12 @@ def _people(source: StoriesSource, topic: str) -> list[tuple[str, list[str]]]:
     num_people = num_clauses // FACTS_PER_PERSON
     num_shared = round(source.shared_fact_share * num_clauses)
     pairs = [f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES]
-    names = _shuffled(pairs, random.Random(_seed(seed, "names")))
+    names = _shuffle(pairs, random.Random(_seed(seed, "names")))
     people = []
     for person in range(num_people):
         first_clause = person * FACTS_PER_PERSON
         slot = (TOPICS.index(topic) + 1 if first_clause >= num_shared else 0) * num_people + person
-        relations = _shuffled(RELATIONS, random.Random(_seed(seed, "relations", slot)))
+        relations = _shuffle(RELATIONS, random.Random(_seed(seed, "relations", slot)))
         clauses = []
         for number in range(FACTS_PER_PERSON):
             scope = topic if first_clause + number >= num_shared else "every topic"

@@ -81,7 +81,7 @@ def is_on_hub(given: str) -> bool:
 
 
 @contextlib.contextmanager
-def faults_named(source: str, expected: str) -> Iterator[None]:
+def name_faults(source: str, expected: str) -> Iterator[None]:
     """Turns the library's errors and panics into a ValueError with the tokenizer's source."""
     try:
         yield
@@ -94,18 +94,18 @@ def faults_named(source: str, expected: str) -> Iterator[None]:
 
 def load_tokenizer(path: Path) -> Tokenizer:
     """Reads a `tokenizer.json`; ValueError for a file that cannot be read."""
-    with faults_named(str(path), "a tokenizer.json that can be read"):
+    with name_faults(str(path), "a tokenizer.json that can be read"):
         require_fetched("tokenizer", path, MAX_RECORD_BYTES)
-        return configured(Tokenizer.from_file(str(path)))
+        return configure(Tokenizer.from_file(str(path)))
 
 
 def encode(tokenizer: Tokenizer, text: str, source: object) -> list[int]:
     """Returns the ids of a text; ValueError with the tokenizer's `source` if it fails."""
-    with faults_named(str(source), "a tokenizer that can encode the text"):
+    with name_faults(str(source), "a tokenizer that can encode the text"):
         return tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def configured(tokenizer: Tokenizer) -> Tokenizer:
+def configure(tokenizer: Tokenizer) -> Tokenizer:
     """Switches off padding, truncation, dropout and special tokens that a text spells."""
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -119,7 +119,7 @@ def hub_tokenizer(source: str) -> Tokenizer:
     """Fetches `owner/name@revision`; Unavailable if the hub is away, ValueError if it has none."""
     name, revision = source.split("@")
     try:
-        return configured(Tokenizer.from_pretrained(name, revision=revision))
+        return configure(Tokenizer.from_pretrained(name, revision=revision))
     except Exception as error:
         # The library raises bare Exception.
         if is_passing(error):
@@ -149,7 +149,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.pre_tokenizer = words
-    return configured(tokenizer)
+    return configure(tokenizer)
 
 
 def interruptible(
@@ -161,7 +161,7 @@ def interruptible(
     """
     done, stopped, started = Future(), threading.Event(), time.monotonic()
 
-    def fed() -> Iterator[T]:
+    def feed() -> Iterator[T]:
         for item in items:
             if stopped.is_set():
                 raise InterruptedError
@@ -169,7 +169,7 @@ def interruptible(
 
     def run() -> None:
         try:
-            done.set_result(work(fed()))
+            done.set_result(work(feed()))
         except BaseException as error:
             done.set_exception(error)
 
@@ -186,17 +186,17 @@ def interruptible(
 
 def token_texts(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
     """Splits the decoded text by tokens; a character of several tokens goes to the last."""
-    whole, pieces, end = decoded(tokenizer, tokens), [], 0
+    whole, pieces, end = decode(tokenizer, tokens), [], 0
     for stop in range(1, len(tokens) + 1):
         # An incomplete character is decoded as this sign.
-        known = decoded(tokenizer, tokens[:stop]).rstrip("\ufffd")
+        known = decode(tokenizer, tokens[:stop]).rstrip("\ufffd")
         reached = len(whole) if stop == len(tokens) else max(end, min(len(known), len(whole)))
         pieces.append(whole[end:reached])
         end = reached
     return pieces
 
 
-def decoded(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+def decode(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
     """Decodes tokens; shows ends of texts as `END_SIGN`."""
     text = tokenizer.decode(list(tokens), skip_special_tokens=False)
     for name in KNOWN_ENDS:

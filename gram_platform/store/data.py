@@ -26,11 +26,11 @@ from gram_platform.corpora.packed import (
     CorruptCorpus,
     PackedCorpus,
     bytes_of_files,
+    describe_unspelled,
     open_complete,
     parse_manifest,
     publish,
     sequence_path,
-    unspelled_lines,
 )
 from gram_platform.corpora.recipe import CorpusRecipe
 from gram_platform.corpora.sources import Progress, silent
@@ -113,7 +113,7 @@ def lost_text(store: Store, data_id: str) -> list[str]:
     """Describes the text that the tokenizer of a packed corpus cannot encode, as lines."""
     stored = store.data_dir(data_id)
     try:
-        return unspelled_lines(parse_manifest(stored.read(MANIFEST), stored.file(MANIFEST)))
+        return describe_unspelled(parse_manifest(stored.read(MANIFEST), stored.file(MANIFEST)))
     except (FileNotFoundError, CorruptCorpus):
         return []
 

@@ -117,7 +117,7 @@ def _variant_settings(
 
 
 def _expected_sequences(recipe: CorpusRecipe) -> dict[str, int]:
-    return {domain: recipe.expected_sequences("train", domain) for domain in recipe.domains}
+    return {domain: recipe.estimate_sequences("train", domain) for domain in recipe.domains}
 
 
 def _with_repeats(setting: Setting, recipe: CorpusRecipe) -> Setting:

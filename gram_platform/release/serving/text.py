@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 
 from gram_platform.corpora.packed import TOKENIZER
-from gram_platform.corpora.tokenizer import configured, encode, end_of_text_id
+from gram_platform.corpora.tokenizer import configure, encode, end_of_text_id
 from gram_platform.release.serving.requests import CompletionRequest, bad_request
 
 # The decoder's sign of half a character.
@@ -26,7 +26,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer_json: str, context: int) -> "Vocabulary":
-        tokenizer = configured(Tokenizer.from_str(tokenizer_json))
+        tokenizer = configure(Tokenizer.from_str(tokenizer_json))
         ids = tokenizer.get_vocab(with_added_tokens=True)
         longest = max(map(len, ids))
         return cls(tokenizer, max(ids.values()) + 1, context, end_of_text_id(tokenizer), longest)
