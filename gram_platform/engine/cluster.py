@@ -230,9 +230,6 @@ def _give_up(seconds: float, what: str) -> None:
     os._exit(FAILED)
 
 
-# ------------------------------------------------------------------------------------------ probe
-
-
 def _find_address() -> str:
     """Returns the address of the Ray that `ray start` left on this machine, or "".
 
@@ -294,9 +291,6 @@ def _require_writable(folder: Path) -> Path:
             return folder.absolute()
     except OSError as error:
         raise invalid(FOLDER, str(folder), f"{expected}: {error.strerror}") from error
-
-
-# -------------------------------------------------------------------------------------- lost Rays
 
 
 # Ray's processes on this machine by its Ray id; empty where they cannot be seen.

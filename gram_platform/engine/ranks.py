@@ -304,19 +304,16 @@ class ShardedExecution(RunExecution):
 
 
 def _broadcast_from_rank_0(value, group: dist.ProcessGroup):
-    """Returns rank 0's value. It is sent as JSON, because torch would unpickle it."""
-    text = _as_bytes(value)
-    size = torch.tensor([len(text)])
-    dist.broadcast(size, 0, group)
-    if dist.get_rank() != 0:
-        text = torch.empty(int(size), dtype=torch.uint8)
-    dist.broadcast(text, 0, group)
-    return json.loads(text.numpy().tobytes())
+    """Returns rank 0's value."""
+    return _from_all_ranks(value, group)[0]
 
 
 def _from_all_ranks(value, group: dist.ProcessGroup) -> list:
-    """Returns the values of all ranks, in the order of ranks. They are sent as JSON."""
-    own = _as_bytes(value)
+    """Returns the values of all ranks, in the order of ranks.
+
+    They are sent as JSON, because torch's own functions for objects unpickle what they receive.
+    """
+    own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
     dist.all_gather(sizes, torch.tensor([len(own)]), group)
     longest = int(max(sizes))
@@ -326,10 +323,6 @@ def _from_all_ranks(value, group: dist.ProcessGroup) -> list:
         json.loads(text[: int(size)].numpy().tobytes())
         for text, size in zip(padded, sizes, strict=True)
     ]
-
-
-def _as_bytes(value) -> torch.Tensor:
-    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
 
 
 def _rank_errors(errors: Iterable[str | None]) -> list[str]:

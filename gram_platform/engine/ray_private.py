@@ -32,8 +32,6 @@ from ray.job_config import JobConfig
 # The key of the report of an autoscaler of version 1, which `ray status` prints.
 MONITOR_KEY = "__autoscaling_status"
 
-# ---------------------------------------------------------------------------------------------- job
-
 
 class _OwnPath(list[str]):
     """A list that takes only folders that are on this process's path."""
@@ -48,9 +46,6 @@ def own_job() -> JobConfig:
     job = JobConfig()
     job._py_driver_sys_path = _OwnPath()
     return job
-
-
-# ----------------------------------------------------------------------------------------- machines
 
 
 def largest_cluster() -> dict[str, float]:
@@ -82,9 +77,6 @@ def machine_types() -> set[str]:
         return {machine.ray_node_type_name for machine in machines} if has_reported else set()
     report = json.loads(_internal_kv_get(MONITOR_KEY) or "{}").get("autoscaler_report") or {}
     return set(report.get("active_nodes") or ())
-
-
-# ---------------------------------------------------------------------------------------- addresses
 
 
 def address_record() -> Path:
@@ -151,9 +143,6 @@ def _channel(address: str) -> grpc.Channel:
             address, grpc.ssl_channel_credentials(authority, key, chain), options
         )
     return grpc.insecure_channel(address, options)
-
-
-# --------------------------------------------------------------------------- Ray Train and Ray Tune
 
 
 def adapt(trainer: Any) -> Any:

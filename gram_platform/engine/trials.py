@@ -94,9 +94,6 @@ class Outcome:
     process: str = ""
 
 
-# -------------------------------------------------------------------------------------- sources
-
-
 @dataclass(frozen=True)
 class Proposal:
     """A trial to run. Only the source that proposed it interprets `key`."""
@@ -255,9 +252,6 @@ def open_study(storage: optuna.storages.BaseStorage, name: str, metric: str) -> 
         n_startup_trials=NUM_RANDOM_TRIALS, seed=seed, multivariate=True, constant_liar=True
     )
     return study
-
-
-# ------------------------------------------------------------------------------------ execution
 
 
 def execute_trial(

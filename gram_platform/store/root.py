@@ -297,9 +297,6 @@ def _read_finished(node: NodeDirectory) -> Finished | None:
     )
 
 
-# --------------------------------------------------------------------- machines that were left out
-
-
 # A file in a study's folder, absent if no machine was left out.
 CORDONED = "cordoned.json"
 # Larger Unix times cannot be formatted as a date.

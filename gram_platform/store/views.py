@@ -96,9 +96,6 @@ def view_model(store: Store, view: View) -> ModelConfig:
     return view.model(lambda run_id: store.origin(run_id).model_config())
 
 
-# -------------------------------------------------------------------------------------- merging
-
-
 def merge_mlp(
     config: ModelConfig, weights: Weights, active: Mapping[str, float], block: str
 ) -> dict:
