@@ -43,10 +43,10 @@ from gram_platform.release.files import INDEX, SINGLE, open_checkpoint
 from gram_platform.release.importing import CONFIG, import_checkpoint, read_config
 from gram_platform.release.serving.policy import (
     Policy,
-    followed,
     parse_policy,
     token_digest,
     token_entry,
+    update_policy,
 )
 from gram_platform.release.serving.requests import Refusal, parse_request
 from gram_platform.release.stock_config import native_config
@@ -240,7 +240,7 @@ def read_policy(data: bytes, _: Path) -> None:
     """An edit never raises, and grants nothing that its text does not say; one without an error is
     followed."""
     text = data.decode()
-    followed_now, errors = followed(text, PLANTED, ("lisp", "virology"))
+    followed_now, errors = update_policy(text, PLANTED, ("lisp", "virology"))
     assert policy_rights(followed_now) <= said_rights(text)
     assert pickle.loads(pickle.dumps(followed_now)) == followed_now
     policy = parse_policy(text)

@@ -121,7 +121,7 @@ class Answer:
                     if delivery.tokens and not self.num_drawn:
                         metrics.first_token.labels(profile).observe(time.monotonic() - started)
                     self.num_drawn += len(delivery.tokens)
-                    yield self._shown(delivery)
+                    yield self._show(delivery)
                     if self.finish_reason:
                         end = self.finish_reason
                         return
@@ -138,7 +138,7 @@ class Answer:
             metrics.ended.labels(profile, end).inc()
             metrics.whole.labels(profile).observe(time.monotonic() - started)
 
-    def _shown(self, delivery: Delivery) -> str:
+    def _show(self, delivery: Delivery) -> str:
         if delivery.end in COMMON_REFUSALS:
             raise refusal(delivery.end)
         text = self._text.add(delivery.tokens, last=bool(delivery.end))

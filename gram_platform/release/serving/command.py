@@ -17,7 +17,7 @@ from gram_platform.config.identity import invalid, require_int
 from gram_platform.config.terminal import one_line
 from gram_platform.release.serving.engine import EngineLimits
 from gram_platform.release.serving.model_server import ModelSource, require_servable
-from gram_platform.release.serving.policy import LEASE_S, Policy, followed
+from gram_platform.release.serving.policy import LEASE_S, Policy, update_policy
 from gram_platform.release.serving.policy_file import load_policy, policy_text
 from gram_platform.release.serving.text import Vocabulary
 from gram_platform.store import Store
@@ -149,7 +149,7 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
     """
     prepared = prepare(service)
     service.find_port()
-    if not given_ray(service.ray_address):
+    if not choose_ray(service.ray_address):
         make_environment_private()
 
     from gram_platform.engine.cluster import ClusterLost, leave, require_ray
@@ -253,7 +253,7 @@ def follow_policy(
     while not is_over.is_set():
         before, errors, read_at = policy, (), time.monotonic()
         try:
-            policy, errors = followed(policy_text(path), before, loaded)
+            policy, errors = update_policy(policy_text(path), before, loaded)
             confirm(policy, len(errors), read_at)
         except Exception as why:
             errors = (
@@ -331,7 +331,7 @@ def make_environment_private() -> None:
     }
 
 
-def given_ray(address: str) -> str:
+def choose_ray(address: str) -> str:
     """Returns `address`, else $RAY_ADDRESS; "" for `local`."""
     given = address or os.environ.get("RAY_ADDRESS", "")
     return "" if given == "local" else given
@@ -346,7 +346,7 @@ def join_ray(address: str, num_cpus: int) -> bool:
     from gram_platform.engine.cluster import join
     from gram_platform.engine.cluster import start as start_ray
 
-    given = given_ray(address)
+    given = choose_ray(address)
     quiet = {"log_to_driver": True, "logging_level": logging.WARNING}
     if given:
         join(given, **quiet)

@@ -87,7 +87,7 @@ class ModelServer:
         Checks the grant before every delivery, so that a revocation ends streams too, and does not
         trust the caller: no call names a module, and a token's digest is required.
         """
-        grant = self._granted(digest, profile)
+        grant = self._find_grant(digest, profile)
         if isinstance(grant, str):
             yield Delivery(end=grant)
             return
@@ -103,14 +103,14 @@ class ModelServer:
             while not delivery.end:
                 yield delivery
                 delivery = await self._next(received, whole)
-                if (now := self._granted(digest, profile)) != grant:
+                if (now := self._find_grant(digest, profile)) != grant:
                     delivery = Delivery(end=now if isinstance(now, str) else FORBIDDEN)
             yield delivery
         finally:
             # This does nothing for a request that has ended.
             self.engine.abandon(number)
 
-    def _granted(self, digest: str, profile: str) -> Grant | str:
+    def _find_grant(self, digest: str, profile: str) -> Grant | str:
         """Returns the grant in force, or the end of a request without one."""
         if not is_recent(self.confirmed_at):
             return UNCONFIRMED

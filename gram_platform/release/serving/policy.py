@@ -145,7 +145,9 @@ class Policy:
         return replace(self, tokens=tuple(rule for rule in kept if rule.default in names))
 
 
-def followed(text: str, before: Policy, loaded: Collection[str]) -> tuple[Policy, tuple[str, ...]]:
+def update_policy(
+    text: str, before: Policy, loaded: Collection[str]
+) -> tuple[Policy, tuple[str, ...]]:
     """Returns (the policy that a server takes from a changed file, errors of skipped parts).
 
     Grants only what the text says without doubt, whatever `before` granted. A text without a
@@ -193,13 +195,13 @@ def read_policy(text: str) -> tuple[Policy, list[str]]:
         # Also for a number of thousands of digits.
         raise ValueError(f"policy is not TOML: {error}") from None
     errors, profiles, rules = [], {}, []
-    with _noted(errors):
+    with _collect_errors(errors):
         _require_keys("policy", plain, ("profiles", "tokens"))
     named, entries = plain.get("profiles"), plain.get("tokens", [])
     if not isinstance(named, Mapping) or not named:
         raise invalid("profiles", named, "at least one [profiles.NAME]")
     for name, fields in named.items():
-        with _noted(errors):
+        with _collect_errors(errors):
             profiles[_name("profiles", name)] = _weights(name, fields)
     if not profiles:
         raise ValueError(errors[-1])
@@ -207,7 +209,7 @@ def read_policy(text: str) -> tuple[Policy, list[str]]:
         errors.append(str(invalid("tokens", type(entries).__name__, "a list: [[tokens]]")))
         entries = []
     for index, entry in enumerate(entries):
-        with _noted(errors):
+        with _collect_errors(errors):
             rules.append(_rule(index, entry))
             for profile in rules[-1].profiles:
                 require_choice(f"tokens[{index}].profiles", profile, named)
@@ -226,7 +228,7 @@ def read_policy(text: str) -> tuple[Policy, list[str]]:
 
 
 @contextlib.contextmanager
-def _noted(errors: list[str]) -> Iterator[None]:
+def _collect_errors(errors: list[str]) -> Iterator[None]:
     """Notes a ValueError, which ends only the block."""
     try:
         yield

@@ -100,7 +100,7 @@ def edit_policy(path: str, change: Callable[[str], str]) -> None:
         folder = os.open(real.parent, os.O_RDONLY)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)
-            while not _replaced(real, change):
+            while not _try_replace(real, change):
                 pass
         finally:
             os.close(folder)
@@ -108,7 +108,7 @@ def edit_policy(path: str, change: Callable[[str], str]) -> None:
         raise invalid("policy", path, f"a file that can be read and replaced ({error})") from error
 
 
-def _replaced(path: Path, change: Callable[[str], str]) -> bool:
+def _try_replace(path: Path, change: Callable[[str], str]) -> bool:
     before = policy_text(str(path))
     text, found = change(before), path.stat()
     parse_policy(text)

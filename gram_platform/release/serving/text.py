@@ -78,13 +78,13 @@ class TextStream:
     def add(self, tokens: tuple[int, ...], last: bool = False) -> str:
         """Returns the text that can be shown now, or with `last` all text."""
         self._new += [token for token in tokens if token != self._vocabulary.end_of_text]
-        text = self._decoded_new(last)
+        text = self._decode_new(last)
         if not self._stops or self.stopped:
             return "" if self.stopped else text
         self._held += text
-        return self._released(last)
+        return self._release(last)
 
-    def _decoded_new(self, last: bool) -> str:
+    def _decode_new(self, last: bool) -> str:
         before = self._decode(self._context)
         text = self._decode(self._context + self._new)
         if not self._new or (text.endswith(UNFINISHED) and not last):
@@ -92,7 +92,7 @@ class TextStream:
         self._context, self._new = self._new, []
         return text[len(before) :]
 
-    def _released(self, last: bool) -> str:
+    def _release(self, last: bool) -> str:
         places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
         if places:
             self.stopped = True
