@@ -340,7 +340,7 @@ class CorpusRecipe:
         return int(num_bytes / (bytes_per_token or recipe.bytes_per_token)) // self.seq_len
 
     def most_sequences(self, split: str, domain: str) -> int:
-        """Returns an upper bound of a domain's sequences in a split, or a hub corpus's estimate."""
+        """Returns an upper bound of a domain's sequences in a split, for a hub an estimate."""
         if isinstance(self.source, HubSource):
             return self.estimate_sequences(split, domain)
         return self.estimate_sequences(split, domain, FEWEST_BYTES_PER_TOKEN)

@@ -60,7 +60,7 @@ def recipe_text(corpus: str) -> str:
 
 
 def text_units(corpus: str | Path) -> tuple[Unit, ...]:
-    """Finds the files of a recipe of local text; ValueError, with file and line, without any."""
+    """Finds the files of a recipe of local text; ValueError, with file and line, if none match."""
     path = catalog.CORPORA.get(str(corpus)) or local_path("corpus", corpus)
     written, text = _from_file(path)
     root = path.parent / text.root

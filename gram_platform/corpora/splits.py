@@ -71,7 +71,7 @@ class Candidates(NamedTuple):
 def candidates(
     recipe: CorpusRecipe, documents: Iterable[tuple[str, str]], held_out: bool = False
 ) -> Candidates:
-    """Finds the candidates among (domain, text) pairs."""
+    """Returns the candidates among documents, which are (domain, text) pairs."""
     limits = thresholds(recipe)
     highest, keys = max(limits.values()), Candidates(array("Q"), array("Q"), array("Q"))
     for domain, text in documents:

@@ -151,7 +151,7 @@ class FreeResources:
 
 
 def most_gangs() -> int:
-    """Counts the gangs that the driver's machine has memory for, at least one."""
+    """Returns for how many gangs the driver's machine has memory, at least one."""
     here = ray.get_runtime_context().get_node_id()
     memory = sum(
         node["Resources"].get("memory", 0.0) for node in ray.nodes() if node["NodeID"] == here
@@ -194,7 +194,7 @@ def usable_resources(resources: Resources) -> Mapping[str, float]:
 
 
 def count_slots(resources: Resources, total: Mapping[str, float]) -> int:
-    """Counts the ranks that fit into `total`."""
+    """Returns how many ranks fit into the resources `total`."""
     amounts = resources.of_rank.items()
     return math.floor(min(total.get(name, 0.0) / amount for name, amount in amounts))
 

@@ -325,7 +325,7 @@ def read_cordoned(store: Store, study: str) -> list[dict]:
 
 
 def describe_cordoned(store: Store, study: str) -> list[str]:
-    """Returns a line for each machine, which says since when and why it was left out."""
+    """Returns a line about each machine that was left out, with the date and the reason."""
     lines = []
     for machine in read_cordoned(store, study):
         date = time.strftime("%Y-%m-%d %H:%M", time.gmtime(machine["time"]))
