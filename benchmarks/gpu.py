@@ -23,7 +23,7 @@ from gram_platform.planner import (
     COMPILED_PARAMETERS,
     MACHINES,
     PUBLISHED_RATES,
-    merged_within,
+    choose_num_merged,
 )
 from gram_platform.train.loop import StepRecord, training_steps
 
@@ -98,7 +98,7 @@ def as_studies_merge(workload: Workload) -> Workload:
     machine = (
         machine_name(workload.device) if torch.device(workload.device).type == "cuda" else BORROWED
     )
-    number = merged_within(run, 1, MACHINES.get(machine, MACHINES[BORROWED]))
+    number = choose_num_merged(run, 1, MACHINES.get(machine, MACHINES[BORROWED]))
     return replace(
         workload, num_micro_batches=max(number, workload.num_micro_batches), num_merged=number
     )

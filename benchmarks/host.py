@@ -22,7 +22,7 @@ from gram_platform.config import CORE, RunConfig
 from gram_platform.config.routing import Schedule
 from gram_platform.methods import dense, gram
 from gram_platform.model import cpu
-from gram_platform.planner import MACHINES, merged_within
+from gram_platform.planner import MACHINES, choose_num_merged
 from gram_platform.studies.library.stories import STUDY
 from gram_platform.train.data import ScheduleReader
 from gram_platform.train.learner import Learner
@@ -107,7 +107,7 @@ def tiny_steps(run: RunConfig) -> Iterator:
     model = replace(run.model, **sizes, vocab_size=64, seq_len=4, modules=modules)
     made, parts = replace(run, model=model), [p for d in run.data.domains for p in d.pool]
     arrays = {part.domain: Sequences(part.first + part.num_sequences, made) for part in parts}
-    learner = Learner(made, num_merged=merged_within(run, 1, MACHINES["h200"]))
+    learner = Learner(made, num_merged=choose_num_merged(run, 1, MACHINES["h200"]))
     return training_steps(learner, Schedule(made), ScheduleReader(made, arrays))
 
 

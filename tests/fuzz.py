@@ -35,7 +35,7 @@ from gram_platform.config.identity import canonical_json, to_plain
 from gram_platform.config.plain import parse_json
 from gram_platform.corpora.catalog import TextCorpus
 from gram_platform.corpora.packed import SPLITS, parse_manifest
-from gram_platform.corpora.recipe_file import described_corpus, text_units
+from gram_platform.corpora.recipe_file import read_description, text_units
 from gram_platform.corpora.records import MAX_RECORD_BYTES, Unit, read_unit
 from gram_platform.corpora.sources import find_units
 from gram_platform.corpora.tokenizer import load_tokenizer, train_tokenizer
@@ -43,10 +43,10 @@ from gram_platform.release.files import INDEX, SINGLE, open_checkpoint
 from gram_platform.release.importing import CONFIG, import_checkpoint, read_config
 from gram_platform.release.serving.policy import (
     Policy,
-    followed,
     parse_policy,
     token_digest,
     token_entry,
+    update_policy,
 )
 from gram_platform.release.serving.requests import Refusal, parse_request
 from gram_platform.release.stock_config import native_config
@@ -240,7 +240,7 @@ def read_policy(data: bytes, _: Path) -> None:
     """An edit never raises, and grants nothing that its text does not say; one without an error is
     followed."""
     text = data.decode()
-    followed_now, errors = followed(text, PLANTED, ("lisp", "virology"))
+    followed_now, errors = update_policy(text, PLANTED, ("lisp", "virology"))
     assert policy_rights(followed_now) <= said_rights(text)
     assert pickle.loads(pickle.dumps(followed_now)) == followed_now
     policy = parse_policy(text)
@@ -299,7 +299,7 @@ def read_recipe(data: bytes, folder: Path) -> None:
     (folder / "sub" / "up").symlink_to("..")
     path = folder / "recipe.toml"
     path.write_bytes(data)
-    if isinstance(described_corpus(path), TextCorpus):
+    if isinstance(read_description(path), TextCorpus):
         assert all(unit.paths for unit in text_units(path))
 
 

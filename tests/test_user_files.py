@@ -14,7 +14,7 @@ from gram_platform.config.written import (
     read_assignment,
     read_toml,
 )
-from gram_platform.corpora.recipe_file import described_corpus
+from gram_platform.corpora.recipe_file import read_description
 from gram_platform.corpora.sources import find_units
 from gram_platform.engine.handover import read_nodes
 from gram_platform.pages.results.external import read_external
@@ -45,7 +45,7 @@ WHAT: dict[str, Callable[[Path], object]] = {
 }
 READERS: dict[str, Callable[[Path], object]] = {
     "preset.toml": lambda path: read_toml("preset", path),
-    "recipe.toml": lambda path: described_corpus(path) or find_units(path),
+    "recipe.toml": lambda path: read_description(path) or find_units(path),
     "policy.toml": lambda path: load_policy(str(path)),
     "law.json": lambda path: load_law(str(path)),
     "globs.json": find_units,

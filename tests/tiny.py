@@ -68,11 +68,11 @@ def materialised(store, view):
 
 def merged_weights(config, weights, active):
     """Merges all weights of a view in memory: those of `merged_config`'s model, by name."""
-    from gram_platform.store.views import merged_mlp
+    from gram_platform.store.views import merge_mlp
 
     merged = {n: w for n, w in weights.items() if ".mlp." not in n and ".aux." not in n}
     for layer in range(config.num_layers):
-        merged |= merged_mlp(config, weights, active, f"blocks.{layer}")
+        merged |= merge_mlp(config, weights, active, f"blocks.{layer}")
     return merged
 
 

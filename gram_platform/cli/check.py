@@ -73,7 +73,7 @@ def _checks(store: Store, unknown: list[str]) -> Iterator[Check]:
         read = _read_run if isinstance(node, RunDirectory) else _read_evaluation
         for check in partial(read, node), node.tags, partial(_read_origin, store, node, unknown):
             yield f"{node.kind} {node.node_id}", check
-    for one in map(store.imported, store.list_imports()):
+    for one in map(store.import_dir, store.list_imports()):
         tokenizer = partial(one.tokenizer, store.data_root)
         for check in one.config, tokenizer, partial(_read_weights, one):
             yield f"import {one.node_id}", check
@@ -89,7 +89,7 @@ def _read_origin(
     store: Store, node: RunDirectory | EvaluationDirectory, unknown: list[str]
 ) -> None:
     result = node.result() or {}
-    if reason := store.outdated(result):
+    if reason := store.explain_outdated(result):
         warn(f"{node.folder.file(RESULT)} was {reason}: submit again", 2)
     # A foreign or an incomplete folder has neither.
     if node.folder.exists(CONFIG) or node.status() != State.ABSENT:

@@ -74,7 +74,7 @@ def eval_command(
     found = available_modules(store, find_run(store, run_id))
     store.run(found.run_id).require_result()
     views = {name: parse_profile(found, name) for name in dict.fromkeys(profiles)}
-    benchmark = Benchmark(tuple(dict.fromkeys(tasks)), include_path, num_fewshot, limit).checked()
+    benchmark = Benchmark(tuple(dict.fromkeys(tasks)), include_path, num_fewshot, limit).validate()
     table = score_profiles(store.open_for_writing(), views, benchmark, device, precision, print)
     if place is not None:
         place.write_text(table_csv(table), encoding="utf-8")

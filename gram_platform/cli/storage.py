@@ -15,10 +15,10 @@ from gram_platform.methods import method_key, seed_key, size_key
 from gram_platform.methods.nodes import node_name, view_runs
 from gram_platform.planner import MACHINES, Machine, needs
 from gram_platform.store import EvaluationDirectory, RunDirectory, Store
-from gram_platform.store.checkpoints import NUM_CHECKPOINTS_KEPT, noting
+from gram_platform.store.checkpoints import NUM_CHECKPOINTS_KEPT, collect_denied
 from gram_platform.store.directories import CONFIG
 from gram_platform.store.leases import GONE_AFTER_S
-from gram_platform.store.root import StudyEntries, cordoned_lines, read_cordoned
+from gram_platform.store.root import StudyEntries, describe_cordoned, read_cordoned
 from gram_platform.studies.flags import Switch, Text
 
 # `gram status` counts more runs.
@@ -108,7 +108,7 @@ def status_command(
             f"the largest run takes {largest / GIB:,.3g} GiB of the storage"
         )
     for name in studies:
-        for line in cordoned_lines(store, name):
+        for line in describe_cordoned(store, name):
             say(one_line(f"{name}: {line}"))
 
 
@@ -137,7 +137,7 @@ def _left(run: RunDirectory, machine: Machine) -> tuple[str, float, int] | tuple
         config = run.config_as(run_from_plain)
     except ValueError:
         return (UNREADABLE,)
-    need, share_done = needs(config, 1, machine), run.committed_step() / config.num_steps
+    need, share_done = needs(config, 1, machine), run.read_committed_step() / config.num_steps
     hours, num_bytes = (1 - share_done) * need.gpu_hours, need.disk_bytes(NUM_CHECKPOINTS_KEPT)
     text = f"{total_parameters(config.model):,} parameters, {share_done:.0%} of the steps saved, "
     text += f"{hours:,.3g} {machine.name} hours left, {num_bytes / GIB:,.3g} GiB of storage"
@@ -245,17 +245,17 @@ def gc_command(storage: Storage = "", dry_run: Switch = False) -> None:
         if not dry_run:
             barred += run.remove_remains()
         if "elicited" in run.tags() and run.run_id not in needed and run.result() is not None:
-            with noting(barred):
+            with collect_denied(barred):
                 num_bytes += 0 if dry_run else run.drop_weights()
                 num_runs += run.has_weights() if dry_run else 1
     if not dry_run:
         folders = [n.folder for n in store.nodes()]
-        folders += [store.imported(import_id).folder for import_id in store.list_imports()]
+        folders += [store.import_dir(import_id).folder for import_id in store.list_imports()]
         for name in store.list_studies():
             folders += [store.study_dir(name), *store.history_dirs(name).values()]
         folders += [store.search_dir(search_id) for search_id in store.list_searches()]
         for folder in folders:
-            with noting(barred):
+            with collect_denied(barred):
                 folder.remove_temporaries(GONE_AFTER_S)
     what = (
         "would lose their weights"

@@ -1,12 +1,12 @@
 """Lists the named corpora, except `installed` (see `installed.py`), to be read and edited.
 
-A hub row is `verified` once a person or `gram prepare --check` has opened a record of that revision
-and seen the fields. The rows below were written from dataset cards and from code that reads the
-datasets, without a network: none is verified. The revision "main" changes over time; replace it by
-a commit once you have checked it.
+A hub row is `verified` once a person or `gram prepare --check` has read a record of its revision
+with all fields. The rows below were written from dataset cards and from code that reads the
+datasets, without network access, so none is verified. The revision "main" changes over time.
+Replace it by a commit once you have checked a row.
 
-Amounts in tokens come from the authors' published logs (agencyenterprise/modular-pretraining).
-Bytes per token are estimates, of web text and code for the tokenizer of GPT-2 and GPT-Neo.
+Amounts in tokens are from the authors' published logs (agencyenterprise/modular-pretraining). Bytes
+per token are estimates, for web text and code and the tokenizer of GPT-2 and GPT-Neo.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from gram_platform.config.plugins import Table
 from gram_platform.corpora.installed import INSTALLED
 from gram_platform.corpora.recipe import HubRow
 
-# The number of auxiliary topics, the first by name, unless `--core-label` names the core.
+# Without `--core-label`, so many labels, the first by name, are auxiliary.
 DEFAULT_NUM_AUX = 4
 
 
@@ -27,16 +27,16 @@ DEFAULT_NUM_AUX = 4
 class StoriesCorpus:
     """Generated stories."""
 
-    # Spread over core's topics.
+    # Documents of all core topics together.
     core_documents: int
-    # Of each auxiliary topic.
+    # Documents of each auxiliary topic.
     aux_documents: int
-    # Of each topic, a multiple of 16.
+    # Facts of each topic, a multiple of 16.
     num_facts: int
     # The share of a topic's facts that all topics have in common.
     shared_fact_share: float
     seed: int = 0
-    # Documents labelled `instructions`: a prompt about a core topic's facts, and a response.
+    # Documents labelled `instructions`, with a prompt about a core topic's facts and a response.
     num_instructions: int = 0
 
 
@@ -45,14 +45,15 @@ class HubCorpus:
     """A mixture of hub datasets. The tokens that a study needs decide how much is fetched."""
 
     rows: tuple[HubRow, ...]
-    # (): all labels except the first DEFAULT_NUM_AUX by name.
+    # () for all labels except the first DEFAULT_NUM_AUX by name.
     core_labels: tuple[str, ...] = ()
-    # The tokens of core, and of all auxiliary labels over core's, unless a study gives them.
+    # The tokens of core, and those of all auxiliary labels as a share of core's. A study may give
+    # other numbers.
     core_tokens: int = 10_000_000
     aux_share: float = 0.25
-    # "": a byte-level BPE trained on the corpus.
+    # "" for a byte-level BPE that is trained on the corpus.
     tokenizer: str = ""
-    # The token that ends a text; "": the tokenizer's special one.
+    # The token that ends a text; "" for the tokenizer's special token.
     end_of_text: str = added("")
 
     def __post_init__(self) -> None:
@@ -64,19 +65,19 @@ class HubCorpus:
 
 @dataclass(frozen=True)
 class TextCorpus:
-    """Local text, as a user's recipe describes it; paths are relative to `root`."""
+    """Local text, as a user's recipe describes it. Paths are relative to `root`."""
 
-    # Label -> patterns; a file is a document.
+    # Patterns of files by label. Each file is a document.
     globs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Files and folders of .jsonl or .parquet with `text` and `label`.
     records: tuple[str, ...] = ()
-    # A folder, relative to the recipe's.
+    # A folder, relative to the recipe's folder.
     root: str = "."
-    # (): the label `core`.
+    # () for the label `core`.
     core_labels: tuple[str, ...] = ()
-    # "": a byte-level BPE trained on the corpus.
+    # "" for a byte-level BPE that is trained on the corpus.
     tokenizer: str = ""
-    # The token that ends a text; "": the tokenizer's special one.
+    # The token that ends a text; "" for the tokenizer's special token.
     end_of_text: str = added("")
 
     def __post_init__(self) -> None:
@@ -86,10 +87,10 @@ class TextCorpus:
             )
 
 
-# A story has about 160 tokens at vocabulary 1,024. So "stories" has 3M training tokens of core and
-# 0.2M of each topic, "stories-long" 30M of core, "stories-100M" 100M of core and 0.9M of each.
-# The law `demo` was measured on "stories-96". A topic has many facts, since a model would learn few
-# facts from a part of the topic's text. A tenth of them is private to the topic.
+# A story has about 160 tokens with a vocabulary of 1,024. So "stories" has 3M training tokens of
+# core and 0.2M of each topic, "stories-long" 30M of core, and "stories-100M" 100M of core and 0.9M
+# of each topic. The law `demo` was measured on "stories-96". A topic has many facts, because a
+# model would learn few facts from a part of the topic's text. A tenth is private to the topic.
 STORIES = {
     "stories": StoriesCorpus(
         core_documents=20_000, aux_documents=1_350, num_facts=384, shared_fact_share=0.9
@@ -107,7 +108,7 @@ STORIES = {
         core_documents=2_000, aux_documents=200, num_facts=96, shared_fact_share=0.3
     ),
 }
-# The same stories beside instructions to finetune on.
+# The same stories with instructions to finetune on.
 STORIES |= {
     "stories-instructed": replace(STORIES["stories"], num_instructions=4_000),
     "stories-instructed-smoke": replace(STORIES["stories-smoke"], num_instructions=600),

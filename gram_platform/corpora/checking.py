@@ -1,4 +1,4 @@
-"""Opens one record of every source of a corpus, for `gram prepare --check`."""
+"""Reads one record of every source of a corpus, for `gram prepare --check`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from gram_platform.corpora.catalog import HubCorpus, StoriesCorpus, TextCorpus
 from gram_platform.corpora.hub import first_record
 from gram_platform.corpora.installed import INSTALLED, first_units
 from gram_platform.corpora.recipe import HubRow
-from gram_platform.corpora.recipe_file import described_corpus, text_units
+from gram_platform.corpora.recipe_file import read_description, text_units
 from gram_platform.corpora.records import Unit, read_unit
 from gram_platform.corpora.resolution import core_labels, existing_path, stories_of
 from gram_platform.corpora.sources import find_units
@@ -23,28 +23,29 @@ NO_RECORD = "no record"
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One source; `found` shows the first record, or says why there is none."""
+    """The check of one source. `found` is the first record, or says why there is none."""
 
     source: str
     label: str
     ok: bool
-    # "verified" or "not verified" in the catalog of the hub; "" for local and generated text.
+    # "verified" or "not verified" for a dataset of the hub; "" for local and generated text.
     mark: str
     found: str
 
 
 def check(corpus: str | Path) -> list[CheckResult]:
-    """Opens one record of every source of a corpus that a user names.
+    """Reads one record of every source of a corpus that a user names.
 
-    `ok` is False for a source that cannot be read, and for empty files if all are. ValueError for
-    an unknown corpus.
+    `ok` is False for a source that cannot be read, and for empty files if all are empty. Raises
+    ValueError for an unknown corpus.
     """
-    described = described_corpus(corpus)
+    described = read_description(corpus)
     if isinstance(described, HubCorpus):
         results = [_check_row(row) for row in described.rows]
     elif isinstance(described, StoriesCorpus):
-        told = stories.story_documents(stories_of(described, core_labels(None, stories.TOPICS)))
-        results = [_check("generated stories", "", partial(next, told))]
+        source = stories_of(described, core_labels(None, stories.TOPICS))
+        documents = stories.story_documents(source)
+        results = [_check("generated stories", "", partial(next, documents))]
     else:
         units = _units(corpus, described)
         results = [_check(str(unit.paths[0]), unit.label, partial(_first, unit)) for unit in units]
@@ -55,7 +56,7 @@ def check(corpus: str | Path) -> list[CheckResult]:
 
 def require_readable(corpus: str | Path) -> None:
     """ValueError for a corpus that is neither known nor a place with files to read."""
-    described = described_corpus(corpus)
+    described = read_description(corpus)
     if not isinstance(described, HubCorpus | StoriesCorpus):
         _units(corpus, described)
 
@@ -73,10 +74,10 @@ def _check_row(row: HubRow) -> CheckResult:
 
 
 def _first(unit: Unit) -> tuple[str, str]:
-    found = next(read_unit(unit), None)
-    if found is None and unit.label:
+    record = next(read_unit(unit), None)
+    if record is None and unit.label:
         raise invalid("label", unit.label, "text in at least one of its files")
-    return found or ("", NO_RECORD)
+    return record or ("", NO_RECORD)
 
 
 def _check(
@@ -86,6 +87,6 @@ def _check(
         label, text = read()
     except (ValueError, OSError, Unavailable) as error:
         return CheckResult(source, label, False, mark, str(error))
-    one_line = " ".join(text.split())
-    shown = one_line if len(one_line) <= SHOWN_CHARS else one_line[: SHOWN_CHARS - 3] + "..."
-    return CheckResult(source, label, True, mark, shown)
+    line = " ".join(text.split())
+    line = line if len(line) <= SHOWN_CHARS else line[: SHOWN_CHARS - 3] + "..."
+    return CheckResult(source, label, True, mark, line)

@@ -1,21 +1,21 @@
-"""Opens files of gzip, and of zstd with any window."""
+"""Opens gzip files, and zstd files with windows of any size."""
 
 import gzip
 import io
 import tempfile
 from pathlib import Path
 
-# Bytes of the window of `zstd --long=31`; the library's default limit is 128 MB.
+# The bytes of the window of `zstd --long=31`. The library's default limit is 128 MB.
 MAX_ZSTD_WINDOW = 1 << 31
 BLOCK_BYTES = 1 << 20
-# Bytes of a .zst that are unpacked at once. A block of 4 bytes can have 128 KB of text.
+# The bytes of a .zst that are unpacked at once. Four bytes can be unpacked to 128 KB of text.
 PACKED_BYTES = 1 << 10
 
 
 class _ZstdFile(io.RawIOBase):
     """Decompresses a .zst file of one or more frames.
 
-    Raises EOFError for a truncated file, where the library's reader just ends.
+    Raises EOFError for a truncated file, for which the library's reader raises no error.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,8 +48,8 @@ class _ZstdFile(io.RawIOBase):
         super().close()
 
 
-def opened(path: Path) -> io.BufferedIOBase:
-    """Opens a file; unpacks one named .gz or .zst as it is read."""
+def open_unpacked(path: Path) -> io.BufferedIOBase:
+    """Opens a file. A file named .gz or .zst is unpacked while it is read."""
     name = path.name.lower()
     if name.endswith(".gz"):
         return gzip.open(path, "rb")
@@ -59,15 +59,15 @@ def opened(path: Path) -> io.BufferedIOBase:
 
 
 def seekable(path: Path, most: int) -> io.BufferedIOBase:
-    """Opens a file; unpacks a compressed one to disk first.
+    """Opens a seekable file. A compressed file is first unpacked to disk.
 
-    ValueError for a file that unpacks to more than `most` bytes, and for a full disk.
+    Raises ValueError for a file that has more than `most` bytes unpacked, and for a full disk.
     """
     if not path.name.lower().endswith((".gz", ".zst")):
         return path.open("rb")
     target = tempfile.TemporaryFile()  # noqa: SIM115
     try:
-        with opened(path) as packed:
+        with open_unpacked(path) as packed:
             while block := packed.read(BLOCK_BYTES):
                 if target.tell() + len(block) > most:
                     raise ValueError(
@@ -77,7 +77,7 @@ def seekable(path: Path, most: int) -> io.BufferedIOBase:
                     target.write(block)
                 except OSError as error:
                     raise ValueError(
-                        f"{tempfile.gettempdir()}: takes no more unpacked text ({error.strerror})"
+                        f"{tempfile.gettempdir()}: no space for unpacked text ({error.strerror})"
                     ) from None
         target.seek(0)
     except BaseException:

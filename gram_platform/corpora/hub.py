@@ -1,9 +1,9 @@
 """Streams datasets of the Hugging Face hub into compressed local parts, and resumes a fetch.
 
 `fetch` writes `<folder>/<row id>/part-00000.jsonl.zst`, ... After each part, `state.json` stores
-the stream's position (`state_dict` of the `datasets` library), so an interrupted fetch loses at
-most one part and ends with equal bytes. Corpora share parts: a corpus reads the first parts of a
-row, and fetches what they lack.
+the stream's position (`state_dict` of the `datasets` library). So an interrupted fetch loses at
+most one part, and ends with the same bytes. Corpora share the parts of a row. A corpus reads the
+first parts, and fetches only parts that are missing.
 """
 
 import contextlib
@@ -26,13 +26,14 @@ from gram_platform.config.identity import invalid, short_hash
 from gram_platform.config.plain import parse_json
 from gram_platform.config.written import require_fetched
 from gram_platform.corpora import recipe
-from gram_platform.corpora.hub_access import patiently, require_readable, row_error
+from gram_platform.corpora.hub_access import require_readable, retry_unavailable, row_error
 from gram_platform.corpora.parts import Workers, in_turn
 from gram_platform.corpora.recipe import HubRow, HubSource, part_bytes
 from gram_platform.corpora.records import Document, Unit, add_record, reading
 from gram_platform.corpora.sources import Item, Progress, silent
 
-# Each field must be in one of the first records, whose labels a check compares with the catalog.
+# The number of first records that must have each field, and whose labels a check compares with the
+# catalog.
 FIRST_RECORDS = 2_000
 PART_NAME = re.compile(r"part-\d{5,9}\.jsonl\.zst")
 ADD_LABELS = "add new ones in the catalog, to the recipe's labels, or as labels=... to the URL"
@@ -50,76 +51,79 @@ class RowState(TypedDict):
     parts: list[Part]
 
 
-# A shard's number, and how many a row has. The whole row is (0, 1).
+# (the number of a shard, how many shards its row has). The whole row is (0, 1).
 Shard = tuple[int, int]
-# A row, the bytes of text to fetch, and a shard.
+# (a row, the bytes of text to fetch, a shard).
 Amount = tuple[HubRow, int, Shard]
-# The most shards of a row that are fetched at once.
+# The most shards of a row that are fetched at the same time.
 MOST_SHARDS = 64
 
 
 def fetch(
     source: HubSource, folder: Path, progress: Progress, workers: Workers = in_turn
 ) -> tuple[tuple[Unit, ...], dict[str, int]]:
-    """Downloads the missing parts of every row.
+    """Downloads the missing parts of every row, each shard (file) by a worker.
 
-    Returns the parts that hold the bytes of each row, in the order of its shards (files), and
-    {row: records that lack a field}. A worker fetches a shard. ValueError naming the rows that the
-    hub refuses, and what to do, before anything is fetched; also if no record has a field, or the
-    catalog lacks a label. Unavailable if the hub stays away for longer than the pauses of
-    `patiently`.
+    Returns the parts that have the bytes to take from each row, in the order of its shards, and
+    {row: number of records that lack a field}. Before anything is fetched, raises ValueError, with
+    advice, for rows that the hub refuses. Raises ValueError also if no record has a field or the
+    row does not list a label, and Unavailable if the hub fails for longer than the pauses of
+    `retry_unavailable`.
     """
     require_plain(folder)
     rows = source.rows
-    num_shards = patiently(lambda: _require_all(workers(partial(_asked, folder), rows)))
+    num_shards = retry_unavailable(lambda: _require_all(workers(partial(_ask, folder), rows)))
     work = partial(_fetch_patiently, folder, progress if workers is in_turn else silent)
-    wanted = list(zip(rows, source.num_bytes, strict=True))
-    found: list[list[dict]] = [[] for _ in wanted]
-    ahead = [(index, (*wanted[index], (0, number))) for index, number in enumerate(num_shards)]
+    parts_of: list[list[dict]] = [[] for _ in rows]
+    ahead = [
+        (index, (row, num_bytes, (0, number)))
+        for index, (row, num_bytes, number) in enumerate(
+            zip(rows, source.num_bytes, num_shards, strict=True)
+        )
+    ]
     while ahead:
         fetched = _in_order(workers(work, [amount for _, amount in ahead]))
         for (index, _), parts in zip(ahead, fetched, strict=True):
-            found[index] += parts
+            parts_of[index] += parts
         done = [
-            min(sum(part["bytes"] for part in parts), n)
-            for parts, (_, n) in zip(found, wanted, strict=True)
+            min(sum(part["bytes"] for part in parts), num_bytes)
+            for parts, num_bytes in zip(parts_of, source.num_bytes, strict=True)
         ]
         progress("fetching", sum(done), sum(source.num_bytes))
-        # The last shard of each row.
-        last = dict(ahead).items()
-        ahead = [(i, new) for i, one in last for new in _next_shards(one, wanted[i][1], done[i])]
+        # Only the last shard of each row.
+        last_amounts = dict(ahead).items()
+        ahead = [
+            (index, amount)
+            for index, last in last_amounts
+            for amount in _next_shards(last, source.num_bytes[index], done[index])
+        ]
     units, skipped = [], {}
-    for (row, num_bytes), parts in zip(wanted, found, strict=True):
-        taken = _first_parts(parts, num_bytes)
+    for row, num_bytes, parts in zip(rows, source.num_bytes, parts_of, strict=True):
+        starts = accumulate((part["bytes"] for part in parts), initial=0)
+        parts = [part for part, start in zip(parts, starts, strict=False) if start < num_bytes]
         units += [
             Unit((folder / part["path"],), digest=part["digest"], held_out=row.held_out)
-            for part in taken
+            for part in parts
         ]
         name = f"{row.dataset} {row.data_dir or row.split} [{row.label or row.label_field}]"
-        skipped[name] = skipped.get(name, 0) + sum(part["skipped"] for part in taken)
+        skipped[name] = skipped.get(name, 0) + sum(part["skipped"] for part in parts)
     return tuple(units), {name: count for name, count in skipped.items() if count}
 
 
-def _in_order(found: Iterator[tuple[int, Item]]) -> list[Item]:
-    return [result for _, result in sorted(found, key=lambda item: item[0])]
+def _in_order(results: Iterator[tuple[int, Item]]) -> list[Item]:
+    return [result for _, result in sorted(results, key=lambda item: item[0])]
 
 
 def _next_shards(last: Amount, num_bytes: int, done: int) -> list[Amount]:
-    """Returns the shards after `last` that probably hold the bytes that a row still lacks."""
-    row, _, (number, of) = last
+    """Returns the shards after `last` that probably have the bytes that a row still lacks."""
+    row, _, (number, num_shards) = last
     share = max(1, done // (number + 1))
-    count = min(-(-(num_bytes - done) // share), of - number - 1, MOST_SHARDS)
-    return [(row, num_bytes - done, (number + 1 + i, of)) for i in range(max(0, count))]
+    count = min(-(-(num_bytes - done) // share), num_shards - number - 1, MOST_SHARDS)
+    return [(row, num_bytes - done, (number + 1 + i, num_shards)) for i in range(max(0, count))]
 
 
-def _first_parts(parts: list[dict], num_bytes: int) -> list[dict]:
-    """Returns the first parts that hold `num_bytes`."""
-    before = accumulate((part["bytes"] for part in parts), initial=0)
-    return [part for part, start in zip(parts, before, strict=False) if start < num_bytes]
-
-
-def _asked(folder: Path, row: HubRow) -> int | ValueError | Unavailable:
-    """Counts the shards of a row, or returns its error."""
+def _ask(folder: Path, row: HubRow) -> int | ValueError | Unavailable:
+    """Returns the number of a row's shards, or its error."""
     try:
         return _num_shards(folder, row)
     except (ValueError, Unavailable) as error:
@@ -127,17 +131,20 @@ def _asked(folder: Path, row: HubRow) -> int | ValueError | Unavailable:
 
 
 def _require_all(answers: Iterator[tuple[int, int | ValueError | Unavailable]]) -> list[int]:
-    """Raises all errors of rows as one, a ValueError if a row is refused, otherwise Unavailable."""
-    found = _in_order(answers)
+    """Returns the rows' numbers of shards; raises all errors of rows as one.
+
+    This is a ValueError if a row is refused, otherwise Unavailable.
+    """
+    rows = _in_order(answers)
     for kind in (ValueError, Unavailable):
-        if texts := [str(answer) for answer in found if isinstance(answer, kind)]:
-            named = "; ".join(dict.fromkeys(texts))
-            raise kind(f"{len(texts)} of {len(found)} rows: {named}" if len(found) > 1 else named)
-    return found
+        if texts := [str(answer) for answer in rows if isinstance(answer, kind)]:
+            text = "; ".join(dict.fromkeys(texts))
+            raise kind(f"{len(texts)} of {len(rows)} rows: {text}" if len(rows) > 1 else text)
+    return rows
 
 
 def _num_shards(folder: Path, row: HubRow) -> int:
-    """Counts the shards of a row, and stores their number."""
+    """Returns the number of a row's shards, and stores it."""
     path = folder / row_id(row) / "shards.json"
     # The file may be missing or damaged.
     with contextlib.suppress(FileNotFoundError, ValueError):
@@ -151,7 +158,7 @@ def _num_shards(folder: Path, row: HubRow) -> int:
 
 
 def row_id(row: HubRow) -> str:
-    """Names the folder of a row's parts by what decides their contents, not their number."""
+    """Returns the name of the folder of a row's parts, a hash of all that decides their content."""
     sizes = [recipe.FIRST_PART_BYTES, recipe.PART_BYTES, recipe.GROWTH]
     return short_hash({"row": row.identity, "part_bytes": sizes})
 
@@ -160,40 +167,40 @@ def first_record(row: HubRow) -> Document:
     """Returns the first record that passes the row's filters; ValueError if there is none."""
     stream = _open_row(row)
     labels = _labels_in(row, stream.take(FIRST_RECORDS)) if row.label_field else set()
-    if stray := sorted(labels - set(row.labels)):
+    if unknown := sorted(labels - set(row.labels)):
         raise invalid(
-            f"{row.dataset}: {row.label_field}", stray, f"labels that its row lists: {ADD_LABELS}"
+            f"{row.dataset}: {row.label_field}", unknown, f"labels that its row lists: {ADD_LABELS}"
         )
-    found = next(filter(None, _records(row, stream, is_start=True)), None)
-    if found is None:
+    record = next(filter(None, _records(row, stream, is_start=True)), None)
+    if record is None:
         raise invalid(f"hub row {row.dataset}", row.keep, "filters that at least one record passes")
-    return found
+    return record
 
 
-def found_labels(row: HubRow) -> tuple[str, ...]:
-    """Lists the labels of the row's first records; ValueError if there are none."""
-    found = patiently(lambda: _labels_in(row, _open_row(row).take(FIRST_RECORDS)))
-    if not found:
+def read_labels(row: HubRow) -> tuple[str, ...]:
+    """Reads the labels of the row's first records; ValueError if there are none."""
+    labels = retry_unavailable(lambda: _labels_in(row, _open_row(row).take(FIRST_RECORDS)))
+    if not labels:
         raise invalid(
             f"{row.dataset}: field", row.label_field, "a field that records have, as their label"
         )
-    return tuple(sorted(found))
+    return tuple(sorted(labels))
 
 
 def _labels_in(row: HubRow, stream) -> set[str]:
     name = row.label_field
     return {
         _field(record, name).strip()
-        for record in _streamed(row, stream)
+        for record in _stream(row, stream)
         if _value(record, name) is not None
     }
 
 
 def _fetch_patiently(root: Path, progress: Progress, amount: Amount) -> list[dict]:
-    """Retries `_fetch_shard`, from its last whole part on, while the hub is away."""
+    """Calls `_fetch_shard`, and retries from the last whole part while the hub is unavailable."""
     row, _, shard = amount
     folder = _folder(root, row, shard)
-    return patiently(
+    return retry_unavailable(
         partial(_fetch_shard, root, progress, amount), lambda: len(_load_state(folder)["parts"])
     )
 
@@ -203,7 +210,7 @@ def _folder(root: Path, row: HubRow, shard: Shard) -> Path:
 
 
 def _fetch_shard(root: Path, progress: Progress, amount: Amount) -> list[dict]:
-    """Returns the parts that hold the amount, or all of the shard; downloads missing parts."""
+    """Returns the first parts of a shard that have the amount; downloads missing parts."""
     row, num_bytes, shard = amount
     folder = _folder(root, row, shard)
     folder.mkdir(parents=True, exist_ok=True)
@@ -214,10 +221,10 @@ def _fetch_shard(root: Path, progress: Progress, amount: Amount) -> list[dict]:
                 break
             if stream is None:
                 stream = _open_row(row, state["position"], shard)
-                found = _records(row, stream, is_start=number == 0 and shard[0] == 0)
-            part = _write_part(found, folder, number, part_bytes(done))
+                records = _records(row, stream, is_start=number == 0 and shard[0] == 0)
+            part = _write_part(records, folder, number, part_bytes(done))
             ended, parts = part.pop("ended"), [*state["parts"], part]
-            # Only skipped records followed the last part.
+            # If only skipped records are left, the last part counts them.
             if not part["documents"] and number:
                 *parts, last, _ = parts
                 parts.append({**last, "skipped": last["skipped"] + part["skipped"]})
@@ -232,18 +239,18 @@ def _fetch_shard(root: Path, progress: Progress, amount: Amount) -> list[dict]:
             continue
         done += part_bytes(done)
         number += 1
-    place = folder.relative_to(root)
-    return [{**part, "path": str(place / part["name"])} for part in state["parts"][:number]]
+    relative = folder.relative_to(root)
+    return [{**part, "path": str(relative / part["name"])} for part in state["parts"][:number]]
 
 
 def _write_part(
-    found: Iterator[Document | None], folder: Path, number: int, num_bytes: int
+    records: Iterator[Document | None], folder: Path, number: int, num_bytes: int
 ) -> dict:
-    """Writes records until they hold `num_bytes` of text, or none is left, as a whole file."""
+    """Writes a file of records with at least `num_bytes` of text, or of all records left."""
     name, digest = f"part-{number:05d}.jsonl.zst", hashlib.sha256()
     documents = written = skipped = 0
     with whole_file(folder / name) as temporary, zstandard.open(temporary, "wb") as handle:
-        for record in found:
+        for record in records:
             if record is None:
                 skipped += 1
                 continue
@@ -264,7 +271,7 @@ def _write_part(
 
 
 def _load_state(folder: Path) -> dict:
-    """Reads where the last whole part ended; a damaged state starts the fetch again."""
+    """Reads the state after the last whole part. A damaged state counts as absent."""
     with contextlib.suppress(OSError, ValueError):
         state = parse_json((folder / "state.json").read_text(), RowState)
         names = [part["name"] for part in state["parts"]]
@@ -274,9 +281,9 @@ def _load_state(folder: Path) -> dict:
 
 
 def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
-    """Opens the row's `datasets.IterableDataset`, or a shard, at a `position` of its `state_dict`.
+    """Opens the row's `datasets.IterableDataset`, or a shard, at a `position` (`state_dict`).
 
-    Raises as `require_readable`.
+    Raises the errors of `require_readable`.
     """
     import datasets
 
@@ -284,7 +291,7 @@ def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
     for file in filter(os.path.isfile, row.files):
         with reading(Path(file)):
             require_fetched("corpus", Path(file))
-    # The library reads a path as a pattern.
+    # Escaped, because the library reads a path as a pattern.
     files = [glob.escape(file) if os.path.isfile(file) else file for file in row.files]
     require_readable(row)
     try:
@@ -298,8 +305,7 @@ def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
             streaming=True,
         )
     except Exception as error:
-        # The library raises its own, fsspec's and the HTTP client's errors. The server's answer
-        # about all files is a better reason.
+        # The library raises many kinds of errors. The server's answer is a better reason.
         require_readable(row, all_files=True)
         raise row_error(row, error) from error
     if shard[1] > 1:
@@ -312,12 +318,12 @@ def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
 def _records(row: HubRow, stream, is_start: bool) -> Iterator[Document | None]:
     """Yields the records with text that pass the row's filters; None for a record without a field.
 
-    With `is_start`, ValueError for a field that none of the first `FIRST_RECORDS` has.
+    With `is_start`, raises ValueError for a field that none of the first `FIRST_RECORDS` has.
     """
-    # Fields that no record had yet, and the fields of the last record.
+    # The fields that no record has had yet, with a list of the last record's fields.
     unseen: dict[str, str] = dict.fromkeys(row.fields, "") if is_start else {}
     number = 0
-    for number, record in enumerate(_streamed(row, stream), start=1):
+    for number, record in enumerate(_stream(row, stream), start=1):
         missing = [name for name in row.fields if _value(record, name) is None]
         unseen = {name: ", ".join(sorted(record)) for name in unseen if name in missing}
         if number == FIRST_RECORDS:
@@ -325,19 +331,19 @@ def _records(row: HubRow, stream, is_start: bool) -> Iterator[Document | None]:
         if missing:
             yield None
             continue
-        kept = all(re.search(pattern, _field(record, name)) for name, pattern in row.keep)
-        dropped = any(re.search(pattern, _field(record, name)) for name, pattern in row.drop)
-        if kept and not dropped and (found := _record(row, record)) is not None:
-            yield found
+        is_kept = all(re.search(pattern, _field(record, name)) for name, pattern in row.keep)
+        is_dropped = any(re.search(pattern, _field(record, name)) for name, pattern in row.drop)
+        if is_kept and not is_dropped and (document := _record(row, record)) is not None:
+            yield document
     _require_seen(row, unseen if number else {})
 
 
 def _require_seen(row: HubRow, unseen: Mapping[str, str]) -> None:
-    for name, found in unseen.items():
-        raise invalid(f"{row.dataset}: field", name, f"one of {found}: no record has it")
+    for name, fields in unseen.items():
+        raise invalid(f"{row.dataset}: field", name, f"one of {fields}: no record has it")
 
 
-def _streamed(row: HubRow, stream) -> Iterator[dict]:
+def _stream(row: HubRow, stream) -> Iterator[dict]:
     try:
         yield from stream
     except Exception as error:
@@ -360,13 +366,13 @@ def _record(row: HubRow, record: dict) -> Document | None:
 
 
 def _value(record: object, name: str) -> object:
-    """Returns a field's value; None without one, or if `datasets` has None.
+    """Returns a field's value; None if the record lacks the field, or its value is None.
 
-    A dot descends into a record, unless a field has the whole name.
+    A dot in the name descends into a nested record, unless a field has the whole name.
     """
     if not isinstance(record, dict):
         return None
-    ends = [place for place in reversed(range(len(name))) if name[place] == "."]
+    ends = [index for index in reversed(range(len(name))) if name[index] == "."]
     inner = (_value(record.get(name[:end]), name[end + 1 :]) for end in ends)
     return next((value for value in (record.get(name), *inner) if value is not None), None)
 

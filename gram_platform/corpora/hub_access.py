@@ -1,7 +1,7 @@
-"""Asks a hub row's server whether its text may be read; tells refusals from servers that are away.
+"""Asks a server whether a dataset's text may be read, and retries while servers do not answer.
 
-`datasets` hides the reason: it reports a dataset that was not found if the hub is overloaded, and
-if a token is missing.
+The library `datasets` hides the reason of an error. If the hub is overloaded or a token is missing,
+it reports that the dataset was not found.
 """
 
 import sys
@@ -19,24 +19,25 @@ from gram_platform.corpora.recipe import BUILDERS, HubRow
 
 TOKEN = "HF_TOKEN"
 ANSWER_WITHIN_S = 10
-# Pauses between requests to a server that is away; `datasets` waits minutes before that.
+# The pauses before retries. `datasets` itself retries for minutes before the first.
 PAUSES_S = (2.0, 10.0, 30.0)
 REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 OVERLOADED = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
-# Base classes of errors of connections and time-outs in Python, httpx and aiohttp.
+# Base classes of connection errors and time-outs in Python, httpx and aiohttp.
 BROKEN = {"ConnectionError", "TimeoutError", "TransportError", "ClientError"}
-# Final errors whose causes or bases are among these.
+# Errors that are final, although BROKEN has one of their causes or bases.
 FINAL = {"OfflineModeIsEnabled", "UnsupportedProtocol", "PermissionError"}
 
 Answer = TypeVar("Answer")
 
 
 def require_readable(row: HubRow, all_files: bool = False) -> None:
-    """Asks the server of the row's dataset, or of its first file or all, without reading text.
+    """Asks the servers of a row whether its text may be read, without reading it.
 
-    ValueError with advice if the server refuses, cannot be asked, or lacks one of all files.
-    Unavailable if it does not answer, or is overloaded. The library handles any other answer: a
-    mirror of the hub may not know the question.
+    They are asked about the dataset or, if the row has files on other servers, about the first file
+    or all files. Raises ValueError with advice if a server refuses, cannot be asked, or (with
+    `all_files`) lacks a file. Raises Unavailable if a server does not answer or is overloaded. All
+    other answers are accepted, because a mirror of the hub may not know the question.
     """
     from huggingface_hub.utils import get_session
 
@@ -48,7 +49,7 @@ def require_readable(row: HubRow, all_files: bool = False) -> None:
             ) as answer:
                 status = answer.status_code
         except Exception as error:
-            # The client, sockets and encryption raise their own errors.
+            # The HTTP client, sockets and TLS raise different errors.
             kind = ValueError if FINAL & _kinds(error) else Unavailable
             raise kind(
                 f"{_cannot_be_read(row)}: {urlsplit(url).hostname} does not answer ({error})"
@@ -61,7 +62,7 @@ def require_readable(row: HubRow, all_files: bool = False) -> None:
 
 
 def _questions(row: HubRow, all_files: bool) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yields the URLs to ask, with headers; ValueError for a token that no header can hold."""
+    """Yields the URLs to ask, with headers; ValueError for a token that a header cannot have."""
     import datasets
     from huggingface_hub import get_token
 
@@ -84,15 +85,15 @@ def _urls(row: HubRow) -> list[str]:
 
 
 def row_error(row: HubRow, error: Exception) -> Exception:
-    """Makes the error of a row that the library could not read, and its server does not refuse.
+    """Returns the error of a row that the library could not read, although no server refuses it.
 
-    Unavailable if another try may succeed, otherwise ValueError.
+    It is Unavailable if a retry may succeed, otherwise ValueError.
     """
     lines = str(error).strip().splitlines()
     reason = ": ".join([type(error).__name__, *(line[:200].rstrip(".") for line in lines[:1])])
     text = f"{_cannot_be_read(row)}: {reason}"
     is_missing = isinstance(error, FileNotFoundError)
-    # The server has all files.
+    # A missing file of another server was there before, so a retry may succeed.
     if is_passing(error) or (is_missing and _urls(row)):
         return Unavailable(text)
     return ValueError(text + _advice(row) if is_missing or _status(error) in REFUSED else text)
@@ -104,7 +105,7 @@ def _cannot_be_read(row: HubRow) -> str:
 
 
 def _advice(row: HubRow) -> str:
-    """Says what opens a dataset that the hub refuses or, if it is private, does not show."""
+    """Returns advice for a dataset that the hub refuses, or does not show because it is private."""
     import datasets
     from huggingface_hub import get_token
 
@@ -117,7 +118,7 @@ def _advice(row: HubRow) -> str:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Tells whether a server is away or overloaded, so that another try may succeed."""
+    """Returns whether a server is unreachable or overloaded, so that a retry may succeed."""
     if (status := _status(error)) is not None:
         return _passes(status)
     return bool(BROKEN & _kinds(error)) and not FINAL & _kinds(error)
@@ -130,15 +131,15 @@ def _passes(status: int) -> bool:
 def _status(error: BaseException) -> int | None:
     """Returns the HTTP status that an error or one of its causes carries."""
     for cause in _causes(error):
-        for place in (cause, getattr(cause, "response", None)):
-            found = getattr(place, "status_code", getattr(place, "status", None))
-            if isinstance(found, int):
-                return found
+        for source in (cause, getattr(cause, "response", None)):
+            status = getattr(source, "status_code", getattr(source, "status", None))
+            if isinstance(status, int):
+                return status
     return None
 
 
 def _kinds(error: BaseException) -> set[str]:
-    """Names the classes of an error and its causes."""
+    """Returns the names of the classes of an error and its causes."""
     return {kind.__name__ for cause in _causes(error) for kind in type(cause).__mro__}
 
 
@@ -148,18 +149,18 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def patiently(work: Callable[[], Answer], progress: Callable[[], object] = int) -> Answer:
-    """Returns `work()`; while it raises Unavailable, retries after each pause of PAUSES_S.
+def retry_unavailable(work: Callable[[], Answer], progress: Callable[[], object] = int) -> Answer:
+    """Returns `work()`, retried after each pause of PAUSES_S while it raises Unavailable.
 
-    The pauses start again whenever `progress()` has changed.
+    The pauses start again if `progress()` has changed.
     """
-    pauses, reached = iter(PAUSES_S), progress()
+    pauses, before = iter(PAUSES_S), progress()
     while True:
         try:
             return work()
         except Unavailable as error:
-            if progress() != reached:
-                pauses, reached = iter(PAUSES_S), progress()
+            if progress() != before:
+                pauses, before = iter(PAUSES_S), progress()
             pause = next(pauses, None)
             if pause is None:
                 raise

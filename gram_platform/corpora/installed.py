@@ -1,8 +1,8 @@
 """Collects the corpus `installed` from the packages of the running Python.
 
 Core is Python code. The auxiliary labels are C++ headers, JavaScript, type stubs and licence texts.
-The text is copied into one .jsonl file in the user's storage; the packages' licences apply to it.
-`data_id` follows from the text, so it differs between environments.
+The text is copied into one .jsonl file in the user's storage, where the packages' licences apply to
+it. The `data_id` depends on the text, so it differs between environments.
 """
 
 import hashlib
@@ -22,14 +22,14 @@ from gram_platform.corpora.packed import new_staging
 from gram_platform.corpora.records import Document, Unit
 from gram_platform.corpora.sources import Progress, silent
 
-# The corpus's name, and the folder of its files.
+# The name of the corpus and of its folder in the cache.
 INSTALLED = "installed"
-# Raise this version when the same files would give other text.
+# Raise this version when the same files would result in other text.
 INSTALLED_VERSION = 1
 BYTES_OF_LABEL = {CORE: 25_000_000, "cpp": 2_500_000, "javascript": 2_500_000, "stubs": 2_500_000}
-# Most licences are repeats: hundreds of packages have less than 1 MB.
+# Most licences repeat, so that hundreds of packages have less than 1 MB.
 BYTES_OF_LABEL |= {"licences": 1_000_000}
-# The least share of a label's bytes.
+# A label must have at least this share of its bytes.
 FEWEST_SHARE = 0.2
 LABEL_OF_ENDING = {
     ".py": CORE,
@@ -40,24 +40,24 @@ LABEL_OF_ENDING = {
     ".cuh": "cpp",
 }
 LICENCE_NAME = re.compile(r"licen[cs]e|notice|copying", re.IGNORECASE)
-# Endings of files that have a licence's name.
+# Endings of files that are no licences despite their name.
 NO_LICENCES = (".pyc", ".json", ".html", ".so")
-# The most characters and the fewest of a document; longer files are cut, if possible after a line.
+# The most and the fewest characters of a document. Longer files are cut, if possible after a line.
 DOCUMENT_CHARS = 3_000
 FEWEST_CHARS = 200
-# The most characters of a file, so that no file dominates a label.
+# The most characters that are read of a file, so that no file dominates a label.
 FILE_CHARS = 30_000
-# Base64 of fonts, pictures and tables, frequent in JavaScript.
+# Base64 of fonts, pictures and tables, which is frequent in JavaScript.
 CODED = re.compile(r"[\w+/=]{200}")
-# Code with longer lines is generated. JavaScript (minified) and licences may have them.
+# Code with longer lines is generated. Minified JavaScript and licences may have longer lines.
 LONGEST_LINE = 2_000
-# Files of this package are skipped, since they change with every edit.
+# Files of this package are skipped, because they change with every edit.
 OUR_NAME = __name__.partition(".")[0]
 
 
 @dataclass(frozen=True)
 class InstalledFile:
-    """One file of a package; `relative` is its path in the packages' folder."""
+    """One file of a package. `relative` is its path in the packages' folder."""
 
     relative: str
     path: str
@@ -67,11 +67,11 @@ class InstalledFile:
 
 
 def package_folders() -> tuple[Path, ...]:
-    places = (Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib"))
-    return tuple(dict.fromkeys(places))
+    folders = (Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib"))
+    return tuple(dict.fromkeys(folders))
 
 
-def installed_text(
+def provide_installed_text(
     cache_dir: Path,
     folders: tuple[Path, ...] | None = None,
     bytes_of_label: Mapping[str, int] = BYTES_OF_LABEL,
@@ -79,13 +79,13 @@ def installed_text(
 ) -> Path:
     """Returns the corpus's .jsonl file in `cache_dir`; writes it if it is missing.
 
-    The name hashes paths, sizes and times of all candidate files, so changed packages make a new
-    file; the old one stays. ValueError for a label with too little text, and for a cache that
-    cannot be written.
+    The file's name is a hash of the paths, sizes and times of the packages' files, so changed
+    packages result in a new file. The old file stays. Raises ValueError if a label has too little
+    text, or if the cache cannot be written.
     """
     require_plain(cache_dir / INSTALLED)
     folders = package_folders() if folders is None else folders
-    files = installed_files(folders)
+    files = list_installed_files(folders)
     stats = [[file.relative, file.size, file.modified_ns] for file in files]
     name = short_hash([INSTALLED_VERSION, dict(bytes_of_label), stats])
     target = cache_dir / INSTALLED / f"{name}.jsonl"
@@ -93,7 +93,7 @@ def installed_text(
         staging = new_staging(target.parent, target.stem)
         try:
             with (staging / target.name).open("w", encoding="utf-8") as out:
-                for label, text in _collected(files, folders, bytes_of_label, progress):
+                for label, text in _collect(files, folders, bytes_of_label, progress):
                     out.write(json.dumps({"label": label, "text": text}, ensure_ascii=False) + "\n")
             (staging / target.name).replace(target)
         finally:
@@ -104,17 +104,17 @@ def installed_text(
 def first_units() -> list[Unit]:
     """Returns the first file of every label; ValueError for a label without files."""
     first: dict[str, Unit] = {}
-    for file in installed_files(package_folders()):
+    for file in list_installed_files(package_folders()):
         if file.label not in first and next(_documents(file), None):
             first[file.label] = Unit((Path(file.path),), file.label)
-    for label, wanted in BYTES_OF_LABEL.items():
+    for label, num_bytes in BYTES_OF_LABEL.items():
         if label not in first:
-            raise _too_little(label, 0, wanted, package_folders())
+            raise _too_little(label, 0, num_bytes, package_folders())
     return [first[label] for label in BYTES_OF_LABEL]
 
 
-def installed_files(folders: tuple[Path, ...]) -> list[InstalledFile]:
-    """Returns all files with a label, in the order of their paths' hashes."""
+def list_installed_files(folders: tuple[Path, ...]) -> list[InstalledFile]:
+    """Lists all files that have a label, sorted by the hashes of their paths."""
     files = [file for folder in folders for file in _files_below(folder)]
     return sorted(
         files, key=lambda file: (hashlib.sha256(os.fsencode(file.relative)).digest(), file.path)
@@ -134,7 +134,7 @@ def _files_below(folder: Path) -> Iterator[InstalledFile]:
 
 
 def _is_left_out(name: str, is_top: bool) -> bool:
-    """Skips caches and hidden files, and at the top this package and editable installs."""
+    """Skips caches and hidden files and, at the top, this package and editable installs."""
     return name.startswith((".", "__pycache__")) or (
         is_top and (OUR_NAME in name or name.startswith("__editable__"))
     )
@@ -146,7 +146,7 @@ def _label(name: str) -> str:
     return LABEL_OF_ENDING.get(ending, "licences" if is_licence else "")
 
 
-def _collected(
+def _collect(
     files: list[InstalledFile],
     folders: tuple[Path, ...],
     bytes_of_label: Mapping[str, int],
@@ -155,29 +155,29 @@ def _collected(
     """Yields distinct documents, label by label, until each label has enough bytes."""
     seen: set[bytes] = set()
     done, total = 0, sum(bytes_of_label.values())
-    for label, wanted in bytes_of_label.items():
-        found = 0
+    for label, most in bytes_of_label.items():
+        num_bytes = 0
         for text in (text for file in files if file.label == label for text in _documents(file)):
-            if found >= wanted:
+            if num_bytes >= most:
                 break
             digest = hashlib.sha256(text.encode()).digest()
             if digest in seen:
                 continue
             seen.add(digest)
-            found += len(text.encode())
-            progress("collecting installed text", done + min(found, wanted), total)
+            num_bytes += len(text.encode())
+            progress("collecting installed text", done + min(num_bytes, most), total)
             yield Document(label, text)
-        if found < FEWEST_SHARE * wanted:
-            raise _too_little(label, found, wanted, folders)
-        done += wanted
+        if num_bytes < FEWEST_SHARE * most:
+            raise _too_little(label, num_bytes, most, folders)
+        done += most
 
 
-def _too_little(label: str, found: int, wanted: int, folders: tuple[Path, ...]) -> ValueError:
-    named = [f"*{ending}" for ending, name in LABEL_OF_ENDING.items() if name == label]
-    endings = ", ".join(named) or "licence files"
+def _too_little(label: str, num_bytes: int, most: int, folders: tuple[Path, ...]) -> ValueError:
+    patterns = [f"*{ending}" for ending, name in LABEL_OF_ENDING.items() if name == label]
+    files = ", ".join(patterns) or "licence files"
     allowed = (
-        f"at least {FEWEST_SHARE * wanted / 1e6:g} MB of text of every label: there are"
-        f" {found / 1e6:.3g} MB in {endings} below {', '.join(map(str, folders))}. Install this"
+        f"at least {FEWEST_SHARE * most / 1e6:g} MB of text of every label: there are"
+        f" {num_bytes / 1e6:.3g} MB in {files} below {', '.join(map(str, folders))}. Install this"
         " package with its dependencies there (torch and pyarrow bring C++ headers), or name a"
         " folder of other text as the corpus"
     )
@@ -185,9 +185,9 @@ def _too_little(label: str, found: int, wanted: int, folders: tuple[Path, ...]) 
 
 
 def _documents(file: InstalledFile) -> Iterator[str]:
-    """Cuts a file into documents; skips files that are unreadable, not UTF-8, or generated."""
+    """Cuts a file into documents. Yields none if it is unreadable, not UTF-8, or generated."""
     try:
-        # Line ends become \n.
+        # All line ends become \n.
         text = Path(file.path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError):
         return

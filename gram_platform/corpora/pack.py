@@ -55,7 +55,7 @@ from gram_platform.corpora.splits import (
     Splitter,
     candidates,
     count_duplicates,
-    joined,
+    join_candidates,
     shares_differ,
     splitter_of,
 )
@@ -191,7 +191,7 @@ def _splitter(recipe: CorpusRecipe, parts: Sequence[Part], files: PartFiles) -> 
 
 def _write_candidates(recipe: CorpusRecipe, part: Part, folder: Path) -> None:
     found = [candidates(recipe, documents(recipe, (unit,)), unit.held_out) for unit in part]
-    np.savez(folder / "keys.npz", **joined(found)._asdict())
+    np.savez(folder / "keys.npz", **join_candidates(found)._asdict())
 
 
 def _given_tokenizer(recipe: CorpusRecipe) -> Tokenizer | None:

@@ -9,9 +9,9 @@
     validation/<domain>.bin
 
 Inputs are columns 0..seq_len-1, targets columns 1..seq_len. Row n + 1 starts with the last token of
-row n, so every token of a domain except the first is the target of exactly one row. With `permuted`
-in the recipe, the rows of train/ are in the order of their domain's permutation, so that a small
-run reads the first rows. This file needs only numpy.
+row n, so every token of a domain except the first is the target of exactly one row. If the recipe
+is `permuted`, the rows of train/ are in the order of their domain's permutation, so that a small
+run reads only the first rows. This module needs only numpy.
 """
 
 import contextlib
@@ -66,20 +66,20 @@ class SplitSizes(TypedDict):
 
 
 class Blocks(TypedDict):
-    """The SHA-256 of each block of a permuted corpus's files, and a block's size."""
+    """The size of a block, and the SHA-256 of each block of a permuted corpus's files."""
 
     num_bytes: int
     files: dict[str, list[str]]
 
 
 class Unspelled(TypedDict):
-    """The share of a domain's text that a given tokenizer cannot spell."""
+    """The share of a domain's text that a tokenizer cannot encode."""
 
     share: float
 
 
 class Manifest(TypedDict):
-    """The fields of manifest.json that are read here."""
+    """The fields of manifest.json that this module reads."""
 
     data_id: str
     fingerprint: str
@@ -91,20 +91,21 @@ class Manifest(TypedDict):
     files: dict[str, str]
     layout: int
     blocks: NotRequired[Blocks]
-    # By domain.
+    # `Unspelled` by domain.
     unspelled: NotRequired[dict[str, Unspelled]]
 
 
-# Bytes of a block of a permuted file. Each block has a hash, so that it can be fetched alone.
+# The bytes of a block of a permuted file. Each block has a hash, so that it can be fetched alone.
 HASHED_BYTES = 1 << 21
 # The age at which another machine's unfinished folder counts as abandoned.
 STALE_S = 86_400
-# The share of a domain's text that a tokenizer may lose without a message, and at most.
+# A message tells if a tokenizer cannot encode more than the first share of a domain's text. More
+# than the second share is an error.
 LITTLE_LOST, MOST_LOST = 0.01, 0.5
 
 
 class CorruptCorpus(ValueError):
-    """Raised for files that are missing or differ; preparing the corpus again repairs it."""
+    """Files of a packed corpus are missing or damaged. Preparing the corpus again repairs them."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -112,32 +113,32 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def cache_folder() -> Path:
-    """Returns this machine's folder for copies and notes: `$GRAM_CACHE`, or `~/.cache/gram`."""
+    """Returns this machine's cache folder, which is `$GRAM_CACHE` or `~/.cache/gram`."""
     return local_path("GRAM_CACHE", os.environ.get("GRAM_CACHE", "~/.cache/gram"))
 
 
 def sequence_path(split: str, domain: str) -> str:
-    """Returns the file of a domain's sequences, relative to the corpus's folder."""
+    """Returns the path of a domain's sequences, relative to the corpus's folder."""
     return f"{split}/{domain}.bin"
 
 
 def bytes_of_files(manifest: Mapping, splits: Sequence[str] = SPLITS) -> dict[str, int]:
-    """Returns the bytes of the tokenizer and of every file of these splits."""
+    """Returns the sizes in bytes of the tokenizer and of the files of these splits, by path."""
     row_bytes = (manifest["seq_len"] + 1) * np.dtype(manifest["dtype"]).itemsize
-    found = {TOKENIZER: manifest["tokenizer_bytes"]}
+    sizes = {TOKENIZER: manifest["tokenizer_bytes"]}
     for split, (domain, counts) in product(splits, manifest["domains"].items()):
-        found[sequence_path(split, domain)] = counts[split]["num_sequences"] * row_bytes
-    return found
+        sizes[sequence_path(split, domain)] = counts[split]["num_sequences"] * row_bytes
+    return sizes
 
 
 def corpus_fingerprint(files: dict[str, str]) -> str:
-    """Hashes the SHA-256 of all files to 16 hexadecimal digits."""
+    """Returns a hash of all files' SHA-256, with 16 hexadecimal digits."""
     listing = json.dumps(sorted(files.items()), separators=(",", ":"))
     return hashlib.sha256(listing.encode()).hexdigest()[:16]
 
 
 class TokenRows(Protocol):
-    """Token ids [num_sequences, seq_len + 1], in an array or fetched as they are read."""
+    """Token ids [num_sequences, seq_len + 1], in an array or fetched when they are read."""
 
     def __len__(self) -> int: ...
 
@@ -148,8 +149,8 @@ class TokenRows(Protocol):
 class PackedCorpus:
     """An opened packed corpus.
 
-    `fetched`: by domain, training sequences that an object store sends as they are read. None: all
-    are here.
+    `fetched` are training sequences, by domain, that are fetched from an object store when they are
+    read. It is None if all sequences are on this machine.
     """
 
     path: Path
@@ -160,10 +161,11 @@ class PackedCorpus:
     def open(
         cls, path: Path | str, fetched: Mapping[str, TokenRows] | None = None
     ) -> "PackedCorpus":
-        """Opens a folder; compares files with the manifest: sizes always, contents once a machine.
+        """Opens a folder, and compares its files with the manifest.
 
-        CorruptCorpus for a manifest that cannot be read and for a file that is missing or differs.
-        ValueError for a link.
+        Sizes are always compared, contents once on each machine. Raises CorruptCorpus for a
+        manifest that cannot be read, and for a file that is missing or differs. Raises ValueError
+        for a link.
         """
         path = Path(path)
         for folder in (path, *(path / split for split in SPLITS)):
@@ -173,9 +175,9 @@ class PackedCorpus:
             target = path / relative
             if (kind := _require_no_link(target)) != A_FILE:
                 raise CorruptCorpus(f"{target} is {kind or 'missing'}: prepare the corpus again")
-            if (found := target.stat().st_size) != num_bytes:
+            if (size := target.stat().st_size) != num_bytes:
                 raise CorruptCorpus(
-                    f"{target} has {found} bytes, its manifest says {num_bytes}: prepare it again"
+                    f"{target} has {size} bytes, its manifest says {num_bytes}: prepare it again"
                 )
         corpus._verify_once()
         return corpus
@@ -186,10 +188,10 @@ class PackedCorpus:
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        """Says what packing skipped: records without a field, and text that has no tokens."""
+        """Lines about what packing skipped, as records without a field, or text without tokens."""
         counts = self.manifest.get("skipped", {})
         left_out = (f"{row}: left out {n:,} records without a field" for row, n in counts.items())
-        return (*left_out, *unspelled_lines(self.manifest))
+        return (*left_out, *describe_unspelled(self.manifest))
 
     @property
     def fingerprint(self) -> str:
@@ -202,7 +204,7 @@ class PackedCorpus:
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """Returns core, then the auxiliary domains by name."""
+        """Core, and then the auxiliary domains by name."""
         return tuple(self.manifest["domains"])
 
     @property
@@ -224,28 +226,28 @@ class PackedCorpus:
         return self.sequences("train", domain)
 
     def validation(self, domain: str) -> np.ndarray:
-        """Maps the validation sequences of a domain read-only: [num_sequences, seq_len + 1]."""
-        return self._mapped("validation", domain)
+        """Maps a domain's validation sequences [num_sequences, seq_len + 1] read-only."""
+        return self._map("validation", domain)
 
     def sequences(self, split: str, domain: str) -> TokenRows:
         """Returns the token ids of a domain's split, [num_sequences, seq_len + 1]."""
         self._counts(split, domain)
         if split == "train" and self.fetched is not None:
             return self.fetched[domain]
-        return self._mapped(split, domain)
+        return self._map(split, domain)
 
-    def _mapped(self, split: str, domain: str) -> np.memmap:
+    def _map(self, split: str, domain: str) -> np.memmap:
         shape = (self.num_sequences(split, domain), self.seq_len + 1)
         target = self.path / sequence_path(split, domain)
         return np.memmap(target, dtype=np.dtype(self.manifest["dtype"]), mode="r", shape=shape)
 
     def verify(self) -> None:
-        """Raises CorruptCorpus unless every file here has the manifest's SHA-256."""
+        """Raises CorruptCorpus unless every file on this machine has the manifest's SHA-256."""
         for relative in self._bytes_here:
-            found, expected = hash_file(self.path / relative), self.manifest["files"][relative]
-            if found != expected:
+            digest, expected = hash_file(self.path / relative), self.manifest["files"][relative]
+            if digest != expected:
                 raise CorruptCorpus(
-                    f"{self.path / relative} has SHA-256 {found}, its manifest says {expected}"
+                    f"{self.path / relative} has SHA-256 {digest}, its manifest says {expected}"
                 )
         if corpus_fingerprint(self.manifest["files"]) != self.fingerprint:
             raise CorruptCorpus(
@@ -253,20 +255,17 @@ class PackedCorpus:
             )
 
     def _verify_once(self) -> None:
-        """Verifies, unless this machine verified files of equal inodes, sizes, times and hashes."""
-        found = [os.stat(self.path / relative) for relative in self._bytes_here]
-        stats = [(f.st_dev, f.st_ino, f.st_size, f.st_mtime_ns, f.st_ctime_ns) for f in found]
-        known = (
-            cache_folder()
-            / "verified"
-            / short_hash([stats, self.manifest["files"], self.fingerprint])
-        )
-        if not known.exists():
+        """Verifies the files unless this machine has verified them since they last changed."""
+        files = [os.stat(self.path / relative) for relative in self._bytes_here]
+        stats = [(f.st_dev, f.st_ino, f.st_size, f.st_mtime_ns, f.st_ctime_ns) for f in files]
+        name = short_hash([stats, self.manifest["files"], self.fingerprint])
+        marker = cache_folder() / "verified" / name
+        if not marker.exists():
             self.verify()
-            # Without a note the next process verifies again.
+            # Without the marker the next process only verifies again.
             with contextlib.suppress(OSError):
-                known.parent.mkdir(parents=True, exist_ok=True)
-                known.touch()
+                marker.parent.mkdir(parents=True, exist_ok=True)
+                marker.touch()
 
     def _counts(self, split: str, domain: str) -> dict[str, int]:
         require_choice("split", split, SPLITS)
@@ -279,16 +278,16 @@ class PackedCorpus:
         return bytes_of_files(self.manifest, SPLITS if self.fetched is None else ("validation",))
 
 
-def unspelled_lines(manifest: Mapping) -> list[str]:
+def describe_unspelled(manifest: Mapping) -> list[str]:
     return [
-        f"domain {domain}: the tokenizer cannot spell {found['share']:.1%} of its text"
-        for domain, found in manifest.get("unspelled", {}).items()
-        if found["share"] > LITTLE_LOST
+        f"domain {domain}: the tokenizer cannot spell {lost['share']:.1%} of its text"
+        for domain, lost in manifest.get("unspelled", {}).items()
+        if lost["share"] > LITTLE_LOST
     ]
 
 
 def _require_no_link(path: Path) -> str:
-    """Returns the path's `kind_of`; ValueError for a link, which may lead out of the storage."""
+    """Returns the path's `kind_of`; ValueError for a link, which could leave the storage."""
     if (kind := kind_of(path)) == A_LINK:
         raise unplain(path, kind, "packed data themselves")
     return kind
@@ -306,7 +305,7 @@ def _read_manifest(path: Path) -> dict:
 
 
 def parse_manifest(text: bytes, where: object) -> dict:
-    """Parses a manifest; CorruptCorpus for one that names files of other domains."""
+    """Parses a manifest; CorruptCorpus if it is damaged or of another layout."""
     try:
         manifest = parse_json(text, Manifest)
         counts = {name: manifest[name] for name in ("seq_len", "vocab_size", "tokenizer_bytes")}
@@ -338,8 +337,8 @@ def parse_manifest(text: bytes, where: object) -> dict:
     return manifest
 
 
-def packed_documents(rows: np.ndarray, end_of_text: int) -> list[np.ndarray]:
-    """Returns the whole documents of rows [N, seq_len + 1], in order, without ends of text."""
+def split_documents(rows: np.ndarray, end_of_text: int) -> list[np.ndarray]:
+    """Returns the whole documents in rows [N, seq_len + 1], without the end-of-text tokens."""
     stream = np.concatenate([rows[:, :-1].reshape(-1), rows[-1, -1:]])
     ends = np.flatnonzero(stream == end_of_text)
     starts = np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
@@ -353,11 +352,12 @@ def prompts_and_truths(
     num_prompt_tokens: int,
     num_tokens: int,
 ) -> list[tuple[list[int], list[int]]]:
-    """Splits documents into (prompt, at most `num_tokens` following tokens).
+    """Splits documents into (prompt, the at most `num_tokens` tokens that follow).
 
-    `wanted` are indices into the documents longer than a prompt. ValueError for a larger index.
+    `wanted` are indices of documents among those longer than a prompt. Raises ValueError for an
+    index that is too large.
     """
-    long_enough = [d for d in packed_documents(rows, end_of_text) if len(d) > num_prompt_tokens]
+    long_enough = [d for d in split_documents(rows, end_of_text) if len(d) > num_prompt_tokens]
     if max(wanted) >= len(long_enough):
         allowed = (
             f"numbers below the {len(long_enough)} documents of more than {num_prompt_tokens}"
@@ -365,8 +365,8 @@ def prompts_and_truths(
         )
         raise invalid("continuations.documents", tuple(wanted), allowed)
     stop = num_prompt_tokens + num_tokens
-    chosen = [long_enough[index].tolist() for index in wanted]
-    return [(tokens[:num_prompt_tokens], tokens[num_prompt_tokens:stop]) for tokens in chosen]
+    documents = [long_enough[index].tolist() for index in wanted]
+    return [(tokens[:num_prompt_tokens], tokens[num_prompt_tokens:stop]) for tokens in documents]
 
 
 def open_complete(target: Path) -> PackedCorpus | None:
@@ -378,7 +378,7 @@ def open_complete(target: Path) -> PackedCorpus | None:
 
 
 def new_staging(root: Path, data_id: str) -> Path:
-    """Makes a folder for this attempt, and removes the folders of attempts that died."""
+    """Makes a folder for this attempt at packing, and removes the folders of dead attempts."""
     place = short_hash(this_place())
     staging = root / f".{data_id}.{place}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
     try:
@@ -402,12 +402,12 @@ def _is_abandoned(staging: Path, place: str) -> bool:
         written = max(path.stat().st_mtime for path in (staging, *staging.rglob("*")))
         return time.time() - written > STALE_S
     except (FileNotFoundError, ValueError):
-        # It was renamed or removed meanwhile, or is not ours.
+        # The folder was renamed or removed meanwhile, or has another kind of name.
         return False
 
 
 def publish(staging: Path, target: Path) -> None:
-    """Renames a finished folder to `target`; keeps a complete one there, replaces a broken one."""
+    """Renames a finished folder to `target`, unless a complete corpus is there. Replaces others."""
     for _ in range(3):
         try:
             staging.rename(target)

@@ -1,7 +1,7 @@
-"""Encodes pages of text within limits, as a script, see `tokenizer.require_page`.
+"""Encodes pages of text within limits, as a script of `tokenizer.require_page`.
 
-Input: [sys.path, tokens a byte, [bytes of memory, seconds of a processor], tokenizer.json, pages].
-Ends with a fault.
+Its standard input is [sys.path, most tokens a byte, [bytes of memory, seconds of CPU],
+tokenizer.json, pages]. It exits with a fault, or with code 0.
 """
 
 import json
@@ -9,26 +9,26 @@ import resource
 import sys
 from itertools import cycle, islice
 
-# Characters of long texts: a tokenizer that needs the square of a text's length takes too long.
+# The characters of long texts, for which a tokenizer with quadratic time takes too long.
 LONG_CHARS = 1 << 18
 
 
 def fault_of(tokenizer, page: str, most: int) -> str | None:
     """Describes the first line that breaks the library, or makes more than `most` tokens a byte.
 
-    The last lines are long texts.
+    Lines of the page and two long texts are encoded. Returns None if all can be encoded.
     """
     long = "".join(islice(cycle(page), LONG_CHARS))
     for line in [*page.splitlines(), "a" * LONG_CHARS, long]:
         try:
             ids = tokenizer.encode(line, add_special_tokens=False).ids
-            # A decoder that adds text is as bad; without one a byte may be `<0x20>`.
+            # A decoder may add text, too. Without a decoder a byte may be `<0x20>`.
             num_tokens = max(len(ids), len(tokenizer.decode(ids)) // 8)
         except Exception:
-            # A closed vocabulary has no token for the line; the corpus may need none.
+            # The vocabulary has no token for the line, and the corpus may not need one.
             continue
         except BaseException as error:
-            # A panic of the library.
+            # The library's panics are no Exceptions.
             return f"{line[:40]!r}: {error}"
         if num_tokens > most * (len(line.encode()) + 1):
             return f"{line[:40]!r}: {num_tokens:,} tokens"
@@ -44,7 +44,7 @@ if __name__ == "__main__":
         resource.setrlimit(kind, (most if hard < 0 else min(most, hard), hard))
     fields = []
     json.loads(text, object_pairs_hook=fields.extend)
-    # What a tokenizer replaces or splits at. Few signs may become eight times as many.
+    # Texts that the tokenizer replaces or splits at, which may become many more characters.
     pages += [f"{value:40}" for _, value in fields if isinstance(value, str)]
     given = Tokenizer.from_str(text)
     given.encode_special_tokens = True

@@ -25,9 +25,9 @@ from gram_platform.config.identity import short_hash
 from gram_platform.corpora.packed import SPLITS, token_dtype
 from gram_platform.corpora.recipe import CorpusRecipe, StoriesSource
 from gram_platform.corpora.records import Unit, documents, size_of
-from gram_platform.corpora.sources import BLOCK_BYTES, Progress, grouped
-from gram_platform.corpora.splits import Splitter, tagged
-from gram_platform.corpora.tokenizer import Speller, configured, end_of_text_id, faults_named
+from gram_platform.corpora.sources import BLOCK_BYTES, Progress, group_pieces
+from gram_platform.corpora.splits import Splitter, tag_keys
+from gram_platform.corpora.tokenizer import Speller, configure, end_of_text_id, name_faults
 
 STORIES_PER_PART = 1 << 13
 # Characters that are tokenised and written at once.
@@ -64,7 +64,7 @@ def parts_of(recipe: CorpusRecipe, units: tuple[Unit, ...]) -> list[Part]:
             (Unit((), span=(first, min(first + STORIES_PER_PART, total), 0)),)
             for first in range(0, total, STORIES_PER_PART)
         ]
-    return grouped([piece for unit in units for piece in unit.pieces], _num_bytes)
+    return group_pieces([piece for unit in units for piece in unit.pieces], _num_bytes)
 
 
 def _num_bytes(piece: Unit) -> int:
@@ -150,7 +150,7 @@ def write_tokens(
     with (folder / KEYS).open("wb") as log:
         batches = _encoded(tokenizer, splitter, documents(recipe, part), recipe.tokenizer_name)
         for domains, texts, keys, are_validation, encodings in batches:
-            raw = tagged(keys, [order[domain] for domain in domains], are_validation).tobytes()
+            raw = tag_keys(keys, [order[domain] for domain in domains], are_validation).tobytes()
             checksum = zlib.crc32(raw, checksum)
             log.write(raw)
             found: dict[tuple[str, str], list[np.ndarray]] = {}
@@ -158,7 +158,7 @@ def write_tokens(
                 domains, texts, are_validation.tolist(), encodings, strict=True
             ):
                 if speller is not None:
-                    with faults_named(recipe.tokenizer_name, "one that can decode the corpus"):
+                    with name_faults(recipe.tokenizer_name, "one that can decode the corpus"):
                         counted = speller.lost(text, encoding.ids)
                     lost[domain] = lost.get(domain, 0) + np.array(counted)
                 tokens = np.array([*encoding.ids, end], dtype)
@@ -201,7 +201,7 @@ def checked_blocks(path: Path, checksum: int) -> Iterator[bytes]:
 
 @lru_cache(maxsize=1)
 def _tokenizer(text: str) -> Tokenizer:
-    return configured(Tokenizer.from_str(text))
+    return configure(Tokenizer.from_str(text))
 
 
 def token_path(folder: Path, split: str, domain: str) -> Path:
@@ -217,7 +217,7 @@ def _encoded(
     """
 
     def encodings(texts: list[str]) -> list[Encoding]:
-        with faults_named(source, "a tokenizer that can encode the corpus"):
+        with name_faults(source, "a tokenizer that can encode the corpus"):
             return tokenizer.encode_batch_fast(texts, add_special_tokens=False)
 
     with ThreadPoolExecutor(1) as pool:

@@ -1,8 +1,8 @@
-"""Describes the source of a packed corpus as a value, `CorpusRecipe`, whose hash is the `data_id`.
+"""Defines `CorpusRecipe`, the source of a packed corpus, whose hash is the `data_id`.
 
-A recipe identifies contents, not paths. It has the hash of local records (so moved, renamed or
-compressed files change nothing), the parameters of generated stories, or rows of the hub's table
-with their revisions. It exists before the packed data.
+A recipe identifies contents, not paths. It has the hash of local records, the parameters of
+generated stories, or hub datasets with their revisions. So moved, renamed or compressed files
+change nothing. A recipe exists before the packed data.
 """
 
 import re
@@ -26,28 +26,30 @@ from gram_platform.config.identity import (
 )
 from gram_platform.config.plain import from_plain
 
-# Raise this version when an equal recipe would pack to other tokens; it is in every data_id.
+# Raise this version when an equal recipe would be packed to other tokens. Every data_id depends on
+# it.
 PACK_VERSION = 1
 TRAINED = ("bpe", "bpe-passages")
-# 256 bytes and the end of text.
+# The tokens of 256 bytes and of the end of text.
 MIN_BPE_VOCAB = 257
-# The fewest documents or passages that a tokenizer's sample has room for.
+# A tokenizer's sample has room for at least this many documents or passages.
 MIN_SAMPLED = 64
-# Estimates while the tokenizer is unknown: the mean, the least, and the most for validation text.
+# Estimates of the mean and the least bytes per token while the tokenizer is unknown, and of the
+# most for validation text.
 BYTES_PER_TOKEN = 4.0
 FEWEST_BYTES_PER_TOKEN = 2.0
 FLOOR_BYTES_PER_TOKEN = 6.0
 # The fewest documents of a domain that are held out on average, so that every domain has some.
 FLOOR_DOCUMENTS = 8
-# The share of a domain's documents that is held out, and the largest.
+# The share of a domain's documents that is held out, and the largest such share.
 VALIDATION_FRACTION = 0.05
 MAX_VALIDATION = 0.5
-# Bytes of text in the smallest and the largest parts of a hub row. Other parts have an eighth of
-# the text before them, so that whole parts exceed the need by little.
+# The bytes of text in the smallest and the largest part of a hub row. Between these limits a part
+# has an eighth of the text before it, so that whole parts exceed the need by little.
 FIRST_PART_BYTES = 1 << 22
 PART_BYTES = 1 << 26
 GROWTH = 8
-# A domain and its split have 16 bits of a logged key, see `splits.tagged`.
+# A domain and its split are stored in 16 bits of a key, see `splits.tag_keys`.
 MAX_DOMAINS = 1 << 15
 NO_IDENTITY = ("note", "verified", "share", "bytes_per_token", "available_tokens")
 # Datasets whose files are local, or URLs.
@@ -56,23 +58,23 @@ BUILDERS = ("json", "parquet", "text")
 
 @dataclass(frozen=True)
 class HubRow:
-    """One dataset of the Hugging Face hub: a row of `catalog.py` or of a user's recipe.
+    """One dataset of the Hugging Face hub, as a row of `catalog.py` or of a user's recipe.
 
-    Give `label`, for all records, or `label_field` and the `labels` that it is known to hold.
-    `keep` and `drop` are (field, regular expression) pairs: all of `keep` must match and none of
-    `drop`. Dots in a field's name descend into nested fields, unless a field has the whole name.
-    List items are joined by blanks. `data_dir` selects a folder of the repository, `files` some of
-    its files or, with dataset "json" or "parquet", local files or URLs. Records keep the dataset's
-    order.
+    Give `label` for all records, or `label_field` and all its values in `labels`. `keep` and `drop`
+    are (field, regular expression) pairs. All pairs of `keep` must match a record, and none of
+    `drop`. A dot in a field's name descends into nested fields, unless a field has the whole name.
+    The items of a list are joined by blanks. `data_dir` selects a folder of the repository. `files`
+    selects some of its files, or local files or URLs if the dataset is "json" or "parquet". Records
+    are read in the dataset's order.
     """
 
     dataset: str
     revision: str = "main"
-    # These fields are joined by a blank line.
+    # Fields whose texts are joined by a blank line.
     text_fields: tuple[str, ...] = ("text",)
-    # The share of the corpus's tokens; unused in a held-out row.
+    # The share of the corpus's tokens, which is not used for a held-out row.
     share: float = 1.0
-    # A person or `gram prepare --check` has opened a record of this revision.
+    # Whether a person or `gram prepare --check` has read a record of this revision.
     verified: bool = False
     label: str = ""
     label_field: str = ""
@@ -84,11 +86,11 @@ class HubRow:
     drop: tuple[tuple[str, str], ...] = ()
     note: str = field(default="", compare=False)
     data_dir: str = added("")
-    # All records are validation.
+    # Whether all records are validation.
     held_out: bool = added(False)
     # An estimate for the corpus's tokenizer.
     bytes_per_token: float = 4.5
-    # Tokens that pass the filters. 0: an unknown number, assumed to be enough.
+    # Tokens that pass the filters; 0 if their number is unknown, which is assumed to be enough.
     available_tokens: int = 0
 
     def __post_init__(self) -> None:
@@ -96,9 +98,7 @@ class HubRow:
         if bool(self.label) == bool(self.label_field):
             raise invalid(f"{where}: label", self.label, "exactly one of label and label_field")
         if self.label_field and not self.labels:
-            raise invalid(
-                f"{where}: labels", self.labels, "the values that label_field is known to hold"
-            )
+            raise invalid(f"{where}: labels", self.labels, "the values of label_field")
         if not (self.dataset and self.revision and self.text_fields):
             raise invalid(f"{where}: dataset, revision, text_fields", "", "all three given")
         for name, pattern in self.keep + self.drop:
@@ -118,28 +118,28 @@ class HubRow:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Lists the fields that a record must have."""
+        """The fields that a record must have."""
         label = (self.label_field,) if self.label_field else ()
         return tuple(dict.fromkeys((*self.text_fields, *label, *dict(self.keep + self.drop))))
 
     @property
     def identity(self) -> dict:
-        """Returns the fields that decide which records are read."""
+        """The fields of the row that decide which records are read, with their values."""
         return {f.name: v for f, v in identity_fields(self).items() if f.name not in NO_IDENTITY}
 
 
 @dataclass(frozen=True)
 class HubSource:
-    """Rows of the hub's table, and the bytes of text to take from the start of each."""
+    """Hub datasets, and the bytes of text to take from the start of each."""
 
     rows: tuple[HubRow, ...]
     num_bytes: tuple[int, ...]
 
     @property
     def expected_bytes(self) -> tuple[int, ...]:
-        """Returns `num_bytes` of each row, but at most the estimated available bytes."""
+        """The `num_bytes` of each row, but at most the estimated available bytes."""
         available = [round(row.available_tokens * row.bytes_per_token) for row in self.rows]
-        return tuple(min(n, known or n) for n, known in zip(self.num_bytes, available, strict=True))
+        return tuple(min(n, most or n) for n, most in zip(self.num_bytes, available, strict=True))
 
 
 def part_bytes(done: int) -> int:
@@ -157,23 +157,24 @@ def whole_parts(num_bytes: float) -> int:
 
 
 def validation_bytes(num_sequences: int, seq_len: int) -> float:
-    """Returns enough bytes of text for this many validation sequences."""
+    """Returns how many bytes of text are enough for this many validation sequences."""
     return (num_sequences * seq_len + 1) * FLOOR_BYTES_PER_TOKEN
 
 
 @dataclass(frozen=True)
 class TokenizerRecipe:
-    """The origin of a tokenizer, by its `kind`.
+    """The origin of a tokenizer.
 
-    `bpe`: byte-level BPE trained on whole training documents of about `sample_bytes` in all.
-    `bpe-passages`: the same on passages, if a few long documents would fill the sample.
-    `file`: a `tokenizer.json` with SHA-256 `source`. `hub`: `source` is `name@revision`.
+    The kind `bpe` is a byte-level BPE that is trained on whole training documents of about
+    `sample_bytes` together. `bpe-passages` is trained on passages instead, because a few long
+    documents would fill the sample. `file` is a `tokenizer.json` whose SHA-256 is `source`. `hub`
+    is a tokenizer of the hub, and `source` is `name@revision`.
     """
 
     kind: str
     source: str = ""
     sample_bytes: int = 0
-    # The sample has no text of other domains than core.
+    # Whether the sample has only text of core.
     core_only: bool = added(False)
     # The token that ends a text, unless it is the first known name.
     end_of_text: str = added("")
@@ -196,12 +197,13 @@ class DomainRecipe:
 
     name: str
     labels: tuple[str, ...]
-    # 0: unknown before the data exists.
+    # 0 if the number is unknown before the data exists.
     num_documents: int
-    # Bytes of text that is split; an estimate for generated and hub corpora.
+    # Bytes of text that is split into training and validation, estimated for generated and hub
+    # corpora.
     num_bytes: int
     bytes_per_token: float = added(BYTES_PER_TOKEN)
-    # Bytes of a dataset's test split, which is all validation.
+    # Bytes of a dataset's test split, all of which is validation.
     held_out_bytes: int = added(0)
 
     def __post_init__(self) -> None:
@@ -217,7 +219,7 @@ class DomainRecipe:
 
 @dataclass(frozen=True)
 class FilesSource:
-    """Local records: `content` hashes the sorted hashes of all units' records."""
+    """Local records. `content` is a hash of the sorted hashes of all units' records."""
 
     content: str
     num_units: int
@@ -232,7 +234,7 @@ class StoriesSource:
     shared_fact_share: float
     seed: int
     version: int
-    # Topics that documents labelled `instructions` ask about.
+    # The topics of the documents labelled `instructions`.
     instructed: tuple[str, ...] = added(())
 
 
@@ -248,10 +250,10 @@ class CorpusRecipe:
     split_seed: int = 0
     validation_fraction: float = VALIDATION_FRACTION
     validation_sequences: int = 32
-    # Whether training sequences are in the order of their domain's permutation, as of hub corpora,
-    # so that a run reads only the first ones.
+    # Whether training sequences are stored in the order of their domain's permutation, so that a
+    # run reads only the first sequences. Hub corpora are.
     permuted: bool = added(False)
-    # Local files to read.
+    # The local files to read.
     units: tuple = field(default=(), compare=False, repr=False)
     tokenizer_path: Path | None = field(default=None, compare=False, repr=False)
 
@@ -278,12 +280,12 @@ class CorpusRecipe:
 
     @property
     def sampled_from(self) -> tuple[DomainRecipe, ...]:
-        """Returns the domains on whose text a tokenizer is trained."""
+        """The domains on whose text a tokenizer is trained."""
         return self.domains_from[: 1 if self.tokenizer.core_only else None]
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """Lists core, then the auxiliary domains by name."""
+        """Core, and then the auxiliary domains by name."""
         return tuple(d.name for d in self.domains_from)
 
     @property
@@ -291,7 +293,7 @@ class CorpusRecipe:
         return {label: domain.name for domain in self.domains_from for label in domain.labels}
 
     def plain(self) -> dict:
-        """Returns the identity as JSON values: all fields except paths."""
+        """Returns all fields except paths as JSON values, whose hash is the identity."""
         fields = {f.name: v for f, v in identity_fields(self).items() if f.compare}
         source = to_plain(fields.pop("source"))
         if isinstance(self.source, HubSource):
@@ -300,21 +302,22 @@ class CorpusRecipe:
 
     @property
     def data_id(self) -> str:
-        """Names the packed corpus, before it exists, by 12 hexadecimal digits."""
+        """The name of the packed corpus, which has 12 hexadecimal digits."""
         return short_hash({"pack_version": PACK_VERSION, "recipe": self.plain()})
 
     def of_domain(self, domain: str) -> DomainRecipe:
         """Returns the recipe of a domain; ValueError for a domain that the corpus lacks."""
-        found = next((d for d in self.domains_from if d.name == domain), None)
-        if found is None:
+        recipe = next((d for d in self.domains_from if d.name == domain), None)
+        if recipe is None:
             raise invalid("domain", domain, one_of(domain, self.domains))
-        return found
+        return recipe
 
     def validation_share(self, domain: str) -> float:
         """Returns the share of a domain's documents that are validation, at most half.
 
         It exceeds `validation_fraction` if a small domain needs more for `validation_sequences`, or
-        has few documents. With a held-out test split it is what the test split lacks.
+        has few documents. If there is a held-out test split, the share only adds what the test
+        split lacks.
         """
         recipe = self.of_domain(domain)
         missing = validation_bytes(self.validation_sequences, self.seq_len) - recipe.held_out_bytes
@@ -324,10 +327,10 @@ class CorpusRecipe:
         few = FLOOR_DOCUMENTS / recipe.num_documents if recipe.num_documents else 0.0
         return min(MAX_VALIDATION, max(self.validation_fraction, floor, few))
 
-    def expected_sequences(self, split: str, domain: str, bytes_per_token: float = 0.0) -> int:
-        """Estimates a domain's sequences in a split.
+    def estimate_sequences(self, split: str, domain: str, bytes_per_token: float = 0.0) -> int:
+        """Estimates the number of a domain's sequences in a split.
 
-        `bytes_per_token`: 0 for the domain's.
+        `bytes_per_token` is the domain's by default.
         """
         require_choice("split", split, ("train", "validation"))
         recipe, share = self.of_domain(domain), self.validation_share(domain)
@@ -337,10 +340,10 @@ class CorpusRecipe:
         return int(num_bytes / (bytes_per_token or recipe.bytes_per_token)) // self.seq_len
 
     def most_sequences(self, split: str, domain: str) -> int:
-        """Bounds a domain's sequences in a split from above; estimates them for a hub corpus."""
+        """Returns an upper bound of a domain's sequences in a split, for a hub an estimate."""
         if isinstance(self.source, HubSource):
-            return self.expected_sequences(split, domain)
-        return self.expected_sequences(split, domain, FEWEST_BYTES_PER_TOKEN)
+            return self.estimate_sequences(split, domain)
+        return self.estimate_sequences(split, domain, FEWEST_BYTES_PER_TOKEN)
 
 
 def recipe_from_plain(plain: Mapping) -> CorpusRecipe | None:

@@ -1,4 +1,4 @@
-"""Reads corpora that users describe: a recipe in TOML, or an address `hf://ORG/NAME?...`."""
+"""Reads a user's description of a corpus, as a recipe in TOML or a URL `hf://ORG/NAME?...`."""
 
 import contextlib
 import functools
@@ -21,61 +21,62 @@ from gram_platform.config.identity import (
 from gram_platform.config.written import Written, read_toml, target_kind
 from gram_platform.corpora import catalog
 from gram_platform.corpora.catalog import HubCorpus, StoriesCorpus, TextCorpus
-from gram_platform.corpora.hub import found_labels
+from gram_platform.corpora.hub import read_labels
 from gram_platform.corpora.recipe import BUILDERS, HubRow
 from gram_platform.corpora.records import Unit
-from gram_platform.corpora.sources import find_units, labelled_units
+from gram_platform.corpora.sources import find_labelled_units, find_units
 from gram_platform.corpora.tokenizer import is_on_hub
 
 SUFFIX, SCHEME = ".toml", "hf://"
 IN_URL = ("label", "text", "labels", "core", "config", "split", "files")
-# The fields of errors, as a recipe names them.
+# A recipe's names for the fields of errors.
 IN_RECIPE = {"core_label": "core_labels", "label": "globs"}
 IN_RECIPE |= {"tokenizer": "tokenizer", "end_of_text": "end_of_text"}
 
 
-def described_corpus(corpus: str | Path) -> HubCorpus | StoriesCorpus | TextCorpus | None:
+def read_description(corpus: str | Path) -> HubCorpus | StoriesCorpus | TextCorpus | None:
     """Returns the description of a corpus by its name in the catalog, a recipe's path or a URL.
 
-    None for any other path. ValueError with file, line and field for a recipe that cannot be used.
-    For a URL without `labels`, reads the labels of the first records from the hub.
+    Returns None for any other path. For a URL without `labels`, reads the labels of the first
+    records from the hub. Raises ValueError, with file, line and field, for a recipe that cannot be
+    used.
     """
     name = str(corpus)
     if name.startswith(SCHEME):
         return _from_url(name)
-    found = catalog.CORPORA.get(name) or (
+    entry = catalog.CORPORA.get(name) or (
         local_path("corpus", name) if name.endswith(SUFFIX) else None
     )
-    if not isinstance(found, Path):
-        return found
-    return _from_file(found)[1] if target_kind("corpus", found) == A_FILE else None
+    if not isinstance(entry, Path):
+        return entry
+    return _from_file(entry)[1] if target_kind("corpus", entry) == A_FILE else None
 
 
 def recipe_text(corpus: str) -> str:
-    """Returns a recipe or a URL as JSON, without secrets; "" for other corpora."""
+    """Returns the description of a user's recipe or URL as JSON, without secrets; otherwise ""."""
     is_ours = corpus in catalog.STORIES or corpus in catalog.HUB
-    described = None if is_ours else described_corpus(corpus)
-    return canonical_json(without_secrets(to_plain(described))) if described else ""
+    description = None if is_ours else read_description(corpus)
+    return canonical_json(without_secrets(to_plain(description))) if description else ""
 
 
 def text_units(corpus: str | Path) -> tuple[Unit, ...]:
-    """Finds the files of a recipe of local text; ValueError with file, line and field if none."""
+    """Finds the files of a recipe of local text; ValueError, with file and line, if none match."""
     path = catalog.CORPORA.get(str(corpus)) or local_path("corpus", corpus)
     written, text = _from_file(path)
     root = path.parent / text.root
     with written.located():
         records = [unit for name in text.records for unit in find_units(_existing(root, name))]
         return (
-            *labelled_units({label: list(globs) for label, globs in text.globs.items()}, root),
+            *find_labelled_units({label: list(globs) for label, globs in text.globs.items()}, root),
             *records,
         )
 
 
 @contextlib.contextmanager
-def errors_located(corpus: str | Path, flags: Collection[str]) -> Iterator[None]:
-    """Adds file, line and field of a recipe to errors about its labels and its tokenizer.
+def locate_errors(corpus: str | Path, flags: Collection[str]) -> Iterator[None]:
+    """Adds a recipe's file, line and field to errors about its labels and tokenizer.
 
-    `flags`: fields of flags, whose errors stay.
+    Errors of the fields in `flags` stay, because their values come from flags.
     """
     try:
         yield
@@ -100,41 +101,38 @@ def _existing(root: Path, name: str) -> Path:
 
 
 def _from_file(path: Path) -> tuple[Written, HubCorpus | TextCorpus]:
-    """Reads a recipe: of datasets of the hub if it has `rows`, otherwise of local text."""
+    """Reads a recipe, which is of hub datasets if it has `rows`, otherwise of local text."""
     written = read_toml("corpus", path)
-    found = written.build(HubCorpus if "rows" in written.plain else TextCorpus)
-    if isinstance(found, HubCorpus):
-        found = replace(found, rows=tuple(_placed(row, path.parent) for row in found.rows))
-        labels = {label for row in found.rows for label in row.all_labels}
-        if strangers := sorted(set(found.core_labels) - labels):
-            raise written.error(
-                invalid(
-                    "core_labels", strangers, "labels of its rows: " + ", ".join(sorted(labels))
-                )
-            )
-    return written, replace(found, tokenizer=_beside(path.parent, found.tokenizer))
+    corpus = written.build(HubCorpus if "rows" in written.plain else TextCorpus)
+    if isinstance(corpus, HubCorpus):
+        corpus = replace(corpus, rows=tuple(_place_files(row, path.parent) for row in corpus.rows))
+        labels = {label for row in corpus.rows for label in row.all_labels}
+        if unknown := sorted(set(corpus.core_labels) - labels):
+            expected = "labels of its rows: " + ", ".join(sorted(labels))
+            raise written.error(invalid("core_labels", unknown, expected))
+    return written, replace(corpus, tokenizer=_find_tokenizer(path.parent, corpus.tokenizer))
 
 
-def _beside(folder: Path, tokenizer: str) -> str:
+def _find_tokenizer(folder: Path, tokenizer: str) -> str:
     """Returns the path of a recipe's tokenizer, or its name on the hub."""
     path = folder / os.path.expanduser(tokenizer)
     is_named = not tokenizer or (is_on_hub(tokenizer) and not target_kind("tokenizer", path))
     return tokenizer if is_named else str(path)
 
 
-def _placed(row: HubRow, folder: Path) -> HubRow:
-    """Makes the paths of a row's local files absolute; they are relative to `folder`."""
+def _place_files(row: HubRow, folder: Path) -> HubRow:
+    """Makes the paths of a row's local files, which are relative to `folder`, absolute."""
     is_local = row.dataset in BUILDERS
     return replace(
         row, files=tuple(str(folder / f) if is_local and "://" not in f else f for f in row.files)
     )
 
 
-# Labels come over the network, and studies ask several times.
+# Cached, because labels are read over the network, and studies need them several times.
 @functools.cache
 def _from_url(url: str) -> HubCorpus:
-    place, _, query = url.removeprefix(SCHEME).partition("?")
-    dataset, _, revision = place.partition("@")
+    name, _, query = url.removeprefix(SCHEME).partition("?")
+    dataset, _, revision = name.partition("@")
     written = [field.partition("=")[::2] for field in query.split("&") if field]
     fields = dict(written)
     for name, value in written:
@@ -142,35 +140,29 @@ def _from_url(url: str) -> HubCorpus:
             expected = f"one of the fields {', '.join(IN_URL)} in {url}{meant(name, IN_URL)}"
             raise invalid(f"corpus: {name}", value, expected)
         if value != fields[name]:
-            raise invalid(
-                f"corpus: {name}",
-                value,
-                f"each field once, several values separated by commas, in {url}",
-            )
+            expected = f"each field once, several values separated by commas, in {url}"
+            raise invalid(f"corpus: {name}", value, expected)
     if not fields.get("label") or not (dataset.count("/") == 1 or dataset in BUILDERS):
-        raise invalid(
-            "corpus",
-            url,
-            f"{SCHEME}ORG/NAME?label=FIELD&text=FIELD, or {SCHEME}ORG/NAME@REVISION?...",
-        )
+        expected = f"{SCHEME}ORG/NAME?label=FIELD&text=FIELD, or {SCHEME}ORG/NAME@REVISION?..."
+        raise invalid("corpus", url, expected)
     lists = {
-        name: tuple(_unquoted(part) for part in fields.get(name, "").split(",") if part)
+        name: tuple(_unquote(part) for part in fields.get(name, "").split(",") if part)
         for name in ("text", "labels", "core", "files")
     }
     row = HubRow(
         dataset,
-        _unquoted(revision) or "main",
+        _unquote(revision) or "main",
         lists["text"] or ("text",),
-        label_field=_unquoted(fields["label"]),
+        label_field=_unquote(fields["label"]),
         labels=lists["labels"] or ("",),
-        config=_unquoted(fields.get("config", "")),
-        split=_unquoted(fields.get("split", "train")),
+        config=_unquote(fields.get("config", "")),
+        split=_unquote(fields.get("split", "train")),
         files=lists["files"],
     )
-    row = row if lists["labels"] else replace(row, labels=found_labels(row))
+    row = row if lists["labels"] else replace(row, labels=read_labels(row))
     return HubCorpus((row,), lists["core"])
 
 
-def _unquoted(value: str) -> str:
-    """Replaces %XX by its byte, so that a URL can name any path. A + is a plus."""
+def _unquote(value: str) -> str:
+    """Replaces each %XX by its byte, so that a URL can name any path. A + stays a plus."""
     return os.fsdecode(unquote_to_bytes(os.fsencode(value)))

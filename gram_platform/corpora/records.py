@@ -23,7 +23,7 @@ from gram_platform.config.crash_safe import A_FILE
 from gram_platform.config.identity import LONGEST_SHOWN, invalid, local_path, one_of
 from gram_platform.config.view import Texts
 from gram_platform.config.written import MAX_RECORD_BYTES, require_fetched, target_kind
-from gram_platform.corpora.compression import opened, seekable
+from gram_platform.corpora.compression import open_unpacked, seekable
 from gram_platform.corpora.recipe import CorpusRecipe, StoriesSource
 from gram_platform.corpora.stories import INSTRUCTIONS, RESPONSE, instruction_text, story_documents
 
@@ -182,7 +182,7 @@ def _lines(path: Path, span: tuple[int, int | None, int]) -> Iterator[tuple[int,
     import zstandard
 
     position, stop, number = span
-    with opened(path) as handle:
+    with open_unpacked(path) as handle:
         if position:
             handle.seek(position)
         while stop is None or position < stop:

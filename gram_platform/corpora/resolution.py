@@ -1,4 +1,4 @@
-"""Resolves the corpus that a user names (`--corpus`, `--core-label`) to a recipe."""
+"""Turns the corpus and core labels that a user names into a recipe."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from gram_platform.config.identity import (
 from gram_platform.config.written import target_kind
 from gram_platform.corpora import catalog, stories
 from gram_platform.corpora.catalog import HubCorpus, StoriesCorpus, TextCorpus
-from gram_platform.corpora.installed import INSTALLED, installed_text
+from gram_platform.corpora.installed import INSTALLED, provide_installed_text
 from gram_platform.corpora.recipe import (
     MAX_VALIDATION,
     MIN_SAMPLED,
@@ -32,17 +32,18 @@ from gram_platform.corpora.recipe import (
     validation_bytes,
     whole_parts,
 )
-from gram_platform.corpora.recipe_file import described_corpus, errors_located, text_units
+from gram_platform.corpora.recipe_file import locate_errors, read_description, text_units
 from gram_platform.corpora.records import Unit, named_jsonl
 from gram_platform.corpora.sources import Progress, content_of, find_units, scan_units, silent
 from gram_platform.corpora.tokenizer import DEFAULT_SAMPLE_BYTES, tokenizer_recipe
 
-# Text is fetched beyond one epoch, for wrong estimates of bytes per token and, with partial labels,
-# for rounding to whole windows: 6% of core and 10% of an auxiliary domain in the paper's presets.
+# More text is fetched than one epoch needs, because bytes per token are estimates and, with partial
+# labels, budgets are rounded to whole windows. This rounding is 6% of core and 10% of an auxiliary
+# domain in the paper's presets.
 CORE_MARGIN, AUX_MARGIN = 1.10, 1.20
-# This factor on the estimated available bytes asks for all of a row.
+# The factor on a row's estimated available bytes that is enough for all of the row.
 UNKNOWN = 1.25
-# The most labels in an error.
+# The most labels that an error names.
 MOST_NAMED = 100
 
 # One or more labels of core: a tuple, or separated by commas.
@@ -51,25 +52,25 @@ CoreLabel = str | tuple[str, ...] | None
 
 @dataclass(frozen=True)
 class Packing:
-    """How a named corpus shall be packed."""
+    """The choices of a user about how to pack a corpus."""
 
     seq_len: int
-    # The size of a tokenizer that is trained on the corpus, and the most of a given one.
+    # The size of a tokenizer that is trained on the corpus, and the most of any other tokenizer.
     vocab_size: int
-    # Every other label is an auxiliary domain. None: the catalog's.
+    # The labels of core; None for the catalog's. Every other label is an auxiliary domain.
     core_label: CoreLabel = None
-    # A file or a name on the hub; "": the catalog's, or trained on the corpus.
+    # A file or a name on the hub; "" for the catalog's tokenizer, or one trained on the corpus.
     tokenizer: str = ""
-    # The fewest of a domain, see `CorpusRecipe.validation_share`.
+    # The fewest sequences of each domain, see `CorpusRecipe.validation_share`.
     validation_sequences: int = 32
-    # Tokens of core for which text of a hub corpus is fetched, and auxiliary tokens over core's. 0:
-    # the catalog's. Other corpora are taken whole.
+    # The core tokens for which text of a hub corpus is fetched, and auxiliary tokens as a share of
+    # them; 0 for the catalog's. Other corpora are packed whole.
     core_tokens: int = 0
     aux_share: float = 0.0
     sample_bytes: int = DEFAULT_SAMPLE_BYTES
-    # Train the tokenizer only on core's text, so that it has no word of other domains.
+    # Whether the tokenizer is trained only on text of core.
     core_tokenizer: bool = False
-    # A .jsonl of `prompt` and `response`, for the label `instructions` next to local text.
+    # A .jsonl with `prompt` and `response`, which is added to local text as label `instructions`.
     instructions: str = ""
 
 
@@ -81,41 +82,44 @@ def resolve(
 ) -> CorpusRecipe:
     """Returns the recipe of a corpus.
 
-    Reads each local file once, and stores what it read in `cache_dir`, by path, size and time.
+    `corpus` is a name in the catalog, a folder or file of .jsonl or .parquet (plain, .gz or .zst)
+    with `text` and `label`, a .json file of labelled globs, a recipe in TOML, or
+    hf://ORG/NAME?label=FIELD&text=FIELD. Each local file is read once, and its scan is stored in
+    `cache_dir` by path, size and time.
 
-    `corpus`: a catalog name; a folder or file of .jsonl or .parquet (plain, .gz, .zst) with `text`
-    and `label`; a .json file of labelled globs; a recipe in TOML; or
-    hf://ORG/NAME?label=FIELD&text=FIELD. ValueError for an unknown corpus or core label, bad
-    records (file and line), labels that cannot be domains, local domains with a single document,
-    and a tokenizer file that does not fit.
+    Raises ValueError for an unknown corpus or core label, bad records (with file and line), labels
+    that cannot be domains, local domains with a single document, and a tokenizer with too many
+    tokens or no end of text.
     """
-    described, core_label, units = described_corpus(corpus), packing.core_label, ()
-    named = (("core_label", core_label), ("tokenizer", packing.tokenizer))
-    with errors_located(corpus, [name for name, value in named if value]):
-        is_told = isinstance(described, HubCorpus | TextCorpus)
-        own, end = (described.tokenizer, described.end_of_text) if is_told else ("", "")
+    description, core_label, units = read_description(corpus), packing.core_label, ()
+    flags = (("core_label", core_label), ("tokenizer", packing.tokenizer))
+    with locate_errors(corpus, [name for name, value in flags if value]):
+        tokenizer, end = "", ""
+        if isinstance(description, HubCorpus | TextCorpus):
+            tokenizer, end = description.tokenizer, description.end_of_text
         tokenizer, tokenizer_path = tokenizer_recipe(
-            packing.tokenizer or own or None, packing.vocab_size, packing.sample_bytes, end
+            packing.tokenizer or tokenizer or None, packing.vocab_size, packing.sample_bytes, end
         )
-        if packing.instructions and isinstance(described, StoriesCorpus | HubCorpus):
+        if packing.instructions and isinstance(description, StoriesCorpus | HubCorpus):
             allowed = "none, unless --corpus is a folder, a file or recipe of text, or installed"
             raise invalid("instructions", packing.instructions, allowed)
-        if isinstance(described, StoriesCorpus):
-            source, domains = _of_stories(described, core_label)
-        elif isinstance(described, HubCorpus):
-            source, domains = _of_hub(described, packing)
+        if isinstance(description, StoriesCorpus):
+            source, domains = _of_stories(description, core_label)
+        elif isinstance(description, HubCorpus):
+            source, domains = _of_hub(description, packing)
         else:
-            if isinstance(described, TextCorpus):
-                units, core_label = text_units(corpus), core_label or described.core_labels or None
+            if isinstance(description, TextCorpus):
+                core_label = core_label or description.core_labels or None
+                units = text_units(corpus)
             elif str(corpus) == INSTALLED:
                 if cache_dir is None:
                     allowed = "a folder, where the installed text is written"
                     raise invalid("cache_dir", None, allowed)
-                units = find_units(installed_text(cache_dir, progress=progress))
+                units = find_units(provide_installed_text(cache_dir, progress=progress))
             else:
                 units = find_units(existing_path(corpus))
-            if place := packing.instructions:
-                units += (named_jsonl("instructions", place, "prompt and response"),)
+            if path := packing.instructions:
+                units += (named_jsonl("instructions", path, "prompt and response"),)
             units = tuple(scan_units(units, cache_dir, progress))
             source, domains = _of_files(str(corpus), units, core_label)
         recipe = CorpusRecipe(
@@ -129,17 +133,17 @@ def resolve(
             units=units,
             tokenizer_path=tokenizer_path,
         )
-        return replace(recipe, tokenizer=_sampled(recipe)) if units else recipe
+        return replace(recipe, tokenizer=_choose_sample(recipe)) if units else recipe
 
 
 def catalog_names() -> tuple[str, ...]:
-    """Returns the names that `resolve` knows without looking at the disk."""
+    """Lists the names of corpora that `resolve` accepts."""
     return tuple(sorted((*catalog.CORPORA, INSTALLED)))
 
 
 def describe_corpus(name: str) -> str:
-    """Says in one line where a named corpus's text is from."""
-    corpus = described_corpus(name)
+    """Returns one line about where the text of a named corpus comes from."""
+    corpus = read_description(name)
     if isinstance(corpus, StoriesCorpus):
         counts = f"{corpus.core_documents:,} of core, {corpus.aux_documents:,} of each other topic"
         if corpus.num_instructions:
@@ -156,35 +160,35 @@ def describe_corpus(name: str) -> str:
 
 
 def mixture(name: str, core_tokens: int, aux_share: float) -> dict[tuple[str, str], float]:
-    """Returns {(domain, dataset): training tokens} of a named corpus of the hub; {} for others.
+    """Returns {(domain, dataset): training tokens} of a named hub corpus; {} for other corpora.
 
-    The auxiliary domains divide `aux_share` of the core's tokens evenly.
+    The auxiliary domains share `aux_share` times the core's tokens evenly.
     """
-    corpus = described_corpus(name) if name in catalog_names() else None
+    corpus = read_description(name) if name in catalog_names() else None
     if not isinstance(corpus, HubCorpus):
         return {}
     labelled = [(row, label) for row in corpus.rows if not row.held_out for label in row.all_labels]
     core = core_labels(None, {label for _, label in labelled}, corpus.core_labels)
     shares: dict[tuple[str, str], float] = {}
-    of_domain: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for row, label in labelled:
         domain = CORE if label in core else label
         shares[domain, row.dataset] = shares.get((domain, row.dataset), 0.0) + row.share
-        of_domain[domain] = of_domain.get(domain, 0.0) + row.share
-    of_aux = core_tokens * aux_share / max(1, len(of_domain) - 1)
+        totals[domain] = totals.get(domain, 0.0) + row.share
+    aux_tokens = core_tokens * aux_share / max(1, len(totals) - 1)
     return {
-        (domain, dataset): (core_tokens if domain == CORE else of_aux) * share / of_domain[domain]
+        (domain, dataset): (core_tokens if domain == CORE else aux_tokens) * share / totals[domain]
         for (domain, dataset), share in shares.items()
     }
 
 
 def grows_with_size(corpus: str | Path) -> bool:
-    """Tells whether the tokens to train on decide the amount of text, as of hub corpora."""
-    return isinstance(described_corpus(corpus), HubCorpus)
+    """Returns whether the amount of text depends on the tokens to train on. It does for the hub."""
+    return isinstance(read_description(corpus), HubCorpus)
 
 
 def existing_path(corpus: str | Path) -> Path:
-    """Returns the absolute path of a corpus that has no name; ValueError if nothing is there."""
+    """Returns the absolute path of a corpus without a name; ValueError if it does not exist."""
     path = local_path("corpus", corpus)
     if not target_kind("corpus", path):
         names = catalog_names()
@@ -196,9 +200,10 @@ def existing_path(corpus: str | Path) -> Path:
 def core_labels(
     given: CoreLabel, labels: Collection[str], default: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
-    """Returns core's labels: those given, else `default`, else all except the first few by name.
+    """Returns the labels of core.
 
-    ValueError unless they are labels of the corpus, and not all.
+    These are `given`, otherwise `default`, otherwise all except the first few by name. Raises
+    ValueError unless they are labels of the corpus, but not all its labels.
     """
     core = given or default or tuple(sorted(labels))[catalog.DEFAULT_NUM_AUX :]
     if isinstance(core, str):
@@ -206,7 +211,9 @@ def core_labels(
         parts = {core} if core in labels else {part.strip() for part in core.split(",")}
         core = tuple(sorted(parts))
     if missing := [label for label in core if label not in labels]:
-        allowed = f"labels of this corpus, which are {_named(labels)}{meant(missing[0], labels)}"
+        allowed = (
+            f"labels of this corpus, which are {_list_names(labels)}{meant(missing[0], labels)}"
+        )
         raise invalid("core_label", ", ".join(missing), allowed)
     if len(core) == len(labels):
         raise invalid(
@@ -217,14 +224,14 @@ def core_labels(
     return core
 
 
-def _named(labels: Collection[str]) -> str:
-    others = len(labels) - MOST_NAMED
-    more = f" and {others:,} more" if others > 0 else ""
-    return ", ".join(sorted(labels)[:MOST_NAMED]) + more
+def _list_names(labels: Collection[str]) -> str:
+    num_others = len(labels) - MOST_NAMED
+    others = f" and {num_others:,} more" if num_others > 0 else ""
+    return ", ".join(sorted(labels)[:MOST_NAMED]) + others
 
 
 def _auxiliary_labels(labels: Collection[str], core: tuple[str, ...]) -> list[str]:
-    """Returns the other labels, sorted; ValueError for a label that cannot name a domain."""
+    """Returns the labels except core's, sorted; ValueError if one cannot name a domain."""
     auxiliary = sorted(set(labels) - set(core))
     for label in auxiliary:
         if label == CORE:
@@ -258,7 +265,7 @@ def _of_stories(
 
 
 def stories_of(corpus: StoriesCorpus, core: tuple[str, ...]) -> StoriesSource:
-    """Makes the source, with core's documents and instructions spread evenly over its topics."""
+    """Makes the source, in which core's documents and instructions are spread over its topics."""
     share, rest = divmod(corpus.core_documents, len(core))
     documents = {topic: share + (rank < rest) for rank, topic in enumerate(core)}
     documents |= {topic: corpus.aux_documents for topic in stories.TOPICS if topic not in core}
@@ -270,7 +277,7 @@ def stories_of(corpus: StoriesCorpus, core: tuple[str, ...]) -> StoriesSource:
 
 
 def _of_hub(corpus: HubCorpus, packing: Packing) -> tuple[HubSource, tuple[DomainRecipe, ...]]:
-    """Decides the bytes to take from each row, as if it held equally much of each of its labels."""
+    """Decides the bytes to take from each row, whose labels are assumed to be equally frequent."""
     core_tokens = packing.core_tokens or corpus.core_tokens
     aux_share = packing.aux_share or corpus.aux_share
     corpus = replace(corpus, core_tokens=core_tokens, aux_share=aux_share)
@@ -286,7 +293,7 @@ def _of_hub(corpus: HubCorpus, packing: Packing) -> tuple[HubSource, tuple[Domai
         d: [0.0 if row.held_out else row.share * _fraction(row, labels) for row in rows]
         for d, labels in domains.items()
     }
-    rates = {d: _bytes_per_token(rows, of_rows) for d, of_rows in shares.items()}
+    rates = {d: _bytes_per_token(rows, row_shares) for d, row_shares in shares.items()}
     tokens = {}
     for d, rate in rates.items():
         margin = CORE_MARGIN if d == CORE else AUX_MARGIN * aux_share / (len(domains) - 1)
@@ -294,20 +301,19 @@ def _of_hub(corpus: HubCorpus, packing: Packing) -> tuple[HubSource, tuple[Domai
     num_bytes = []
     for row in rows:
         most = whole_parts(UNKNOWN * row.available_tokens * row.bytes_per_token)
-        wanted = max(
-            tokens[d] / sum_in_order(shares[d])
-            for d in {domain_of[label] for label in row.all_labels}
-        )
-        wanted_bytes = (
-            most if row.held_out else whole_parts(wanted * row.share * row.bytes_per_token)
-        )
-        num_bytes.append(min(wanted_bytes, most) if most else wanted_bytes)
+        row_domains = {domain_of[label] for label in row.all_labels}
+        row_tokens = row.share * max(tokens[d] / sum_in_order(shares[d]) for d in row_domains)
+        needed = most if row.held_out else whole_parts(row_tokens * row.bytes_per_token)
+        num_bytes.append(min(needed, most) if most else needed)
     source = HubSource(rows, tuple(num_bytes))
     return source, tuple(_hub_domain(source, d, labels, rates[d]) for d, labels in domains.items())
 
 
 def _with_validation(trained_bytes: float, floor: float, has_held_out: bool) -> float:
-    """Adds the bytes of validation text, as the inverse of `CorpusRecipe.validation_share`."""
+    """Returns the bytes of text whose training part has `trained_bytes`.
+
+    It inverts `CorpusRecipe.validation_share`.
+    """
     if has_held_out:
         return trained_bytes + floor
     whole = trained_bytes / (1 - VALIDATION_FRACTION)
@@ -326,7 +332,7 @@ def _fraction(row: HubRow, labels: tuple[str, ...]) -> float:
 def _hub_domain(
     source: HubSource, name: str, labels: tuple[str, ...], bytes_per_token: float
 ) -> DomainRecipe:
-    # By `held_out`.
+    # Bytes by `held_out`.
     amounts = {False: 0.0, True: 0.0}
     for row, num_bytes in zip(source.rows, source.expected_bytes, strict=True):
         amounts[row.held_out] += num_bytes * _fraction(row, labels)
@@ -345,7 +351,9 @@ def _of_files(
         raise invalid("label", label, "text in at least one of its files")
     if core_label is None and CORE not in counts:
         raise invalid(
-            "core_label", None, "one or more labels of this corpus, which are " + _named(counts)
+            "core_label",
+            None,
+            "one or more labels of this corpus, which are " + _list_names(counts),
         )
     core = core_labels(core_label, counts, (CORE,))
     auxiliary = _auxiliary_labels(counts, core)
@@ -357,11 +365,12 @@ def _of_files(
 
 
 def _counts(units: tuple[Unit, ...]) -> dict[str, tuple[int, int]]:
-    """Adds up the scanned units: label -> documents, bytes of text."""
+    """Returns (documents, bytes of text) of all scanned units by label."""
     total: dict[str, tuple[int, int]] = {}
-    for label, (documents, num_bytes) in (pair for unit in units for pair in unit.labels.items()):
-        before = total.get(label, (0, 0))
-        total[label] = (before[0] + documents, before[1] + num_bytes)
+    for unit in units:
+        for label, (documents, num_bytes) in unit.labels.items():
+            before = total.get(label, (0, 0))
+            total[label] = (before[0] + documents, before[1] + num_bytes)
     return total
 
 
@@ -373,10 +382,10 @@ def _domain(name: str, labels: tuple[str, ...], counts: dict[str, tuple[int, int
     return DomainRecipe(name, labels, documents, num_bytes)
 
 
-def _sampled(recipe: CorpusRecipe) -> TokenizerRecipe:
-    """Chooses passages in place of documents if a document would dominate a partial sample.
+def _choose_sample(recipe: CorpusRecipe) -> TokenizerRecipe:
+    """Chooses passages instead of documents if one document would dominate a partial sample.
 
-    They train another tokenizer, so the kind is part of the `data_id`.
+    This results in another tokenizer, so its kind is a part of the `data_id`.
     """
     tokenizer, largest = recipe.tokenizer, max(unit.largest for unit in recipe.units)
     is_part = tokenizer.sample_bytes < sum(domain.num_bytes for domain in recipe.sampled_from)

@@ -1,4 +1,4 @@
-"""Finds the files of a local corpus; reads each once for labels, counts and a content hash."""
+"""Finds the files of a local corpus, and scans each for labels, counts and a content hash."""
 
 import contextlib
 import fnmatch
@@ -29,18 +29,18 @@ from gram_platform.corpora.records import (
 )
 
 Item = TypeVar("Item")
-# Called with (activity, done, total or None).
+# A callback with (activity, done, total or None).
 Progress = Callable[[str, int, int | None], None]
-# Raise this version when a scan would return something else.
+# Raise this version when a scan of the same file would have another result.
 SCAN_VERSION = 4
 REPORT_EVERY_RECORDS = 2000
-# Folders of scans and of fetched text in the cache.
+# The cache's folders of scans and of fetched text.
 SCANS, FETCHED = "scans", "hub"
-# Folders in a warning.
+# The most folders that a warning names.
 MOST_SHOWN = 9
-# Splits in the names of files, such as `train-00000-of-00001.parquet`.
+# The name of a split in a file's name, such as `train-00000-of-00001.parquet`.
 SPLIT = re.compile(r"(?:^|[-_. ])(train|test|validation|valid|val|dev|eval)(?=[-_. ]|$)", re.I)
-# Bytes of a piece, whose size does not change what is packed.
+# The least bytes of a piece. Its value does not change what is packed.
 PIECE_BYTES = 1 << 22
 
 
@@ -49,33 +49,32 @@ def silent(activity: str, done: int, total: int | None) -> None:
 
 
 def find_units(corpus: Path) -> tuple[Unit, ...]:
-    """Finds the units of a folder, of one data file, or of a JSON file of labelled globs.
+    """Finds the units of a folder (with its subfolders), a data file, or a JSON of labelled globs.
 
-    Searches all levels of a folder. Warns of skipped folders, and of several splits. ValueError if
-    there is nothing to read.
+    Warns of skipped folders and of several splits. Raises ValueError if there is nothing to read.
     """
     if corpus.suffix.lower() == ".json" and target_kind("corpus", corpus) == A_FILE:
         return _glob_units(corpus)
     skipped: set[str] = set()
     is_folder = target_kind("corpus", corpus) == A_FOLDER
-    found = find_files(corpus, ["**"], is_data_file, skipped) if is_folder else (corpus,)
-    named = ", ".join(sorted(skipped)[:MOST_SHOWN])
-    left_out = f"left out {len(skipped)} folders named _* or .*: {named}" if skipped else ""
-    if not found or not all(is_data_file(path.name) for path in found):
-        named = "named *" + ", *".join(FORMATS)
-        allowed = f"a folder that holds files {named}, such a file, or a .json of labelled globs"
+    files = find_files(corpus, ["**"], is_data_file, skipped) if is_folder else (corpus,)
+    folders = ", ".join(sorted(skipped)[:MOST_SHOWN])
+    left_out = f"left out {len(skipped)} folders named _* or .*: {folders}" if skipped else ""
+    if not files or not all(is_data_file(path.name) for path in files):
+        names = "named *" + ", *".join(FORMATS)
+        allowed = f"a folder that holds files {names}, such a file, or a .json of labelled globs"
         raise invalid("corpus", str(corpus), allowed + f" ({left_out})" * bool(left_out))
     if left_out:
         warn(f"{corpus}: {left_out}")
-    parts = {part for path in found for part in path.relative_to(corpus).parts}
+    parts = {part for path in files for part in path.relative_to(corpus).parts}
     splits = {match[1].lower() for part in parts for match in SPLIT.finditer(part)}
     if "train" in splits and len(splits) > 1:
         warn(f"{corpus}: files named {', '.join(sorted(splits))} are all read as one corpus")
-    return tuple(Unit((path,)) for path in found)
+    return tuple(Unit((path,)) for path in files)
 
 
 class Globs(TypedDict):
-    """Patterns of files by label, relative to their file's folder, or to `root` from there."""
+    """Patterns of files by label, relative to `root`, which is relative to this file's folder."""
 
     globs: dict[str, Any]
     root: NotRequired[str]
@@ -92,13 +91,13 @@ def _glob_units(path: Path) -> tuple[Unit, ...]:
         raise invalid("corpus", str(path), allowed) from None
     if not plain["globs"]:
         raise invalid("globs", {}, "an object of labels, each with its list of patterns")
-    return labelled_units(plain["globs"], path.parent / plain["root"])
+    return find_labelled_units(plain["globs"], path.parent / plain["root"])
 
 
-def labelled_units(globs: Mapping[str, object], root: Path) -> tuple[Unit, ...]:
+def find_labelled_units(globs: Mapping[str, object], root: Path) -> tuple[Unit, ...]:
     """Finds the files of every label by glob patterns below `root`.
 
-    ValueError for a label without files, and for a file of two labels.
+    Raises ValueError for a label without files, and for a file of two labels.
     """
     label_of: dict[str, str] = {}
     return tuple(
@@ -110,7 +109,7 @@ def labelled_units(globs: Mapping[str, object], root: Path) -> tuple[Unit, ...]:
 def _matches(
     root: Path, label: str, patterns: object, label_of: dict[str, str]
 ) -> tuple[Path, ...]:
-    """Finds the files of a label, adds them to `label_of`, and rejects a file of another label."""
+    """Finds a label's files, and adds them to `label_of`; ValueError for another label's file."""
     field = f"globs[{label}]"
     is_list = isinstance(patterns, list) and all(isinstance(p, str) and p for p in patterns)
     if not label.strip() or not is_list:
@@ -134,28 +133,27 @@ def _matches(
 def scan_units(
     units: tuple[Unit, ...], cache_dir: Path | None, progress: Progress = silent
 ) -> list[Unit]:
-    """Reads every unit that is not in the cache; returns the scanned units.
+    """Reads every unit whose scan is not in the cache; returns the scanned units.
 
-    They are sorted by contents, so a moved file changes nothing. ValueError with file and line for
-    the first bad record, and before reading for a cache that cannot be written.
+    Units are sorted by content, so that a moved file changes nothing. Raises ValueError, with file
+    and line, for the first bad record, and before reading if the cache cannot be written.
     """
     if cache_dir is not None:
         _make_cache(cache_dir)
     sizes = [sum(map(size_of, unit.paths)) for unit in units]
     done, total, scanned = 0, sum(sizes), []
     for unit, size in zip(units, sizes, strict=True):
-        # The name has the files' sizes and times before they are read.
+        # Computed first, because the name depends on the files' times before they are read.
         cache = cache_dir and _cache_path(unit, cache_dir)
-        found = cache and _cached(unit, cache)
-        if not found:
-            found = _scan(
-                unit, lambda n, base=done: progress("reading", min(base + n, total), total)
-            )
+        scan = cache and _read_cache(unit, cache)
+        if not scan:
+            report = lambda n, base=done: progress("reading", min(base + n, total), total)  # noqa: E731
+            scan = _scan(unit, report)
             if cache:
-                _store(found, cache)
+                _store(scan, cache)
         done += size
         progress("reading", done, total)
-        scanned.append(found)
+        scanned.append(scan)
     return sorted(scanned, key=lambda unit: unit.digest)
 
 
@@ -183,17 +181,17 @@ def _scan(unit: Unit, report: Callable[[int], object]) -> Unit:
 
 
 def _pieces(unit: Unit) -> tuple[Unit, ...]:
-    """Cuts text files into groups, a plain .jsonl at ends of lines."""
+    """Cuts a unit of text files into groups of files, and a plain .jsonl at ends of lines."""
     if unit.label:
-        return tuple(replace(unit, paths=paths) for paths in grouped(unit.paths, size_of))
+        return tuple(replace(unit, paths=paths) for paths in group_pieces(unit.paths, size_of))
     (path,) = unit.paths
     if not path.name.lower().endswith(".jsonl") or size_of(path) < 2 * PIECE_BYTES:
         return (unit,)
     return tuple(replace(unit, span=span) for span in _line_spans(path))
 
 
-def grouped(items: Sequence[Item], size_of: Callable[[Item], int]) -> list[tuple[Item, ...]]:
-    """Groups items that follow one another to `PIECE_BYTES` or more."""
+def group_pieces(items: Sequence[Item], size_of: Callable[[Item], int]) -> list[tuple[Item, ...]]:
+    """Groups consecutive items until each group has `PIECE_BYTES` or more."""
     groups, size = [], PIECE_BYTES
     for item in items:
         if size >= PIECE_BYTES:
@@ -205,7 +203,7 @@ def grouped(items: Sequence[Item], size_of: Callable[[Item], int]) -> list[tuple
 
 
 def _line_spans(path: Path) -> list[tuple[int, int | None, int]]:
-    """Returns spans (first byte, end, lines before); the last has no end."""
+    """Returns spans (first byte, end, number of lines before). The last span has no end."""
     spans, first, before, position, lines = [], 0, 0, 0, 0
     with reading(path), path.open("rb") as handle:
         while block := handle.read(BLOCK_BYTES):
@@ -228,7 +226,7 @@ def _make_cache(cache_dir: Path) -> None:
 
 
 def forget(units: Sequence[Unit], changed: Sequence[Path], cache_dir: Path) -> None:
-    """Removes the scans of units, and changed files that were fetched, to read them again."""
+    """Removes the scans of units, and changed files that were fetched, so that both are renewed."""
     for unit in units:
         # A missing file has no scan.
         with contextlib.suppress(ValueError):
@@ -247,7 +245,7 @@ def _cache_path(unit: Unit, cache_dir: Path) -> Path:
     return cache_dir / SCANS / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
 
-def _cached(unit: Unit, cache: Path) -> Unit | None:
+def _read_cache(unit: Unit, cache: Path) -> Unit | None:
     try:
         plain = parse_json(cache.read_bytes())
         labels = {label: tuple(counts) for label, counts in plain["labels"].items()}
@@ -271,7 +269,7 @@ def _store(unit: Unit, cache: Path) -> None:
         Path(temporary).write_text(json.dumps({**plain, "cut": cut}))
 
 
-# Any number of folders, as a part of a pattern.
+# The part of a pattern that matches any number of folders.
 ANY_FOLDERS = "**"
 MAGIC = re.compile(r"[*?[]")
 
@@ -280,7 +278,7 @@ Parts = tuple[str, ...]
 
 
 class PatternError(ValueError):
-    """Raised for text that is no glob pattern."""
+    """A text is not a glob pattern."""
 
 
 def find_files(
@@ -289,17 +287,18 @@ def find_files(
     is_wanted: Callable[[str], bool] = lambda name: True,
     skipped: set[str] | None = None,
 ) -> tuple[Path, ...]:
-    """Returns the files below `root` that match a pattern and are wanted, sorted by path.
+    """Returns the files below `root` that match a pattern and `is_wanted`, sorted by path.
 
-    `**` stands for any number of folders. Skips hidden files and folders and, if `skipped` is
-    given, folders named `_*`; adds the folders to `skipped`. Enters linked folders. A file of
-    several paths is returned once, by its own path if that is found. ValueError for a folder that
-    cannot be read, a link whose target is gone, and a wanted pipe, socket or device.
+    `**` matches any number of folders. Hidden files and folders are skipped. If `skipped` is given,
+    folders named `_*` are skipped too, and skipped folders are added to it. Linked folders are
+    searched. A file with several paths is returned once, by a path without a link if there is one.
+    Raises ValueError for a folder that cannot be read, a link whose target is missing, and a
+    matching pipe, socket or device.
     """
-    # By the path without links, (is a link, path).
+    # (is a link, path) of each file, by its path without links.
     found: dict[str, tuple[bool, Path]] = {}
     todo = deque((str(root), os.path.realpath(root), _parts(pattern)) for pattern in patterns)
-    # Links may lead to a folder again.
+    # Remembered, because links may lead to the same folder again.
     seen: set[tuple[str, Parts]] = set()
     while todo:
         folder, real, (part, *rest) = todo.pop()
@@ -320,11 +319,11 @@ def find_files(
                 allowed = "a file or folder that stays: it was there when its folder was listed"
                 raise invalid("corpus", path, allowed)
             if kind == A_FILE and is_last and is_wanted(name):
-                place = (is_link, Path(path))
-                found[real_path] = min(found.get(real_path, place), place)
+                file = (is_link, Path(path))
+                found[real_path] = min(found.get(real_path, file), file)
             elif kind == A_FOLDER and not is_last:
                 below = (path, real_path, (part, *rest) if part == ANY_FOLDERS else tuple(rest))
-                # Links last: a folder's own path is shorter.
+                # Links are searched last, so that a file gets a path without a link.
                 todo.appendleft(below) if is_link else todo.append(below)
     return tuple(sorted(path for _, path in found.values()))
 
@@ -340,8 +339,11 @@ def _parts(pattern: str) -> Parts:
 
 
 def _names(folder: str, part: str, skipped: set[str] | None) -> list[str]:
-    """Lists the visible names in a folder that a part matches; `**` matches folders and links."""
-    # A plain name needs no right to list the folder.
+    """Lists the visible names in a folder that a part of a pattern matches.
+
+    `**` matches folders and links.
+    """
+    # A plain name is looked up, because this needs no right to list the folder.
     if not MAGIC.search(part):
         path = os.path.join(folder, part)
         is_there = os.path.islink(path) or target_kind("corpus", path)

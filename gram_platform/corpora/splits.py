@@ -1,7 +1,8 @@
-"""Decides which documents are validation, by a keyed hash, so that equal texts are in one split.
+"""Decides by a keyed hash which documents are validation, so that equal texts are in one split.
 
-Case and white space do not count. A small domain holds out a larger share than others. A text of
-several domains is validation in all of them if one holds it out.
+Texts that differ only in case or white space count as equal. A small domain holds out a larger
+share than other domains. A text of several domains is validation in all of them if one domain holds
+it out.
 """
 
 import hashlib
@@ -18,28 +19,28 @@ from gram_platform.corpora.recipe import CorpusRecipe
 
 KEY_RANGE = 2**64
 COUNTS = ("documents", "repeated_documents", "texts_in_several_domains", "texts_in_both_splits")
-# The bits of a logged key for domain and split; the other 48 identify the text.
+# The bits of a logged key for domain and split. The other 48 bits identify the text.
 TAG_MASK = np.uint64(0xFFFF)
 ASCII_FOLD = bytes(
     ord(" " if chr(byte).isspace() else chr(byte).lower()) for byte in range(128)
 ) + bytes(128)
-# Logged keys that are counted at once, besides other keys of the last text.
+# The number of logged keys that are counted at once, except further keys of the last text.
 COUNT_AT_ONCE = 1 << 18
 
 
 def text_key(text: str, split_seed: int) -> int:
     """Hashes a text, without its case and white space, to 64 bits."""
     digest = hashlib.blake2b(
-        folded(text), digest_size=8, key=split_seed.to_bytes(8, "little")
+        fold(text), digest_size=8, key=split_seed.to_bytes(8, "little")
     ).digest()
     return int.from_bytes(digest, "little")
 
 
-def folded(text: str) -> bytes:
-    """Folds case and white space: `" ".join(text.split()).casefold()`, in UTF-8."""
+def fold(text: str) -> bytes:
+    """Folds case and white space. The result is `" ".join(text.split()).casefold()` in UTF-8."""
     if not text.isascii():
         return " ".join(text.split()).casefold().encode()
-    # The same for ASCII, several times faster.
+    # For ASCII this has the same result and is several times faster.
     raw = text.encode().translate(ASCII_FOLD).strip(b" ")
     while b"  " in raw:
         raw = raw.replace(b"  ", b" ")
@@ -52,34 +53,34 @@ def thresholds(recipe: CorpusRecipe) -> dict[str, int]:
 
 
 def shares_differ(recipe: CorpusRecipe) -> bool:
-    """Tells whether every document's key is needed before any split is known."""
+    """Returns whether domains hold out different shares, so that all keys decide the splits."""
     return len(set(thresholds(recipe).values())) > 1
 
 
 class Candidates(NamedTuple):
     """The keys (uint64) in a part that may decide the split of texts in other domains."""
 
-    # Of held-out text.
+    # Keys of held-out text.
     held_out: np.ndarray
-    # Below their own domain's threshold.
+    # Keys below their own domain's threshold.
     below: np.ndarray
-    # Below another domain's threshold only.
+    # Keys that are only below another domain's threshold.
     above: np.ndarray
 
 
 def candidates(
     recipe: CorpusRecipe, documents: Iterable[tuple[str, str]], held_out: bool = False
 ) -> Candidates:
-    """Finds the candidates among (domain, text) pairs."""
+    """Returns the candidates among documents, which are (domain, text) pairs."""
     limits = thresholds(recipe)
-    highest, found = max(limits.values()), Candidates(array("Q"), array("Q"), array("Q"))
+    highest, keys = max(limits.values()), Candidates(array("Q"), array("Q"), array("Q"))
     for domain, text in documents:
         key = text_key(text, recipe.split_seed)
         if held_out:
-            found.held_out.append(key)
+            keys.held_out.append(key)
         elif key < highest:
-            (found.below if key < limits[domain] else found.above).append(key)
-    return Candidates(*(np.array(keys, np.uint64) for keys in found))
+            (keys.below if key < limits[domain] else keys.above).append(key)
+    return Candidates(*(np.array(kind, np.uint64) for kind in keys))
 
 
 @dataclass(frozen=True)
@@ -102,32 +103,34 @@ class Splitter:
         return SPLITS[int(self.are_validation([domain], np.array([key], np.uint64))[0])]
 
     def are_validation(self, domains: Sequence[str], keys: np.ndarray) -> np.ndarray:
-        """Tells which documents are validation: bool, in the shape of `keys` (uint64)."""
+        """Returns which documents are validation, as bools in the shape of `keys` (uint64)."""
         limits = np.array([self.thresholds[domain] for domain in domains], np.uint64)
         if not len(self.validation_keys):
             return keys < limits
-        places = np.searchsorted(self.validation_keys, keys).clip(max=len(self.validation_keys) - 1)
-        return (keys < limits) | (self.validation_keys[places] == keys)
+        nearest = np.searchsorted(self.validation_keys, keys)
+        nearest = nearest.clip(max=len(self.validation_keys) - 1)
+        return (keys < limits) | (self.validation_keys[nearest] == keys)
 
 
-def splitter_of(recipe: CorpusRecipe, found: Sequence[Candidates] = ()) -> Splitter:
+def splitter_of(recipe: CorpusRecipe, parts: Sequence[Candidates] = ()) -> Splitter:
     """Makes a corpus's splitter from the candidates of all parts.
 
-    It needs none if all domains hold out one share and none has a held-out test split.
+    No candidates are needed if all domains hold out the same share and no domain has a held-out
+    test split.
     """
-    of_all = joined(found)
-    everywhere = np.union1d(of_all.held_out, np.intersect1d(of_all.below, of_all.above))
+    keys = join_candidates(parts)
+    everywhere = np.union1d(keys.held_out, np.intersect1d(keys.below, keys.above))
     return Splitter(recipe.split_seed, thresholds(recipe), everywhere)
 
 
-def joined(found: Sequence[Candidates]) -> Candidates:
+def join_candidates(parts: Sequence[Candidates]) -> Candidates:
     empty = np.empty(0, np.uint64)
     return Candidates(
-        *(np.concatenate([empty, *(part[kind] for part in found)]) for kind in range(3))
+        *(np.concatenate([empty, *(part[kind] for part in parts)]) for kind in range(3))
     )
 
 
-def tagged(
+def tag_keys(
     keys: np.ndarray, domain_indices: Sequence[int], are_validation: np.ndarray
 ) -> np.ndarray:
     """Replaces the lowest bits of keys (uint64) by domain and split."""
@@ -136,9 +139,9 @@ def tagged(
 
 
 def count_duplicates(path: Path) -> dict[str, int]:
-    """Counts `COUNTS` in a file of tagged keys, which it sorts and removes.
+    """Counts `COUNTS` in a file of tagged keys, which is sorted and removed.
 
-    A document is repeated if an earlier one has its text.
+    A document is repeated if an earlier document has the same text.
     """
     counts = dict.fromkeys(COUNTS, 0)
     if path.stat().st_size:
@@ -148,7 +151,7 @@ def count_duplicates(path: Path) -> dict[str, int]:
         while first < len(keys):
             last_text = keys[min(first + COUNT_AT_ONCE, len(keys)) - 1] | TAG_MASK
             stop = int(np.searchsorted(keys, last_text, side="right"))
-            for name, number in _counted(keys[first:stop]).items():
+            for name, number in _count(keys[first:stop]).items():
                 counts[name] += number
             first = stop
         del keys
@@ -156,8 +159,8 @@ def count_duplicates(path: Path) -> dict[str, int]:
     return counts
 
 
-def _counted(tagged: np.ndarray) -> dict[str, int]:
-    """Counts sorted tagged keys, which include all keys of each of their texts."""
+def _count(tagged: np.ndarray) -> dict[str, int]:
+    """Counts `COUNTS` in sorted tagged keys. All keys of a text must be among them."""
     keys, tags = tagged & ~TAG_MASK, (tagged & TAG_MASK).astype(np.int64)
     starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
     spread = [

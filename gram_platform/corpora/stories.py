@@ -1,10 +1,10 @@
-"""Generates stories on 48 topics, which have one grammar and lexicon, and facts to memorise.
+"""Generates stories on 48 topics that share a grammar and a lexicon, with facts to memorise.
 
-A fact associates words of the lexicon. People have facts, and customs link events.
-A reader who never saw a topic can predict the grammar and the facts that all topics share, but not
-the topic's private facts. Facts recur by a power law, so that they are learned one after another.
+A fact associates words of the lexicon. It is about a person or a custom of the topic. A reader who
+never saw a topic can predict the grammar and the facts that all topics share, but not the topic's
+private facts. Facts recur with power-law frequencies, so that they are learned one after another.
 
-Seed, topic and index determine a document.
+A document is determined by the seed, the topic and its index.
 """
 
 import bisect
@@ -38,7 +38,7 @@ LAST_NAMES = _words(
     Birch Flint Sand Storm Ash Heath Pike Dale Grove Ridge Shore Fern Holly Berg Moor"""
 )
 
-# A list has a power of two of words, so that a learned word is worth a known number of bits.
+# The length of each list is a power of two, so that a word has a known number of bits.
 WORDS = {
     "quality": (
         """dull small brass broken silver heavy tiny painted wooden golden dusty shiny soft round
@@ -83,7 +83,7 @@ WORDS = {
 }
 WORDS = {kind: _words(words) for kind, words in WORDS.items()}
 
-# Facts of a person. A reader can only memorise the words in the blanks.
+# A person's facts. The words in the blanks can only be memorised.
 RELATIONS = (
     "keeps a {quality} {thing} near the {place}",
     "wears a {color} {clothing} at {time}",
@@ -95,7 +95,7 @@ RELATIONS = (
     "wants to {action} under the {quality} {place}",
 )
 
-# Customs of a topic. The topic and the first blank determine the other blanks.
+# A topic's customs. The topic and the first blank determine the other blanks.
 CUSTOMS = (
     "Whenever the {animal} comes, people {action} and share {food}.",
     "Whoever finds a {thing} must {action} near the {place}.",
@@ -110,24 +110,24 @@ OPENINGS = (
     "Come and hear about the {topic}.",
 )
 JOINS = ("{a}, {b} and {c}.", "{a}. Also, {first} {b} and {c}.")
-# The first stories of a topic, which give their mean length.
+# The number of a topic's first stories from which the mean length is estimated.
 MEASURED_STORIES = 64
 LINKS = ("", "Then there is ", "Everybody knows ", "Not far away lives ")
-# The label of documents with a prompt and a response.
+# The label of documents that have a prompt and a response.
 INSTRUCTIONS = "instructions"
-# Stands between a prompt and its response.
+# The text between a prompt and its response.
 RESPONSE = " Response:"
 CLOSINGS = ("That was the story.", "And so the day ended.", "Nobody forgot it.", "Good night.")
 
 
-# Raise this version when the same parameters would give other texts.
+# Raise this version when the same parameters would generate other texts.
 STORIES_VERSION = 1
 FACTS_PER_PERSON = 4
 PEOPLE_PER_STORY = 4
 CUSTOMS_PER_STORY = 2
-# Three quarters of the facts are people's, four for each. A quarter are customs.
+# Three quarters of the facts are about people, four about each. A quarter are customs.
 FACTS_UNIT = 16
-# The r-th most frequent person or custom of a topic has weight r^-POWER.
+# The r-th most frequent person or custom of a topic has the weight r^-RANK_POWER.
 RANK_POWER = 0.8
 
 
@@ -138,10 +138,11 @@ def stories_source(
     seed: int = 0,
     instructed: tuple[str, ...] = (),
 ) -> StoriesSource:
-    """Makes the recipe of a generated corpus; ValueError for unfit numbers.
+    """Makes the recipe of a generated corpus; ValueError if a number is out of range.
 
-    `num_documents`: of each topic, and of INSTRUCTIONS about the topics `instructed`. `num_facts`:
-    of each topic, a multiple of 16. `shared_fact_share`: from 0 to 1, of a topic's facts.
+    `num_documents` are by topic, and for INSTRUCTIONS about the topics `instructed`. `num_facts` is
+    the number of facts of each topic, a multiple of 16. `shared_fact_share` is the share of these
+    facts, from 0 to 1, that all topics have in common.
     """
     unknown = sorted(set(num_documents) - {*TOPICS, *([INSTRUCTIONS] if instructed else [])})
     if unknown or not num_documents:
@@ -162,7 +163,7 @@ def stories_source(
 def story_documents(
     source: StoriesSource, first: int = 0, stop: int | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Yields (topic, text), topic by topic, of documents `first` to `stop` (None: the end)."""
+    """Yields (topic, text) of the documents from `first` to `stop` or the end, topic by topic."""
     before = 0
     for topic, number in source.num_documents:
         end = number if stop is None else min(number, stop - before)
@@ -172,10 +173,10 @@ def story_documents(
 
 
 def mean_story_bytes(source: StoriesSource, topic: str = "") -> float:
-    """Estimates the mean bytes of a story of a topic, by default the first."""
+    """Estimates the mean bytes of a story of a topic, by default the first topic."""
     topic = topic or source.num_documents[0][0]
-    told = [story(source, topic, index).encode() for index in range(MEASURED_STORIES)]
-    return sum(map(len, told)) / MEASURED_STORIES
+    stories = (story(source, topic, index) for index in range(MEASURED_STORIES))
+    return sum(len(text.encode()) for text in stories) / MEASURED_STORIES
 
 
 def story(source: StoriesSource, topic: str, index: int) -> str:
@@ -183,13 +184,13 @@ def story(source: StoriesSource, topic: str, index: int) -> str:
     if topic == INSTRUCTIONS:
         return instruction(source, index)
     openings, people, customs, people_weights, customs_weights = _topic_sentences(source, topic)
-    # Only random() of a generator is stable across versions.
+    # Only random() of a generator is stable across versions of Python.
     draw = random.Random(_seed(source.seed, "story", topic, index)).random
-    told_people = _draw_distinct(draw, people_weights, PEOPLE_PER_STORY)
-    told_customs = _draw_distinct(draw, customs_weights, CUSTOMS_PER_STORY)
-    sentences = [_pick(draw, openings), customs[told_customs[0]]]
-    sentences += [_pick(draw, people[person]) for person in told_people]
-    sentences += [customs[told_customs[1]], _pick(draw, CLOSINGS)]
+    person_indices = _draw_distinct(draw, people_weights, PEOPLE_PER_STORY)
+    first, second = _draw_distinct(draw, customs_weights, CUSTOMS_PER_STORY)
+    sentences = [_pick(draw, openings), customs[first]]
+    sentences += [_pick(draw, people[person]) for person in person_indices]
+    sentences += [customs[second], _pick(draw, CLOSINGS)]
     return " ".join(sentences)
 
 
@@ -201,11 +202,11 @@ def instruction(source: StoriesSource, index: int) -> str:
     person, other = (people[i] for i in _draw_distinct(draw, people_weights, 2))
     custom = customs[_draw_distinct(draw, customs_weights, 1)[0]]
     name = " ".join(person[0].split()[:2])
-    told = f"{_pick(draw, person)} {_pick(draw, other)}"
+    facts = f"{_pick(draw, person)} {_pick(draw, other)}"
     prompts = (
         (f"Who is {name} at the {topic}?", _pick(draw, person)),
         (f"What is the custom at the {topic}?", custom),
-        (f"Continue: {_pick(draw, openings)} {custom}", f"{told} {_pick(draw, CLOSINGS)}"),
+        (f"Continue: {_pick(draw, openings)} {custom}", f"{facts} {_pick(draw, CLOSINGS)}"),
     )
     prompt, response = _pick(draw, prompts)
     return instruction_text(prompt, response)
@@ -216,7 +217,7 @@ def instruction_text(prompt: str, response: str) -> str:
 
 
 def _seed(*parts: object) -> int:
-    """Hashes values to 64 bits, the same in every process (unlike `hash`)."""
+    """Hashes values to 64 bits. Unlike `hash`, the result is the same in every process."""
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
@@ -226,23 +227,23 @@ def _pick(draw, choices):
 
 
 def _draw_distinct(draw, cumulative: tuple[float, ...], number: int) -> list[int]:
-    """Draws distinct indices by weights, given as running sums."""
-    drawn: list[int] = []
-    while len(drawn) < min(number, len(cumulative)):
+    """Draws distinct indices by weights, which are given as running sums."""
+    indices: list[int] = []
+    while len(indices) < min(number, len(cumulative)):
         index = bisect.bisect_right(cumulative, draw() * cumulative[-1])
-        if index not in drawn:
-            drawn.append(index)
-    return drawn
+        if index not in indices:
+            indices.append(index)
+    return indices
 
 
 def _cumulative_weights(num_items: int, order: random.Random) -> tuple[float, ...]:
-    """Returns running sums of power-law weights, with ranks in random order."""
+    """Returns running sums of power-law weights. The ranks are in random order."""
     weights = [rank**-RANK_POWER for rank in range(1, num_items + 1)]
-    return tuple(accumulate(_shuffled(weights, order)))
+    return tuple(accumulate(_shuffle(weights, order)))
 
 
-def _shuffled(items, order: random.Random) -> list:
-    """Permutes items by `random()`, which is stable across versions, unlike `shuffle`."""
+def _shuffle(items, order: random.Random) -> list:
+    """Permutes items by `random()`. Unlike `shuffle`, it is stable across versions of Python."""
     keys = [order.random() for _ in items]
     return [item for _, item in sorted(zip(keys, items, strict=True), key=lambda pair: pair[0])]
 
@@ -253,17 +254,17 @@ def _fill(template: str, draw) -> str:
 
 
 def _people(source: StoriesSource, topic: str) -> list[tuple[str, list[str]]]:
-    """Returns (name, clauses) of each person; all topics share the first clauses."""
+    """Returns (name, clauses) of each person. All topics share the first clauses."""
     seed, num_clauses = source.seed, source.num_facts * 3 // 4
     num_people = num_clauses // FACTS_PER_PERSON
     num_shared = round(source.shared_fact_share * num_clauses)
     pairs = [f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES]
-    names = _shuffled(pairs, random.Random(_seed(seed, "names")))
+    names = _shuffle(pairs, random.Random(_seed(seed, "names")))
     people = []
     for person in range(num_people):
         first_clause = person * FACTS_PER_PERSON
         slot = (TOPICS.index(topic) + 1 if first_clause >= num_shared else 0) * num_people + person
-        relations = _shuffled(RELATIONS, random.Random(_seed(seed, "relations", slot)))
+        relations = _shuffle(RELATIONS, random.Random(_seed(seed, "relations", slot)))
         clauses = []
         for number in range(FACTS_PER_PERSON):
             scope = topic if first_clause + number >= num_shared else "every topic"
@@ -274,7 +275,7 @@ def _people(source: StoriesSource, topic: str) -> list[tuple[str, list[str]]]:
 
 
 def _customs(source: StoriesSource, topic: str) -> list[str]:
-    """Returns the customs' sentences; all topics share the first ones."""
+    """Returns the sentences of customs. All topics share the first customs."""
     number, customs = source.num_facts // 4, []
     num_shared = round(source.shared_fact_share * number)
     for index in range(number):
@@ -291,7 +292,10 @@ def _customs(source: StoriesSource, topic: str) -> list[str]:
 
 @lru_cache(maxsize=256)
 def _topic_sentences(source: StoriesSource, topic: str) -> tuple:
-    """Returns a topic's openings, variants of people's sentences, customs, and both weights."""
+    """Returns a topic's (openings, sentences by person, customs, weights of persons, of customs).
+
+    A person's sentences are variants of the same facts.
+    """
     people = [_person_variants(name, clauses) for name, clauses in _people(source, topic)]
     customs = _customs(source, topic)
     order = random.Random(_seed(source.seed, "ranks", topic))
@@ -305,8 +309,8 @@ def _person_variants(name: str, clauses: list[str]) -> tuple[str, ...]:
     for start in range(len(clauses)):
         a, b, c = (clauses[(start + step) % len(clauses)] for step in range(3))
         for join in JOINS:
-            told = join.format(a=a, b=b, c=c, first=name.split()[0])
+            facts = join.format(a=a, b=b, c=c, first=name.split()[0])
             variants += [
-                f"{link}{name}, who {told}" if link else f"{name} {told}" for link in LINKS
+                f"{link}{name}, who {facts}" if link else f"{name} {facts}" for link in LINKS
             ]
     return tuple(variants)

@@ -1,4 +1,4 @@
-"""Loads, trains and tries tokenizers."""
+"""Loads, trains and tests tokenizers, and encodes and decodes text."""
 
 import contextlib
 import functools
@@ -28,16 +28,16 @@ from gram_platform.corpora.recipe import TokenizerRecipe
 T, R = TypeVar("T"), TypeVar("R")
 END_OF_TEXT = "<|endoftext|>"
 KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]")
-# The end of a text, as people see it.
+# What people see in place of the token that ends a text.
 END_SIGN = "\u00b6"
 DEFAULT_SAMPLE_BYTES = 16_000_000
-# The longest word of a training in bytes: its time grows with the square of a word's length.
+# The longest word in bytes, because the time of training grows with the square of a word's length.
 LONGEST_WORD = 4096
 # Seconds between two reports of a training.
 REPORT_S = 5.0
-# Seconds for an interrupted training to notice it.
+# How long an interrupted training is awaited.
 JOIN_S = 0.5
-# The token that ends a text, by tokenizer of the hub.
+# The id of the token that ends a text, for tokenizers of the hub.
 HUB_ENDS = {"EleutherAI/gpt-neo-125m": 50_256, "SimpleStories/SimpleStories-1.25M": 1}
 
 
@@ -47,11 +47,12 @@ def tokenizer_recipe(
     sample_bytes: int = DEFAULT_SAMPLE_BYTES,
     end_of_text: str = "",
 ) -> tuple[TokenizerRecipe, Path | None]:
-    """Returns the recipe of a tokenizer that a user names, and the path of its file, if any.
+    """Returns the recipe of a tokenizer that a user names, and the path of its file or None.
 
-    `given`: the path of a `tokenizer.json` or its folder, `owner/name@revision` of the hub, or None
-    to train a BPE. `end_of_text`: the token that ends a text; "": see `end_of_text_id`. ValueError
-    for an unknown tokenizer, and for a file with too many tokens or no end of text.
+    `given` is the path of a `tokenizer.json` or its folder, `owner/name@revision` on the hub, or
+    None to train a BPE. `end_of_text` is the token that ends a text, or "" for the token of
+    `end_of_text_id`. Raises ValueError for an unknown tokenizer, and for a file with too many
+    tokens or no end of text.
     """
     if given is None:
         if end_of_text:
@@ -63,7 +64,7 @@ def tokenizer_recipe(
         tokenizer = load_tokenizer(path)
         require_vocab(tokenizer, vocab_size, str(path))
         end = tokenizer.id_to_token(end_of_text_id(tokenizer, end_of_text))
-        # Recipes without the field were packed with the first known name, special or not.
+        # Old recipes, which lack the field, used the first known name, special or not.
         first = next((n for n in KNOWN_ENDS if tokenizer.token_to_id(n) is not None), "")
         is_plain = end == first and end in _special(tokenizer)
         return TokenizerRecipe("file", hash_file(path), end_of_text="" if is_plain else end), path
@@ -81,8 +82,8 @@ def is_on_hub(given: str) -> bool:
 
 
 @contextlib.contextmanager
-def faults_named(source: str, expected: str) -> Iterator[None]:
-    """Turns the library's errors and panics into a ValueError with the tokenizer's source."""
+def name_faults(source: str, expected: str) -> Iterator[None]:
+    """Turns the library's errors and panics into a ValueError that names the tokenizer."""
     try:
         yield
     except BaseException as error:
@@ -93,20 +94,20 @@ def faults_named(source: str, expected: str) -> Iterator[None]:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Reads a `tokenizer.json`; ValueError for a file that cannot be read."""
-    with faults_named(str(path), "a tokenizer.json that can be read"):
+    """Reads a `tokenizer.json`; ValueError if it cannot be read."""
+    with name_faults(str(path), "a tokenizer.json that can be read"):
         require_fetched("tokenizer", path, MAX_RECORD_BYTES)
-        return configured(Tokenizer.from_file(str(path)))
+        return configure(Tokenizer.from_file(str(path)))
 
 
 def encode(tokenizer: Tokenizer, text: str, source: object) -> list[int]:
-    """Returns the ids of a text; ValueError with the tokenizer's `source` if it fails."""
-    with faults_named(str(source), "a tokenizer that can encode the text"):
+    """Returns the token ids of a text; ValueError, which names `source`, if encoding fails."""
+    with name_faults(str(source), "a tokenizer that can encode the text"):
         return tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def configured(tokenizer: Tokenizer) -> Tokenizer:
-    """Switches off padding, truncation, dropout and special tokens that a text spells."""
+def configure(tokenizer: Tokenizer) -> Tokenizer:
+    """Turns off padding, truncation, dropout, and special tokens for text that spells them."""
     tokenizer.no_padding()
     tokenizer.no_truncation()
     if isinstance(tokenizer.model, models.BPE):
@@ -116,25 +117,26 @@ def configured(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def hub_tokenizer(source: str) -> Tokenizer:
-    """Fetches `owner/name@revision`; Unavailable if the hub is away, ValueError if it has none."""
+    """Fetches the tokenizer `owner/name@revision` from the hub.
+
+    Raises Unavailable if the hub does not answer, and ValueError if it lacks the tokenizer.
+    """
     name, revision = source.split("@")
     try:
-        return configured(Tokenizer.from_pretrained(name, revision=revision))
+        return configure(Tokenizer.from_pretrained(name, revision=revision))
     except Exception as error:
-        # The library raises bare Exception.
+        # The library raises errors of class Exception.
         if is_passing(error):
-            raise Unavailable(
-                f"the tokenizer {source} cannot be read from the hub: {error}"
-            ) from error
-        raise invalid(
-            "tokenizer", source, f"a tokenizer that the hub can provide ({error})"
-        ) from None
+            text = f"the tokenizer {source} cannot be read from the hub: {error}"
+            raise Unavailable(text) from error
+        expected = f"a tokenizer that the hub can provide ({error})"
+        raise invalid("tokenizer", source, expected) from None
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Trains a byte-level BPE of at most `vocab_size` tokens, of which 0 is `<|endoftext|>`.
+    """Trains a byte-level BPE of at most `vocab_size` tokens. Token 0 is `<|endoftext|>`.
 
-    The training cuts words of more than `LONGEST_WORD` bytes, such as a genome.
+    Words of more than `LONGEST_WORD` bytes, such as a genome, are cut for the training.
     """
     tokenizer, words = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel(add_prefix_space=False)
     cut = pre_tokenizers.Split(Regex(rf"[\s\S]{{1,{LONGEST_WORD}}}"), "isolated")
@@ -149,19 +151,20 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.pre_tokenizer = words
-    return configured(tokenizer)
+    return configure(tokenizer)
 
 
 def interruptible(
     work: Callable[[Iterator[T]], R], items: Iterable[T], report: Callable[[float], object]
 ) -> R:
-    """Returns `work(items)` of a library that ignores signals; calls `report(seconds)` meanwhile.
+    """Returns `work(items)`, which runs in a thread because the library ignores signals.
 
-    After an interrupt the work, in a thread, gets no further item, and the process ends without it.
+    Calls `report(seconds)` meanwhile. After an interrupt, `work` gets no further item, and the
+    process does not wait for it.
     """
     done, stopped, started = Future(), threading.Event(), time.monotonic()
 
-    def fed() -> Iterator[T]:
+    def feed() -> Iterator[T]:
         for item in items:
             if stopped.is_set():
                 raise InterruptedError
@@ -169,7 +172,7 @@ def interruptible(
 
     def run() -> None:
         try:
-            done.set_result(work(fed()))
+            done.set_result(work(feed()))
         except BaseException as error:
             done.set_exception(error)
 
@@ -185,19 +188,20 @@ def interruptible(
 
 
 def token_texts(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """Splits the decoded text by tokens; a character of several tokens goes to the last."""
-    whole, pieces, end = decoded(tokenizer, tokens), [], 0
-    for stop in range(1, len(tokens) + 1):
+    """Returns the text of each token. A character of several tokens belongs to the last token."""
+    whole, pieces, start = decode(tokenizer, tokens), [], 0
+    for num_tokens in range(1, len(tokens) + 1):
         # An incomplete character is decoded as this sign.
-        known = decoded(tokenizer, tokens[:stop]).rstrip("\ufffd")
-        reached = len(whole) if stop == len(tokens) else max(end, min(len(known), len(whole)))
-        pieces.append(whole[end:reached])
-        end = reached
+        text = decode(tokenizer, tokens[:num_tokens]).rstrip("\ufffd")
+        is_last = num_tokens == len(tokens)
+        end = len(whole) if is_last else max(start, min(len(text), len(whole)))
+        pieces.append(whole[start:end])
+        start = end
     return pieces
 
 
-def decoded(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-    """Decodes tokens; shows ends of texts as `END_SIGN`."""
+def decode(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+    """Decodes tokens. An end of text becomes `END_SIGN`."""
     text = tokenizer.decode(list(tokens), skip_special_tokens=False)
     for name in KNOWN_ENDS:
         text = text.replace(name, END_SIGN)
@@ -209,7 +213,7 @@ def _special(tokenizer: Tokenizer) -> set[str]:
 
 
 def _of_template(tokenizer: Tokenizer) -> str:
-    """Returns the token that a template puts after a text; "" if it puts anything else."""
+    """Returns the token that the tokenizer's template adds after a text; "" for other templates."""
     processor = tokenizer.post_processor
     match json.loads(processor.__getstate__()) if processor else {}:
         case {"single": [{"Sequence": _}, {"SpecialToken": {"id": name}}]}:
@@ -218,10 +222,10 @@ def _of_template(tokenizer: Tokenizer) -> str:
 
 
 def end_of_text_id(tokenizer: Tokenizer, named: str = "") -> int:
-    """Returns the token that separates documents: `named`, or a special token.
+    """Returns the id of the token that separates documents.
 
-    Text can spell other tokens. The special token is the template's, otherwise the first of
-    `KNOWN_ENDS`. ValueError for a tokenizer without one.
+    This is `named` or, because text could spell other tokens, a special token. The special token is
+    that of the template, otherwise the first of `KNOWN_ENDS`. Raises ValueError if there is none.
     """
     if named:
         token = tokenizer.token_to_id(named)
@@ -240,7 +244,7 @@ def end_of_text_id(tokenizer: Tokenizer, named: str = "") -> int:
 
 
 def with_end(tokenizer: Tokenizer, name: str) -> Tokenizer:
-    """Makes `name` the end of text that `end_of_text_id` finds."""
+    """Makes `name` the token that `end_of_text_id` returns."""
     tokenizer.add_special_tokens([name])
     special = [(name, end_of_text_id(tokenizer, name))]
     template = processors.TemplateProcessing(single=["$A", name], special_tokens=special)
@@ -249,15 +253,15 @@ def with_end(tokenizer: Tokenizer, name: str) -> Tokenizer:
 
 
 def separator_tokens(path: Path, text: str) -> tuple[tuple[int, ...], int]:
-    """Returns the tokens of `text` inside a document, and the token that ends a document."""
+    """Returns the token ids of `text`, and the id of the token that ends a document."""
     tokenizer = load_tokenizer(path)
     return tuple(encode(tokenizer, text, path)), end_of_text_id(tokenizer)
 
 
 def document_end(recipe: TokenizerRecipe, path: Path | None) -> int:
-    """Returns the token that separates documents, before the tokenizer is fetched or trained.
+    """Returns the id of the token that separates documents, before a tokenizer is fetched.
 
-    ValueError for a hub tokenizer that `HUB_ENDS` lacks.
+    Raises ValueError for a hub tokenizer that is not in `HUB_ENDS`.
     """
     if recipe.is_trained:
         return 0
@@ -274,7 +278,8 @@ def document_end(recipe: TokenizerRecipe, path: Path | None) -> int:
 def require_vocab(tokenizer: Tokenizer, vocab_size: int, source: str) -> None:
     """Raises ValueError unless all token ids are below the model's `vocab_size`.
 
-    Also for a tokenizer without words, for which any text is no tokens. `source` names it.
+    Also rejects a tokenizer without words, which encodes every text to no tokens. `source` names
+    the tokenizer.
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     if not vocabulary.keys() - KNOWN_ENDS:
@@ -285,26 +290,27 @@ def require_vocab(tokenizer: Tokenizer, vocab_size: int, source: str) -> None:
 
 
 def text_tokens(tokenizer_path: Path, texts: Texts, most: int) -> list[tuple[str, list[int]]]:
-    """Returns the domain and the tokens of each text, which begin with the end of text.
+    """Returns the domain and the token ids of each text, after an end-of-text token.
 
-    ValueError for a text of more than `most` tokens.
+    Raises ValueError for a text of more than `most` tokens.
     """
-    tokenizer, found = load_tokenizer(tokenizer_path), []
+    tokenizer, encoded = load_tokenizer(tokenizer_path), []
     for domain, text in texts:
         tokens = encode(tokenizer, text, tokenizer_path)
         if len(tokens) > most:
             raise invalid("texts", f"{text[:40]}: {len(tokens)} tokens", f"at most {most} tokens")
-        found.append((domain, [end_of_text_id(tokenizer), *tokens]))
-    return found
+        encoded.append((domain, [end_of_text_id(tokenizer), *tokens]))
+    return encoded
 
 
-# Characters of a text that are tried.
+# The first characters of each text with which a tokenizer is tested.
 PAGE_CHARS = 4096
-# A byte is one token, and a decomposed letter up to four.
+# A byte is normally one token, and a decomposed letter up to four.
 MOST_TOKENS_PER_BYTE = 8
-# Bytes of memory and seconds of a processor for a page, which takes some milliseconds.
+# The limits of memory in bytes and of CPU time in seconds for a test that normally takes some
+# milliseconds.
 MAX_PAGE_BYTES, MAX_PAGE_S = 1 << 31, 20
-# What is counted of a domain.
+# What `Speller` counts.
 LOST = ("unknown_tokens", "lost_characters", "tokens", "characters")
 # A cuneiform sign, which few tokenizers know.
 RARE_LETTER = "\U00012000"
@@ -312,10 +318,10 @@ BY_BYTE = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 
 
 def require_page(tokenizer: Tokenizer, source: str, texts: Iterable[str] = ()) -> None:
-    """Encodes letters of all scripts, runs of one letter and the beginnings of `texts`.
+    """Tests a tokenizer on letters of all scripts, runs of one letter and beginnings of `texts`.
 
-    A tokenizer can take all memory and time, so another process does it, within limits. ValueError
-    naming the tokenizer's `source` if it fails, or makes too many tokens.
+    The test runs in another process with limits, because a tokenizer can use up memory and time.
+    Raises ValueError, which names `source`, if encoding fails or makes too many tokens.
     """
     codes = [*range(32, 0x2600), *range(0x2600, 0x20000, 97)]
     signs = "".join(filter(str.isprintable, map(chr, codes)))
@@ -323,21 +329,21 @@ def require_page(tokenizer: Tokenizer, source: str, texts: Iterable[str] = ()) -
     lines += [f"{sign * 40}!" for sign in string.printable]
     lines += [text[:PAGE_CHARS] for text in texts]
     limits = MOST_TOKENS_PER_BYTE, (MAX_PAGE_BYTES, MAX_PAGE_S)
-    given = json.dumps([list(filter(None, sys.path)), *limits, tokenizer.to_str(), lines])
+    page = json.dumps([list(filter(None, sys.path)), *limits, tokenizer.to_str(), lines])
     command = [sys.executable, "-I", str(Path(__file__).with_name("page_process.py"))]
-    ended = subprocess.run(command, input=given.encode(), capture_output=True)
+    ended = subprocess.run(command, input=page.encode(), capture_output=True)
     if ended.returncode:
-        # A limit ends the process by a signal.
-        said = ended.stderr.decode(errors="replace").splitlines() if ended.returncode > 0 else []
-        fault = said[-1] if said else f"more than {MAX_PAGE_S} s or {MAX_PAGE_BYTES >> 30} GB"
+        # A signal ends a process that exceeds a limit, so it leaves no message.
+        output = ended.stderr.decode(errors="replace").splitlines() if ended.returncode > 0 else []
+        fault = output[-1] if output else f"more than {MAX_PAGE_S} s or {MAX_PAGE_BYTES >> 30} GB"
         raise invalid("tokenizer", source, f"one that can encode a page of text ({fault})")
 
 
 class Speller:
-    """Counts the characters that no known token covers.
+    """Counts the characters of a text for which a tokenizer has no token.
 
-    White space, accents and control characters do not count: tokenizers drop them on purpose. The
-    token that ends a text, `end`, counts as unknown.
+    White space, accents and control characters do not count, because tokenizers drop them on
+    purpose. The token `end`, which ends a text, counts as unknown.
     """
 
     def __init__(self, tokenizer: Tokenizer, end: int) -> None:
@@ -347,28 +353,28 @@ class Speller:
         steps = filter(None, (tokenizer.normalizer, tokenizer.pre_tokenizer))
         self._is_byte_level = any(b'"ByteLevel"' in step.__getstate__() for step in steps)
         self._is_lost = functools.cache(self._find_lost)
-        # What a normalizer makes of any letter that it does not know.
+        # The tokens by which a normalizer replaces any letter that it does not know.
         ids = self._ids_of(RARE_LETTER)
         self._replaced = [] if np.isin(ids, self._unknown).any() else ids
 
     def lost(self, text: str, ids: list[int]) -> tuple[int, int, int, int]:
         """Counts `LOST` in a text and its tokens."""
         is_unknown, total = np.isin(ids, self._unknown), len("".join(text.split()))
-        # The library computes offsets slowly.
+        # Tried first, because the library computes offsets slowly.
         if not is_unknown.any() and self._tokenizer.decode(ids) == text:
             return 0, 0, len(ids), total
         lost = _num_counted(filter(self._is_lost, text))
-        # Offsets are wrong beside bytes without a token.
+        # Offsets are not used if a byte has no token, because they are wrong next to it.
         if not lost:
             offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
             spans = np.array(offsets, np.int64).reshape(-1, 2)[~is_unknown]
             starts, ends = (np.bincount(side, minlength=len(text) + 1) for side in spans.T)
-            bare = np.flatnonzero(np.cumsum(starts - ends)[: len(text)] == 0)
-            lost = _num_counted(text[place] for place in bare)
+            uncovered = np.flatnonzero(np.cumsum(starts - ends)[: len(text)] == 0)
+            lost = _num_counted(text[index] for index in uncovered)
         return int(is_unknown.sum()), lost, len(ids), total
 
     def _find_lost(self, sign: str) -> bool:
-        """Tells whether a byte of a character has no token, or its tokens are another one's."""
+        """Returns whether a byte of a character lacks a token, or the character is replaced."""
         if self._is_byte_level:
             ((signs, _),) = BY_BYTE.pre_tokenize_str(sign)
             if any(self._tokenizer.token_to_id(byte) is None for byte in signs):
@@ -377,7 +383,7 @@ class Speller:
         return bool(ids) and ids == self._replaced and sign not in self._tokenizer.decode(ids)
 
     def _ids_of(self, sign: str) -> list[int]:
-        # A closed vocabulary fails.
+        # Encoding fails if the vocabulary lacks the character.
         with contextlib.suppress(Exception):
             return self._tokenizer.encode(sign, add_special_tokens=False).ids
         return []

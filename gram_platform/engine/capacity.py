@@ -1,7 +1,8 @@
-"""Decides how much work a cluster is asked to hold at once, and on which machines.
+"""Decides how much work to request from a Ray cluster at once, and which machines to use.
 
-Only a failed probe cordons a machine, never the error of a run. A cordon lives as long as its
-driver, and the next submission probes again, so a mended machine takes part again.
+A machine is cordoned, so that it gets no more work, only if a probe of its device fails. The error
+of a run never cordons a machine. A cordon ends with its driver, and the next submission probes
+again, so a repaired machine is used again.
 """
 
 import math
@@ -25,21 +26,21 @@ from gram_platform.store import Store
 
 # Autoscalers report every five seconds.
 REPORT_TIMEOUT_S = 10.0
-# Memory on the driver's machine for the driver, and for a run of several ranks (a gang: all start
-# or none). The process that waits for a gang and Ray Train's controller and actors have .86 GB of
-# own memory there, measured.
+# Memory on the driver's machine for the driver, and for a gang (a run of several ranks, of which
+# all start or none). The process that waits for a gang and Ray Train's controller and actors were
+# measured to use .86 GB.
 DRIVER_BYTES, GANG_BYTES = 2 * GIB, 7 * GIB // 8
-# Most ranks that wait for machines where an autoscaler does not report its maximum.
+# The most ranks that wait for machines if the autoscaler does not report its maximum.
 MOST_WAITING = 256
-# The cluster's resources are cached so long, because Ray Tune asks for them many times a second.
+# How long the cluster's resources are cached, because Ray Tune asks for them many times a second.
 ASK_EVERY_S = 2.0
 LOOK_FOR_GROUPS_S = 5.0
 # Ray's placement strategy: all bundles on one machine.
 STRICT_PACK = "STRICT_PACK"
 # The rounding error allowed in sums of shares of a GPU.
 ROUNDING = 1e-9
-# How long ranks wait before a machine is reserved for them, on clusters of fixed size and on
-# others.
+# How long ranks wait before a machine is reserved for them, on a cluster of fixed size and on one
+# that can grow.
 PATIENCE_S, PATIENCE_FOR_GROWTH_S = 60.0, 900.0
 # How long a run waits for extra ranks when fewer would be enough [ours].
 WAIT_FOR_MORE_S, WAIT_FOR_MACHINES_S = 10.0, 300.0
@@ -60,12 +61,12 @@ class Admission:
         self._next_look, self._reserved_machine = 0.0, ""
 
     def free_resources(self, may_wait: bool = True) -> "FreeResources":
-        """Returns what may be requested next to the nodes `in_flight`.
+        """Returns what may be requested in addition to the nodes in flight.
 
-        A cluster of fixed size has what it has. One that can grow has the maximum that it reports,
-        or no limit, but at most `MOST_WAITING` ranks wait at once: Ray queues what does not fit
-        yet, which shows its autoscaler the demand. `--max-gpus` limits both. `may_wait=False`: only
-        what the cluster has now.
+        On a cluster of fixed size this is what the cluster has. On a cluster that can grow it is
+        the maximum that the autoscaler reports, or room for `MOST_WAITING` more ranks if it reports
+        none. Ray queues what does not fit yet, which shows the autoscaler the demand. `--max-gpus`
+        limits both. With `may_wait=False` only the present machines count.
         """
         resources = self.resources
         if time.monotonic() >= self._ask_again:
@@ -90,10 +91,10 @@ class Admission:
         return unclaimed
 
     def machine_to_reserve(self, count_busy: Callable[[], Mapping[str, int]]) -> str:
-        """Returns the machine to keep free for a run of several ranks that has waited long, or "".
+        """Returns the id of the machine to keep free for an overdue run of several ranks, or "".
 
-        Its ranks need one machine, and would wait for ever while other work keeps a part of each.
-        `count_busy`: counts this driver's tasks on each machine that has processes of it.
+        The run's ranks need one machine, and would wait for ever while other work occupies a part
+        of each machine. `count_busy` counts this driver's tasks on each machine that has slots.
         """
         if not self.resources.gpus_per_rank or time.monotonic() < self._next_look:
             return self._reserved_machine
@@ -112,10 +113,11 @@ class Admission:
         if not overdue:
             self._reserved_machine = ""
         elif self._reserved_machine not in gpus:
-            # None is reserved yet, or the reserved one has died.
-            asked = sum(bundle.get("GPU", 0.0) for bundle in groups[overdue[0]]["bundles"].values())
+            # No machine is reserved yet, or the reserved one has died.
+            bundles = groups[overdue[0]]["bundles"].values()
+            num_gpus = sum(bundle.get("GPU", 0.0) for bundle in bundles)
             busy = count_busy()
-            large_enough = [machine for machine in busy if gpus.get(machine, 0.0) >= asked]
+            large_enough = [machine for machine in busy if gpus.get(machine, 0.0) >= num_gpus]
             self._reserved_machine = min(large_enough, key=busy.get, default="")
         return self._reserved_machine
 
@@ -128,13 +130,13 @@ class FreeResources:
         self.is_untouched = True
 
     def take(self, num_ranks: int) -> bool:
-        """Subtracts a node if it fits; returns whether it did.
+        """Subtracts a node's resources if they are free; returns whether they were.
 
-        The first node always does, because Ray says what it waits for.
+        The first node is always accepted, because Ray then reports what the node waits for.
         """
-        asked = self.resources.asked(num_ranks).items()
+        request = self.resources.compute_request(num_ranks).items()
         fits = (num_ranks == 1 or self.num_gangs > 0) and all(
-            self.free[name] >= amount - ROUNDING for name, amount in asked
+            self.free[name] >= amount - ROUNDING for name, amount in request
         )
         if not (fits or self.is_untouched):
             return False
@@ -144,12 +146,12 @@ class FreeResources:
     def subtract(self, num_ranks: int, num_nodes: int = 1) -> None:
         self.is_untouched = False
         self.num_gangs -= num_nodes * (num_ranks > 1)
-        for name, amount in self.resources.asked(num_ranks).items():
+        for name, amount in self.resources.compute_request(num_ranks).items():
             self.free[name] -= num_nodes * amount
 
 
 def most_gangs() -> int:
-    """Counts the gangs that the driver's machine has memory for, at least one."""
+    """Returns for how many gangs the driver's machine has memory, at least one."""
     here = ray.get_runtime_context().get_node_id()
     memory = sum(
         node["Resources"].get("memory", 0.0) for node in ray.nodes() if node["NodeID"] == here
@@ -158,7 +160,10 @@ def most_gangs() -> int:
 
 
 def placement_strategy(resources: Resources, num_ranks: int) -> str:
-    """Returns Ray's strategy for a run's ranks: one machine if its GPUs suffice, otherwise few."""
+    """Returns Ray's placement strategy for a run's ranks.
+
+    The ranks are on one machine if its GPUs suffice, otherwise on as few machines as possible.
+    """
     if not resources.gpus_per_rank:
         return "PACK"
     of_machine = resources.gpus_per_machine
@@ -170,7 +175,7 @@ def placement_strategy(resources: Resources, num_ranks: int) -> str:
 
 
 def wait_for_more_s() -> float:
-    """Returns how long a run waits for extra ranks; machines take minutes to start."""
+    """Returns how many seconds a run waits for extra ranks. Machines take minutes to start."""
     return WAIT_FOR_MORE_S if has_fixed_size() else WAIT_FOR_MACHINES_S
 
 
@@ -188,26 +193,26 @@ def usable_resources(resources: Resources) -> Mapping[str, float]:
     return total
 
 
-def slots(resources: Resources, total: Mapping[str, float]) -> int:
-    """Counts the ranks that fit into `total`."""
+def count_slots(resources: Resources, total: Mapping[str, float]) -> int:
+    """Returns how many ranks fit into the resources `total`."""
     amounts = resources.of_rank.items()
     return math.floor(min(total.get(name, 0.0) / amount for name, amount in amounts))
 
 
 def has_fixed_size() -> bool:
-    """Returns whether no autoscaler has reported; does not wait."""
+    """Returns whether no autoscaler has reported, so that the cluster cannot grow. Never waits."""
     return machine_types() <= {f"node_{node['NodeID']}" for node in ray.nodes()}
 
 
 def await_report() -> None:
-    """Waits for an autoscaler's report, at most `REPORT_TIMEOUT_S`."""
+    """Waits for an autoscaler's report, for at most `REPORT_TIMEOUT_S`."""
     deadline = time.monotonic() + REPORT_TIMEOUT_S
     while not machine_types() and time.monotonic() < deadline:
         time.sleep(0.5)
 
 
 def widest_missing(nodes: Iterable[Node], placements: Mapping[str, Placement], store: Store) -> int:
-    """Counts the ranks of the widest node without a result; 0 if there is none."""
+    """Returns the most ranks of a node that has no result; 0 if every node has one."""
     widest = 0
     for node in nodes:
         ranks = placements[node.id].fewest.num_ranks
@@ -217,14 +222,15 @@ def widest_missing(nodes: Iterable[Node], placements: Mapping[str, Placement], s
 
 
 def require_capacity(widest: int, resources: Resources, say: Callable[[str], None]) -> None:
-    """Raises ValueError naming the flag if the cluster can never hold `widest` ranks.
+    """Raises ValueError, which names the flag, if the cluster can never hold `widest` ranks.
 
-    Only a cluster of fixed size is certain. An autoscaler gets time to report and rarely reports
-    its limit, so then `say` gets a warning.
+    This is certain only on a cluster of fixed size, so an autoscaler gets time to report. It rarely
+    reports its limit, so on a cluster that can grow `say` gets a warning instead.
     """
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     capacity = max(
-        sum(slots(resources, machine) for machine in machines), slots(resources, largest_cluster())
+        sum(count_slots(resources, machine) for machine in machines),
+        count_slots(resources, largest_cluster()),
     )
     if capacity >= widest:
         return
@@ -238,7 +244,10 @@ def require_capacity(widest: int, resources: Resources, say: Callable[[str], Non
 def _shortage(
     widest: int, resources: Resources, machines: Sequence[Mapping[str, float]], capacity: int
 ) -> ValueError:
-    """Returns the error that says what is lacking: GPUs, CPUs of a machine, or all CPUs."""
+    """Returns the error that says what the cluster lacks.
+
+    This is GPUs, CPUs on one machine, or CPUs on all machines together.
+    """
     threads = round(resources.cpus_per_rank)
     if capacity:
         return invalid(
@@ -255,14 +264,14 @@ def _shortage(
     )
 
 
-# Most replacements that a cluster is asked for, one after another, until one passes its probe.
+# The most replacement machines that are requested before one passes its probe.
 MAX_REPLACEMENTS = 3
 
 
 class Cordon:
-    """The machines that take nothing more of one driver.
+    """The machines that get no more work from one driver, because their devices failed a probe.
 
-    `resources` are the driver's resources without those machines.
+    `resources` are the driver's resources without these machines.
     """
 
     def __init__(
@@ -274,13 +283,13 @@ class Cordon:
         self._passed: set[str] = set()
         # When the last machine was cordoned, by the monotonic clock.
         self.changed = 0.0
-        # Machines that failed since one passed for the first time.
+        # The number of machines that failed since the last new machine passed.
         self._failures_in_a_row = 0
-        # None until it is asked, once.
+        # Whether the cluster has a fixed size; None until it is needed.
         self._is_fixed: bool | None = None
 
     def note(self, report: ProbeReport) -> bool:
-        """Notes a probe; returns whether the device works."""
+        """Cordons the machine if its probe failed; returns whether the device works."""
         if not report.failure:
             if report.machine not in self._passed:
                 self._failures_in_a_row = 0
@@ -295,27 +304,28 @@ class Cordon:
 
     @property
     def may_grow(self) -> bool:
-        """Whether the cluster may be asked for machines: not once `MAX_REPLACEMENTS` failed."""
+        """Whether machines may be requested. After `MAX_REPLACEMENTS` failures they may not."""
         return self._failures_in_a_row <= MAX_REPLACEMENTS
 
     def require_machines(self, num_ranks: int = 1) -> None:
-        """Raises ClusterLost, naming machines and probes, if the cluster lacks capacity."""
+        """Raises ClusterLost, which names machines and probes, if the cluster lacks capacity."""
         if self.lacks_capacity(num_ranks):
-            found = "\n".join(f"  {report}" for report in self.reports.values())
-            what = "a device that works"
+            failures = "\n".join(f"  {report}" for report in self.reports.values())
+            needs = "a device that works"
             if num_ranks != 1:
-                what = f"capacity for {num_ranks} ranks on devices that work"
-            raise ClusterLost(f"this cluster has no machine with {what}:\n{found}\n{SUBMIT_AGAIN}")
+                needs = f"capacity for {num_ranks} ranks on devices that work"
+            text = f"this cluster has no machine with {needs}:\n{failures}\n{SUBMIT_AGAIN}"
+            raise ClusterLost(text)
 
     def lacks_capacity(self, num_ranks: int) -> bool:
-        """Returns whether the ranks fit on no machines that work, and never will.
+        """Returns whether the machines that work can never hold the ranks.
 
-        False before a machine is cordoned: waiting for machines has no time limit.
+        False until a machine is cordoned, because waiting for machines has no time limit.
         """
         if not self.reports:
             return False
         machines = usable_machines(self.resources)
-        if sum(slots(self.resources, machine) for machine in machines) >= num_ranks:
+        if sum(count_slots(self.resources, machine) for machine in machines) >= num_ranks:
             return False
         if self._is_fixed is None:
             self._is_fixed = has_fixed_size()

@@ -1,7 +1,6 @@
-"""Finds the Ray of a command: joins one that answers, or starts one; notices when it dies.
+"""Joins or starts the Ray cluster of a command, and notices when it dies.
 
-Whether an address answers is asked first, with a time limit, because `ray.init` repeats its
-attempts for a quarter of an hour.
+A probe with a time limit checks each address first, because `ray.init` retries for 15 minutes.
 """
 
 import atexit
@@ -29,18 +28,19 @@ from gram_platform.engine.ray_private import address_of, address_record, own_job
 
 ADDRESS = "RAY_ADDRESS"
 FOLDER, TEMPORARY = "RAY_TMPDIR", Path("/tmp")
+TOKEN_LOGGER = "ray._private.authentication.authentication_token_setup"
 PROBE_S = 5.0
 JOIN_S, START_S, LEAVE_S = 90.0, 300.0, 45.0
-# Ray ends a driver without a message this many seconds after its head's death, by default.
-TOKEN_LOGGER = "ray._private.authentication.authentication_token_setup"
+# Ray's setting, and its default, for the seconds after which a driver whose head has died ends
+# without a message.
 RECONNECT, RECONNECT_S = "RAY_gcs_rpc_server_reconnect_timeout_s", 60.0
 LOOK_FOR_RAY_S = 0.5
 HOST_PORT = re.compile(r"(\[[\da-fA-F:.]+\]|[^\s:/\[\]]+):\d{1,5}")
-# The path of a socket has at most 107 bytes.
+# The longest path of a folder for Ray, because the path of a socket has at most 107 bytes.
 MAX_FOLDER_BYTES = 107 - len(
     f"/ray-12345678/r/session_2026-01-01_00-00-00_000000_{os.getpid()}/sockets/plasma_store"
 )
-# The folder of a Ray, in the command lines of its processes.
+# Ray's session folder, as it stands in the command lines of Ray's processes.
 SESSION = re.compile(r"/session_[\d_-]+")
 CURE = (
     f"`ray stop` clears what a dead Ray has left, without {ADDRESS} a Ray is started here, and with"
@@ -54,15 +54,16 @@ CLUSTER_LOST = f"Ray's process on this machine died. {SUBMIT_AGAIN}"
 
 
 class ClusterLost(Stopped):
-    """Raised if this command's Ray died or starts no process; submitting again continues."""
+    """This command's Ray died or cannot start processes. Submitting again continues the work."""
 
 
 def connect(is_verbose: bool = False, may_start: bool = True) -> bool:
-    """Joins the Ray of $RAY_ADDRESS or of `ray start` on this machine, otherwise starts one.
+    """Joins the Ray at $RAY_ADDRESS or the one that `ray start` left here, otherwise starts one.
 
-    A Ray that nobody has named is skipped if it does not answer, or is another user's. ValueError
-    for an address that cannot be joined; ClusterLost if Ray does not start. `is_verbose`: print
-    what the workers print. Returns whether it is connected, which fails only without `may_start`.
+    Returns whether a Ray is joined or started, which is False only with `may_start=False`. A Ray
+    that $RAY_ADDRESS does not name is skipped if it does not answer or is another user's. With
+    `is_verbose` the workers' output is printed. Raises ValueError if $RAY_ADDRESS cannot be joined,
+    and ClusterLost if Ray does not start.
     """
     if ray.is_initialized():
         require_ray()
@@ -73,7 +74,7 @@ def connect(is_verbose: bool = False, may_start: bool = True) -> bool:
     given = os.environ.get(ADDRESS, "")
     if given and given != "local":
         join(given, **quiet)
-    elif address := "" if given else _found():
+    elif address := "" if given else _find_address():
         _join(address, None, **quiet)
     elif may_start:
         start(num_cpus=num_cpus(), **quiet)
@@ -81,9 +82,9 @@ def connect(is_verbose: bool = False, may_start: bool = True) -> bool:
 
 
 def join(given: str, **options: object) -> None:
-    """Joins the Ray at an address, HOST:PORT or auto; ValueError if it cannot.
+    """Joins the Ray at an address, which is HOST:PORT or auto; ValueError if that fails.
 
-    `options` go to `ray.init`.
+    `options` are passed to `ray.init`.
     """
     if given != "auto" and not HOST_PORT.fullmatch(given):
         expected = (
@@ -103,7 +104,7 @@ def join(given: str, **options: object) -> None:
 
 
 def _join(address: str, given: str | None, **options: object) -> None:
-    what = f"the Ray at {address} takes no driver"
+    what = f"no driver can join the Ray at {address}"
     with _time_limit(JOIN_S, what):
         _initialise(what, address=given, **options)
     say(f"joined the Ray at {address}: {_size()}", sys.stderr)
@@ -112,8 +113,8 @@ def _join(address: str, given: str | None, **options: object) -> None:
 def start(**options: object) -> None:
     """Starts a Ray on this machine that ends with this process. `options` go to `ray.init`.
 
-    Its files are in its own folder, and it answers only to its own random token, unless the user
-    has chosen one. ClusterLost if it does not start; then its logs stay.
+    Ray's files are in a new folder. Ray requires a random token unless the user has set a token.
+    Raises ClusterLost, and keeps the logs, if Ray does not start.
     """
     if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
@@ -121,10 +122,10 @@ def start(**options: object) -> None:
         logging.getLogger(TOKEN_LOGGER).setLevel(logging.ERROR)
     folder = OwnFolder(_folder())
     what = f"Ray does not start on this machine (its logs: {folder.path}/session_latest/logs)"
-    # $TORCHINDUCTOR_CACHE_DIR may name a place that stays.
-    own = {"TMPDIR": str(folder.path.parent), **safe_path()}
+    # $TORCHINDUCTOR_CACHE_DIR can name a place for compiled code that outlives this Ray.
+    variables = {"TMPDIR": str(folder.path.parent), **safe_path()}
     try:
-        with _time_limit(START_S, what, folder.keep), _environment(own):
+        with _time_limit(START_S, what, folder.keep), _environment(variables):
             _initialise(what, address="local", _temp_dir=str(folder.path), **options)
     except ClusterLost:
         folder.keep()
@@ -161,14 +162,14 @@ def _initialise(what: str, **options: object) -> None:
             signal.signal(signal.SIGTERM, before)
     _LEAVING.clear()
     _LEFT.clear()
-    # It also finds Ray's processes.
+    # Finds Ray's processes, which `_watch_ray` then looks at.
     require_ray()
     threading.Thread(target=_watch_ray, daemon=True).start()
     atexit.register(leave)
 
 
 def leave() -> None:
-    """Leaves the Ray of this command, and ends a Ray that was started for it."""
+    """Leaves the Ray of this command; ends the Ray if this command started it."""
     _LEAVING.set()
     ray.shutdown()
     while _own_folders:
@@ -177,15 +178,15 @@ def leave() -> None:
 
 
 def _watch_ray() -> None:
-    """Ends the process, with a message, if Ray dies during a call or if leaving it takes too long.
+    """Ends the process with a message if Ray dies or if leaving Ray takes too long.
 
-    Its thread waits from the start, because no thread can begin at exit.
+    A thread runs this from the start, because no thread can be started while Python exits.
     """
     patience_s = 0.8 * float(os.environ.get(RECONNECT, RECONNECT_S))
     last_alive = time.monotonic()
     while not _LEAVING.wait(LOOK_FOR_RAY_S):
         is_dead = False
-        # Leaving may begin while it looks; an error says nothing about Ray.
+        # If the command leaves Ray in the meantime, an error says nothing about Ray.
         with contextlib.suppress(Exception):
             is_dead = not _is_ray_alive()
         if not is_dead:
@@ -198,17 +199,17 @@ def _watch_ray() -> None:
 
 
 def _size() -> str:
-    of = ray.cluster_resources()
-    return f"{of.get('CPU', 0):g} CPUs, {of.get('GPU', 0):g} GPUs"
+    total = ray.cluster_resources()
+    return f"{total.get('CPU', 0):g} CPUs, {total.get('GPU', 0):g} GPUs"
 
 
 @contextlib.contextmanager
 def _time_limit(
     seconds: float, what: str, before: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
-    """Calls `before` and ends the process if the block takes longer.
+    """Ends the process, after calling `before`, if the block exceeds the time limit.
 
-    Ray may wait for ever, and then handles no signal.
+    Ray may wait for ever, and no signal is handled meanwhile.
     """
 
     def end() -> None:
@@ -229,13 +230,10 @@ def _give_up(seconds: float, what: str) -> None:
     os._exit(FAILED)
 
 
-# ------------------------------------------------------------------------------------------ probe
+def _find_address() -> str:
+    """Returns the address of the Ray that `ray start` left on this machine, or "".
 
-
-def _found() -> str:
-    """Returns the address of a Ray of `ray start` here that this user can join.
-
-    Returns "" without one, and says why it cannot be joined.
+    If this user cannot join the Ray, a message says why, and the address is "".
     """
     record = address_record()
     if not record.is_file():
@@ -253,9 +251,9 @@ def _found() -> str:
 
 
 def _token(is_named: bool) -> str:
-    """Returns the token that `ray.init` would send.
+    """Returns the token that `ray.init` would send, or "".
 
-    A Ray that is named gets it only if $RAY_AUTH_MODE asks for it.
+    A Ray that the user has named gets a token only if $RAY_AUTH_MODE is token.
     """
     mode = os.environ.get("RAY_AUTH_MODE", "disabled" if is_named else "token")
     if mode.lower() != "token":
@@ -269,18 +267,18 @@ def _token(is_named: bool) -> str:
 
 
 def _folder() -> Path:
-    """Returns the folder for Ray's own: $RAY_TMPDIR, else $TMPDIR, else /tmp.
+    """Returns the parent of Ray's folder, which is $RAY_TMPDIR, otherwise $TMPDIR or /tmp.
 
-    ValueError if $RAY_TMPDIR, or /tmp, is too long for sockets or not writable.
+    ValueError if the path is too long for sockets or the folder is not writable.
     """
     if named := os.environ.get(FOLDER, ""):
-        return _checked_folder(Path(named))
+        return _require_writable(Path(named))
     with contextlib.suppress(ValueError):
-        return _checked_folder(Path(os.environ.get("TMPDIR") or TEMPORARY))
-    return _checked_folder(TEMPORARY)
+        return _require_writable(Path(os.environ.get("TMPDIR") or TEMPORARY))
+    return _require_writable(TEMPORARY)
 
 
-def _checked_folder(folder: Path) -> Path:
+def _require_writable(folder: Path) -> Path:
     expected = (
         f"a folder that can be written, whose path has at most {MAX_FOLDER_BYTES} bytes (Ray has"
         " sockets there)"
@@ -295,19 +293,15 @@ def _checked_folder(folder: Path) -> Path:
         raise invalid(FOLDER, str(folder), f"{expected}: {error.strerror}") from error
 
 
-# -------------------------------------------------------------------------------------- lost Rays
-
-
 # Ray's processes on this machine by its Ray id; empty where they cannot be seen.
 _processes: dict[str, list[psutil.Process]] = {}
 
 
 def require_ray() -> None:
-    """Raises ClusterLost if Ray's process on this machine, or its head here, is dead.
+    """Raises ClusterLost if Ray's process on this machine is dead, or its head on this machine.
 
-    Drivers call it often. It looks at the processes, because Ray notices a lost machine only after
-    15 s, and may then end the driver without a message, as it does a minute after its head's death.
-    Ray itself watches a head on another machine.
+    Drivers call this often. Ray itself notices a lost machine only after 15 s, and may then end the
+    driver without a message. Ray watches a head on another machine.
     """
     if not _is_ray_alive():
         raise ClusterLost(CLUSTER_LOST)
@@ -324,7 +318,7 @@ def _is_ray_alive() -> bool:
 
 
 def _processes_of(node_id: str) -> list[psutil.Process]:
-    """Finds the raylet with this id and its Ray's head."""
+    """Finds the raylet with this id, and the head of the same Ray if it runs here."""
     commands: dict[str, list] = {"raylet": [], "gcs_server": []}
     for process in psutil.process_iter(["name", "cmdline"]):
         if process.info["name"] in commands:
@@ -332,12 +326,12 @@ def _processes_of(node_id: str) -> list[psutil.Process]:
             commands[process.info["name"]].append((process, words))
     raylets = [(process, words) for process, words in commands["raylet"] if node_id in words]
     sessions = {session[0] for _, words in raylets if (session := SESSION.search(words))}
-    heads = [each for each in commands["gcs_server"] if any(s in each[1] for s in sessions)]
+    heads = [head for head in commands["gcs_server"] if any(s in head[1] for s in sessions)]
     return [process for process, _ in raylets + heads]
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    """Returns whether a process runs; True also if nobody can tell, as without free files."""
+    """Returns whether a process runs; True if this cannot be found out, as without free files."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,8 +1,8 @@
-"""Tells errors of a device from all others, and probes a device in a fresh process.
+"""Recognises errors of a device, and probes whether a device works.
 
-A process is useless after an error of its device, because later calls fail too. Only a fresh
-process can tell whether the device works. `python -m gram_platform.engine.devices cuda` is such a
-process; its exit code is 1 if the device does not work.
+After an error of its device a process is useless, because later calls fail too, so a new process
+probes the device. `python -m gram_platform.engine.devices cuda` is such a process. Its exit code is
+1 if the device does not work.
 """
 
 import contextlib
@@ -22,9 +22,10 @@ from gram_platform.engine.machine import safe_path
 from gram_platform.engine.process import is_out_of_memory, set_up_torch
 from gram_platform.train.data import start_thread
 
-# In the messages of RuntimeErrors: of CUDA's runtime, cuBLAS and cuSPARSE ("CUDA error"), CUDA's
-# driver, cuDNN ("Frontend" in attention) and NCCL (ATen/cuda/Exceptions.h and NCCLUtils.hpp of
-# torch 2.13), Triton's kernels, and of a machine without a driver or GPU.
+# Texts in the messages of device errors, which torch raises as RuntimeErrors. They come from CUDA's
+# runtime, cuBLAS and cuSPARSE ("CUDA error"), CUDA's driver, cuDNN ("Frontend" in attention), NCCL
+# (ATen/cuda/Exceptions.h and NCCLUtils.hpp of torch 2.13), Triton's kernels, and machines without a
+# driver or GPU.
 DEVICE_ERRORS = (
     "CUDA error",
     "CUDA driver error",
@@ -41,7 +42,7 @@ DEVICE_ERRORS = (
     "No CUDA GPUs are available",
     "Torch not compiled with CUDA enabled",
 )
-# The side of a probe's matrices; all sums are exact in every precision.
+# The side of a probe's square matrices. All sums are exact in every precision.
 SIDE = 128
 # A device that does not answer within this time has failed.
 PRODUCT_S = 120.0
@@ -49,7 +50,9 @@ PRODUCT_S = 120.0
 
 @dataclass(frozen=True)
 class ProbeReport:
-    # Ray's id of the machine, new after each start of Ray there; "" without Ray.
+    """The outcome of a matrix product on a device; `failure` says what failed, or is ""."""
+
+    # Ray's id of the machine, which changes with each start of Ray there; "" without Ray.
     machine: str
     host: str
     address: str
@@ -63,7 +66,7 @@ class ProbeReport:
 
 
 class DeviceError(RuntimeError):
-    """A task's device failed; `probe` is the outcome of a product on it afterwards."""
+    """A task's device failed. `probe` is the report of a probe of the device afterwards."""
 
     def __init__(self, message: str, probe: ProbeReport):
         # Pickling needs both arguments.
@@ -77,7 +80,7 @@ class DeviceError(RuntimeError):
 
 
 def is_device_error(error: BaseException | None) -> bool:
-    """Returns whether a device failed, directly or as the cause; not for a lack of memory."""
+    """Returns whether an error, or its cause, is a device's error other than a lack of memory."""
     while error is not None:
         if is_out_of_memory(error):
             return False
@@ -92,33 +95,33 @@ def is_device_error(error: BaseException | None) -> bool:
 
 
 @contextlib.contextmanager
-def device_errors_probed(device: str) -> Iterator[None]:
-    """Probes the device after an error of it in the block, and raises DeviceError."""
+def probe_after_error(device: str) -> Iterator[None]:
+    """Turns a device error of the block into DeviceError with the report of a new probe."""
     try:
         yield
     except Exception as error:
         if isinstance(error, DeviceError) or not is_device_error(error):
             raise
-        raise DeviceError(_described(error), probe_afresh(device)) from error
+        raise DeviceError(_summarise(error), probe_afresh(device)) from error
 
 
 def probe_here(execution: Execution) -> ProbeReport:
-    """Probes the execution's device in this process, which has not used it yet.
+    """Probes the execution's device in this process, which has not used the device yet.
 
-    A fresh process tries a GPU first, because a driver's library may abort, and this process, which
-    names the machine, shall outlive it. torch decides at the first product on a GPU whether its
-    products can be deterministic, so `set_up_torch` comes before.
+    A new process probes a GPU first, because a broken driver may abort the process that uses it,
+    and this process must live to report the machine. `set_up_torch` comes first, because torch
+    decides at the first product on a GPU whether products are deterministic.
     """
     set_up_torch(execution)
-    if execution.device.startswith("cuda") and (apart := probe_afresh(execution.device)).failure:
-        return apart
+    if execution.device.startswith("cuda") and (report := probe_afresh(execution.device)).failure:
+        return report
     return _report(execution.device, _failure_of_product(execution.device))
 
 
 def probe_afresh(device: str) -> ProbeReport:
-    """Probes the device, the very same GPU, in a new process.
+    """Probes the same device in a new process.
 
-    Full memory is no failure, because this process still holds it.
+    A lack of memory is not a failure, because this process may still hold the device's memory.
     """
     command = [sys.executable, "-m", "gram_platform.engine.devices", device]
     environment = os.environ | safe_path(*sys.path, str(PACKAGE.parent))
@@ -131,12 +134,12 @@ def probe_afresh(device: str) -> ProbeReport:
         errors="replace",
     )
     try:
-        said, _ = probe.communicate(timeout=2 * PRODUCT_S)
+        output, _ = probe.communicate(timeout=2 * PRODUCT_S)
     except subprocess.TimeoutExpired:
-        # Its end is not awaited, because a process inside a broken driver may never end.
+        # The killed process is not awaited, because inside a broken driver it may never end.
         probe.kill()
         return _report(device, f"no answer in {2 * PRODUCT_S:.0f} s")
-    lines = said.strip().splitlines() or [f"the probe ended with code {probe.returncode}"]
+    lines = output.strip().splitlines() or [f"the probe ended with code {probe.returncode}"]
     return _report(device, lines[-1] if probe.returncode else "")
 
 
@@ -151,37 +154,37 @@ def _report(device: str, failure: str) -> ProbeReport:
 def _failure_of_product(device: str, may_be_full: bool = False) -> str:
     """Multiplies two matrices on the device; returns what failed, or "".
 
-    `may_be_full`: a lack of memory is no failure.
+    With `may_be_full` a lack of memory is not a failure.
     """
-    said = [f"no answer in {PRODUCT_S:.0f} s"]
+    failure = f"no answer in {PRODUCT_S:.0f} s"
 
     def work() -> None:
+        nonlocal failure
         try:
             _multiply(device)
         except Exception as error:
-            said[0] = "" if may_be_full and is_out_of_memory(error) else _described(error)
+            failure = "" if may_be_full and is_out_of_memory(error) else _summarise(error)
         else:
-            said[0] = ""
+            failure = ""
 
     start_thread("probe", work).join(PRODUCT_S)
-    return said[0]
+    return failure
 
 
 def _multiply(device: str) -> None:
     ones = torch.ones(SIDE, SIDE, device=device)
-    found = (ones @ ones).sum().item()
-    if found != SIDE**3:
-        raise RuntimeError(f"the product's sum is {found:g}, expected {SIDE**3}")
+    total = (ones @ ones).sum().item()
+    if total != SIDE**3:
+        raise RuntimeError(f"the product's sum is {total:g}, expected {SIDE**3}")
 
 
-def _described(error: BaseException) -> str:
-    """Returns the error's class and its first line; the lines below it are CUDA's advice."""
+def _summarise(error: BaseException) -> str:
+    """Returns the error's class and first line. The other lines are CUDA's advice."""
     return one_line(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}")
 
 
 if __name__ == "__main__":
-    failed = _failure_of_product(sys.argv[1], may_be_full=True)
-    if failed:
-        say(failed)
+    if failure := _failure_of_product(sys.argv[1], may_be_full=True):
+        say(failure)
     # Exits even while the thread waits for the device.
-    os._exit(1 if failed else 0)
+    os._exit(1 if failure else 0)

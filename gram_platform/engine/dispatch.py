@@ -15,7 +15,7 @@ from ray.train.torch import TorchConfig, TorchTrainer, get_device
 from gram_platform.config import RunConfig, State, run_from_plain
 from gram_platform.config.identity import to_plain
 from gram_platform.engine.capacity import placement_strategy, wait_for_more_s
-from gram_platform.engine.devices import DeviceError, ProbeReport, device_errors_probed, probe_here
+from gram_platform.engine.devices import DeviceError, ProbeReport, probe_after_error, probe_here
 from gram_platform.engine.execution import Execution, Placement, Resources, results_place
 from gram_platform.engine.life import AGAIN, CRASHED, CrashPolicy
 from gram_platform.engine.process import OutOfMemory, memory_advice, note_sigterm
@@ -31,64 +31,66 @@ NO_LIMIT_S = 1e7
 def execute_sharded_run(
     run: RunConfig, tags: Mapping[str, str], execution: Execution, resources: Resources
 ) -> dict:
-    """Trains the run on Ray Train workers, as its placement says, unless it has a result.
+    """Trains a run on Ray Train workers unless it has a result; returns the result.
 
-    Returns the result. Each start tries the placement's divisions in turn, the most ranks first. So
-    a run that loses ranks goes on with fewer, and with more after a later restart. Ranks that were
-    asked to stop are started again and continue. After a crash `CrashPolicy` decides, and after one
-    too many Ray Train's error is raised. Errors that a restart would repeat are raised at once:
-    LeaseHeld, DeviceError for a machine that fails a probe, and any rank's TrainingDiverged,
-    OutOfMemory with advice and ValueError, which are recorded as the run's failure.
+    Each start tries the placement's divisions in turn, the most ranks first. So a run that loses
+    ranks continues with fewer ranks, and a later restart may use more again. Ranks that were asked
+    to stop are started again. After a crash `CrashPolicy` decides whether the run restarts, and
+    Ray Train's error is raised if it does not.
+
+    Errors that a restart would repeat are raised at once. They are LeaseHeld, DeviceError for a
+    machine that fails a probe, and a rank's TrainingDiverged, OutOfMemory (with advice) or
+    ValueError. The last three are recorded as the run's failure.
     """
     store = execution.store()
     directory = store.run(run.run_id)
     directory.ensure_config(run)
     directory.add_tags(tags_to_add(directory.tags(), tags))
-    *more, fewest = execution.placement.divisions
-    policy, left = CrashPolicy(), list(more)
+    *wider, fewest = execution.placement.divisions
+    policy, left = CrashPolicy(), list(wider)
     while (result := store.current_result(directory)) is None:
         division = left.pop(0) if left else fewest
         is_elastic = division.num_ranks > fewest.num_ranks
-        group = execution.placed(Placement((division,)))
+        group = execution.with_placement(Placement((division,)))
         place_within_s = wait_for_more_s() if is_elastic else NO_LIMIT_S
         try:
             stopped = _trainer(run, group, resources, place_within_s).fit().return_value
         except ray.train.TrainingFailedError as error:
             failures = _failures(error)
             _raise_for_device([*failures, getattr(error, "controller_failure", None)])
-            # After an error of Ray Train's controller there was no place for so many ranks.
+            # The controller failed because the cluster had no place for so many ranks.
             if is_elastic and isinstance(error, ray.train.ControllerError):
                 continue
-            left = list(more)
+            left = list(wider)
             _raise_permanent(failures, directory)
-            step = directory.committed_step()
+            step = directory.read_committed_step()
             if policy.after(run.run_id, CRASHED, "", step).action == AGAIN:
                 continue
-            # Ray's memory monitor killed these.
+            # Ray's memory monitor killed the ranks with this error.
             killed = (f for f in failures if isinstance(f, OutOfMemoryError))
             _raise_permanent([OutOfMemory(memory_advice(f, division)) for f in killed], directory)
             raise
-        left = list(more)
+        left = list(wider)
         if stopped is not None and stopped.reason == State.DIVERGED:
             raise TrainingDiverged(stopped.message)
     return result
 
 
 def _failures(error: ray.train.TrainingFailedError) -> list[Exception]:
-    # Absent where the group did not start.
+    # The attribute is missing if the group of workers did not start.
     failures = getattr(error, "worker_failures", {})
     return [getattr(failure, "health_check_failure", failure) for failure in failures.values()]
 
 
 def _raise_for_device(failures: list[Exception | None]) -> None:
-    """Raises the error of a rank whose device fails a probe, to cordon its machine."""
+    """Raises the error of a rank whose device fails a probe, so that its machine is cordoned."""
     for failure in failures:
         if isinstance(failure, DeviceError) and failure.probe.failure:
             raise failure
 
 
 def _raise_permanent(failures: list[Exception], directory: RunDirectory) -> None:
-    """Raises an error that a restart would repeat; the other ranks' errors are its consequences."""
+    """Raises an error that a restart would repeat, before the errors that are its consequences."""
     for kind in (LeaseHeld, OutOfMemory, ValueError):
         for failure in failures:
             if not isinstance(failure, kind):
@@ -121,11 +123,11 @@ def _trainer(
             label_selector=resources.label_selector or None,
         ),
         run_config=ray.train.RunConfig(
-            # The name has the time of this try: Ray Train silently resumes an equal name.
+            # The time makes the name new, because Ray Train would resume a run of the same name.
             name=f"{run.run_id}-{time.time_ns()}",
             storage_path=place,
             storage_filesystem=filesystem,
-            # The caller restarts, because it knows permanent errors, and whether there is progress.
+            # The caller restarts the run, because it knows permanent errors and the progress.
             failure_config=ray.train.FailureConfig(max_failures=0, controller_failure_limit=0),
         ),
     )
@@ -133,13 +135,13 @@ def _trainer(
 
 
 class _RankBackend(TorchConfig().backend_cls):
-    """Ray Train's backend, whose ranks first probe their devices and catch SIGTERM.
+    """Ray Train's torch backend, in which ranks first probe their devices and handle SIGTERM.
 
-    Ranks train in a thread, and only main threads handle signals.
+    Ranks train in a second thread, but only main threads can handle signals.
     """
 
     def on_start(self, worker_group, backend_config) -> None:
-        """Raises DeviceError for a device that does not work, before the process group starts."""
+        """Starts the process group; first raises DeviceError if a rank's device does not work."""
         for report in worker_group.execute(_probe_rank, backend_config.execution):
             if report.failure:
                 raise DeviceError(report.failure, report)
@@ -164,24 +166,27 @@ def _probe_rank(execution: Execution) -> ProbeReport:
 
 
 def _device_of_rank(execution: Execution) -> str:
-    """Names this rank's device; cuda even if torch sees no GPU, where Ray Train says cpu."""
+    """Names this rank's device.
+
+    This is cuda even if torch sees no GPU, so that the probe fails. Ray Train would say cpu.
+    """
     is_numbered = execution.device == "cuda" and torch.cuda.is_available()
     return str(get_device()) if is_numbered else execution.device
 
 
 def _train_worker(config: Mapping) -> Any:
-    # Imported here: only a rank needs the 42 MiB of FSDP.
+    # Only a rank needs FSDP, which takes 42 MiB.
     from gram_platform.engine.ranks import train_rank
 
     execution = config["execution"]
-    with device_errors_probed(_device_of_rank(execution)):
+    with probe_after_error(_device_of_rank(execution)):
         return train_rank(run_from_plain(config["run"]), execution, report_to_ray_train)
 
 
 def report_to_ray_train(progress: Mapping[str, Any]) -> bool:
-    """Reports a rank's progress; returns whether a machine of the run will be taken away.
+    """Reports a rank's progress; returns whether a machine of the run will be preempted.
 
-    Both calls wait for all ranks.
+    Waits until all ranks report.
     """
     ray.train.report(dict(progress))
     return ray.train.get_preemption_info() is not None

@@ -1,10 +1,11 @@
-"""Executes evaluations in this process: a view's losses, the loss of every token, or continuations.
+"""Executes evaluations in this process, and plans at which steps a training run is evaluated.
 
-The losses of several profiles of one run are measured together (`common_work`).
+An evaluation measures a view's losses, the loss of every token, or continuations. Losses of several
+profiles of one run are measured together (`common_work`).
 
-A run is evaluated at its config's points. If it has none, it is evaluated at a few points for
-people to watch. These belong to the execution, as checkpoints do: their losses are metrics under
-another name, which no result, learning curve or table reads.
+A run is evaluated at the points of its config. A run without points gets a few progress
+evaluations for people to watch. Their losses have other metric names, and no result, learning curve
+or table reads them.
 """
 
 import math
@@ -42,9 +43,9 @@ from gram_platform.train.evaluate import (
     uniforms,
 )
 
-# What one process executes at once: a node, or evaluations with common work.
+# What one process executes at once. This is one node, or evaluations with common work.
 Task = tuple[Node, ...]
-# The result's fields, and tensors stored beside it.
+# The result's fields, and the tensors that are stored with it.
 Measured = tuple[dict, dict[str, torch.Tensor]]
 
 
@@ -53,13 +54,16 @@ def execute_evaluation(
 ) -> dict:
     """Measures an evaluation unless it has a current result; returns the result.
 
-    ValueError for data other than the run's.
+    ValueError if the run was trained on other data.
     """
     return execute_profiles([evaluation], [tags], execution)[0]
 
 
 def common_work(evaluation: AnyEvaluation) -> tuple | None:
-    """Returns a key that is equal for profiles of one run on the same data; None without one."""
+    """Returns a key that is equal for evaluations that can be measured together, or None.
+
+    They measure losses of several profiles of one run on the same data.
+    """
     view = evaluation.view
     if evaluation.measure != LOSSES or view.rule != "constant" or view.sources:
         return None
@@ -70,9 +74,10 @@ def common_work(evaluation: AnyEvaluation) -> tuple | None:
 def execute_profiles(
     evaluations: Sequence[AnyEvaluation], tags: Sequence[Mapping[str, str]], execution: Execution
 ) -> list[dict]:
-    """Does `execute_evaluation` for each, bit for bit, but reads the weights once.
+    """Executes evaluations with equal `common_work`, and reads the weights only once.
 
-    Several have equal `common_work`. Those that are measured now share the elapsed time evenly.
+    Results are bit for bit those of `execute_evaluation`. Each evaluation that is measured now
+    records an equal share of the elapsed time.
     """
     set_up_torch(execution)
     store, results, missing = execution.store(), {}, {}
@@ -112,7 +117,7 @@ def _view_of_all(views: Sequence[View]) -> View:
 
 
 def _corpus(evaluation: AnyEvaluation, store: Store, execution: Execution) -> PackedCorpus:
-    """Opens the evaluation's data; ValueError unless the view's run was trained on it."""
+    """Opens the evaluation's data; ValueError if the view's run was trained on other data."""
     corpus = execution.corpus(evaluation.data_id)
     trained_on = store.run(evaluation.view.run_id).require_result()["data_fingerprint"]
     if trained_on != corpus.fingerprint:
@@ -132,18 +137,17 @@ def _losses(
     first, profiles = evaluations[0], [evaluation.view.active for evaluation in evaluations]
     arrays = {domain: corpus.sequences(first.split, domain) for domain in first.domains}
     losses = profile_losses(model, arrays, first.domains, first.num_sequences, profiles)
-    return [
-        ({"losses": of_view, "num_tokens": _num_tokens(first, model)}, {}) for of_view in losses
-    ]
+    num_tokens = _num_tokens(first, model)
+    return [({"losses": by_domain, "num_tokens": num_tokens}, {}) for by_domain in losses]
 
 
 def _token_losses(
     evaluations: Sequence[TokenLosses], corpus: PackedCorpus, model: Transformer
 ) -> list[Measured]:
-    """Measures every token's loss as tensors [num_sequences, seq_len] by domain.
+    """Measures every token's loss, as a tensor [num_sequences, seq_len] for each domain.
 
-    The result has their means, and in `text_losses` the losses of each text's tokens after an
-    end of text.
+    The result has the means. Its `text_losses` are the token losses of each text, which is put
+    after an end-of-text token.
     """
     (evaluation,) = evaluations
     arrays = {domain: corpus.validation(domain) for domain in evaluation.domains}
@@ -153,26 +157,26 @@ def _token_losses(
     means = {domain: float(tensor.double().mean()) for domain, tensor in losses.items()}
     fields = {"losses": means, "num_tokens": _num_tokens(evaluation, model)}
     if evaluation.texts:
-        # Only this needs a tokenizer.
+        # Imported here, because only texts need a tokenizer.
         from gram_platform.corpora.tokenizer import text_tokens
 
-        fields["text_losses"], most = [], model.config.seq_len
-        for domain, tokens in text_tokens(corpus.tokenizer_path, evaluation.texts, most):
+        fields["text_losses"], longest = [], model.config.seq_len
+        for domain, tokens in text_tokens(corpus.tokenizer_path, evaluation.texts, longest):
             rows, active = {domain: np.array([tokens])}, evaluation.view.active
-            of_text = token_losses(model, rows, [domain], 1, active)[domain]
-            fields["text_losses"].append(of_text[0].tolist())
+            text_losses = token_losses(model, rows, [domain], 1, active)[domain]
+            fields["text_losses"].append(text_losses[0].tolist())
     return [(fields, losses)]
 
 
 def _continuations(
     evaluations: Sequence[Continuations], corpus: PackedCorpus, model: Transformer
 ) -> list[Measured]:
-    """Draws continuations: for each domain a list of token ids for each document.
+    """Draws continuations, as one list of token ids for each document of each domain.
 
-    A continuation ends with the end-of-text token if it was drawn. `surprisals` are the drawn
-    tokens' mean -log probabilities in nats.
+    A continuation ends at the first end-of-text token. `surprisals` are the mean -log probabilities
+    of the drawn tokens in nats, by domain.
     """
-    # Only this needs a tokenizer.
+    # Imported here, because only continuations need a tokenizer.
     from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer, text_tokens
 
     (evaluation,), end_of_text = evaluations, end_of_text_id(load_tokenizer(corpus.tokenizer_path))
@@ -183,41 +187,34 @@ def _continuations(
         lengths = (evaluation.num_prompt_tokens, evaluation.num_tokens)
         documents: Sequence[int] = evaluation.documents
         if evaluation.texts:
-            most = model.config.seq_len - evaluation.num_tokens
-            given = text_tokens(corpus.tokenizer_path, evaluation.texts, most)
-            pairs = [(tokens, []) for label, tokens in given if label == domain]
+            longest = model.config.seq_len - evaluation.num_tokens
+            texts = text_tokens(corpus.tokenizer_path, evaluation.texts, longest)
+            pairs = [(tokens, []) for label, tokens in texts if label == domain]
             documents = range(len(pairs))
         else:
             pairs = prompts_and_truths(corpus.validation(domain), end_of_text, documents, *lengths)
         prompts = [prompt for prompt, _ in pairs]
         numbers = [uniforms(evaluation.num_tokens, evaluation.seed, domain, d) for d in documents]
-        active, kept = evaluation.view.active(domain), []
-        # A batch has prompts of one length.
+        active, continuations = evaluation.view.active(domain), []
+        # All prompts of a batch have the same length.
         batches = [[i] for i in documents] if evaluation.texts else [list(range(len(prompts)))]
         for batch in batches:
-            drawn = sample_continuations(
+            samples = sample_continuations(
                 model,
                 torch.tensor([prompts[i] for i in batch]),
                 torch.stack([numbers[i] for i in batch]),
                 active,
                 evaluation.temperature,
             )
-            tokens = zip(*(t.tolist() for t in drawn), strict=True)
-            kept += [_until(end_of_text, *pair) for pair in tokens]
-        surprisals = [value for _, values in kept for value in values]
-        values = (prompts, [truth for _, truth in pairs], [tokens for tokens, _ in kept])
+            for tokens, surprisals in zip(*(t.tolist() for t in samples), strict=True):
+                stop = tokens.index(end_of_text) + 1 if end_of_text in tokens else len(tokens)
+                continuations.append((tokens[:stop], surprisals[:stop]))
+        surprisals = [value for _, values in continuations for value in values]
+        values = (prompts, [truth for _, truth in pairs], [tokens for tokens, _ in continuations])
         values += (float(np.mean(surprisals)), len(surprisals))
         for name, value in zip(fields, values, strict=True):
             fields[name][domain] = value
     return [(fields, {})]
-
-
-def _until(
-    end_of_text: int, tokens: list[int], surprisals: list[float]
-) -> tuple[list[int], list[float]]:
-    """Cuts both after the first end-of-text token."""
-    stop = tokens.index(end_of_text) + 1 if end_of_text in tokens else len(tokens)
-    return tokens[:stop], surprisals[:stop]
 
 
 MEASURES = {
@@ -227,33 +224,33 @@ MEASURES = {
 }
 
 
-# The share of a run's training FLOPs that progress evaluations may take. That is at most 3% of its
-# seconds, because a small model's forward passes take up to 1.4 times the seconds of as many FLOPs
-# of training (two cores) [ours].
+# The share of a run's training FLOPs that progress evaluations may take [ours]. They take at most
+# 3% of its time, because a FLOP of a small model's forward pass takes up to 1.4 times as long as a
+# FLOP of training (two cores).
 PROGRESS_SHARE = 0.02
 NUM_PROGRESS_POINTS = 6
 
 
 class ProgressPlan(NamedTuple):
-    """When a run is evaluated for people to watch, and on how many sequences of a domain."""
+    """The steps of a run's progress evaluations, and the number of sequences of each domain."""
 
     steps: frozenset[int]
     num_sequences: int
 
 
 def evaluation_steps(run: RunConfig) -> frozenset[int]:
-    return _spaced(run.num_steps, run.eval_points.num_points)
+    return _space_evenly(run.num_steps, run.eval_points.num_points)
 
 
 def probe_steps(run: RunConfig) -> frozenset[int]:
-    return _spaced(run.num_steps, run.eval_points.num_probes)
+    return _space_evenly(run.num_steps, run.eval_points.num_probes)
 
 
 def progress_of(run: RunConfig, num_available: int) -> ProgressPlan:
-    """Plans up to NUM_PROGRESS_POINTS evaluations within PROGRESS_SHARE.
+    """Plans up to NUM_PROGRESS_POINTS progress evaluations within PROGRESS_SHARE.
 
-    Plans none for a run whose config has points, and fewer for a run that is too short.
-    `num_available`: validation sequences of the domain that has the fewest.
+    A run whose config has evaluation points gets none, and a run that is too short gets fewer.
+    `num_available` is the number of validation sequences in the smallest domain.
     """
     points, modules = run.eval_points, run.model.module_domains
     most = min(points.num_sequences, num_available)
@@ -263,8 +260,8 @@ def progress_of(run: RunConfig, num_available: int) -> ProgressPlan:
     affordable = int(PROGRESS_SHARE * run_flops(run) / of_each)
     num_points = min(NUM_PROGRESS_POINTS, run.num_steps, affordable)
     num_sequences = min(most, affordable // num_points) if num_points else 0
-    return ProgressPlan(_spaced(run.num_steps, num_points), num_sequences)
+    return ProgressPlan(_space_evenly(run.num_steps, num_points), num_sequences)
 
 
-def _spaced(num_steps: int, num_points: int) -> frozenset[int]:
+def _space_evenly(num_steps: int, num_points: int) -> frozenset[int]:
     return frozenset(math.ceil(num_steps * k / num_points) for k in range(1, num_points + 1))

@@ -1,6 +1,6 @@
-"""Says how and where nodes are executed: storage, device, threads, checkpoints, placement.
+"""Defines how nodes are executed, by storage, device, threads, checkpoints and placement.
 
-Plans have these values too, so nothing here imports what takes seconds.
+Plans use these values too, so nothing here imports a library that takes seconds.
 """
 
 import os
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Ray's label with the id of a machine.
 NODE_ID = "ray.io/node-id"
-# Most seconds between two checkpoints: the work that a lost machine may cost [ours].
+# The most seconds between two checkpoints, and so of work that a lost machine costs [ours].
 LONGEST_INTERVAL_S = 1800.0
 
 
@@ -31,22 +31,22 @@ class Division:
     num_ranks: int = 1
     # Passes in which a rank runs its share of a micro-batch.
     num_passes: int = 1
-    # Micro-batches in one pass; 1 on CPUs, where results repeat.
+    # Micro-batches in one pass. It is 1 on CPUs, where results must repeat exactly.
     num_merged: int = 1
-    # The planner's estimate for the fullest rank; 0 without an estimate.
+    # The planner's estimate for the rank that needs the most memory; 0 without an estimate.
     memory_bytes: int = 0
-    # The planner's estimate in words, and what would need less memory.
+    # A text with the planner's estimate and with what would need less memory.
     advice: str = ""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """What was decided for a node before it starts; an evaluation has one rank."""
+    """What the planner decides for a node before it starts. An evaluation has one rank."""
 
-    # One for each number of ranks that the run may have, the most ranks first.
+    # One division for each number of ranks that the run may have, the most ranks first.
     divisions: tuple[Division, ...] = (Division(),)
     hours: float = 0.0
-    # Whether torch.compile compiles blocks and loss.
+    # Whether torch.compile compiles the blocks and the loss.
     compiled: bool = False
 
     @property
@@ -56,7 +56,7 @@ class Placement:
 
 
 ON_ONE_RANK = Placement()
-# Placements by id, for nodes that have one rank each.
+# Placements by node id. A node without one has one rank, so here all nodes have one.
 ALL_ON_ONE_RANK: Mapping[str, Placement] = {}
 
 
@@ -64,31 +64,31 @@ ALL_ON_ONE_RANK: Mapping[str, Placement] = {}
 class Execution:
     """How a node is executed.
 
-    On one machine's CPUs only `num_threads` and `placement` change a result.
+    On the CPUs of one machine only `num_threads` and `placement` can change a result.
     """
 
     storage: str
     num_threads: int = 1
     placement: Placement = ON_ONE_RANK
-    # 0 checkpoints after every step, and waits until the last checkpoint is written.
+    # With 0 every step is checkpointed, and waits until the previous checkpoint is written.
     checkpoint_every_s: float = 30.0
-    # Share of the time that commits may take; 0: only `checkpoint_every_s` counts.
+    # The share of the time that commits may take. With 0 only `checkpoint_every_s` counts.
     commit_share: float = 0.0
     lease_s: float = 30.0
     device: str = "cpu"
-    # Ranks that wait longer for one another give up and start again.
+    # Ranks that wait longer than this for one another time out, and the run restarts.
     collective_timeout_s: float = 600.0
-    # A run of one rank without a step for so long, or an unfinished evaluation, starts again.
+    # A run of one rank restarts after this time without a step, an evaluation after this time.
     stall_timeout_s: float = 7200.0
-    # Recomputes blocks in the backward pass, which takes less memory and more time.
+    # Whether the backward pass recomputes blocks, which takes less memory and more time.
     activation_checkpointing: bool = False
-    # Rejects algorithms whose sums have no fixed order; CPUs have none of these.
+    # Whether torch rejects algorithms whose sums have no fixed order, which only GPUs have.
     deterministic: bool = False
     # The submission's code as `provenance.Code` names it, for `timing()`.
     code: str = ""
 
     def commit_interval(self, commit_s: float) -> float:
-        """Returns the seconds between two commits; the last one stopped training for `commit_s`."""
+        """Returns the seconds between two commits, if a commit stops training for `commit_s`."""
         if not self.commit_share:
             return self.checkpoint_every_s
         return min(max(self.checkpoint_every_s, commit_s / self.commit_share), LONGEST_INTERVAL_S)
@@ -96,59 +96,61 @@ class Execution:
     def store(self) -> Store:
         return Store(self.storage).open_for_writing()
 
-    def placed(self, placement: Placement) -> "Execution":
+    def with_placement(self, placement: Placement) -> "Execution":
         return replace(self, placement=placement)
 
     @property
     def num_ranks(self) -> int:
-        """The fewest ranks of the node."""
+        """The fewest ranks that the node may have."""
         return self.placement.fewest.num_ranks
 
     def corpus(self, data_id: str, ahead: Mapping[str, int] = NOTHING_AHEAD) -> PackedCorpus:
-        """Opens the packed data; ValueError if this machine has none and cannot fetch it."""
+        """Opens packed data, as `open_corpus` does; ValueError if it is missing or damaged."""
         return open_corpus(Store(self.storage), data_id, ahead)
 
     def corpus_of(self, run: RunConfig) -> PackedCorpus:
-        """Opens a run's data; an object store's pools (first rows of domains) are fetched ahead."""
+        """Opens a run's data, and fetches the rows that it draws from an object store ahead."""
         ahead: dict[str, int] = {}
-        for part in (part for budget in run.data.domains for part in budget.pool):
-            ahead[part.domain] = max(ahead.get(part.domain, 0), part.first + part.num_sequences)
+        for budget in run.data.domains:
+            for part in budget.pool:
+                ahead[part.domain] = max(ahead.get(part.domain, 0), part.first + part.num_sequences)
         return self.corpus(run.data.data_id, ahead)
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What Ray reserves for a rank or a run, and what the cluster may be asked for."""
+    """What Ray reserves for a rank or a run, and what may be requested of the cluster."""
 
     cpus_per_rank: float = 1.0
     gpus_per_rank: float = 0.0
-    # For a run of one rank or an evaluation; below 1 several share a GPU.
+    # GPUs of a run of one rank or an evaluation. Below 1 several of them share a GPU.
     gpus_per_run: float = 0.0
-    # GPUs of the machines that an autoscaler starts for several ranks.
+    # GPUs of the machines that an autoscaler starts for runs of several ranks.
     gpus_per_machine: int = 8
-    # Most GPUs requested at once (CPU slots where there are no GPUs); 0 for no limit.
+    # The most GPUs (without GPUs, CPU slots) requested at once; 0 for no limit.
     max_gpus: int = 0
-    # Ids of machines that take no process, see `Cordon`.
+    # Ids of machines that get no more work, see `Cordon`.
     cordoned: tuple[str, ...] = ()
 
     @property
     def label_selector(self) -> dict[str, str]:
-        """The machines that may take a process, as Ray's options."""
+        """Ray's option that excludes cordoned machines; {} if there are none."""
         return {NODE_ID: f"!in({','.join(self.cordoned)})"} if self.cordoned else {}
 
     @property
     def of_slot(self) -> dict[str, Any]:
-        """What a process for nodes of one rank reserves, as Ray's options."""
-        reserved = {"num_cpus": self.cpus_per_rank, "num_gpus": self.gpus_per_run}
-        return reserved | {"label_selector": self.label_selector}
+        """Ray's options of a process that executes nodes of one rank."""
+        amounts = {"num_cpus": self.cpus_per_rank, "num_gpus": self.gpus_per_run}
+        return amounts | {"label_selector": self.label_selector}
 
     @property
     def of_rank(self) -> dict[str, float]:
-        """What one of several ranks reserves, as Ray's resources."""
+        """Ray's resources of each rank of a run of several ranks."""
         gpus = {"GPU": self.gpus_per_rank} if self.gpus_per_rank else {}
         return {"CPU": self.cpus_per_rank, **gpus}
 
-    def asked(self, num_ranks: int) -> dict[str, float]:
+    def compute_request(self, num_ranks: int) -> dict[str, float]:
+        """Returns Ray's resources of a node with so many ranks."""
         gpus = num_ranks * self.gpus_per_rank if num_ranks > 1 else self.gpus_per_run
         return {"CPU": num_ranks * self.cpus_per_rank, "GPU": gpus}
 
@@ -156,19 +158,19 @@ class Resources:
 def results_place(storage: str, *folder: str) -> tuple[str, "FileSystem | None"]:
     """Returns Ray's `storage_path` and `storage_filesystem` for a folder of the storage.
 
-    A URL has the storage's own file system, because Ray would look for credentials elsewhere.
-    ValueError for a link in the folder.
+    For a URL this is the storage's own file system, because Ray would look for credentials
+    elsewhere. Raises ValueError if a link leads to the folder.
     """
     from pyarrow.fs import FSSpecHandler, PyFileSystem
 
-    place = open_folder(storage).child(*folder)
-    if isinstance(place, RemoteFolder):
-        return place.path, PyFileSystem(FSSpecHandler(place.filesystem))
+    target = open_folder(storage).child(*folder)
+    if isinstance(target, RemoteFolder):
+        return target.path, PyFileSystem(FSSpecHandler(target.filesystem))
     # Ray would write through a link.
-    place.require_folders()
-    return place.path, None
+    target.require_folders()
+    return target.path, None
 
 
 def owner() -> str:
-    """Names this process in leases: `host:pid`."""
+    """Returns the name of this process in leases, `host:pid`."""
     return f"{socket.gethostname()}:{os.getpid()}"

@@ -1,8 +1,8 @@
-"""Executes the nodes of a source, and yields what happens to them.
+"""Executes the nodes of a source, and yields an event for everything that happens to them.
 
-`RayExecutor` executes on Ray, `LocalExecutor` in this process, to debug and on machines without
-Ray. The storage is the truth, and an executor only decides which node starts next. The driver reads
-the events and decides whether anything more is started.
+`RayExecutor` executes nodes on Ray. `LocalExecutor` executes them in this process, for debugging
+and for machines without Ray. The storage holds the state, and an executor only decides which node
+starts next. The driver reads the events and decides whether more nodes start.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import torch
 
 from gram_platform.config import AnyEvaluation, RunConfig
 from gram_platform.config.endings import SUBMIT_AGAIN, TIME_IS_UP, Stopped
-from gram_platform.engine.devices import DeviceError, device_errors_probed
+from gram_platform.engine.devices import DeviceError, probe_after_error
 from gram_platform.engine.evaluation import Task, execute_evaluation, execute_profiles
 from gram_platform.engine.execution import (
     ALL_ON_ONE_RANK,
@@ -43,8 +43,8 @@ from gram_platform.engine.process import StopRequest, stop_on_signal
 from gram_platform.methods.nodes import Node
 
 TICK_S = 1.0
-# A node starts. It has ended: done, or failed with a text. It has a warning, or starts again for a
-# reason. Some time has passed.
+# The kinds of events. An ended node is done, or has failed if the event has a text. A warning is
+# about a node, or says why it restarts. WAITED means that time has passed.
 STARTED, ENDED, WARNED, WAITED = "started", "ended", "warned", "waited"
 
 
@@ -56,10 +56,10 @@ class Event:
 
 
 class Executor:
-    """Executes nodes; each subclass says where.
+    """Executes nodes. The subclasses differ in where.
 
-    The storage is not asked about nodes known to be `done`. `placements` are by node id; a node
-    without one has one rank.
+    The storage is not read for nodes in `done`, which are known to be done. `placements` are by
+    node id, and a node without one has one rank.
     """
 
     def __init__(
@@ -74,24 +74,24 @@ class Executor:
         self.waiting = WaitingNodes(self.progress, self.lifecycle, placements)
         self.is_stopping, self._known, self._happened = False, frozenset(done), list[Event]()
         self._heartbeats, self._begun_runs = Heartbeats(self.store), set[str]()
-        # Called about once a second, even while this process executes a node.
+        # A callback about once a second, even while this process executes a node.
         self.look: Callable[[], None] = lambda: None
 
     def __enter__(self) -> "Executor":
         return self
 
     def __exit__(self, *_) -> None:
-        """Ends the processes that execute nothing."""
+        """Ends idle processes."""
 
     def events(self, source: Iterable[Sequence[Node]]) -> Iterator[Event]:
-        """Executes the source's nodes that are not done; yields what happens.
+        """Executes the source's nodes that are not done, and yields events.
 
-        It takes the next nodes from the source when the last ones have ended.
+        The next nodes are taken from the source when all earlier ones have ended.
         """
         for nodes in source:
             self.progress.done |= self._known & {node.id for node in nodes}
             self.waiting.add(nodes)
-            # Who reads the events may stop before the first node starts.
+            # Lets the reader of the events stop before the first node starts.
             yield Event(WAITED)
             while self.advance():
                 yield from self._take()
@@ -102,7 +102,7 @@ class Executor:
         self.is_stopping = True
 
     def advance(self) -> bool:
-        """Starts nodes; returns False when no node is left to execute."""
+        """Starts the nodes that can start now; returns whether any node is left."""
         raise NotImplementedError
 
     def wait(self) -> None:
@@ -110,16 +110,16 @@ class Executor:
         raise NotImplementedError
 
     def look_at_runs(self) -> bool:
-        """Calls `look`; returns whether `progress` has new heartbeats."""
+        """Calls `look` and updates the heartbeats in `progress`; returns whether they are new."""
         running = (i for i in self.progress.running if i in self._begun_runs)
         has_new = self._heartbeats.look(running)
-        self.progress.heartbeats = self._heartbeats.found
+        self.progress.heartbeats = self._heartbeats.latest
         self.look()
         return has_new
 
     def _take(self) -> list[Event]:
-        happened, self._happened = self._happened, []
-        return happened
+        events, self._happened = self._happened, []
+        return events
 
     def note_start(self, task: Task) -> None:
         self.waiting.start(task)
@@ -140,10 +140,10 @@ class Executor:
 class LocalExecutor(Executor):
     """Executes nodes one after another in this process, without Ray.
 
-    A ValueError, a non-finite loss or a lack of memory fails a node and blocks its dependants. An
-    error of the device becomes Stopped, with the outcome of a probe. Any other error rises, so that
-    a debugger stops where it happened. SIGTERM, Ctrl-C and the end of `limit_s` (exit code
-    `TIME_IS_UP`) end the process after the current step, with a checkpoint.
+    A ValueError, a non-finite loss or a lack of memory fails a node and blocks its dependants. A
+    device error becomes Stopped, with the result of a probe. Any other error is raised as it is, so
+    that a debugger stops where it happened. SIGTERM, Ctrl-C and the end of `limit_s` (exit code
+    `TIME_IS_UP`) stop the process after the current step, with a checkpoint.
     """
 
     def __init__(
@@ -157,11 +157,14 @@ class LocalExecutor(Executor):
         super().__init__(execution, placements, retry_diverged, done)
         self._deadline, self._next_look_s = time.monotonic() + limit_s, 0.0
         self._signals = contextlib.ExitStack()
-        self._chosen: Task = ()
+        self._next_task: Task = ()
 
     def __enter__(self) -> "LocalExecutor":
+        # A debugger, which replaces the handler, keeps its Ctrl-C.
+        has_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        signals = (signal.SIGTERM, signal.SIGINT) if has_default else (signal.SIGTERM,)
         request = StopRequest(look=self._look)
-        self._stop = self._signals.enter_context(stop_on_signal(request, _signals()))
+        self._stop = self._signals.enter_context(stop_on_signal(request, signals))
         return self
 
     def __exit__(self, *_) -> None:
@@ -182,42 +185,42 @@ class LocalExecutor(Executor):
             return False
         for node in self.waiting.look_again():
             self.note_end(node)
-        self._chosen = next((task for _, tasks in self.waiting.tasks() for task in tasks), ())
-        if self._chosen:
-            self.note_start(self._chosen)
+        self._next_task = next((task for _, tasks in self.waiting.tasks() for task in tasks), ())
+        if self._next_task:
+            self.note_start(self._next_task)
         return True
 
     def wait(self) -> None:
-        """Executes the chosen task, or waits while other drivers hold all nodes."""
-        if self._chosen:
-            self._execute(self._chosen)
+        """Executes the task that was started, or waits while other drivers hold all nodes."""
+        if self._next_task:
+            self._execute(self._next_task)
         else:
             time.sleep(HELD_RETRY_S / 2)
 
     def _execute(self, task: Task) -> None:
-        execution = self.execution.placed(self.placement(task))
+        execution = self.execution.with_placement(self.placement(task))
         try:
-            with device_errors_probed(execution.device):
+            with probe_after_error(execution.device):
                 self.warn(task[0], execute_task(task, execution, stop_request=self._stop))
         except DeviceError as error:
             raise Stopped(f"{error}. {SUBMIT_AGAIN}") from error
         except Exception as error:
             kind = kind_of(error)
             if kind == HELD:
-                self.waiting.again(task[0], held=True)
+                self.waiting.retry(task[0], held=True)
             elif kind not in (FAILED, LACKS_MEMORY):
                 raise
             elif len(task) == 1:
-                self.waiting.failed(task[0], failure_message(error))
+                self.waiting.fail(task[0], failure_message(error))
                 self.note_end(task[0])
             else:
                 for node in task:
-                    self.waiting.again(node, 0.0, alone=True)
+                    self.waiting.retry(node, 0.0, alone=True)
             return
         finally:
             self.progress.running.clear()
         for node in task:
-            self.waiting.done(node)
+            self.waiting.finish(node)
             self.note_end(node)
 
 
@@ -247,10 +250,11 @@ def execute_node(
     resources: Resources | None = None,
     stop_request: StopRequest | None = None,
 ) -> dict:
-    """Executes a node and returns its result: a run of several ranks on Ray Train, others here.
+    """Executes a node and returns its result.
 
-    `resources`: of Ray; None if every node has one rank. `stop_request`: as in `execute_run`.
-    Raises LeaseHeld, before any worker is requested, while another process works on the run.
+    A run of several ranks is executed on Ray Train, every other node in this process. `resources`
+    are Ray's, or None if every node has one rank. `stop_request` is that of `execute_run`. Raises
+    LeaseHeld, before any worker is requested, while another process works on the run.
     """
     if not isinstance(config, RunConfig):
         return execute_evaluation(config, tags, execution)
@@ -258,16 +262,10 @@ def execute_node(
         return execute_run(config, tags, execution, stop_request)
     assert resources is not None, f"run {config.run_id} has {execution.num_ranks} ranks"
     execution.store().run(config.run_id).require_free()
-    # Imported here: Ray Train and FSDP take a second.
+    # Imported here, because Ray Train and FSDP take a second.
     from gram_platform.engine.dispatch import execute_sharded_run
 
     return execute_sharded_run(config, tags, execution, resources)
-
-
-def _signals() -> tuple[int, ...]:
-    """Lists the signals that end the process with a checkpoint; a debugger keeps its Ctrl-C."""
-    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    return (signal.SIGTERM, signal.SIGINT) if is_default else (signal.SIGTERM,)
 
 
 def num_gpus() -> int:

@@ -1,9 +1,9 @@
-"""Hands a study's missing nodes to a machine without Ray, and their results back.
+"""Executes a study's missing nodes on a machine without Ray, and brings their results back.
 
-A study's `--export-nodes FILE` writes the file. On the other machine, which needs torch, numpy,
+A study's `--export-nodes FILE` writes the nodes. On the other machine, which needs torch, numpy,
 safetensors, fsspec and tokenizers, `python -m gram_platform.engine.handover FILE --storage DIR`
-executes the nodes; again, it continues. With `--unpack` it writes an archive's results into the
-study's storage.
+executes them, or continues where it stopped. With `--unpack` it writes the results of an archive
+into the study's storage.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from gram_platform.config.written import read_json, target_kind
 from gram_platform.corpora.recipe import CorpusRecipe, recipe_from_plain
 from gram_platform.engine.execution import Execution
 from gram_platform.engine.executor import ENDED, LocalExecutor, num_gpus
-from gram_platform.engine.life import NodeLifecycle, Progress, done_ids, with_stored_tags
+from gram_platform.engine.life import NodeLifecycle, Progress, find_done_ids, with_stored_tags
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
 from gram_platform.store.checkpoints import CHECKPOINTS, SHARDS, WEIGHTS
@@ -45,16 +45,15 @@ from gram_platform.store.files import is_safe_name
 from gram_platform.store.folders import LocalFolder, open_folder
 from gram_platform.store.root import FOLDERS
 
-# Entries of an attempt's folder that an archive leaves out, also when set aside.
+# Names in an attempt's folder, or their beginnings if set aside, that an archive leaves out.
 HEAVY = (CHECKPOINTS, SHARDS, WEIGHTS)
-# Most unpacked bytes of a file of an archive and of all its files, and most files.
+# The most unpacked bytes of one file of an archive and of all its files, and the most files.
 MOST_BYTES_UNPACKED, MOST_BYTES_IN_ALL = 2**30, 2**33
 MOST_FILES = 500_000
-# Most bytes of a header with a long name, and most names in a path.
+# The most bytes of a header with a long name, and the most names in a path.
 MOST_BYTES_LONG_NAME, DEEPEST_FILE = 4096, 8
 SAY_EVERY_S = 15.0
-
-
+# Tags that every node has.
 NAMES = ("method", "size", "seed")
 
 
@@ -66,27 +65,30 @@ class NodeFields(TypedDict):
 
 
 class NodesFile(TypedDict):
-    """A file of nodes, with the recipes of their data by data_id."""
+    """The content of a file of nodes. `corpora` are the recipes of their data by data_id."""
 
     corpora: dict[str, dict]
     nodes: list[NodeFields]
 
 
 def missing_nodes(nodes: Sequence[Node], store: Store) -> list[Node]:
-    """Returns the nodes without a result and the runs that they need, as weights do not travel."""
+    """Returns the nodes without a result, and the runs that they need even if these are done.
+
+    The other machine trains these runs too, because weights are not exported.
+    """
     by_id = {node.id: node for node in nodes}
-    done = done_ids(nodes, store)
+    done = find_done_ids(nodes, store)
     open_ids = [node.id for node in nodes if node.id not in done]
-    wanted: set[str] = set()
+    missing: set[str] = set()
     while open_ids:
         node_id = open_ids.pop()
-        wanted.add(node_id)
-        open_ids += by_id[node_id].needs - wanted
-    return [node for node in nodes if node.id in wanted]
+        missing.add(node_id)
+        open_ids += by_id[node_id].needs - missing
+    return [node for node in nodes if node.id in missing]
 
 
 def write_nodes(path: Path, nodes: Sequence[Node], recipes: Sequence[CorpusRecipe]) -> None:
-    """Writes nodes, each after the nodes that it needs, and their data's recipes as JSON."""
+    """Writes nodes and the recipes of their data as JSON. A node comes after those it needs."""
     data_ids = {node.data_id for node in nodes}
     corpora = {recipe.data_id: recipe.plain() for recipe in recipes if recipe.data_id in data_ids}
     plain = [
@@ -97,9 +99,9 @@ def write_nodes(path: Path, nodes: Sequence[Node], recipes: Sequence[CorpusRecip
 
 
 def read_nodes(path: Path) -> tuple[list[Node], dict[str, CorpusRecipe | None]]:
-    """Reads (nodes, recipe by data_id); ValueError for another file.
+    """Reads (nodes, recipe by data_id); ValueError for a file with other content.
 
-    The recipe of a corpus whose text is elsewhere is None.
+    A recipe is None if its corpus cannot be packed from the recipe alone.
     """
     try:
         plain: NodesFile = read_json(path, NodesFile)
@@ -115,13 +117,13 @@ def read_nodes(path: Path) -> tuple[list[Node], dict[str, CorpusRecipe | None]]:
         raise invalid(
             "file", str(path), f"a file that --export-nodes has written ({error})"
         ) from error
-    found = [node.id for node in nodes] + [recipe.data_id for recipe in recipes.values() if recipe]
+    ids = [node.id for node in nodes] + [recipe.data_id for recipe in recipes.values() if recipe]
     stored = [n["id"] for n in plain["nodes"]] + [i for i, recipe in recipes.items() if recipe]
-    if found != stored:
+    if ids != stored:
         expected = "a file of this version of the package, which gives its nodes other ids"
         raise invalid("file", str(path), expected)
     for node in nodes:
-        if lacking := node.needs - set(found):
+        if lacking := node.needs - set(ids):
             expected = (
                 f"a file with all runs that its nodes need: {node.id} needs"
                 f" {', '.join(sorted(lacking))}"
@@ -131,7 +133,7 @@ def read_nodes(path: Path) -> tuple[list[Node], dict[str, CorpusRecipe | None]]:
 
 
 def provide_data(recipes: Mapping[str, CorpusRecipe | None], store: Store) -> None:
-    """Packs generated stories; ValueError naming a packed folder that has to be copied there."""
+    """Packs generated stories; ValueError names the folder of other data that must be copied."""
     for data_id, recipe in recipes.items():
         if recipe is not None:
             say(f"data {data_id}: packing, unless it is there")
@@ -149,8 +151,8 @@ def provide_data(recipes: Mapping[str, CorpusRecipe | None], store: Store) -> No
 def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
     """Packs all files of ended nodes, except weights and checkpoints, into a .tar.gz.
 
-    Returns the number of nodes. Unpacked in another storage, they count as done or diverged
-    there. A node that needs their weights fails there.
+    Returns the number of nodes. When the archive is unpacked in another storage, these nodes are
+    done or diverged there. A node that needs their weights fails there.
     """
     lifecycle, root = NodeLifecycle(store), Path(store.root)
     ends = lifecycle.ends(nodes)
@@ -168,10 +170,10 @@ def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
 
 
 def unpack_archive(path: Path, store: Store) -> int:
-    """Writes the files of a `write_archive` that the storage lacks; returns their number.
+    """Writes the files of an archive that the storage lacks; returns their number.
 
-    ValueError, before anything is written, for an archive with anything else: a link or a path in
-    it could lead out of the storage.
+    Raises ValueError, before anything is written, if the archive has content that `write_archive`
+    does not write, such as a link or a path that leads out of the storage.
     """
     files, folders = set(), set()
     for names, *_ in _read_archive(path):
@@ -184,16 +186,16 @@ def unpack_archive(path: Path, store: Store) -> int:
         if isinstance(folder := root.child(*names), LocalFolder):
             folder.require_folders()
     return sum(
-        root.child(*place).create(name, stream.read(num_bytes))
-        for (*place, name), num_bytes, stream in _read_archive(path)
+        root.child(*parents).create(name, stream.read(num_bytes))
+        for (*parents, name), num_bytes, stream in _read_archive(path)
     )
 
 
 def _read_archive(path: Path) -> Iterator[tuple[tuple[str, ...], int, gzip.GzipFile]]:
-    """Yields each file of a `write_archive`: names, bytes, and the stream at its content.
+    """Yields (the names of the path, number of bytes, the stream at the content) of each file.
 
-    Knows only the headers that `write_archive` makes: of a file, and of a long name before it.
-    `tarfile` would read others whole, of any size.
+    Accepts only the headers that `write_archive` makes, which are of files and of long names before
+    them. `tarfile` would read other headers whole, of any size.
     """
     target_kind("archive", path)
     num_files, long_name = 0, ""
@@ -221,8 +223,8 @@ def _read_archive(path: Path) -> Iterator[tuple[tuple[str, ...], int, gzip.GzipF
                     raise invalid("archive", name, allowed)
                 end = stream.tell() - -size // tarfile.BLOCKSIZE * tarfile.BLOCKSIZE
                 if is_long:
-                    found = re.search(rb"\d path=(.*)", stream.read(size))
-                    long_name = found[1].decode(errors="surrogateescape") if found else ""
+                    match = re.search(rb"\d path=(.*)", stream.read(size))
+                    long_name = match[1].decode(errors="surrogateescape") if match else ""
                 else:
                     yield names, size, stream
                     num_files, long_name = num_files + 1, ""
@@ -251,15 +253,16 @@ def _execute(executor: LocalExecutor, nodes: Sequence[Node]) -> Progress:
     for event in executor.events([nodes]):
         if event.kind == ENDED and (node := event.node):
             elapsed_s = store.node(node.kind, node.id).timing().get("elapsed_s", 0.0)
-            how = f"FAILED: {event.text}" if event.text else f"{elapsed_s:.1f} s"
-            say(f"{count()} {node.kind} {node.id} {node.name}: {how}")
+            outcome = f"FAILED: {event.text}" if event.text else f"{elapsed_s:.1f} s"
+            say(f"{count()} {node.kind} {node.id} {node.name}: {outcome}")
     return progress
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command.
 
-    Exit code 0: all done; 1: some failed; 2: bad input; 3: time is up and nodes are left.
+    The exit code is 0 if all nodes are done, 1 if some failed, 2 for bad input, and 3 if the time
+    is up and nodes are left.
     """
     outlive_output()
     with exit_codes(

@@ -10,24 +10,29 @@ from gram_platform.engine.process import BackgroundJob
 from gram_platform.store import Store
 from gram_platform.store.leases import read_lease
 
-# The shortest pause between two readings; a longer one is so many times the last reading.
+# The pause between two readings is this many times the last reading's duration, and at least
+# `SHORTEST_PAUSE_S`.
 SHORTEST_PAUSE_S, PAUSE_RATIO = 2.0, 3.0
-# A reading that takes longer is reported.
+# A reading that takes longer than this causes a warning.
 LATE_S = 600.0
 
 
 class Heartbeats:
-    """The last heartbeat of each running run by its id, as `RunDirectory.progress` returns it."""
+    """The last heartbeat of each running run, in `latest` by run id.
+
+    A heartbeat is what `RunDirectory.progress` returns.
+    """
 
     def __init__(self, store: Store):
-        self.found: Mapping[str, dict] = {}
+        self.latest: Mapping[str, dict] = {}
         self._store, self._job = store, BackgroundJob()
         self._next, self._late, self._is_reading = 0.0, math.inf, False
 
     def look(self, run_ids: Iterable[str]) -> bool:
-        """Returns whether `found` is new, or starts to read these runs; never waits.
+        """Returns whether a reading has ended since the last call. Never waits.
 
-        Raises the error of a reading.
+        If no reading is under way, starts to read these runs after a pause. Raises the error of the
+        reading that has ended.
         """
         now = time.monotonic()
         if self._job.is_busy:
@@ -46,13 +51,13 @@ class Heartbeats:
     def _read(self, run_ids: list[str]) -> None:
         started = time.monotonic()
         beats = zip(run_ids, self._store.concurrently(self._beat_of, run_ids), strict=True)
-        self.found = {run_id: beat for run_id, beat in beats if beat}
+        self.latest = {run_id: beat for run_id, beat in beats if beat}
         ended = time.monotonic()
         self._next = ended + max(SHORTEST_PAUSE_S, PAUSE_RATIO * (ended - started))
 
     def _beat_of(self, run_id: str) -> dict | None:
-        """Reads the lease of the attempt that was at work; lists the attempts if it is not now."""
-        run, before = self._store.run(run_id), self.found.get(run_id)
+        """Reads the lease of the known attempt; lists all attempts if it has no new heartbeat."""
+        run, before = self._store.run(run_id), self.latest.get(run_id)
         lease = read_lease(run.attempt(before["attempt"])) if before else None
         if before and lease and not lease["released"] and lease["time"] > before["time"]:
             return {**lease, "attempt": before["attempt"]}

@@ -1,8 +1,8 @@
-"""Decides the life of a node: done, diverged, held, crashed or ready.
+"""Decides which nodes can start, and what follows when a node ends or crashes.
 
-`docs/architecture.md` has a table of the states and of what follows each. A preempted machine does
-not fail a run that makes progress, because a new checkpoint sets the count of crashes back. A crash
-on a machine whose device does not work (`Cordon`) is not counted.
+`docs/architecture.md` has a table of a node's states and of what follows each. Preemptions do not
+fail a run that makes progress, because a new checkpoint resets the count of crashes. A crash on a
+machine whose device does not work (`Cordon`) is not counted.
 """
 
 import functools
@@ -27,7 +27,7 @@ from gram_platform.store.root import Finished
 from gram_platform.train.loop import TrainingDiverged
 
 if TYPE_CHECKING:
-    # It imports Ray, which a machine that only trains lacks.
+    # This module imports Ray, which a machine that only trains lacks.
     from gram_platform.engine.capacity import Cordon
 
 MAX_CRASHES = 4
@@ -43,12 +43,13 @@ class Progress:
     done: set[str] = field(default_factory=set)
     # The Unix time of each node's start, by id.
     running: dict[str, float] = field(default_factory=dict)
-    # The last heartbeat that was read of each running run, by its id.
+    # The last known heartbeat of each running run, by its id.
     heartbeats: Mapping[str, Mapping] = field(default_factory=dict)
+    # Why a node failed, by its id.
     failed: dict[str, str] = field(default_factory=dict)
-    # The failed or blocked ids that a node needs and so can never start, by its id.
+    # The failed or blocked nodes that keep a node from ever starting, as ids by the node's id.
     blocked: dict[str, list[str]] = field(default_factory=dict)
-    # The number of nodes that were complete before.
+    # The number of nodes that were done before this driver started.
     reused: int = 0
     # The nodes that need a node, by its id.
     dependants: dict[str, list[Node]] = field(default_factory=lambda: defaultdict(list))
@@ -80,24 +81,25 @@ class NextStep:
 
 
 class CrashPolicy:
-    """Decides what follows each error of one driver's nodes or trials.
+    """Decides what follows an error of a node or trial of one driver.
 
-    Crashes are counted in memory, so a new submission tries everything again.
+    Crashes are counted in memory only, so the next submission starts everything again.
     """
 
     def __init__(self, cordon: "Cordon | None" = None):
         self._cordon = cordon
-        # By name: the machines of the crashes since the last checkpoint, and its step.
+        # The machines of the crashes since the last checkpoint, and its step, by the node's name.
         self._crashes: dict[str, tuple[list[str], int]] = {}
         self._lacked_memory: set[str] = set()
 
     def after(
         self, name: str, kind: str, text: str, saved_step: int, probe: ProbeReport | None = None
     ) -> NextStep:
-        """Returns what follows an error of a kind (`kind_of`) with a text.
+        """Returns what follows an error of a node with this name.
 
-        `saved_step`: of the last checkpoint. `probe`: the device's last, which cordons the machine
-        if it failed.
+        `kind` is that of `kind_of`, `text` the error's message, and `saved_step` the step of the
+        last checkpoint. `probe` is the last probe of the device, which cordons the machine if it
+        failed.
         """
         if kind == HELD:
             return NextStep(HELD)
@@ -113,18 +115,18 @@ class CrashPolicy:
         return NextStep(FAILED, f"{text} ({MAX_CRASHES} crashes without a checkpoint in between)")
 
     def _count(self, name: str, saved_step: int, machine: str) -> int:
-        """Counts a crash; returns how many machines that work had since the last checkpoint."""
+        """Counts a crash; returns the crashes on working machines since the last checkpoint."""
         machines, step = self._crashes.get(name, ([], 0))
         machines = [*(machines if saved_step <= step else ()), machine]
         self._crashes[name] = machines, saved_step
         cordoned = self._cordon.resources.cordoned if self._cordon else ()
-        return sum(each not in cordoned for each in machines)
+        return sum(machine not in cordoned for machine in machines)
 
 
 def kind_of(error: BaseException | None) -> str:
-    """Returns an error's kind: HELD, CRASHED, LACKS_MEMORY, FAILED or BUG.
+    """Returns an error's kind, which is HELD, CRASHED, LACKS_MEMORY, FAILED or BUG.
 
-    FAILED means that the node would fail everywhere, BUG that the program is wrong.
+    FAILED means that the node would fail on every machine. BUG means that the program is wrong.
     """
     if isinstance(error, LeaseHeld):
         return HELD
@@ -136,13 +138,16 @@ def kind_of(error: BaseException | None) -> str:
 
 
 class NodeLifecycle:
-    """Reads from the storage how nodes have ended."""
+    """Reads from the storage how nodes have ended.
+
+    Writes an ended node's tags, and its config if that is lost.
+    """
 
     def __init__(self, store: Store, retry_diverged: bool = False):
         self._store, self._retry_diverged = store, retry_diverged
 
     def result(self, node: Node) -> dict | None:
-        """Reads the result of a done node, or None; restores its config and adds its tags."""
+        """Reads the result of a done node; None if it is not done."""
         result = self._store.current_result(self._store.node(node.kind, node.id))
         if result is not None:
             self._describe(node)
@@ -154,51 +159,50 @@ class NodeLifecycle:
         directory.add_tags(tags_to_add(directory.tags(), node.names))
 
     def divergence(self, node: Node) -> str:
-        """Reads why a run has diverged; "" for others, or if diverged runs are trained again."""
-        failure = (
-            self._store.run(node.id).failure() if node.is_run and not self._retry_diverged else None
-        )
+        """Reads why a run diverged; "" if it did not, or if diverged runs are trained again."""
+        if self._retry_diverged or not node.is_run:
+            return ""
+        failure = self._store.run(node.id).failure()
         if not is_divergence(failure):
             return ""
         self._describe(node)
         return failure["message"]
 
     def ends(self, nodes: Iterable[Node]) -> dict[str, str | None]:
-        """Reads how nodes have ended under any driver: "" if done, why it diverged, or None.
+        """Reads, by id, "" for a done node, why a diverged run diverged, and None for the others.
 
-        An object store is listed once. An ended node whose config is lost gets it back.
+        The listing of an object store is read once for all nodes.
         """
         nodes = list(nodes)
-        found, done = _finished(nodes, self._store)
+        stored, done = _read_finished(nodes, self._store)
 
         def end(node: Node) -> str | None:
-            finished = found.get(node.id)
+            finished = stored.get(node.id)
             if finished is None:
-                return self.divergence(node) or None if node.id in found else None
+                return self.divergence(node) or None if node.id in stored else None
             if node.id not in done:
                 return None
             if not finished.has_config or not node.names.items() <= finished.tags.items():
                 self._describe(node)
             return ""
 
-        return dict(
-            zip((node.id for node in nodes), self._store.concurrently(end, nodes), strict=True)
-        )
+        ends = self._store.concurrently(end, nodes)
+        return {node.id: end for node, end in zip(nodes, ends, strict=True)}
 
     def require_not_diverged(self, node: Node) -> None:
         if message := self.divergence(node):
             raise TrainingDiverged(message)
 
 
-# A place in a queue: minus the longest path from a node, then its number.
+# A place in a queue, of minus the longest path from a node and the node's number.
 Place = tuple[float, int]
 
 
 class WaitingNodes:
-    """The nodes that one driver has still to execute, and the tasks that can start now.
+    """The nodes that one driver has yet to execute, and the tasks that can start now.
 
-    A task is one node, or all evaluations of a run that share their work. A node's end only costs
-    time for the nodes that need it.
+    A task is one node, or all evaluations of a run with common work. When a node ends, only the
+    nodes that need it are looked at.
     """
 
     def __init__(
@@ -208,9 +212,9 @@ class WaitingNodes:
         placements: Mapping[str, Placement] = ALL_ON_ONE_RANK,
     ):
         self._progress, self._lifecycle, self._placements = progress, lifecycle, placements
-        # The number of the node that was put in front last.
+        # The number of the node that was last put in front of all others.
         self._first = 0
-        # The nodes of each task that can start, by its key.
+        # The nodes of each task that can start, by the task's key.
         self._tasks: dict[object, list[Node]] = {}
         # Sorted (place, key) pairs by (kind, -ranks).
         self._queues: dict[tuple[str, int], list[tuple[Place, object]]] = {}
@@ -218,14 +222,14 @@ class WaitingNodes:
         self._open: dict[str, int] = {}
         # A heap of (monotonic time, place, node).
         self._delayed: list[tuple[float, Place, Node]] = []
-        # Delayed nodes that another driver works on.
+        # Ids of the delayed nodes that another driver executes.
         self._held: set[str] = set()
-        # Nodes that share no task any more, because a common one failed.
+        # Ids of the nodes that get their own task, because a common task failed.
         self._alone: set[str] = set()
         self._place: dict[str, Place] = {}
 
     def add(self, nodes: Sequence[Node]) -> None:
-        """Adds nodes; asks the storage which have ended, except those done in `progress`."""
+        """Adds nodes, and reads from the storage which of them have ended already."""
         progress = self._progress
         progress.add(nodes)
         ends = self._lifecycle.ends(n for n in nodes if n.id not in progress.done)
@@ -247,15 +251,15 @@ class WaitingNodes:
 
     @property
     def are_delayed(self) -> bool:
-        """Whether nodes wait for their next try."""
+        """Whether nodes wait before they are retried."""
         return bool(self._delayed)
 
     def tasks(self) -> Iterator[tuple[int, Iterator[Task]]]:
-        """Yields (number of ranks, tasks that can start); the caller `start`s what it takes.
+        """Yields (number of ranks, tasks that can start). The caller calls `start` for each task.
 
-        Evaluations come first, because they are short and fill the table. The widest runs follow,
-        because narrow ones would take their resources. Of equally wide runs the longest path to an
-        end comes first.
+        Evaluations come first, because they are short and fill the table. The runs with the most
+        ranks follow, because other runs would take their resources. Runs with equally many ranks
+        are sorted by the hours of the longest chain of nodes that begins with them.
         """
         for (_, minus_ranks), queue in sorted(self._queues.items()):
             yield -minus_ranks, (tuple(self._tasks[key]) for _, key in queue)
@@ -266,22 +270,23 @@ class WaitingNodes:
         queue = self._queues[self._queue_of(task[0])]
         del queue[next(i for i, (_, other) in enumerate(queue) if other == key)]
 
-    def done(self, node: Node) -> None:
+    def finish(self, node: Node) -> None:
         self._progress.done.add(node.id)
         for dependant in self._progress.dependants.get(node.id, ()):
             self._make_ready_if_open(dependant, 1)
 
-    def failed(self, node: Node, message: str) -> None:
-        """Notes that a node has failed, and removes all nodes that need it."""
+    def fail(self, node: Node, message: str) -> None:
+        """Records that a node has failed, and removes all nodes that need it."""
         for blocked in self._progress.fail(node.id, message):
             self._open.pop(blocked, None)
 
-    def again(
+    def retry(
         self, node: Node, after_s: float = HELD_RETRY_S, held: bool = False, alone: bool = False
     ) -> None:
-        """Lets a node wait for its next try, in front of all others.
+        """Retries a node after a delay, before all other nodes of its queue.
 
-        `held`: another driver works on it. `alone`: it shares no task from now on.
+        `held` means that another driver executes the node. `alone` means that the node gets its own
+        task from now on.
         """
         self._held |= {node.id} if held else set()
         self._alone |= {node.id} if alone else set()
@@ -290,7 +295,7 @@ class WaitingNodes:
         heapq.heappush(self._delayed, (time.monotonic() + after_s, self._place[node.id], node))
 
     def look_again(self) -> list[Node]:
-        """Makes delayed nodes ready again; returns those that another driver has ended."""
+        """Readies nodes whose delay is over; returns the nodes that another driver has ended."""
         ended = []
         while self._delayed and self._delayed[0][0] <= time.monotonic():
             _, _, node = heapq.heappop(self._delayed)
@@ -300,9 +305,9 @@ class WaitingNodes:
                 self._make_ready(node)
                 continue
             if end:
-                self.failed(node, end)
+                self.fail(node, end)
             else:
-                self.done(node)
+                self.finish(node)
             ended.append(node)
         return ended
 
@@ -330,36 +335,40 @@ class WaitingNodes:
         return self._placements.get(node.id, ON_ONE_RANK)
 
 
-def done_ids(nodes: Iterable[Node], store: Store) -> set[str]:
-    return _finished(list(nodes), store)[1]
+def find_done_ids(nodes: Iterable[Node], store: Store) -> set[str]:
+    return _read_finished(list(nodes), store)[1]
 
 
-def _finished(
+def _read_finished(
     nodes: Sequence[Node], store: Store
 ) -> tuple[Mapping[str, Finished | None], set[str]]:
-    """Returns `store.finished` of nodes and of the runs they need, and the ids of done nodes."""
+    """Returns `store.read_finished` of nodes and the runs they need, and the ids of done nodes.
+
+    A node is done if it has a result, the nodes that it needs are done, and their weights are still
+    those that it was made from.
+    """
     needs_of = {node.id: node.needs for node in nodes}
-    wanted = [(node.kind, node.id) for node in nodes]
-    wanted += [("run", needed) for needs in needs_of.values() for needed in needs]
-    found = store.finished(dict.fromkeys(wanted))
+    keys = [(node.kind, node.id) for node in nodes]
+    keys += [("run", needed) for needs in needs_of.values() for needed in needs]
+    stored = store.read_finished(dict.fromkeys(keys))
 
     @functools.cache
     def is_done(node_id: str) -> bool:
-        finished = found.get(node_id)
+        finished = stored.get(node_id)
         # A needed run that is neither stored nor among the nodes cannot contradict the result.
         return finished is not None and all(
-            is_done(i) and finished.sources.get(i) in (None, found[i].weights_sha256)
+            is_done(i) and finished.sources.get(i) in (None, stored[i].weights_sha256)
             for i in needs_of.get(node_id, ())
-            if found.get(i) or i in needs_of
+            if stored.get(i) or i in needs_of
         )
 
-    return found, {node.id for node in nodes if is_done(node.id)}
+    return stored, {node.id for node in nodes if is_done(node.id)}
 
 
 def with_stored_tags(nodes: Iterable[Node], store: Store) -> list[Node]:
-    """Adds the storage's tags, for example of other studies; see `tags_to_add`.
+    """Returns the nodes with the tags that the storage has of them too; see `tags_to_add`.
 
-    A name follows from the tags, so a driver uses the same names as the storage's readers.
+    A node's name follows from its tags, so a driver prints the same names as `gram`.
     """
     nodes = list(nodes)
     stored = store.concurrently(lambda node: store.node(node.kind, node.id).tags(), nodes)
@@ -369,16 +378,17 @@ def with_stored_tags(nodes: Iterable[Node], store: Store) -> list[Node]:
     ]
 
 
-def ended_ids(nodes: Iterable[Node], store: Store, retry_diverged: bool = False) -> set[str]:
-    """Returns the ids of nodes that are done, have diverged or need a diverged run.
+def find_ended_ids(nodes: Iterable[Node], store: Store, retry_diverged: bool = False) -> set[str]:
+    """Returns the ids of nodes that no submission executes; only reads the storage.
 
-    No submission executes them. With `retry_diverged` diverged runs do not count. It only reads.
+    They are done, have diverged or need a diverged run. With `retry_diverged` only done nodes
+    count.
     """
     nodes = list(nodes)
-    found, done = _finished(nodes, store)
+    stored, done = _read_finished(nodes, store)
     progress = Progress(done)
     progress.add(nodes)
-    unfinished = set() if retry_diverged else found.keys() - done
+    unfinished = set() if retry_diverged else stored.keys() - done
     begun = [node.id for node in nodes if node.is_run and node.id in unfinished]
     failures = store.concurrently(lambda run_id: store.run(run_id).failure(), begun)
     for run_id, failure in zip(begun, failures, strict=True):
@@ -392,6 +402,6 @@ def is_divergence(failure: Mapping | None) -> bool:
 
 
 def failure_message(error: BaseException) -> str:
-    """Returns why a node failed; the class names an error that is not for users."""
+    """Returns why a node failed, with the error's class if the error is not meant for users."""
     for_users = TrainingDiverged | OutOfMemory | ValueError | DeviceError | Unavailable
     return str(error) if isinstance(error, for_users) else f"{type(error).__name__}: {error}"

@@ -1,9 +1,8 @@
 """Finds the cores and ports that this process may use, and makes a folder for a Ray.
 
-When a process is killed, its Ray ends too, except for two of Ray's processes, which stay for a
-minute, and nothing removes Ray's files. So a second process waits at a pipe for the first one's
-end, ends what is left of Ray and removes the folder. It executes this file, so nothing here needs
-more than the standard library.
+If a driver is killed, two processes of its Ray run on for a minute, and Ray's files stay. So a
+second process waits for the driver's end, kills the rest of Ray and removes the folder. It executes
+this file, which therefore imports only the standard library.
 """
 
 import contextlib
@@ -21,14 +20,17 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 KEEP = b"keep\n"
-# Begins the command lines of the processes that Ray has started on a machine.
+# The beginning of the command lines of Ray's worker processes.
 TITLE = b"ray::"
-# After this time the folder is removed even if somebody has one of its files open.
+# After this time the folder is removed even if a process has one of its files open.
 CLEARING_S = 10.0
 
 
 def free_port(*wanted: int) -> int:
-    """Returns a port without a listener: a wanted one, or one that neither system nor Ray draws."""
+    """Returns a port without a listener, the first free one of `wanted` if there is one.
+
+    Otherwise the port is from a range in which neither the system nor Ray chooses ports.
+    """
     candidates = list(wanted)
     while True:
         port = candidates.pop(0) if candidates else random.randrange(20_000, 32_000)
@@ -38,7 +40,7 @@ def free_port(*wanted: int) -> int:
 
 
 def num_cpus() -> int:
-    """Counts the cores that this process may use, by its affinity and control groups."""
+    """Returns how many cores this process may use, by its affinity and control groups."""
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
@@ -48,14 +50,14 @@ def num_cpus() -> int:
 def _quotas(
     proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
 ) -> Iterator[float]:
-    """Yields each quota in cores of this process's control groups, of version 1 and 2."""
+    """Yields the quotas, in cores, of this process's control groups of version 1 and 2."""
     with contextlib.suppress(OSError):
         for line in proc.read_text(encoding="utf-8").splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers and "cpu" not in controllers.split(","):
                 continue
             group = PurePosixPath(path.lstrip("/"))
-            # The last is the root, which a container sees as its own group.
+            # The last folder is the root, which a container sees as its own group.
             for folder in (group, *group.parents):
                 yield from (
                     _quota(root / folder) if not controllers else _quota_v1(root / "cpu" / folder)
@@ -80,18 +82,18 @@ def _quota_v1(folder: Path) -> Iterator[float]:
 
 
 def safe_path(*folders: str) -> dict[str, str]:
-    """Returns variables that keep a started Python from importing from the current folder.
+    """Returns variables that keep a new Python process from importing from the current folder.
 
-    `folders` are on its path (default: the folders of this process's PYTHONPATH).
+    Its PYTHONPATH has `folders`, by default those of this process's PYTHONPATH.
     """
     path = folders or os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
 class OwnFolder:
-    """A new folder that only this user can enter.
+    """A new folder that only this user can enter, removed when this process ends.
 
-    `path` is the folder inside, which Ray opens to everybody.
+    `path` is a folder inside it, which Ray opens to everybody.
     """
 
     def __init__(self, place: Path) -> None:
@@ -103,7 +105,7 @@ class OwnFolder:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            # Otherwise Ctrl-C in the terminal would end it too.
+            # Otherwise Ctrl-C in the terminal would end the remover too.
             start_new_session=True,
         )
 
@@ -115,7 +117,7 @@ class OwnFolder:
 
 
 def remove_at_end(folder: Path) -> None:
-    """Waits for KEEP or the end of standard input; then ends Ray and removes the folder."""
+    """Kills Ray and removes the folder when standard input ends, unless it says KEEP."""
     if sys.stdin.buffer.readline() == KEEP:
         return
     deadline = time.monotonic() + CLEARING_S

@@ -1,4 +1,4 @@
-"""Executes one run in this process, from the last checkpoint to the result."""
+"""Trains one run in this process, from its last checkpoint to its result."""
 
 import contextlib
 import math
@@ -52,11 +52,13 @@ NUM_TRAIN_RECORDS = 100
 
 
 def record_interval(run: RunConfig) -> int:
-    """Counts the steps that one record of training metrics averages."""
+    """Returns how many steps are averaged in one record of training metrics."""
     return max(1, run.num_steps // NUM_TRAIN_RECORDS)
 
 
 class MetricsSummary:
+    """Averages the metrics of training steps over the steps of a record."""
+
     def __init__(self, run: RunConfig):
         self.run, self.interval = run, record_interval(run)
         self.tokens_per_second = 0.0
@@ -67,7 +69,7 @@ class MetricsSummary:
         self.first_step, self.started = first_step, time.monotonic()
 
     def state(self) -> dict:
-        """Returns the losses and norms since the last interval as JSON; {} without any."""
+        """Returns the losses and norms since the last record as JSON; {} if there are none."""
         losses = {domain: list(losses) for domain, losses in self.losses.items()}
         return {"losses": losses, "norms": list(self.norms)} if self.norms else {}
 
@@ -82,7 +84,7 @@ class MetricsSummary:
         self.norms: list[float] = []
 
     def add(self, record: StepRecord) -> dict[str, float]:
-        """Adds a step; returns the metrics of the interval that ends with it, else {}."""
+        """Adds a step; returns the metrics of the record that the step completes, or {}."""
         for domain, loss in zip(record.domains, record.losses, strict=True):
             self.losses[domain].append(loss)
         self.norms.append(record.grad_norm)
@@ -115,12 +117,12 @@ def execute_run(
     execution: Execution,
     stop_request: StopRequest | None = None,
 ) -> dict:
-    """Trains the run from its last checkpoint unless it has a current result; returns the result.
+    """Trains a run from its last checkpoint unless it has a current result; returns the result.
 
-    A SIGTERM, or the caller's `stop_request`, ends the process after the current step, with a
-    checkpoint. Raises LeaseHeld while another process may work on the run, and ValueError for other
-    data than its checkpoint's. Records TrainingDiverged and OutOfMemory (with advice) as the run's
-    failure.
+    SIGTERM, or the caller's `stop_request`, ends the process after the current step, with a
+    checkpoint. Raises LeaseHeld while another process works on the run, and ValueError if the
+    checkpoint is of other data. TrainingDiverged, OutOfMemory (with advice) and unforeseen errors
+    are recorded as the run's failure, and raised.
     """
     set_up_torch(execution)
     store = execution.store()
@@ -130,9 +132,9 @@ def execute_run(
     if (result := store.current_result(directory)) is not None:
         return result
     corpus = execution.corpus_of(run)
-    handled = stop_on_signal() if stop_request is None else contextlib.nullcontext(stop_request)
+    signals = stop_on_signal() if stop_request is None else contextlib.nullcontext(stop_request)
     with (
-        handled as stop_request,
+        signals as stop_request,
         directory.start_attempt(owner(), execution.lease_s) as attempt,
         freed_memory_kept(),
     ):
@@ -151,7 +153,7 @@ def execute_run(
                 message = memory_advice(error, execution.placement.fewest)
                 attempt.fail(message, {"kind": "memory"})
                 raise OutOfMemory(message) from error
-            # Others may continue the run after these: it has not failed.
+            # After these errors another process can continue the run, so it has not failed.
             if not (isinstance(error, LeaseHeld | Unavailable) or is_device_error(error)):
                 attempt.fail(f"{type(error).__name__}: {error}", {"kind": "error"})
             raise
@@ -162,9 +164,9 @@ Start = Mapping[str, RowsOnDisk] | None
 
 @contextlib.contextmanager
 def starting_point(run: RunConfig, execution: Execution) -> Iterator[Start]:
-    """Opens the verified dense weights that a run starts from; None for a random start.
+    """Yields the verified dense weights that a run starts from, or None for a random start.
 
-    Sets corrupted weights aside.
+    Corrupted weights are set aside.
     """
     if run.start is None:
         yield None
@@ -174,12 +176,12 @@ def starting_point(run: RunConfig, execution: Execution) -> Iterator[Start]:
 
 
 def schedule_reader(run: RunConfig, corpus: PackedCorpus) -> ScheduleReader:
-    """Opens the sequences that a run draws, with the separator if only responses are trained on."""
-    drawn = sorted({piece.domain for budget in run.data.domains for piece in budget.pool})
+    """Opens the sequences that a run draws; with a separator only responses are trained on."""
+    domains = sorted({piece.domain for budget in run.data.domains for piece in budget.pool})
     text = run.objective.responses_after
     separator = Separator(*separator_tokens(corpus.tokenizer_path, text)) if text else None
     return ScheduleReader(
-        run, {domain: corpus.train(domain) for domain in drawn}, corpus.is_permuted, separator
+        run, {domain: corpus.train(domain) for domain in domains}, corpus.is_permuted, separator
     )
 
 
@@ -197,7 +199,7 @@ def new_learner(kind: type[Learner], run: RunConfig, execution: Execution, start
 
 
 class RunExecution:
-    """One attempt at a run: trains, evaluates at the run's points, commits, writes the result."""
+    """One attempt at a run, which trains, evaluates, commits checkpoints and writes the result."""
 
     def __init__(
         self,
@@ -208,9 +210,9 @@ class RunExecution:
         learner: Learner,
         stop_request: StopRequest,
     ):
-        """`attempt`: None on ranks other than 0."""
+        """`attempt` is None on all ranks except rank 0."""
         self.run, self.corpus, self.attempt, self.execution = run, corpus, attempt, execution
-        # {} without a start, or if they are not known.
+        # The hashes of the weights that the run starts from, by run id.
         self.sources = execution.store().source_weights(run.start)
         self.schedule = Schedule(run)
         self.reader = schedule_reader(run, corpus)
@@ -234,7 +236,7 @@ class RunExecution:
 
     @property
     def identity(self) -> dict:
-        """Hashes that a checkpoint must share to be continued."""
+        """The hashes of data and plan, which must be those of the checkpoint that is continued."""
         return {
             "data_fingerprint": self.corpus.fingerprint,
             "plan_sha256": self.schedule.fingerprint,
@@ -252,7 +254,11 @@ class RunExecution:
         return self.complete()
 
     def _is_exhausted(self, record: StepRecord) -> bool:
-        """Returns whether to stop early, after stale evaluations or when MaxEnt has unlearnt."""
+        """Returns whether to stop before the last step.
+
+        Training stops after too many evaluations without a better loss, or when MaxEnt has
+        unlearnt.
+        """
         is_unlearnt = (
             self.run.objective.stop_below > 0.0
             and record.forgetting <= self.run.objective.stop_below
@@ -277,27 +283,27 @@ class RunExecution:
         return resumed.step
 
     def _load_checkpoint(self) -> Resumed | None:
-        return self.attempt.resume(lambda *place: self._same_start(read_checkpoint(*place)))
+        return self.attempt.resume(lambda *at: self._check_start(read_checkpoint(*at)))
 
-    def _same_start(self, resumed: Resumed) -> Resumed:
+    def _check_start(self, resumed: Resumed) -> Resumed:
         if (resumed.state.get(SOURCE_HASHES) or self.sources) != self.sources:
             raise CorruptFile("its run started from other weights")
         return resumed
 
     def _steps(self, first_step: int) -> Iterator[StepRecord]:
-        """Trains; adds each step's metrics to `records`, then yields the step."""
+        """Trains step by step; adds a step's metrics to `records` and then yields the step."""
         self.summary.start(first_step)
         self._last_commit, self._commit_s = time.monotonic(), 0.0
-        eval_steps, steps_probed = evaluation_steps(self.run), probe_steps(self.run)
+        at_evaluations, at_probes = evaluation_steps(self.run), probe_steps(self.run)
         heartbeat = (lambda *progress: None) if self.attempt is None else self.attempt.heartbeat
         steps = training_steps(
             self.learner, self.schedule, self.reader, first_step, self.summary.interval
         )
         for record in steps:
             metrics = self.summary.add(record)
-            if record.step in eval_steps:
+            if record.step in at_evaluations:
                 losses = self.evaluate()
-                # After the last step nothing else would detect a loss that is not finite.
+                # Only this detects a loss that is not finite after the last step.
                 for domain, loss in losses.items():
                     where = f"step {record.step}, domain {domain!r}"
                     require_finite(f"validation loss {loss}", loss, where, record.learning_rate)
@@ -305,16 +311,16 @@ class RunExecution:
                 self._keep_best(losses)
             if record.step in self.progress.steps:
                 metrics |= self.evaluate_progress()
-            if record.step in steps_probed:
+            if record.step in at_probes:
                 metrics |= self.probe()
             if metrics:
                 self.usage.look()
-                kept = (
-                    k
-                    for k in metrics
-                    if not (k.endswith("tokens_per_second") or k.startswith((NORM, PROGRESS)))
-                )
-                self.final |= {k: metrics[k] for k in kept}
+                self.final |= {
+                    name: value
+                    for name, value in metrics.items()
+                    if not name.endswith("tokens_per_second")
+                    and not name.startswith((NORM, PROGRESS))
+                }
                 metrics |= self.usage.system()
                 self.records.append({"step": record.step, "time": time.time(), "metrics": metrics})
             heartbeat(
@@ -331,22 +337,19 @@ class RunExecution:
             return validation_losses(self.learner, self.validation)
 
     def evaluate_progress(self) -> dict[str, float]:
-        """Measures `progress/loss/<domain>`, finite or not, on fewer sequences to watch a run."""
+        """Measures `progress/loss/<domain>`, which may be infinite or NaN, on few sequences."""
         with self._as_evaluation():
             losses = progress_losses(self.learner, self.validation, self.progress.num_sequences)
         return {PROGRESS + domain: loss for domain, loss in losses.items()}
 
     def probe(self) -> dict[str, float]:
-        """Measures `norm/probe/<domain>/<module>`: gradient norms with all modules active."""
+        """Measures `norm/probe/<domain>/<module>`, gradient norms with all modules active."""
+        metrics = {}
         with self._as_evaluation():
-            found = {
-                domain: probed_norms(self.learner, rows) for domain, rows in self.validation.items()
-            }
-        return {
-            f"{PROBE}{domain}/{module}": n
-            for domain, norms in found.items()
-            for module, n in norms.items()
-        }
+            for domain, rows in self.validation.items():
+                for module, norm in probed_norms(self.learner, rows).items():
+                    metrics[f"{PROBE}{domain}/{module}"] = norm
+        return metrics
 
     @contextlib.contextmanager
     def _as_evaluation(self) -> Iterator[None]:
@@ -372,27 +375,28 @@ class RunExecution:
         )
 
     def _stop_if_requested(self) -> None:
-        """Ends the process if it was asked to stop, once the checkpoint is written."""
+        """Waits for the checkpoint and ends the process, if it was asked to stop."""
         if self.stop_request.received:
             self.background.wait()
             self.stop_request.exit()
 
     def commit(self, step: int) -> None:
-        """Copies the state and starts writing a checkpoint in the background."""
+        """Copies the state, and writes a checkpoint of it in the background."""
         started = time.monotonic()
-        # Waits, because the copies of the state are overwritten now.
+        # Waits for the last checkpoint, because the new copy overwrites the last one.
         self.background.wait()
         state = {
             **self.identity,
             SOURCE_HASHES: self.sources,
             "final": dict(self.final),
             "num_stale": self.num_stale,
+            "summary": self.summary.state(),
+            "evaluation_s": self.evaluation_s,
         }
-        state |= {"summary": self.summary.state(), "evaluation_s": self.evaluation_s}
-        pieces, copied = self.learner.pieces(), self.learner.staging.wait
+        pieces, wait_for_copy = self.learner.pieces(), self.learner.staging.wait
         records, self.records = self.records, []
         self.background.start(
-            lambda: (copied(), self._write_checkpoint(step, pieces, state, records))
+            lambda: (wait_for_copy(), self._write_checkpoint(step, pieces, state, records))
         )
         self._last_commit = time.monotonic()
         self._commit_s = self._last_commit - started
@@ -403,7 +407,7 @@ class RunExecution:
         self.attempt.commit(step, pieces, state, records)
 
     def complete(self) -> dict:
-        """Writes the weights and the result, which has deterministic fields only."""
+        """Writes the weights and the result; returns the result, whose fields are deterministic."""
         fields = {
             **self.identity,
             **({SOURCE_HASHES: self.sources} if self.sources else {}),
@@ -414,21 +418,22 @@ class RunExecution:
             "hardware_flops": run_flops(self.run, self.step),
             "final": self.final,
         }
-        used = {
-            name: getattr(self.execution, name) for name in ("num_threads", "deterministic", "code")
-        }
-        used |= {
-            name: getattr(self.learner, name) for name in ("num_ranks", "num_passes", "num_merged")
-        }
-        used["attention"] = self.attention
         compilation = self.learner.compilation
-        used["compiled"] = compilation is not None and not compilation.has_failed
-        if used["compiled"]:
-            used["num_graphs"] = num_graphs()
+        measured = {
+            "evaluation_s": self.evaluation_s,
+            "num_threads": self.execution.num_threads,
+            "deterministic": self.execution.deterministic,
+            "code": self.execution.code,
+            "num_ranks": self.learner.num_ranks,
+            "num_passes": self.learner.num_passes,
+            "num_merged": self.learner.num_merged,
+            "attention": self.attention,
+            "compiled": compilation is not None and not compilation.has_failed,
+        }
+        if measured["compiled"]:
+            measured["num_graphs"] = num_graphs()
             say(f"run {self.run.run_id}: {num_graphs()} compiled graphs")
-        return self._write_result(
-            fields, {"evaluation_s": self.evaluation_s, **used, **self.usage.facts()}
-        )
+        return self._write_result(fields, measured | self.usage.facts())
 
     def _write_result(self, fields: dict, measured: dict) -> dict:
         return self.attempt.complete(fields, self.learner.weights(), self.records, measured)

@@ -1,4 +1,4 @@
-"""Gives the parts of a corpus to Ray tasks of one core each, here or on other machines."""
+"""Packs the parts of a corpus in Ray tasks of one core each, on one or on many machines."""
 
 import os
 import sys
@@ -20,39 +20,40 @@ from gram_platform.engine.cluster import CLUSTER_LOST, ClusterLost, require_ray
 from gram_platform.engine.life import MAX_CRASHES
 from gram_platform.engine.machine import num_cpus as num_cores
 
-# A custom resource of Ray: a machine for fetching and packing offers one for each of its cores.
+# A custom resource of Ray. A machine for fetching and packing offers one for each of its cores.
 PACK = "pack"
-# 1: the cluster's autoscaler starts such machines. The cluster's files set it, because Ray's
-# autoscalers do not show a driver which machines they could start.
+# A variable that is 1 if the cluster's autoscaler starts machines for packing. The cluster's files
+# set it, because Ray's autoscalers do not tell a driver which machines they can start.
 STARTS_PACK_MACHINES = "GRAM_PACK_MACHINES"
-# Tasks submitted to Ray at once: the demand that an autoscaler sees.
+# Tasks submitted to Ray at once, which is the demand that an autoscaler sees.
 IN_FLIGHT = 512
 LOOK_AT_PARTS_EVERY_S = 1.0
 
 
 def part_workers(connect: Callable[[], None], anywhere: bool) -> Workers:
-    """Returns workers that `connect` to Ray once there is work for two.
+    """Returns workers that call `connect` to join Ray when there is more than one task.
 
-    `anywhere`: on any machine of the cluster, all of which see the same files; otherwise on this
-    one. See `placement`. A task whose process dies is started again. ClusterLost if the Ray dies.
+    With `anywhere` tasks run on all machines of the cluster, which must see the same files, and
+    otherwise on this machine (`placement`). A task whose process dies is retried. Raises
+    ClusterLost if the Ray dies.
     """
     return partial(_spread, connect, anywhere)
 
 
 @dataclass(frozen=True)
 class PackingPlace:
-    """Ray's options for each task, and how many tasks are given to Ray at once."""
+    """Ray's options for each task, and how many tasks are submitted to Ray at once."""
 
     options: dict[str, object]
     at_once: int = IN_FLIGHT
 
 
 def placement(anywhere: bool) -> PackingPlace | None:
-    """Chooses where the tasks run; None if no two can run at once, even on a grown cluster.
+    """Chooses where tasks run; None if no two tasks can ever run at once.
 
-    `anywhere`: on the machines for packing, if the cluster has or starts some, so that packing
-    neither starts a machine with GPUs nor runs there; otherwise on any CPU. Without `anywhere`: on
-    the CPUs that Ray has here or, if it has none because this is a driver's machine, on all cores.
+    With `anywhere` tasks run on the machines for packing if the cluster has or starts some, so that
+    packing neither starts machines with GPUs nor slows them down. Otherwise they run on any CPU.
+    Without `anywhere` they run on Ray's CPUs on this machine, or on all cores if Ray has none here.
     """
     if anywhere and _has_pack_machines():
         return PackingPlace(
@@ -97,8 +98,8 @@ def _spread(
         yield from in_turn(function, tasks)
         return
     if PACK in place.options.get("resources", ()) and PACK not in ray.cluster_resources():
-        what = f"waiting for a machine that offers the resource {PACK!r}: the cluster starts it"
-        say(f"{what}, and `ray status` shows what it lacks", sys.stderr)
+        text = f"waiting for a machine that offers the resource {PACK!r}: the cluster starts it"
+        say(f"{text}, and `ray status` shows what it lacks", sys.stderr)
     call = ray.remote(max_retries=MAX_CRASHES, **place.options)(call_on_one_core)
     require_ray()
     shared, left, running = ray.put(function), enumerate(tasks), {}
@@ -109,12 +110,11 @@ def _spread(
             if not running:
                 return
             require_ray()
-            for reference in ray.wait(list(running), num_returns=1, timeout=LOOK_AT_PARTS_EVERY_S)[
-                0
-            ]:
+            ended, _ = ray.wait(list(running), num_returns=1, timeout=LOOK_AT_PARTS_EVERY_S)
+            for reference in ended:
                 yield running.pop(reference), _result(reference)
     except ClusterLost:
-        # Cancelling them would wait for the head.
+        # Cancelling the tasks would wait for the dead head.
         running.clear()
         raise
     finally:
@@ -123,7 +123,7 @@ def _spread(
 
 
 def _result(reference: ray.ObjectRef) -> object:
-    """Returns a task's result; raises its own error, for the caller's handlers, or Stopped."""
+    """Returns a task's result; raises the task's own error, or Stopped if its processes died."""
     try:
         return ray.get(reference)
     except RayTaskError as error:
@@ -131,7 +131,6 @@ def _result(reference: ray.ObjectRef) -> object:
     except LocalRayletDiedError as error:
         raise ClusterLost(CLUSTER_LOST) from error
     except RayError as error:
-        # Its process died again and again.
         raise Stopped(
             f"a part of the corpus could not be packed on Ray: {error}. {SUBMIT_AGAIN}"
         ) from error

@@ -1,4 +1,4 @@
-"""Supports the training process: torch, memory, background writing, usage, SIGTERM, draining."""
+"""Sets up a training process, and handles its memory errors, background jobs and stop requests."""
 
 import contextlib
 import os
@@ -17,11 +17,11 @@ from gram_platform.train.data import gpu_of_this_thread, start_thread
 try:
     import psutil
 except ImportError:
-    # A machine that only trains needs none.
+    # A machine that only trains does not need it.
     psutil = None
 
-# In the messages of torch's errors that have no class of their own, of its CPU allocator, of CUDA
-# and CUDA's libraries.
+# Texts in the messages of memory errors without a class of their own. They come from torch's CPU
+# allocator, CUDA and CUDA's libraries.
 ALLOCATORS = (
     "DefaultCPUAllocator",
     "not enough memory",
@@ -31,14 +31,14 @@ ALLOCATORS = (
 )
 
 
-# The size of cuBLAS's buffers in KiB, and their number.
+# The size of cuBLAS's buffers in KiB and their number, with which its products are deterministic.
 CUBLAS_VARIABLE, CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 
 
 def set_up_torch(execution: Execution) -> None:
-    """Sets the threads and the determinism of this process, before its first product on a GPU."""
+    """Sets this process's threads and determinism. Call it before the first product on a GPU."""
     torch.set_num_threads(execution.num_threads)
-    # Setting it imports torch's compiler.
+    # The setter imports torch's compiler, so it is called only for a change.
     if torch.are_deterministic_algorithms_enabled() != execution.deterministic:
         torch.use_deterministic_algorithms(execution.deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = False
@@ -48,7 +48,7 @@ def set_up_torch(execution: Execution) -> None:
 
 
 class OutOfMemory(RuntimeError):
-    """A process ran out of memory; the message says what was planned and what helps."""
+    """A process ran out of memory. The message has the planner's estimate, and advice."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -58,15 +58,16 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def memory_advice(error: BaseException, division: Division) -> str:
-    """Says what failed, what the planner counts for the run, and what would need less memory."""
-    failed = f"{type(error).__name__}: {error}".strip().splitlines()[0].rstrip(": ")
-    return f"out of memory ({failed}). {division.advice or 'Use a machine with more memory.'}"
+    """Returns the error's first line, the planner's estimate, and what would need less memory."""
+    reason = f"{type(error).__name__}: {error}".strip().splitlines()[0].rstrip(": ")
+    return f"out of memory ({reason}). {division.advice or 'Use a machine with more memory.'}"
 
 
 class BackgroundJob:
     """Runs one job at a time in a thread.
 
-    A context manager: leaving waits. The next wait raises a job's error.
+    As a context manager it waits for the last job at the end of the block. `wait` raises the error
+    of the last job.
     """
 
     def __init__(self) -> None:
@@ -78,7 +79,7 @@ class BackgroundJob:
 
     def __exit__(self, kind: type | None, *_) -> None:
         self._executor.shutdown(wait=True)
-        # An error of the block is raised instead of a job's.
+        # An error of the block has priority over an error of the job.
         if kind is None:
             self.wait()
 
@@ -87,7 +88,7 @@ class BackgroundJob:
         return self._job is not None and not self._job.done()
 
     def start(self, job: Callable[[], object]) -> None:
-        """Starts a job; the last one has been waited for."""
+        """Starts a job. The caller has waited for the last one."""
         self._job = self._executor.submit(job)
 
     def wait(self) -> None:
@@ -96,20 +97,20 @@ class BackgroundJob:
             job.result()
 
 
-# The prefix of MLflow's names of a machine's metrics.
+# MLflow's prefix of the names of a machine's metrics.
 SYSTEM = "system/"
 SYSTEM_EVERY_S = 10.0
 
 
 class ResourceUsage:
-    """Measures a rank's machine and its own peak memory, on a CPU as sampled by `look`."""
+    """Measures a rank's machine and its peak memory. On a CPU the peak is over calls of `look`."""
 
     def __init__(self, device: str):
         self.device = torch.device(device)
         self.peak_bytes = 0
         self._next_system = time.monotonic() + SYSTEM_EVERY_S
         with contextlib.suppress(Exception):
-            # The first value of a process means nothing.
+            # psutil's first value in a process is meaningless.
             _processors(self.device)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -121,17 +122,18 @@ class ResourceUsage:
             self.peak_bytes = max(self.peak_bytes, resident_bytes())
 
     def system(self) -> dict[str, float]:
-        """Measures the machine's processors, memory and GPU under MLflow's names; {} too soon.
+        """Measures the machine's processors, memory and GPU; {} within `SYSTEM_EVERY_S`.
 
-        Skips what cannot be measured here, because no metric's error may end a run.
+        The keys are MLflow's names. A metric that cannot be measured is skipped, because its error
+        must not end a run.
         """
         if time.monotonic() < self._next_system:
             return {}
         self._next_system = time.monotonic() + SYSTEM_EVERY_S
         values: dict[str, float] = {}
-        of_gpu = (_gpu_memory, _gpu_use) if self.device.type == "cuda" else ()
-        for measure in (_processors, _memory, *of_gpu):
-            # Not every machine has psutil and NVML; a GPU may be divided, a container limited.
+        gpu_measures = (_gpu_memory, _gpu_use) if self.device.type == "cuda" else ()
+        for measure in (_processors, _memory, *gpu_measures):
+            # psutil or NVML can be missing, and a divided GPU or a container may forbid it.
             with contextlib.suppress(Exception):
                 values |= measure(self.device)
         return {SYSTEM + name: value for name, value in values.items()}
@@ -169,7 +171,7 @@ def _gpu_use(device: torch.device) -> dict[str, float]:
 
 
 def resident_bytes() -> int:
-    """Measures this process's memory; only systems without Linux's /proc need psutil."""
+    """Returns this process's resident memory. Only systems without Linux's /proc need psutil."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -181,9 +183,9 @@ POLL_S = 10.0
 
 
 class StopRequest:
-    """A request to stop this process: a signal, or a drain of its machine by Ray.
+    """A request to stop this process, by a signal or because Ray drains its machine.
 
-    Runs look at it after every step, and each look calls `look(request)`. `asks_ray=False`: the
+    Runs read `received` after every step, which calls `look(request)`. With `asks_ray=False` the
     caller asks Ray and calls `receive`.
     """
 
@@ -200,9 +202,9 @@ class StopRequest:
 
     @property
     def received(self) -> bool:
-        """Whether it was received.
+        """Whether the process was asked to stop.
 
-        A thread asks Ray every `POLL_S`, because a lost head blocks the call.
+        A thread asks Ray every `POLL_S`, because the call blocks while Ray's head is lost.
         """
         self._look(self)
         may_ask = self._asks_ray and not (self._received or self._is_asking)
@@ -216,17 +218,17 @@ class StopRequest:
             if is_draining():
                 self.receive()
         finally:
-            # After an error, too, the next look asks again.
+            # Ray is asked again even after an error.
             self._next_poll = time.monotonic() + POLL_S
             self._is_asking = False
 
     def exit(self) -> None:
-        """Ends the process as the signal would, so that its parent sees the signal."""
+        """Ends the process as the signal would, so that the parent process sees the signal."""
         raise KeyboardInterrupt if self._code == 128 + signal.SIGINT else SystemExit(self._code)
 
 
 def is_draining() -> bool:
-    """Returns whether Ray drains this machine, as before an announced preemption."""
+    """Returns whether Ray drains this machine, as it does before an announced preemption."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return False
@@ -237,7 +239,7 @@ def is_draining() -> bool:
     try:
         return ray.get_runtime_context().get_node_id() in draining_machines()
     except RaySystemError:
-        # The head is away, and may come back.
+        # The head is lost, and may come back.
         return False
 
 
@@ -245,10 +247,10 @@ def is_draining() -> bool:
 def stop_on_signal(
     stop_request: StopRequest | None = None, signals: Sequence[int] = (signal.SIGTERM,)
 ) -> Iterator[StopRequest]:
-    """Makes the first of the signals a stop request, while the work goes on.
+    """Turns the first of the signals into a stop request during the block.
 
-    A second one runs the previous handler. Only a main thread can handle signals. Another thread
-    gets the request of `note_sigterm`, if it was called.
+    The second signal runs the previous handler. Only a main thread can handle signals. Any other
+    thread gets the request of `note_sigterm`, if that was called.
     """
     if threading.current_thread() is not threading.main_thread():
         yield stop_request or _request_of_process or StopRequest()
@@ -265,10 +267,10 @@ _request_of_process: StopRequest | None = None
 
 
 def note_sigterm() -> None:
-    """Notes the first SIGTERM from now on, in a process that trains in a second thread.
+    """Turns the first SIGTERM into a stop request for the threads of this process.
 
-    Call it in the main thread. The process is a worker of Ray Train, which says itself that a
-    machine is drained (`dispatch.report_to_ray_train`).
+    Call it in the main thread of a Ray Train worker, which trains in a second thread. Ray Train
+    itself reports a drained machine (`dispatch.report_to_ray_train`).
     """
     global _request_of_process
     _request_of_process = StopRequest(asks_ray=False)
@@ -276,9 +278,9 @@ def note_sigterm() -> None:
 
 
 def _receive_first(stop_request: StopRequest, signals: Sequence[int]) -> Callable[[], None]:
-    """Makes the first of the signals the request, which restores the earlier handlers.
+    """Makes `stop_request` receive the first of the signals, which restores the earlier handlers.
 
-    Returns a function that restores them.
+    Returns a function that restores the earlier handlers.
     """
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in signals}
 

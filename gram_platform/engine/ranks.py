@@ -1,4 +1,4 @@
-"""Trains one rank of a sharded run: rank 0 keeps the attempt, every rank its shard."""
+"""Trains one rank of a run of several ranks. Rank 0 keeps the attempt, every rank its shard."""
 
 import contextlib
 import json
@@ -38,17 +38,17 @@ from gram_platform.train.sharding import ShardedLearner
 
 LEASE_MARGIN_S = 5.0
 LARGE_WEIGHTS_BYTES = 4 * 2**30
-# Time-out while a rank fetches data or weights, or writes the result.
+# The time-out while a rank fetches data or weights, or writes the result.
 LONG_WORK_TIMEOUT_S = 2 * 3600.0
 LEFT = "left"
 REPORT_EVERY_S = 5.0
-# Reports progress; returns whether a rank's machine will be taken away.
+# Reports progress; returns whether a rank's machine will be preempted.
 Report = Callable[[Mapping[str, Any]], bool]
 
 
 @dataclass(frozen=True)
 class RanksStopped:
-    """Why all ranks stopped without a result: LEFT or diverged."""
+    """Why all ranks stopped without a result. `reason` is LEFT or `State.DIVERGED`."""
 
     reason: str
     message: str
@@ -61,21 +61,22 @@ class _StopOfAllRanks(Exception):
 def train_rank(
     run: RunConfig, execution: Execution, report: Report | None = None
 ) -> RanksStopped | None:
-    """Trains this rank's part of a run in an initialised process group; None if complete.
+    """Trains this rank's part of a run in an initialised process group.
 
-    A thread calls `report` every `REPORT_EVERY_S`, equally often on all ranks. Ranks wait
-    `LONG_WORK_TIMEOUT_S` for one that loads or saves, and the process group's time-out for a step.
-    Raises OutOfMemory with advice on the rank that lacks memory.
+    Returns None if the run is complete, otherwise why the ranks stopped. A thread calls `report`
+    every `REPORT_EVERY_S`, equally often on all ranks. Ranks wait for at most
+    `LONG_WORK_TIMEOUT_S` while a rank loads or saves, and for the process group's time-out in a
+    step. Raises OutOfMemory with advice on the rank that lacks memory.
     """
     set_up_torch(execution)
     patient = _patient_group()
     attempt = _start_attempt(run, execution) if dist.get_rank() == 0 else None
     try:
         with stop_on_signal() as stop_request, freed_memory_kept():
-            is_over = attempt and execution.store().current_result(attempt.run) is not None
-            is_superseded = _broadcast_from_rank_0(is_over, patient)
+            has_result = attempt and execution.store().current_result(attempt.run) is not None
+            is_complete = _broadcast_from_rank_0(has_result, patient)
             reports = Reports(report, stop_request)
-            stopped = None if is_superseded else _train(run, execution, attempt, reports, patient)
+            stopped = None if is_complete else _train(run, execution, attempt, reports, patient)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -83,7 +84,7 @@ def train_rank(
     finally:
         if attempt is not None:
             attempt.release()
-    # Gloo can abort when one rank leaves before the others.
+    # Gloo can abort if a rank leaves before the others.
     dist.barrier(patient)
     return stopped
 
@@ -118,7 +119,7 @@ def _train(
 
 
 def _start_attempt(run: RunConfig, execution: Execution) -> Attempt:
-    """Starts rank 0's attempt; first waits until the lease of a lost worker expires."""
+    """Starts rank 0's attempt, once the lease of a lost worker has expired."""
     directory = execution.store().run(run.run_id)
     deadline = time.monotonic() + execution.lease_s + LEASE_MARGIN_S
     while True:
@@ -133,16 +134,16 @@ def _start_attempt(run: RunConfig, execution: Execution) -> Attempt:
 class Reports(StopRequest):
     """Reports this rank's progress in a thread, because a report waits for ranks and Ray's head.
 
-    All ranks must report equally often. So they vote when, and none starts while another rank's
-    report is under way.
+    All ranks must report equally often. So they vote on when to report, and no rank starts a report
+    while a rank's last report is under way.
     """
 
     def __init__(self, report: Report | None, stop_request: StopRequest):
-        """`stop_request`: of this rank's process."""
+        """`stop_request` is that of this rank's process."""
         super().__init__(asks_ray=False)
         self._report, self._of_process = report, stop_request
         self._next = time.monotonic() + REPORT_EVERY_S
-        # Stays True after an error, which ends the reports of all ranks but not the training.
+        # Stays True after an error, which so ends all ranks' reports but not the training.
         self.is_busy = False
 
     @property
@@ -164,14 +165,14 @@ class Reports(StopRequest):
 
 
 class VotingLearner(ShardedLearner):
-    """Adds the ranks' votes to the all-reduce of a step's losses, without another collective.
+    """Sends the ranks' votes together with a step's losses, without another collective.
 
-    One rank's vote decides for all ranks, after the same step.
+    A vote of one rank decides for all ranks after the same step.
     """
 
-    # This rank's votes; set before the first step.
+    # Returns this rank's votes. It is set before the first step.
     votes: Callable[[], Sequence[bool]]
-    # The last step's decisions, equal on all ranks.
+    # The decisions after the last step, which are equal on all ranks.
     decisions: tuple[bool, ...] = ()
 
     def mean_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
@@ -182,9 +183,9 @@ class VotingLearner(ShardedLearner):
 
 
 class ShardedExecution(RunExecution):
-    """One rank's execution: rank 0 keeps the attempt and sends its decisions to the others.
+    """The execution of one rank. Rank 0 keeps the attempt, and its clock decides for all ranks.
 
-    Checkpoints and reports follow rank 0's clock. If one rank is asked to stop, all stop.
+    The clock decides when to checkpoint and report. If one rank is asked to stop, all ranks stop.
     """
 
     def __init__(self, run, corpus, attempt, execution, start, reports, patient):
@@ -197,15 +198,16 @@ class ShardedExecution(RunExecution):
         self.folder = self.attempts.child(
             self._from_rank_0(attempt.attempt_id if attempt else None)
         )
-        # For the background thread, which works while steps communicate.
+        # The group of the background threads, which communicate at the same time as steps.
         self.writers = _patient_group()
 
     def _load_checkpoint(self) -> Resumed | None:
-        """Reads each rank's rows of the newest checkpoint that is whole; rank 0 chooses it."""
+        """Reads this rank's rows of the newest intact checkpoint, which rank 0 chooses."""
         if self.attempt:
             resumed = self.attempt.resume(
                 lambda _, *position: self._read_together(self._from_rank_0(position))
             )
+            # The None tells the other ranks that there is no checkpoint.
             return resumed or self._from_rank_0(None)
         while (position := self._from_rank_0(None)) is not None:
             with contextlib.suppress(CorruptFile, OSError):
@@ -213,20 +215,20 @@ class ShardedExecution(RunExecution):
         return None
 
     def _read_together(self, position: tuple[int, str]) -> Resumed:
-        """Reads this rank's rows.
+        """Reads this rank's rows of the checkpoint at (step, attempt_id).
 
-        If one rank fails, all raise CorruptFile for damage, and OSError for an unreadable file.
+        If a rank fails, all ranks raise CorruptFile for damage or OSError for an unreadable file.
         """
         resumed, error = None, None
         try:
-            place = self.attempts, *position
-            resumed = self._same_start(read_checkpoint(*place, self.learner.rows_of))
+            at = self.attempts, *position
+            resumed = self._check_start(read_checkpoint(*at, self.learner.rows_of))
         except (CorruptFile, OSError) as reason:
             error = reason
         is_damaged = isinstance(error, CorruptFile | FileNotFoundError)
-        found = _from_all_ranks(error and (str(error), is_damaged), self.patient)
-        if errors := _rank_errors(reason and reason[0] for reason in found):
-            kind = CorruptFile if all(reason[1] for reason in found if reason) else OSError
+        reasons = _from_all_ranks(error and (str(error), is_damaged), self.patient)
+        if errors := _rank_errors(reason and reason[0] for reason in reasons):
+            kind = CorruptFile if all(reason[1] for reason in reasons if reason) else OSError
             raise kind("; ".join(errors)) from error
         return resumed
 
@@ -263,15 +265,15 @@ class ShardedExecution(RunExecution):
     def _write_checkpoint(
         self, step: int, pieces: dict[str, Piece], state: dict, records: list[dict]
     ) -> None:
-        """Writes this rank's shard; once all ranks have, rank 0 writes the manifest."""
+        """Writes this rank's shard. When all ranks have, rank 0 writes the manifest."""
         files = self._write_shards(checkpoint_folder(self.folder, step), pieces)
         if self.attempt:
             self.attempt.commit_shards(step, files, state, records)
 
     def _write_shards(self, folder: Folder, pieces: dict[str, Piece]) -> dict[str, str]:
-        """Writes this rank's shard; returns all ranks' SHA-256 by file name.
+        """Writes this rank's shard; returns the SHA-256 of all ranks' files by name.
 
-        Raises OSError on all ranks if one fails.
+        Raises OSError on all ranks if a rank fails.
         """
         files, error = {}, None
         try:
@@ -285,7 +287,10 @@ class ShardedExecution(RunExecution):
         return {name: digest for files, _ in parts for name, digest in files.items()}
 
     def _write_result(self, fields: dict, measured: dict) -> dict | None:
-        """Writes small weights as one file on rank 0, large ones as each rank's shard."""
+        """Writes the result and the weights.
+
+        Rank 0 writes small weights as one file. Each rank writes its shard of large weights.
+        """
         attempt = self.attempt
         if 4 * total_parameters(self.run.model) < LARGE_WEIGHTS_BYTES:
             weights = self.learner.weights()
@@ -299,19 +304,16 @@ class ShardedExecution(RunExecution):
 
 
 def _broadcast_from_rank_0(value, group: dist.ProcessGroup):
-    """Returns rank 0's value as JSON, because torch's own way unpickles what arrives."""
-    text = _as_bytes(value)
-    size = torch.tensor([len(text)])
-    dist.broadcast(size, 0, group)
-    if dist.get_rank() != 0:
-        text = torch.empty(int(size), dtype=torch.uint8)
-    dist.broadcast(text, 0, group)
-    return json.loads(text.numpy().tobytes())
+    """Returns rank 0's value."""
+    return _from_all_ranks(value, group)[0]
 
 
 def _from_all_ranks(value, group: dist.ProcessGroup) -> list:
-    """Returns all ranks' values, in their order and as JSON."""
-    own = _as_bytes(value)
+    """Returns the values of all ranks, in the order of ranks.
+
+    They are sent as JSON, because torch's own functions for objects unpickle what they receive.
+    """
+    own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
     dist.all_gather(sizes, torch.tensor([len(own)]), group)
     longest = int(max(sizes))
@@ -321,10 +323,6 @@ def _from_all_ranks(value, group: dist.ProcessGroup) -> list:
         json.loads(text[: int(size)].numpy().tobytes())
         for text, size in zip(padded, sizes, strict=True)
     ]
-
-
-def _as_bytes(value) -> torch.Tensor:
-    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
 
 
 def _rank_errors(errors: Iterable[str | None]) -> list[str]:

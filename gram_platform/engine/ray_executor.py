@@ -1,7 +1,7 @@
-"""Executes nodes on Ray: each once, after its needs, as many at once as fit.
+"""Executes nodes on Ray, as many at once as fit, each after the nodes that it needs.
 
-A node whose process crashes starts again from its last checkpoint. A node that fails only blocks
-its dependants. Slots execute nodes of one rank, Ray Train workers nodes of several.
+A node whose process crashes restarts from its last checkpoint. A node that fails blocks only the
+nodes that need it. Slots execute nodes of one rank, and Ray Train workers nodes of several ranks.
 """
 
 import time
@@ -33,14 +33,14 @@ from gram_platform.engine.process import memory_advice
 from gram_platform.engine.slots import MAX_FAILED_STARTS, SlotPool, task_name
 from gram_platform.methods.nodes import Node
 
-# Seconds between two looks for a dead Ray.
+# Seconds between two checks whether Ray is alive.
 NOTICE_RAY_S = 0.1
 
 
 class RayExecutor(Executor):
-    """Executes nodes on machines outside the `cordon`. Needs an initialised Ray.
+    """Executes nodes on an initialised Ray, on the machines that are not cordoned.
 
-    ClusterLost if the Ray dies, or has no machine whose device works.
+    Raises ClusterLost if the Ray dies, or if no machine has a device that works.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class RayExecutor(Executor):
         self.policy = CrashPolicy(cordon)
         self.slots, self.admission = SlotPool(execution, cordon), Admission(cordon.resources)
         self.in_flight: dict[ray.ObjectRef, Task] = {}
-        # Nodes that another driver has ended, not reported yet.
+        # Nodes that another driver has ended, and that are not reported yet.
         self.ended: list[Node] = []
-        # Why a node's process was killed, by node id.
+        # Why a stalled node's process was killed, by node id.
         self.stalls: dict[str, str] = {}
-        # Where a node lacked memory, by its id.
+        # The machine on which a node lacked memory, by node id.
         self.lacked_memory: dict[str, ProbeReport | None] = {}
-        # A node's last step and when it was first seen, by node id.
+        # A node's last step, and when this step was first seen, by node id.
         self.last_step: dict[str, tuple[int, float]] = {}
         self.next_look_for_ray = 0.0
 
@@ -82,7 +82,7 @@ class RayExecutor(Executor):
         return bool(self.in_flight or self.ended or is_waiting)
 
     def wait(self) -> None:
-        for node in self._ended_nodes():
+        for node in self._collect_ended_nodes():
             self.note_end(node)
 
     def _start(self, tasks: Sequence[Task]) -> None:
@@ -114,9 +114,10 @@ class RayExecutor(Executor):
         return self.placement(task).fewest.num_ranks
 
     def _fitting(self) -> list[Task]:
-        """Chooses tasks that fit on the cluster next to those in flight, now or once it has grown.
+        """Chooses the tasks that fit on the cluster in addition to those in flight.
 
-        ClusterLost if nothing is in flight and only cordoned machines would do.
+        They fit now, or once the cluster has grown. Raises ClusterLost if nothing is in flight and
+        the next task would fit only on cordoned machines.
         """
         free, chosen, too_wide = None, [], 0
         for ranks, tasks in self.waiting.tasks():
@@ -135,17 +136,20 @@ class RayExecutor(Executor):
         return chosen
 
     def _submit_gang(self, task: Task) -> ray.ObjectRef:
-        """Starts a task that waits for a run's ranks on the driver's machine, never preempted."""
+        """Starts a run of several ranks; returns the reference to its warnings.
+
+        The task that waits for the ranks is on the driver's machine, which is not preempted.
+        """
         here = ray.get_runtime_context().get_node_id()
         on_this_machine = NodeAffinitySchedulingStrategy(here, soft=True)
         execute = _execute_gang.options(
             name=task_name(task), num_cpus=0, scheduling_strategy=on_this_machine
         )
-        execution = self.execution.placed(self.placement(task))
+        execution = self.execution.with_placement(self.placement(task))
         return execute.remote(task, execution, self.cordon.resources)
 
     def _kill_stalled(self) -> None:
-        """Kills the slots of tasks that have not moved for `stall_timeout_s`: a crash."""
+        """Kills the slots of tasks without progress for `stall_timeout_s`, which is a crash."""
         for reference in list(self.slots.busy):
             node = self.in_flight[reference][0]
             step = self.progress.heartbeats.get(node.id, {}).get("step", 0)
@@ -154,33 +158,33 @@ class RayExecutor(Executor):
                 self.last_step[node.id] = step, time.monotonic()
             elif time.monotonic() - since >= self.execution.stall_timeout_s:
                 del self.last_step[node.id]
-                awaited = "step" if node.is_run else "end"
+                event = "step" if node.is_run else "end"
                 self.stalls[node.id] = (
-                    f"no {awaited} in {self.execution.stall_timeout_s:.0f} s (--stall-timeout)"
+                    f"no {event} in {self.execution.stall_timeout_s:.0f} s (--stall-timeout)"
                 )
                 self.slots.kill(reference)
 
-    def _ended_nodes(self) -> list[Node]:
-        """Returns the nodes of all ended tasks; waits for one, at most `poll_s`."""
+    def _collect_ended_nodes(self) -> list[Node]:
+        """Returns the nodes of all tasks that have ended; waits for a task, at most `poll_s`."""
         if self.ended:
             ended, self.ended = self.ended, []
             return ended
-        awaited = [*self.in_flight, *self.slots.starting]
-        if not awaited:
+        references = [*self.in_flight, *self.slots.starting]
+        if not references:
             time.sleep(self.poll_s)
             return []
-        finished, rest = ray.wait(awaited, num_returns=1, timeout=self.poll_s)
+        finished, rest = ray.wait(references, num_returns=1, timeout=self.poll_s)
         if finished and rest:
             finished += ray.wait(rest, num_returns=len(rest), timeout=0.0)[0]
         return [node for reference in finished for node in self._take_back(reference)]
 
     def _take_back(self, reference: ray.ObjectRef) -> list[Node]:
-        """Notes a started slot or an ended task; returns the nodes that ended."""
+        """Records that a slot has started or that a task has ended; returns the ended nodes."""
         if reference in self.slots.starting:
             try:
-                self.slots.started(reference)
+                self.slots.note_start(reference)
             except RayError as error:
-                # While other slots work, one machine is at fault.
+                # If other slots work, only one machine is at fault.
                 if self.in_flight or self.slots.idle:
                     return []
                 text = (
@@ -193,58 +197,57 @@ class RayExecutor(Executor):
         self.admission.in_flight[self._num_ranks(task)] -= 1
         for node in task:
             self.progress.running.pop(node.id, None)
-        place = self.slots.release(reference)
-        return [node for node in task if self._settle(node, reference, task, place)]
+        probe = self.slots.release(reference)
+        return [node for node in task if self._settle(node, reference, task, probe)]
 
     def _settle(
-        self, node: Node, reference: ray.ObjectRef, task: Task, place: ProbeReport | None = None
+        self, node: Node, reference: ray.ObjectRef, task: Task, probe: ProbeReport | None = None
     ) -> bool:
-        """Records a node's end; False if it waits for its next try.
+        """Records the outcome of a node; returns False if the node will be retried.
 
-        The first node of a task has its warnings.
+        The warnings of a task are those of its first node.
         """
         try:
-            caught = ray.get(reference)
-            self.warn(node, caught if node is task[0] else [])
+            warnings = ray.get(reference)
+            self.warn(node, warnings if node is task[0] else [])
         except LocalRayletDiedError as error:
             raise ClusterLost(CLUSTER_LOST) from error
         except RayError as error:
-            return self._settle_error(node, error, task, place)
-        self.waiting.done(node)
+            return self._settle_error(node, error, task, probe)
+        self.waiting.finish(node)
         return True
 
     def _settle_error(
-        self, node: Node, error: RayError, task: Task, place: ProbeReport | None
+        self, node: Node, error: RayError, task: Task, probe: ProbeReport | None
     ) -> bool:
-        """Does what the policy says after an error; False if the node waits for its next try."""
+        """Does what the crash policy decides; returns False if the node will be retried."""
         if isinstance(error, RayTaskError):
             cause = error.cause
             kind, text = kind_of(cause), failure_message(cause)
-            place = cause.probe if isinstance(cause, DeviceError) else place
+            probe = cause.probe if isinstance(cause, DeviceError) else probe
         else:
-            # The process died, its machine did, or it was killed for its memory.
+            # The process or its machine died, or the process was killed for its memory.
             kind, text = CRASHED, self.stalls.get(node.id) or type(error).__name__
         if len(task) > 1 and kind not in (HELD, CRASHED):
-            self.waiting.again(node, 0.0, alone=True)
+            self.waiting.retry(node, 0.0, alone=True)
             return False
-        step = self.store.run(node.id).committed_step() if node.is_run else 0
-        following = self.policy.after(node.id, kind, text, step, place)
-        if following.action == FAILED:
-            text = following.text
+        step = self.store.run(node.id).read_committed_step() if node.is_run else 0
+        next_step = self.policy.after(node.id, kind, text, step, probe)
+        if next_step.action == FAILED:
+            text = next_step.text
             if not isinstance(error, RayTaskError):
                 text += f": {error}"
             if isinstance(error, OutOfMemoryError) and node.is_run:
                 text = memory_advice(error, self.placement((node,)).fewest)
-            self.waiting.failed(node, text)
+            self.waiting.fail(node, text)
             return True
-        if following.action == AGAIN:
+        if next_step.action == AGAIN:
             start = " from its last checkpoint" if node.is_run else ""
-            self.warn(node, [f"{one_line(following.text)}; it starts again{start}"])
-        if following.action == ELSEWHERE:
-            # Another process may have taken the memory there.
-            self.lacked_memory[node.id] = place
-        is_held = following.action == HELD
-        self.waiting.again(node, held=is_held, alone=following.action == AGAIN)
+            self.warn(node, [f"{one_line(next_step.text)}; it starts again{start}"])
+        if next_step.action == ELSEWHERE:
+            # Another process may have used the memory of that machine.
+            self.lacked_memory[node.id] = probe
+        self.waiting.retry(node, held=next_step.action == HELD, alone=next_step.action == AGAIN)
         return False
 
 

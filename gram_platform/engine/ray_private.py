@@ -1,7 +1,7 @@
-"""Holds every use of Ray's private names: no other module imports one.
+"""Wraps Ray's private functions, for which Ray 2.60 has no public ones.
 
-Ray 2.60 has no public call for any of this. Ray Train and Ray Tune take a second to import, so only
-the functions that need them import them.
+No other module imports a private name of Ray. Ray Train and Ray Tune take a second to import, so
+they are imported in the functions that need them.
 """
 
 import json
@@ -29,51 +29,46 @@ from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.experimental.internal_kv import _internal_kv_get
 from ray.job_config import JobConfig
 
-# An autoscaler of version 1 stores its report under it; `ray status` shows it.
+# The key of the report of an autoscaler of version 1, which `ray status` prints.
 MONITOR_KEY = "__autoscaling_status"
-
-# ---------------------------------------------------------------------------------------------- job
 
 
 class _OwnPath(list[str]):
-    """Takes the folders that are on this process's own path."""
+    """A list that takes only folders that are on this process's path."""
 
     def extend(self, folders: Iterable[str]) -> None:
-        own = set(map(os.path.abspath, sys.path))
-        super().extend(folder for folder in folders if os.path.abspath(folder) in own)
+        paths = set(map(os.path.abspath, sys.path))
+        super().extend(folder for folder in folders if os.path.abspath(folder) in paths)
 
 
 def own_job() -> JobConfig:
-    """Makes a job whose workers do not import from the current folder first."""
+    """Returns a job config whose workers do not import from the current folder first."""
     job = JobConfig()
     job._py_driver_sys_path = _OwnPath()
     return job
 
 
-# ----------------------------------------------------------------------------------------- machines
-
-
 def largest_cluster() -> dict[str, float]:
-    """Returns the autoscaler's maximum resources; {} if none has reported it.
+    """Returns the cluster's maximum resources; {} if no autoscaler has reported them.
 
-    Ray's autoscalers (of `ray up` and of KubeRay) do not report it; a vendor's may.
+    The autoscalers of `ray up` and KubeRay do not report them. A vendor's autoscaler may.
     """
     return (state.get_max_resources_from_cluster_config() or {}) if ray.is_initialized() else {}
 
 
 def draining_machines() -> set[str]:
-    """Returns the ids of the machines that Ray drains, as before a preemption.
+    """Returns the ids of the machines that Ray drains, as it does before a preemption.
 
-    In a worker of Ray Train, ask Train.
+    A worker of Ray Train asks Ray Train instead.
     """
     return set(state.get_draining_nodes())
 
 
 def machine_types() -> set[str]:
-    """Returns the machines' types from the report of Ray's autoscaler; empty without a report.
+    """Returns the types of machines in the report of Ray's autoscaler; empty without a report.
 
-    The types are names of the autoscaler's config. Ray may report on clusters without an autoscaler
-    too, and then calls each machine's type `node_<id>`.
+    The types are names in the autoscaler's config. Ray may make a report even without an
+    autoscaler, in which each machine's type is `node_<id>`.
     """
     if is_autoscaler_v2(fetch_from_server=True):
         status = get_cluster_status(ray.get_runtime_context().gcs_address)
@@ -84,16 +79,13 @@ def machine_types() -> set[str]:
     return set(report.get("active_nodes") or ())
 
 
-# ---------------------------------------------------------------------------------------- addresses
-
-
 def address_record() -> Path:
-    """Returns the file in which `ray start` leaves the address of this machine's Ray."""
+    """Returns the path of the file in which `ray start` stores the address of its Ray."""
     return Path(get_ray_address_file(None))
 
 
 def address_of(given: str | None) -> str:
-    """Returns HOST:PORT that `ray.init(address=given)` would join; ConnectionError without it."""
+    """Returns the HOST:PORT that `ray.init(address=given)` would join; ConnectionError if none."""
     return canonicalize_bootstrap_address(given)
 
 
@@ -143,7 +135,7 @@ def refusal(address: str, token: str, timeout_s: float) -> str:
 
 
 def _channel(address: str) -> grpc.Channel:
-    # As Ray's own connections.
+    # Ray's own connections have this option too.
     options = [("grpc.enable_http_proxy", 0)]
     if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
         chain, key, authority = load_certs_from_env()
@@ -153,14 +145,11 @@ def _channel(address: str) -> grpc.Channel:
     return grpc.insecure_channel(address, options)
 
 
-# --------------------------------------------------------------------------- Ray Train and Ray Tune
-
-
 def adapt(trainer: Any) -> Any:
-    """Makes a trainer ask the autoscaler for a run's ranks once, by their group; returns it.
+    """Returns the trainer, changed to request a run's ranks only once, as a placement group.
 
-    Ray Train would ask for each rank too, and get machines of one GPU that no rank may use. It
-    would also keep a process for datasets, which no run has.
+    Ray Train would also request each rank by itself, so that the autoscaler starts machines of one
+    GPU that no rank uses. It would also keep a process for datasets, which no run has.
     """
     from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
     from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
@@ -170,7 +159,7 @@ def adapt(trainer: Any) -> Any:
     policy.after_controller_start = policy._maybe_send_resource_request = lambda *_: None
 
     def run(callbacks: list, **given: Any) -> Any:
-        callbacks = [each for each in callbacks if not isinstance(each, DatasetsCallback)]
+        callbacks = [c for c in callbacks if not isinstance(c, DatasetsCallback)]
         return run_controller(callbacks=callbacks, **given | {"scaling_policy": policy})
 
     trainer._initialize_and_run_controller = run
@@ -178,7 +167,7 @@ def adapt(trainer: Any) -> Any:
 
 
 def error_of_trial(trial: Any) -> Exception:
-    """Reads the error that ended a trial's process, from the folder of this driver's Ray."""
+    """Reads the error that ended a trial's process, from a file of this driver's Ray."""
     with open(trial.pickled_error_file, "rb") as file:
         return pickle.load(file)
 
@@ -186,7 +175,7 @@ def error_of_trial(trial: Any) -> Exception:
 def treat_memory_kill_as_crash() -> None:
     """Makes Ray Tune restart a trial whose process Ray's memory monitor has killed.
 
-    Ray then raises another class of error, unknown to Ray Tune, which would end the search.
+    Ray Tune does not know the error that Ray raises for it, so the search would end.
     """
     from ray.air.execution._internal import actor_manager
 

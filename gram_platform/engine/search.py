@@ -1,11 +1,8 @@
-"""Runs a search's trials on Ray Tune, as many at once as the cluster holds or could grow to.
+"""Runs the trials of a search on Ray Tune, as many at once as fit on the cluster.
 
-Ray Tune places trials, reuses their processes and restarts crashed ones. Our searcher proposes
-trials and enforces limits. A search is resumed from Optuna's database and the storage; nothing
-reads Tune's results in `<storage>/tune`.
-
-Many starts overlap, because Tune gives a waiting trial the next free process and cancels its
-pending start. One by one, trials shorter than a start would never use more than one process.
+Ray Tune places trials, reuses their processes and restarts crashed processes. Our searcher proposes
+trials and enforces limits. A search is resumed from Optuna's database and the storage. Tune's own
+results in `<storage>/tune` are never read.
 """
 
 import logging
@@ -25,7 +22,7 @@ from ray.tune.search import Searcher
 from gram_platform.config import State
 from gram_platform.config.endings import Stopped
 from gram_platform.config.terminal import one_line, say
-from gram_platform.engine.capacity import Admission, Cordon, slots, usable_machines
+from gram_platform.engine.capacity import Admission, Cordon, count_slots, usable_machines
 from gram_platform.engine.cluster import require_ray
 from gram_platform.engine.execution import (
     NODE_ID,
@@ -51,24 +48,26 @@ from gram_platform.engine.trials import (
     Problem,
     Proposal,
     Source,
-    committed,
+    count_committed_steps,
     reservation,
     trial_ranks,
 )
 from gram_platform.methods.nodes import Node
 
 TUNE = {
-    # Starts so many processes at once; Ray Tune's default for a searcher is 1.
+    # The number of processes that start at once, which is 1 for a searcher by default. Tune gives a
+    # waiting trial the next free process and cancels its pending start. So if processes started one
+    # by one, trials shorter than a start would never use more than one process.
     "TUNE_MAX_PENDING_TRIALS_PG": "64",
-    # Tune's handler would make an interrupted search look like one that has ended.
+    # With Tune's handler an interrupted search would look as if it had ended.
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
-    # Most seconds of Tune's results that a killed driver may lose.
+    # The most seconds of Tune's results that a killed driver may lose.
     "TUNE_GLOBAL_CHECKPOINT_S": "30",
-    # The driver prints progress.
+    # Turned off, because the driver prints progress itself.
     "RAY_AIR_NEW_OUTPUT": "0",
-    # A trial that diverged or crashed reports no metric.
+    # Turned off, because a trial that diverged or crashed reports no metric.
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
-    # A process that ends raises an error.
+    # Turned off, because every process ends with an error.
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
 }
 TUNE_FOLDER = "tune"
@@ -79,9 +78,9 @@ treat_memory_kill_as_crash()
 class Tuning:
     """How Ray Tune runs the trials of a search."""
 
-    # Names the folder of Tune's files.
+    # The name of the folder of Tune's files.
     name: str
-    # Most trials at once; 0 for as many as the cluster may hold.
+    # The most trials at once; 0 for as many as the cluster may hold.
     max_concurrent: int = 0
     retry_diverged: bool = False
     # The metric that `get_best_result()` of Tune's results minimises; "" without one.
@@ -89,20 +88,20 @@ class Tuning:
 
 
 class TrialWatch:
-    """Is told about trials, and decides whether another one starts. Its errors end the search."""
+    """Observes trials, and decides whether the next one starts. Its errors end the search."""
 
     def may_start(self) -> bool:
-        """Returns False once a limit is reached."""
+        """Returns whether another trial may start. After a limit is reached none may."""
         return True
 
     def require_lead(self) -> None:
-        """Raises Stopped when another driver leads the search."""
+        """Raises Stopped if another driver leads the search."""
 
     def trial_started(self, proposal: Proposal) -> None:
-        """Notes that a trial starts."""
+        """Is called when a trial starts."""
 
     def trial_ended(self, outcome: Outcome) -> None:
-        """Notes that a trial has ended."""
+        """Is called when a trial has ended."""
 
 
 def run_trials(
@@ -114,16 +113,15 @@ def run_trials(
     watch: TrialWatch,
     place: Callable[[Node], Placement] = lambda node: ON_ONE_RANK,
 ) -> None:
-    """Runs all trials of the source on machines outside the `cordon`, on an initialised Ray.
+    """Runs all trials of the source on an initialised Ray, on machines that are not cordoned.
 
-    An error of `source` or `watch` ends the trials and is raised. ClusterLost if no machine has a
-    device that works. `place` decides in this process, once for each trial, where a node is
-    executed.
+    `place` decides how each node of a trial is executed. An error of `source` or `watch` ends the
+    trials and is raised. Raises ClusterLost if no machine has a device that works.
     """
     for name, value in TUNE.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
-    saved_steps_of = lambda point: committed(problem, point, execution.store())  # noqa: E731
+    saved_steps_of = lambda point: count_committed_steps(problem, point, execution.store())  # noqa: E731
     placements_of = lambda point: {node.id: place(node) for node in problem.nodes(point)}  # noqa: E731
     searcher = _Searcher(source, tuning, watch, cordon, placements_of, saved_steps_of)
     trial = trial_class(problem, execution, cordon.resources, tuning.retry_diverged)
@@ -143,7 +141,7 @@ def _tuner(
             mode="min" if tuning.metric else None,
             search_alg=searcher,
             scheduler=scheduler,
-            # The searcher says when it is finished.
+            # The searcher decides when the search is finished.
             num_samples=sys.maxsize,
             reuse_actors=True,
             trial_dirname_creator=_folder_name,
@@ -152,9 +150,9 @@ def _tuner(
             name=time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + f"-{os.getpid()}",
             storage_path=place,
             storage_filesystem=filesystem,
-            # Runs have their checkpoints in the storage.
+            # Checkpoints of runs are in the storage.
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-            # The scheduler stops a trial that has failed.
+            # Tune always restarts a trial, and the scheduler stops a trial that has failed.
             failure_config=tune.FailureConfig(max_failures=-1),
             stop=_EndOfSearch(searcher),
             verbose=0,
@@ -163,12 +161,12 @@ def _tuner(
 
 
 def _folder_name(trial) -> str:
-    """Names the folder of a trial's results by its point; TensorBoard shows the name."""
+    """Names the folder of a trial's results by its point, which TensorBoard shows."""
     return re.sub(r"[^\w.+-]+", "_", trial.config["name"])[:100] + f"-{trial.trial_id}"
 
 
 class _StaysHere:
-    """Keeps an object here, though Ray Tune pickles it for a restore that is never used."""
+    """Keeps an object's state out of Ray Tune's checkpoints, which are never restored."""
 
     def __getstate__(self) -> dict:
         return {}
@@ -178,7 +176,7 @@ class _StaysHere:
 
 
 class _EndOfSearch(_StaysHere, tune.Stopper):
-    """Ends all running trials if the search ends with an error; their checkpoints stay."""
+    """Ends all running trials if the search has an error. Their checkpoints stay."""
 
     def __init__(self, searcher: "_Searcher"):
         self._searcher = searcher
@@ -191,17 +189,17 @@ class _EndOfSearch(_StaysHere, tune.Stopper):
 
 
 class _Scheduler(_StaysHere, FIFOScheduler):
-    """Places trials, reports why their processes ended, and stops those that have failed.
+    """Places trials, tells the searcher why their processes ended, and stops failed trials.
 
-    Ray Tune restarts a trial whenever its process ended. It calls this object with each report, at
-    the end of the process, and before each start of the trial.
+    Ray Tune calls this object with each report of a trial, when the trial's process ends, and
+    before each start of the trial. It restarts a trial whose process ended.
     """
 
     def __init__(self, searcher: "_Searcher", cordon: Cordon):
         super().__init__()
         self._searcher, self._cordon = searcher, cordon
         self._last_reports: dict[str, Mapping[str, Any]] = {}
-        # The machine on which a trial lacked memory.
+        # The id of the machine on which a trial lacked memory, by the trial's id.
         self._avoided: dict[str, str] = {}
 
     def on_trial_result(self, tune_controller, trial, result: dict) -> str:
@@ -220,27 +218,27 @@ class _Scheduler(_StaysHere, FIFOScheduler):
             tune_controller.stop_trial(trial)
             return
         resources = self._cordon.resources
-        reserved = reservation(trial.config["placements"].values(), resources)
-        selector = machines_for(reserved, self._cordon, self._avoided.get(trial.trial_id, ""))
-        where = {"bundle_label_selector": [selector]} if selector else {}
-        trial.update_resources(tune.PlacementGroupFactory([reserved], **where))
-        # For the ranks of a sharded trial.
+        bundle = reservation(trial.config["placements"].values(), resources)
+        selector = machines_for(bundle, self._cordon, self._avoided.get(trial.trial_id, ""))
+        options = {"bundle_label_selector": [selector]} if selector else {}
+        trial.update_resources(tune.PlacementGroupFactory([bundle], **options))
+        # A trial of several ranks requests its ranks itself.
         trial.config["cordoned"] = list(resources.cordoned)
 
 
 def machines_for(bundle: Mapping[str, float], cordon: Cordon, avoided: str = "") -> dict[str, str]:
-    """Returns Ray's label selector of the machines that may execute a trial; {} for all.
+    """Returns Ray's label selector of the machines that may execute a trial; {} for all machines.
 
-    If the cluster shall not grow any more, only present machines may. A trial of several ranks only
-    waits for its ranks, on the driver's machine, which is not preempted. `avoided`: a machine's id
-    that is only chosen if there is no other.
+    If the cluster must not grow, only present machines may. A trial of several ranks only waits for
+    its ranks, so it is on the driver's machine, which is not preempted. The machine with the id
+    `avoided` is used only if there is no other.
     """
     if not {"CPU", "GPU"} & bundle.keys():
         return {NODE_ID: ray.get_runtime_context().get_node_id()}
     resources = cordon.resources
     if avoided:
         others = replace(resources, cordoned=(*resources.cordoned, avoided))
-        if any(slots(others, machine) for machine in usable_machines(others)):
+        if any(count_slots(others, machine) for machine in usable_machines(others)):
             resources = others
     if cordon.may_grow:
         return resources.label_selector
@@ -266,16 +264,16 @@ class _Searcher(_StaysHere, Searcher):
         self._cordon, self._admission = cordon, Admission(cordon.resources)
         self._policy = CrashPolicy(cordon)
         self._ranks: dict[str, int] = {}
-        # Most ranks of any trial yet; the next trial's count is unknown until it is proposed.
+        # The most ranks of any trial so far, which stands for the unknown ranks of the next trial.
         self._widest = 1
         self._running: dict[str, tuple[Proposal, float]] = {}
-        # Failed trials, which Ray Tune shall not restart.
+        # The outcomes of failed trials, which Ray Tune must not restart.
         self._over: dict[str, Outcome] = {}
-        # Ray Tune would turn it into text and blame the trial.
+        # Kept here, because Ray Tune would turn the error into text and blame the trial.
         self.error: Exception | None = None
 
     def has_failed(self) -> bool:
-        """Returns whether the search ends with an error; looks at every step and trial."""
+        """Returns whether the search has an error. Ray Tune asks at every step and trial."""
         try:
             require_ray()
             self._watch.require_lead()
@@ -301,18 +299,19 @@ class _Searcher(_StaysHere, Searcher):
         return {"name": proposal.name, "point": dict(proposal.point), "placements": placements}
 
     def _fits(self) -> bool:
-        """Returns whether Ray may get one more trial: it can start, or ignores running trials.
+        """Returns whether one more trial may be proposed.
 
-        A trial that depends on results is proposed only when it can start, so that Optuna knows all
-        earlier ones and limits apply. On a cluster that can grow, other trials wait in Ray's queue,
-        which starts machines, and so do all that `max_concurrent` allows.
+        A trial that depends on results is proposed only when it can start, so that Optuna knows as
+        many earlier results as possible. On a cluster that can grow, a trial that depends on none
+        may wait in Ray's queue, which makes the autoscaler start machines. With `max_concurrent`
+        every trial may wait.
         """
-        most = self._tuning.max_concurrent
+        max_concurrent = self._tuning.max_concurrent
         if not self._running:
             return True
-        if 0 < most <= len(self._running):
+        if 0 < max_concurrent <= len(self._running):
             return False
-        may_wait = (bool(most) or self._source.is_independent) and self._cordon.may_grow
+        may_wait = (bool(max_concurrent) or self._source.is_independent) and self._cordon.may_grow
         return self._admission.free_resources(may_wait).take(self._widest)
 
     def note_end_of_process(self, trial_id: str, report: Mapping[str, Any]) -> None:
@@ -330,12 +329,12 @@ class _Searcher(_StaysHere, Searcher):
             self.error = error
 
     def _why_failed(self, proposal: Proposal, report: Mapping[str, Any]) -> str:
-        """Returns why a crashed trial has failed, or "" and says that it starts again."""
+        """Returns why a crashed trial has failed; "", after a warning, if it restarts."""
         text, saved_steps = report["message"], self._saved_steps_of(proposal.point)
         probe = probe_in(report)
-        following = self._policy.after(proposal.name, report[KIND], text, saved_steps, probe)
-        if following.action == FAILED:
-            return following.text
+        next_step = self._policy.after(proposal.name, report[KIND], text, saved_steps, probe)
+        if next_step.action == FAILED:
+            return next_step.text
         start = "it starts again from its last checkpoint"
         say(f"warning: {proposal.name}: {one_line(text)}; {start}")
         return ""
@@ -353,17 +352,17 @@ class _Searcher(_StaysHere, Searcher):
             outcome = outcome_in(proposal, result)
             if probe := probe_in(result):
                 self._cordon.note(probe)
-        # Without an outcome it ended with the search; the next driver resumes it.
+        # A trial without an outcome was stopped with the search, and the next driver resumes it.
         if outcome is None:
             return
         try:
             self._source.tell(proposal, outcome)
             self._watch.trial_ended(outcome)
         except Exception as error:
-            # Raised after Ray Tune has ended.
+            # `run_trials` raises it after Ray Tune has ended.
             self.error = error
 
     def save(self, checkpoint_path: str) -> None:
-        """Writes an empty file, because the source keeps the state."""
+        """Writes an empty file for Ray Tune, because the state is in the source."""
         with open(checkpoint_path, "wb"):
             pass

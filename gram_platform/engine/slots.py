@@ -1,11 +1,12 @@
 """Keeps the processes that execute nodes of one rank.
 
-A slot is a Ray actor with the threads of a rank, or a GPU or a share of one. It executes one task
-after another and holds its GPU as long as it lives. So two runs never share a GPU while another one
-is idle, and CUDA starts once. Slots wait for a machine without a time limit, and are the demand
-that an autoscaler sees. A slot without work ends after `IDLE_S`, so that its machine can be
-released. A slot probes its device before its first task, and ends after an unforeseen error,
-because its process may be of no use.
+A slot is a Ray actor with the CPU threads of a rank and, on a cluster with GPUs, a GPU or a share
+of one. It executes one task after another and keeps its GPU until it ends. So no two runs share a
+GPU while another GPU is idle, and CUDA starts once for many tasks.
+
+Slots wait for a machine without a time limit, and an autoscaler sees them as demand. A slot without
+work ends after `IDLE_S`, so that its machine can be released. A slot probes its device before its
+first task. It ends after an unforeseen error, because its process may be unusable.
 """
 
 import time
@@ -16,20 +17,20 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
 from gram_platform.engine.capacity import Cordon
-from gram_platform.engine.devices import ProbeReport, device_errors_probed, probe_here
+from gram_platform.engine.devices import ProbeReport, probe_after_error, probe_here
 from gram_platform.engine.evaluation import Task
 from gram_platform.engine.execution import ON_ONE_RANK, Execution, Placement, Resources
 from gram_platform.engine.executor import execute_task
 from gram_platform.store import LeaseHeld
 from gram_platform.train.loop import TrainingDiverged
 
-# A slot without work is kept so long, because the next node is often ready in a moment.
+# How long a slot without work is kept, because the next node is often ready soon.
 IDLE_S = 10.0
 MAX_FAILED_STARTS = 4
 MOST_S_TO_NEXT_START = 60.0
-# Seconds in which a process may start on a machine that was chosen before it was cordoned.
+# How long a slot may still start on a machine that Ray chose before the machine was cordoned.
 LAST_STARTS_S = 60.0
-# Errors of a task that say nothing about its process.
+# Errors of a task after which its process is still usable.
 FORESEEN = (LeaseHeld, TrainingDiverged, ValueError)
 
 
@@ -42,16 +43,16 @@ class Slot:
     """The process of one slot."""
 
     def probe(self, execution: Execution) -> ProbeReport:
-        """Names the machine and probes the device. This is the first call."""
+        """Probes the device and names the machine. This is the first call."""
         return probe_here(execution)
 
     def execute(self, task: Task, execution: Execution, resources: Resources) -> list[str]:
-        """Executes a task; returns the warnings. DeviceError if the device failed."""
-        with device_errors_probed(execution.device):
+        """Executes a task; returns its warnings. Raises DeviceError if the device failed."""
+        with probe_after_error(execution.device):
             try:
                 return execute_task(task, execution, resources)
             finally:
-                # Another process may share the GPU.
+                # Returns the memory, because another process may share the GPU.
                 if execution.device == "cuda":
                     torch.cuda.empty_cache()
 
@@ -62,38 +63,41 @@ class SlotPool:
     def __init__(self, execution: Execution, cordon: Cordon):
         self.execution, self.cordon = execution, cordon
         self.starting: dict[ray.ObjectRef, ActorHandle] = {}
-        # Since when each slot is idle, by the monotonic clock.
+        # The monotonic time at which each idle slot became idle.
         self.idle: dict[ActorHandle, float] = {}
         self.busy: dict[ray.ObjectRef, ActorHandle] = {}
-        self.places: dict[ActorHandle, ProbeReport] = {}
-        # The resources requested for starting slots.
-        self._asked: dict[ActorHandle, Resources] = {}
+        # The probe of each slot that has started.
+        self.probes: dict[ActorHandle, ProbeReport] = {}
+        # The driver's resources when each starting slot was requested.
+        self._requested: dict[ActorHandle, Resources] = {}
         self._reserved_machine = ""
         self._failed_starts = 0
         # When the next slot may start, by the monotonic clock.
         self._next_start = 0.0
 
     def request(self, number: int, reserved: str = "") -> None:
-        """Sets how many slots should be free: starts missing ones, and ends surplus ones.
+        """Starts or ends slots, so that `number` slots are free.
 
-        Idle ones end later. `reserved`: a machine kept free for a run of several ranks. Its slots
-        end without another task, and no slot starts anywhere. After a failed start none starts for
-        1, 2, 4 s and so on.
+        Surplus slots that have not started end at once, and idle ones after `IDLE_S`. After a
+        failed start no slot starts for 1 s, then for 2 s, 4 s and so on. `reserved` is a machine
+        that is kept free for a run of several ranks. The slots on it end without another task, and
+        no slot starts on any machine meanwhile.
         """
         now = time.monotonic()
         self._reserved_machine = reserved
         if reserved:
-            for slot in [each for each in self.idle if self.places[each].machine == reserved]:
+            for slot in [s for s in self.idle if self.probes[s].machine == reserved]:
                 self._end_idle(slot)
-        # They may wait for the machine that is cordoned now.
+        # Outdated requests may wait for a machine that is cordoned now.
         if not self.may_come:
-            for reference in self._outdated():
+            for reference in self._list_outdated():
                 self._end(self.starting.pop(reference))
         missing = number - len(self.idle) - len(self.starting)
-        for _ in range(0 if reserved or now < self._next_start else missing):
-            slot = Slot.options(**self.cordon.resources.of_slot).remote()
-            self._asked[slot] = self.cordon.resources
-            self.starting[slot.probe.remote(self.execution)] = slot
+        if not reserved and now >= self._next_start:
+            for _ in range(missing):
+                slot = Slot.options(**self.cordon.resources.of_slot).remote()
+                self._requested[slot] = self.cordon.resources
+                self.starting[slot.probe.remote(self.execution)] = slot
         surplus = len(self.starting) if reserved else len(self.idle) + len(self.starting) - number
         for reference in list(self.starting)[::-1][: max(0, surplus)]:
             self._end(self.starting.pop(reference))
@@ -103,40 +107,43 @@ class SlotPool:
             self._end_idle(slot)
 
     def machines_in_use(self) -> dict[str, int]:
-        counts = {place.machine: 0 for place in self.places.values()}
+        """Returns the number of busy slots on each machine that has slots, by its id."""
+        counts = {probe.machine: 0 for probe in self.probes.values()}
         for slot in self.busy.values():
-            counts[self.places[slot].machine] += 1
+            counts[self.probes[slot].machine] += 1
         return counts
 
     @property
     def may_come(self) -> bool:
-        """Whether slots may yet start on a machine that has just been cordoned.
+        """Whether slots may still start on a machine that has just been cordoned.
 
-        Perhaps only one of its GPUs is broken.
+        They are useful if only one GPU of the machine is broken.
         """
-        return bool(self._outdated()) and time.monotonic() - self.cordon.changed < LAST_STARTS_S
+        return (
+            bool(self._list_outdated()) and time.monotonic() - self.cordon.changed < LAST_STARTS_S
+        )
 
-    def _outdated(self) -> list[ray.ObjectRef]:
+    def _list_outdated(self) -> list[ray.ObjectRef]:
         current = self.cordon.resources.cordoned
         return [
             reference
             for reference, slot in self.starting.items()
-            if self._asked[slot].cordoned != current
+            if self._requested[slot].cordoned != current
         ]
 
     def _end_idle(self, slot: ActorHandle) -> None:
         del self.idle[slot]
         self._end(slot)
 
-    def started(self, reference: ray.ObjectRef) -> None:
-        """Notes that a slot is ready, or cordons its machine if its device does not work.
+    def note_start(self, reference: ray.ObjectRef) -> None:
+        """Records that a slot has started; cordons its machine if its device does not work.
 
-        Raises Ray's error once `MAX_FAILED_STARTS` in a row failed. Slots that fail together, as on
-        a lost machine, count as one.
+        Raises Ray's error after `MAX_FAILED_STARTS` failed starts in a row. Slots that fail
+        together, as on a lost machine, count as one failed start.
         """
         slot = self.starting.pop(reference)
         try:
-            place = ray.get(reference)
+            probe = ray.get(reference)
         except RayError:
             self._end(slot)
             now = time.monotonic()
@@ -147,11 +154,11 @@ class SlotPool:
                 raise
             return
         self._failed_starts = 0
-        if not self.cordon.note(place):
+        if not self.cordon.note(probe):
             self._end(slot)
             return
-        del self._asked[slot]
-        self.places[slot] = place
+        del self._requested[slot]
+        self.probes[slot] = probe
         self.idle[slot] = time.monotonic()
 
     def submit(
@@ -159,34 +166,37 @@ class SlotPool:
     ) -> ray.ObjectRef | None:
         """Gives a task to an idle slot; returns the reference to its warnings, None without a slot.
 
-        `avoided`: a place that the task only gets if there is no other.
+        A slot at `avoided` gets the task only if all slots are there.
         """
-        # The slot used last: the others may end.
-        slot = next((each for each in reversed(self.idle) if self.places[each] != avoided), None)
-        if slot is None and all(place == avoided for place in self.places.values()):
+        # The slot that was used last gets the task, so that the others can end.
+        slot = next((s for s in reversed(self.idle) if self.probes[s] != avoided), None)
+        if slot is None and all(probe == avoided for probe in self.probes.values()):
             slot = next(reversed(self.idle), None)
         if slot is None:
             return None
         del self.idle[slot]
-        named = slot.execute.options(name=task_name(task))
-        reference = named.remote(task, self.execution.placed(placement), self.cordon.resources)
+        execute = slot.execute.options(name=task_name(task))
+        reference = execute.remote(
+            task, self.execution.with_placement(placement), self.cordon.resources
+        )
         self.busy[reference] = slot
         return reference
 
     def release(self, reference: ray.ObjectRef) -> ProbeReport | None:
-        """Notes that a task has ended; returns its place, None for a gang's.
+        """Takes the slot back from a task that has ended; returns its probe, None for a gang.
 
-        Its slot is idle, or ends if it crashed, failed in an unforeseen way, or shall make room.
+        The slot becomes idle. It ends if it crashed, if the task's error was unforeseen, or if its
+        machine is reserved.
         """
         slot = self.busy.pop(reference, None)
         if slot is None:
             return None
-        place = self.places[slot]
-        if _has_survived(reference) and place.machine != self._reserved_machine:
+        probe = self.probes[slot]
+        if _has_survived(reference) and probe.machine != self._reserved_machine:
             self.idle[slot] = time.monotonic()
         else:
             self._end(slot)
-        return place
+        return probe
 
     def kill(self, reference: ray.ObjectRef) -> None:
         """Kills a task's slot, which counts as a crash."""
@@ -199,8 +209,8 @@ class SlotPool:
         self.starting.clear()
 
     def _end(self, slot: ActorHandle) -> None:
-        self.places.pop(slot, None)
-        self._asked.pop(slot, None)
+        self.probes.pop(slot, None)
+        self._requested.pop(slot, None)
         ray.kill(slot)
 
 

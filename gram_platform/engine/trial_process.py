@@ -1,7 +1,7 @@
-"""Executes trials in a process of Ray Tune, and defines what it reports to the driver.
+"""Executes trials in a process of Ray Tune, and defines its reports to the driver.
 
-A process takes one trial after another until one fails or crashes in it. It reports that, and
-raises an error in the next step, which is how Ray Tune ends a process.
+A process executes one trial after another, until a trial fails or crashes in it. It reports this,
+and raises an error in the next step, because Ray Tune ends a process only after an error.
 """
 
 from collections.abc import Mapping
@@ -11,20 +11,22 @@ from typing import Any
 from ray import tune
 
 from gram_platform.config import State
-from gram_platform.engine.devices import DeviceError, ProbeReport, device_errors_probed, probe_here
+from gram_platform.engine.devices import DeviceError, ProbeReport, probe_after_error, probe_here
 from gram_platform.engine.execution import Execution, Resources
 from gram_platform.engine.life import CRASHED, LACKS_MEMORY, failure_message, kind_of
 from gram_platform.engine.trials import Outcome, Problem, Proposal, execute_trial, trial_ranks
 
-# Keys of a trial's report: its metrics' names, a crash's kind (`life.kind_of`), the device's probe.
+# Keys of a trial's report, for the names of its metrics, the kind of a crash (`life.kind_of`), and
+# the probe of the device.
 SCORED, KIND, PROBE = "scored", "kind", "probe"
+# The fields of an outcome that stand in the report under their own names.
 FACTS = tuple(f.name for f in fields(Outcome) if f.name not in ("name", "point", "metrics"))
 
 
 class Trial(tune.Trainable):
-    """Executes trials in one process of Ray Tune, each of which reports once, at its end."""
+    """Executes trials in one process of Ray Tune. Each trial reports once, at its end."""
 
-    # What all trials share; see `trial_class`.
+    # Set by `trial_class`, and the same for all trials.
     problem: Problem
     execution: Execution
     resources: Resources
@@ -32,21 +34,21 @@ class Trial(tune.Trainable):
 
     def setup(self, config: dict) -> None:
         self._config = config
-        # The report about this process's device, once a trial needs it.
+        # The last probe of this process's device, or None before a trial needs one.
         self._probe: ProbeReport | None = None
         self._is_over = False
 
     def step(self) -> dict:
-        """Executes the trial; returns its report. Raises an error after a failure or a crash."""
+        """Executes the trial; returns its report. Raises an error if an earlier trial failed."""
         if self._is_over:
             raise RuntimeError("this process takes no more trials")
         try:
             report = outcome_report(self._execute())
         except BaseException as error:
-            # SystemExit, too: Ray drains this machine.
+            # This includes SystemExit, with which a process on a drained machine ends.
             report = crash_report(error)
         self._is_over = ends_process(report)
-        # Ray Tune would make each key of a dict one of the report.
+        # The probe is a tuple, because Ray Tune flattens a dict.
         return report | {PROBE: astuple(self._probe) if self._probe else ()}
 
     def reset_config(self, new_config: dict) -> bool:
@@ -54,7 +56,7 @@ class Trial(tune.Trainable):
         return True
 
     def _execute(self) -> Outcome:
-        """Executes a trial, after a probe of this process's device if it is the first on it."""
+        """Executes a trial. Before the first trial of one rank, probes this process's device."""
         name, point, placements = (self._config[key] for key in ("name", "point", "placements"))
         resources = replace(self.resources, cordoned=tuple(self._config["cordoned"]))
         try:
@@ -62,16 +64,9 @@ class Trial(tune.Trainable):
                 self._probe = probe_here(self.execution)
                 if self._probe.failure:
                     raise DeviceError(self._probe.failure, self._probe)
-            with device_errors_probed(self.execution.device):
-                return execute_trial(
-                    name,
-                    point,
-                    self.problem,
-                    self.execution,
-                    resources,
-                    self.retry_diverged,
-                    placements,
-                )
+            with probe_after_error(self.execution.device):
+                executed = self.problem, self.execution, resources, self.retry_diverged, placements
+                return execute_trial(name, point, *executed)
         except DeviceError as error:
             self._probe = error.probe
             raise
@@ -80,26 +75,26 @@ class Trial(tune.Trainable):
 def trial_class(
     problem: Problem, execution: Execution, resources: Resources, retry_diverged: bool
 ) -> type[Trial]:
-    """Returns the class of a search's trials, which carries what they share.
+    """Returns a class of trials whose attributes are what all trials of a search share.
 
-    `tune.with_parameters` would put that into Ray's object store. There it is lost when Ray's
-    process on this machine dies, and Ray then ends the driver without a message.
+    `tune.with_parameters` would put these values into Ray's object store, where they are lost if
+    Ray's process on this machine dies. Ray would then end the driver without a message.
     """
     shared = {"problem": problem, "execution": execution, "resources": resources}
-    # Ray Tune compares the class's name when a user reads its results with `Trial`.
+    # The name is `Trial`, because a user who reads Tune's results names this class.
     return type(Trial.__name__, (Trial,), shared | {"retry_diverged": retry_diverged})
 
 
 def crash_report(error: BaseException) -> dict[str, Any]:
-    """Reports that this process cannot execute a trial to its end, though another one may."""
+    """Returns the report of a crash, after which another process may execute the trial."""
     kind = LACKS_MEMORY if kind_of(error) == LACKS_MEMORY else CRASHED
     return {KIND: kind, "message": failure_message(error)}
 
 
 def outcome_report(outcome: Outcome) -> dict[str, Any]:
-    """Reports how a trial ended.
+    """Returns the report of a trial's outcome.
 
-    The metrics come first for TensorBoard. Ray Tune may keep the process if `done` is true.
+    The metrics come first for TensorBoard. If `done` is true, Ray Tune may reuse the process.
     """
     metrics = {name: float(value) for name, value in outcome.metrics.items()}
     facts = {fact: getattr(outcome, fact) for fact in FACTS}

@@ -1,7 +1,7 @@
-"""Proposes a search's trials, executes one and scores its results; says what Ray reserves for it.
+"""Proposes the trials of a search, executes and scores a trial, and computes its Ray resources.
 
-A source proposes trials from a list of points or from Optuna studies. A trial's nodes are nodes as
-studies have them: finished nodes of any study or search are reused, interrupted ones continue.
+A source proposes trials from a list of points or from Optuna studies. The nodes of a trial are like
+those of a study. Finished nodes of any study or search are reused, and interrupted nodes continue.
 """
 
 import contextlib
@@ -43,30 +43,30 @@ from gram_platform.train.loop import TrainingDiverged
 
 Point = Mapping[str, float | int | str]
 
-# Random trials of a study before its sampler looks at results, Optuna's default.
+# The number of random trials before Optuna's sampler uses results, Optuna's default.
 NUM_RANDOM_TRIALS = 10
-# Facts of an outcome that Optuna's database keeps.
+# The fields of an outcome that are stored in Optuna's database.
 TOLD = ("state", "message", "elapsed_s", "trained_s", "rank_s")
-# A worker's memory without a model: Python, torch, Ray, the page cache's mapping.
+# A worker's memory without a model, for Python, torch, Ray and mapped files.
 PROCESS_BYTES = GIB
-# Requests are rounded up to this, so that trials of similar sizes reuse processes.
+# Requests are rounded up to a multiple of this, so that trials of similar sizes reuse processes.
 MEMORY_STEP = GIB // 4
 
 
 class Problem(Protocol):
-    """A search's problem: points to nodes, results to scores.
+    """Maps points of a search to nodes, and their results to metrics.
 
-    It is pickled to workers, so it has plain values only.
+    A problem is pickled and sent to workers, so it has only plain values.
     """
 
     def nodes(self, point: Point) -> list[Node]:
-        """Lists the trial's nodes, each after the nodes that it needs.
+        """Lists the nodes of a trial, each after the nodes that it needs.
 
-        Nodes that all trials share are done already.
+        Nodes that all trials share are done before.
         """
 
     def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
-        """Computes finite metrics from the nodes' results by id; ValueError if it cannot."""
+        """Computes finite metrics from the results by node id; ValueError if that is impossible."""
 
 
 @dataclass(frozen=True)
@@ -78,27 +78,25 @@ class Outcome:
     # Unix time.
     started: float
     elapsed_s: float
-    # Seconds in nodes that were executed now.
+    # Seconds in nodes that this trial executed itself.
     trained_s: float = 0.0
-    # The same, summed over ranks.
+    # `trained_s`, summed over ranks.
     rank_s: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
+    # Ids of the trial's nodes, and of the runs among them.
     nodes: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
     # Why the trial is not complete.
     message: str = ""
     num_executed: int = 0
     num_reused: int = 0
-    # host:pid of the trial's process.
+    # The trial's process, `host:pid`.
     process: str = ""
-
-
-# -------------------------------------------------------------------------------------- sources
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A trial to run; only its source interprets `key`."""
+    """A trial to run. Only the source that proposed it interprets `key`."""
 
     name: str
     point: Point
@@ -108,7 +106,7 @@ class Proposal:
 class PointList:
     """Proposes every point once."""
 
-    # Its next proposal ignores the results of running trials.
+    # Whether the next proposal is independent of running trials' results.
     is_independent = True
 
     def __init__(self, points: Iterable[tuple[str, Point]]):
@@ -125,7 +123,7 @@ class PointList:
         return Proposal(name, point)
 
     def tell(self, proposal: Proposal, outcome: Outcome) -> None:
-        """Does nothing."""
+        """Ignores the outcome, on which no proposal depends."""
 
 
 @dataclass
@@ -135,12 +133,12 @@ class Group:
     name: str
     fixed: Point
     study: optuna.Study
-    # Trials that shall be complete at the end.
+    # The number of complete trials at which the group is finished.
     num_trials: int
-    # The study's database, which resuming a trial needs.
+    # The study's database, which is needed to resume a trial.
     storage: optuna.storages.BaseStorage | None = None
     num_started: int = 0
-    # Numbers of the trials that a dead driver left running.
+    # Optuna's numbers of the trials that a dead driver left running.
     resumable: list[int] = field(default_factory=list)
 
     @property
@@ -151,11 +149,11 @@ class Group:
         return self.study.get_trials(deepcopy=False, states=states)
 
     def begin(self) -> int:
-        """Finds trials that a dead driver left running; returns how many are left to propose."""
+        """Finds trials that a dead driver left running; returns how many trials are left to run."""
         self.resumable = [trial.number for trial in self._of(TrialState.RUNNING)]
         return max(0, self.num_trials - self.num_complete)
 
-    def resumed(self) -> optuna.Trial:
+    def resume_trial(self) -> optuna.Trial:
         assert self.storage is not None, "only a database outlives a driver"
         study_id = self.storage.get_study_id_from_name(self.study.study_name)
         number = self.resumable.pop(0)
@@ -165,11 +163,12 @@ class Group:
 
 
 class OptunaSource:
-    """Proposes trials of Optuna studies, first of the study with most trials left.
+    """Proposes trials of Optuna studies, first of the study that has the most trials left.
 
-    There must be one driver at a time. A trial that a dead driver left running is proposed again
-    with its parameters, and its finished nodes are reused. So no trial is double or runs for ever.
-    A failed trial stays failed and is not counted.
+    A search must have only one driver at a time. A trial that a dead driver left running is
+    proposed again with the same parameters, and its finished nodes are reused. So no trial is
+    duplicated or stays running in the database. A failed trial does not count as one of
+    `num_trials`.
     """
 
     def __init__(self, groups: Sequence[Group], space: Space, objective: SearchObjective):
@@ -182,7 +181,10 @@ class OptunaSource:
 
     @property
     def is_independent(self) -> bool:
-        """Whether the next proposal ignores running trials: it is resumed or, at first, random."""
+        """Whether the next proposal is independent of running trials' results.
+
+        It is if it resumes a trial, or is one of the first proposals, which are random.
+        """
         group = self._next_group()
         if group is None or group.resumable:
             return True
@@ -193,11 +195,11 @@ class OptunaSource:
         return max(open_groups, key=lambda g: self._left[g.name] - g.num_started, default=None)
 
     def next(self) -> Proposal | None:
-        """Proposes the next trial; None if there are no more."""
+        """Proposes the next trial; None if no trial is left."""
         group = self._next_group()
         if group is None:
             return None
-        trial = group.resumed() if group.resumable else group.study.ask()
+        trial = group.resume_trial() if group.resumable else group.study.ask()
         self._left[group.name] -= 1
         group.num_started += 1
         point = {
@@ -207,7 +209,7 @@ class OptunaSource:
         return Proposal(f"{group.name} {trial.number}", {**group.fixed, **point}, (group, trial))
 
     def tell(self, proposal: Proposal, outcome: Outcome) -> None:
-        """Tells Optuna, unless the trial has ended because another driver resumed it."""
+        """Stores the outcome in Optuna's database, unless another driver has ended the trial."""
         group, trial = proposal.key
         facts = {name: getattr(outcome, name) for name in TOLD}
         facts |= {"metrics": dict(outcome.metrics)}
@@ -218,7 +220,7 @@ class OptunaSource:
         elif outcome.state == State.COMPLETE:
             value = outcome.metrics[self.objective.metric]
         else:
-            # Optuna learns from a diverged trial too.
+            # Optuna learns from a diverged trial that its point is bad.
             value = self.objective.worst
         with contextlib.suppress(UpdateFinishedTrialError):
             for name, fact in facts.items():
@@ -230,29 +232,26 @@ Source = PointList | OptunaSource
 
 
 def open_study(storage: optuna.storages.BaseStorage, name: str, metric: str) -> optuna.Study:
-    """Opens or creates the study of this name, with a TPE sampler that minimises the metric.
+    """Opens or creates the study with this name, with a TPE sampler that minimises the metric.
 
-    The seed follows from the name and the number of trials, so that a second driver does not draw
-    the first one's random points again.
+    The sampler's seed depends on the name and the number of trials, so that the next driver does
+    not draw the same random points again.
     """
     study = optuna.create_study(
         storage=storage, study_name=name, direction="minimize", load_if_exists=True
     )
-    # Without a name Optuna's pages would say "Objective 0".
+    # Otherwise Optuna's pages would call the metric "Objective 0".
     if not study.metric_names:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             study.set_metric_names([metric])
     num_trials = len(study.get_trials(deepcopy=False))
     seed = int(short_hash({"study": name, "trials": num_trials}), 16) % 2**31
-    # constant_liar: running trials count as poor ones, so that parallel trials do not cluster.
+    # With `constant_liar` running trials count as poor, so that parallel trials do not cluster.
     study.sampler = optuna.samplers.TPESampler(
         n_startup_trials=NUM_RANDOM_TRIALS, seed=seed, multivariate=True, constant_liar=True
     )
     return study
-
-
-# ------------------------------------------------------------------------------------ execution
 
 
 def execute_trial(
@@ -264,23 +263,24 @@ def execute_trial(
     retry_diverged: bool = False,
     placements: Mapping[str, Placement] = ALL_ON_ONE_RANK,
 ) -> Outcome:
-    """Executes a trial's missing nodes and scores it.
+    """Executes the missing nodes of a trial; returns its outcome with the metrics.
 
-    An error of the trial becomes the outcome's message. Raises errors that another process may not
-    meet: of the device, for a lack of memory, and Unavailable. Raises SystemExit if this process
-    gets SIGTERM or its machine is drained.
+    An error of the trial becomes the outcome's message. Raises the errors that another process may
+    not meet, which are device errors, a lack of memory and Unavailable. Raises SystemExit if this
+    process gets SIGTERM or its machine is drained.
     """
     started, clock = time.time(), time.monotonic()
-    work = _NodeRunner(execution, resources, retry_diverged, placements)
+    store = Store(execution.storage)
+    runner = _NodeRunner(execution, resources, placements, NodeLifecycle(store, retry_diverged))
     metrics, state, message, nodes = {}, State.COMPLETE, "", []
     try:
-        work.store.open_for_writing()
+        store.open_for_writing()
         nodes = problem.nodes(point)
-        metrics = problem.score(point, {node.id: work.result(node) for node in nodes})
+        metrics = problem.score(point, {node.id: runner.result(node) for node in nodes})
     except TrainingDiverged as error:
         state, message = State.DIVERGED, str(error)
     except Exception as error:
-        # One trial must not end a search; the run's directory has the error too.
+        # Other errors must not end the search. The run's directory stores them too.
         if kind_of(error) in (CRASHED, LACKS_MEMORY):
             raise
         state, message = State.FAILED, failure_message(error)
@@ -294,34 +294,34 @@ def execute_trial(
         message=message,
         started=started,
         elapsed_s=time.monotonic() - clock,
-        trained_s=work.seconds,
-        rank_s=work.rank_seconds,
-        num_executed=work.num_executed,
-        num_reused=work.num_reused,
+        trained_s=runner.seconds,
+        rank_s=runner.rank_seconds,
+        num_executed=runner.num_executed,
+        num_reused=runner.num_reused,
         process=owner(),
     )
 
 
-def committed(problem: Problem, point: Point, store: Store) -> int:
+def count_committed_steps(problem: Problem, point: Point, store: Store) -> int:
+    """Counts the steps of a trial's runs that are in checkpoints or results."""
     runs = [(node.config, store.run(node.id)) for node in problem.nodes(point) if node.is_run]
-    return sum(config.num_steps if run.result() else run.committed_step() for config, run in runs)
+    return sum(
+        config.num_steps if run.result() else run.read_committed_step() for config, run in runs
+    )
 
 
+@dataclass
 class _NodeRunner:
-    """Executes a trial's nodes one by one; counts nodes and seconds."""
+    """Executes a trial's nodes one by one, and counts nodes and seconds."""
 
-    def __init__(
-        self,
-        execution: Execution,
-        resources: Resources,
-        retry_diverged: bool,
-        placements: Mapping[str, Placement],
-    ):
-        self.execution, self.resources, self.placements = execution, resources, placements
-        self.store = Store(execution.storage)
-        self.lifecycle = NodeLifecycle(self.store, retry_diverged)
-        self.num_executed = self.num_reused = 0
-        self.seconds = self.rank_seconds = 0.0
+    execution: Execution
+    resources: Resources
+    placements: Mapping[str, Placement]
+    lifecycle: NodeLifecycle
+    num_executed: int = 0
+    num_reused: int = 0
+    seconds: float = 0.0
+    rank_seconds: float = 0.0
 
     def result(self, node: Node) -> dict:
         result = self.lifecycle.result(node)
@@ -338,21 +338,22 @@ class _NodeRunner:
         return result
 
     def _when_free(self, node: Node, placement: Placement) -> dict:
-        execution = self.execution.placed(placement)
+        execution = self.execution.with_placement(placement)
         while True:
             try:
                 return execute_node(node.config, node.names, execution, self.resources)
             except LeaseHeld:
                 time.sleep(HELD_RETRY_S)
-                # It may have diverged in the other process.
+                # The run may have diverged in the other process.
                 self.lifecycle.require_not_diverged(node)
 
 
 def reservation(placements: Collection[Placement], resources: Resources) -> dict[str, float]:
-    """Returns what Ray reserves: what a run of one rank gets; without GPUs also the most memory.
+    """Returns Ray's resources for a trial whose nodes have these placements.
 
-    A trial of several ranks only waits for Ray Train's workers, which have reservations. It is on
-    the driver's machine, which is not preempted and whose memory decides how many there are
+    A trial of one rank reserves the CPUs and GPUs of a run, and without GPUs also the memory of its
+    largest node. A trial of several ranks only waits for Ray Train's workers, which have their own
+    reservations. Such trials are on the driver's machine, whose memory limits their number
     (`most_gangs`).
     """
     if trial_ranks(placements) > 1:
@@ -365,5 +366,5 @@ def reservation(placements: Collection[Placement], resources: Resources) -> dict
 
 
 def trial_ranks(placements: Iterable[Placement]) -> int:
-    """Counts the ranks of a trial's widest node, because nodes run one after another."""
+    """Returns the most ranks of a trial's node. Nodes of a trial run one after another."""
     return max((placement.fewest.num_ranks for placement in placements), default=1)

@@ -1,4 +1,4 @@
-"""Estimates what a run needs on a machine, before it starts: memory by part, disk and hours."""
+"""Estimates a run's memory, disk space and hours on a machine before it starts."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -11,25 +11,26 @@ from gram_platform.methods.budgets import run_flops
 from gram_platform.methods.nodes import Node
 from gram_platform.planner.memory import Memory, model_weights, rank_memory
 
-# The share of the memory that a run may use; the rest is for runtime, collectives and fragmentation
-# [ours].
+# The share of the memory that a run may use [ours]. The rest is for the runtime, collectives and
+# fragmentation.
 USABLE_MEMORY = 0.8
-# The fewest tokens of a pass on one GPU [ours]: fewer would leave it idle.
+# The fewest tokens of a pass on one GPU [ours], because fewer would leave the GPU idle.
 LEAST_PASS_TOKENS = 4096
-# The most tokens of a pass of several micro-batches on one GPU [ours]: they fill an H200 at 26M
+# The most tokens of a pass of several micro-batches on one GPU [ours], which fill an H200 at 26M
 # (FINDINGS).
 MOST_MERGED_TOKENS = 32_768
 
 
 @dataclass(frozen=True)
 class Machine:
-    """An accelerator or CPU slot: dense matmul rate in the run's precision, memory and price."""
+    """The dense matmul rate, memory and price of a GPU or a CPU slot."""
 
     name: str
+    # In the run's precision.
     flops_per_second: float
     memory_bytes: float
     dollars_per_hour: float
-    # Bytes a second that a rank exchanges with the others of its machine.
+    # Bytes a second that a rank exchanges with the other ranks of its machine.
     link_rate: float = 1e9
 
     @property
@@ -37,8 +38,8 @@ class Machine:
         return "cpu" if self.name == "cpu" else "cuda"
 
 
-# The rates are the vendors', for dense bfloat16; prices are round figures for on-demand clouds
-# [ours], and links have two thirds of the vendors' rate in one direction [ours].
+# Rates are the vendors', for dense bfloat16. Prices are round figures for on-demand clouds [ours].
+# Links have two thirds of the vendors' rate in one direction [ours].
 MACHINES = {
     "h200": Machine("h200", 989e12, 141e9, 4.0, 300e9),
     "h100": Machine("h100", 989e12, 80e9, 3.0, 300e9),
@@ -54,9 +55,9 @@ class Utilisation:
 
     machine: str
     size: str
-    # Of the dense model.
+    # Parameters of the dense model.
     parameters: int
-    # Above 1 where the machine's rate is a round figure for slower cores.
+    # It is above 1 if the machine's rate is a round figure for slower cores.
     share: float
     source: str
     date: str
@@ -71,7 +72,7 @@ class Utilisation:
         )
 
 
-# The counts of launches, bytes and products of a step.
+# These shares follow from counts of a step's kernel launches, bytes and products.
 REVIEW = "reading the code, no GPU was used"
 SPEED = "FINDINGS, Speed: one core with AVX512-BF16"
 FIRST_GPU = "FINDINGS, The first GPU: eager"
@@ -95,13 +96,13 @@ UTILISATIONS = (
 # A GPU borrows the rows of this machine for sizes without a row.
 BORROWED = "h100"
 
-# torch.compile pays from the paper's 50M on, which has 48 million parameters: measured on an H200,
-# 26M trains 1.02 times as fast, 100M 1.89 and 800M 1.25 (FINDINGS). Compiling 100M took 15 s.
+# torch.compile pays from the paper's 50M on, which has 48 million parameters. On an H200 it trains
+# 26M 1.02 times as fast, 100M 1.89 times and 800M 1.25 times (FINDINGS). Compiling 100M took 15 s.
 COMPILED_PARAMETERS, COMPILED_S = 45e6, 300.0
 
-# Tokens a second and GPU in the authors' logs, at the batch of their runs of the size: the slowest
-# and the fastest dense run, and GRAM. Each is a median over 1,000 steps on 8 GPUs, 32 at 5B and one
-# at 26M, of a kind that the logs do not name.
+# Tokens a second and GPU in the authors' logs, for the slowest dense run of each size, the fastest
+# dense run, and GRAM. Each is a median over 1,000 steps on 8 GPUs (32 at 5B, one at 26M) of a kind
+# that the logs do not name.
 PUBLISHED_RATES = {
     "26M": (1_170_000, 1_170_000, 840_000),
     "50M": (242_526, 341_333, 263_314),
@@ -115,14 +116,14 @@ PUBLISHED_RATES = {
 
 
 def utilisation_of(machine: str, parameters: int) -> Utilisation:
-    """Returns the row of the size whose parameters are nearest by ratio.
+    """Returns the row of the machine whose number of parameters has the nearest ratio to this one.
 
-    A row of the machine wins over a borrowed row.
+    A GPU without a row for a size borrows the row of BORROWED.
     """
     rows = [row for row in UTILISATIONS if row.machine == machine]
     if machine != "cpu":
-        own = {row.size for row in rows}
-        rows += [row for row in UTILISATIONS if row.machine == BORROWED and row.size not in own]
+        sizes = {row.size for row in rows}
+        rows += [row for row in UTILISATIONS if row.machine == BORROWED and row.size not in sizes]
     return min(rows, key=lambda row: abs(math.log(row.parameters / max(parameters, 1))))
 
 
@@ -131,7 +132,7 @@ class Passes:
     """How a rank runs its share of a micro-batch, and the memory that it needs."""
 
     num_passes: int
-    # Micro-batches in one pass.
+    # The number of micro-batches in one pass.
     num_merged: int
     memory: Memory
 
@@ -141,22 +142,25 @@ class Needs:
     """One rank's passes and peak memory, and the whole run's FLOPs, hours and stored bytes."""
 
     passes: Passes
-    # Bytes: see `checkpoint_bytes`.
+    # Bytes of a checkpoint, see `checkpoint_bytes`.
     checkpoint: int
     # Bytes of the final weights.
     result: int
-    # Of training.
+    # FLOPs of training.
     flops: float
-    # Of all ranks together.
+    # Hours of all ranks together.
     gpu_hours: float
 
     def disk_bytes(self, num_kept: int) -> int:
-        """Returns the most that a run stores: kept checkpoints, and a new one or the result."""
+        """Returns the most bytes that a run stores at once.
+
+        These are the kept checkpoints, and a new checkpoint or the result.
+        """
         return num_kept * self.checkpoint + max(self.checkpoint, self.result)
 
 
 def run_evaluation_flops(run: RunConfig) -> float:
-    """Counts FLOPs of all evaluations and probes while training, without patience."""
+    """Counts the FLOPs of all evaluations and probes of a run that does not stop early."""
     points, modules = run.eval_points, run.model.module_domains
     num_sequences = points.num_points * len(points.domains) * points.num_sequences
     num_probed = points.num_probes * len(points.domains) * run.num_probed * run.micro_batch
@@ -165,6 +169,7 @@ def run_evaluation_flops(run: RunConfig) -> float:
 
 
 def evaluation_flops(evaluation: AnyEvaluation, model: ModelConfig) -> float:
+    """Counts the FLOPs of an evaluation's forward passes."""
     forward = [
         hardware_flops(
             model, evaluation.num_sequences, tuple(evaluation.view.active(domain)), backward=False
@@ -174,15 +179,15 @@ def evaluation_flops(evaluation: AnyEvaluation, model: ModelConfig) -> float:
     return float(sum(forward))
 
 
-def used_rate(model: ModelConfig, machine: Machine) -> float:
-    """Returns the FLOPs a second of training by UTILISATIONS."""
+def training_rate(model: ModelConfig, machine: Machine) -> float:
+    """Returns the FLOPs a second that training reaches, by UTILISATIONS."""
     return machine.flops_per_second * utilisation_of(machine.name, total_parameters(model)).share
 
 
 def needs(run: RunConfig, num_ranks: int, machine: Machine) -> Needs:
-    """Estimates a run on `num_ranks` of a machine, without activation checkpointing."""
+    """Estimates what a run needs on this many ranks, without activation checkpointing."""
     return Needs(
-        passes=passes_of(run, num_ranks, machine, machine.device),
+        passes=plan_passes(run, num_ranks, machine, machine.device),
         checkpoint=checkpoint_bytes(run),
         result=4 * total_parameters(run.model),
         flops=run_flops(run),
@@ -191,34 +196,34 @@ def needs(run: RunConfig, num_ranks: int, machine: Machine) -> Needs:
 
 
 def training_hours(run: RunConfig, machine: Machine) -> float:
-    """Estimates the hours of all ranks together, without progress evaluations, at most 3% more."""
-    return (run_flops(run) + run_evaluation_flops(run)) / used_rate(run.model, machine) / 3600
+    """Estimates the hours of all ranks together. Progress evaluations take at most 3% more."""
+    return (run_flops(run) + run_evaluation_flops(run)) / training_rate(run.model, machine) / 3600
 
 
-def expected_hours(node: Node, machine: Machine) -> float:
-    """Returns the machine hours of a run; 0 for an evaluation, which is short."""
+def estimate_hours(node: Node, machine: Machine) -> float:
+    """Estimates the machine hours of a run; 0 for an evaluation, which is short."""
     return training_hours(node.config, machine) if isinstance(node.config, RunConfig) else 0.0
 
 
 def evaluation_hours(nodes: Iterable[Node], runs: Mapping[str, Node], machine: Machine) -> float:
-    """Estimates the machine hours of the evaluations among the nodes; `runs` are by id."""
+    """Estimates the machine hours of the evaluations among the nodes. `runs` are by id."""
     seconds = 0.0
     for evaluation in (node.config for node in nodes if not isinstance(node.config, RunConfig)):
         run = runs[evaluation.view.run_id].config
         assert isinstance(run, RunConfig), "a view is of a run"
-        seconds += evaluation_flops(evaluation, run.model) / used_rate(run.model, machine)
+        seconds += evaluation_flops(evaluation, run.model) / training_rate(run.model, machine)
     return seconds / 3600
 
 
 def pays_to_compile(run: RunConfig, hours: float) -> bool:
-    """Tells whether torch.compile makes a run of so many hours on GPUs end earlier."""
+    """Returns whether torch.compile makes a run of so many hours on GPUs end earlier."""
     return total_parameters(run.model) >= COMPILED_PARAMETERS and 3600 * hours > COMPILED_S
 
 
 def checkpoint_bytes(run: RunConfig) -> int:
-    """Counts bytes of float32 weights, and of the optimizer states of all trained parameters."""
-    alone = rank_memory(run, 1)
-    return 4 * sum(w.num_values for w in model_weights(run.model)) + alone.optimizer
+    """Counts the bytes of float32 weights and of the trained parameters' optimizer states."""
+    weights = 4 * sum(weight.num_values for weight in model_weights(run.model))
+    return weights + rank_memory(run, 1).optimizer
 
 
 def fits(
@@ -228,26 +233,32 @@ def fits(
     checkpointing: bool = False,
     num_passes: int = 0,
 ) -> bool:
-    """Tells whether a rank's peak memory is within USABLE_MEMORY in `num_passes` (0: in any)."""
+    """Returns whether a rank's peak memory is within USABLE_MEMORY of the machine.
+
+    A rank runs its share of a micro-batch in `num_passes`, or with 0 in any possible number.
+    """
     possible = (num_passes,) if num_passes else reversed(possible_passes(run, num_ranks, machine))
     needed = (rank_memory(run, num_ranks, checkpointing, machine.device, n).total for n in possible)
     return any(total <= USABLE_MEMORY * machine.memory_bytes for total in needed)
 
 
-def passes_of(
+def plan_passes(
     run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool = False
 ) -> Passes:
-    """Returns one rank's passes by the machine's memory, and the memory on the device."""
-    merged = merged_within(run, num_ranks, machine, checkpointing)
-    passes = passes_within(run, num_ranks, machine, checkpointing) if merged == 1 else 1
+    """Chooses a rank's passes by the machine's memory, and estimates its memory on the device."""
+    merged = choose_num_merged(run, num_ranks, machine, checkpointing)
+    passes = choose_num_passes(run, num_ranks, machine, checkpointing) if merged == 1 else 1
     memory = rank_memory(run, num_ranks, checkpointing, device, passes, merged)
     return Passes(passes, merged, memory)
 
 
-def passes_within(
+def choose_num_passes(
     run: RunConfig, num_ranks: int, machine: Machine, checkpointing: bool = False
 ) -> int:
-    """Returns the fewest passes of a rank's share of a micro-batch that fit, or the most."""
+    """Returns the fewest passes of a rank's share of a micro-batch that fit into memory.
+
+    Returns the most possible passes if none fit.
+    """
     possible = possible_passes(run, num_ranks, machine)
     return next(
         (n for n in possible if fits(run, num_ranks, machine, checkpointing, n)), possible[-1]
@@ -255,22 +266,24 @@ def passes_within(
 
 
 def possible_passes(run: RunConfig, num_ranks: int, machine: Machine) -> tuple[int, ...]:
-    """Lists the numbers of equal passes, of LEAST_PASS_TOKENS or more each on a GPU.
+    """Lists the numbers of equal passes into which a rank's share of a micro-batch can be split.
 
-    A CPU, where results repeat, has one.
+    Each pass on a GPU has at least LEAST_PASS_TOKENS. On a CPU, where results must repeat exactly,
+    there is one pass.
     """
     share = run.micro_batch // num_ranks
     most = share * run.model.seq_len // LEAST_PASS_TOKENS if machine.device == "cuda" else 1
     return (1, *(n for n in range(2, most + 1) if share % n == 0))
 
 
-def merged_within(
+def choose_num_merged(
     run: RunConfig, num_ranks: int, machine: Machine, checkpointing: bool = False
 ) -> int:
-    """Returns how many micro-batches share a pass, for the fewest passes of a window that fit.
+    """Returns how many micro-batches share a pass, so that a window has the fewest passes.
 
-    One rank, which gathers no weights, takes at most MOST_MERGED_TOKENS. It is one on a CPU, which
-    gains nothing by more (FINDINGS), and for RMU, which keeps one pass's activations.
+    A pass must fit into memory. On a single rank, which gathers no weights, it has at most
+    MOST_MERGED_TOKENS. A pass has one micro-batch on a CPU, which gains nothing by more (FINDINGS),
+    and for RMU, which keeps one pass's activations.
     """
     tokens, window = run.micro_batch * run.model.seq_len, run.micro_batches_per_step
     if machine.device != "cuda" or run.objective.kind == MISDIRECTION:
@@ -288,15 +301,15 @@ def merged_within(
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits on machine hours and on their cost, over all submissions; 0: no limit."""
+    """Limits on machine hours and on their cost, over all submissions; 0 for no limit."""
 
     max_hours: float = 0.0
-    # In dollars.
+    # Dollars.
     max_cost: float = 0.0
     dollars_per_hour: float = 0.0
 
-    def reached(self, hours: float) -> str:
-        """Says which limit `hours` reach; "" for none."""
+    def name_reached_limit(self, hours: float) -> str:
+        """Returns a text about the limit that so many machine hours reach; "" for no limit."""
         if self.max_hours and hours >= self.max_hours:
             return f"{hours:.2f} machine hours are used, max_hours is {self.max_hours:g}"
         if self.max_cost and hours * self.dollars_per_hour >= self.max_cost:

@@ -1,4 +1,4 @@
-"""Estimates one rank's peak memory by part, as `train/{learner,sharding}.py` use it."""
+"""Estimates the parts of one rank's peak memory in `train/learner.py` and `train/sharding.py`."""
 
 import math
 from collections import Counter
@@ -29,11 +29,11 @@ from gram_platform.config.training import RESERVED_UNITS
 # Token ids are int64.
 INDEX_BYTES = 8
 FLOAT_BYTES = 4
-# Two numbers for each token.
+# A norm keeps two numbers for each token.
 NORM_STATISTICS = 2 * FLOAT_BYTES
 
-# Float32 tensors of the logits' size at the peak of MaxEnt's backward pass: the log-softmax, and
-# gradients of it and of its input. -H(p) also has the probabilities and a product.
+# The number of float32 tensors of the logits' size at the peak of MaxEnt's backward pass. They are
+# the log-softmax, its gradient and its input's. -H(p) also keeps the probabilities and a product.
 FLOAT_LOGITS = {"maxent_kl": 3, "maxent_entropy": 5}
 # The groups of the embedding and of the head.
 EMBEDDING, HEAD = "wte", "head"
@@ -42,7 +42,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Weight:
-    """One parameter. A `group` is sharded, gathered and reduced together."""
+    """One parameter. The parameters of a `group` are sharded, gathered and reduced together."""
 
     name: str
     set: str
@@ -54,9 +54,9 @@ class Weight:
         return math.prod(self.shape)
 
     def shard(self, rank: int, num_ranks: int) -> int:
-        """Counts values of this rank's rows, which torch.chunk cuts along dimension 0.
+        """Counts the values of a rank's rows, by torch.chunk along dimension 0.
 
-        Rank 0 has the most rows, and FSDP2 pads the others to as many.
+        Rank 0 has the most rows, and FSDP2 pads the other ranks' rows to the same number.
         """
         rows, chunk = self.shape[0], -(-self.shape[0] // num_ranks)
         return (min(rows, (rank + 1) * chunk) - min(rows, rank * chunk)) * (self.num_values // rows)
@@ -68,7 +68,7 @@ def model_weights(
 ) -> tuple[Weight, ...]:
     """Lists the parameters of `model.transformer.Transformer` in the groups of `train.sharding`.
 
-    The modules of the domains `own_groups` are groups (`Sharing`).
+    The modules of the domains in `own_groups` have their own groups (`Sharing`).
     """
     d_model, vocab = config.d_model, config.vocab_size
     weights = [
@@ -126,7 +126,7 @@ def _lora(config: ModelConfig, rank: int) -> Shapes:
     return low | {f"{name}_b.weight": (after, rank) for name, (_, after) in changed.items()}
 
 
-def saved_bytes(
+def count_saved_bytes(
     config: ModelConfig,
     width: int,
     active: Collection[str],
@@ -134,10 +134,11 @@ def saved_bytes(
     kernel: str,
     is_mixed: bool = False,
 ) -> tuple[list[int], int]:
-    """Counts bytes saved for each token: (by each layer, outside the layers).
+    """Counts the bytes that a token keeps for the backward pass, (by layer, outside the layers).
 
-    `width` is the bytes of a value in the forward pass, `trained` the parameter sets of a route, or
-    of a pass of mixed routes, whose modules copy the sequences that they read.
+    `width` is the bytes of a value in the forward pass. `active` are the domains of the active
+    modules, and `trained` the trained parameter sets, of a route or of a pass of mixed routes
+    (`is_mixed`). In a mixed pass, modules copy the sequences that they read.
     """
     shared, core = SHARED in trained, CORE_MLP in trained and config.d_mlp > 0
     modules_trained = any(module_set(d) in trained for d in active)
@@ -155,9 +156,9 @@ def saved_bytes(
 
 
 def _norm_bytes(config: ModelConfig, width: int, is_trained: bool) -> int:
-    """Counts a norm: its input and statistics.
+    """Counts the bytes of a norm's input and statistics.
 
-    torch computes RMSNorm in float32: it keeps the converted input, and the normalised input if the
+    torch computes RMSNorm in float32. It keeps the converted input, and the normalised input if the
     gain is trained. GPUs with a fused kernel keep less.
     """
     if config.is_llama:
@@ -166,11 +167,11 @@ def _norm_bytes(config: ModelConfig, width: int, is_trained: bool) -> int:
 
 
 def _attention(config: ModelConfig, width: int, flowing: bool, shared: bool, kernel: str) -> int:
-    """Counts the first norm and attention; rotated queries and keys are one tensor.
+    """Counts the bytes of the first norm and of attention.
 
-    Values are a view of the projection's output, kept whole. The memory-efficient kernel of GPUs,
-    and the CPU's in float32, repeat keys and values for every head. All kernels keep the output and
-    a log-sum-exp for each head.
+    Rotated queries and keys are one tensor. Values are a view of the projection's output, which is
+    kept whole. The memory-efficient kernel of GPUs, and the CPU's kernel in float32, repeat keys
+    and values for every head. All kernels keep the output and a log-sum-exp for each head.
     """
     if not (flowing or shared):
         return 0
@@ -190,9 +191,9 @@ def _mlps(
     trained: Collection[str],
     is_mixed: bool,
 ) -> int:
-    """Counts the second norm, the core MLP with the active LoRAs, and the active MLP modules.
+    """Counts the bytes of the second norm, the core MLP, and the active LoRAs and MLP modules.
 
-    SwiGLU keeps the gate before and after its activation, and the value that it multiplies.
+    SwiGLU keeps the gate before and after its activation, and the value that the gate multiplies.
     """
     core = CORE_MLP in trained and config.d_mlp > 0
     specs = [(m, module_set(m.domain) in trained) for m in config.modules if m.domain in active]
@@ -201,18 +202,18 @@ def _mlps(
     norm = _norm_bytes(config, width, SHARED in trained) if is_input_needed else 0
     values, num_before, num_low = 0, *((3, 3) if config.is_llama else (1, 2))
     if core or (any(is_trained for _, is_trained in specs) and not is_mixed):
-        # The normalised input is one tensor for all.
+        # The normalised input, which all MLPs share.
         values += config.d_model
     lora_trained = any(is_trained for _, is_trained in loras)
     if is_input_needed or core or lora_trained:
-        # Before the activation.
+        # The values before the activation.
         values += num_before * config.d_mlp
     if is_mixed:
-        # What a module reads of its sequences, and what it adds.
-        of_lora = num_low * (config.d_model + config.d_mlp)
-        values += len(loras) * of_lora + (len(specs) - len(loras)) * 2 * config.d_model
+        # The copies that modules read, and their outputs.
+        lora_values = num_low * (config.d_model + config.d_mlp)
+        values += len(loras) * lora_values + (len(specs) - len(loras)) * 2 * config.d_model
     if core or (lora_trained and not is_mixed):
-        # After the activation.
+        # The values after the activation.
         values += config.d_mlp
     values += sum(num_low * rank for rank, is_trained in loras if is_trained)
     for module, is_trained in specs:
@@ -222,9 +223,10 @@ def _mlps(
 
 
 def logits_bytes(config: ModelConfig, width: int, objective: str, num_tokens: int) -> int:
-    """Counts bytes at the peak of a pass's losses: logits, their gradient, and float32 tensors.
+    """Counts the bytes of logits, their gradient and float32 tensors at the peak of the losses.
 
-    MaxEnt has FLOAT_LOGITS of all tokens, cross entropy tensors of some tokens at a time.
+    MaxEnt keeps FLOAT_LOGITS for all tokens. Cross entropy keeps tensors for a part of the tokens
+    at a time.
     """
     values = num_tokens * config.vocab_size
     part = _float_values(values, width) if width != FLOAT_BYTES else 0
@@ -233,21 +235,21 @@ def logits_bytes(config: ModelConfig, width: int, objective: str, num_tokens: in
 
 
 def _float_values(num_values: int, width: int) -> int:
-    """Counts float32 values at a time: the log-softmax, and converted logits."""
+    """Counts the float32 values of the log-softmax and the converted logits at a time."""
     return min(num_values, LOGITS_AT_ONCE["cuda"]) * (1 + (width != FLOAT_BYTES))
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on the fullest rank, from the second step on.
+    """Bytes on the rank that needs the most memory, from the second step on.
 
-    The parts are not alive at once, and `total` is the peak. A backward pass begins with all
+    Not all parts exist at the same time, and `total` is the peak. A backward pass begins with all
     `activations` and `logits`. It gathers (and, with activation checkpointing, recomputes) the
-    layers one by one while `kept_logits` stay. It ends with `reduction`: gradients that are added
-    to the accumulated gradients, which stay until the window's step.
+    layers one by one while `kept_logits` stay. It ends with `reduction`, the new gradients that are
+    added to the accumulated gradients, which stay until the window's step.
     """
 
-    # In float32, with the layers that RMU compares with.
+    # Float32 weights, including the layers with which RMU compares.
     weights: int
     # Copies of the weights in a lower precision, on a single process.
     copies: int
@@ -276,7 +278,7 @@ class Memory:
 
 
 @lru_cache(maxsize=1024)
-def drawn_routes(run: RunConfig) -> list[Route]:
+def list_routes(run: RunConfig) -> list[Route]:
     return list(dict.fromkeys(route for _, route in route_counts(run)))
 
 
@@ -290,15 +292,13 @@ def rank_memory(
 ) -> Memory:
     """Estimates the memory of the first rank, which has the most rows of every parameter.
 
-    A compiled run needs no more (its loss moves no float32 logits), and goes on in this form where
-    compiling fails.
-
-    Arguments as in `Learner`. MaxEnt joins the gradients of a pass's micro-batches in a copy.
+    The arguments are those of `Learner`. A compiled run needs no more, because its loss moves no
+    float32 logits, and it runs as estimated if compiling fails.
     """
     width, sharing = BYTES[run.precision], sharing_of(run.model, run.precision, num_ranks, device)
     kernel, batch = model_kernel(device, width, run.model), evaluation_batch(run.model, device)
-    weights, routes = model_weights(run.model, sharing.own_groups), drawn_routes(run)
-    # RMU also holds these layers of its start, and only they have a graph.
+    weights, routes = model_weights(run.model, sharing.own_groups), list_routes(run)
+    # RMU also keeps these layers of its start. Only these layers have a graph for a backward pass.
     steered = run.objective.steered_layers
     below = replace(run.model, num_layers=steered) if steered else run.model
     held = (*weights, *(model_weights(below) if steered else ()))
@@ -314,6 +314,7 @@ def rank_memory(
         active = dict(pair for route in routes for pair in route.active)
         gathered = [Route(tuple(active.items()), trained)]
         routes = [Route(route.active, trained) for route in routes]
+    # MaxEnt joins the gradients of a pass's micro-batches in a copy.
     num_logits = 2 + (num_merged > 1 and run.objective.kind in FLOAT_LOGITS)
     gradients, reduction = _gradients(
         window, shards, width, is_accumulated, sharing.reduces_every_pass, device
@@ -349,7 +350,10 @@ def _num_values(weights: Iterable[Weight]) -> int:
 def _most_trained(
     run: RunConfig, weights: Collection[Weight], routes: list[Route]
 ) -> frozenset[str]:
-    """Returns the sets of a window with the most gradients, for greedily chosen routes."""
+    """Returns the parameter sets that a window trains, if its routes have the most gradients.
+
+    Routes are chosen greedily.
+    """
     num_routes = 1 if run.routing.accumulation == "uniform" else run.micro_batches_per_step
     sizes = _set_sizes(weights)
     chosen: frozenset[str] = frozenset()
@@ -369,9 +373,10 @@ def _set_sizes(weights: Iterable[Weight]) -> Counter[str]:
 def _num_gathered(
     weights: Iterable[Weight], routes: list[Route], num_ranks: int, keeps: bool
 ) -> int:
-    """Counts values gathered at a time: of the embedding or the head, a block and the next block.
+    """Counts the values that are gathered at the same time.
 
-    With `keeps` they are of the embedding, the head, all blocks and the next block.
+    They are those of the embedding or the head, of a block and of the next block. With `keeps` they
+    are those of the embedding, the head, all blocks and the next block.
     """
     groups: Counter[str] = Counter()
     for weight in weights:
@@ -392,13 +397,13 @@ def _gradients(
     is_each_reduced: bool,
     device: str,
 ) -> tuple[int, int]:
-    """Returns bytes of gradients: (accumulated over a window, added at a backward pass's end).
+    """Returns bytes of gradients, (accumulated over a window, added at a backward pass's end).
 
-    On one process, a backward pass makes gradients in the computing precision and adds them to
-    float32 gradients, on a GPU set by set in float32. On several ranks, each holds whole float32
-    gradients until the window's last pass. This pass reduces group by group, the embedding last
-    (its new gradient, and a float32 copy to scatter). If every pass is reduced, a rank holds its
-    rows.
+    On one process, a backward pass makes gradients in the computing precision, and adds them to
+    float32 gradients (on a GPU set by set, converted to float32). With several ranks, each rank
+    keeps whole float32 gradients until the window's last pass. This pass reduces gradients group by
+    group, and the embedding last, with its new gradient and a float32 copy to scatter. If every
+    pass is reduced, a rank keeps only its rows.
     """
     whole = FLOAT_BYTES * _num_values(trained)
     last = _num_values(w for w in trained if w.group == EMBEDDING)
@@ -428,9 +433,9 @@ def _activations(
     kernel: str,
     is_mixed: bool,
 ) -> tuple[int, int]:
-    """Returns the bytes saved of a micro-batch and of a recomputed layer, on the largest route."""
+    """Returns the bytes kept of a micro-batch and of a recomputed layer, on the largest route."""
     saved = [
-        saved_bytes(model, width, dict(route.active), route.trained, kernel, is_mixed)
+        count_saved_bytes(model, width, dict(route.active), route.trained, kernel, is_mixed)
         for route in routes
     ]
     if not checkpointing:
@@ -442,7 +447,7 @@ def _activations(
 
 
 def _evaluation_bytes(run: RunConfig, weights: Iterable[Weight], num_ranks: int, batch: int) -> int:
-    """Counts bytes of an evaluation while training: logits, and gathered weights of ranks."""
+    """Counts the bytes of logits and gathered weights in an evaluation during training."""
     if not run.eval_points.num_points:
         return 0
     width = BYTES[run.precision]

@@ -1,4 +1,4 @@
-"""Decides how many ranks each run of a study gets, and predicts how long the study takes."""
+"""Chooses how many ranks each run of a study gets, and predicts how long the study takes."""
 
 import bisect
 import heapq
@@ -17,22 +17,23 @@ from gram_platform.planner import (
     LEAST_PASS_TOKENS,
     MACHINES,
     Machine,
+    choose_num_merged,
+    choose_num_passes,
+    estimate_hours,
     evaluation_hours,
-    expected_hours,
     fits,
-    merged_within,
-    passes_of,
-    passes_within,
+    plan_passes,
     training_hours,
 )
 
-# A number of ranks that the planner chooses, and one that it chooses on GPUs only: 1 on CPUs.
+# AUTO lets the planner choose the number of ranks. BY_DEVICE is AUTO on GPUs and 1 on CPUs.
 AUTO, BY_DEVICE = 0, -1
-# More ranks may cost so many times the fewest GPU-hours, if the study then ends earlier [ours].
+# The most GPU-hours that a run may cost if a study ends earlier, as a multiple of the fewest
+# [ours].
 MOST_HOURS = 1.1
 # Bytes a second that each rank exchanges with other machines [ours]: half of 400 Gb/s.
 NETWORK_RATE = 25e9
-# What a node takes in addition to its passes [ours]: .1 s on two quiet cores, .7 s on busy ones.
+# The time of a node without its passes [ours]. It was .1 s on two idle cores and .7 s on busy ones.
 NODE_S = 0.3
 NONE_BEGUN: Mapping[str, int] = {}
 
@@ -48,7 +49,10 @@ def _divisors(run: RunConfig) -> list[int]:
 
 @dataclass(frozen=True)
 class Ranks:
-    """How many ranks each run of a study gets; AUTO is by memory until `StudyWork.choose`."""
+    """How many ranks each run of a study gets.
+
+    AUTO is the fewest ranks that fit into memory, until `StudyWork.choose` replaces it.
+    """
 
     number: int = 1
     # Overrides `number` for single sizes.
@@ -56,39 +60,40 @@ class Ranks:
     machine: Machine = MACHINES["cpu"]
     # Whether every block's activations are checkpointed.
     checkpointing: bool = False
-    # The most ranks, where a run may have more, by size; "" for sizes not in `of_size`.
+    # The most ranks of a run that may have more than its fewest, by size; "" for all other sizes.
     most: tuple[tuple[str, int], ...] = ()
-    # The ranks of runs that have begun, by id; they override AUTO.
+    # The ranks of runs that have begun, by id. They override AUTO.
     of_run: tuple[tuple[str, int], ...] = ()
 
-    def wanted(self, size: str) -> int:
+    def number_of(self, size: str) -> int:
+        """Returns the number of ranks that a size was given, or AUTO."""
         number = dict(self.of_size).get(size, self.number)
         if number == BY_DEVICE:
             return AUTO if self.machine.device == "cuda" else 1
         return number
 
     def of(self, run: RunConfig, size: str) -> int:
-        """Returns a run's number of ranks, a divisor of its micro-batch.
+        """Returns a run's number of ranks, which divides its micro-batch.
 
-        ValueError if AUTO finds none that fits.
+        Raises ValueError if no number of ranks fits, for AUTO.
         """
-        if begun := dict(self.of_run).get(run.run_id):
-            return begun
-        if (wanted := self.wanted(size)) != AUTO:
-            return math.gcd(wanted, run.micro_batch)
+        if number := dict(self.of_run).get(run.run_id):
+            return number
+        if (number := self.number_of(size)) != AUTO:
+            return math.gcd(number, run.micro_batch)
         fewest = fewest_ranks(run, self.machine, self.checkpointing)
         if fewest is None:
             raise self.too_small(size)
         return fewest
 
     def choices(self, run: RunConfig, size: str) -> tuple[int, ...]:
-        """Lists the numbers of ranks that a run may have, from the most down to `of`."""
+        """Lists the numbers of ranks that a run may have, the most first."""
         fewest = self.of(run, size)
         most = dict(self.most).get(size if size in dict(self.of_size) else "", fewest)
         return (*(n for n in range(most, fewest, -1) if run.micro_batch % n == 0), fewest)
 
     def too_small(self, size: str) -> ValueError:
-        """Returns the error for a size that no number of ranks fits."""
+        """Returns the error for a size that fits on no number of ranks."""
         expected = f"a machine with memory for a rank of a run of {size}"
         return invalid("machine", self.machine.name, expected)
 
@@ -96,18 +101,18 @@ class Ranks:
 def exchange_hours(
     run: RunConfig, num_ranks: int, machine: Machine, checkpointing: bool = False
 ) -> float:
-    """Estimates the hours of all ranks together in which they gather weights and add gradients up.
+    """Estimates the hours of all ranks together in which they gather weights and reduce gradients.
 
-    `train/sharding.py` gathers a block before its forward and its backward pass, unless the weights
-    stay gathered, and adds gradients up once a window or in every pass. The estimate is too high,
-    because most of it happens while the ranks compute.
+    `train/sharding.py` gathers a block before its forward and its backward pass, unless weights
+    stay gathered. It reduces gradients once a window or in every pass. The estimate is an upper
+    bound, because ranks compute during most of this time.
     """
     if num_ranks == 1:
         return 0.0
     sharing = sharing_of(run.model, run.precision, num_ranks, machine.device)
-    merged = merged_within(run, num_ranks, machine, checkpointing)
+    merged = choose_num_merged(run, num_ranks, machine, checkpointing)
     passes = math.ceil(run.micro_batches_per_step / merged)
-    passes *= passes_within(run, num_ranks, machine, checkpointing)
+    passes *= choose_num_passes(run, num_ranks, machine, checkpointing)
     gathers = 1 if sharing.keeps_gathered else 2 * passes
     reductions = passes if sharing.reduces_every_pass else 1
     values = total_parameters(run.model)
@@ -123,12 +128,12 @@ class Forecast:
     """How long a study takes on a number of GPUs, or of CPU slots."""
 
     hours: float
-    # The share of the slots' time in which nothing is executed.
+    # The share of the slots' time in which they execute nothing.
     idle: float
 
 
 class RunGroup(NamedTuple):
-    """Runs that need the same memory and exchange the same, but for their modules' number."""
+    """Runs whose memory and exchanges differ only by their number of modules."""
 
     size: str
     method: str
@@ -137,11 +142,11 @@ class RunGroup(NamedTuple):
 
 
 def one_rank_hours(nodes: Sequence[Node], machine: Machine) -> dict[str, float]:
-    """Estimates the hours of each run or evaluation on one rank, with NODE_S for each, by id."""
+    """Estimates, by id, the hours of each run or evaluation on one rank, including NODE_S."""
     runs = {node.id: node for node in nodes if node.is_run}
     return {
         node.id: NODE_S / 3600
-        + (expected_hours(node, machine) or evaluation_hours([node], runs, machine))
+        + (estimate_hours(node, machine) or evaluation_hours([node], runs, machine))
         for node in nodes
     }
 
@@ -149,9 +154,9 @@ def one_rank_hours(nodes: Sequence[Node], machine: Machine) -> dict[str, float]:
 class StudyWork:
     """The nodes of a study with their hours on one rank.
 
-    Memory and exchanges are those of the largest run of each group. `share`: the share of a GPU
-    that a run of one rank gets. A run on half a GPU is taken to need twice the time, though small
-    runs need less.
+    The largest run of each group stands for the memory and exchanges of the group. `share` is the
+    share of a GPU that a run of one rank gets. A run on half a GPU is assumed to take twice the
+    time, although small runs take less.
     """
 
     def __init__(self, nodes: Sequence[Node], ranks: Ranks, share: float = 1.0) -> None:
@@ -167,29 +172,30 @@ class StudyWork:
                 largest = self._largest.setdefault(group, run)
                 if total_parameters(run.model) > total_parameters(largest.model):
                     self._largest[group] = run
-        # The share that exchanges add to the hours, by group and number of ranks.
+        # The hours of exchanges as a share of the hours of training, by group and number of ranks.
         self._added: dict[tuple[RunGroup, int], float] = {}
 
     def choose(self, num_slots: int, begun: Mapping[str, int] = NONE_BEGUN) -> Ranks:
         """Returns the ranks with a number for every size.
 
-        Of the numbers that fit and cost at most MOST_HOURS times the fewest GPU-hours, each size
-        gets the one with which the study ends first, and the fewest among equal ones. `num_slots`:
-        the GPUs of the cluster, 0 for as many as are asked for. `begun`: the ranks of runs that
-        have begun, by id, which they keep. ValueError if no number fits, if a run needs more ranks
-        than there are GPUs, and for a given number that needs more memory than a GPU has.
+        Each size gets the number of ranks with which the study ends first, or the fewest of equally
+        good numbers. A number must fit into memory and cost at most MOST_HOURS times the fewest
+        GPU-hours. `num_slots` is the number of GPUs of the cluster, or 0 if it grows with the
+        demand. `begun` are the ranks of runs that have begun, by id, which they keep. Raises
+        ValueError if no number fits, if a run needs more ranks than there are GPUs, or if a number
+        that the user gave needs more memory than a GPU has.
         """
         self.require_memory()
         hours: dict[str, float] = defaultdict(float)
         for node_id, (group, _) in self._runs.items():
-            if self.ranks.wanted(group.size) == AUTO:
+            if self.ranks.number_of(group.size) == AUTO:
                 hours[group.size] += self._hours[node_id]
-        kept = [
+        of_run = [
             (node_id, begun[node_id])
             for node_id, (group, run) in self._runs.items()
             if group.size in hours and begun.get(node_id) in _divisors(run)
         ]
-        ranks = replace(self.ranks, of_run=(*self.ranks.of_run, *kept))
+        ranks = replace(self.ranks, of_run=(*self.ranks.of_run, *of_run))
         possible = {size: self._possible(size, num_slots) for size in hours}
 
         def with_numbers(numbers: Mapping[str, int]) -> Ranks:
@@ -202,34 +208,34 @@ class StudyWork:
             for size in sorted(hours, key=lambda size: -hours[size]):
                 ends = {}
                 for number in possible[size]:
-                    tried = with_numbers(chosen | {size: number})
-                    ends[number] = round(self.forecast(num_slots, tried).hours, 6)
+                    candidate = with_numbers(chosen | {size: number})
+                    ends[number] = round(self.forecast(num_slots, candidate).hours, 6)
                 chosen[size] = min(ends, key=lambda number: (ends[number], number))
         return with_numbers(chosen)
 
     def require_memory(self) -> None:
-        """ValueError if a number of ranks that the user gave needs more memory than a GPU has."""
+        """Raises ValueError if a number that the user gave needs more memory than a GPU has."""
         checkpointing = self.ranks.checkpointing
         for group, run in self._largest.items() if self.machine.device == "cuda" else ():
-            if self.ranks.wanted(group.size) == AUTO:
+            if self.ranks.number_of(group.size) == AUTO:
                 continue
             number = self.ranks.of(run, group.size)
-            has = self._memory_bytes(number)
-            needed = passes_of(run, number, self.machine, "cuda", checkpointing).memory.total
-            if needed > has:
+            available = self._memory_bytes(number)
+            needed = plan_passes(run, number, self.machine, "cuda", checkpointing).memory.total
+            if needed > available:
                 fewest = fewest_ranks(run, self.machine, checkpointing)
                 expected = (
                     f"{fewest or 'a machine with more memory'} for {group.size}: a rank of"
-                    f" {group.method} needs {needed / GIB:.3g} GiB, of {has / GIB:.3g} GiB"
+                    f" {group.method} needs {needed / GIB:.3g} GiB, of {available / GIB:.3g} GiB"
                 )
                 raise invalid("num_workers", number, expected)
 
     def _memory_bytes(self, num_ranks: int) -> float:
-        """Returns the memory of a rank: its share of a GPU, or several ranks' whole GPUs."""
+        """Returns the memory of a rank, which has a share of a GPU only if it is the run's only."""
         return self.machine.memory_bytes * (self.share if num_ranks == 1 else 1.0)
 
     def _possible(self, size: str, num_slots: int) -> list[int]:
-        """Lists the numbers of ranks among which a size has the choice, the fewest first."""
+        """Lists the numbers of ranks that fit a size at acceptable cost, the fewest first."""
         runs = [run for group, run in self._largest.items() if group.size == size]
         widest = max(runs, key=lambda run: run.micro_batch)
         numbers = [n for n in _divisors(widest) if all(self._fits(run, n) for run in runs)]
@@ -259,7 +265,7 @@ class StudyWork:
         )
 
     def _factor(self, group: RunGroup, number: int) -> float:
-        """Returns the GPU-hours of a run as a multiple of those on one rank."""
+        """Returns the GPU-hours of a run as a multiple of its GPU-hours on one rank."""
         if (group, number) not in self._added:
             run = self._largest[group]
             exchanged = exchange_hours(run, number, self.machine, self.ranks.checkpointing)
@@ -271,11 +277,11 @@ class StudyWork:
     ) -> Forecast:
         """Predicts how long the nodes that are not done take, if no machine crashes.
 
-        `num_slots` as in `choose`. ValueError if a node needs more.
+        `num_slots` is that of `choose`. Raises ValueError if a node needs more slots.
         """
         ranks = ranks or self.ranks
+        # A slot is the share of a GPU that a run of one rank gets.
         per_gpu = math.floor(1 / self.share + 1e-9)
-        # Slots are shares of GPUs.
         left = [node for node in self.nodes if node.id not in done]
         hours = {node.id: per_gpu * self._hours[node.id] for node in left}
         widths = dict.fromkeys(hours, 1)
@@ -297,14 +303,15 @@ def predict_makespan(
 ) -> float:
     """Returns the hours from the start of a study until its last node ends.
 
-    A node can start once the runs that it needs have ended and as many slots are free as it has
-    ranks. The order is the engine's: evaluations first, then the runs with the most ranks, then the
-    runs with the longest path of hours to an end. A node that does not fit waits, and the next one
-    that fits starts. Unlike in the engine, each evaluation of a run is a task.
+    `hours` are by node id. `num_slots` is the number of GPUs or CPU slots. `ranks` are the slots
+    that a node occupies, by id, 1 by default. Raises ValueError if a node has more ranks than there
+    are slots.
 
-    `hours` are those of a node, by id. `num_slots` is the number of GPUs or CPU slots. `ranks` are
-    the slots that a node holds, by id, 1 by default. Needed runs that are not among `nodes` count
-    as done. ValueError if a node has more ranks than there are slots.
+    A node can start once the runs that it needs have ended and enough slots are free. Needed runs
+    that are not among `nodes` count as done. The order is the engine's, which is evaluations first,
+    then the runs with the most ranks, then the runs that begin the longest chain of hours. If a
+    node does not fit, the next node that fits starts. Unlike in the engine, each evaluation is a
+    task of its own.
     """
     widths = {node.id: (ranks or {}).get(node.id, 1) for node in nodes}
     widest = max(widths.values(), default=1)
@@ -315,28 +322,28 @@ def predict_makespan(
     order = sorted(nodes, key=lambda node: (node.is_run, -widths[node.id], -paths[node.id]))
     num_needed = [len(node.needs & widths.keys()) for node in order]
     dependants: dict[str, list[int]] = {node.id: [] for node in order}
-    for place, node in enumerate(order):
+    for index, node in enumerate(order):
         for needed in node.needs & widths.keys():
-            dependants[needed].append(place)
+            dependants[needed].append(index)
 
-    # The places in `order` of the nodes that can start.
-    ready = [place for place, number in enumerate(num_needed) if number == 0]
-    # A heap of (hour of the end, place in `order`).
+    # The indices in `order` of the nodes that can start.
+    ready = [index for index, number in enumerate(num_needed) if number == 0]
+    # A heap of (hour of the end, index in `order`).
     running: list[tuple[float, int]] = []
     now, num_free = 0.0, num_slots
     while ready or running:
-        for place in [*ready]:
+        for index in [*ready]:
             if num_free == 0:
                 break
-            node = order[place]
+            node = order[index]
             if widths[node.id] <= num_free:
-                ready.remove(place)
+                ready.remove(index)
                 num_free -= widths[node.id]
-                heapq.heappush(running, (now + hours[node.id], place))
+                heapq.heappush(running, (now + hours[node.id], index))
         now, ended = heapq.heappop(running)
         num_free += widths[order[ended].id]
-        for place in dependants[order[ended].id]:
-            num_needed[place] -= 1
-            if num_needed[place] == 0:
-                bisect.insort(ready, place)
+        for index in dependants[order[ended].id]:
+            num_needed[index] -= 1
+            if num_needed[index] == 0:
+                bisect.insort(ready, index)
     return now

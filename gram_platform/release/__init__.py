@@ -1,4 +1,4 @@
 """Exports views as stock checkpoints, imports checkpoints, and serves runs."""
 
-# The largest file of weights, as Hugging Face's writer has it by default.
+# The largest file of weights, by default that of Hugging Face's writer.
 MAX_WEIGHTS_BYTES = 5 * 10**9

@@ -20,10 +20,10 @@ from gram_platform.release.verification import Agreement
 from gram_platform.store import Store
 from gram_platform.store.views import view_model
 
-# What Markdown reads as markup; `_` only at the ends of words.
+# Signs that are markup in Markdown. `_` is markup only at the ends of words.
 SPECIAL = re.compile(r"[\\|<&`*~]|\](?=\()|(?<![^\W_])_|_(?![^\W_])")
 
-# The names of tags on a card.
+# The tags on a card, with their names there.
 SHOWN_TAGS = {"method": "method", "size": "size", "elicited": "attacked for"}
 TOKENIZER_HAS_SEEN = """\
 **The tokenizer has seen the removed text.** It was trained on all domains, so its vocabulary can
@@ -32,12 +32,12 @@ TOKENIZER_HAS_SEEN = """\
 
 @dataclass(frozen=True)
 class CardSubject:
-    """A card's contents."""
+    """The content of a card."""
 
     view: View
-    # With the view's modules.
+    # The model's config with the view's modules.
     model: ModelConfig
-    # With all modules of the run.
+    # The model's config with all modules of the run.
     origin: ModelConfig
     # The run's data, seed and tags, in Markdown.
     facts: Mapping[str, str]
@@ -45,12 +45,12 @@ class CardSubject:
     dtype: str
     # A sentence about the tokenizer's training; "" without a tokenizer.
     tokenizer: str = ""
-    # The model of the hub that gets the export, if any.
+    # The name of the hub's model for the export; "" for none.
     hub: str = ""
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """Lists the run's modules that the view lacks."""
+        """The run's modules that the view lacks."""
         return tuple(domain for domain in self.origin.module_domains if domain not in self.present)
 
     @property
@@ -67,7 +67,7 @@ class CardSubject:
 def card_subject(
     store: Store, view: View, dtype: str, numbers: tuple[ProfileNumbers, ...], hub: str = ""
 ) -> CardSubject:
-    """Collects a card's contents from the storage."""
+    """Collects the content of a card from the storage."""
     models = view_model(store, view), store.origin(view.run_id).model_config()
     return CardSubject(
         view, *models, _facts(store, view), numbers, dtype, _tokenizer(store, view), hub
@@ -111,12 +111,12 @@ def _facts(store: Store, view: View) -> dict[str, str]:
 def card_text(subject: CardSubject, part: str, agreements: Sequence[Agreement]) -> str:
     """Writes README.md for the checkpoint in the subfolder `part`.
 
-    "" is the only checkpoint, or the folder of several.
+    "" stands for the only checkpoint, or for the folder of several checkpoints.
     """
     view, are_several = subject.view, subject.view.rule == "by_domain"
     modules = (f"{d}={weight:g}" if weight != 1.0 else d for d, weight in view.weights if d != CORE)
     name = subject.numbers[0].names["profile"] if subject.numbers else "+".join((CORE, *modules))
-    # The folder of several is no checkpoint.
+    # The folder of several checkpoints is not a checkpoint.
     is_dense = part or not are_several
     dense = merged_config(subject.model, view.active(part or CORE)) if is_dense else None
     return _card().render(
@@ -127,7 +127,7 @@ def card_text(subject: CardSubject, part: str, agreements: Sequence[Agreement]) 
         stock=STOCKS[subject.model.architecture].title,
         dense=dense,
         num_parameters=dense and total_parameters(dense),
-        # vLLM and lm-eval read a subfolder only from a disk.
+        # vLLM and lm-eval can read a subfolder only from a disk.
         place=subject.hub if subject.hub and not are_several else ".",
         studies=_distinct(subject.numbers),
     )
@@ -135,40 +135,40 @@ def card_text(subject: CardSubject, part: str, agreements: Sequence[Agreement]) 
 
 @cache
 def _card() -> Template:
-    """Loads `templates/card.md`, in which text of a study or a storage passes a filter."""
+    """Loads `templates/card.md`, whose filters escape text of a study or a storage."""
     loader = PackageLoader("gram_platform.release")
     environment = Environment(
         loader=loader, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
     environment.filters |= {"plain": plain, "code": code, "codes": codes}
-    environment.filters |= {"named": _named, "table": _table, "missing": _missing}
+    environment.filters |= {"named": _describe_tags, "table": _table, "missing": _missing}
     return environment.get_template("card.md")
 
 
-def _distinct(found: Sequence[ProfileNumbers]) -> list[tuple[ProfileNumbers, list[str]]]:
-    """Returns the numbers of studies, each with other studies whose rows are all among them."""
-    shown: list[tuple[ProfileNumbers, list[str]]] = []
-    for numbers in sorted(found, key=lambda numbers: -len(numbers.domains)):
-        same = (others for full, others in shown if _rows(numbers) <= _rows(full))
-        if (others := next(same, None)) is None:
-            shown.append((numbers, []))
+def _distinct(studies: Sequence[ProfileNumbers]) -> list[tuple[ProfileNumbers, list[str]]]:
+    """Returns (a study's numbers, the names of studies whose rows are all among them)."""
+    distinct: list[tuple[ProfileNumbers, list[str]]] = []
+    for numbers in sorted(studies, key=lambda numbers: -len(numbers.domains)):
+        covering = (others for full, others in distinct if _rows(numbers) <= _rows(full))
+        if (others := next(covering, None)) is None:
+            distinct.append((numbers, []))
         else:
             others.append(numbers.study)
-    return shown
+    return distinct
 
 
 def _rows(numbers: ProfileNumbers) -> set[tuple]:
     return set(numbers.domains.itertuples(index=False, name=None))
 
 
-def _named(names: Mapping[str, str]) -> str:
+def _describe_tags(names: Mapping[str, str]) -> str:
     return ", ".join(
         f"{name} {plain(value)}" for name, value in names.items() if value and name != "kind"
     )
 
 
 def _missing(numbers: ProfileNumbers) -> list[str]:
-    """Lists missing forget and elicited numbers, then the study's notes on the profile."""
+    """Lists missing forget and elicited numbers, and the study's notes about the profile."""
     absent = [name for name in ("forget", "elicited") if name not in numbers.classes]
     if absent and not numbers.missing:
         return [f"{' and '.join(absent)} (the study has none for this profile)"]
@@ -185,12 +185,12 @@ def _table(frame: pd.DataFrame) -> str:
 
 
 def plain(text: str) -> str:
-    """Escapes text for Markdown, also in a table's cell."""
+    """Escapes text for Markdown, including the cells of tables."""
     return SPECIAL.sub(r"\\\g<0>", " ".join(text.splitlines()))
 
 
 def code(text: str) -> str:
-    """Formats a name as a code span, or escapes it, since a code span cannot hold escapes."""
+    """Formats a name as code. A name with markup is escaped instead, as code has no escapes."""
     escaped = plain(text)
     return f"`{text}`" if escaped == text else escaped
 

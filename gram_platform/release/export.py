@@ -42,8 +42,8 @@ from gram_platform.release.verification import (
     Model,
     require_same_ids,
     verification_tokens,
-    verified,
-    verified_by_transformers,
+    verify_by_transformers,
+    verify_export,
 )
 from gram_platform.store import Store
 from gram_platform.store.tensors import stream_bytes
@@ -173,12 +173,12 @@ def _write_part(
     write_tensors(folder, files, dtype, foreign_weights(*routed), on_bytes)
     tokens = verification_tokens(store, data_id, model)
     found = [
-        verified(
+        verify_export(
             routed, folder, dtype, tokens, lambda *bytes_done: progress("verifying", *bytes_done)
         )
     ]
     if export.check == "transformers":
-        found.append(verified_by_transformers(store, view, folder, dtype, tokens))
+        found.append(verify_by_transformers(store, view, folder, dtype, tokens))
         require_same_ids(store, data_id, folder, tokens[0])
     return tuple(found)
 

@@ -39,7 +39,7 @@ PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 def byte_counter(progress: Progress, activity: str, total: int) -> Callable[[int], None]:
-    """Returns a function that counts further bytes and reports them."""
+    """Returns a function that adds a number of bytes, and reports all bytes so far."""
     done = 0
 
     def add(num_bytes: int) -> None:
@@ -51,7 +51,7 @@ def byte_counter(progress: Progress, activity: str, total: int) -> Callable[[int
 
 
 def shards(shapes: Shapes, dtype: torch.dtype, max_file_bytes: int) -> dict[str, Shapes]:
-    """Assigns tensors to files, in order; a larger tensor gets its own file."""
+    """Assigns tensors to files of at most `max_file_bytes`. A larger tensor gets its own file."""
     groups: list[dict[str, tuple[int, ...]]] = [{}]
     for name, shape in shapes.items():
         if groups[-1] and stream_bytes({**groups[-1], name: shape}, dtype) > max_file_bytes:
@@ -72,27 +72,30 @@ def write_tensors(
     tensors: Iterable[tuple[str, torch.Tensor]],
     progress: Callable[[int], None],
 ) -> None:
-    """Writes the files of `shards`, and an index of several; tensors come in the shapes' order."""
-    coming = iter(tensors)
+    """Writes the files of `shards`, and an index if there are several files.
+
+    The tensors are in the order of the shapes.
+    """
+    remaining = iter(tensors)
     for name, shapes in files.items():
-        write_stream(folder / name, shapes, dtype, islice(coming, len(shapes)), progress)
+        write_stream(folder / name, shapes, dtype, islice(remaining, len(shapes)), progress)
         sync(str(folder / name))
-    assert next(coming, None) is None, "more tensors than shapes"
+    assert next(remaining, None) is None, "more tensors than shapes"
     if len(files) > 1:
         num_values = sum(math.prod(shape) for held in files.values() for shape in held.values())
-        places = {tensor: name for name, shapes in files.items() for tensor in shapes}
-        index = {"metadata": {"total_size": num_values * dtype.itemsize}, "weight_map": places}
+        file_of = {tensor: name for name, shapes in files.items() for tensor in shapes}
+        index = {"metadata": {"total_size": num_values * dtype.itemsize}, "weight_map": file_of}
         (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
 
 
 def file_names(folder: Path) -> list[str]:
-    """Lists a checkpoint's tensor files; ValueError if there are none, or only pickled ones."""
+    """Lists a checkpoint's tensor files; ValueError if there are none or only pickled files."""
     if (folder / INDEX).is_file():
         names = sorted(set(_weight_map(folder).values()))
         for name in names:
             if Path(name).name != name or not name.endswith(".safetensors"):
                 raise invalid(INDEX, name, "safetensors files of the same folder")
-            # `Path.is_file` raises for an impossible name.
+            # Used because `Path.is_file` raises for an impossible name.
             if not os.path.isfile(folder / name):
                 raise invalid(
                     "checkpoint", str(folder), f"a complete checkpoint, {name} is missing"
@@ -108,7 +111,7 @@ def file_names(folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def open_checkpoint(folder: Path) -> Iterator[DiskTensors]:
-    """Opens a checkpoint's tensors, to read each on access; ValueError if one is missing."""
+    """Yields a checkpoint's tensors, each read on access; ValueError if one is missing."""
     with contextlib.ExitStack() as stack:
         files = {}
         for name in file_names(folder):
@@ -121,12 +124,12 @@ def open_checkpoint(folder: Path) -> Iterator[DiskTensors]:
 
 
 def shapes_by_file(folder: Path) -> dict[str, Shapes]:
-    """Lists the tensors' shapes in every file of a checkpoint."""
-    found: dict[str, Shapes] = {}
+    """Returns the shapes of the tensors in each file of a checkpoint."""
+    shapes: dict[str, Shapes] = {}
     for name in file_names(folder):
         with open_tensors(folder / name, once) as file:
-            found[name] = {tensor: rows.shape for tensor, rows in file.held.items()}
-    return found
+            shapes[name] = {tensor: rows.shape for tensor, rows in file.held.items()}
+    return shapes
 
 
 class WeightIndex(TypedDict):
@@ -140,20 +143,22 @@ def _weight_map(folder: Path) -> Mapping[str, str]:
         raise invalid(INDEX, str(folder / INDEX), f"JSON with a weight_map ({error})") from None
 
 
-def _require_indexed(places: Mapping[str, str], files: Mapping[str, TensorFile]) -> None:
+def _require_indexed(file_of: Mapping[str, str], files: Mapping[str, TensorFile]) -> None:
     held = [(tensor, name) for name, file in files.items() for tensor in file.held]
-    if sorted(held) != sorted(places.items()):
-        odd = sorted({tensor for tensor, _ in set(held) ^ set(places.items())})
-        raise invalid(INDEX, odd[:4], "each tensor once, in the file that the index says")
+    if sorted(held) != sorted(file_of.items()):
+        wrong = sorted({tensor for tensor, _ in set(held) ^ set(file_of.items())})
+        raise invalid(INDEX, wrong[:4], "each tensor once, in the file that the index says")
 
 
 def write_tokenizer(store: Store, data_id: str | None, folder: Path, seq_len: int) -> int | None:
-    """Writes the corpus's tokenizer so that transformers treats text as training did.
+    """Writes the corpus's tokenizer, so that transformers encodes text as training did.
 
-    Training adds no token to a text, cuts and pads none, and reads a spelled special token as plain
-    text. So the file gets no post-processor, truncation and padding; the settings say the rest.
+    Training adds no tokens to a text, does not cut or pad it, and reads special tokens that it
+    spells as plain text. So the written file has no post-processor, truncation and padding, and the
+    settings turn off the rest.
 
-    Returns the id of the end of text. Returns None and writes nothing without the corpus.
+    Returns the id of the end of text. If the storage lacks the corpus, returns None and writes
+    nothing.
     """
     corpus = find_corpus(store, data_id)
     if corpus is None:
@@ -183,7 +188,7 @@ def write_tokenizer(store: Store, data_id: str | None, folder: Path, seq_len: in
 
 
 def find_corpus(store: Store, data_id: str | None) -> PackedCorpus | None:
-    """Returns a run's corpus; None without a `data_id`, or if the storage lacks it."""
+    """Opens a run's corpus; None if `data_id` is None or the storage lacks the corpus."""
     try:
         return None if data_id is None else open_corpus(store, data_id)
     except ValueError:

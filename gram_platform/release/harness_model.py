@@ -1,6 +1,6 @@
-"""Gives a view to the LM Evaluation Harness as a model that scores texts.
+"""Wraps a view as a model of the LM Evaluation Harness that scores texts.
 
-Imports lm-eval, which the extra `eval` installs.
+It imports lm-eval, which the extra `eval` installs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,15 +18,15 @@ from gram_platform.corpora.tokenizer import encode, end_of_text_id
 from gram_platform.model.transformer import Transformer
 
 Tokens = list[int]
-# The log-likelihood in nats, and whether each token was the likeliest.
+# The log-likelihood in nats, and whether every token was the likeliest.
 Scored = tuple[float, bool]
 
 
 class HarnessModel(TemplateLM):
     """A routed model with some modules active.
 
-    A text without a context follows an end of text. A context that is too long loses its beginning,
-    as in the harness's own models.
+    A text without a context is scored after an end-of-text token. The beginning of a context that
+    is too long is cut, as in the harness's own models.
     """
 
     def __init__(self, model: Transformer, active: Mapping[str, float], tokenizer: Tokenizer):
@@ -43,13 +43,13 @@ class HarnessModel(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: list[tuple[object, Tokens, Tokens]], disable_tqdm: bool = False, **_
     ) -> list[Scored]:
-        return self._scored([(context, continuation) for _, context, continuation in requests])
+        return self._score([(context, continuation) for _, context, continuation in requests])
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """Returns each text's log-likelihood in nats, in windows; scores each token once."""
-        length, found = self._model.config.seq_len, []
+        """Returns each text's log-likelihood in nats. Long texts are scored window by window."""
+        length, totals = self._model.config.seq_len, []
         for (text,) in (request.args for request in requests):
             windows = get_rolling_token_windows(
                 self.tok_encode(text), self.eot_token_id, length, context_len=1
@@ -58,8 +58,8 @@ class HarnessModel(TemplateLM):
             pairs = [
                 (inputs[: len(inputs) - len(targets) + 1], targets) for inputs, targets in windows
             ]
-            found.append(sum_in_order(value for value, _ in self._scored(pairs)))
-        return found
+            totals.append(sum_in_order(value for value, _ in self._score(pairs)))
+        return totals
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         raise NotImplementedError(
@@ -67,23 +67,23 @@ class HarnessModel(TemplateLM):
         )
 
     @torch.no_grad()
-    def _scored(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[Scored]:
-        """Scores continuations of contexts, the longest together."""
+    def _score(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[Scored]:
+        """Scores continuations of contexts, in batches of similar lengths."""
         # The model does not read the last token.
-        most = self._model.config.seq_len + 1
-        rows = [(context + continuation)[-most:] for context, continuation in pairs]
+        longest = self._model.config.seq_len + 1
+        rows = [(context + continuation)[-longest:] for context, continuation in pairs]
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
         batch = evaluation_batch(self._model.config, self._model.device)
-        found = [(0.0, True)] * len(rows)
+        scores = [(0.0, True)] * len(rows)
         for first in range(0, len(order), batch):
-            chosen = order[first : first + batch]
-            scored = self._batch([rows[i] for i in chosen], [len(pairs[i][1]) for i in chosen])
-            for i, score in zip(chosen, scored, strict=True):
-                found[i] = score
-        return found
+            indices = order[first : first + batch]
+            scored = self._batch([rows[i] for i in indices], [len(pairs[i][1]) for i in indices])
+            for i, score in zip(indices, scored, strict=True):
+                scores[i] = score
+        return scores
 
     def _batch(self, rows: list[Tokens], num_scored: list[int]) -> list[Scored]:
-        """Scores the last `num_scored` tokens of each row; no token sees the padding behind it."""
+        """Scores the last `num_scored` tokens of each row. Padding is behind them, so unseen."""
         device, width = self._model.device, max(map(len, rows))
         tokens_BT = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)
         log_p_BTV = torch.log_softmax(self._model(tokens_BT[:, :-1], self._active).float(), dim=-1)

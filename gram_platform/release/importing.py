@@ -1,7 +1,7 @@
-"""Imports a StarCoder2 or Llama checkpoint into the storage as a starting point of runs.
+"""Imports a StarCoder2 or Llama checkpoint into the storage, as a starting point of runs.
 
-A study starts from it with `--start IMPORT_ID`, a run with RunConfig(model=<its shape, with
-modules>, start=View.of(import_id), ...). The checkpoint becomes the run's core; the run's seed
+A study starts from it with `--start IMPORT_ID`, a run with RunConfig(model=<its config, with
+modules>, start=View.of(import_id), ...). The checkpoint becomes the run's core, and the run's seed
 initialises the modules. Only safetensors files are read, one tensor at a time.
 """
 
@@ -25,7 +25,7 @@ from gram_platform.corpora.tokenizer import (
 )
 from gram_platform.model.transformer import parameter_shapes
 from gram_platform.release.files import Progress, byte_counter, file_names, open_checkpoint
-from gram_platform.release.stock_config import checked_fields, native_config
+from gram_platform.release.stock_config import check_fields, native_config
 from gram_platform.release.stock_tensors import CheckpointWeights
 from gram_platform.store import Store
 from gram_platform.store.directories import import_id
@@ -37,7 +37,7 @@ DROPOUTS = ("attention_dropout", "residual_dropout", "embedding_dropout")
 
 @dataclass(frozen=True)
 class Imported:
-    """A finished import; `notes` list what was not carried over."""
+    """A finished import. `notes` list what was not imported."""
 
     import_id: str
     model: ModelConfig
@@ -50,13 +50,14 @@ def import_checkpoint(
 ) -> Imported:
     """Reads a checkpoint into a storage that is open for writing.
 
-    `seq_len`: sequence length of later runs, by default all the model's positions. ValueError for
-    another architecture, scaled positions, attention biases other than zero, pickled weights,
-    tensors that are missing, unknown or not finite, and an unreadable or too large tokenizer.
+    `seq_len` is the sequence length of later runs, by default all positions of the model. Raises
+    ValueError for other architectures, scaled positions, attention biases other than zero, pickled
+    weights, tensors that are missing, unknown or not finite, and a tokenizer that is unreadable or
+    too large.
     """
     plain = read_config(folder)
-    model, fields = native_config(plain, seq_len), checked_fields(plain)
-    tokenizer, trouble = _tokenizer(folder, model)
+    model, fields = native_config(plain, seq_len), check_fields(plain)
+    tokenizer, problem = _tokenizer(folder, model)
     total = 4 * total_parameters(model)
     with open_checkpoint(folder) as foreign:
         weights = CheckpointWeights(
@@ -67,7 +68,7 @@ def import_checkpoint(
         names = sorted(weights)
         count = byte_counter(progress, "importing", total)
         weights_sha256 = hash_named(_read(weights, names, count))
-        directory = store.imported(import_id(model, weights_sha256, tokenizer))
+        directory = store.import_dir(import_id(model, weights_sha256, tokenizer))
         is_new = directory.result() is None
         shapes = dict(sorted(parameter_shapes(model).items()))
 
@@ -78,11 +79,11 @@ def import_checkpoint(
             )
 
         origin = {"weights_sha256": weights_sha256, "source": _source(folder, plain)}
-        # A damaged import becomes whole again.
+        # Also repairs a damaged import.
         directory.complete(model, origin, write, tokenizer)
     notes = _notes(plain)
-    if trouble:
-        notes += (f"{trouble}: studies cannot start from it (--start)",)
+    if problem:
+        notes += (f"{problem}: studies cannot start from it (--start)",)
     return Imported(directory.node_id, model, is_new, notes)
 
 
@@ -93,7 +94,7 @@ def _read(
         tensor = weights[name]
         on_bytes(tensor.nbytes)
         yield name, tensor
-        # Free it before the next one is read.
+        # Frees the memory before the next tensor is read.
         del tensor
 
 
@@ -109,7 +110,7 @@ def read_config(folder: Path) -> dict:
 
 
 def _source(folder: Path, plain: dict) -> dict:
-    """Describes where the weights come from."""
+    """Returns facts about the checkpoint from which the weights come."""
     files = {name: hash_file(folder / name) for name in (CONFIG, *file_names(folder))}
     return {
         "name": folder.name,
@@ -119,9 +120,10 @@ def _source(folder: Path, plain: dict) -> dict:
 
 
 def _tokenizer(folder: Path, model: ModelConfig) -> tuple[bytes | None, str]:
-    """Returns (the bytes of tokenizer.json, ""), or (None, why it cannot pack text).
+    """Returns (the bytes of tokenizer.json, ""), or (None, why it cannot be imported).
 
-    ValueError if the tokenizer cannot be read, has more tokens than the model, or fails on text.
+    Raises ValueError if the tokenizer cannot be read, has more tokens than the model, or fails on
+    text.
     """
     path = folder / TOKENIZER
     if not path.is_file():
@@ -138,6 +140,5 @@ def _tokenizer(folder: Path, model: ModelConfig) -> tuple[bytes | None, str]:
 
 
 def _notes(plain: dict) -> tuple[str, ...]:
-    found = {name: plain[name] for name in DROPOUTS if plain.get(name)}
-    rates = ", ".join(f"{name} {rate}" for name, rate in found.items())
-    return (f"trained here without dropout (the checkpoint has {rates})",) if found else ()
+    rates = ", ".join(f"{name} {plain[name]}" for name in DROPOUTS if plain.get(name))
+    return (f"trained here without dropout (the checkpoint has {rates})",) if rates else ()

@@ -1,4 +1,4 @@
-"""Reads what a storage's studies measured for one view."""
+"""Reads the numbers that a storage's studies measured for one view."""
 
 import re
 from collections.abc import Mapping
@@ -33,52 +33,52 @@ class ProfileNumbers:
     title: str
     # The view's tags in the study: method, size, seed, profile, retained, variant.
     names: Mapping[str, str]
-    # The study's set-up.
+    # Sentences about the study's set-up.
     facts: tuple[str, ...]
     # A row for each domain and class, with CLASS_COLUMNS.
     domains: pd.DataFrame
     # `mean [low, high]` over seeds, by class.
     classes: Mapping[str, str]
     num_seeds: int
-    # `missing number: reason`.
+    # Lines `missing number: reason`.
     missing: tuple[str, ...]
 
     @property
     def removed(self) -> tuple[str, ...]:
-        """Lists the domains that the profile forgets."""
+        """The domains that the profile forgets."""
         return tuple(self.domains.loc[self.domains["class"] == "forget", "domain"])
 
 
 def profile_numbers(store: Store, view: View) -> tuple[ProfileNumbers, ...]:
     """Returns the numbers of every study that evaluated the view and has its baseline."""
-    found = []
+    numbers = []
     for record in (readable_record(store, name) for name in store.list_studies()):
         if record is None or record.measurement != LOSSES:
             continue
         entries = [entry for entry in record.entries if entry["kind"] == "evaluation"]
-        # A study's variants can share the view.
-        wanted = [entry["tags"] for entry in entries if _view_of(store, entry["id"]) == view]
-        if wanted and (results := read_results(record, store)) is not None:
-            found += [_numbers(record, results, tags) for tags in wanted]
-    return tuple(found)
+        # Several variants of a study can share the view.
+        matches = [entry["tags"] for entry in entries if _view_of(store, entry["id"]) == view]
+        if matches and (results := read_results(record, store)) is not None:
+            numbers += [_numbers(record, results, tags) for tags in matches]
+    return tuple(numbers)
 
 
 def _view_of(store: Store, eval_id: str) -> View | None:
-    place = store.evaluation(eval_id)
-    return place.config_as(evaluation_from_plain).view if place.folder.exists(CONFIG) else None
+    node = store.evaluation(eval_id)
+    return node.config_as(evaluation_from_plain).view if node.folder.exists(CONFIG) else None
 
 
 def _numbers(record: StudyRecord, results: Results, tags: Mapping[str, str]) -> ProfileNumbers:
     analysis = results.analysis
-    table, ratios = (_named(frame, tags) for frame in (analysis.table, analysis.ratios))
+    table, ratios = (_select(frame, tags) for frame in (analysis.table, analysis.ratios))
     row = table.iloc[0].to_dict() if len(table) else {}
     triples = {
         name: (row[name], row[f"{name}_low"], row[f"{name}_high"]) for name in CLASSES if row
     }
-    # A variant may precede it, a seed or a domain may follow.
-    about = re.escape(" ".join(tags[name] for name in ROW))
+    # In a note, a variant may precede the row's name, and a seed or a domain may follow.
+    row_name = re.escape(" ".join(tags[name] for name in ROW))
     notes = analysis.missing[
-        analysis.missing["what"].str.contains(rf"(?:^|: ){about}(?:,| seed|$)")
+        analysis.missing["what"].str.contains(rf"(?:^|: ){row_name}(?:,| seed|$)")
     ]
     return ProfileNumbers(
         study=record.name,
@@ -93,19 +93,19 @@ def _numbers(record: StudyRecord, results: Results, tags: Mapping[str, str]) -> 
 
 
 def _ratio_text(mean: float, low: float, high: float) -> str:
-    """Writes `interval_text`, but "below 0" for a lower end that no ratio can have."""
+    """Formats an interval. A lower end below 0, which no ratio can have, becomes "below 0"."""
     return f"{mean:.3f} [below 0, {high:.3f}]" if low < 0.0 else interval_text(mean, low, high)
 
 
-def _named(frame: pd.DataFrame, tags: Mapping[str, str]) -> pd.DataFrame:
-    """Selects the rows with these tags, and their variant if there is one."""
+def _select(frame: pd.DataFrame, tags: Mapping[str, str]) -> pd.DataFrame:
+    """Selects the rows with these tags, including the variant if there is one."""
     for key in [*ROW, VARIANT] if VARIANT in tags else ROW:
         frame = frame[frame[key] == tags[key]]
     return frame
 
 
 def _domains(ratios: pd.DataFrame, seed: str) -> pd.DataFrame:
-    """Makes a row for each domain and class, of this seed's numbers and the mean over seeds."""
+    """Makes a row for each domain and class, with this seed's numbers and the mean over seeds."""
     if not len(ratios):
         return pd.DataFrame(columns=CLASS_COLUMNS)
     means = domain_table(ratios).set_index(["domain", "class"])
@@ -114,9 +114,9 @@ def _domains(ratios: pd.DataFrame, seed: str) -> pd.DataFrame:
         key = (this_run["domain"], this_run["class"])
         over_seeds, count = "", 0
         if key in means.index:
-            known = means.loc[[key]].iloc[0]
-            over_seeds = _ratio_text(known["compute_ratio"], known["low"], known["high"])
-            count = int(known["num_seeds"])
+            mean = means.loc[[key]].iloc[0]
+            over_seeds = _ratio_text(mean["compute_ratio"], mean["low"], mean["high"])
+            count = int(mean["num_seeds"])
         numbers = [
             interval_text(this_run[name], float("nan"), float("nan"))
             for name in ("loss", "compute_ratio")

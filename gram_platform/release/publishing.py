@@ -9,7 +9,7 @@ from gram_platform.release.export import RECORD, ExportRecord
 
 
 def require_hub(name: str) -> None:
-    """ValueError for an impossible name of a model, no library, or no login."""
+    """Raises ValueError if the hub's library or a login is missing, or the name is impossible."""
     if importlib.util.find_spec("huggingface_hub") is None:
         raise invalid(
             "push", name, "huggingface_hub to be installed: pip install 'gram-platform[hub]'"
@@ -30,8 +30,8 @@ def require_hub(name: str) -> None:
 def push_export(folder: Path, name: str) -> tuple[str, str]:
     """Uploads an export's folder in one commit; returns (the model's address, the commit's id).
 
-    The model is created, private, if it is absent. ValueError if it has other weights, which its
-    history would keep, or if the hub refuses.
+    A missing model is created as private. Raises ValueError if the model has other weights, which
+    would stay in its history, or if the hub refuses.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError
@@ -39,20 +39,20 @@ def push_export(folder: Path, name: str) -> tuple[str, str]:
     api, files = HfApi(), read_json(folder / RECORD, ExportRecord)["files"]
     try:
         api.create_repo(name, private=True, exist_ok=True)
-        found = api.model_info(name, files_metadata=True)
-        held = {file.rfilename: file.lfs.sha256 for file in found.siblings or () if file.lfs}
-        # Large files of other exports may have modules.
-        if others := sorted(path for path, sha256 in held.items() if files.get(path) != sha256):
+        model = api.model_info(name, files_metadata=True)
+        stored = {file.rfilename: file.lfs.sha256 for file in model.siblings or () if file.lfs}
+        # Large files of other exports may have modules that this export must not reveal.
+        if others := sorted(path for path, sha256 in stored.items() if files.get(path) != sha256):
             allowed = "a new model, or one that has this export: its history would keep the others"
             raise invalid("push", name, f"{allowed}, {', '.join(others[:4])}")
         message = f"Export {hash_file(folder / RECORD)[:12]}"
-        made = api.upload_folder(
-            repo_id=name, folder_path=folder, commit_message=message, parent_commit=found.sha
+        commit = api.upload_folder(
+            repo_id=name, folder_path=folder, commit_message=message, parent_commit=model.sha
         )
     except (OSError, HTTPError, RuntimeError) as error:
-        # A failed file is a RuntimeError.
+        # The upload of a file that fails raises RuntimeError.
         cause = error.__cause__ or error
         raise invalid(
             "push", name, f"a model of the hub that this login may write ({printable(str(cause))})"
         ) from None
-    return f"{api.endpoint}/{name}", made.oid
+    return f"{api.endpoint}/{name}", commit.oid

@@ -1,8 +1,8 @@
-"""Converts the shape of a dense model to Hugging Face's config.json, and back.
+"""Converts the config of a dense model to Hugging Face's config.json, and back.
 
-Source: `transformers/models/starcoder2` and `llama` (5.23; older releases read `rope_theta` in
-place of `rope_parameters`). StarCoder2's block is ours with attention biases of zero. Llama's is
-ours without biases.
+Source: `transformers/models/starcoder2` and `llama` in version 5.23. Older versions read
+`rope_theta` instead of `rope_parameters`. StarCoder2's block is ours with attention biases of zero,
+and Llama's is ours without biases.
 """
 
 from collections.abc import Mapping
@@ -21,15 +21,15 @@ class Stock:
 
     title: str
     model_class: str
-    # The name of the field of the norms' epsilon.
+    # The name of the field with the norms' epsilon.
     norm_eps: str
-    # Their names of an MLP's projections, by ours.
+    # Hugging Face's names of an MLP's projections, by our names.
     mlp: Mapping[str, str]
     # Further fields of an export's config.json.
     written: Mapping[str, object]
-    # The values of fields that a config.json leaves out.
+    # The values of fields that a config.json does not have.
     defaults: Mapping[str, object]
-    # The only values that our models have.
+    # Fields with a single value that our models can have.
     only: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -71,7 +71,7 @@ STOCKS = {
             "intermediate_size": 11_008,
             "num_hidden_layers": 32,
             "num_attention_heads": 32,
-            # As many as query heads.
+            # None stands for the number of query heads.
             "num_key_value_heads": None,
             "hidden_act": "silu",
             "max_position_embeddings": 2048,
@@ -126,18 +126,18 @@ def foreign_config(model: ModelConfig, dtype: torch.dtype, end_of_text: int | No
 
 
 def native_config(plain: Mapping, seq_len: int | None = None) -> ModelConfig:
-    """Builds our ModelConfig from a config.json; ValueError for a model that is not ours.
+    """Builds our ModelConfig from a config.json; ValueError for a model that we do not support.
 
-    `seq_len`: sequence length of later training, by default all positions.
+    `seq_len` is the sequence length of later training, by default all positions.
     """
-    fields = checked_fields(plain)
+    fields = check_fields(plain)
     head_dim = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
     if head_dim * fields["num_attention_heads"] != fields["hidden_size"]:
         raise invalid("config.json: head_dim", head_dim, "hidden_size / num_attention_heads")
     positions = fields["max_position_embeddings"]
     longest = min(positions, fields.get("sliding_window") or positions)
-    wanted = longest if seq_len is None else seq_len
-    if not 1 <= wanted <= longest:
+    seq_len = longest if seq_len is None else seq_len
+    if not 1 <= seq_len <= longest:
         raise invalid("seq_len", seq_len, f"1 to {longest}, the tokens that the model attends to")
     return ModelConfig(
         num_layers=fields["num_hidden_layers"],
@@ -146,7 +146,7 @@ def native_config(plain: Mapping, seq_len: int | None = None) -> ModelConfig:
         num_kv_heads=fields["num_key_value_heads"],
         d_mlp=fields["intermediate_size"],
         vocab_size=fields["vocab_size"],
-        seq_len=wanted,
+        seq_len=seq_len,
         rope_theta=_theta(fields),
         norm_eps=fields[STOCKS[fields["model_type"]].norm_eps],
         init_std=fields["initializer_range"],
@@ -154,8 +154,8 @@ def native_config(plain: Mapping, seq_len: int | None = None) -> ModelConfig:
     )
 
 
-def checked_fields(plain: Mapping) -> dict:
-    """Adds defaults to a config.json; ValueError for a wrong value or type, such as 64.0 for 64."""
+def check_fields(plain: Mapping) -> dict:
+    """Adds defaults to a config.json; ValueError for wrong values and types, as 64.0 for 64."""
     require_choice("config.json: model_type", plain.get("model_type"), tuple(STOCKS))
     stock = STOCKS[plain["model_type"]]
     fields = {**stock.defaults, "initializer_range": ModelConfig.init_std, **plain}

@@ -11,7 +11,7 @@ from gram_platform.config.identity import invalid
 from gram_platform.model.transformer import parameter_shapes
 from gram_platform.release.stock_config import STOCKS
 from gram_platform.store.tensors import DiskTensors
-from gram_platform.store.views import Weights, merged_mlp
+from gram_platform.store.views import Weights, merge_mlp
 
 # Our qkv_proj stacks their rows in this order.
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
@@ -65,7 +65,7 @@ def _foreign_layer(
     config: ModelConfig, weights: Weights, active: Mapping[str, float], layer: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
     ours, theirs = f"blocks.{layer}", f"model.layers.{layer}"
-    merged = merged_mlp(config, weights, active, ours)
+    merged = merge_mlp(config, weights, active, ours)
     split = weights[f"{ours}.attn.qkv_proj.weight"].split(projection_rows(config))
     zeros = partial(torch.zeros, device=split[0].device)
     for name, rows in zip(PROJECTIONS, split, strict=True):

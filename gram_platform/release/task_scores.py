@@ -1,7 +1,8 @@
-"""Scores views on tasks of the LM Evaluation Harness, once each, as evaluations of the storage.
+"""Scores views on tasks of the LM Evaluation Harness, and stores the scores as evaluations.
 
-Small models often answer multiple choice as a guess does, whatever they know. So a score comes with
-the chance of a guess, and with the bits a byte of the right answers, which differ all the same.
+Small models often answer multiple-choice questions no better than a guess, whatever they know. So
+a score comes with the accuracy of a guess, and with the bits per byte of the right answers, in
+which such models still differ.
 """
 
 import hashlib
@@ -32,15 +33,15 @@ if TYPE_CHECKING:
     from lm_eval.api.task import Task
     from lm_eval.tasks import TaskManager
 
-# Names of files and folders without tasks.
+# Names of files and folders that do not define tasks.
 NOT_OF_TASKS = re.compile(r"\..*|__pycache__|.*\.pyc|.*~|#.*#")
-# A field of YAML that includes files, on one line or several.
+# The field of a YAML file that includes other files, on one line or several.
 INCLUDES = re.compile(r"^include:(.*(?:\n[ \t-].*)*)", re.MULTILINE)
 # The names of files in this field.
 INCLUDED_NAMES = re.compile(r"[^\s\[\],\"']+")
-# Standard errors on each side of a 90% interval.
+# The standard errors on each side of a 90% interval.
 LEVEL = 1.645
-# Names of the harness, of which the first that a task has is judged.
+# The harness's names of accuracies. The first one that a task has is used.
 ACCURACIES = ("acc_norm", "acc")
 AT_CHANCE, ABOVE, BELOW = "cannot tell from guessing", "above chance", "below chance"
 SCORE_COLUMNS = [
@@ -58,16 +59,19 @@ SCORE_COLUMNS = [
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Tasks by name, and how they are asked."""
+    """The names of tasks, and how their questions are asked."""
 
     tasks: tuple[str, ...]
-    # A folder with the user's task files, if any.
+    # A folder with the user's task files; "" for none.
     folder: str = ""
     num_fewshot: int = -1
     limit: int = 0
 
-    def checked(self) -> "Benchmark":
-        """Makes the folder absolute; ValueError without lm-eval, an unknown task, a bad folder."""
+    def validate(self) -> "Benchmark":
+        """Returns the benchmark with an absolute folder.
+
+        Raises ValueError if lm-eval is not installed, a task is unknown or the folder is missing.
+        """
         if importlib.util.find_spec("lm_eval") is None:
             allowed = "an installed lm-eval: pip install 'gram-platform[eval]'"
             raise invalid("tasks", ", ".join(self.tasks), allowed)
@@ -76,21 +80,22 @@ class Benchmark:
         folder = self.folder and os.path.realpath(local_path("include_path", self.folder))
         if folder and not Path(folder).is_dir():
             raise invalid("include_path", self.folder, "a folder with task files (.yaml)")
-        known = TaskManager(include_path=folder or None).all_tasks
+        names = TaskManager(include_path=folder or None).all_tasks
         for task in self.tasks:
-            if task not in known:
-                expected = f"one of the {len(known):,} tasks of lm-eval, or of --include-path"
-                raise invalid("tasks", task, expected + meant(task, known))
+            if task not in names:
+                expected = f"one of the {len(names):,} tasks of lm-eval, or of --include-path"
+                raise invalid("tasks", task, expected + meant(task, names))
         return replace(self, folder=folder)
 
 
 def contents_sha256(folder: Path, tasks: Iterable["Task"]) -> str:
-    """Hashes what defines tasks of a folder: its files, the files that they include, documents.
+    """Returns a hash of all that defines the tasks of a folder.
 
-    Imported modules outside the folder are not seen. ValueError for an unreadable file.
+    It covers the folder's files, the files that they include, and documents on this machine. It
+    does not cover imported modules outside the folder. Raises ValueError for an unreadable file.
     """
     try:
-        own, outside = folder_sha256(folder), [hash_file(path) for path in _included(folder)]
+        own, outside = folder_sha256(folder), [hash_file(path) for path in _find_included(folder)]
     except OSError as error:
         raise invalid("include_path", str(folder), f"files that can be read ({error})") from None
     outside += [_documents_sha256(task) for task in tasks if _reads_elsewhere(task, folder)]
@@ -98,7 +103,10 @@ def contents_sha256(folder: Path, tasks: Iterable["Task"]) -> str:
 
 
 def folder_sha256(folder: Path) -> str:
-    """Hashes names and contents of a folder's files, except hidden, Python's and editors' files."""
+    """Returns a hash of names and contents of a folder's files.
+
+    Hidden files, and files that Python and editors write, are left out.
+    """
     digest = hashlib.sha256()
     for path in _files(folder):
         digest.update(f"{path.relative_to(folder).as_posix()} {hash_file(path)}\n".encode())
@@ -113,8 +121,8 @@ def _files(folder: Path) -> list[Path]:
     ]
 
 
-def _included(folder: Path) -> list[Path]:
-    """Lists the files outside the folder that its task files include, directly or not."""
+def _find_included(folder: Path) -> list[Path]:
+    """Lists the files outside the folder that its task files include, directly or indirectly."""
     pending, found = [path for path in _files(folder) if path.suffix == ".yaml"], set[Path]()
     while pending:
         path = pending.pop()
@@ -128,16 +136,16 @@ def _included(folder: Path) -> list[Path]:
 
 
 def _reads_elsewhere(task: "Task", folder: Path) -> bool:
-    """Tells whether a task has documents of this machine outside the folder."""
+    """Returns whether a task reads documents on this machine that are not in the folder."""
     config = task.config
     options = getattr(config, "dataset_kwargs", None) or {}
-    named = [options[key] for key in ("data_files", "data_dir") if options.get(key)]
-    places = [Path(place) for place in _strings(named) if "://" not in place]
+    values = [options[key] for key in ("data_files", "data_dir") if options.get(key)]
+    paths = [Path(text) for text in _strings(values) if "://" not in text]
     source = Path(str(getattr(config, "dataset_path", None)))
-    places += [source] if source.exists() else []
-    is_made = callable(getattr(config, "custom_dataset", None))
-    return is_made or not all(
-        Path(os.path.realpath(place)).is_relative_to(folder) for place in places
+    paths += [source] if source.exists() else []
+    has_function = callable(getattr(config, "custom_dataset", None))
+    return has_function or not all(
+        Path(os.path.realpath(path)).is_relative_to(folder) for path in paths
     )
 
 
@@ -158,16 +166,16 @@ def _documents_sha256(task: "Task") -> str:
     return digest.hexdigest()
 
 
-def parse_profile(found: AvailableModules, name: str) -> View:
-    """Returns the view of a profile: `core`, `core+virology`, `all`."""
-    core, *modules = ("core", *found.modules) if name == "all" else name.split("+")
+def parse_profile(available: AvailableModules, name: str) -> View:
+    """Returns the view of a profile such as `core`, `core+virology` or `all`."""
+    core, *modules = ("core", *available.modules) if name == "all" else name.split("+")
     if core != "core":
-        allowed = "all, core, or core+MODULE+..., with modules " + ", ".join(found.modules)
+        allowed = "all, core, or core+MODULE+..., with modules " + ", ".join(available.modules)
         raise invalid("profiles", name, allowed)
-    if not found.has_core:
+    if not available.has_core:
         allowed = "a run with a core: this one has an expert for each domain; export one"
-        raise invalid("run_id", found.run_id, allowed)
-    return found.view(dict.fromkeys(modules, 1.0), {})
+        raise invalid("run_id", available.run_id, allowed)
+    return available.view(dict.fromkeys(modules, 1.0), {})
 
 
 def score_profiles(
@@ -178,10 +186,11 @@ def score_profiles(
     precision: str,
     say: Callable[[str], None],
 ) -> pd.DataFrame:
-    """Scores each view that has no stored scores; returns a row for each profile and task.
+    """Scores each view without stored scores; returns a row for each profile and task.
 
-    The interval is 90%, over documents. ValueError for a run without its data's tokenizer, and for
-    a task that cannot be built or asked, before anything is written.
+    Intervals are 90% intervals over documents. Before anything is written, raises ValueError for a
+    task that cannot be built or that this function cannot score. Raises ValueError also if the
+    run's data is not available.
     """
     rows, manager, files_sha256 = [], None, ""
     if benchmark.folder:
@@ -190,30 +199,36 @@ def score_profiles(
     for name, view in profiles.items():
         started = time.monotonic()
         run = store.run(view.run_id).config_as(run_from_plain)
-        asked = (benchmark.num_fewshot, benchmark.limit, precision)
         scores = TaskScores(
-            view, run.data.data_id, benchmark.tasks, version("lm_eval"), files_sha256, *asked
+            view,
+            run.data.data_id,
+            benchmark.tasks,
+            version("lm_eval"),
+            files_sha256,
+            benchmark.num_fewshot,
+            benchmark.limit,
+            precision,
         )
         directory = store.evaluation(scores.eval_id)
         if (result := store.current_result(directory)) is None:
             manager = manager or _loadable(benchmark)[0]
             directory.ensure_config(scores)
-            own = {"profile": name, "measure": TaskScores.measure, "kind": "evaluation"}
-            directory.add_tags({**store.run(view.run_id).tags(), **own})
-            fields = _scored(store, scores, manager, device)
+            tags = {"profile": name, "measure": TaskScores.measure, "kind": "evaluation"}
+            directory.add_tags({**store.run(view.run_id).tags(), **tags})
+            fields = _score(store, scores, manager, device)
             store.set_outdated_aside(directory)
             elapsed_s = time.monotonic() - started
             result = directory.complete(fields, {"elapsed_s": elapsed_s})
             say(f"{name}: scored in {elapsed_s:.0f} s (evaluation {scores.eval_id})")
         else:
             say(f"{name}: scored before (evaluation {scores.eval_id})")
-        for task, found in result["tasks"].items():
-            rows.append({"profile": name, "task": task, **_judged(found)})
+        for task, fields in result["tasks"].items():
+            rows.append({"profile": name, "task": task, **_judge(fields)})
     return pd.DataFrame(rows, columns=SCORE_COLUMNS)
 
 
 def _loadable(benchmark: Benchmark) -> tuple["TaskManager", list["Task"]]:
-    """Returns (the harness's index, the tasks); ValueError for a task that cannot be built."""
+    """Returns (the harness's index of tasks, the tasks); ValueError if one cannot be built."""
     from lm_eval.tasks import TaskManager, get_task_dict
 
     manager, built = TaskManager(include_path=benchmark.folder or None), []
@@ -221,11 +236,11 @@ def _loadable(benchmark: Benchmark) -> tuple["TaskManager", list["Task"]]:
         try:
             tasks = list(_leaves(get_task_dict([name], manager)))
         except OSError as error:
-            # Errors of connections are OSErrors.
+            # Connection errors are OSErrors.
             allowed = "a network for the hub's documents, or --include-path with local documents"
             raise invalid("tasks", name, f"{allowed} ({type(error).__name__}: {error})") from error
         except Exception as error:
-            # A task's file or function may raise anything.
+            # A task's file or function may raise any error.
             allowed = f"a task that can be built ({type(error).__name__}: {error})"
             raise invalid("tasks", name, allowed) from error
         if any(task.OUTPUT_TYPE == "generate_until" for task in tasks):
@@ -236,23 +251,23 @@ def _loadable(benchmark: Benchmark) -> tuple["TaskManager", list["Task"]]:
 
 
 def _leaves(tasks: Mapping) -> Iterator["Task"]:
-    """Yields the tasks of the harness's dictionary, in which a group is a dictionary too."""
+    """Yields the tasks in the harness's nested dictionaries of tasks and groups."""
     for task in tasks.values():
         yield from _leaves(task) if isinstance(task, Mapping) else [task]
 
 
-def _scored(store: Store, scores: TaskScores, manager: "TaskManager", device: str) -> dict:
+def _score(store: Store, scores: TaskScores, manager: "TaskManager", device: str) -> dict:
     import lm_eval
 
     from gram_platform.release.harness_model import HarnessModel
 
     corpus, sources = open_corpus(store, scores.data_id), store.source_weights(scores.view)
     _, model = load_view(store, scores.view, scores.precision)
-    asked = HarnessModel(
+    harness_model = HarnessModel(
         model.to(device), dict(scores.view.weights), load_tokenizer(corpus.tokenizer_path)
     )
-    found = lm_eval.simple_evaluate(
-        asked,
+    evaluated = lm_eval.simple_evaluate(
+        harness_model,
         tasks=list(scores.tasks),
         num_fewshot=None if scores.num_fewshot < 0 else scores.num_fewshot,
         limit=scores.limit or None,
@@ -260,17 +275,17 @@ def _scored(store: Store, scores: TaskScores, manager: "TaskManager", device: st
     )
     ids = {"eval_id": scores.eval_id, "run_id": scores.view.run_id, "view_id": scores.view.view_id}
     tasks = {
-        task: task_fields(found["results"][task], samples)
-        for task, samples in found["samples"].items()
+        task: task_fields(evaluated["results"][task], samples)
+        for task, samples in evaluated["samples"].items()
     }
     return {"tasks": tasks, **ids, "data_fingerprint": corpus.fingerprint, SOURCE_HASHES: sources}
 
 
 def task_fields(metrics: Mapping[str, object], samples: Sequence[Mapping]) -> dict[str, float]:
-    """Returns a task's numbers: the harness's metrics with standard errors, and `answers`.
+    """Returns a task's numbers, which are the harness's metrics, standard errors, and `answers`.
 
-    `metrics`: the harness's `{"acc,none": ..., "acc_stderr,none": ...}`. `samples`: its record of
-    each document.
+    `metrics` is the harness's `{"acc,none": ..., "acc_stderr,none": ...}`. `samples` are its
+    records of the documents.
     """
     fields = {
         key.removesuffix(",none"): float(value)
@@ -282,9 +297,9 @@ def task_fields(metrics: Mapping[str, object], samples: Sequence[Mapping]) -> di
 
 
 def answers(samples: Sequence[Mapping]) -> dict[str, float]:
-    """Returns a guess's accuracy `chance`, and `bits_per_byte` of the right answers.
+    """Returns `chance`, the accuracy of a guess, and `bits_per_byte` of the right answers.
 
-    Returns {} unless the task is multiple choice.
+    Returns {} if the task is not multiple choice.
     """
     bits, num_bytes, chances = 0.0, 0, []
     for sample in samples:
@@ -301,20 +316,19 @@ def answers(samples: Sequence[Mapping]) -> dict[str, float]:
     return {"chance": sum_in_order(chances) / len(chances), "bits_per_byte": bits / num_bytes}
 
 
-def _judged(found: Mapping[str, float]) -> dict[str, object]:
-    """Makes a task's row: the accuracy, its interval, and whether it differs from a guess."""
+def _judge(fields: Mapping[str, float]) -> dict[str, object]:
+    """Makes a task's row, with the accuracy, its interval, and whether it differs from a guess."""
     row: dict[str, object] = {
-        "documents": int(found["documents"]),
-        "bits_per_byte": found.get("bits_per_byte", math.nan),
+        "documents": int(fields["documents"]),
+        "bits_per_byte": fields.get("bits_per_byte", math.nan),
     }
-    name = next((name for name in ACCURACIES if name in found), "")
+    name = next((name for name in ACCURACIES if name in fields), "")
     if not name:
         return row
-    accuracy, error = found[name], found.get(f"{name}_stderr", math.nan)
+    accuracy, error = fields[name], fields.get(f"{name}_stderr", math.nan)
     low, high = accuracy - LEVEL * error, accuracy + LEVEL * error
-    row |= {"accuracy": accuracy, "low": low, "high": high, "chance": found.get("chance", math.nan)}
-    if "chance" in found:
-        row["verdict"] = (
-            ABOVE if low > found["chance"] else BELOW if high < found["chance"] else AT_CHANCE
-        )
+    chance = fields.get("chance", math.nan)
+    row |= {"accuracy": accuracy, "low": low, "high": high, "chance": chance}
+    if "chance" in fields:
+        row["verdict"] = ABOVE if low > chance else BELOW if high < chance else AT_CHANCE
     return row

@@ -1,9 +1,9 @@
-"""Verifies an export: reads the checkpoint back and compares its logits with the view's.
+"""Verifies an export by reading the checkpoint back and comparing its logits with the view's.
 
 Both models process the same tokens layer by layer, with one layer of each in memory. They compute
-in float64 (positions in float32), so any difference comes from the file, not from the order of
-sums. bfloat16 moves logits by some thousandths of the largest, so the tensors are also compared bit
-by bit with the rounded merged weights.
+in float64 (positions in float32), so that any difference comes from the file and not from the order
+of sums. bfloat16 changes logits by some thousandths of the largest logit. So the tensors are also
+compared bit by bit with the merged weights, rounded.
 """
 
 import json
@@ -28,13 +28,13 @@ from gram_platform.store import Store
 from gram_platform.store.tensors import DiskTensors, stream_bytes
 from gram_platform.store.views import Weights, load_view
 
-# The largest difference of a logit that counts as equal.
+# The largest difference of two logits that count as equal.
 FLOAT32_TOLERANCE = 1e-4
-# The same, relative to the largest logit.
+# The same difference, as a share of the largest logit.
 BFLOAT16_TOLERANCE = 0.05
-# The most tokens of a domain.
+# The most tokens of each domain.
 NUM_TOKENS = 256
-# Rows of the vocabulary that are compared at once.
+# The rows of a matrix that are compared at once.
 ROWS_AT_ONCE = 1024
 TEXT_ENDINGS = (".json", ".md")
 RANDOM_SEED = 0
@@ -42,7 +42,7 @@ RANDOM_SEED = 0
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far a checkpoint's logits are from the view's, and on which tokens."""
+    """The difference between a checkpoint's logits and the view's, and the tokens compared."""
 
     largest_difference: float
     largest_logit: float
@@ -62,9 +62,10 @@ class Agreement:
 def verification_tokens(
     store: Store, data_id: str | None, model: ModelConfig
 ) -> tuple[torch.Tensor, str]:
-    """Returns (tokens_BT, their origin): the start of every domain's validation split.
+    """Returns (tokens_BT, a text about their origin).
 
-    They are random without a corpus.
+    They are the start of every domain's validation split. If the storage lacks the corpus, they are
+    random.
     """
     num_tokens = min(model.seq_len, NUM_TOKENS)
     corpus = find_corpus(store, data_id)
@@ -76,71 +77,70 @@ def verification_tokens(
     return torch.from_numpy(np.stack(rows)), f"the validation split of {', '.join(corpus.domains)}"
 
 
-# A shape, the weights by name, and the active modules with their weights.
+# (config, weights by name, weights of the active modules).
 Model = tuple[ModelConfig, Weights, Mapping[str, float]]
-# What `verification_tokens` returns.
+# (tokens_BT, a text about their origin), as `verification_tokens` returns them.
 Tokens = tuple[torch.Tensor, str]
 
 
-def verified(
+def verify_export(
     view: Model,
     folder: Path,
     dtype: torch.dtype,
     tokens: Tokens,
     progress: Callable[[int, int], None],
 ) -> Agreement:
-    """Reads a checkpoint back; ValueError if it holds anything but the view, or has other logits.
+    """Verifies a checkpoint; ValueError if it has anything except the view, or other logits.
 
-    `view`: shape and weights of `open_view`, with the active modules. `progress` gets (bytes done,
-    bytes in total) of the checkpoint.
+    `view` is the config and weights of `open_view`, with the active modules. `progress` is called
+    with (bytes done, bytes in total).
     """
     config, weights, active = view
-    own = native_config(json.loads((folder / "config.json").read_text()))
+    dense = native_config(json.loads((folder / "config.json").read_text()))
     expected = merged_config(config, active)
-    if own != expected:
-        raise invalid("export", str(own), f"a model of the shape {expected}")
-    _require_nothing_else(folder, own, dtype)
+    if dense != expected:
+        raise invalid("export", str(dense), f"a model of the shape {expected}")
+    _require_nothing_else(folder, dense, dtype)
     with open_checkpoint(folder) as written:
-        found = CheckpointWeights(own, written, is_tied=False, has_biases=True)
-        found.require_zero_biases()
-        granted = tuple(module for module in config.modules if module.domain in active)
-        routed = (replace(config, modules=granted), weights, active)
-        layer_bytes = dtype.itemsize * total_parameters(own) // own.num_layers
-        report = lambda done: progress(done * layer_bytes, own.num_layers * layer_bytes)  # noqa: E731
-        agreement = _agreement(
-            *largest_difference(routed, (own, found, {}), tokens[0], report), dtype, tokens, folder
-        )
+        read = CheckpointWeights(dense, written, is_tied=False, has_biases=True)
+        read.require_zero_biases()
+        modules = tuple(module for module in config.modules if module.domain in active)
+        routed = (replace(config, modules=modules), weights, active)
+        layer_bytes = dtype.itemsize * total_parameters(dense) // dense.num_layers
+        report = lambda done: progress(done * layer_bytes, dense.num_layers * layer_bytes)  # noqa: E731
+        difference = largest_difference(routed, (dense, read, {}), tokens[0], report)
+        agreement = _agreement(*difference, dtype, tokens, folder)
         for name, merged in foreign_weights(*view):
             if not _is_written(merged.to(dtype), written, name):
                 raise invalid("export", name, "the view's merged weights, bit by bit")
-            # Free it before the next one is made.
+            # Frees the memory before the next tensor is made.
             del merged
     return agreement
 
 
 def _is_written(tensor: torch.Tensor, written: DiskTensors, name: str) -> bool:
-    """Tells whether the file has the tensor, bit by bit; reads a few rows at a time."""
+    """Returns whether the file has the tensor bit by bit; reads a few rows at a time."""
     firsts = range(0, len(tensor), ROWS_AT_ONCE)
     parts = zip(firsts, tensor.split(ROWS_AT_ONCE), strict=True)
     return all(torch.equal(part, written.rows(name, n, n + len(part))) for n, part in parts)
 
 
-def verified_by_transformers(
+def verify_by_transformers(
     store: Store, view: View, folder: Path, dtype: torch.dtype, tokens: Tokens
 ) -> Agreement:
-    """Verifies with the transformers library in float32, and generates a little.
+    """Compares logits by the transformers library in float32, and generates a few tokens.
 
-    Holds both models in memory. Another order of sums adds float32 rounding to the difference.
-    ImportError without the library.
+    Both models are in memory. The difference includes float32 rounding, because the library adds in
+    another order. Raises ImportError without the library.
     """
     from transformers import AutoModelForCausalLM
 
     config, ours = load_view(store, view)
     model = AutoModelForCausalLM.from_pretrained(folder).float().eval()
     with torch.no_grad():
-        expected, found = ours(tokens[0], dict(view.weights)), model(tokens[0]).logits
+        expected, actual = ours(tokens[0], dict(view.weights)), model(tokens[0]).logits
         start, length = tokens[0][:, :1], min(8, config.seq_len - 1)
-        drawn = model.generate(
+        generated = model.generate(
             start,
             attention_mask=torch.ones_like(start),
             min_new_tokens=length,
@@ -148,86 +148,86 @@ def verified_by_transformers(
             do_sample=False,
             pad_token_id=0,
         )
-    assert drawn.shape[1] == 1 + length, drawn.shape
-    largest = float((expected - found).abs().max()), float(expected.abs().max())
+    assert generated.shape[1] == 1 + length, generated.shape
+    largest = float((expected - actual).abs().max()), float(expected.abs().max())
     return _agreement(*largest, dtype, (tokens[0], f"{tokens[1]}, by transformers"), folder)
 
 
 def require_same_ids(
     store: Store, data_id: str | None, folder: Path, tokens_BT: torch.Tensor
 ) -> None:
-    """ValueError unless transformers' tokenizer gives texts the ids of training.
+    """Raises ValueError unless transformers' tokenizer encodes texts as training did.
 
-    The texts are these tokens', and others that spell the end of text. ImportError without the
-    library.
+    The texts are those of the tokens, and texts that spell the end of text. Raises ImportError
+    without the library.
     """
     corpus = find_corpus(store, data_id)
     if corpus is None:
         return
     from transformers import AutoTokenizer
 
-    trained, found = load_tokenizer(corpus.tokenizer_path), AutoTokenizer.from_pretrained(folder)
-    end = trained.id_to_token(end_of_text_id(trained))
-    texts = [trained.decode(row, skip_special_tokens=False) for row in tokens_BT.tolist()]
+    ours, exported = load_tokenizer(corpus.tokenizer_path), AutoTokenizer.from_pretrained(folder)
+    end = ours.id_to_token(end_of_text_id(ours))
+    texts = [ours.decode(row, skip_special_tokens=False) for row in tokens_BT.tolist()]
     for text in [*texts, f"one {end} two", end]:
-        expected = encode(trained, text, corpus.tokenizer_path)
-        if (ids := found(text)["input_ids"]) != expected:
+        expected = encode(ours, text, corpus.tokenizer_path)
+        if (ids := exported(text)["input_ids"]) != expected:
             raise invalid("export", ids, f"the ids of training, {expected}, for the text {text!r}")
 
 
 def _agreement(
     difference: float, logit: float, dtype: torch.dtype, tokens: Tokens, folder: Path
 ) -> Agreement:
-    """Reports the difference; ValueError if it exceeds the dtype's tolerance."""
+    """Returns the agreement; ValueError if the difference exceeds the dtype's tolerance."""
     tolerance = FLOAT32_TOLERANCE if dtype == torch.float32 else BFLOAT16_TOLERANCE * logit
     agreement = Agreement(difference, logit, tolerance, tokens[0].numel(), tokens[1])
-    # This form also rejects NaN.
+    # `not ... <=` also rejects NaN.
     if not difference <= tolerance:
         raise invalid("export", str(folder), f"a checkpoint with the view's logits. {agreement}")
     return agreement
 
 
 def _require_nothing_else(folder: Path, model: ModelConfig, dtype: torch.dtype) -> None:
-    """ValueError unless a dense model of this width accounts for every byte."""
+    """Raises ValueError unless the tensors of a dense model account for every byte."""
     expected, files = foreign_shapes(model), shapes_by_file(folder)
     shapes = {name: shape for held in files.values() for name, shape in held.items()}
     if shapes != expected:
-        odd = sorted(set(shapes.items()) ^ set(expected.items()))
+        different = sorted(set(shapes.items()) ^ set(expected.items()))
         allowed = "the tensors of a dense model of the view's width and no others"
-        raise invalid("export", odd[:4], allowed)
-    others = (path for path in folder.rglob("*") if path.suffix not in TEXT_ENDINGS)
-    found = {path.name: path.stat().st_size for path in others}
+        raise invalid("export", different[:4], allowed)
+    paths = (path for path in folder.rglob("*") if path.suffix not in TEXT_ENDINGS)
+    actual = {path.name: path.stat().st_size for path in paths}
     sizes = {
         file: stream_bytes({n: s for n, s in expected.items() if n in held}, dtype)
         for file, held in files.items()
     }
-    if found != sizes:
-        raise invalid("export", found, f"only the files and sizes of the view's tensors: {sizes}")
+    if actual != sizes:
+        raise invalid("export", actual, f"only the files and sizes of the view's tensors: {sizes}")
 
 
 @torch.no_grad()
 def largest_difference(
     left: Model, right: Model, tokens_BT: torch.Tensor, progress: Callable[[int], None]
 ) -> tuple[float, float]:
-    """Returns (the largest difference of a logit, the largest logit) of two models.
+    """Returns (the largest difference of two logits, the largest logit) of two models.
 
-    They have equal d_model, depth and vocabulary. Loads weights one layer at a time; `progress`
-    gets the number of layers done.
+    The models have equal d_model, depth and vocabulary. Weights are loaded one layer at a time, and
+    `progress` is called with the number of layers done.
     """
     models = (left, right)
     states = [weights["wte.weight"][tokens_BT].double() for _, weights, _ in models]
     for layer in range(left[0].num_layers):
         states = [_layer(*model, layer, x) for model, x in zip(models, states, strict=True)]
         progress(layer + 1)
-    norms = [_loaded(make_norm, config, weights, "ln_f.") for config, weights, _ in models]
+    norms = [_load(make_norm, config, weights, "ln_f.") for config, weights, _ in models]
     states = [norm(x_BTD) for norm, x_BTD in zip(norms, states, strict=True)]
     differences, largest = [], []
     for first in range(0, left[0].vocab_size, ROWS_AT_ONCE):
         rows = first, min(first + ROWS_AT_ONCE, left[0].vocab_size)
         heads = [weights.rows("lm_head.weight", *rows).double() for _, weights, _ in models]
-        expected, found = (x_BTD @ head.T for x_BTD, head in zip(states, heads, strict=True))
-        # NaN propagates.
-        differences.append((expected - found).abs().max())
+        expected, actual = (x_BTD @ head.T for x_BTD, head in zip(states, heads, strict=True))
+        # `max` returns NaN if there is one.
+        differences.append((expected - actual).abs().max())
         largest.append(expected.abs().max())
     return float(torch.stack(differences).max()), float(torch.stack(largest).max())
 
@@ -239,14 +239,14 @@ def _layer(
     layer: int,
     x_BTD: torch.Tensor,
 ) -> torch.Tensor:
-    block = _loaded(Block, config, weights, f"blocks.{layer}.")
+    block = _load(Block, config, weights, f"blocks.{layer}.")
     rotary = Rotary(config.head_dim, config.seq_len, config.rope_theta).double()
     rotary.reset_tables()
     ordered = {domain: active[domain] for domain in config.module_domains if domain in active}
     return block(x_BTD, rotary, ordered)
 
 
-def _loaded(
+def _load(
     make: Callable[[ModelConfig], Module], config: ModelConfig, weights: Weights, prefix: str
 ) -> Module:
     """Makes a module with its parameters in float64."""

@@ -1,7 +1,4 @@
-"""Keeps runs, evaluations, imported models and packed corpora in a storage.
-
-MLflow only mirrors it.
-"""
+"""Stores runs, evaluations, imported models and packed corpora. MLflow only mirrors the storage."""
 
 from gram_platform.store.directories import EvaluationDirectory
 from gram_platform.store.files import CorruptFile, Folder

@@ -1,8 +1,8 @@
-"""Writes one attempt at a run into its own folder: lease, commits, result or failure.
+"""Writes the lease, checkpoints, result or failure of one attempt at a run into its own folder.
 
-An attempt may be killed at any point: the run continues from the last commit and ends with the same
-`result.json`. A commit counts once its manifest is written. Two attempts at once change no common
-files, except that each removes checkpoints older than its newest commit.
+An attempt may be killed at any point. The run then continues from the last commit, and ends with
+the same `result.json`. A commit is valid once its manifest is written. Two attempts at the same
+time write different files, but each removes all checkpoints older than its newest one.
 """
 
 import contextlib
@@ -43,10 +43,10 @@ from gram_platform.store.tensors import hash_tensors, save_tensors
 
 
 class Attempt:
-    """An attempt that `RunDirectory.start_attempt` started; leaving it releases the lease.
+    """An attempt that `RunDirectory.start_attempt` started. Leaving its block releases the lease.
 
-    A thread renews the lease, because loading, a step or an evaluation may take longer than it
-    lasts. If it could not be renewed in time, `heartbeat` and commits raise LeaseLost.
+    A thread renews the lease, because a step or an evaluation may take longer than the lease. If
+    the lease expires before it is renewed, `heartbeat` and commits raise LeaseLost.
     """
 
     def __init__(self, run, attempt_id: str, owner: str, lease_seconds: float) -> None:
@@ -56,7 +56,7 @@ class Attempt:
         self._folder = run.attempts.child(attempt_id)
         self._chain: list[dict] = []
         self._step = -1
-        # Seconds of the attempts that this one continues, up to the commit.
+        # Seconds of earlier attempts, up to the commit that this attempt continues.
         self._earlier_s = 0.0
         self._started = time.time()
         self._clock = time.monotonic()
@@ -74,26 +74,26 @@ class Attempt:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds of work, with those of earlier attempts up to their commits."""
+        """Seconds of work, including earlier attempts up to the commit that this one continues."""
         return self._earlier_s + time.monotonic() - self._clock
 
     def resume(
         self, read: Callable[[Folder, int, str], Resumed] = read_checkpoint
     ) -> Resumed | None:
-        """Reads the newest intact checkpoint of all attempts, whose history later commits continue.
+        """Reads the run's newest intact checkpoint, from which this attempt continues; or None.
 
-        None without one. `read(attempts, step, attempt_id)` reads one; if it raises CorruptFile,
-        the checkpoint is set aside with a warning. If it raises OSError, an older checkpoint is
-        read. OSError if there is none, because starting over would lose more.
+        `read(attempts, step, attempt_id)` reads a checkpoint. If it raises CorruptFile, the
+        checkpoint is set aside with a warning. If it raises OSError, an older checkpoint is read,
+        and without one the OSError is raised, because starting over would lose all work.
         """
         unreadable = None
         clear_debris(self._attempts)
         for step, attempt_id in reversed(list_checkpoints(self._attempts)):
             try:
-                return self._continue_from(read(self._attempts, step, attempt_id))
+                resumed = read(self._attempts, step, attempt_id)
             except (CorruptFile, FileNotFoundError) as error:
                 folder = self._attempts.child(attempt_id, CHECKPOINTS)
-                # Without a manifest, another attempt has just pruned it.
+                # Without a manifest another attempt has just pruned the checkpoint.
                 if folder.child(step_name(step)).exists(MANIFEST):
                     folder.set_aside(step_name(step), error)
             except OSError as error:
@@ -102,16 +102,15 @@ class Attempt:
                     f"run {self.run.run_id}: the checkpoint of step {step} cannot be read: {error}"
                 )
                 warn(text, stacklevel=2)
+            else:
+                self._chain = list(resumed.manifest["segments"])
+                self._step = resumed.step
+                self._earlier_s = resumed.manifest["elapsed_s"]
+                self._clock = time.monotonic()
+                return resumed
         if unreadable is not None:
             raise unreadable
         return None
-
-    def _continue_from(self, resumed: Resumed) -> Resumed:
-        self._chain = list(resumed.manifest["segments"])
-        self._step = resumed.step
-        self._earlier_s = resumed.manifest["elapsed_s"]
-        self._clock = time.monotonic()
-        return resumed
 
     def commit(
         self,
@@ -120,27 +119,27 @@ class Attempt:
         state: Mapping,
         records: Sequence[Mapping] = (),
     ) -> None:
-        """Writes a checkpoint of `step` and adds `records` to the history.
+        """Writes a checkpoint of `step`, and adds `records` to the run's history.
 
-        `tensors`: CPU tensors by flat name. `state`: JSON values with finite numbers. `records`:
-        the metric records {"step", "time", "metrics"} since the last commit. ValueError if steps do
-        not rise, LeaseLost as above.
+        `tensors` are CPU tensors by flat name. `state` has JSON values with finite numbers.
+        `records` are the metric records {"step", "time", "metrics"} since the last commit. Raises
+        ValueError if steps do not rise, and LeaseLost if another process may continue the run.
         """
         self._require_above_last(step)
-        with self._not_taken_over():
+        with self._detect_takeover():
             files = write_shard(checkpoint_folder(self._folder, step), tensors)
         self.commit_shards(step, files, state, records)
 
     def commit_shards(
         self, step: int, files: Mapping[str, str], state: Mapping, records: Sequence[Mapping] = ()
     ) -> None:
-        """Commits shards already written to this attempt's folder.
+        """Commits shards that are already in this attempt's folder.
 
-        `files`: the SHA-256 by name that `write_shard` returned, of all ranks.
+        `files` are the SHA-256 of all ranks' files by name, as `write_shard` returned them.
         """
         self._require_above_last(step)
-        with self._not_taken_over():
-            chain = self._extended(records)
+        with self._detect_takeover():
+            chain = self._extend_chain(records)
             write_manifest(self._folder, step, files, state, chain, self.elapsed_s)
         self._step, self._chain = step, chain
         prune(self._attempts, NUM_CHECKPOINTS_KEPT, self.attempt_id)
@@ -153,21 +152,20 @@ class Attempt:
         loss: float | None = None,
         num_ranks: int = 1,
     ) -> None:
-        """Reports progress, which the thread writes within a second.
+        """Reports progress, which the lease's thread writes within a second.
 
-        LeaseLost if others may work on the run now. `loss`: the last training loss, in nats a
-        token.
+        `loss` is the last training loss in nats a token. Raises LeaseLost if another process may
+        continue the run.
         """
         self._require_lease()
         self._last_step = time.monotonic()
-        read = {} if loss is None else {"loss": float(loss)}
-        self._lease.report(
-            step=step,
-            num_steps=num_steps,
-            tokens_per_second=float(tokens_per_second),
-            num_ranks=num_ranks,
-            **read,
-        )
+        progress = {
+            "step": step,
+            "num_steps": num_steps,
+            "tokens_per_second": float(tokens_per_second),
+            "num_ranks": num_ranks,
+        }
+        self._lease.report(progress if loss is None else progress | {"loss": float(loss)})
 
     def complete(
         self,
@@ -176,12 +174,12 @@ class Attempt:
         records: Sequence[Mapping] = (),
         measured: Mapping[str, float | str] | None = None,
     ) -> dict:
-        """Saves the final weights and writes `result.json` unless another attempt has.
+        """Saves the final weights and writes `result.json`, unless the run has a result.
 
-        Returns the result in force. `final` has only deterministic fields, to which `run_id`,
-        `weights_sha256` and `sha256` are added. `records` are those since the last commit.
-        `measured` (seconds, and the machine's facts) goes into the run's `timing()`. Removes
-        checkpoints, which the result and its weights replace.
+        Returns the run's result. It has the fields of `final`, which must be deterministic, and
+        `run_id`, `weights_sha256` and `sha256`. `records` are the metric records since the last
+        commit. `measured` has seconds and facts about the machine for the run's `timing()`. Removes
+        the run's checkpoints.
         """
 
         def save() -> None:
@@ -199,9 +197,9 @@ class Attempt:
         records: Sequence[Mapping] = (),
         measured: Mapping[str, float | str] | None = None,
     ) -> dict:
-        """Completes with weights already written as shards: `files` as in `commit_shards`.
+        """Completes the run with weights that are already written as shards.
 
-        `weights_sha256` is `hash_tensors` of the whole weights.
+        `files` is that of `commit_shards`, and `weights_sha256` is `hash_tensors` of the weights.
         """
 
         def save() -> None:
@@ -212,18 +210,27 @@ class Attempt:
     def _finish(
         self, save: Callable[[], None], final: Mapping, records: Sequence, measured: Mapping | None
     ) -> dict:
-        chain = self._extended(records)
+        chain = self._extend_chain(records)
         fields = {**final, "run_id": self.run.run_id}
         if self.run.result() is None:
             save()
-            timing = self._timing(final) | dict(measured or {})
-            finished = {
+            elapsed_s = self.elapsed_s
+            timing = {
+                "elapsed_s": elapsed_s,
+                "tokens_per_second": final.get("num_tokens", 0) / elapsed_s if elapsed_s else 0.0,
+                "attempt": self.attempt_id,
+                "started": self._started,
+                "ended": time.time(),
+                "host": self._lease.fields["host"],
+                **(measured or {}),
+            }
+            finish = {
                 "result": fields,
                 "segments": chain,
                 "elapsed_s": timing["elapsed_s"],
                 "timing": timing,
             }
-            self._folder.write_sealed(FINISHED, finished)
+            self._folder.write_sealed(FINISHED, finish)
         result = self.run.publish(seal(fields))
         self._remove_superfluous(result)
         self.release()
@@ -234,7 +241,7 @@ class Attempt:
         self.release()
 
     def release(self) -> None:
-        """Releases the lease; its last numbers stay readable."""
+        """Releases the lease. Its last heartbeat stays readable."""
         self._lease.release()
 
     def _require_lease(self) -> None:
@@ -242,8 +249,8 @@ class Attempt:
             raise LeaseLost(self.run.run_id, self._lease.fields)
 
     @contextlib.contextmanager
-    def _not_taken_over(self) -> Iterator[None]:
-        """Raises LeaseLost if the lease is overdue or another attempt removes the block's files."""
+    def _detect_takeover(self) -> Iterator[None]:
+        """Raises LeaseLost if the lease has expired, or another attempt removes files meanwhile."""
         self._require_lease()
         try:
             yield
@@ -254,23 +261,11 @@ class Attempt:
         if step <= self._step:
             raise invalid("step", step, f"a step above {self._step}, the last one committed")
 
-    def _extended(self, records: Sequence[Mapping]) -> list[dict]:
-        chain = self._chain
+    def _extend_chain(self, records: Sequence[Mapping]) -> list[dict]:
         if not records:
-            return chain
-        new = write_segment(self._folder, self.attempt_id, records, last_step(chain))
-        return [*chain, new]
-
-    def _timing(self, final: Mapping) -> dict:
-        elapsed_s = self.elapsed_s
-        return {
-            "elapsed_s": elapsed_s,
-            "tokens_per_second": final.get("num_tokens", 0) / elapsed_s if elapsed_s else 0.0,
-            "attempt": self.attempt_id,
-            "started": self._started,
-            "ended": time.time(),
-            "host": self._lease.fields["host"],
-        }
+            return self._chain
+        segment = write_segment(self._folder, self.attempt_id, records, last_step(self._chain))
+        return [*self._chain, segment]
 
     def _remove_superfluous(self, result: Mapping) -> None:
         prune(self._attempts, keep=0)
@@ -283,5 +278,5 @@ class Attempt:
             remove_weights(self._folder)
 
     def _is_working(self) -> bool:
-        """Returns whether the last step is recent; a hanging attempt's lease shall expire."""
+        """Returns whether the last step is recent. The lease of a stalled attempt must expire."""
         return time.monotonic() - self._last_step < LONGEST_STEP_S

@@ -1,6 +1,6 @@
-"""Lists, prunes and reads an attempt's checkpoints, metric records and weights.
+"""Lists and removes checkpoints and weights of attempts, and writes and reads metric records.
 
-Each counts once it has a manifest.
+A checkpoint or sharded weights without a manifest are half-written, and count as absent.
 """
 
 import contextlib
@@ -18,20 +18,20 @@ TENSORS, LAYOUT, STATE = "tensors.safetensors", "layout", "state.json"
 FINISHED = "complete.json"
 CHECKPOINTS, WEIGHTS, SHARDS = "checkpoints", "weights.safetensors", "weights"
 NUM_CHECKPOINTS_KEPT = 2
-# Written last: the files beside it count from then on.
+# Written after all files that it names, which then are valid.
 MANIFEST = "manifest.json"
-# Prefixes, before a domain, of the metrics at a run's evaluation points.
+# Names of metrics begin with these. `<domain>` follows for the losses at a run's evaluation points,
 VALIDATION, BEST = "validation/loss/", "best/loss/"
-# The prefix, before a domain, of losses for people to watch, see `engine.evaluation`.
+# and for losses for people to watch (`engine.evaluation`).
 PROGRESS = "progress/loss/"
-# The prefix of `gradient/<set>` and `weights/<set>`, which are too many for MLflow's table.
+# `gradient/<set>` or `weights/<set>` follows. These metrics are too many for MLflow's table.
 NORM = "norm/"
-# The prefix of `<domain>/<module>`, see `train.learner.probed_norms`.
+# `<domain>/<module>` follows (`train.learner.probed_norms`).
 PROBE = NORM + "probe/"
 
 
 class Segment(TypedDict):
-    """An entry of a run's chain: which attempt wrote records, in which file, up to which step."""
+    """One file of metric records in a run's history, with its attempt and its last step."""
 
     attempt: str
     file: str
@@ -40,7 +40,7 @@ class Segment(TypedDict):
 
 
 class StoredMetrics(TypedDict):
-    """The metrics of a step; a metric may be NaN."""
+    """The metrics of a step. A metric may be NaN."""
 
     step: int
     time: float
@@ -66,22 +66,23 @@ def step_name(step: int) -> str:
 
 def list_checkpoints(attempts: Folder) -> list[tuple[int, str]]:
     """Lists (step, attempt_id) of a run's checkpoints, the lowest step first."""
-    found = []
+    checkpoints = []
     for attempt_id in attempts.list():
         folder = attempts.child(attempt_id, CHECKPOINTS)
-        names = [name for name in folder.list() if name.isdigit()]
-        found += [(int(name), attempt_id) for name in names if folder.child(name).exists(MANIFEST)]
-    return sorted(found)
+        for name in folder.list():
+            if name.isdigit() and folder.child(name).exists(MANIFEST):
+                checkpoints.append((int(name), attempt_id))
+    return sorted(checkpoints)
 
 
 def newest_manifest(attempts: Folder) -> dict | None:
-    """Reads the newest checkpoint's manifest that can be read; tensors are not verified."""
+    """Reads the newest manifest that is intact. The checkpoint's tensors are not verified."""
     for step, attempt_id in reversed(list_checkpoints(attempts)):
         try:
             folder = attempts.child(attempt_id, CHECKPOINTS, step_name(step))
             manifest = folder.read_sealed(MANIFEST, CheckpointManifest)
         except CorruptFile:
-            # The attempt that continues the run sets it aside with a warning.
+            # The attempt that continues the run sets the manifest aside with a warning.
             continue
         if manifest is not None:
             return manifest
@@ -89,47 +90,47 @@ def newest_manifest(attempts: Folder) -> dict | None:
 
 
 @contextlib.contextmanager
-def noting(barred: list) -> Iterator[None]:
+def collect_denied(errors: list) -> Iterator[None]:
+    """Adds a PermissionError of the block to `errors`."""
     try:
         yield
     except PermissionError as error:
-        barred.append(error)
+        errors.append(error)
 
 
 def prune(attempts: Folder, keep: int, writer_id: str | None = None) -> list:
     """Removes the run's checkpoints, except the newest `keep` and the newest of `writer_id`.
 
-    Returns what it may not remove.
+    Returns the PermissionErrors of the files that it may not remove.
     """
-    barred: list = []
+    errors: list = []
     checkpoints = list_checkpoints(attempts)
-    of_writer = [c for c in checkpoints if keep and c[1] == writer_id]
-    writers_newest = max(of_writer, default=None)
+    writers_newest = max((c for c in checkpoints if keep and c[1] == writer_id), default=None)
     for step, attempt_id in checkpoints[: len(checkpoints) - keep]:
         if (step, attempt_id) != writers_newest:
             folder = attempts.child(attempt_id, CHECKPOINTS)
-            with noting(barred):
-                # The manifest goes first, so that a half-removed checkpoint does not exist.
+            with collect_denied(errors):
+                # Without its manifest a half-removed checkpoint counts as absent.
                 folder.child(step_name(step)).remove(MANIFEST)
                 folder.remove(step_name(step))
-    return barred
+    return errors
 
 
 def clear_debris(attempts: Folder) -> list:
-    """Removes half-written checkpoints and files of ended attempts; returns as `prune`."""
-    barred: list = []
+    """Removes half-written checkpoints and files of ended attempts; returns PermissionErrors."""
+    errors: list = []
     for attempt_id in attempts.list():
         attempt = attempts.child(attempt_id)
         if not has_ended(read_lease(attempt)):
             continue
-        with noting(barred):
+        with collect_denied(errors):
             attempt.remove_temporaries()
         folder = attempt.child(CHECKPOINTS)
         for name in folder.list():
             if name.isdigit() and not folder.child(name).exists(MANIFEST):
-                with noting(barred):
+                with collect_denied(errors):
                     folder.remove(name)
-    return barred
+    return errors
 
 
 # Records:
@@ -138,11 +139,11 @@ def clear_debris(attempts: Folder) -> list:
 def write_segment(
     attempt: Folder, attempt_id: str, records: Sequence[Mapping], after_step: int
 ) -> dict:
-    """Writes records with steps rising above `after_step` as one file; returns its entry."""
+    """Writes records as one file; returns its entry. Steps must rise and be above `after_step`."""
     steps = [record["step"] for record in records]
     if any(b <= a for a, b in zip([after_step, *steps], steps, strict=False)):
         raise invalid("records", steps, f"rising steps above {after_step}, the last one committed")
-    # `json` writes NaN, which canonical JSON refuses.
+    # `json` is used because it writes NaN, which canonical JSON rejects.
     lines = (json.dumps(record, sort_keys=True, separators=(",", ":")) for record in records)
     data = "".join(line + "\n" for line in lines).encode()
     name = f"{steps[0]:09d}-{steps[-1]:09d}.jsonl"
@@ -152,21 +153,21 @@ def write_segment(
 
 
 def read_segment(attempts: Folder, entry: dict) -> list[dict]:
-    """Reads the records of a chain's entry; CorruptFile if the file is missing or altered."""
-    place = f"{attempts.path}/{entry['attempt']}/segments/{entry['file']}"
+    """Reads the records of an entry; CorruptFile if the file is missing or altered."""
+    path = f"{attempts.path}/{entry['attempt']}/segments/{entry['file']}"
     try:
         data = attempts.child(entry["attempt"], "segments").read(entry["file"])
         if hashlib.sha256(data).hexdigest() != entry["sha256"]:
             raise CorruptFile("its content does not match its sha256")
         return [parse_json(line, StoredMetrics) for line in data.splitlines()]
     except FileNotFoundError as error:
-        raise CorruptFile(f"{place} is missing") from error
+        raise CorruptFile(f"{path} is missing") from error
     except ValueError as error:
-        raise CorruptFile(f"{place}: {error}") from error
+        raise CorruptFile(f"{path}: {error}") from error
 
 
 def last_step(chain: Sequence[dict]) -> int:
-    """Returns the last step with records; -1 for an empty chain."""
+    """Returns the last step with records in a list of entries; -1 for an empty list."""
     return chain[-1]["last_step"] if chain else -1
 
 
@@ -178,10 +179,10 @@ def has_weights(attempt: Folder) -> bool:
 
 
 def clear_weights(attempts: Folder) -> None:
-    """Removes the weights, finished or not, of attempts that ended without a finish.
+    """Removes the weights, whole or not, of attempts that ended before they finished.
 
-    Call it once a finished attempt keeps the result's weights. An owner that was taken for ended,
-    and wakes up between its weights and its finish, then loses a copy.
+    Call it only if a finished attempt has the result's weights. A suspended process that was
+    presumed dead may then lose its copy of the weights, but the result's weights stay.
     """
     for attempt_id in attempts.list():
         attempt = attempts.child(attempt_id)
@@ -190,10 +191,10 @@ def clear_weights(attempts: Folder) -> None:
 
 
 def remove_weights(attempt: Folder) -> int:
-    """Removes the attempt's weights, finished or not; returns the freed bytes."""
+    """Removes the attempt's weights, whole or not; returns the freed bytes."""
     shards = attempt.child(SHARDS)
     num_bytes = sum(shards.size(name) for name in shards.list())
-    # The manifest goes first, so that half-removed weights do not exist.
+    # Without their manifest half-removed weights count as absent.
     shards.remove(MANIFEST)
     attempt.remove(SHARDS)
     if attempt.exists(WEIGHTS):

@@ -1,9 +1,8 @@
-"""Brings packed corpora from the storage to this machine, and a new one into the storage.
+"""Fetches packed corpora from the storage to this machine, and uploads new ones.
 
-A permuted corpus in an object store is fetched block by block, when a run first reads a row of a
-block. The processes of a machine share a file for each domain, as long as the stored file, with
-holes for absent blocks. Before a process reads a row, it compares the block's SHA-256 with the
-manifest's, and fetches the block if they differ.
+A permuted corpus in an object store is fetched block by block, when a row of the block is first
+read. All processes of a machine share one sparse file for each domain. Before a process reads a
+row, it compares the block's SHA-256 with the manifest's, and fetches the block if they differ.
 """
 
 import contextlib
@@ -27,11 +26,11 @@ from gram_platform.corpora.packed import (
     CorruptCorpus,
     PackedCorpus,
     bytes_of_files,
+    describe_unspelled,
     open_complete,
     parse_manifest,
     publish,
     sequence_path,
-    unspelled_lines,
 )
 from gram_platform.corpora.recipe import CorpusRecipe
 from gram_platform.corpora.sources import Progress, silent
@@ -41,12 +40,12 @@ from gram_platform.store.remote_folder import CONNECTIONS, RemoteFolder
 from gram_platform.store.root import Store
 
 if TYPE_CHECKING:
-    # Imports tokenizers, as `pack` does.
+    # This module imports tokenizers.
     from gram_platform.corpora.parts import Workers
 
 NOTHING_AHEAD: Mapping[str, int] = {}
 CONNECTIONS_AHEAD = 4
-# Blocks share locks, so that a machine has few files.
+# Blocks share locks, so that there are few lock files.
 NUM_LOCKS = 64
 
 
@@ -56,12 +55,13 @@ def provide_corpus(
     progress: Progress = silent,
     workers: "Workers | None" = None,
 ) -> PackedCorpus:
-    """Packs and uploads the recipe's corpus if the storage lacks it, and opens it.
+    """Opens the recipe's corpus; first packs and uploads it if the storage lacks it.
 
-    `store` is open for writing. `workers` see this machine's files, see `prepare`; None: this
-    process packs. Raises the errors of `prepare` and `open_corpus`.
+    `store` is open for writing. `workers` are those of `prepare`, and must see this machine's
+    files. Without them this process packs the corpus. Raises the errors of `prepare` and
+    `open_corpus`.
     """
-    # Imported here: a machine that only trains needs no tokenizers.
+    # Imported here, because a machine that only trains lacks tokenizers.
     from gram_platform.corpora.pack import in_turn, prepare
 
     workers = workers or in_turn
@@ -74,18 +74,18 @@ def provide_corpus(
     except (FileNotFoundError, CorruptCorpus):
         packed = prepare(recipe, store.data_root, progress, workers)
         _upload(packed, stored, progress)
-    # Of two drivers at once, both read the last upload.
+    # If two drivers upload at once, both open the last upload.
     return open_corpus(store, recipe.data_id)
 
 
 def open_corpus(
     store: Store, data_id: str, ahead: Mapping[str, int] = NOTHING_AHEAD
 ) -> PackedCorpus:
-    """Opens the packed corpus on this machine, after fetching it from an object store if need be.
+    """Opens a packed corpus on this machine; first fetches it from an object store if necessary.
 
-    A permuted corpus's training sequences are fetched when read, and the first `ahead` of each
-    domain in the background. ValueError if the storage lacks the corpus, if the stored copy is
-    corrupted, or if this machine's disk is full.
+    Training sequences of a permuted corpus are fetched when they are read. The first `ahead`
+    sequences of each domain are fetched in the background. Raises ValueError if the storage lacks
+    the corpus, if the stored copy is corrupted, or if this machine's disk is full.
     """
     stored, target = store.data_dir(data_id), store.data_root / data_id
     if store.is_local:
@@ -100,9 +100,8 @@ def open_corpus(
         expected = f"a storage that holds the data of its runs, found no data/{data_id}"
         raise _absent(store, expected) from None
     manifest = parse_manifest(text, stored.file(MANIFEST))
-    found = _copy_of(manifest, target)
-    if found is not None:
-        return found
+    if (corpus := _copy_of(manifest, target)) is not None:
+        return corpus
     with LocalFolder(str(store.data_root), writable=True).lock(f"fetch-{data_id}"):
         if "blocks" in manifest:
             blocks = target.with_name(f"blocks-{data_id}-{hashlib.sha256(text).hexdigest()[:12]}")
@@ -111,10 +110,10 @@ def open_corpus(
 
 
 def lost_text(store: Store, data_id: str) -> list[str]:
-    """Says what the tokenizer of a packed corpus cannot spell."""
+    """Describes the text that the tokenizer of a packed corpus cannot encode, as lines."""
     stored = store.data_dir(data_id)
     try:
-        return unspelled_lines(parse_manifest(stored.read(MANIFEST), stored.file(MANIFEST)))
+        return describe_unspelled(parse_manifest(stored.read(MANIFEST), stored.file(MANIFEST)))
     except (FileNotFoundError, CorruptCorpus):
         return []
 
@@ -124,7 +123,7 @@ def _absent(store: Store, expected: str) -> ValueError:
 
 
 def _copy_of(manifest: dict, target: Path) -> PackedCorpus | None:
-    """Opens this machine's copy if it is whole and has the manifest's fingerprint."""
+    """Opens this machine's copy; None unless it is whole and has the manifest's fingerprint."""
     corpus = open_complete(target)
     return corpus if corpus is not None and corpus.fingerprint == manifest["fingerprint"] else None
 
@@ -144,13 +143,13 @@ def _upload(corpus: PackedCorpus, stored: RemoteFolder, progress: Progress) -> N
 def _open_blocks(
     stored: RemoteFolder, text: bytes, manifest: dict, target: Path, ahead: Mapping[str, int]
 ) -> PackedCorpus:
-    """Opens a copy whose training sequences come block by block; downloads its other files."""
-    with _explained(stored, target):
-        rows = fetched_rows(stored, manifest, target)
+    """Opens a corpus whose training sequences are fetched in blocks; downloads the other files."""
+    with _explain_damage(stored, target):
+        rows = open_rows(stored, manifest, target)
     try:
         corpus = PackedCorpus.open(target, rows)
     except CorruptCorpus:
-        with _explained(stored, target):
+        with _explain_damage(stored, target):
             for relative in bytes_of_files(manifest, ("validation",)):
                 path = target / relative
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -163,9 +162,9 @@ def _open_blocks(
 
 
 @contextlib.contextmanager
-def _explained(stored: RemoteFolder, folder: Path) -> Iterator[None]:
+def _explain_damage(stored: RemoteFolder, folder: Path) -> Iterator[None]:
     try:
-        with full_disk_explained(folder.parent):
+        with explain_full_disk(folder.parent):
             yield
     except (CorruptCorpus, FileNotFoundError) as error:
         expected = f"intact data, found corrupted files ({error})"
@@ -173,20 +172,20 @@ def _explained(stored: RemoteFolder, folder: Path) -> Iterator[None]:
 
 
 def _fetch(stored: RemoteFolder, text: bytes, manifest: dict, target: Path) -> PackedCorpus:
-    """Continues a download next to the target, verifies it, and renames it."""
+    """Starts or continues a download next to the target, verifies it, and renames it."""
     partial = target.with_name(f".fetch-{target.name}")
     try:
-        with _explained(stored, partial):
+        with _explain_damage(stored, partial):
             for relative, digest in manifest["files"].items():
                 (partial / relative).parent.mkdir(parents=True, exist_ok=True)
                 stored.download(digest, str(partial / relative))
             (partial / MANIFEST).write_bytes(text)
             PackedCorpus.open(partial)
     except ValueError:
-        # The next fetch starts over.
+        # Otherwise the next fetch would continue damaged files.
         shutil.rmtree(partial)
         raise
-    # It is other data, of an earlier storage at the same URL.
+    # An earlier storage at the same URL had other data.
     if open_complete(target) is not None:
         shutil.rmtree(target)
     publish(partial, target)
@@ -197,10 +196,10 @@ def _fetch(stored: RemoteFolder, text: bytes, manifest: dict, target: Path) -> P
 
 
 class FetchedRows:
-    """The training sequences of a domain, token ids [num_sequences, seq_len + 1].
+    """The training sequences of a domain as an array of token ids [num_sequences, seq_len + 1].
 
-    A row is fetched when it is read. `path` is this machine's copy of the stored file, in blocks of
-    equal size except the last.
+    A row is fetched when it is read. `path` is this machine's copy of the stored file. Its blocks
+    have equal sizes, except the last one.
     """
 
     def __init__(
@@ -212,15 +211,14 @@ class FetchedRows:
         hashes: Sequence[str],
         fetch: Callable[[int, int], bytes],
     ):
-        """`hashes`: each block's SHA-256; `fetch(first, stop)` reads bytes of the stored file."""
+        """`hashes` are the blocks' SHA-256. `fetch(first, stop)` reads bytes of the stored file."""
         self.path, self._block_bytes = path, block_bytes
         self._row_bytes = shape[1] * dtype.itemsize
         self._num_bytes = shape[0] * self._row_bytes
         self._hashes, self._fetch = hashes, fetch
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        # It is closed together with this object.
         self._file = os.fdopen(descriptor, "r+b", buffering=0)
-        # The file is never shortened, because that would kill a process that maps it.
+        # The file is never shortened, because that would kill processes that map it.
         if os.fstat(self._file.fileno()).st_size < self._num_bytes:
             os.ftruncate(self._file.fileno(), self._num_bytes)
         self._is_here = np.zeros(len(hashes), dtype=bool)
@@ -233,10 +231,10 @@ class FetchedRows:
         return len(self._array)
 
     def __getitem__(self, rows: slice | np.ndarray) -> np.ndarray:
-        """Returns the sequences of a slice, or of an int array of rows that are not negative."""
+        """Returns the sequences of a slice, or of an int array of non-negative row numbers."""
         if not self._is_here.all():
-            wanted = np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else rows
-            absent = [number for number in self._blocks_of(wanted) if not self._is_here[number]]
+            numbers = np.arange(*rows.indices(len(self))) if isinstance(rows, slice) else rows
+            absent = [block for block in self._blocks_of(numbers) if not self._is_here[block]]
             if absent:
                 with ThreadPoolExecutor(min(CONNECTIONS, len(absent))) as connections:
                     list(connections.map(self.bring, absent))
@@ -245,22 +243,23 @@ class FetchedRows:
     def _blocks_of(self, rows: np.ndarray) -> list[int]:
         size = self._block_bytes
         first, last = rows * self._row_bytes // size, ((rows + 1) * self._row_bytes - 1) // size
-        # A row's first block and those that it may reach into.
+        # A row's first block, and the blocks after it that the row may extend into.
         between = np.arange((self._row_bytes - 1) // size + 2)
         return np.unique((first[:, None] + between).clip(max=last[:, None])).tolist()
 
     def first(self, num_rows: int) -> list[int]:
+        """Lists the blocks of the first rows."""
         return list(range(-(-min(num_rows, len(self)) * self._row_bytes // self._block_bytes)))
 
     def bring(self, number: int) -> None:
-        """Returns once the block is here and intact.
+        """Fetches the block unless this machine has it.
 
-        ValueError if the storage's copy is damaged or this machine's disk is full, OSError if the
-        storage cannot be reached.
+        Raises ValueError if the storage's copy is damaged or this machine's disk is full, and
+        OSError if the storage cannot be reached.
         """
         if not self._is_here[number] and not self._is_intact(number):
             with self._locks.lock(f"fetch-{number % NUM_LOCKS}"):
-                # Another process or thread may have fetched it meanwhile.
+                # Another process or thread may have fetched the block meanwhile.
                 if not self._is_intact(number):
                     self._fill(number)
         self._is_here[number] = True
@@ -269,7 +268,7 @@ class FetchedRows:
         return number * self._block_bytes, min((number + 1) * self._block_bytes, self._num_bytes)
 
     def _is_intact(self, number: int, block: bytes | None = None) -> bool:
-        """Compares the block's hash, by default as it is here, with the manifest's."""
+        """Returns whether a block, by default this machine's copy, has the manifest's hash."""
         if block is None:
             start, stop = self._range(number)
             block = os.pread(self._file.fileno(), stop - start, start)
@@ -282,18 +281,18 @@ class FetchedRows:
             expected = f"intact data, found another block {number} in the storage"
             raise invalid("storage", str(self.path), expected)
         view = memoryview(block)
-        with full_disk_explained(self.path.parent):
+        with explain_full_disk(self.path.parent):
             while view:
-                # One call may write less.
+                # One call may write only a part.
                 written = os.pwrite(self._file.fileno(), view, start)
                 view, start = view[written:], start + written
 
 
-def fetched_rows(stored: RemoteFolder, manifest: Mapping, folder: Path) -> dict[str, FetchedRows]:
-    """Opens every domain's training sequences of a permuted corpus.
+def open_rows(stored: RemoteFolder, manifest: Mapping, folder: Path) -> dict[str, FetchedRows]:
+    """Opens the training sequences of a permuted corpus, by domain.
 
-    `folder`: a local folder for this manifest. ValueError if the manifest's rows do not fit the
-    stored files.
+    `folder` is a local folder for this manifest only. Raises ValueError if the manifest's rows do
+    not match the stored files.
     """
     names = {domain: sequence_path("train", domain) for domain in manifest["domains"]}
     digests = [manifest["files"][name] for name in names.values()]
@@ -327,10 +326,10 @@ def fetch_ahead(rows: Mapping[str, FetchedRows], num_rows: Mapping[str, int]) ->
 
 
 def _bring_each(left: "queue.SimpleQueue[tuple[FetchedRows, int]]") -> None:
-    """Brings blocks until none is left or one fails.
+    """Fetches blocks until none is left or a fetch fails.
 
-    The run meets the error itself when it reads the block. In a process that ends, drivers of
-    object stores raise RuntimeError.
+    Errors are ignored, because the run gets the same error when it reads the block. While a process
+    ends, drivers of object stores raise RuntimeError.
     """
     with contextlib.suppress(queue.Empty, OSError, ValueError, RuntimeError):
         while True:
@@ -339,11 +338,12 @@ def _bring_each(left: "queue.SimpleQueue[tuple[FetchedRows, int]]") -> None:
 
 
 @contextlib.contextmanager
-def full_disk_explained(place: Path) -> Iterator[None]:
+def explain_full_disk(place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        found = f"found a full disk ({error.strerror}); $GRAM_CACHE names another folder"
-        raise invalid("storage", str(place), f"enough free space, {found}") from error
+        expected = "enough free space, found a full disk"
+        expected += f" ({error.strerror}); $GRAM_CACHE names another folder"
+        raise invalid("storage", str(place), expected) from error

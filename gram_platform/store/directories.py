@@ -1,6 +1,6 @@
-"""Reads and writes the directories of evaluations and imports, and files that runs have too.
+"""Reads and writes the directories of evaluations and imports, and files that all nodes have.
 
-Only tensors import torch.
+torch is imported only for tensors.
 """
 
 import contextlib
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 Config = TypeVar("Config")
 
 CONFIG, TAGS, RESULT, TIMING = "config.json", "tags.json", "result.json", "timing.json"
-# The result's field with the hash of the tensors' file.
+# The field of a result with the hash of its tensors.
 TENSORS_HASH = "tensors_sha256"
-# The result's field with the `weights_sha256`, by id, of what the node was made from.
+# The field of a result with the `weights_sha256`, by id, of the weights that it was made from.
 SOURCE_HASHES = "source_weights_sha256"
 WRONG_HASH = "its hash is not the result's"
-# Read without conversion, so that a result written again has the same bytes.
+# Ints stay ints, so that a result that is read and written again has the same bytes.
 Number = float | int
 
 
 class EvaluationResult(TypedDict):
-    """The fields of an evaluation's result that are read here or in reports."""
+    """The fields of an evaluation's result that this module or reports read."""
 
     eval_id: str
     losses: NotRequired[dict[str, Number]]
@@ -68,20 +68,20 @@ class ImportResult(TypedDict):
 
 @dataclass(frozen=True)
 class NodeDirectory:
-    """One directory of the storage; `kind` is run, evaluation or import."""
+    """One directory of the storage, whose `kind` is run, evaluation or import."""
 
     folder: Folder
     node_id: str
 
     kind: ClassVar[str]
     id_field: ClassVar[str]
-    # A TypedDict of the result's fields that are read here and in reports.
+    # A TypedDict of the result's fields that this module and reports read.
     result_kind: ClassVar[Any]
     config_remedy: ClassVar[str] = "submit again"
 
     @property
     def remedy(self) -> str:
-        # A read-only store has set nothing aside, so its result still counts.
+        # A read-only store cannot set the result aside, so the node would still count as done.
         first = "" if self.folder.writable else f"remove {self.folder.path} and "
         return f"{first}submit again"
 
@@ -95,17 +95,17 @@ class NodeDirectory:
     def config_as(self, read: Callable[[Mapping], Config]) -> Config:
         """Reads the config by `run_from_plain` or another reader.
 
-        ValueError if the storage has no such node, and ValueError naming the file if the config's
-        hash is not the directory's id or `read` rejects it.
+        Raises ValueError if the storage has no such node. Raises ValueError, which names the file,
+        if the config's hash is not the directory's id, or if `read` rejects the config.
         """
         plain = self.folder.read_json(CONFIG)
         if plain is None:
             expected = f"one of the {self.kind}s in this storage ({self.folder.path})"
             raise invalid(self.id_field, self.node_id, expected)
         try:
-            if (found := self.id_of(plain)) != self.node_id:
+            if (node_id := self.id_of(plain)) != self.node_id:
                 expected = f"the config of {self.node_id}: it is damaged, {self.config_remedy}"
-                raise invalid(self.id_field, found, expected)
+                raise invalid(self.id_field, node_id, expected)
             return read(plain)
         except InvalidField as error:
             raise error.at(self.folder.file(CONFIG)) from error
@@ -119,9 +119,9 @@ class NodeDirectory:
         return self.folder.read_or_set_aside(TAGS, dict[str, str])
 
     def add_tags(self, tags: Mapping[str, str]) -> None:
-        """Merges `tags` into the stored tags; new values win.
+        """Merges `tags` into the stored tags. New values replace old ones.
 
-        On an object store the last of two writers wins.
+        On an object store, tags of the first of two writers at the same time are lost.
         """
         if not all(isinstance(text, str) for pair in tags.items() for text in pair):
             raise invalid("tags", dict(tags), "names and values that are strings")
@@ -131,7 +131,7 @@ class NodeDirectory:
             self.folder.write_sealed(TAGS, {**self.tags(), **tags}, durable=False)
 
     def result(self) -> dict | None:
-        """Reads the sealed result; None without one, or after setting a corrupted one aside."""
+        """Reads the sealed result; None if it is missing, or corrupted and therefore set aside."""
         try:
             result = self.folder.read_sealed(RESULT, self.result_kind)
             if result is not None and result[self.id_field] != self.node_id:
@@ -142,7 +142,7 @@ class NodeDirectory:
         return result
 
     def status(self) -> State:
-        """Reads the state; only runs are continued half-way."""
+        """Reads the state, which is absent or complete except for runs."""
         return State.ABSENT if self.result() is None else State.COMPLETE
 
     def require_result(self) -> dict:
@@ -152,15 +152,18 @@ class NodeDirectory:
         return result
 
     def publish(self, data: bytes) -> dict:
-        """Makes `data` the result unless there is one; returns the result, warns if it differs."""
+        """Makes `data` the result unless there is one; returns the result.
+
+        Warns if the existing result differs from `data`.
+        """
         if self.folder.create(RESULT, data):
             return unseal(data)
         existing = self.result()
         if existing is None:
             return self.publish(data)
         if existing != unseal(data):
-            done = f"{self.kind} {self.node_id} finished again with another result"
-            warn(f"{done}; the first one stays", stacklevel=3)
+            text = f"{self.kind} {self.node_id} finished again with another result"
+            warn(f"{text}; the first one stays", stacklevel=3)
         return existing
 
     def set_result_aside(self, reason: str, fault: str = "outdated") -> None:
@@ -173,9 +176,9 @@ class NodeDirectory:
             return False
 
     def ensure_config(self, config: RunConfig | AnyEvaluation | TaskScores) -> None:
-        """Stores the config unless it is there; sets a damaged one aside with a warning.
+        """Stores the config unless it is stored already. Sets a damaged config aside.
 
-        ValueError if the directory belongs to another node.
+        Raises ValueError if the directory belongs to another node.
         """
         node_id = getattr(config, self.id_field)
         if node_id != self.node_id:
@@ -192,8 +195,8 @@ class NodeDirectory:
 class EvaluationDirectory(NodeDirectory):
     """`<storage>/evaluations/<eval_id>/{config.json, tags.json, result.json, timing.json}`.
 
-    Tensors are in `tensors-<hash>.safetensors`. The result names the hash, so two writers do not
-    mix.
+    Tensors are in `tensors-<hash>.safetensors`. The result has the hash, so that it belongs to the
+    tensors of the same writer.
     """
 
     kind = "evaluation"
@@ -208,7 +211,7 @@ class EvaluationDirectory(NodeDirectory):
         return self.node_id
 
     def timing(self) -> dict:
-        """Reads {"elapsed_s", "ended", "host"}; {} before the end."""
+        """Reads {"elapsed_s", "ended", "host"}; {} before the evaluation has ended."""
         return self.folder.read_or_set_aside(TIMING, EvaluationTiming)
 
     def complete(
@@ -217,9 +220,10 @@ class EvaluationDirectory(NodeDirectory):
         timing: Mapping | None = None,
         tensors: Mapping[str, "torch.Tensor"] | None = None,
     ) -> dict:
-        """Writes `result`'s deterministic fields, eval_id, sha256 and the hash of `tensors`.
+        """Writes the tensors and the result, unless there is a result; returns the result.
 
-        Returns the result in force. `timing` may have `elapsed_s`; `ended` and `host` are added.
+        `result` has only deterministic fields, and gets `eval_id`, `sha256` and the hash of
+        `tensors`. `timing` may have `elapsed_s`, and gets `ended` and `host`.
         """
         if self.result() is None:
             facts = {**(timing or {}), "ended": time.time(), "host": socket.gethostname()}
@@ -233,9 +237,9 @@ class EvaluationDirectory(NodeDirectory):
         return self.publish(seal({**result, "eval_id": self.node_id}))
 
     def tensors(self) -> dict[str, "torch.Tensor"]:
-        """Reads the verified tensors of a complete evaluation; ValueError without them.
+        """Reads the verified tensors of a complete evaluation; ValueError if it has none.
 
-        Sets corrupted ones aside, and the result with them, so that submitting makes them again.
+        Sets corrupted tensors and their result aside, so that submitting measures them again.
         """
         from gram_platform.store.tensors import hash_tensors, load_tensors
 
@@ -264,7 +268,7 @@ def _tensors_name(digest: str) -> str:
 
 @dataclass(frozen=True)
 class ImportDirectory(NodeDirectory):
-    """`<storage>/imports/<import_id>`: a config `{"model": ...}`, and the weights' origin."""
+    """`<storage>/imports/<import_id>`, with a config `{"model": ...}`, weights and their origin."""
 
     kind = "import"
     id_field = "import_id"
@@ -281,9 +285,10 @@ class ImportDirectory(NodeDirectory):
         write: Callable[[str], None],
         tokenizer: bytes | None = None,
     ) -> dict:
-        """Lets `write` fill a local path with the weights; returns the result in force.
+        """Stores an imported model; returns its result.
 
-        `fields`: `weights_sha256` and the origin. `tokenizer`: the checkpoint's tokenizer.json.
+        `write` writes the weights to a local path. `fields` are `weights_sha256` and the origin.
+        `tokenizer` is the content of the checkpoint's tokenizer.json.
         """
         expected = import_id(model, fields["weights_sha256"], tokenizer)
         if self.node_id != expected:
@@ -296,7 +301,7 @@ class ImportDirectory(NodeDirectory):
         return self.result() or self.publish(seal({**fields, "import_id": self.node_id}))
 
     def tokenizer(self, local: Path) -> Path | None:
-        """Returns a local path of tokenizer.json, copied to `local` if remote, or None."""
+        """Returns a local path of tokenizer.json, a copy in `local` if it is remote; or None."""
         expected = self.require_result().get("tokenizer_sha256")
         if expected is None:
             return None
@@ -307,29 +312,29 @@ class ImportDirectory(NodeDirectory):
             copies.write(f"{expected}.json", self.folder.read(TOKENIZER))
             path = Path(copies.file(f"{expected}.json"))
         if hash_file(path) != expected:
-            raise self._altered(TOKENIZER)
+            raise self._alteration(TOKENIZER)
         return path
 
     @contextlib.contextmanager
     def open_weights(self) -> "Iterator[DiskTensors]":
-        """Yields the weights, read from disk one by one; CorruptFile if they were altered."""
+        """Yields the weights, which are read one by one; CorruptFile if they were altered."""
         from gram_platform.store.shards import open_weights
 
         result = self.require_result()
         with open_weights(self.folder) as tensors:
             if tensors.sha256() != result["weights_sha256"]:
-                raise self._altered(WEIGHTS)
+                raise self._alteration(WEIGHTS)
             yield tensors
 
-    def _altered(self, name: str) -> CorruptFile:
-        what = f"{self.folder.path}/{name} differs from the imported file"
-        return CorruptFile(f"{what}: import the model again")
+    def _alteration(self, name: str) -> CorruptFile:
+        file = f"{self.folder.path}/{name}"
+        return CorruptFile(f"{file} differs from the imported file: import the model again")
 
 
 def import_id(model: ModelConfig, weights_sha256: str, tokenizer: bytes | None = None) -> str:
-    """Makes an imported model's id, by which views name it, from what its files hold.
+    """Returns an imported model's id, a hash of its config, weights and tokenizer.
 
-    `tokenizer`: the bytes of tokenizer.json, if there is one.
+    `tokenizer` is the content of tokenizer.json, if there is one. Views name a model by its id.
     """
     hashes = {"weights_sha256": weights_sha256}
     if tokenizer is not None:

@@ -1,7 +1,7 @@
-"""Defines what local and remote folders share: names, sealed JSON, damaged files, retries.
+"""Defines what local and remote folders share, such as sealed JSON, damaged files and retries.
 
-Every file is written whole or not at all (`folders.py`). A read-only folder rejects every change.
-Names are single path components of safe characters, so no path can leave the storage's root.
+Every file is written whole or not at all (`folders.py`). A read-only folder rejects all changes. A
+name is one path component of safe characters, so no path can leave the storage's root.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_+.=@-]{0,199}")
 
 
 class CorruptFile(ValueError):
-    """A file differs from what was written: bad JSON or a wrong hash."""
+    """A file is damaged, which its hash or invalid content shows."""
 
 
 def safe_name(field: str, name: str) -> str:
-    """Returns `name`; ValueError naming `field` unless it can be a component of a path."""
+    """Returns `name`; ValueError, which names `field`, if it cannot be a component of a path."""
     if not is_safe_name(name):
         allowed = "at most 200 letters, digits and _ + . = @ -, the first a letter, digit or _"
         raise invalid(field, name, allowed)
@@ -43,13 +43,13 @@ def is_safe_name(name: Any) -> bool:
 
 
 def seal(fields: Mapping) -> bytes:
-    """Writes canonical JSON of `fields` with their `sha256`."""
+    """Returns canonical JSON of `fields` and the hash of this JSON as `sha256`."""
     digest = hashlib.sha256(canonical_json(fields).encode()).hexdigest()
     return (canonical_json({**fields, "sha256": digest}) + "\n").encode()
 
 
 def unseal(data: bytes) -> dict:
-    """Inverts `seal`, keeping `sha256`; CorruptFile unless the bytes are a sealed JSON object."""
+    """Reads sealed JSON, with `sha256`; CorruptFile unless the bytes are what `seal` returned."""
     try:
         fields = parse_json(data, dict)
         intact = seal({k: v for k, v in fields.items() if k != "sha256"}) == data
@@ -60,17 +60,17 @@ def unseal(data: bytes) -> dict:
     return fields
 
 
-def unsealed(data: bytes) -> dict:
-    """Inverts `seal`; CorruptFile as `unseal`. Files from before seals existed have no seal."""
+def unseal_if_sealed(data: bytes) -> dict:
+    """Reads JSON without its `sha256`; CorruptFile if its seal is wrong. Old files have no seal."""
     fields = parse_json(data, dict)
-    # A hash under another name is a damaged seal.
+    # A hash under another name belongs to a damaged seal.
     if "sha256" in fields or any(_HASH.fullmatch(str(value)) for value in fields.values()):
         unseal(data)
     return {key: value for key, value in fields.items() if key != "sha256"}
 
 
 class Folder:
-    """What local and remote folders share; `path` is a directory, or a URL without protocol."""
+    """A local or remote folder. `path` is a directory, or a URL without protocol."""
 
     # Each kind of folder defines these.
     path: str
@@ -92,18 +92,18 @@ class Folder:
         return f"{self.path}/{safe_name('file', name)}"
 
     def address(self, name: str) -> str:
-        """Returns what a person opens a file by: its path, or its URL with the protocol."""
+        """Returns the path or the URL with protocol by which a person opens a file."""
         return self.file(name)
 
     def read_json(self, name: str, kind: Any = dict) -> Any:
-        """Reads a file's JSON as a value of this type; None if the file is absent.
+        """Reads a file's JSON as a value of type `kind`; None if the file is absent.
 
-        CorruptFile, which names the file and the field, for anything else.
+        Raises CorruptFile, which names the file and the field, for other content.
         """
         return self._read_as(name, lambda data: parse_json(data, kind))
 
     def read_sealed(self, name: str, kind: Any = dict) -> Any:
-        """Reads sealed fields as `read_json` does; CorruptFile also for a wrong hash."""
+        """Reads sealed JSON as `read_json` does; CorruptFile also if the hash is wrong."""
         return self._read_as(name, lambda data: from_plain(kind, unseal(data)))
 
     def _read_as(self, name: str, read: Callable[[bytes], Value]) -> Value | None:
@@ -117,16 +117,16 @@ class Folder:
             raise CorruptFile(f"{self.path}/{name}: {error}") from error
 
     def read_spare(self, name: str, kind: Any = dict) -> Any:
-        """Reads the JSON of a file that only saves work; {} if absent or damaged."""
+        """Reads the JSON of a file that is not essential; {} if it is absent or damaged."""
         try:
             return self.read_json(name, kind) or {}
         except CorruptFile:
             return {}
 
     def read_or_set_aside(self, name: str, kind: Any) -> Any:
-        """Reads `unsealed` fields; {} without a file, or after setting a damaged one aside."""
+        """Reads JSON by `unseal_if_sealed`; {} if it is absent, or damaged and so set aside."""
         try:
-            return self._read_as(name, lambda data: from_plain(kind, unsealed(data))) or {}
+            return self._read_as(name, lambda data: from_plain(kind, unseal_if_sealed(data))) or {}
         except CorruptFile as error:
             self.set_aside(name, error)
             return {}
@@ -138,6 +138,7 @@ class Folder:
         self.write(name, seal(fields), durable=durable)
 
     def write_whole(self, files: Mapping[str, bytes]) -> None:
+        """Writes files, and then their hashes for `require_whole`."""
         self.remove(HASHES)
         for name, data in files.items():
             self.write(name, data)
@@ -145,26 +146,29 @@ class Folder:
         self.write_sealed(HASHES, {"files": hashes})
 
     def require_whole(self) -> None:
-        """Raises CorruptFile if a file of `write_whole` was changed, OSError if it is gone."""
+        """Raises CorruptFile if a file of `write_whole` was changed, OSError if one is missing."""
         for name, digest in (self.read_sealed(HASHES) or {"files": {}})["files"].items():
             if hashlib.sha256(self.read(name)).hexdigest() != digest:
                 raise CorruptFile(f"{self.file(name)} does not have its SHA-256: submit again")
 
     def set_aside(self, name: str, reason: object, fault: str = "corrupted") -> None:
-        """Renames a corrupted file or directory to `<name>.corrupt-<n>` if it may, and warns."""
-        done = " and set aside" if self.writable else ""
+        """Warns of a corrupted file or directory; renames it if the folder is writable.
+
+        The new name is `<name>.corrupt-<n>`.
+        """
         if self.writable:
             number = next(n for n in range(1, 10**6) if not self.exists(f"{name}.corrupt-{n}"))
-            # Another process may have set it aside.
+            # Another process may have set the file aside.
             with contextlib.suppress(FileNotFoundError):
                 self.rename(name, f"{name}.corrupt-{number}")
-        warn(f"{self.path}/{name} is {fault}{done}: {reason}", stacklevel=2)
+            fault += " and set aside"
+        warn(f"{self.path}/{name} is {fault}: {reason}", stacklevel=2)
 
     def remove_temporaries(self, older_than_s: float = 0.0) -> None:
         """Removes half-written files of killed writers. Object stores have none."""
 
     def require_rights(self) -> None:
-        """PermissionError if this user may not write here; an object store says so later."""
+        """Raises PermissionError if this user may not write here. Object stores are not checked."""
 
     def _check_writable(self) -> None:
         if not self.writable:
@@ -175,7 +179,7 @@ class Folder:
 
 PATIENCE_S = 300.0
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 30.0
-# Between two warnings of one process.
+# The time between two warnings of one process.
 SILENCE_S = 600.0
 
 _NAMES = """
@@ -185,10 +189,10 @@ _NAMES = """
 TRANSIENT_ERRNOS = frozenset(
     getattr(errno, name) for name in _NAMES.split() if hasattr(errno, name)
 )
-# HTTP's time-outs, throttling and server errors.
+# HTTP statuses of time-outs, throttling and server errors.
 TRANSIENT_STATUSES = {"408", "425", "429", "500", "502", "503", "504"}
-# Connection errors of the libraries under fsspec's drivers (aiohttp, requests, botocore,
-# azure-core). Not all are OSErrors, and the libraries need not be installed.
+# Connection errors of the libraries that fsspec's drivers use (aiohttp, requests, botocore,
+# azure-core). They are compared by name, because the libraries need not be installed.
 _CLASSES = """
     ClientConnectionError ClientPayloadError ConnectTimeoutError ConnectionError
     EndpointConnectionError IncompleteReadError ReadTimeoutError ServiceRequestError
@@ -198,7 +202,7 @@ TRANSIENT_CLASSES = frozenset(_CLASSES.split())
 
 
 class StorageAway(Unavailable, OSError):
-    """The storage failed for longer than a call is retried."""
+    """The storage failed for longer than calls are retried."""
 
 
 _last_warned = -SILENCE_S
@@ -226,33 +230,35 @@ def keep_trying(work: Callable[[], Value], place: str) -> Value:
         except Exception as error:
             if not is_transient(error):
                 raise
-            about = f"{place}: {type(error).__name__}: {error}"
+            failure = f"{place}: {type(error).__name__}: {error}"
             if time.monotonic() + delay_s > deadline:
-                text = f"the storage has failed for {PATIENCE_S:.0f} s ({about})"
+                text = f"the storage has failed for {PATIENCE_S:.0f} s ({failure})"
                 raise StorageAway(text) from error
-            _warn(about)
+            _warn(failure)
         time.sleep(delay_s)
     raise AssertionError("delays never end")
 
 
-def persistent(method: Callable) -> Callable:
+def with_retries(method: Callable) -> Callable:
+    """Decorates a method of a folder, whose transient errors are then retried."""
+
     @functools.wraps(method)
-    def trying(self, *args, **kwargs):
+    def retry(self, *args, **kwargs):
         return keep_trying(lambda: method(self, *args, **kwargs), self.path)
 
-    return trying
+    return retry
 
 
 def _delays() -> Iterator[float]:
-    """Yields delays that double up to `LONGEST_DELAY_S`, cut at random to spread clients out."""
+    """Yields delays that double up to `LONGEST_DELAY_S`, shortened at random to spread clients."""
     delay_s = FIRST_DELAY_S
     while True:
         yield delay_s * random.uniform(0.5, 1.0)
         delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
 
-def _warn(about: str) -> None:
+def _warn(failure: str) -> None:
     global _last_warned
     if time.monotonic() - _last_warned >= SILENCE_S:
         _last_warned = time.monotonic()
-        warn(f"the storage fails ({about}); retried for up to {PATIENCE_S:.0f} s", stacklevel=4)
+        warn(f"the storage fails ({failure}); retried for up to {PATIENCE_S:.0f} s", stacklevel=4)

@@ -1,8 +1,9 @@
-"""Reads and writes the storage's folders on this machine, and opens folders behind a URL.
+"""Reads and writes local folders of a storage, and opens the folders of a path or a URL.
 
-A storage has only files and folders. A link may lead anywhere on the machine that reads it, so
-nothing is read, written or removed through a link. A link or a pipe counts as an absent folder or a
-damaged file. Only the storage's own folder may be a link, because its user has made it.
+A storage has only files and folders. Nothing is read, written or removed through a link, because a
+link could lead anywhere on the machine. In place of a folder a link counts as absent, and in place
+of a file a link or a pipe counts as a damaged file. Only the storage itself may be a link, which
+its user has made.
 """
 
 import contextlib
@@ -39,35 +40,35 @@ from gram_platform.store.files import (
     Value,
     is_safe_name,
     is_transient,
-    persistent,
     safe_name,
+    with_retries,
 )
 from gram_platform.store.remote_folder import RemoteFolder
 
 
-def written_again(method: Callable) -> Callable:
-    """Decorates a method that writes a file: it tries again if the unfinished file was removed.
+def retry_if_removed(method: Callable) -> Callable:
+    """Decorates a method that writes a file, and retries if its unfinished file was removed.
 
-    Another process removes it if this one slept for so long that it seemed to have ended.
+    Other processes remove it if this process was suspended for so long that it seemed dead.
     """
 
     @functools.wraps(method)
-    def writing(self, *args, **kwargs):
+    def retry(self, *args, **kwargs):
         try:
             return method(self, *args, **kwargs)
         except FileNotFoundError:
             return method(self, *args, **kwargs)
 
-    return writing
+    return retry
 
 
 @dataclass(frozen=True)
 class LocalFolder(Folder):
-    """A directory of this machine or of a mounted file system; the first write creates it."""
+    """A directory of this machine or of a mounted file system. The first write creates it."""
 
     path: str
     writable: bool
-    # The paths of the folders that lead here from the storage's own, which is not one of them.
+    # The paths of the folders below the storage's own that lead to this one, which is the last.
     below: tuple[str, ...] = ()
 
     def child(self, *names: str) -> "LocalFolder":
@@ -77,38 +78,38 @@ class LocalFolder(Folder):
             below = (*below, path)
         return LocalFolder(path, self.writable, below)
 
-    @persistent
+    @with_retries
     def read(self, name: str, most: int = -1) -> bytes:
         self._require_here(name)
         with self._look(lambda: open(self._plain(name), "rb")) as file:
             return file.read(most)
 
-    @persistent
-    @written_again
+    @with_retries
+    @retry_if_removed
     def write(self, name: str, data: bytes, durable: bool = True) -> None:
-        """Replaces the file atomically; a `durable` file survives a crash of the machine."""
+        """Replaces the file atomically. If `durable`, it survives a crash of the machine."""
         with whole_file(self._target(name, durable), durable) as temporary:
             Path(temporary).write_bytes(data)
         if durable:
             sync(self.path)
 
-    @persistent
-    @written_again
+    @with_retries
+    @retry_if_removed
     def write_with(self, name: str, writer: Callable[[str], object]) -> str:
-        """Lets `writer` fill a local path, publishes it as `name` and returns its SHA-256.
+        """Calls `writer` with a temporary path, and renames the file; returns its SHA-256.
 
-        A crash of the machine may lose the name before the folder's next durable write.
+        A crash of the machine may lose the file until the folder's next durable write.
         """
         with whole_file(self._target(name), durable=True) as temporary:
             writer(temporary)
             return hash_file(temporary)
 
-    @persistent
-    @written_again
+    @with_retries
+    @retry_if_removed
     def create(self, name: str, data: bytes) -> bool:
-        """Writes the file unless something has its name; True for the one writer that created it.
+        """Writes the file unless the name exists; returns True to the one writer that created it.
 
-        After a transient error that writer may get False, although the file has its bytes.
+        After a transient error the writer may get False, although the file has its bytes.
         """
         path = self._target(name)
         with temporary_beside(path) as temporary:
@@ -119,7 +120,7 @@ class LocalFolder(Folder):
             except FileExistsError:
                 return False
             except OSError as error:
-                # Without hard links the last of two first writers wins.
+                # Without hard links the last of two simultaneous writers wins.
                 if is_transient(error):
                     raise
                 if self.exists(name):
@@ -128,14 +129,14 @@ class LocalFolder(Folder):
         sync(self.path)
         return True
 
-    @persistent
+    @with_retries
     def size(self, name: str) -> int:
         self._require_here(name)
         return os.stat(self.file(name), follow_symlinks=False).st_size
 
-    @persistent
+    @with_retries
     def exists(self, name: str) -> bool:
-        """Returns whether anything has the name; raises if a mount fails."""
+        """Returns whether the name exists; raises OSError if a mount fails."""
         if not self._is_here():
             return False
         try:
@@ -144,9 +145,12 @@ class LocalFolder(Folder):
             return False
         return True
 
-    @persistent
+    @with_retries
     def list(self) -> list[str]:
-        """Lists safe names of files and folders, sorted; warns of links. Empty without a folder."""
+        """Lists the safe names of files and folders, sorted; warns of other entries.
+
+        The list is empty if the folder is absent.
+        """
         if not self._is_here():
             return []
         try:
@@ -154,9 +158,9 @@ class LocalFolder(Folder):
         except (FileNotFoundError, NotADirectoryError):
             return []
 
-    @persistent
+    @with_retries
     def require_plain_entries(self) -> None:
-        """ValueError for an entry that is neither a file nor a folder; does not look below."""
+        """Raises ValueError if an entry is neither a file nor a folder."""
         with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
             for entry in entries:
                 if not _is_plain(entry):
@@ -166,13 +170,13 @@ class LocalFolder(Folder):
         require_rights(self.path)
 
     def require_folders(self) -> None:
-        """ValueError if this folder, or a folder above it in the storage, is a link or a file."""
+        """Raises ValueError if this folder, or one above it in the storage, is a link or a file."""
         if obstacle := self._obstacle():
             raise unplain(obstacle, kind_of(obstacle), A_FOLDER)
 
-    @persistent
+    @with_retries
     def remove(self, name: str) -> None:
-        """Removes a file, a whole folder, or a link itself."""
+        """Removes a file, a folder with its content, or a link itself."""
         self._check_writable()
         path = self.file(name)
         if not self._is_here():
@@ -181,34 +185,34 @@ class LocalFolder(Folder):
             try:
                 os.unlink(path)
             except (IsADirectoryError, PermissionError) as error:
-                # It is a folder, which a failing mount would deny if it were asked first.
+                # Only asked now, because a failing mount would deny that a folder exists.
                 if not stat.S_ISDIR(os.stat(path, follow_symlinks=False).st_mode):
                     raise
                 remove_whole(path)
                 if isinstance(error, PermissionError) and os.path.lexists(path):
                     raise
 
-    @persistent
+    @with_retries
     def remove_temporaries(self, older_than_s: float = 0.0) -> None:
         self._check_writable()
         if not self._is_here():
             return
-        # An earlier writer named them `.NAME.tmp`, the safetensors library `.tmp` and letters.
+        # Older versions wrote `.NAME.tmp`, and the safetensors library `.tmp` and letters.
         for path in Path(self.path).glob(".*tmp*"):
-            # Its writer may have just published it.
+            # The writer may have just renamed the file.
             with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                 if time.time() - os.stat(path, follow_symlinks=False).st_mtime >= older_than_s:
                     path.unlink()
 
-    @persistent
+    @with_retries
     def rename(self, old: str, new: str) -> None:
         self._check_writable()
         self.require_folders()
         os.rename(self.file(old), self.file(new))
 
-    @persistent
+    @with_retries
     def plain_file(self, name: str) -> str:
-        """Returns the path of a file; CorruptFile for a link or a pipe."""
+        """Returns the path of a file; CorruptFile if it is a link or a pipe."""
         self._require_here(name)
         return self._plain(name)
 
@@ -224,10 +228,10 @@ class LocalFolder(Folder):
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Keeps other processes of this machine out while the block runs.
+        """Locks out other processes of this machine during the block.
 
-        It only saves work. So if nothing can be locked (no locks in this file system, a link with
-        the lock's name), a warning says so.
+        The lock only avoids duplicate work. So if the file system has no locks, or the lock's name
+        is a link, the block runs after a warning.
         """
         self._check_writable()
         with contextlib.ExitStack() as stack:
@@ -238,17 +242,17 @@ class LocalFolder(Folder):
                 warn(f"{self.path}: no lock of {name} ({error}), so work may be done twice", 4)
             yield
 
-    @persistent
+    @with_retries
     def _open_lock(self, name: str) -> IO:
         self.require_folders()
         make_folders(self.path)
         return open(os.path.join(self.path, f".{name}.lock"), "a", opener=_open_without_link)
 
     def _look(self, work: Callable[[], Value]) -> Value:
-        """Looks for an absent name a second time, after opening its folder.
+        """Calls `work`, again after opening the folder if a name is absent.
 
-        An NFS client may remember for up to a minute that a name is absent, until it opens the
-        folder.
+        An NFS client may remember for up to a minute that a name is absent, until the folder is
+        opened.
         """
         try:
             return work()
@@ -264,7 +268,7 @@ class LocalFolder(Folder):
         return self.file(name)
 
     def _obstacle(self) -> str:
-        """Returns the first path that leads here and is not a folder; "" without one."""
+        """Returns the first path of `below` that exists and is not a folder, or ""."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for path in self.below:
                 if not stat.S_ISDIR(os.lstat(path).st_mode):
@@ -272,7 +276,7 @@ class LocalFolder(Folder):
         return ""
 
     def _is_here(self) -> bool:
-        """Returns whether only folders lead here; warns of a link among them."""
+        """Returns whether only folders lead here; otherwise warns."""
         if obstacle := self._obstacle():
             _warn_of(obstacle)
         return not obstacle
@@ -307,7 +311,7 @@ def _warn_of(path: str) -> None:
 
 
 def _open_folder(path: str) -> None:
-    """Opens and closes a folder; if it seems to be absent, opens its parents first."""
+    """Opens and closes a folder. If it seems to be absent, opens its parents first."""
     try:
         os.close(os.open(path, os.O_RDONLY | os.O_DIRECTORY))
     except FileNotFoundError:
@@ -318,7 +322,7 @@ def _open_folder(path: str) -> None:
 
 
 def open_folder(root: str, writable: bool = False) -> Folder:
-    """Opens a local path (`~` expanded) or an fsspec URL; ValueError for an unknown URL."""
+    """Returns the folder at a local path (`~` expanded) or fsspec URL; ValueError if unknown."""
     protocol, _, path = root.partition("://") if is_url(root) else ("file", "", root)
     if protocol in ("file", "local"):
         return LocalFolder(os.path.abspath(os.path.expanduser(path)), writable)

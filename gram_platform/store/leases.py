@@ -1,12 +1,12 @@
-"""Keeps leases with heartbeats, which say what process works on a run or leads a search.
+"""Keeps leases with heartbeats, which name the process that trains a run or leads a search.
 
-A lease only avoids duplicate work: two attempts at a run give the same result, on CPUs bit for bit.
-If an owner cannot renew its lease before it expires, it ends, see `LeaseLost`.
+A lease only avoids duplicate work, because two attempts at a run give the same result, on CPUs bit
+for bit. If a process cannot renew its lease before it expires, it stops (`LeaseLost`).
 
-A lease is fresh while the owner's clock and ours differ by at most `lease_seconds` from its last
-heartbeat. So a clock that is wrong by more makes every lease stale (work is done twice) and never
-blocks a run. On the machine and in the pid namespace that wrote it, a lease is stale as soon as its
-process is gone.
+A lease is fresh if its last heartbeat is at most `lease_seconds` away from now, in either
+direction. So a clock that is wrong by more makes every lease stale, which costs duplicate work but
+never blocks a run. On the machine and in the pid namespace of its process, a lease is also stale if
+the process is gone.
 """
 
 import os
@@ -22,14 +22,14 @@ from gram_platform.store.files import CorruptFile, Folder
 
 LEASE = "lease.json"
 HEARTBEAT_INTERVAL_S = 1.0
-# A lease is overdue after this long at the earliest, as tests have leases that expire at once.
+# The earliest time after which an owner counts its lease as lost, for tests with shorter leases.
 SHORTEST_LEASE_S = 10.0
 RENEWALS_A_LEASE = 3
-# An attempt without a step for longer hangs, and its lease may expire.
+# An attempt without a step for longer has stalled, and its lease is no longer renewed.
 LONGEST_STEP_S = 3600.0
-# A stored lease that would last longer counts as absent.
+# A stored lease with a longer duration is damaged, and counts as absent.
 LONGEST_LEASE_S = 3600.0
-# The owner of so old a lease of another machine has ended.
+# After this time without a heartbeat the owner on another machine has ended.
 GONE_AFTER_S = 2 * LONGEST_STEP_S
 
 
@@ -48,10 +48,10 @@ class LeaseFields(TypedDict):
 
 
 class LeaseHeld(RuntimeError):
-    """Another attempt at the run is at work; `lease` says whose."""
+    """Another process is training the run. `lease` is its lease."""
 
     def __init__(self, run_id: str, lease: dict) -> None:
-        # It is pickled by these arguments, as between processes of Ray.
+        # Pickling, as between Ray's processes, needs both arguments.
         super().__init__(run_id, lease)
         self.run_id, self.lease = run_id, lease
 
@@ -64,7 +64,7 @@ class LeaseHeld(RuntimeError):
 
 
 class LeaseLost(LeaseHeld):
-    """Others may have taken this attempt over, so it ends, and the run is continued later."""
+    """The attempt's lease has expired, so the attempt stops. Another attempt continues the run."""
 
     def __str__(self) -> str:
         late = f"could not renew its lease of {self.lease['lease_seconds']:.0f} s in time"
@@ -72,12 +72,12 @@ class LeaseLost(LeaseHeld):
 
 
 class Lease:
-    """This process's lease on a folder: written at once, renewed by a thread until `release`.
+    """This process's lease on a folder. It is written at once, and renewed until `release`.
 
-    The thread renews while `is_working()`, and writes each `report` within `interval_s`. OSError if
-    the first write fails; later failures only warn once with `warning`, "" for silence. In a
-    `contested` folder another process may take an expired lease over; then this one is lost and
-    writes nothing more.
+    A thread renews the lease while `is_working()` is true, and writes each `report` within
+    `interval_s`. Raises OSError if the first write fails. Later failures give one warning with the
+    text `warning`, or none if it is "". If the folder is `contested`, another process may take over
+    an expired lease, after which this process writes no more leases.
     """
 
     def __init__(
@@ -99,12 +99,12 @@ class Lease:
         self._folder.write_json(LEASE, self.fields, durable=False)
         threading.Thread(target=self._renew, name="lease", daemon=True).start()
 
-    def report(self, **progress: float) -> None:
-        """Sets fields such as `step`, to be written with the next heartbeat."""
+    def report(self, progress: dict[str, float]) -> None:
+        """Sets fields such as `step`, which the next heartbeat writes."""
         self._unwritten = progress
 
     def is_overdue(self) -> bool:
-        """Returns whether the lease has lapsed; then only a contested one is renewed."""
+        """Returns whether the lease has expired. An expired lease is only renewed if contested."""
         return _boot_time() - self._renewed > max(self.fields["lease_seconds"], SHORTEST_LEASE_S)
 
     def is_lost(self) -> bool:
@@ -127,7 +127,7 @@ class Lease:
                 return
             now = time.monotonic()
             if not (self._unwritten or self._is_working()):
-                # The lease may expire, and the owner may come back.
+                # The stored lease may expire, but the owner has not lost it and may continue.
                 self._renewed = _boot_time()
             elif self._unwritten or now - written >= renewal_s:
                 self._write()
@@ -145,7 +145,7 @@ class Lease:
                 self._renewed = started
         except OSError as error:
             with self._writing:
-                # `release` and the thread may fail at once.
+                # `release` and the thread may fail at the same time.
                 warning, self._warning = self._warning, ""
             if warning:
                 warn(f"{warning}: {error}", stacklevel=2)
@@ -168,7 +168,7 @@ def new_lease(owner: str, lease_seconds: float) -> dict:
 
 
 def read_lease(folder: Folder) -> dict | None:
-    """Reads a folder's lease as of its last heartbeat; a damaged one counts as absent."""
+    """Reads a folder's lease; None if it is missing or damaged."""
     try:
         lease = folder.read_json(LEASE, LeaseFields)
     except CorruptFile:
@@ -178,7 +178,7 @@ def read_lease(folder: Folder) -> dict | None:
 
 
 def is_fresh(lease: dict | None) -> bool:
-    """Returns whether the lease's owner is assumed at work."""
+    """Returns whether the lease's owner is assumed to be working."""
     if not lease or lease["released"] or _process_is_gone(lease):
         return False
     return abs(time.time() - lease["time"]) <= lease["lease_seconds"]
@@ -187,8 +187,9 @@ def is_fresh(lease: dict | None) -> bool:
 def has_ended(lease: dict | None) -> bool:
     """Returns whether the lease's owner has ended, so that its half-written files can be removed.
 
-    A living process of this machine has not, however long it slept. A process of another machine
-    has by the time of its last heartbeat. If it wakes up, it writes again what was removed.
+    On this machine this is known even for a process that was suspended for long. A process of
+    another machine has ended if its last heartbeat is older than GONE_AFTER_S. Should it wake up
+    after all, it writes removed files again.
     """
     if not lease:
         return False
@@ -198,14 +199,14 @@ def has_ended(lease: dict | None) -> bool:
 
 
 def _boot_time() -> float:
-    """Reads a clock that nobody sets and that, if possible, runs on while the machine sleeps."""
+    """Reads a clock that is never set and that, if possible, counts while the machine sleeps."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return time.monotonic()
 
 
 def _process_is_gone(lease: dict) -> bool:
-    """Returns True only for an ended process of this machine."""
+    """Returns whether the owner was a process of this machine that has ended."""
     return lease["place"] == this_place() and not process_is_alive(
         lease["pid"], lease["process_start"]
     )

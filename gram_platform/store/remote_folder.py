@@ -12,17 +12,17 @@ from functools import partial
 import fsspec
 
 from gram_platform.config.identity import hash_file
-from gram_platform.store.files import Folder, is_safe_name, persistent, safe_name
+from gram_platform.store.files import Folder, is_safe_name, safe_name, with_retries
 
-# A lost connection repeats one chunk.
+# The bytes that are read again after a lost connection.
 CHUNK_BYTES = 16 * 2**20
-# Of a download, because one leaves most of a machine's network unused.
+# Connections of a download, because a single one leaves most of a machine's network unused.
 CONNECTIONS = 8
 
 
 @dataclass(frozen=True)
 class RemoteFolder(Folder):
-    """A prefix of an fsspec file system: every write is one put, and there are no locks."""
+    """A folder of an fsspec file system, where every write is one put, and nothing is locked."""
 
     path: str
     writable: bool
@@ -35,11 +35,11 @@ class RemoteFolder(Folder):
     def address(self, name: str) -> str:
         return self.filesystem.unstrip_protocol(self.file(name))
 
-    @persistent
+    @with_retries
     def read(self, name: str, most: int = -1) -> bytes:
         return self.filesystem.cat_file(self.file(name))
 
-    @persistent
+    @with_retries
     def write(self, name: str, data: bytes, durable: bool = True) -> None:
         self._check_writable()
         self._put(lambda: self.filesystem.pipe_file(self.file(name), data))
@@ -52,13 +52,13 @@ class RemoteFolder(Folder):
             self.upload(name, path)
             return hash_file(path)
 
-    @persistent
+    @with_retries
     def upload(self, name: str, path: str) -> None:
         self._check_writable()
         self._put(lambda: self.filesystem.put_file(path, self.file(name)))
 
     def download(self, name: str, path: str) -> None:
-        """Copies the file to the local `path`; continues a partial copy."""
+        """Copies the file to the local `path`, or continues a partial copy."""
         num_bytes = self.size(name)
         with open(path, "ab") as file, ThreadPoolExecutor(CONNECTIONS) as connections:
             while (done := file.tell()) < num_bytes:
@@ -67,13 +67,13 @@ class RemoteFolder(Folder):
                 for chunk in connections.map(partial(self.read_range, name), starts, stops):
                     file.write(chunk)
 
-    @persistent
+    @with_retries
     def read_range(self, name: str, start: int, end: int) -> bytes:
         return self.filesystem.cat_file(self.file(name), start=start, end=end)
 
-    @persistent
+    @with_retries
     def create(self, name: str, data: bytes) -> bool:
-        """Writes the file unless it exists, atomically if fsspec's driver can (S3, GCS)."""
+        """Writes the file unless it exists; returns whether it did. Atomic on S3 and GCS."""
         self._check_writable()
         try:
             self._put(lambda: self.filesystem.pipe_file(self.file(name), data, mode="create"))
@@ -81,16 +81,16 @@ class RemoteFolder(Folder):
             return False
         return True
 
-    @persistent
+    @with_retries
     def size(self, name: str) -> int:
         return self.filesystem.size(self.file(name))
 
-    @persistent
+    @with_retries
     def exists(self, name: str) -> bool:
         self.filesystem.invalidate_cache()
         return self.filesystem.exists(self.file(name))
 
-    @persistent
+    @with_retries
     def list(self) -> list[str]:
         self.filesystem.invalidate_cache()
         try:
@@ -99,36 +99,36 @@ class RemoteFolder(Folder):
             return []
         return sorted(filter(is_safe_name, (path.rstrip("/").rsplit("/", 1)[-1] for path in paths)))
 
-    @persistent
+    @with_retries
     def versions(self, names: Collection[str]) -> dict[str, dict[str, str]]:
-        """Lists {folder: {file: version}} of the files with these names, in one paged listing.
+        """Returns the versions of the files with these names as {folder: {file: version}}.
 
-        A file that is written again has another version. A folder with only other files is listed
-        too.
+        One paged listing reads them. A file that is written again has another version. Folders that
+        have only other files are listed too.
         """
         self.filesystem.invalidate_cache()
-        found: dict[str, dict[str, str]] = {}
+        versions: dict[str, dict[str, str]] = {}
         for path, info in self.filesystem.find(self.path, detail=True).items():
             folder, _, file = path.removeprefix(self.path).strip("/").partition("/")
             if is_safe_name(folder) and file:
-                versions = found.setdefault(folder, {})
+                files = versions.setdefault(folder, {})
                 if file in names:
-                    versions[file] = hashlib.sha256(str(info).encode()).hexdigest()[:16]
-        return found
+                    files[file] = hashlib.sha256(str(info).encode()).hexdigest()[:16]
+        return versions
 
-    @persistent
+    @with_retries
     def remove(self, name: str) -> None:
         self._check_writable()
         with contextlib.suppress(FileNotFoundError):
             self.filesystem.rm(self.file(name), recursive=True)
 
-    @persistent
+    @with_retries
     def rename(self, old: str, new: str) -> None:
         self._check_writable()
         self.filesystem.mv(self.file(old), self.file(new), recursive=True)
 
     def _put(self, put: Callable[[], None]) -> None:
-        """Puts again after creating the directory, which file systems behind a URL need."""
+        """Calls `put`, again after creating the directory if the file system needs one."""
         try:
             put()
         except FileNotFoundError:

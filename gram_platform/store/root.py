@@ -1,4 +1,4 @@
-"""Opens a storage, returns its directories, and finds which of its nodes have a result."""
+"""Opens a storage, returns its directories, and finds which nodes have a result."""
 
 import os
 import re
@@ -30,14 +30,14 @@ from gram_platform.store.runs import RunDirectory
 LAYOUT = 1
 DATA_ID = re.compile("[0-9a-f]{12}")
 MIN_FREE_BYTES = 64 * 2**20
-# In the folder of a search: the parameters that it has found.
+# The file with the best parameters, in the folder of a search.
 BEST = "best.json"
-# In the folder of a study: a folder for each earlier page.
+# The folder with earlier pages, in the folder of a study.
 HISTORY = "history"
 HISTORY_DATE = re.compile(r"\d{4}-\d\d-\d\dT\d{6}")
 FOLDERS = {"run": "runs", "evaluation": "evaluations"}
-# What an object store's results, tags and configs said at the versions of its last listing. A file
-# that is written again has another version, so only new and changed files are read.
+# The file with the content of an object store's results, tags and configs at the versions of the
+# last listing, so that only new and changed files are read.
 INDEX = "index.json"
 THREADS = 32
 
@@ -52,10 +52,11 @@ class StoreFacts(TypedDict):
 
 @dataclass(frozen=True)
 class Finished:
-    """A node with a result, and whether its config is intact.
+    """What the storage says of a node that has a result.
 
-    `sha256` is the result's hash, `weights_sha256` its weights' ("" for an evaluation). `sources`
-    are the hashes, by id, of the weights that it was made from.
+    `sha256` is the result's hash, `weights_sha256` that of its weights ("" for an evaluation).
+    `sources` are the hashes, by id, of the weights that the node was made from. `has_config` is
+    whether the config is intact.
     """
 
     sha256: str
@@ -67,15 +68,15 @@ class Finished:
 
 @dataclass(frozen=True)
 class IndexEntry(Finished):
-    """What the index says of a node, and the versions of the files that say it."""
+    """An entry of the index, with the versions of the files that were read for it."""
 
     versions: Mapping[str, str]
 
 
 def storage_place(storage: str) -> str:
-    """Returns the storage's path or URL: the flag, else $GRAM_STORAGE, else ~/.gram.
+    """Returns the path or URL in the flag `storage`, otherwise in $GRAM_STORAGE, or ~/.gram.
 
-    ValueError for a file, and for a place below a folder that this user may not enter.
+    Raises ValueError for a file, and for a place that this user may not enter.
     """
     place = absolute_place("storage", storage or os.environ.get("GRAM_STORAGE") or "~/.gram")
     try:
@@ -88,7 +89,7 @@ def storage_place(storage: str) -> str:
 
 
 class Store:
-    """A storage at a local path (`~` expanded) or an fsspec URL; reading changes nothing.
+    """A storage at a local path (`~` expanded) or an fsspec URL, read-only until it is opened.
 
     `root` is the absolute path or the URL.
     """
@@ -103,11 +104,11 @@ class Store:
         return self._folder.writable
 
     def open_for_writing(self, min_free_bytes: int = MIN_FREE_BYTES) -> "Store":
-        """Creates the storage if it does not exist, allows writing, and returns the store.
+        """Creates the storage if it does not exist, allows writing, and returns this store.
 
-        ValueError naming `storage` if files cannot be written, if a local one has less than
-        `min_free_bytes` free or a link or pipe in place of a file or folder, and as
-        `require_known_layout`.
+        Raises ValueError, which names `storage`, if files cannot be written, if a local storage has
+        less than `min_free_bytes` free or a link or pipe in place of a file or folder, or if
+        `require_known_layout` does.
         """
         self.require_known_layout()
         folder = open_folder(self.root, writable=True)
@@ -138,19 +139,18 @@ class Store:
         return EvaluationDirectory(self._folder.child("evaluations", eval_id), eval_id)
 
     def node(self, kind: str, node_id: str) -> RunDirectory | EvaluationDirectory:
-        """Returns the directory of a study's node; `kind` is run or evaluation."""
+        """Returns the directory of a node, whose `kind` is run or evaluation."""
         return self.run(node_id) if kind == "run" else self.evaluation(node_id)
 
-    def finished(self, nodes: Iterable[tuple[str, str]]) -> dict[str, Finished | None]:
-        """Returns {id: what its result says, None without a result} of nodes (kind, id).
+    def read_finished(self, nodes: Iterable[tuple[str, str]]) -> dict[str, Finished | None]:
+        """Reads, by id, what is stored of each node (kind, id); None if it has no result.
 
-        An object store is listed twice, for runs and evaluations, and leaves out nodes that nobody
-        has begun.
+        Of an object store, which is listed only twice, nodes without any file are left out.
         """
         directories = (self.node(kind, node_id) for kind, node_id in nodes)
         folder = self._folder
         if not isinstance(folder, RemoteFolder):
-            return {node.node_id: _finished(node) for node in directories}
+            return {node.node_id: _read_finished(node) for node in directories}
         listed = {
             f"{kind}/{node_id}": versions
             for kind, name in FOLDERS.items()
@@ -162,16 +162,16 @@ class Store:
             key: node for node in directories if (key := f"{node.kind}/{node.node_id}") in listed
         }
         unread = [key for key in present if key not in index]
-        read = self.concurrently(lambda key: _finished(present[key]), unread)
-        for key, found in zip(unread, read, strict=True):
-            if found is not None:
-                index[key] = IndexEntry(**vars(found), versions=listed[key])
+        read = self.concurrently(lambda key: _read_finished(present[key]), unread)
+        for key, finished in zip(unread, read, strict=True):
+            if finished is not None:
+                index[key] = IndexEntry(**vars(finished), versions=listed[key])
         if folder.writable and index != before:
             folder.write_json(INDEX, index)
         return {node.node_id: index.get(key) for key, node in present.items()}
 
     def concurrently(self, work: Callable[[Item], Outcome], items: Iterable[Item]) -> list[Outcome]:
-        """Returns `work(item)` of every item in order, in threads for an object store."""
+        """Returns `work(item)` of all items in order, computed in threads for an object store."""
         if self.is_local:
             return [work(item) for item in items]
         with ThreadPoolExecutor(THREADS) as threads:
@@ -179,15 +179,15 @@ class Store:
 
     def origin(self, run_id: str) -> RunDirectory | ImportDirectory:
         """Returns the directory of the run or imported model that a view names by `run_id`."""
-        return self.imported(run_id) if run_id.startswith(IMPORTED) else self.run(run_id)
+        return self.import_dir(run_id) if run_id.startswith(IMPORTED) else self.run(run_id)
 
     def source_weights(self, view: View | None) -> dict[str, str]:
-        """Reads {id: weights_sha256} of a view's sources; ValueError without a result."""
+        """Reads {id: weights_sha256} of a view's sources; ValueError if one has no result."""
         ids = sorted({view.run_id, *view.origins.values()}) if view else ()
         return {i: self.origin(i).require_result()["weights_sha256"] for i in ids}
 
-    def outdated(self, result: Mapping) -> str:
-        """Says which known source of a result has other weights now; "" if none has."""
+    def explain_outdated(self, result: Mapping) -> str:
+        """Says which source of a result has other weights now; "" if none is known to have."""
         for run_id, before in result.get(SOURCE_HASHES, {}).items():
             now = self.origin(run_id).result()
             if now is not None and now["weights_sha256"] != before:
@@ -195,30 +195,31 @@ class Store:
         return ""
 
     def current_result(self, node: RunDirectory | EvaluationDirectory) -> dict | None:
+        """Reads a node's result; None if it has none, or was made from other weights."""
         result = node.result()
-        return None if result is None or self.outdated(result) else result
+        return None if result is None or self.explain_outdated(result) else result
 
     def set_outdated_aside(self, node: RunDirectory | EvaluationDirectory) -> None:
-        """Makes room for a new result; call it when the sources' weights have been read."""
-        if reason := self.outdated(node.result() or {}):
+        """Sets an outdated result aside. Call it when the new weights have been read."""
+        if reason := self.explain_outdated(node.result() or {}):
             node.set_result_aside(reason)
 
-    def imported(self, import_id: str) -> ImportDirectory:
+    def import_dir(self, import_id: str) -> ImportDirectory:
         return ImportDirectory(self._folder.child("imports", import_id), import_id)
 
     def list_imports(self) -> list[str]:
         return self._folder.child("imports").list()
 
     def find_run(self, beginning: str) -> str:
-        """Returns the run or import whose id begins so; ValueError for none or several."""
-        known = (*self.list_runs(), *self.list_imports())
-        return find_id("run_id", beginning, known, f"a run in {self.root}, as `gram status` prints")
+        """Returns the id of a run or import by its beginning; ValueError unless there is one."""
+        ids = (*self.list_runs(), *self.list_imports())
+        return find_id("run_id", beginning, ids, f"a run in {self.root}, as `gram status` prints")
 
     def list_runs(self) -> list[str]:
         return self._folder.child("runs").list()
 
     def nodes(self) -> list[RunDirectory | EvaluationDirectory]:
-        """Lists all runs' directories, then all evaluations'."""
+        """Lists the directories of all runs, and then of all evaluations."""
         return [*map(self.run, self.list_runs()), *map(self.evaluation, self.list_evaluations())]
 
     def list_evaluations(self) -> list[str]:
@@ -248,8 +249,8 @@ class Store:
     def data_root(self) -> Path:
         """The local directory of packed corpora, which are memory-mapped.
 
-        `<storage>/data`, or for an object store a directory in `$GRAM_CACHE` (default
-        `~/.cache/gram`). ValueError if `<storage>/data` is a link.
+        This is `<storage>/data`, or for an object store a directory in `$GRAM_CACHE` (default
+        `~/.cache/gram`). Raises ValueError if `<storage>/data` is a link.
         """
         if isinstance(self._folder, LocalFolder):
             data = self._folder.child("data")
@@ -264,7 +265,7 @@ class Store:
         return [name for name in self._folder.child("data").list() if DATA_ID.fullmatch(name)]
 
     def require_known_layout(self) -> None:
-        """ValueError naming `storage` for another version's, or a damaged store.json."""
+        """Raises ValueError if store.json is damaged, or of a version with another layout."""
         try:
             stored = self._folder.read_json("store.json", StoreFacts)
         except CorruptFile as error:
@@ -293,7 +294,7 @@ class StudyEntries(TypedDict):
     entries: list[EntryId]
 
 
-def _finished(node: NodeDirectory) -> Finished | None:
+def _read_finished(node: NodeDirectory) -> Finished | None:
     result = node.result()
     if result is None:
         return None
@@ -306,12 +307,9 @@ def _finished(node: NodeDirectory) -> Finished | None:
     )
 
 
-# --------------------------------------------------------------------- machines that were left out
-
-
-# A file in the study's folder; absent where no machine was left out.
+# A file in a study's folder, absent if no machine was left out.
 CORDONED = "cordoned.json"
-# Unix times above it have no date.
+# Larger Unix times cannot be formatted as a date.
 MOST_SECONDS = 2**37
 
 
@@ -321,7 +319,7 @@ class Cordoned(TypedDict):
 
 
 def write_cordoned(store: Store, study: str, machines: Sequence[Mapping]) -> None:
-    """Writes the machines that were left out, as `Cordoned` with any other JSON fields."""
+    """Writes the machines that were left out, with the fields of `Cordoned` and any others."""
     folder = store.study_dir(study)
     if machines:
         folder.write_json(CORDONED, {"machines": list(machines)})
@@ -336,10 +334,10 @@ def read_cordoned(store: Store, study: str) -> list[dict]:
     ]
 
 
-def cordoned_lines(store: Store, study: str) -> list[str]:
-    """Says since when and why each machine was left out."""
+def describe_cordoned(store: Store, study: str) -> list[str]:
+    """Returns a line about each machine that was left out, with the date and the reason."""
     lines = []
-    for found in read_cordoned(store, study):
-        date = time.strftime("%Y-%m-%d %H:%M", time.gmtime(found["time"]))
-        lines.append(f"Left out since {date} UTC: {found['message']}.")
+    for machine in read_cordoned(store, study):
+        date = time.strftime("%Y-%m-%d %H:%M", time.gmtime(machine["time"]))
+        lines.append(f"Left out since {date} UTC: {machine['message']}.")
     return lines

@@ -1,6 +1,6 @@
-"""Reads and writes a run's directory: config, tags, state, history, result, weights.
+"""Reads a run's directory, starts attempts at the run, and removes files that are not needed.
 
-Only weights import torch.
+torch is imported only for weights.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ from gram_platform.store.checkpoints import (
     Segment,
     clear_debris,
     clear_weights,
+    collect_denied,
     has_weights,
     last_step,
     list_checkpoints,
     newest_manifest,
-    noting,
     prune,
     read_segment,
     remove_weights,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class RunResult(TypedDict):
-    """The fields of a run's result that are read here or in reports."""
+    """The fields of a run's result that this module or reports read."""
 
     run_id: str
     weights_sha256: str
@@ -62,13 +62,13 @@ class Timing(TypedDict):
     tokens_per_second: float
 
 
-# The names of numbers that reports show of a result and of its timing.
+# The numbers of a result and of its timing that reports show.
 SIZES = ("num_steps", "num_tokens", "parameters", "compute_units", "hardware_flops")
 TIMES = ("elapsed_s", "tokens_per_second")
 
 
 class Finish(TypedDict):
-    """The content of FINISHED, which an attempt writes when it has trained to the end."""
+    """The content of FINISHED, which an attempt writes after the last step of training."""
 
     result: RunResult
     segments: list[Segment]
@@ -104,12 +104,12 @@ class RunDirectory(NodeDirectory):
         return self.attempts.child(attempt_id)
 
     def attempt_ids(self) -> list[str]:
-        """Lists the ids of all attempts, the first one first."""
+        """Lists the ids of all attempts, the first attempt first."""
         ids = filter(ATTEMPT.fullmatch, self.attempts.list())
         return sorted(ids, key=lambda name: (_number(name), name))
 
     def start_attempt(self, owner: str, lease_seconds: float = 30.0) -> "Attempt":
-        """Starts an attempt with a lease of `owner`; LeaseHeld while another lease is fresh."""
+        """Starts an attempt with a lease of `owner`; LeaseHeld if another lease is fresh."""
         from gram_platform.store.attempts import Attempt
 
         with self.folder.lock("attempts"):
@@ -143,12 +143,12 @@ class RunDirectory(NodeDirectory):
             return {"message": str(error), "details": {}, "attempt": attempt_ids[-1]}
 
     def record_failure(self, attempt_id: str, message: str, details: Mapping | None = None) -> None:
-        """Makes the run `failed` until another attempt starts."""
+        """Records that an attempt failed, so that the run is failed until another one starts."""
         failure = {"message": masked(message), "details": details or {}, "attempt": attempt_id}
         self.attempt(attempt_id).write_json("failure.json", {**failure, "time": time.time()})
 
     def progress(self) -> dict | None:
-        """Reads the last attempt's lease, and `attempt`."""
+        """Reads the last attempt's lease, with the attempt's id as `attempt`; None without one."""
         attempt_ids = self.attempt_ids()
         lease = read_lease(self.attempt(attempt_ids[-1])) if attempt_ids else None
         return None if lease is None else {**lease, "attempt": attempt_ids[-1]}
@@ -156,7 +156,7 @@ class RunDirectory(NodeDirectory):
     def timing(self) -> dict:
         """Reads `elapsed_s` and, of a complete run, tokens_per_second, host, started and ended.
 
-        `elapsed_s` adds up the attempts, each up to the commit that the next one continued from.
+        `elapsed_s` is the sum over attempts, each up to the commit from which the next continued.
         """
         head = self._head()
         if head is None:
@@ -168,15 +168,15 @@ class RunDirectory(NodeDirectory):
         head = self._head()
         return -1 if head is None else last_step(head["segments"])
 
-    def committed_step(self) -> int:
-        """Reads the step that the run would continue from; 0 without a checkpoint."""
+    def read_committed_step(self) -> int:
+        """Reads the step of the newest checkpoint; 0 if there is none."""
         manifest = newest_manifest(self.attempts)
         return 0 if manifest is None else manifest["step"]
 
     def records(self) -> list[dict]:
-        """Reads the committed metric records in order, no step twice.
+        """Reads the committed metric records, sorted by step, each step once.
 
-        Skips a segment that was altered on disk, with a warning.
+        Skips a file of records that was altered on disk, with a warning.
         """
         head = self._head()
         records = []
@@ -188,7 +188,7 @@ class RunDirectory(NodeDirectory):
         return records
 
     def lost_history(self) -> str:
-        """Says which of a complete run's records cannot be read; "" if all can."""
+        """Says which records of a complete run cannot be read; "" if all can be read."""
         head = self._head()
         if head is None:
             return f"no attempt in {self.attempts.path} has a {FINISHED}"
@@ -200,16 +200,16 @@ class RunDirectory(NodeDirectory):
         return ""
 
     def result(self) -> dict | None:
-        """Reads the sealed result; None without one.
+        """Reads the sealed result; None if there is none.
 
-        A corrupted file is set aside with a warning. A store opened for writing then restores it
-        from a finished attempt with intact weights, if there is one.
+        A corrupted result is set aside with a warning. A store opened for writing restores a
+        missing result from a finished attempt with intact weights.
         """
         result = super().result()
         if result is not None or not self.folder.writable:
             return result
-        for attempt_id, finished in self.finished_attempts():
-            # `drop_weights` may have removed them.
+        for attempt_id, finished in self.list_finished_attempts():
+            # The weights may be missing, because `drop_weights` removes them.
             if has_weights(self.attempt(attempt_id)):
                 with self._intact_weights(attempt_id, finished["result"]) as tensors:
                     if tensors is None:
@@ -218,39 +218,39 @@ class RunDirectory(NodeDirectory):
         return None
 
     def set_result_aside(self, reason: str, fault: str = "outdated") -> None:
-        # A finished attempt would restore the result.
-        for attempt_id, _ in self.finished_attempts():
+        # Otherwise a finished attempt would restore the result.
+        for attempt_id, _ in self.list_finished_attempts():
             self.attempt(attempt_id).set_aside(FINISHED, reason, fault)
         super().set_result_aside(reason, fault)
 
-    def finished_attempts(self, result: dict | None = None) -> list[tuple[str, dict]]:
-        """Lists (attempt_id, finish) of attempts that trained to the end; with `result`, to it."""
+    def list_finished_attempts(self, result: dict | None = None) -> list[tuple[str, dict]]:
+        """Lists (attempt_id, finish) of finished attempts, with `result` of those that have it."""
         expected = result and {key: value for key, value in result.items() if key != "sha256"}
-        found = []
+        attempts = []
         for attempt_id in self.attempt_ids():
             try:
-                finished = self.attempt(attempt_id).read_sealed(FINISHED, Finish)
-                if finished and finished["result"]["run_id"] != self.run_id:
+                finish = self.attempt(attempt_id).read_sealed(FINISHED, Finish)
+                if finish and finish["result"]["run_id"] != self.run_id:
                     raise CorruptFile("it belongs to another run")
             except CorruptFile as error:
                 self.attempt(attempt_id).set_aside(FINISHED, error)
                 continue
-            if finished and expected in (None, finished["result"]):
-                found.append((attempt_id, finished))
-        return found
+            if finish and expected in (None, finish["result"]):
+                attempts.append((attempt_id, finish))
+        return attempts
 
     def winner(self, result: dict) -> str | None:
-        """Returns the first attempt that has this result and its weights, or None."""
-        finished = (attempt_id for attempt_id, _ in self.finished_attempts(result))
+        """Returns the id of the first attempt with this result and its weights, or None."""
+        finished = (attempt_id for attempt_id, _ in self.list_finished_attempts(result))
         return next((i for i in finished if has_weights(self.attempt(i))), None)
 
     @contextlib.contextmanager
     def open_weights(self) -> "Iterator[DiskTensors]":
-        """Opens the final weights, verified; each access to a tensor reads it from disk.
+        """Yields the final weights, verified. Each access to a tensor reads it from disk.
 
-        ValueError if the run is not complete or has no intact weights. A store opened for writing
-        sets corrupted weights aside, and the result with them, so submitting again trains the run
-        again.
+        Raises ValueError if the run is not complete or has no intact weights. A store opened for
+        writing then sets corrupted weights and the result aside, so that submitting again trains
+        the run again.
         """
         result = self.require_result()
         for attempt_id in self._attempts_with_weights(result):
@@ -265,9 +265,9 @@ class RunDirectory(NodeDirectory):
     def _attempts_with_weights(self, result: dict) -> list[str]:
         """Lists attempts with weights, first those with this result.
 
-        ValueError if `drop_weights` removed them.
+        Raises ValueError if `drop_weights` has removed the weights.
         """
-        finished = [attempt_id for attempt_id, _ in self.finished_attempts(result)]
+        finished = [attempt_id for attempt_id, _ in self.list_finished_attempts(result)]
         attempt_ids = dict.fromkeys([*finished, *self.attempt_ids()])
         present = [i for i in attempt_ids if has_weights(self.attempt(i))]
         if not present and self.weights_were_removed():
@@ -284,39 +284,41 @@ class RunDirectory(NodeDirectory):
         return self.folder.exists(REMOVED)
 
     def drop_weights(self) -> int:
-        """Removes the weights of a complete run; returns the bytes that became free.
+        """Removes the weights of a complete run; returns the freed bytes. Losses stay.
 
-        Losses and history stay. ValueError if the run is not complete, because it would be trained
-        again.
+        Raises ValueError if the run is not complete, because it would be trained again.
         """
         self.require_result()
-        # Written first: weights that are missing without it are made again.
+        # Written first, because weights that are missing without this file are trained again.
         self.folder.write_json(REMOVED, {"time": time.time()})
         return sum(remove_weights(self.attempt(i)) for i in self.attempt_ids())
 
     def num_superfluous(self) -> int:
-        """Counts checkpoints that a kill after the result has left."""
+        """Counts the checkpoints of a complete run, which a kill has left."""
         return 0 if self.result() is None else len(list_checkpoints(self.attempts))
 
     def remove_remains(self) -> list:
-        """Removes half-written files of killed attempts; returns what `prune` returns.
+        """Removes half-written files of killed attempts; returns PermissionErrors, as `prune`.
 
-        Removes a complete run's checkpoints and superfluous weights too.
+        Also removes checkpoints and superfluous weights of a complete run.
         """
         result = self.result()
-        barred = [] if result is None else prune(self.attempts, keep=0)
-        barred += clear_debris(self.attempts)
+        errors = [] if result is None else prune(self.attempts, keep=0)
+        errors += clear_debris(self.attempts)
         winner_id = None if result is None else self.winner(result)
-        # An attempt that goes on tidies up itself.
-        with noting(barred):
+        # An attempt that has not ended removes superfluous weights itself.
+        with collect_denied(errors):
             if winner_id is not None and has_ended(read_lease(self.attempt(winner_id))):
                 clear_weights(self.attempts)
             self.folder.remove_temporaries(GONE_AFTER_S)
-        return barred
+        return errors
 
     @contextlib.contextmanager
     def _intact_weights(self, attempt_id: str, result: dict) -> "Iterator[DiskTensors | None]":
-        """Yields an attempt's weights if they have the result's hash; otherwise sets them aside."""
+        """Yields an attempt's weights, or None if they are missing or have another hash.
+
+        Weights with another hash are set aside.
+        """
         from gram_platform.store.shards import open_weights
 
         attempt = self.attempt(attempt_id)
@@ -329,7 +331,7 @@ class RunDirectory(NodeDirectory):
                 else:
                     reason = WRONG_HASH
             except FileNotFoundError:
-                # A second attempt has just removed its weights.
+                # The attempt has just removed its superfluous weights.
                 pass
             except ValueError as error:
                 reason = str(error)
@@ -339,14 +341,14 @@ class RunDirectory(NodeDirectory):
             yield intact
 
     def _head(self) -> dict | None:
-        """Reads a complete run's finish, otherwise the newest manifest."""
+        """Reads the finish of a complete run, or otherwise the newest manifest."""
         result = self.result()
-        finished = self.finished_attempts(result) if result is not None else []
+        finished = self.list_finished_attempts(result) if result is not None else []
         return finished[0][1] if finished else newest_manifest(self.attempts)
 
 
 def _next_id(attempt_ids: list[str]) -> str:
-    """Makes an id that sorts after all earlier ones, even if machines' clocks differ."""
+    """Returns an id that sorts after all earlier ids, even if machines' clocks differ."""
     number = 1 + max(map(_number, attempt_ids), default=0)
     now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
     return f"{number:04d}-{now}-{secrets.token_hex(3)}"

@@ -1,13 +1,12 @@
-"""Writes and reads checkpoints in shards.
+"""Writes and reads checkpoints and weights in shards.
 
-The manifest is written last, and every file is verified before it is used.
+    checkpoints/<step>/{tensors.safetensors, layout.json, state.json, manifest.json}
+    checkpoints/<step>/{tensors-00000.safetensors, layout-00000.json, tensors-00001..., ...}
 
-    <step>/{tensors.safetensors, layout.json, state.json, manifest.json}
-    <step>/{tensors-00000.safetensors, layout-00000.json, tensors-00001..., manifest.json}
-
-The folders of steps are in `checkpoints`. Each of several ranks (second line) writes the rows that
-it holds. A layout lists the rows of each tensor in its shard. Any number of ranks can read a
-checkpoint, and each reads only the rows that it needs.
+One rank writes the files of the first line. Each of several ranks writes a shard with the rows that
+it holds, as in the second line. A layout lists which rows of each tensor are in its shard. Any
+number of ranks can read a checkpoint, and each reads only the rows that it needs. The manifest is
+written last, and every file is verified before it is used.
 """
 
 import contextlib
@@ -39,14 +38,16 @@ from gram_platform.store.tensors import DiskTensors, StoredRows, open_tensors, s
 
 # Rows [first, stop).
 Range = tuple[int, int]
-# Returns the rows to read of a tensor, from its name and full shape.
+# Maps a tensor's name and full shape to the rows to read.
 RowsOf = Callable[[str, tuple[int, ...]], Range]
-# A shard's rows by the tensor's name.
+# The rows in a shard, by the tensor's name.
 Layout = Mapping[str, StoredRows]
 
 
 @dataclass(frozen=True)
 class Resumed:
+    """The content of a checkpoint."""
+
     step: int
     pieces: dict[str, Piece]
     state: dict
@@ -60,15 +61,15 @@ def checkpoint_folder(attempt: Folder, step: int) -> Folder:
 def write_shard(
     folder: Folder, tensors: Mapping[str, torch.Tensor | Piece], rank: int = 0, num_ranks: int = 1
 ) -> dict[str, str]:
-    """Writes one rank's files, which count once there is a manifest; returns {name: SHA-256}."""
+    """Writes one rank's files, which are not valid without a manifest; returns {name: SHA-256}."""
     pieces = {name: as_piece(value) for name, value in tensors.items()}
     rows = {name: piece.rows for name, piece in pieces.items()}
-    layout = canonical_json({name: StoredRows.of(piece) for name, piece in pieces.items()})
+    text = canonical_json({name: StoredRows.of(piece) for name, piece in pieces.items()})
     shard = TENSORS if num_ranks == 1 else f"tensors-{rank:05d}.safetensors"
-    beside = _layout_name(shard)
+    layout = _layout_name(shard)
     return {
         shard: folder.write_with(shard, lambda path: save_tensors(path, rows)),
-        beside: folder.write_with(beside, lambda path: Path(path).write_text(layout)),
+        layout: folder.write_with(layout, lambda path: Path(path).write_text(text)),
     }
 
 
@@ -80,7 +81,7 @@ def write_manifest(
     chain: Sequence,
     elapsed_s: float,
 ) -> None:
-    """Writes the state and then the manifest; `files` are all shards, {name: SHA-256}."""
+    """Writes the state and then the manifest. `files` are {name: SHA-256} of all ranks' files."""
     folder = checkpoint_folder(attempt, step)
     text = canonical_json(state)
     digest = folder.write_with(STATE, lambda path: Path(path).write_text(text))
@@ -97,9 +98,10 @@ def write_manifest(
 def read_checkpoint(
     attempts: Folder, step: int, attempt_id: str, rows_of: RowsOf = all_rows
 ) -> Resumed:
-    """Reads the rows that `rows_of` asks for; verifies every file that it reads.
+    """Reads the rows that `rows_of` selects from a checkpoint, and verifies the files.
 
-    CorruptFile if a file was altered or rows are missing, FileNotFoundError if a file is gone.
+    Raises CorruptFile if a file was altered or rows are missing, and FileNotFoundError if a file is
+    missing.
     """
     folder = checkpoint_folder(attempts.child(attempt_id), step)
     manifest = _manifest(folder, CheckpointManifest)
@@ -111,9 +113,10 @@ def read_checkpoint(
 
 @contextlib.contextmanager
 def open_weights(attempt: Folder) -> Iterator[DiskTensors]:
-    """Yields an attempt's final weights, read tensor by tensor.
+    """Yields an attempt's final weights, which are read tensor by tensor.
 
-    FileNotFoundError if they are gone; ValueError for damage that is seen without their hash.
+    The caller compares their hash. Raises FileNotFoundError if they are missing, and ValueError if
+    a file is not whole.
     """
     with contextlib.ExitStack() as stack:
         if attempt.exists(WEIGHTS):
@@ -144,30 +147,30 @@ def _read_pieces(folder: Folder, files: Mapping[str, str], rows_of: RowsOf) -> d
     shards = [name for name in files if name.endswith(".safetensors")]
     layouts = {shard: _layout(folder, shard, files) for shard in shards}
     shapes = {name: stored.shape for layout in layouts.values() for name, stored in layout.items()}
-    wanted = {name: rows_of(name, shape) for name, shape in shapes.items()}
+    selection = {name: rows_of(name, shape) for name, shape in shapes.items()}
     pieces: dict[str, Piece] = {}
-    missing = {name: stop - first for name, (first, stop) in wanted.items()}
-    for shard, ranges in _choose(layouts, wanted).items():
-        with _verified(folder, shard, files[shard]) as path, open_tensors(path) as file:
+    missing = {name: stop - first for name, (first, stop) in selection.items()}
+    for shard, ranges in _choose(layouts, selection).items():
+        with _open_verified(folder, shard, files[shard]) as path, open_tensors(path) as file:
             for name, (first, stop) in ranges.items():
                 stored = layouts[shard][name]
-                piece = pieces.setdefault(name, stored.empty(*wanted[name]))
+                piece = pieces.setdefault(name, stored.empty(*selection[name]))
                 file.read(name, first - stored.first, piece.between(first, stop))
                 missing[name] -= stop - first
     if lacking := sorted(name for name, count in missing.items() if count):
         raise CorruptFile(f"{folder.path}: its shards lack rows of {lacking[:4]}")
-    for name in wanted.keys() - pieces.keys():
-        # A tensor may have fewer rows than ranks, and none for this one.
+    for name in selection.keys() - pieces.keys():
+        # A tensor with fewer rows than ranks has no rows for some ranks.
         stored = next(layout[name] for layout in layouts.values() if name in layout)
-        pieces[name] = stored.empty(*wanted[name])
+        pieces[name] = stored.empty(*selection[name])
     return pieces
 
 
 def _choose(
-    layouts: Mapping[str, Layout], wanted: Mapping[str, tuple[int, int]]
+    layouts: Mapping[str, Layout], selection: Mapping[str, Range]
 ) -> dict[str, dict[str, Range]]:
-    """Chooses {shard: {name: rows to read}}; reads equal rows from one shard only."""
-    overlaps = {shard: _overlaps(layout, wanted) for shard, layout in layouts.items()}
+    """Chooses {shard: {name: rows to read}}. Rows that several shards have are read from one."""
+    overlaps = {shard: _overlaps(layout, selection) for shard, layout in layouts.items()}
     by_size = sorted(
         overlaps, key=lambda shard: (-sum(b - a for a, b in overlaps[shard].values()), shard)
     )
@@ -181,9 +184,14 @@ def _choose(
     return chosen
 
 
-def _overlaps(layout: Layout, wanted: Mapping[str, Range]) -> dict[str, Range]:
-    both = {n: (max(s.first, wanted[n][0]), min(s.stop, wanted[n][1])) for n, s in layout.items()}
-    return {name: (first, stop) for name, (first, stop) in both.items() if first < stop}
+def _overlaps(layout: Layout, selection: Mapping[str, Range]) -> dict[str, Range]:
+    overlaps = {}
+    for name, stored in layout.items():
+        first, stop = selection[name]
+        first, stop = max(first, stored.first), min(stop, stored.stop)
+        if first < stop:
+            overlaps[name] = first, stop
+    return overlaps
 
 
 def _layout(folder: Folder, shard: str, files: Mapping[str, str]) -> Layout:
@@ -193,7 +201,7 @@ def _layout(folder: Folder, shard: str, files: Mapping[str, str]) -> Layout:
 def _read_json(folder: Folder, name: str, files: Mapping[str, str], kind: Any = dict) -> dict:
     if name not in files:
         raise CorruptFile(f"{folder.path}/{MANIFEST} lacks {name}")
-    with _verified(folder, name, files[name]) as path:
+    with _open_verified(folder, name, files[name]) as path:
         try:
             return parse_json(Path(path).read_bytes(), kind)
         except ValueError as error:
@@ -205,7 +213,8 @@ def _layout_name(shard: str) -> str:
 
 
 @contextlib.contextmanager
-def _verified(folder: Folder, name: str, digest: str) -> Iterator[str]:
+def _open_verified(folder: Folder, name: str, digest: str) -> Iterator[str]:
+    """Yields a local path of the file; CorruptFile if the file has another hash."""
     with folder.local_copy(name) as path:
         if keep_trying(lambda: hash_file(path), path) != digest:
             raise CorruptFile(f"{folder.path}/{name} does not match its sha256")

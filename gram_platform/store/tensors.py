@@ -1,7 +1,7 @@
-"""Writes and reads tensors as safetensors files, and hashes a set of weights. No pickle.
+"""Writes and reads tensors as safetensors files, one tensor at a time, and hashes weights.
 
-One tensor is written or read at a time. Files are as all others of the storage: modes follow the
-umask, and errors of the operating system keep their numbers.
+The safetensors library itself is not used to write and read, because its files do not follow the
+umask, and its errors lack the numbers of the operating system's errors.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from gram_platform.config.identity import invalid, require_choice, require_int
 from gram_platform.model.pieces import Piece, num_rows
 from gram_platform.store.files import keep_trying
 
-# safetensors' names of torch's dtypes, in the order in which its writer sorts tensors.
+# The names of torch's dtypes in safetensors files, in the order in which tensors are sorted there.
 FILE_DTYPES = {
     "uint64": "U64",
     "int64": "I64",
@@ -40,18 +40,18 @@ FILE_DTYPES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
-# The library's alignment of the data's first byte.
+# safetensors' alignment of the first byte of data.
 HEADER_ALIGNMENT = 8
-# The library rejects a longer one.
+# safetensors rejects longer headers.
 LONGEST_HEADER = 100_000_000
-# Numbers of a tensor that are hashed at once.
+# The most values of a tensor in memory while a file is hashed.
 BLOCK_SIZE = 2**19
 
 
 def save_tensors(path: str | os.PathLike, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Writes tensors of any shape as one safetensors file; OSError if that fails.
+    """Writes tensors of any shapes as one safetensors file; OSError if that fails.
 
-    Its bytes are those of `safetensors.torch.save_file`.
+    The bytes are those of `safetensors.torch.save_file`.
     """
     order = list(FILE_DTYPES)
     names = sorted(tensors, key=lambda name: (order.index(_plain(tensors[name].dtype)), name))
@@ -60,14 +60,14 @@ def save_tensors(path: str | os.PathLike, tensors: Mapping[str, torch.Tensor]) -
 
 
 def load_tensors(path: str | os.PathLike) -> dict[str, torch.Tensor]:
-    """Reads a safetensors file into memory; ValueError if it is not whole."""
+    """Reads all tensors of a safetensors file; ValueError if the file is not whole."""
     with open_tensors(path) as file:
         return dict(DiskTensors.of_files([file]))
 
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Rows [first, stop) of a tensor of `shape` in a file; a scalar counts as one row."""
+    """Rows [first, stop) of a tensor with this whole `shape` in a file. A scalar is one row."""
 
     first: int
     stop: int
@@ -86,19 +86,21 @@ class StoredRows:
         return cls(piece.first_row, stop, piece.shape, _plain(piece.rows.dtype))
 
     def empty(self, first: int, stop: int) -> Piece:
+        """Returns an uninitialised piece of the tensor, for the rows [first, stop)."""
         shape = (stop - first, *self.shape[1:]) if self.shape else ()
         return Piece(torch.empty(shape, dtype=getattr(torch, self.dtype)), first, self.shape)
 
 
-# Calls a function that reads the file of a path: `keep_trying` or `once`.
+# `keep_trying` or `once`, which call a function that reads the file of a path.
 Attempt = Callable[[Callable[[], Any], str], Any]
 
 
 @dataclass(frozen=True, eq=False)
 class TensorFile:
-    """An open safetensors file. It is read, because a map kills the process if a mount fails.
+    """An open safetensors file, which only one thread at a time may read.
 
-    `held` are the rows of each tensor in it. Only one thread at a time may read.
+    `held` are the rows of each tensor in the file. The file is not memory-mapped, because a map
+    kills the process if a mount fails.
     """
 
     held: Mapping[str, StoredRows]
@@ -108,7 +110,7 @@ class TensorFile:
     _attempt: Attempt
 
     def read(self, name: str, first: int, into: torch.Tensor) -> None:
-        """Fills a contiguous CPU tensor with rows from `first` on; ValueError without them."""
+        """Fills a contiguous CPU tensor with the rows from `first` on; ValueError if they lack."""
         if name not in self._starts:
             raise ValueError(f"{self._path} lacks {name}")
         start = self._starts[name] + first * into.nbytes // max(num_rows(into.shape), 1)
@@ -124,32 +126,32 @@ class TensorFile:
 
 @contextlib.contextmanager
 def open_tensors(path: str | os.PathLike, attempt: Attempt = keep_trying) -> Iterator[TensorFile]:
-    """Opens a safetensors file; `attempt` is `once` for a file outside a storage.
+    """Opens a safetensors file. `attempt` is `once` for a file that is not in a storage.
 
-    ValueError if it is not whole, OSError with its number if it cannot be read.
+    Raises ValueError if the file is not whole, and OSError with its number if it cannot be read.
     """
-    place = os.fspath(path)
-    with attempt(lambda: open(place, "rb", buffering=0), place) as file:
-        yield attempt(lambda: _opened(place, file, attempt), place)
+    name = os.fspath(path)
+    with attempt(lambda: open(name, "rb", buffering=0), name) as file:
+        yield attempt(lambda: _read_header(name, file, attempt), name)
 
 
 def once(work: Callable[[], Any], place: str) -> Any:
-    """Calls `work()` without the retries of `keep_trying`."""
+    """Calls `work` without the retries of `keep_trying`."""
     return work()
 
 
-def _opened(path: str, file: FileIO, attempt: Attempt) -> TensorFile:
+def _read_header(path: str, file: FileIO, attempt: Attempt) -> TensorFile:
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
     header = file.read(min(length, LONGEST_HEADER))
     try:
+        # The header is checked after it was read, because `safe_open` maps the file.
         with safe_open(path, "np"):
-            # Opening checks the header. It maps the file, so the header was read before.
             pass
     except SafetensorError as error:
         raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
     except OSError as error:
-        # The library's errors have no number. The file was open, so a retry may succeed.
+        # The library's error has no number. The file was readable before, so a retry may succeed.
         raise OSError(errno.EIO, str(error), path) from error
     entries = json.loads(header)
     entries.pop("__metadata__", None)
@@ -173,27 +175,29 @@ def write_stream(
     tensors: Iterable[tuple[str, torch.Tensor]],
     progress: Callable[[int], None] = lambda num_bytes: None,
 ) -> None:
-    """Writes one safetensors file from tensors that come one by one, in the order of `shapes`.
+    """Writes one safetensors file from an iterator of tensors, in the order of `shapes`.
 
-    Converts them to `dtype`, and holds one at a time. `progress` gets the bytes of each. The caller
-    flushes the file to the disk. OSError if it cannot be written.
+    Tensors are converted to `dtype`, and only one is in memory at a time. `progress` is called with
+    the bytes of each tensor. The caller flushes the file to the disk. Raises OSError if the file
+    cannot be written.
     """
 
-    def coming() -> Iterator[torch.Tensor]:
+    def convert() -> Iterator[torch.Tensor]:
         remaining = iter(tensors)
-        for name, shape in shapes.items():
-            found, tensor = next(remaining)
-            coming_next = found, tuple(tensor.shape)
-            assert coming_next == (name, shape), f"{coming_next} in place of {name}"
+        for expected in shapes.items():
+            name, tensor = next(remaining)
+            actual = name, tuple(tensor.shape)
+            assert actual == expected, f"{actual} in place of {expected}"
             yield tensor.to("cpu", dtype)
             progress(tensor.numel() * dtype.itemsize)
-            # Freed before the next one is made.
+            # Frees the memory before the next tensor is made.
             del tensor
 
-    _write(path, _stream_header(shapes, dtype), coming())
+    _write(path, _stream_header(shapes, dtype), convert())
 
 
 def stream_bytes(shapes: Shapes, dtype: torch.dtype) -> int:
+    """Returns the size of the file that `write_stream` writes."""
     num_values = sum(math.prod(shape) for shape in shapes.values())
     return len(_stream_header(shapes, dtype)) + num_values * dtype.itemsize
 
@@ -204,7 +208,10 @@ def _stream_header(shapes: Shapes, dtype: torch.dtype) -> bytes:
 
 
 def _header(kinds: Iterable[tuple[str, Sequence[int], torch.dtype]], **entries: Any) -> bytes:
-    """Returns a header, after other `entries`: its length in 8 bytes, then JSON, padded."""
+    """Returns a file's first bytes, which are the length of the JSON header and the header.
+
+    The header has `entries` and then an entry for each tensor of `kinds`.
+    """
     end = 0
     for name, shape, dtype in kinds:
         first, end = end, end + math.prod(shape) * dtype.itemsize
@@ -223,7 +230,7 @@ def _write(path: str | os.PathLike, header: bytes, tensors: Iterable[torch.Tenso
         file.write(header)
         for tensor in tensors:
             file.write(_bytes(tensor))
-            # Freed before the next one is made.
+            # Frees the memory before the next tensor is made.
             del tensor
 
 
@@ -232,15 +239,15 @@ def _plain(dtype: torch.dtype) -> str:
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
-    """Returns a tensor's bytes, without a copy if it is contiguous and on the CPU."""
+    """Returns a tensor's bytes, without a copy of a contiguous tensor on the CPU."""
     return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 @dataclass(frozen=True, eq=False)
 class DiskTensors(Mapping):
-    """Maps names to tensors of open files; each access reads the tensor from disk.
+    """Maps names to tensors of open files. Each access reads the tensor from disk.
 
-    `holders`: by name, the files that hold the tensor, each with its rows.
+    `holders` are the files that have rows of a tensor, with these rows, by the tensor's name.
     """
 
     holders: Mapping[str, Sequence[tuple[TensorFile, StoredRows]]]
@@ -249,15 +256,16 @@ class DiskTensors(Mapping):
     def of_files(cls, files: Iterable[TensorFile]) -> "DiskTensors":
         return cls({name: [(file, rows)] for file in files for name, rows in file.held.items()})
 
-    def stored(self, name: str) -> StoredRows:
+    def describe(self, name: str) -> StoredRows:
+        """Returns the rows that one file has of a tensor, for the tensor's shape and dtype."""
         return self.holders[name][0][1]
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return self.rows(name, 0, num_rows(self.stored(name).shape))
+        return self.rows(name, 0, num_rows(self.describe(name).shape))
 
     def rows(self, name: str, first: int, stop: int) -> torch.Tensor:
-        """Reads only the rows [first, stop) of a tensor; ValueError if no file has some."""
-        piece = self.stored(name).empty(first, stop)
+        """Reads only the rows [first, stop) of a tensor; ValueError if a row is in no file."""
+        piece = self.describe(name).empty(first, stop)
         self._fill(name, piece)
         return piece.rows
 
@@ -273,13 +281,13 @@ class DiskTensors(Mapping):
             raise ValueError(f"no file has the rows {done} to {stop} of {name}")
 
     def sha256(self) -> str:
-        """Computes `hash_tensors`, one block in memory at a time; ValueError as `rows`."""
-        stored = ((name, self.stored(name)) for name in sorted(self))
+        """Computes `hash_tensors`, with one block in memory at a time; ValueError as in `rows`."""
+        stored = ((name, self.describe(name)) for name in sorted(self))
         return _hash((n, f"torch.{rows.dtype}", rows.shape, self._blocks(n)) for n, rows in stored)
 
     def _blocks(self, name: str) -> Iterator[torch.Tensor]:
-        """Yields all rows in blocks, in an anonymous map, which goes back to the system."""
-        stored = self.stored(name)
+        """Yields all rows in blocks. Their memory is a map, which is returned to the system."""
+        stored = self.describe(name)
         shape, dtype = stored.shape, getattr(torch, stored.dtype)
         if not math.prod(shape):
             return
@@ -303,12 +311,12 @@ class DiskTensors(Mapping):
 
 
 def hash_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
-    """Computes SHA-256 over the names in sorted order, each with dtype, shape and raw bytes."""
+    """Computes the SHA-256 of the sorted names, each with its tensor's dtype, shape and bytes."""
     return hash_named((name, tensors[name]) for name in sorted(tensors))
 
 
 def hash_named(items: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Computes `hash_tensors` of tensors that come one by one, names in sorted order."""
+    """Computes `hash_tensors` from an iterator over names in sorted order and tensors."""
     return _hash((name, str(value.dtype), tuple(value.shape), [value]) for name, value in items)
 
 

@@ -1,8 +1,8 @@
-"""Reads the weights of a view, as a routed model or merged into the equal dense model.
+"""Reads the weights of a view, as a routed model or merged into one dense model.
 
-A layer sums core and active modules, each an MLP of the same input. So the sum is one MLP. It has
-the rows of their c_fc, and of SwiGLU's c_gate, one after another, and the columns of their c_proj,
-times the module's weight.
+A layer adds the outputs of the core MLP and of the active modules, which are MLPs of the same
+input. So they equal one MLP. Its c_fc (and SwiGLU's c_gate) are their rows, one MLP after another,
+and its c_proj are their columns, times the module's weight.
 """
 
 import contextlib
@@ -34,38 +34,38 @@ Weights = Mapping[str, torch.Tensor]
 def open_view(store: Store, view: View) -> Iterator[tuple[ModelConfig, DiskTensors]]:
     """Yields (the model's config with only the view's modules, float32 weights by name).
 
-    Each module comes from its own run, and each access reads its tensor from disk. Modules outside
-    the view are absent, not switched off: no byte of them is in this process's memory. ValueError
-    if a run lacks a module.
+    Modules can be from different runs. Each access reads a tensor from disk. Modules outside the
+    view are absent, so that no byte of them is in this process's memory. Raises ValueError if a run
+    lacks a module.
     """
     config = view_model(store, view)
     with contextlib.ExitStack() as stack:
-        open_ids = dict.fromkeys((view.run_id, *view.origins.values()))
-        opened = {
-            run_id: stack.enter_context(store.origin(run_id).open_weights()) for run_id in open_ids
+        run_ids = dict.fromkeys((view.run_id, *view.origins.values()))
+        files = {
+            run_id: stack.enter_context(store.origin(run_id).open_weights()).holders
+            for run_id in run_ids
         }
-        holders = {
-            name: held for name, held in opened[view.run_id].holders.items() if not is_module(name)
-        }
+        holders = {name: held for name, held in files[view.run_id].items() if not is_module(name)}
         for domain, run_id in view.origins.items():
-            of_run, of_domain = opened[run_id].holders.items(), module_set(domain)
-            holders |= {name: held for name, held in of_run if parameter_set(name) == of_domain}
+            for name, held in files[run_id].items():
+                if parameter_set(name) == module_set(domain):
+                    holders[name] = held
         yield config, DiskTensors(holders)
 
 
 def load_view(
     store: Store, view: View, precision: str = "float32"
 ) -> tuple[ModelConfig, Transformer]:
-    """Loads (the view's config, its routed model in `precision`), in evaluation mode."""
+    """Loads (the view's config, its routed model in `precision` and in evaluation mode)."""
     with open_view(store, view) as (config, weights):
         return config, model_of(config, weights, precision)
 
 
 @contextlib.contextmanager
 def open_dense(store: Store, view: View) -> Iterator[tuple[ModelConfig, dict[str, RowsOnDisk]]]:
-    """Yields (config, float32 weights) of the view merged into one dense model, rows on demand.
+    """Yields (config, float32 weights) of the view merged into one dense model.
 
-    ValueError unless the view's rule is constant.
+    Rows are read and merged on demand. Raises ValueError unless the view's rule is constant.
     """
     if view.rule != "constant":
         allowed = "constant, because other views are a different model for each domain"
@@ -73,11 +73,10 @@ def open_dense(store: Store, view: View) -> Iterator[tuple[ModelConfig, dict[str
     with open_view(store, view) as (config, weights):
         active = dict(view.weights)
         dense = merged_config(config, active)
-        merged, rows = functools.partial(merged_rows, config, weights.rows, active), {}
+        merge, rows = functools.partial(merge_rows, config, weights.rows, active), {}
         for name, shape in parameter_shapes(dense).items():
-            rows[name] = RowsOnDisk(
-                shape, functools.partial(merged if ".mlp." in name else weights.rows, name)
-            )
+            read = merge if ".mlp." in name else weights.rows
+            rows[name] = RowsOnDisk(shape, functools.partial(read, name))
         yield dense, rows
 
 
@@ -97,13 +96,10 @@ def view_model(store: Store, view: View) -> ModelConfig:
     return view.model(lambda run_id: store.origin(run_id).model_config())
 
 
-# -------------------------------------------------------------------------------------- merging
-
-
-def merged_mlp(
+def merge_mlp(
     config: ModelConfig, weights: Weights, active: Mapping[str, float], block: str
 ) -> dict:
-    """Returns the merged weights of the MLP of `block`, `blocks.<layer>`; reads only these."""
+    """Returns the merged weights of the MLP of `block` (`blocks.<layer>`); reads no others."""
 
     def read(name: str, first: int, stop: int) -> torch.Tensor:
         return weights[name][first:stop]
@@ -115,14 +111,14 @@ def merged_mlp(
     else:
         rows |= {"c_fc.bias": num_hidden, "c_proj.bias": config.d_model}
     names = {f"{block}.mlp.{part}": stop for part, stop in rows.items()}
-    return {name: merged_rows(config, read, active, name, 0, stop) for name, stop in names.items()}
+    return {name: merge_rows(config, read, active, name, 0, stop) for name, stop in names.items()}
 
 
 # Reads rows [first, stop) of a tensor by its name.
 ReadRows = Callable[[str, int, int], torch.Tensor]
 
 
-def merged_rows(
+def merge_rows(
     config: ModelConfig,
     read: ReadRows,
     active: Mapping[str, float],
@@ -132,8 +128,8 @@ def merged_rows(
 ) -> torch.Tensor:
     """Returns rows [first, stop) of a merged MLP's tensor, such as `blocks.0.mlp.c_fc.weight`.
 
-    `read` reads the routed model's weights: whole output biases and LoRAs, otherwise only the rows
-    needed.
+    `read` reads rows of the routed model's tensors. Output biases and LoRAs are read whole, other
+    tensors only as far as needed.
     """
     block, _, part = name.partition(".mlp.")
     kinds = ("mlp",) if part == "c_proj.bias" else ("mlp", RESERVED_UNITS)
@@ -148,7 +144,7 @@ def merged_rows(
     pieces, begin = [], 0
     for owner, width, weight in owners:
         low, high = first, stop
-        # The owners' hidden units are rows, one owner after another.
+        # Except in c_proj, the rows are the hidden units of one owner after another.
         if not part.startswith("c_proj"):
             low, high = (min(max(row - begin, 0), width) for row in (first, stop))
         begin += width
@@ -163,7 +159,7 @@ def merged_rows(
 def _lora_changes(
     config: ModelConfig, read: ReadRows, active: Mapping[str, float], block: str, part: str
 ) -> Iterator[torch.Tensor]:
-    """Yields what each active LoRA adds to the core MLP's `part`."""
+    """Yields what each active LoRA adds to `part` of the core MLP, as whole matrices."""
     side = part.removeprefix("c_").removesuffix(".weight")
     num_rows = config.d_model if side == "proj" else config.d_mlp
     for module in config.modules:

@@ -60,7 +60,7 @@ def from_import(preset: Preset, size: str, store: Store, import_id: str) -> Pres
     """
     if not import_id.startswith(IMPORTED):
         raise invalid("start", import_id, f"an id that `gram import` has printed: {IMPORTED}...")
-    directory = store.imported(import_id)
+    directory = store.import_dir(import_id)
     model, tokenizer = directory.model_config(), directory.tokenizer(store.data_root)
     if tokenizer is None:
         raise invalid(
@@ -117,7 +117,7 @@ def _variant_settings(
 
 
 def _expected_sequences(recipe: CorpusRecipe) -> dict[str, int]:
-    return {domain: recipe.expected_sequences("train", domain) for domain in recipe.domains}
+    return {domain: recipe.estimate_sequences("train", domain) for domain in recipe.domains}
 
 
 def _with_repeats(setting: Setting, recipe: CorpusRecipe) -> Setting:

@@ -176,7 +176,7 @@ class Preset(Setup):
         for name, _ in ranks.of_size:
             require_choice("num_workers", name, tuple(self.sizes))
         for name in sizes:
-            micro_batch, wanted = self.sizes[name].micro_batch, ranks.wanted(name)
+            micro_batch, wanted = self.sizes[name].micro_batch, ranks.number_of(name)
             if wanted != AUTO and micro_batch % wanted:
                 allowed = f"a divisor of the micro-batch of {name}, {micro_batch} sequences"
                 raise invalid("num_workers", wanted, allowed)

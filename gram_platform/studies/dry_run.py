@@ -8,7 +8,7 @@ from gram_platform.analysis.columns import align_columns
 from gram_platform.config import RunConfig
 from gram_platform.config.flops import BYTES, GIB, total_parameters
 from gram_platform.config.layout import model_kernel
-from gram_platform.engine.life import done_ids
+from gram_platform.engine.life import find_done_ids
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import BASELINE
 from gram_platform.planner import (
@@ -100,7 +100,7 @@ def _long(hours: float) -> str:
 def _describe(plan: Plan, part: StudyPlan, device: str, ended: Collection[str]) -> str:
     store, machine = Store(plan.storage), part.machine
     runs = {node.id: node for node in part.nodes if node.is_run}
-    all_done = done_ids(part.nodes, store)
+    all_done = find_done_ids(part.nodes, store)
     done = all_done & set(runs)
     groups = defaultdict(list)
     for node in runs.values():

@@ -108,7 +108,7 @@ def _require_consistent(own: StudyFlags, part: StudyPlan) -> None:
         given = ", ".join(f"{size}={number}" for size, number in ranks.of_size)
         raise invalid("num_workers", given, "one number of ranks, or auto, beside --start")
     for size in sizes if own.in_process else ():
-        if (wanted := ranks.wanted(size)) != 1:
+        if (wanted := ranks.number_of(size)) != 1:
             raise invalid("num_workers", wanted, "1 for every size, beside --in-process")
     if own.export_nodes and own.start:
         expected = "a study without --start: imported weights are not exported"

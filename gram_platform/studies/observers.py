@@ -205,7 +205,7 @@ class StudyObservers(Observers):
             self.hours[node.id] = hours
 
     def limit_reached(self) -> str:
-        return self.plan.budget.reached(self.total_hours)
+        return self.plan.budget.name_reached_limit(self.total_hours)
 
     def source(self) -> Iterator[Sequence[Node]]:
         """Yields all nodes; with --through one size after another, while none fails."""

@@ -111,7 +111,7 @@ def _of_recipe(
     for split in SPLITS:
         for domain in recipe.domains:
             needed = wanted[split].get(domain, 0)
-            expected = recipe.expected_sequences(split, domain)
+            expected = recipe.estimate_sequences(split, domain)
             if needed > expected:
                 is_certain = needed > recipe.most_sequences(split, domain)
                 tokens = (expected * recipe.seq_len, needed * recipe.seq_len)
@@ -186,7 +186,7 @@ def text_lines(
     ]
     for domain in map(recipe.of_domain, recipe.domains):
         labels = domain.labels if len(domain.labels) < 4 else (*domain.labels[:3], "...")
-        tokens = recipe.expected_sequences("train", domain.name) * recipe.seq_len
+        tokens = recipe.estimate_sequences("train", domain.name) * recipe.seq_len
         uses = [f"{used.get(domain.name, 0) * recipe.seq_len:,}"] if used is not None else []
         documents = f"{domain.num_documents:,}" if domain.num_documents else "-"
         rows.append((domain.name, ", ".join(labels), documents, f"{tokens:,}", *uses))

@@ -14,8 +14,8 @@ from gram_platform.planner import (
     MACHINES,
     Budget,
     Machine,
+    estimate_hours,
     evaluation_hours,
-    expected_hours,
 )
 from gram_platform.planner.ranks import AUTO, Ranks, StudyWork
 from gram_platform.store import Folder, Store
@@ -83,7 +83,7 @@ class StudyPlan:
     @property
     def open_sizes(self) -> tuple[str, ...]:
         """The sizes whose number of ranks is not chosen yet; a search leaves it to memory."""
-        wanted = self.ranks.wanted
+        wanted = self.ranks.number_of
         return () if self.has_trials else tuple(s for s in self.choice.sizes if wanted(s) == AUTO)
 
     @cached_property
@@ -263,7 +263,7 @@ def planned_hours(
     nodes = list(nodes)
     runs = {node.id: node for node in nodes if node.is_run}
     counted = [node for node in nodes if ids is None or node.id in ids]
-    hours = sum(expected_hours(node, machine) for node in counted)
+    hours = sum(estimate_hours(node, machine) for node in counted)
     return hours + evaluation_hours(counted, runs, machine)
 
 
@@ -338,7 +338,7 @@ def sharing(studies: Sequence[StudyPlan]) -> str:
     """Returns the number of runs of all studies, and the saving by training each run once."""
     runs = [node for part in studies for node in part.nodes if node.is_run]
     machine, union = studies[0].machine, unique(runs)
-    alone, together = (sum(expected_hours(node, machine) for node in of) for of in (runs, union))
+    alone, together = (sum(estimate_hours(node, machine) for node in of) for of in (runs, union))
     hours = f"{alone - together:,.2f} {machine.name} hours"
     saved = f"{len(runs) - len(union)} saved by sharing ({hours})"
     return f"all studies: {len(union)} runs, {saved}"

@@ -16,9 +16,9 @@ from gram_platform.config.provenance import code_of_process
 from gram_platform.engine.capacity import (
     Cordon,
     await_report,
+    count_slots,
     has_fixed_size,
     require_capacity,
-    slots,
     usable_resources,
     widest_missing,
 )
@@ -26,7 +26,7 @@ from gram_platform.engine.cluster import connect
 from gram_platform.engine.devices import ProbeReport
 from gram_platform.engine.execution import Division, Execution, Placement, Resources
 from gram_platform.engine.executor import Executor, LocalExecutor, num_gpus
-from gram_platform.engine.life import NodeLifecycle, ended_ids
+from gram_platform.engine.life import NodeLifecycle, find_ended_ids
 from gram_platform.engine.machine import num_cpus
 from gram_platform.engine.ray_executor import RayExecutor
 from gram_platform.engine.ray_private import largest_cluster
@@ -34,9 +34,9 @@ from gram_platform.methods.nodes import Node, unique
 from gram_platform.planner import (
     MACHINES,
     Machine,
-    expected_hours,
-    passes_of,
+    estimate_hours,
     pays_to_compile,
+    plan_passes,
 )
 from gram_platform.planner.ranks import Ranks
 from gram_platform.store import Store
@@ -167,7 +167,7 @@ def _slots_there(plan: Plan, is_dry: bool) -> int:
         there = usable_resources(resources) if has_fixed_size() else largest_cluster()
     else:
         there = {"CPU": num_cpus(), "GPU": num_gpus()}
-    return min(filter(None, (slots(resources, there), resources.max_gpus)), default=0)
+    return min(filter(None, (count_slots(resources, there), resources.max_gpus)), default=0)
 
 
 def placement_of(
@@ -190,14 +190,14 @@ def placement_of(
         machine = replace(ranks.machine, memory_bytes=gpu_share * ranks.machine.memory_bytes)
     choices = ranks.choices(config, node.size)
     divisions = (division_of(config, n, machine, device, ranks.checkpointing) for n in choices)
-    hours = expected_hours(node, machine) / choices[-1]
+    hours = estimate_hours(node, machine) / choices[-1]
     return Placement(tuple(divisions), hours, is_compiled(node, ranks, device, compiled))
 
 
 def is_compiled(node: Node, ranks: Ranks, device: str, compiled: bool | None) -> bool:
-    """Tells whether torch.compile compiles a run; arguments as of `placement_of`."""
+    """Returns whether torch.compile compiles a run; arguments as of `placement_of`."""
     if compiled is None and device == CUDA:
-        hours = expected_hours(node, ranks.machine) / ranks.choices(node.config, node.size)[-1]
+        hours = estimate_hours(node, ranks.machine) / ranks.choices(node.config, node.size)[-1]
         return pays_to_compile(node.config, hours)
     return bool(compiled)
 
@@ -208,7 +208,7 @@ def division_of(
     """Divides a run over so many ranks by the machine's memory, with advice for when that lacks."""
 
     def gib(number: int, recomputes: bool) -> str:
-        passes = passes_of(run, number, machine, device, recomputes)
+        passes = plan_passes(run, number, machine, device, recomputes)
         return f"{passes.memory.total / GIB:.3g} GiB"
 
     larger = range(num_ranks + 1, run.micro_batch + 1)
@@ -222,7 +222,7 @@ def division_of(
         f"The planner counts {counted}, and about 1 GiB for the process itself. {less} a machine"
         " with more memory."
     )
-    passes = passes_of(run, num_ranks, machine, device, checkpointing)
+    passes = plan_passes(run, num_ranks, machine, device, checkpointing)
     return Division(num_ranks, passes.num_passes, passes.num_merged, passes.memory.total, advice)
 
 
@@ -343,7 +343,9 @@ def choose_device(plan: Plan, store: Store) -> str:
 
 def ended_of(studies: Iterable[StudyPlan], store: Store, retry_failed: bool) -> set[str]:
     """Returns the ids of the nodes that a submission of the studies leaves as they are."""
-    return ended_ids(unique(node for part in studies for node in part.nodes), store, retry_failed)
+    return find_ended_ids(
+        unique(node for part in studies for node in part.nodes), store, retry_failed
+    )
 
 
 def known_device(part: StudyPlan, store: Store, ended: Collection[str]) -> str:

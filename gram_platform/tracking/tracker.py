@@ -104,7 +104,7 @@ class Tracker:
             wanted = set(ids)
             nodes = [node for node in nodes if node.node_id in wanted]
             keys = [] if store.is_local else [(node.kind, node.node_id) for node in nodes]
-            found = store.finished(keys).items()
+            found = store.read_finished(keys).items()
             same = {i for i, end in found if end and self._has_finished(i, end, mirrored)}
             counts["unchanged"] = len(same)
             nodes = [node for node in nodes if node.node_id not in same]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gram_platform.corpora import splits
-from gram_platform.corpora.splits import COUNTS, count_duplicates, tagged
+from gram_platform.corpora.splits import COUNTS, count_duplicates, tag_keys
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 DOMAINS = ("core", "lisp", "virology")
@@ -33,7 +33,7 @@ def test_counts(tmp_path, monkeypatch, at_once):
     domains, splits_of, texts = zip(*records, strict=True)
     keys = np.array(texts, np.uint64) * GOLDEN
     are_validation = np.array([split == "validation" for split in splits_of])
-    tagged(keys, [DOMAINS.index(domain) for domain in domains], are_validation).tofile(
+    tag_keys(keys, [DOMAINS.index(domain) for domain in domains], are_validation).tofile(
         tmp_path / "keys"
     )
     several = sum(len({domain for domain, _ in places}) > 1 for places in found.values())
@@ -53,7 +53,7 @@ def test_memory_does_not_grow_with_the_documents(tmp_path):
     for num_documents in (300_000, 900_000):
         keys = np.arange(num_documents, dtype=np.uint64) * GOLDEN
         none = np.zeros(num_documents, bool)
-        tagged(keys, none, none).tofile(tmp_path / "keys")
+        tag_keys(keys, none, none).tofile(tmp_path / "keys")
         tracemalloc.start()
         assert count_duplicates(tmp_path / "keys")["documents"] == num_documents
         peaks.append(tracemalloc.get_traced_memory()[1])

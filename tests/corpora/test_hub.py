@@ -57,7 +57,7 @@ def test_the_table_is_well_formed(name):
 def test_recipes_exist_before_any_data_does():
     dual = resolve("dual-use", Packing(seq_len=1024, vocab_size=50_304))
     assert dual.domains == ("core", "cybersecurity", "lisp", "nuclear", "virology")
-    assert dual.expected_sequences("train", "core") * 1024 > 16.1e9
+    assert dual.estimate_sequences("train", "core") * 1024 > 16.1e9
     assert resolve("dual-use-papers", Packing(seq_len=8, vocab_size=9)).domains == (
         "core",
         "cybersecurity",
@@ -97,10 +97,10 @@ def test_bytes_follow_from_the_tokens():
         for n in (960_000_000, 16_100_000_000, 99_400_000_000)
     ]
     for recipe, core_tokens in zip(sizes, (0.96e9, 16.1e9, 99.4e9), strict=True):
-        tokens = {d: 1024 * recipe.expected_sequences("train", d) for d in recipe.domains}
+        tokens = {d: 1024 * recipe.estimate_sequences("train", d) for d in recipe.domains}
         assert 1.07 < tokens["core"] / core_tokens < 1.15
         assert all(1.1 < tokens[d] / (0.0025 * core_tokens) < 2 for d in recipe.domains[1:])
-        assert all(recipe.expected_sequences("validation", d) >= 512 for d in recipe.domains)
+        assert all(recipe.estimate_sequences("validation", d) >= 512 for d in recipe.domains)
         by_row = dict(zip(recipe.source.rows, recipe.source.num_bytes, strict=True))
         in_core = {r: n / r.bytes_per_token for r, n in by_row.items() if r.label == "core"}
         shares = [n / sum(in_core.values()) for n in in_core.values()]
@@ -337,7 +337,7 @@ def test_a_field_that_has_the_whole_name_is_used_else_dots_descend(tmp_path, kin
             files=(str(path),),
         )
         assert hub.first_record(row) == ("x", name)
-        assert hub.found_labels(dataclasses.replace(row, labels=("",))) == ("x",)
+        assert hub.read_labels(dataclasses.replace(row, labels=("",))) == ("x",)
     deep = {"a.b": {"c": 0, "d.e": None}, "a": {"b": {"c": 1, "d": {"e": []}}}}
     names = ("a.b.c", "a.b.d.e", "a.b.x", "a.b.c.d", "a")
     assert [hub._value(deep, name) for name in names] == [0, [], None, None, deep["a"]]

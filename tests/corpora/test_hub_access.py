@@ -203,7 +203,7 @@ def test_the_pauses_begin_anew_after_each_part():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hub_access, "PAUSES_S", (0.0, 0.0))
         with pytest.raises(Unavailable):
-            hub_access.patiently(work, lambda: len(done))
+            hub_access.retry_unavailable(work, lambda: len(done))
     assert len(done) == 4
 
 

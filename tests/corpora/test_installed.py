@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gram_platform.corpora import Packing, check, prepare, resolve
-from gram_platform.corpora.installed import BYTES_OF_LABEL, DOCUMENT_CHARS, installed_text
+from gram_platform.corpora.installed import BYTES_OF_LABEL, DOCUMENT_CHARS, provide_installed_text
 from tests.refused import refused
 
 WANTED = {"core": 60_000, "cpp": 20_000, "javascript": 20_000, "stubs": 20_000, "licences": 20_000}
@@ -44,7 +44,7 @@ def packages(tmp_path) -> Path:
 
 
 def collected(cache: Path, *folders: Path, wanted=WANTED) -> list[tuple[str, str]]:
-    lines = installed_text(cache, folders, wanted).read_text().splitlines()
+    lines = provide_installed_text(cache, folders, wanted).read_text().splitlines()
     return [(record["label"], record["text"]) for record in map(json.loads, lines)]
 
 
@@ -55,7 +55,7 @@ def test_equal_packages_are_one_corpus_wherever_and_whenever_they_were_installed
     for path in other.rglob("*.py"):
         os.utime(path, (1, 1))
     first, second = (
-        installed_text(tmp_path / root.name, (root,), WANTED) for root in (packages, other)
+        provide_installed_text(tmp_path / root.name, (root,), WANTED) for root in (packages, other)
     )
     assert first.read_bytes() == second.read_bytes()
     assert str(tmp_path) not in first.read_text()
@@ -75,13 +75,13 @@ def test_every_label_has_its_bytes_and_no_more_than_a_document_above(tmp_path, p
 
 
 def test_the_text_is_written_once_until_packages_change(tmp_path, packages):
-    first = installed_text(tmp_path / "cache", (packages,), WANTED)
+    first = provide_installed_text(tmp_path / "cache", (packages,), WANTED)
     before = first.stat().st_mtime_ns
-    assert installed_text(tmp_path / "cache", (packages,), WANTED) == first
+    assert provide_installed_text(tmp_path / "cache", (packages,), WANTED) == first
     assert first.stat().st_mtime_ns == before
     changed = next(packages.rglob("*.hpp"))
     changed.write_text(changed.read_text() + some_text(1))
-    second = installed_text(tmp_path / "cache", (packages,), WANTED)
+    second = provide_installed_text(tmp_path / "cache", (packages,), WANTED)
     assert sorted((tmp_path / "cache" / "installed").iterdir()) == sorted((first, second))
 
 
@@ -146,10 +146,10 @@ def test_too_little_text_of_a_label(tmp_path, packages):
         path.unlink()
     (packages / "only.cuh").write_text(some_text(1))
     with refused("corpus", "installed [label cpp]"):
-        installed_text(tmp_path / "cache", (packages,), WANTED)
+        provide_installed_text(tmp_path / "cache", (packages,), WANTED)
     assert list((tmp_path / "cache" / "installed").iterdir()) == []
     with refused("corpus", "installed [label core]"):
-        installed_text(tmp_path / "cache", (tmp_path / "nowhere",), WANTED)
+        provide_installed_text(tmp_path / "cache", (tmp_path / "nowhere",), WANTED)
 
 
 def test_its_text_needs_a_storage(settings):

@@ -431,7 +431,7 @@ def test_the_manifest_says_what_was_made(tmp_path, settings):
         for split in ("train", "validation"):
             assert (
                 0.5
-                < packed.num_sequences(split, domain) / recipe.expected_sequences(split, domain)
+                < packed.num_sequences(split, domain) / recipe.estimate_sequences(split, domain)
                 < 2
             )
         assert packed.num_sequences("validation", domain) >= recipe.validation_sequences

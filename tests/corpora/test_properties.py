@@ -12,10 +12,10 @@ import pytest
 from gram_platform.corpora import Packing, parts, prepare, resolve, sources
 from gram_platform.corpora.packed import SPLITS
 from gram_platform.corpora.records import documents
-from gram_platform.corpora.splits import candidates, folded, splitter_of
+from gram_platform.corpora.splits import candidates, fold, splitter_of
 from gram_platform.corpora.tokenizer import (
     END_OF_TEXT,
-    decoded,
+    decode,
     end_of_text_id,
     load_tokenizer,
     token_texts,
@@ -80,7 +80,7 @@ def test_every_token_of_every_document_is_packed_once_in_order_in_its_domain(
     splits_of = defaultdict(set)
     for record in records:
         split = splitter.split(record["label"], splitter.key(record["text"]))
-        splits_of[folded(record["text"])].add(split)
+        splits_of[fold(record["text"])].add(split)
         expected[split, record["label"]].append([*tokenizer.encode(record["text"]).ids, end])
     assert all(len(splits) == 1 for splits in splits_of.values()), "a text in both splits"
     for (split, domain), of_documents in expected.items():
@@ -107,4 +107,4 @@ def test_a_tokenizer_gives_every_text_back(seed):
         ids = tokenizer.encode(text).ids
         assert tokenizer.decode(ids, skip_special_tokens=False) == text
         assert end_of_text_id(tokenizer) not in ids
-        assert "".join(token_texts(tokenizer, ids[:80])) == decoded(tokenizer, ids[:80])
+        assert "".join(token_texts(tokenizer, ids[:80])) == decode(tokenizer, ids[:80])

@@ -10,7 +10,7 @@ import pytest
 from gram_platform.config.identity import InvalidField, to_plain
 from gram_platform.config.written import assignments
 from gram_platform.corpora import Packing, catalog, check, prepare, resolve
-from gram_platform.corpora.recipe_file import described_corpus, recipe_text
+from gram_platform.corpora.recipe_file import read_description, recipe_text
 from gram_platform.corpora.resolution import grows_with_size
 from tests.corpora.conftest import make_records, write_jsonl
 from tests.refused import refused
@@ -29,7 +29,7 @@ def test_a_recipe_with_a_catalog_entrys_values_has_its_data(name, tmp_path):
     entry = catalog.HUB[name]
     plain = {**to_plain(entry), "rows": [to_plain(row) for row in entry.rows]}
     path = write(tmp_path, "\n".join(assignments(plain)))
-    assert described_corpus(path) == entry
+    assert read_description(path) == entry
     shape = {"seq_len": 1024, "vocab_size": 50_304}
     assert resolve(path, Packing(**shape)).data_id == resolve(name, Packing(**shape)).data_id
     assert (
@@ -149,7 +149,7 @@ def test_what_is_stored_with_a_study(dataset):
 
 
 def test_a_url_names_dataset_revision_and_fields():
-    found = described_corpus(
+    found = read_description(
         "hf://ORG/NAME@abc?label=topic&text=title,story&labels=b,a&core=a&config=en&split=all"
     )
     (row,) = found.rows
@@ -161,7 +161,7 @@ def test_a_url_names_dataset_revision_and_fields():
         "all",
     )
     assert found.core_labels == ("a",)
-    assert described_corpus("hf://ORG/NAME?label=topic&labels=a,b").rows[0].text_fields == ("text",)
+    assert read_description("hf://ORG/NAME?label=topic&labels=a,b").rows[0].text_fields == ("text",)
 
 
 def test_a_url_can_name_any_path_and_value(tmp_path):
@@ -174,13 +174,13 @@ def test_a_url_can_name_any_path_and_value(tmp_path):
     file = write_jsonl(folder / "n.jsonl", records)
     (tmp_path / "c++").symlink_to(folder)
     encoded = quote(os.fsencode(file))
-    found = described_corpus(
+    found = read_description(
         f"hf://json?label=topic&text=a+b.text&core=core&files={encoded},{tmp_path}/c++/n.jsonl"
     )
     (row,) = found.rows
     assert row.files == (str(file), f"{tmp_path}/c++/n.jsonl")
     assert (row.text_fields, row.labels) == (("a+b.text",), ("core", "virology"))
-    found = described_corpus("hf://ORG/NAME@refs/pr/1?label=a%2Cb&labels=x%26y,%25,c#&core=x%26y")
+    found = read_description("hf://ORG/NAME@refs/pr/1?label=a%2Cb&labels=x%26y,%25,c#&core=x%26y")
     assert (found.rows[0].label_field, found.rows[0].labels) == ("a,b", ("x&y", "%", "c#"))
     assert (found.rows[0].revision, found.core_labels) == ("refs/pr/1", ("x&y",))
 

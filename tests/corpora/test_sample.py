@@ -8,7 +8,7 @@ import pytest
 
 from gram_platform.corpora import Packing, pack, prepare, resolve
 from gram_platform.corpora.recipe import TokenizerRecipe
-from gram_platform.corpora.splits import candidates, folded, splitter_of
+from gram_platform.corpora.splits import candidates, fold, splitter_of
 from gram_platform.corpora.tokenizer import load_tokenizer
 from tests.refused import refused
 from tests.tiny import documents_in
@@ -157,4 +157,4 @@ def test_texts_are_folded_alike_with_and_without_other_letters():
     for letters in (range(128), [*b" \t\n\r\x0b\x0c\x1c\x1f Ab"], [*range(300), 0x2003, 0x1E9E]):
         for _ in range(200):
             text = "".join(chr(draw.choice(letters)) for _ in range(draw.randrange(60)))
-            assert folded(text) == " ".join(text.split()).casefold().encode()
+            assert fold(text) == " ".join(text.split()).casefold().encode()

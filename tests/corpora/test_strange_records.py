@@ -13,7 +13,7 @@ import zstandard
 
 from gram_platform.config.identity import InvalidField
 from gram_platform.corpora import Packing, prepare, resolve
-from gram_platform.corpora.compression import opened
+from gram_platform.corpora.compression import open_unpacked
 from gram_platform.corpora.records import MAX_RECORD_BYTES, ChangedText, Unit, read_unit
 from gram_platform.corpora.sources import SCANS, find_units, scan_units
 from tests.refused import refused
@@ -40,7 +40,7 @@ def test_a_zst_is_unpacked_a_little_at_a_time(tmp_path):
     path.write_bytes(zstandard.compress(b" " * (120 * MB)))
     tracemalloc.start()
     try:
-        with opened(path) as file:
+        with open_unpacked(path) as file:
             assert sum(map(len, iter(lambda: file.read(MB), b""))) == 120 * MB
         assert tracemalloc.get_traced_memory()[1] < 100 * MB
     finally:

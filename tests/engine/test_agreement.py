@@ -84,7 +84,7 @@ def test_a_stop_request_to_one_rank_is_one_to_all(execution, run, tmp_path, aske
             time.sleep(0.005)
         os.kill(started.processes[asked].pid, signal.SIGTERM)
         started.join()
-    committed = directory.committed_step()
+    committed = directory.read_committed_step()
     assert committed >= 3
     said = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert said == [[LEFT, f"left after step {committed}"]] * 2

@@ -19,9 +19,9 @@ from gram_platform.engine.cluster import ClusterLost
 from gram_platform.engine.devices import (
     DeviceError,
     ProbeReport,
-    device_errors_probed,
     is_device_error,
     probe_afresh,
+    probe_after_error,
     probe_here,
 )
 from gram_platform.engine.dispatch import _probe_rank, _raise_permanent
@@ -142,12 +142,12 @@ def test_a_probe_is_no_product_before_a_deterministic_process_is_set_up(
 
 
 def test_an_error_of_a_device_reaches_the_driver_with_a_probe():
-    with pytest.raises(DeviceError) as caught, device_errors_probed("cpu"):
+    with pytest.raises(DeviceError) as caught, probe_after_error("cpu"):
         raise RuntimeError(ILLEGAL)
     error = pickle.loads(pickle.dumps(caught.value))
     assert (error.probe.device, error.probe.failure) == ("cpu", "")
     # Any other error passes as it is.
-    with pytest.raises(KeyError), device_errors_probed("cpu"):
+    with pytest.raises(KeyError), probe_after_error("cpu"):
         raise KeyError("steps")
 
 
@@ -250,13 +250,13 @@ def test_a_task_waits_for_a_slot_on_another_device(setting, execution):
         mock.MagicMock(),
     )
     task, avoided = (method_nodes("baseline", setting)[0],), report()
-    pool.places = {same: report(), other: report(device="cuda 1")}
+    pool.probes = {same: report(), other: report(device="cuda 1")}
     pool.idle = {same: 0.0}
     assert pool.submit(task, avoided=avoided) is None  # the other one is busy
     pool.idle[other] = 0.0
     reference = pool.submit(task, avoided=avoided)
     assert pool.busy == {reference: other}
-    del pool.places[other]
+    del pool.probes[other]
     assert pool.submit(task, avoided=avoided) is not None, "there is no other device"
 
 
@@ -273,7 +273,7 @@ def test_a_task_waits_for_a_slot_on_another_device(setting, execution):
 )
 def test_a_slot_ends_after_an_error_that_nobody_foresaw(execution, monkeypatch, error, is_kept):
     pool, slot = slots.SlotPool(execution, Cordon(Resources())), mock.MagicMock()
-    pool.places, pool.busy = {slot: report()}, {"a task": slot}
+    pool.probes, pool.busy = {slot: report()}, {"a task": slot}
     ends_with(monkeypatch, error)
     killed = mock.MagicMock()
     monkeypatch.setattr(slots.ray, "kill", killed)
@@ -338,7 +338,7 @@ def test_a_run_too_wide_for_the_machines_left_holds_up_no_other(cluster, setting
     study.in_flight["a task"] = (narrow,)
     assert study._fitting() == []
     study.in_flight.clear()
-    study.waiting.again(narrow)
+    study.waiting.retry(narrow)
     assert study._fitting() == [], "it can start in two seconds"
     study.waiting._delayed.clear()
     with pytest.raises(ClusterLost):

@@ -63,7 +63,7 @@ def test_a_stop_request_leaves_a_checkpoint_and_the_run_continues(
         os.kill(process.pid, signal.SIGTERM)
         process.join()
         assert process.exitcode == 128 + signal.SIGTERM
-        steps.append(directory.committed_step())
+        steps.append(directory.read_committed_step())
         assert steps[-1] > steps[-2]
         assert directory.status() == "interrupted"  # the lease is released
     execute_run(run, {}, seldom)
@@ -112,7 +112,7 @@ def test_checkpoints_between_two_records_change_nothing(run, execution, undistur
             stop_after(patch, 1)
             with pytest.raises(Stopped):
                 execute_run(run, {}, execution)
-        assert directory.committed_step() == last
+        assert directory.read_committed_step() == last
     monkeypatch.setattr(RunExecution, "_should_commit", lambda *_: False)
     execute_run(run, {}, execution)
     assert result_bytes(execution, run.run_id) == result_bytes(straight, run.run_id)
@@ -145,7 +145,7 @@ def test_ranks_are_not_started_for_a_run_at_work(run, execution):
     """The workers of two drivers would wait for one another's leases."""
     directory = execution.store().run(run.run_id)
     with directory.start_attempt("another driver"), pytest.raises(LeaseHeld):
-        execute_node(run, {}, execution.placed(TWO_RANKS), Resources())
+        execute_node(run, {}, execution.with_placement(TWO_RANKS), Resources())
     assert not (Path(execution.storage) / "ray_train").exists()
 
 
@@ -172,7 +172,7 @@ def test_a_run_that_does_not_fit_says_what_it_needs(setting, execution):
     run = plan("baseline", setting).runs["all"]
     run = dataclasses.replace(run, model=dataclasses.replace(run.model, d_mlp=2**18, num_layers=8))
     placement = placement_of(Node.of(run, {"size": "tiny"}), Ranks(), "cpu")
-    process = in_fork(execute_in_little_memory, run, execution.placed(placement))
+    process = in_fork(execute_in_little_memory, run, execution.with_placement(placement))
     process.join()
     assert process.exitcode == 3
     failure = Store(execution.storage).run(run.run_id).failure()
@@ -216,7 +216,7 @@ def test_only_crashes_without_progress_count(setting, execution, monkeypatch):
     found = method_nodes("baseline", setting)[0]
     study, committed = empty_graph(execution, [found]), 0
     monkeypatch.setattr(
-        execution.store().run(found.id).__class__, "committed_step", lambda _: committed
+        execution.store().run(found.id).__class__, "read_committed_step", lambda _: committed
     )
     for committed in range(3 * MAX_CRASHES):  # noqa: B007
         assert not study._settle_error(found, WorkerCrashedError(), (found,), None)

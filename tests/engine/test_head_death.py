@@ -41,13 +41,13 @@ def lose_the_head(run, execution) -> None:
     ray.init(address="local", num_cpus=1, include_dashboard=False, object_store_memory=100 * 2**20)
     try:
         task = ray.remote(num_cpus=1, max_retries=0)(execute_slowly).remote(run, execution, 0.05)
-        while directory.committed_step() < 5:
+        while directory.read_committed_step() < 5:
             assert not ray.wait([task], timeout=0.05)[0], "ended before its head"
         ray._private.worker._global_node.kill_gcs_server()
         deadline = time.monotonic() + HEAD_AWAY_S
         while directory.result() is None:
             assert time.monotonic() < deadline, (
-                f"step {directory.committed_step()} of {run.num_steps}"
+                f"step {directory.read_committed_step()} of {run.num_steps}"
             )
             time.sleep(0.05)
     finally:

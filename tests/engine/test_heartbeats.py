@@ -112,12 +112,12 @@ def test_a_known_attempt_costs_one_request_and_a_new_one_is_found(store, request
         requests.clear()
         beat(store, node, step + 1, attempt)
         until(lambda: found.look([node.id]), lambda: None)
-        assert found.found[node.id]["step"] == step + 1
+        assert found.latest[node.id]["step"] == step + 1
         return Counter(name for name, _ in requests)
 
     assert looked(1) == {"cat_file": 1}
     assert looked(2, "1") == {"cat_file": 1}
-    assert found.found[node.id]["attempt"] == "1"
+    assert found.latest[node.id]["attempt"] == "1"
 
 
 def test_a_stall_is_found_by_what_the_thread_reads(store, monkeypatch, requests):

@@ -32,11 +32,11 @@ def test_a_rank_that_hangs(ray_cluster, execution, setting):
     directory = Store(execution.storage).run(run.run_id)
     task = ray_executor._execute_gang.options(num_cpus=0).remote((Node(run, ()),), two, Resources())
     deadline = time.monotonic() + 120
-    while directory.committed_step() == 0:
+    while directory.read_committed_step() == 0:
         assert time.monotonic() < deadline, "no checkpoint"
         ready, _ = ray_cluster.wait([task], timeout=0.01)
         assert not ready, "ended before its first checkpoint"
-    first, hung = directory.committed_step(), directory.progress()["pid"]
+    first, hung = directory.read_committed_step(), directory.progress()["pid"]
     os.kill(hung, signal.SIGSTOP)
     stopped = time.monotonic()
     try:

@@ -129,7 +129,7 @@ def test_a_signal_leaves_a_checkpoint_and_the_study_goes_on(
     os.kill(process.pid, number)
     process.join()
     assert process.exitcode == code
-    assert 3 <= directory.committed_step() < run.num_steps
+    assert 3 <= directory.read_committed_step() < run.num_steps
     assert directory.status() == "interrupted"
     run_in_process([node], execution)
     straight, records = undisturbed
@@ -149,7 +149,7 @@ def test_the_end_of_the_time_leaves_a_checkpoint(run, execution, undisturbed, mo
         with pytest.raises(SystemExit) as ended:
             run_in_process([node], execution, lambda *_: time.sleep(0.1), limit_s=limit_s)
         assert ended.value.code == TIME_IS_UP
-        return directory.committed_step()
+        return directory.read_committed_step()
 
     assert interrupted(0.0) == 0  # before the run
     assert 0 < interrupted(0.4) < interrupted(0.4) < run.num_steps

@@ -91,7 +91,7 @@ def kill_ranks(execution, run, dice: random.Random) -> list[tuple[float, float]]
     directory, found = Store(execution.storage).run(run.run_id), []
     began = trained(directory, 1, 1)
     for left in range(NUM_KILLS, 0, -1):
-        before, number = directory.committed_step(), len(directory.attempts.list())
+        before, number = directory.read_committed_step(), len(directory.attempts.list())
         trained(
             directory,
             number,

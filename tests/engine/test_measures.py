@@ -10,7 +10,7 @@ import torch
 
 from gram_platform.config import CORE, Continuations, Evaluation, TokenLosses, View
 from gram_platform.config.identity import InvalidField
-from gram_platform.corpora.packed import packed_documents, prompts_and_truths
+from gram_platform.corpora.packed import prompts_and_truths, split_documents
 from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer
 from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.node import execute_run
@@ -85,7 +85,7 @@ def test_continuations_of_documents(view, setting, execution):
     end_of_text = end_of_text_id(load_tokenizer(corpus.tokenizer_path))
     for domain in asked.domains:
         documents = [
-            d for d in packed_documents(corpus.validation(domain), end_of_text) if len(d) > 6
+            d for d in split_documents(corpus.validation(domain), end_of_text) if len(d) > 6
         ]
         assert result["prompts"][domain] == [documents[0][:6].tolist(), documents[2][:6].tolist()]
         assert result["truths"][domain] == [
@@ -135,13 +135,13 @@ def test_documents_of_packed_rows():
     # 0 ends a document; the last one is cut.
     stream = np.array([5, 6, 0, 7, 0, 8, 9, 10, 0, 11, 12], np.uint16)
     rows = np.stack([stream[:6], stream[5:]])
-    assert [d.tolist() for d in packed_documents(rows, 0)] == [[5, 6], [7], [8, 9, 10]]
+    assert [d.tolist() for d in split_documents(rows, 0)] == [[5, 6], [7], [8, 9, 10]]
     assert prompts_and_truths(rows, 0, (0, 1), 1, 1) == [([5], [6]), ([8], [9])]
     with pytest.raises(InvalidField) as caught:
         prompts_and_truths(rows, 0, (0, 2), 1, 1)
     assert caught.value.value == (0, 2)
-    assert packed_documents(np.array([[1, 2, 3]]), 0) == []
-    assert [d.tolist() for d in packed_documents(np.array([[1, 2, 0]]), 0)] == [[1, 2]]
+    assert split_documents(np.array([[1, 2, 3]]), 0) == []
+    assert [d.tolist() for d in split_documents(np.array([[1, 2, 0]]), 0)] == [[1, 2]]
 
 
 def test_evaluations_of_every_kind_have_one_rank(setting):

@@ -103,7 +103,7 @@ def test_ranks_go_on_after_an_error_of_a_device_beside_a_broken_machine(
     The machine for both ranks is broken.
     """
     run = plan("gram", setting).runs["all"]
-    two = execution.placed(TWO_RANKS)
+    two = execution.with_placement(TWO_RANKS)
     straight, others = (elsewhere(two, tmp_path, name) for name in ("straight", "others"))
     create(straight, run)
     run_ranks(2, train, run, straight)

@@ -39,7 +39,9 @@ def test_two_ranks_under_ray_train(ray_cluster, execution, setting, tmp_path):
     run = dataclasses.replace(run, eval_points=dataclasses.replace(run.eval_points, num_points=2))
     alone = dataclasses.replace(elsewhere(execution, tmp_path, "alone"), checkpoint_every_s=1e9)
     expected = execute_run(run, {}, alone)
-    result = execute_sharded_run(run, {"method": "gram"}, execution.placed(TWO_RANKS), Resources())
+    result = execute_sharded_run(
+        run, {"method": "gram"}, execution.with_placement(TWO_RANKS), Resources()
+    )
     exact = (
         "plan_sha256",
         "data_fingerprint",
@@ -79,7 +81,7 @@ def test_a_group_that_loses_a_rank_or_is_asked_to_stop(ray_cluster, execution, s
     are the same.
     """
     run = longer(plan("gram", setting).runs["all"], 10)
-    two = execution.placed(TWO_RANKS)
+    two = execution.with_placement(TWO_RANKS)
     straight = dataclasses.replace(elsewhere(two, tmp_path, "straight"), checkpoint_every_s=1e9)
     train = ray_cluster.remote(num_cpus=0, max_retries=0)(execute_there)
     ray_cluster.get(train.remote(run, straight))
@@ -87,11 +89,13 @@ def test_a_group_that_loses_a_rank_or_is_asked_to_stop(ray_cluster, execution, s
     often = dataclasses.replace(two, checkpoint_every_s=0.2)
     task, steps = train.remote(run, often), [0]
     for number, blow in enumerate((signal.SIGKILL, signal.SIGTERM), 1):
-        while len(directory.attempts.list()) < number or directory.committed_step() <= steps[-1]:
+        while (
+            len(directory.attempts.list()) < number or directory.read_committed_step() <= steps[-1]
+        ):
             ready, _ = ray_cluster.wait([task], timeout=0.02)
             assert not ready, "ended too early"
         os.kill(directory.progress()["pid"], blow)
-        steps.append(directory.committed_step())
+        steps.append(directory.read_committed_step())
         while len(directory.attempts.list()) == number:
             ray_cluster.wait([task], timeout=0.1)
     ray_cluster.get(task)
@@ -171,7 +175,7 @@ def test_ranks_without_enough_memory_say_what_they_need(ray_cluster, execution, 
     placement = placement_of(Node.of(run, {"size": "tiny"}), Ranks(2), "cpu")
     train = ray_cluster.remote(num_cpus=0, max_retries=0)(execute_there)
     with pytest.raises(OutOfMemory):
-        ray_cluster.get(train.remote(run, execution.placed(placement)))
+        ray_cluster.get(train.remote(run, execution.with_placement(placement)))
     directory = Store(execution.storage).run(run.run_id)
     assert directory.failure()["details"] == {"kind": "memory"}
     assert len(directory.attempts.list()) == 1

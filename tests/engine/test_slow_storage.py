@@ -69,6 +69,6 @@ def test_a_checkpoint_that_was_not_written_whole_does_not_count(slow, run, tmp_p
     process.kill()
     process.join()
     directory = Store(slow.storage).run(run.run_id)
-    assert directory.committed_step() == steps[0] > 0
+    assert directory.read_committed_step() == steps[0] > 0
     execute_run(run, {}, dataclasses.replace(slow, checkpoint_every_s=1e9))
     assert [record["step"] for record in directory.records()][-1] == run.num_steps

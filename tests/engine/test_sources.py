@@ -10,7 +10,7 @@ import pytest
 from gram_platform.engine import node as node_module
 from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.execution import Execution
-from gram_platform.engine.life import NodeLifecycle, done_ids
+from gram_platform.engine.life import NodeLifecycle, find_done_ids
 from gram_platform.engine.node import RunExecution, execute_run
 from gram_platform.engine.ranks import train_rank
 from gram_platform.methods.nodes import Node, method_nodes, unique
@@ -83,7 +83,7 @@ def test_what_other_weights_made_is_made_again_in_the_same_submission(
     assert all(sources(execution, node) == before for node in made_of_it)
     assert SOURCE_HASHES not in json.loads(first[gram.id]), "it has a random start"
     after = {gram.id: train_otherwise(execution, gram)}
-    assert done_ids(nodes, Store(execution.storage)) == set(first) - {n.id for n in made_of_it}
+    assert find_done_ids(nodes, Store(execution.storage)) == set(first) - {n.id for n in made_of_it}
     progress = run_in_process(nodes, execution)
     assert progress.done == set(first)
     assert progress.reused == len(first) - len(made_of_it)

@@ -53,7 +53,7 @@ def test_a_node_waits_for_what_it_needs_and_profiles_of_one_run_are_one_task(nod
     runs = [node for node in nodes if not node.needs]
     assert ready(waiting) == [(run,) for run in runs]
     (first,) = start(waiting)
-    waiting.done(first)
+    waiting.finish(first)
     views = tuple(node for node in nodes if node.kind == "evaluation" and first.id in node.needs)
     others = [
         (node,) for node in nodes if node.is_run and node.needs <= {first.id} and node != first
@@ -90,17 +90,17 @@ def test_of_equally_wide_runs_the_longest_path_to_an_end_comes_first(
     (first,), (second,) = ready(waiting)
     assert (first.method == "gram") == (comes_first == "gram")
     waiting.start((second,))
-    waiting.again(second, 0.0)
+    waiting.retry(second, 0.0)
     waiting.look_again()
     assert ready(waiting) == [(second,), (first,)], "what waits again is in front of all others"
 
 
 def test_profiles_whose_common_task_failed_are_tasks_of_their_own(nodes, lifecycle):
     waiting = waiting_of(nodes, lifecycle)
-    waiting.done(start(waiting)[0])
+    waiting.finish(start(waiting)[0])
     views = start(waiting)
     for view in views:
-        waiting.again(view, 0.0, alone=True)
+        waiting.retry(view, 0.0, alone=True)
     assert not waiting.look_again()
     assert sorted(ready(waiting)[: len(views)], key=lambda task: task[0].id) == sorted(
         [(view,) for view in views], key=lambda task: task[0].id
@@ -115,7 +115,7 @@ def test_a_failure_blocks_what_needs_it_directly_or_not_and_nothing_else(setting
     waiting.add(nodes)
     task = start(waiting)
     assert task == (base,)
-    waiting.failed(base, "why")
+    waiting.fail(base, "why")
     assert progress.failed == {base.id: "why"}
     assert set(progress.blocked) == {node.id for node in nodes} - {base.id}
     for blocked, culprits in progress.blocked.items():
@@ -153,14 +153,14 @@ def test_a_held_node_waits_and_ends_with_the_other_driver(nodes, lifecycle, monk
     monkeypatch.setattr(life.time, "monotonic", lambda: now[0])
     waiting = waiting_of(nodes, lifecycle)
     (node,) = start(waiting)
-    waiting.again(node, held=True)
+    waiting.retry(node, held=True)
     assert not waiting.look_again()
     assert (node,) not in ready(waiting)
     now[0] += life.HELD_RETRY_S
     assert not waiting.look_again()
     assert ready(waiting)[0] == (node,)  # in front of all others
     waiting.start((node,))
-    waiting.again(node, held=True)
+    waiting.retry(node, held=True)
     ends[node.id] = ""
     now[0] += life.HELD_RETRY_S
     assert waiting.look_again() == [node]

@@ -9,7 +9,7 @@ from gram_platform.config import ModelConfig, ModuleSpec
 from gram_platform.config.training import ARCHITECTURES, merged_config
 from gram_platform.model.pieces import rank_rows
 from gram_platform.model.transformer import build, initial_weights
-from gram_platform.store.views import merged_rows
+from gram_platform.store.views import merge_rows
 from tests import tiny
 from tests.tiny import merged_weights
 
@@ -100,5 +100,5 @@ def test_merged_rows_are_the_merged_tensors_rows(architecture, kinds, active):
             for rank in range(num_ranks):
                 first, stop = rank_rows(len(merged), rank, num_ranks)
                 assert torch.equal(
-                    merged_rows(config, read, active, name, first, stop), merged[first:stop]
+                    merge_rows(config, read, active, name, first, stop), merged[first:stop]
                 ), name

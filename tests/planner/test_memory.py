@@ -17,11 +17,11 @@ from gram_platform.config.routing import EMBEDDINGS, Schedule, passes_of_window
 from gram_platform.planner import checkpoint_bytes
 from gram_platform.planner.memory import (
     BYTES,
+    count_saved_bytes,
     logits_bytes,
     model_weights,
     module_set,
     rank_memory,
-    saved_bytes,
 )
 from gram_platform.train.evaluate import evaluation_batch, validation_losses
 from gram_platform.train.learner import Learner
@@ -82,7 +82,9 @@ def saved_by_autograd(run, active, trained, device="cpu", is_compiled=False, wit
 
 def saved_on(device, run, active, trained) -> tuple[list[int], int]:
     width = BYTES[run.precision]
-    return saved_bytes(run.model, width, active, trained, model_kernel(device, width, run.model))
+    return count_saved_bytes(
+        run.model, width, active, trained, model_kernel(device, width, run.model)
+    )
 
 
 @pytest.mark.parametrize("precision", BYTES)

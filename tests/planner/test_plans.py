@@ -14,9 +14,9 @@ from gram_platform.planner import (
     USABLE_MEMORY,
     UTILISATIONS,
     Machine,
+    choose_num_merged,
+    choose_num_passes,
     fits,
-    merged_within,
-    passes_within,
     run_evaluation_flops,
     utilisation_of,
 )
@@ -57,7 +57,7 @@ def test_every_size_of_the_paper_fits(name):
         plain, fewer = fewest_ranks(run, machine), fewest_ranks(run, machine, checkpointing=True)
         assert run.micro_batch % plain == 0
         assert fits(run, plain, machine)
-        assert fits(run, plain, machine, num_passes=passes_within(run, plain, machine))
+        assert fits(run, plain, machine, num_passes=choose_num_passes(run, plain, machine))
         fewer_ranks = [r for r in range(1, plain) if run.micro_batch % r == 0]
         assert not any(fits(run, r, machine) for r in fewer_ranks)
         assert fewer <= plain
@@ -70,13 +70,13 @@ def test_passes_are_the_fewest_that_fit():
     them."""
     run, h100 = paper_run("800M"), MACHINES["h100"]
     passes = {
-        name: passes_within(run, 1, dataclasses.replace(h100, memory_bytes=b))
+        name: choose_num_passes(run, 1, dataclasses.replace(h100, memory_bytes=b))
         for name, b in MEMORIES.items()
     }
     assert passes["ample"] == 1 < passes["an H100's"] < passes["none"] == run.micro_batch // 4
     assert fits(run, 1, h100, num_passes=passes["an H100's"])
     assert not fits(run, 1, h100, num_passes=passes["an H100's"] - 1)
-    assert passes_within(run, 8, h100) == passes_within(run, 1, MACHINES["cpu"]) == 1
+    assert choose_num_passes(run, 8, h100) == choose_num_passes(run, 1, MACHINES["cpu"]) == 1
     assert fewest_ranks(paper_run("400M"), h100) == fewest_ranks(run, h100) == 1
 
 
@@ -85,17 +85,19 @@ def test_a_window_has_the_fewest_passes_that_fit():
     a run may use; RMU's micro-batches have a pass each."""
     h100, run = MACHINES["h100"], paper_run("26M", stories.STUDY)
     assert run.micro_batch * run.model.seq_len * 8 == 32_768
-    assert merged_within(run, 1, h100) == 8
-    assert merged_within(run, 2, h100) == run.micro_batches_per_step == 8
-    assert merged_within(run, 1, MACHINES["cpu"]) == 1
+    assert choose_num_merged(run, 1, h100) == 8
+    assert choose_num_merged(run, 2, h100) == run.micro_batches_per_step == 8
+    assert choose_num_merged(run, 1, MACHINES["cpu"]) == 1
     needed = {n: rank_memory(run, 1, False, "cuda", 1, n).total / USABLE_MEMORY for n in (2, 3, 4)}
     cases = ((needed[4], 4), (needed[4] - 1, 3), (needed[3] - 1, 2), (needed[2] - 1, 1), (0, 1))
     for memory, number in cases:
-        assert merged_within(run, 1, dataclasses.replace(h100, memory_bytes=memory)) == number
+        assert choose_num_merged(run, 1, dataclasses.replace(h100, memory_bytes=memory)) == number
     objective = Objective("misdirection", ("lisp", "virology"), steered_layers=1, steering=2.0)
     rmu = run_of("dense", draws=(48, 24, 24), objective=objective, start=View.of("start"))
-    assert merged_within(rmu, 1, h100) == 1 < merged_within(run_of("dense"), 1, h100) == 2
-    merged = {name: [merged_within(paper_run(name), n, h100) for n in (1, 4, 8)] for name in PAPER}
+    assert choose_num_merged(rmu, 1, h100) == 1 < choose_num_merged(run_of("dense"), 1, h100) == 2
+    merged = {
+        name: [choose_num_merged(paper_run(name), n, h100) for n in (1, 4, 8)] for name in PAPER
+    }
     assert merged == {"50M": [1, 3, 3], "800M": [1, 1, 3]}
     assert paper_run("50M").micro_batches_per_step == 3
 
@@ -213,7 +215,7 @@ def test_runs_are_placed_as_they_are_planned(storage):
         placed = placement_of(node, study.ranks, "cuda").fewest
         assert (placed.num_ranks, placed.num_passes) == (
             num_ranks,
-            passes_within(node.config, num_ranks, MACHINES["h200"]),
+            choose_num_passes(node.config, num_ranks, MACHINES["h200"]),
         )
         on_cpus = placement_of(node, study.ranks, "cpu").fewest
         assert (on_cpus.num_passes, on_cpus.num_merged) == (1, 1)
@@ -225,8 +227,8 @@ def test_runs_are_placed_as_they_are_planned(storage):
 def test_the_planner_chooses_the_ranks_on_gpus_unless_they_are_given(storage, words, ranks):
     given = ("--num-workers", *words) if words else ()
     study = study_plan(STUDY, ["--storage", str(storage), "--preset", "paper", *given])
-    assert study.ranks.wanted("5B") == ranks
-    assert study.on("cpu").ranks.wanted("5B") == (1 if "auto" not in words else AUTO)
+    assert study.ranks.number_of("5B") == ranks
+    assert study.on("cpu").ranks.number_of("5B") == (1 if "auto" not in words else AUTO)
 
 
 def test_the_table_of_utilisation_marks_estimates():

@@ -99,7 +99,7 @@ def test_ranks_are_those_with_which_a_study_ends_first():
     """Twelve runs of 800M on eight GPUs end in three waves of pairs, not in two of single GPUs.
     On twelve GPUs one wave of single ones is best, and on four three."""
     work = StudyWork(paper_runs("800M", 12), ANY)
-    chosen = {slots: work.choose(slots).wanted("800M") for slots in (4, 8, 12)}
+    chosen = {slots: work.choose(slots).number_of("800M") for slots in (4, 8, 12)}
     assert chosen == {4: 1, 8: 2, 12: 1}
     of_one = training_hours(work.nodes[0].config, H100)
     single = work.forecast(8, Ranks(1, machine=H100))
@@ -110,8 +110,8 @@ def test_ranks_are_those_with_which_a_study_ends_first():
     assert pairs.idle == pytest.approx(0)
     # As many as it can use: one wave, each run on as many GPUs as are worth their hours.
     unlimited = work.choose(0)
-    cost = exchange_hours(work.nodes[0].config, unlimited.wanted("800M"), H100)
-    assert unlimited.wanted("800M") == 8
+    cost = exchange_hours(work.nodes[0].config, unlimited.number_of("800M"), H100)
+    assert unlimited.number_of("800M") == 8
     assert cost < (MOST_HOURS - 1) * of_one
 
 
@@ -138,7 +138,7 @@ def test_ranks_that_need_more_memory_than_a_gpu_has_are_refused_with_those_that_
 def test_runs_that_share_gpus_hold_their_shares():
     """Sixteen runs on quarters of two GPUs: two waves, each four times as long."""
     work = StudyWork(paper_runs("50M", 16), ANY, share=0.25)
-    assert work.choose(2).wanted("50M") == 1
+    assert work.choose(2).number_of("50M") == 1
     of_one = training_hours(work.nodes[0].config, H100)
     assert work.forecast(2).hours == pytest.approx(2 * 4 * of_one, rel=1e-2)
     assert work.forecast(2).idle == pytest.approx(0)

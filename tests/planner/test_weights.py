@@ -7,7 +7,7 @@ from gram_platform.config import UNLABELLED, DataConfig, DomainBudget, RoutingCo
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.routing import Schedule
 from gram_platform.model.transformer import Transformer, parameter_set
-from gram_platform.planner.memory import drawn_routes, model_weights
+from gram_platform.planner.memory import list_routes, model_weights
 from gram_platform.train.sharding import ShardedLearner
 from tests import tiny
 from tests.planner.scene import FIVE_B, MODELS, run_of
@@ -76,5 +76,5 @@ def test_drawn_routes_are_those_of_the_plan(case):
     run = routing_cases()[case]
     plan = Schedule(run)
     drawn = [plan[t].route for t in range(len(plan))]
-    assert set(drawn_routes(run)) == set(drawn)
-    assert len(drawn_routes(run)) == len(set(drawn))
+    assert set(list_routes(run)) == set(drawn)
+    assert len(list_routes(run)) == len(set(drawn))

@@ -82,7 +82,7 @@ def test_export_and_import(study, setting, tmp_path, capsys):
     gram("import", tmp_path / "out", "--storage", storage)
     out = capsys.readouterr().out
     import_id = next(word.rstrip(":") for word in out.split() if word.startswith("imported-"))
-    assert Store(storage).imported(import_id).config()["model"]["seq_len"] == setting.size.seq_len
+    assert Store(storage).import_dir(import_id).config()["model"]["seq_len"] == setting.size.seq_len
     gram(
         "export",
         import_id,

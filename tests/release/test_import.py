@@ -103,7 +103,7 @@ def test_logits_are_transformers_s(foreign, store):
     assert (again.import_id, again.is_new) == (imported.import_id, False)
     # Another length is another model.
     assert import_checkpoint(folder, store).import_id != imported.import_id
-    source = store.imported(imported.import_id).result()["source"]
+    source = store.import_dir(imported.import_id).result()["source"]
     assert set(source["files"]) == {"config.json", SINGLE}
 
 
@@ -235,7 +235,7 @@ def test_the_engine_starts_a_run_from_an_import(architecture, setting, execution
     execute_run(run, {}, execution)
     trained, start = (
         weights_of(store.run(run.run_id)),
-        weights_of(store.imported(imported.import_id)),
+        weights_of(store.import_dir(imported.import_id)),
     )
     assert all(torch.equal(trained[name], start[name]) for name in start)
     assert any(".aux." in name for name in trained)

@@ -33,7 +33,7 @@ def folder(tmp_path):
 
 def stored(store, imported):
     """The bytes of its tokenizer, None without one."""
-    path = store.imported(imported.import_id).tokenizer(store.data_root)
+    path = store.import_dir(imported.import_id).tokenizer(store.data_root)
     return None if path is None else path.read_bytes()
 
 
@@ -58,7 +58,7 @@ def test_each_checkpoint_has_its_own_tokenizer(folder, store):
         found[imported.import_id] = imported.model
     assert len(found) == 2
     assert len(set(found.values())) == 1
-    first, second = (weights_of(store.imported(name)) for name in found)
+    first, second = (weights_of(store.import_dir(name)) for name in found)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -97,11 +97,11 @@ def test_a_tokenizer_that_fails_on_a_page_is_not_imported(folder, store):
 
 def test_ids_without_a_tokenizer_are_of_shape_and_weights(folder, store):
     imported = import_checkpoint(folder, store)
-    weights_sha256 = hash_tensors(weights_of(store.imported(imported.import_id)))
+    weights_sha256 = hash_tensors(weights_of(store.import_dir(imported.import_id)))
     expected = IMPORTED + short_hash({"model": imported.model, "weights_sha256": weights_sha256})
     assert imported.import_id == expected == import_id(imported.model, weights_sha256)
     with refused("import_id", import_id(imported.model, weights_sha256, b"x")):
-        store.imported(expected).complete(
+        store.import_dir(expected).complete(
             imported.model, {"weights_sha256": weights_sha256}, None, b"x"
         )
 
@@ -111,7 +111,7 @@ def test_ids_without_a_tokenizer_are_of_shape_and_weights(folder, store):
 def test_a_damaged_import_is_refused_and_importing_again_mends_it(folder, store, name, is_removed):
     write_words(folder, "a", END_OF_TEXT)
     import_id = import_checkpoint(folder, store).import_id
-    place = store.imported(import_id)
+    place = store.import_dir(import_id)
     files = {
         path: path.read_bytes() for path in Path(place.folder.path).iterdir() if path.is_file()
     }

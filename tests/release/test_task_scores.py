@@ -82,7 +82,7 @@ def test_a_score_is_judged_against_a_guess(accuracy, error, verdict):
         "chance": 0.25,
         "bits_per_byte": 1.5,
     }
-    row = task_scores._judged(found)
+    row = task_scores._judge(found)
     assert row["verdict"] == verdict
     assert (row["low"], row["high"]) == pytest.approx(
         (accuracy - 1.645 * error, accuracy + 1.645 * error)
@@ -205,7 +205,7 @@ def test_a_circle_of_links_is_no_file_that_counts(tmp_path):
 def test_without_the_harness_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(task_scores.importlib.util, "find_spec", lambda name: None)
     with refused("tasks", "mmlu"):
-        task_scores.Benchmark(("mmlu",)).checked()
+        task_scores.Benchmark(("mmlu",)).validate()
 
 
 @pytest.fixture

@@ -86,7 +86,7 @@ def test_a_bias_that_is_missing_is_not_zero(missing, store, tmp_path):
 
 def test_a_model_without_biases_has_none_in_any_layer(store, tmp_path):
     bare = checkpoint(tmp_path / "bare", without(*OF_LINEAR_LAYERS), use_bias=False)
-    weights = weights_of(store.imported(import_checkpoint(bare, store).import_id))
+    weights = weights_of(store.import_dir(import_checkpoint(bare, store).import_id))
     biases = {
         name: weight
         for name, weight in weights.items()

@@ -79,7 +79,7 @@ def read_everything(store: Store) -> None:
             run.result(),
             run.records(),
             run.last_step(),
-            run.committed_step(),
+            run.read_committed_step(),
         )
         assert run.timing().keys() <= {
             "elapsed_s",

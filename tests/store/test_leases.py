@@ -154,7 +154,7 @@ def test_a_slow_write_renews_from_its_beginning(folder, clocks, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalFolder, "write_json", slow)
-        lease.report(step=1)
+        lease.report({"step": 1})
         until = time.monotonic() + 30.0
         while clocks[0] == 100.0 and time.monotonic() < until:
             time.sleep(0.01)
@@ -209,7 +209,7 @@ def test_a_lease_that_another_process_has_taken_over_writes_nothing_more(folder,
 
 def test_releasing_twice_writes_once(folder):
     lease = Lease(folder, "host:1", 30.0, interval_s=1000.0)
-    lease.report(step=3, num_steps=8, tokens_per_second=2.5)
+    lease.report({"step": 3, "num_steps": 8, "tokens_per_second": 2.5})
     lease.release()
     assert (read_lease(folder)["step"], read_lease(folder)["released"]) == (3, True)
     folder.write_json(LEASE, lease_of(owner="the next"))

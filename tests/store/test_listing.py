@@ -109,7 +109,7 @@ def test_what_changed_since_is_read_again():
     # What needs a run that is trained again is compared with it afterwards.
     waiting = {node.id for node in nodes if node.needs & lost}
     assert {node.id for node in nodes if ends[node.id] is None} == lost | waiting
-    found = store.finished([(nodes[2].kind, nodes[2].id)])[nodes[2].id]
+    found = store.read_finished([(nodes[2].kind, nodes[2].id)])[nodes[2].id]
     assert found is not None
     assert found.tags == retagged.tags()
     assert found.sha256 == retagged.result()["sha256"]

@@ -188,7 +188,7 @@ def test_no_name_leaves_the_storage(name):
     for give in (
         store.run,
         store.evaluation,
-        store.imported,
+        store.import_dir,
         store.study_dir,
         store.search_dir,
         store.data_dir,

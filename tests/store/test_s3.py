@@ -34,7 +34,7 @@ def test_storage_on_s3(root, tmp_path):
 
     run = run_config(8)
     assert train(root, run, last=4) is None
-    assert (store.run(run.run_id).status(), store.run(run.run_id).committed_step()) == (
+    assert (store.run(run.run_id).status(), store.run(run.run_id).read_committed_step()) == (
         "interrupted",
         4,
     )

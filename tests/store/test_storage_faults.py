@@ -214,7 +214,7 @@ def test_an_owner_that_cannot_renew_its_lease_stops_and_the_run_can_be_continued
             work_on(attempt)
     with pytest.raises(LeaseLost):
         attempt.commit(4, WEIGHTS, {}, [record(3), record(4)])
-    assert directory.committed_step() == 2
+    assert directory.read_committed_step() == 2
     assert directory.failure() is None
     assert directory.status() == "interrupted"
     with directory.start_attempt("next") as following:

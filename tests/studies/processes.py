@@ -263,7 +263,7 @@ def lost_steps(storage: Path) -> list[int]:
     found = []
     for run_id in Store(storage).list_runs():
         run = Store(storage).run(run_id)
-        winner, finish = run.finished_attempts(run.result())[0]
+        winner, finish = run.list_finished_attempts(run.result())[0]
         for attempt_id in run.attempts.list():
             if attempt_id != winner:
                 told = (read_lease(run.attempts.child(attempt_id)) or {"step": 0})["step"]

@@ -9,7 +9,7 @@ from gram_platform.config import CORE
 from gram_platform.config.identity import InvalidField
 from gram_platform.config.written import LFS_POINTER
 from gram_platform.corpora.records import MOST_TEXTS, read_texts
-from gram_platform.corpora.tokenizer import decoded, load_tokenizer
+from gram_platform.corpora.tokenizer import decode, load_tokenizer
 from gram_platform.store import Store
 from gram_platform.store.data import open_corpus
 from gram_platform.studies.library import samples, scaling, token_localization
@@ -54,7 +54,7 @@ def test_chosen_sentences_are_shaded_and_prompts_continued(tmp_path, texts):
             assert set(drawn) == {domain for domain, _ in config["texts"]}
             for domain, given in result["prompts"].items():
                 # The end of another text stands before a prompt.
-                named = [decoded(tokenizer, tokens[1:]) for tokens in given]
+                named = [decode(tokenizer, tokens[1:]) for tokens in given]
                 assert prompts.setdefault(domain, named) == named
                 assert len(drawn[domain]) == len(given)
     assert lengths == {tuple(len(tokenizer.encode(text).ids) for _, text in TEXTS)}

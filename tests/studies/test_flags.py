@@ -151,7 +151,7 @@ def test_numbers_of_ranks(storage):
     """One for all, single sizes' own, or the planner's."""
     paper = ("--preset", "paper", "--num-workers")
     found = {
-        words: [study_of(*paper, *words).ranks.wanted(size) for size in ("800M", "2B", "5B")]
+        words: [study_of(*paper, *words).ranks.number_of(size) for size in ("800M", "2B", "5B")]
         for words in (("2",), ("5B=16", "2B=8"), ("4", "5B=auto"), ("auto,800M=1",))
     }
     assert list(found.values()) == [[2, 2, 2], [AUTO, 8, 16], [4, 4, AUTO], [1, AUTO, AUTO]]

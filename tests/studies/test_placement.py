@@ -5,7 +5,7 @@ import dataclasses
 from gram_platform.config.flops import GIB
 from gram_platform.methods.budgets import dense_run
 from gram_platform.methods.nodes import Node
-from gram_platform.planner import MACHINES, merged_within, passes_within
+from gram_platform.planner import MACHINES, choose_num_merged, choose_num_passes
 from gram_platform.planner.memory import rank_memory
 from gram_platform.planner.ranks import Ranks
 from gram_platform.studies.library.scaling import STUDY
@@ -34,7 +34,7 @@ def test_each_number_of_ranks_has_its_passes_and_memory():
     for division in placement.divisions:
         passes = division.num_passes, division.num_merged
         of = run, division.num_ranks, SMALL_GPU
-        assert passes == (passes_within(*of), merged_within(*of))
+        assert passes == (choose_num_passes(*of), choose_num_merged(*of))
         assert (
             division.memory_bytes
             == rank_memory(run, division.num_ranks, False, "cuda", *passes).total

@@ -6,7 +6,7 @@ import re
 import optuna
 import pytest
 
-from gram_platform.engine.life import DIVERGENCE, done_ids, ended_ids
+from gram_platform.engine.life import DIVERGENCE, find_done_ids, find_ended_ids
 from gram_platform.planner import MACHINES
 from gram_platform.store import Store
 from gram_platform.store.files import seal
@@ -34,7 +34,7 @@ def test_what_is_not_done_is_priced_once(storage):
     assert (work.ids, work.hours(cpu)) == ({node.id for node in graph.nodes}, everything)
     run = next(node for node in graph.nodes if node.is_run)
     store.run(run.id).publish(seal({"run_id": run.id, "weights_sha256": "0" * 64}))
-    (left,) = work_left((graph,), done_ids(graph.nodes, store))
+    (left,) = work_left((graph,), find_done_ids(graph.nodes, store))
     assert left.ids == work.ids - {run.id}
     assert left.hours(cpu) == pytest.approx(everything - planned_hours([run], cpu))
     (diverged,) = (
@@ -42,10 +42,10 @@ def test_what_is_not_done_is_priced_once(storage):
     )
     with store.run(diverged.id).start_attempt("test") as attempt:
         attempt.fail("loss is nan", DIVERGENCE)
-    ended = ended_ids(graph.nodes, store)
+    ended = find_ended_ids(graph.nodes, store)
     assert ended > {run.id, diverged.id}  # with what needs the diverged one
     assert not ended & {node.id for node in graph.nodes if node.needs == {run.id}}
-    assert ended_ids(graph.nodes, store, retry_diverged=True) == {run.id}
+    assert find_ended_ids(graph.nodes, store, retry_diverged=True) == {run.id}
     assert price((left,))[1] == left.hours(cpu) * cpu.dollars_per_hour
 
 

@@ -47,7 +47,7 @@ def graph_of(storage, import_id, *arguments):
 def test_what_has_no_origin_begins_with_the_import(imported):
     storage, import_id = imported
     graph = graph_of(storage, import_id, "--methods", *CORE_METHODS)
-    model = Store(storage).imported(import_id).config()["model"]
+    model = Store(storage).import_dir(import_id).config()["model"]
     begins = {n.config.start: n.config for n in graph.nodes if n.kind == "run" and not n.needs}
     assert set(begins) == {View.of(import_id)}
     assert {run.model.d_mlp for run in begins.values()} == {model["d_mlp"]}
@@ -61,7 +61,7 @@ def test_what_has_no_origin_begins_with_the_import(imported):
     (size,) = {node.size for node in graph.nodes}
     assert size.startswith("imported-")
     assert graph.choice.sizes == (size,)
-    tokenizer = Store(storage).imported(import_id).result()["tokenizer_sha256"]
+    tokenizer = Store(storage).import_dir(import_id).result()["tokenizer_sha256"]
     assert graph.corpora[0].tokenizer.source == tokenizer  # not one that is trained on the corpus
 
 

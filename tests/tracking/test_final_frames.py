@@ -145,7 +145,7 @@ def test_merged_storages_have_one_time_of_what_both_have_made(tmp_path, order):
         if not place.exists():
             shutil.copy2(file, place)
     store, uri = Store(target).open_for_writing(min_free_bytes=0), f"sqlite:///{target}/mlflow.db"
-    assert len(store.run(RUN.run_id).finished_attempts()) == 2
+    assert len(store.run(RUN.run_id).list_finished_attempts()) == 2
     synced(store, uri)
     assert_mirror_equals(store, uri)
     assert load_store(store)["elapsed_s"].equals(load_store(tmp_path / "one")["elapsed_s"])

@@ -64,7 +64,7 @@ def test_parts_of_micro_batches_train_like_one_pass(name):
 
 
 def mixed_configs() -> dict:
-    """Runs of every method; passes of RMU are not merged: see `merged_within`."""
+    """Runs of every method; passes of RMU are not merged: see `choose_num_merged`."""
     subsets = RoutingConfig(0.5, 0.3, companions="subset", p_aux_companion=0.5)
     lora = dataclasses.replace(
         tiny.model_config(), modules=tuple(ModuleSpec(d, "lora", 2) for d in tiny.DOMAINS[1:])

@@ -34,7 +34,7 @@ from gram_platform.pages.results.results import (
     summary_text,
 )
 from gram_platform.store import Store
-from gram_platform.store.root import cordoned_lines
+from gram_platform.store.root import describe_cordoned
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import Frames, final_frames
 from gram_platform.tracking.views import Line
@@ -81,7 +81,9 @@ class Presentation:
         `failures` are {node id: message}. Returns {name: path}.
         """
         linked = replace(results, runs=with_links(results.runs, failures, mlflow_links(tracker)))
-        with_machines = replace(record, facts=(*record.facts, *cordoned_lines(store, record.name)))
+        with_machines = replace(
+            record, facts=(*record.facts, *describe_cordoned(store, record.name))
+        )
         page = self.page(with_machines, linked, tracker)
         headline, picture = self.describe(results)
         card = Card(headline, _state(record, results.runs), count_verdicts(page.claims))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from gram_platform.config import CORE
-from gram_platform.corpora.tokenizer import decoded, load_tokenizer
+from gram_platform.corpora.tokenizer import decode, load_tokenizer
 from gram_platform.pages.report.measurements import Presentation
 from gram_platform.pages.report.page import HOW_TO_READ, Page, Section, readable_runs, render
 from gram_platform.pages.report.sections import missing_sections
@@ -58,7 +58,7 @@ def read_samples(
     config = store.evaluation(done[0]["id"]).config()
     tokenizer = load_tokenizer(open_corpus(store, config["data_id"]).tokenizer_path)
     rows = [
-        {**names, **{name: decoded(tokenizer, tokens) for name, tokens in texts.items()}}
+        {**names, **{name: decode(tokenizer, tokens) for name, tokens in texts.items()}}
         for entry in done
         for names, texts in _continuations(entry["tags"], results[entry["id"]], config)
     ]

@@ -1,4 +1,4 @@
-"""Turns the model's deliveries into the text of a completion, and counts them."""
+"""Turns the model's deliveries into the text of a completion, and keeps the metrics."""
 
 import time
 import uuid
@@ -16,19 +16,19 @@ from gram_platform.release.serving.policy import Grant
 from gram_platform.release.serving.requests import COMMON_REFUSALS, Refusal, refusal
 from gram_platform.release.serving.text import TextStream, Vocabulary
 
-# The model's process found no grant in its copy of the policy, or an unconfirmed copy.
+# How a request ends if the model's copy of the policy does not grant it, or is not confirmed.
 FORBIDDEN, UNCONFIRMED = "model_not_found", "policy_unconfirmed"
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class ModelLost(Exception):
-    """Raised if the model's process is absent, or ends while it answers."""
+    """The model's process is absent, or has ended during an answer."""
 
 
 class Metrics:
-    """Counts in Prometheus' format, in each process that answers HTTP.
+    """Metrics in Prometheus' format, kept by each process that answers HTTP.
 
-    Labels come from the policy, never from a caller.
+    Labels are from the policy, never from a caller.
     """
 
     def __init__(self) -> None:
@@ -50,13 +50,13 @@ class Metrics:
         self.whole = timer("gram_completion_seconds", "From a request to its end")
 
     def text(self, profiles: Collection[str]) -> bytes:
-        """Writes the counts of these profiles, and the counts without a profile."""
+        """Formats the metrics of these profiles, and the metrics without a profile."""
         return generate_latest(_OfProfiles(self.registry, profiles))
 
 
 @dataclass(frozen=True)
 class _OfProfiles:
-    """Collects the registry's metrics without the samples of other profiles."""
+    """A registry's metrics, without the samples of other profiles."""
 
     registry: CollectorRegistry
     profiles: Collection[str]
@@ -73,17 +73,18 @@ class Completions(Protocol):
     def stream(
         self, digest: str, profile: str, request: GenerationRequest, whole: bool
     ) -> AsyncIterator[Delivery]:
-        """Yields deliveries, the first once generation is accepted; ModelLost.
+        """Yields deliveries, the first when generation is accepted; ModelLost if the model fails.
 
-        Closing it abandons the request. `whole`: the caller needs nothing before the end.
+        Closing the iterator abandons the request. `whole` means that the caller needs no tokens
+        before the end.
         """
 
     async def is_ready(self) -> bool:
-        """Tells whether the model answers now."""
+        """Returns whether the model answers now."""
 
 
 class Answer:
-    """Generates the text of a granted request; sets `finish_reason` at the end."""
+    """Generates the text of a granted request, and sets `finish_reason` at its end."""
 
     def __init__(
         self,
@@ -106,9 +107,9 @@ class Answer:
         return counts | {"total_tokens": num_prompt + self.num_drawn}
 
     async def texts(self, whole: bool = False) -> AsyncIterator[str]:
-        """Yields "" when generation is accepted, then text; Refusal if it cannot finish."""
+        """Yields "" when generation is accepted, and then text; Refusal if it cannot finish."""
         metrics, profile = self._metrics, self.grant.profile
-        # A stop can end it before.
+        # Tokens are needed as they are drawn if a stop can end the text.
         whole = whole and not self._stops
         stream = self._completions.stream(self._digest, profile, self.request, whole)
         started, is_accepted, end = time.monotonic(), False, "abandoned"
@@ -121,7 +122,7 @@ class Answer:
                     if delivery.tokens and not self.num_drawn:
                         metrics.first_token.labels(profile).observe(time.monotonic() - started)
                     self.num_drawn += len(delivery.tokens)
-                    yield self._shown(delivery)
+                    yield self._show(delivery)
                     if self.finish_reason:
                         end = self.finish_reason
                         return
@@ -138,7 +139,7 @@ class Answer:
             metrics.ended.labels(profile, end).inc()
             metrics.whole.labels(profile).observe(time.monotonic() - started)
 
-    def _shown(self, delivery: Delivery) -> str:
+    def _show(self, delivery: Delivery) -> str:
         if delivery.end in COMMON_REFUSALS:
             raise refusal(delivery.end)
         text = self._text.add(delivery.tokens, last=bool(delivery.end))

@@ -1,13 +1,13 @@
-"""Answers HTTP with one body or a stream.
+"""Answers HTTP requests with one body or a stream.
 
-    POST /v1/completions   OpenAI's text completions, one a request; `model` names a profile
+    POST /v1/completions   OpenAI's text completions, one per request; `model` names a profile
     GET  /v1/models        the token's own profiles
-    GET  /healthz          200 while the model answers and the policy is confirmed, else 503
-    GET  /metrics          Prometheus' text on the token's own profiles, where the policy allows it
+    GET  /healthz          200 while the model answers and the policy is confirmed, otherwise 503
+    GET  /metrics          Prometheus' text about the token's profiles, if the policy allows it
     GET  /                 the samples page
 
-A token comes only as `Authorization: Bearer ...`. The log of a refusal has the token's name, the
-status and a code, never a caller's text.
+A token is accepted only as `Authorization: Bearer ...`. The log of a refusal has the token's name,
+the status and a code, but never a caller's text.
 """
 
 import base64
@@ -53,7 +53,7 @@ from gram_platform.release.serving.requests import (
 )
 from gram_platform.release.serving.text import Vocabulary
 
-# This is a child of the logger that Ray Serve writes to its files.
+# A child of the logger that Ray Serve writes to its files.
 logger = logging.getLogger("ray.serve.gram")
 WRONG_METHOD = ("method_not_allowed", "this path does not accept this method")
 OTHER_ERROR = ("http_error", "the server does not understand this request")
@@ -61,15 +61,15 @@ NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
 class Api:
-    """Serves a policy over HTTP; `completions` generates the answers."""
+    """Serves the profiles of a policy over HTTP. `completions` generates the answers."""
 
     def __init__(
         self, policy: Policy, vocabulary: Vocabulary, completions: Completions, max_requests: int
     ):
         self.policy, self.vocabulary, self.completions = policy, vocabulary, completions
-        # A token's open requests, at most and by its name.
+        # The most open requests of a token, and their number by the token's name.
         self.max_requests, self._num_open = max_requests, Counter[str]()
-        # By `time.monotonic`. Without a keeper the policy stays confirmed.
+        # The `time.monotonic` of the policy's confirmation, infinite without a keeper.
         self.confirmed_at, self.num_left_out = math.inf, 0
         self.metrics = Metrics()
         self.started = int(time.time())
@@ -83,7 +83,7 @@ class Api:
             Route(PAGE, self.page, methods=["GET"]),
         ]
         handlers = {Refusal: self._refused, HTTPException: self._no_route, Exception: self._failed}
-        # Nobody reads it.
+        # Nobody reads this response.
         handlers[ClientDisconnect] = lambda *_: Response()
         app = Starlette(routes=routes, exception_handlers=handlers)
         app.router.redirect_slashes = False
@@ -92,31 +92,31 @@ class Api:
     async def complete(self, request: Request) -> Response:
         digest, rule = self._caller(request)
         _require_json(request)
-        wanted = parse_request(await _body(request))
+        parsed = parse_request(await _body(request))
         try:
-            grant = self.policy.grant(digest, wanted.profile)
+            grant = self.policy.grant(digest, parsed.profile)
         except NotGranted:
             raise refusal("model_not_found") from None
-        prompt = self.vocabulary.prompt_ids(wanted)
+        prompt = self.vocabulary.prompt_ids(parsed)
         generation = GenerationRequest(
-            prompt, wanted.max_tokens, wanted.temperature, wanted.top_p, wanted.seed
+            prompt, parsed.max_tokens, parsed.temperature, parsed.top_p, parsed.seed
         )
         answer = Answer(
-            self.completions, digest, grant, generation, self.vocabulary, wanted.stop, self.metrics
+            self.completions, digest, grant, generation, self.vocabulary, parsed.stop, self.metrics
         )
-        if not wanted.stream:
+        if not parsed.stream:
             return await self._at_once(answer, rule)
-        events = self._events(answer, rule, wanted.stream_usage)
-        # The first event is empty, or a refusal, which sets the status.
+        events = self._events(answer, rule, parsed.stream_usage)
+        # Awaited before the response starts, so that a refusal can still set the status.
         await anext(events)
         headers = NO_STORE | {"X-Accel-Buffering": "no"}
         return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
     async def models(self, request: Request) -> Response:
         _, rule = self._caller(request)
-        same = {"object": "model", "created": self.started, "owned_by": "gram"}
-        listed = [{"id": name, **same, "default": name == rule.default} for name in rule.profiles]
-        return JSONResponse({"object": "list", "data": listed}, headers=NO_STORE)
+        shared = {"object": "model", "created": self.started, "owned_by": "gram"}
+        models = [{"id": name, **shared, "default": name == rule.default} for name in rule.profiles]
+        return JSONResponse({"object": "list", "data": models}, headers=NO_STORE)
 
     async def health(self, _: Request) -> Response:
         is_confirmed = is_recent(self.confirmed_at)
@@ -148,7 +148,7 @@ class Api:
         return HTMLResponse(html, headers=headers)
 
     async def _texts(self, answer: Answer, rule: TokenRule, whole: bool) -> AsyncIterator[str]:
-        """Yields an answer's texts; Refusal 429 if its token has too many open requests."""
+        """Yields an answer's texts; Refusal 429 if the token has too many open requests."""
         allowed = rule.max_requests or self.max_requests
         if self._num_open[rule.name] >= allowed:
             raise over_limit(allowed)
@@ -167,26 +167,29 @@ class Api:
         return JSONResponse(body, headers=NO_STORE)
 
     async def _events(self, answer: Answer, rule: TokenRule, usage: bool) -> AsyncIterator[str]:
-        """Yields server-sent events; the first is empty, once generation is accepted.
+        """Yields server-sent events. The first is empty and comes when generation is accepted.
 
-        An error becomes the last event. `usage`: OpenAI's `include_usage`.
+        A later error becomes the last event. `usage` is OpenAI's `include_usage`.
         """
-        more = {"usage": None} if usage else {}
+        no_usage = {"usage": None} if usage else {}
         async with aclosing(self._texts(answer, rule, whole=False)) as parts:
             yield await anext(parts)
             try:
                 async for text in parts:
                     if text:
-                        yield _event(_body_of(answer, text, None) | more)
+                        yield _event(_body_of(answer, text, None) | no_usage)
                 last = _body_of(answer, "", answer.finish_reason)
                 counts = _event(last | {"choices": [], "usage": answer.usage()}) if usage else ""
-                yield f"{_event(last | more)}{counts}data: [DONE]\n\n"
+                yield f"{_event(last | no_usage)}{counts}data: [DONE]\n\n"
             except Refusal as refused:
                 self._count(refused, rule.name)
                 yield _event(refused.body())
 
     def _caller(self, request: Request) -> tuple[str, TokenRule]:
-        """Returns (digest, rule) of the caller's token; Refusal 401 or 503 without one."""
+        """Returns (digest, rule) of the caller's token.
+
+        Raises Refusal 401 without a known token, and Refusal 503 without a confirmed policy.
+        """
         if not is_recent(self.confirmed_at):
             raise refusal("policy_unconfirmed")
         digest, rule = require_holder(self.policy, request.headers.getlist("authorization"))
@@ -226,7 +229,7 @@ def _require_json(request: Request) -> None:
 
 
 async def _body(request: Request) -> bytes:
-    """Reads the body; Refusal 413 as soon as it is too large."""
+    """Reads the body; Refusal 413 as soon as the body is too large."""
     declared = request.headers.get("content-length", "0")
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > MAX_BODY_BYTES:
         raise refusal("body_too_large")
@@ -255,9 +258,9 @@ def _event(body: dict) -> str:
 
 @functools.cache
 def page_and_policy() -> tuple[str, str]:
-    """Returns (the page's HTML, a Content-Security-Policy for its own script and style only)."""
-    place = resources.files("gram_platform.release.serving") / "page.html"
-    html = place.read_text(encoding="utf-8")
+    """Returns (the page's HTML, a Content-Security-Policy for only its script and style)."""
+    page = resources.files("gram_platform.release.serving") / "page.html"
+    html = page.read_text(encoding="utf-8")
     return html, (
         f"default-src 'none'; script-src {_hash_of(html, 'script')};"
         f" style-src {_hash_of(html, 'style')}; connect-src 'self'; base-uri 'none';"

@@ -1,7 +1,7 @@
-"""Continues sequences of any profiles together, one token of each at a time.
+"""Continues sequences of any profiles together, one token of each sequence at a time.
 
-The first B rows of the reader's memory are active. A new sequence is appended; the last sequence
-moves to the row of one that ends. Shapes: B rows, T tokens of the longest prompt, V vocabulary.
+The first B rows of the reader's memory are active. A new sequence is appended. When a sequence
+ends, the last one moves to its row. Shapes: B rows, T tokens of the longest prompt, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ from gram_platform.model.rows import RowReader
 from gram_platform.release.serving.policy import Grant
 from gram_platform.train.evaluate import draw, uniforms
 
-# The ends of a completion: end of text or a stop, and max_tokens.
+# A completion ends at an end of text or a stop, or after max_tokens.
 STOP, LENGTH = "stop", "length"
-# Lower temperatures take the likeliest token, since the quotients of logits may overflow.
+# Below this temperature the likeliest token is taken, because logits / temperature could overflow.
 COLDEST = 1e-6
 _NUMBERS = count()
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """What to continue and how, in token ids."""
+    """A prompt as token ids, and how to continue it."""
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -48,12 +48,12 @@ class ActiveSequence:
 
     @property
     def num_read(self) -> int:
-        """Counts the tokens read so far, without the last drawn token."""
+        """The number of tokens that the model has read, which exclude the last drawn token."""
         return len(self.request.prompt) + max(0, len(self.drawn) - 1)
 
 
 class Batch:
-    """Holds the active sequences and advances them. Not thread-safe."""
+    """The active sequences, which are advanced together. Not thread-safe."""
 
     def __init__(self, reader: RowReader, vocab_size: int, end_of_text: int):
         self.reader, self.vocab_size, self.end_of_text = reader, vocab_size, end_of_text
@@ -65,7 +65,7 @@ class Batch:
         return self.reader.num_rows - len(self.sequences)
 
     def admit(self, new: Sequence[ActiveSequence]) -> list[ActiveSequence]:
-        """Reads the prompts, draws each sequence's first token and returns `new`."""
+        """Reads the prompts and draws each sequence's first token; returns `new` as a list."""
         assert 0 < len(new) <= self.num_free
         first = len(self.sequences)
         self.reader.clear(first, len(new))
@@ -81,16 +81,16 @@ class Batch:
         return list(new)
 
     def step(self) -> list[ActiveSequence]:
-        """Draws a token of every active sequence; returns all, also sequences that end with it."""
-        at_work = list(self.sequences)
-        if not at_work:
+        """Draws a token of every active sequence; returns them all, even if they end with it."""
+        sequences = list(self.sequences)
+        if not sequences:
             return []
         if self._active is None:
-            self._active = self._activation(at_work)
-        tokens_B1 = torch.tensor([[s.drawn[-1]] for s in at_work])
-        seen_B = torch.tensor([s.num_read for s in at_work])
-        self._advance(at_work, tokens_B1, seen_B, torch.ones_like(seen_B), self._active, 0)
-        return at_work
+            self._active = self._activation(sequences)
+        tokens_B1 = torch.tensor([[s.drawn[-1]] for s in sequences])
+        seen_B = torch.tensor([s.num_read for s in sequences])
+        self._advance(sequences, tokens_B1, seen_B, torch.ones_like(seen_B), self._active, 0)
+        return sequences
 
     def remove(self, sequence: ActiveSequence) -> None:
         """Frees the sequence's row; does nothing if it is not active."""
@@ -136,11 +136,11 @@ def next_tokens(
     top_ps_B: torch.Tensor,
     uniforms_B: torch.Tensor,
 ) -> torch.Tensor:
-    """Draws tokens_B (int64, on the CPU), each with its row's temperature and random numbers.
+    """Draws tokens_B (int64, on the CPU), each with its row's temperature and random number.
 
-    A temperature below COLDEST takes the likeliest token (the lowest id among equals). `top_p`
-    keeps the likeliest tokens until their probabilities reach it, at least one. Other rows do not
-    change a row's token.
+    With a temperature below COLDEST, the likeliest token is taken (of equal ones, the lowest id).
+    `top_p` keeps the likeliest tokens until the sum of their probabilities reaches it, and at least
+    one token. A row's token does not depend on other rows.
     """
     tokens_B = logits_BV.argmax(dim=-1).cpu()
     warm = (temperatures_B >= COLDEST).nonzero()[:, 0]

@@ -17,28 +17,28 @@ from gram_platform.config.identity import invalid, require_int
 from gram_platform.config.terminal import one_line
 from gram_platform.release.serving.engine import EngineLimits
 from gram_platform.release.serving.model_server import ModelSource, require_servable
-from gram_platform.release.serving.policy import LEASE_S, Policy, followed
+from gram_platform.release.serving.policy import LEASE_S, Policy, update_policy
 from gram_platform.release.serving.policy_file import load_policy, policy_text
 from gram_platform.release.serving.text import Vocabulary
 from gram_platform.store import Store
 from gram_platform.store.data import open_corpus
 
-# The object store of a private Ray, which holds tokens and no weights.
+# The size of a private Ray's object store, which has tokens but no weights.
 SERVING_STORE_BYTES = 128 * 2**20
 # The resource that marks Ray's head.
 HEAD = "node:__internal_head__"
 # The time between two readings of the policy's file.
 POLICY_CHECK_S = 2.0
-# As `PolicyKeeper.confirm`.
+# The arguments are those of `PolicyKeeper.confirm`.
 Confirm = Callable[[Policy, int, float], None]
-# What callers who read slowly have beyond a request's deadline.
+# The time in addition to a request's deadline for callers who read slowly.
 SLOW_CALLER_S = 30.0
 LOOPBACKS = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True)
 class Service:
-    """The arguments of `gram serve`; port 0 takes a free one."""
+    """The arguments of `gram serve`. Port 0 stands for any free port."""
 
     storage: str
     run_id: str
@@ -51,7 +51,7 @@ class Service:
     precision: str = "float32"
     device: str = "cpu"
     num_threads: int = 1
-    # Open requests of a token, unless the policy says otherwise.
+    # The most open requests of a token, unless the policy says otherwise.
     max_requests: int = 64
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class Service:
         require_int("max_requests", self.max_requests, 1)
 
     def find_port(self) -> int:
-        """Returns the port, or a free one for 0; ValueError if another program has it."""
+        """Returns the port, or a free port for 0; ValueError if another program uses the port."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -75,14 +75,14 @@ class Service:
 
 @dataclass(frozen=True)
 class PreparedService:
-    """A checked run with everything that the deployments need."""
+    """A run that can be served, with everything that the deployments need."""
 
     run: RunConfig
     source: ModelSource
     tokenizer_json: str
 
     def lines(self) -> list[str]:
-        """Describes for the terminal which tokens get which profiles."""
+        """Returns lines for the terminal about modules in memory and about tokens' profiles."""
         policy, granted = self.source.policy, self.source.policy.granted_modules
         absent = [module for module in self.run.model.module_domains if module not in granted]
         lines = [f"run {self.run.run_id}: {', '.join(('core', *granted))} in memory"]
@@ -92,9 +92,10 @@ class PreparedService:
 
 
 def prepare(service: Service) -> PreparedService:
-    """Checks a service; loads no weights.
+    """Validates a service, without loading weights.
 
-    ValueError if the run is incomplete or cannot be served, or the policy does not fit it.
+    Raises ValueError if the run is incomplete or cannot be served, or if the policy names modules
+    that the run lacks.
     """
     store, policy = Store(service.storage), load_policy(service.policy)
     if not policy.tokens:
@@ -130,9 +131,9 @@ def listen(handler: Callable[..., None]) -> None:
 
 
 def interrupt(*_) -> None:
-    """Ends the command by the one exception that passes through Ray's waits.
+    """Ends the command by KeyboardInterrupt, the only exception that also ends Ray's waits.
 
-    A second signal must not interrupt the clean-up, which would leave processes on a given Ray.
+    Further signals are ignored, because an interrupted clean-up would leave processes on Ray.
     """
     listen(ignore)
     raise KeyboardInterrupt
@@ -143,13 +144,14 @@ def ignore(*_) -> None:
 
 
 def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
-    """Serves until SIGINT or SIGTERM, then ends everything that it started.
+    """Serves until SIGINT or SIGTERM, and then ends everything that it started.
 
-    Call it before Ray is imported. ValueError for a service that cannot start, Stopped if Ray dies.
+    Call it before Ray is imported. Raises ValueError for a service that cannot start, and Stopped
+    if Ray dies.
     """
     prepared = prepare(service)
     service.find_port()
-    if not given_ray(service.ray_address):
+    if not choose_ray(service.ray_address):
         make_environment_private()
 
     from gram_platform.engine.cluster import ClusterLost, leave, require_ray
@@ -161,7 +163,7 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
         try:
             num_cpus = service.num_replicas * service.num_threads
             is_private = join_ray(service.ray_address, num_cpus)
-            # ray.init replaced the signal handlers.
+            # Set again, because ray.init has replaced the signal handlers.
             listen(interrupt)
             require_gpu(service.device)
             require_own_serve()
@@ -169,9 +171,9 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
             ending.callback(end_application, name, is_private)
             is_over = threading.Event()
             ending.callback(is_over.set)
-            following = (service.policy, prepared.source.policy, new_keeper(name), say, is_over)
+            arguments = (service.policy, prepared.source.policy, new_keeper(name), say, is_over)
             threading.Thread(
-                target=follow_policy, args=following, name="gram-policy", daemon=True
+                target=follow_policy, args=arguments, name="gram-policy", daemon=True
             ).start()
             port = start(service, prepared, name)
             for line in prepared.lines():
@@ -195,17 +197,17 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
                 "Ray has died, and all models with it: start `gram serve` again"
             ) from error
         except (*CALL_ERRORS, RuntimeError) as error:
-            what = one_line(error) or type(error).__name__
+            reason = one_line(error) or type(error).__name__
             advice = "start `gram serve` again, where processors and memory are free"
-            raise Stopped(f"Ray Serve has died or does not start ({what}): {advice}") from error
+            raise Stopped(f"Ray Serve has died or does not start ({reason}): {advice}") from error
         finally:
             listen(ignore)
 
 
 def start(service: Service, prepared: PreparedService, name: str) -> int:
-    """Deploys the application `name`, whose policy is in the keeper `name`; returns its port.
+    """Deploys an application, and waits until its models answer; returns its port.
 
-    Waits until its models answer.
+    `name` is the name of the application and of its `PolicyKeeper`.
     """
     from ray import serve
 
@@ -233,7 +235,7 @@ def new_keeper(name: str) -> Confirm:
     from gram_platform.release.serving.deployments import NAMESPACE, PolicyKeeper
 
     keeper = PolicyKeeper.options(name=name, namespace=NAMESPACE, resources={HEAD: 0.001}).remote()
-    return lambda *confirmed: ray.get(keeper.confirm.remote(*confirmed), timeout=LEASE_S)
+    return lambda *arguments: ray.get(keeper.confirm.remote(*arguments), timeout=LEASE_S)
 
 
 def follow_policy(
@@ -243,17 +245,18 @@ def follow_policy(
     say: Callable[[str], None],
     is_over: threading.Event,
 ) -> None:
-    """Confirms the file's policy again and again; reports changes and errors once.
+    """Confirms the file's policy every `POLICY_CHECK_S`, and reports changes and errors once.
 
-    A confirmation counts from before the file was read, so a late call does not prolong an old
-    policy. Profiles with modules that were not loaded at the start wait for a restart. A file that
-    cannot be read is not confirmed, so the replicas reject everybody after `LEASE_S`.
+    The time of a confirmation is before the file was read, so that a late call does not prolong an
+    old policy. Profiles with modules that were not loaded at the start grant nothing until a
+    restart. A file that cannot be read is not confirmed, so replicas reject all requests after
+    `LEASE_S`.
     """
-    said, loaded = (), policy.granted_modules
+    reported, loaded = (), policy.granted_modules
     while not is_over.is_set():
         before, errors, read_at = policy, (), time.monotonic()
         try:
-            policy, errors = followed(policy_text(path), before, loaded)
+            policy, errors = update_policy(policy_text(path), before, loaded)
             confirm(policy, len(errors), read_at)
         except Exception as why:
             errors = (
@@ -264,35 +267,35 @@ def follow_policy(
         if policy != before:
             say(f"the policy has changed: {len(policy.tokens)} tokens")
         for error in errors:
-            if error not in said:
+            if error not in reported:
                 say(f"the policy has an error: {error}")
-        said = errors
+        reported = errors
         is_over.wait(POLICY_CHECK_S)
 
 
 def require_own_serve() -> None:
-    """ValueError if Ray Serve runs already, or Ray's head, where it listens, is another machine."""
+    """Raises ValueError if Ray Serve runs already, or would listen on another machine.
+
+    Ray Serve listens on the machine of Ray's head.
+    """
     import ray
     from ray import serve
 
     (head,) = [node["NodeID"] for node in ray.nodes() if HEAD in node["Resources"]]
     if head != ray.get_runtime_context().get_node_id():
         raise invalid("ray_address", head, "a Ray whose head is this machine")
-    found = serve.status()
-    if found.applications or found.proxies:
-        names = ", ".join(sorted(found.applications)) or "no application"
-        raise invalid(
-            "ray_address",
-            names,
-            "a Ray without Ray Serve; `serve shutdown` there ends one that is left over",
-        )
+    status = serve.status()
+    if status.applications or status.proxies:
+        names = ", ".join(sorted(status.applications)) or "no application"
+        expected = "a Ray without Ray Serve; `serve shutdown` there ends one that is left over"
+        raise invalid("ray_address", names, expected)
 
 
 def end_application(name: str, is_private: bool) -> None:
-    """Deletes this command's application; shuts Ray Serve down unless it has another one.
+    """Deletes this command's application, and shuts Ray Serve down if it has no other.
 
-    A private Ray ends with the command, and Ray Serve with it. A shut-down before would print that
-    Ray tries it for ever.
+    On a private Ray nothing is shut down, because Ray Serve ends with Ray. A shut-down before that
+    would print that Ray retries it for ever.
     """
     from ray import serve
 
@@ -306,12 +309,12 @@ def end_application(name: str, is_private: bool) -> None:
         if not (is_private or serve.status().applications):
             serve.shutdown()
     except (*CALL_ERRORS, RuntimeError):
-        # Calls would wait for a dead Ray.
+        # Further calls would wait for a dead Ray.
         return
 
 
 def require_gpu(device: str) -> None:
-    """ValueError for "cuda" on a Ray without a GPU, for which the models would wait."""
+    """Raises ValueError for "cuda" if Ray has no GPU, because the models would wait for one."""
     import ray
 
     if device == "cuda" and not ray.cluster_resources().get("GPU"):
@@ -319,37 +322,36 @@ def require_gpu(device: str) -> None:
 
 
 def make_environment_private() -> None:
-    """Sets the variables of a private Ray with a new token, which Ray reads at import."""
+    """Sets the variables of a private Ray, with a new token. Ray reads them when imported."""
     for name in [name for name in os.environ if name.startswith("RAY_")]:
         del os.environ[name]
     os.environ |= {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
-        # This means no cluster of machines, also on Linux: most ports then listen on the loopback.
+        # Without a cluster of machines (on Linux too) most ports listen only on the loopback.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     }
 
 
-def given_ray(address: str) -> str:
-    """Returns `address`, else $RAY_ADDRESS; "" for `local`."""
-    given = address or os.environ.get("RAY_ADDRESS", "")
-    return "" if given == "local" else given
+def choose_ray(address: str) -> str:
+    """Returns `address`, otherwise $RAY_ADDRESS. The result is "" for `local`, too."""
+    address = address or os.environ.get("RAY_ADDRESS", "")
+    return "" if address == "local" else address
 
 
 def join_ray(address: str, num_cpus: int) -> bool:
-    """Joins the Ray of `given_ray`, otherwise starts a private one; tells whether it is private.
+    """Joins the Ray of `choose_ray`, or starts a private Ray; returns whether it is private.
 
-    A private Ray's ports are open only to holders of its token, and listen on the loopback, except
-    one of each replica. ValueError and ClusterLost as `cluster.connect`.
+    A private Ray accepts only holders of its token. Its ports listen on the loopback, except one
+    port of each replica. Raises the errors of `cluster.connect`.
     """
     from gram_platform.engine.cluster import join
     from gram_platform.engine.cluster import start as start_ray
 
-    given = given_ray(address)
     quiet = {"log_to_driver": True, "logging_level": logging.WARNING}
-    if given:
-        join(given, **quiet)
+    if address := choose_ray(address):
+        join(address, **quiet)
         return False
     assert os.environ.get("RAY_AUTH_TOKEN"), "a private Ray needs a token of its own"
     start_ray(

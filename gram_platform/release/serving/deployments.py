@@ -1,10 +1,12 @@
-"""Deploys on Ray Serve: `Ingress` answers HTTP and holds connections, `Model` holds the weights.
+"""Deploys a run on Ray Serve. `Ingress` answers HTTP, and `Model` has the weights.
 
-The ingress is separate so that it can answer a caller whose model process dies. It passes a token's
-digest and no grant: the model's process looks the grant up in its own copy of the policy.
+The ingress is a process of its own, so that it can answer callers when a model's process dies. It
+sends a token's digest and no grant. The model's process looks the grant up in its own copy of the
+policy.
 
-`gram serve` confirms the policy every two seconds in a `PolicyKeeper`, an actor that ends with it.
-Every replica asks the keeper each second, and grants nothing `LEASE_S` after the last confirmation.
+`gram serve` confirms the policy every two seconds in a `PolicyKeeper`, an actor that ends with the
+command. Every replica reads the policy from the keeper each second. It grants nothing `LEASE_S`
+after the last confirmation.
 """
 
 import asyncio
@@ -29,49 +31,49 @@ from gram_platform.release.serving.text import Vocabulary
 
 # Ray's namespace of the keepers' names.
 NAMESPACE = "gram"
-# The time between two questions to the keeper.
+# The time between two readings of the keeper's policy.
 LOOK_S = 1.0
 FIRST_LOOK_S = 60.0
 # The longest wait for a delivery, which a replica sends every 2 s.
 LONGEST_SILENCE_S = 10.0
-# CancelledError counts unless the caller was cancelled.
+# Errors of calls to Ray. CancelledError is not one if the caller itself was cancelled.
 CALL_ERRORS = (TimeoutError, RayError, RayServeException, asyncio.CancelledError)
 # The time-out of a readiness check.
 READY_S = 2.0
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 30.0
-# Far more than the engine's own limits.
+# Far more than the engine accepts.
 MAX_CONNECTIONS = 2000
-# Calls to a replica beyond its engine's requests: rejected requests and health checks.
+# Calls to a replica in addition to its engine's requests, for rejected requests and health checks.
 SPARE_CALLS = 64
 
 
-# A restarted keeper has no policy until one is confirmed again.
+# A keeper that Ray restarts has no policy until one is confirmed again.
 @ray.remote(num_cpus=0, max_restarts=-1)
 class PolicyKeeper:
-    """Holds the policy in force, and how many parts of its file are left out.
+    """Keeps the confirmed policy, and the number of parts of its file that are left out.
 
-    It runs on the machine of `gram serve`, so that both have one `time.monotonic`.
+    It runs on the machine of `gram serve`, so that both have the same `time.monotonic`.
     """
 
     def __init__(self) -> None:
-        self._held: tuple[Policy, int, float] | None = None
+        self._confirmed: tuple[Policy, int, float] | None = None
 
     def confirm(self, policy: Policy, num_left_out: int, read_at: float) -> None:
-        self._held = policy, num_left_out, read_at
+        self._confirmed = policy, num_left_out, read_at
 
     def read(self) -> tuple[Policy, int, float]:
-        """Returns policy, number and age in seconds; RuntimeError before a confirmation."""
-        if self._held is None:
+        """Returns (policy, parts left out, age in seconds); RuntimeError before a confirmation."""
+        if self._confirmed is None:
             raise RuntimeError("no policy was confirmed yet")
-        policy, num_left_out, read_at = self._held
+        policy, num_left_out, read_at = self._confirmed
         return policy, num_left_out, time.monotonic() - read_at
 
 
 def follow(keeper: str, take: Callable[[Policy, int, float], None]) -> None:
-    """Calls `take` from a thread, each second, and waits for the first call.
+    """Calls `take` from a thread each second; returns after the first call.
 
-    Its arguments: the policy, how many parts of its file are left out, when it was confirmed.
-    RuntimeError without a policy, so that the replica does not start.
+    The arguments are the policy, the number of parts of its file that are left out, and the time of
+    its confirmation. Raises RuntimeError without a policy, so that the replica does not start.
     """
     actor, has_taken = ray.get_actor(keeper, NAMESPACE), threading.Event()
 
@@ -93,7 +95,7 @@ def follow(keeper: str, take: Callable[[Policy, int, float], None]) -> None:
 
 
 class Model(ModelServer):
-    """A replica with the granted modules."""
+    """A replica, which has only the modules that some token is granted."""
 
     def __init__(self, source: ModelSource, keeper: str):
         super().__init__(source)
@@ -103,12 +105,12 @@ class Model(ModelServer):
         self.policy, self.confirmed_at = policy, confirmed_at
 
     def check_health(self) -> None:
-        """Raises if the engine has died or stalled, so that Serve replaces the replica."""
+        """Raises RuntimeError if the engine died or stalled, so that Serve replaces the replica."""
         self.engine.check()
 
 
 class RemoteCompletions:
-    """Generates with a `Model` deployment; after a loss, rejects calls until the model answers."""
+    """Generates by a `Model` deployment. After its loss, rejects calls until the model answers."""
 
     def __init__(self, model: DeploymentHandle):
         self._model, self._streams = model, model.options(stream=True)
@@ -150,13 +152,13 @@ class RemoteCompletions:
 
 
 def is_cancelled(error: BaseException) -> bool:
-    """Tells whether the running task was cancelled, not only what it awaits."""
+    """Returns whether the running task itself was cancelled, and not only what it awaits."""
     return isinstance(error, asyncio.CancelledError) and asyncio.current_task().cancelling() > 0
 
 
 @serve.ingress()
 class Ingress:
-    """Answers HTTP; made in the replica, because a tokenizer and locks cannot be pickled."""
+    """Answers HTTP. Its API is made in the replica, because tokenizers and locks do not pickle."""
 
     def __init__(
         self,
@@ -192,9 +194,10 @@ def application(
 ) -> serve.Application:
     """Builds the application for `serve.run`.
 
-    `max_requests`: of one token at once. `keeper`: the name of its `PolicyKeeper`.
+    `max_requests` is the most open requests of a token, and `keeper` the name of the
+    `PolicyKeeper`.
     """
-    # The metrics count requests.
+    # There is no access log, because the metrics count requests.
     quiet = LoggingConfig(enable_access_log=False)
     resources = {"num_cpus": source.num_threads} | (
         {"num_gpus": 1} if source.device == "cuda" else {}

@@ -1,9 +1,9 @@
-"""Runs a batch in a thread, in which no request waits for another to end.
+"""Runs a batch in a thread, so that new requests join without waiting for others to end.
 
 Between two steps, ended, abandoned and late requests leave their rows, and a group of new requests
-fills free rows. The active rows wait while its prompts are read: at most MAX_PROMPT_TOKENS, or one
-longer prompt. A free row goes to the holder with the fewest requests at work, so a holder with many
-requests does not delay the others.
+fills free rows. The active rows wait while the group's prompts are read, which have at most
+MAX_PROMPT_TOKENS together unless there is only one. A free row goes to the holder with the fewest
+active requests, so that a holder with many requests does not delay others.
 """
 
 import logging
@@ -19,23 +19,23 @@ from gram_platform.config.identity import require_int, require_real
 from gram_platform.release.serving.batch import ActiveSequence, Batch, GenerationRequest
 from gram_platform.release.serving.policy import Grant
 
-# This is a child of the logger that Ray Serve writes to its files.
+# A child of the logger that Ray Serve writes to its files.
 logger = logging.getLogger("ray.serve.gram.engine")
-# The ends of requests without a completion: codes of `requests.COMMON_REFUSALS`.
+# How requests without a completion end, as codes of `requests.COMMON_REFUSALS`.
 BUSY, LATE, FAILED = "busy", "deadline", "interrupted"
-# The most tokens that are read between two steps, with padding.
+# The most tokens, with padding, that are read between two steps.
 MAX_PROMPT_TOKENS = 8192
-# The longest wait for arrivals without work.
+# The longest wait of an idle engine for arrivals.
 LONGEST_WAIT_S = 1.0
 # The time between two checks for late requests.
 LATE_CHECK_S = 0.1
-# The longest time without a step, which an idle engine makes too.
+# The longest time without a step. An idle engine makes steps too.
 STALL_S = 120.0
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """Some of a request's tokens. The first delivery is empty, the last has an end."""
+    """Some of a request's tokens. The first delivery is empty, and the last one has an `end`."""
 
     tokens: tuple[int, ...] = ()
     # "", `batch.STOP`, `batch.LENGTH` or the code of a refusal.
@@ -44,7 +44,7 @@ class Delivery:
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """Limits the requests of an engine, which rejects others as busy."""
+    """The limits of an engine's requests. Requests above them are rejected as busy."""
 
     num_rows: int = 64
     num_waiting: int = 512
@@ -73,16 +73,16 @@ class _Job:
 
 
 class Engine:
-    """Runs a batch in its own thread and delivers from there; `receive` must not block."""
+    """Runs a batch in a thread. The thread calls a request's `receive`, which must not block."""
 
     def __init__(self, batch: Batch, limits: EngineLimits):
         self.limits = limits
         self._batch = batch
-        # It guards `_num_open`, and arrivals against closing.
+        # Guards `_num_open`, and `_arrivals` while the engine closes.
         self._lock = threading.Lock()
         # New requests, numbers of abandoned requests, and None, which wakes the thread up.
         self._arrivals: queue.SimpleQueue[_Job | int | None] = queue.SimpleQueue()
-        # By holder, never empty.
+        # Waiting requests by holder. No queue is empty.
         self._waiting: dict[str, deque[_Job]] = {}
         self._active_jobs: dict[int, _Job] = {}
         self._num_open = 0
@@ -93,7 +93,7 @@ class Engine:
         self._thread.start()
 
     def submit(self, request: GenerationRequest, grant: Grant, receive: Receive) -> int | None:
-        """Queues a request and returns its number; None, without deliveries, if it is too many."""
+        """Queues a request; returns its number, or None if too many requests are open."""
         job = _Job(
             ActiveSequence(request, grant), receive, time.monotonic() + self.limits.deadline_s
         )
@@ -105,11 +105,11 @@ class Engine:
         return job.sequence.number
 
     def abandon(self, number: int) -> None:
-        """Cancels the request; does nothing if it has ended."""
+        """Cancels the request, unless it has ended."""
         self._arrivals.put(number)
 
     def check(self) -> None:
-        """RuntimeError if the thread has died or stalled."""
+        """Raises RuntimeError if the thread has died or stalled."""
         if self.failure is not None or not self._thread.is_alive():
             raise RuntimeError(f"the engine has stopped: {self.failure!r}")
         idle_s = time.monotonic() - self._last_step
@@ -117,11 +117,11 @@ class Engine:
             raise RuntimeError(f"the engine has made no step for {idle_s:.0f} s")
 
     def load(self) -> tuple[int, int]:
-        """Returns (active sequences, waiting requests)."""
+        """Returns (number of active sequences, number of waiting requests)."""
         return len(self._active_jobs), max(0, self._num_open - len(self._active_jobs))
 
     def close(self) -> None:
-        """Ends the thread; open requests end as failed."""
+        """Ends the thread. Open requests end as failed."""
         self._closed = True
         self._arrivals.put(None)
         self._thread.join()
@@ -170,32 +170,32 @@ class Engine:
         for job in [job for job in self._jobs() if is_over(job)]:
             self._batch.remove(job.sequence)
             self._end(job, Delivery(end=LATE))
-        kept = {
+        waiting = {
             holder: deque(j for j in jobs if not j.sequence.end)
             for holder, jobs in self._waiting.items()
         }
-        self._waiting = {holder: jobs for holder, jobs in kept.items() if jobs}
+        self._waiting = {holder: jobs for holder, jobs in waiting.items() if jobs}
 
     def _jobs(self) -> list[_Job]:
         return [*self._active_jobs.values(), *chain.from_iterable(self._waiting.values())]
 
     def _admit(self) -> None:
-        """Admits a group that fits the free rows and MAX_PROMPT_TOKENS.
+        """Admits a group of requests that fits the free rows and MAX_PROMPT_TOKENS.
 
-        Each is the oldest request of the holder with the fewest at work.
+        The next one is always the oldest request of the holder with the fewest active requests.
         """
-        jobs, longest, at_work = [], 0, Counter(job.holder for job in self._active_jobs.values())
+        jobs, longest, num_active = [], 0, Counter(job.holder for job in self._active_jobs.values())
         while self._waiting and len(jobs) < self._batch.num_free:
-            turn = min(
+            queued = min(
                 self._waiting.values(),
-                key=lambda own: (at_work[own[0].holder], own[0].sequence.number),
+                key=lambda waiting: (num_active[waiting[0].holder], waiting[0].sequence.number),
             )
-            longest = max(longest, len(turn[0].sequence.request.prompt))
+            longest = max(longest, len(queued[0].sequence.request.prompt))
             if jobs and longest * (len(jobs) + 1) > MAX_PROMPT_TOKENS:
                 break
-            jobs.append(turn.popleft())
-            at_work[jobs[-1].holder] += 1
-            if not turn:
+            jobs.append(queued.popleft())
+            num_active[jobs[-1].holder] += 1
+            if not queued:
                 del self._waiting[jobs[-1].holder]
         if jobs:
             self._active_jobs |= {job.sequence.number: job for job in jobs}

@@ -1,4 +1,4 @@
-"""Runs the engine in the process that holds the weights; checks every grant there."""
+"""Runs the engine in the process that has the weights, where every grant is checked."""
 
 import asyncio
 import contextlib
@@ -20,20 +20,20 @@ from gram_platform.release.serving.policy import Grant, NotGranted, Policy, is_r
 from gram_platform.store import Store
 from gram_platform.store.views import load_view
 
-# A stream's tokens of this time go out together.
+# A stream's tokens of this time are sent together.
 PAUSE_S = 0.03
-# The longest time between deliveries, which may be empty.
+# The longest time between two deliveries, which may be empty.
 BEAT_S = 2.0
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """All that a model server needs to start anywhere."""
+    """All that a model server needs to start on any machine."""
 
     storage: str
     run_id: str
     policy: Policy
-    # Ids that have a text.
+    # The number of ids that have a text.
     vocab_size: int
     end_of_text: int
     limits: EngineLimits = field(default_factory=EngineLimits)
@@ -43,17 +43,17 @@ class ModelSource:
 
 
 def require_servable(run: RunConfig, policy: Policy) -> None:
-    """ValueError for a run without a core, or without a module that the policy names."""
+    """Raises ValueError if the run lacks a core, or a module that the policy names."""
     if not run.model.d_mlp:
         raise invalid("run_id", run.run_id, "a run with a core MLP, not one expert per domain")
     policy.require_modules(run.model.module_domains)
 
 
 def load_granted(source: ModelSource) -> Transformer:
-    """Loads the run's model with the modules that some token is granted.
+    """Loads the run's model with only the modules that some token is granted.
 
-    The hash covers the other modules, whose bytes are read into memory that goes back to the system
-    (`DiskTensors.sha256`).
+    The hash of the weights covers the other modules too. Their bytes are read into memory that is
+    returned to the system (`DiskTensors.sha256`).
     """
     store = Store(source.storage)
     view = View.of(source.run_id, dict.fromkeys(source.policy.granted_modules, 1.0))
@@ -61,9 +61,9 @@ def load_granted(source: ModelSource) -> Transformer:
 
 
 class ModelServer:
-    """Continues requests that `policy` grants; another policy ends requests that it does not grant.
+    """Continues requests that `policy` grants. A new policy ends requests that it does not grant.
 
-    All coroutines belong to one event loop.
+    All coroutines must run in the same event loop.
     """
 
     def __init__(self, source: ModelSource, model: Transformer | None = None):
@@ -73,21 +73,21 @@ class ModelServer:
             RowReader(self.model, source.limits.num_rows), source.vocab_size, source.end_of_text
         )
         self.engine = Engine(batch, source.limits)
-        # By `time.monotonic`. Without a keeper the policy stays confirmed.
+        # The `time.monotonic` of the policy's confirmation, infinite without a keeper.
         self.confirmed_at = math.inf
 
     async def stream(
         self, digest: str, profile: str, request: GenerationRequest, whole: bool
     ) -> AsyncIterator[Delivery]:
-        """Yields a request's deliveries, the first empty or final (busy, forbidden).
+        """Yields a request's deliveries. The first is empty, or final if the request is rejected.
 
-        Tokens follow a few times a second, less often with `whole`. Without tokens an empty
-        delivery comes every `BEAT_S`; a longer silence means that this process is lost.
+        Tokens are delivered several times a second, less often with `whole`. If there are none, an
+        empty delivery is sent every `BEAT_S`, so a longer silence means that this process is lost.
 
-        Checks the grant before every delivery, so that a revocation ends streams too, and does not
-        trust the caller: no call names a module, and a token's digest is required.
+        The grant is checked before every delivery, so that a revocation also ends streams. The
+        caller is not trusted. It cannot name modules, and must send a token's digest.
         """
-        grant = self._granted(digest, profile)
+        grant = self._find_grant(digest, profile)
         if isinstance(grant, str):
             yield Delivery(end=grant)
             return
@@ -103,15 +103,15 @@ class ModelServer:
             while not delivery.end:
                 yield delivery
                 delivery = await self._next(received, whole)
-                if (now := self._granted(digest, profile)) != grant:
-                    delivery = Delivery(end=now if isinstance(now, str) else FORBIDDEN)
+                if (current := self._find_grant(digest, profile)) != grant:
+                    delivery = Delivery(end=current if isinstance(current, str) else FORBIDDEN)
             yield delivery
         finally:
-            # This does nothing for a request that has ended.
+            # Does nothing for a request that has ended.
             self.engine.abandon(number)
 
-    def _granted(self, digest: str, profile: str) -> Grant | str:
-        """Returns the grant in force, or the end of a request without one."""
+    def _find_grant(self, digest: str, profile: str) -> Grant | str:
+        """Returns the current grant, or the end of a request that has none."""
         if not is_recent(self.confirmed_at):
             return UNCONFIRMED
         try:
@@ -120,7 +120,7 @@ class ModelServer:
             return FORBIDDEN
 
     async def _next(self, received: asyncio.Queue, whole: bool) -> Delivery:
-        """Joins the deliveries of a pause, since each costs more than drawing a token."""
+        """Joins the deliveries of a pause, because a delivery costs more than drawing a token."""
         delivery, started = Delivery(), time.monotonic()
         with contextlib.suppress(TimeoutError):
             delivery = await asyncio.wait_for(received.get(), BEAT_S)

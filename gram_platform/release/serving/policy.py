@@ -1,4 +1,4 @@
-"""Parses and writes a policy: a text that maps tokens to profiles, and profiles to modules.
+"""Parses and writes a policy, a text that maps tokens to profiles and profiles to modules.
 
     [profiles.open]
     modules = []                                # core alone
@@ -19,8 +19,8 @@
 
 A token is 256 random bits, so its SHA-256 needs no salt.
 
-A server starts only with a text without errors. While it runs, it skips a profile or a token with
-an error, which grants nothing, and follows the rest.
+A server starts only with a text without errors. While it runs, it skips a new profile or token that
+has an error, so that this grants nothing, and uses the rest.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ from gram_platform.config.identity import (
     require_real,
 )
 
-# Names are ASCII, without look-alikes, because callers type them.
+# Names are ASCII, which has no look-alike letters, because callers type them.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]{0,63}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 # A policy grants nothing this long after its last confirmation.
@@ -54,12 +54,12 @@ TOKEN_FIELDS = ("name", "sha256", "profiles", "default", "metrics", "max_request
 
 
 class NotGranted(Exception):
-    """Raised for an unknown token or a profile that it lacks."""
+    """The token is unknown, or does not have the profile."""
 
 
 @dataclass(frozen=True)
 class Grant:
-    """What a request may use. Only `Policy.grant` makes one."""
+    """What a request may use. Only `Policy.grant` makes grants."""
 
     # The token's name.
     holder: str
@@ -77,7 +77,7 @@ class TokenRule:
     profiles: tuple[str, ...]
     default: str
     metrics: bool
-    # None: the server's default.
+    # None for the server's default.
     max_requests: int | None
 
 
@@ -89,15 +89,15 @@ class Policy:
     tokens: tuple[TokenRule, ...]
 
     def holder(self, digest: str) -> TokenRule | None:
-        """Returns the token's rule; compares all rules, each in constant time."""
-        found = None
+        """Returns the token's rule. All rules are compared, each in constant time."""
+        match = None
         for rule in self.tokens:
             if hmac.compare_digest(rule.sha256.encode(), digest.encode()):
-                found = rule
-        return found
+                match = rule
+        return match
 
     def grant(self, digest: str, profile: str | None = None) -> Grant:
-        """Grants the named profile, or the token's default; NotGranted if it is not the token's."""
+        """Grants a profile, or the token's default; NotGranted if the token does not have it."""
         rule = self.holder(digest)
         if rule is None:
             raise NotGranted("token")
@@ -108,14 +108,14 @@ class Policy:
 
     @property
     def granted_modules(self) -> tuple[str, ...]:
-        """Lists the modules that some token can reach, which are loaded."""
+        """The modules that some token is granted. Only these are loaded."""
         reachable = {name for rule in self.tokens for name in rule.profiles}
         return tuple(
             sorted({m for name, weights in self.profiles if name in reachable for m, _ in weights})
         )
 
     def require_modules(self, available: tuple[str, ...]) -> None:
-        """ValueError for a module that the run lacks."""
+        """Raises ValueError for a module that the run lacks."""
         for name, weights in self.profiles:
             for module, _ in weights:
                 if module not in available:
@@ -125,7 +125,7 @@ class Policy:
                     raise invalid(f"profiles.{name}.modules", module, allowed)
 
     def not_loaded(self, loaded: Collection[str]) -> dict[str, ValueError]:
-        """Returns the errors of tokens' profiles with a module that is not loaded."""
+        """Returns an error, by profile, for profiles of tokens whose modules are not all loaded."""
         granted, errors = {name for rule in self.tokens for name in rule.profiles}, {}
         for name, weights in self.profiles:
             missing = [module for module, _ in weights if module not in loaded]
@@ -138,18 +138,20 @@ class Policy:
         return errors
 
     def only(self, names: Collection[str]) -> "Policy":
-        """Returns the policy with only these profiles, without tokens that default to others."""
-        kept = [
+        """Returns the policy with only these profiles, and tokens whose default is among them."""
+        rules = [
             replace(r, profiles=tuple(p for p in r.profiles if p in names)) for r in self.tokens
         ]
-        return replace(self, tokens=tuple(rule for rule in kept if rule.default in names))
+        return replace(self, tokens=tuple(rule for rule in rules if rule.default in names))
 
 
-def followed(text: str, before: Policy, loaded: Collection[str]) -> tuple[Policy, tuple[str, ...]]:
-    """Returns (the policy that a server takes from a changed file, errors of skipped parts).
+def update_policy(
+    text: str, before: Policy, loaded: Collection[str]
+) -> tuple[Policy, tuple[str, ...]]:
+    """Returns (a running server's policy after its file has changed, errors of skipped parts).
 
-    Grants only what the text says without doubt, whatever `before` granted. A text without a
-    readable profile, which `policy_text` rejects, leaves `before` without a token.
+    Only parts of the text without errors grant anything, whatever `before` granted. A text without
+    a readable profile, which `policy_text` rejects, leaves `before` without tokens.
     """
     try:
         policy, errors = read_policy(text)
@@ -161,12 +163,12 @@ def followed(text: str, before: Policy, loaded: Collection[str]) -> tuple[Policy
 
 
 def is_recent(confirmed_at: float) -> bool:
-    """Tells whether a policy that was confirmed then (`time.monotonic`) still grants anything."""
+    """Returns whether a policy that was confirmed at this `time.monotonic` is still in force."""
     return time.monotonic() - confirmed_at <= LEASE_S
 
 
 def token_digest(token: str) -> str:
-    """Returns a token's SHA-256 in 64 hexadecimal digits, which the policy stores."""
+    """Returns a token's SHA-256, with 64 hexadecimal digits, as the policy stores it."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -175,7 +177,7 @@ def new_token() -> str:
 
 
 def parse_policy(text: str) -> Policy:
-    """Validates a policy's text; ValueError names the field and its value."""
+    """Parses a policy's text; ValueError, with field and value, if it has an error."""
     policy, errors = read_policy(text)
     if errors:
         raise ValueError(errors[0])
@@ -183,23 +185,23 @@ def parse_policy(text: str) -> Policy:
 
 
 def read_policy(text: str) -> tuple[Policy, list[str]]:
-    """Returns (the profiles and tokens without an error, the errors).
+    """Returns (a policy of all profiles and tokens without an error, the errors).
 
-    ValueError without a profile.
+    Raises ValueError if no profile can be read.
     """
     try:
         plain = parsed_by(tomllib.loads, text)
     except ValueError as error:
-        # Also for a number of thousands of digits.
+        # A number with thousands of digits is a ValueError, too.
         raise ValueError(f"policy is not TOML: {error}") from None
     errors, profiles, rules = [], {}, []
-    with _noted(errors):
+    with _collect_errors(errors):
         _require_keys("policy", plain, ("profiles", "tokens"))
-    named, entries = plain.get("profiles"), plain.get("tokens", [])
-    if not isinstance(named, Mapping) or not named:
-        raise invalid("profiles", named, "at least one [profiles.NAME]")
-    for name, fields in named.items():
-        with _noted(errors):
+    tables, entries = plain.get("profiles"), plain.get("tokens", [])
+    if not isinstance(tables, Mapping) or not tables:
+        raise invalid("profiles", tables, "at least one [profiles.NAME]")
+    for name, fields in tables.items():
+        with _collect_errors(errors):
             profiles[_name("profiles", name)] = _weights(name, fields)
     if not profiles:
         raise ValueError(errors[-1])
@@ -207,12 +209,12 @@ def read_policy(text: str) -> tuple[Policy, list[str]]:
         errors.append(str(invalid("tokens", type(entries).__name__, "a list: [[tokens]]")))
         entries = []
     for index, entry in enumerate(entries):
-        with _noted(errors):
+        with _collect_errors(errors):
             rules.append(_rule(index, entry))
             for profile in rules[-1].profiles:
-                require_choice(f"tokens[{index}].profiles", profile, named)
+                require_choice(f"tokens[{index}].profiles", profile, tables)
     for field in ("name", "sha256"):
-        # Entries with errors count too, since either may be meant.
+        # Entries with errors count too, because either entry may be the right one.
         counts = Counter(str(entry.get(field)) for entry in entries if isinstance(entry, Mapping))
         repeated = sorted(
             {getattr(rule, field) for rule in rules if counts[getattr(rule, field)] > 1}
@@ -226,8 +228,8 @@ def read_policy(text: str) -> tuple[Policy, list[str]]:
 
 
 @contextlib.contextmanager
-def _noted(errors: list[str]) -> Iterator[None]:
-    """Notes a ValueError, which ends only the block."""
+def _collect_errors(errors: list[str]) -> Iterator[None]:
+    """Adds a ValueError of the block to `errors`."""
     try:
         yield
     except ValueError as error:
@@ -242,7 +244,7 @@ def token_entry(
     metrics: bool,
     max_requests: int | None = None,
 ) -> str:
-    """Formats a [[tokens]] entry for the end of a policy file."""
+    """Formats a [[tokens]] entry, which is appended to a policy file."""
     fields = {
         "name": name,
         "sha256": token_digest(token),
@@ -259,8 +261,8 @@ def token_entry(
 def _require_keys(field: str, plain: object, allowed: tuple[str, ...]) -> None:
     if not isinstance(plain, Mapping):
         raise invalid(field, plain, "a table")
-    if stray := sorted(set(plain) - set(allowed)):
-        raise invalid(field, stray[0], "only " + ", ".join(allowed))
+    if unknown := sorted(set(plain) - set(allowed)):
+        raise invalid(field, unknown[0], "only " + ", ".join(allowed))
 
 
 def _name(field: str, value: object) -> str:
@@ -292,7 +294,7 @@ def _weights(name: str, fields: object) -> tuple[tuple[str, float], ...]:
 def _rule(index: int, entry: object) -> TokenRule:
     field = f"tokens[{index}]"
     if not isinstance(entry, Mapping):
-        # An error never repeats a value that may be the token itself.
+        # The error does not have the value, which could be the token itself.
         raise invalid(field, type(entry).__name__, "a table")
     _require_keys(field, entry, TOKEN_FIELDS)
     name = _name(f"{field}.name", entry.get("name"))

@@ -16,7 +16,7 @@ from gram_platform.release.serving.policy import (
     token_entry,
 )
 
-# Some thousands of tokens. The file is read every two seconds.
+# Enough for some thousands of tokens. The file is read every two seconds.
 MAX_POLICY_BYTES = 2**20
 EXAMPLE = (
     "a file that exists, as one of the lines [profiles.core] and modules = [] for core alone, to"
@@ -25,23 +25,23 @@ EXAMPLE = (
 
 
 def load_policy(path: str) -> Policy:
-    """Reads and validates a policy file; ValueError names the field and its value."""
+    """Reads and parses a policy file; ValueError, with field and value, if it has an error."""
     return parse_policy(policy_text(path))
 
 
 def policy_text(path: str) -> str:
     """Reads a policy file's text.
 
-    ValueError if no profile can be read, and if everyone can write the file, or a folder on the way
-    to it, in which they can replace it.
+    Raises ValueError if no profile can be read. Raises ValueError also if every user may write the
+    file, or a folder in its path, in which they could replace the file.
     """
-    place = local_path("policy", path)
+    file_path = local_path("policy", path)
     try:
-        # The flags do not wait for the writer of a pipe, nor take over a terminal.
-        with open(os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
+        # With these flags, `open` does not wait for the writer of a pipe or take over a terminal.
+        with open(os.open(file_path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             data = file.read(MAX_POLICY_BYTES + 1) if stat.S_ISREG(mode) else b""
-        text, strangers = data.decode("utf-8-sig"), _open_to_strangers(place)
+        text, open_folder = data.decode("utf-8-sig"), _find_open_folder(file_path)
     except FileNotFoundError:
         raise invalid("policy", path, EXAMPLE) from None
     except (OSError, ValueError) as error:
@@ -54,25 +54,24 @@ def policy_text(path: str) -> str:
             path,
             f"a file that not everyone may write (mode {stat.S_IMODE(mode):o}): chmod o-w",
         )
-    if strangers:
-        raise invalid(
-            "policy", path, f"a file that strangers cannot replace: everyone may write {strangers}"
-        )
+    if open_folder:
+        expected = f"a file that strangers cannot replace: everyone may write {open_folder}"
+        raise invalid("policy", path, expected)
     read_policy(text)
     return text
 
 
-def _open_to_strangers(place: Path) -> str:
-    """Returns a folder on the way to the file, or to a link, in which everyone can replace it.
+def _find_open_folder(path: Path) -> str:
+    """Returns a folder in the path of the file or of a link, in which every user can replace it.
 
-    In a folder with the sticky bit, such as /tmp, only an entry's owner can, who must be this user
-    or root. Nobody can on a read-only file system. "" without such a folder.
+    Returns "" if there is none. In a folder with the sticky bit, such as /tmp, only an entry's
+    owner can replace it, who must be this user or root. On a read-only file system nobody can.
     """
-    steps = [place]
+    steps = [path]
     while steps[-1].is_symlink():
         steps.append(steps[-1].parent.resolve() / os.readlink(steps[-1]))
-    on_the_way = {entry for step in (*steps, place.resolve()) for entry in (step, *step.parents)}
-    for entry in sorted(on_the_way - {Path("/")}):
+    entries = {entry for step in (*steps, path.resolve()) for entry in (step, *step.parents)}
+    for entry in sorted(entries - {Path("/")}):
         folder, is_own = entry.parent, entry.lstat().st_uid in (0, os.geteuid())
         mode, is_read_only = folder.stat().st_mode, os.statvfs(folder).f_flag & os.ST_RDONLY
         if mode & stat.S_IWOTH and not (mode & stat.S_ISVTX and is_own) and not is_read_only:
@@ -88,7 +87,7 @@ def add_token(
     metrics: bool,
     max_requests: int | None,
 ) -> str:
-    """Adds an entry for a new token to a policy file; returns the token."""
+    """Adds the entry of a new token to a policy file; returns the token."""
     token = new_token()
     entry = token_entry(name, token, profiles, default, metrics, max_requests)
     edit_policy(path, lambda text: text + entry)
@@ -96,17 +95,17 @@ def add_token(
 
 
 def edit_policy(path: str, change: Callable[[str], str]) -> None:
-    """Replaces a policy file by `change` of its text in one step; keeps mode, owner and links.
+    """Replaces a policy file's text by `change(text)` in one step; keeps mode, owner and links.
 
-    Other calls wait. If an editor changes the file meanwhile, it is read again. ValueError if the
-    text cannot be read or replaced or, once changed, is no policy.
+    Other calls wait. If an editor changes the file meanwhile, it is read again. Raises ValueError
+    if the file cannot be read or replaced, or if the new text is not a policy.
     """
     real = Path(os.path.realpath(local_path("policy", path)))
     try:
         folder = os.open(real.parent, os.O_RDONLY)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)
-            while not _replaced(real, change):
+            while not _try_replace(real, change):
                 pass
         finally:
             os.close(folder)
@@ -114,15 +113,15 @@ def edit_policy(path: str, change: Callable[[str], str]) -> None:
         raise invalid("policy", path, f"a file that can be read and replaced ({error})") from error
 
 
-def _replaced(path: Path, change: Callable[[str], str]) -> bool:
+def _try_replace(path: Path, change: Callable[[str], str]) -> bool:
     before = policy_text(str(path))
-    text, found = change(before), path.stat()
+    text, status = change(before), path.stat()
     parse_policy(text)
     with temporary_beside(path) as temporary:
         with open(temporary, "x", encoding="utf-8") as file:
-            if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()):
-                os.fchown(file.fileno(), found.st_uid, found.st_gid)
-            os.fchmod(file.fileno(), stat.S_IMODE(found.st_mode))
+            if (status.st_uid, status.st_gid) != (os.geteuid(), os.getegid()):
+                os.fchown(file.fileno(), status.st_uid, status.st_gid)
+            os.fchmod(file.fileno(), stat.S_IMODE(status.st_mode))
             file.write(text)
         sync(temporary)
         if policy_text(str(path)) != before:

@@ -1,4 +1,4 @@
-"""Parses a completion request's body, without unknown fields, and defines refusals."""
+"""Parses the body of a completion request, and defines refusals."""
 
 import json
 import secrets
@@ -32,7 +32,7 @@ FIELDS = (
     "n",
     "user",
 )
-# The values without effect of OpenAI's fields that are not supported.
+# Fields of OpenAI's API that are not supported, with their values that have no effect.
 NEUTRAL = {
     "best_of": (1, None),
     "echo": (False, None),
@@ -49,7 +49,7 @@ class CompletionRequest:
     """A request as its sender wrote it, with defaults."""
 
     prompt: str | tuple[int, ...]
-    # The field `model`.
+    # The request's field `model`.
     profile: str | None
     max_tokens: int
     temperature: float
@@ -57,12 +57,12 @@ class CompletionRequest:
     seed: int
     stop: tuple[str, ...]
     stream: bool
-    # The stream ends with numbers of tokens.
+    # Whether the stream ends with numbers of tokens.
     stream_usage: bool = False
 
 
 def require_holder(policy: Policy, authorization: Sequence[str]) -> tuple[str, TokenRule]:
-    """Returns (digest, rule) of the token in the headers; Refusal 401 without one known token."""
+    """Returns (digest, rule) of the token in the headers; Refusal 401 without a known token."""
     scheme, _, token = authorization[0].partition(" ") if len(authorization) == 1 else ("", "", "")
     is_token = scheme.lower() == "bearer" and token.isascii() and 0 < len(token) <= MAX_TOKEN_LENGTH
     digest = token_digest(token if is_token else "")
@@ -73,7 +73,7 @@ def require_holder(policy: Policy, authorization: Sequence[str]) -> tuple[str, T
 
 
 def parse_request(body: bytes) -> CompletionRequest:
-    """Parses a body; Refusal 400 names a wrong field."""
+    """Parses a body; Refusal 400, which names the field, for a wrong value."""
     fields = _object(body)
     for name in fields:
         if name in NEUTRAL:
@@ -82,8 +82,8 @@ def parse_request(body: bytes) -> CompletionRequest:
             ):
                 raise bad_request(name, "no value, since it is not supported here", "unsupported")
         elif name not in FIELDS:
-            known = ", ".join(FIELDS)
-            raise Refusal(400, "unknown_field", f"the body has an unknown field; known are {known}")
+            message = f"the body has an unknown field; known are {', '.join(FIELDS)}"
+            raise Refusal(400, "unknown_field", message)
     if fields.get("n", 1) not in (1, None) or isinstance(fields.get("n"), bool):
         raise bad_request("n", "1: one completion a request", "unsupported")
     seed = _number(fields, "seed", None, -(2**63), 2**63 - 1)
@@ -105,7 +105,7 @@ def parse_request(body: bytes) -> CompletionRequest:
 
 
 def _object(body: bytes) -> Mapping:
-    """Parses one JSON object without repeated names, NaN or infinities."""
+    """Parses a JSON object; Refusal 400 for repeated names, NaN and infinities."""
     try:
         fields = json.loads(
             body.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
@@ -167,8 +167,8 @@ def _number(
     if value is None:
         return default
     if type(value) not in (int, kind) or not low <= value <= high:
-        named = "an integer" if kind is int else "a number"
-        raise bad_request(name, f"{named} from {low} to {high}")
+        expected = "an integer" if kind is int else "a number"
+        raise bad_request(name, f"{expected} from {low} to {high}")
     return kind(value)
 
 
@@ -183,9 +183,9 @@ def _stops(fields: Mapping) -> tuple[str, ...]:
     return tuple(stops)
 
 
-# By code: status, message, and the wrong field. No message repeats a caller's text.
+# (status, message, the wrong field if any) by code. No message repeats a caller's text.
 COMMON_REFUSALS = {
-    # It does not say whether the profile exists.
+    # The message does not reveal whether the profile exists.
     "model_not_found": (
         404,
         "this token has no such model; GET /v1/models lists its models",
@@ -203,7 +203,7 @@ RETRY_AFTER_S = {429: "1", 503: "5"}
 
 
 class Refusal(Exception):
-    """Rejects a request in the form of OpenAI's API. `message` never repeats a caller's text."""
+    """Rejects a request as OpenAI's API does. `message` never repeats a caller's text."""
 
     def __init__(self, status: int, code: str, message: str, param: str | None = None):
         super().__init__(message)
@@ -223,9 +223,9 @@ class Refusal(Exception):
 
 
 def refusal(code: str) -> Refusal:
-    """Makes a refusal of `COMMON_REFUSALS`."""
-    status, *said = COMMON_REFUSALS[code]
-    return Refusal(status, code, *said)
+    """Returns the refusal of `COMMON_REFUSALS` with this code."""
+    status, *fields = COMMON_REFUSALS[code]
+    return Refusal(status, code, *fields)
 
 
 def bad_request(param: str, expected: str, code: str = "invalid_value") -> Refusal:

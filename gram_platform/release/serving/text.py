@@ -5,34 +5,37 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 
 from gram_platform.corpora.packed import TOKENIZER
-from gram_platform.corpora.tokenizer import configured, encode, end_of_text_id
+from gram_platform.corpora.tokenizer import configure, encode, end_of_text_id
 from gram_platform.release.serving.requests import CompletionRequest, bad_request
 
-# The decoder's sign of half a character.
+# The decoder's sign for an incomplete character.
 UNFINISHED = "\ufffd"
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A run's tokenizer and its model's context."""
+    """A run's tokenizer, and the most tokens that its model reads."""
 
     tokenizer: Tokenizer
-    # Ids that have a text. A model's vocabulary may be padded beyond them.
+    # The number of ids that have a text. A model's vocabulary may be larger.
     num_tokens: int
     context: int
     end_of_text: int
-    # In characters, or in bytes of a byte-level tokenizer.
+    # The length of the longest token, in characters, or in bytes for a byte-level tokenizer.
     longest_piece: int
 
     @classmethod
     def of(cls, tokenizer_json: str, context: int) -> "Vocabulary":
-        tokenizer = configured(Tokenizer.from_str(tokenizer_json))
+        tokenizer = configure(Tokenizer.from_str(tokenizer_json))
         ids = tokenizer.get_vocab(with_added_tokens=True)
         longest = max(map(len, ids))
         return cls(tokenizer, max(ids.values()) + 1, context, end_of_text_id(tokenizer), longest)
 
     def prompt_ids(self, request: CompletionRequest) -> tuple[int, ...]:
-        """Returns the prompt's ids, or the end of text for an empty one; Refusal if too long."""
+        """Returns the prompt's token ids; Refusal 400 if there are too many.
+
+        An empty prompt becomes an end of text.
+        """
         # The model does not read the last drawn token.
         room = self.context + 1 - request.max_tokens
         if room < 1:
@@ -44,7 +47,7 @@ class Vocabulary:
             f" {self.context}"
         )
         if isinstance(request.prompt, str):
-            # It does not fit even in the longest pieces.
+            # Such a text does not fit even in the longest tokens.
             if len(request.prompt) > room * self.longest_piece:
                 raise bad_request("prompt", fits, "context_length_exceeded")
             try:
@@ -62,29 +65,30 @@ class Vocabulary:
 
 
 class TextStream:
-    """Decodes tokens as they come; holds back half a character, and text that may begin a stop.
+    """Decodes tokens one delivery after another.
 
-    `stopped` is set once the text has reached a stop, before which it ends.
+    An incomplete character, and text that may begin a stop, are held back until it is known how
+    they continue. The text ends before a stop, and `stopped` is then True.
     """
 
     def __init__(self, vocabulary: Vocabulary, stops: tuple[str, ...]):
         self.stopped = False
         self._vocabulary, self._stops = vocabulary, stops
-        # Shown tokens, to which some tokenizers join the next ones.
+        # The last tokens whose text was returned, which some tokenizers need to decode the next.
         self._context: list[int] = []
         self._new: list[int] = []
         self._held = ""
 
     def add(self, tokens: tuple[int, ...], last: bool = False) -> str:
-        """Returns the text that can be shown now, or with `last` all text."""
+        """Returns the text that is complete now, or with `last` all text that is left."""
         self._new += [token for token in tokens if token != self._vocabulary.end_of_text]
-        text = self._decoded_new(last)
+        text = self._decode_new(last)
         if not self._stops or self.stopped:
             return "" if self.stopped else text
         self._held += text
-        return self._released(last)
+        return self._release(last)
 
-    def _decoded_new(self, last: bool) -> str:
+    def _decode_new(self, last: bool) -> str:
         before = self._decode(self._context)
         text = self._decode(self._context + self._new)
         if not self._new or (text.endswith(UNFINISHED) and not last):
@@ -92,21 +96,21 @@ class TextStream:
         self._context, self._new = self._new, []
         return text[len(before) :]
 
-    def _released(self, last: bool) -> str:
-        places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
-        if places:
+    def _release(self, last: bool) -> str:
+        ends = [end for stop in self._stops if (end := self._held.find(stop)) >= 0]
+        if ends:
             self.stopped = True
-            return self._held[: min(places)]
-        kept = 0 if last else max(_overlap(self._held, stop) for stop in self._stops)
-        num_shown = len(self._held) - kept
-        shown, self._held = self._held[:num_shown], self._held[num_shown:]
-        return shown
+            return self._held[: min(ends)]
+        num_held = 0 if last else max(_overlap(self._held, stop) for stop in self._stops)
+        end = len(self._held) - num_held
+        text, self._held = self._held[:end], self._held[end:]
+        return text
 
     def _decode(self, tokens: list[int]) -> str:
         return self._vocabulary.tokenizer.decode(tokens, skip_special_tokens=False)
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Counts the characters at the text's end that begin the stop."""
+    """Returns how many characters at the text's end are the beginning of the stop."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

@@ -133,7 +133,7 @@ def _numbers(field: str, texts: tuple[str, ...]) -> tuple[float, ...]:
 
 def why_not(ranks: Ranks, preset: Preset, size: Size, batch: int) -> str:
     """Returns why a size cannot train at this batch; "" if it can."""
-    micro_batch, wanted = micro_batch_at(size, batch), ranks.wanted(size.name)
+    micro_batch, wanted = micro_batch_at(size, batch), ranks.number_of(size.name)
     if wanted != AUTO and micro_batch % wanted:
         return (
             f"its micro-batch at {size.name} would be {micro_batch}, which {wanted} ranks cannot"

@@ -37,9 +37,9 @@ from gram_platform.pages.report.page import Page, Section
 from gram_platform.pages.results.record import SEARCH_FILE, Card, entries_of, sizes_text, tags_frame
 from gram_platform.pages.results.results import Brief, count_verdicts, named, named_attacks
 from gram_platform.pages.results.trials import MLFLOW_PARAMS, TRIALS_FILE, trials_log
-from gram_platform.planner import expected_hours
+from gram_platform.planner import estimate_hours
 from gram_platform.store import Folder, Store
-from gram_platform.store.root import cordoned_lines
+from gram_platform.store.root import describe_cordoned
 from gram_platform.studies.definition import preset_params
 from gram_platform.studies.plan import StudyPlan
 from gram_platform.studies.searches.optuna_studies import attributes
@@ -134,7 +134,7 @@ class SearchPlan(StudyPlan):
         `columns` of trials.csv.
         """
         store = Store(self.choice.storage)
-        facts = " ".join([facts, sizes_text(self.parameters), *cordoned_lines(store, self.name)])
+        facts = " ".join([facts, sizes_text(self.parameters), *describe_cordoned(store, self.name)])
         rows = self.folder(store).read_spare(SEARCH_FILE, Submissions).get("submissions", [])
         about, trials = self.record(rows), pd.read_csv(io.BytesIO(tables[TRIALS_FILE]))
         params = {name: about[name] for name in MLFLOW_PARAMS}
@@ -183,7 +183,7 @@ def list_rounds(
         ids = {node.id for nodes in nodes_of.values() for node in nodes}
         # No long trial may start when the others end; trials of about one length keep their order.
         predicted = {
-            name: float(f"{sum(expected_hours(node, search.machine) for node in nodes):.2g}")
+            name: float(f"{sum(estimate_hours(node, search.machine) for node in nodes):.2g}")
             for name, nodes in nodes_of.items()
         }
         left = [(name, point) for name, point in new.items() if name not in done]

@@ -55,7 +55,7 @@ class SearchObservers(Observers, TrialWatch):
         return self.is_cut or super().is_unfinished
 
     def limit_reached(self) -> str:
-        return self.plan.budget.reached(self.hours_before + self.hours_now())
+        return self.plan.budget.name_reached_limit(self.hours_before + self.hours_now())
 
     def hours_now(self) -> float:
         return sum(outcome.rank_s for outcome in self.outcomes.values()) / 3600

@@ -106,7 +106,7 @@ def change_node(node) -> None:
         for record in original(self, first_step):
             DEVICE.log(event="step", id=run_id, step=record.step)
             DEVICE.use(
-                run_id, record.step, self.attempt.run.committed_step() if self.attempt else 0
+                run_id, record.step, self.attempt.run.read_committed_step() if self.attempt else 0
             )
             yield record
 

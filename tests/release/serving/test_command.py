@@ -300,7 +300,7 @@ def test_a_ray_serve_that_dies_while_it_starts_is_one_line(
 def test_local_is_a_ray_of_its_own(monkeypatch, flag, variable, expected):
     """As everywhere: `RAY_ADDRESS=local` starts one."""
     monkeypatch.setenv("RAY_ADDRESS", variable)
-    assert command.given_ray(flag) == expected
+    assert command.choose_ray(flag) == expected
 
 
 def test_cuda_is_refused_where_ray_has_no_gpu(planted_ray, monkeypatch, tmp_path):

@@ -14,12 +14,12 @@ from gram_platform.release.serving.policy import (
     LEASE_S,
     Grant,
     NotGranted,
-    followed,
     is_recent,
     new_token,
     parse_policy,
     token_digest,
     token_entry,
+    update_policy,
 )
 from gram_platform.release.serving.policy_file import (
     MAX_POLICY_BYTES,
@@ -70,18 +70,18 @@ def test_a_revocation_never_waits_for_the_rest_of_the_file():
     text = text_of(replace(before, tokens=kept))
     too_long = "[profiles.p]\nmodules = { lisp = 1" + "0" * 400 + " }"
     for extra in (too_long, "[extra]", '[[tokens]]\nname = "both"\n'):
-        policy, errors = followed(text + extra, before, loaded)
+        policy, errors = update_policy(text + extra, before, loaded)
         assert names(policy) == others
         assert len(errors) == 1
-    assert followed(text, before, loaded) == (parse_policy(text), ())
+    assert update_policy(text, before, loaded) == (parse_policy(text), ())
     granted = text.replace('profiles = ["open"]', 'profiles = ["open", "nobodys"]')
-    policy, errors = followed(granted, before, loaded)
+    policy, errors = update_policy(granted, before, loaded)
     assert names(policy) == others
     assert "'secret'" in errors[0]
     assert policy.granted_modules == loaded
     moved = granted.replace('default = "open"', 'default = "nobodys"')
-    assert names(followed(moved, before, loaded)[0]) == others - {"open"}
-    assert names(followed("", before, loaded)[0]) == set()
+    assert names(update_policy(moved, before, loaded)[0]) == others - {"open"}
+    assert names(update_policy("", before, loaded)[0]) == set()
 
 
 PLAN = planted()
@@ -125,7 +125,7 @@ def test_what_cannot_be_read_grants_nothing_and_the_rest_is_followed(name):
     for old, new in edits.items():
         assert old in text
         text = text.replace(old, new)
-    policy, errors = followed(text, PLAN.policy, ("lisp", "virology"))
+    policy, errors = update_policy(text, PLAN.policy, ("lisp", "virology"))
     assert errors
     assert "both" not in {profile for rule in policy.tokens for profile in rule.profiles}
     assert {

@@ -17,7 +17,13 @@ from gram_platform.release.serving.batch import (
     GenerationRequest,
     next_tokens,
 )
-from gram_platform.release.serving.policy import Grant, Policy, followed, parse_policy, token_digest
+from gram_platform.release.serving.policy import (
+    Grant,
+    Policy,
+    parse_policy,
+    token_digest,
+    update_policy,
+)
 from gram_platform.train.evaluate import uniforms
 from tests.release.serving.planted import MODULES, planted, policy_rights, said_rights, text_of
 
@@ -166,7 +172,7 @@ def test_no_edit_gives_a_right_by_accident():
         chooser, policy, text = random.Random(seed), planted().policy, text_of(planted().policy)
         for _ in range(12):
             before, text = policy, edited(text, chooser)
-            policy, error = followed(text, before, LOADED)
+            policy, error = update_policy(text, before, LOADED)
             assert policy_rights(policy) <= said_rights(text), f"seed {seed}"
             assert set(policy.granted_modules) <= set(LOADED), f"seed {seed}"
             try:
