@@ -241,7 +241,7 @@ class Tracker:
             views = {VIEW_TAG + view.key: view.to_tag() for view in study.views}
             self._connection.set_experiment_tags(views)
             self._connection.describe()
-        runs = self.runs() if study.node_tags or study.node_metrics or study.trials else {}
+        runs = self.runs()
         self._mark_nodes(study, runs)
         self._send_trials(study, runs)
 

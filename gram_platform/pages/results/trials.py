@@ -4,7 +4,6 @@ import io
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from typing import NotRequired, TypedDict
 
 import pandas as pd
 
@@ -20,10 +19,11 @@ from gram_platform.analysis.trials import (
 )
 from gram_platform.config import State
 from gram_platform.config.identity import metric_name, short_hash
+from gram_platform.config.plain import from_plain
 from gram_platform.config.space import RANK, TrialColumns
 from gram_platform.config.terminal import warn
 from gram_platform.pages.results.record import SEARCH_FILE
-from gram_platform.store import CorruptFile, Store
+from gram_platform.store import Store
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.entry import SEARCH as SEARCH_TAG
 from gram_platform.tracking.values import is_short_name, text_for_people
@@ -39,15 +39,6 @@ from gram_platform.tracking.views import (
 TRIALS_FILE = "trials.csv"
 # The fields of search.json that are parameters of the search's run in MLflow.
 MLFLOW_PARAMS = ("search_id", "preset", "data_id")
-
-
-class SearchFacts(TypedDict):
-    """The fields of search.json that MLflow needs; earlier versions wrote no columns."""
-
-    search_id: str
-    preset: str
-    data_id: str
-    columns: NotRequired[TrialColumns]
 
 
 def trials_log(
@@ -127,12 +118,14 @@ def sync_trials(store: Store, tracker: Tracker) -> int:
     for name in store.list_studies():
         folder = store.study_dir(name)
         try:
-            facts = folder.read_json(SEARCH_FILE, SearchFacts)
-            if facts is None or "columns" not in facts:
+            record = folder.read_json(SEARCH_FILE) or {}
+            # Earlier versions wrote none.
+            if "columns" not in record:
                 continue
-            params = {key: facts[key] for key in MLFLOW_PARAMS}
-            log = trials_log(name, params, folder.read(TRIALS_FILE), facts["columns"])
-        except (CorruptFile, OSError, LookupError, TypeError, ValueError) as error:
+            columns = from_plain(TrialColumns, record["columns"])
+            params = {key: str(record[key]) for key in MLFLOW_PARAMS}
+            log = trials_log(name, params, folder.read(TRIALS_FILE), columns)
+        except (OSError, LookupError, TypeError, ValueError) as error:
             warn(f"{name}: {error}: its trials are left out", stacklevel=2)
             continue
         tracker.log_views(log)
