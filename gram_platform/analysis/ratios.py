@@ -201,7 +201,7 @@ def elicited_ratios(
     attacked = set(attacks[ROW].itertuples(index=False, name=None))
     keys = ratios[ROW].itertuples(index=False, name=None)
     is_target = (ratios["class"] == "forget") & np.array([key in attacked for key in keys], bool)
-    other, start = ["class", "compute_ratio", "run_id"], {"loss": "start"}
+    other, start = ["class", "compute_ratio", "run_id", "num_tokens"], {"loss": "start"}
     targets = ratios[is_target].drop(columns=other, errors="ignore").rename(columns=start)
     values = attacks.rename(columns={ELICITED: "domain"})
     values = values.filter([*VIEW, "domain", "loss", "run_id", CURVE, "num_tokens"])
