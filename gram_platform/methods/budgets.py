@@ -26,6 +26,7 @@ from gram_platform.config.flops import (
 )
 from gram_platform.config.identity import invalid, sum_in_order
 from gram_platform.config.routing import CORE_MLP, SHARED, module_set, route_counts
+from gram_platform.methods.labels import label_budget, limited, text_by_label
 from gram_platform.methods.setting import Setting
 
 
@@ -42,18 +43,23 @@ def data_budget(
     Auxiliary domains are drawn `factor` (p_af) times, in whole route units. Core fills up the
     rounded number of steps, so `factor` does not change the total; ValueError if nothing is left
     for core. Sequences repeat if `factor` is above 1, or if a domain has too few. Unlabelled
-    sequences of all domains join core, or have budgets of their own.
+    sequences of all domains join core, or have budgets of their own. A sequence with a wrong label
+    counts, and is drawn, as text of that label.
     """
+    texts = text_by_label(setting)
+    setting = limited(setting, texts)
     labelled = 1.0 - setting.options.unlabelled_share
-    lengths = {d: scale * setting.num_sequences[d] * labelled for d in domains}
+    lengths = {d: scale * texts[d].length * labelled for d in domains}
     pools = unlabelled_slices(setting, scale)
     num_hidden = sum(part.num_sequences for part in pools)
     num_steps = max(1, round((sum(lengths.values()) + num_hidden) / setting.size.batch_size))
     budgets = [
-        DomainBudget(
+        label_budget(
+            setting,
             d,
-            setting.pool(d, _in_units(lengths[d], route_unit)),
+            _in_units(lengths[d], route_unit),
             _in_units(factor(d) * lengths[d], route_unit),
+            texts[d].scaled_others(scale),
         )
         for d in domains
         if d != CORE
@@ -64,9 +70,8 @@ def data_budget(
     if core_draws < route_unit:
         allowed = "a factor so small, or a corpus so large, that core gets a batch"
         raise invalid("aux_factor", max(map(factor, domains)), allowed)
-    core = core_budget(
-        core_draws, pools if unlabelled_is_core else (), setting.pool(CORE, core_draws)
-    )
+    others = (*(pools if unlabelled_is_core else ()), *texts[CORE].scaled_others(scale))
+    core = core_budget(setting, core_draws, others)
     return DataConfig(setting.data_id, (core, *budgets))
 
 
@@ -84,21 +89,15 @@ def _unlabelled_budgets(
     return [DomainBudget(UNLABELLED, num_hidden, num_hidden // route_unit * route_unit, pools)]
 
 
-def core_budget(
-    num_draws: int, pools: tuple[Slice, ...], num_sequences: int | None = None
-) -> DomainBudget:
-    """Budgets core: its first sequences and the unlabelled `pools`.
+def core_budget(setting: Setting, num_draws: int, others: tuple[Slice, ...]) -> DomainBudget:
+    """Budgets core: its first sequences, and others that are unlabelled or have its label.
 
-    Sequences repeat only if core has fewer, `num_sequences`. ValueError if no labelled sequence is
-    left.
+    ValueError if no labelled sequence of core is left.
     """
-    num_labelled = num_draws - sum(part.num_sequences for part in pools)
-    if num_labelled < 1:
+    if num_draws <= sum(part.num_sequences for part in others):
         allowed = "a share small enough to leave labelled core sequences"
-        raise invalid("unlabelled_share", num_draws, allowed)
-    if pools:
-        return DomainBudget(CORE, num_draws, num_draws, (Slice(CORE, 0, num_labelled), *pools))
-    return DomainBudget(CORE, num_draws if num_sequences is None else num_sequences, num_draws)
+        raise invalid("unlabelled_share, recall", num_draws, allowed)
+    return label_budget(setting, CORE, num_draws, num_draws, others)
 
 
 def unlabelled_slices(setting: Setting, scale: float) -> tuple[Slice, ...]:
