@@ -32,7 +32,7 @@ Item = TypeVar("Item")
 # Called with (activity, done, total or None).
 Progress = Callable[[str, int, int | None], None]
 # Raise this version when a scan would return something else.
-SCAN_VERSION = 4
+SCAN_VERSION = 5
 REPORT_EVERY_RECORDS = 2000
 # Folders of scans and of fetched text in the cache.
 SCANS, FETCHED = "scans", "hub"

@@ -26,7 +26,7 @@ from gram_platform.config.flops import (
 )
 from gram_platform.config.identity import invalid, sum_in_order
 from gram_platform.config.routing import CORE_MLP, SHARED, module_set, route_counts
-from gram_platform.methods.labels import label_budget, limited, text_by_label
+from gram_platform.methods.labels import Text, label_budget, labelled_text, length, scaled
 from gram_platform.methods.setting import Setting
 
 
@@ -43,15 +43,14 @@ def data_budget(
     Auxiliary domains are drawn `factor` (p_af) times, in whole route units. Core fills up the
     rounded number of steps, so `factor` does not change the total; ValueError if nothing is left
     for core. Sequences repeat if `factor` is above 1, or if a domain has too few. Unlabelled
-    sequences of all domains join core, or have budgets of their own. A sequence with a wrong label
-    counts, and is drawn, as text of that label.
+    sequences of all domains join core, or have budgets of their own. Text with a wrong label counts
+    as that label's.
     """
-    texts = text_by_label(setting)
-    setting = limited(setting, texts)
+    setting, texts = labelled_text(setting)
     labelled = 1.0 - setting.options.unlabelled_share
-    lengths = {d: scale * texts[d].length * labelled for d in domains}
+    lengths = {d: scale * length(texts[d]) * labelled for d in domains}
     pools = unlabelled_slices(setting, scale)
-    num_hidden = sum(part.num_sequences for part in pools)
+    num_hidden = length(pools)
     num_steps = max(1, round((sum(lengths.values()) + num_hidden) / setting.size.batch_size))
     budgets = [
         label_budget(
@@ -59,7 +58,7 @@ def data_budget(
             d,
             _in_units(lengths[d], route_unit),
             _in_units(factor(d) * lengths[d], route_unit),
-            texts[d].scaled_others(scale),
+            scaled(texts[d][1:], scale),
         )
         for d in domains
         if d != CORE
@@ -70,7 +69,7 @@ def data_budget(
     if core_draws < route_unit:
         allowed = "a factor so small, or a corpus so large, that core gets a batch"
         raise invalid("aux_factor", max(map(factor, domains)), allowed)
-    others = (*(pools if unlabelled_is_core else ()), *texts[CORE].scaled_others(scale))
+    others = (*(pools if unlabelled_is_core else ()), *scaled(texts[CORE][1:], scale))
     core = core_budget(setting, core_draws, others)
     return DataConfig(setting.data_id, (core, *budgets))
 
@@ -85,16 +84,16 @@ def _unlabelled_budgets(
             DomainBudget(UNLABELLED_OF + p.domain, p.num_sequences, n, (p,))
             for p, n in draws.items()
         ]
-    num_hidden = sum(part.num_sequences for part in pools)
+    num_hidden = length(pools)
     return [DomainBudget(UNLABELLED, num_hidden, num_hidden // route_unit * route_unit, pools)]
 
 
-def core_budget(setting: Setting, num_draws: int, others: tuple[Slice, ...]) -> DomainBudget:
+def core_budget(setting: Setting, num_draws: int, others: Text) -> DomainBudget:
     """Budgets core: its first sequences, and others that are unlabelled or have its label.
 
     ValueError if no labelled sequence of core is left.
     """
-    if num_draws <= sum(part.num_sequences for part in others):
+    if num_draws <= length(others):
         allowed = "a share small enough to leave labelled core sequences"
         raise invalid("unlabelled_share, recall", num_draws, allowed)
     return label_budget(setting, CORE, num_draws, num_draws, others)
@@ -106,9 +105,9 @@ def unlabelled_slices(setting: Setting, scale: float) -> tuple[Slice, ...]:
     A margin of 10% and two windows, for rounding and lambda, follows the labelled sequences.
     """
     share, slices = setting.options.unlabelled_share, []
-    for domain, length in setting.num_sequences.items():
-        first = round(1.1 * (1.0 - share) * length) + 2 * setting.size.batch_size
-        count = round(scale * share * length)
+    for domain, number in setting.num_sequences.items():
+        first = round(1.1 * (1.0 - share) * number) + 2 * setting.size.batch_size
+        count = round(scale * share * number)
         slices += [Slice(domain, first, count)] if count else []
     return tuple(slices)
 

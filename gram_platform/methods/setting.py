@@ -6,7 +6,7 @@ from itertools import combinations, count
 from math import comb
 from typing import Any, Self
 
-from gram_platform.config import CORE, OptimizerConfig, RoutingConfig, RunConfig, View
+from gram_platform.config import CORE, OptimizerConfig, RoutingConfig, RunConfig, Slice, View
 from gram_platform.config.identity import (
     invalid,
     require_choice,
@@ -265,16 +265,6 @@ class Conventions:
         require_int("conventions.width_multiple", self.width_multiple, 1)
 
 
-@dataclass(frozen=True)
-class Part:
-    """The `share` of a domain's text that the corpus has apart, in `pool`, and its label."""
-
-    pool: str
-    domain: str
-    label: str
-    share: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class Setup:
     """How models are trained and evaluated, whatever the method, size, seed and data."""
@@ -318,8 +308,9 @@ class Setting(Setup):
     baseline_accumulation: str = "heterogeneous"
     # The number of sequences of domains that repeat.
     available: Mapping[str, int] = field(default_factory=dict)
-    parts: tuple[Part, ...] = ()
-    # The pools of text that carries a domain's label by mistake; (): core's.
+    # Domain, label and sequences of the text in `num_sequences` that is packed apart.
+    parts: tuple[tuple[str, str, Slice], ...] = ()
+    # Where text that carries a domain's label by mistake is packed; (): core.
     adjacent: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

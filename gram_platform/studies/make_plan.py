@@ -62,6 +62,9 @@ def make_plan(study: Study, flags: Flags) -> Plan:
     if own.instructions:
         instructions = absolute_place("instructions", own.instructions)
         changes = on_responses(study, changes)
+    for name in ("recall", "precision"):
+        if (share := getattr(own, name)) != 1.0:
+            changes = (*changes, f"options.{name}={share}")
     part = read_study(study, flags, changes)
     plan = plan_of(flags, (part,))
     methods = given or part.preset.methods or study.methods
@@ -73,7 +76,12 @@ def make_plan(study: Study, flags: Flags) -> Plan:
         sizes = sizes[: sizes.index(own.through) + 1]
     part = replace(
         part,
-        choice=replace(part.choice, sizes=sizes, instructions=instructions),
+        choice=replace(
+            part.choice,
+            sizes=sizes,
+            instructions=instructions,
+            adjacent=split_list(own.adjacent),
+        ),
         methods=methods,
         sources={flag: source for flag in SOURCES if (source := getattr(own, flag))},
     )
@@ -84,6 +92,8 @@ def make_plan(study: Study, flags: Flags) -> Plan:
         _require_defaults(flags, OF_RAY, "--in-process")
     part = _on_texts(_from_start(part), own.texts)
     part = with_nodes(_by_law(part, own.law, own.trust_law))
+    if own.adjacent and all(setting.options.precision == 1.0 for setting in part.settings):
+        raise invalid("adjacent", ", ".join(own.adjacent), "--precision beside it, below 1")
     return replace(
         plan,
         studies=(part,),
