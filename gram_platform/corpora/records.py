@@ -310,13 +310,11 @@ def _batch_rows(path: Path, unpacked: int, most: int) -> int:
 
 
 def _checked(where: str, text: object, label: object, true_label: object = None) -> Document:
-    """Returns the record; a label that is not the true one becomes TRUE -labelled-> LABEL."""
-    labels = [_text_of(where, "label", label)]
+    """Returns the record; a wrong label becomes TRUE_LABEL -labelled-> LABEL."""
+    seen = _text_of(where, "label", label)
     if true_label not in (None, label):
-        labels.insert(0, _text_of(where, TRUE_LABEL, true_label))
-    if any(LABELLED in name for name in labels):
-        raise ValueError(f"{where}: a label holds {LABELLED!r}, which separates two labels")
-    return Document(LABELLED.join(labels), _text_of(where, "text", text))
+        seen = _text_of(where, TRUE_LABEL, true_label) + LABELLED + seen
+    return Document(seen, _text_of(where, "text", text))
 
 
 def _text_of(where: str, name: str, value: object) -> str:

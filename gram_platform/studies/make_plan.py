@@ -62,9 +62,8 @@ def make_plan(study: Study, flags: Flags) -> Plan:
     if own.instructions:
         instructions = absolute_place("instructions", own.instructions)
         changes = on_responses(study, changes)
-    for name in ("recall", "precision"):
-        if (share := getattr(own, name)) != 1.0:
-            changes = (*changes, f"options.{name}={share}")
+    shares = {"recall": own.recall, "precision": own.precision}
+    changes += tuple(f"options.{name}={share}" for name, share in shares.items() if share != 1.0)
     part = read_study(study, flags, changes)
     plan = plan_of(flags, (part,))
     methods = given or part.preset.methods or study.methods

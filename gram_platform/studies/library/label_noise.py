@@ -23,7 +23,7 @@ STUDY = Study(
     ),
     methods=("baseline", "filtering", "gram", "ft_lora"),
     presets={
-        "smoke": mislabelled(scaling.SMOKE, "tiny", 1.0, 0.8, num_seeds=2),
+        "smoke": mislabelled(scaling.SMOKE, "tiny", 1.0, 0.8, num_seeds=3),
         # Shares the runs at recall 1 with the scaling study.
         "demo": mislabelled(scaling.SCALING_DEMO, "0.15M", 1.0, 0.95, 0.8, 0.5),
         "paper": mislabelled(scaling.PAPER, "800M", 1.0, 0.95, 0.8, 0.5),
