@@ -38,11 +38,10 @@ def labelled_text(setting: Setting) -> tuple[Setting, dict[str, Text]]:
         near = {pool: own[pool] for pool in setting.adjacent or (CORE,) if pool != domain}
         wanted, available = round(number / precision) - number, sum(near.values())
         if wanted and wanted >= available:
-            allowed = f"more than {number / (number + available):.2g}, since {available:,}"
-            allowed += f" sequences are adjacent to the {number:,} of {domain}"
+            allowed = f"more: {available:,} adjacent sequences are left for {number:,} of {domain}"
             raise invalid("precision", precision, allowed)
         for pool, size in near.items():
-            taken = round(wanted * size / available)
+            taken = round(wanted * size / max(1, available))
             relabel(pool, domain, taken)
             wanted, available = wanted - taken, available - size
     for _, label, part in setting.parts:
