@@ -260,7 +260,7 @@ def _read_parquet(path: Path) -> Iterator[Document]:
     try:
         with seekable(path, most) as handle:
             table = pyarrow.parquet.ParquetFile(handle, buffer_size=1 << 20)
-            names = _columns(path, table.schema_arrow)
+            names = _find_columns(path, table.schema_arrow)
             for group in range(table.num_row_groups):
                 num_rows = _batch_rows(path, table.metadata.row_group(group).total_byte_size, most)
                 for batch in table.iter_batches(num_rows, row_groups=[group], columns=names):
@@ -279,7 +279,7 @@ def _read_parquet(path: Path) -> Iterator[Document]:
         raise ValueError(f"{path}: cannot be read as parquet after row {row} ({error})") from None
 
 
-def _columns(path: Path, schema) -> list[str]:
+def _find_columns(path: Path, schema) -> list[str]:
     """Returns the columns to read; ValueError unless there is one of each name, not nested."""
     import pyarrow
 

@@ -127,7 +127,7 @@ def resolve(
             source, domains, counts = _of_files(str(corpus), units, core_label)
         recipe = CorpusRecipe(
             source=source,
-            domains_from=_with_adjacent(domains, packing.adjacent, counts),
+            domains_from=_divide_core(domains, packing.adjacent, counts),
             tokenizer=replace(tokenizer, core_only=packing.core_tokenizer),
             seq_len=packing.seq_len,
             vocab_size=packing.vocab_size,
@@ -369,7 +369,7 @@ def _of_files(
     return FilesSource(content_of(units), len(units)), domains, counts
 
 
-def _with_adjacent(
+def _divide_core(
     domains: tuple[DomainRecipe, ...], adjacent: tuple[str, ...], counts: Counts
 ) -> tuple[DomainRecipe, ...]:
     """Packs the adjacent labels of core apart, as the part `core:core`."""

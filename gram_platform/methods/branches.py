@@ -19,8 +19,8 @@ from gram_platform.config import (
 from gram_platform.config.flops import core_parameters, mlp_parameters
 from gram_platform.config.identity import invalid, sum_in_order
 from gram_platform.config.ladder import lora_rank
-from gram_platform.methods.budgets import core_budget, training_run, unlabelled_slices
-from gram_platform.methods.labels import label_budget, labelled_text, length, scaled
+from gram_platform.methods.budgets import training_run, unlabelled_slices
+from gram_platform.methods.labels import budget_label, count_sequences, divide_text
 from gram_platform.methods.setting import Branching, MethodRuns, Profile, Setting
 
 
@@ -96,10 +96,10 @@ def branch_budget(setting: Setting, branching: Branching, module_parameters: int
 
     lambda is as in `app:equal-compute`; rehearsal counts as auxiliary batches.
     """
-    setting, texts = labelled_text(setting)
+    setting, texts = divide_text(setting)
     unit, batch = setting.route_unit(setting.routing.accumulation), setting.size.batch_size
     labelled = 1.0 - setting.options.unlabelled_share
-    lengths = {d: labelled * length(texts[d]) for d in setting.auxiliary}
+    lengths = {d: labelled * count_sequences(texts[d]) for d in setting.auxiliary}
     share = {d: branching.factor(d) * (1.0 + branching.core_ratio) for d in setting.auxiliary}
     total = sum(setting.num_sequences.values())
     aux_mode = sum_in_order(share[d] * lengths[d] for d in setting.auxiliary)
@@ -110,15 +110,14 @@ def branch_budget(setting: Setting, branching: Branching, module_parameters: int
     if base_core < batch:
         allowed = "a ratio so small, or a corpus so large, that the base gets a step"
         raise invalid("branching.core_ratio", branching.core_ratio, allowed)
-    others = (*unlabelled_slices(setting, scale), *scaled(texts[CORE][1:], scale))
-    base = core_budget(setting, base_core, others)
+    hidden = unlabelled_slices(setting, scale)
+    base = budget_label(setting, texts[CORE], scale, base_core, base_core, hidden)
     first, core, aux = base.pool[0].num_sequences, {}, {}
     for domain in setting.auxiliary:
         number = max(1, round(scale * lengths[domain] / unit)) * unit
         steps = max(1, round(scale * share[domain] * lengths[domain] / batch))
         draws = max(1, round(steps * batch / (1.0 + branching.core_ratio) / unit)) * unit
-        others = scaled(texts[domain][1:], scale)
-        aux[domain] = label_budget(setting, domain, number, draws, others)
+        aux[domain] = budget_label(setting, texts[domain], scale, number, draws)
         if steps * batch > draws:
             num_rehearsed = steps * batch - draws
             if setting.pool(CORE, first + num_rehearsed) < first + num_rehearsed:

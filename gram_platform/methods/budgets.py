@@ -26,7 +26,11 @@ from gram_platform.config.flops import (
 )
 from gram_platform.config.identity import invalid, sum_in_order
 from gram_platform.config.routing import CORE_MLP, SHARED, module_set, route_counts
-from gram_platform.methods.labels import Text, label_budget, labelled_text, length, scaled
+from gram_platform.methods.labels import (
+    budget_label,
+    count_sequences,
+    divide_text,
+)
 from gram_platform.methods.setting import Setting
 
 
@@ -46,19 +50,19 @@ def data_budget(
     sequences of all domains join core, or have budgets of their own. Text with a wrong label counts
     as that label's.
     """
-    setting, texts = labelled_text(setting)
+    setting, texts = divide_text(setting)
     labelled = 1.0 - setting.options.unlabelled_share
-    lengths = {d: scale * length(texts[d]) * labelled for d in domains}
+    lengths = {d: scale * count_sequences(texts[d]) * labelled for d in domains}
     pools = unlabelled_slices(setting, scale)
-    num_hidden = length(pools)
+    num_hidden = count_sequences(pools)
     num_steps = max(1, round((sum(lengths.values()) + num_hidden) / setting.size.batch_size))
     budgets = [
-        label_budget(
+        budget_label(
             setting,
-            d,
+            texts[d],
+            scale,
             _in_units(lengths[d], route_unit),
             _in_units(factor(d) * lengths[d], route_unit),
-            scaled(texts[d][1:], scale),
         )
         for d in domains
         if d != CORE
@@ -69,8 +73,8 @@ def data_budget(
     if core_draws < route_unit:
         allowed = "a factor so small, or a corpus so large, that core gets a batch"
         raise invalid("aux_factor", max(map(factor, domains)), allowed)
-    others = (*(pools if unlabelled_is_core else ()), *scaled(texts[CORE][1:], scale))
-    core = core_budget(setting, core_draws, others)
+    hidden = pools if unlabelled_is_core else ()
+    core = budget_label(setting, texts[CORE], scale, core_draws, core_draws, hidden)
     return DataConfig(setting.data_id, (core, *budgets))
 
 
@@ -84,19 +88,8 @@ def _unlabelled_budgets(
             DomainBudget(UNLABELLED_OF + p.domain, p.num_sequences, n, (p,))
             for p, n in draws.items()
         ]
-    num_hidden = length(pools)
+    num_hidden = count_sequences(pools)
     return [DomainBudget(UNLABELLED, num_hidden, num_hidden // route_unit * route_unit, pools)]
-
-
-def core_budget(setting: Setting, num_draws: int, others: Text) -> DomainBudget:
-    """Budgets core: its first sequences, and others that are unlabelled or have its label.
-
-    ValueError if no labelled sequence of core is left.
-    """
-    if num_draws <= length(others):
-        allowed = "a share small enough to leave labelled core sequences"
-        raise invalid("unlabelled_share, recall", num_draws, allowed)
-    return label_budget(setting, CORE, num_draws, num_draws, others)
 
 
 def unlabelled_slices(setting: Setting, scale: float) -> tuple[Slice, ...]:

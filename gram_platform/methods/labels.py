@@ -5,6 +5,7 @@ keyed permutation of its text decides its label, for every method and seed. Vali
 use true labels.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from gram_platform.config import CORE, DomainBudget, Slice
@@ -15,7 +16,7 @@ from gram_platform.methods.setting import Setting
 Text = tuple[Slice, ...]
 
 
-def labelled_text(setting: Setting) -> tuple[Setting, dict[str, Text]]:
+def divide_text(setting: Setting) -> tuple[Setting, dict[str, Text]]:
     """Returns the text of every label in one epoch.
 
     In a domain, text with a wrong label follows the text with its own, to which the returned
@@ -51,25 +52,35 @@ def labelled_text(setting: Setting) -> tuple[Setting, dict[str, Text]]:
     return replace(setting, available={**setting.available, **limits}), texts
 
 
-def with_true_labels(setting: Setting) -> Setting:
+def restore_true_labels(setting: Setting) -> Setting:
     parts = tuple((domain, domain, part) for domain, _, part in setting.parts)
     return replace(setting.with_options(recall=1.0, precision=1.0), parts=parts)
 
 
-def length(slices: Text) -> int:
+def count_sequences(slices: Iterable[Slice]) -> int:
     return sum(part.num_sequences for part in slices)
 
 
-def scaled(slices: Text, scale: float) -> Text:
-    """Returns the first `scale` (lambda) of each slice, at most all of it."""
-    share = min(1.0, scale)
-    return tuple(replace(s, num_sequences=max(1, round(share * s.num_sequences))) for s in slices)
-
-
-def label_budget(
-    setting: Setting, label: str, num_sequences: int, num_draws: int, others: Text
+def budget_label(
+    setting: Setting,
+    text: Text,
+    scale: float,
+    num_sequences: int,
+    num_draws: int,
+    unlabelled: Text = (),
 ) -> DomainBudget:
-    """Budgets `others` and as many sequences of the label's domain as are missing, or there."""
-    own = setting.pool(label, max(1, num_sequences - length(others)))
-    slices = (Slice(label, 0, own), *others) if others else ()
-    return DomainBudget(label, own + length(others), num_draws, slices)
+    """Budgets a label: `scale` (lambda) of its other slices, at most all, then its own text.
+
+    Own text fills up `num_sequences` as far as there is any. ValueError if there is no place for
+    it.
+    """
+    (own, *slices), share = text, min(1.0, scale)
+    others = [replace(s, num_sequences=max(1, round(share * s.num_sequences))) for s in slices]
+    others += unlabelled
+    num_others = count_sequences(others)
+    if num_sequences <= num_others:
+        field = "unlabelled_share" if unlabelled else "recall"
+        raise invalid(field, num_sequences, f"a share that leaves text of {own.domain} its label")
+    number = setting.pool(own.domain, num_sequences - num_others)
+    pool = (replace(own, num_sequences=number), *others) if others else ()
+    return DomainBudget(own.domain, number + num_others, num_draws, pool)

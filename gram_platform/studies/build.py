@@ -14,12 +14,12 @@ from gram_platform.corpora.recipe import CorpusRecipe, HubSource
 from gram_platform.corpora.resolution import grows_with_size
 from gram_platform.corpora.tokenizer import document_end
 from gram_platform.methods import Profile, Setting
-from gram_platform.methods.labels import with_true_labels
+from gram_platform.methods.labels import restore_true_labels
 from gram_platform.methods.nodes import require_closed
 from gram_platform.methods.setting import Unlearning
 from gram_platform.store import Store
 from gram_platform.store.root import BEST
-from gram_platform.studies.definition import RECALL, Preset, Variant, noisy
+from gram_platform.studies.definition import RECALL, Preset, Variant, mislabel
 from gram_platform.studies.plan import Choice, StudyPlan
 
 # The share that is used of the sequences that a recipe promises before it is packed.
@@ -39,7 +39,7 @@ def with_nodes(part: StudyPlan) -> StudyPlan:
         best = load_best(Store(choice.storage), search_id, named[choice.sizes[0]].data_id)
         preset = preset.with_options(maxent_profiles=best)
     if part.study.varies == RECALL:
-        preset = replace(preset, variants=_noise_variants(preset, named[choice.sizes[0]]))
+        preset = replace(preset, variants=_choose_variants(preset, named[choice.sizes[0]]))
     recipes = recipes_of(preset, choice, named)
     settings = tuple(_variant_settings(preset, choice, recipes))
     if search_id:
@@ -56,12 +56,13 @@ def with_nodes(part: StudyPlan) -> StudyPlan:
     return replace(part, entries=entries)
 
 
-def _noise_variants(preset: Preset, recipe: CorpusRecipe) -> tuple[Variant, ...]:
+def _choose_variants(preset: Preset, recipe: CorpusRecipe) -> tuple[Variant, ...]:
     """Returns true labels and those that the user gives, otherwise the preset's variants."""
-    noise, true = (preset.options.recall, preset.options.precision), Variant("1", with_true_labels)
+    true = Variant("1", restore_true_labels)
     if any(pool.seen_as != pool.domain for pool in recipe.domains_from):
         return (true, Variant("as labelled"))
-    return preset.variants if noise == (1.0, 1.0) else (true, noisy(*noise))
+    given = mislabel(preset.options.recall, preset.options.precision)
+    return preset.variants if given.name == "1" else (true, given)
 
 
 def from_import(preset: Preset, size: str, store: Store, import_id: str) -> Preset:
@@ -131,7 +132,7 @@ def _expected_sequences(recipe: CorpusRecipe) -> dict[str, int]:
     return {domain: recipe.expected_sequences("train", domain) for domain in recipe.domains}
 
 
-def _with_parts(setting: Setting, recipe: CorpusRecipe, adjacent: tuple[str, ...]) -> Setting:
+def _add_parts(setting: Setting, recipe: CorpusRecipe, adjacent: tuple[str, ...]) -> Setting:
     """Adds the text that is packed apart, and the pools of adjacent labels."""
     parts, near = [], []
     for pool in recipe.domains_from:
@@ -221,7 +222,7 @@ def settings_of(
     end = document_end(recipe.tokenizer, recipe.tokenizer_path) if preset.masks_documents else -1
     sizes = [preset.sizes[name] for name in choice.sizes]
     return tuple(
-        _with_parts(
+        _add_parts(
             preset.setting(size, seed, recipes[size.name].data_id, domains, profiles, end),
             recipes[size.name],
             choice.adjacent,

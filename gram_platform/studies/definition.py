@@ -73,7 +73,7 @@ PLAIN = (Variant(),)
 RECALL = "recall"
 
 
-def noisy(recall: float = 1.0, precision: float = 1.0) -> Variant:
+def mislabel(recall: float = 1.0, precision: float = 1.0) -> Variant:
     """Returns the variant with this label noise, named by the recall."""
     name = f"{recall:g}" + f", precision {precision:g}" * (precision < 1.0)
     return Variant(name, lambda s: s.with_options(recall=recall, precision=precision))
