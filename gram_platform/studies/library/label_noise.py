@@ -8,9 +8,9 @@ from gram_platform.studies.library import scaling
 
 
 def sweep_labels(preset: Preset, size: str, *recalls: float, **changes) -> Preset:
-    """Returns a size of the preset at each recall and at precision .5, five seeds."""
+    """Returns a size of the preset at 1, precision .5 and each recall, by default five seeds."""
     changes = {"num_seeds": 5, "seeds_of_size": (), "methods": (), "maxent_search": None} | changes
-    variants = (*map(mislabel, recalls), mislabel(precision=0.5))
+    variants = (mislabel(), mislabel(precision=0.5), *map(mislabel, recalls))
     return replace(preset, sizes={size: preset.sizes[size]}, variants=variants, **changes)
 
 
@@ -23,10 +23,10 @@ STUDY = Study(
     ),
     methods=("baseline", "filtering", "gram", "ft_lora"),
     presets={
-        "smoke": sweep_labels(scaling.SMOKE, "tiny", 1.0, 0.8, num_seeds=3),
+        "smoke": sweep_labels(scaling.SMOKE, "tiny", 0.8, num_seeds=3),
         # Shares the runs at recall 1 with the scaling study.
-        "demo": sweep_labels(scaling.SCALING_DEMO, "0.15M", 1.0, 0.95, 0.8, 0.5),
-        "paper": sweep_labels(scaling.PAPER, "800M", 1.0, 0.95, 0.8, 0.5),
+        "demo": sweep_labels(scaling.SCALING_DEMO, "0.15M", 0.95, 0.8, 0.5),
+        "paper": sweep_labels(scaling.PAPER, "800M", 0.95, 0.8, 0.5),
     },
     varies=RECALL,
 )
