@@ -6,15 +6,18 @@ label, (1/p - 1) times as much as the text that carries it rightly. It is adjace
 labels in --adjacent, by default of core. Validation and attacks use true labels, and the baseline
 needs none.
 
-    # demo: 2 CPU cores
+    # demo: 20 minutes of 2 CPU cores, by the dry run
     python experiments/label_noise.py
-    # 2 CPU cores, about a minute
+    # 2 CPU cores, 68 s
     python experiments/label_noise.py --preset smoke
     # a second text: recall 1 and .8
     python experiments/label_noise.py --corpus installed --recall 0.8 --seeds 3
     python experiments/label_noise.py --preset paper --dry-run
 
-Expect of the smoke preset only that it works.
+Expect little of the smoke preset, whose models forget next to nothing (three seeds; forget at
+recall 1, recall .8 and precision .5): filtering .85, .90, .72, GRAM .92, .94, .88, FT-LoRA .63,
+.74, .22. FT-LoRA's base is shorter the more text carries a domain's label, since the branches train
+on it. The demo is not measured yet.
 """
 
 from gram_platform.studies import main

@@ -21,11 +21,11 @@ def plan(setting: Setting) -> MethodRuns:
     data = data_budget(setting, setting.domains, unit)
     if options.sampling == "balanced":
         draws = apportion(data.num_draws, dict.fromkeys(setting.domains, 1), unit)
-        # Ids with partial labels are older than slices here.
-        slices = {
-            d.name: () if setting.options.unlabelled_share else d.slices for d in data.domains
-        }
-        budgets = (replace(d, num_draws=draws[d.name], slices=slices[d.name]) for d in data.domains)
+        # Without slices partial labels keep their ids.
+        kept = not setting.options.unlabelled_share
+        budgets = (
+            replace(d, num_draws=draws[d.name], slices=d.slices * kept) for d in data.domains
+        )
         data = DataConfig(setting.data_id, tuple(budgets))
     run = training_run(setting, model, data, RoutingConfig(accumulation=accumulation))
     return MethodRuns({"all": run}, _views(setting, run.run_id))

@@ -87,3 +87,12 @@ def test_adjacent_labels_of_core_are_packed_apart(tmp_path, settings, corpus):
     assert resolve(place, Packing(**parts, adjacent=core)).data_id == whole.data_id
     with refused("adjacent", "moon"):
         resolve(place, Packing(**parts, adjacent=("moon",)))
+
+
+def test_labels_of_a_hub_corpus_are_not_packed_apart(settings):
+    parts = settings | {"core_label": None}
+    whole = resolve("simple-stories", Packing(**parts))
+    with refused("adjacent", "dinosaurs"):
+        resolve("simple-stories", Packing(**parts, adjacent=("dinosaurs",)))
+    one = whole.domains[1]
+    assert resolve("simple-stories", Packing(**parts, adjacent=(one,))).data_id == whole.data_id

@@ -8,7 +8,7 @@ from gram_platform.config import CORE, Slice
 from gram_platform.methods import METHODS, plan
 from gram_platform.methods.elicitation import attacks
 from gram_platform.methods.nodes import method_nodes
-from gram_platform.methods.setting import Options
+from gram_platform.methods.setting import Demix, Options
 from tests.methods.test_plans import AUXILIARY, setting
 from tests.refused import refused
 
@@ -17,7 +17,8 @@ TRAINED = ("filtering", "gram", "ft_lora", "maxent", "demix")
 
 
 def noisy(**noise):
-    return setting().with_options(**(noise or NOISY))
+    balanced = Demix(sampling="balanced")
+    return setting().with_options(**(noise or NOISY), demix=balanced)
 
 
 def labels_of(runs) -> dict[tuple[str, int], set[str]]:
