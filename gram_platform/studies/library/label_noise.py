@@ -21,7 +21,7 @@ STUDY = Study(
         "Beyond the paper: how much does each method forget if some of a domain's text carries the"
         " label core (recall below 1), or other text carries its label (precision below 1)?"
     ),
-    methods=("baseline", "filtering", "gram", "ft_lora"),
+    methods=("baseline", "filtering", "gram", "ft_lora", "sgtm"),
     presets={
         "smoke": sweep_labels(scaling.SMOKE, "tiny", 0.8, num_seeds=3),
         # Shares the runs at recall 1 with the scaling study.
