@@ -1,6 +1,7 @@
 """Implements `gram eval`, `export`, `import`, `serve` and `token`."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -248,14 +249,14 @@ def serve_command(
         threads: CPU threads of a replica
         ray_address: a Ray whose head is this machine; default $RAY_ADDRESS, else a private one
     """
-    from gram_platform.release.serving.command import Service, serve_until_stopped
+    from gram_platform.release.serving.command import Service, load_granting, serve_until_stopped
     from gram_platform.release.serving.engine import EngineLimits
 
     require_int("threads", threads, 1)
     store = stored(storage)
     service = Service(
         store.root,
-        find_run(store, run_id),
+        run_id,
         str(local_path("policy", policy)),
         host,
         port,
@@ -267,8 +268,9 @@ def serve_command(
         threads,
         max_requests,
     )
+    load_granting(service.policy)
     outlive_output()
-    serve_until_stopped(service, say)
+    serve_until_stopped(replace(service, run_id=find_run(store, run_id)), say)
 
 
 def token_command(

@@ -97,13 +97,7 @@ def prepare(service: Service) -> PreparedService:
     Raises ValueError if the run is incomplete or cannot be served, or if the policy names modules
     that the run lacks.
     """
-    store, policy = Store(service.storage), load_policy(service.policy)
-    if not policy.tokens:
-        raise invalid(
-            "policy",
-            service.policy,
-            "a policy with at least one token: `gram token NAME --policy FILE` adds one",
-        )
+    store, policy = Store(service.storage), load_granting(service.policy)
     run_id = store.find_run(service.run_id)
     directory = store.run(run_id)
     directory.require_result()
@@ -236,6 +230,15 @@ def new_keeper(name: str) -> Confirm:
 
     keeper = PolicyKeeper.options(name=name, namespace=NAMESPACE, resources={HEAD: 0.001}).remote()
     return lambda *arguments: ray.get(keeper.confirm.remote(*arguments), timeout=LEASE_S)
+
+
+def load_granting(path: str) -> Policy:
+    """Reads a policy; ValueError also for one without tokens."""
+    policy = load_policy(path)
+    if not policy.tokens:
+        expected = "a policy with at least one token: `gram token NAME --policy FILE` adds one"
+        raise invalid("policy", path, expected)
+    return policy
 
 
 def follow_policy(
