@@ -32,10 +32,9 @@ from gram_platform.tracking.views import (
     LINE,
     TRAINING_RUNS,
     TRIAL_KIND,
-    VIEW_TAG,
     Line,
     StudyLog,
-    saved_views,
+    read_views,
     trials_filter,
 )
 
@@ -238,8 +237,7 @@ class Tracker:
     def log_views(self, study: StudyLog) -> None:
         """Sends what saved views need: the views, tags and metrics of nodes, and trials."""
         with self._connection.writing():
-            views = {VIEW_TAG + view.key: view.to_tag() for view in study.views}
-            self._connection.set_experiment_tags(views)
+            self._connection.set_experiment_tags(study.views)
             self._connection.describe()
         runs = self.runs()
         self._mark_nodes(study, runs)
@@ -387,7 +385,7 @@ class Tracker:
         `pages`: where those of a database are.
         """
         with self._connection.reaching():
-            found = saved_views(self._connection.experiment_tags(), self._connection.experiment_id)
+            found = read_views(self._connection.experiment_tags(), self._connection.experiment_id)
         prefix = f"gram.{study}."
         base = self._base(pages)
         return {

@@ -241,7 +241,7 @@ def study_log(
     shown = {"profile": record.profile} if is_drawn else {}
     drawn = {name for line in lines for at in line.points.values() for name in at}
     ends = [[name + end for end in ENDS if name + end in drawn] for name in CLASSES]
-    charts = tuple(tuple(names) for names in ends if names)
+    charts = list(filter(None, ends))
     views = study_views(record.name, study_id(record.name, record.params), shown, charts)
     tags, code = {node_id: {} for node_id in record.ids}, code_text(record.submissions)
     return StudyLog(record.name, files, figures, record.params, lines, tags, views, code, ratios)

@@ -49,14 +49,14 @@ def trials_log(
     texts = dict.fromkeys([SEARCH, TRIAL, RUNS, *columns.groups], "str")
     frame, identity = pd.read_csv(io.BytesIO(trials), dtype=texts), study_id(name, params)
     groups = [values_text(row, columns.groups) for row in frame.to_dict("records")]
-    view = search_view(name, identity, columns, list(dict.fromkeys(groups)))
+    view = search_view(name, identity, columns, dict.fromkeys(groups))
     return StudyLog(
         name,
         {},
         {},
         params,
         node_tags=trial_tags(trials),
-        views=(view, *study_views(name, identity, {}, ())),
+        views=view | study_views(name, identity, {}, ()),
         trials=trial_entries(frame, columns),
         answers=best_lines(frame, columns),
     )
