@@ -326,8 +326,12 @@ def domains_of(evaluations: pd.DataFrame) -> tuple[str, ...]:
     return core_first(tuple(c.removeprefix(PREFIX) for c in known))
 
 
-def sort_rows(frame: pd.DataFrame, sizes: Sequence[str]) -> pd.DataFrame:
-    """Sorts rows by method, size (`sizes` first), profile, seed and domain, if it has these."""
+def sort_rows(
+    frame: pd.DataFrame,
+    sizes: Sequence[str],
+    names: Sequence[str] = ("method", "size", "profile", "seed", "domain"),
+) -> pd.DataFrame:
+    """Sorts rows by the columns `names` that the frame has, with `sizes` before other sizes."""
     keys = {
         "method": method_key,
         "size": lambda s: (list(sizes).index(s) if s in sizes else len(sizes), size_key(s)),
@@ -335,7 +339,7 @@ def sort_rows(frame: pd.DataFrame, sizes: Sequence[str]) -> pd.DataFrame:
         "seed": seed_key,
         "domain": lambda d: (d != CORE, d),
     }
-    columns = [[key(value) for value in frame[name]] for name, key in keys.items() if name in frame]
+    columns = [frame[name].map(keys.get(name, str)) for name in names if name in frame]
     ranks = list(zip(*columns, strict=True))
     return frame.iloc[sorted(range(len(frame)), key=ranks.__getitem__)].reset_index(drop=True)
 

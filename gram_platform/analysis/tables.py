@@ -426,10 +426,10 @@ def text_frame(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> 
             return missing
         return f"{value:{digits}}" if isinstance(value, float) else str(value) or "-"
 
-    return labelled(frame).map(cell)
+    return label_methods(frame).map(cell)
 
 
-def labelled(frame: pd.DataFrame) -> pd.DataFrame:
+def label_methods(frame: pd.DataFrame) -> pd.DataFrame:
     """Writes the labels of methods in place of their ids, for readers."""
     return frame.assign(method=frame["method"].map(method_label)) if "method" in frame else frame
 

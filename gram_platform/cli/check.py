@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from gram_platform.cli.flags import Storage, stored
+from gram_platform.cli.flags import Storage, open_existing
 from gram_platform.config import State
 from gram_platform.config.crash_safe import special_entries
 from gram_platform.config.endings import BAD_INPUT, FAILED, explained
@@ -30,11 +30,10 @@ def check_command(storage: Storage = "", exports: tuple[str, ...] = ()) -> None:
     needs. MLflow's files and the site are not read.
 
     Args:
-        storage: folder or URL of the storage
         exports: folders that `gram export` wrote, to be checked too
     """
     places, lost, barred, unknown = set(), {}, {}, []
-    for place, check in [*_checks(stored(storage), unknown), *_exports(exports)]:
+    for place, check in [*_checks(open_existing(storage), unknown), *_exports(exports)]:
         places.add(place)
         try:
             for problem in _problems(check):

@@ -27,7 +27,7 @@ Positional = tyro.conf.Positional
 RunText = Positional[shown(str, "RUN")]
 
 
-def stored(storage: str) -> Store:
+def open_existing(storage: str) -> Store:
     """Opens a storage to read; ValueError if there is none, or another version made it."""
     place = storage_place(storage)
     store = Store(place)

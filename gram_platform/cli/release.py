@@ -10,8 +10,8 @@ from gram_platform.cli.flags import (
     Storage,
     TrackingUri,
     find_run,
+    open_existing,
     report_progress,
-    stored,
 )
 from gram_platform.config import IMPORTED
 from gram_platform.config.endings import outlive_output
@@ -57,7 +57,6 @@ def eval_command(
         include_path: folder with task files (.yaml) of your own
         limit: first documents of each task (default: all)
         num_fewshot: examples before each question (default: as the task says)
-        storage: folder or URL of the storage
         device: cpu or cuda
         precision: float32 or bfloat16
         out: a .csv file for the table
@@ -70,7 +69,7 @@ def eval_command(
     if not tasks or not profiles:
         raise invalid("profiles" if tasks else "tasks", (), "one or more names")
     place = _output(out) if out else None
-    store = stored(storage)
+    store = open_existing(storage)
     found = available_modules(store, find_run(store, run_id))
     store.run(found.run_id).require_result()
     views = {name: parse_profile(found, name) for name in dict.fromkeys(profiles)}
@@ -114,13 +113,11 @@ def export_command(
         modules: modules to switch on beside core, such as virology,lisp=0.5; "" is core alone
         all_modules: switch on every module
         sources: virology=RUN_ID, for modules that several branches have trained (FT-LoRA, FT-MLP)
-        storage: folder or URL of the storage
         dtype: data type of the checkpoint
         max_file_gb: split a larger checkpoint into files of at most this size
         check: own reads the files back by layers; transformers also loads them with that library
         push: ORG/NAME, a model of the Hugging Face hub for the checkpoint; a new model is private
         register: name of a model in MLflow's registry, of which the checkpoint becomes a version
-        tracking_uri: MLflow server or database, for --register
     """
     from gram_platform.release.card import card_subject, card_text
     from gram_platform.release.export import CARD, RECORD, ExportRequest, export_view
@@ -133,7 +130,7 @@ def export_command(
     require_real("max_file_gb", max_file_gb, 0.0, open_low=True)
     if push:
         require_hub(push)
-    store = stored(storage)
+    store = open_existing(storage)
     found = available_modules(store, find_run(store, run_id))
     if modules is None and not all_modules and found.modules:
         raise invalid(
@@ -234,7 +231,6 @@ def serve_command(
     Args:
         run_id: a complete run, such as one of GRAM's
         policy: the file that maps tokens to profiles and profiles to modules
-        storage: folder or URL of the storage
         host: where to listen, by default for this machine alone; else in a container behind a proxy
         port: port to listen on; 0 takes a free one
         replicas: processes that each hold the model
@@ -252,7 +248,7 @@ def serve_command(
     from gram_platform.release.serving.engine import EngineLimits
 
     require_int("threads", threads, 1)
-    store = stored(storage)
+    store = open_existing(storage)
     service = Service(
         store.root,
         find_run(store, run_id),

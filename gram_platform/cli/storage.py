@@ -4,7 +4,14 @@ import os
 from collections import Counter
 from itertools import groupby
 
-from gram_platform.cli.flags import AsJson, MachineName, Positional, Storage, find_run, stored
+from gram_platform.cli.flags import (
+    AsJson,
+    MachineName,
+    Positional,
+    Storage,
+    find_run,
+    open_existing,
+)
 from gram_platform.cli.tables import say_json, say_rows
 from gram_platform.config import State, View, evaluation_from_plain, run_from_plain
 from gram_platform.config.crash_safe import missing_right
@@ -42,12 +49,11 @@ def status_command(
     device failed.
 
     Args:
-        storage: folder or URL of the storage
         study: name of a submitted study: lists only its runs (default: all)
         machine: machine for the expected hours
         full: list every run, however many there are
     """
-    store = stored(storage)
+    store = open_existing(storage)
     chosen = _ids_of(store, study) if study else None
     studies = [study] if study else store.list_studies()
     studies_of, rows, left = _studies_of(store), [], []
@@ -163,9 +169,8 @@ def show_command(node_id: Positional[str], storage: Storage = "", as_json: AsJso
 
     Args:
         node_id: id of a run or an evaluation, or the beginning of it
-        storage: folder or URL of the storage
     """
-    shown = describe_node(stored(storage), node_id)
+    shown = describe_node(open_existing(storage), node_id)
     if as_json:
         say_json(shown)
         return
@@ -210,9 +215,8 @@ def compare_command(
     Args:
         first: a run id, or the beginning of it
         second: another run id, or the beginning of it
-        storage: folder or URL of the storage
     """
-    store = stored(storage)
+    store = open_existing(storage)
     ids = [find_run(store, run) for run in (first, second)]
     left, right = (flatten(store.run(run_id).config()) for run_id in ids)
     different = differing_fields([left, right])
@@ -231,13 +235,12 @@ def gc_command(storage: Storage = "", dry_run: Switch = False) -> None:
     The attacks' losses, which are their result, stay.
 
     Args:
-        storage: folder or URL of the storage
         dry_run: report and remove nothing
     """
-    store = stored(storage)
+    store = open_existing(storage)
     if not dry_run:
         store.open_for_writing()
-    needed = _needed_weights(store)
+    needed = _find_needed_weights(store)
     num_runs, num_bytes, num_checkpoints = 0, 0, 0
     barred: list = []
     for run in map(store.run, store.list_runs()):
@@ -269,12 +272,12 @@ def gc_command(storage: Storage = "", dry_run: Switch = False) -> None:
         raise PermissionError("not removed:\n" + "\n".join(lines))
 
 
-def _needed_weights(store: Store) -> set[str]:
+def _find_needed_weights(store: Store) -> set[str]:
     """Returns the runs that unfinished nodes need; ValueError for a config that cannot be read."""
-    return {run_id for node in store.nodes() for run_id in view_runs(_needed_view(node))}
+    return {run_id for node in store.nodes() for run_id in view_runs(_find_needed_view(node))}
 
 
-def _needed_view(node: RunDirectory | EvaluationDirectory) -> View | None:
+def _find_needed_view(node: RunDirectory | EvaluationDirectory) -> View | None:
     """Returns the view of a node that has a config and no result."""
     if node.result() is not None or not node.folder.exists(CONFIG):
         return None

@@ -1,6 +1,13 @@
 """Implements `gram sync`, `report`, `search` and `replicate`."""
 
-from gram_platform.cli.flags import AsJson, Positional, Storage, TrackingUri, has_study, stored
+from gram_platform.cli.flags import (
+    AsJson,
+    Positional,
+    Storage,
+    TrackingUri,
+    has_study,
+    open_existing,
+)
 from gram_platform.cli.tables import say_json
 from gram_platform.config.identity import invalid, local_path
 from gram_platform.config.terminal import say
@@ -15,13 +22,11 @@ def sync_command(
     Sending again changes nothing.
 
     Args:
-        storage: folder or URL of the storage
-        tracking_uri: MLflow server or database
         to: mlflow, or what gets curves only, in --folder: tensorboard,
             wandb (`wandb sync` uploads them), or a tracker of a package
         folder: where another tracker than MLflow writes
     """
-    store = stored(storage)
+    store = open_existing(storage)
     if to != "mlflow":
         if tracking_uri:
             raise invalid("tracking_uri", tracking_uri, f"no value beside --to {to}")
@@ -59,8 +64,6 @@ def report_command(
 
     Args:
         study: name of a submitted study, such as scaling (default: the index of all reports)
-        storage: folder or URL of the storage
-        tracking_uri: MLflow server or database
         out: folder of the files of a study that the storage lacks
     """
     if not study:
@@ -69,7 +72,7 @@ def report_command(
                 raise invalid(
                     flag, value, "no value, or the name of a study too: the index is in the storage"
                 )
-        store = stored(storage)
+        store = open_existing(storage)
         if not (studies := store.list_studies()):
             raise invalid("storage", store.root, "a storage with a study, which `gram run` submits")
         from gram_platform.pages.index import write_index
@@ -89,18 +92,14 @@ def report_command(
         raise invalid(
             "out", out, f"no value: the storage has the study {study}, and its files stay there"
         )
-    rebuild_report(stored(storage), study, tracking_uri, as_json)
+    rebuild_report(open_existing(storage), study, tracking_uri, as_json)
 
 
 def search_command(storage: Storage = "") -> None:
-    """List the searches of a storage, and which process drives each.
-
-    Args:
-        storage: folder or URL of the storage
-    """
+    """List the searches of a storage, and which process drives each."""
     from gram_platform.studies.searches.driver_lease import search_lines
 
-    store = stored(storage)
+    store = open_existing(storage)
     say("\n".join(search_lines(store)) or f"{store.root}: no searches")
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from gram_platform.cli.flags import Storage, stored
+from gram_platform.cli.flags import Storage, open_existing
 from gram_platform.config.endings import Stopped
 from gram_platform.config.identity import invalid, require_int
 from gram_platform.config.provenance import Submissions
@@ -43,7 +43,7 @@ def ui_command(storage: Storage = "", port: Number = 0) -> None:
         port: where MLflow listens (default: 5000, or another one if that is taken)
     """
     require_int("port", port, 0, 65_535)
-    store = stored(storage)
+    store = open_existing(storage)
     database = Path(store.root) / "mlflow.db"
     if not store.is_local:
         expected = "a folder: runs of an object store are in the MLflow of --tracking-uri"
@@ -128,7 +128,7 @@ def _newest(store: Store, database: Path, address: str) -> tuple[str, str]:
     from gram_platform.tracking import Tracker, TrackingUnavailable
     from gram_platform.tracking.database import database_uri
 
-    names = sorted(store.list_studies(), key=lambda name: _submitted(store, name), reverse=True)
+    names = sorted(store.list_studies(), key=lambda name: _find_start(store, name), reverse=True)
     tracker = Tracker(database_uri(database))
     with suppress(TrackingUnavailable):
         for name in names:
@@ -137,7 +137,7 @@ def _newest(store: Store, database: Path, address: str) -> tuple[str, str]:
     return "", address + RUNS_PAGE
 
 
-def _submitted(store: Store, name: str) -> str:
+def _find_start(store: Store, name: str) -> str:
     rows = [store.study_dir(name).read_spare(file, Submissions) for file in RECORDS]
     return max(
         (row["started"] for found in rows for row in found.get("submissions", ())), default=""

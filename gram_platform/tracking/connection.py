@@ -262,7 +262,7 @@ def web_address(uri: str) -> str:
     return masked(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
 
 
-def opened_by(uri: str) -> str:
+def explain_opening(uri: str) -> str:
     """Returns a server's address, or the command that shows a database; without password."""
     if uri.startswith("http"):
         return web_address(uri)

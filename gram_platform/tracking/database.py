@@ -91,7 +91,7 @@ def correct_places(database: Path, experiment_id: str) -> None:
         with contextlib.closing(
             sqlite3.connect(database, timeout=LOCK_TIMEOUT_S, isolation_level=None)
         ) as connection:
-            if _moved(connection, experiment_id, here):
+            if _find_moved(connection, experiment_id, here):
                 connection.execute("BEGIN IMMEDIATE")
                 _correct(connection, experiment_id, here)
                 connection.execute("COMMIT")
@@ -99,7 +99,7 @@ def correct_places(database: Path, experiment_id: str) -> None:
         raise OSError(f"{database}: {error}") from error
 
 
-def _moved(connection: sqlite3.Connection, experiment_id: str, here: str) -> dict[str, str]:
+def _find_moved(connection: sqlite3.Connection, experiment_id: str, here: str) -> dict[str, str]:
     """Returns {run id: its right place} of misplaced runs, and the experiment's under ""."""
     places = connection.execute(
         "SELECT '', artifact_location FROM experiments WHERE experiment_id = :experiment "
@@ -121,7 +121,7 @@ def _moved(connection: sqlite3.Connection, experiment_id: str, here: str) -> dic
 
 
 def _correct(connection: sqlite3.Connection, experiment_id: str, here: str) -> None:
-    moved = _moved(connection, experiment_id, here)
+    moved = _find_moved(connection, experiment_id, here)
     if "" in moved:
         select = "SELECT artifact_location FROM experiments WHERE experiment_id = ?"
         ((old,),) = connection.execute(select, (experiment_id,))

@@ -90,66 +90,55 @@ class NodeEntry:
         return self.config.num_steps if self.config else 0
 
 
-def shown_name(name: str) -> str:
+def rename_metric(name: str) -> str:
     """Returns a stored metric's name in MLflow and in frames."""
     prefix = next(filter(name.startswith, SHOWN), "")
     return SHOWN.get(prefix, "") + name.removeprefix(prefix)
 
 
 def node_entry(node: RunDirectory | EvaluationDirectory) -> NodeEntry | None:
-    return run_entry(node) if isinstance(node, RunDirectory) else evaluation_entry(node)
+    """Describes a node; None, with a warning, if its config is damaged.
 
-
-def run_entry(run: RunDirectory) -> NodeEntry | None:
-    """Describes a run; None before its first attempt and, with a warning, for a bad config."""
-    status = run.status()
-    if status == State.ABSENT:
+    Also None for a run before its first attempt, and for an evaluation before its result.
+    """
+    is_run, kind, node_id = isinstance(node, RunDirectory), node.kind, node.node_id
+    status = node.status() if is_run else State.COMPLETE
+    result = None if status == State.ABSENT else node.result()
+    if status == State.ABSENT or (result is None and not is_run):
         return None
-    config, result, timing, tags = _config(run), run.result() or {}, run.timing(), run.tags()
-    if config is None:
+    try:
+        config: Any = node.config_as(lambda plain: node_from_plain(kind, plain))
+    except ValueError as error:
+        left_out = f"{kind} {node_id} is left out until it is submitted again"
+        warn(f"{left_out}: {error}", stacklevel=2)
         return None
-    message = (run.failure() or {}).get("message", "") if status == State.FAILED else ""
-    name, note = run_name("run", run.run_id, tags), run_note(config, run)
-    if status == State.COMPLETE and run.has_weights():
-        note += f"\n\nAs a model: `{export_command(config, run)}`."
-    about = {RUN_ID: run.run_id, FAILURE: text_for_people(message, 500)}
-    about |= {NOTE: text_for_people(note), NAME: name}
+    result, timing, tags, plain = result or {}, node.timing(), node.tags(), to_plain(config)
+    name, about = run_name(kind, node_id, tags), {KIND: kind, ID_TAGS[kind]: node_id}
+    if is_run:
+        message = (node.failure() or {}).get("message", "") if status == State.FAILED else ""
+        about[FAILURE] = text_for_people(message, 500)
+        note, params = run_note(config, node), run_params(config, plain)
+        parent = config.start.run_id if config.start and "elicited" in tags else ""
+        if status == State.COMPLETE and node.has_weights():
+            note += f"\n\nAs a model: `{export_command(config, node)}`."
+    else:
+        about |= {VIEW_ID: config.view.view_id, VIEW_RUN: config.view.run_id}
+        note, parent = evaluation_note(plain), config.view.run_id
+        params = {key: plain[key] for key in EVALUATION_PARAMS if key in plain}
+        params["view"] = canonical_json(plain["view"])
+    about |= {NOTE: text_for_people(note), NAME: name, STATUS: status.value}
+    about |= code_tags(timing.get("code", ""))
     return NodeEntry(
-        kind="run",
-        node_id=run.run_id,
-        tags=_tags("run", tags, status, result, timing) | about,
+        kind=kind,
+        node_id=node_id,
         name=name,
         status=status,
-        params=run_params(config),
-        result_metrics=run_metrics(result, timing),
-        parent=config.start.run_id if config.start and "elicited" in tags else "",
-        config=config,
-        last_step=run.last_step(),
-        ended_ms=milliseconds(timing.get("ended", 0.0)),
-    )
-
-
-def evaluation_entry(evaluation: EvaluationDirectory) -> NodeEntry | None:
-    """Describes an evaluation; None before its result and, with a warning, for a bad config."""
-    result = evaluation.result()
-    if result is None:
-        return None
-    config, timing = _config(evaluation), evaluation.timing()
-    if config is None:
-        return None
-    view, plain, tags = config.view, to_plain(config), evaluation.tags()
-    name, note = run_name("evaluation", evaluation.eval_id, tags), evaluation_note(plain)
-    about = {EVAL_ID: evaluation.eval_id, VIEW_ID: view.view_id, VIEW_RUN: view.run_id}
-    about |= {NOTE: text_for_people(note), NAME: name}
-    return NodeEntry(
-        kind="evaluation",
-        node_id=evaluation.eval_id,
-        tags=_tags("evaluation", tags, State.COMPLETE, result, timing) | about,
-        name=name,
-        status=State.COMPLETE,
-        params=evaluation_params(plain),
-        result_metrics=evaluation_metrics(result, timing),
-        parent=view.run_id,
+        tags=study_tags(tags, result.get("sha256", "")) | about,
+        params={key: text_for_people(str(value)) for key, value in params.items()},
+        result_metrics=(run_metrics if is_run else evaluation_metrics)(result, timing),
+        parent=parent,
+        config=config if is_run else None,
+        last_step=node.last_step() if is_run else -1,
         ended_ms=milliseconds(timing.get("ended", 0.0)),
     )
 
@@ -202,9 +191,8 @@ def evaluation_note(config: Mapping) -> str:
     return f"{measured}. View of run `{view['run_id']}`; modules switched on: {active}."
 
 
-def run_params(run: RunConfig) -> dict[str, str]:
-    """Picks the fields by which people tell runs apart."""
-    config = to_plain(run)
+def run_params(run: RunConfig, config: Mapping) -> dict[str, object]:
+    """Picks the fields by which people tell runs apart; `config` is the run as plain JSON."""
     model, routing, optimizer = config["model"], config["routing"], config["optimizer"]
     of_run = ("batch_size", "micro_batch", "seed", "precision", "objective")
     of_model = ("num_layers", "d_model", "d_mlp", "vocab_size", "seq_len")
@@ -216,14 +204,7 @@ def run_params(run: RunConfig) -> dict[str, str]:
     params |= {"modules": " ".join(modules), "sequences": " ".join(sequences)}
     params |= {"data_id": config["data"]["data_id"], "num_steps": run.num_steps}
     params[NUM_EVAL_POINTS] = config["eval_points"]["num_points"]
-    params["start"] = canonical_json(config["start"]) if run.start else ""
-    return {key: text_for_people(str(value)) for key, value in params.items()}
-
-
-def evaluation_params(config: Mapping) -> dict[str, str]:
-    params = {key: config[key] for key in EVALUATION_PARAMS if key in config}
-    params["view"] = canonical_json(config["view"])
-    return {key: text_for_people(str(value)) for key, value in params.items()}
+    return params | {"start": canonical_json(config["start"]) if run.start else ""}
 
 
 def run_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
@@ -237,7 +218,7 @@ def run_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
     values |= {key: timing[key] for key in TIMES if key in timing}
     final = result.get("final", {}).items()
     values |= {name: loss for name, loss in final if name.startswith(tuple(SHOWN))}
-    metrics = {shown_name(name): float(value) for name, value in values.items()}
+    metrics = {rename_metric(name): float(value) for name, value in values.items()}
     return last_as_best(metrics) | metrics
 
 
@@ -272,7 +253,7 @@ def curve_metrics(records: Iterable[Mapping], entry: NodeEntry, after_step: int)
         kept = step % stride == 0 or step == entry.num_steps
         losses = (VALIDATION, PROGRESS)
         names = [n for n in found if n.startswith(losses) or (kept and not n.startswith(NORM))]
-        values = {metric_name(shown_name(name)): found[name] for name in names}
+        values = {metric_name(rename_metric(name)): found[name] for name in names}
         if names:
             tokens = step * run.batch_size * run.model.seq_len
             values |= {TOKENS: tokens, COMPUTE: plan_compute_units(run, step)}
@@ -307,14 +288,7 @@ def start_ms(records: Sequence[Mapping], entry: NodeEntry, now_s: float) -> int:
     return (entry.ended_ms or milliseconds(now_s)) - milliseconds(elapsed_s)
 
 
-def _tags(
-    kind: str, tags: Mapping[str, str], status: State, result: Mapping, timing: Mapping
-) -> dict[str, str]:
-    of_study, code = study_tags(tags, result.get("sha256", "")), code_tags(timing.get("code", ""))
-    return {**of_study, KIND: kind, STATUS: status.value, **code}
-
-
-def shown_parent(tags: Mapping[str, str], params: Mapping[str, str]) -> str | None:
+def read_parent(tags: Mapping[str, str], params: Mapping[str, str]) -> str | None:
     """Returns an entry's `parent` from its tags and parameters in MLflow; None if unknown."""
     return tags.get(VIEW_RUN) or (
         run_of_start(params.get("start", "")) if "elicited" in tags else ""
@@ -323,13 +297,3 @@ def shown_parent(tags: Mapping[str, str], params: Mapping[str, str]) -> str | No
 
 def study_tags(tags: Mapping[str, str], sha256: str) -> dict[str, str]:
     return {**whole_tags(tags), RESULT: sha256}
-
-
-def _config(node: RunDirectory | EvaluationDirectory) -> Any:
-    """Reads a node's config; None, with a warning, if it is damaged."""
-    try:
-        return node.config_as(lambda plain: node_from_plain(node.kind, plain))
-    except ValueError as error:
-        left_out = f"{node.kind} {node.node_id} is left out until it is submitted again"
-        warn(f"{left_out}: {error}", stacklevel=3)
-        return None

@@ -83,10 +83,12 @@ class Sender:
         raise AssertionError("the last try returns or raises")
 
     def is_mirrored(self, run: Run, entry: NodeEntry) -> bool:
-        is_sent = has(run, entry.last_step, self._wanted(entry)) and not _other_times(run, entry)
+        is_sent = has(run, entry.last_step, self._collect_tags(entry)) and not _other_times(
+            run, entry
+        )
         return is_sent and run.info.status == content.MLFLOW_STATUS[entry.status]
 
-    def _wanted(self, entry: NodeEntry) -> dict[str, str]:
+    def _collect_tags(self, entry: NodeEntry) -> dict[str, str]:
         return {**entry.tags, **self.parent_tag(entry.parent)}
 
     def parent_tag(self, run_id: str) -> dict[str, str]:
@@ -157,7 +159,7 @@ class Sender:
         while len(metrics) > METRICS_PER_REQUEST:
             client.log_batch(run_id, metrics=metrics[:METRICS_PER_REQUEST])
             metrics = metrics[METRICS_PER_REQUEST:]
-        wanted = {**self._wanted(entry), **curves}
+        wanted = {**self._collect_tags(entry), **curves}
         wanted[content.MIRRORED_STEP] = str(max(entry.last_step, mirrored))
         changed = [RunTag(*tag) for tag in wanted.items() if tags.get(tag[0], "") != tag[1]]
         known = run.data.params

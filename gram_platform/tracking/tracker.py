@@ -152,7 +152,7 @@ class Tracker:
         run = mirrored.get((kind, node_id))
         if run is None or run.info.status != "FINISHED":
             return False
-        parent = content.shown_parent(run.data.tags, run.data.params)
+        parent = content.read_parent(run.data.tags, run.data.params)
         if parent is None:
             return False
         wanted = content.study_tags(finished.tags, finished.sha256)

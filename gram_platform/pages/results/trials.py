@@ -14,7 +14,7 @@ from gram_platform.analysis.trials import (
     STATE,
     TRIAL,
     best_lines,
-    ranked,
+    rank_trials,
     values_text,
 )
 from gram_platform.config import State
@@ -67,7 +67,7 @@ def trial_entries(trials: pd.DataFrame, columns: TrialColumns) -> list[TrialEntr
     varied = [*columns.groups, *columns.parameters, *({"seed"} & {*trials})]
     named, (first, *_) = [name for name in varied if trials[name].nunique() > 1], columns.objectives
     entries, seen = [], Counter[str]()
-    for row in ranked(trials, columns).to_dict("records"):
+    for row in rank_trials(trials, columns).to_dict("records"):
         values = {name: row[name] for name in varied if pd.notna(row[name])}
         if row[STATE] == State.WAITING or len(values) < len(varied):
             continue
