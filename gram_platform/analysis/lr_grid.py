@@ -8,6 +8,7 @@ because its other seeds make it look too good. Pooled fits give each seed a leve
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,7 @@ CELL = ["size", "parameters", "lr", "batch"]
 NUM_ENDED = ["num_seeds", "num_diverged", "num_failed"]
 # The name in place of a seed for all seeds of the size.
 POOLED = "pooled"
-SPANS = ["lr_low", "lr_high", "batch_low", "batch_high"]
-OPTIMUM = ["lr", "batch", "loss", *SPANS, "convex", "on_edge"]
-OPTIMUM += ["num_cells", "num_points", "rms", "curvature_t"]
+OPTIMUM = [field.name for field in fields(Optimum)]
 OPTIMA_COLUMNS = ["size", "parameters", "seed", *OPTIMUM, "num_diverged"]
 OPTIMA_COLUMNS += ["best_lr", "best_batch", "best_loss", "edges", "notes", "reason"]
 # A curvature below this many standard errors may be only noise.
@@ -229,8 +228,7 @@ def _optimum_row(group: pd.DataFrame, fit: Fit) -> dict:
         row |= {"num_cells": len(means), "num_points": len(group)}
         reason = str(error)
     else:
-        row |= {name: of for name, of in vars(optimum).items() if not name.endswith("_span")}
-        row |= dict(zip(SPANS, (*optimum.lr_span, *optimum.batch_span), strict=True))
+        row |= vars(optimum)
         if optimum.convex:
             lr, batch = optimum.lr, optimum.batch
     edges = edge_names(lr, batch, means)

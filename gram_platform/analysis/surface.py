@@ -40,6 +40,11 @@ class Optimum:
     batch: float
     # The loss that is predicted at the minimum.
     loss: float
+    # The ends of the spans, see SPAN_RISE.
+    lr_low: float
+    lr_high: float
+    batch_low: float
+    batch_high: float
     convex: bool
     # An extrapolation: at or beyond the border of the grid, or outside the hull of the cells used.
     on_edge: bool
@@ -48,9 +53,6 @@ class Optimum:
     num_points: int
     # Of the residuals, in nats, or of the log loss if that is fitted.
     rms: float
-    # See SPAN_RISE.
-    lr_span: tuple[float, float]
-    batch_span: tuple[float, float]
     # The smallest curvature over its standard error; NaN without residual degrees of freedom.
     curvature_t: float
 
@@ -96,16 +98,14 @@ class Surface:
             loss = math.exp(lowest) if self.is_log else lowest
             on_edge = _at_edge(minimum, self.points) or _beyond(minimum, self.used)
         return Optimum(
-            lr=float(values[0]),
-            batch=float(values[1]),
-            loss=loss,
+            *values.tolist(),
+            loss,
+            *spans.ravel().tolist(),
             convex=self.is_convex,
             on_edge=on_edge,
-            num_cells=_num_cells(self.used),
+            num_cells=len(set(_cells(self.used))),
             num_points=len(self.used),
             rms=self.rms,
-            lr_span=tuple(spans[0].tolist()),
-            batch_span=tuple(spans[1].tolist()),
             curvature_t=self.curvature_t,
         )
 
@@ -148,7 +148,7 @@ def fit_surface(
     used, losses = points[kept], np.log(z[kept]) if log_loss else z[kept]
     levels = level_columns(None if seeds is None else np.asarray(seeds)[kept], len(losses))
     field, value = ("lr, batch", f"{len(losses)} losses") if window is None else ("window", window)
-    num_cells, num_levels = _num_cells(used), levels.shape[1]
+    num_cells, num_levels = len(set(_cells(used))), levels.shape[1]
     if num_cells < NUM_COEFFICIENTS:
         allowed = f"at least {NUM_COEFFICIENTS} distinct cells; there are {num_cells}"
         raise invalid(field, value, allowed)
@@ -244,10 +244,6 @@ def _within(
 
 def _cells(points: np.ndarray) -> np.ndarray:
     return np.unique(points.round(SAME_CELL), axis=0, return_inverse=True)[1].ravel()
-
-
-def _num_cells(points: np.ndarray) -> int:
-    return len(np.unique(points.round(SAME_CELL), axis=0))
 
 
 def _whiten(used: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:

@@ -23,10 +23,10 @@ from gram_platform.analysis.columns import align_columns
 from gram_platform.analysis.intervals import (
     ENDS,
     JACKKNIFE,
+    PSEUDO_SUFFIX,
     interval_columns,
     pseudo_frame,
     t_interval,
-    with_pseudo_values,
 )
 from gram_platform.analysis.ratios import (
     ALL,
@@ -140,15 +140,11 @@ def analyse(
     )
     fits = sort_rows(pd.concat(all_fits), sizes)
     per_seed, incomplete = per_seed_frame(ratios, declared)
-    if PSEUDO in ratios:
-        pseudo, _ = per_seed_frame(ratios.assign(compute_ratio=ratios[PSEUDO]), declared)
-        per_seed = with_pseudo_values(per_seed, pseudo, CLASSES)
-    for suffix, name in ((NATS, "loss"), (SLOPE, PER_NAT)):
-        means, _ = per_seed_frame(ratios.assign(compute_ratio=ratios[name]), declared)
-        per_seed = per_seed.assign(**{n + suffix: means[n] for n in CLASSES})
-    for name in ratios.columns.intersection(RECOVERY):
-        means, _ = per_seed_frame(ratios.assign(compute_ratio=ratios[name]), declared)
-        per_seed[name] = means[ELICITED]
+    suffixes = {PSEUDO: PSEUDO_SUFFIX, "loss": NATS, PER_NAT: SLOPE}
+    for name in [name for name in (*suffixes, *RECOVERY) if name in ratios]:
+        means, _ = per_seed_frame(ratios, declared, name)
+        names = {n: n + suffixes[name] for n in CLASSES} if name in suffixes else {ELICITED: name}
+        per_seed = per_seed.assign(**{column: means[n] for n, column in names.items()})
     per_seed = per_seed.merge(_minus_filtering(ratios, declared), "left", VIEW)
     per_seed = sort_rows(per_seed, sizes)
     notes = {
@@ -173,9 +169,10 @@ def _minus_filtering(ratios: pd.DataFrame, declared: pd.DataFrame) -> pd.DataFra
     )
     if both.empty:
         return pd.DataFrame(columns=[*VIEW, *columns.values()])
-    both = both.assign(compute_ratio=both["loss"] - both["loss_filtering"])
+    both = both.assign(difference=both["loss"] - both["loss_filtering"])
     theirs = declared.loc[declared["method"] == FILTERING, ["size", "profile"]]
-    differences, _ = per_seed_frame(both, declared.merge(theirs.drop_duplicates()))
+    views = declared.merge(theirs.drop_duplicates())
+    differences, _ = per_seed_frame(both, views, "difference")
     return differences[[*VIEW, *CLASSES]].rename(columns=columns)
 
 
@@ -205,16 +202,18 @@ def _compare(
     return joined, fits.assign(seed=seed) if seed else fits, [*notes, *unknown, *unattacked]
 
 
-def per_seed_frame(ratios: pd.DataFrame, declared: pd.DataFrame) -> tuple[pd.DataFrame, Notes]:
+def per_seed_frame(
+    ratios: pd.DataFrame, declared: pd.DataFrame, value: str = "compute_ratio"
+) -> tuple[pd.DataFrame, Notes]:
     """Returns a row per view and seed, and notes.
 
-    The columns are ROW, seed, CLASSES (mean compute ratios), retained and NUM_DOMAINS, which counts
-    known and unknown domains. A class with an unknown domain is NaN. The profile `mean` (`retained`
-    empty) has the `pair_means` of the paper's profiles, core with at most one auxiliary domain. A
-    method without these, such as the baseline, averages over all its profiles. A seed that lacks a
-    profile `declared` for its method gets a note instead.
+    The columns are ROW, seed, CLASSES (means of the column `value`), retained and NUM_DOMAINS, the
+    numbers of known and unknown domains. A class with an unknown domain is NaN. The profile `mean`
+    (`retained` empty) has the `pair_means` of the paper's profiles, core with at most one auxiliary
+    domain. A method without these, such as the baseline, averages over all its profiles. A seed
+    that lacks a profile `declared` for its method gets a note instead.
     """
-    by_class = ratios.groupby([*VIEW, "class"], sort=False)["compute_ratio"]
+    by_class = ratios.groupby([*VIEW, "class"], sort=False)[value]
     means, counts = (
         values.unstack("class").reindex(columns=list(CLASSES))
         for values in (by_class.agg(lambda v: v.mean(skipna=False)), by_class.size())

@@ -33,7 +33,7 @@ def check_command(storage: Storage = "", exports: tuple[str, ...] = ()) -> None:
         exports: folders that `gram export` wrote, to be checked too
     """
     places, lost, barred, unknown = set(), {}, {}, []
-    for place, check in [*_checks(open_existing(storage), unknown), *_exports(exports)]:
+    for place, check in [*_checks(open_existing(storage), unknown), *map(_check_export, exports)]:
         places.add(place)
         try:
             for problem in _problems(check):
@@ -137,11 +137,7 @@ def _read_weights(directory) -> None:
         pass
 
 
-def _exports(folders: tuple[str, ...]) -> Iterator[Check]:
+def _check_export(folder: str) -> Check:
     from gram_platform.release.export import require_unchanged
 
-    for folder in folders:
-        yield (
-            f"export {folder}",
-            lambda folder=folder: require_unchanged(local_path("exports", folder)),
-        )
+    return f"export {folder}", lambda: require_unchanged(local_path("exports", folder))

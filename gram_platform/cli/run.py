@@ -176,16 +176,11 @@ def _mixtures(study: str) -> Iterator[Row]:
                 }
 
 
-def _corpora() -> Iterator[Row]:
-    for name in catalog_names():
-        yield {"name": name, "about": describe_corpus(name)}
-
-
 LISTINGS = {
     "studies": _studies,
     "methods": _methods,
     "presets": _presets,
-    "corpora": _corpora,
+    "corpora": lambda: [{"name": name, "about": describe_corpus(name)} for name in catalog_names()],
     "sizes": _sizes,
     "mixtures": _mixtures,
 }

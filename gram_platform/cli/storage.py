@@ -54,7 +54,12 @@ def status_command(
         full: list every run, however many there are
     """
     store = open_existing(storage)
-    chosen = _ids_of(store, study) if study else None
+    chosen = None
+    if study:
+        # Imports MLflow and pandas.
+        from gram_platform.pages.results.record import load_record
+
+        chosen = load_record(store, study).ids
     studies = [study] if study else store.list_studies()
     studies_of, rows, left = _studies_of(store), [], []
     for run_id in store.list_runs():
@@ -125,13 +130,6 @@ def _studies_of(store: Store) -> dict[str, list[str]]:
         for node_id in {entry["id"] for entry in entries}:
             found.setdefault(node_id, []).append(name)
     return found
-
-
-def _ids_of(store: Store, study: str) -> set[str]:
-    # Imports MLflow and pandas.
-    from gram_platform.pages.results.record import load_record
-
-    return load_record(store, study).ids
 
 
 def _left(run: RunDirectory, machine: Machine) -> tuple[str, float, int] | tuple[str]:

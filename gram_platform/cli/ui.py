@@ -128,20 +128,17 @@ def _newest(store: Store, database: Path, address: str) -> tuple[str, str]:
     from gram_platform.tracking import Tracker, TrackingUnavailable
     from gram_platform.tracking.database import database_uri
 
-    names = sorted(store.list_studies(), key=lambda name: _find_start(store, name), reverse=True)
+    starts = {}
+    for name in store.list_studies():
+        records = [store.study_dir(name).read_spare(file, Submissions) for file in RECORDS]
+        rows = (row for record in records for row in record.get("submissions", ()))
+        starts[name] = max((row["started"] for row in rows), default="")
     tracker = Tracker(database_uri(database))
     with suppress(TrackingUnavailable):
-        for name in names:
+        for name in sorted(starts, key=starts.__getitem__, reverse=True):
             if views := tracker.view_urls(name, address + "/"):
                 return f", {name}", views.get("ratios", next(iter(views.values())))
     return "", address + RUNS_PAGE
-
-
-def _find_start(store: Store, name: str) -> str:
-    rows = [store.study_dir(name).read_spare(file, Submissions) for file in RECORDS]
-    return max(
-        (row["started"] for found in rows for row in found.get("submissions", ())), default=""
-    )
 
 
 def _last_line(log: IO[bytes]) -> str:

@@ -222,28 +222,26 @@ class Connection:
             # Errors are raised, and need no log.
             logging.getLogger(name).setLevel(logging.CRITICAL)
         logging.getLogger("alembic").setLevel(logging.WARNING)
+        location, lock = None, contextlib.nullcontext()
         if self.database is None:
             _probe(self.tracking_uri)
-            self._open(None)
-            return
-        require_regular(self.database)
-        folder = LocalFolder(str(self.database.parent), writable=True)
-        # Of eight processes that create one database at once, seven would fail.
-        with folder.lock("mlflow"):
-            self._open(artifacts_location(self.database))
-
-    def _open(self, artifact_location: str | None) -> None:
-        try:
-            if self.database is not None and not self.database.exists():
-                # The first client makes every table.
-                create_database(self.database, lambda path: MlflowClient(database_uri(path)))
-            client = MlflowClient(self.tracking_uri)
-            self.experiment_id = _ensure_experiment(client, artifact_location)
-        except MlflowException:
-            raise
-        except Exception as error:
-            # The database driver raises it, whose library need not be installed.
-            raise ConnectionError(f"{type(error).__name__}: {error}") from error
+        else:
+            require_regular(self.database)
+            location = artifacts_location(self.database)
+            # Of eight processes that create one database at once, seven would fail.
+            lock = LocalFolder(str(self.database.parent), writable=True).lock("mlflow")
+        with lock:
+            try:
+                if self.database is not None and not self.database.exists():
+                    # The first client makes every table.
+                    create_database(self.database, lambda path: MlflowClient(database_uri(path)))
+                client = MlflowClient(self.tracking_uri)
+                self.experiment_id = _ensure_experiment(client, location)
+            except MlflowException:
+                raise
+            except Exception as error:
+                # The database driver raises it, whose library need not be installed.
+                raise ConnectionError(f"{type(error).__name__}: {error}") from error
         self._client = client
 
 

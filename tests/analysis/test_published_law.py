@@ -136,7 +136,7 @@ def test_a_surface_of_the_logarithm_is_found_and_predicted():
     )
     assert surface.loss(*columns[:2]) == pytest.approx(loss, rel=1e-9)
     assert surface.loss([optimum.lr], [optimum.batch])[0] == pytest.approx(optimum.loss)
-    high = optimum.lr_span[1]  # on the ellipse of 0.1%: some batch there has just that loss
+    high = optimum.lr_high  # on the ellipse of 0.1%: some batch there has just that loss
     along = np.geomspace(40.0, 100.0, 20001)
     assert surface.loss(np.full(len(along), high), along).min() == pytest.approx(
         1.001 * math.e, rel=1e-8

@@ -76,7 +76,7 @@ def test_whole_grids_keep_the_optimum_of_the_plain_pool():
     assert (own.lr, own.batch, own.loss) == pytest.approx(
         (plain.lr, plain.batch, plain.loss), rel=1e-12
     )
-    assert own.lr_span == pytest.approx(plain.lr_span)
+    assert (own.lr_low, own.lr_high) == pytest.approx((plain.lr_low, plain.lr_high))
     assert plain.rms > 10 * own.rms
     assert fit_surface(*columns, 0.02, frame["seed"]).optimum().lr == pytest.approx(
         fit_quadratic(*columns, 0.02).lr
