@@ -136,8 +136,11 @@ def load_trials(path: str | Path, named_sizes: bool = False) -> pd.DataFrame:
     table, states = table[has_ended], states[has_ended]
     _require_values(table.assign(state=states), needed, lambda row, name: f"line {row + 2}, {name}")
     if named_sizes:
-        counts = [_read_count(line, size) for line, size in table["size"].items()]
-        table = table.assign(parameters=counts)
+        for line, size in table["size"].items():
+            if size_key(size)[0]:
+                allowed = "a number of parameters such as 50M"
+                raise invalid(f"line {line + 2}, size", size, allowed)
+        table = table.assign(parameters=[size_key(size)[1] for size in table["size"]])
     values = table[losses].astype(float)
     loss = values[losses[0]]
     if losses != ["loss"]:
@@ -165,13 +168,6 @@ def _require_values(
     for row, state in trials[STATE].items():
         if state not in ENDED:
             raise invalid(field(row, STATE), state, f"one of {', '.join(ENDED)}")
-
-
-def _read_count(line: int, size: str) -> float:
-    is_other, count, _ = size_key(size)
-    if is_other:
-        raise invalid(f"line {line + 2}, size", size, "a number of parameters such as 50M")
-    return count
 
 
 def check_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:

@@ -125,8 +125,8 @@ def drop_table(numbers: pd.DataFrame, per_seed: pd.DataFrame) -> pd.DataFrame:
             row = {"method": method, "size": size, "class": name, "num_seeds": len(ends)}
             for column in ends:
                 row |= interval_columns(column, ends[column], spread[column].reindex(ends.index))
-            both = method != "gram" and len(ends.index.intersection(of_gram.index)) > 0
-            saved = subtract_pairs(of_gram.to_dict(), ends["drop"].to_dict()) if both else {}
+            compared = {} if method == "gram" else of_gram.to_dict()
+            saved = subtract_pairs(compared, ends["drop"].to_dict())
             saved_spread = (gram_spread - spread["drop"]).reindex(list(saved))
             row |= interval_columns("less_than_gram", list(saved.values()), saved_spread)
             rows.append(row)

@@ -11,12 +11,13 @@ has every step.
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 from mlflow.entities import Metric
 
 from gram_platform.config import RunConfig, State, node_from_plain
 from gram_platform.config.identity import canonical_json, metric_name, to_plain
+from gram_platform.config.plain import parse_json
 from gram_platform.config.terminal import warn
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import node_name
@@ -27,7 +28,6 @@ from gram_platform.tracking.values import (
     LONGEST_NAME,
     is_short_name,
     milliseconds,
-    run_of_start,
     text_for_people,
     unescape,
     whole_tags,
@@ -288,11 +288,19 @@ def start_ms(records: Sequence[Mapping], entry: NodeEntry, now_s: float) -> int:
     return (entry.ended_ms or milliseconds(now_s)) - milliseconds(elapsed_s)
 
 
+class Start(TypedDict):
+    run_id: str
+
+
 def read_parent(tags: Mapping[str, str], params: Mapping[str, str]) -> str | None:
-    """Returns an entry's `parent` from its tags and parameters in MLflow; None if unknown."""
-    return tags.get(VIEW_RUN) or (
-        run_of_start(params.get("start", "")) if "elicited" in tags else ""
-    )
+    """Reads an entry's `parent` from its tags and parameters in MLflow; None if it is unknown."""
+    start = params.get("start", "") if "elicited" in tags else ""
+    if (run_id := tags.get(VIEW_RUN)) or not start:
+        return run_id or ""
+    try:
+        return parse_json(start, Start)["run_id"]
+    except ValueError:
+        return None
 
 
 def study_tags(tags: Mapping[str, str], sha256: str) -> dict[str, str]:

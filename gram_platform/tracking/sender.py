@@ -161,9 +161,7 @@ class Sender:
             metrics = metrics[METRICS_PER_REQUEST:]
         wanted = {**self._collect_tags(entry), **curves}
         wanted[content.MIRRORED_STEP] = str(max(entry.last_step, mirrored))
-        changed = [RunTag(*tag) for tag in wanted.items() if tags.get(tag[0], "") != tag[1]]
-        known = run.data.params
-        missing = [Param(*param) for param in entry.params.items() if param[0] not in known]
+        changed, missing = find_lacking(run, wanted, entry.params)
         # The last of them is `gram.mirrored_step`.
         while len(changed) > MOST_TAGS:
             client.log_batch(run_id, tags=changed[:MOST_TAGS])
@@ -186,6 +184,15 @@ def has(run: Run, last_step: int, wanted: Mapping[str, str]) -> bool:
     mirrored = number_of(tags, content.MIRRORED_STEP)
     is_sent = mirrored is not None and mirrored >= last_step
     return is_sent and all(tags.get(key, "") == value for key, value in wanted.items())
+
+
+def find_lacking(
+    run: Run, tags: Mapping[str, str], params: Mapping[str, str]
+) -> tuple[list[RunTag], list[Param]]:
+    """Returns the tags and parameters that MLflow's run lacks, or has with another value."""
+    data = run.data
+    lacking = [RunTag(*tag) for tag in tags.items() if data.tags.get(tag[0], "") != tag[1]]
+    return lacking, [Param(*param) for param in params.items() if param[0] not in data.params]
 
 
 def _other_times(run: Run, entry: NodeEntry) -> dict[str, float]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from mlflow.entities import Metric, Param, Run, RunTag
+from mlflow.entities import Metric, Run
 
 from gram_platform.config import View
 from gram_platform.config.identity import hash_file, require_choice, short_hash
@@ -26,7 +26,7 @@ from gram_platform.tracking.connection import (
     require_database,
     web_address,
 )
-from gram_platform.tracking.sender import Sender, age, has
+from gram_platform.tracking.sender import Sender, age, find_lacking, has
 from gram_platform.tracking.values import milliseconds, number_of, text_for_people
 from gram_platform.tracking.views import (
     LINE,
@@ -330,18 +330,11 @@ class Tracker:
         metrics: Mapping[str, float],
     ) -> None:
         """Sends the tags, parameters and metrics that a run lacks."""
-        data, now = run.data, int(time.time() * 1000)
-        texts = {key: text_for_people(value) for key, value in tags.items()}
-        new_tags = [RunTag(*tag) for tag in texts.items() if data.tags.get(tag[0], "") != tag[1]]
-        new_params = [
-            Param(key, text_for_people(value))
-            for key, value in params.items()
-            if key not in data.params
-        ]
+        texts = ({key: text_for_people(text) for key, text in of.items()} for of in (tags, params))
+        new_tags, new_params = find_lacking(run, *texts)
+        known, now = run.data.metrics, int(time.time() * 1000)
         new_metrics = [
-            Metric(key, value, now, 0)
-            for key, value in metrics.items()
-            if data.metrics.get(key) != value
+            Metric(key, value, now, 0) for key, value in metrics.items() if known.get(key) != value
         ]
         if new_tags or new_params or new_metrics:
             self._connection.client.log_batch(run.info.run_id, new_metrics, new_params, new_tags)
@@ -386,10 +379,9 @@ class Tracker:
         """
         with self._connection.reaching():
             found = read_views(self._connection.experiment_tags(), self._connection.experiment_id)
-        prefix = f"gram.{study}."
-        base = self._base(pages)
+        prefix, base = f"gram.{study}.", self._base(pages)
         return {
-            key[len(prefix) :]: f"{base}{page}"
+            key.removeprefix(prefix): f"{base}{page}"
             for key, (_, page) in found.items()
             if key.startswith(prefix)
         }

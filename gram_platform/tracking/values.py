@@ -110,12 +110,3 @@ def curve_points(text: str) -> list[tuple[int, float]] | None:
         ]
     except ValueError:
         return None
-
-
-def run_of_start(text: str) -> str | None:
-    """Reads the run's id in the parameter `start`, "" for no start; None for another text."""
-    try:
-        run_id = parse_json(text, dict).get("run_id") if text else ""
-    except ValueError:
-        return None
-    return run_id if isinstance(run_id, str) else None
