@@ -48,8 +48,7 @@ COMMANDS = {name: module for group in GROUPS.values() for name, module in group.
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs one command, with the exit codes of `config/endings.py`: 1 for a check that fails, 2
-    while MLflow is away."""
+    """Runs one command, and ends with the exit codes of `config/endings.py`."""
     arguments = sys.argv[1:] if arguments is None else arguments
     # Nothing is collected while the process ends, as in `exit_with`.
     atexit.register(gc.freeze)

@@ -23,11 +23,8 @@ Check = tuple[str, Callable[[], object]]
 def check_command(storage: Storage = "", exports: tuple[str, ...] = ()) -> None:
     """Read everything a storage keeps and compare it with its hashes; change nothing.
 
-    Exit code 1 if something is lost, or was made from other weights than its run has now; 2 if only
-    permissions to read something are missing.
-
-    Data, weights, checkpoints, metrics and tensors are read whole: this takes as long as the disk
-    needs. MLflow's files and the site are not read.
+    The exit code is 1 if something is lost, or was made from other weights than its run has now. It
+    is 2 if only permissions to read are missing. MLflow's files and the site are not read.
 
     Args:
         exports: folders that `gram export` wrote, to be checked too
@@ -62,7 +59,7 @@ def _problems(check: Callable[[], object]) -> list[str]:
 
 
 def _checks(store: Store, unknown: list[str]) -> Iterator[Check]:
-    """Yields all checks of a storage; they add nodes of unknown sources to `unknown`."""
+    """Yields all checks of a storage, which add nodes whose source is unknown to `unknown`."""
     if store.is_local:
         for path, kind in special_entries(store.root):
             yield f"{kind} in the storage", partial(_refuse, path, kind)

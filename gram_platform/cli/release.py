@@ -231,7 +231,8 @@ def serve_command(
     Args:
         run_id: a complete run, such as one of GRAM's
         policy: the file that maps tokens to profiles and profiles to modules
-        host: where to listen, by default for this machine alone; else in a container behind a proxy
+        host: address to listen on, by default for this machine only; another one in a container
+            behind a proxy
         port: port to listen on; 0 takes a free one
         replicas: processes that each hold the model
         rows: completions that one replica continues at once

@@ -42,11 +42,11 @@ def status_command(
 ) -> None:
     """List every run of a storage: state, step, speed, and what unfinished runs still need.
 
-    Runs are listed by study, size, method, profile and seed; one that several studies share stands
-    under all of them. More than 200 are counted by study, size, method and state, and only failed
-    and interrupted ones are listed. Folders without a config and an attempt are left out. The
-    machines follow that the last submission of each study left out, because a product on their
-    device failed.
+    Runs are sorted by study, size, method, profile and seed. A run that several studies share is
+    listed under all their names. More than 200 runs are counted by study, size, method and state,
+    and only the failed and interrupted ones are listed. Folders with neither a config nor an
+    attempt are left out. The last lines name the machines that a study's last submission left out
+    because their device failed its test.
 
     Args:
         study: name of a submitted study: lists only its runs (default: all)
@@ -133,9 +133,9 @@ def _studies_of(store: Store) -> dict[str, list[str]]:
 
 
 def _left(run: RunDirectory, machine: Machine) -> tuple[str, float, int] | tuple[str]:
-    """Estimates the rest of a run after its last checkpoint: words, hours, and most bytes.
+    """Estimates the rest of a run after its last checkpoint: a text, hours, and the most bytes.
 
-    Returns only words if its config is absent or unreadable.
+    Returns only a text if the config is absent or cannot be read.
     """
     try:
         config = run.config_as(run_from_plain)

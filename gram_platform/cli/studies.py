@@ -22,8 +22,8 @@ def sync_command(
     Sending again changes nothing.
 
     Args:
-        to: mlflow, or what gets curves only, in --folder: tensorboard,
-            wandb (`wandb sync` uploads them), or a tracker of a package
+        to: mlflow, or what gets only curves in --folder: tensorboard, wandb (`wandb sync` uploads
+            them) or a package's tracker
         folder: where another tracker than MLflow writes
     """
     store = open_existing(storage)
@@ -59,8 +59,8 @@ def report_command(
 ) -> None:
     """Rebuild a study's table and report; without a study, the index of all reports.
 
-    With --tracking-uri its results are read from MLflow. So a study that the storage lacks is read;
-    its files then go into --out, if given.
+    With --tracking-uri the results are read from MLflow. The storage may lack the study; its files
+    are then written into --out, if given.
 
     Args:
         study: name of a submitted study, such as scaling (default: the index of all reports)
@@ -109,9 +109,8 @@ def replicate_command(
     """Make tables, claims and reports from losses measured elsewhere; trains nothing.
 
     Args:
-        folder: folder with losses.csv and curves.jsonl (Numbers that were measured elsewhere, in
-            the documents, has their format); default: the per-seed ratios that the paper's authors
-            published, which ship with this package
+        folder: folder with losses.csv and curves.jsonl, in the format of the documents (Numbers
+            that were measured elsewhere); default: the per-seed ratios of the paper's authors
         out: folder of the reports and tables, a storage of their own
         beside_published: leave out the published points, added where study and method are the same
     """

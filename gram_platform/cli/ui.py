@@ -36,7 +36,7 @@ PR_SET_PDEATHSIG = 1
 def ui_command(storage: Storage = "", port: Number = 0) -> None:
     """Open MLflow's pages of a storage in a browser, at the newest study, until Ctrl-C.
 
-    Reports and the site then find MLflow whatever its port is. It listens on this machine alone.
+    Links of reports and of the site find MLflow at any port. It listens on this machine only.
 
     Args:
         storage: folder of the storage

@@ -104,9 +104,9 @@ class Connection:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[MlflowClient]:
-        """Does as `reaching`, to change something; first corrects the places in a moved database.
+        """Does as `reaching`, for calls that write; first corrects the places in a moved database.
 
-        TrackingUnavailable also for a database with a place that can never have been beside it.
+        TrackingUnavailable also for a place that can never have been next to the database.
         """
         with self.reaching() as client:
             if self.database is not None and not self._has_right_places:
@@ -151,7 +151,7 @@ class Connection:
                 self.client.set_experiment_tag(self.experiment_id, key, value)
 
     def describe(self) -> None:
-        """Links to the views in the experiment's description, unless people wrote another."""
+        """Writes links to the views into the experiment's description, unless people wrote one."""
         tags = self.experiment_tags()
         if ABOUT in tags.get(content.NOTE, ABOUT):
             self.set_experiment_tags({content.NOTE: experiment_note(tags, self.experiment_id)})
@@ -168,8 +168,8 @@ class Connection:
     def write_artifacts(self, run_id: str, files: Mapping[str, bytes]) -> None:
         """Writes files in UTF-8 as artifacts of a run, by a path such as `figures/curves.html`.
 
-        An SQLite database's artifacts are beside it, whatever places it names. TrackingUnavailable
-        also for an id or a path that is no safe name, and if something else has a folder's place.
+        Those of an SQLite database are next to it, whatever places it names. TrackingUnavailable
+        also for an id or a path that is no safe name, and if a folder's name is taken.
         """
         for file, data in files.items():
             if self.database is None:

@@ -49,7 +49,7 @@ MLFLOW_STATUS |= {State.INTERRUPTED: "KILLED"}
 LOSS, BEST_LOSS, SURPRISAL = "loss/", "loss_at_best/", "surprisal/"
 # Prefixes of the storage in MLflow and in frames.
 SHOWN = {VALIDATION: LOSS, PROGRESS: LOSS, BEST: BEST_LOSS}
-# A parameter of a run; 0: no frame has its `loss/`, which is of progress evaluations.
+# A parameter of a run. If it is 0, `loss/` is of progress evaluations, and no frame has it.
 NUM_EVAL_POINTS = "num_eval_points"
 # A task and metric follow, of evaluations on the LM Evaluation Harness.
 TASK = "task/"
@@ -61,7 +61,7 @@ TOKENS, COMPUTE = "train/tokens", "train/compute_units"
 # The names in frames of a run's last point.
 AT_END = {TOKENS: "num_tokens", COMPUTE: "compute_units"}
 STUDY, STUDY_ID = "gram.study", "gram.study_id"
-# A dot and a search follow: the numbers or names of its trials that use a run.
+# A dot and a search follow. The value lists the search's trials that use a run.
 SEARCH = "gram.search"
 # MLflow folds a run below its parent.
 PARENT = "mlflow.parentRunId"
@@ -223,7 +223,7 @@ def run_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
 
 
 def last_as_best(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Returns `loss_at_best/` of a run whose last evaluation was its best; others send theirs."""
+    """Returns `loss_at_best/` of a run whose last evaluation was its best."""
     return {
         BEST_LOSS + name.removeprefix(LOSS): loss
         for name, loss in metrics.items()
@@ -242,10 +242,11 @@ def evaluation_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
 
 
 def curve_metrics(records: Iterable[Mapping], entry: NodeEntry, after_step: int) -> list[Metric]:
-    """Lists the metrics of records above `after_step`, with stored times, always thinned alike.
+    """Lists the metrics of the records after `after_step`, with their times.
 
-    A metric whose name is too long for MLflow is left out. `train/tokens` and `train/compute_units`
-    are axes on which runs of different batches and sizes can be compared.
+    Which steps are left out depends only on the run. A metric whose name is too long for MLflow is
+    left out. Runs of different batches and sizes can be compared along `train/tokens` and
+    `train/compute_units`.
     """
     run, metrics, stride = entry.config, [], max(1, entry.num_steps // NUM_CURVE_POINTS)
     for record in (record for record in records if record["step"] > after_step):
@@ -281,7 +282,7 @@ def result_metrics(entry: NodeEntry, records: Iterable[Mapping]) -> list[Metric]
 
 
 def start_ms(records: Sequence[Mapping], entry: NodeEntry, now_s: float) -> int:
-    """Estimates when work began, in Unix milliseconds: the first record, else from the end."""
+    """Returns the time of the first record in Unix milliseconds, or an estimate from the end."""
     if records:
         return milliseconds(records[0]["time"])
     elapsed_s = entry.result_metrics.get("elapsed_s", 0.0)

@@ -7,7 +7,7 @@ has a result, sorted by kind and id. Texts are "" and numbers (float64) NaN wher
 - `run_id, view_id`: the run itself and "", or the evaluated view and its run.
 - `status`: complete, failed, running or interrupted.
 - `method, size, seed, profile, retained, ...`: the tags of the study, all texts.
-- `measure`, if any has one: "tokens", "samples" or "tasks"; "" for evaluations of losses.
+- `measure`, if a node has one: "tokens", "samples" or "tasks"; "" for evaluations of losses.
 - `num_steps, num_tokens, parameters, compute_units, hardware_flops, tokens_per_second`: of complete
   runs (num_steps: of every run). `elapsed_s`: of evaluations too.
 - `loss/<domain>`: validation loss of complete runs at their end, with every module on, and of

@@ -24,7 +24,7 @@ from gram_platform.tracking import entry as content
 from gram_platform.tracking.entry import NodeEntry
 from gram_platform.tracking.values import study_of, unescape
 
-# A file beside a node's events: once they are whole it has the hash of what they show.
+# A file next to a node's events. Once they are complete, it has the hash of what they show.
 WRITTEN = "written"
 # Bytes of a folder's name without the node's id.
 MOST_BYTES_OF_NAME = 200

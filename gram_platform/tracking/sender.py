@@ -100,7 +100,7 @@ class Sender:
         """Finds the node's MLflow run; deletes all but the oldest if several machines made one."""
         known = self.known.get((entry.kind, entry.node_id))
         if known is not None:
-            # It is looked for again if somebody deleted it by hand.
+            # If somebody deleted it by hand, another run is searched.
             with contextlib.suppress(MlflowException):
                 run = self._connection.client.get_run(known)
                 if run.info.lifecycle_stage == "active":

@@ -170,7 +170,10 @@ class Tracker:
         return {key: oldest for key, (oldest, *_) in self._copies().items()}
 
     def study_nodes(self, study: str) -> dict[tuple[str, str], Run]:
-        """Reads `runs` of a study or a search, as it was last logged; ValueError if it was not."""
+        """Reads the `runs` that a study or a search had when it was last logged.
+
+        ValueError if it never was.
+        """
         nodes = self.runs()
         with self._connection.reaching():
             tags = [run.data.tags for run in self._study_runs("tags.`gram.kind` = 'study'")]
@@ -206,8 +209,8 @@ class Tracker:
     def log_study(self, study: StudyLog) -> str:
         """Logs a study's files and figures as artifacts of one MLflow run; returns its id.
 
-        Also logs what the study's nodes and the experiment get. The run belongs to the study's name
-        and parameters: logging them again replaces the artifacts, and the runs that hold its lines.
+        Also sends what saved views need. A study with the same name and parameters has the same
+        run, whose artifacts and lines are then replaced.
         """
         of_study = {content.STUDY: study.name, content.STUDY_ID: study.identity}
         pages = {
@@ -256,7 +259,7 @@ class Tracker:
     def _replace_lines(
         self, of_study: Mapping[str, str], present: Sequence[Run], lines: Sequence[Line]
     ) -> None:
-        """Makes a run for each line, with the tags `of_study`; keeps equal ones, deletes others.
+        """Makes a run for each line, with the tags `of_study`, and deletes runs of other lines.
 
         They are no children of the study's run, because MLflow's charts leave out the runs below a
         folded one.
@@ -373,10 +376,7 @@ class Tracker:
             return str(made.version)
 
     def view_urls(self, study: str, pages: str = LOCAL_UI) -> dict[str, str]:
-        """Gives {what it shows: address} of a study's saved views.
-
-        `pages`: where those of a database are.
-        """
+        """Returns {what it shows: address} of a study's saved views, as `run_url`."""
         with self._connection.reaching():
             found = read_views(self._connection.experiment_tags(), self._connection.experiment_id)
         prefix, base = f"gram.{study}.", self._base(pages)
@@ -387,7 +387,7 @@ class Tracker:
         }
 
     def run_url(self, mlflow_run_id: str, pages: str = LOCAL_UI) -> str:
-        """Returns the address of a run's page; `pages`: where a database's pages are."""
+        """Returns the address of a run's page; `pages` is the address of a database's pages."""
         with self._connection.reaching():
             experiment_id = self._connection.experiment_id
         return (
@@ -403,7 +403,7 @@ class Tracker:
 
 
 def file_name(name: str) -> str:
-    """Returns a safe name for a file, another one for another name."""
+    """Returns a safe name for a file; no two names have the same."""
     return (
         name
         if is_safe_name(name)

@@ -33,7 +33,7 @@ def text_for_people(text: str, most: int = LONGEST_TEXT) -> str:
 
 
 def in_utf8(text: str) -> str:
-    """Returns a text that has UTF-8: half surrogates, which JSON may hold, are escaped."""
+    """Escapes half surrogates, which JSON may hold and UTF-8 cannot."""
     return text.encode(errors="backslashreplace").decode()
 
 

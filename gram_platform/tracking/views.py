@@ -75,9 +75,9 @@ class StudyLog:
     """What MLflow shows of a study or a search, next to its nodes."""
 
     name: str
-    # In UTF-8, by name.
+    # Bytes of UTF-8, by name.
     files: Mapping[str, bytes]
-    # Of plotly, by name.
+    # Plotly's figures, by name.
     figures: Mapping[str, Any]
     params: Mapping[str, str]
     lines: Sequence[Line] = ()
@@ -87,12 +87,12 @@ class StudyLog:
     views: Mapping[str, str] = field(default_factory=dict)
     # The newest submission's, a text of `provenance.Code`.
     code: str = ""
-    # By the node's id, beside the metrics of its result.
+    # More metrics of nodes, by id.
     node_metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     trials: Sequence["TrialEntry"] = ()
     # The main results in sentences.
     answers: Sequence[str] = ()
-    # Of each method's runs and evaluations.
+    # The colours of nodes, by method.
     colours: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -102,9 +102,9 @@ class StudyLog:
 
 @dataclass(frozen=True)
 class TrialEntry:
-    """A trial of a search as a run of MLflow, no parent of its nodes: studies share these."""
+    """A trial of a search, a run in MLflow. Its nodes are no children of it: studies share them."""
 
-    # A hash of the search and the trial's point: a grid that grows numbers its trials anew.
+    # A hash of the search and the trial's point, since a grid that grows renumbers its trials.
     trial_id: str
     search: str
     trial: str
