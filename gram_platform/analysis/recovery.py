@@ -31,8 +31,8 @@ Curve = Sequence[tuple[float, float]]
 def recover(curve: Curve, start: float, end: float, mark: float) -> tuple[float, bool]:
     """Returns the steps until `mark` percent of the way from loss `start` to `end`, and True.
 
-    Returns the attack's length and False if the loss never is so low. `curve` has (step, loss) of at
-    least one evaluation, losses in nats a token. ValueError unless steps rise from above 0, losses
+    Returns the length and False if the loss never is so low. `curve` has (step, loss) of at least
+    one evaluation, losses in nats a token. ValueError unless steps rise from above 0, losses
     are finite and positive, and 0 < mark <= 100.
     """
     require_real("mark", mark, 0.0, 100.0, open_low=True)
