@@ -115,7 +115,11 @@ def fit_learning_curve(steps: Sequence[float], losses: Sequence[float]) -> Learn
     if not np.isfinite(rss).any():
         allowed = "losses that fall with the steps, so that some alpha > 0 fits"
         raise invalid("losses", [float(np.exp(y[0])), "...", float(np.exp(y[-1]))], allowed)
-    offset = _refine(offsets, rss, s, y)
+    padded = np.concatenate([[np.inf], rss, [np.inf]])
+    is_local = (rss <= padded[:-2]) & (rss <= padded[2:]) & np.isfinite(rss)
+    spacing = float(np.log(offsets[1] / offsets[0]))
+    _, offset = min(_descend(offset, spacing, s, y) for offset in offsets[is_local])
+    offset = float(np.clip(offset, offsets[0], offsets[-1]))
     x = np.log1p((s - s.min()) / offset)
     centred = x - x.mean()
     alpha = -float(centred @ (y - y.mean()) / (centred @ centred))
@@ -171,14 +175,6 @@ def _profile(offsets: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
         squares = np.einsum("gn,gn->g", residuals, residuals)
         parts.append(np.where(slope < 0.0, squares, np.inf))
     return np.concatenate(parts)
-
-
-def _refine(offsets: np.ndarray, rss: np.ndarray, s: np.ndarray, y: np.ndarray) -> float:
-    padded = np.concatenate([[np.inf], rss, [np.inf]])
-    is_local = (rss <= padded[:-2]) & (rss <= padded[2:]) & np.isfinite(rss)
-    spacing = float(np.log(offsets[1] / offsets[0]))
-    minima = [_descend(offset, spacing, s, y) for offset in offsets[is_local]]
-    return float(np.clip(min(minima)[1], offsets[0], offsets[-1]))
 
 
 def _descend(offset: float, spacing: float, s: np.ndarray, y: np.ndarray) -> tuple[float, float]:

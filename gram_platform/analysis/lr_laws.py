@@ -26,7 +26,7 @@ from gram_platform.analysis.lr_grid import (
     select_trials,
     surface_table,
 )
-from gram_platform.analysis.surface import OUR_FIT, Fit
+from gram_platform.analysis.surface import OUR_FIT, Fit, fit_surface
 from gram_platform.analysis.trends import PowerLaw, fit_power_law
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
@@ -290,7 +290,7 @@ def _optima(sizes: list[float], groups: list[list[np.ndarray]], fit: Fit) -> np.
     for seeds in groups:
         names = np.repeat(np.arange(len(seeds)), [len(seed) for seed in seeds])
         lr, batch, loss = np.concatenate(seeds).T
-        optima.append(fit.surface(lr, batch, loss, names).optimum())
+        optima.append(fit_surface(lr, batch, loss, names, fit).optimum())
     flat = [size for size, optimum in zip(sizes, optima, strict=True) if not optimum.convex]
     if flat:
         allowed = "a convex surface at every size: widen the grid or the window"

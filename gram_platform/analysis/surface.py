@@ -110,33 +110,49 @@ class Surface:
         )
 
 
+@dataclass(frozen=True)
+class Fit:
+    """How the surfaces of a grid are fitted."""
+
+    # Fits use only cells whose mean loss over seeds, less their levels, is within this fraction of
+    # the lowest; None: all cells.
+    window: float | None = None
+    # As in the authors' code, not their text: log loss in place of loss, no levels of seeds, and a
+    # trial that occurs twice, otherwise an error, counts twice.
+    as_published: bool = False
+
+    def __post_init__(self) -> None:
+        window = self.window
+        is_number = isinstance(window, int | float | np.number) and not isinstance(window, bool)
+        if window is not None and not (is_number and math.isfinite(window) and window > 0.0):
+            raise invalid("window", window, "a positive fraction, or None for all cells")
+
+
+OUR_FIT = Fit()
+
+
 def fit_quadratic(
-    lr: Sequence[float],
-    batch: Sequence[float],
-    loss: Sequence[float],
-    window: float | None = None,
+    lr: Sequence[float], batch: Sequence[float], loss: Sequence[float], window: float | None = None
 ) -> Optimum:
     """Returns the minimum of `fit_surface`."""
-    return fit_surface(lr, batch, loss, window).optimum()
+    return fit_surface(lr, batch, loss, None, Fit(window)).optimum()
 
 
 def fit_surface(
     lr: Sequence[float],
     batch: Sequence[float],
     loss: Sequence[float],
-    window: float | None = None,
     seeds: Sequence | None = None,
-    log_loss: bool = False,
+    fit: Fit = OUR_FIT,
 ) -> Surface:
     """Fits loss [n] by a quadratic in (log lr, log batch), where pooled seeds repeat a cell.
 
-    `window` 0.05 keeps only cells whose mean loss over seeds, less their levels, is within 5% of
-    the lowest. `seeds` [n] names the seed of each loss, and predictions are at the mean level. If a
-    cell lacks a seed, trust no minimum without `seeds`. `log_loss` fits the logarithm of the loss;
-    predictions remain losses. ValueError if values are not finite and positive (leave out diverged
-    cells), if fewer than six cells are kept, or if these cannot determine the quadratic and the
-    levels (two rates, all cells on a line, fewer losses than coefficients).
+    `seeds` [n] names the seed of each loss, and predictions are at the mean level. If a cell lacks
+    a seed, trust no minimum without `seeds`. ValueError if values are not finite and positive
+    (leave out diverged cells), if fewer than six cells are kept, or if these cannot determine the
+    quadratic and the levels (two rates, all cells on a line, fewer losses than coefficients).
     """
+    window, seeds = fit.window, None if fit.as_published else seeds
     x, y, z = positive("lr", lr), positive("batch", batch), positive("loss", loss)
     if not len(x) == len(y) == len(z):
         allowed = f"one loss for each cell: {len(x)} of lr, {len(y)} of batch"
@@ -145,7 +161,7 @@ def fit_surface(
     # This checks the number of seeds before the window selects losses.
     level_columns(seeds, len(z))
     kept = _within(points, z, window, seeds)
-    used, losses = points[kept], np.log(z[kept]) if log_loss else z[kept]
+    used, losses = points[kept], np.log(z[kept]) if fit.as_published else z[kept]
     levels = level_columns(None if seeds is None else np.asarray(seeds)[kept], len(losses))
     field, value = ("lr, batch", f"{len(losses)} losses") if window is None else ("window", window)
     num_cells, num_levels = len(set(_cells(used))), levels.shape[1]
@@ -164,39 +180,10 @@ def fit_surface(
     (least, most), vectors = np.linalg.eigh(_hessian(coefficients))
     is_convex = bool(least > max(1e-9 * abs(most), FLAT_FRACTION * np.abs(losses).max()))
     curvature_t = _curvature_t(least, vectors[:, 0], covariance)
+    is_log = fit.as_published
     return Surface(
-        coefficients, centre, whitening, points, used, rms, curvature_t, is_convex, log_loss
+        coefficients, centre, whitening, points, used, rms, curvature_t, is_convex, is_log
     )
-
-
-def _require_window(window: float | None) -> None:
-    is_number = isinstance(window, int | float | np.number) and not isinstance(window, bool)
-    if window is not None and not (is_number and math.isfinite(window) and window > 0.0):
-        raise invalid("window", window, "a positive fraction, or None for all cells")
-
-
-@dataclass(frozen=True)
-class Fit:
-    """How the surfaces of a grid are fitted."""
-
-    # Fits use only cells whose loss is within this fraction of the lowest; None: all cells.
-    window: float | None = None
-    # As in the authors' code, not their text: log loss in place of loss, no levels of seeds, and a
-    # trial that occurs twice, otherwise an error, counts twice.
-    as_published: bool = False
-
-    def __post_init__(self) -> None:
-        _require_window(self.window)
-
-    def surface(
-        self, lr: Sequence[float], batch: Sequence[float], loss: Sequence[float], seeds: Sequence
-    ) -> Surface:
-        """Fits losses [n] of these seeds by `fit_surface`."""
-        levels = None if self.as_published else seeds
-        return fit_surface(lr, batch, loss, self.window, levels, self.as_published)
-
-
-OUR_FIT = Fit()
 
 
 def subtract_levels(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) -> np.ndarray:
@@ -232,7 +219,6 @@ def _within(
     points: np.ndarray, loss: np.ndarray, window: float | None, seeds: Sequence | None
 ) -> np.ndarray:
     """Tells which points [n] are of cells whose mean loss is within `window` of the lowest."""
-    _require_window(window)
     if window is None:
         return np.ones(len(loss), bool)
     if not len(loss):

@@ -68,7 +68,11 @@ def eval_command(
     require_int("num_fewshot", num_fewshot, -1)
     if not tasks or not profiles:
         raise invalid("profiles" if tasks else "tasks", (), "one or more names")
-    place = _output(out) if out else None
+    place = local_path("out", out) if out else None
+    if place is not None:
+        written = place if place.exists() else place.parent
+        if place.is_dir() or not place.parent.is_dir() or not os.access(written, os.W_OK):
+            raise invalid("out", str(place), "a file that can be written, in a folder that exists")
     store = open_existing(storage)
     found = available_modules(store, find_run(store, run_id))
     store.run(found.run_id).require_result()
@@ -78,15 +82,6 @@ def eval_command(
     if place is not None:
         place.write_text(table_csv(table), encoding="utf-8")
     say(f"\n{frame_text(table, missing='nan')}")
-
-
-def _output(out: str) -> Path:
-    """Returns the path of a file to write; ValueError unless it can be one."""
-    place = local_path("out", out)
-    written = place if place.exists() else place.parent
-    if place.is_dir() or not place.parent.is_dir() or not os.access(written, os.W_OK):
-        raise invalid("out", str(place), "a file that can be written, in a folder that exists")
-    return place
 
 
 def export_command(
@@ -142,7 +137,13 @@ def export_command(
         raise invalid("modules", modules, "no value beside --all-modules")
     wanted = dict.fromkeys(found.modules, 1.0) if all_modules else parse_modules(modules or "")
     origins = {domain: store.find_run(run) for domain, run in parse_sources(sources).items()}
-    _require_registry(register, tracking_uri, found.run_id)
+    if register:
+        require_name("register", register)
+        if found.run_id.startswith(IMPORTED):
+            allowed = "no name for an imported model, which has no run in MLflow"
+            raise invalid("register", register, allowed)
+    elif tracking_uri:
+        raise invalid("tracking_uri", tracking_uri, "no value without --register")
     export = ExportRequest(found.view(wanted, origins), dtype, round(max_file_gb * 1e9), check)
     subject = card_subject(store, export.view, dtype, profile_numbers(store, export.view), push)
 
@@ -168,16 +169,6 @@ def export_command(
         run, record = store.run(export.view.run_id), exported.folder / RECORD
         version = tracker.register_export(run, export.view, register, record, tags)
         say(f"{register}: version {version} in MLflow at {tracker.tracking_uri}")
-
-
-def _require_registry(name: str, tracking_uri: str, run_id: str) -> None:
-    """ValueError for a name that MLflow refuses, or an address without a name."""
-    if not name and tracking_uri:
-        raise invalid("tracking_uri", tracking_uri, "no value without --register")
-    if name:
-        require_name("register", name)
-    if name and run_id.startswith(IMPORTED):
-        raise invalid("register", name, "no name for an imported model, which has no run in MLflow")
 
 
 def import_command(

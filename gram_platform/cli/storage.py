@@ -183,12 +183,10 @@ def show_command(node_id: Positional[str], storage: Storage = "", as_json: AsJso
 
 def describe_node(store: Store, beginning: str) -> dict[str, object]:
     """Returns all that a storage knows of a node; ValueError as `find_id`."""
-    kind_of = dict.fromkeys(store.list_runs(), "run")
-    kind_of |= dict.fromkeys(store.list_evaluations(), "evaluation")
+    nodes = {node.node_id: node for node in store.nodes()}
     allowed = f"a run or an evaluation in {store.root}, as `gram status` prints"
-    node_id = find_id("node_id", beginning, kind_of, allowed)
-    kind = kind_of[node_id]
-    node = store.node(kind, node_id)
+    node_id = find_id("node_id", beginning, nodes, allowed)
+    node, kind = nodes[node_id], nodes[node_id].kind
     facts = {
         "id": node_id,
         "name": node_name(kind, node_id, node.tags()),
@@ -238,7 +236,7 @@ def gc_command(storage: Storage = "", dry_run: Switch = False) -> None:
     store = open_existing(storage)
     if not dry_run:
         store.open_for_writing()
-    needed = _find_needed_weights(store)
+    needed = {run for node in store.nodes() for run in view_runs(_find_needed_view(node))}
     num_runs, num_bytes, num_checkpoints = 0, 0, 0
     barred: list = []
     for run in map(store.run, store.list_runs()):
@@ -270,13 +268,11 @@ def gc_command(storage: Storage = "", dry_run: Switch = False) -> None:
         raise PermissionError("not removed:\n" + "\n".join(lines))
 
 
-def _find_needed_weights(store: Store) -> set[str]:
-    """Returns the runs that unfinished nodes need; ValueError for a config that cannot be read."""
-    return {run_id for node in store.nodes() for run_id in view_runs(_find_needed_view(node))}
-
-
 def _find_needed_view(node: RunDirectory | EvaluationDirectory) -> View | None:
-    """Returns the view of a node that has a config and no result."""
+    """Returns the view of a node that has a config and no result.
+
+    ValueError for a config that cannot be read.
+    """
     if node.result() is not None or not node.folder.exists(CONFIG):
         return None
     try:

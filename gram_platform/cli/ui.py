@@ -29,6 +29,8 @@ RECORDS = ("study.json", "search.json")
 RUNS_PAGE = "/#/experiments/1/runs?workflowType=machine_learning"
 ANSWER_TIMEOUT_S = 60.0
 ENDING_S = 5.0
+# Variables that say that a window can be opened.
+DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 # The number of this option of Linux's prctl.
 PR_SET_PDEATHSIG = 1
 
@@ -62,7 +64,8 @@ def ui_command(storage: Storage = "", port: Number = 0) -> None:
         write_link_page(database, address)
         name, page = _newest(store, database, address)
         say(f"MLflow of {store.root}{name}: {page}\nCtrl-C closes it")
-        if _has_browser():
+        # A browser in the terminal would replace this output.
+        if sys.platform == "darwin" or any(map(os.environ.get, DISPLAYS)):
             webbrowser.open(page)
         with suppress(KeyboardInterrupt):
             server.wait()
@@ -145,9 +148,3 @@ def _last_line(log: IO[bytes]) -> str:
     log.seek(0)
     text = log.read().decode(errors="replace").strip()
     return text.splitlines()[-1] if text else "it says nothing"
-
-
-def _has_browser() -> bool:
-    """Tells whether a window can be opened; a browser in the terminal would replace this output."""
-    displays = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
-    return sys.platform == "darwin" or any(map(os.environ.get, displays))
