@@ -96,7 +96,10 @@ class Surface:
             with np.errstate(over="ignore", under="ignore"):
                 values, spans = np.exp(minimum), np.exp([minimum - half, minimum + half]).T
             loss = math.exp(lowest) if self.is_log else lowest
-            on_edge = _at_edge(minimum, self.points) or _beyond(minimum, self.used)
+            margin = EDGE_FRACTION * np.ptp(self.points, axis=0)
+            low, high = self.points.min(axis=0) + margin, self.points.max(axis=0) - margin
+            is_inside = np.all((low < minimum) & (minimum < high))
+            on_edge = not is_inside or _beyond(minimum, self.used)
         return Optimum(
             *values.tolist(),
             loss,
@@ -284,12 +287,6 @@ def _curvature_t(curvature: float, direction: np.ndarray, covariance: np.ndarray
     if variance <= 0.0:
         return math.copysign(math.inf, curvature)
     return float(curvature) / math.sqrt(variance)
-
-
-def _at_edge(minimum: np.ndarray, points: np.ndarray) -> bool:
-    margin = EDGE_FRACTION * np.ptp(points, axis=0)
-    low, high = points.min(axis=0) + margin, points.max(axis=0) - margin
-    return bool(np.any((minimum <= low) | (minimum >= high)))
 
 
 def _beyond(minimum: np.ndarray, used: np.ndarray) -> bool:

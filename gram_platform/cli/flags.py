@@ -55,11 +55,6 @@ def find_run(store: Store, text: str) -> str:
         return names[find_id(error.field, text, known, error.expected)]
 
 
-def has_study(storage: str, study: str) -> bool:
-    store = Store(storage_place(storage))
-    return (not store.is_local or Path(store.root).is_dir()) and study in store.list_studies()
-
-
 def make_folder(path: str) -> None:
     """Makes a local folder; ValueError if nothing can be written there."""
     try:

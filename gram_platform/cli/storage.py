@@ -168,26 +168,12 @@ def show_command(node_id: Positional[str], storage: Storage = "", as_json: AsJso
     Args:
         node_id: id of a run or an evaluation, or the beginning of it
     """
-    shown = describe_node(open_existing(storage), node_id)
-    if as_json:
-        say_json(shown)
-        return
-    for part, value in shown.items():
-        if not isinstance(value, dict):
-            say(f"{part:10} {', '.join(value) if isinstance(value, list) else value}")
-            continue
-        say(f"\n{part}")
-        if flat := flatten(value):
-            say_rows([("", *pair) for pair in flat.items()])
-
-
-def describe_node(store: Store, beginning: str) -> dict[str, object]:
-    """Returns all that a storage knows of a node; ValueError as `find_id`."""
+    store = open_existing(storage)
     nodes = {node.node_id: node for node in store.nodes()}
     allowed = f"a run or an evaluation in {store.root}, as `gram status` prints"
-    node_id = find_id("node_id", beginning, nodes, allowed)
+    node_id = find_id("node_id", node_id, nodes, allowed)
     node, kind = nodes[node_id], nodes[node_id].kind
-    facts = {
+    shown = {
         "id": node_id,
         "name": node_name(kind, node_id, node.tags()),
         "kind": kind,
@@ -200,7 +186,17 @@ def describe_node(store: Store, beginning: str) -> dict[str, object]:
         "timing": node.timing(),
     }
     failure = node.failure() if kind == "run" else None
-    return facts | ({"failure": failure} if failure else {})
+    shown |= {"failure": failure} if failure else {}
+    if as_json:
+        say_json(shown)
+        return
+    for part, value in shown.items():
+        if not isinstance(value, dict):
+            say(f"{part:10} {', '.join(value) if isinstance(value, list) else value}")
+            continue
+        say(f"\n{part}")
+        if flat := flatten(value):
+            say_rows([("", *pair) for pair in flat.items()])
 
 
 def compare_command(

@@ -5,12 +5,13 @@ from gram_platform.cli.flags import (
     Positional,
     Storage,
     TrackingUri,
-    has_study,
     open_existing,
 )
 from gram_platform.cli.tables import say_json
 from gram_platform.config.identity import invalid, local_path
 from gram_platform.config.terminal import say
+from gram_platform.store import Store
+from gram_platform.store.root import storage_place
 from gram_platform.studies.flags import Place, Switch, Text
 
 
@@ -85,7 +86,7 @@ def report_command(
         return
     from gram_platform.cli.reports import rebuild_report, report_from_mlflow
 
-    if tracking_uri and not has_study(storage, study):
+    if tracking_uri and study not in Store(storage_place(storage)).list_studies():
         report_from_mlflow(study, tracking_uri, out, as_json)
         return
     if out:

@@ -224,7 +224,12 @@ class Connection:
         logging.getLogger("alembic").setLevel(logging.WARNING)
         location, lock = None, contextlib.nullcontext()
         if self.database is None:
-            _probe(self.tracking_uri)
+            # MLflow would retry for minutes a database server that does not answer.
+            parts = urlsplit(self.tracking_uri)
+            scheme = parts.scheme.partition("+")[0]
+            port = parts.port or {"postgresql": 5432, "mysql": 3306}.get(scheme)
+            if parts.hostname and port and scheme not in SERVERS:
+                socket.create_connection((parts.hostname, port), timeout=3.0).close()
         else:
             require_regular(self.database)
             location = artifacts_location(self.database)
@@ -326,14 +331,6 @@ def _ensure_experiment(client: MlflowClient, artifact_location: str | None) -> s
         if key not in found.tags:
             client.set_experiment_tag(found.experiment_id, key, value)
     return found.experiment_id
-
-
-def _probe(tracking_uri: str) -> None:
-    """Fails within seconds if a database server does not answer; MLflow would retry for minutes."""
-    parts = urlsplit(tracking_uri)
-    port = parts.port or {"postgresql": 5432, "mysql": 3306}.get(parts.scheme.partition("+")[0])
-    if parts.hostname and port and not parts.scheme.startswith("http"):
-        socket.create_connection((parts.hostname, port), timeout=3.0).close()
 
 
 def first_line(error: BaseException) -> str:

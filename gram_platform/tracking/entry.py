@@ -120,7 +120,10 @@ def node_entry(node: RunDirectory | EvaluationDirectory) -> NodeEntry | None:
         note, params = run_note(config, node), run_params(config, plain)
         parent = config.start.run_id if config.start and "elicited" in tags else ""
         if status == State.COMPLETE and node.has_weights():
-            note += f"\n\nAs a model: `{export_command(config, node)}`."
+            storage = shlex.quote(node.folder.path.rsplit("/", 2)[0])
+            modules = shlex.quote(",".join(config.model.module_domains))
+            command = f"gram export {node_id} --modules {modules} --out DIR --storage {storage}"
+            note += f"\n\nAs a model: `{command}`."
     else:
         about |= {VIEW_ID: config.view.view_id, VIEW_RUN: config.view.run_id}
         note, parent = evaluation_note(plain), config.view.run_id
@@ -167,14 +170,6 @@ def run_note(config: RunConfig, run: RunDirectory) -> str:
         f"The whole config and every record: `{run.folder.path}`.",
     ]
     return "\n\n".join(parts)
-
-
-def export_command(config: RunConfig, run: RunDirectory) -> str:
-    """Returns the command that writes a run with all of its modules as a stock checkpoint."""
-    storage = run.folder.path.rsplit("/", 2)[0]
-    modules = shlex.quote(",".join(config.model.module_domains))
-    place = f"--out DIR --storage {shlex.quote(storage)}"
-    return f"gram export {run.run_id} --modules {modules} {place}"
 
 
 def evaluation_note(config: Mapping) -> str:

@@ -43,7 +43,10 @@ def write_nodes(store: Store, tracker: str, folder: Path) -> dict[str, int]:
     for node in store.nodes():
         if (entry := content.node_entry(node)) is None:
             continue
-        place = folder / f"{_folder_name(entry.name)}_{entry.node_id}"
+        # A node's name may have any text of its tags.
+        name = re.sub(r"[/\\\s\x00-\x1f\x7f]", "_", entry.name).lstrip(".")
+        name = name.encode()[:MOST_BYTES_OF_NAME].decode(errors="ignore")
+        place = folder / f"{name}_{entry.node_id}"
         shown = short_hash({"tags": dict(entry.tags), "last_step": entry.last_step})
         mark = place / WRITTEN
         is_written = kind_of(mark) == A_FILE and mark.read_bytes() == shown.encode()
@@ -61,12 +64,6 @@ def write_nodes(store: Store, tracker: str, folder: Path) -> dict[str, int]:
             write(place, entry, sorted(points, key=lambda point: point.step))
             mark.write_text(shown)
     return counts
-
-
-def _folder_name(name: str) -> str:
-    """Returns a node's name, whose tags may hold any text, as one component of a path."""
-    plain = re.sub(r"[/\\\s\x00-\x1f\x7f]", "_", name).lstrip(".")
-    return plain.encode()[:MOST_BYTES_OF_NAME].decode(errors="ignore")
 
 
 def _tensorboard(place: Path, entry: NodeEntry, points: Sequence[Metric]) -> None:
