@@ -319,18 +319,24 @@ def find_mean_profiles(rows: pd.DataFrame) -> frozenset[str]:
 
 
 def domain_table(ratios: pd.DataFrame) -> pd.DataFrame:
-    """Returns a row per variant (if `ratios` has any), method, size, profile, domain and class.
+    """Averages known ratios by variant (if there is any), method, size, profile, domain and class.
 
-    The columns are `compute_ratio, low, high, num_seeds, runs`. `runs` joins the `run_id`s, if
-    `ratios` has them. There is no row without a known ratio.
+    There is no row without a known ratio.
     """
-    rows, keys = [], [*(c for c in (VARIANT,) if c in ratios), *ROW, "domain", "class"]
-    known = ratios[ratios["compute_ratio"].notna()]
-    for key, group in known.groupby(keys, sort=False):
-        mean, low, high = t_interval(group["compute_ratio"], group.get(PSEUDO))
+    keys = [*(c for c in (VARIANT,) if c in ratios), *ROW, "domain", "class"]
+    return average_rows(ratios[ratios["compute_ratio"].notna()], keys, "compute_ratio")
+
+
+def average_rows(frame: pd.DataFrame, keys: Sequence[str], value: str) -> pd.DataFrame:
+    """Averages the column `value` over seeds: `keys`, `value`, `low, high, num_seeds, runs`.
+
+    `runs` joins the `run_id`s, if the frame has them.
+    """
+    rows = []
+    for key, group in frame.groupby(list(keys), sort=False):
         runs = ", ".join(dict.fromkeys(group["run_id"].astype(str))) if "run_id" in group else ""
-        rows.append((*key, mean, low, high, len(group), runs))
-    return pd.DataFrame(rows, columns=[*keys, "compute_ratio", "low", "high", "num_seeds", "runs"])
+        rows.append((*key, *t_interval(group[value], group.get(PSEUDO)), len(group), runs))
+    return pd.DataFrame(rows, columns=[*keys, value, "low", "high", "num_seeds", "runs"])
 
 
 def with_runs(table: pd.DataFrame, ratios: pd.DataFrame) -> pd.DataFrame:
@@ -392,13 +398,13 @@ def in_reading_order(table: pd.DataFrame) -> pd.DataFrame:
     names.remove("profile")
     is_mean = table["profile"] == MEAN
     num_others = (~is_mean).groupby([table[name] for name in names]).transform("sum")
-    shown = table[~is_mean | (num_others != 1)]
-    return shown.sort_values("method", key=lambda names: names == BASELINE, kind="stable")
+    rows = table[~is_mean | (num_others != 1)]
+    return rows.sort_values("method", key=lambda names: names == BASELINE, kind="stable")
 
 
 def nats_table(table: pd.DataFrame) -> pd.DataFrame:
-    shown, write = [n for n in IN_NATS if table[n].notna().any()], partial(interval_text, digits=4)
-    texts = {name.replace("_", " "): interval_texts(table, name, write) for name in shown}
+    known, write = [n for n in IN_NATS if table[n].notna().any()], partial(interval_text, digits=4)
+    texts = {name.replace("_", " "): interval_texts(table, name, write) for name in known}
     return table.loc[:, : CLASSES[0]].iloc[:, :-1].assign(**texts)
 
 

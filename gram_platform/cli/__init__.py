@@ -114,7 +114,7 @@ def overview() -> str:
 def _about(name: str) -> str:
     # Imports no module of a command.
     tree = ast.parse(Path(__file__).with_name(f"{COMMANDS[name]}.py").read_text(encoding="utf-8"))
-    [function] = [one for one in tree.body if getattr(one, "name", "") == f"{name}_command"]
+    [function] = [node for node in tree.body if getattr(node, "name", "") == f"{name}_command"]
     return ast.get_docstring(function).split("\n")[0]
 
 

@@ -69,10 +69,10 @@ def _checks(store: Store, unknown: list[str]) -> Iterator[Check]:
         read = _read_run if isinstance(node, RunDirectory) else _read_evaluation
         for check in partial(read, node), node.tags, partial(_read_origin, store, node, unknown):
             yield f"{node.kind} {node.node_id}", check
-    for one in map(store.import_dir, store.list_imports()):
-        tokenizer = partial(one.tokenizer, store.data_root)
-        for check in one.config, tokenizer, partial(_read_weights, one):
-            yield f"import {one.node_id}", check
+    for imported in map(store.import_dir, store.list_imports()):
+        tokenizer = partial(imported.tokenizer, store.data_root)
+        for check in imported.config, tokenizer, partial(_read_weights, imported):
+            yield f"import {imported.node_id}", check
     for search_id in store.list_searches():
         best = partial(store.search_dir(search_id).read_or_set_aside, BEST, dict)
         yield f"search {search_id}", best

@@ -74,9 +74,9 @@ def eval_command(
         if place.is_dir() or not place.parent.is_dir() or not os.access(written, os.W_OK):
             raise invalid("out", str(place), "a file that can be written, in a folder that exists")
     store = open_existing(storage)
-    found = available_modules(store, find_run(store, run_id))
-    store.run(found.run_id).require_result()
-    views = {name: parse_profile(found, name) for name in dict.fromkeys(profiles)}
+    model = available_modules(store, find_run(store, run_id))
+    store.run(model.run_id).require_result()
+    views = {name: parse_profile(model, name) for name in dict.fromkeys(profiles)}
     benchmark = Benchmark(tuple(dict.fromkeys(tasks)), include_path, num_fewshot, limit).validate()
     table = score_profiles(store.open_for_writing(), views, benchmark, device, precision, print)
     if place is not None:
@@ -126,25 +126,25 @@ def export_command(
     if push:
         require_hub(push)
     store = open_existing(storage)
-    found = available_modules(store, find_run(store, run_id))
-    if modules is None and not all_modules and found.modules:
+    model = available_modules(store, find_run(store, run_id))
+    if modules is None and not all_modules and model.modules:
         raise invalid(
             "modules",
             modules,
-            f'names of {", ".join(found.modules)}, "" for core alone, or --all-modules',
+            f'names of {", ".join(model.modules)}, "" for core alone, or --all-modules',
         )
     if modules is not None and all_modules:
         raise invalid("modules", modules, "no value beside --all-modules")
-    wanted = dict.fromkeys(found.modules, 1.0) if all_modules else parse_modules(modules or "")
+    wanted = dict.fromkeys(model.modules, 1.0) if all_modules else parse_modules(modules or "")
     origins = {domain: store.find_run(run) for domain, run in parse_sources(sources).items()}
     if register:
         require_name("register", register)
-        if found.run_id.startswith(IMPORTED):
+        if model.run_id.startswith(IMPORTED):
             allowed = "no name for an imported model, which has no run in MLflow"
             raise invalid("register", register, allowed)
     elif tracking_uri:
         raise invalid("tracking_uri", tracking_uri, "no value without --register")
-    export = ExportRequest(found.view(wanted, origins), dtype, round(max_file_gb * 1e9), check)
+    export = ExportRequest(model.view(wanted, origins), dtype, round(max_file_gb * 1e9), check)
     subject = card_subject(store, export.view, dtype, profile_numbers(store, export.view), push)
 
     def write_card(folder: Path, part: str, agreements: tuple) -> None:

@@ -106,17 +106,17 @@ def report_from_mlflow(study: str, tracking_uri: str, out: str, as_json: bool = 
     folder = local_path("out", out)
     if out:
         make_folder(str(folder))
-    found = mirrored(study, Tracker(tracking_uri))
-    if found is None:
+    report = mirrored(study, Tracker(tracking_uri))
+    if report is None:
         raise invalid("study", study, f"a study in MLflow at {tracking_uri}, or one in the storage")
-    files = {name: text.encode() for name, text in found.files.items()}
+    files = {name: text.encode() for name, text in report.files.items()}
     paths = {name: str(folder / name) for name in files} if out else {}
     for name in paths:
         open_folder(str(folder), writable=True).write(name, files[name])
     if as_json:
         _say_tables(study, "MLflow", paths, files, files.__getitem__)
         return
-    show_results(Console(), found.text, found.brief)
+    show_results(Console(), report.text, report.brief)
     say_files(paths)
 
 
@@ -135,7 +135,9 @@ def write_replicated(folder: str, out: str, is_beside: bool) -> None:
     make_folder(place)
     store = Store(place).open_for_writing()
     submitted = provenance(machine_text(uses_ray=False)).after(())
-    studies = (replicate(one, is_beside) for one in prepared) if folder else published_studies()
+    studies = (
+        (replicate(inputs, is_beside) for inputs in prepared) if folder else published_studies()
+    )
     names = []
     for study in studies:
         record = replace(study.record, submissions=submitted)

@@ -109,9 +109,9 @@ def list_command(
 
 def _studies() -> Iterator[Row]:
     for name in study_names():
-        found = find_study(name)
-        kind = "search" if isinstance(found, Search) else "study"
-        yield {"name": name, "kind": kind, "presets": list(found.presets), "title": found.title}
+        study = find_study(name)
+        kind = "search" if isinstance(study, Search) else "study"
+        yield {"name": name, "kind": kind, "presets": list(study.presets), "title": study.title}
 
 
 def _methods() -> Iterator[Row]:

@@ -98,8 +98,8 @@ def status_command(
         counted = {"complete": done, "total": len(evaluations)}
         needed = {"machine": machine, "hours": sum(hours for hours, _ in left)}
         cordoned = {name: read_cordoned(store, name) for name in studies}
-        found = {"runs": rows, "evaluations": counted, "left": needed, "cordoned": cordoned}
-        say_json({"storage": store.root, **found})
+        document = {"runs": rows, "evaluations": counted, "left": needed, "cordoned": cordoned}
+        say_json({"storage": store.root, **document})
         return
     listed = rows
     if len(rows) > MOST_LISTED and not full:
@@ -124,12 +124,12 @@ def status_command(
 
 
 def _studies_of(store: Store) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    studies: dict[str, list[str]] = {}
     for name in store.list_studies():
         entries = store.study_dir(name).read_spare("study.json", StudyEntries).get("entries", ())
         for node_id in {entry["id"] for entry in entries}:
-            found.setdefault(node_id, []).append(name)
-    return found
+            studies.setdefault(node_id, []).append(name)
+    return studies
 
 
 def _left(run: RunDirectory, machine: Machine) -> tuple[str, float, int] | tuple[str]:
@@ -173,7 +173,7 @@ def show_command(node_id: Positional[str], storage: Storage = "", as_json: AsJso
     allowed = f"a run or an evaluation in {store.root}, as `gram status` prints"
     node_id = find_id("node_id", node_id, nodes, allowed)
     node, kind = nodes[node_id], nodes[node_id].kind
-    shown = {
+    facts = {
         "id": node_id,
         "name": node_name(kind, node_id, node.tags()),
         "kind": kind,
@@ -186,11 +186,11 @@ def show_command(node_id: Positional[str], storage: Storage = "", as_json: AsJso
         "timing": node.timing(),
     }
     failure = node.failure() if kind == "run" else None
-    shown |= {"failure": failure} if failure else {}
+    facts |= {"failure": failure} if failure else {}
     if as_json:
-        say_json(shown)
+        say_json(facts)
         return
-    for part, value in shown.items():
+    for part, value in facts.items():
         if not isinstance(value, dict):
             say(f"{part:10} {', '.join(value) if isinstance(value, list) else value}")
             continue

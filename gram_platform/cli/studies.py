@@ -47,8 +47,8 @@ def sync_command(
     tracker = Tracker(tracking_uri or default_tracking_uri(store.root))
     tracker.prepare_database()
     counts, num_trials = tracker.sync(store), sync_trials(store, tracker)
-    told = f"{counts['sent']} sent, {counts['unchanged']} unchanged, {num_trials} trials"
-    say(f"{tracker.tracking_uri}: {told}")
+    text = f"{counts['sent']} sent, {counts['unchanged']} unchanged, {num_trials} trials"
+    say(f"{tracker.tracking_uri}: {text}")
 
 
 def report_command(

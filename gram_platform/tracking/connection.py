@@ -316,21 +316,21 @@ EXPERIMENT_TAGS = {
 
 
 def _ensure_experiment(client: MlflowClient, artifact_location: str | None) -> str:
-    found = client.get_experiment_by_name(EXPERIMENT)
-    if found is None:
+    experiment = client.get_experiment_by_name(EXPERIMENT)
+    if experiment is None:
         try:
             return client.create_experiment(EXPERIMENT, artifact_location, tags=EXPERIMENT_TAGS)
         except MlflowException:
-            found = client.get_experiment_by_name(EXPERIMENT)
-            if found is None:
+            experiment = client.get_experiment_by_name(EXPERIMENT)
+            if experiment is None:
                 raise
-    if found.lifecycle_stage != "active":
-        client.restore_experiment(found.experiment_id)
+    if experiment.lifecycle_stage != "active":
+        client.restore_experiment(experiment.experiment_id)
     for key, value in EXPERIMENT_TAGS.items():
         # What people wrote stays.
-        if key not in found.tags:
-            client.set_experiment_tag(found.experiment_id, key, value)
-    return found.experiment_id
+        if key not in experiment.tags:
+            client.set_experiment_tag(experiment.experiment_id, key, value)
+    return experiment.experiment_id
 
 
 def first_line(error: BaseException) -> str:

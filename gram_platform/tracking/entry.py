@@ -245,11 +245,11 @@ def curve_metrics(records: Iterable[Mapping], entry: NodeEntry, after_step: int)
     """
     run, metrics, stride = entry.config, [], max(1, entry.num_steps // NUM_CURVE_POINTS)
     for record in (record for record in records if record["step"] > after_step):
-        step, found, time_ms = record["step"], record["metrics"], milliseconds(record["time"])
+        step, measured, time_ms = record["step"], record["metrics"], milliseconds(record["time"])
         kept = step % stride == 0 or step == entry.num_steps
         losses = (VALIDATION, PROGRESS)
-        names = [n for n in found if n.startswith(losses) or (kept and not n.startswith(NORM))]
-        values = {metric_name(rename_metric(name)): found[name] for name in names}
+        names = [n for n in measured if n.startswith(losses) or (kept and not n.startswith(NORM))]
+        values = {metric_name(rename_metric(name)): measured[name] for name in names}
         if names:
             tokens = step * run.batch_size * run.model.seq_len
             values |= {TOKENS: tokens, COMPUTE: plan_compute_units(run, step)}
@@ -266,7 +266,7 @@ def result_metrics(entry: NodeEntry, records: Iterable[Mapping]) -> list[Metric]
     curves = {name: key for key, name in AT_END.items()}
     values = {curves.get(name, name): value for name, value in entry.result_metrics.items()}
     values.pop("num_steps", None)
-    known = {unescape(one.key): one.value for one in curve_metrics(records, entry, -1)}
+    known = {unescape(metric.key): metric.value for metric in curve_metrics(records, entry, -1)}
     known |= last_as_best(values)
     new = {metric_name(name): value for name, value in values.items() if known.get(name) != value}
     return [

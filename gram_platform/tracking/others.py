@@ -47,9 +47,9 @@ def write_nodes(store: Store, tracker: str, folder: Path) -> dict[str, int]:
         name = re.sub(r"[/\\\s\x00-\x1f\x7f]", "_", entry.name).lstrip(".")
         name = name.encode()[:MOST_BYTES_OF_NAME].decode(errors="ignore")
         place = folder / f"{name}_{entry.node_id}"
-        shown = short_hash({"tags": dict(entry.tags), "last_step": entry.last_step})
+        digest = short_hash({"tags": dict(entry.tags), "last_step": entry.last_step})
         mark = place / WRITTEN
-        is_written = kind_of(mark) == A_FILE and mark.read_bytes() == shown.encode()
+        is_written = kind_of(mark) == A_FILE and mark.read_bytes() == digest.encode()
         counts["unchanged" if is_written else "written"] += 1
         if not is_written:
             # Other tags give the node's folder another name.
@@ -62,7 +62,7 @@ def write_nodes(store: Store, tracker: str, folder: Path) -> dict[str, int]:
             points = content.curve_metrics(records, entry, -1)
             points += content.result_metrics(entry, records)
             write(place, entry, sorted(points, key=lambda point: point.step))
-            mark.write_text(shown)
+            mark.write_text(digest)
     return counts
 
 

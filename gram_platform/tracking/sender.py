@@ -107,9 +107,9 @@ class Sender:
                     return run
         of_kind = f"tags.`{content.KIND}` = '{entry.kind}'"
         of_node = f"tags.`{content.ID_TAGS[entry.kind]}` = '{entry.node_id}'"
-        found = sorted(self._connection.search(f"{of_kind} and {of_node}"), key=age)
-        self.delete(found[1:])
-        return found[0] if found else None
+        runs = sorted(self._connection.search(f"{of_kind} and {of_node}"), key=age)
+        self.delete(runs[1:])
+        return runs[0] if runs else None
 
     def delete(self, runs: Iterable[Run]) -> None:
         """Deletes runs, though another machine may delete them too."""
@@ -210,8 +210,8 @@ def age(run: Run) -> tuple[int, str]:
 
 
 def _step(tags: Mapping[str, str], key: str) -> int:
-    found = number_of(tags, key)
-    return -1 if found is None else found
+    step = number_of(tags, key)
+    return -1 if step is None else step
 
 
 def curve_tags(records: Iterable[Mapping], entry: NodeEntry) -> dict[str, str]:

@@ -103,8 +103,8 @@ class Tracker:
             wanted = set(ids)
             nodes = [node for node in nodes if node.node_id in wanted]
             keys = [] if store.is_local else [(node.kind, node.node_id) for node in nodes]
-            found = store.read_finished(keys).items()
-            same = {i for i, end in found if end and self._has_finished(i, end, mirrored)}
+            finished = store.read_finished(keys).items()
+            same = {i for i, end in finished if end and self._has_finished(i, end, mirrored)}
             counts["unchanged"] = len(same)
             nodes = [node for node in nodes if node.node_id not in same]
         orphans: list[RunDirectory | EvaluationDirectory] = []
@@ -197,9 +197,9 @@ class Tracker:
     def _copies(self) -> dict[tuple[str, str], list[Run]]:
         """Reads the runs of each node, the oldest first."""
         with self._connection.reaching():
-            found = self._connection.search("")
+            runs = self._connection.search("")
         copies: dict[tuple[str, str], list[Run]] = {}
-        for run in sorted(found, key=age):
+        for run in sorted(runs, key=age):
             kind = run.data.tags.get(content.KIND, "")
             node_id = run.data.tags.get(content.ID_TAGS.get(kind, ""))
             if node_id is not None:
@@ -224,8 +224,8 @@ class Tracker:
         tags = {content.KIND: "study", **of_study}
         with self._connection.writing() as client:
             present = self._connection.search(f"tags.`{content.STUDY_ID}` = '{study.identity}'")
-            found = [run for run in present if run.data.tags.get(content.KIND) == "study"]
-            run = min(found, key=age, default=None) or self._connection.create(
+            studies = [run for run in present if run.data.tags.get(content.KIND) == "study"]
+            run = min(studies, key=age, default=None) or self._connection.create(
                 f"study {study.name}", tags, time.time() * 1000
             )
             tags |= {**content.code_tags(study.code), content.NOTE: note}
@@ -378,11 +378,11 @@ class Tracker:
     def view_urls(self, study: str, pages: str = LOCAL_UI) -> dict[str, str]:
         """Returns {what it shows: address} of a study's saved views, as `run_url`."""
         with self._connection.reaching():
-            found = read_views(self._connection.experiment_tags(), self._connection.experiment_id)
+            views = read_views(self._connection.experiment_tags(), self._connection.experiment_id)
         prefix, base = f"gram.{study}.", self._base(pages)
         return {
             key.removeprefix(prefix): f"{base}{page}"
-            for key, (_, page) in found.items()
+            for key, (_, page) in views.items()
             if key.startswith(prefix)
         }
 

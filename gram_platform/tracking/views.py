@@ -144,9 +144,9 @@ def search_view(
         # The title of a contour is cut before its metric, so its section has the metric's name.
         titles[z] = unescape(z)
     metrics = [f"metrics.`{name}`" for name in (RANK, *columns.objectives)]
-    shown = [*metrics, *(f"params.`{name}`" for name in varied), f"tags.`{STATUS}`"]
+    listed = [*metrics, *(f"params.`{name}`" for name in varied), f"tags.`{STATUS}`"]
     name = f"{search}: trials"
-    return _view(section, name, trials_filter(study_id), shown, metrics[0], charts, titles)
+    return _view(section, name, trials_filter(study_id), listed, metrics[0], charts, titles)
 
 
 def study_views(
@@ -202,8 +202,8 @@ def _view(
     if order_by:
         state |= {"orderByKey": order_by, "orderByAsc": True}
     if charts:
-        shown = {"display": True, "columns": 2}
-        sections = [{"uuid": section, "name": title, **shown} for section, title in titles.items()]
+        layout = {"display": True, "columns": 2}
+        sections = [{"uuid": section, "name": title, **layout} for section, title in titles.items()]
         state |= {"compareRunSections": sections, "compareRunCharts": charts}
         state |= {"isAccordionReordered": True}
     view = {"name": name, "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)}
