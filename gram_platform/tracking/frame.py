@@ -201,9 +201,6 @@ def _curves(rows: Iterable[tuple[str, int, str, float]]) -> pd.DataFrame:
     return frame.sort_values(key).drop_duplicates(key, ignore_index=True)
 
 
-# ---------------------------------------------------------------------------------------- a row
-
-
 def _mlflow_row(kind: str, node_id: str, run: Run) -> dict:
     """Returns the row of a node of MLflow, whose metrics are points of curves before its result."""
     has_result = run.data.tags.get(content.STATUS) == State.COMPLETE

@@ -113,8 +113,8 @@ class TrialEntry:
     params: Mapping[str, str]
     metrics: Mapping[str, float]
     # The ids of its runs.
-    run_ids: tuple[str, ...] = ()
-    elapsed_s: float = 0.0
+    run_ids: tuple[str, ...]
+    elapsed_s: float
 
 
 def trials_filter(study_id: str) -> str:
