@@ -55,7 +55,7 @@ FILE_COLUMNS = ["corpus", "parameters", "steps", *MEASURED_COLUMNS]
 def unit_errors(ratios: pd.DataFrame, curves: pd.DataFrame, unit: str) -> pd.DataFrame:
     """Returns ERROR_COLUMNS, a row per rated baseline and domain with a known ratio.
 
-    The variants of `ratios` and `curves` are the reference, `unit`, and rated baselines.
+    The variants of `ratios` and `curves` are `unit`, which is the reference, and rated baselines.
     """
     # A curve's last point is after training.
     num_steps = curves.groupby("run_id")["step"].max()

@@ -250,7 +250,7 @@ def edge_names(lr: float, batch: float, grid: pd.DataFrame) -> str:
 
 
 def is_flat(curvature_t: float) -> bool:
-    """Tells whether a smallest curvature may be noise; one of unknown error may."""
+    """Returns whether a smallest curvature may be noise, as it may if its error is unknown."""
     return not curvature_t >= NOISE_T
 
 

@@ -59,7 +59,7 @@ TABLE_COLUMNS = [*ROW, *(name + end for name in CLASSES for end in ENDS), "num_s
 # Suffixes of a class's mean loss (nats a token), this loss minus filtering's, and mean PER_NAT.
 NATS, MINUS_FILTERING, SLOPE = "_nats", "_nats_minus_filtering", "_ratio_per_nat"
 FILTERING = "filtering"
-# The same of each value.
+# The same for each class and each column of RECOVERY.
 NUM_DOMAINS_OF = NUM_DOMAINS | dict.fromkeys(RECOVERY, NUM_DOMAINS[ELICITED])
 IN_NATS = tuple(name + suffix for suffix in (NATS, MINUS_FILTERING) for name in CLASSES)
 NATS_COLUMNS = [name + end for name in IN_NATS for end in ENDS]

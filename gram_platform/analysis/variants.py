@@ -50,7 +50,7 @@ def analyse_variants(
     """Joins the tables of all variants in order, with a column `variant`.
 
     `unit` is the variant whose baselines are the reference of all; by default each variant has its
-    own. Notes name their variants, except notes of all. Other arguments and errors are those of
+    own. Notes name their variants, except notes that all have. Other arguments and errors are those of
     `tables.analyse`.
     """
     evaluations = losses.evaluations

@@ -40,7 +40,7 @@ def open_existing(storage: str) -> Store:
 def find_run(store: Store, text: str) -> str:
     """Returns the run or import whose id or name, as `gram status` prints it, begins with `text`.
 
-    ValueError for none or several. An id and a whole name come before beginnings of names.
+    An id comes before a whole name, which comes before beginnings. ValueError for none or several.
     """
     try:
         return store.find_run(text)
