@@ -104,7 +104,7 @@ def subtract_pairs(
 
 
 def widen(interval: Interval, margin: float) -> Interval:
-    """Adds a margin in quadrature to the half-width, 0 without ends. A margin of NaN adds nothing."""
+    """Adds a margin in quadrature to the half-width, 0 without ends; NaN adds nothing."""
     mean, low, high = interval
     if math.isnan(margin):
         return interval

@@ -50,8 +50,8 @@ def analyse_variants(
     """Joins the tables of all variants in order, with a column `variant`.
 
     `unit` is the variant whose baselines are the reference of all; by default each variant has its
-    own. Notes name their variants, except notes that all have. Other arguments and errors are those of
-    `tables.analyse`.
+    own. Notes name their variants, except those that all variants have. Other arguments and errors
+    are as in `tables.analyse`.
     """
     evaluations = losses.evaluations
     reference = _of(evaluations[evaluations["method"] == BASELINE], unit) if unit else None
