@@ -63,8 +63,7 @@ def rebuild_report(store: Store, study: str, tracking_uri: str, as_json: bool) -
     write = partial(measurement.write, record, store, results, failures)
     paths = write_or_log(write, tracker, partial(say, file=sys.stderr))
     if as_json:
-        tables = read_tables(paths, store.study_dir(study).read)
-        say_json({"study": study, "source": results.source, "files": paths, "tables": tables})
+        _say_tables(study, results.source, paths, paths, store.study_dir(study).read)
         return
     text, brief = measurement.text(record, results), measurement.brief_of(record, results)
     show_results(Console(), text, brief)
@@ -72,16 +71,25 @@ def rebuild_report(store: Store, study: str, tracking_uri: str, as_json: bool) -
     say(f"read from {results.source}")
 
 
-def read_tables(files: Iterable[str], read: Callable[[str], bytes]) -> dict[str, list[dict]]:
-    """Returns the rows of those files that are tables, by the file's name without `.csv`.
+def _say_tables(
+    study: str,
+    source: str,
+    paths: Mapping[str, str],
+    names: Iterable[str],
+    read: Callable[[str], bytes],
+) -> None:
+    """Prints a study as JSON, with the rows of those of its files that are tables.
 
     Columns without a name are left out.
     """
-    tables = {name: pd.read_csv(io.BytesIO(read(name))) for name in files if name.endswith(".csv")}
-    return {
-        name.removesuffix(".csv"): table.filter(regex="^(?!Unnamed)").to_dict("records")
-        for name, table in tables.items()
+    tables = {
+        name.removesuffix(".csv"): pd.read_csv(io.BytesIO(read(name)))
+        .filter(regex="^(?!Unnamed)")
+        .to_dict("records")
+        for name in names
+        if name.endswith(".csv")
     }
+    say_json({"study": study, "source": source, "files": paths, "tables": tables})
 
 
 def say_files(paths: Mapping[str, str]) -> None:
@@ -98,18 +106,17 @@ def report_from_mlflow(study: str, tracking_uri: str, out: str, as_json: bool = 
     folder = local_path("out", out)
     if out:
         make_folder(str(folder))
-    found = mirrored(study, Tracker(tracking_uri))
-    if found is None:
+    report = mirrored(study, Tracker(tracking_uri))
+    if report is None:
         raise invalid("study", study, f"a study in MLflow at {tracking_uri}, or one in the storage")
-    files = {name: text.encode() for name, text in found.files.items()}
+    files = {name: text.encode() for name, text in report.files.items()}
     paths = {name: str(folder / name) for name in files} if out else {}
     for name in paths:
         open_folder(str(folder), writable=True).write(name, files[name])
     if as_json:
-        tables = read_tables(files, files.__getitem__)
-        say_json({"study": study, "source": "MLflow", "files": paths, "tables": tables})
+        _say_tables(study, "MLflow", paths, files, files.__getitem__)
         return
-    show_results(Console(), found.text, found.brief)
+    show_results(Console(), report.text, report.brief)
     say_files(paths)
 
 
@@ -128,7 +135,9 @@ def write_replicated(folder: str, out: str, is_beside: bool) -> None:
     make_folder(place)
     store = Store(place).open_for_writing()
     submitted = provenance(machine_text(uses_ray=False)).after(())
-    studies = (replicate(one, is_beside) for one in prepared) if folder else published_studies()
+    studies = (
+        (replicate(inputs, is_beside) for inputs in prepared) if folder else published_studies()
+    )
     names = []
     for study in studies:
         record = replace(study.record, submissions=submitted)

@@ -23,7 +23,7 @@ from gram_platform.studies.workplace import (
     require_gpu,
     with_ranks,
 )
-from gram_platform.tracking.connection import opened_by
+from gram_platform.tracking.connection import explain_opening
 
 
 def drive(plan: Plan) -> int:
@@ -130,7 +130,7 @@ def finish(observers: Observers, code: int) -> int:
     """Writes the storage's index, and tells the webhook if the submission began; returns `code`."""
     uri = observers.plan.tracking_uri
     refresh_site(observers.store, uri, observers.say)
-    observers.say(f"{'MLflow':12} {opened_by(uri)}")
+    observers.say(f"{'MLflow':12} {explain_opening(uri)}")
     if observers.has_begun:
         observers.notify(code, observers.counts(), len(observers.failures()))
     return code
@@ -144,7 +144,7 @@ def refresh_site(store: Store, tracking_uri: str, say: Callable[[str], None]) ->
     try:
         root = open_folder(store.root, writable=True)
         if not tracking_uri.startswith("http") and not root.exists(LINK_PAGE):
-            root.write(LINK_PAGE, link_page("", opened_by(tracking_uri)), durable=False)
+            root.write(LINK_PAGE, link_page("", explain_opening(tracking_uri)), durable=False)
         say(f"{'site':12} {write_index(store)}")
     except (OSError, ValueError) as error:
         say(f"the site was not built ({error}); `gram report` builds it")

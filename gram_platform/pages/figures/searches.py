@@ -18,7 +18,7 @@ from gram_platform.analysis.trials import (
     STATE,
     TRIAL,
     URL,
-    finished,
+    select_finished,
 )
 from gram_platform.config import State
 from gram_platform.config.space import Parameter
@@ -96,7 +96,7 @@ def _study_of(
     if parameter:
         values = [parameter.low, parameter.high, *trials[parameter.name]]
         ranges = {parameter.name: FloatDistribution(min(values), max(values), log=parameter.log)}
-    done = finished(trials, objective).index
+    done = select_finished(trials, objective).index
     for place, trial in trials.sort_values(TRIAL).iterrows():
         state = TrialState.COMPLETE if place in done else TrialState.FAIL
         value, point = trial[objective] if place in done else None, trial[list(ranges)].to_dict()
@@ -116,7 +116,7 @@ def _add_facts(figure: go.Figure, trials: pd.DataFrame, x: str, objective: str) 
 
     Trials without a value have an invisible axis of their own, which is not zoomed.
     """
-    done = finished(trials, objective)
+    done = select_finished(trials, objective)
     if len(done):
         is_best = done.index == done[objective].idxmin()
         symbols, sizes = np.where(is_best, "star", "circle"), np.where(is_best, 14, 7)

@@ -8,7 +8,7 @@ import pandas as pd
 
 from gram_platform.analysis.intervals import ENDS, Interval, widen
 from gram_platform.analysis.ratios import ELICITED, MEAN
-from gram_platform.analysis.tables import CLASSES, labelled
+from gram_platform.analysis.tables import CLASSES, label_methods
 from gram_platform.methods.nodes import VARIANT
 from gram_platform.pages.figures.study import HIDDEN
 from gram_platform.pages.figures.style import method_style
@@ -67,7 +67,7 @@ def answer_study(study: Results) -> list[str]:
 
 def _place(study: Results, main: pd.DataFrame) -> str:
     first, varies = main.iloc[0], study.record.varies.replace("_", " ")
-    seeds = zip(labelled(main)["method"], main["num_seeds"], strict=True)
+    seeds = zip(label_methods(main)["method"], main["num_seeds"], strict=True)
     named = " and ".join(f"{label} ({n} seed{'s' * (n != 1)})" for label, n in seeds)
     at = f"{named} at {first['size']}, profile {first['profile']}"
     at += f", {varies} {first[VARIANT]}" * bool(varies)

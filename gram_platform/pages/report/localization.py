@@ -29,7 +29,7 @@ from gram_platform.analysis.ratios import ALL, MEAN, VIEW
 from gram_platform.analysis.tables import (
     frame_text,
     interval_text,
-    labelled,
+    label_methods,
     short_text,
     with_intervals,
 )
@@ -136,7 +136,7 @@ def brief_tokens(record: StudyRecord, results: TokenResults, is_wide: bool) -> B
     means = results.found.means
     names = ["method", *(["size"] if means["size"].nunique() > 1 else []), "class"]
     cells = with_values(means, STATISTICS, interval_text if is_wide else short_text)
-    tables = {"means over domains and profiles": labelled(means[names]).assign(**cells)}
+    tables = {"means over domains and profiles": label_methods(means[names]).assign(**cells)}
     return Brief(tables, count_verdicts(results.claims))
 
 
@@ -216,7 +216,7 @@ def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
         colours = [method_style(method).colour for method in rows["method"]]
         bars = go.Bar(
             ratio_hover(rows, f"{value}_", "<b>%{x}</b>, %{fullData.name}"),
-            x=labelled(rows)["method"],
+            x=label_methods(rows)["method"],
             y=rows[value],
             name=name,
             marker={"color": colours, "pattern": {"shape": pattern, "size": 6}},

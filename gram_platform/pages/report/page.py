@@ -22,7 +22,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from gram_platform.analysis.ratios import ELICITED
-from gram_platform.analysis.tables import labelled, table_csv
+from gram_platform.analysis.tables import label_methods, table_csv
 from gram_platform.paper.verdicts import UNWRITTEN, verdicts_text
 
 # A cell with more letters may be broken into lines. An interval has 23.
@@ -211,7 +211,7 @@ def _figure_json(figure: go.Figure) -> Markup:
 
 def _cells(table: pd.DataFrame) -> tuple[list[tuple[str, str]], list[tuple]]:
     """Returns heads as (CSS class, name), and rows of cells as (CSS class, text, address or "")."""
-    table = labelled(table)
+    table = label_methods(table)
     heads, cells = [], []
     for name in table.columns:
         if name.endswith("_url") and name.removesuffix("_url") in table:

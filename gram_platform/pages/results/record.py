@@ -24,7 +24,7 @@ from gram_platform.pages.report.page import Page, Section
 from gram_platform.paper.verdicts import choose_profile
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable
-from gram_platform.tracking.connection import opened_by
+from gram_platform.tracking.connection import explain_opening
 from gram_platform.tracking.views import Line, StudyLog, study_id, study_views
 
 # The records of a study and of a search in their folders. A search's driver has such a folder too.
@@ -241,7 +241,7 @@ def study_log(
     shown = {"profile": record.profile} if is_drawn else {}
     drawn = {name for line in lines for at in line.points.values() for name in at}
     ends = [[name + end for end in ENDS if name + end in drawn] for name in CLASSES]
-    charts = tuple(tuple(names) for names in ends if names)
+    charts = list(filter(None, ends))
     views = study_views(record.name, study_id(record.name, record.params), shown, charts)
     tags, code = {node_id: {} for node_id in record.ids}, code_text(record.submissions)
     return StudyLog(record.name, files, figures, record.params, lines, tags, views, code, ratios)
@@ -299,7 +299,7 @@ def links_note(tracking_uri: str) -> str:
     """Says how to open links into a database; "" for a server."""
     if tracking_uri.startswith("http"):
         return ""
-    return f"Links to MLflow open while this command runs: {opened_by(tracking_uri)}"
+    return f"Links to MLflow open while this command runs: {explain_opening(tracking_uri)}"
 
 
 def sizes_text(parameters: Mapping[str, float]) -> str:

@@ -20,7 +20,7 @@ from gram_platform.analysis.tables import (
     in_reading_order,
     interval_text,
     interval_texts,
-    labelled,
+    label_methods,
     readable_table,
     short_text,
 )
@@ -207,7 +207,9 @@ def brief_results(record: StudyRecord, results: Results, is_wide: bool) -> Brief
         several = [name for name in ("size", VARIANT) if name in rows and rows[name].nunique() > 1]
         names = ["method", *several]
         cells = with_values(rows, CLASSES, text)
-        tables[f"profile {profile}"] = renamed(labelled(rows[names]).assign(**cells), record.varies)
+        tables[f"profile {profile}"] = renamed(
+            label_methods(rows[names]).assign(**cells), record.varies
+        )
     judged_not = TOO_LITTLE * (record.preset == UNJUDGED_PRESET)
     return Brief(tables, count_verdicts(results.claims), terminal_warning(results), judged_not)
 

@@ -18,7 +18,7 @@ from gram_platform.analysis.tables import (
     StudyLosses,
     frame_text,
     interval_text,
-    labelled,
+    label_methods,
     short_text,
     table_csv,
 )
@@ -287,5 +287,5 @@ def _brief(sweep: SweepAnalysis, claims: pd.DataFrame) -> Brief:
     table = sweep.table
     names = ["knob", "value", *(name for name in ("method", "size") if table[name].nunique() > 1)]
     cells = with_values(table, dict.fromkeys((*CLASSES, *SWEEP_CLASSES)), short_text)
-    rows = labelled(table[names]).assign(value=table["value"].map("{:g}".format), **cells)
+    rows = label_methods(table[names]).assign(value=table["value"].map("{:g}".format), **cells)
     return Brief({"means over profiles": rows}, count_verdicts(claims))

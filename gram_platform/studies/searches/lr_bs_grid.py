@@ -22,7 +22,7 @@ from gram_platform.analysis.lr_laws import (
     predictions,
 )
 from gram_platform.analysis.tables import frame_text, table_csv, text_frame
-from gram_platform.analysis.trials import RUNS, STATE, linked
+from gram_platform.analysis.trials import RUNS, STATE, link_trials
 from gram_platform.config import CORE, State
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, sum_in_order
@@ -296,7 +296,7 @@ def trials_table(trials: pd.DataFrame, search: str = "") -> pd.DataFrame:
 
 def grid_figures(analysis: GridAnalysis, links: Mapping[str, str]) -> dict:
     """Returns `surface-<size>` of every size, `law-lr` and `law-batch`."""
-    cells = linked(analysis.cells, links)
+    cells = link_trials(analysis.cells, links)
     figures = {
         f"surface-{size}": surface_figure(cells, analysis.optima, analysis.surfaces, size)
         for size in dict.fromkeys(analysis.cells["size"])

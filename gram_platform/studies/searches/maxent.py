@@ -19,7 +19,7 @@ from gram_platform.analysis.maxent_objective import (
 )
 from gram_platform.analysis.ratios import Reference
 from gram_platform.analysis.tables import frame_text, table_csv, text_frame
-from gram_platform.analysis.trials import RUNS, STATE, TRIAL, best_trial, linked
+from gram_platform.analysis.trials import RUNS, STATE, TRIAL, best_trial, link_trials
 from gram_platform.config import State
 from gram_platform.config.identity import invalid, to_plain
 from gram_platform.config.space import SearchObjective, Space, TrialColumns
@@ -214,7 +214,7 @@ class MaxEntSearch:
         if store.writable:
             search.folder(store).write_sealed(BEST, content)
         links, about_links = run_links(tracker)
-        shown = {profile: linked(trials, links) for profile, trials in histories.items()}
+        shown = {profile: link_trials(trials, links) for profile, trials in histories.items()}
         varied = [p for p in space.parameters if p.high > p.low]
         drawn = {profile: search_figures(shown[profile], METRIC, varied) for profile in shown}
         record = {
