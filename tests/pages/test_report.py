@@ -304,7 +304,7 @@ def test_costs_stand_beside_the_papers(stories):
 
 
 def test_a_study_that_the_paper_lacks_answers_by_retain_above_forget(study):
-    judged = results.judged(study.record, study.analysis)
+    judged = results.judge_study(study.record, study.analysis)
     _, ratios, answer = answer_study(replace(study, claims=judged))
     assert ratios.startswith("GRAM: core 0.9")
     assert answer.startswith("Is the forgotten domain forgotten? ")

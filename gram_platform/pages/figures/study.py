@@ -22,6 +22,7 @@ from gram_platform.pages.figures.style import (
     add_paper_points,
     add_points,
     domain_styles,
+    lay_out,
     log_axis,
     log_ticks,
     method_style,
@@ -29,7 +30,6 @@ from gram_platform.pages.figures.style import (
     ratio_hover,
     reference_line,
     size_axis,
-    styled,
     translucent,
     whiskers,
     with_table,
@@ -72,7 +72,7 @@ def aggregate_figure(
         places = rows.index[rows["method"].isin(beside["method"])] + OFFSET
         add_paper_points(figure, places, beside, value, IN_PAPER, GREY)
     reference_line(figure)
-    styled(figure, f"{CLASS_TITLES[value]}, {size}", "", "compute ratio")
+    lay_out(figure, f"{CLASS_TITLES[value]}, {size}", "", "compute ratio")
     labels = [method_style(method).label for method in rows["method"]]
     figure.update_xaxes(
         tickvals=list(range(len(rows))), ticktext=labels, range=[-0.6, len(rows) - 0.4]
@@ -124,7 +124,7 @@ def scaling_figure(
         hover = ratio_hover(line, f"{value}_", SIZE_HOVER, line["size"])
         add_line(figure, line, "parameters", value, method_style(method), hover)
     reference_line(figure)
-    styled(figure, CLASS_TITLES[value], "", "compute ratio")
+    lay_out(figure, CLASS_TITLES[value], "", "compute ratio")
     size_axis(figure, pd.concat([rows, theirs]))
     ratio_axis(figure, class_means(*shown))
     if len(published):
@@ -188,11 +188,11 @@ def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Fig
         )
         _add_profile_bars(figure, rows[rows["domain"] == domain], style)
     reference_line(figure)
-    styled(figure, f"{method_style(method).label}, {size}", "", "compute ratio")
+    lay_out(figure, f"{method_style(method).label}, {size}", "", "compute ratio")
     profiles = sorted(
         dict.fromkeys(of_size["profile"]), key=lambda name: (name == ALL, name.count("+"))
     )
-    text = [_wrapped(profile) for profile in profiles]
+    text = [_wrap(profile) for profile in profiles]
     figure.update_xaxes(
         type="category",
         categoryorder="array",
@@ -210,7 +210,7 @@ def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Fig
     return with_table(figure, rows)
 
 
-def _wrapped(profile: str) -> str:
+def _wrap(profile: str) -> str:
     lines = [
         part
         for domain in profile.replace("+", "\n+ ").split("\n")
@@ -271,7 +271,7 @@ def learning_curve_figure(curves: pd.DataFrame, fits: pd.DataFrame, size: str) -
         _add_points(figure, points[points["domain"] == domain], style, showlegend=not warning)
         if fit is not None:
             _add_fit(figure, fit, style, warning)
-    styled(figure, f"Baseline, {size}", "step", "loss (nats a token)")
+    lay_out(figure, f"Baseline, {size}", "step", "loss (nats a token)")
     for update, values in (
         (figure.update_xaxes, points["step"]),
         (figure.update_yaxes, points["loss"]),

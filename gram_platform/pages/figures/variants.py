@@ -13,11 +13,11 @@ from gram_platform.pages.figures.style import (
     Style,
     add_paper_points,
     domain_styles,
+    lay_out,
     method_style,
     ratio_axis,
     ratio_hover,
     reference_line,
-    styled,
     whiskers,
     with_table,
 )
@@ -32,7 +32,7 @@ def variant_figure(
     Hollow diamonds are the paper's values for `study`, at the paper's scale. The baseline is drawn
     only if a value differs from 1. The figure is empty if there is no value.
     """
-    shown = _shown(table, size, profile)
+    shown = _select(table, size, profile)
     rows, variants = shown[shown[value].notna()], list(dict.fromkeys(table[VARIANT]))
     figure = go.Figure()
     if rows.empty:
@@ -77,7 +77,7 @@ def domain_variant_figure(domains: pd.DataFrame, varies: str, method: str, size:
     return figure
 
 
-def _shown(table: pd.DataFrame, size: str, profile: str) -> pd.DataFrame:
+def _select(table: pd.DataFrame, size: str, profile: str) -> pd.DataFrame:
     """Selects the rows of a profile, and the baseline's rows that are not 1 by construction."""
     of_size = table[table["size"] == size]
     of_profile = of_size[(of_size["profile"] == profile) & ~of_size["method"].isin(HIDDEN)]
@@ -118,7 +118,7 @@ def _add_series(
 
 def _finish(figure: go.Figure, title: str, varies: str, variants: Sequence[str]) -> None:
     reference_line(figure)
-    styled(figure, title, varies.replace("_", " "), "compute ratio")
+    lay_out(figure, title, varies.replace("_", " "), "compute ratio")
     if is_numeric(variants):
         places = [float(variant) for variant in variants]
         figure.update_xaxes(tickvals=places, ticktext=list(variants))

@@ -139,7 +139,7 @@ def headline_rows(study: Results) -> pd.DataFrame:
     methods = [method for method in dict.fromkeys(table["method"]) if method not in HIDDEN]
     methods = list(dict.fromkeys([*(m for m in FIRST if m in methods), *methods]))[:2]
     variants = list(dict.fromkeys(table[VARIANT]))
-    rows = table[(table["profile"] == study.shown_profile) & table["method"].isin(methods)]
+    rows = table[(table["profile"] == study.main_profile) & table["method"].isin(methods)]
     rows = rows[rows[list(CLASSES)].notna().any(axis="columns")]
     places = dict(iter(rows.groupby(["size", VARIANT], sort=False)))
 

@@ -10,7 +10,7 @@ from gram_platform.analysis.tables import (
     readable_table,
 )
 from gram_platform.pages.figures.study import HIDDEN
-from gram_platform.pages.figures.style import drawn, method_style
+from gram_platform.pages.figures.style import drop_empty, method_style
 from gram_platform.pages.figures.variants import domain_variant_figure, variant_figure
 from gram_platform.pages.report.answers import answer_study, headline_rows, ratio_text
 from gram_platform.pages.report.claims import claim_sections
@@ -37,7 +37,7 @@ from gram_platform.pages.report.sections import (
     profile_sections,
     published_sections,
     recovery_sections,
-    renamed,
+    rename_variant,
     scaling_sections,
     trend_sections,
 )
@@ -116,7 +116,7 @@ def _tiles(row: dict, study: Results) -> list[tuple[str, str, str]]:
 
 
 def _variant_sections(study: Results) -> list[Section]:
-    table, profile, words = study.table, study.shown_profile, study.record.varies.replace("_", " ")
+    table, profile, words = study.table, study.main_profile, study.record.varies.replace("_", " ")
     text = (
         f"Compute ratio against {words} for the profile {profile}; error bars are 90% intervals"
         " over seeds."
@@ -131,8 +131,8 @@ def _variant_sections(study: Results) -> list[Section]:
             f"{varies}-{name}-{size}": variant_figure(table, varies, size, profile, name, paper)
             for name in CLASSES
         }
-        if figures := drawn(panels):
-            below = renamed(readable_table(rows), varies)
+        if figures := drop_empty(panels):
+            below = rename_variant(readable_table(rows), varies)
             sections.append(Section(f"Against {words}, {size}", text, figures, table=below))
     return sections
 
@@ -144,10 +144,10 @@ def _domain_sections(study: Results) -> list[Section]:
         for method, size in dict.fromkeys(zip(domains["method"], domains["size"], strict=True))
         if method not in HIDDEN
     }
-    figures = drawn(figures)
+    figures = drop_empty(figures)
     text = (
         "Core, and every other domain under the profile of core and that domain (under core alone"
         " if a study lacks this profile)."
     )
-    table = renamed(domains.drop(columns="runs"), varies)
+    table = rename_variant(domains.drop(columns="runs"), varies)
     return [Section("By domain", text, figures, table=table)] if figures else []

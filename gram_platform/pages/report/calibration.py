@@ -25,8 +25,8 @@ from gram_platform.pages.figures.style import (
     ORANGE,
     Style,
     add_line,
-    drawn,
-    styled,
+    drop_empty,
+    lay_out,
     with_table,
 )
 from gram_platform.pages.report.measurements import LOSSES_PRESENTATION
@@ -101,7 +101,7 @@ def share_table(errors: pd.DataFrame) -> pd.DataFrame:
 
 def calibration_page(record: StudyRecord, results: Results, tracker: Tracker | None) -> Page:
     sizes = dict.fromkeys(results.errors["size"])
-    figures = drawn(
+    figures = drop_empty(
         {f"calibration-{size}": calibration_figure(results.errors, size) for size in sizes}
     )
     errors, shares = readable_errors(results.errors), share_table(results.errors)
@@ -134,7 +134,7 @@ def calibration_figure(errors: pd.DataFrame, size: str) -> go.Figure:
             add_line(figure, line := pd.DataFrame(rows), "share", "error", style)
             lines.append(line.assign(series=style.label))
     if lines:
-        styled(
+        lay_out(
             figure,
             f"Error of the compute ratio, {size}",
             "true share of the steps",

@@ -19,8 +19,8 @@ from gram_platform.pages.figures.style import (
     RATIO_END,
     VERMILION,
     cut_intervals,
-    padded_range,
-    styled,
+    lay_out,
+    pad_range,
     translucent,
     whiskers,
     with_table,
@@ -62,10 +62,10 @@ PARTIAL = (PROFILE, "size", VARIANT, UNIT_ERROR, "published", "paper", EXPLANATI
 
 
 def claim_sections(study: Results) -> list[Section]:
-    return judged_sections(study.claims, "", study.record.preset)
+    return verdict_sections(study.claims, "", study.record.preset)
 
 
-def judged_sections(claims: pd.DataFrame, note: str, preset: str = "") -> list[Section]:
+def verdict_sections(claims: pd.DataFrame, note: str, preset: str = "") -> list[Section]:
     """Shows verdicts below the folded rule and note, then differences; [] without claims."""
     if claims.empty:
         return []
@@ -94,8 +94,8 @@ def claims_matrix(claims: pd.DataFrame) -> pd.DataFrame:
     Claims that compare sizes have their verdict in the column OVER_SIZES. A study without sizes has
     a column `verdict`. Several profiles come last, since a phone shows the first columns.
     """
-    names = list(shown_columns(claims, ("claim", PROFILE, VARIANT)))
-    texts = list(shown_columns(claims, ("published", EXPLANATION)))
+    names = list(select_columns(claims, ("claim", PROFILE, VARIANT)))
+    texts = list(select_columns(claims, ("published", EXPLANATION)))
     has_sizes = "size" in claims and (claims["size"] != "").any()
     sizes = (
         claims["size"].replace("", OVER_SIZES) if has_sizes else pd.Series("verdict", claims.index)
@@ -127,10 +127,10 @@ def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
     for name in ("detectable", "paper"):
         if name in claims:
             readable[name] = [interval_text(value, math.nan, math.nan) for value in claims[name]]
-    return shown_columns(readable, SHOWN_OF_CLAIMS)
+    return select_columns(readable, SHOWN_OF_CLAIMS)
 
 
-def shown_columns(claims: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
+def select_columns(claims: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
     """Selects those columns that the claims have, without empty columns of PARTIAL."""
     shown = claims.filter(list(order))
     is_empty = (shown.isna() | (shown == "")).all()
@@ -166,7 +166,7 @@ def claims_figures(claims: pd.DataFrame) -> dict[str, go.Figure]:
     margins = [end for within in shown[WITHIN] for end in (within.left, within.right)]
     drawn = shown[["difference", "wide_low", "wide_high"]].to_numpy().ravel()
     near = np.clip([0.0, *filter(np.isfinite, margins), *drawn], -RATIO_END, RATIO_END)
-    span = padded_range([*near, *shown["difference"]])
+    span = pad_range([*near, *shown["difference"]])
     place = f", profile {shown[PROFILE].iloc[0]}"
     if shown[PROFILE].nunique() > 1:
         place, shown["claim"] = "", shown["claim"] + ", profile " + shown[PROFILE]
@@ -227,7 +227,7 @@ def _figure(groups: Sequence[pd.DataFrame], span: Sequence[float], about: str) -
         hoverinfo="skip",
     )
     _add_differences(figure, shown)
-    styled(figure, "Differences of compute ratios", about, "")
+    lay_out(figure, "Differences of compute ratios", about, "")
     figure.add_vline(x=0.0, line={"color": GREY, "dash": "dot", "width": 1.5})
     cut_intervals(figure, "x", span)
     figure.update_xaxes(range=span)

@@ -38,16 +38,16 @@ from gram_platform.corpora.tokenizer import load_tokenizer, text_tokens, token_t
 from gram_platform.methods.nodes import BASELINE
 from gram_platform.pages.figures.style import (
     GREY,
-    drawn,
+    drop_empty,
     hover_runs,
+    lay_out,
     level_line,
     method_style,
     ratio_hover,
-    styled,
     whiskers,
     with_table,
 )
-from gram_platform.pages.report.claims import judged_sections
+from gram_platform.pages.report.claims import verdict_sections
 from gram_platform.pages.report.measurements import Presentation
 from gram_platform.pages.report.page import HOW_TO_READ, Page, Section, readable_runs, render
 from gram_platform.pages.report.sections import missing_sections
@@ -107,7 +107,7 @@ def read_tokens(
     rows, texts = [], {}
     for size, seed in dict.fromkeys((e["tags"]["size"], e["tags"]["seed"]) for e in views):
         of_size = [e for e in views if e["tags"]["size"] == size and e["id"] in done]
-        measured = _loaded(store, [e for e in of_size if e["tags"]["seed"] == seed])
+        measured = _load(store, [e for e in of_size if e["tags"]["seed"] == seed])
         references = {(m.size, m.seed): m for m in measured if m.method == BASELINE}
         control = _control(store, of_size, seed)
         views_of_seed = [*(m for m in measured if m.method != BASELINE), *control]
@@ -149,13 +149,13 @@ def tokens_page(record: StudyRecord, results: TokenResults, tracker: Tracker | N
         figures |= {f"{v}-{size}": localization_bars(found.table, size, v) for v in TITLES}
     sections = [
         Section(HOW_TO_READ, markup=render("localization.html")),
-        Section("Concentration", CONCENTRATION, drawn(figures), table=means, table_is_open=True),
-        *judged_sections(results.claims, CLAIMS_TEXT, record.preset),
+        Section(
+            "Concentration", CONCENTRATION, drop_empty(figures), table=means, table_is_open=True
+        ),
+        *verdict_sections(results.claims, CLAIMS_TEXT, record.preset),
         *missing_sections(found.missing),
         *(
-            Section(
-                f"Tokens of {t.domain}", SHADED, markup=shaded_html(t), table=increases_frame(t)
-            )
+            Section(f"Tokens of {t.domain}", SHADED, markup=shade_html(t), table=increases_frame(t))
             for t in results.texts
         ),
         Section("Every profile and domain", table=readable_localization(found.table)),
@@ -196,7 +196,7 @@ def concentration_figure(curves: pd.DataFrame, size: str) -> go.Figure:
             ),
         )
     figure.add_shape(type="line", x0=0, y0=0, x1=1, y1=1, line={"color": GREY, "width": 1})
-    styled(figure, f"Forgotten domains, {size}", "share of the tokens", "share of the increase")
+    lay_out(figure, f"Forgotten domains, {size}", "share of the tokens", "share of the increase")
     figure.update_xaxes(tickformat=".0%", range=[0, 1])
     figure.update_yaxes(tickformat=".0%", range=[0, 1.02])
     return with_table(figure, rows)
@@ -226,20 +226,20 @@ def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
     for level in means.loc[means["class"] == CONTROL, value]:
         level_line(figure, level, ANOTHER_SEED)
     title = TITLES[value]
-    styled(figure, f"{title[0].upper()}{title[1:]}, {size}", "", title)
+    lay_out(figure, f"{title[0].upper()}{title[1:]}, {size}", "", title)
     figure.update_layout(barmode="group", title_font_size=13)
     names = ["method", "size", "profile", "class", *(value + end for end in ENDS)]
     return with_table(figure, means.filter([*names, "num_seeds", "runs"]))
 
 
-def shaded_html(text: ShadedText) -> Markup:
+def shade_html(text: ShadedText) -> Markup:
     steps = np.linspace(0.0, 1.0, NUM_LEGEND) if text.scale == text.scale else ()
     legend = [(f"{step:.2f}", f"{step * text.scale:.2f}") for step in steps]
-    views = [(label, _shaded_tokens(text, increases)) for label, increases in text.views.items()]
+    views = [(label, _shade_tokens(text, increases)) for label, increases in text.views.items()]
     return render("tokens.html", legend=legend, first=_visible(text.pieces[0]), views=views)
 
 
-def _shaded_tokens(text: ShadedText, increases: np.ndarray) -> Iterator[tuple[str, str, str]]:
+def _shade_tokens(text: ShadedText, increases: np.ndarray) -> Iterator[tuple[str, str, str]]:
     """Yields (shade from 0 to 1, title, token), without the first token."""
     levels = shades(increases, text.scale)
     for piece, level, increase, loss in zip(
@@ -264,7 +264,7 @@ def _is_baseline(entry: Mapping) -> bool:
     return (entry["tags"]["method"], entry["tags"]["profile"]) == (BASELINE, ALL)
 
 
-def _loaded(store: Store, entries: Sequence[Mapping]) -> list[MeasuredTokens]:
+def _load(store: Store, entries: Sequence[Mapping]) -> list[MeasuredTokens]:
     found = []
     for entry in entries:
         evaluation, tags = store.evaluation(entry["id"]), entry["tags"]
@@ -292,7 +292,7 @@ def _control(store: Store, of_size: Sequence[Mapping], seed: str) -> list[Measur
     if seed not in seeds or len(seeds) < 2:
         return []
     following = baselines[seeds[(seeds.index(seed) + 1) % len(seeds)]]
-    return [replace(measured, seed=seed) for measured in _loaded(store, [following])]
+    return [replace(measured, seed=seed) for measured in _load(store, [following])]
 
 
 def _texts(

@@ -14,7 +14,7 @@ from gram_platform.methods.measurements import Calibration, Losses, Samples, Tok
 from gram_platform.pages.index import PICTURE_FILE, describe_ratios
 from gram_platform.pages.report.build import study_page
 from gram_platform.pages.report.page import Page
-from gram_platform.pages.report.sections import renamed
+from gram_platform.pages.report.sections import rename_variant
 from gram_platform.pages.results.record import (
     Card,
     StudyRecord,
@@ -106,7 +106,7 @@ LOSSES_PRESENTATION = Presentation(
     read=read_results,
     text=summary_text,
     brief=brief_results,
-    table=lambda record, results: renamed(results.analysis.table, record.varies),
+    table=lambda record, results: rename_variant(results.analysis.table, record.varies),
     page=study_page,
     describe=describe_ratios,
     lines=ratio_lines,

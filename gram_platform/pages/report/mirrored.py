@@ -17,7 +17,7 @@ from gram_platform.config import LOSSES
 from gram_platform.config.identity import invalid
 from gram_platform.config.plain import parse_json
 from gram_platform.pages.report.build import study_page
-from gram_platform.pages.report.sections import renamed
+from gram_platform.pages.report.sections import rename_variant
 from gram_platform.pages.results.record import (
     StudyRecord,
     mlflow_links,
@@ -38,7 +38,7 @@ class Mirrored(NamedTuple):
     brief: Callable[[bool], Brief]
 
 
-def mirrored(study: str, tracker: Tracker) -> Mirrored | None:
+def read_mirrored(study: str, tracker: Tracker) -> Mirrored | None:
     """Reads a study or a search; None if MLflow has neither. May raise TrackingUnavailable.
 
     Optima and laws of learning rates and batches are fitted again to the trials. Other searches
@@ -62,7 +62,7 @@ def _study(record: StudyRecord, tracker: Tracker) -> Mirrored:
         raise invalid("study", record.name, "a study with a complete baseline and its evaluation")
     linked = replace(results, runs=with_links(results.runs, {}, mlflow_links(tracker, LOCAL_UI)))
     files = {
-        "table.csv": table_csv(renamed(results.analysis.table, record.varies)),
+        "table.csv": table_csv(rename_variant(results.analysis.table, record.varies)),
         "report.html": study_page(record, linked, tracker).html(),
     }
     parts = [

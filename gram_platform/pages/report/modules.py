@@ -28,11 +28,11 @@ from gram_platform.pages.figures.style import (
     Style,
     add_band,
     domain_styles,
-    drawn,
+    drop_empty,
     hover_runs,
+    lay_out,
     level_line,
     method_style,
-    styled,
     with_table,
 )
 from gram_platform.pages.figures.variants import variant_figure
@@ -106,7 +106,7 @@ def absorption_figure(curves: pd.DataFrame, domain: str, title: str) -> go.Figur
             ),
         )
     level_line(figure, 1.0 / len(modules), "an even split")
-    styled(figure, title, "step", "share of the squared gradient")
+    lay_out(figure, title, "step", "share of the squared gradient")
     figure.update_xaxes(rangemode="tozero")
     figure.update_yaxes(range=[0.0, 1.0], tickformat=".0%")
     return with_table(figure, rows)
@@ -159,4 +159,4 @@ def _number_panels(table: pd.DataFrame, size: str) -> Mapping[str, go.Figure]:
     panels = {f"modules-{n}-{size}": variant_figure(rows, AXIS, size, "", n) for n in COMPOSED}
     for panel in panels.values():
         panel.update_xaxes(range=[-MARGIN, table[MODULES].max() + MARGIN])
-    return drawn(panels)
+    return drop_empty(panels)

@@ -28,7 +28,7 @@ from gram_platform.pages.figures.study import (
     profile_bars_figure,
     scaling_figure,
 )
-from gram_platform.pages.figures.style import drawn
+from gram_platform.pages.figures.style import drop_empty
 from gram_platform.pages.report.page import (
     Section,
     is_attack,
@@ -72,8 +72,8 @@ FEW = 10
 
 def scaling_sections(study: Results) -> list[Section]:
     """Shows compute ratio against model size; [] if a single size has bars that show the same."""
-    table, profile = study.table, study.shown_profile
-    if len(set(table["size"])) == 1 and _aggregated_sizes(table):
+    table, profile = study.table, study.main_profile
+    if len(set(table["size"])) == 1 and _find_mean_sizes(table):
         return []
     text = (
         f"Compute ratio against model size for the profile {profile}; bands are 90% intervals over"
@@ -84,12 +84,12 @@ def scaling_sections(study: Results) -> list[Section]:
     rows = readable_table(table[table["profile"] == profile])
     shown = (table, study.record.parameters, profile)
     panels = {f"scaling-{n}": scaling_figure(*shown, n, study.published) for n in CLASSES}
-    return [Section("Scaling", text, drawn(panels), table=rows)]
+    return [Section("Scaling", text, drop_empty(panels), table=rows)]
 
 
 def aggregate_sections(study: Results) -> list[Section]:
     """Shows the methods' means over profiles, next to the printed or else the published ones."""
-    table, sizes = study.table, _aggregated_sizes(study.table)
+    table, sizes = study.table, _find_mean_sizes(study.table)
     if not sizes:
         return []
     text = "Compute ratios averaged over the profiles; error bars are 90% intervals over seeds."
@@ -105,11 +105,11 @@ def aggregate_sections(study: Results) -> list[Section]:
         if theirs.empty and published is not None:
             theirs = published[(published["profile"] == MEAN) & (published["size"] == size)]
         bars = {f"aggregate-{n}-{size}": aggregate_figure(table, size, n, theirs) for n in CLASSES}
-        panels[size] = drawn(bars)
+        panels[size] = drop_empty(bars)
     return [section_by_size(title, text, panels, means, table_is_open=False)]
 
 
-def _aggregated_sizes(table: pd.DataFrame) -> list[str]:
+def _find_mean_sizes(table: pd.DataFrame) -> list[str]:
     """Returns the sizes at which all methods have means over the same profiles."""
     sizes = []
     for size, rows in table[~table["method"].isin(HIDDEN)].groupby("size", sort=False):
@@ -148,7 +148,7 @@ def profile_sections(study: Results) -> list[Section]:
 def trend_sections(study: Results) -> list[Section]:
     """Predicts core and forget at the largest size; [] unless a method has three other sizes."""
     table = study.table
-    shown = table[(table["profile"] == study.shown_profile) & ~table["method"].isin(HIDDEN)]
+    shown = table[(table["profile"] == study.main_profile) & ~table["method"].isin(HIDDEN)]
     found = trend_table(shown, study.record.parameters)
     if found.empty:
         return []
@@ -162,7 +162,7 @@ def trend_sections(study: Results) -> list[Section]:
 def published_sections(study: Results) -> list[Section]:
     if study.published is None:
         return []
-    beside = beside_published(study.table, study.published, study.shown_profile)
+    beside = beside_published(study.table, study.published, study.main_profile)
     text = (
         "Rows marked published are computed in the same way from the losses that the paper's"
         " authors published."
@@ -174,11 +174,11 @@ def published_sections(study: Results) -> list[Section]:
 def paper_sections(study: Results) -> list[Section]:
     """Puts the paper's rows below ours, for the means or, with variants, for the shown profile."""
     paper, varies = study.record.compare_with, study.record.varies
-    if paper not in PAPER_SCALES or not (varies or _aggregated_sizes(study.table)):
+    if paper not in PAPER_SCALES or not (varies or _find_mean_sizes(study.table)):
         return []
-    profile = study.shown_profile if varies else MEAN
+    profile = study.main_profile if varies else MEAN
     text = f"Profile {profile}. The rows marked paper are the paper's. {AT_ITS_SCALE}"
-    beside = renamed(beside_paper(study.table, paper, profile), varies)
+    beside = rename_variant(beside_paper(study.table, paper, profile), varies)
     section = Section("Beside the paper", text, table=beside, table_is_open=True)
     return [section] if len(beside) else []
 
@@ -226,7 +226,7 @@ def missing_sections(missing: pd.DataFrame) -> list[Section]:
 
 
 def capabilities_section(study: Results) -> Section:
-    table = renamed(readable_table(in_reading_order(study.table)), study.record.varies)
+    table = rename_variant(readable_table(in_reading_order(study.table)), study.record.varies)
     return Section("Capabilities", _progress(study.runs), table=table, table_is_open=True)
 
 
@@ -234,14 +234,14 @@ def nats_sections(study: Results) -> list[Section]:
     """Lists the losses, which a published table does not have."""
     if IN_NATS[0] not in study.table:
         return []
-    table = renamed(nats_table(study.table), study.record.varies)
+    table = rename_variant(nats_table(study.table), study.record.varies)
     return [Section("Losses in nats a token", NATS, table=table)]
 
 
 def recovery_sections(study: Results) -> list[Section]:
     if EVERY not in study.table or (table := study.table[study.table[EVERY].notna()]).empty:
         return []
-    shown = renamed(table.filter([VARIANT, *ROW, *RECOVERY]), study.record.varies)
+    shown = rename_variant(table.filter([VARIANT, *ROW, *RECOVERY]), study.record.varies)
     return [Section("Steps to recover", RECOVERED, table=shown)]
 
 
@@ -252,7 +252,7 @@ def attack_sections(study: Results) -> list[Section]:
     return [Section("Attacks", text, table=attacks)] if len(attacks) else []
 
 
-def renamed(frame: pd.DataFrame, varies: str) -> pd.DataFrame:
+def rename_variant(frame: pd.DataFrame, varies: str) -> pd.DataFrame:
     return frame.rename(columns={VARIANT: varies})
 
 
@@ -279,7 +279,7 @@ def cost_sections(study: Results) -> list[Section]:
     if table.empty:
         return []
     markup = render("cost.html", profiles=COST_PROFILES * ("from" in table))
-    table = renamed(table, study.record.varies)
+    table = rename_variant(table, study.record.varies)
     return [Section("Cost", markup=markup, table=table, table_is_open=True)]
 
 

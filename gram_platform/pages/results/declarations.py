@@ -69,7 +69,7 @@ class Declaration:
 
 
 @cache
-def known_studies() -> dict[str, Declaration]:
+def read_known_studies() -> dict[str, Declaration]:
     """Reads the declarations of the authors' studies, by name in their order."""
     plain = json.loads(Path(__file__).with_name("known_studies.json").read_text(encoding="utf-8"))
     return from_plain(dict[str, Declaration], plain)
@@ -77,14 +77,14 @@ def known_studies() -> dict[str, Declaration]:
 
 def declarations(external: External) -> dict[str, Declaration]:
     """Returns {study: declaration}, known studies first; ValueError for a bad studies.json."""
-    names, known = list(dict.fromkeys(external.losses["study"])), list(known_studies())
+    names, known = list(dict.fromkeys(external.losses["study"])), list(read_known_studies())
     names.sort(key=lambda name: known.index(name) if name in known else len(known))
     return {name: declaration(name, external.declared.get(name, {}), names) for name in names}
 
 
 def declaration(name: str, given: Mapping, studies: list[str]) -> Declaration:
     """Returns the known declaration of a name, changed by the fields `given` in studies.json."""
-    place, known = f"{STUDIES_FILE}, {name}", known_studies().get(name, Declaration(name))
+    place, known = f"{STUDIES_FILE}, {name}", read_known_studies().get(name, Declaration(name))
     if name in CLAIMS and not known.compare_with:
         known = replace(known, compare_with=name)
     try:

@@ -112,7 +112,7 @@ def read_external(folder: str | Path) -> External:
     curves["size"] = [spelt.setdefault(size_key(size), size) for size in curves["size"]]
     heads = curves.drop_duplicates("row")
     _require_once(CURVES_FILE, heads, CURVE_OF)
-    return External(place, losses, curves, _declared(place / STUDIES_FILE, studies))
+    return External(place, losses, curves, _read_declared(place / STUDIES_FILE, studies))
 
 
 def parameters_of(size: str) -> float:
@@ -167,7 +167,7 @@ def _loss(place: str, number: int, cells: dict) -> tuple:
             f"{place}, {ELICITED}", cell[ELICITED], "1 for the best loss of an attack, else 0"
         )
     study, variant, size, seed, domain = _names(place, cell)
-    retained = _retained(f"{place}, retained", cell["retained"])
+    retained = _read_profile(f"{place}, retained", cell["retained"])
     loss = _positive(f"{place}, loss", cell["loss"])
     return number, study, variant, method, size, seed, retained, domain, FLAGS[cell[ELICITED]], loss
 
@@ -183,7 +183,7 @@ def _method(field: str, name: str) -> str:
     return method
 
 
-def _retained(field: str, text: str) -> str:
+def _read_profile(field: str, text: str) -> str:
     """Turns `core+a+b` into `a,b`, and `a`, a view of one expert, into `a`."""
     names = [name.strip() for name in text.split("+")] if text else []
     if len(set(names)) < len(names) or "" in names:
@@ -310,7 +310,7 @@ def _require_once(file: str, frame: pd.DataFrame, names: list[str]) -> None:
         )
 
 
-def _declared(path: Path, studies: set[str]) -> dict[str, dict]:
+def _read_declared(path: Path, studies: set[str]) -> dict[str, dict]:
     if not target_kind("folder", path):
         return {}
     found = _object(path.name, read_text("folder", path))

@@ -219,7 +219,7 @@ class Results:
         return by_number(self.analysis.per_seed, declared)
 
     @property
-    def shown_profile(self) -> str:
+    def main_profile(self) -> str:
         """The record's profile if the table has it, else the one that most methods share."""
         profile = self.record.profile
         return profile if (self.table["profile"] == profile).any() else choose_profile(self.table)

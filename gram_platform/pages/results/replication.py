@@ -27,7 +27,7 @@ from gram_platform.pages.results.declarations import (
     Declaration,
     declaration,
     declarations,
-    known_studies,
+    read_known_studies,
 )
 from gram_platform.pages.results.external import (
     CURVES_FILE,
@@ -37,7 +37,7 @@ from gram_platform.pages.results.external import (
     parameters_of,
 )
 from gram_platform.pages.results.record import Results, StudyRecord
-from gram_platform.pages.results.results import analysed, judged, summary_text
+from gram_platform.pages.results.results import analyse_study, judge_study, summary_text
 from gram_platform.paper.paper import (
     JUDGED_BY,
     SOURCE,
@@ -82,7 +82,7 @@ def _prepare(
             parts.append(baseline.losses.assign(study=name, **{VARIANT: variant}))
         parts.append(here)
         curves.append(baseline.curves.assign(**{VARIANT: variant}))
-    rows = _named(pd.concat(parts, ignore_index=True), used)
+    rows = _name_profiles(pd.concat(parts, ignore_index=True), used)
     units = {baselines.unit(name, size) for size, _ in used}
     given = external.declared.get(name, {})
     is_own = (losses["method"] == BASELINE).any()
@@ -119,9 +119,9 @@ def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Results:
     The intervals take the curve as fixed, like the published ones.
     """
     record, notes = prepared.record, pd.DataFrame(prepared.notes, columns=NO_NOTES.columns)
-    analysis = analysed(record, prepared.losses, CURVE_FIXED)
+    analysis = analyse_study(record, prepared.losses, CURVE_FIXED)
     analysis = replace(analysis, missing=pd.concat([analysis.missing, notes], ignore_index=True))
-    claims, curves = judged(record, analysis), prepared.losses.curves
+    claims, curves = judge_study(record, analysis), prepared.losses.curves
     results = Results(record, analysis, curves, NO_RUNS, claims, "the folder")
     if record.varies or not is_beside:
         return results
@@ -137,18 +137,22 @@ def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Results:
 def replication_text(study: Results) -> str:
     parts = [summary_text(study.record, study)]
     if study.published is not None:
-        rows = beside_published(study.analysis.table, study.published, study.shown_profile)
+        rows = beside_published(study.analysis.table, study.published, study.main_profile)
         parts.append(f"beside the published\n\n{frame_text(rows)}")
     missing = study.analysis.missing
     return "\n\n".join([*parts, *([f"missing\n\n{frame_text(missing)}"] if len(missing) else [])])
 
 
-def published_studies() -> list[Results]:
+def load_published_studies() -> list[Results]:
     """Returns the studies whose per-seed compute ratios ship with the package."""
-    return [_published(name) for name in known_studies() if tabulate_published(name) is not None]
+    return [
+        _load_published(name)
+        for name in read_known_studies()
+        if tabulate_published(name) is not None
+    ]
 
 
-def _published(name: str) -> Results:
+def _load_published(name: str) -> Results:
     table, per_seed = tabulate_published(name), load_published(name)
     variants = _variants_of(per_seed)
     per_seed = per_seed if variants else per_seed.drop(columns=VARIANT)
@@ -159,7 +163,7 @@ def _published(name: str) -> Results:
     ratios = pd.DataFrame(columns=[*columns, "compute_ratio"])
     analysis = Analysis(table, per_seed, ratios, pd.DataFrame(columns=FIT_COLUMNS), NO_NOTES)
     return Results(
-        record, analysis, NO_CURVES, NO_RUNS, judged(record, analysis), "the shipped file"
+        record, analysis, NO_CURVES, NO_RUNS, judge_study(record, analysis), "the shipped file"
     )
 
 
@@ -202,7 +206,7 @@ def _require_domains(rows: pd.DataFrame, baseline: Baseline, size: str) -> None:
             raise invalid(f"{CURVES_FILE}, row {number}, domain", domain, allowed)
 
 
-def _named(rows: pd.DataFrame, used: Mapping[tuple[str, str], Baseline]) -> pd.DataFrame:
+def _name_profiles(rows: pd.DataFrame, used: Mapping[tuple[str, str], Baseline]) -> pd.DataFrame:
     named = []
     for row in rows.to_dict("records"):
         domains = tuple(sorted(used[row["size"], row[VARIANT]].domains - {CORE}))

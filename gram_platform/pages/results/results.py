@@ -33,9 +33,9 @@ from gram_platform.analysis.variants import (
 from gram_platform.config import CORE, State
 from gram_platform.methods.nodes import BASELINE, VARIANT, node_name
 from gram_platform.pages.figures.style import method_style
-from gram_platform.pages.report.claims import shown_columns
+from gram_platform.pages.report.claims import select_columns
 from gram_platform.pages.report.modules import readable_drops, readable_shares
-from gram_platform.pages.report.sections import renamed
+from gram_platform.pages.report.sections import rename_variant
 from gram_platform.pages.report.warning import terminal_warning
 from gram_platform.pages.results.record import Results, StudyRecord
 from gram_platform.paper.claims import CLAIMS
@@ -70,21 +70,21 @@ def read_results(
         frames = store_frames(store, record.ids, record.curve_runs)
     frame, curves, source = frames
     complete = frame[frame["status"] == State.COMPLETE]
-    evaluations = named(record.tags("evaluation"), complete)
-    runs = named(record.tags("run"), complete)
+    evaluations = join_tags(record.tags("evaluation"), complete)
+    runs = join_tags(record.tags("run"), complete)
     baselines = runs[runs["method"] == BASELINE]
     if evaluations.empty or not curves["run_id"].isin(record.baseline_runs).any():
         return None
     names = ["run_id", "method", "size", "seed", *([VARIANT] if record.variants else [])]
-    attacks = named_attacks(record.tags("attack"), complete, curves)
+    attacks = join_attacks(record.tags("attack"), complete, curves)
     curves = curves.merge(baselines[names].drop_duplicates(), on="run_id")
     losses = StudyLosses(evaluations, curves, attacks, record.tags("evaluation"))
-    analysis = analysed(record, losses)
+    analysis = analyse_study(record, losses)
     absorption = None
     if record.probed and store:
         probed = runs[runs["id"].isin(record.probed)]
         absorption = module_shares(probed, lambda run_id: store.run(run_id).records())
-    nodes, claims = nodes_frame(record, frame), judged(record, analysis)
+    nodes, claims = nodes_frame(record, frame), judge_study(record, analysis)
     return Results(record, analysis, curves, nodes, claims, source, absorption)
 
 
@@ -117,14 +117,14 @@ def lost_rows(
     return lines
 
 
-def analysed(record: StudyRecord, losses: StudyLosses, intervals: str = JACKKNIFE) -> Analysis:
+def analyse_study(record: StudyRecord, losses: StudyLosses, intervals: str = JACKKNIFE) -> Analysis:
     own, sizes = record.own_baseline, record.sizes
     if not record.variants:
         return analyse(losses, sizes, own_baseline=own, intervals=intervals)
     return analyse_variants(losses, record.variants, sizes, record.unit, own, intervals)
 
 
-def judged(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
+def judge_study(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
     """Judges the paper's claims about the study, with their verdicts on the published numbers.
 
     The profile is the record's even if the table lacks it: another would be chosen after there are
@@ -150,7 +150,7 @@ def summary_text(record: StudyRecord, results: Results) -> str:
     if table.empty:
         missing = results.analysis.missing.to_numpy()
         return "\n".join(["no table:", *(f"{what}: {why}" for what, why in missing)])
-    parts = [format_table(renamed(table, record.varies))]
+    parts = [format_table(rename_variant(table, record.varies))]
     if results.by_number is not None:
         drops = drop_table(results.by_number, results.analysis.per_seed)
         parts += ["from one module to all", frame_text(readable_drops(drops))]
@@ -158,19 +158,21 @@ def summary_text(record: StudyRecord, results: Results) -> str:
         shares = readable_shares(final_shares(results.absorption))
         parts += [
             "shares of the modules' squared gradient",
-            frame_text(renamed(shares, record.varies)),
+            frame_text(rename_variant(shares, record.varies)),
         ]
     if record.compare_with in PAPER_SCALES:
-        beside = renamed(beside_paper(table, record.compare_with, record.profile), record.varies)
+        beside = rename_variant(
+            beside_paper(table, record.compare_with, record.profile), record.varies
+        )
         parts += ["beside the paper's (for reading: another scale)", frame_text(beside)]
     if record.preset == UNJUDGED_PRESET:
         parts += [TOO_LITTLE]
     elif record.compare_with in CLAIMS:
         names = ["verdict", HOLM, "difference", "low", "high", UNIT_ERROR, "detectable", "paper"]
         names += [PROFILE, "size", VARIANT, "claim", "published", EXPLANATION]
-        found = shown_columns(results.claims, names)
+        found = select_columns(results.claims, names)
         found = found[[n for n in found if n not in ("size", VARIANT) or found[n].nunique() > 1]]
-        parts += ["the paper's claims", frame_text(renamed(found, record.varies))]
+        parts += ["the paper's claims", frame_text(rename_variant(found, record.varies))]
     return "\n\n".join(filter(None, [*parts, terminal_warning(results)]))
 
 
@@ -198,12 +200,14 @@ def brief_results(record: StudyRecord, results: Results, is_wide: bool) -> Brief
     A single size or variant is left out.
     """
     table, text, tables = results.analysis.table, interval_text if is_wide else short_text, {}
-    for profile in dict.fromkeys((MEAN, results.shown_profile)) if len(table) else ():
+    for profile in dict.fromkeys((MEAN, results.main_profile)) if len(table) else ():
         rows = table[table["profile"] == profile]
         several = [name for name in ("size", VARIANT) if name in rows and rows[name].nunique() > 1]
         names = ["method", *several]
         cells = with_values(rows, CLASSES, text)
-        tables[f"profile {profile}"] = renamed(labelled(rows[names]).assign(**cells), record.varies)
+        tables[f"profile {profile}"] = rename_variant(
+            labelled(rows[names]).assign(**cells), record.varies
+        )
     judged_not = TOO_LITTLE * (record.preset == UNJUDGED_PRESET)
     return Brief(tables, count_verdicts(results.claims), terminal_warning(results), judged_not)
 
@@ -220,16 +224,16 @@ def count_verdicts(claims: pd.DataFrame | None) -> Mapping[str, int]:
     return dict(Counter(filter(None, claims["verdict"]))) if has_claims else {}
 
 
-def named(
+def join_tags(
     tags: pd.DataFrame, frame: pd.DataFrame, how: Literal["inner", "left"] = "inner"
 ) -> pd.DataFrame:
     """Selects the rows of a frame in the order and under the names of `tags`."""
     return tags.merge(frame.drop(columns=tags.columns.drop("id"), errors="ignore"), how, on="id")
 
 
-def named_attacks(tags: pd.DataFrame, complete: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
+def join_attacks(tags: pd.DataFrame, complete: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
     """Makes the frame of attacks for `analyse`; the loss is NaN without a result."""
-    rows, by_run = named(tags, complete, "left"), curves.groupby(["run_id", "domain"])
+    rows, by_run = join_tags(tags, complete, "left"), curves.groupby(["run_id", "domain"])
     points = {key: [*zip(of["step"], of["loss"], strict=True)] for key, of in by_run}
     found = [points.get(key, ()) for key in zip(rows["id"], rows[ELICITED], strict=True)]
     rows = _with_best_loss(rows).rename(columns={"best_loss": "loss"})
@@ -245,7 +249,7 @@ def _with_best_loss(attacks: pd.DataFrame) -> pd.DataFrame:
 
 def nodes_frame(record: StudyRecord, frame: pd.DataFrame) -> pd.DataFrame:
     """Lists every begun node: runs, evaluations, attacks, each in the study's order."""
-    parts = [named(record.tags(kind), frame) for kind in ("run", "evaluation", "attack")]
+    parts = [join_tags(record.tags(kind), frame) for kind in ("run", "evaluation", "attack")]
     parts[-1] = _with_best_loss(parts[-1])
     return pd.concat(parts, ignore_index=True).drop_duplicates("id", ignore_index=True)
 
