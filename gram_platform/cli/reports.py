@@ -21,8 +21,7 @@ from gram_platform.config.identity import invalid, local_path, require_choice
 from gram_platform.config.provenance import provenance
 from gram_platform.config.terminal import say
 from gram_platform.pages.index import write_index
-from gram_platform.pages.report.measurements import LOSSES_PRESENTATION, MEASUREMENTS
-from gram_platform.pages.report.mirrored import read_mirrored
+from gram_platform.pages.report.measurements import LOSSES_PRESENTATION, MEASUREMENTS, read_mirrored
 from gram_platform.pages.report.sections import rename_variant
 from gram_platform.pages.results.external import read_external
 from gram_platform.pages.results.record import load_record, write_or_log

@@ -10,9 +10,8 @@ import pytest
 
 from gram_platform.analysis.tables import Analysis, StudyLosses, analyse, in_reading_order
 from gram_platform.pages.report.answers import answer_study, headline_rows
-from gram_platform.pages.report.build import report_sections, study_page
 from gram_platform.pages.report.page import Section, readable_runs, sections_html
-from gram_platform.pages.report.sections import trend_sections
+from gram_platform.pages.report.sections import report_sections, study_page, trend_sections
 from gram_platform.pages.results import results
 from gram_platform.pages.results.record import Results
 from gram_platform.paper.claims import GRAM_SEPARATES, STORIES_CLAIMS, follows

@@ -8,7 +8,7 @@ import pytest
 
 from gram_platform.analysis.tables import StudyLosses, analyse
 from gram_platform.pages.figures.style import whiskers
-from gram_platform.pages.report.build import study_page
+from gram_platform.pages.report.sections import study_page
 from gram_platform.pages.results.replication import load_published_studies
 from gram_platform.store import Store
 from gram_platform.studies.library.lr_bs_grid import SEARCH

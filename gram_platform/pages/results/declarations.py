@@ -47,24 +47,25 @@ class Declaration:
     by_modules: bool = False
 
     def record(
-        self, name: str, sizes: Sequence[str], facts: Sequence[str], variants: tuple[str, ...]
+        self,
+        name: str,
+        sizes: tuple[str, ...],
+        facts: Sequence[str],
+        variants: tuple[str, ...],
+        unit: str,
     ) -> StudyRecord:
-        """Makes the record of a study without runs of ours; the caller sets `unit`."""
+        """Makes the record of a study without runs of ours, against the baselines of `unit`."""
+        fields = {**vars(self), "unit": unit, "varies": self.varies if variants else ""}
+        del fields["baseline_from"]
         return StudyRecord(
-            name=name,
-            title=self.title,
-            question=self.question,
+            name,
             facts=tuple(facts),
             params={},
-            sizes=tuple(sizes),
+            sizes=sizes,
             parameters={size: parameters_of(size) for size in sizes},
-            profile=self.profile,
             entries=(),
-            compare_with=self.compare_with,
-            varies=self.varies if variants else "",
             variants=variants,
-            own_baseline=self.own_baseline,
-            by_modules=self.by_modules,
+            **fields,
         )
 
 
@@ -84,20 +85,21 @@ def declarations(external: External) -> dict[str, Declaration]:
 
 def declaration(name: str, given: Mapping, studies: list[str]) -> Declaration:
     """Returns the known declaration of a name, changed by the fields `given` in studies.json."""
-    place, known = f"{STUDIES_FILE}, {name}", read_known_studies().get(name, Declaration(name))
+    known = read_known_studies().get(name, Declaration(name))
     if name in CLAIMS and not known.compare_with:
         known = replace(known, compare_with=name)
     try:
         declared = from_plain(Declaration, overlaid(known, given))
+        varies, lender = given.get("varies"), given.get("baseline_from", "")
+        if varies in NOT_NAMES:
+            raise invalid("varies", varies, "a name that no other column of the table has")
+        if lender not in ("", *studies):
+            raise invalid("baseline_from", lender, f"a study of {LOSSES_FILE}")
+        if (paper := given.get("compare_with", "")) not in ("", *CLAIMS):
+            raise invalid("compare_with", paper, one_of(paper, CLAIMS))
     except InvalidField as error:
-        raise invalid(f"{place}, {error.field}", error.value, error.expected) from error
-    varies, lender = given.get("varies"), given.get("baseline_from", "")
-    if varies in NOT_NAMES:
-        raise invalid(f"{place}, varies", varies, "a name that no other column of the table has")
-    if lender not in ("", *studies):
-        raise invalid(f"{place}, baseline_from", lender, f"a study of {LOSSES_FILE}")
-    if (paper := given.get("compare_with", "")) not in ("", *CLAIMS):
-        raise invalid(f"{place}, compare_with", paper, one_of(paper, CLAIMS))
+        field = f"{STUDIES_FILE}, {name}, {error.field}"
+        raise invalid(field, error.value, error.expected) from error
     return declared
 
 
@@ -128,30 +130,26 @@ class BaselineRules:
         self.empty, self.declared = external.curves.iloc[:0], declared
 
     def of(self, study: str, size: str, variant: str) -> Baseline:
-        """Returns the first of these baselines: the unit's, the variant's, those without a variant,
-        the only ones.
+        """Returns the first of these baselines: the unit's, the variant's, the one without a variant,
+        the only one.
 
         A study without baselines at a size borrows them by the same rules. ValueError if there are
         none, or several to choose from.
         """
         source = study if self._variants(self.losses, study, size) else self._lender(study, size)
         options = self._variants(self.losses, source, size)
-        wanted = (
-            self.unit(source, size),
-            *((variant,) if source == study else ()),
-            "",
-            *options[: len(options) == 1],
-        )
-        found = next((option for option in wanted if option in options), None)
-        if found is None:
+        wanted = [self.unit(source, size), *([variant] if source == study else []), ""]
+        wanted += options if len(options) == 1 else []
+        chosen = next((option for option in wanted if option in options), None)
+        if chosen is None:
             what = f"study {study}, size {size}" + f", variant {variant}" * bool(variant)
             allowed = (
                 f"a baseline of the variant, one without a variant, or a unit in {STUDIES_FILE}:"
                 f" {source} has baselines of {', '.join(options)}"
             )
             raise invalid(LOSSES_FILE, what, allowed)
-        losses = self.losses[source, size, found]
-        curves_from, curves = self._curves(source, size, found, losses)
+        losses = self.losses[source, size, chosen]
+        curves_from, curves = self._curves(source, size, chosen, losses)
         return Baseline(source, losses, curves, curves_from)
 
     def unit(self, study: str, size: str) -> str:
@@ -167,19 +165,22 @@ class BaselineRules:
         if wanted in having:
             return wanted
         with_curves = [name for name in having if self._variants(self.curves, name, size)]
-        found = with_curves or having
-        if len(found) == 1:
-            return found[0]
+        lenders = with_curves or having
+        if len(lenders) == 1:
+            return lenders[0]
         allowed = f"rows of method {BASELINE}, in this study or in one other study of that size"
-        if found:
-            allowed += f": choose with baseline_from in {STUDIES_FILE} from {', '.join(found)}"
+        if lenders:
+            allowed += f": choose with baseline_from in {STUDIES_FILE} from {', '.join(lenders)}"
         raise invalid(LOSSES_FILE, f"study {study}, size {size}", allowed)
 
     def _curves(
         self, study: str, size: str, variant: str, losses: pd.DataFrame
     ) -> tuple[str, pd.DataFrame]:
-        """Returns the first of these (study, curves): of the baseline's variant, of no variant if
-        that is unambiguous, of equal losses."""
+        """Returns (study, curves) of the first of these baselines that has curves.
+
+        They are the variant's, the one without a variant if it is unambiguous, and another study's
+        with equal losses.
+        """
         is_only = len(self._variants(self.losses, study, size)) == 1
         options = self._variants(self.curves, study, size)
         wanted = [variant]

@@ -157,8 +157,7 @@ def _load_published(name: str) -> Results:
     variants = _variants_of(per_seed)
     per_seed = per_seed if variants else per_seed.drop(columns=VARIANT)
     declared, sizes = declaration(name, {}, []), tuple(dict.fromkeys(table["size"]))
-    record = declared.record(name, sizes, (f"{SOURCE}.",), variants)
-    record = replace(record, unit=declared.unit)
+    record = declared.record(name, sizes, [f"{SOURCE}."], variants, declared.unit)
     columns = [*([VARIANT] if variants else []), *VIEW, "retained", "domain", "class"]
     ratios = pd.DataFrame(columns=[*columns, "compute_ratio"])
     analysis = Analysis(table, per_seed, ratios, pd.DataFrame(columns=FIT_COLUMNS), NO_NOTES)
@@ -193,29 +192,26 @@ def _in_every_variant(losses: pd.DataFrame, variants: tuple[str, ...]) -> pd.Dat
 def _require_domains(rows: pd.DataFrame, baseline: Baseline, size: str) -> None:
     known = baseline.domains | {CORE}
     allowed = f"a domain of the baselines of {baseline.study} {size}: {', '.join(sorted(known))}"
-    for number, domain, retained in zip(rows["row"], rows["domain"], rows["retained"], strict=True):
-        if domain not in known:
-            raise invalid(f"{LOSSES_FILE}, row {number}, domain", domain, allowed)
-        for name in filter(None, retained.split(",")):
-            if name not in known:
-                raise invalid(f"{LOSSES_FILE}, row {number}, retained", name, allowed)
-    for number, domain in (
-        baseline.curves[["row", "domain"]].drop_duplicates().itertuples(index=False)
+    retained = rows.assign(retained=rows["retained"].str.split(",")).explode("retained")
+    retained = retained[retained["retained"] != ""]
+    for file, frame, column in (
+        (LOSSES_FILE, rows, "domain"),
+        (LOSSES_FILE, retained, "retained"),
+        (CURVES_FILE, baseline.curves, "domain"),
     ):
-        if domain not in known:
-            raise invalid(f"{CURVES_FILE}, row {number}, domain", domain, allowed)
+        for number, domain in frame.loc[~frame[column].isin(known), ["row", column]].to_numpy():
+            raise invalid(f"{file}, row {number}, {column}", domain, allowed)
 
 
 def _name_profiles(rows: pd.DataFrame, used: Mapping[tuple[str, str], Baseline]) -> pd.DataFrame:
-    named = []
+    """Adds `profile`; a baseline retains every domain."""
+    retained, profiles = [], []
     for row in rows.to_dict("records"):
         domains = tuple(sorted(used[row["size"], row[VARIANT]].domains - {CORE}))
-        if row["method"] == BASELINE:
-            named.append((",".join(domains), ALL))
-        else:
-            kept = tuple(filter(None, row["retained"].split(",")))
-            named.append((row["retained"], profile_name(kept, domains)))
-    retained, profiles = zip(*named, strict=True)
+        is_baseline = row["method"] == BASELINE
+        kept = domains if is_baseline else tuple(filter(None, row["retained"].split(",")))
+        retained.append(",".join(kept))
+        profiles.append(ALL if is_baseline else profile_name(kept, domains))
     return rows.assign(retained=retained, profile=profiles)
 
 
@@ -251,13 +247,14 @@ def _record(
     facts = [f"Losses measured elsewhere, from {external.folder}: seeds {', '.join(seeds)}."]
     borrowed = dict.fromkeys((b.study, size) for (size, _), b in used.items() if b.study != name)
     facts += [f"The baseline of {size} is that of the study {study}." for study, size in borrowed]
-    copied = dict.fromkeys(
-        (b.curves_from, size) for (size, _), b in used.items() if b.curves_from != b.study
-    )
-    same = "whose losses are the same"
-    facts += [f"The curves of {size} are those of {study}, {same}." for study, size in copied]
+    copied = {(b.curves_from, size): b for (size, _), b in used.items()}
+    facts += [
+        f"The curves of {size} are those of {study}, whose losses are the same."
+        for (study, size), baseline in copied.items()
+        if study != baseline.study
+    ]
     if unit:
         facts.append(f"Every ratio is against the baseline of {unit}.")
     if declared.own_baseline:
         facts.append("Each seed is measured against the baseline of the same seed.")
-    return replace(declared.record(name, sizes, facts, variants), unit=unit)
+    return declared.record(name, sizes, facts, variants, unit)

@@ -12,7 +12,7 @@ from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.tables import CLASSES
 from gram_platform.cli import main, reports
 from gram_platform.pages.index import read_shown
-from gram_platform.pages.report.build import report_sections
+from gram_platform.pages.report.sections import report_sections
 from gram_platform.pages.results.declarations import read_known_studies
 from gram_platform.pages.results.external import read_external
 from gram_platform.pages.results.record import Results
