@@ -14,10 +14,16 @@ import pandas as pd
 
 from gram_platform.analysis.ratios import ELICITED
 from gram_platform.analysis.tables import NATS_COLUMNS, TABLE_COLUMNS
-from gram_platform.config.identity import InvalidField, invalid, one_of
+from gram_platform.config.identity import invalid, one_of
 from gram_platform.config.plain import from_plain, overlaid
 from gram_platform.methods.nodes import BASELINE, VARIANT
-from gram_platform.pages.results.external import LOSSES_FILE, STUDIES_FILE, External, parameters_of
+from gram_platform.pages.results.external import (
+    LOSSES_FILE,
+    STUDIES_FILE,
+    External,
+    add_place,
+    parameters_of,
+)
 from gram_platform.pages.results.record import StudyRecord
 from gram_platform.paper.claims import CLAIMS
 from gram_platform.paper.verdicts import EXPLANATION, JUDGEMENT_COLUMNS
@@ -88,7 +94,7 @@ def declaration(name: str, given: Mapping, studies: list[str]) -> Declaration:
     known = read_known_studies().get(name, Declaration(name))
     if name in CLAIMS and not known.compare_with:
         known = replace(known, compare_with=name)
-    try:
+    with add_place(f"{STUDIES_FILE}, {name}"):
         declared = from_plain(Declaration, overlaid(known, given))
         varies, lender = given.get("varies"), given.get("baseline_from", "")
         if varies in NOT_NAMES:
@@ -97,9 +103,6 @@ def declaration(name: str, given: Mapping, studies: list[str]) -> Declaration:
             raise invalid("baseline_from", lender, f"a study of {LOSSES_FILE}")
         if (paper := given.get("compare_with", "")) not in ("", *CLAIMS):
             raise invalid("compare_with", paper, one_of(paper, CLAIMS))
-    except InvalidField as error:
-        field = f"{STUDIES_FILE}, {name}, {error.field}"
-        raise invalid(field, error.value, error.expected) from error
     return declared
 
 
