@@ -23,6 +23,7 @@ from gram_platform.analysis.variants import (
 )
 from gram_platform.config import core_first
 from gram_platform.methods.nodes import VARIANT
+from gram_platform.pages.figures.study import variant_figure
 from gram_platform.pages.figures.style import (
     GREY,
     Style,
@@ -35,7 +36,6 @@ from gram_platform.pages.figures.style import (
     method_style,
     with_table,
 )
-from gram_platform.pages.figures.variants import variant_figure
 from gram_platform.pages.report.page import Section, render, section_by_size
 from gram_platform.pages.results.record import Results
 

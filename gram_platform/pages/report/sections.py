@@ -27,12 +27,13 @@ from gram_platform.methods.nodes import VARIANT
 from gram_platform.pages.figures.study import (
     HIDDEN,
     aggregate_figure,
+    domain_variant_figure,
     learning_curve_figure,
     profile_bars_figure,
     scaling_figure,
+    variant_figure,
 )
 from gram_platform.pages.figures.style import drop_empty, method_style
-from gram_platform.pages.figures.variants import domain_variant_figure, variant_figure
 from gram_platform.pages.report.answers import answer_study, headline_rows, ratio_text
 from gram_platform.pages.report.claims import claim_sections
 from gram_platform.pages.report.modules import absorption_sections, composing_sections

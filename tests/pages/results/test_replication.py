@@ -13,10 +13,14 @@ from gram_platform.analysis.tables import CLASSES
 from gram_platform.cli import main, reports
 from gram_platform.pages.index import read_shown
 from gram_platform.pages.report.sections import report_sections
-from gram_platform.pages.results.declarations import read_known_studies
 from gram_platform.pages.results.external import read_external
 from gram_platform.pages.results.record import Results
-from gram_platform.pages.results.replication import load_published_studies, prepare, replicate
+from gram_platform.pages.results.replication import (
+    load_published_studies,
+    prepare,
+    read_known_studies,
+    replicate,
+)
 from gram_platform.pages.results.results import summary_text
 from gram_platform.paper.paper import load_published, read_printed
 from gram_platform.store import Store
