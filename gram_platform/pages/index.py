@@ -107,16 +107,15 @@ def index_page(store: Store) -> Page:
     now = datetime.datetime.now(datetime.UTC)
     place = masked(store.root)
     intro = f"{QUESTION}\n\nStudies and searches of the storage {place}, {now:%Y-%m-%d %H:%M} UTC."
-    kinds = read_shown(store)
+    studies, searches = read_shown(store)
     sections = [
-        Section(title, markup=render("cards.html", cards=found))
-        for title, found in zip(("Studies", "Searches"), kinds, strict=True)
-        if found
-    ]
-    nothing = Section("Studies", "None has been submitted.")
-    paper = figures_of_paper({one.report for kind in kinds for one in kind})
-    terms = [terms_section(attacks=True)] if kinds[0] else []
-    return Page("Studies and searches", intro, [*(sections or [nothing]), *terms, paper])
+        Section(title, markup=render("cards.html", cards=cards))
+        for title, cards in (("Studies", studies), ("Searches", searches))
+        if cards
+    ] or [Section("Studies", "None has been submitted.")]
+    terms = [terms_section(attacks=True)] if studies else []
+    paper = figures_of_paper({card.report for card in studies + searches})
+    return Page("Studies and searches", intro, [*sections, *terms, paper])
 
 
 def figures_of_paper(reports: Collection[str]) -> Section:

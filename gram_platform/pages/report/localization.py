@@ -109,9 +109,8 @@ def read_tokens(
         of_size = [e for e in views if e["tags"]["size"] == size and e["id"] in done]
         measured = _load(store, [e for e in of_size if e["tags"]["seed"] == seed])
         references = {(m.size, m.seed): m for m in measured if m.method == BASELINE}
-        control = _control(store, of_size, seed)
-        views_of_seed = [*(m for m in measured if m.method != BASELINE), *control]
-        rows.append(localize(views_of_seed, references))
+        others = [m for m in measured if m.method != BASELINE]
+        rows.append(localize(others + _control(store, of_size, seed), references))
         if references and size not in texts:
             texts[size] = _texts(store, of_size[0]["id"], measured, references[size, seed])
     lacking = [tuple(e["tags"][name] for name in VIEW) for e in views if e["id"] not in done]
@@ -123,13 +122,13 @@ def read_tokens(
 
 
 def tokens_text(record: StudyRecord, results: TokenResults) -> str:
-    means = readable_localization(results.found.means)
-    judged = [
-        f"{c['verdict']}: {c['claim']}, profile {c[PROFILE]} {c[EXPLANATION]}".rstrip()
-        for c in results.claims.to_dict("records")
-    ]
-    judged = [TOO_LITTLE] if record.preset == UNJUDGED_PRESET else judged
-    return "\n".join([frame_text(means), "", *judged]).rstrip()
+    lines = [frame_text(readable_localization(results.found.means)), ""]
+    if record.preset == UNJUDGED_PRESET:
+        return "\n".join([*lines, TOO_LITTLE])
+    for claim in results.claims.to_dict("records"):
+        line = f"{claim['verdict']}: {claim['claim']}, profile {claim[PROFILE]}"
+        lines.append(f"{line} {claim[EXPLANATION]}".rstrip())
+    return "\n".join(lines).rstrip()
 
 
 def brief_tokens(record: StudyRecord, results: TokenResults, is_wide: bool) -> Brief:
@@ -254,10 +253,9 @@ def _visible(piece: str) -> str:
 
 
 def increases_frame(text: ShadedText) -> pd.DataFrame:
-    tokens = {"token": [repr(piece)[1:-1] for piece in text.pieces[1:]]}
-    columns = {"baseline loss": text.baseline, **text.views}
-    numbers = {label: values.astype(float) for label, values in columns.items()}
-    return pd.DataFrame({**tokens, **numbers}).round(4)
+    numbers = pd.DataFrame({"baseline loss": text.baseline, **text.views}).astype(float).round(4)
+    numbers.insert(0, "token", [repr(piece)[1:-1] for piece in text.pieces[1:]])
+    return numbers
 
 
 def _is_baseline(entry: Mapping) -> bool:
@@ -265,21 +263,19 @@ def _is_baseline(entry: Mapping) -> bool:
 
 
 def _load(store: Store, entries: Sequence[Mapping]) -> list[MeasuredTokens]:
-    found = []
+    measured = []
     for entry in entries:
         evaluation, tags = store.evaluation(entry["id"]), entry["tags"]
-        measured = MeasuredTokens(
-            tags["method"],
-            tags["size"],
-            tags["seed"],
-            tags["profile"],
+        result = evaluation.result()
+        view = MeasuredTokens(
+            *(tags[name] for name in ("method", "size", "seed", "profile")),
             tuple(filter(None, tags["retained"].split(","))),
             {domain: tensor.numpy() for domain, tensor in evaluation.tensors().items()},
-            evaluation.result()["run_id"],
-            tuple(np.array(of_text) for of_text in evaluation.result().get("text_losses", ())),
+            result["run_id"],
+            tuple(map(np.array, result.get("text_losses", ()))),
         )
-        found.append(measured)
-    return found
+        measured.append(view)
+    return measured
 
 
 def _control(store: Store, of_size: Sequence[Mapping], seed: str) -> list[MeasuredTokens]:
@@ -308,28 +304,21 @@ def _texts(
     tokenizer, texts = load_tokenizer(corpus.tokenizer_path), []
     given = text_tokens(corpus.tokenizer_path, config.get("texts", ()), sys.maxsize)
     first = [(d, corpus.validation(d)[0, : NUM_SHADED + 1].tolist()) for d in baseline.losses]
-    for place, (domain, tokens) in enumerate(given or first):
-        num = len(tokens) - 1
-
-        def of_view(view, place=place, domain=domain, num=num):
-            return view.texts[place] if given else view.losses[domain][0, :num]
-
-        losses = of_view(baseline)
-        shown = [
-            m for m in measured if m.profile in (CORE, f"{CORE}+{domain}") and m.method != BASELINE
-        ]
-        views = {_label(m, domain): of_view(m) - losses for m in shown}
-        filtered = [m for m in shown if (m.method, m.profile) == (CALIBRATION_METHOD, CORE)]
-        scales = [shading_scale(views[_label(m, domain)]) for m in filtered]
+    for number, (domain, tokens) in enumerate(given or first):
+        part = (0, slice(len(tokens) - 1))
+        losses = baseline.texts[number] if given else baseline.losses[domain][part]
+        views, scale = {}, np.nan
+        for view in measured:
+            if view.profile in (CORE, f"{CORE}+{domain}") and view.method != BASELINE:
+                state = "kept" if domain in view.retained else "removed"
+                increases = (view.texts[number] if given else view.losses[domain][part]) - losses
+                views[f"{method_style(view.method).label}, {domain} {state}"] = increases
+                if (view.method, view.profile) == (CALIBRATION_METHOD, CORE):
+                    scale = shading_scale(increases)
+        name = f"{domain}, text {number + 1}" if given else domain
         pieces = tuple(token_texts(tokenizer, tokens))
-        name = f"{domain}, text {place + 1}" if given else domain
-        texts.append(ShadedText(name, pieces, losses, scales[0] if scales else np.nan, views))
+        texts.append(ShadedText(name, pieces, losses, scale, views))
     return tuple(texts)
-
-
-def _label(view: MeasuredTokens, domain: str) -> str:
-    state = "kept" if domain in view.retained else "removed"
-    return f"{method_style(view.method).label}, {domain} {state}"
 
 
 TOKENS_PRESENTATION = Presentation(
