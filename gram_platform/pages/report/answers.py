@@ -41,9 +41,9 @@ FIRST = ("gram", "filtering")
 
 
 def answer_study(study: Results) -> list[str]:
-    """Returns a sentence for each group of claims, after the place of the main numbers.
+    """Returns the place of the main numbers, then a sentence for each group of claims there.
 
-    A study without claims of the paper, or none that is judged there, has its ratios first.
+    The ratios come before the claims if no claim of the paper is about this place.
     """
     main = headline_rows(study)
     if main.empty:
@@ -54,22 +54,22 @@ def answer_study(study: Results) -> list[str]:
         over = ", mean over the profiles" * (row[PROFILE] == MEAN != first["profile"])
         groups[name].append((row["verdict"], _compare(claim, row) + over))
     sentences = []
-    for name, found in groups.items():
-        if found:
-            verdicts, facts = zip(*found, strict=True)
+    for name, claims in groups.items():
+        if claims:
+            verdicts, facts = zip(*claims, strict=True)
             sentences.append(f"{QUESTIONS[name]} {_answer(verdicts)}: {'; '.join(facts)}.")
     if not sentences or study.record.compare_with not in CLAIMS:
-        ratios = {name: ratio_text(study, first, name) for name in CLASSES}
-        shown = ", ".join(f"{name} {text}" for name, text in ratios.items() if text)
-        sentences.insert(0, f"{method_style(first['method']).label}: {shown}.")
+        texts = {name: ratio_text(study, first, name) for name in CLASSES}
+        ratios = ", ".join(f"{name} {text}" for name, text in texts.items() if text)
+        sentences.insert(0, f"{method_style(first['method']).label}: {ratios}.")
     return [_place(study, main), *sentences]
 
 
 def _place(study: Results, main: pd.DataFrame) -> str:
     first, varies = main.iloc[0], study.record.varies.replace("_", " ")
     seeds = zip(labelled(main)["method"], main["num_seeds"], strict=True)
-    named = " and ".join(f"{label} ({n} seed{'s' * (n != 1)})" for label, n in seeds)
-    at = f"{named} at {first['size']}, profile {first['profile']}"
+    methods = " and ".join(f"{label} ({n} seed{'s' * (n != 1)})" for label, n in seeds)
+    at = f"{methods} at {first['size']}, profile {first['profile']}"
     at += f", {varies} {first[VARIANT]}" * bool(varies)
     if main[[f"{name}_low" for name in CLASSES]].isna().all(axis=None):
         return f"{at}."
@@ -79,13 +79,12 @@ def _place(study: Results, main: pd.DataFrame) -> str:
 
 
 def _claims_here(study: Results, main: pd.DataFrame) -> Iterator[tuple[Claim, Mapping]]:
-    """Yields claims that compare methods or classes, not sizes or variants, where `main` is."""
+    """Yields the claims at the size and variant of `main` that compare methods or classes."""
     first, methods = main.iloc[0], set(main["method"])
     separations = (separation(method, first["size"]) for method in methods)
-    claims = CLAIMS.get(study.record.compare_with, separations)
-    named = {claim.text: claim for claim in claims}
+    claims = {claim.text: claim for claim in CLAIMS.get(study.record.compare_with, separations)}
     for row in study.claims.to_dict("records"):
-        claim = named.get(row["claim"])
+        claim = claims.get(row["claim"])
         here = all(row.get(name) in (None, "", first[name]) for name in ("size", VARIANT))
         is_ratio = claim and claim.left.name in CLASSES
         if is_ratio and here and len({(side.size, side.variant) for side in claim.terms}) == 1:
@@ -95,23 +94,23 @@ def _claims_here(study: Results, main: pd.DataFrame) -> Iterator[tuple[Claim, Ma
 
 
 def _answer(verdicts: tuple[str, ...]) -> str:
-    found = {"" if verdict.endswith(NO_INTERVAL) else verdict for verdict in verdicts}
-    if len(found) == 1:
-        return ANSWERS[found.pop()]
-    return "In part" if AGREE in found else ANSWERS[DISAGREE if DISAGREE in found else CANNOT_TELL]
+    kinds = {"" if verdict.endswith(NO_INTERVAL) else verdict for verdict in verdicts}
+    if len(kinds) == 1:
+        return ANSWERS[kinds.pop()]
+    return "In part" if AGREE in kinds else ANSWERS[DISAGREE if DISAGREE in kinds else CANNOT_TELL]
 
 
 def _compare(claim: Claim, row: Mapping[str, Any]) -> str:
-    left, right = claim.left, claim.right
-    names = [IN_TEXTS.get(side.name, side.name) for side in (left, right)]
-    whose = [f"{method_style(side.method).label}'s" for side in (left, right)]
-    other = whose[1] if left.name == right.name else f"its {names[1]}"
+    sides = claim.left, claim.right
+    name, other = (IN_TEXTS.get(side.name, side.name) for side in sides)
+    whose, others = (f"{method_style(side.method).label}'s" for side in sides)
+    other = others if claim.left.name == claim.right.name else f"its {other}"
     interval = Interval(row["difference"], row["low"], row["high"])
     number = error_text(interval, row[UNIT_ERROR]).removeprefix("-")
     way = "above" if interval.mean >= 0.0 else "below"
     allowed = margin(claim.within)
     limit = f" (margin {allowed:.2f})" * math.isfinite(allowed)
-    return f"{whose[0]} {names[0]} is {number} {way} {other}{limit}"
+    return f"{whose} {name} is {number} {way} {other}{limit}"
 
 
 def ratio_text(study: Results, row: Mapping[str, Any], name: str) -> str:

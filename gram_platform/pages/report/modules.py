@@ -61,12 +61,12 @@ def absorption_sections(study: Results) -> list[Section]:
     names = [name for name in (VARIANT, "method", "size") if name in curves]
     several = [name for name in names if name == "size" or curves[name].nunique() > 1]
     for key, rows in curves.groupby(names, sort=False):
-        named = dict(zip(names, key, strict=True))
-        labels = [method_style(named[n]).label if n == "method" else named[n] for n in several]
+        cells = dict(zip(names, key, strict=True))
+        labels = [method_style(cells[n]).label if n == "method" else cells[n] for n in several]
         for domain in core_first(tuple(dict.fromkeys(rows["domain"]))):
             title = f"Batches of {', '.join([domain, *labels])}"
             panel = absorption_figure(rows, domain, title)
-            figures.setdefault(named["size"], {})["-".join(("absorption", *key, domain))] = panel
+            figures.setdefault(cells["size"], {})["-".join(("absorption", *key, domain))] = panel
     table = readable_shares(final_shares(study.absorption))
     table = table.rename(columns={VARIANT: study.record.varies or VARIANT})
     title = "Which module learns what is not labelled"
@@ -137,10 +137,10 @@ def composing_sections(study: Results) -> list[Section]:
     profiles = study.by_number.groupby(MODULES_CELL, sort=False)["num_profiles"].first()
     table = over_seeds(study.by_number, MODULES_CELL).assign(num_profiles=profiles.tolist())
     panels = {size: _number_panels(table, size) for size in dict.fromkeys(table["size"])}
-    shown = readable_table(table).rename(columns={MODULES: AXIS})
-    shown = shown.assign(num_profiles=table["num_profiles"])
+    readable = readable_table(table).rename(columns={MODULES: AXIS})
+    readable = readable.assign(num_profiles=table["num_profiles"])
     title = "By the number of modules on"
-    sections = [section_by_size(title, NUMBERS_TEXT, panels, shown, table_is_open=False)]
+    sections = [section_by_size(title, NUMBERS_TEXT, panels, readable, table_is_open=False)]
     drops = readable_drops(drop_table(study.by_number, study.analysis.per_seed))
     if len(drops):
         title = "From one module to all"

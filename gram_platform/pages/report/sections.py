@@ -87,7 +87,7 @@ FEW = 10
 
 
 def scaling_sections(study: Results) -> list[Section]:
-    """Shows compute ratio against model size; [] if a single size has bars that show the same."""
+    """Shows compute ratio against model size; [] for a single size whose bars show the same."""
     table, profile = study.table, study.main_profile
     if len(set(table["size"])) == 1 and _find_mean_sizes(table):
         return []
@@ -104,7 +104,7 @@ def scaling_sections(study: Results) -> list[Section]:
 
 
 def aggregate_sections(study: Results) -> list[Section]:
-    """Shows the methods' means over profiles, next to the printed or else the published ones."""
+    """Shows the methods' means over profiles, next to the printed or the published ones."""
     table, sizes = study.table, _find_mean_sizes(study.table)
     if not sizes:
         return []

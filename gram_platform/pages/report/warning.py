@@ -55,11 +55,11 @@ def _lacking(study: Results) -> str:
     counts = Counter(runs.get("status", ()))
     counts[NOT_BEGUN] = len(study.record.ids - set(runs.get("id", ())))
     states = {state: n for state, n in counts.items() if n and state != State.COMPLETE}
-    named = ", ".join(f"{number} {state}" for state, number in states.items())
+    numbers = ", ".join(f"{number} {state}" for state, number in states.items())
     lacking = f"Tables and figures lack {num_missing} value{'s' * (num_missing > 1)}."
     parts = [
         f"{sum(states.values())} of {counts.total()} nodes had no result when this page was written"
-        f" ({named})." * bool(states),
+        f" ({numbers})." * bool(states),
         lacking * bool(num_missing),
         f"Submit the study again to execute them; gram report {study.record.name} writes the page"
         " again." * bool(states),
@@ -72,10 +72,8 @@ def _poor_fits(study: Results) -> str:
     poor = fits[fits["poor"].astype(bool)]
     if poor.empty:
         return ""
-    ours, theirs = (
-        f"{low:.0%} to {high:.0%}"
-        for low, high in ((poor["step_rms"].min(), poor["step_rms"].max()), PUBLISHED_STEP_RMS)
-    )
+    spans = poor["step_rms"].agg(["min", "max"]), PUBLISHED_STEP_RMS
+    ours, theirs = ("{:.0%} to {:.0%}".format(*span) for span in spans)
     return (
         f"{len(poor)} of {len(fits)} learning curves fit worse than the published ones. Losses are"
         f" {ours} of the steps off (root mean square), published ones {theirs}."

@@ -182,8 +182,7 @@ class BaselineRules:
         return Baseline(source, losses, curves, curves_from)
 
     def unit(self, study: str, size: str) -> str:
-        """Returns the variant with baselines that is the declared unit, or the only one with it in
-        its name; "" for none."""
+        """Returns the declared unit, or the only variant with its name in it; "" for none."""
         unit, options = self.declared[study].unit, self._variants(self.losses, study, size)
         similar = [option for option in options if unit and unit in option]
         return unit if unit in options else similar[0] if len(similar) == 1 else ""
@@ -229,11 +228,10 @@ class BaselineRules:
 
 
 def _is_equal(losses: pd.DataFrame, others: pd.DataFrame) -> bool:
-    """Tells whether these are the same models, by their final losses."""
-    both = losses.merge(others, on=["seed", "domain"], how="outer", suffixes=("", "_other"))
-    return len(both) == len(losses) == len(others) and np.allclose(
-        both["loss"], both["loss_other"], rtol=1e-6
-    )
+    """Tells whether two baselines are the same models, by their final losses."""
+    ours, theirs = (frame.set_index(["seed", "domain"])["loss"] for frame in (losses, others))
+    is_same_index = ours.index.sort_values().equals(theirs.index.sort_values())
+    return is_same_index and np.allclose(ours, theirs[ours.index], rtol=1e-6)
 
 
 NO_RUNS, NO_NOTES = pd.DataFrame({"id": []}), pd.DataFrame(columns=["what", "why"])
@@ -264,9 +262,8 @@ def _prepare(
     variants = _variants_of(losses)
     losses = _in_every_variant(losses, variants)
     used, parts, curves = {}, [], []
-    for size, variant in dict.fromkeys(zip(losses["size"], losses[VARIANT], strict=True)):
+    for (size, variant), here in losses.groupby(["size", VARIANT], sort=False):
         baseline = used[size, variant] = baselines.of(name, size, variant)
-        here = losses[(losses["size"] == size) & (losses[VARIANT] == variant)]
         _require_domains(here, baseline, size)
         if not (here["method"] == BASELINE).any():
             parts.append(baseline.losses.assign(study=name, **{VARIANT: variant}))
@@ -325,12 +322,13 @@ def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Results:
 
 
 def replication_text(study: Results) -> str:
-    parts = [summary_text(study.record, study)]
+    parts, missing = [summary_text(study.record, study)], study.analysis.missing
     if study.published is not None:
         rows = beside_published(study.analysis.table, study.published, study.main_profile)
-        parts.append(f"beside the published\n\n{frame_text(rows)}")
-    missing = study.analysis.missing
-    return "\n\n".join([*parts, *([f"missing\n\n{frame_text(missing)}"] if len(missing) else [])])
+        parts += ["beside the published", frame_text(rows)]
+    if len(missing):
+        parts += ["missing", frame_text(missing)]
+    return "\n\n".join(parts)
 
 
 def load_published_studies() -> list[Results]:
@@ -407,20 +405,20 @@ def _name_profiles(rows: pd.DataFrame, used: Mapping[tuple[str, str], Baseline])
 
 def _attacks(rows: pd.DataFrame, views: pd.DataFrame) -> tuple[pd.DataFrame, tuple]:
     """Returns the attacks on forgotten domains of known views, and notes on the others."""
-    keys, good, notes = [VARIANT, *VIEW], [], []
+    keys, attacks, notes = [VARIANT, *VIEW], [], []
     present = set(views[keys].itertuples(index=False, name=None))
     for row in rows.to_dict("records"):
         domain, why = row["domain"], ""
         if tuple(row[key] for key in keys) not in present:
             why = "the view has no losses without the attack"
-        elif domain == CORE or domain in row["retained"].split(","):
+        elif domain in (CORE, *row["retained"].split(",")):
             why = "the view keeps the domain"
+        else:
+            attacks.append({**row, ELICITED: domain})
         if why:
             names = (row[VARIANT], row["method"], row["size"], row["profile"], "seed", row["seed"])
             notes.append((f"{' '.join(filter(None, names))}, attack on {domain}", why))
-        else:
-            good.append({**row, ELICITED: domain})
-    return pd.DataFrame(good, columns=[VARIANT, *ATTACK_COLUMNS]), tuple(notes)
+    return pd.DataFrame(attacks, columns=[VARIANT, *ATTACK_COLUMNS]), tuple(notes)
 
 
 def _record(

@@ -96,8 +96,8 @@ def lost_rows(
     A new submission does not execute them. A curve that MLflow still has is not lost.
     """
     entries = {e["id"]: e for e in record.entries if e["id"] in done}
-    shown = entries.keys() if results is None else set(results.runs["id"])
-    found = {node_id: "it cannot be read" for node_id in entries if node_id not in shown}
+    readable = entries.keys() if results is None else set(results.runs["id"])
+    reasons = {node_id: "it cannot be read" for node_id in entries if node_id not in readable}
     runs = [run_id for run_id in dict.fromkeys(record.baseline_runs) if run_id in entries]
     if results is not None:
         steps = results.curves.groupby("run_id")["step"].nunique()
@@ -106,9 +106,9 @@ def lost_rows(
         ]
     for run_id in runs:
         if reason := store.run(run_id).lost_history():
-            found[run_id] = f"its curves cannot be read ({reason})"
+            reasons[run_id] = f"its curves cannot be read ({reason})"
     lines = []
-    for node_id, reason in found.items():
+    for node_id, reason in reasons.items():
         kind = entries[node_id]["kind"]
         directory = store.node(kind, node_id)
         name = node_name(kind, node_id, directory.tags() or entries[node_id]["tags"])
@@ -170,9 +170,10 @@ def summary_text(record: StudyRecord, results: Results) -> str:
     elif record.compare_with in CLAIMS:
         names = ["verdict", HOLM, "difference", "low", "high", UNIT_ERROR, "detectable", "paper"]
         names += [PROFILE, "size", VARIANT, "claim", "published", EXPLANATION]
-        found = select_columns(results.claims, names)
-        found = found[[n for n in found if n not in ("size", VARIANT) or found[n].nunique() > 1]]
-        parts += ["the paper's claims", frame_text(rename_variant(found, record.varies))]
+        claims = select_columns(results.claims, names)
+        same = [n for n in ("size", VARIANT) if n in claims and claims[n].nunique() < 2]
+        claims = rename_variant(claims.drop(columns=same), record.varies)
+        parts += ["the paper's claims", frame_text(claims)]
     return "\n\n".join(filter(None, [*parts, terminal_warning(results)]))
 
 
@@ -235,9 +236,9 @@ def join_attacks(tags: pd.DataFrame, complete: pd.DataFrame, curves: pd.DataFram
     """Makes the frame of attacks for `analyse`; the loss is NaN without a result."""
     rows, by_run = join_tags(tags, complete, "left"), curves.groupby(["run_id", "domain"])
     points = {key: [*zip(of["step"], of["loss"], strict=True)] for key, of in by_run}
-    found = [points.get(key, ()) for key in zip(rows["id"], rows[ELICITED], strict=True)]
+    curve = [points.get(key, ()) for key in zip(rows["id"], rows[ELICITED], strict=True)]
     rows = _with_best_loss(rows).rename(columns={"best_loss": "loss"})
-    return rows.assign(run_id=rows["id"], **{ATTACK_CURVE: found})
+    return rows.assign(run_id=rows["id"], **{ATTACK_CURVE: curve})
 
 
 def _with_best_loss(attacks: pd.DataFrame) -> pd.DataFrame:
