@@ -11,10 +11,10 @@ from gram_platform.analysis.calibration import errors_by_class
 from gram_platform.analysis.tables import StudyLosses, analyse
 from gram_platform.cli.run import OURS, find_study
 from gram_platform.config import LOSSES
+from gram_platform.pages.report.answers import unit_warning
 from gram_platform.pages.report.claims import claim_sections
 from gram_platform.pages.report.page import Section
 from gram_platform.pages.report.sections import report_sections, study_page
-from gram_platform.pages.report.warning import unit_warning
 from gram_platform.pages.results.record import Results, record_from_plain
 from gram_platform.pages.results.results import (
     brief_results,

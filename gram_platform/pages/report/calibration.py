@@ -29,10 +29,10 @@ from gram_platform.pages.figures.style import (
     lay_out,
     with_table,
 )
+from gram_platform.pages.report.answers import warning_sections
 from gram_platform.pages.report.measurements import LOSSES_PRESENTATION
 from gram_platform.pages.report.page import HOW_TO_READ, Page, Section, readable_runs, render
 from gram_platform.pages.report.sections import curve_sections, missing_sections
-from gram_platform.pages.report.warning import warning_sections
 from gram_platform.pages.results.record import Results, StudyRecord, study_report
 from gram_platform.pages.results.results import Brief, count_verdicts, read_results
 from gram_platform.store import Store

@@ -34,7 +34,14 @@ from gram_platform.pages.figures.study import (
     variant_figure,
 )
 from gram_platform.pages.figures.style import drop_empty, method_style
-from gram_platform.pages.report.answers import answer_study, headline_rows, ratio_text
+from gram_platform.pages.report.answers import (
+    answer_study,
+    headline_rows,
+    limits_section,
+    ratio_text,
+    unit_error,
+    warning_sections,
+)
 from gram_platform.pages.report.claims import claim_sections
 from gram_platform.pages.report.modules import absorption_sections, composing_sections
 from gram_platform.pages.report.page import (
@@ -47,7 +54,6 @@ from gram_platform.pages.report.page import (
     section_by_size,
     terms_section,
 )
-from gram_platform.pages.report.warning import limits_section, unit_error, warning_sections
 from gram_platform.pages.results.record import Results, StudyRecord, study_report
 from gram_platform.paper.paper import (
     COST_PROFILES,

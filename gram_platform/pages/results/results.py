@@ -33,10 +33,10 @@ from gram_platform.analysis.variants import (
 from gram_platform.config import CORE, State
 from gram_platform.methods.nodes import BASELINE, VARIANT, node_name
 from gram_platform.pages.figures.style import method_style
+from gram_platform.pages.report.answers import terminal_warning
 from gram_platform.pages.report.claims import select_columns
 from gram_platform.pages.report.modules import readable_drops, readable_shares
 from gram_platform.pages.report.sections import rename_variant
-from gram_platform.pages.report.warning import terminal_warning
 from gram_platform.pages.results.record import Results, StudyRecord
 from gram_platform.paper.claims import CLAIMS
 from gram_platform.paper.paper import PAPER_SCALES, beside_paper
