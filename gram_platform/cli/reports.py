@@ -21,14 +21,13 @@ from gram_platform.config.identity import invalid, local_path, require_choice
 from gram_platform.config.provenance import provenance
 from gram_platform.config.terminal import say
 from gram_platform.pages.index import write_index
-from gram_platform.pages.report.measurements import LOSSES_PRESENTATION, MEASUREMENTS
-from gram_platform.pages.report.mirrored import mirrored
-from gram_platform.pages.report.sections import renamed
+from gram_platform.pages.report.measurements import LOSSES_PRESENTATION, MEASUREMENTS, read_mirrored
+from gram_platform.pages.report.sections import rename_variant
 from gram_platform.pages.results.external import read_external
 from gram_platform.pages.results.record import load_record, write_or_log
 from gram_platform.pages.results.replication import (
+    load_published_studies,
     prepare,
-    published_studies,
     replicate,
     replication_text,
 )
@@ -106,7 +105,7 @@ def report_from_mlflow(study: str, tracking_uri: str, out: str, as_json: bool = 
     folder = local_path("out", out)
     if out:
         make_folder(str(folder))
-    report = mirrored(study, Tracker(tracking_uri))
+    report = read_mirrored(study, Tracker(tracking_uri))
     if report is None:
         raise invalid("study", study, f"a study in MLflow at {tracking_uri}, or one in the storage")
     files = {name: text.encode() for name, text in report.files.items()}
@@ -136,14 +135,16 @@ def write_replicated(folder: str, out: str, is_beside: bool) -> None:
     store = Store(place).open_for_writing()
     submitted = provenance(machine_text(uses_ray=False)).after(())
     studies = (
-        (replicate(inputs, is_beside) for inputs in prepared) if folder else published_studies()
+        (replicate(inputs, is_beside) for inputs in prepared)
+        if folder
+        else load_published_studies()
     )
     names = []
     for study in studies:
         record = replace(study.record, submissions=submitted)
         begin_record(store, record)
         paths = LOSSES_PRESENTATION.write(record, store, study, {}, None)
-        per_seed = renamed(study.analysis.per_seed, record.varies)
+        per_seed = rename_variant(study.analysis.per_seed, record.varies)
         store.study_dir(record.name).write("per_seed.csv", table_csv(per_seed).encode())
         say(f"\n{record.title}\n{' '.join(record.facts)}\n")
         brief = LOSSES_PRESENTATION.brief_of(record, study)

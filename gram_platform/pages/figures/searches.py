@@ -28,9 +28,9 @@ from gram_platform.pages.figures.style import (
     GREY,
     INK,
     VERMILION,
+    lay_out,
     log_axis,
     log_ticks,
-    styled,
     with_table,
 )
 
@@ -56,7 +56,7 @@ def history_figure(trials: pd.DataFrame, objective: str) -> go.Figure:
     figure.update_traces(marker={"color": BLUE}, selector={"mode": "markers"})
     _add_facts(figure, trials, TRIAL, objective)
     figure.update_xaxes(tickformat="d", dtick=1 if len(trials) <= FEW_TRIALS else None)
-    return styled(figure, f"{objective} (lower is better)", "trial", objective)
+    return lay_out(figure, f"{objective} (lower is better)", "trial", objective)
 
 
 def slice_figure(trials: pd.DataFrame, parameter: Parameter, objective: str) -> go.Figure:
@@ -76,7 +76,7 @@ def slice_figure(trials: pd.DataFrame, parameter: Parameter, objective: str) -> 
         low, high = np.log10([low, high])
     margin = 0.04 * (high - low)
     figure.update_xaxes(range=[low - margin, high + margin])
-    return styled(figure, parameter.name, parameter.name, objective)
+    return lay_out(figure, parameter.name, parameter.name, objective)
 
 
 def search_figures(

@@ -30,7 +30,7 @@ from gram_platform.methods import Setting
 from gram_platform.methods.nodes import BASELINE, Node, method_nodes, unique
 from gram_platform.pages.figures.study import learning_curve_figure
 from gram_platform.pages.figures.sweeps import sweep_figures
-from gram_platform.pages.report.claims import judged_sections, readable_claims
+from gram_platform.pages.report.claims import readable_claims, verdict_sections
 from gram_platform.pages.report.page import Section, terms_section
 from gram_platform.pages.report.sections import missing_sections
 from gram_platform.pages.results.record import run_links
@@ -182,7 +182,7 @@ class HyperparameterSweep:
         sections = [
             terms_section(attacks=True),
             *_knob_sections(sweep),
-            *judged_sections(claims, SWEEP_RULE, search.preset_name),
+            *verdict_sections(claims, SWEEP_RULE, search.preset_name),
             *missing_sections(sweep.missing),
             _learning_curves(curves, sweep, sizes),
             Section("Trials", table=_readable_trials(rows, links)),

@@ -35,7 +35,7 @@ from gram_platform.methods.nodes import Node
 from gram_platform.pages.index import PICTURE_FILE, draw_trials
 from gram_platform.pages.report.page import Page, Section
 from gram_platform.pages.results.record import SEARCH_FILE, Card, entries_of, sizes_text, tags_frame
-from gram_platform.pages.results.results import Brief, count_verdicts, named, named_attacks
+from gram_platform.pages.results.results import Brief, count_verdicts, join_attacks, join_tags
 from gram_platform.pages.results.trials import MLFLOW_PARAMS, TRIALS_FILE, trials_log
 from gram_platform.planner import estimate_hours
 from gram_platform.store import Folder, Store
@@ -256,13 +256,13 @@ def declared_frame(nodes: Iterable[Node]) -> pd.DataFrame:
 
 def view_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:
     """Returns the complete evaluations of a stored frame under the nodes' names."""
-    return named(declared_frame(nodes), frame[frame["status"] == State.COMPLETE])
+    return join_tags(declared_frame(nodes), frame[frame["status"] == State.COMPLETE])
 
 
 def attack_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:
     """Returns every attack among the nodes; the loss is NaN without a result."""
     complete = frame[frame["status"] == State.COMPLETE]
-    return named_attacks(tags_frame(entries_of(nodes), "attack"), complete)
+    return join_attacks(tags_frame(entries_of(nodes), "attack"), complete)
 
 
 def curve_frame(nodes: Iterable[Node], curves: pd.DataFrame) -> pd.DataFrame:
