@@ -110,13 +110,13 @@ def _variant_settings(
         for setting in settings_of(preset, choice, of_size):
             if variant.num_auxiliary:
                 # A scarce domain is repeated.
-                expected = _expected_sequences(of_size[setting.size.name])
+                expected = _estimate_sequences(of_size[setting.size.name])
                 safe = {domain: round(SAFE_SHARE * n) for domain, n in expected.items()}
                 setting = replace(setting, available=safe)
             yield replace(variant.changed(setting), variant=variant.name)
 
 
-def _expected_sequences(recipe: CorpusRecipe) -> dict[str, int]:
+def _estimate_sequences(recipe: CorpusRecipe) -> dict[str, int]:
     return {domain: recipe.estimate_sequences("train", domain) for domain in recipe.domains}
 
 
@@ -127,7 +127,7 @@ def _with_repeats(setting: Setting, recipe: CorpusRecipe) -> Setting:
     low, high = 1 - EPOCH_TOLERANCE, 1 + EPOCH_TOLERANCE
     scarce = {
         domain: int(low * n)
-        for domain, n in _expected_sequences(recipe).items()
+        for domain, n in _estimate_sequences(recipe).items()
         if low * n < setting.num_sequences[domain] <= high * n
     }
     return replace(setting, available=scarce)
@@ -153,11 +153,11 @@ def resolve_corpora(
     `core_labels` overrides `--core-label`. ValueError unless an auxiliary domain is left.
     """
     if grows_with_size(choice.corpus):
-        return {name: _resolved(preset, choice, core_labels, name) for name in choice.sizes}
-    return dict.fromkeys(choice.sizes, _resolved(preset, choice, core_labels))
+        return {name: _resolve(preset, choice, core_labels, name) for name in choice.sizes}
+    return dict.fromkeys(choice.sizes, _resolve(preset, choice, core_labels))
 
 
-def _resolved(
+def _resolve(
     preset: Preset, choice: Choice, core_labels: tuple[str, ...], size: str = ""
 ) -> CorpusRecipe:
     packing = Packing(
@@ -190,7 +190,7 @@ def settings_of(
     ValueError for an unknown domain to retain.
     """
     recipe = next(iter(recipes.values()))
-    domains = preset.trained(recipe.domains)
+    domains = preset.select_domains(recipe.domains)
     profiles = _profiles(choice.retain, preset, tuple(d for d in domains if d != CORE))
     end = document_end(recipe.tokenizer, recipe.tokenizer_path) if preset.masks_documents else -1
     sizes = [preset.sizes[name] for name in choice.sizes]

@@ -12,17 +12,17 @@ from gram_platform.config.terminal import say
 from gram_platform.store import Store
 from gram_platform.studies.build import with_nodes
 from gram_platform.studies.drive import approve_cost, drive
-from gram_platform.studies.library.maxent_search import NUM_SEEDS, SEARCH, searched
+from gram_platform.studies.library.maxent_search import NUM_SEEDS, SEARCH, prepare_search
 from gram_platform.studies.packing import pack_corpora, require_supply
-from gram_platform.studies.plan import Plan, StudyPlan, predicted, sharing, work_left
+from gram_platform.studies.plan import Plan, StudyPlan, predict, sharing, work_left
 from gram_platform.studies.searches.definition import optuna_place, search_plan_of
 from gram_platform.studies.searches.flags import OptunaFlags
 from gram_platform.studies.searches.maxent import METHOD
 from gram_platform.studies.searches.search_plan import SearchPlan
 from gram_platform.studies.workplace import (
     choose_device,
-    ended_of,
-    known_device,
+    find_device,
+    find_ended,
     require_gpu,
     with_ranks,
 )
@@ -33,7 +33,7 @@ def drive_campaign(plan: Plan, searches: Sequence[Plan] = ()) -> int:
 
     ValueError for bad input, before anything trains.
     """
-    needed = [one for part in plan.studies if (one := needed_search(plan, part))]
+    needed = [one for part in plan.studies if (one := find_search(plan, part))]
     uses_optuna = needed or any(one.studies[0].study.needs_optuna for one in searches)
     if plan.optuna_uri and not uses_optuna:
         expected = "no value: no search of Optuna comes before these studies"
@@ -44,11 +44,11 @@ def drive_campaign(plan: Plan, searches: Sequence[Plan] = ()) -> int:
     for one in left.values() if not plan.dry_run else ():
         _require_ray(plan, one)
     others = (part for one in searches for part in one.studies)
-    known = (*plan.studies, *(one.planned() for one in left.values()), *others)
+    known = (*plan.studies, *(one.with_nodes() for one in left.values()), *others)
     everything = replace(plan, studies=known)
     if not (plan.dry_run or plan.export_nodes):
         # Errors of a study must come before a search, and the price of everything.
-        plan = _prepared(plan, everything)
+        plan = _prepare(plan, everything)
     plan, ids, code = after_searches(plan)
     codes = [code, drive(plan)] if plan.studies else [code]
     if plan.dry_run and len(plan.studies) > 1:
@@ -60,11 +60,11 @@ def drive_campaign(plan: Plan, searches: Sequence[Plan] = ()) -> int:
             search = replace(search.on(plan.device), is_approved=plan.is_approved)
             codes.append(drive(search))
     if plan.dry_run and len(everything.studies) > 1:
-        say(f"\nof all {price_line(everything)}")
+        say(f"\nof all {predict_all(everything)}")
     return worst(*codes)
 
 
-def _prepared(plan: Plan, everything: Plan) -> Plan:
+def _prepare(plan: Plan, everything: Plan) -> Plan:
     """Packs the studies' corpora once the price of everything is approved.
 
     Returns the plan on the device.
@@ -79,7 +79,7 @@ def _prepared(plan: Plan, everything: Plan) -> Plan:
     return plan
 
 
-def needed_search(plan: Plan, part: StudyPlan) -> SearchPlan | None:
+def find_search(plan: Plan, part: StudyPlan) -> SearchPlan | None:
     """Returns the search that must run before a study; None without MaxEnt, and with --maxent.
 
     ValueError for several sizes, since each has its own best parameters.
@@ -87,7 +87,7 @@ def needed_search(plan: Plan, part: StudyPlan) -> SearchPlan | None:
     preset = part.preset
     if preset.maxent_search is None or "maxent" in part.sources or METHOD not in part.methods:
         return None
-    search = replace(SEARCH, presets={part.preset_name: searched(preset)})
+    search = replace(SEARCH, presets={part.preset_name: prepare_search(preset)})
     of_search = replace(
         part,
         study=search,
@@ -111,7 +111,7 @@ def after_searches(plan: Plan) -> tuple[Plan, set[str], int]:
     """
     ready, ids, code = [], set(), DONE
     for part in plan.studies:
-        needed = needed_search(plan, part)
+        needed = find_search(plan, part)
         if needed is None:
             ready.append(part)
             continue
@@ -119,12 +119,12 @@ def after_searches(plan: Plan) -> tuple[Plan, set[str], int]:
             number, profiles = needed.kind.target, needed.kind.profiles
             seeds = ", ".join(str(setting.seed) for setting in needed.settings)
             trials = f"{number} trials of each of {len(profiles)} profiles on seed {seeds}"
-            say(f"{part.name} begins with the search {needed.named}: {trials}\n")
-            code = worst(code, drive(replace(plan, studies=(needed.planned(),))))
+            say(f"{part.name} begins with the search {needed.label}: {trials}\n")
+            code = worst(code, drive(replace(plan, studies=(needed.with_nodes(),))))
         ids.add(needed.search_id)
         if needed.kind.is_complete(needed):
             say(
-                f"MaxEnt's parameters in {part.name}: the best trials of {needed.named}, which is"
+                f"MaxEnt's parameters in {part.name}: the best trials of {needed.label}, which is"
                 " complete\n"
             )
             sources = {**part.sources, "maxent": needed.search_id}
@@ -137,7 +137,7 @@ def after_searches(plan: Plan) -> tuple[Plan, set[str], int]:
             ready.append(part)
         else:
             say(
-                f"{part.name} waits for the search {needed.named}: some profile lacks trials;"
+                f"{part.name} waits for the search {needed.label}: some profile lacks trials;"
                 " submit again to go on"
             )
             code = code or FAILED
@@ -149,15 +149,15 @@ def _require_ray(plan: Plan, needed: SearchPlan) -> None:
     for name in ("in_process", "export_nodes"):
         if value := getattr(plan, name):
             expected = (
-                f"a storage with the complete search {needed.named} (searches need Ray), --maxent,"
+                f"a storage with the complete search {needed.label} (searches need Ray), --maxent,"
                 " or other --methods"
             )
             raise invalid(name, value, expected)
 
 
-def price_line(plan: Plan) -> str:
+def predict_all(plan: Plan) -> str:
     """Returns `predicted` of a submission without asking Ray."""
     store = Store(plan.storage)
-    ended = ended_of(plan.studies, store, plan.retry_failed)
-    known = [part.on(plan.device or known_device(part, store, ended)) for part in plan.studies]
-    return predicted(work_left(known, ended))
+    ended = find_ended(plan.studies, store, plan.retry_failed)
+    known = [part.on(plan.device or find_device(part, store, ended)) for part in plan.studies]
+    return predict(work_left(known, ended))

@@ -146,7 +146,7 @@ class Preset(Setup):
         begin = self.first_seed if first < 0 else first
         return range(begin, begin + (number or dict(self.seeds_of_size).get(size, self.num_seeds)))
 
-    def trained(self, domains: tuple[str, ...]) -> tuple[str, ...]:
+    def select_domains(self, domains: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the domains of a corpus without the one that only a finetuning stage sees.
 
         ValueError if the corpus lacks the stage's domain.
@@ -184,16 +184,16 @@ class Preset(Setup):
     def with_size(self, name: str, size: Size, tokenizer: str) -> "Preset":
         """Returns the preset with `size`, in place of the size `name`, as its only one."""
 
-        def renamed(values: tuple[tuple[str, object], ...]) -> tuple:
+        def rename(values: tuple[tuple[str, object], ...]) -> tuple:
             return tuple((size.name, value) for of_size, value in values if of_size == name)
 
         return replace(
             self,
             sizes={size.name: size},
             tokenizer=tokenizer,
-            accumulation_of_size=renamed(self.accumulation_of_size),
-            seeds_of_size=renamed(self.seeds_of_size),
-            eval_sequences_of_size=renamed(self.eval_sequences_of_size),
+            accumulation_of_size=rename(self.accumulation_of_size),
+            seeds_of_size=rename(self.seeds_of_size),
+            eval_sequences_of_size=rename(self.eval_sequences_of_size),
         )
 
     def setting(
@@ -288,7 +288,7 @@ def with_preset(
         parts = [replace(written, plain=plain), *parts]
         changes = (*assignments(plain), *changes)
     require_choice("preset", named, tuple(presets))
-    changed = _changed(presets[named], together(parts))
+    changed = _apply_changes(presets[named], together(parts))
     return replace(study, presets={**presets, named: changed}), named, changes
 
 
@@ -303,7 +303,7 @@ def on_responses(study: Study, changes: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((f'options.finetuning.responses_after="{RESPONSE}"', *changes)))
 
 
-def shown_place(place: str) -> str:
+def mask_place(place: str) -> str:
     """Returns the last part of a local path, and other names without secrets, for public pages."""
     return Path(place).name if place.startswith(os.sep) else masked(place)
 
@@ -312,7 +312,7 @@ def preset_params(preset: str, changes: tuple[str, ...]) -> dict[str, str]:
     return {"preset": preset, **({"changes": "; ".join(changes)} if changes else {})}
 
 
-def _changed(preset: Preset, written: Written) -> Preset:
+def _apply_changes(preset: Preset, written: Written) -> Preset:
     """Applies all changes at once; the outcome, if it differs, is not the paper's preset."""
     with written.located():
         for name in DECLARED:

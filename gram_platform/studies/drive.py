@@ -14,11 +14,11 @@ from gram_platform.store.folders import open_folder
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.observers import Observers
 from gram_platform.studies.packing import pack_corpora, require_supply
-from gram_platform.studies.plan import Plan, predicted, price, sharing, work_left
+from gram_platform.studies.plan import Plan, predict, price, sharing, work_left
 from gram_platform.studies.workplace import (
     choose_device,
-    ended_of,
     executor_at,
+    find_ended,
     open_workplace,
     require_gpu,
     with_ranks,
@@ -80,10 +80,10 @@ def approve_cost(plan: Plan, store: Store) -> None:
 
     Nobody is asked, because a job and a restart have no terminal.
     """
-    ended = ended_of(plan.studies, store, plan.retry_failed)
+    ended = find_ended(plan.studies, store, plan.retry_failed)
     if plan.is_approved or not (work := work_left(plan.studies, ended)):
         return
-    say(predicted(work))
+    say(predict(work))
     if (dollars := price(work)[1]) > plan.confirm_above:
         said = f"${dollars:,.2f} are more than --confirm-above {plan.confirm_above:g}"
         expected = f"--yes, since {said}, or --max-cost DOLLARS, at which nothing more is started"

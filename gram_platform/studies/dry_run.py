@@ -29,15 +29,15 @@ from gram_platform.studies.plan import (
     Plan,
     StudyPlan,
     amount,
-    planned_hours,
-    predicted,
+    plan_hours,
+    predict,
     work_left,
 )
 from gram_platform.studies.workplace import (
     device_rule,
-    ended_of,
+    find_device,
+    find_ended,
     is_compiled,
-    known_device,
     with_ranks,
 )
 
@@ -55,8 +55,8 @@ Groups = Mapping[tuple[str, str], Sequence[RunConfig]]
 def describe(plan: Plan) -> str:
     """Describes every study, and says how long all of them take; ValueError as `with_ranks`."""
     store = Store(plan.storage)
-    ended = ended_of(plan.studies, store, plan.retry_failed)
-    devices = [plan.device or known_device(part, store, ended) for part in plan.studies]
+    ended = find_ended(plan.studies, store, plan.retry_failed)
+    devices = [plan.device or find_device(part, store, ended) for part in plan.studies]
     parts = [part.on(device) for part, device in zip(plan.studies, devices, strict=True)]
     plan, num_slots = with_ranks(replace(plan, studies=tuple(parts)), store, is_dry=True)
     texts = [
@@ -79,7 +79,7 @@ def _summaries(plan: Plan, num_slots: int, ended: Collection[str]) -> Iterable[s
         runs = [node.config for node in left if isinstance(node.config, RunConfig)]
         mega = max(1.0, sum(4 * total_parameters(run.model) for run in runs) / 1e6)
         size = f"{mega:,.0f} MB" if mega < 1e3 else f"{mega / 1e3:,.0f} GB"
-        used = planned_hours(work.nodes, machine, {node.id for node in left})
+        used = plan_hours(work.nodes, machine, {node.id for node in left})
         dollars = (num_slots * forecast.hours or used) * machine.dollars_per_hour
         is_free = machine.device == CPU
         yield (
@@ -106,7 +106,7 @@ def _describe(plan: Plan, part: StudyPlan, device: str, ended: Collection[str]) 
     for node in runs.values():
         groups[node.method + (" attacks" if node.is_attack else ""), node.size].append(node.config)
     needed = {run_id: needs(node.config, 1, machine) for run_id, node in runs.items()}
-    hours = planned_hours(part.nodes, machine)
+    hours = plan_hours(part.nodes, machine)
     run_header = (*RUN_HEADER, f"{machine.name} hours", "cost $")
     lines = [
         f"study {part.study.name}, preset {part.preset_name}",
@@ -128,9 +128,9 @@ def _describe(plan: Plan, part: StudyPlan, device: str, ended: Collection[str]) 
             f"{len(runs)} runs, {len(done)} done; {len(part.nodes) - len(runs)} evaluations,"
             f" {len(all_done - done)} done; {amount(hours)} {machine.name} hours in all"
         ),
-        predicted(work_left((part,), ended)),
+        predict(work_left((part,), ended)),
         *_legend(machine, [node.config for node in runs.values()]),
-        *(_published_rates(part, groups, needed) if part.preset.family != OURS else ()),
+        *(_rate_lines(part, groups, needed) if part.preset.family != OURS else ()),
     ]
     return "\n".join(lines)
 
@@ -248,7 +248,7 @@ def _legend(machine: Machine, runs: Sequence[RunConfig]) -> list[str]:
     ]
 
 
-def _published_rates(part: StudyPlan, groups: Groups, needed: Mapping[str, Needs]) -> list[str]:
+def _rate_lines(part: StudyPlan, groups: Groups, needed: Mapping[str, Needs]) -> list[str]:
     rows = []
     for size in (size for size in part.choice.sizes if size in PUBLISHED_RATES):
         low, high, gram = (f"{rate:,}" for rate in PUBLISHED_RATES[size])

@@ -25,20 +25,20 @@ from gram_platform.planner import MACHINES
 FLAG_STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
 
 
-def shown(kind: Any, metavar: str) -> Any:
+def show_as(kind: Any, metavar: str) -> Any:
     """Returns the type of a flag that `--help` shows as `metavar`, without its default."""
     return Annotated[kind, tyro.conf.arg(metavar=metavar, help_behavior_hint="")]
 
 
 def choice(*values: str) -> Any:
     """Returns the type of a flag with one of these values, or "" for its default."""
-    return shown(Literal["", *values], f"{{{','.join(values)}}}")
+    return show_as(Literal["", *values], f"{{{','.join(values)}}}")
 
 
 SET = tyro.conf.arg(name="set", metavar="FIELD=VALUE ...", help_behavior_hint="")
-Text, Texts = shown(str, "TEXT"), shown(tuple[str, ...], "TEXT ...")
-Place, Names = shown(str, "FOLDER|URL"), shown(tuple[str, ...], "NAME ...")
-Number, Amount = shown(int, "INT"), shown(float, "FLOAT")
+Text, Texts = show_as(str, "TEXT"), show_as(tuple[str, ...], "TEXT ...")
+Place, Names = show_as(str, "FOLDER|URL"), show_as(tuple[str, ...], "NAME ...")
+Number, Amount = show_as(int, "INT"), show_as(float, "FLOAT")
 # Off unless it is given.
 Switch = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]
 
@@ -116,12 +116,12 @@ class SubjectFlags:
 
     title = "subject"
 
-    preset: shown(str, "NAME|FILE.toml") = ""
+    preset: show_as(str, "NAME|FILE.toml") = ""
     changes: Annotated[tuple[str, ...], SET] = ()
     sizes: Names = ()
     seeds: Number = 0
     first_seed: Number = -1
-    corpus: shown(str, "NAME|FOLDER|FILE|hf://...") = ""
+    corpus: show_as(str, "NAME|FOLDER|FILE|hf://...") = ""
     core_label: Text = ""
     core_tokenizer: Switch = False
     retain: Names = ()
@@ -140,8 +140,8 @@ class StorageFlags:
     title = "storage"
 
     storage: Place = ""
-    tracking_uri: shown(str, "URL") = ""
-    optuna_uri: shown(str, "URL") = ""
+    tracking_uri: show_as(str, "URL") = ""
+    optuna_uri: show_as(str, "URL") = ""
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ class CostFlags:
     title = "cost"
 
     dry_run: Switch = False
-    hardware: shown(str, "NxKIND") = ""
+    hardware: show_as(str, "NxKIND") = ""
     machine: choice(*MACHINES) = ""
     max_hours: Amount = 0.0
     max_cost: Amount = 0.0
@@ -236,7 +236,7 @@ class ExecutionFlags:
     stall_timeout: float = 7200.0
     collective_timeout: float = 600.0
     retry_failed: Switch = False
-    notify: shown(str, "URL") = ""
+    notify: show_as(str, "URL") = ""
     verbose: Switch = False
 
 
@@ -278,8 +278,8 @@ class StudyFlags:
     start: Text = ""
     maxent: Text = ""
     attack_steps: Number = 0
-    instructions: shown(str, "FILE.jsonl") = ""
-    texts: shown(str, "FILE.jsonl") = ""
+    instructions: show_as(str, "FILE.jsonl") = ""
+    texts: show_as(str, "FILE.jsonl") = ""
     in_process: Switch = False
     export_nodes: Text = ""
 
@@ -321,7 +321,7 @@ def parse_flags(
     prog: str | None = None,
 ) -> Flags:
     """Parses the command line of `prog`; ends the process on `--help` and on unknown flags."""
-    description = "\n\n".join(map(_folded, description.split("\n\n")))
+    description = "\n\n".join(map(_fold, description.split("\n\n")))
     subject, its_own, storage, device, cost, execution = parse(
         boxes_of(own),
         sys.argv[1:] if arguments is None else arguments,
@@ -382,7 +382,7 @@ def _with_values(box: type, values: Mapping[str, Iterable[str]]) -> type:
     return make_dataclass(box.__name__, declared, bases=(box,), frozen=True)
 
 
-def _folded(paragraph: str) -> str:
+def _fold(paragraph: str) -> str:
     """Breaks a paragraph at the terminal's width; tyro joins lines that begin with no blank."""
     width = shutil.get_terminal_size().columns - 1
     return textwrap.fill(paragraph, width, subsequent_indent="    ", break_on_hyphens=False)

@@ -302,9 +302,9 @@ class Mirror:
         if event.node is not None and event.kind == STARTED:
             self._running[event.node.id] = event.node
         elif event.node is not None and event.kind == ENDED:
-            self.ended(event.node)
+            self.send_later(event.node)
 
-    def ended(self, node: Node) -> None:
+    def send_later(self, node: Node) -> None:
         self._running.pop(node.id, None)
         self._queue.put(node)
 

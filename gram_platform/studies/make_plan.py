@@ -255,11 +255,11 @@ def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
         notify=execution.notify,
         optuna_uri=flags.storage.optuna_uri,
         num_slots=read_hardware(cost.hardware)[0],
-        compiled=_compiled(device),
+        compiled=_read_compile(device),
     )
 
 
-def _compiled(device: DeviceFlags) -> bool | None:
+def _read_compile(device: DeviceFlags) -> bool | None:
     """Returns whether all runs are compiled, or none; None: those for which it pays.
 
     Compiled code chooses the order of its sums by timing, which --deterministic rules out.

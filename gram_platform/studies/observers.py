@@ -181,7 +181,7 @@ class StudyObservers(Observers):
         for node in self.nodes:
             if node.id in at.done:
                 self._count_hours(node)
-        self.records = [self.traced(record_of(part)) for part in self.plan.studies]
+        self.records = [self.trace(record_of(part)) for part in self.plan.studies]
         for record in self.records:
             begin_record(self.store, record)
         for number, part in enumerate(self.plan.studies):
@@ -251,7 +251,7 @@ class StudyObservers(Observers):
 
     def write_tables(self) -> int:
         code = DONE
-        for record in map(self.traced, self.records) if self.provenance else self.records:
+        for record in map(self.trace, self.records) if self.provenance else self.records:
             measurement = MEASUREMENTS[record.measurement]
             results, lost = read_or_lost(record, self.store, self.tracker, self.progress.done)
             for line in lost:
@@ -268,7 +268,7 @@ class StudyObservers(Observers):
                 self.say(f"read from {results.source}")
         return code
 
-    def traced(self, record: StudyRecord) -> StudyRecord:
+    def trace(self, record: StudyRecord) -> StudyRecord:
         """Returns the record with its submissions, and the hours of this one so far."""
         done = (self.progress.done - self.done_before) & record.ids
         hours = sum(machine_hours(self.store, node) for node in self.nodes if node.id in done)

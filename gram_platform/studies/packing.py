@@ -69,7 +69,7 @@ class Shortage:
         return f"domain {self.domain}: {amount}, {need}: {verb} {', '.join(self.sizes)}"
 
 
-def needed_sequences(nodes: Iterable[Node], data_id: str) -> dict[str, int]:
+def count_needed(nodes: Iterable[Node], data_id: str) -> dict[str, int]:
     """Returns how many training sequences of each domain the runs on these data draw from."""
     needed: dict[str, int] = defaultdict(int)
     for run in runs_on(nodes, data_id):
@@ -105,7 +105,7 @@ def _of_recipe(
     nodes: Sequence[Node], recipe: CorpusRecipe, size: str, preset: Preset
 ) -> Iterator[Shortage]:
     wanted = {
-        "train": needed_sequences(nodes, recipe.data_id),
+        "train": count_needed(nodes, recipe.data_id),
         "validation": dict.fromkeys(recipe.domains, preset.eval_sequences(size)),
     }
     for split in SPLITS:
@@ -130,7 +130,7 @@ def require_supply(studies: Iterable[StudyPlan]) -> None:
 def require_enough_data(part: StudyPlan, corpus: PackedCorpus) -> None:
     """ValueError for a domain with too few packed sequences for its budget or validation set."""
     runs = runs_on(part.nodes, corpus.data_id)
-    needed = needed_sequences(runs, corpus.data_id)
+    needed = count_needed(runs, corpus.data_id)
     evaluated = max((part.preset.eval_sequences(run.size) for run in runs), default=0)
     for domain in corpus.domains:
         for split, wanted in (("train", needed.get(domain, 0)), ("validation", evaluated)):
@@ -158,13 +158,13 @@ def supply_lines(part: StudyPlan) -> list[str]:
     largest = part.choice.sizes[-1]
     for recipe in part.recipes[largest]:
         nodes = [node for node in part.nodes if node.size == largest]
-        lines += text_lines(recipe, needed_sequences(nodes, recipe.data_id), largest)
+        lines += text_lines(recipe, count_needed(nodes, recipe.data_id), largest)
     profiles = {name: None for s in part.settings for name in map(s.profile_name, s.profiles)}
     lines += [f"compared profiles, as what is left switched on: {', '.join(profiles)}"]
-    fetched = {size: _fetched_bytes(recipes) for size, recipes in part.recipes.items()}
+    fetched = {size: _count_bytes(recipes) for size, recipes in part.recipes.items()}
     for size, num_bytes in fetched.items():
         lines += [f"text to fetch for {size}: {num_bytes:,} bytes"] if num_bytes else []
-    if len(fetched) > 1 and (num_bytes := _fetched_bytes(part.corpora)):
+    if len(fetched) > 1 and (num_bytes := _count_bytes(part.corpora)):
         lines.append(f"text to fetch for all sizes, which share it: {num_bytes:,} bytes")
     store = Store(part.choice.storage)
     for recipe in part.corpora:
@@ -193,7 +193,7 @@ def text_lines(
     return align_columns(rows, 2).splitlines()
 
 
-def _fetched_bytes(recipes: Iterable[CorpusRecipe]) -> int:
+def _count_bytes(recipes: Iterable[CorpusRecipe]) -> int:
     """Returns the bytes to fetch from the hub for recipes, which share their sources."""
     most: dict[str, int] = defaultdict(int)
     for source in (recipe.source for recipe in recipes):

@@ -253,7 +253,7 @@ def amount(value: float) -> str:
     return f"{value:,.2f}" if value >= 1 or not value else f"{value:.2g}"
 
 
-def planned_hours(
+def plan_hours(
     nodes: Iterable[Node], machine: Machine, ids: Collection[str] | None = None
 ) -> float:
     """Returns the expected machine hours of the nodes whose ids are in `ids`, by default of all.
@@ -275,7 +275,7 @@ def rung_text(
     `of_size`: the nodes of this size and of the next one, if any.
     """
     (size, predicted), *following = (
-        (one, planned_hours(nodes, machine)) for one, nodes in of_size.items()
+        (one, plan_hours(nodes, machine)) for one, nodes in of_size.items()
     )
     text = f"{size}: {spent:.3g} {machine.name} hours spent, {predicted:.3g} predicted"
     for one, planned in following:
@@ -298,7 +298,7 @@ class Left:
     share: float
 
     def hours(self, machine: Machine) -> float:
-        return self.share * planned_hours(self.part.nodes, machine, self.ids)
+        return self.share * plan_hours(self.part.nodes, machine, self.ids)
 
 
 def work_left(studies: Iterable[StudyPlan], done: Collection[str]) -> list[Left]:
@@ -326,7 +326,7 @@ def price(work: Iterable[Left], machine: Machine | None = None) -> tuple[str, fl
     return f"{text}, ${dollars:,.2f}", dollars
 
 
-def predicted(work: Sequence[Left]) -> str:
+def predict(work: Sequence[Left]) -> str:
     if not work:
         return "predicted: nothing is left to execute"
     names = ", ".join(dict.fromkeys(one.part.name for one in work))

@@ -35,9 +35,9 @@ from gram_platform.studies.definition import (
     NOT_REPRODUCED,
     OURS,
     SOURCES,
+    mask_place,
     preset_params,
     seeds_text,
-    shown_place,
 )
 from gram_platform.studies.plan import StudyPlan
 
@@ -60,7 +60,7 @@ def record_of(part: StudyPlan) -> StudyRecord:
         params=params | part.sources,
         sizes=choice.sizes,
         parameters=part.parameters,
-        profile=part.study.profile or _compared_profile(setting),
+        profile=part.study.profile or _choose_profile(setting),
         entries=entries_of(part.entries),
         costs=part.costs,
         variants=tuple(variants),
@@ -75,7 +75,7 @@ def record_of(part: StudyPlan) -> StudyRecord:
 def _facts(part: StudyPlan, seeds: str, first_seed: int) -> Iterator[str]:
     setting, choice = part.settings[0], part.choice
     yield f"Preset {part.preset_name}: {FAMILIES[part.preset.family]}."
-    corpus, plural = f"{shown_place(choice.corpus)} (data {part.data_id})", "s" * (seeds != "1")
+    corpus, plural = f"{mask_place(choice.corpus)} (data {part.data_id})", "s" * (seeds != "1")
     yield f"Corpus {corpus}, {seeds} seed{plural} from {first_seed}."
     exceptions = "".join(f" ({domain} {factor:.3g})" for domain, factor in setting.aux_factor_of)
     kinds = dict.fromkeys(each.routing.accumulation for each in part.settings)
@@ -94,11 +94,11 @@ def _facts(part: StudyPlan, seeds: str, first_seed: int) -> Iterator[str]:
     if part.changes:
         yield f"Changed from the preset: {'; '.join(part.changes)}."
     for flag, source in part.sources.items():
-        yield SOURCES[flag].format(shown_place(source))
+        yield SOURCES[flag].format(mask_place(source))
     yield from (f"Against its evidence: {doubt}." for doubt in part.law_doubts)
 
 
-def _compared_profile(setting: Setting) -> str:
+def _choose_profile(setting: Setting) -> str:
     """Returns the first compared profile, or `mean` if core alone is one of several."""
     if () in setting.profiles and len(setting.profiles) > 1:
         return MEAN
@@ -116,19 +116,19 @@ def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
     corpus. `nearest_errors` chooses between all these.
     """
     corpus, found = part.choice.corpus, []
-    own = measured_in(Store(part.choice.storage), corpus, part.data_id)
+    own = load_calibration(Store(part.choice.storage), corpus, part.data_id)
     rows = pd.concat([own, load_errors()] if len(own) else [load_errors()], ignore_index=True)
     rows = rows.drop_duplicates(["corpus", "parameters", "steps", "class"])
     steps = {n.size: n.config.num_steps for n in part.entries if n.is_run and n.method == BASELINE}
     for size in (size for size in part.parameters if size in steps):
         for row in nearest_errors(rows, corpus, part.parameters[size], steps[size]):
             error = {name: row[name] for name in ("class", "ratio", "difference", "num_shares")}
-            places = [f"{shown_place(place)}, {name}" for place, name in row["places"]]
+            places = [f"{mask_place(place)}, {name}" for place, name in row["places"]]
             found.append({"size": size, **error, "measured_on": " and ".join(places)})
     return tuple(found)
 
 
-def measured_in(store: Store, corpus: str, data_id: str = "") -> pd.DataFrame:
+def load_calibration(store: Store, corpus: str, data_id: str = "") -> pd.DataFrame:
     """Returns FILE_COLUMNS of the storage's calibration on this data, by default on any; no rows
     without one.
 
@@ -141,7 +141,7 @@ def measured_in(store: Store, corpus: str, data_id: str = "") -> pd.DataFrame:
     results = read_calibration(record, store, None) if is_here else None
     if results is None:
         return pd.DataFrame(columns=FILE_COLUMNS)
-    is_finished = results.errors["size"].isin(finished_sizes(record, results.runs))
+    is_finished = results.errors["size"].isin(list_complete_sizes(record, results.runs))
     errors = measure_errors(results.errors[is_finished])
     parameters = errors["size"].map(record.parameters)
     last_step = results.analysis.fits.groupby("size")["last_step"].max()
@@ -149,7 +149,7 @@ def measured_in(store: Store, corpus: str, data_id: str = "") -> pd.DataFrame:
     return errors.assign(corpus=corpus, parameters=parameters, steps=steps)[FILE_COLUMNS]
 
 
-def finished_sizes(record: StudyRecord, runs: pd.DataFrame) -> set[str]:
+def list_complete_sizes(record: StudyRecord, runs: pd.DataFrame) -> set[str]:
     """Returns the sizes whose nodes are all complete; `runs` as in `Results`."""
     complete = set(runs.loc[runs["status"] == State.COMPLETE, "id"])
     left = (entry for entry in record.entries if entry["id"] not in complete)

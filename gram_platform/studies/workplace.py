@@ -125,7 +125,7 @@ def require_gpu(plan: Plan, store: Store) -> None:
 
     A Ray of several machines may start some with GPUs.
     """
-    left = work_left(plan.studies, ended_of(plan.studies, store, plan.retry_failed))
+    left = work_left(plan.studies, find_ended(plan.studies, store, plan.retry_failed))
     if left and plan.device == CUDA and not (num_gpus() or connect(may_start=False)):
         raise invalid("device", CUDA, "cpu, because this machine has no GPU, and no Ray to join")
 
@@ -137,7 +137,7 @@ def with_ranks(plan: Plan, store: Store, is_dry: bool = False) -> tuple[Plan, in
     `Plan.with_ranks`.
     """
     open_sizes = {size for part in plan.studies for size in part.open_sizes}
-    left = work_left(plan.studies, ended_of(plan.studies, store, plan.retry_failed))
+    left = work_left(plan.studies, find_ended(plan.studies, store, plan.retry_failed))
     ids = {node_id for one in left for node_id in one.ids}
     runs = [n.id for n in plan.nodes if n.is_run and n.id in ids and n.size in open_sizes]
     if not (is_dry or runs):
@@ -305,8 +305,8 @@ def choose_device(plan: Plan, store: Store) -> str:
     "" if nothing is left to execute. ValueError for another device than a study began on, for a
     missing GPU, and if a cluster that starts machines on demand leaves the choice open.
     """
-    ended = ended_of(plan.studies, store, plan.retry_failed)
-    known = (known_device(part, store, ended) for part in plan.studies)
+    ended = find_ended(plan.studies, store, plan.retry_failed)
+    known = (find_device(part, store, ended) for part in plan.studies)
     device = plan.device or next(filter(None, known), "")
     for part in plan.studies:
         _require_same(part, store, device)
@@ -341,14 +341,14 @@ def choose_device(plan: Plan, store: Store) -> str:
     raise invalid("device", "", expected)
 
 
-def ended_of(studies: Iterable[StudyPlan], store: Store, retry_failed: bool) -> set[str]:
+def find_ended(studies: Iterable[StudyPlan], store: Store, retry_failed: bool) -> set[str]:
     """Returns the ids of the nodes that a submission of the studies leaves as they are."""
     return find_ended_ids(
         unique(node for part in studies for node in part.nodes), store, retry_failed
     )
 
 
-def known_device(part: StudyPlan, store: Store, ended: Collection[str]) -> str:
+def find_device(part: StudyPlan, store: Store, ended: Collection[str]) -> str:
     """Returns the device on which the part began, or a finished run's device, or ""."""
     if began := began_on(part, store):
         return began

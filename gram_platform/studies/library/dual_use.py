@@ -82,7 +82,7 @@ DUAL_USE_SMOKE = replace(
 )
 
 
-def titrated(preset: Preset, weights: tuple[float, ...], own_baseline: bool = True) -> Preset:
+def titrate(preset: Preset, weights: tuple[float, ...], own_baseline: bool = True) -> Preset:
     """Returns the preset with modules at each weight in views, without attacks."""
 
     def at(weight: float) -> Variant:
@@ -92,7 +92,7 @@ def titrated(preset: Preset, weights: tuple[float, ...], own_baseline: bool = Tr
     return replace(preset, variants=tuple(map(at, weights)))
 
 
-def composed(preset: Preset) -> Preset:
+def compose(preset: Preset) -> Preset:
     """Returns the preset with every subset of modules on, without attacks."""
     return replace(preset.with_options(elicitation=None), every_subset=True)
 

@@ -16,7 +16,7 @@ from gram_platform.studies.searches.flags import OptunaFlags, read_ranges
 NUM_SEEDS = 1
 
 
-def searched(preset: Preset, ranges: MaxEntRanges | None = None) -> Preset:
+def prepare_search(preset: Preset, ranges: MaxEntRanges | None = None) -> Preset:
     return replace(preset, num_seeds=NUM_SEEDS, maxent_search=ranges or preset.maxent_search)
 
 
@@ -33,13 +33,13 @@ SEARCH = Search(
     needs_optuna=True,
     presets={
         # 500 steps, not 2,000: rates up to the baseline's, not 1 to 4% of it as in the paper [ours]
-        "smoke": searched(
+        "smoke": prepare_search(
             stories.STORIES_SMOKE, MaxEntRanges((5e-4, 4e-3), (2.0, 200.0), num_trials=2)
         ),
-        "demo": searched(
+        "demo": prepare_search(
             stories.STORIES_DEMO, MaxEntRanges((5e-4, 4e-3), (2.0, 200.0), num_trials=16)
         ),
-        "paper": searched(stories.STORIES_PAPER),
-        "dual_use": searched(dual_use.DUAL_USE_PAPER),
+        "paper": prepare_search(stories.STORIES_PAPER),
+        "dual_use": prepare_search(dual_use.DUAL_USE_PAPER),
     },
 )

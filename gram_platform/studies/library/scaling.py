@@ -201,14 +201,14 @@ def at_size(preset: Preset, name: str, **changes) -> Preset:
 def accumulating(kind: str) -> Variant:
     """Returns the variant of every method, also the baseline, with this accumulation."""
 
-    def changed(setting):
+    def change(setting):
         routing = replace(setting.routing, accumulation=kind)
         return replace(setting, routing=routing, baseline_accumulation=kind)
 
-    return Variant(kind, changed)
+    return Variant(kind, change)
 
 
-def accumulated(preset: Preset) -> Preset:
+def vary_accumulation(preset: Preset) -> Preset:
     """Returns the preset with both kinds of accumulation, without attacks."""
     variants = (accumulating("uniform"), accumulating("heterogeneous"))
     return replace(preset.with_options(elicitation=None), variants=variants)

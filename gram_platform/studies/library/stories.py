@@ -141,7 +141,7 @@ STORIES_SMOKE = replace(
 )
 
 
-def divided(
+def divide(
     preset: Preset, numbers: tuple[int, ...], attacks_core_alone: bool = True, **changes
 ) -> Preset:
     """Returns the preset with each number of auxiliary domains, a fifth of all tokens."""

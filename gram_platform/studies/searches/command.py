@@ -67,9 +67,9 @@ def make_campaign_plan(
     if sizes := split_list(flags.subject.sizes):
         expected = "no value: each study has its own sizes; give --sizes to one study"
         raise invalid("sizes", sizes, expected)
-    chosen = _chosen("studies", own.studies, studies)
+    chosen = _choose("studies", own.studies, studies)
     optuna_uri, of_search = flags.storage.optuna_uri, []
-    for search in _chosen("searches", own.searches, searches):
+    for search in _choose("searches", own.searches, searches):
         storage = replace(flags.storage, optuna_uri=optuna_uri if search.needs_optuna else "")
         of_search.append(
             make_search_plan(search, replace(flags, own=search.flags_type(), storage=storage))
@@ -81,7 +81,7 @@ def make_campaign_plan(
     return replace(plans[0], studies=together, optuna_uri=optuna_uri), of_search
 
 
-def _chosen(field: str, names: tuple[str, ...], known: Sequence[Any]) -> list:
+def _choose(field: str, names: tuple[str, ...], known: Sequence[Any]) -> list:
     names = split_list(names)
     if names == (NONE,):
         return []

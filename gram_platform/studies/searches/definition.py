@@ -101,7 +101,7 @@ def make_search_plan(search: Search, flags: Flags) -> Plan:
     elif plan.optuna_uri:
         expected = f"no value: {search.name} chooses its points itself"
         raise invalid("optuna_uri", plan.optuna_uri, expected)
-    searched = search_plan_of(part, given, uri, plan.dry_run).planned()
+    searched = search_plan_of(part, given, uri, plan.dry_run).with_nodes()
     return replace(
         plan,
         studies=(searched,),

@@ -222,11 +222,11 @@ def read_knobs(search: Search, flags: SweepFlags, part: StudyPlan) -> dict[str, 
         require_choice("knobs", knob, tuple(KNOB))
         if not separator and knob not in preset:
             raise invalid("knobs", text, f"values, as {knob}=0.25:1, because the preset has none")
-        chosen[knob] = _checked_values(knob, text, rest.split(":")) if separator else preset[knob]
+        chosen[knob] = _read_values(knob, text, rest.split(":")) if separator else preset[knob]
     return {"values": {knob: chosen[knob] for knob in KNOB if knob in chosen}}
 
 
-def _checked_values(knob: str, text: str, numbers: Sequence[str]) -> tuple[float, ...]:
+def _read_values(knob: str, text: str, numbers: Sequence[str]) -> tuple[float, ...]:
     try:
         values = tuple(sorted(float(number) for number in numbers))
     except ValueError as error:

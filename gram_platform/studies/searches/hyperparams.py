@@ -38,7 +38,7 @@ from gram_platform.pages.results.results import Brief, count_verdicts, with_valu
 from gram_platform.paper.sweeps import PAPER_SWEEPS, beside_paper_sweeps, sweep_claims
 from gram_platform.paper.verdicts import conclude
 from gram_platform.store import Store
-from gram_platform.studies.definition import shown_place
+from gram_platform.studies.definition import mask_place
 from gram_platform.studies.searches.flags import KNOB, Values
 from gram_platform.studies.searches.search_plan import (
     Round,
@@ -48,8 +48,8 @@ from gram_platform.studies.searches.search_plan import (
     baseline_frames,
     counts_text,
     curve_frame,
-    declared_frame,
     list_rounds,
+    name_views,
     result_frame,
     setting_at,
     trial_state,
@@ -92,7 +92,7 @@ class HyperparameterSweep:
     evaluations: pd.DataFrame = field(default_factory=pd.DataFrame)
     curves: pd.DataFrame = field(default_factory=pd.DataFrame)
 
-    minimised = None
+    best_by = None
 
     def nodes(self, point: Point) -> list[Node]:
         """Returns the nodes of the knob's method, tagged with all of its knobs."""
@@ -164,7 +164,7 @@ class HyperparameterSweep:
         baseline_runs = [node.id for node in baselines if node.is_run]
         frame, curves, source = final_frames(store, tracker, ids, baseline_runs)
         curves = curve_frame(baselines, curves)
-        sweep = _analysed(trials, baselines, frame, curves, sizes)
+        sweep = _analyse(trials, baselines, frame, curves, sizes)
         if sweep is None:
             return None
         claims = conclude(sweep_claims(sweep.per_seed), search.preset_name)
@@ -175,7 +175,7 @@ class HyperparameterSweep:
         files = {name: table_csv(table).encode() for name, table in tables.items()}
         fixed = ", ".join(f"{name} {knob.read(self.settings[0]):g}" for name, knob in KNOB.items())
         facts = (
-            f"Preset {search.preset_name}, corpus {shown_place(search.choice.corpus)} (data"
+            f"Preset {search.preset_name}, corpus {mask_place(search.choice.corpus)} (data"
             f" {search.data_id}), {search.num_seeds} seeds. While one knob moves the others stay at"
             f" {fixed}. {counts_text(rows)} Read from {source}. {about_links}"
         )
@@ -196,7 +196,7 @@ class HyperparameterSweep:
 # ------------------------------------------------------------------------------------------- report
 
 
-def _analysed(
+def _analyse(
     trials: Sequence[Trial],
     baselines: Sequence[Node],
     frame: pd.DataFrame,
@@ -217,7 +217,7 @@ def _analysed(
     if evaluations.empty or unit.empty or curves.empty:
         return None
     views = with_baselines(evaluations, unit)
-    declared = with_baselines(of_trials(declared_frame), declared_frame(baselines))
+    declared = with_baselines(of_trials(name_views), name_views(baselines))
     attacks = of_trials(lambda nodes: attack_frame(nodes, frame))
     return analyse_sweeps(StudyLosses(views, curves, attacks, declared), sizes)
 

@@ -36,7 +36,7 @@ from gram_platform.pages.report.page import Section
 from gram_platform.pages.results.record import run_links
 from gram_platform.pages.results.results import Brief
 from gram_platform.store import Store
-from gram_platform.studies.definition import shown_place
+from gram_platform.studies.definition import mask_place
 from gram_platform.studies.searches.flags import micro_batch_at, why_not
 from gram_platform.studies.searches.search_plan import (
     Round,
@@ -147,7 +147,7 @@ class LrBatchGrid:
     # Rows or columns that each side may grow by.
     max_extensions: int
 
-    minimised = SearchObjective("loss", math.inf)
+    best_by = SearchObjective("loss", math.inf)
 
     def nodes(self, point: Point) -> list[Node]:
         setting = setting_at(self.settings, point)
@@ -252,7 +252,7 @@ def _report(
     sizes = {name: search.preset.sizes[name] for name in search.kind.grids} | PAPER_SIZES
     analysis = analyse_grid(trials[trials[STATE].isin(ENDED)], seq_len, window)
     measured = (
-        f"{search.name}, preset {search.preset_name} on {shown_place(search.choice.corpus)},"
+        f"{search.name}, preset {search.preset_name} on {mask_place(search.choice.corpus)},"
         f" search {search.search_id}"
     )
     law = make_law(analysis.laws, f"{search.preset_name}-{search.search_id}", seq_len, measured)
@@ -267,7 +267,7 @@ def _report(
     figures = grid_figures(analysis, links)
     facts = (
         f"Search {search.search_id}: preset {search.preset_name}, corpus"
-        f" {shown_place(search.choice.corpus)} (data {search.data_id}), {search.num_seeds} seeds."
+        f" {mask_place(search.choice.corpus)} (data {search.data_id}), {search.num_seeds} seeds."
         f" Loss: {OBJECTIVE}. {counts_text(trials)} Read from {source}. {about_links}"
     )
     # With trials.csv, `seq_len` is all that a fit needs.
@@ -320,16 +320,16 @@ def _sections(
         for kind in ("surface-", "law-")
     }
 
-    def opened(title: str, name: str, table: pd.DataFrame, kind: str = "") -> Section:
+    def open_section(title: str, name: str, table: pd.DataFrame, kind: str = "") -> Section:
         shown = drawn.get(kind, {})
         return Section(title, ABOUT_TABLES[name], shown, table=table, table_is_open=True)
 
     no_law = laws["no_law"].iloc[0] != ""
     sections = [
-        opened("Surfaces", "optima", optima[optima["seed"] == POOLED], "surface-"),
+        open_section("Surfaces", "optima", optima[optima["seed"] == POOLED], "surface-"),
         Section("Laws", about, drawn["law-"], table=laws, table_is_open=True, is_warning=no_law),
-        opened("How the laws move with the window", "windows", tables["windows"]),
-        opened("What the laws say", "predictions", tables["predictions"]),
+        open_section("How the laws move with the window", "windows", tables["windows"]),
+        open_section("What the laws say", "predictions", tables["predictions"]),
         Section("Optima of single seeds", table=optima),
         Section("Cells", ABOUT_TABLES["cells"], table=tables["cells"].drop(columns="runs")),
         Section("Trials", table=with_run_links(trials_table(trials).drop(columns="search"), links)),

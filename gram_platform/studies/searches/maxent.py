@@ -33,7 +33,7 @@ from gram_platform.pages.results.record import run_links
 from gram_platform.pages.results.results import Brief
 from gram_platform.store import Store
 from gram_platform.store.root import BEST
-from gram_platform.studies.definition import shown_place
+from gram_platform.studies.definition import mask_place
 from gram_platform.studies.searches.optuna_studies import (
     open_storage,
     optuna_share_left,
@@ -70,14 +70,14 @@ def unlearning_nodes(setting: Setting, point: Point) -> list[Node]:
     """Returns the run of a point, then its evaluation, as a study with its parameters has them."""
     maxent = maxent_at(setting, point)
     options = replace(setting.options, maxent=maxent, maxent_profiles=(), elicitation=None)
-    profile = searched_profiles(setting)[point[PROFILE]]
+    profile = name_profiles(setting)[point[PROFILE]]
     nodes = method_nodes(METHOD, replace(setting, profiles=(profile,), options=options))
     rate, weight = f"{maxent.peak_lr:g}", f"{maxent.retain_weight:g}"
     # The baseline needs nothing.
     return [node.tagged(peak_lr=rate, retain_weight=weight) for node in nodes if node.needs]
 
 
-def searched_profiles(setting: Setting) -> dict[str, Profile]:
+def name_profiles(setting: Setting) -> dict[str, Profile]:
     """Returns {name: profile} of the compared profiles that forget something.
 
     ValueError if there is none.
@@ -123,10 +123,10 @@ class MaxEntSearch:
 
     @property
     def profiles(self) -> dict[str, Profile]:
-        return searched_profiles(self.settings[0])
+        return name_profiles(self.settings[0])
 
     @property
-    def minimised(self) -> SearchObjective:
+    def best_by(self) -> SearchObjective:
         return SearchObjective(METRIC, self.objective.worst)
 
     def is_complete(self, search: SearchPlan) -> bool:
@@ -150,7 +150,7 @@ class MaxEntSearch:
         ]
 
     def rounds(self, search: SearchPlan, store: Store, problem: Problem) -> Iterator[Round]:
-        yield optuna_round(OptunaSource(self.groups(search), self.space, self.minimised))
+        yield optuna_round(OptunaSource(self.groups(search), self.space, self.best_by))
 
     def share_left(self, search: SearchPlan) -> float:
         names = list(self.study_names(search).values())
@@ -244,7 +244,7 @@ def _about(search: SearchPlan) -> str:
     objective, seeds = search.kind.objective, ", ".join(str(s.seed) for s in search.settings)
     return (
         f"Search {search.search_id}: preset {search.preset_name}, size"
-        f" {search.settings[0].size.name}, corpus {shown_place(search.choice.corpus)} (data"
+        f" {search.settings[0].size.name}, corpus {mask_place(search.choice.corpus)} (data"
         f" {search.data_id}), seeds {seeds}. Read from Optuna's database. Minimised: forget +"
         f" {objective.penalty_weight:g} x what core and retain each lack to {objective.floor:g}"
         f" of the baseline, as compute ratios, each clipped to 0 to {HIGHEST_RATIO:g} and"
@@ -279,7 +279,7 @@ def plain_best(profile: str, trials: pd.DataFrame, setting: Setting) -> dict:
     row = best_trial(trials, METRIC)
     return {
         "profile": profile,
-        "retained": list(searched_profiles(setting)[profile]),
+        "retained": list(name_profiles(setting)[profile]),
         "trial": int(row[TRIAL]),
         "runs": row[RUNS].split(),
         "objective": float(row[METRIC]),

@@ -3,7 +3,7 @@
 A kind of search is a frozen class. Its fields are `settings`, one for each size and seed, and what
 `Search.read` returned. It has a property, and methods that take its `SearchPlan`:
 
-- `minimised`, the property: the metric of the best trial, or None
+- `best_by`, the property: the metric of the best trial, or None
 - `identity(search)`: the content of the search's id, whatever the number of trials
 - `prerequisites(search)`: the nodes that all trials need, such as baselines
 - `example(search)`: the nodes of the trials that are known before any result
@@ -80,7 +80,7 @@ class SearchPlan(StudyPlan):
 
     @property
     def head(self) -> str:
-        return f"search {self.named}"
+        return f"search {self.label}"
 
     @cached_property
     def identity(self) -> dict:
@@ -92,7 +92,7 @@ class SearchPlan(StudyPlan):
         return short_hash({"version": SEARCH_VERSION, "search": self.name, **self.identity})
 
     @property
-    def named(self) -> str:
+    def label(self) -> str:
         """Name and id in sentences."""
         return f"{self.name} {self.search_id}"
 
@@ -104,7 +104,7 @@ class SearchPlan(StudyPlan):
     def folder(self, store: Store) -> Folder:
         return store.search_dir(self.search_id)
 
-    def planned(self) -> Self:
+    def with_nodes(self) -> Self:
         entries = (*self.kind.prerequisites(self), *self.kind.example(self))
         return replace(self, entries=entries)
 
@@ -246,7 +246,7 @@ def result_frame(nodes: Iterable[Node], results: Mapping[str, Mapping]) -> pd.Da
     return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["id", "run_id", "status"])
 
 
-def declared_frame(nodes: Iterable[Node]) -> pd.DataFrame:
+def name_views(nodes: Iterable[Node]) -> pd.DataFrame:
     """Returns the names of every view that the nodes evaluate: see `tags_frame`."""
     return tags_frame(entries_of(nodes), "evaluation")
 
@@ -256,7 +256,7 @@ def declared_frame(nodes: Iterable[Node]) -> pd.DataFrame:
 
 def view_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:
     """Returns the complete evaluations of a stored frame under the nodes' names."""
-    return named(declared_frame(nodes), frame[frame["status"] == State.COMPLETE])
+    return named(name_views(nodes), frame[frame["status"] == State.COMPLETE])
 
 
 def attack_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:

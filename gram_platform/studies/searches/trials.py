@@ -77,7 +77,7 @@ class SearchObservers(Observers, TrialWatch):
             search.full_name,
             self.plan.max_concurrent,
             self.plan.retry_failed,
-            kind.minimised.metric if kind.minimised else "",
+            kind.best_by.metric if kind.best_by else "",
         )
         # Rounds beyond a limit may have results for MLflow.
         for following in kind.rounds(search, self.store, self.problem):
@@ -107,7 +107,7 @@ class SearchObservers(Observers, TrialWatch):
         self.ids.update(outcome.nodes)
         self.terminal.trial_ended(outcome.name, trial_line(outcome))
         for node in self.running.pop(outcome.name):
-            self.mirror.ended(node)
+            self.mirror.send_later(node)
         self._watch_running()
 
     def _watch_running(self) -> None:
