@@ -158,6 +158,6 @@ def _require_ray(plan: Plan, needed: SearchPlan) -> None:
 def predict_all(plan: Plan) -> str:
     """Returns `predicted` of a submission without asking Ray."""
     store = Store(plan.storage)
-    ended = find_ended(plan.studies, store, plan.retry_failed)
+    ended = find_ended(plan, store)
     known = [part.on(plan.device or find_device(part, store, ended)) for part in plan.studies]
     return predict(work_left(known, ended))

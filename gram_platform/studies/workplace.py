@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -30,7 +30,7 @@ from gram_platform.engine.life import NodeLifecycle, find_ended_ids
 from gram_platform.engine.machine import num_cpus
 from gram_platform.engine.ray_executor import RayExecutor
 from gram_platform.engine.ray_private import largest_cluster
-from gram_platform.methods.nodes import Node, unique
+from gram_platform.methods.nodes import Node
 from gram_platform.planner import (
     MACHINES,
     Machine,
@@ -41,7 +41,7 @@ from gram_platform.planner import (
 from gram_platform.planner.ranks import Ranks
 from gram_platform.store import Store
 from gram_platform.store.root import HISTORY, write_cordoned
-from gram_platform.studies.plan import CPU, Plan, StudyPlan, price, work_left
+from gram_platform.studies.plan import CPU, Left, Plan, StudyPlan, price, work_left
 
 CUDA = "cuda"
 
@@ -125,8 +125,9 @@ def require_gpu(plan: Plan, store: Store) -> None:
 
     A Ray of several machines may start some with GPUs.
     """
-    left = work_left(plan.studies, find_ended(plan.studies, store, plan.retry_failed))
-    if left and plan.device == CUDA and not (num_gpus() or connect(may_start=False)):
+    if plan.device != CUDA or not find_left(plan, store):
+        return
+    if not (num_gpus() or connect(may_start=False)):
         raise invalid("device", CUDA, "cpu, because this machine has no GPU, and no Ray to join")
 
 
@@ -137,8 +138,7 @@ def with_ranks(plan: Plan, store: Store, is_dry: bool = False) -> tuple[Plan, in
     `Plan.with_ranks`.
     """
     open_sizes = {size for part in plan.studies for size in part.open_sizes}
-    left = work_left(plan.studies, find_ended(plan.studies, store, plan.retry_failed))
-    ids = {node_id for one in left for node_id in one.ids}
+    ids = {node_id for left in find_left(plan, store) for node_id in left.ids}
     runs = [n.id for n in plan.nodes if n.is_run and n.id in ids and n.size in open_sizes]
     if not (is_dry or runs):
         return plan.with_ranks(0, {}), 0
@@ -305,7 +305,7 @@ def choose_device(plan: Plan, store: Store) -> str:
     "" if nothing is left to execute. ValueError for another device than a study began on, for a
     missing GPU, and if a cluster that starts machines on demand leaves the choice open.
     """
-    ended = find_ended(plan.studies, store, plan.retry_failed)
+    ended = find_ended(plan, store)
     known = (find_device(part, store, ended) for part in plan.studies)
     device = plan.device or next(filter(None, known), "")
     for part in plan.studies:
@@ -341,11 +341,13 @@ def choose_device(plan: Plan, store: Store) -> str:
     raise invalid("device", "", expected)
 
 
-def find_ended(studies: Iterable[StudyPlan], store: Store, retry_failed: bool) -> set[str]:
-    """Returns the ids of the nodes that a submission of the studies leaves as they are."""
-    return find_ended_ids(
-        unique(node for part in studies for node in part.nodes), store, retry_failed
-    )
+def find_ended(plan: Plan, store: Store) -> set[str]:
+    """Returns the ids of the nodes that the submission leaves as they are."""
+    return find_ended_ids(plan.nodes, store, plan.retry_failed)
+
+
+def find_left(plan: Plan, store: Store) -> list[Left]:
+    return work_left(plan.studies, find_ended(plan, store))
 
 
 def find_device(part: StudyPlan, store: Store, ended: Collection[str]) -> str:

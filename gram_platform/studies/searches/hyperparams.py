@@ -38,7 +38,6 @@ from gram_platform.pages.results.results import Brief, count_verdicts, with_valu
 from gram_platform.paper.sweeps import PAPER_SWEEPS, beside_paper_sweeps, sweep_claims
 from gram_platform.paper.verdicts import conclude
 from gram_platform.store import Store
-from gram_platform.studies.definition import mask_place
 from gram_platform.studies.searches.flags import KNOB, Values
 from gram_platform.studies.searches.search_plan import (
     Round,
@@ -175,9 +174,9 @@ class HyperparameterSweep:
         files = {name: table_csv(table).encode() for name, table in tables.items()}
         fixed = ", ".join(f"{name} {knob.read(self.settings[0]):g}" for name, knob in KNOB.items())
         facts = (
-            f"Preset {search.preset_name}, corpus {mask_place(search.choice.corpus)} (data"
-            f" {search.data_id}), {search.num_seeds} seeds. While one knob moves the others stay at"
-            f" {fixed}. {counts_text(rows)} Read from {source}. {about_links}"
+            f"Preset {search.preset_name}, {search.data_text}, {search.num_seeds} seeds. While one"
+            f" knob moves the others stay at {fixed}. {counts_text(rows)} Read from {source}."
+            f" {about_links}"
         )
         sections = [
             terms_section(attacks=True),

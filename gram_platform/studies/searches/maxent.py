@@ -33,7 +33,6 @@ from gram_platform.pages.results.record import run_links
 from gram_platform.pages.results.results import Brief
 from gram_platform.store import Store
 from gram_platform.store.root import BEST
-from gram_platform.studies.definition import mask_place
 from gram_platform.studies.searches.optuna_studies import (
     open_storage,
     optuna_share_left,
@@ -243,14 +242,13 @@ class MaxEntSearch:
 def _about(search: SearchPlan) -> str:
     objective, seeds = search.kind.objective, ", ".join(str(s.seed) for s in search.settings)
     return (
-        f"Search {search.search_id}: preset {search.preset_name}, size"
-        f" {search.settings[0].size.name}, corpus {mask_place(search.choice.corpus)} (data"
-        f" {search.data_id}), seeds {seeds}. Read from Optuna's database. Minimised: forget +"
+        f"Search {search.search_id}: preset {search.preset_name}, size {search.choice.sizes[0]},"
+        f" {search.data_text}, seeds {seeds}. Read from Optuna's database. Minimised: forget +"
         f" {objective.penalty_weight:g} x what core and retain each lack to {objective.floor:g}"
         f" of the baseline, as compute ratios, each clipped to 0 to {HIGHEST_RATIO:g} and"
-        f" averaged over seeds. A diverged trial counts as {objective.worst:g} for the searcher"
-        " and has no value here. Trials are chosen on the validation sequences that studies"
-        " report on, so a study on the same seeds sees them a little too well."
+        f" averaged over seeds. Optuna counts a diverged trial as {objective.worst:g}. Trials are"
+        " chosen on the validation sequences of studies, so a study on the same seeds reports"
+        " slightly too good results."
     )
 
 

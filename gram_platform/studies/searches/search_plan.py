@@ -40,7 +40,7 @@ from gram_platform.pages.results.trials import MLFLOW_PARAMS, TRIALS_FILE, trial
 from gram_platform.planner import estimate_hours
 from gram_platform.store import Folder, Store
 from gram_platform.store.root import describe_cordoned
-from gram_platform.studies.definition import preset_params
+from gram_platform.studies.definition import mask_place, preset_params
 from gram_platform.studies.plan import StudyPlan
 from gram_platform.studies.searches.optuna_studies import attributes
 from gram_platform.studies.workplace import machine_hours
@@ -100,6 +100,10 @@ class SearchPlan(StudyPlan):
     def full_name(self) -> str:
         """Name and id in tables and in the names of Optuna's studies."""
         return f"{self.name}-{self.search_id}"
+
+    @property
+    def data_text(self) -> str:
+        return f"corpus {mask_place(self.choice.corpus)} (data {self.data_id})"
 
     def folder(self, store: Store) -> Folder:
         return store.search_dir(self.search_id)
