@@ -188,7 +188,7 @@ def read_study(study: Study, flags: Flags, changes: tuple[str, ...]) -> StudyPla
     if hardware and cost.machine not in ("", hardware):
         raise invalid("machine", cost.machine, f"no value beside --hardware {cost.hardware}")
     machine = CPU if device.device == CPU else hardware or cost.machine or preset.machine
-    require_choice("machine", machine, tuple(MACHINES))
+    require_choice("machine", machine, MACHINES)
     ranks = read_ranks(device.num_workers)
     ranks = replace(ranks, machine=MACHINES[machine], checkpointing=device.activation_checkpointing)
     require_fields("", given, 0, "seeds", high=1000)

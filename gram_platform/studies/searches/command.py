@@ -1,6 +1,6 @@
 """Runs the command line of a search, of a study, and of all of them together.
 
-torch, Ray and MLflow are imported after the flags are read: help and misspelt values need none.
+torch, Ray and MLflow are imported after the flags are read: help and errors in flags come fast.
 """
 
 from collections.abc import Sequence
@@ -18,44 +18,42 @@ from gram_platform.studies.searches.definition import Search, make_search_plan
 NONE = "none"
 
 CAMPAIGN_ABOUT = (
-    "The searches that studies begin with, every study as one graph, then the other searches: what"
-    " any of them has trained is not trained again."
+    "Runs the searches that studies begin with, all studies, then the other searches. No run is"
+    " trained twice."
 )
 
 
 def main(study: Study, arguments: list[str] | None = None, prog: str | None = None) -> None:
     """Runs the command line `prog` of a study or a search, and ends the process."""
-    exit_with(lambda: _run(study, arguments, prog))
 
+    def run() -> int:
+        flags = parse_flags(own_flags(study), study.about, arguments, prog)
+        if isinstance(study, Search):
+            plan = make_search_plan(study, flags)
+            from gram_platform.studies.drive import drive
 
-def _run(study: Study, arguments: list[str] | None, prog: str | None) -> int:
-    flags = parse_flags(own_flags(study), study.about, arguments, prog)
-    if isinstance(study, Search):
-        plan = make_search_plan(study, flags)
-        from gram_platform.studies.drive import drive
+            return drive(plan)
+        plan = make_plan(study, flags)
+        from gram_platform.studies.campaign import drive_campaign
 
-        return drive(plan)
-    plan = make_plan(study, flags)
-    from gram_platform.studies.campaign import drive_campaign
+        return drive_campaign(plan)
 
-    return drive_campaign(plan)
+    exit_with(run)
 
 
 def campaign_main(
     studies: Sequence[Study], searches: Sequence[Search], arguments: list[str] | None = None
 ) -> None:
     """Runs the command line of studies and searches together, and ends the process."""
-    exit_with(lambda: _run_campaign(studies, searches, arguments))
 
+    def run() -> int:
+        flags = parse_flags(MemberFlags, CAMPAIGN_ABOUT, arguments)
+        plan, others = make_campaign_plan(studies, searches, flags)
+        from gram_platform.studies.campaign import drive_campaign
 
-def _run_campaign(
-    studies: Sequence[Study], searches: Sequence[Search], arguments: list[str] | None
-) -> int:
-    flags = parse_flags(MemberFlags, CAMPAIGN_ABOUT, arguments)
-    plan, others = make_campaign_plan(studies, searches, flags)
-    from gram_platform.studies.campaign import drive_campaign
+        return drive_campaign(plan, others)
 
-    return drive_campaign(plan, others)
+    exit_with(run)
 
 
 def make_campaign_plan(

@@ -14,10 +14,10 @@ LOOK_EVERY_S = 1.0
 
 
 class DriverLease:
-    """Holds the lease of a search for the length of a block; ValueError if another driver keeps it.
+    """Holds the lease of a search within a block; ValueError if another driver keeps it.
 
-    A lease expires after `DRIVER_LEASE_S` without renewal, as while its driver is suspended, or at
-    once if the driver's process on this machine is gone.
+    A lease expires after `DRIVER_LEASE_S` without renewal, for example while its driver is
+    suspended, or at once if the driver's process on this machine has ended.
     """
 
     def __init__(self, folder: Folder, name: str):
@@ -41,10 +41,7 @@ class DriverLease:
         if time.monotonic() < self._next_look:
             return
         if self._lease.is_lost():
-            raise Stopped(
-                "another driver leads this search since this one was suspended: stopping, nothing"
-                " is lost"
-            )
+            raise Stopped("another driver leads this search since this one was suspended")
         self._next_look = time.monotonic() + LOOK_EVERY_S
 
     def _take(self) -> bool:

@@ -219,7 +219,7 @@ def read_knobs(search: Search, flags: SweepFlags, part: StudyPlan) -> dict[str, 
     preset, chosen = search.points[part.preset_name], {}
     for text in split_list(flags.knobs) or tuple(preset):
         knob, separator, rest = text.partition("=")
-        require_choice("knobs", knob, tuple(KNOB))
+        require_choice("knobs", knob, KNOB)
         if not separator and knob not in preset:
             raise invalid("knobs", text, f"values, as {knob}=0.25:1, because the preset has none")
         chosen[knob] = _read_values(knob, text, rest.split(":")) if separator else preset[knob]

@@ -1,6 +1,6 @@
 """Sweeps single hyperparameters: one knob moves, the others stay as in the preset.
 
-A trial is the whole method, with its evaluations and attacks, at one value of one knob, size and
+A trial is a method with its evaluations and attacks, at one value of one knob, one size and one
 seed. Sweeps and studies share the run at the preset's values.
 
 Source: the paper's "Hyperparameter Appendix" (`app:hyperparams`).
@@ -57,17 +57,17 @@ from gram_platform.studies.searches.search_plan import (
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import final_frames
 
-SWEEP_RULE = """Here the unit's error is in no verdict, and "Paper" is the difference in the paper's
+SWEEP_RULE = """Verdicts leave out the unit's error. "Paper" is the difference in the paper's
 figure, at its scale."""
 
 
 def seed_metrics(sweep: SweepAnalysis, point: Point) -> dict[str, float]:
-    """Returns the values of one trial's classes, as far as it has any."""
+    """Returns the compute ratios of one trial by class, without those that are NaN."""
     rows = sweep.per_seed
     for name in ("knob", "value", "size", "seed"):
         rows = rows[rows[name] == (str(point[name]) if name == "seed" else point[name])]
-    found = rows[list(SWEEP_CLASSES)].to_dict("records")
-    return {name: float(v) for name, v in found[0].items() if pd.notna(v)} if found else {}
+    (values, *_) = [*rows[list(SWEEP_CLASSES)].to_dict("records"), {}]
+    return {name: float(value) for name, value in values.items() if pd.notna(value)}
 
 
 def _at(point: Point, frame: pd.DataFrame) -> pd.DataFrame:
@@ -111,8 +111,7 @@ class HyperparameterSweep:
         sweep = analyse_sweeps(StudyLosses(evaluations, self.curves, attacks))
         metrics = seed_metrics(sweep, point)
         if "core" not in metrics:
-            missing = sweep.missing.to_dict("records")
-            why = "; ".join(f"{row['what']}: {row['why']}" for row in missing)
+            why = "; ".join(": ".join(pair) for pair in sweep.missing[["what", "why"]].to_numpy())
             raise invalid("core", None, f"a compute ratio, but there is none ({why})")
         return metrics
 
@@ -123,7 +122,7 @@ class HyperparameterSweep:
         return 1.0
 
     def identity(self, search: SearchPlan) -> dict:
-        """Has the nodes, which depend on data, sizes, seeds and all that the preset fixes."""
+        """Returns the nodes, which depend on data, sizes, seeds and the preset, and the values."""
         ids = [node.id for node in (*search.baselines, *self.example(search))]
         values = {knob: list(values) for knob, values in self.values.items()}
         return {"data_id": search.data_id, "knobs": values, "nodes": short_hash(ids)}
@@ -140,11 +139,11 @@ class HyperparameterSweep:
 
     def points(self) -> tuple[list[tuple[str, Point]], list[str]]:
         """Returns every point; a point that can reuse another point's runs comes after it."""
-        seen, first, again = set(), [], []
+        seen, points, later = set(), [], []
         for point, (run, *_) in self.trials():
-            (again if run.id in seen else first).append((trial_name(point), point))
+            (later if run.id in seen else points).append((trial_name(point), point))
             seen.add(run.id)
-        return first + again, []
+        return points + later, []
 
     def rounds(self, search: SearchPlan, store: Store, problem: Problem) -> Iterator[Round]:
         return list_rounds(search, store, problem, self.points)
@@ -240,10 +239,9 @@ def _trial_rows(
 
 def _knob_sections(sweep: SweepAnalysis) -> list[Section]:
     text = (
-        "Compute ratios averaged over the profiles; bands are 90% intervals over seeds. Core-Full"
-        " is the core without any module, Core-Partial the core with one. Dashed with hollow"
-        " markers: the paper's curves, set beside ours for reading; they are compared only at the"
-        " paper's scale."
+        "Compute ratios averaged over the profiles, with 90% intervals over seeds. Core-Full is the"
+        " core without any module, Core-Partial the core with one. Dashed with hollow markers: the"
+        " paper's curves, which are compared with ours only at the paper's scale."
     )
     sections = []
     for knob, rows in sweep.table.groupby("knob", sort=False):
@@ -257,14 +255,13 @@ def _learning_curves(curves: pd.DataFrame, sweep: SweepAnalysis, sizes: Sequence
     fitted = [size for size in sizes if size in set(sweep.fits["size"])]
     figures = {f"curves-{size}": learning_curve_figure(curves, sweep.fits, size) for size in fitted}
     text = (
-        "Validation losses of the baselines, all seeds, and the fitted curves that turn a loss into"
-        " steps."
+        "Validation losses of the baselines at all seeds, and the curves that turn them into steps."
     )
     return Section("Learning curves and their fits", text, figures, table=sweep.fits)
 
 
 def _readable_trials(trials: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFrame:
-    """Replaces the runs of each trial by the first one, which opens in MLflow."""
+    """Replaces the runs of each trial by the first run, with a link to MLflow."""
     first = trials["runs"].str.split(" ").str[0]
     readable = trials.drop(columns=["search", "runs", "elapsed_s"])
     for name in SWEEP_CLASSES:
@@ -276,9 +273,10 @@ def _readable_trials(trials: pd.DataFrame, links: Mapping[str, str]) -> pd.DataF
 
 def _text(sweep: SweepAnalysis, claims: pd.DataFrame, source: str) -> str:
     table = beside_paper_sweeps(sweep.table).drop(columns="run_ids", errors="ignore")
-    is_judged = claims["verdict"].any()
-    judged = frame_text(readable_claims(claims), "g", "nan") if is_judged else "none is judged"
-    parts = [frame_text(table, "g", "nan"), "the paper's claims", judged, f"read from {source}"]
+    verdicts = "none is judged"
+    if claims["verdict"].any():
+        verdicts = frame_text(readable_claims(claims), "g", "nan")
+    parts = [frame_text(table, "g", "nan"), "the paper's claims", verdicts, f"read from {source}"]
     return "\n\n".join(parts)
 
 

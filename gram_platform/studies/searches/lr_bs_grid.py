@@ -339,7 +339,7 @@ def _sections(
     left = trials[trials[STATE] != State.COMPLETE]
     if len(left):
         missing = left[["size", "seed", "lr", "batch", STATE, "message"]]
-        text = "Diverged cells are counted; neither these nor the others are in a fit."
+        text = "Fits leave out diverged cells. The other trials are missing below."
         section = Section("Not complete", text, table=missing, table_is_open=True, is_warning=True)
         sections.insert(0, section)
     return sections
