@@ -44,9 +44,7 @@ from gram_platform.studies.plan import StudyPlan
 
 def record_of(part: StudyPlan) -> StudyRecord:
     setting, preset, choice = part.settings[0], part.preset, part.choice
-    variants = dict.fromkeys(
-        names["variant"] for node in part.entries if "variant" in (names := node.names)
-    )
+    names = [node.names for node in part.entries]
     seeds_of = [preset.seeds(size, choice.seeds, choice.first_seed) for size in choice.sizes]
     seeds = seeds_text({s: len(found) for s, found in zip(choice.sizes, seeds_of, strict=True)})
     params = preset_params(part.preset_name, part.changes)
@@ -63,7 +61,7 @@ def record_of(part: StudyPlan) -> StudyRecord:
         profile=part.study.profile or _choose_profile(setting),
         entries=entries_of(part.entries),
         costs=part.costs,
-        variants=tuple(variants),
+        variants=tuple(dict.fromkeys(n["variant"] for n in names if "variant" in n)),
         measurement=preset.measurement.name,
         own_baseline=preset.own_baseline,
         probed=tuple(n.id for n in part.nodes if n.is_run and n.config.eval_points.num_probes),
@@ -83,8 +81,7 @@ def _facts(part: StudyPlan, seeds: str, first_seed: int) -> Iterator[str]:
         f"Routing: auxiliary batches that train core too (p_as) {setting.routing.p_aux_spread},"
         f" core batches that train a module too (p_cr) {setting.routing.p_core_robust}, weight of"
         f" auxiliary text (p_af) {setting.aux_factor:.3g}{exceptions}, {' or '.join(kinds)}"
-        f" accumulation; compute"
-        f" {'' if setting.equal_compute else 'not '}matched by lambda."
+        f" accumulation; compute {'' if setting.equal_compute else 'not '}matched by lambda."
     )
     store = Store(choice.storage)
     lost = (line for recipe in part.corpora for line in lost_text(store, recipe.data_id))
@@ -105,17 +102,17 @@ def _choose_profile(setting: Setting) -> str:
     return "+".join((CORE, *setting.profiles[0]))
 
 
-# The study that measures the unit.
+# The study that measures the errors of compute ratios.
 CALIBRATION_STUDY = "calibration"
 
 
 def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
     """Returns the unit's known errors: `size, class, ratio, difference, num_shares, measured_on`.
 
-    The storage's calibration on the same data replaces the package's errors at the same size of the
-    corpus. `nearest_errors` chooses between all these.
+    The storage's calibration on the same data replaces the package's errors at the same size and
+    corpus. `nearest_errors` chooses among all errors.
     """
-    corpus, found = part.choice.corpus, []
+    corpus, errors = part.choice.corpus, []
     own = load_calibration(Store(part.choice.storage), corpus, part.data_id)
     rows = pd.concat([own, load_errors()] if len(own) else [load_errors()], ignore_index=True)
     rows = rows.drop_duplicates(["corpus", "parameters", "steps", "class"])
@@ -124,15 +121,14 @@ def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
         for row in nearest_errors(rows, corpus, part.parameters[size], steps[size]):
             error = {name: row[name] for name in ("class", "ratio", "difference", "num_shares")}
             places = [f"{mask_place(place)}, {name}" for place, name in row["places"]]
-            found.append({"size": size, **error, "measured_on": " and ".join(places)})
-    return tuple(found)
+            errors.append({"size": size, **error, "measured_on": " and ".join(places)})
+    return tuple(errors)
 
 
 def load_calibration(store: Store, corpus: str, data_id: str = "") -> pd.DataFrame:
-    """Returns FILE_COLUMNS of the storage's calibration on this data, by default on any; no rows
-    without one.
+    """Returns FILE_COLUMNS of the storage's calibration on this data, by default on any data.
 
-    Only complete sizes count: their longest baselines end first, and have small errors.
+    Only complete sizes have rows: their longest baselines end first, and have small errors.
     """
     record = readable_record(store, CALIBRATION_STUDY)
     # Another study may have this name.
@@ -150,7 +146,7 @@ def load_calibration(store: Store, corpus: str, data_id: str = "") -> pd.DataFra
 
 
 def list_complete_sizes(record: StudyRecord, runs: pd.DataFrame) -> set[str]:
-    """Returns the sizes whose nodes are all complete; `runs` as in `Results`."""
+    """Lists the sizes whose nodes are all complete; `runs` as in `Results`."""
     complete = set(runs.loc[runs["status"] == State.COMPLETE, "id"])
     left = (entry for entry in record.entries if entry["id"] not in complete)
     return set(record.sizes) - {entry["tags"].get("size", "") for entry in left}
@@ -161,8 +157,8 @@ def list_complete_sizes(record: StudyRecord, runs: pd.DataFrame) -> set[str]:
 # `studies/STUDY/` has the newest submission. `studies/STUDY/history/DATE/` has the page that it
 # replaced at DATE, in UTC, if methods, sizes, seeds, preset or data differ. The page is copied,
 # report.html last; then the new record is written; then the old files are removed, report.html
-# last. So it is whole in one place at any time. After a kill in between, the folder's report is
-# also in history: the next submission finishes the move, or reverts it for the same choice.
+# last. So one place always has the whole page. If this is interrupted, the folder's report is also
+# in history: the next submission finishes the move, or reverts it if its choice is the same.
 
 MOST_KEPT = 10
 DATE = "%Y-%m-%dT%H%M%S"
@@ -171,22 +167,20 @@ CHOSEN_TAGS, CHOSEN_PARAMS = ("method", "size", "seed"), ("preset", "data_id")
 
 
 def begin_record(store: Store, record: StudyRecord) -> None:
-    """Writes the record of a submission that begins; moves another choice's page to history."""
+    """Writes the record of a new submission; moves the page of another choice to history."""
     folder, kept = store.study_dir(record.name), store.history_dirs(record.name)
     history = folder.child(HISTORY)
-    # A copy without a report was interrupted.
-    for date in [date for date, place in kept.items() if not place.exists(REPORT_FILE)]:
-        history.remove(date)
-        del kept[date]
+    for date, place in list(kept.items()):
+        # The copy was interrupted.
+        if not place.exists(REPORT_FILE):
+            history.remove(date)
+            del kept[date]
     report = folder.read(REPORT_FILE) if folder.exists(REPORT_FILE) else None
     copied = next((date for date in reversed(kept) if kept[date].read(REPORT_FILE) == report), "")
     # A submission that was killed while it moved the page may have left its record in the folder.
-    records = [
-        place.read_spare(STUDY_FILE, ChosenRuns) for place in (folder, kept.get(copied, folder))
-    ]
-    moves = report is not None and any(
-        one and _choice(one) != _choice(vars(record)) for one in records
-    )
+    places, choice = (folder, kept.get(copied, folder)), _choice(vars(record))
+    old = filter(None, (place.read_spare(STUDY_FILE, ChosenRuns) for place in places))
+    moves = report is not None and any(_choice(plain) != choice for plain in old)
     if copied and not moves:
         history.remove(copied)
     elif moves and not copied:
@@ -217,7 +211,7 @@ def _date(taken: Mapping[str, Folder]) -> str:
 
 
 def _choice(plain: Mapping) -> Mapping[str, object]:
-    chosen = {
-        name: {entry["tags"].get(name, "") for entry in plain["entries"]} for name in CHOSEN_TAGS
+    tags = [entry["tags"] for entry in plain["entries"]]
+    return {name: {tag.get(name, "") for tag in tags} for name in CHOSEN_TAGS} | {
+        name: plain["params"].get(name, "") for name in CHOSEN_PARAMS
     }
-    return chosen | {name: plain["params"].get(name, "") for name in CHOSEN_PARAMS}

@@ -1,7 +1,6 @@
 """Declares a search, and plans it.
 
-Ray, Optuna and MLflow are imported with the search's kind, after its flags are read: a declaration,
-its `--help` and misspelt values need none.
+Ray, Optuna and MLflow are imported with the search's kind, after its flags are read.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ class TrialFlags:
     """Of this search.
 
     Args:
-        max_concurrent: at most so many trials at once (default: what the cluster holds; on one that
-            can grow also the trials that depend on no result: all of a grid, the first ten of an
-            Optuna study)
-        report_only: build tables and report again from what is stored; start no trial
+        max_concurrent: the most trials at once (default: as many as the cluster holds; a cluster
+            that can grow gets all trials that depend on no result: a grid's, or the first ten of
+            an Optuna study)
+        report_only: only write tables and report again; start no trial
     """
 
     title = "search"
@@ -58,7 +57,7 @@ class Search(Study):
 def optuna_place(uri: str, storage: str, is_written: bool = False) -> str:
     """Returns the URL of Optuna's database, by default SQLite in a local storage.
 
-    PermissionError for a file that this user may not write, if it `is_written`.
+    `is_written`: PermissionError for a file that this user may not write.
     """
     from gram_platform.config.crash_safe import require_rights
     from gram_platform.tracking.database import (

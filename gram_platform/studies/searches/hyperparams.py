@@ -196,43 +196,40 @@ class HyperparameterSweep:
 
 def _analyse(
     trials: Sequence[Trial],
-    baselines: Sequence[Node],
+    baselines: list[Node],
     frame: pd.DataFrame,
     curves: pd.DataFrame,
     sizes: Sequence[str],
 ) -> SweepAnalysis | None:
     """Returns None without an evaluation of a trial, or of a baseline with a curve."""
 
-    def of_trials(frame_of: Callable[[list[Node]], pd.DataFrame]) -> pd.DataFrame:
+    def gather(
+        trials: Sequence[Trial], frame_of: Callable[[list[Node]], pd.DataFrame]
+    ) -> pd.DataFrame:
         frames = [_at(point, frame_of(nodes)) for point, nodes in trials]
         return pd.concat(frames, ignore_index=True)
 
-    def with_baselines(frame: pd.DataFrame, unit: pd.DataFrame) -> pd.DataFrame:
-        return pd.concat([unit.assign(knob="", value=math.nan), frame], ignore_index=True)
-
-    evaluations = of_trials(lambda nodes: view_frame(nodes, frame))
-    unit = view_frame(baselines, frame)
-    if evaluations.empty or unit.empty or curves.empty:
+    everything = [({"knob": "", "value": math.nan}, baselines), *trials]
+    views = gather(everything, lambda nodes: view_frame(nodes, frame))
+    if curves.empty or (views["knob"] == "").nunique() < 2:
         return None
-    views = with_baselines(evaluations, unit)
-    declared = with_baselines(of_trials(name_views), name_views(baselines))
-    attacks = of_trials(lambda nodes: attack_frame(nodes, frame))
+    attacks = gather(trials, lambda nodes: attack_frame(nodes, frame))
+    declared = gather(everything, name_views)
     return analyse_sweeps(StudyLosses(views, curves, attacks, declared), sizes)
 
 
 def _trial_rows(
     trials: Sequence[Trial], frame: pd.DataFrame, sweep: SweepAnalysis, store: Store, name: str
 ) -> pd.DataFrame:
-    elapsed = frame.set_index("id")["elapsed_s"].to_dict() if "elapsed_s" in frame else {}
+    elapsed = frame.set_index("id").reindex(columns=["elapsed_s"])["elapsed_s"]
     rows = []
     for point, nodes in trials:
         state, message = trial_state(nodes, frame, store)
         metrics = seed_metrics(sweep, point) if state == State.COMPLETE else {}
-        seconds = [elapsed[node.id] for node in nodes if pd.notna(elapsed.get(node.id, math.nan))]
         row = {"search": name, "trial": trial_name(point), "state": state, **point}
         row |= {metric: metrics.get(metric, math.nan) for metric in SWEEP_CLASSES}
         row["runs"] = " ".join(node.id for node in nodes if node.is_run)
-        row["elapsed_s"] = sum(seconds) if seconds else math.nan
+        row["elapsed_s"] = elapsed.reindex([node.id for node in nodes]).sum(min_count=1)
         rows.append({**row, "message": message})
     return pd.DataFrame(rows)
 
