@@ -12,7 +12,7 @@ from gram_platform.studies.library import stories
 
 
 def attacking(name: str, **kind) -> Variant:
-    """Returns the variant that changes these fields of the preset's attack."""
+    """Returns the variant with changed fields of the preset's attack."""
 
     def change(setting):
         attack = setting.options.elicitation

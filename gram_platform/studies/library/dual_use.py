@@ -56,7 +56,7 @@ DUAL_USE_DEMO = replace(
     methods=(),
     every_single=True,
     options=replace(
-        DUAL_USE_PAPER.options,
+        OPTIONS,
         branch_full=Branching(core_ratio=1.0, lr_factor=0.5),
         branch_module=Branching(core_ratio=1.0, lr_factor=1.0),
         # The stories demo's share of the baseline's rate, and its weight; not searched here.
@@ -66,18 +66,10 @@ DUAL_USE_DEMO = replace(
     ),
 )
 DUAL_USE_SMOKE = replace(
-    DUAL_USE_DEMO,
+    scaling.SMOKE,
     sizes={"tiny": SMOKE_SIZES["tiny"]},
-    num_seeds=3,
-    first_seed=0,
-    corpus="stories-smoke",
     aux_share=0.2,
-    aux_factor=1.0,
-    routing=scaling.STORIES_ROUTING,
-    warmup_fraction=0.1,
-    num_eval_points=8,
-    num_eval_sequences=8,
-    sample_bytes=1_000_000,
+    every_single=True,
     options=replace(DUAL_USE_DEMO.options, maxent=SMOKE_MAXENT, elicitation=STORIES_SMOKE_ATTACK),
 )
 
@@ -88,8 +80,9 @@ def titrate(preset: Preset, weights: tuple[float, ...], own_baseline: bool = Tru
     def at(weight: float) -> Variant:
         return Variant(f"{weight:g}", lambda setting: setting.with_options(module_weight=weight))
 
-    preset = replace(preset.with_options(elicitation=None), own_baseline=own_baseline)
-    return replace(preset, variants=tuple(map(at, weights)))
+    variants = tuple(map(at, weights))
+    preset = preset.with_options(elicitation=None)
+    return replace(preset, own_baseline=own_baseline, variants=variants)
 
 
 def compose(preset: Preset) -> Preset:
@@ -102,25 +95,23 @@ def partly_labelled(widths: tuple[float, float]) -> Variant:
 
     `widths`: shares of the dense MLP's width for GRAM's core and modules.
     """
-    half = {"unlabelled_share": 0.5, "routed_widths": widths, "probes": True}
-    return Variant("0.5", lambda setting: setting.with_options(**half))
+    options = {"unlabelled_share": 0.5, "routed_widths": widths, "probes": True}
+    return Variant("0.5", lambda setting: setting.with_options(**options))
 
 
 # 1.25% of the demo's width is two hidden units.
 PAPER_WIDTHS, DEMO_WIDTHS = (0.95, 0.0125), (0.9, 0.125)
 # The authors' partial runs have p_as 0 and p_af 1 for all methods.
+PARTIAL = {"routing": RoutingConfig(p_core_robust=0.2, p_aux_spread=0.0), "aux_factor": 1.0}
 AS_RUN_PARTIAL = {
-    "routing": RoutingConfig(p_core_robust=0.2, p_aux_spread=0.0),
-    "aux_factor": 1.0,
+    **PARTIAL,
     "aux_factor_of": (),
     "num_eval_points": 200,
     "options": replace(DUAL_USE_AS_RUN.options, branch_module=Branching()),
 }
-# p_as 0 and p_af 1 as in the authors' runs; a fifth of core's tokens for the domains, since a
-# module sees half of them.
+# A fifth of core's tokens for the domains, since a module sees half of them.
 DEMO_PARTIAL = {
-    "routing": RoutingConfig(p_core_robust=0.2, p_aux_spread=0.0),
-    "aux_factor": 1.0,
+    **PARTIAL,
     "aux_share": 0.2,
     "options": replace(DUAL_USE_DEMO.options, branch_module=Branching()),
 }

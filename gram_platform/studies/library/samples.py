@@ -35,8 +35,6 @@ INSTALLED_DEMO = replace(
     corpus="installed",
     aux_share=0.25,
     routing=RoutingConfig(p_core_robust=0.5, p_aux_spread=0.25),
-    aux_factor=2.0,
-    warmup_fraction=0.05,
     num_eval_points=25,
     num_eval_sequences=32,
     retain="cpp",
