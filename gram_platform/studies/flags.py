@@ -1,7 +1,7 @@
 """Declares the flags of studies and searches, in the boxes of `--help`, and parses them.
 
-A box is a dataclass with a title. A command has one box of its own. Only `make_plan.py`, and
-searches, read the flags.
+A box is a dataclass with a title. A command has one box of its own. Only `make_plan.py` and
+searches read the flags.
 """
 
 import functools
@@ -43,7 +43,7 @@ Number, Amount = show_as(int, "INT"), show_as(float, "FLOAT")
 Switch = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]
 
 
-# What sets the values for which other trainers and other commands have flags.
+# How to set values that have flags in other trainers and commands.
 SET_INSTEAD = {
     "--lr": "--set 'sizes[SIZE].peak_lr=1e-3'",
     "--batch-size": "--set 'sizes[SIZE].batch_size=16'",
@@ -51,8 +51,8 @@ SET_INSTEAD = {
     "--trials": "--lrs and --batches of lr_bs_grid, or --knobs of hyperparams",
 }
 
-# Lets `tyro.cli` suggest values too. The shell's completion needs the values that tyro itself
-# checks, so it is written without this.
+# Lets `tyro.cli` suggest values. The shell's completion needs the values that tyro itself checks,
+# so it is written without this registry.
 CHOICES = ConstructorRegistry()
 
 
@@ -95,23 +95,21 @@ class SubjectFlags:
     """What is trained, how often, and on which text.
 
     Args:
-        preset: one of those above; paper is as the paper's text prints it, as_run as the authors'
-            settings have it; or a file with `base`, the name of a preset, and the fields that it
-            changes (Studies in the documents)
+        preset: a preset above (paper: as the paper's text, as_run: as the authors' settings), or a
+            file with `base`, the name of a preset, and changed fields (Studies in the documents)
         changes: fields of the preset to change, as routing.p_aux_spread=0.1
             'sizes[0.6M].peak_lr=2e-3'
         sizes: names of sizes (default: all of the preset)
-        seeds: number of seeds of every size (default: the preset's, which may have fewer at large
-            sizes)
-        first_seed: the first seed, the others follow it (default: the preset's)
+        seeds: number of seeds of every size (default: the preset's, which may depend on the size)
+        first_seed: the first of the seeds, which are consecutive (default: the preset's)
         corpus: a corpus above, a folder of .jsonl/.parquet with `text` and `label`, a .json of
             labelled globs, a .toml recipe, or hf://ORG/NAME?label=FIELD&text=FIELD
             (Studies in the documents)
-        core_label: the label (or labels, with commas between) that is core, default core or the
-            catalog's own; every other label is an auxiliary domain
-        core_tokenizer: train the tokenizer on core's text alone: exports then ship no vocabulary of
-            removed domains
-        retain: auxiliary domains: each is compared in the profile core + that domain
+        core_label: the label of core, or several with commas (default: core, or the catalog's);
+            every other label is an auxiliary domain
+        core_tokenizer: train the tokenizer only on core's text, so that exports have no vocabulary
+            of removed domains
+        retain: auxiliary domains; compares the profile core + domain of each
     """
 
     title = "subject"
@@ -149,24 +147,24 @@ class DeviceFlags:
     """On which devices a run trains, and how.
 
     Args:
-        device: kept when the study is submitted again (default at first: cuda if Ray has a GPU;
-            must be given where the preset plans for GPUs and the cluster starts machines on demand)
+        device: remembered for each study (default: cuda if Ray has a GPU; required if the preset
+            plans for GPUs and the cluster starts machines on demand)
         num_workers: ranks of each run: a number, size=number for single sizes, a range as 4..8 for
-            as many as can be placed at each start, or auto for those that end the study first on
-            the GPUs that are there (default: auto on GPUs, 1 on CPUs)
-        threads: CPU threads of a rank: part of what makes a run repeat bit for bit
-        max_gpus: GPUs to ask the cluster for at once (default: what it has, or lets its autoscaler
-            start); CPU slots on CPUs
-        gpus_per_run: share of a GPU for a run of one rank, and for an evaluation: with 0.125 eight
+            as many as can be placed at each start, or auto for the numbers that end the study first
+            (default: auto on GPUs, 1 on CPUs)
+        threads: CPU threads of a rank; runs repeat bit for bit only with the same number
+        max_gpus: GPUs to use at once (default: all that the cluster has or can start); CPU slots on
+            CPUs
+        gpus_per_run: share of a GPU for a run of one rank, and for an evaluation; at 0.125 eight
             small runs share one
-        gpus_per_machine: GPUs of the machines that an autoscaler starts for several ranks: so many
-            ranks stay on one machine
-        activation_checkpointing: compute every block again in the backward pass: less memory, a
-            third more time (a dry run shows both)
+        gpus_per_machine: GPUs of the machines that an autoscaler starts; so many ranks stay on one
+            machine
+        activation_checkpointing: compute every block again in the backward pass, with less memory
+            and a third more time (a dry run shows both)
         compile: compile blocks and loss with torch.compile, if it can; timing.json has the number
             of graphs (default: on GPUs, for runs from 50M parameters and five minutes on)
         no_compile: compile nothing
-        deterministic: on a GPU, refuse algorithms whose sums have no fixed order: slower, the same
+        deterministic: on a GPU, refuse algorithms whose sums have no fixed order; slower, the same
             bytes on the same kind of GPU
     """
 
@@ -189,17 +187,16 @@ class CostFlags:
     """What it costs, and what it may cost.
 
     Args:
-        dry_run: print what would run, what it costs and what is done already; start nothing
-        hardware: machines to plan for, as 8xH100: their number decides how long the study takes
-            and the ranks of each run (default: those that are there)
-        machine: the kind of these machines, for hours, memory and prices (default: the preset's;
-            cpu beside --device cpu)
-        max_hours: stop starting runs or trials after this many machine hours (a slot's, or a
-            GPU's), summed over all submissions (default: no limit)
+        dry_run: print what would run, what it costs and what is done; start nothing
+        hardware: GPUs to plan for, as 8xH100; the number decides the time of the study and the
+            ranks of each run (default: those that are there)
+        machine: the kind of GPU, for hours, memory and prices (default: the preset's; cpu with
+            --device cpu)
+        max_hours: start no run or trial after so many hours of GPUs or CPU slots, summed over all
+            submissions (default: no limit)
         max_cost: the same in dollars, at the price of --machine (default: no limit)
-        confirm_above: dollars, predicted of what is not done, above which a submission needs --yes
-            or --max-cost
-        yes: start whatever is predicted: nobody is ever asked, so a job that restarts needs it too
+        confirm_above: predicted dollars above which a submission needs --yes or --max-cost
+        yes: start at any predicted cost; jobs that restart unattended need it too
     """
 
     title = "cost"
@@ -218,16 +215,16 @@ class ExecutionFlags:
     """How processes work.
 
     Args:
-        checkpoint_every: seconds between checkpoints; auto: 30, or as many more as keep writing
-            them below two percent of the time
+        checkpoint_every: seconds between checkpoints; auto: 30, or more if writing takes more than
+            two percent of the time
         stall_timeout: seconds without a training step after which a run of one rank starts again;
-            also of an evaluation as a whole
-        collective_timeout: seconds after which ranks that wait for one another give up and start
-            again from the last checkpoint
-        retry_failed: train runs again that ended with a non-finite loss
-        notify: a webhook, of Slack or another, that gets a message when the submission ends: done,
-            failed or limit reached (On a cluster in the documents)
-        verbose: print what the workers print, into `ray job logs` too
+            for an evaluation, its seconds in all
+        collective_timeout: seconds after which ranks that wait for one another start again from the
+            last checkpoint
+        retry_failed: train runs with a non-finite loss again
+        notify: a webhook, such as Slack's, for a message at the end: done, failed or limit reached
+            (On a cluster in the documents)
+        verbose: print the workers' output, also into `ray job logs`
     """
 
     title = "execution"
@@ -245,19 +242,19 @@ class StudyFlags:
     """Of this study.
 
     Args:
-        methods: names of those above (default: the preset's, else the study's); the baseline is
-            always there, it is the unit
-        through: train sizes one after another, up to this one, with a line of predicted against
-            spent hours after each
-        law: learning rates and batches by a law: paper, demo or a law.json of lr_bs_grid; default:
-            each size's own
-        trust_law: use a law against its evidence: one that is none, or more than ten times beyond
-            the sizes that it is fitted to
-        start: id of an imported model (gram import) that training begins with: its shape and
-            tokenizer, the batch, data, rate and module width of the one size in --sizes
-        maxent: id of a maxent_search whose best trials set MaxEnt's rate and weight of every
-            profile; default: the preset's, which may be those of a search that runs first
-        attack_steps: the most steps of every attack (default: the preset's); more make attacks anew
+        methods: methods above (default: the preset's, otherwise the study's); the baseline is
+            always added
+        through: train sizes one after another, up to this one; prints predicted and spent hours
+            after each
+        law: learning rates and batches by a law: paper, demo or a law.json of lr_bs_grid (default:
+            each size's own)
+        trust_law: use --law even if the fit was rejected, or if it is extrapolated more than ten
+            times
+        start: id of an imported model (gram import) to train on, with its shape and tokenizer, and
+            the batch, data, rate and module width of the one size in --sizes
+        maxent: id of a maxent_search, whose best trials set MaxEnt's rate and weight of every
+            profile (default: the preset's, or a search that runs first)
+        attack_steps: the most steps of every attack (default: the preset's)
         instructions: lines with `prompt` and `response` beside a corpus of local text, for the
             study finetuning: counts the loss of responses alone
         texts: lines with `text` and `label`, a domain: the sentences that token_localization
@@ -333,7 +330,7 @@ def parse_flags(
 
 
 def parse(form: Any, arguments: list[str], **how: Any) -> Any:
-    """Parses a command line with tyro, whose usage errors then repeat no secret of it."""
+    """Parses a command line with tyro; usage errors repeat no secrets."""
     names = _flag_names(form)
     endings.flag_names.clear()
     endings.flag_names.update(names)
@@ -354,7 +351,7 @@ def parse(form: Any, arguments: list[str], **how: Any) -> Any:
 
 
 def _flag_names(form: Any) -> set[str]:
-    """Returns the names of a command's flags, as its function or its boxes have them."""
+    """Returns the names of a command's flags, from its function or its boxes."""
     if isfunction(form):
         parameters = signature(form).parameters
         kinds = {name: get_args(one.annotation)[1:] for name, one in parameters.items()}
@@ -365,7 +362,7 @@ def _flag_names(form: Any) -> set[str]:
 def boxes_of(own: type, values: Mapping[str, Iterable[str]] | None = None) -> Any:
     """Returns the boxes of a command as the type that tyro parses.
 
-    `values` has the known values of flags, which the shell's completion offers.
+    `values`: the known values of flags, for the shell's completion.
     """
     groups = (SubjectFlags, own, StorageFlags, DeviceFlags, CostFlags, ExecutionFlags)
     boxes = [_with_values(box, values) for box in groups] if values else groups
