@@ -216,22 +216,20 @@ def rate_attacks(
     attacked = set(attacks[ROW].itertuples(index=False, name=None))
     keys = ratios[ROW].itertuples(index=False, name=None)
     is_target = (ratios["class"] == "forget") & np.array([key in attacked for key in keys], bool)
-    other, start = ["class", "compute_ratio", "run_id"], {"loss": "start"}
+    other, start = ["class", "compute_ratio", "run_id", "num_tokens"], {"loss": "start"}
     targets = ratios[is_target].drop(columns=other, errors="ignore").rename(columns=start)
     values = attacks.rename(columns={ELICITED: "domain"})
     values = values.filter([*target, "loss", "run_id", ATTACK_CURVE, "num_tokens"])
     rows = targets.merge(values, on=target, how="left")
     losses = rows["loss"].astype(float)
-    known = np.full(len(rows), np.nan)
+    known, ends = np.full(len(rows), np.nan), np.zeros(len(rows))
     for at, key in enumerate(zip(rows["size"], rows["domain"], strict=True)):
         if key in references:
             known[at] = references[key].ratio(losses[at])
-    rows = rows.assign(**{"loss": losses, "class": ELICITED, "compute_ratio": known})
+            ends[at] = np.mean(references[key].baseline_losses)
+    rows = rows.assign(**{"loss": losses, "class": ELICITED, "compute_ratio": known, "end": ends})
     if ATTACK_CURVE in rows and len(rows):
-        ends = {key: np.mean(one.baseline_losses) for key, one in references.items()}
-        keys = zip(rows["size"], rows["domain"], strict=True)
-        rows["end"], columns = [ends.get(key, 0.0) for key in keys], [*columns, *RECOVERY]
-        names = [ATTACK_CURVE, "num_tokens", "start", "end"]
+        columns, names = [*columns, *RECOVERY], [ATTACK_CURVE, "num_tokens", "start", "end"]
         rows[RECOVERY] = [recover_row(*row) for row in rows[names].itertuples(index=False)]
     flat = "the baseline's curve is too flat to convert the loss after the attack on"
     notes = [

@@ -2,9 +2,9 @@
 
 The way goes from the view's loss before the attack to the baseline's, both on the domain's
 validation text. The baseline's is the mean over the seeds that elicited's compute ratio compares
-with: all, or the same one if each has its own baseline. A straight line joins two evaluations, and
-its first crossing counts. A view no worse than the baseline needs 0 steps. An attack that ends
-before the mark has its length as a censored time.
+with: all, or the same one if each has its own baseline. Straight lines join the evaluations, and
+the first crossing counts. A view no worse than the baseline needs 0 steps. If an attack ends
+before, its length is a censored time.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,12 @@ from gram_platform.config.identity import invalid, require_real
 
 # Shares of the way, in percent.
 RECOVERY_MARKS = (50, 90)
-# The columns of a mark; of an attack, REACHED is 1 or 0.
-STEPS, TOKENS, REACHED = "steps_to_", "tokens_to_", "reached_"
-# The column with the most steps between two evaluations of an attack.
-EVERY = "steps_between_evaluations"
+# 1 or 0 of an attack; and the most steps between two of its evaluations.
+REACHED, EVERY = "reached_", "steps_between_evaluations"
 RECOVERY = [
-    *(f"{name}{mark}" for mark in RECOVERY_MARKS for name in (STEPS, TOKENS, REACHED)),
-    EVERY,
+    f"{name}{mark}" for mark in RECOVERY_MARKS for name in ("steps_to_", "tokens_to_", REACHED)
 ]
+RECOVERY += [EVERY]
 # A column of attacks: (step, loss) of each evaluation in order; () if not known.
 ATTACK_CURVE = "curve"
 Curve = Sequence[tuple[float, float]]
@@ -77,10 +75,10 @@ def tabulate_recovery(per_seed: pd.DataFrame, names: list[str]) -> pd.DataFrame:
     rows = []
     for key, group in per_seed[per_seed[EVERY].notna()].groupby(names, sort=False):
         row = dict(zip(names, key, strict=True)) | {EVERY: group[EVERY].max()}
-        for mark in map(str, RECOVERY_MARKS):
-            is_reached = group[REACHED + mark] == 1.0
-            row[REACHED + mark] = f"{is_reached.sum()} of {len(group)}"
-            for name in (STEPS + mark, TOKENS + mark):
-                row[name] = write_median(group[name], is_reached)
+        for mark in RECOVERY_MARKS:
+            is_reached = group[f"{REACHED}{mark}"] == 1.0
+            times = (name for name in RECOVERY if name.endswith(f"_to_{mark}"))
+            row |= {name: write_median(group[name], is_reached) for name in times}
+            row[f"{REACHED}{mark}"] = f"{is_reached.sum()} of {len(group)}"
         rows.append(row)
     return pd.DataFrame(rows, columns=[*names, *RECOVERY])

@@ -81,8 +81,7 @@ class StudyLosses:
     # A row per point of the baselines' validation curves: `size, seed, step, domain, loss`.
     curves: pd.DataFrame
     # A row per attack on a view: `method, size, seed, profile`, `elicited` (the attacked domain)
-    # and the best `loss`, NaN before there is one. With ATTACK_CURVE and `num_tokens` there is
-    # RECOVERY.
+    # and the best `loss`, NaN before there is one. ATTACK_CURVE and `num_tokens` give RECOVERY.
     attacks: pd.DataFrame | None = None
     # The study's views: `method, size, seed, profile, retained`. `missing` names absent ones, and
     # no mean is taken without them. None: the views in `evaluations`.

@@ -171,7 +171,7 @@ def _fill(recipe: CorpusRecipe, root: Path, staging: Path, files: PartFiles) -> 
 def _unspelled(recipe: CorpusRecipe, folders: Sequence[Path]) -> dict[str, dict]:
     """Adds up what the tokenizer lost, by domain; ValueError if it lost most of a domain's text."""
     lost, found = [counts_of(folder).get("lost", {}) for folder in folders], {}
-    for domain in recipe.domains:
+    for domain in recipe.pools:
         counts = np.sum([part.get(domain, (0,) * len(LOST)) for part in lost], axis=0)
         share = float((counts[:2] / np.maximum(1, counts[2:])).max())
         if share > MOST_LOST:
@@ -323,9 +323,10 @@ def _write_sequences(
 ) -> dict[str, dict]:
     """Joins the parts' tokens into a file below `staging` for each domain and split.
 
-    Returns each file's counts and hashes; ValueError for a file without a sequence.
+    Returns each file's counts and hashes; ValueError for a file without a sequence, except the
+    validation files of parts.
     """
-    pairs = [(split, domain) for split in SPLITS for domain in recipe.domains]
+    pairs = [(split, domain) for split in SPLITS for domain in recipe.pools]
     parts: dict[tuple[str, str], list] = {pair: [] for pair in pairs}
     for folder in folders:
         for *pair, num_documents, num_tokens, checksum in counts_of(folder)["files"]:
@@ -334,11 +335,12 @@ def _write_sequences(
     written: dict[str, dict] = {}
     for (split, domain), found in parts.items():
         num_tokens, num_documents = (sum(part[place] for part in found) for place in (1, 3))
-        if num_tokens <= recipe.seq_len:
+        is_needed = split == "train" or domain in recipe.domains
+        if num_tokens <= recipe.seq_len and is_needed:
             counted = f"{num_documents} documents, {num_tokens} tokens in {split}"
             allowed = f"text for {recipe.seq_len + 1} tokens there (equal documents share a split)"
             raise invalid(f"label {domain!r}", counted, allowed)
-        numbers = ((num_tokens - 1) // recipe.seq_len, num_documents, num_tokens)
+        numbers = (max(0, num_tokens - 1) // recipe.seq_len, num_documents, num_tokens)
         path = sequence_path(split, domain)
         written[path] = dict(zip(OF_SEQUENCES, numbers, strict=True)) | {"blocks": []}
         (staging / split).mkdir(exist_ok=True)
@@ -386,12 +388,12 @@ def _write_piece(
 def _write_manifest(
     recipe: CorpusRecipe, staging: Path, written: Mapping[str, dict], counted: Mapping[str, dict]
 ) -> None:
-    paths = (sequence_path(split, domain) for split in SPLITS for domain in recipe.domains)
+    paths = (sequence_path(split, domain) for split in SPLITS for domain in recipe.pools)
     files = {path: written[path]["sha256"] for path in paths}
     files[TOKENIZER] = hash_file(staging / TOKENIZER)
     domains = {
         d: {s: {c: written[sequence_path(s, d)][c] for c in OF_SEQUENCES} for s in SPLITS}
-        for d in recipe.domains
+        for d in recipe.pools
     }
     manifest = {
         "layout": LAYOUT_VERSION,

@@ -205,7 +205,8 @@ class PackedCorpus:
     @property
     def domains(self) -> tuple[str, ...]:
         """Core, and then the auxiliary domains by name."""
-        return tuple(self.manifest["domains"])
+        counts = self.manifest["domains"].items()
+        return tuple(d for d, splits in counts if splits["validation"]["num_sequences"])
 
     @property
     def seq_len(self) -> int:

@@ -140,7 +140,8 @@ def write_tokens(
     """Tokenises a part into a file for each domain and split; writes counts and tagged keys."""
     tokenizer, dtype = _tokenizer(tokenizer_json), token_dtype(recipe.vocab_size)
     end = end_of_text_id(tokenizer)
-    order = {domain: number for number, domain in enumerate(recipe.domains)}
+    order = {domain: number for number, domain in enumerate(recipe.pools)}
+    true_domain = {pool.name: pool.domain for pool in recipe.domains_from}
     speller = None if recipe.tokenizer.is_trained else Speller(tokenizer, end)
     # What the speller counted, by domain.
     lost: dict[str, np.ndarray] = {}
@@ -164,7 +165,8 @@ def write_tokens(
                 tokens = np.array([*encoding.ids, end], dtype)
                 # Words can spell the end of a text, which would end it early.
                 tokens = np.append(tokens[tokens != end], tokens[-1:])
-                found.setdefault((SPLITS[is_validation], domain), []).append(tokens)
+                pair = SPLITS[is_validation], true_domain[domain] if is_validation else domain
+                found.setdefault(pair, []).append(tokens)
             for pair, arrays in found.items():
                 num_documents, num_tokens, before = counts.get(pair, (0, 0, 0))
                 raw = np.concatenate(arrays).tobytes()

@@ -51,6 +51,8 @@ PART_BYTES = 1 << 26
 GROWTH = 8
 # A domain and its split are stored in 16 bits of a key, see `splits.tag_keys`.
 MAX_DOMAINS = 1 << 15
+# Between the true label of text and another that training sees.
+LABELLED = " -labelled-> "
 NO_IDENTITY = ("note", "verified", "share", "bytes_per_token", "available_tokens")
 # Datasets whose files are local, or URLs.
 BUILDERS = ("json", "parquet", "text")
@@ -193,7 +195,7 @@ class TokenizerRecipe:
 
 @dataclass(frozen=True)
 class DomainRecipe:
-    """A domain of the corpus, which pools labels of the source."""
+    """A domain, which pools labels of the source, or a part whose training text is packed apart."""
 
     name: str
     labels: tuple[str, ...]
@@ -205,6 +207,16 @@ class DomainRecipe:
     bytes_per_token: float = added(BYTES_PER_TOKEN)
     # Bytes of a dataset's test split, all of which is validation.
     held_out_bytes: int = added(0)
+    # The domain of a part, whose name ends in `:` and the domain that training sees it as.
+    part_of: str = added("")
+
+    @property
+    def domain(self) -> str:
+        return self.part_of or self.name
+
+    @property
+    def seen_as(self) -> str:
+        return self.name.removeprefix(f"{self.part_of}:" * bool(self.part_of))
 
     def __post_init__(self) -> None:
         require_name("corpus.domain", self.name)
@@ -286,11 +298,17 @@ class CorpusRecipe:
     @property
     def domains(self) -> tuple[str, ...]:
         """Core, and then the auxiliary domains by name."""
+        return tuple(d.name for d in self.domains_from if not d.part_of)
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """The domains and their parts."""
         return tuple(d.name for d in self.domains_from)
 
     @property
     def domain_of(self) -> dict[str, str]:
-        return {label: domain.name for domain in self.domains_from for label in domain.labels}
+        pairs = ((label, pool.domain) for pool in self.domains_from for label in pool.labels)
+        return {label: domain for label, domain in pairs if LABELLED not in label}
 
     def plain(self) -> dict:
         """Returns all fields except paths as JSON values, whose hash is the identity."""
@@ -306,11 +324,14 @@ class CorpusRecipe:
         return short_hash({"pack_version": PACK_VERSION, "recipe": self.plain()})
 
     def of_domain(self, domain: str) -> DomainRecipe:
-        """Returns the recipe of a domain; ValueError for a domain that the corpus lacks."""
+        """Returns the recipe of a domain or part; ValueError for one that the corpus lacks."""
         recipe = next((d for d in self.domains_from if d.name == domain), None)
         if recipe is None:
-            raise invalid("domain", domain, one_of(domain, self.domains))
+            raise invalid("domain", domain, one_of(domain, self.pools))
         return recipe
+
+    def pools_of(self, domain: str) -> list[DomainRecipe]:
+        return [pool for pool in self.domains_from if pool.domain == domain]
 
     def validation_share(self, domain: str) -> float:
         """Returns the share of a domain's documents that are validation, at most half.
@@ -320,11 +341,13 @@ class CorpusRecipe:
         split lacks.
         """
         recipe = self.of_domain(domain)
+        pools = self.pools_of(recipe.domain)
+        num_documents = sum(pool.num_documents for pool in pools)
         missing = validation_bytes(self.validation_sequences, self.seq_len) - recipe.held_out_bytes
-        floor = max(0.0, missing / recipe.num_bytes)
+        floor = max(0.0, missing / sum(pool.num_bytes for pool in pools))
         if recipe.held_out_bytes:
             return min(MAX_VALIDATION, floor)
-        few = FLOOR_DOCUMENTS / recipe.num_documents if recipe.num_documents else 0.0
+        few = FLOOR_DOCUMENTS / num_documents if num_documents else 0.0
         return min(MAX_VALIDATION, max(self.validation_fraction, floor, few))
 
     def estimate_sequences(self, split: str, domain: str, bytes_per_token: float = 0.0) -> int:
@@ -336,7 +359,8 @@ class CorpusRecipe:
         recipe, share = self.of_domain(domain), self.validation_share(domain)
         num_bytes = recipe.num_bytes * (1 - share)
         if split == "validation":
-            num_bytes = recipe.num_bytes * share + recipe.held_out_bytes
+            whole = sum(pool.num_bytes for pool in self.pools_of(domain))
+            num_bytes = whole * share + recipe.held_out_bytes
         return int(num_bytes / (bytes_per_token or recipe.bytes_per_token)) // self.seq_len
 
     def most_sequences(self, split: str, domain: str) -> int:

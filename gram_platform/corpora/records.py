@@ -24,7 +24,7 @@ from gram_platform.config.identity import LONGEST_SHOWN, invalid, local_path, on
 from gram_platform.config.view import Texts
 from gram_platform.config.written import MAX_RECORD_BYTES, require_fetched, target_kind
 from gram_platform.corpora.compression import open_unpacked, seekable
-from gram_platform.corpora.recipe import CorpusRecipe, StoriesSource
+from gram_platform.corpora.recipe import LABELLED, CorpusRecipe, StoriesSource
 from gram_platform.corpora.stories import INSTRUCTIONS, RESPONSE, instruction_text, story_documents
 
 PACKED = ("", ".gz", ".zst")
@@ -37,6 +37,8 @@ MAX_EXPANSION = 200
 # Rows and bytes of a .parquet that are read at once.
 BATCH_ROWS, BATCH_BYTES = 64, 1 << 26
 RECORD_COLUMNS = ("text", "label")
+# The label that validation and attacks use, if it is not the one that training sees.
+TRUE_LABEL = "true_label"
 # Fields of an instruction, in place of text and label.
 ASKED = ("prompt", "response")
 # The config of every view's evaluation holds chosen texts.
@@ -100,17 +102,18 @@ def add_record(digest: "hashlib._Hash", label: str, text: str) -> int:
 
 
 def documents(recipe: CorpusRecipe, units: tuple[Unit, ...]) -> Iterator[tuple[str, str]]:
-    """Yields (domain, text) of files, or of the spans of generated stories.
+    """Yields (domain or part, text) of files, or of the spans of generated stories.
 
     ValueError for a bad record, a label that no domain has, or a unit that changed since the scan.
     """
-    domain_of, source = recipe.domain_of, recipe.source
+    source = recipe.source
+    pool_of = {label: pool.name for pool in recipe.domains_from for label in pool.labels}
     for piece in (piece for unit in units for piece in unit.pieces):
         is_told = isinstance(source, StoriesSource)
         for label, text in story_documents(source, *piece.span[:2]) if is_told else _read(piece):
-            if label not in domain_of:
-                raise invalid("label", label, one_of(label, sorted(domain_of)))
-            yield domain_of[label], text
+            if label not in pool_of:
+                raise invalid("label", label, one_of(label, sorted(pool_of)))
+            yield pool_of[label], text
 
 
 def _read(piece: Unit) -> Iterator[Document]:
@@ -240,7 +243,7 @@ def _read_jsonl(path: Path, span: tuple[int, int | None, int]) -> Iterator[Docum
         if is_asked:
             yield _instruction(where, *(_text_of(where, name, record[name]) for name in ASKED))
         else:
-            yield _checked(where, record["label"], record["text"])
+            yield _checked(where, *map(record.get, (*RECORD_COLUMNS, TRUE_LABEL)))
 
 
 def _instruction(where: str, prompt: str, response: str) -> Document:
@@ -261,16 +264,14 @@ def _read_parquet(path: Path) -> Iterator[Document]:
     try:
         with seekable(path, most) as handle:
             table = pyarrow.parquet.ParquetFile(handle, buffer_size=1 << 20)
-            _require_columns(path, table.schema_arrow)
+            names = _find_columns(path, table.schema_arrow)
             for group in range(table.num_row_groups):
                 num_rows = _batch_rows(path, table.metadata.row_group(group).total_byte_size, most)
-                for batch in table.iter_batches(
-                    num_rows, row_groups=[group], columns=list(RECORD_COLUMNS)
-                ):
-                    columns = (batch.column(name).to_pylist() for name in RECORD_COLUMNS)
-                    for text, label in zip(*columns, strict=True):
+                for batch in table.iter_batches(num_rows, row_groups=[group], columns=names):
+                    columns = (batch.column(name).to_pylist() for name in names)
+                    for values in zip(*columns, strict=True):
                         row += 1
-                        yield _checked(f"{path}:{row}", label, text)
+                        yield _checked(f"{path}:{row}", *values)
     except (
         pyarrow.ArrowException,
         OSError,
@@ -282,20 +283,22 @@ def _read_parquet(path: Path) -> Iterator[Document]:
         raise ValueError(f"{path}: cannot be read as parquet after row {row} ({error})") from None
 
 
-def _require_columns(path: Path, schema) -> None:
-    """Raises ValueError unless there is one column `text` and one `label`, not nested."""
+def _find_columns(path: Path, schema) -> list[str]:
+    """Returns the columns to read; ValueError unless there is one of each name, not nested."""
     import pyarrow
 
+    columns = [*RECORD_COLUMNS, *[TRUE_LABEL] * (TRUE_LABEL in schema.names)]
     for number, state in ((0, "no column"), (2, "two columns")):
-        wrong = [name for name in RECORD_COLUMNS if min(schema.names.count(name), 2) == number]
+        wrong = [name for name in columns if min(schema.names.count(name), 2) == number]
         if wrong:
             raise ValueError(
                 f"{path}: has {state} {' and '.join(wrong)}; its columns are"
                 f" {', '.join(schema.names)}"
             )
-    for name in RECORD_COLUMNS:
+    for name in columns:
         if pyarrow.types.is_nested(kind := schema.field(name).type):
             raise ValueError(f"{path}: column {name} holds {str(kind)[:60]}, not strings")
+    return columns
 
 
 def _batch_rows(path: Path, unpacked: int, most: int) -> int:
@@ -310,8 +313,12 @@ def _batch_rows(path: Path, unpacked: int, most: int) -> int:
     return min(max(1, BATCH_BYTES // max(1, unpacked)), BATCH_ROWS)
 
 
-def _checked(where: str, label: object, text: object) -> Document:
-    return Document(_text_of(where, "label", label), _text_of(where, "text", text))
+def _checked(where: str, text: object, label: object, true_label: object = None) -> Document:
+    """Returns the record; a wrong label becomes TRUE_LABEL -labelled-> LABEL."""
+    seen = _text_of(where, "label", label)
+    if true_label not in (None, label):
+        seen = _text_of(where, TRUE_LABEL, true_label) + LABELLED + seen
+    return Document(seen, _text_of(where, "text", text))
 
 
 def _text_of(where: str, name: str, value: object) -> str:

@@ -9,6 +9,8 @@ from gram_platform.config.identity import (
     invalid,
     local_path,
     meant,
+    one_of,
+    require_choice,
     require_metric_name,
     require_name,
     require_tellable,
@@ -19,6 +21,7 @@ from gram_platform.corpora import catalog, stories
 from gram_platform.corpora.catalog import HubCorpus, StoriesCorpus, TextCorpus
 from gram_platform.corpora.installed import INSTALLED, provide_installed_text
 from gram_platform.corpora.recipe import (
+    LABELLED,
     MAX_VALIDATION,
     MIN_SAMPLED,
     VALIDATION_FRACTION,
@@ -33,7 +36,7 @@ from gram_platform.corpora.recipe import (
     whole_parts,
 )
 from gram_platform.corpora.recipe_file import locate_errors, read_description, text_units
-from gram_platform.corpora.records import Unit, named_jsonl
+from gram_platform.corpora.records import TRUE_LABEL, Unit, named_jsonl
 from gram_platform.corpora.sources import Progress, content_of, find_units, scan_units, silent
 from gram_platform.corpora.tokenizer import DEFAULT_SAMPLE_BYTES, tokenizer_recipe
 
@@ -46,6 +49,8 @@ UNKNOWN = 1.25
 # The most labels that an error names.
 MOST_NAMED = 100
 
+# Documents and bytes of text by label.
+Counts = dict[str, tuple[int, int]]
 # One or more labels of core: a tuple, or separated by commas.
 CoreLabel = str | tuple[str, ...] | None
 
@@ -68,6 +73,8 @@ class Packing:
     core_tokens: int = 0
     aux_share: float = 0.0
     sample_bytes: int = DEFAULT_SAMPLE_BYTES
+    # Labels of text that can carry another label by mistake. Those of core are packed separately.
+    adjacent: tuple[str, ...] = ()
     # Whether the tokenizer is trained only on text of core.
     core_tokenizer: bool = False
     # A .jsonl with `prompt` and `response`, which is added to local text as label `instructions`.
@@ -104,9 +111,9 @@ def resolve(
             allowed = "none, unless --corpus is a folder, a file or recipe of text, or installed"
             raise invalid("instructions", packing.instructions, allowed)
         if isinstance(description, StoriesCorpus):
-            source, domains = _of_stories(description, core_label)
+            source, domains, counts = _of_stories(description, core_label)
         elif isinstance(description, HubCorpus):
-            source, domains = _of_hub(description, packing)
+            source, domains, counts = *_of_hub(description, packing), {}
         else:
             if isinstance(description, TextCorpus):
                 core_label = core_label or description.core_labels or None
@@ -121,10 +128,10 @@ def resolve(
             if path := packing.instructions:
                 units += (named_jsonl("instructions", path, "prompt and response"),)
             units = tuple(scan_units(units, cache_dir, progress))
-            source, domains = _of_files(str(corpus), units, core_label)
+            source, domains, counts = _of_files(str(corpus), units, core_label)
         recipe = CorpusRecipe(
             source=source,
-            domains_from=domains,
+            domains_from=_divide_core(domains, packing.adjacent, counts),
             tokenizer=replace(tokenizer, core_only=packing.core_tokenizer),
             seq_len=packing.seq_len,
             vocab_size=packing.vocab_size,
@@ -248,20 +255,17 @@ def _auxiliary_labels(labels: Collection[str], core: tuple[str, ...]) -> list[st
 
 def _of_stories(
     corpus: StoriesCorpus, core_label: CoreLabel
-) -> tuple[StoriesSource, tuple[DomainRecipe, ...]]:
+) -> tuple[StoriesSource, tuple[DomainRecipe, ...], Counts]:
     core = core_labels(core_label, stories.TOPICS)
     source = stories_of(corpus, core)
     mean = stories.mean_story_bytes(source)
     means = dict.fromkeys(stories.TOPICS, mean)
     if corpus.num_instructions:
         means[stories.INSTRUCTIONS] = stories.mean_story_bytes(source, stories.INSTRUCTIONS)
-    aux = [
-        DomainRecipe(t, (t,), n, round(n * means[t]))
-        for t, n in source.num_documents
-        if t not in core
-    ]
+    counts = {topic: (n, round(n * means[topic])) for topic, n in source.num_documents}
+    aux = [DomainRecipe(topic, (topic,), *counts[topic]) for topic in counts if topic not in core]
     pool = DomainRecipe(CORE, core, corpus.core_documents, round(corpus.core_documents * mean))
-    return source, (pool, *aux)
+    return source, (pool, *aux), counts
 
 
 def stories_of(corpus: StoriesCorpus, core: tuple[str, ...]) -> StoriesSource:
@@ -343,8 +347,10 @@ def _hub_domain(
 
 def _of_files(
     corpus: str, units: tuple[Unit, ...], core_label: CoreLabel
-) -> tuple[FilesSource, tuple[DomainRecipe, ...]]:
+) -> tuple[FilesSource, tuple[DomainRecipe, ...], Counts]:
+    """Text of a domain that has the label of another one becomes a part, `DOMAIN:OTHER`."""
     counts = _counts(units)
+    labels = sorted(label for label in counts if LABELLED not in label)
     if not counts:
         raise invalid("corpus", corpus, "a corpus with at least one record")
     for label in sorted({unit.label for unit in units} - counts.keys() - {""}):
@@ -353,20 +359,43 @@ def _of_files(
         raise invalid(
             "core_label",
             None,
-            "one or more labels of this corpus, which are " + _list_names(counts),
+            "one or more labels of this corpus, which are " + _list_names(labels),
         )
-    core = core_labels(core_label, counts, (CORE,))
-    auxiliary = _auxiliary_labels(counts, core)
-    domains = (
-        _domain(CORE, core, counts),
-        *(_domain(label, (label,), counts) for label in auxiliary),
-    )
-    return FilesSource(content_of(units), len(units)), domains
+    core = core_labels(core_label, labels, (CORE,))
+    domain_of = dict.fromkeys(core, CORE)
+    domain_of |= {label: label for label in _auxiliary_labels(labels, core)}
+    pools: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for label in counts:
+        names = label.split(LABELLED)
+        for field, name in zip((TRUE_LABEL, "label"), names, strict=False):
+            if name not in domain_of:
+                allowed = f"{one_of(name, labels)}, which text has without another {TRUE_LABEL}"
+                raise invalid(field, name, allowed)
+        pair = tuple(dict.fromkeys(domain_of[name] for name in names))
+        pools[pair] = (*pools.get(pair, ()), label)
+    domains = tuple(_domain(pair, labels, counts) for pair, labels in pools.items())
+    return FilesSource(content_of(units), len(units)), domains, counts
 
 
-def _counts(units: tuple[Unit, ...]) -> dict[str, tuple[int, int]]:
+def _divide_core(
+    domains: tuple[DomainRecipe, ...], adjacent: tuple[str, ...], counts: Counts
+) -> tuple[DomainRecipe, ...]:
+    """Packs the adjacent labels of core separately, as the part `core:core`."""
+    (core, *others), known = domains, [label for d in domains for label in d.labels]
+    for label in adjacent:
+        require_choice("adjacent", label, known)
+    near = tuple(label for label in core.labels if label in adjacent)
+    far = tuple(label for label in core.labels if label not in adjacent)
+    if not near or not far:
+        return domains
+    if not counts:
+        raise invalid("adjacent", near[0], "an auxiliary label, for a corpus of the hub")
+    return (_domain((CORE,), far, counts), _domain((CORE, CORE), near, counts), *others)
+
+
+def _counts(units: tuple[Unit, ...]) -> Counts:
     """Returns (documents, bytes of text) of all scanned units by label."""
-    total: dict[str, tuple[int, int]] = {}
+    total: Counts = {}
     for unit in units:
         for label, (documents, num_bytes) in unit.labels.items():
             before = total.get(label, (0, 0))
@@ -374,12 +403,14 @@ def _counts(units: tuple[Unit, ...]) -> dict[str, tuple[int, int]]:
     return total
 
 
-def _domain(name: str, labels: tuple[str, ...], counts: dict[str, tuple[int, int]]) -> DomainRecipe:
+def _domain(pair: tuple[str, ...], labels: tuple[str, ...], counts: Counts) -> DomainRecipe:
+    """Makes the recipe of a domain, or of its part that training sees as another domain."""
     documents, num_bytes = (sum(counts[label][i] for label in labels) for i in (0, 1))
     if documents < 2:
         expected = f"two documents or more, for training and validation, found {documents}"
         raise invalid("label", ", ".join(sorted(labels)), expected)
-    return DomainRecipe(name, labels, documents, num_bytes)
+    part_of = pair[0] if len(pair) > 1 else ""
+    return DomainRecipe(":".join(pair), labels, documents, num_bytes, part_of=part_of)
 
 
 def _choose_sample(recipe: CorpusRecipe) -> TokenizerRecipe:

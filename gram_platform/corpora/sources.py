@@ -32,7 +32,7 @@ Item = TypeVar("Item")
 # A callback with (activity, done, total or None).
 Progress = Callable[[str, int, int | None], None]
 # Raise this version when a scan of the same file would have another result.
-SCAN_VERSION = 4
+SCAN_VERSION = 5
 REPORT_EVERY_RECORDS = 2000
 # The cache's folders of scans and of fetched text.
 SCANS, FETCHED = "scans", "hub"

@@ -49,7 +49,7 @@ def fold(text: str) -> bytes:
 
 def thresholds(recipe: CorpusRecipe) -> dict[str, int]:
     """Returns the key below which a document is validation, by domain."""
-    return {domain: int(recipe.validation_share(domain) * KEY_RANGE) for domain in recipe.domains}
+    return {domain: int(recipe.validation_share(domain) * KEY_RANGE) for domain in recipe.pools}
 
 
 def shares_differ(recipe: CorpusRecipe) -> bool:

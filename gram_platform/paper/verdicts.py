@@ -176,9 +176,9 @@ def judge_times(
 ) -> Judgement:
     """Judges whether left - right, times to recover, lies in the range, over seeds only.
 
-    `reached`: for both sides, the share of a seed's attacks that reached the mark. Below 1 the time
-    is a lower bound. The verdict is then "cannot tell", unless all seeds of the other side reached
-    the mark before each of these bounds, and longer times could not change the verdict.
+    `reached` has the share of a seed's attacks that reached the mark. Below 1 the time is a bound.
+    Then the verdict is "cannot tell", unless all seeds of the other side reached the mark before
+    each of these bounds, and longer times could not change the verdict.
     """
     found, seeds = judge(claim, left, right, within), set(left) & set(right)
     bounds = [

@@ -110,7 +110,7 @@ def read_config(folder: Path) -> dict:
 
 
 def _source(folder: Path, plain: dict) -> dict:
-    """Returns facts about the checkpoint from which the weights come."""
+
     files = {name: hash_file(folder / name) for name in (CONFIG, *file_names(folder))}
     return {
         "name": folder.name,

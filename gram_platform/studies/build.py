@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from gram_platform.config import CORE, IMPORTED
+from gram_platform.config import CORE, IMPORTED, Slice
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, one_of
 from gram_platform.config.ladder import imported_size
@@ -14,11 +14,12 @@ from gram_platform.corpora.recipe import CorpusRecipe, HubSource
 from gram_platform.corpora.resolution import grows_with_size
 from gram_platform.corpora.tokenizer import document_end
 from gram_platform.methods import Profile, Setting
+from gram_platform.methods.labels import restore_true_labels
 from gram_platform.methods.nodes import require_closed
 from gram_platform.methods.setting import Unlearning
 from gram_platform.store import Store
 from gram_platform.store.root import BEST
-from gram_platform.studies.definition import Preset, Variant
+from gram_platform.studies.definition import RECALL, Preset, Variant, mislabel
 from gram_platform.studies.plan import Choice, StudyPlan
 
 # The share that is used of the sequences that a recipe promises before it is packed.
@@ -37,6 +38,8 @@ def with_nodes(part: StudyPlan) -> StudyPlan:
     if search_id := part.sources.get("maxent"):
         best = load_best(Store(choice.storage), search_id, named[choice.sizes[0]].data_id)
         preset = preset.with_options(maxent_profiles=best)
+    if part.study.varies == RECALL:
+        preset = replace(preset, variants=_choose_variants(preset, named[choice.sizes[0]]))
     recipes = recipes_of(preset, choice, named)
     settings = tuple(_variant_settings(preset, choice, recipes))
     if search_id:
@@ -51,6 +54,15 @@ def with_nodes(part: StudyPlan) -> StudyPlan:
     )
     require_closed(entries)
     return replace(part, entries=entries)
+
+
+def _choose_variants(preset: Preset, recipe: CorpusRecipe) -> tuple[Variant, ...]:
+    """Returns true labels and those that the user gives, otherwise the preset's variants."""
+    true = Variant("1", restore_true_labels)
+    if any(pool.seen_as != pool.domain for pool in recipe.domains_from):
+        return (true, Variant("as labelled"))
+    given = mislabel(preset.options.recall, preset.options.precision)
+    return preset.variants if given.name == "1" else (true, given)
 
 
 def from_import(preset: Preset, size: str, store: Store, import_id: str) -> Preset:
@@ -112,6 +124,20 @@ def _estimate_sequences(recipe: CorpusRecipe) -> dict[str, int]:
     return {domain: recipe.estimate_sequences("train", domain) for domain in recipe.domains}
 
 
+def _add_parts(setting: Setting, recipe: CorpusRecipe, adjacent: tuple[str, ...]) -> Setting:
+    """Adds the text that is packed apart, and the pools of adjacent labels."""
+    parts, near = [], []
+    for pool in recipe.domains_from:
+        if {pool.domain, pool.seen_as} <= setting.num_sequences.keys():
+            near += [pool.name] * bool(set(adjacent) & set(pool.labels))
+            share = pool.num_bytes / sum(part.num_bytes for part in recipe.pools_of(pool.domain))
+            number = max(1, round(share * setting.num_sequences[pool.domain]))
+            part = pool.domain, pool.seen_as, Slice(pool.name, 0, number)
+            parts += [part] if pool.part_of else []
+    setting = replace(setting, parts=tuple(parts), adjacent=tuple(near))
+    return _with_repeats(setting, recipe)
+
+
 def _with_repeats(setting: Setting, recipe: CorpusRecipe) -> Setting:
     """Lets a hub domain repeat if one epoch needs about all of its expected text."""
     if not isinstance(recipe.source, HubSource):
@@ -159,6 +185,7 @@ def _resolve(
         tokenizer=preset.tokenizer,
         sample_bytes=preset.sample_bytes,
         core_tokenizer=choice.core_tokenizer,
+        adjacent=choice.adjacent,
         instructions=choice.instructions,
     )
     recipe = resolve(choice.corpus, packing, Store(choice.storage).data_root, say_bytes())
@@ -181,9 +208,10 @@ def settings_of(
     end = document_end(recipe.tokenizer, recipe.tokenizer_path) if preset.masks_documents else -1
     sizes = [preset.sizes[name] for name in choice.sizes]
     return tuple(
-        _with_repeats(
+        _add_parts(
             preset.setting(size, seed, recipes[size.name].data_id, domains, profiles, end),
             recipes[size.name],
+            choice.adjacent,
         )
         for size in sizes
         for seed in preset.seeds(size.name, choice.seeds, choice.first_seed)

@@ -66,6 +66,14 @@ class Variant:
 
 
 PLAIN = (Variant(),)
+# What a study of label noise varies.
+RECALL = "recall"
+
+
+def mislabel(recall: float = 1.0, precision: float = 1.0) -> Variant:
+    """Returns the variant with this label noise, named by the recall."""
+    name = f"{recall:g}" + f", precision {precision:g}" * (precision < 1.0)
+    return Variant(name, lambda s: s.with_options(recall=recall, precision=precision))
 
 
 @dataclass(frozen=True)

@@ -257,6 +257,11 @@ class StudyFlags:
         attack_steps: the most steps of every attack (default: the preset's)
         instructions: lines with `prompt` and `response` beside a corpus of local text, for the
             study finetuning: counts the loss of responses alone
+        recall: the share of a domain's training text with its label; the rest has core's
+        precision: the share of the text with a domain's label that is the domain's; the rest is
+            adjacent text
+        adjacent: labels of the corpus whose text carries a domain's label by mistake (default: all
+            of core)
         texts: lines with `text` and `label`, a domain: the sentences that token_localization
             shades, or the prompts that samples continues, in place of validation text
         in_process: run the nodes one after another in this process, without Ray; to stop in a
@@ -276,6 +281,9 @@ class StudyFlags:
     maxent: Text = ""
     attack_steps: Number = 0
     instructions: show_as(str, "FILE.jsonl") = ""
+    recall: Amount = 1.0
+    precision: Amount = 1.0
+    adjacent: Names = ()
     texts: show_as(str, "FILE.jsonl") = ""
     in_process: Switch = False
     export_nodes: Text = ""

@@ -65,6 +65,8 @@ def make_plan(study: Study, flags: Flags) -> Plan:
         changes = on_responses(study, changes)
     if own.attack_steps:
         changes = (*changes, f"options.elicitation.num_steps={own.attack_steps}")
+    shares = {"recall": own.recall, "precision": own.precision}
+    changes += tuple(f"options.{name}={share}" for name, share in shares.items() if share != 1.0)
     part = read_study(study, flags, changes)
     plan = plan_of(flags, (part,))
     methods = given or part.preset.methods or study.methods
@@ -76,7 +78,12 @@ def make_plan(study: Study, flags: Flags) -> Plan:
         sizes = sizes[: sizes.index(own.through) + 1]
     part = replace(
         part,
-        choice=replace(part.choice, sizes=sizes, instructions=instructions),
+        choice=replace(
+            part.choice,
+            sizes=sizes,
+            instructions=instructions,
+            adjacent=split_list(own.adjacent),
+        ),
         methods=methods,
         sources={flag: source for flag in SOURCES if (source := getattr(own, flag))},
     )
@@ -90,6 +97,8 @@ def make_plan(study: Study, flags: Flags) -> Plan:
     lengths = {n.config.num_steps for n in part.entries if n.is_attack}
     if own.attack_steps and lengths != {own.attack_steps}:
         raise invalid("attack_steps", own.attack_steps, "a study that does not vary them")
+    if own.adjacent and all(setting.options.precision == 1.0 for setting in part.settings):
+        raise invalid("adjacent", ", ".join(own.adjacent), "--precision beside it, below 1")
     return replace(
         plan,
         studies=(part,),

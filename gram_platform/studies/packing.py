@@ -109,7 +109,7 @@ def _of_recipe(
         "validation": dict.fromkeys(recipe.domains, preset.eval_sequences(size)),
     }
     for split in SPLITS:
-        for domain in recipe.domains:
+        for domain in recipe.pools:
             needed = wanted[split].get(domain, 0)
             expected = recipe.estimate_sequences(split, domain)
             if needed > expected:
@@ -132,14 +132,15 @@ def require_enough_data(part: StudyPlan, corpus: PackedCorpus) -> None:
     runs = runs_on(part.nodes, corpus.data_id)
     needed = count_needed(runs, corpus.data_id)
     evaluated = max((part.preset.eval_sequences(run.size) for run in runs), default=0)
-    for domain in corpus.domains:
-        for split, wanted in (("train", needed.get(domain, 0)), ("validation", evaluated)):
-            available = corpus.num_sequences(split, domain)
-            if available < wanted:
-                has = f"it has {available} sequences of {corpus.seq_len} tokens for {split}"
-                needs = f"preset {part.preset_name!r} needs {wanted}"
-                allowed = f"a domain with enough text: {has}; {needs}"
-                raise invalid("corpus", f"{part.choice.corpus} [domain {domain}]", allowed)
+    amounts = [("train", domain, number) for domain, number in needed.items()]
+    amounts += [("validation", domain, evaluated) for domain in corpus.domains]
+    for split, domain, wanted in amounts:
+        available = corpus.num_sequences(split, domain)
+        if available < wanted:
+            has = f"it has {available} sequences of {corpus.seq_len} tokens for {split}"
+            needs = f"preset {part.preset_name!r} needs {wanted}"
+            allowed = f"a domain with enough text: {has}; {needs}"
+            raise invalid("corpus", f"{part.choice.corpus} [domain {domain}]", allowed)
 
 
 def require_document_end(nodes: Iterable[Node], corpus: PackedCorpus) -> None:
@@ -184,7 +185,7 @@ def text_lines(
     rows = [
         ("domain", "labels", "documents", "tokens, about", *([f"used by {size}"] if size else []))
     ]
-    for domain in map(recipe.of_domain, recipe.domains):
+    for domain in recipe.domains_from:
         labels = domain.labels if len(domain.labels) < 4 else (*domain.labels[:3], "...")
         tokens = recipe.estimate_sequences("train", domain.name) * recipe.seq_len
         uses = [f"{used.get(domain.name, 0) * recipe.seq_len:,}"] if used is not None else []

@@ -40,6 +40,7 @@ class Choice:
     # Where fetched text is kept.
     storage: str
     instructions: str = ""
+    adjacent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,8 @@ def _facts(part: StudyPlan, seeds: str, first_seed: int) -> Iterator[str]:
     yield f"Preset {part.preset_name}: {FAMILIES[part.preset.family]}."
     corpus, plural = f"{mask_place(choice.corpus)} (data {part.data_id})", "s" * (seeds != "1")
     yield f"Corpus {corpus}, {seeds} seed{plural} from {first_seed}."
+    if choice.adjacent:
+        yield f"Adjacent text: {', '.join(choice.adjacent)}."
     exceptions = "".join(f" ({domain} {factor:.3g})" for domain, factor in setting.aux_factor_of)
     kinds = dict.fromkeys(each.routing.accumulation for each in part.settings)
     yield (

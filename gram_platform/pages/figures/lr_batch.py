@@ -142,7 +142,7 @@ def _add_cells(figure: go.Figure, cells: pd.DataFrame) -> None:
             continue
         facts = ["loss", "loss_low", "loss_high", "num_seeds", "num_diverged", "runs", "url"]
         shown = rows.assign(runs=["<br>".join(runs_text(ids)) for ids in rows["runs"]])
-        shown = shown.reindex(columns=facts).fillna({"url": ""})
+        shown = shown.reindex(columns=facts).astype({"url": object}).fillna({"url": ""})
         figure.add_scatter(
             x=rows["lr"],
             y=rows["batch"],

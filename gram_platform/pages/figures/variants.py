@@ -30,10 +30,14 @@ def variant_figure(
     """Draws one class of the rows of a size and profile against the column `variant`.
 
     Hollow diamonds are the paper's values for `study`, at the paper's scale. The baseline is drawn
-    only if a value differs from 1. The figure is empty if there is no value.
+    only if a value differs from 1, a name only if there are no numbers. The figure is empty if
+    there is no value.
     """
-    shown = _shown(table, size, profile)
-    rows, variants = shown[shown[value].notna()], list(dict.fromkeys(table[VARIANT]))
+    variants = list(dict.fromkeys(table[VARIANT]))
+    numbers = [variant for variant in variants if is_numeric([variant])]
+    variants = numbers if len(numbers) > 1 else variants
+    shown = _shown(table[table[VARIANT].isin(variants)], size, profile)
+    rows = shown[shown[value].notna()]
     figure = go.Figure()
     if rows.empty:
         return figure

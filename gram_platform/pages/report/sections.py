@@ -56,9 +56,6 @@ all. The result is the best loss on validation data: this choice follows the pap
 attacker. No attack trains on validation data."""
 ABOUT_FITS = f"""A fit is at its bound if the shift s0 is at an end of its range, and poor if its
 residual is above that of every published curve, {PUBLISHED_STEP_RMS[1]:.0%} of the steps."""
-RECOVERED = (
-    """Medians over seeds, or a lower bound behind “>”, and how many seeds reached the mark."""
-)
 NATS = """Mean validation losses with 90% t-intervals over seeds, lower is better, and their
 differences from filtering's, paired by seed, on the profiles that both have."""
 AT_ITS_SCALE = (
@@ -242,7 +239,7 @@ def recovery_sections(study: Results) -> list[Section]:
     if EVERY not in study.table or (table := study.table[study.table[EVERY].notna()]).empty:
         return []
     shown = renamed(table.filter([VARIANT, *ROW, *RECOVERY]), study.record.varies)
-    return [Section("Steps to recover", RECOVERED, table=shown)]
+    return [Section("Steps to recover", table=shown)]
 
 
 def attack_sections(study: Results) -> list[Section]:

@@ -76,7 +76,11 @@ def read_results(
     if evaluations.empty or not curves["run_id"].isin(record.baseline_runs).any():
         return None
     names = ["run_id", "method", "size", "seed", *([VARIANT] if record.variants else [])]
-    attacks = named_attacks(record.tags("attack"), complete, curves)
+    attacks = named_attacks(record.tags("attack"), complete)
+    by_run = curves.groupby(["run_id", "domain"])
+    points = {key: [*zip(of["step"], of["loss"], strict=True)] for key, of in by_run}
+    keys = zip(attacks["run_id"], attacks[ELICITED], strict=True)
+    attacks[ATTACK_CURVE] = [points.get(key, ()) for key in keys]
     curves = curves.merge(baselines[names].drop_duplicates(), on="run_id")
     losses = StudyLosses(evaluations, curves, attacks, record.tags("evaluation"))
     analysis = analysed(record, losses)
@@ -227,13 +231,10 @@ def named(
     return tags.merge(frame.drop(columns=tags.columns.drop("id"), errors="ignore"), how, on="id")
 
 
-def named_attacks(tags: pd.DataFrame, complete: pd.DataFrame, curves: pd.DataFrame) -> pd.DataFrame:
+def named_attacks(tags: pd.DataFrame, complete: pd.DataFrame) -> pd.DataFrame:
     """Makes the frame of attacks for `analyse`; the loss is NaN without a result."""
-    rows, by_run = named(tags, complete, "left"), curves.groupby(["run_id", "domain"])
-    points = {key: [*zip(of["step"], of["loss"], strict=True)] for key, of in by_run}
-    found = [points.get(key, ()) for key in zip(rows["id"], rows[ELICITED], strict=True)]
-    rows = _with_best_loss(rows).rename(columns={"best_loss": "loss"})
-    return rows.assign(run_id=rows["id"], **{ATTACK_CURVE: found})
+    rows = _with_best_loss(named(tags, complete, "left"))
+    return rows.rename(columns={"best_loss": "loss"}).assign(run_id=rows["id"])
 
 
 def _with_best_loss(attacks: pd.DataFrame) -> pd.DataFrame:

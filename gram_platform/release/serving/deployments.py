@@ -174,11 +174,8 @@ class Ingress:
         follow(keeper, self._take)
 
     def _take(self, policy: Policy, num_left_out: int, confirmed_at: float) -> None:
-        self._api.policy, self._api.num_left_out, self._api.confirmed_at = (
-            policy,
-            num_left_out,
-            confirmed_at,
-        )
+        api = self._api
+        api.policy, api.num_left_out, api.confirmed_at = policy, num_left_out, confirmed_at
 
     def __serve_build_asgi_app__(self):
         return self._api.app()
