@@ -111,15 +111,12 @@ class LiveView:
             # With the name in the storage.
             node = self.nodes.get(event.node.id, event.node)
             if event.kind == ENDED:
-                self._time(node)
+                took_s = self.store.node(node.kind, node.id).timing().get("elapsed_s", 0.0)
+                self._took[_kind(node)].append(took_s)
+                self._began_s = self._began_s or time.monotonic() - took_s
                 self._say_ended(node, event.text)
             elif event.kind == WARNED:
                 self.say(f"warning: {node.name}: {event.text}", "yellow")
-
-    def _time(self, node: Node) -> None:
-        took_s = self.store.node(node.kind, node.id).timing().get("elapsed_s", 0.0)
-        self._took[_kind(node)].append(took_s)
-        self._began_s = self._began_s or time.monotonic() - took_s
 
     def look(self) -> None:
         """Shows the progress, at most every few seconds."""

@@ -186,19 +186,16 @@ def begin_record(store: Store, record: StudyRecord) -> None:
     if copied and not moves:
         history.remove(copied)
     elif moves and not copied:
-        _copy(folder, history.child(_date(kept)), report)
+        target = history.child(_date(kept))
+        for name in (STUDY_FILE, *_tables(folder)):
+            target.write(name, folder.read(name))
+        target.write(REPORT_FILE, report)
     folder.remove(HASHES)
     folder.write(STUDY_FILE, record.to_json())
     for name in (*_tables(folder), REPORT_FILE) if moves else ():
         folder.remove(name)
     for date in list(store.history_dirs(record.name))[:-MOST_KEPT]:
         history.remove(date)
-
-
-def _copy(folder: Folder, target: Folder, report: bytes) -> None:
-    for name in (STUDY_FILE, *_tables(folder)):
-        target.write(name, folder.read(name))
-    target.write(REPORT_FILE, report)
 
 
 def _tables(folder: Folder) -> list[str]:

@@ -118,9 +118,6 @@ class HyperparameterSweep:
     def prerequisites(self, search: SearchPlan) -> list[Node]:
         return search.baselines
 
-    def share_left(self, search: SearchPlan) -> float:
-        return 1.0
-
     def identity(self, search: SearchPlan) -> dict:
         """Returns the nodes, which depend on data, sizes, seeds and the preset, and the values."""
         ids = [node.id for node in (*search.baselines, *self.example(search))]

@@ -171,9 +171,6 @@ class LrBatchGrid:
     def prerequisites(self, search: SearchPlan) -> list[Node]:
         return []
 
-    def share_left(self, search: SearchPlan) -> float:
-        return 1.0
-
     def identity(self, search: SearchPlan) -> dict:
         """Returns the runs of the first grids, which depend on data, sizes, cells and seeds."""
         return {"runs": [node.id for node in self.example(search)], "core_weight": CORE_WEIGHT}
@@ -351,13 +348,13 @@ def _verdict(laws: pd.DataFrame) -> str:
     return f"law.json is a law for sizes within {REACH:g} times of the fitted ones."
 
 
-def _pooled_optima(analysis: GridAnalysis) -> pd.DataFrame:
+def _select_pooled(analysis: GridAnalysis) -> pd.DataFrame:
     pooled = analysis.optima[analysis.optima["seed"] == POOLED]
     return pooled.assign(notes=pooled["notes"] + pooled["reason"])
 
 
 def _text(trials: pd.DataFrame, analysis: GridAnalysis, predicted: pd.DataFrame) -> str:
-    optima = _pooled_optima(analysis)[OPTIMA_SHOWN.split()]
+    optima = _select_pooled(analysis)[OPTIMA_SHOWN.split()]
     laws = analysis.laws[LAWS_SHOWN.split()]
     windows = analysis.windows[WINDOWS_SHOWN.split()]
     tables = [frame_text(frame, ".3g") for frame in (optima, laws, windows, predicted)]
@@ -366,7 +363,7 @@ def _text(trials: pd.DataFrame, analysis: GridAnalysis, predicted: pd.DataFrame)
 
 
 def _brief(trials: pd.DataFrame, analysis: GridAnalysis) -> Brief:
-    optima = _pooled_optima(analysis)[["size", "lr", "batch", "loss", "notes"]]
+    optima = _select_pooled(analysis)[["size", "lr", "batch", "loss", "notes"]]
     laws = analysis.laws[["quantity", "exponent", "t_low", "t_high", "coefficient", "r2", "sizes"]]
     tables = {"optima": text_frame(optima, ".3g"), "laws": text_frame(laws, ".3g")}
     return Brief(tables, text=f"{counts_text(trials)}\n{_verdict(analysis.laws)}")

@@ -9,7 +9,7 @@ A kind of search is a frozen class. Its fields are `settings`, one for each size
 - `example(search)`: the nodes of the trials that are known before any result
 - `problem(search, store)`: the nodes and scores of trials, once the prerequisites are complete
 - `rounds(search, store, problem)`: the missing trials
-- `share_left(search)`: the share of the trials that is not complete
+- `share_left(search)`, for Optuna: the share of the trials that is not complete
 - `write(search, store, tracker)`: tables, figures and report of the trials so far, or None
 """
 
@@ -113,7 +113,7 @@ class SearchPlan(StudyPlan):
         return replace(self, entries=entries)
 
     def share_left(self) -> float:
-        return self.kind.share_left(self)
+        return self.kind.share_left(self) if self.study.needs_optuna else 1.0
 
     def record(self, submissions: Sequence[Mapping]) -> dict:
         """Returns the content of search.json: the search and its submissions."""
