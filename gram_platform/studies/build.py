@@ -57,7 +57,7 @@ def with_nodes(part: StudyPlan) -> StudyPlan:
 
 
 def _choose_variants(preset: Preset, recipe: CorpusRecipe) -> tuple[Variant, ...]:
-    """Returns true labels and those that the user gives, otherwise the preset's variants."""
+    """Returns the variants of true and given labels, or the preset's if no labels are given."""
     true = Variant("1", restore_true_labels)
     if any(pool.seen_as != pool.domain for pool in recipe.domains_from):
         return (true, Variant("as labelled"))

@@ -84,18 +84,10 @@ def find_search(plan: Plan, part: StudyPlan) -> SearchPlan | None:
     preset = part.preset
     if preset.maxent_search is None or "maxent" in part.sources or METHOD not in part.methods:
         return None
-    search = replace(SEARCH, presets={part.preset_name: prepare_search(preset)})
-    of_search = replace(
-        part,
-        study=search,
-        changes=(),
-        preset=search.presets[part.preset_name],
-        choice=replace(part.choice, seeds=NUM_SEEDS, instructions=""),
-        methods=(),
-        sources={},
-        law_doubts=(),
-        entries=(),
-    )
+    name, preset = part.preset_name, prepare_search(preset)
+    search = replace(SEARCH, presets={name: preset})
+    choice = replace(part.choice, seeds=NUM_SEEDS, instructions="")
+    of_search = StudyPlan(search, name, (), preset, choice, part.ranks)
     given = search.read(search, OptunaFlags(), of_search)
     uri = optuna_place(plan.optuna_uri, plan.storage, not plan.dry_run)
     return search_plan_of(of_search, given, uri, plan.dry_run)

@@ -147,7 +147,7 @@ class Preset(Setup):
         return max(self.num_eval_sequences, *(n for _, n in self.eval_sequences_of_size), 0)
 
     def seeds(self, size: str, number: int = 0, first: int = -1) -> range:
-        """Returns the seeds of a size; the preset's if `number` is 0, or from its first at -1."""
+        """Returns the seeds of a size; 0 and -1 stand for the preset's number and first seed."""
         begin = self.first_seed if first < 0 else first
         return range(begin, begin + (number or dict(self.seeds_of_size).get(size, self.num_seeds)))
 

@@ -8,7 +8,12 @@ from gram_platform.methods.setting import Branching, Options, Unlearning
 from gram_platform.studies import Study
 from gram_platform.studies.definition import MaxEntRanges, Preset, Variant
 from gram_platform.studies.library import scaling
-from gram_platform.studies.library.stories import AS_RUN_MAXENT, SMOKE_MAXENT, STORIES_SMOKE_ATTACK
+from gram_platform.studies.library.stories import (
+    AS_RUN_MAXENT,
+    SMOKE_MAXENT,
+    STORIES_DEMO,
+    STORIES_SMOKE_ATTACK,
+)
 
 # FT-Full: p_ca 4, p_lr 0.2 (app:realistic); the attack: up to 200 epochs of batches of 32.
 OPTIONS = replace(
@@ -51,18 +56,14 @@ DUAL_USE_AS_RUN = every_profile(
 # The scaling demo's set-up at its largest size, every method and profile. FT-Full gets p_ca 1 and
 # half the rate [ours]: p_ca 4 would leave its base too little of so short a run.
 DUAL_USE_DEMO = replace(
-    scaling.DEMO,
+    STORIES_DEMO,
     sizes={"0.28M": scaling.DEMO.sizes["0.28M"]},
-    methods=(),
-    every_single=True,
     options=replace(
-        OPTIONS,
+        STORIES_DEMO.options,
         branch_full=Branching(core_ratio=1.0, lr_factor=0.5),
         branch_module=Branching(core_ratio=1.0, lr_factor=1.0),
         # The stories demo's share of the baseline's rate, and its weight; not searched here.
         maxent=Unlearning(num_steps=500, peak_lr=8e-4, retain_weight=25.0),
-        elicitation=replace(scaling.DEMO_ATTACK, compared_only=False),
-        **scaling.DEMO_UNLEARNING,
     ),
 )
 DUAL_USE_SMOKE = replace(

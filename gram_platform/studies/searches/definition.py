@@ -6,7 +6,7 @@ Ray, Optuna and MLflow are imported with the search's kind, after its flags are 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
@@ -118,11 +118,17 @@ def search_plan_of(
     recipes = resolve_corpora(part.preset, part.choice)
     settings = settings_of(part.preset, part.choice, recipes)
     kind = resolve_name(part.study.kind)(settings=settings, **given)
-    known = {field.name: getattr(part, field.name) for field in fields(StudyPlan)}
-    known |= {
+    return SearchPlan(
         # See `MaxEntRanges.search`.
-        "study": replace(part.study, name=getattr(kind, "name", part.study.name)),
-        "recipes": {size: (recipe,) for size, recipe in recipes.items()},
-        "settings": settings,
-    }
-    return SearchPlan(**known, kind=kind, optuna_uri=optuna_uri, is_dry=is_dry)
+        replace(part.study, name=getattr(kind, "name", part.study.name)),
+        part.preset_name,
+        part.changes,
+        part.preset,
+        part.choice,
+        part.ranks,
+        recipes={size: (recipe,) for size, recipe in recipes.items()},
+        settings=settings,
+        kind=kind,
+        optuna_uri=optuna_uri,
+        is_dry=is_dry,
+    )

@@ -124,7 +124,7 @@ def _numbers(field: str, texts: tuple[str, ...]) -> tuple[float, ...]:
 
 
 def _sort_numbers(field: str, texts: Sequence[str], allowed: str) -> tuple[float, ...]:
-    """Reads different numbers in ascending order."""
+    """Reads numbers, each once, in ascending order."""
     try:
         numbers = tuple(sorted(map(float, texts)))
     except ValueError as error:
@@ -189,7 +189,7 @@ class Knob:
 
 
 def _with_ratio(setting: Setting, value: float) -> Setting:
-    """Sets p_ca; with `constant_branches` also p_af = 2 / (1 + p_ca), which keeps their lengths."""
+    """Sets p_ca; `constant_branches` keeps the lengths of branches by p_af = 2 / (1 + p_ca)."""
     branching = replace(setting.options.branch_module, core_ratio=value)
     if setting.conventions.constant_branches:
         branching = replace(branching, aux_factor=2.0 / (1.0 + value))
