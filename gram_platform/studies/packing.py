@@ -24,7 +24,7 @@ from gram_platform.studies.plan import Plan, StudyPlan
 def pack_corpora(plan: Plan, store: Store) -> None:
     """Packs the missing corpora, by tasks of Ray unless the study runs in process.
 
-    ValueError for a run that fits no number of ranks, and for a label with too little packed text.
+    ValueError for a run that fits no number of ranks, and for a domain with too little packed text.
     """
     for part in plan.studies:
         for run in (node for node in part.nodes if node.is_run):
@@ -43,7 +43,7 @@ def pack_corpora(plan: Plan, store: Store) -> None:
 
 
 def ray_workers(anywhere: bool = False, is_verbose: bool = False) -> Workers:
-    """Returns `part_workers` that connect to Ray, or start it, once two tasks have work."""
+    """Returns `part_workers` that connect to Ray, or start it, when two tasks have work."""
     return part_workers(partial(connect, is_verbose), anywhere)
 
 
@@ -70,7 +70,7 @@ class Shortage:
 
 
 def count_needed(nodes: Iterable[Node], data_id: str) -> dict[str, int]:
-    """Returns how many training sequences of each domain the runs on these data draw from."""
+    """Returns the number of training sequences of each domain that runs on these data need."""
     needed: dict[str, int] = defaultdict(int)
     for run in runs_on(nodes, data_id):
         for part in (part for budget in run.config.data.domains for part in budget.pool):
@@ -85,9 +85,9 @@ def runs_on(nodes: Iterable[Node], data_id: str) -> list[Node]:
 def shortages(
     nodes: Sequence[Node], preset: Preset, recipes: Mapping[str, Sequence[CorpusRecipe]]
 ) -> list[Shortage]:
-    """Returns every domain and split of which a size needs too much, the certain ones first.
+    """Returns the shortages of each domain and split, the certain ones first.
 
-    `recipes`: each size's.
+    `recipes`: the recipes of each size.
     """
     found: dict[tuple[str, str, bool], Shortage] = {}
     for size, recipes_of_size in recipes.items():
@@ -119,10 +119,10 @@ def _of_recipe(
 
 
 def require_supply(studies: Iterable[StudyPlan]) -> None:
-    """ValueError for a domain with too little text under any tokenizer; needs no packed data."""
+    """ValueError for a domain with too little text for any tokenizer; needs no packed data."""
     for part in studies:
         short = shortages(part.nodes, part.preset, part.recipes)
-        if certain := [one.text for one in short if one.is_certain]:
+        if certain := [shortage.text for shortage in short if shortage.is_certain]:
             allowed = "\n  ".join(["a corpus with enough text of every domain.", *certain])
             raise invalid("corpus", part.choice.corpus, allowed)
 
@@ -152,27 +152,24 @@ def require_document_end(nodes: Iterable[Node], corpus: PackedCorpus) -> None:
         raise invalid("model.document_end", wrong, allowed)
 
 
-def supply_lines(part: StudyPlan) -> list[str]:
-    """Returns a dry run's lines on labels, text to fetch, characters that tokenizers lose, and
-    shortages."""
-    lines = []
+def supply_lines(part: StudyPlan) -> Iterator[str]:
+    """Yields a dry run's lines on labels, text to fetch, lost characters and shortages."""
     largest = part.choice.sizes[-1]
+    nodes = [node for node in part.nodes if node.size == largest]
     for recipe in part.recipes[largest]:
-        nodes = [node for node in part.nodes if node.size == largest]
-        lines += text_lines(recipe, count_needed(nodes, recipe.data_id), largest)
+        yield from text_lines(recipe, count_needed(nodes, recipe.data_id), largest)
     profiles = {name: None for s in part.settings for name in map(s.profile_name, s.profiles)}
-    lines += [f"compared profiles, as what is left switched on: {', '.join(profiles)}"]
+    yield f"compared profiles, as what is left switched on: {', '.join(profiles)}"
     fetched = {size: _count_bytes(recipes) for size, recipes in part.recipes.items()}
+    if len(fetched) > 1:
+        fetched["all sizes, which share it"] = _count_bytes(part.corpora)
     for size, num_bytes in fetched.items():
-        lines += [f"text to fetch for {size}: {num_bytes:,} bytes"] if num_bytes else []
-    if len(fetched) > 1 and (num_bytes := _count_bytes(part.corpora)):
-        lines.append(f"text to fetch for all sizes, which share it: {num_bytes:,} bytes")
-    store = Store(part.choice.storage)
+        if num_bytes:
+            yield f"text to fetch for {size}: {num_bytes:,} bytes"
     for recipe in part.corpora:
-        lines += lost_text(store, recipe.data_id)
+        yield from lost_text(Store(part.choice.storage), recipe.data_id)
     for short in shortages(part.nodes, part.preset, part.recipes):
-        lines.append(f"{'' if short.is_certain else 'possible '}shortage: {short.text}")
-    return lines
+        yield f"{'' if short.is_certain else 'possible '}shortage: {short.text}"
 
 
 def text_lines(

@@ -1,6 +1,7 @@
 """Gives each search one driver at a time, and lists the searches of a storage."""
 
 import time
+from collections.abc import Iterator
 
 from gram_platform.config.endings import Stopped
 from gram_platform.config.identity import invalid
@@ -52,13 +53,11 @@ class DriverLease:
         return True
 
 
-def search_lines(store: Store) -> list[str]:
-    """Returns one line for each search: id, name, preset and driver."""
-    lines = []
+def search_lines(store: Store) -> Iterator[str]:
+    """Yields a line for each search: id, name, preset and driver."""
     for search_id in store.list_searches():
         folder = store.search_dir(search_id)
         facts, lease = folder.read_spare("search.json"), read_lease(folder)
         name, preset = facts.get("name", "?"), facts.get("preset", "?")
         driver = f"led by {lease['owner']}" if is_fresh(lease) else "no driver"
-        lines.append(one_line(f"{search_id}  {name!s:16} {preset!s:8} {driver}"))
-    return lines
+        yield one_line(f"{search_id}  {name!s:16} {preset!s:8} {driver}")

@@ -254,13 +254,7 @@ def _report(
         f" search {search.search_id}"
     )
     law = make_law(analysis.laws, f"{search.preset_name}-{search.search_id}", seq_len, measured)
-    tables = {
-        "optima": analysis.optima,
-        "laws": analysis.laws,
-        "windows": analysis.windows,
-        "predictions": predictions(law, list(sizes.values())),
-        "cells": analysis.cells,
-    }
+    predicted = predictions(law, list(sizes.values()))
     links, about_links = run_links(tracker)
     figures = grid_figures(analysis, links)
     facts = (
@@ -271,14 +265,20 @@ def _report(
     # With trials.csv, `seq_len` is all that a fit needs.
     record = {"objective": OBJECTIVE, "window": window, "seq_len": seq_len}
     record["trials"] = trials["run_id"].tolist()
-    files = {"table.csv": analysis.optima, "trials.csv": trials_table(trials, search.full_name)}
-    files |= {f"{kind}.csv": frame for kind, frame in tables.items() if kind != "optima"}
-    data = {file: table_csv(frame, None).encode() for file, frame in files.items()}
-    data["law.json"] = json_file(law_json(law, analysis.laws))
+    tables = {
+        "table.csv": analysis.optima,
+        "trials.csv": trials_table(trials, search.full_name),
+        "laws.csv": analysis.laws,
+        "windows.csv": analysis.windows,
+        "predictions.csv": predicted,
+        "cells.csv": analysis.cells,
+    }
+    files = {name: table_csv(table, None).encode() for name, table in tables.items()}
+    files["law.json"] = json_file(law_json(law, analysis.laws))
     columns = TrialColumns(("lr", "batch"), ("loss",), ("size",))
-    sections = _sections(trials, tables, figures, links)
-    log = search.log(facts, sections, data, record, columns, figures)
-    return log, _text(trials, analysis, tables["predictions"]), _brief(trials, analysis)
+    sections = _sections(trials, analysis, predicted, figures, links)
+    log = search.log(facts, sections, files, record, columns, figures)
+    return log, _text(trials, analysis, predicted), _brief(trials, analysis)
 
 
 # ------------------------------------------------------------------------------------------- report
@@ -307,11 +307,12 @@ def grid_figures(analysis: GridAnalysis, links: Mapping[str, str]) -> dict:
 
 def _sections(
     trials: pd.DataFrame,
-    tables: Mapping[str, pd.DataFrame],
+    analysis: GridAnalysis,
+    predicted: pd.DataFrame,
     figures: Mapping,
     links: Mapping[str, str],
 ) -> list[Section]:
-    laws, optima = tables["laws"], tables["optima"]
+    laws, optima = analysis.laws, analysis.optima
     about = f"{_verdict(laws)}\n\n{ABOUT_TABLES['laws']}"
     drawn = {
         kind: {name: figure for name, figure in figures.items() if name.startswith(kind)}
@@ -327,10 +328,10 @@ def _sections(
     sections = [
         open_section("Surfaces", "optima", optima[optima["seed"] == POOLED], "surface-"),
         Section("Laws", about, drawn["law-"], table=laws, table_is_open=True, is_warning=no_law),
-        open_section("How the laws move with the window", "windows", tables["windows"]),
-        open_section("What the laws say", "predictions", tables["predictions"]),
+        open_section("How the laws move with the window", "windows", analysis.windows),
+        open_section("What the laws say", "predictions", predicted),
         Section("Optima of single seeds", table=optima),
-        Section("Cells", ABOUT_TABLES["cells"], table=tables["cells"].drop(columns="runs")),
+        Section("Cells", ABOUT_TABLES["cells"], table=analysis.cells.drop(columns="runs")),
         Section("Trials", table=with_run_links(trials_table(trials).drop(columns="search"), links)),
     ]
     left = trials[trials[STATE] != State.COMPLETE]
