@@ -131,9 +131,8 @@ class Preset(Setup):
         require_real("preset.aux_share", self.aux_share, 0.0, 1.0, open_low=True)
         shapes = {(size.seq_len, size.vocab_size) for size in self.sizes.values()}
         if len(shapes) != 1:
-            raise invalid(
-                "preset.sizes", sorted(shapes), "one sequence length and vocabulary for all"
-            )
+            expected = "one sequence length and vocabulary for all"
+            raise invalid("preset.sizes", sorted(shapes), expected)
         names = [variant.name for variant in self.variants]
         if not names or len(set(names)) < len(names):
             raise invalid("preset.variants", names, "at least one variant, each name once")

@@ -240,13 +240,13 @@ def _legend(machine: Machine, runs: Sequence[RunConfig]) -> list[str]:
 def _rate_lines(part: StudyPlan, groups: Groups, needed: Mapping[str, Needs]) -> list[str]:
     rows = []
     for size in (size for size in part.choice.sizes if size in PUBLISHED_RATES):
-        low, high, gram = (f"{rate:,}" for rate in PUBLISHED_RATES[size])
-        here = []
+        low, high, gram = PUBLISHED_RATES[size]
+        row = [size, _ends({low, high}, ","), f"{gram:,}"]
         for runs in (groups.get((method, size), []) for method in (BASELINE, "gram")):
             hours = sum(needed[run.run_id].gpu_hours for run in runs)
             tokens = sum(run.num_tokens for run in runs)
-            here.append(f"{tokens / hours / 3600:,.0f}" if runs else "-")
-        rows.append((size, low if low == high else f"{low} to {high}", gram, *here))
+            row.append(f"{tokens / hours / 3600:,.0f}" if runs else "-")
+        rows.append(row)
     head = ("size", "dense, authors", "GRAM, authors", "dense, here", "GRAM, here")
-    title = "tokens a second and GPU: in the authors' logs (medians), and by the hours above"
+    title = "tokens a second and GPU: medians in the authors' logs, and by the hours above"
     return ["", title, align_columns([head, *rows], 1)] if rows else []

@@ -141,20 +141,24 @@ class LiveView:
         states["waiting"] = len(self.nodes) - sum(states.values())
         if self.set_gauges is not None:
             self.set_gauges(states, running)
-        counts = [f"{done} of {len(self.nodes)} nodes done"]
-        counts += [f"{len(running)} training, {states['waiting']} waiting"]
-        counts += [f"{failed} failed, {blocked} blocked"] if failed else []
-        counts += [f"{sum(beat['tokens_per_second'] for _, beat in running):,.0f} tokens/s"]
         shares = dict.fromkeys(progress.done, 1.0) | {n.id: _share(beat) for n, beat in running}
         seconds = self._seconds()
         finished = sum(seconds.get(node_id, 0.0) * share for node_id, share in shares.items())
         total = sum(seconds.values())
         before = sum(seconds.get(node_id, 0.0) for node_id in self._done_before)
         left = self._time_left(finished - before, total - finished)
-        of_runs = ", ".join(f"{node.name} {_share(beat):.0%}" for node, beat in running)
-        text = " | ".join(filter(None, [*counts, of_runs]))
-        form = {"description": printable(text), "left": left}
-        self.bars.update(self.bar, completed=finished, total=total, **form)
+        parts = (
+            f"{done} of {len(self.nodes)} nodes done",
+            f"{len(running)} training, {states['waiting']} waiting",
+            f"{failed} failed, {blocked} blocked" if failed else "",
+            f"{sum(beat['tokens_per_second'] for _, beat in running):,.0f} tokens/s",
+            ", ".join(f"{node.name} {_share(beat):.0%}" for node, beat in running),
+        )
+        text = " | ".join(filter(None, parts))
+        description = printable(text)
+        self.bars.update(
+            self.bar, description=description, left=left, completed=finished, total=total
+        )
         if not self.has_bar:
             self.say(" | ".join(filter(None, [text, left])))
 

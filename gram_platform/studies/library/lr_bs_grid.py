@@ -11,9 +11,10 @@ from gram_platform.studies.searches.flags import GridFlags, Grids, read_grids
 # The paper's law rests on these sizes.
 FITTED = ("50M", "100M", "200M", "400M")
 FITTED_PAPER = replace(PAPER_HET, sizes={name: PAPER_HET.sizes[name] for name in FITTED})
+SMALL_GRID = Grid(lrs=(4e-4, 8e-4, 1.6e-3), batches=(32, 64, 128, 264))
 PUBLISHED_GRIDS = {
-    "50M": Grid(lrs=(4e-4, 8e-4, 1.6e-3), batches=(32, 64, 128, 264)),
-    "100M": Grid(lrs=(4e-4, 8e-4, 1.6e-3), batches=(32, 64, 128, 264)),
+    "50M": SMALL_GRID,
+    "100M": SMALL_GRID,
     "200M": Grid(lrs=(2e-4, 4e-4, 8e-4, 1.6e-3), batches=(64, 128, 264, 528)),
     "400M": Grid(lrs=(2e-4, 4e-4, 8e-4), batches=(128, 256, 528, 1056)),
 }

@@ -59,7 +59,7 @@ def campaign_main(
 def make_campaign_plan(
     studies: Sequence[Study], searches: Sequence[Search], flags: Flags
 ) -> tuple[Plan, list[Plan]]:
-    """Returns one plan of all chosen studies, and a plan of each chosen search."""
+    """Returns one plan of the chosen studies, and a plan of each chosen search."""
     own = flags.own
     assert isinstance(own, MemberFlags)
     if sizes := split_list(flags.subject.sizes):
@@ -69,9 +69,8 @@ def make_campaign_plan(
     optuna_uri, of_search = flags.storage.optuna_uri, []
     for search in _choose("searches", own.searches, searches):
         storage = replace(flags.storage, optuna_uri=optuna_uri if search.needs_optuna else "")
-        of_search.append(
-            make_search_plan(search, replace(flags, own=search.flags_type(), storage=storage))
-        )
+        search_flags = replace(flags, own=search.flags_type(), storage=storage)
+        of_search.append(make_search_plan(search, search_flags))
     of_study = [make_plan(study, replace(flags, own=StudyFlags())) for study in chosen]
     if not (plans := [*of_study, *of_search]):
         raise invalid("studies", NONE, "at least one study or search")
@@ -83,7 +82,7 @@ def _choose(field: str, names: tuple[str, ...], known: Sequence[Any]) -> list:
     names = split_list(names)
     if names == (NONE,):
         return []
-    by_name = {one.name: one for one in known}
+    by_name = {study.name: study for study in known}
     for name in names:
         require_choice(field, name, (*by_name, NONE))
     return [by_name[name] for name in names or by_name]

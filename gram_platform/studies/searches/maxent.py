@@ -137,12 +137,8 @@ class MaxEntSearch:
 
     def groups(self, search: SearchPlan) -> list[Group]:
         storage = open_storage(search.optuna_uri)
-        return [
-            Group(
-                profile, {PROFILE: profile}, open_study(storage, name, METRIC), self.target, storage
-            )
-            for profile, name in self.study_names(search).items()
-        ]
+        studies = {p: open_study(storage, n, METRIC) for p, n in self.study_names(search).items()}
+        return [Group(p, {PROFILE: p}, s, self.target, storage) for p, s in studies.items()]
 
     def rounds(self, search: SearchPlan, store: Store, problem: Problem) -> Iterator[Round]:
         yield optuna_round(OptunaSource(self.groups(search), self.space, self.best_by))
