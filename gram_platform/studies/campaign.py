@@ -33,18 +33,18 @@ def drive_campaign(plan: Plan, searches: Sequence[Plan] = ()) -> int:
 
     ValueError for bad input, before anything trains.
     """
-    needed = [one for part in plan.studies if (one := find_search(plan, part))]
-    uses_optuna = needed or any(one.studies[0].study.needs_optuna for one in searches)
+    needed = [search for part in plan.studies if (search := find_search(plan, part))]
+    uses_optuna = needed or any(search.studies[0].study.needs_optuna for search in searches)
     if plan.optuna_uri and not uses_optuna:
         expected = "no value: no Optuna search comes before these studies"
         raise invalid("optuna_uri", plan.optuna_uri, expected)
     if not (needed or searches) and len(plan.studies) == 1:
         return drive(plan)
-    left = {one.search_id: one for one in needed if not one.kind.is_complete(one)}
+    left = {search.search_id: search for search in needed if not search.kind.is_complete(search)}
     for search in left.values() if not plan.dry_run else ():
         _require_ray(plan, search)
-    others = (part for one in searches for part in one.studies)
-    known = (*plan.studies, *(one.with_nodes() for one in left.values()), *others)
+    others = (part for search in searches for part in search.studies)
+    known = (*plan.studies, *(search.with_nodes() for search in left.values()), *others)
     everything = replace(plan, studies=known)
     if not (plan.dry_run or plan.export_nodes):
         # Errors in a study, and the price of everything, must come before a search.

@@ -130,9 +130,9 @@ class StorageFlags:
     """Where results go.
 
     Args:
-        storage: folder or fsspec URL of runs and results; default $GRAM_STORAGE, else ~/.gram
-        tracking_uri: MLflow server or database; default SQLite in the storage
-        optuna_uri: Optuna's database of searches; default SQLite in the storage
+        storage: folder or fsspec URL of runs and results (default: $GRAM_STORAGE, or ~/.gram)
+        tracking_uri: MLflow server or database (default: SQLite in the storage)
+        optuna_uri: Optuna's database of searches (default: SQLite in the storage)
     """
 
     title = "storage"
@@ -255,18 +255,17 @@ class StudyFlags:
         maxent: id of a maxent_search, whose best trials set MaxEnt's rate and weight of every
             profile (default: the preset's, or a search that runs first)
         attack_steps: the most steps of every attack (default: the preset's)
-        instructions: lines with `prompt` and `response` beside a corpus of local text, for the
-            study finetuning: counts the loss of responses alone
+        instructions: lines with `prompt` and `response` next to a corpus of local text, for the
+            study finetuning, which then counts only the loss of responses
         recall: the share of a domain's training text with its label; the rest has core's
         precision: the share of the text with a domain's label that is the domain's; the rest is
             adjacent text
         adjacent: labels of the corpus whose text carries a domain's label by mistake (default: all
             of core)
-        texts: lines with `text` and `label`, a domain: the sentences that token_localization
-            shades, or the prompts that samples continues, in place of validation text
-        in_process: run the nodes one after another in this process, without Ray; to stop in a
-            debugger at an unexpected error: python -m pdb -c continue -m gram_platform run scaling
-            --in-process
+        texts: lines with `text` and `label` (a domain), in place of validation text: sentences for
+            token_localization, or prompts for samples
+        in_process: run the nodes one after another in this process, without Ray, for a debugger
+            (Studies in the documents)
         export_nodes: write the missing nodes to this file, for a machine without Ray
             (On a cluster in the documents), and start nothing
     """
@@ -295,7 +294,7 @@ class MemberFlags:
 
     Args:
         studies: names of studies (default: all), or none
-        searches: names of searches that follow the studies (default: all), or none
+        searches: names of searches to run after the studies (default: all), or none
     """
 
     title = "campaign"
@@ -362,9 +361,9 @@ def _flag_names(form: Any) -> set[str]:
     """Returns the names of a command's flags, from its function or its boxes."""
     if isfunction(form):
         parameters = signature(form).parameters
-        kinds = {name: get_args(one.annotation)[1:] for name, one in parameters.items()}
+        kinds = {name: get_args(value.annotation)[1:] for name, value in parameters.items()}
         return {name for name, marks in kinds.items() if tyro.conf.Positional not in marks}
-    return {one.name for box in get_args(form) for one in fields(get_args(box)[0])}
+    return {field.name for box in get_args(form) for field in fields(get_args(box)[0])}
 
 
 def boxes_of(own: type, values: Mapping[str, Iterable[str]] | None = None) -> Any:
@@ -379,11 +378,11 @@ def boxes_of(own: type, values: Mapping[str, Iterable[str]] | None = None) -> An
 
 def _with_values(box: type, values: Mapping[str, Iterable[str]]) -> type:
     """Returns a box in which flags with known values take no others."""
-    chosen = {one.name: one.default for one in fields(box) if one.name in values}
     declared = []
-    for name, default in chosen.items():
-        kind = Literal["", *values[name]]
-        declared.append((name, tuple[kind, ...] if default == () else kind, default))
+    for name, default in ((field.name, field.default) for field in fields(box)):
+        if name in values:
+            kind = Literal["", *values[name]]
+            declared.append((name, tuple[kind, ...] if default == () else kind, default))
     return make_dataclass(box.__name__, declared, bases=(box,), frozen=True)
 
 

@@ -222,7 +222,6 @@ def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
     require_fields("", device, 0, "gpus_per_run", high=1, open_low=True)
     for name in ("collective_timeout", "stall_timeout"):
         require_fields("", execution, 0, name, high=MAX_TIMEOUT_S, open_low=True)
-    require_choice("device", device.device or CPU, (CPU, "cuda"))
     if device.device == CPU:
         _require_defaults(flags, OF_GPUS, "--device cpu")
     require_webhook(execution.notify)

@@ -121,11 +121,9 @@ class Observers:
     def counts(self) -> str:
         """Describes how many nodes were done now and before."""
         elapsed_s = time.monotonic() - self.started
-        done, reused = len(self.progress.done), self.progress.reused
-        return (
-            f"{done} of {len(self.nodes)} nodes done: {done - reused} now in {elapsed_s:.0f} s,"
-            f" {reused} before"
-        )
+        done, before = len(self.progress.done), self.progress.reused
+        text = f"{done} of {len(self.nodes)} nodes done: {done - before} now in {elapsed_s:.0f} s"
+        return f"{text}, {before} before"
 
     def publish(
         self,
@@ -154,12 +152,12 @@ class Observers:
             self.say(f"no links to the study's pages ({error})")
 
     def notify(self, code: int, what: str, num_failures: int = 0) -> None:
-        """Tells the webhook of --notify how the submission ended; see `message_of`."""
+        """Sends `message_of` the submission to the webhook of --notify."""
         if self.plan.notify:
             root = str(self.store.root)
             message = message_of(self.plan.name, root, code, what, num_failures, self.verdicts)
             if reason := post(self.plan.notify, message):
-                self.say(f"warning: the webhook of --notify did not take the message: {reason}")
+                self.say(f"warning: the webhook of --notify failed: {reason}")
 
 
 class StudyObservers(Observers):
@@ -221,9 +219,9 @@ class StudyObservers(Observers):
         """Writes the tables so far of studies in which this node is the last of its size."""
         for ids in self.unwritten.values():
             ids.discard(done)
-        full = [part for part, ids in self.unwritten.items() if not ids]
-        for part in full:
-            del self.unwritten[part]
+        full = [key for key, ids in self.unwritten.items() if not ids]
+        for key in full:
+            del self.unwritten[key]
         # The last table is written at the end.
         for number in dict.fromkeys(number for number, _ in full if self.unwritten):
             try:

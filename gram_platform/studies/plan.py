@@ -280,13 +280,13 @@ def rung_text(
     `of_size`: the nodes of this size and of the next one, if any.
     """
     (size, predicted), *following = (
-        (one, plan_hours(nodes, machine)) for one, nodes in of_size.items()
+        (name, plan_hours(nodes, machine)) for name, nodes in of_size.items()
     )
     text = f"{size}: {spent:.3g} {machine.name} hours spent, {predicted:.3g} predicted"
-    for one, planned in following:
+    for name, planned in following:
         hours = planned * spent / predicted
         price = f"${hours * machine.dollars_per_hour:,.2f}"
-        text += f"; {one}: {planned:.3g} predicted, {hours:.3g} ({price}) at the ratio of {size}"
+        text += f"; {name}: {planned:.3g} predicted, {hours:.3g} ({price}) at the ratio of {size}"
         if has_failed:
             text += f"; it is not started, because nodes of {size} have failed"
     return text

@@ -315,7 +315,7 @@ def choose_device(plan: Plan, store: Store) -> str:
         return device
     connect(plan.verbose)
     has_gpus = lambda: bool(ray.cluster_resources().get("GPU"))  # noqa: E731
-    if not any(one.part.machine.device == CUDA for one in left):
+    if not any(work.part.machine.device == CUDA for work in left):
         return CUDA if has_gpus() else CPU
     if has_fixed_size() and has_gpus():
         return CUDA
@@ -324,7 +324,7 @@ def choose_device(plan: Plan, store: Store) -> str:
     if has_fixed_size():
         return CPU
     # The present machines say nothing about those that start on demand.
-    presets = ", ".join(dict.fromkeys(one.part.preset_name for one in left))
+    presets = ", ".join(dict.fromkeys(work.part.preset_name for work in left))
     on_gpus, on_cpus = price(left)[0], price(left, MACHINES[CPU])[0]
     expected = (
         f"--device cuda or --device cpu: the preset {presets} plans for GPUs, and this cluster"

@@ -184,7 +184,7 @@ class MaxEntSearch:
     def write(self, search: SearchPlan, store: Store, tracker: Tracker | None) -> Written | None:
         groups, space, setting = self.groups(search), self.space, self.settings[0]
         facts = {"data_id": setting.data_id, "size": setting.size.name}
-        facts |= {"seeds": [one.seed for one in self.settings]}
+        facts |= {"seeds": [setting.seed for setting in self.settings]}
         histories = {group.name: history_of(group.name, group.study, space) for group in groups}
         best = [
             plain_best(profile, trials, setting)
