@@ -252,9 +252,6 @@ class Study(Description):
         return "\n\n".join([*parts, f"Corpora: {', '.join(catalog_names())}."])
 
 
-# ------------------------------------------------------------------------------ changes of a preset
-
-
 SUFFIX, BASE, SIZES = ".toml", "base", "sizes"
 # Fields that a study's Python file alone may set.
 DECLARED = ("variants", "measurement", "family")

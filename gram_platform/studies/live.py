@@ -267,9 +267,6 @@ def show_results(console: Console, text: str, brief: Callable[[bool], Brief] | N
     console.print(Text(printable("\n".join(lines))))
 
 
-# ------------------------------------------------------------------------------------------ MLflow
-
-
 class Mirror:
     """Sends nodes to MLflow when they end, and running nodes regularly.
 
@@ -326,7 +323,7 @@ class Mirror:
             self._queue.put(None)
         for thread in self._threads:
             thread.join()
-        # Waiting slows no training any more, and the server may answer again.
+        # Waiting slows no training now, and the server may answer again.
         self.tracker.ask_again()
         with self._reporting():
             self.tracker.sync(self.store, ids)
@@ -357,9 +354,6 @@ class Mirror:
             if not self.is_away:
                 self.say(f"MLflow is away ({error}); training continues, `gram sync` catches up")
             self.is_away = True
-
-
-# --------------------------------------------------------------------------------------- webhook
 
 
 def message_of(

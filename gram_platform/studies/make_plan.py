@@ -289,9 +289,6 @@ def _checkpoint_interval(given: str) -> tuple[float, float]:
     return seconds, 0.0
 
 
-# ------------------------------------------------------------------------------- forms of flags
-
-
 def tracking_place(uri: str, storage: str) -> str:
     """Returns MLflow's URI with an absolute path, by default SQLite in the storage."""
     from gram_platform.tracking import default_tracking_uri

@@ -251,9 +251,6 @@ class Plan:
         )
 
 
-# ---------------------------------------------------------------------------------------- price
-
-
 def amount(value: float) -> str:
     return f"{value:,.2f}" if value >= 1 or not value else f"{value:.2g}"
 

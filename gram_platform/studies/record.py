@@ -154,13 +154,13 @@ def list_complete_sizes(record: StudyRecord, runs: pd.DataFrame) -> set[str]:
     return set(record.sizes) - {entry["tags"].get("size", "") for entry in left}
 
 
-# ---------------------------------------------------------------- pages of earlier submissions
+# Pages of earlier submissions:
 #
 # `studies/STUDY/` has the newest submission. `studies/STUDY/history/DATE/` has the page that it
-# replaced at DATE, in UTC, if methods, sizes, seeds, preset or data differ. The page is copied,
-# report.html last; then the new record is written; then the old files are removed, report.html
-# last. So one place always has the whole page. If this is interrupted, the folder's report is also
-# in history: the next submission finishes the move, or reverts it if its choice is the same.
+# replaced at DATE, in UTC, if methods, sizes, seeds, preset or data differ. The page is copied, the
+# new record is written, and the old files are removed; report.html is the last file each time, so
+# one place always has the whole page. If the move is interrupted, both places have the report, and
+# the next submission finishes the move, or reverts it if its choice is the same.
 
 MOST_KEPT = 10
 DATE = "%Y-%m-%dT%H%M%S"

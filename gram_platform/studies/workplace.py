@@ -52,15 +52,14 @@ class Workplace:
 
     execution: Execution
     cordon: Cordon
-    # False if nothing is left to execute.
+    # Both are False if nothing is left to execute.
     executes: bool
-    # False too if nothing is left.
     uses_ray: bool
     # Places a node that a search proposes.
     place: Callable[[Node], Placement]
     # The placements of known nodes, by id.
     placements: Mapping[str, Placement]
-    # The ids of the nodes that were done before.
+    # The ids of nodes that were done before.
     done: frozenset[str]
 
 
@@ -282,9 +281,6 @@ def machine_hours(store: Store, node: Node) -> float:
     """Returns the machine hours of a finished node, over all its ranks."""
     timing = store.node(node.kind, node.id).timing()
     return timing.get("elapsed_s", 0.0) * timing.get("num_ranks", 1) / 3600
-
-
-# -------------------------------------------------------------------------------------- device
 
 
 # The device of each preset on each corpus, in the folder of a study or a search.

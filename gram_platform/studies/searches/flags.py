@@ -65,18 +65,15 @@ class GridFlags(TrialFlags):
     max_extensions: Number = -1
 
 
-# ---------------------------------------------------------------------- grid of rates and batches
-
-
 @dataclass(frozen=True)
 class Grids:
     """The grids of a preset: each size's, or rising factors of its peak rate and batch."""
 
-    # Rows or columns that each side may grow by.
+    # Rows or columns by which each side may grow.
     max_extensions: int
     lr_factors: tuple[float, ...] = ()
     batch_factors: tuple[float, ...] = ()
-    # Grids by size's name, which assume no law.
+    # Grids by the size's name, which assume no law.
     of_size: Mapping[str, Grid] | None = None
 
     def of(self, size: Size) -> Grid:
@@ -168,9 +165,6 @@ def to_integers(batches: Iterable[float]) -> tuple[int, ...]:
     return numbers
 
 
-# ------------------------------------------------------------------------------- knobs of a sweep
-
-
 # The values of each knob, ascending.
 Values = Mapping[str, tuple[float, ...]]
 
@@ -226,9 +220,6 @@ def read_knobs(search: Search, flags: SweepFlags, part: StudyPlan) -> dict[str, 
         for value in chosen[knob]:
             require_real(f"knobs.{knob}", value, 0.0, KNOB[knob].high, KNOB[knob].open_low)
     return {"values": {knob: chosen[knob] for knob in KNOB if knob in chosen}}
-
-
-# -------------------------------------------------------------------------------- MaxEnt's ranges
 
 
 MAXENT_LIMITS = (Parameter("peak_lr", 1e-8, 1.0), Parameter("retain_weight", 0.0, 1e6))

@@ -188,9 +188,6 @@ class HyperparameterSweep:
         return log, _text(sweep, claims, source), _brief(sweep, claims)
 
 
-# ------------------------------------------------------------------------------------------- report
-
-
 def _analyse(
     trials: Sequence[Trial],
     baselines: list[Node],

@@ -147,7 +147,7 @@ class LrBatchGrid:
     grids: Mapping[str, Grid]
     # The fit uses cells within this fraction of the lowest loss; None: all cells.
     window: float | None
-    # Rows or columns that each side may grow by.
+    # As in `Grids`.
     max_extensions: int
 
     best_by = SearchObjective("loss", math.inf)
@@ -279,9 +279,6 @@ def _report(
     sections = _sections(trials, analysis, predicted, figures, links)
     log = search.log(facts, sections, files, record, columns, figures)
     return log, _text(trials, analysis, predicted), _brief(trials, analysis)
-
-
-# ------------------------------------------------------------------------------------------- report
 
 
 def trials_table(trials: pd.DataFrame, search: str = "") -> pd.DataFrame:

@@ -244,9 +244,6 @@ def _about(search: SearchPlan) -> str:
     )
 
 
-# ------------------------------------------------------------------------------------------- report
-
-
 # The trials of each profile.
 Histories = Mapping[str, pd.DataFrame]
 

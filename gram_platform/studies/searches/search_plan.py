@@ -219,9 +219,6 @@ def optuna_round(source: OptunaSource) -> Round:
     return Round(source, hours, ids, text)
 
 
-# --------------------------------------------------------------------------------------- reports
-
-
 def with_run_links(frame: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFrame:
     pages = [links.get(next(iter(str(runs).split()), ""), "") for runs in frame[RUNS].fillna("")]
     return frame.assign(**{f"{RUNS}_url": pages})
