@@ -8,11 +8,11 @@ from gram_platform.cli.flags import Positional, make_folder, report_progress
 from gram_platform.config.endings import explained
 from gram_platform.config.identity import InvalidField, invalid, local_path
 from gram_platform.config.terminal import say
-from gram_platform.studies.flags import Amount, Number, Place, Switch, Text, shown
+from gram_platform.studies.flags import Amount, Number, Place, Switch, Text, show_as
 
 
 def prepare_command(
-    corpus: Positional[shown(str, "CORPUS")],
+    corpus: Positional[show_as(str, "CORPUS")],
     out: Place = "",
     core_label: Text = "",
     seq_len: int = 1024,

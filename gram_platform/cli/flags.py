@@ -13,18 +13,18 @@ from gram_platform.methods.nodes import node_name
 from gram_platform.planner import MACHINES
 from gram_platform.store import Store
 from gram_platform.store.root import storage_place
-from gram_platform.studies.flags import Place, Switch, shown
+from gram_platform.studies.flags import Place, Switch, show_as
 
 STORAGE_HELP = "folder or URL of the storage; default $GRAM_STORAGE, else ~/.gram"
 Storage = Annotated[Place, tyro.conf.arg(help=STORAGE_HELP)]
 TrackingUri = Annotated[
-    shown(str, "URL"),
+    show_as(str, "URL"),
     tyro.conf.arg(help="MLflow server or database; default SQLite in the storage"),
 ]
 AsJson = Annotated[Switch, tyro.conf.arg(name="json", help="print JSON, for scripts")]
 MachineName = Literal[*MACHINES]
 Positional = tyro.conf.Positional
-RunText = Positional[shown(str, "RUN")]
+RunText = Positional[show_as(str, "RUN")]
 
 
 def open_existing(storage: str) -> Store:

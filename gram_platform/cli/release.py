@@ -31,7 +31,7 @@ from gram_platform.release.selection import available_modules, parse_modules, pa
 from gram_platform.store import Store
 from gram_platform.store.folders import open_folder
 from gram_platform.store.root import storage_place
-from gram_platform.studies.flags import Names, Number, Place, Switch, Text, shown
+from gram_platform.studies.flags import Names, Number, Place, Switch, Text, show_as
 
 
 def eval_command(
@@ -88,7 +88,7 @@ def eval_command(
 def export_command(
     run_id: RunText,
     out: Place = "",
-    modules: shown(str | None, "TEXT") = None,
+    modules: show_as(str | None, "TEXT") = None,
     all_modules: Switch = False,
     sources: Text = "",
     storage: Storage = "",
@@ -173,9 +173,9 @@ def export_command(
 
 
 def import_command(
-    checkpoint: Positional[shown(str, "FOLDER")],
+    checkpoint: Positional[show_as(str, "FOLDER")],
     storage: Storage = "",
-    seq_len: shown(int | None, "INT") = None,
+    seq_len: show_as(int | None, "INT") = None,
 ) -> None:
     """Import a StarCoder2 or Llama checkpoint into the storage, for runs to start from.
 
@@ -262,12 +262,12 @@ def serve_command(
 
 
 def token_command(
-    name: Positional[shown(str, "NAME")],
+    name: Positional[show_as(str, "NAME")],
     profiles: Names,
     policy: str = "policy.toml",
     default: Text = "",
     metrics: Switch = False,
-    max_requests: shown(int | None, "INT") = None,
+    max_requests: show_as(int | None, "INT") = None,
 ) -> None:
     """Make a token, add its hash to a policy, and print it once; it cannot be recovered.
 
