@@ -67,12 +67,13 @@ def fetch(
     Returns the parts that have the bytes to take from each row, in the order of its shards, and
     {row: number of records that lack a field}. Before anything is fetched, raises ValueError, with
     advice, for rows that the hub refuses. Raises ValueError also if no record has a field or the
-    row does not list a label, and Unavailable if the hub fails for longer than the pauses of
-    `retry_unavailable`.
+    row does not list a label, and Unavailable as `retry_unavailable` does.
     """
     require_plain(folder)
     rows = source.rows
-    num_shards = retry_unavailable(lambda: _require_all(workers(partial(_ask, folder), rows)))
+    num_shards = retry_unavailable(
+        lambda: _require_all(workers(partial(_num_shards, folder), rows))
+    )
     work = partial(_fetch_patiently, folder, progress if workers is in_turn else silent)
     parts_of: list[list[dict]] = [[] for _ in rows]
     ahead = [
@@ -90,11 +91,10 @@ def fetch(
             for parts, num_bytes in zip(parts_of, source.num_bytes, strict=True)
         ]
         progress("fetching", sum(done), sum(source.num_bytes))
-        # Only the last shard of each row.
-        last_amounts = dict(ahead).items()
+        # `dict` keeps the last shard of each row.
         ahead = [
             (index, amount)
-            for index, last in last_amounts
+            for index, last in dict(ahead).items()
             for amount in _next_shards(last, source.num_bytes[index], done[index])
         ]
     units, skipped = [], {}
@@ -122,14 +122,6 @@ def _next_shards(last: Amount, num_bytes: int, done: int) -> list[Amount]:
     return [(row, num_bytes - done, (number + 1 + i, num_shards)) for i in range(max(0, count))]
 
 
-def _ask(folder: Path, row: HubRow) -> int | ValueError | Unavailable:
-    """Returns the number of a row's shards, or its error."""
-    try:
-        return _num_shards(folder, row)
-    except (ValueError, Unavailable) as error:
-        return error
-
-
 def _require_all(answers: Iterator[tuple[int, int | ValueError | Unavailable]]) -> list[int]:
     """Returns the rows' numbers of shards; raises all errors of rows as one.
 
@@ -143,14 +135,17 @@ def _require_all(answers: Iterator[tuple[int, int | ValueError | Unavailable]]) 
     return rows
 
 
-def _num_shards(folder: Path, row: HubRow) -> int:
-    """Returns the number of a row's shards, and stores it."""
+def _num_shards(folder: Path, row: HubRow) -> int | ValueError | Unavailable:
+    """Returns the number of a row's shards, and stores it; or returns the row's error."""
     path = folder / row_id(row) / "shards.json"
     # The file may be missing or damaged.
     with contextlib.suppress(FileNotFoundError, ValueError):
         if (number := parse_json(path.read_text(), int)) > 0:
             return number
-    number = _open_row(row).num_shards
+    try:
+        number = _open_row(row).num_shards
+    except (ValueError, Unavailable) as error:
+        return error
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as temporary:
         Path(temporary).write_text(json.dumps(number))
@@ -216,29 +211,27 @@ def _fetch_shard(root: Path, progress: Progress, amount: Amount) -> list[dict]:
     folder.mkdir(parents=True, exist_ok=True)
     state, stream, number, done = _load_state(folder), None, 0, 0
     while done < num_bytes:
-        if number == len(state["parts"]):
-            if state["exhausted"]:
-                break
-            if stream is None:
-                stream = _open_row(row, state["position"], shard)
-                records = _records(row, stream, is_start=number == 0 and shard[0] == 0)
-            part = _write_part(records, folder, number, part_bytes(done))
-            ended, parts = part.pop("ended"), [*state["parts"], part]
-            # If only skipped records are left, the last part counts them.
-            if not part["documents"] and number:
-                *parts, last, _ = parts
-                parts.append({**last, "skipped": last["skipped"] + part["skipped"]})
-            state = {
-                "parts": parts,
-                "position": None if ended else stream.state_dict(),
-                "exhausted": ended,
-            }
-            with whole_file(folder / "state.json") as temporary:
-                Path(temporary).write_text(json.dumps(state))
-            progress(f"fetching {row.dataset}", min(done + part["bytes"], num_bytes), num_bytes)
+        if number < len(state["parts"]):
+            done += part_bytes(done)
+            number += 1
             continue
-        done += part_bytes(done)
-        number += 1
+        if state["exhausted"]:
+            break
+        if stream is None:
+            stream = _open_row(row, state["position"], shard)
+            records = _records(row, stream, is_start=number == 0 and shard[0] == 0)
+        part = _write_part(records, folder, number, part_bytes(done))
+        ended, parts = part.pop("ended"), state["parts"]
+        # If only skipped records are left, the last part counts them.
+        if number and not part["documents"]:
+            parts[-1]["skipped"] += part["skipped"]
+        else:
+            parts.append(part)
+        position = None if ended else stream.state_dict()
+        state = {"parts": parts, "position": position, "exhausted": ended}
+        with whole_file(folder / "state.json") as temporary:
+            Path(temporary).write_text(json.dumps(state))
+        progress(f"fetching {row.dataset}", min(done + part["bytes"], num_bytes), num_bytes)
     relative = folder.relative_to(root)
     return [{**part, "path": str(relative / part["name"])} for part in state["parts"][:number]]
 
@@ -281,10 +274,7 @@ def _load_state(folder: Path) -> dict:
 
 
 def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
-    """Opens the row's `datasets.IterableDataset`, or a shard, at a `position` (`state_dict`).
-
-    Raises the errors of `require_readable`.
-    """
+    """Opens the row's `datasets.IterableDataset`, or a shard, at a `position` (`state_dict`)."""
     import datasets
 
     revision = None if row.files and row.dataset in ("json", "parquet") else row.revision

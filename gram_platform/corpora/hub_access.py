@@ -100,8 +100,8 @@ def row_error(row: HubRow, error: Exception) -> Exception:
 
 
 def _cannot_be_read(row: HubRow) -> str:
-    where = " ".join(filter(None, (row.dataset, row.config, row.data_dir, f"at {row.revision}")))
-    return f"hub dataset {where} cannot be read"
+    names = filter(None, (row.dataset, row.config, row.data_dir))
+    return f"hub dataset {' '.join(names)} at {row.revision} cannot be read"
 
 
 def _advice(row: HubRow) -> str:

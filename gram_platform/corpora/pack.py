@@ -39,10 +39,10 @@ from gram_platform.corpora.parts import (
     Part,
     PartFiles,
     Workers,
-    checked_blocks,
     counts_of,
     in_turn,
     parts_of,
+    read_blocks,
     token_path,
     write_tokens,
 )
@@ -143,7 +143,7 @@ def _num_bytes(recipe: CorpusRecipe) -> int:
 
 def _fill(recipe: CorpusRecipe, root: Path, staging: Path, files: PartFiles) -> None:
     """Writes all files of the packed corpus into `staging`, the manifest last."""
-    tokenizer, units, skipped = _given_tokenizer(recipe), recipe.units, {}
+    tokenizer, units, skipped = _open_tokenizer(recipe), recipe.units, {}
     if isinstance(recipe.source, HubSource):
         from gram_platform.corpora.hub import fetch
 
@@ -152,7 +152,7 @@ def _fill(recipe: CorpusRecipe, root: Path, staging: Path, files: PartFiles) -> 
     parts, recipe = parts_of(recipe, units), replace(recipe, units=())
     splitter = _splitter(recipe, parts, files)
     if tokenizer is None:
-        tokenizer = _trained_tokenizer(recipe, splitter, parts, files)
+        tokenizer = _train_tokenizer(recipe, splitter, parts, files)
     else:
         firsts = (islice(documents(recipe, part), 1) for part in parts[:MOST_TRIED])
         pages = (text for _, text in chain.from_iterable(firsts))
@@ -161,14 +161,14 @@ def _fill(recipe: CorpusRecipe, root: Path, staging: Path, files: PartFiles) -> 
     (staging / TOKENIZER).write_text(text, encoding="utf-8")
     write = partial(write_tokens, recipe, splitter, text)
     tokens = files.write("packing", write, parts, text, splitter.digest)
-    unspelled = _unspelled(recipe, tokens)
+    unspelled = _sum_unspelled(recipe, tokens)
     counted = {"duplicates": _count_duplicates(tokens, staging / "keys.tmp"), "skipped": skipped}
     counted |= {"unspelled": unspelled} if unspelled else {}
     written = _write_sequences(recipe, staging, tokens, files)
     _write_manifest(recipe, staging, written, counted)
 
 
-def _unspelled(recipe: CorpusRecipe, folders: Sequence[Path]) -> dict[str, dict]:
+def _sum_unspelled(recipe: CorpusRecipe, folders: Sequence[Path]) -> dict[str, dict]:
     """Adds up what the tokenizer lost, by domain; ValueError if it lost most of a domain's text."""
     lost, found = [counts_of(folder).get("lost", {}) for folder in folders], {}
     for domain in recipe.pools:
@@ -194,7 +194,7 @@ def _write_candidates(recipe: CorpusRecipe, part: Part, folder: Path) -> None:
     np.savez(folder / "keys.npz", **join_candidates(found)._asdict())
 
 
-def _given_tokenizer(recipe: CorpusRecipe) -> Tokenizer | None:
+def _open_tokenizer(recipe: CorpusRecipe) -> Tokenizer | None:
     """Loads and checks the recipe's tokenizer before any long work; None if it is to be trained."""
     given = recipe.tokenizer
     if given.is_trained:
@@ -212,7 +212,7 @@ def _given_tokenizer(recipe: CorpusRecipe) -> Tokenizer | None:
     return with_end(tokenizer, given.end_of_text) if given.end_of_text else tokenizer
 
 
-def _trained_tokenizer(
+def _train_tokenizer(
     recipe: CorpusRecipe, splitter: Splitter, parts: Sequence[Part], files: PartFiles
 ) -> Tokenizer:
     """Trains a BPE on a sample of the training documents; ValueError for an empty sample."""
@@ -264,7 +264,7 @@ def _sample(
 def _count_duplicates(folders: Sequence[Path], path: Path) -> dict[str, int]:
     with path.open("wb") as keys:
         for folder in folders:
-            keys.writelines(checked_blocks(folder / KEYS, counts_of(folder)["keys"]))
+            keys.writelines(read_blocks(folder / KEYS, counts_of(folder)["keys"]))
     return count_duplicates(path)
 
 
@@ -302,7 +302,7 @@ def _pieces(recipe: CorpusRecipe, pair: tuple[str, str], files: Sequence[tuple])
 
 def _cut_rows(recipe: CorpusRecipe, piece: JoinPiece) -> np.ndarray:
     """Reads a piece's rows [N, seq_len + 1], which overlap by one token."""
-    blocks = (checked_blocks(path, checksum) for path, _, checksum, _ in piece.files)
+    blocks = (read_blocks(path, checksum) for path, _, checksum, _ in piece.files)
     raw = b"".join(chain.from_iterable(blocks))
     tokens = np.frombuffer(raw, token_dtype(recipe.vocab_size))[piece.num_skipped :]
     windows = np.lib.stride_tricks.sliding_window_view(tokens, recipe.seq_len + 1)
@@ -347,7 +347,7 @@ def _write_sequences(
         (staging / path).touch()
     pieces = [piece for pair in pairs for piece in _pieces(recipe, pair, parts[pair])]
     permuted = [piece for piece in pieces if recipe.permuted and piece.pair[0] == "train"]
-    arranged = files.write("arranging", partial(_arrange, recipe), permuted, identify=str)
+    arranged = files.write("arranging", partial(_arrange, recipe), permuted)
     folders_of: dict[tuple[str, str], list[Path]] = {}
     for piece, folder in zip(permuted, arranged, strict=True):
         folders_of.setdefault(piece.pair, []).append(folder)

@@ -318,15 +318,9 @@ def parse_manifest(text: bytes, where: object) -> dict:
             require_int(name, number, 0, 2**63 - 1)
         for domain in manifest["domains"]:
             require_name("domain", domain)
-        if set(manifest["files"]) != {
-            TOKENIZER,
-            *(sequence_path(s, d) for s in SPLITS for d in manifest["domains"]),
-        }:
-            raise invalid(
-                "files",
-                sorted(manifest["files"])[:4],
-                f"{TOKENIZER} and one file a domain and split",
-            )
+        if manifest["files"].keys() != bytes_of_files(manifest).keys():
+            allowed = f"{TOKENIZER} and one file a domain and split"
+            raise invalid("files", sorted(manifest["files"])[:4], allowed)
         if "blocks" in manifest:
             require_int("blocks.num_bytes", manifest["blocks"]["num_bytes"], 1, 2**30)
     except ValueError as error:
@@ -360,11 +354,8 @@ def prompts_and_truths(
     """
     long_enough = [d for d in split_documents(rows, end_of_text) if len(d) > num_prompt_tokens]
     if max(wanted) >= len(long_enough):
-        allowed = (
-            f"numbers below the {len(long_enough)} documents of more than {num_prompt_tokens}"
-            " tokens"
-        )
-        raise invalid("continuations.documents", tuple(wanted), allowed)
+        documents = f"the {len(long_enough)} documents of more than {num_prompt_tokens} tokens"
+        raise invalid("continuations.documents", tuple(wanted), f"numbers below {documents}")
     stop = num_prompt_tokens + num_tokens
     documents = [long_enough[index].tolist() for index in wanted]
     return [(tokens[:num_prompt_tokens], tokens[num_prompt_tokens:stop]) for tokens in documents]

@@ -243,7 +243,7 @@ def _read_jsonl(path: Path, span: tuple[int, int | None, int]) -> Iterator[Docum
         if is_asked:
             yield _instruction(where, *(_text_of(where, name, record[name]) for name in ASKED))
         else:
-            yield _checked(where, *map(record.get, (*RECORD_COLUMNS, TRUE_LABEL)))
+            yield _make_record(where, *map(record.get, (*RECORD_COLUMNS, TRUE_LABEL)))
 
 
 def _instruction(where: str, prompt: str, response: str) -> Document:
@@ -271,7 +271,7 @@ def _read_parquet(path: Path) -> Iterator[Document]:
                     columns = (batch.column(name).to_pylist() for name in names)
                     for values in zip(*columns, strict=True):
                         row += 1
-                        yield _checked(f"{path}:{row}", *values)
+                        yield _make_record(f"{path}:{row}", *values)
     except (
         pyarrow.ArrowException,
         OSError,
@@ -313,7 +313,7 @@ def _batch_rows(path: Path, unpacked: int, most: int) -> int:
     return min(max(1, BATCH_BYTES // max(1, unpacked)), BATCH_ROWS)
 
 
-def _checked(where: str, text: object, label: object, true_label: object = None) -> Document:
+def _make_record(where: str, text: object, label: object, true_label: object = None) -> Document:
     """Returns the record; a wrong label becomes TRUE_LABEL -labelled-> LABEL."""
     seen = _text_of(where, "label", label)
     if true_label not in (None, label):
@@ -342,7 +342,7 @@ def _too_large(where: str) -> ValueError:
     return ValueError(f"{where}: has more than {MAX_RECORD_BYTES:,} bytes: split this record")
 
 
-def named_jsonl(field: str, place: str, fields: str) -> Unit:
+def find_jsonl(field: str, place: str, fields: str) -> Unit:
     """Returns the unit of a .jsonl that a user names; ValueError for anything else."""
     path = local_path(field, place)
     if target_kind(field, path) != A_FILE or not path.name.lower().endswith(".jsonl"):
@@ -357,7 +357,7 @@ def read_texts(place: str) -> Texts:
 
     ValueError for a bad line, and for none or too many.
     """
-    unit = named_jsonl("texts", place, "text, label")
+    unit = find_jsonl("texts", place, "text, label")
     texts = tuple((label, text) for label, text in islice(read_unit(unit), MOST_TEXTS + 1))
     if not 0 < len(texts) <= MOST_TEXTS:
         raise invalid("texts", f"{place}: {len(texts)} lines", f"1 to {MOST_TEXTS} lines")

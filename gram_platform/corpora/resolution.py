@@ -36,7 +36,7 @@ from gram_platform.corpora.recipe import (
     whole_parts,
 )
 from gram_platform.corpora.recipe_file import locate_errors, read_description, text_units
-from gram_platform.corpora.records import TRUE_LABEL, Unit, named_jsonl
+from gram_platform.corpora.records import TRUE_LABEL, Unit, find_jsonl
 from gram_platform.corpora.sources import Progress, content_of, find_units, scan_units, silent
 from gram_platform.corpora.tokenizer import DEFAULT_SAMPLE_BYTES, tokenizer_recipe
 
@@ -101,11 +101,10 @@ def resolve(
     description, core_label, units = read_description(corpus), packing.core_label, ()
     flags = (("core_label", core_label), ("tokenizer", packing.tokenizer))
     with locate_errors(corpus, [name for name, value in flags if value]):
-        tokenizer, end = "", ""
-        if isinstance(description, HubCorpus | TextCorpus):
-            tokenizer, end = description.tokenizer, description.end_of_text
+        given = packing.tokenizer or getattr(description, "tokenizer", "")
+        end = getattr(description, "end_of_text", "")
         tokenizer, tokenizer_path = tokenizer_recipe(
-            packing.tokenizer or tokenizer or None, packing.vocab_size, packing.sample_bytes, end
+            given or None, packing.vocab_size, packing.sample_bytes, end
         )
         if packing.instructions and isinstance(description, StoriesCorpus | HubCorpus):
             allowed = "none, unless --corpus is a folder, a file or recipe of text, or installed"
@@ -120,13 +119,12 @@ def resolve(
                 units = text_units(corpus)
             elif str(corpus) == INSTALLED:
                 if cache_dir is None:
-                    allowed = "a folder, where the installed text is written"
-                    raise invalid("cache_dir", None, allowed)
+                    raise invalid("cache_dir", None, "a folder for the installed text")
                 units = find_units(provide_installed_text(cache_dir, progress=progress))
             else:
                 units = find_units(existing_path(corpus))
             if path := packing.instructions:
-                units += (named_jsonl("instructions", path, "prompt and response"),)
+                units += (find_jsonl("instructions", path, "prompt and response"),)
             units = tuple(scan_units(units, cache_dir, progress))
             source, domains, counts = _of_files(str(corpus), units, core_label)
         recipe = CorpusRecipe(
@@ -218,16 +216,12 @@ def core_labels(
         parts = {core} if core in labels else {part.strip() for part in core.split(",")}
         core = tuple(sorted(parts))
     if missing := [label for label in core if label not in labels]:
-        allowed = (
-            f"labels of this corpus, which are {_list_names(labels)}{meant(missing[0], labels)}"
-        )
+        names = _list_names(labels) + meant(missing[0], labels)
+        allowed = f"labels of this corpus, which are {names}"
         raise invalid("core_label", ", ".join(missing), allowed)
     if len(core) == len(labels):
-        raise invalid(
-            "core_label",
-            ", ".join(core),
-            "fewer than all labels: at least one stays an auxiliary domain",
-        )
+        allowed = "fewer than all labels: at least one stays an auxiliary domain"
+        raise invalid("core_label", ", ".join(core), allowed)
     return core
 
 
@@ -273,8 +267,9 @@ def stories_of(corpus: StoriesCorpus, core: tuple[str, ...]) -> StoriesSource:
     share, rest = divmod(corpus.core_documents, len(core))
     documents = {topic: share + (rank < rest) for rank, topic in enumerate(core)}
     documents |= {topic: corpus.aux_documents for topic in stories.TOPICS if topic not in core}
-    documents |= {stories.INSTRUCTIONS: corpus.num_instructions} if corpus.num_instructions else {}
-    instructed = core if corpus.num_instructions else ()
+    instructed = ()
+    if corpus.num_instructions:
+        documents[stories.INSTRUCTIONS], instructed = corpus.num_instructions, core
     return stories.stories_source(
         documents, corpus.num_facts, corpus.shared_fact_share, corpus.seed, instructed
     )
@@ -284,11 +279,10 @@ def _of_hub(corpus: HubCorpus, packing: Packing) -> tuple[HubSource, tuple[Domai
     """Decides the bytes to take from each row, whose labels are assumed to be equally frequent."""
     core_tokens = packing.core_tokens or corpus.core_tokens
     aux_share = packing.aux_share or corpus.aux_share
-    corpus = replace(corpus, core_tokens=core_tokens, aux_share=aux_share)
-    rows = corpus.rows
+    rows = replace(corpus, core_tokens=core_tokens, aux_share=aux_share).rows
     labels = tuple(dict.fromkeys(label for row in rows for label in row.all_labels))
     core = core_labels(packing.core_label, labels, corpus.core_labels)
-    domains = {CORE: core, **{label: (label,) for label in _auxiliary_labels(labels, core)}}
+    domains = {CORE: core} | {label: (label,) for label in _auxiliary_labels(labels, core)}
     floor = validation_bytes(packing.validation_sequences, packing.seq_len)
     domain_of = {label: domain for domain, labels in domains.items() for label in labels}
     has_held_out = any(row.held_out for row in rows)
@@ -356,11 +350,8 @@ def _of_files(
     for label in sorted({unit.label for unit in units} - counts.keys() - {""}):
         raise invalid("label", label, "text in at least one of its files")
     if core_label is None and CORE not in counts:
-        raise invalid(
-            "core_label",
-            None,
-            "one or more labels of this corpus, which are " + _list_names(labels),
-        )
+        allowed = "one or more labels of this corpus, which are " + _list_names(labels)
+        raise invalid("core_label", None, allowed)
     core = core_labels(core_label, labels, (CORE,))
     domain_of = dict.fromkeys(core, CORE)
     domain_of |= {label: label for label in _auxiliary_labels(labels, core)}

@@ -257,9 +257,8 @@ def _read_cache(unit: Unit, cache: Path) -> Unit | None:
 
 def _piece(unit: Unit, first: int, num_paths: int, span: list, digest: str) -> Unit:
     start, stop, before = span
-    return replace(
-        unit, paths=unit.paths[first : first + num_paths], span=(start, stop, before), digest=digest
-    )
+    paths = unit.paths[first : first + num_paths]
+    return replace(unit, paths=paths, span=(start, stop, before), digest=digest)
 
 
 def _store(unit: Unit, cache: Path) -> None:

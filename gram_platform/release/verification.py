@@ -19,9 +19,10 @@ from gram_platform.config import ModelConfig, View
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.config.training import merged_config
+from gram_platform.corpora.packed import PackedCorpus
 from gram_platform.corpora.tokenizer import encode, end_of_text_id, load_tokenizer
 from gram_platform.model.transformer import Block, Rotary, make_norm
-from gram_platform.release.files import find_corpus, open_checkpoint, shapes_by_file
+from gram_platform.release.files import open_checkpoint, shapes_by_file
 from gram_platform.release.stock_config import native_config
 from gram_platform.release.stock_tensors import CheckpointWeights, foreign_shapes, foreign_weights
 from gram_platform.store import Store
@@ -60,15 +61,13 @@ class Agreement:
 
 
 def verification_tokens(
-    store: Store, data_id: str | None, model: ModelConfig
+    corpus: PackedCorpus | None, model: ModelConfig
 ) -> tuple[torch.Tensor, str]:
     """Returns (tokens_BT, a text about their origin).
 
-    They are the start of every domain's validation split. If the storage lacks the corpus, they are
-    random.
+    They are the start of every domain's validation split, or random without a corpus.
     """
     num_tokens = min(model.seq_len, NUM_TOKENS)
-    corpus = find_corpus(store, data_id)
     if corpus is None:
         generator = torch.Generator().manual_seed(RANDOM_SEED)
         tokens = torch.randint(model.vocab_size, (2, num_tokens), generator=generator)
@@ -153,17 +152,12 @@ def verify_by_transformers(
     return _agreement(*largest, dtype, (tokens[0], f"{tokens[1]}, by transformers"), folder)
 
 
-def require_same_ids(
-    store: Store, data_id: str | None, folder: Path, tokens_BT: torch.Tensor
-) -> None:
+def require_same_ids(corpus: PackedCorpus, folder: Path, tokens_BT: torch.Tensor) -> None:
     """Raises ValueError unless transformers' tokenizer encodes texts as training did.
 
     The texts are those of the tokens, and texts that spell the end of text. Raises ImportError
     without the library.
     """
-    corpus = find_corpus(store, data_id)
-    if corpus is None:
-        return
     from transformers import AutoTokenizer
 
     ours, exported = load_tokenizer(corpus.tokenizer_path), AutoTokenizer.from_pretrained(folder)

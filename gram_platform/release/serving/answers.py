@@ -102,9 +102,11 @@ class Answer:
         self._stops, self._text = stops, TextStream(vocabulary, stops)
 
     def usage(self) -> dict[str, int]:
-        num_prompt = len(self.request.prompt)
-        counts = {"prompt_tokens": num_prompt, "completion_tokens": self.num_drawn}
-        return counts | {"total_tokens": num_prompt + self.num_drawn}
+        counts = {
+            "prompt_tokens": len(self.request.prompt),
+            "completion_tokens": self.num_drawn,
+        }
+        return counts | {"total_tokens": sum(counts.values())}
 
     async def texts(self, whole: bool = False) -> AsyncIterator[str]:
         """Yields "" when generation is accepted, and then text; Refusal if it cannot finish."""

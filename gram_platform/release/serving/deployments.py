@@ -13,6 +13,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 import ray
 from ray import serve
@@ -72,8 +73,8 @@ class PolicyKeeper:
 def follow(keeper: str, take: Callable[[Policy, int, float], None]) -> None:
     """Calls `take` from a thread each second; returns after the first call.
 
-    The arguments are the policy, the number of parts of its file that are left out, and the time of
-    its confirmation. Raises RuntimeError without a policy, so that the replica does not start.
+    The arguments are those of `PolicyKeeper.confirm`. Raises RuntimeError without a policy, so that
+    the replica does not start.
     """
     actor, has_taken = ray.get_actor(keeper, NAMESPACE), threading.Event()
 
@@ -89,7 +90,7 @@ def follow(keeper: str, take: Callable[[Policy, int, float], None]) -> None:
                 logger.warning("the policy cannot be read: %s", type(why).__name__)
             time.sleep(LOOK_S)
 
-    threading.Thread(target=look, name="gram-policy", daemon=True).start()
+    threading.Thread(target=look, daemon=True).start()
     if not has_taken.wait(FIRST_LOOK_S):
         raise RuntimeError("there is no confirmed policy")
 
@@ -195,27 +196,26 @@ def application(
     `PolicyKeeper`.
     """
     # There is no access log, because the metrics count requests.
-    quiet = LoggingConfig(enable_access_log=False)
-    resources = {"num_cpus": source.num_threads} | (
-        {"num_gpus": 1} if source.device == "cuda" else {}
+    deploy = partial(
+        serve.deployment,
+        health_check_period_s=HEALTH_PERIOD_S,
+        logging_config=LoggingConfig(enable_access_log=False),
     )
-    calls = source.limits.num_rows + source.limits.num_waiting + SPARE_CALLS
-    model = serve.deployment(
+    model = deploy(
         Model,
         num_replicas=num_replicas,
-        max_ongoing_requests=calls,
-        ray_actor_options=resources,
-        health_check_period_s=HEALTH_PERIOD_S,
+        max_ongoing_requests=source.limits.num_rows + source.limits.num_waiting + SPARE_CALLS,
+        ray_actor_options={
+            "num_cpus": source.num_threads,
+            "num_gpus": int(source.device == "cuda"),
+        },
         health_check_timeout_s=HEALTH_TIMEOUT_S,
-        logging_config=quiet,
     )
-    ingress = serve.deployment(
+    ingress = deploy(
         Ingress,
         max_ongoing_requests=MAX_CONNECTIONS,
         max_queued_requests=MAX_CONNECTIONS,
         ray_actor_options={"num_cpus": 0},
-        health_check_period_s=HEALTH_PERIOD_S,
-        logging_config=quiet,
     )
     replicas = model.bind(source, keeper)
     return ingress.bind(source.policy, tokenizer_json, context, max_requests, replicas, keeper)

@@ -6,6 +6,7 @@ MAX_PROMPT_TOKENS together unless there is only one. A free row goes to the hold
 active requests, so that a holder with many requests does not delay others.
 """
 
+import contextlib
 import logging
 import queue
 import threading
@@ -76,8 +77,7 @@ class Engine:
     """Runs a batch in a thread. The thread calls a request's `receive`, which must not block."""
 
     def __init__(self, batch: Batch, limits: EngineLimits):
-        self.limits = limits
-        self._batch = batch
+        self.limits, self._batch = limits, batch
         # Guards `_num_open`, and `_arrivals` while the engine closes.
         self._lock = threading.Lock()
         # New requests, numbers of abandoned requests, and None, which wakes the thread up.
@@ -85,8 +85,7 @@ class Engine:
         # Waiting requests by holder. No queue is empty.
         self._waiting: dict[str, deque[_Job]] = {}
         self._active_jobs: dict[int, _Job] = {}
-        self._num_open = 0
-        self._closed = False
+        self._num_open, self._closed = 0, False
         self._last_step = self._next_late_check = time.monotonic()
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="gram-engine", daemon=True)
@@ -94,9 +93,8 @@ class Engine:
 
     def submit(self, request: GenerationRequest, grant: Grant, receive: Receive) -> int | None:
         """Queues a request; returns its number, or None if too many requests are open."""
-        job = _Job(
-            ActiveSequence(request, grant), receive, time.monotonic() + self.limits.deadline_s
-        )
+        deadline = time.monotonic() + self.limits.deadline_s
+        job = _Job(ActiveSequence(request, grant), receive, deadline)
         with self._lock:
             if self._closed or self._num_open >= self.limits.num_rows + self.limits.num_waiting:
                 return None
@@ -146,18 +144,14 @@ class Engine:
     def _collect(self) -> None:
         """Receives arrivals; waits for them if the engine is idle."""
         idle = not self._active_jobs and not self._waiting and not self._closed
-        try:
-            arrival = (
-                self._arrivals.get(timeout=LONGEST_WAIT_S) if idle else self._arrivals.get_nowait()
-            )
+        with contextlib.suppress(queue.Empty):
+            arrival = self._arrivals.get(idle, LONGEST_WAIT_S)
             while True:
                 if isinstance(arrival, _Job):
                     self._waiting.setdefault(arrival.holder, deque()).append(arrival)
                 elif arrival is not None:
                     self._drop(lambda job, number=arrival: job.sequence.number == number)
                 arrival = self._arrivals.get_nowait()
-        except queue.Empty:
-            return
 
     def _drop_late(self) -> None:
         now = time.monotonic()

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
@@ -84,17 +85,16 @@ class ModelServer:
         Tokens are delivered several times a second, less often with `whole`. If there are none, an
         empty delivery is sent every `BEAT_S`, so a longer silence means that this process is lost.
 
-        The grant is checked before every delivery, so that a revocation also ends streams. The
-        caller is not trusted. It cannot name modules, and must send a token's digest.
+        The caller is not trusted, so the grant is checked before every delivery. A revocation also
+        ends streams.
         """
         grant = self._find_grant(digest, profile)
         if isinstance(grant, str):
             yield Delivery(end=grant)
             return
         loop, received = asyncio.get_running_loop(), asyncio.Queue()
-        number = self.engine.submit(
-            request, grant, lambda d: loop.call_soon_threadsafe(received.put_nowait, d)
-        )
+        receive = partial(loop.call_soon_threadsafe, received.put_nowait)
+        number = self.engine.submit(request, grant, receive)
         if number is None:
             yield Delivery(end=BUSY)
             return
