@@ -76,12 +76,8 @@ def fetch(
     )
     work = partial(_fetch_patiently, folder, progress if workers is in_turn else silent)
     parts_of: list[list[dict]] = [[] for _ in rows]
-    ahead = [
-        (index, (row, num_bytes, (0, number)))
-        for index, (row, num_bytes, number) in enumerate(
-            zip(rows, source.num_bytes, num_shards, strict=True)
-        )
-    ]
+    firsts = zip(rows, source.num_bytes, ((0, number) for number in num_shards), strict=True)
+    ahead: list[tuple[int, Amount]] = list(enumerate(firsts))
     while ahead:
         fetched = _in_order(workers(work, [amount for _, amount in ahead]))
         for (index, _), parts in zip(ahead, fetched, strict=True):
@@ -192,7 +188,6 @@ def _labels_in(row: HubRow, stream) -> set[str]:
 
 
 def _fetch_patiently(root: Path, progress: Progress, amount: Amount) -> list[dict]:
-    """Calls `_fetch_shard`, and retries from the last whole part while the hub is unavailable."""
     row, _, shard = amount
     folder = _folder(root, row, shard)
     return retry_unavailable(

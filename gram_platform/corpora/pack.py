@@ -8,7 +8,7 @@ import hashlib
 import json
 import shutil
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -95,9 +95,9 @@ def prepare(
     """Packs a corpus into `root/<data_id>`, unless it is there and complete, and opens it.
 
     `workers` write parts below `root`, which they all mount; any workers write the same bytes. A
-    process that is killed leaves its parts for the next one. Calls `progress(activity, done,
-    total)` after each part, in bytes of text. ValueError for bad records, a domain without a
-    sequence in a split, and a root that cannot be written or is full.
+    process that is killed leaves its parts for the next one. `progress` is in bytes of text.
+    ValueError for bad records, a domain without a sequence in a split, and a root that cannot be
+    written or is full.
     """
     root = Path(root)
     target = root / recipe.data_id
@@ -116,7 +116,11 @@ def prepare(
             if error.errno not in DISK_FULL:
                 raise
             shutil.rmtree(parts, ignore_errors=True)
-            raise _disk_full(recipe, root, error) from None
+            num_tokens = _num_bytes(recipe) / BYTES_PER_TOKEN
+            # Parts, permuted pieces and packed files are there at the same time.
+            num_bytes = (2 + recipe.permuted) * num_tokens * token_dtype(recipe.vocab_size).itemsize
+            allowed = f"a disk with room for about {num_bytes / 1e9:.3g} GB ({error.strerror})"
+            raise invalid("storage", str(root), allowed) from None
     except ValueError as error:
         shutil.rmtree(parts, ignore_errors=True)
         if isinstance(error, ChangedText):
@@ -126,15 +130,6 @@ def prepare(
         shutil.rmtree(staging, ignore_errors=True)
     shutil.rmtree(parts, ignore_errors=True)
     return PackedCorpus.open(target)
-
-
-def _disk_full(recipe: CorpusRecipe, root: Path, error: OSError) -> ValueError:
-    num_tokens = _num_bytes(recipe) / BYTES_PER_TOKEN
-    # Parts, permuted pieces and packed files are there at the same time.
-    needed_gb = (2 + recipe.permuted) * num_tokens * token_dtype(recipe.vocab_size).itemsize / 1e9
-    return invalid(
-        "storage", str(root), f"a disk with room for about {needed_gb:.3g} GB ({error.strerror})"
-    )
 
 
 def _num_bytes(recipe: CorpusRecipe) -> int:
@@ -161,8 +156,11 @@ def _fill(recipe: CorpusRecipe, root: Path, staging: Path, files: PartFiles) -> 
     (staging / TOKENIZER).write_text(text, encoding="utf-8")
     write = partial(write_tokens, recipe, splitter, text)
     tokens = files.write("packing", write, parts, text, splitter.digest)
-    unspelled = _sum_unspelled(recipe, tokens)
-    counted = {"duplicates": _count_duplicates(tokens, staging / "keys.tmp"), "skipped": skipped}
+    unspelled, keys = _sum_unspelled(recipe, tokens), staging / "keys.tmp"
+    with keys.open("wb") as file:
+        for folder in tokens:
+            file.writelines(read_blocks(folder / KEYS, counts_of(folder)["keys"]))
+    counted = {"duplicates": count_duplicates(keys), "skipped": skipped}
     counted |= {"unspelled": unspelled} if unspelled else {}
     written = _write_sequences(recipe, staging, tokens, files)
     _write_manifest(recipe, staging, written, counted)
@@ -233,24 +231,17 @@ def _train_tokenizer(
 
 
 def _write_sample(recipe: CorpusRecipe, splitter: Splitter, part: Part, folder: Path) -> None:
-    texts = list(_sample(recipe, splitter, documents(recipe, part)))
-    (folder / "texts.json").write_text(json.dumps(texts))
-
-
-def _sample(
-    recipe: CorpusRecipe, splitter: Splitter, stream: Iterator[tuple[str, str]]
-) -> Iterator[str]:
-    """Yields a part's share of the sample of the training documents, chosen by their keys.
+    """Writes a part's share of the sample of the training documents, chosen by their keys.
 
     Keys are rotated by 32 bits, so that the sample is independent of the split. `bpe` takes whole
     documents. `bpe-passages` takes the same share of every long document: consecutive passages step
     through the range of keys by the golden ratio.
     """
-    trained = recipe.tokenizer
+    trained, texts = recipe.tokenizer, []
     sampled = {domain.name: domain.num_bytes for domain in recipe.sampled_from}
     limit = min(1.0, trained.sample_bytes / sum(sampled.values())) * KEY_RANGE
     size = max(1, min(PASSAGE_CHARS, trained.sample_bytes // MIN_SAMPLED))
-    for domain, text in stream:
+    for domain, text in documents(recipe, part):
         key = splitter.key(text)
         if domain not in sampled or splitter.split(domain, key) != "train":
             continue
@@ -258,14 +249,8 @@ def _sample(
         step = len(text) if trained.kind == "bpe" else size
         for number, start in enumerate(range(0, len(text), step)):
             if (rotated + number * GOLDEN) % KEY_RANGE < limit:
-                yield text[start : start + step]
-
-
-def _count_duplicates(folders: Sequence[Path], path: Path) -> dict[str, int]:
-    with path.open("wb") as keys:
-        for folder in folders:
-            keys.writelines(read_blocks(folder / KEYS, counts_of(folder)["keys"]))
-    return count_duplicates(path)
+                texts.append(text[start : start + step])
+    (folder / "texts.json").write_text(json.dumps(texts))
 
 
 @dataclass(frozen=True)
@@ -354,7 +339,6 @@ def _write_sequences(
     blocks = dict(files.workers(partial(_write_piece, recipe, staging, folders_of), pieces))
     for index, piece in enumerate(pieces):
         written[sequence_path(*piece.pair)]["blocks"] += blocks[index]
-    # A file's hash is not the sum of its pieces'.
     paths = list(written)
     for index, digest in files.workers(hash_file, [staging / path for path in paths]):
         written[paths[index]]["sha256"] = digest

@@ -105,7 +105,7 @@ LITTLE_LOST, MOST_LOST = 0.01, 0.5
 
 
 class CorruptCorpus(ValueError):
-    """Files of a packed corpus are missing or damaged. Preparing the corpus again repairs them."""
+    """Files of a packed corpus are missing or damaged. Preparing it again repairs them."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -161,11 +161,10 @@ class PackedCorpus:
     def open(
         cls, path: Path | str, fetched: Mapping[str, TokenRows] | None = None
     ) -> "PackedCorpus":
-        """Opens a folder, and compares its files with the manifest.
+        """Opens a folder, and compares its files with the manifest, contents once on each machine.
 
-        Sizes are always compared, contents once on each machine. Raises CorruptCorpus for a
-        manifest that cannot be read, and for a file that is missing or differs. Raises ValueError
-        for a link.
+        Raises CorruptCorpus for a manifest that cannot be read, and for a file that is missing or
+        differs. Raises ValueError for a link.
         """
         path = Path(path)
         for folder in (path, *(path / split for split in SPLITS)):

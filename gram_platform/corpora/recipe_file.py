@@ -37,9 +37,8 @@ IN_RECIPE |= {"tokenizer": "tokenizer", "end_of_text": "end_of_text"}
 def read_description(corpus: str | Path) -> HubCorpus | StoriesCorpus | TextCorpus | None:
     """Returns the description of a corpus by its name in the catalog, a recipe's path or a URL.
 
-    Returns None for any other path. For a URL without `labels`, reads the labels of the first
-    records from the hub. Raises ValueError, with file, line and field, for a recipe that cannot be
-    used.
+    Returns None for any other path. For a URL without `labels`, reads labels from the hub. Raises
+    ValueError, with file, line and field, for a recipe that cannot be used.
     """
     name = str(corpus)
     if name.startswith(SCHEME):
@@ -114,7 +113,6 @@ def _from_file(path: Path) -> tuple[Written, HubCorpus | TextCorpus]:
 
 
 def _find_tokenizer(folder: Path, tokenizer: str) -> str:
-    """Returns the path of a recipe's tokenizer, or its name on the hub."""
     path = folder / os.path.expanduser(tokenizer)
     is_named = not tokenizer or (is_on_hub(tokenizer) and not target_kind("tokenizer", path))
     return tokenizer if is_named else str(path)

@@ -104,7 +104,7 @@ def add_record(digest: "hashlib._Hash", label: str, text: str) -> int:
 def documents(recipe: CorpusRecipe, units: tuple[Unit, ...]) -> Iterator[tuple[str, str]]:
     """Yields (domain or part, text) of files, or of the spans of generated stories.
 
-    ValueError for a bad record, a label that no domain has, or a unit that changed since the scan.
+    ValueError for a bad record, a label that no domain has, or a unit that changed since its scan.
     """
     source = recipe.source
     pool_of = {label: pool.name for pool in recipe.domains_from for label in pool.labels}
@@ -150,8 +150,7 @@ def size_of(path: Path) -> int:
 def read_unit(unit: Unit) -> Iterator[Document]:
     """Yields the records of a unit, in order.
 
-    ValueError naming file and line (parquet: row) for malformed or non-UTF-8 records, missing or
-    empty text or label, truncated or corrupt compression, and a file that cannot be read.
+    ValueError naming file and line (parquet: row) for a record or file that cannot be read.
     """
     for path in unit.paths:
         with reading(path):
@@ -231,28 +230,22 @@ def _read_jsonl(path: Path, span: tuple[int, int | None, int]) -> Iterator[Docum
                 f"{where}: is not one JSON object that can be read ({error})"
             ) from None
         if not isinstance(record, dict):
-            raise ValueError(
-                f"{where}: is a {type(record).__name__}, not a JSON object with text and label, one"
-                " a line"
-            )
+            kind = type(record).__name__
+            raise ValueError(f"{where}: is a {kind}, not a JSON object with text and label")
         is_asked = record.keys() & ASKED and not record.keys() & RECORD_COLUMNS
         names = ASKED if is_asked else RECORD_COLUMNS
         if missing := [name for name in names if name not in record]:
             found = ", ".join(record)[:LONGEST_SHOWN] or "no field"
             raise ValueError(f"{where}: {' and '.join(missing)} missing (found {found})")
-        if is_asked:
-            yield _instruction(where, *(_text_of(where, name, record[name]) for name in ASKED))
-        else:
+        if not is_asked:
             yield _make_record(where, *map(record.get, (*RECORD_COLUMNS, TRUE_LABEL)))
-
-
-def _instruction(where: str, prompt: str, response: str) -> Document:
-    for name, text in zip(ASKED, (prompt, response), strict=True):
-        if RESPONSE in text:
-            raise ValueError(
-                f"{where}: {name} holds {RESPONSE!r}, which separates a prompt from its response"
-            )
-    return Document(INSTRUCTIONS, instruction_text(prompt.strip(), response.strip()))
+            continue
+        texts = {name: _text_of(where, name, record[name]).strip() for name in ASKED}
+        for name, text in texts.items():
+            if RESPONSE in text:
+                effect = "separates a prompt from its response"
+                raise ValueError(f"{where}: {name} holds {RESPONSE!r}, which {effect}")
+        yield Document(INSTRUCTIONS, instruction_text(**texts))
 
 
 def _read_parquet(path: Path) -> Iterator[Document]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from gram_platform.config import CORE, UNLABELLED, is_unlabelled
@@ -95,8 +96,7 @@ def resolve(
     `cache_dir` by path, size and time.
 
     Raises ValueError for an unknown corpus or core label, bad records (with file and line), labels
-    that cannot be domains, local domains with a single document, and a tokenizer with too many
-    tokens or no end of text.
+    that cannot be domains, local domains with a single document, and an unfit tokenizer.
     """
     description, core_label, units = read_description(corpus), packing.core_label, ()
     flags = (("core_label", core_label), ("tokenizer", packing.tokenizer))
@@ -205,10 +205,9 @@ def existing_path(corpus: str | Path) -> Path:
 def core_labels(
     given: CoreLabel, labels: Collection[str], default: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
-    """Returns the labels of core.
+    """Returns `given`, otherwise `default`, otherwise all labels except the first few by name.
 
-    These are `given`, otherwise `default`, otherwise all except the first few by name. Raises
-    ValueError unless they are labels of the corpus, but not all its labels.
+    Raises ValueError unless these are labels of the corpus, but not all its labels.
     """
     core = given or default or tuple(sorted(labels))[catalog.DEFAULT_NUM_AUX :]
     if isinstance(core, str):
@@ -252,7 +251,7 @@ def _of_stories(
 ) -> tuple[StoriesSource, tuple[DomainRecipe, ...], Counts]:
     core = core_labels(core_label, stories.TOPICS)
     source = stories_of(corpus, core)
-    mean = stories.mean_story_bytes(source)
+    mean = stories.mean_story_bytes(source, stories.TOPICS[0])
     means = dict.fromkeys(stories.TOPICS, mean)
     if corpus.num_instructions:
         means[stories.INSTRUCTIONS] = stories.mean_story_bytes(source, stories.INSTRUCTIONS)
@@ -291,11 +290,14 @@ def _of_hub(corpus: HubCorpus, packing: Packing) -> tuple[HubSource, tuple[Domai
         d: [0.0 if row.held_out else row.share * _fraction(row, labels) for row in rows]
         for d, labels in domains.items()
     }
-    rates = {d: _bytes_per_token(rows, row_shares) for d, row_shares in shares.items()}
-    tokens = {}
-    for d, rate in rates.items():
+    # Bytes per token, and tokens, of each domain.
+    rates, tokens = {}, {}
+    for d, of_rows in shares.items():
+        weighted = (row.bytes_per_token * share for row, share in zip(rows, of_rows, strict=True))
+        rates[d] = sum_in_order(weighted) / sum_in_order(of_rows)
         margin = CORE_MARGIN if d == CORE else AUX_MARGIN * aux_share / (len(domains) - 1)
-        tokens[d] = _with_validation(core_tokens * margin * rate, floor, has_held_out) / rate
+        trained_bytes = core_tokens * margin * rates[d]
+        tokens[d] = _with_validation(trained_bytes, floor, has_held_out) / rates[d]
     num_bytes = []
     for row in rows:
         most = whole_parts(UNKNOWN * row.available_tokens * row.bytes_per_token)
@@ -318,11 +320,6 @@ def _with_validation(trained_bytes: float, floor: float, has_held_out: bool) -> 
     return max(whole, trained_bytes + floor, floor / MAX_VALIDATION)
 
 
-def _bytes_per_token(rows: tuple[HubRow, ...], shares: list[float]) -> float:
-    weighted = (row.bytes_per_token * share for row, share in zip(rows, shares, strict=True))
-    return sum_in_order(weighted) / sum_in_order(shares)
-
-
 def _fraction(row: HubRow, labels: tuple[str, ...]) -> float:
     return sum(label in labels for label in row.all_labels) / len(row.all_labels)
 
@@ -343,7 +340,10 @@ def _of_files(
     corpus: str, units: tuple[Unit, ...], core_label: CoreLabel
 ) -> tuple[FilesSource, tuple[DomainRecipe, ...], Counts]:
     """Text of a domain that has the label of another one becomes a part, `DOMAIN:OTHER`."""
-    counts = _counts(units)
+    counts: Counts = {}
+    for label, (documents, num_bytes) in chain.from_iterable(u.labels.items() for u in units):
+        before = counts.get(label, (0, 0))
+        counts[label] = (before[0] + documents, before[1] + num_bytes)
     labels = sorted(label for label in counts if LABELLED not in label)
     if not counts:
         raise invalid("corpus", corpus, "a corpus with at least one record")
@@ -384,16 +384,6 @@ def _divide_core(
     return (_domain((CORE,), far, counts), _domain((CORE, CORE), near, counts), *others)
 
 
-def _counts(units: tuple[Unit, ...]) -> Counts:
-    """Returns (documents, bytes of text) of all scanned units by label."""
-    total: Counts = {}
-    for unit in units:
-        for label, (documents, num_bytes) in unit.labels.items():
-            before = total.get(label, (0, 0))
-            total[label] = (before[0] + documents, before[1] + num_bytes)
-    return total
-
-
 def _domain(pair: tuple[str, ...], labels: tuple[str, ...], counts: Counts) -> DomainRecipe:
     """Makes the recipe of a domain, or of its part that training sees as another domain."""
     documents, num_bytes = (sum(counts[label][i] for label in labels) for i in (0, 1))
@@ -405,10 +395,7 @@ def _domain(pair: tuple[str, ...], labels: tuple[str, ...], counts: Counts) -> D
 
 
 def _choose_sample(recipe: CorpusRecipe) -> TokenizerRecipe:
-    """Chooses passages instead of documents if one document would dominate a partial sample.
-
-    This results in another tokenizer, so its kind is a part of the `data_id`.
-    """
+    """Chooses passages instead of documents if one document would dominate a partial sample."""
     tokenizer, largest = recipe.tokenizer, max(unit.largest for unit in recipe.units)
     is_part = tokenizer.sample_bytes < sum(domain.num_bytes for domain in recipe.sampled_from)
     if tokenizer.kind == "bpe" and is_part and largest * MIN_SAMPLED > tokenizer.sample_bytes:

@@ -139,7 +139,12 @@ def scan_units(
     and line, for the first bad record, and before reading if the cache cannot be written.
     """
     if cache_dir is not None:
-        _make_cache(cache_dir)
+        require_plain(cache_dir / SCANS)
+        try:
+            (cache_dir / SCANS).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            allowed = f"a folder that can be written ({error.strerror})"
+            raise invalid("storage", str(cache_dir), allowed) from None
     sizes = [sum(map(size_of, unit.paths)) for unit in units]
     done, total, scanned = 0, sum(sizes), []
     for unit, size in zip(units, sizes, strict=True):
@@ -215,16 +220,6 @@ def _line_spans(path: Path) -> list[tuple[int, int | None, int]]:
     return [*spans, (first, None, before)]
 
 
-def _make_cache(cache_dir: Path) -> None:
-    require_plain(cache_dir / SCANS)
-    try:
-        (cache_dir / SCANS).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise invalid(
-            "storage", str(cache_dir), f"a folder that can be written ({error.strerror})"
-        ) from None
-
-
 def forget(units: Sequence[Unit], changed: Sequence[Path], cache_dir: Path) -> None:
     """Removes the scans of units, and changed files that were fetched, so that both are renewed."""
     for unit in units:
@@ -297,7 +292,7 @@ def find_files(
     # (is a link, path) of each file, by its path without links.
     found: dict[str, tuple[bool, Path]] = {}
     todo = deque((str(root), os.path.realpath(root), _parts(pattern)) for pattern in patterns)
-    # Remembered, because links may lead to the same folder again.
+    # Links may lead to the same folder again.
     seen: set[tuple[str, Parts]] = set()
     while todo:
         folder, real, (part, *rest) = todo.pop()

@@ -115,8 +115,7 @@ class Splitter:
 def splitter_of(recipe: CorpusRecipe, parts: Sequence[Candidates] = ()) -> Splitter:
     """Makes a corpus's splitter from the candidates of all parts.
 
-    No candidates are needed if all domains hold out the same share and no domain has a held-out
-    test split.
+    It needs none if all domains hold out the same share and none has a held-out test split.
     """
     keys = join_candidates(parts)
     everywhere = np.union1d(keys.held_out, np.intersect1d(keys.below, keys.above))

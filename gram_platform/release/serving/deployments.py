@@ -12,7 +12,7 @@ after the last confirmation.
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 
 import ray
@@ -70,11 +70,10 @@ class PolicyKeeper:
         return policy, num_left_out, time.monotonic() - read_at
 
 
-def follow(keeper: str, take: Callable[[Policy, int, float], None]) -> None:
-    """Calls `take` from a thread each second; returns after the first call.
+def follow(keeper: str, replica: ModelServer | Api) -> None:
+    """Sets a replica's policy from a thread each second; returns after the first time.
 
-    The arguments are those of `PolicyKeeper.confirm`. Raises RuntimeError without a policy, so that
-    the replica does not start.
+    Raises RuntimeError without a policy, so that the replica does not start.
     """
     actor, has_taken = ray.get_actor(keeper, NAMESPACE), threading.Event()
 
@@ -83,7 +82,8 @@ def follow(keeper: str, take: Callable[[Policy, int, float], None]) -> None:
             asked_at = time.monotonic()
             try:
                 policy, num_left_out, age_s = ray.get(actor.read.remote(), timeout=LEASE_S)
-                take(policy, num_left_out, asked_at - age_s)
+                replica.policy, replica.num_left_out = policy, num_left_out
+                replica.confirmed_at = asked_at - age_s
                 has_taken.set()
             except Exception as why:
                 # The policy expires soon, unless a later look succeeds.
@@ -100,10 +100,7 @@ class Model(ModelServer):
 
     def __init__(self, source: ModelSource, keeper: str):
         super().__init__(source)
-        follow(keeper, self._take)
-
-    def _take(self, policy: Policy, _: int, confirmed_at: float) -> None:
-        self.policy, self.confirmed_at = policy, confirmed_at
+        follow(keeper, self)
 
     def check_health(self) -> None:
         """Raises RuntimeError if the engine died or stalled, so that Serve replaces the replica."""
@@ -172,11 +169,7 @@ class Ingress:
     ):
         vocabulary = Vocabulary.of(tokenizer_json, context)
         self._api = Api(policy, vocabulary, RemoteCompletions(model), max_requests)
-        follow(keeper, self._take)
-
-    def _take(self, policy: Policy, num_left_out: int, confirmed_at: float) -> None:
-        api = self._api
-        api.policy, api.num_left_out, api.confirmed_at = policy, num_left_out, confirmed_at
+        follow(keeper, self._api)
 
     def __serve_build_asgi_app__(self):
         return self._api.app()

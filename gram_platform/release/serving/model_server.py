@@ -75,7 +75,7 @@ class ModelServer:
         )
         self.engine = Engine(batch, source.limits)
         # The `time.monotonic` of the policy's confirmation, infinite without a keeper.
-        self.confirmed_at = math.inf
+        self.confirmed_at, self.num_left_out = math.inf, 0
 
     async def stream(
         self, digest: str, profile: str, request: GenerationRequest, whole: bool
