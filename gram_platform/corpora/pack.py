@@ -243,7 +243,7 @@ def _write_sample(recipe: CorpusRecipe, splitter: Splitter, part: Part, folder: 
     size = max(1, min(PASSAGE_CHARS, trained.sample_bytes // MIN_SAMPLED))
     for domain, text in documents(recipe, part):
         key = splitter.key(text)
-        if domain not in sampled or splitter.split(domain, key) != "train":
+        if domain not in sampled or splitter.are_validation([domain], np.uint64([key])):
             continue
         rotated = (key << 32 | key >> 32) % KEY_RANGE
         step = len(text) if trained.kind == "bpe" else size

@@ -42,7 +42,6 @@ from gram_platform.config.identity import (
     invalid,
     local_path,
     one_of,
-    require_choice,
     require_int,
     require_name,
     short_hash,
@@ -268,7 +267,6 @@ class PackedCorpus:
                 marker.touch()
 
     def _counts(self, split: str, domain: str) -> dict[str, int]:
-        require_choice("split", split, SPLITS)
         if domain not in self.manifest["domains"]:
             raise invalid("domain", domain, one_of(domain, self.domains))
         return self.manifest["domains"][domain][split]

@@ -31,7 +31,7 @@ SUFFIX, SCHEME = ".toml", "hf://"
 IN_URL = ("label", "text", "labels", "core", "config", "split", "files")
 # A recipe's names for the fields of errors.
 IN_RECIPE = {"core_label": "core_labels", "label": "globs"}
-IN_RECIPE |= {"tokenizer": "tokenizer", "end_of_text": "end_of_text"}
+IN_RECIPE |= {name: name for name in ("tokenizer", "end_of_text")}
 
 
 def read_description(corpus: str | Path) -> HubCorpus | StoriesCorpus | TextCorpus | None:

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gram_platform.corpora.packed import SPLITS
 from gram_platform.corpora.recipe import CorpusRecipe
 
 KEY_RANGE = 2**64
@@ -98,9 +97,6 @@ class Splitter:
 
     def key(self, text: str) -> int:
         return text_key(text, self.seed)
-
-    def split(self, domain: str, key: int) -> str:
-        return SPLITS[int(self.are_validation([domain], np.array([key], np.uint64))[0])]
 
     def are_validation(self, domains: Sequence[str], keys: np.ndarray) -> np.ndarray:
         """Returns which documents are validation, as bools in the shape of `keys` (uint64)."""

@@ -8,13 +8,13 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from gram_platform.config import ModelConfig, View
+from gram_platform.config import View
 from gram_platform.config.crash_safe import A_FOLDER
 from gram_platform.config.identity import (
     canonical_json,
@@ -48,7 +48,7 @@ from gram_platform.release.verification import (
     verify_export,
 )
 from gram_platform.store import Store
-from gram_platform.store.tensors import stream_bytes
+from gram_platform.store.tensors import Shapes, stream_bytes
 from gram_platform.store.views import open_view
 from gram_platform.train.learner import DTYPES
 
@@ -129,18 +129,21 @@ def export_view(
     if os.path.ismount(out):
         allowed = f"a folder that is no mount point, such as a new one in it: {out / 'model'}"
         raise invalid("out", str(out), allowed)
+    dtype, files = DTYPES[export.dtype], {}
     with open_view(store, export.view) as (config, weights):
-        total = sum(
-            _num_bytes(merged_config(config, dict(part.weights)), export) for part in parts.values()
-        )
+        for name, part in parts.items():
+            shapes = foreign_shapes(merged_config(config, dict(part.weights)))
+            files[name] = shards(shapes, dtype, export.max_file_bytes)
+        total = sum(stream_bytes(s, dtype) for group in files.values() for s in group.values())
         require_room(out, total)
         with atomic_folder(out) as staging:
             on_bytes, agreements = byte_counter(progress, "exporting", total), {}
             for name, part in parts.items():
                 folder, routed = staging / name, (config, weights, dict(part.weights))
                 folder.mkdir(exist_ok=True)
+                request = replace(export, view=part)
                 agreements[name] = _write_part(
-                    store, part, routed, folder, export, on_bytes, progress
+                    store, request, routed, folder, files[name], on_bytes, progress
                 )
             _write_cards(staging, agreements, write_card)
             record = identity | {"files": _hashes(staging), "agreements": agreements}
@@ -148,32 +151,26 @@ def export_view(
     return ExportResult(out, agreements, total)
 
 
-def _num_bytes(model: ModelConfig, export: ExportRequest) -> int:
-    files = shards(foreign_shapes(model), DTYPES[export.dtype], export.max_file_bytes)
-    return sum(stream_bytes(shapes, DTYPES[export.dtype]) for shapes in files.values())
-
-
 def _write_part(
     store: Store,
-    view: View,
+    export: ExportRequest,
     routed: Model,
     folder: Path,
-    export: ExportRequest,
+    files: Mapping[str, Shapes],
     on_bytes: Callable[[int], None],
     progress: Progress,
 ) -> tuple[Agreement, ...]:
     """Writes a dense checkpoint without a card; `routed` has this part's active modules."""
     model, dtype = merged_config(routed[0], routed[2]), DTYPES[export.dtype]
-    corpus = find_corpus(store, view.run_id)
+    corpus = find_corpus(store, export.view.run_id)
     end_of_text = write_tokenizer(corpus, folder, model.seq_len) if corpus else None
     config = json.dumps(foreign_config(model, dtype, end_of_text), indent=2, sort_keys=True) + "\n"
     (folder / "config.json").write_text(config)
-    files = shards(foreign_shapes(model), dtype, export.max_file_bytes)
     write_tensors(folder, files, dtype, foreign_weights(*routed), on_bytes)
     tokens = verification_tokens(corpus, model)
     agreements = [verify_export(routed, folder, dtype, tokens, partial(progress, "verifying"))]
     if export.check == "transformers":
-        agreements.append(verify_by_transformers(store, view, folder, dtype, tokens))
+        agreements.append(verify_by_transformers(store, export.view, folder, dtype, tokens))
         if corpus:
             require_same_ids(corpus, folder, tokens[0])
     return tuple(agreements)

@@ -28,7 +28,6 @@ from gram_platform.store.data import open_corpus
 from gram_platform.store.tensors import (
     DiskTensors,
     Shapes,
-    TensorFile,
     once,
     open_tensors,
     stream_bytes,
@@ -119,7 +118,9 @@ def open_checkpoint(folder: Path) -> Iterator[DiskTensors]:
                 require_fetched("checkpoint", folder / name)
                 files[name] = stack.enter_context(open_tensors(folder / name, once))
         if (folder / INDEX).is_file():
-            _require_indexed(_weight_map(folder), files)
+            stored = {(tensor, name) for name, file in files.items() for tensor in file.held}
+            if wrong := sorted({tensor for tensor, _ in stored ^ _weight_map(folder).items()}):
+                raise invalid(INDEX, wrong[:4], "each tensor once, in the file that the index says")
         yield DiskTensors.of_files(files.values())
 
 
@@ -141,13 +142,6 @@ def _weight_map(folder: Path) -> Mapping[str, str]:
         return read_json(folder / INDEX, WeightIndex)["weight_map"]
     except ValueError as error:
         raise invalid(INDEX, str(folder / INDEX), f"JSON with a weight_map ({error})") from None
-
-
-def _require_indexed(file_of: Mapping[str, str], files: Mapping[str, TensorFile]) -> None:
-    held = [(tensor, name) for name, file in files.items() for tensor in file.held]
-    if sorted(held) != sorted(file_of.items()):
-        wrong = sorted({tensor for tensor, _ in set(held) ^ set(file_of.items())})
-        raise invalid(INDEX, wrong[:4], "each tensor once, in the file that the index says")
 
 
 def write_tokenizer(corpus: PackedCorpus, folder: Path, seq_len: int) -> int:

@@ -95,7 +95,6 @@ def _ratio_text(mean: float, low: float, high: float) -> str:
 
 
 def _select(frame: pd.DataFrame, tags: Mapping[str, str]) -> pd.DataFrame:
-    """Selects the rows with these tags, including the variant if there is one."""
     for key in [*ROW, VARIANT] if VARIANT in tags else ROW:
         frame = frame[frame[key] == tags[key]]
     return frame

@@ -50,8 +50,8 @@ def foreign_weights(
     yield from _parts(weights, "wte", OF_MODEL["wte"])
     for layer in range(config.num_layers):
         yield from _foreign_layer(config, weights, active, layer)
-    yield from _parts(weights, "ln_f", OF_MODEL["ln_f"])
-    yield from _parts(weights, "lm_head", OF_MODEL["lm_head"])
+    for name in ("ln_f", "lm_head"):
+        yield from _parts(weights, name, OF_MODEL[name])
 
 
 def _parts(weights: Weights, ours: str, theirs: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -168,5 +168,5 @@ class CheckpointWeights(Mapping):
 
 
 def _is_linear_bias(name: str) -> bool:
-    """Tells whether `use_bias` covers this tensor, as it does not for norms."""
+    """Returns whether `use_bias` covers this tensor. It does not cover norms."""
     return name.endswith(".bias") and (".mlp." in name or ".self_attn." in name)

@@ -112,7 +112,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _find_included(folder: Path) -> list[Path]:
-    """Lists the files outside the folder that its task files include, directly or indirectly."""
+    """Lists files outside the folder that its task files include, directly or indirectly."""
     pending, outside = [path for path in _files(folder) if path.suffix == ".yaml"], set[Path]()
     while pending:
         path = pending.pop()
@@ -239,7 +239,6 @@ def _loadable(benchmark: Benchmark) -> tuple["TaskManager", list["Task"]]:
 
 
 def _leaves(tasks: Mapping) -> Iterator["Task"]:
-    """Yields the tasks in the harness's nested dictionaries of tasks and groups."""
     for task in tasks.values():
         yield from _leaves(task) if isinstance(task, Mapping) else [task]
 

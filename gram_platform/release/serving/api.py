@@ -105,7 +105,10 @@ class Api:
             self.completions, digest, grant, generation, self.vocabulary, parsed.stop, self.metrics
         )
         if not parsed.stream:
-            return await self._at_once(answer, rule)
+            async with aclosing(self._texts(answer, rule, whole=True)) as parts:
+                text = "".join([part async for part in parts])
+            body = _body_of(answer, text, answer.finish_reason) | {"usage": answer.usage()}
+            return JSONResponse(body, headers=NO_STORE)
         events = self._events(answer, rule, parsed.stream_usage)
         # Awaited before the response starts, so that a refusal can still set the status.
         await anext(events)
@@ -158,12 +161,6 @@ class Api:
                     yield text
         finally:
             self._num_open[rule.name] -= 1
-
-    async def _at_once(self, answer: Answer, rule: TokenRule) -> Response:
-        async with aclosing(self._texts(answer, rule, whole=True)) as parts:
-            texts = [part async for part in parts]
-        body = _body_of(answer, "".join(texts), answer.finish_reason) | {"usage": answer.usage()}
-        return JSONResponse(body, headers=NO_STORE)
 
     async def _events(self, answer: Answer, rule: TokenRule, usage: bool) -> AsyncIterator[str]:
         """Yields server-sent events. The first is empty and comes when generation is accepted.

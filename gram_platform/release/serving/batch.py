@@ -53,7 +53,7 @@ class ActiveSequence:
 
 
 class Batch:
-    """The active sequences, which are advanced together. Not thread-safe."""
+    """The active sequences. Not thread-safe."""
 
     def __init__(self, reader: RowReader, vocab_size: int, end_of_text: int):
         self.reader, self.vocab_size, self.end_of_text = reader, vocab_size, end_of_text

@@ -74,7 +74,7 @@ class _Job:
 
 
 class Engine:
-    """Runs a batch in a thread. The thread calls a request's `receive`, which must not block."""
+    """Runs a batch in a thread, which calls the requests' `receive`. They must not block."""
 
     def __init__(self, batch: Batch, limits: EngineLimits):
         self.limits, self._batch = limits, batch

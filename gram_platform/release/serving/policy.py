@@ -220,7 +220,6 @@ def read_policy(text: str) -> tuple[Policy, list[str]]:
 
 @contextlib.contextmanager
 def _collect_errors(errors: list[str]) -> Iterator[None]:
-    """Adds a ValueError of the block to `errors`."""
     try:
         yield
     except ValueError as error:
