@@ -1,9 +1,8 @@
 """Lists the named corpora, except `installed` (see `installed.py`), to be read and edited.
 
-A hub row is `verified` once a person or `gram prepare --check` has read a record of its revision
-with all fields. The rows below were written from dataset cards and from code that reads the
-datasets, without network access, so none is verified. The revision "main" changes over time.
-Replace it by a commit once you have checked a row.
+The rows below were written from dataset cards and from code that reads the datasets, without
+network access, so none is `verified`. The revision "main" changes over time. Replace it by a commit
+once you have checked a row.
 
 Amounts in tokens are from the authors' published logs (agencyenterprise/modular-pretraining). Bytes
 per token are estimates, for web text and code and the tokenizer of GPT-2 and GPT-Neo.
@@ -75,16 +74,14 @@ class TextCorpus:
     root: str = "."
     # () for the label `core`.
     core_labels: tuple[str, ...] = ()
-    # "" for a byte-level BPE that is trained on the corpus.
+    # As those of `HubCorpus`.
     tokenizer: str = ""
-    # The token that ends a text; "" for the tokenizer's special token.
     end_of_text: str = added("")
 
     def __post_init__(self) -> None:
         if not self.globs and not self.records:
-            raise invalid(
-                "globs, records", "", "at least one of both; or rows, for datasets of the hub"
-            )
+            allowed = "at least one of both; or rows, for datasets of the hub"
+            raise invalid("globs, records", "", allowed)
 
 
 # A story has about 160 tokens with a vocabulary of 1,024. So "stories" has 3M training tokens of

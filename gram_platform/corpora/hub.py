@@ -2,8 +2,7 @@
 
 `fetch` writes `<folder>/<row id>/part-00000.jsonl.zst`, ... After each part, `state.json` stores
 the stream's position (`state_dict` of the `datasets` library). So an interrupted fetch loses at
-most one part, and ends with the same bytes. Corpora share the parts of a row. A corpus reads the
-first parts, and fetches only parts that are missing.
+most one part, and ends with the same bytes. Corpora share the parts of a row.
 """
 
 import contextlib
@@ -32,8 +31,7 @@ from gram_platform.corpora.recipe import HubRow, HubSource, part_bytes
 from gram_platform.corpora.records import Document, Unit, add_record, reading
 from gram_platform.corpora.sources import Item, Progress, silent
 
-# The number of first records that must have each field, and whose labels a check compares with the
-# catalog.
+# The first records, which must have each field, and whose labels a check compares.
 FIRST_RECORDS = 2_000
 PART_NAME = re.compile(r"part-\d{5,9}\.jsonl\.zst")
 ADD_LABELS = "add new ones in the catalog, to the recipe's labels, or as labels=... to the URL"
@@ -119,10 +117,7 @@ def _next_shards(last: Amount, num_bytes: int, done: int) -> list[Amount]:
 
 
 def _require_all(answers: Iterator[tuple[int, int | ValueError | Unavailable]]) -> list[int]:
-    """Returns the rows' numbers of shards; raises all errors of rows as one.
-
-    This is a ValueError if a row is refused, otherwise Unavailable.
-    """
+    """Returns the rows' numbers of shards; raises all ValueErrors, otherwise the others, as one."""
     rows = _in_order(answers)
     for kind in (ValueError, Unavailable):
         if texts := [str(answer) for answer in rows if isinstance(answer, kind)]:

@@ -85,10 +85,7 @@ def _urls(row: HubRow) -> list[str]:
 
 
 def row_error(row: HubRow, error: Exception) -> Exception:
-    """Returns the error of a row that the library could not read, although no server refuses it.
-
-    It is Unavailable if a retry may succeed, otherwise ValueError.
-    """
+    """Returns the error of a row that the library could not read, although no server refuses it."""
     lines = str(error).strip().splitlines()
     reason = ": ".join([type(error).__name__, *(line[:200].rstrip(".") for line in lines[:1])])
     text = f"{_cannot_be_read(row)}: {reason}"

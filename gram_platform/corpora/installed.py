@@ -2,7 +2,7 @@
 
 Core is Python code. The auxiliary labels are C++ headers, JavaScript, type stubs and licence texts.
 The text is copied into one .jsonl file in the user's storage, where the packages' licences apply to
-it. The `data_id` depends on the text, so it differs between environments.
+it.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ DOCUMENT_CHARS = 3_000
 FEWEST_CHARS = 200
 # The most characters that are read of a file, so that no file dominates a label.
 FILE_CHARS = 30_000
-# Base64 of fonts, pictures and tables, which is frequent in JavaScript.
+# Base64 of fonts, pictures and tables.
 CODED = re.compile(r"[\w+/=]{200}")
 # Code with longer lines is generated. Minified JavaScript and licences may have longer lines.
 LONGEST_LINE = 2_000

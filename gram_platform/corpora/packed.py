@@ -65,7 +65,7 @@ class SplitSizes(TypedDict):
 
 
 class Blocks(TypedDict):
-    """The size of a block, and the SHA-256 of each block of a permuted corpus's files."""
+    """The SHA-256 of each block of a permuted corpus's files."""
 
     num_bytes: int
     files: dict[str, list[str]]
@@ -98,8 +98,7 @@ class Manifest(TypedDict):
 HASHED_BYTES = 1 << 21
 # The age at which another machine's unfinished folder counts as abandoned.
 STALE_S = 86_400
-# A message tells if a tokenizer cannot encode more than the first share of a domain's text. More
-# than the second share is an error.
+# The shares of a domain's text that a tokenizer cannot encode, for a message and for an error.
 LITTLE_LOST, MOST_LOST = 0.01, 0.5
 
 
@@ -117,7 +116,7 @@ def cache_folder() -> Path:
 
 
 def sequence_path(split: str, domain: str) -> str:
-    """Returns the path of a domain's sequences, relative to the corpus's folder."""
+    """Returns the path of a domain's sequences in the corpus's folder."""
     return f"{split}/{domain}.bin"
 
 
@@ -149,7 +148,7 @@ class PackedCorpus:
     """An opened packed corpus.
 
     `fetched` are training sequences, by domain, that are fetched from an object store when they are
-    read. It is None if all sequences are on this machine.
+    read; None if all are on this machine.
     """
 
     path: Path

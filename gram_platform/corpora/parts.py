@@ -1,7 +1,7 @@
 """Does long work part by part; the files of a part are written whole or not at all.
 
 A part is some pieces of units that follow one another. Parts depend only on the files, never on the
-number of workers. A process that is killed loses only the parts that it was writing.
+number of workers.
 """
 
 import json
@@ -48,10 +48,7 @@ def in_turn(
 
 
 def call_on_one_core(function: Callable[[Task], Result], task: Task) -> Result:
-    """Calls `function`; this process's tokenizers have one thread from then on.
-
-    It stands here so that the process of a worker imports no more than this module.
-    """
+    """Calls `function`; this process's tokenizers have one thread from then on."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     return function(task)
 

@@ -2,7 +2,7 @@
 
 A recipe identifies contents, not paths. It has the hash of local records, the parameters of
 generated stories, or hub datasets with their revisions. So moved, renamed or compressed files
-change nothing. A recipe exists before the packed data.
+change nothing.
 """
 
 import re
@@ -259,8 +259,7 @@ class CorpusRecipe:
     split_seed: int = 0
     validation_fraction: float = VALIDATION_FRACTION
     validation_sequences: int = 32
-    # Whether training sequences are stored in the order of their domain's permutation, so that a
-    # run reads only the first sequences. Hub corpora are.
+    # Whether training sequences are stored in their domain's permutation. Hub corpora are.
     permuted: bool = added(False)
     # The local files to read.
     units: tuple = field(default=(), compare=False, repr=False)

@@ -75,7 +75,7 @@ def text_units(corpus: str | Path) -> tuple[Unit, ...]:
 def locate_errors(corpus: str | Path, flags: Collection[str]) -> Iterator[None]:
     """Adds a recipe's file, line and field to errors about its labels and tokenizer.
 
-    Errors of the fields in `flags` stay, because their values come from flags.
+    Errors of fields whose values come from `flags` stay.
     """
     try:
         yield

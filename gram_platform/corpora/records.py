@@ -4,7 +4,7 @@ A line of .jsonl with `prompt` and `response` instead gets the label `instructio
 
 A *unit* is one data file, or all text files of one label. A scan cuts a large unit into *pieces*,
 which several processes can read. Readers hold one line, one parquet batch or one text file in
-memory. Errors name file and line.
+memory.
 """
 
 import codecs
@@ -54,10 +54,7 @@ class ChangedText(ValueError):
         self.name, self.paths = name, paths
 
     def __str__(self) -> str:
-        return (
-            f"{self.name}: changed since the corpus was read for its recipe; it is read again when"
-            " you submit again"
-        )
+        return f"{self.name}: changed since the corpus was read; submit again to read it again"
 
 
 class Document(NamedTuple):
@@ -295,9 +292,9 @@ def _find_columns(path: Path, schema) -> list[str]:
 
 
 def _batch_rows(path: Path, unpacked: int, most: int) -> int:
-    """Returns how many rows of a row group fit the memory; ValueError if it unpacks to too much.
+    """Returns how many rows of a row group fit the memory, if every row repeats its one text.
 
-    Every row may repeat one text, as long as the group, that the file stores once.
+    ValueError if the group unpacks to too much.
     """
     if unpacked > most:
         raise ValueError(

@@ -133,10 +133,10 @@ def _matches(
 def scan_units(
     units: tuple[Unit, ...], cache_dir: Path | None, progress: Progress = silent
 ) -> list[Unit]:
-    """Reads every unit whose scan is not in the cache; returns the scanned units.
+    """Reads every unit whose scan is not in the cache; returns all scans, sorted by content.
 
-    Units are sorted by content, so that a moved file changes nothing. Raises ValueError, with file
-    and line, for the first bad record, and before reading if the cache cannot be written.
+    Raises ValueError, with file and line, for the first bad record, and before reading if the cache
+    cannot be written.
     """
     if cache_dir is not None:
         require_plain(cache_dir / SCANS)
@@ -284,10 +284,9 @@ def find_files(
     """Returns the files below `root` that match a pattern and `is_wanted`, sorted by path.
 
     `**` matches any number of folders. Hidden files and folders are skipped. If `skipped` is given,
-    folders named `_*` are skipped too, and skipped folders are added to it. Linked folders are
-    searched. A file with several paths is returned once, by a path without a link if there is one.
-    Raises ValueError for a folder that cannot be read, a link whose target is missing, and a
-    matching pipe, socket or device.
+    folders named `_*` are skipped too, and skipped folders are added to it. A file with several
+    paths is returned once, by a path without a link if there is one. Raises ValueError for a folder
+    that cannot be read, a link whose target is missing, and a pipe, socket or device.
     """
     # (is a link, path) of each file, by its path without links.
     found: dict[str, tuple[bool, Path]] = {}

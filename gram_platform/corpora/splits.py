@@ -1,8 +1,7 @@
 """Decides by a keyed hash which documents are validation, so that equal texts are in one split.
 
-Texts that differ only in case or white space count as equal. A small domain holds out a larger
-share than other domains. A text of several domains is validation in all of them if one domain holds
-it out.
+Texts that differ only in case or white space count as equal. A text of several domains is
+validation in all of them if one domain holds it out.
 """
 
 import hashlib

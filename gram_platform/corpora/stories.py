@@ -3,8 +3,6 @@
 A fact associates words of the lexicon. It is about a person or a custom of the topic. A reader who
 never saw a topic can predict the grammar and the facts that all topics share, but not the topic's
 private facts. Facts recur with power-law frequencies, so that they are learned one after another.
-
-A document is determined by the seed, the topic and its index.
 """
 
 import bisect

@@ -108,7 +108,7 @@ def export_view(
 
     ValueError before any work if `out` is a mount point or holds anything except this export, or
     the disk is too full. If a checkpoint does not match the view, nothing is left. An existing
-    export is checked by its hashes and gets a new card.
+    export gets a new card.
     """
     parts = dense_parts(export.view)
     if export.check == "transformers" and importlib.util.find_spec("transformers") is None:
@@ -187,10 +187,7 @@ def _write_cards(
 
 
 def _agreements_in(out: Path, identity: Mapping) -> Mapping[str, tuple[Agreement, ...]] | None:
-    """Returns what was verified of this export if it is in `out`; None if nothing is there.
-
-    ValueError for anything else, and for a circle of links.
-    """
+    """Returns what was verified of this export; None if `out` is empty; ValueError otherwise."""
     kind = target_kind("out", out)
     if kind not in (A_FOLDER, ""):
         raise invalid("out", str(out), "a folder, found a file")

@@ -52,9 +52,8 @@ def import_checkpoint(
     """Reads a checkpoint into a storage that is open for writing.
 
     `seq_len` is the sequence length of later runs, by default all positions of the model. Raises
-    ValueError for other architectures, scaled positions, attention biases other than zero, pickled
-    weights, tensors that are missing, unknown or not finite, and a tokenizer that is unreadable or
-    too large.
+    ValueError for a model that we do not support, pickled weights, tensors that are missing,
+    unknown or not finite, and a tokenizer that is unreadable or too large.
     """
     plain = read_config(folder)
     model, fields = native_config(plain, seq_len), check_fields(plain)
@@ -116,8 +115,7 @@ def read_config(folder: Path) -> dict:
 def _tokenizer(folder: Path, model: ModelConfig) -> tuple[bytes | None, str]:
     """Returns (the bytes of tokenizer.json, ""), or (None, why it cannot be imported).
 
-    Raises ValueError if the tokenizer cannot be read, has more tokens than the model, or fails on
-    text.
+    Raises ValueError if the tokenizer is unreadable or too large, or fails on text.
     """
     path = folder / TOKENIZER
     if not path.is_file():

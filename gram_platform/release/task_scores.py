@@ -1,8 +1,7 @@
 """Scores views on tasks of the LM Evaluation Harness, and stores the scores as evaluations.
 
 Small models often answer multiple-choice questions no better than a guess, whatever they know. So
-a score comes with the accuracy of a guess, and with the bits per byte of the right answers, in
-which such models still differ.
+a score comes with the accuracy of a guess, and with the bits per byte of the right answers.
 """
 
 import hashlib
@@ -176,9 +175,8 @@ def score_profiles(
 ) -> pd.DataFrame:
     """Scores each view without stored scores; returns a row for each profile and task.
 
-    Intervals are 90% intervals over documents. Before anything is written, raises ValueError for a
-    task that cannot be built or that this function cannot score. Raises ValueError also if the
-    run's data is not available.
+    Intervals are 90% intervals over documents. Raises ValueError for a task that cannot be built or
+    that this function cannot score, before anything is written, and if the run's data is missing.
     """
     rows, manager, files_sha256 = [], None, ""
     if benchmark.folder:

@@ -1,9 +1,9 @@
 """Verifies an export by reading the checkpoint back and comparing its logits with the view's.
 
-Both models process the same tokens layer by layer, with one layer of each in memory. They compute
-in float64 (positions in float32), so that any difference comes from the file and not from the order
-of sums. bfloat16 changes logits by some thousandths of the largest logit. So the tensors are also
-compared bit by bit with the merged weights, rounded.
+Both models process the same tokens with one layer of each in memory. They compute in float64
+(positions in float32), so that any difference comes from the file and not from the order of sums.
+bfloat16 changes logits by some thousandths of the largest logit. So the tensors are also compared
+bit by bit with the merged weights, rounded.
 """
 
 import json
@@ -91,8 +91,7 @@ def verify_export(
 ) -> Agreement:
     """Verifies a checkpoint; ValueError if it has anything except the view, or other logits.
 
-    `view` is the config and weights of `open_view`, with the active modules. `progress` is called
-    with (bytes done, bytes in total).
+    `progress` is called with (bytes done, bytes in total).
     """
     config, weights, active = view
     dense = native_config(json.loads((folder / "config.json").read_text()))
@@ -205,8 +204,8 @@ def largest_difference(
 ) -> tuple[float, float]:
     """Returns (the largest difference of two logits, the largest logit) of two models.
 
-    The models have equal d_model, depth and vocabulary. Weights are loaded one layer at a time, and
-    `progress` is called with the number of layers done.
+    The models have equal d_model, depth and vocabulary. `progress` is called with the number of
+    layers done.
     """
     models = (left, right)
     states = [weights["wte.weight"][tokens_BT].double() for _, weights, _ in models]

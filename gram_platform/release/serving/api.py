@@ -163,9 +163,9 @@ class Api:
             self._num_open[rule.name] -= 1
 
     async def _events(self, answer: Answer, rule: TokenRule, usage: bool) -> AsyncIterator[str]:
-        """Yields server-sent events. The first is empty and comes when generation is accepted.
+        """Yields server-sent events: an empty one when generation is accepted, a refusal last.
 
-        A later error becomes the last event. `usage` is OpenAI's `include_usage`.
+        `usage` is OpenAI's `include_usage`.
         """
         no_usage = {"usage": None} if usage else {}
         async with aclosing(self._texts(answer, rule, whole=False)) as parts:
@@ -182,10 +182,7 @@ class Api:
                 yield _event(refused.body())
 
     def _caller(self, request: Request) -> tuple[str, TokenRule]:
-        """Returns (digest, rule) of the caller's token.
-
-        Raises Refusal 401 without a known token, and Refusal 503 without a confirmed policy.
-        """
+        """Returns (digest, rule) of the caller's token; Refusal 401 or 503 if there is none."""
         if not is_recent(self.confirmed_at):
             raise refusal("policy_unconfirmed")
         digest, rule = require_holder(self.policy, request.headers.getlist("authorization"))

@@ -1,7 +1,7 @@
 """Deploys a run on Ray Serve. `Ingress` answers HTTP, and `Model` has the weights.
 
 The ingress is a process of its own, so that it can answer callers when a model's process dies. It
-sends a token's digest and no grant. The model's process looks the grant up in its own copy of the
+sends a token's digest and no grant, which the model's process looks up in its own copy of the
 policy.
 
 `gram serve` confirms the policy every two seconds in a `PolicyKeeper`, an actor that ends with the

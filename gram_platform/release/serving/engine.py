@@ -2,8 +2,7 @@
 
 Between two steps, ended, abandoned and late requests leave their rows, and a group of new requests
 fills free rows. The active rows wait while the group's prompts are read, which have at most
-MAX_PROMPT_TOKENS together unless there is only one. A free row goes to the holder with the fewest
-active requests, so that a holder with many requests does not delay others.
+MAX_PROMPT_TOKENS together unless there is only one.
 """
 
 import contextlib
@@ -176,7 +175,8 @@ class Engine:
     def _admit(self) -> None:
         """Admits a group of requests that fits the free rows and MAX_PROMPT_TOKENS.
 
-        The next one is always the oldest request of the holder with the fewest active requests.
+        The next request is the oldest of the holder with the fewest active requests, so that a
+        holder with many requests does not delay others.
         """
         jobs, longest, num_active = [], 0, Counter(job.holder for job in self._active_jobs.values())
         while self._waiting and len(jobs) < self._batch.num_free:

@@ -53,8 +53,8 @@ def require_servable(run: RunConfig, policy: Policy) -> None:
 def load_granted(source: ModelSource) -> Transformer:
     """Loads the run's model with only the modules that some token is granted.
 
-    The hash of the weights covers the other modules too. Their bytes are read into memory that is
-    returned to the system (`DiskTensors.sha256`).
+    Their hash covers the others too, whose bytes are read into memory that is returned to the
+    system (`DiskTensors.sha256`).
     """
     store = Store(source.storage)
     view = View.of(source.run_id, dict.fromkeys(source.policy.granted_modules, 1.0))

@@ -93,8 +93,8 @@ def add_token(
 def edit_policy(path: str, change: Callable[[str], str]) -> None:
     """Replaces a policy file's text by `change(text)` in one step; keeps mode, owner and links.
 
-    Other calls wait. If an editor changes the file meanwhile, it is read again. Raises ValueError
-    if the file cannot be read or replaced, or if the new text is not a policy.
+    If an editor changes the file meanwhile, it is read again. Raises ValueError if it cannot be
+    read or replaced, or if the new text is not a policy.
     """
     real = Path(os.path.realpath(local_path("policy", path)))
     try:
