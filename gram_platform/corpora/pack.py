@@ -77,7 +77,6 @@ PASSAGE_CHARS = 4096
 GOLDEN = 0x9E3779B97F4A7C15
 # Blocks of a file of sequences that one task joins: whole ones, so no page has two writers.
 PIECE_BLOCKS = 128
-# The files of a permuted piece's folder.
 ARRANGED = ("places.npy", "rows.npy")
 # The manifest's counts of every file of sequences.
 OF_SEQUENCES = ("num_sequences", "num_documents", "num_tokens")

@@ -49,7 +49,6 @@ from gram_platform.config.identity import (
 from gram_platform.config.plain import MOST_JSON_BYTES, parse_json
 
 SPLITS = ("train", "validation")
-# The version of the files on disk.
 LAYOUT_VERSION = 1
 TOKENIZER = "tokenizer.json"
 

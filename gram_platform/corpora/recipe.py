@@ -174,7 +174,6 @@ class TokenizerRecipe:
     kind: str
     source: str = ""
     sample_bytes: int = 0
-    # Whether the sample has only text of core.
     core_only: bool = added(False)
     # The token that ends a text, unless it is the first known name.
     end_of_text: str = added("")

@@ -111,7 +111,6 @@ JOINS = ("{a}, {b} and {c}.", "{a}. Also, {first} {b} and {c}.")
 # The number of a topic's first stories from which the mean length is estimated.
 MEASURED_STORIES = 64
 LINKS = ("", "Then there is ", "Everybody knows ", "Not far away lives ")
-# The label of documents that have a prompt and a response.
 INSTRUCTIONS = "instructions"
 # The text between a prompt and its response.
 RESPONSE = " Response:"

@@ -33,7 +33,6 @@ END_SIGN = "\u00b6"
 DEFAULT_SAMPLE_BYTES = 16_000_000
 # The longest word in bytes, because the time of training grows with the square of a word's length.
 LONGEST_WORD = 4096
-# Seconds between two reports of a training.
 REPORT_S = 5.0
 # How long an interrupted training is awaited.
 JOIN_S = 0.5
@@ -121,7 +120,6 @@ def hub_tokenizer(source: str) -> Tokenizer:
     try:
         return configure(Tokenizer.from_pretrained(name, revision=revision))
     except Exception as error:
-        # The library raises errors of class Exception.
         if is_passing(error):
             text = f"the tokenizer {source} cannot be read from the hub: {error}"
             raise Unavailable(text) from error

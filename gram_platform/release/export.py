@@ -53,7 +53,6 @@ from gram_platform.store.views import open_view
 from gram_platform.train.learner import DTYPES
 
 RECORD, CARD = "export.json", "README.md"
-# The version of an export's files.
 EXPORT_LAYOUT = 2
 CHECKS = ("own", "transformers")
 # Errors of the user's folder or disk, such as something mounted there meanwhile (EBUSY, EXDEV).

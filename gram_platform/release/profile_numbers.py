@@ -28,7 +28,6 @@ class ProfileNumbers:
     title: str
     # The view's tags in the study: method, size, seed, profile, retained, variant.
     names: Mapping[str, str]
-    # Sentences about the study's set-up.
     facts: tuple[str, ...]
     # A row for each domain and class, with CLASS_COLUMNS.
     domains: pd.DataFrame
@@ -104,17 +103,15 @@ def _domains(ratios: pd.DataFrame, seed: str) -> pd.DataFrame:
     """Makes a row for each domain and class, with this seed's numbers and the mean over seeds."""
     if not len(ratios):
         return pd.DataFrame(columns=CLASS_COLUMNS)
-    means = domain_table(ratios).set_index(["domain", "class"])
+    means = {(row["class"], row["domain"]): row for row in domain_table(ratios).to_dict("records")}
     rows = []
     for this_run in ratios[ratios["seed"] == seed].to_dict("records"):
-        key = (this_run["domain"], this_run["class"])
-        over_seeds, count = "", 0
-        if key in means.index:
-            mean = means.loc[[key]].iloc[0]
+        over_seeds, count, key = "", 0, (this_run["class"], this_run["domain"])
+        if mean := means.get(key):
             over_seeds = _ratio_text(mean["compute_ratio"], mean["low"], mean["high"])
             count = int(mean["num_seeds"])
         values = (this_run["loss"], this_run["compute_ratio"])
         numbers = [interval_text(value, math.nan, math.nan) for value in values]
-        rows.append((this_run["class"], this_run["domain"], *numbers, over_seeds, count))
+        rows.append((*key, *numbers, over_seeds, count))
     rows.sort(key=lambda row: CLASSES.index(row[0]))
     return pd.DataFrame(rows, columns=CLASS_COLUMNS)

@@ -226,7 +226,6 @@ def _loadable(benchmark: Benchmark) -> tuple["TaskManager", list["Task"]]:
             allowed = "a network for the hub's documents, or --include-path with local documents"
             raise invalid("tasks", name, f"{allowed} ({type(error).__name__}: {error})") from error
         except Exception as error:
-            # A task's file or function may raise any error.
             allowed = f"a task that can be built ({type(error).__name__}: {error})"
             raise invalid("tasks", name, allowed) from error
         if any(task.OUTPUT_TYPE == "generate_until" for task in tasks):

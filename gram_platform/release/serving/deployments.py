@@ -30,7 +30,6 @@ from gram_platform.release.serving.model_server import ModelServer, ModelSource
 from gram_platform.release.serving.policy import LEASE_S, Policy
 from gram_platform.release.serving.text import Vocabulary
 
-# Ray's namespace of the keepers' names.
 NAMESPACE = "gram"
 # The time between two readings of the keeper's policy.
 LOOK_S = 1.0
@@ -39,7 +38,6 @@ FIRST_LOOK_S = 60.0
 LONGEST_SILENCE_S = 10.0
 # Errors of calls to Ray. CancelledError is not one if the caller itself was cancelled.
 CALL_ERRORS = (TimeoutError, RayError, RayServeException, asyncio.CancelledError)
-# The time-out of a readiness check.
 READY_S = 2.0
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 30.0
 # Far more than the engine accepts.

@@ -113,10 +113,6 @@ class Engine:
         if idle_s > STALL_S:
             raise RuntimeError(f"the engine has made no step for {idle_s:.0f} s")
 
-    def load(self) -> tuple[int, int]:
-        """Returns (number of active sequences, number of waiting requests)."""
-        return len(self._active_jobs), max(0, self._num_open - len(self._active_jobs))
-
     def close(self) -> None:
         """Ends the thread. Open requests end as failed."""
         self._closed = True

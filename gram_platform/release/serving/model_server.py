@@ -74,7 +74,7 @@ class ModelServer:
             RowReader(self.model, source.limits.num_rows), source.vocab_size, source.end_of_text
         )
         self.engine = Engine(batch, source.limits)
-        # The `time.monotonic` of the policy's confirmation, infinite without a keeper.
+        # As in `Api`.
         self.confirmed_at, self.num_left_out = math.inf, 0
 
     async def stream(

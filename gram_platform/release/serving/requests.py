@@ -44,7 +44,6 @@ class CompletionRequest:
     """A request as its sender wrote it, with defaults."""
 
     prompt: str | tuple[int, ...]
-    # The request's field `model`.
     profile: str | None
     max_tokens: int
     temperature: float
