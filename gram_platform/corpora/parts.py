@@ -1,7 +1,7 @@
 """Does long work part by part; the files of a part are written whole or not at all.
 
 A part is some pieces of units that follow one another. Parts depend only on the files, never on the
-number of workers. A process that is killed loses only the parts that it was writing.
+number of workers.
 """
 
 import json
@@ -48,10 +48,7 @@ def in_turn(
 
 
 def call_on_one_core(function: Callable[[Task], Result], task: Task) -> Result:
-    """Calls `function`; this process's tokenizers have one thread from then on.
-
-    It stands here so that the process of a worker imports no more than this module.
-    """
+    """Calls `function`; this process's tokenizers have one thread from then on."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     return function(task)
 
@@ -72,10 +69,6 @@ def _num_bytes(piece: Unit) -> int:
     return (stop or sum(map(size_of, piece.paths))) - first
 
 
-def identify_part(part: Part) -> object:
-    return [[unit.digest, unit.span] for unit in part]
-
-
 @dataclass(frozen=True)
 class PartFiles:
     """The folders that parts are written to, below `folder`, and the workers that write them."""
@@ -92,14 +85,12 @@ class PartFiles:
         write: Callable[[Task, Path], None],
         parts: Sequence[Task],
         *depends_on: object,
-        identify: Callable[[Task], object] = identify_part,
     ) -> list[Path]:
         """Has `write(part, folder)` fill a folder for every part without one; returns all folders.
 
-        `depends_on`: what decides the contents next to the part, which `identify` makes plain, and
-        the corpus's `data_id`.
+        The part, `depends_on` and the corpus's `data_id` decide the contents.
         """
-        keys = [short_hash([identify(part), *depends_on]) for part in parts]
+        keys = [short_hash([str(part), *depends_on]) for part in parts]
         folders = [self.folder / f"{activity.partition(' ')[0]}-{key}" for key in keys]
         missing = [task for task in zip(parts, folders, strict=True) if not task[1].exists()]
         done, started = len(parts) - len(missing), time.monotonic()
@@ -149,7 +140,7 @@ def write_tokens(
     counts: dict[tuple[str, str], tuple[int, int, int]] = {}
     checksum = 0
     with (folder / KEYS).open("wb") as log:
-        batches = _encoded(tokenizer, splitter, documents(recipe, part), recipe.tokenizer_name)
+        batches = _encode(tokenizer, splitter, documents(recipe, part), recipe.tokenizer_name)
         for domains, texts, keys, are_validation, encodings in batches:
             raw = tag_keys(keys, [order[domain] for domain in domains], are_validation).tobytes()
             checksum = zlib.crc32(raw, checksum)
@@ -187,7 +178,7 @@ def counts_of(folder: Path) -> dict:
     return json.loads((folder / COUNTS).read_text())
 
 
-def checked_blocks(path: Path, checksum: int) -> Iterator[bytes]:
+def read_blocks(path: Path, checksum: int) -> Iterator[bytes]:
     """Reads a part's file in blocks; ValueError at the end if it is damaged."""
     found = 0
     with path.open("rb") as handle:
@@ -210,7 +201,7 @@ def token_path(folder: Path, split: str, domain: str) -> Path:
     return folder / f"{split}-{domain}.bin"
 
 
-def _encoded(
+def _encode(
     tokenizer: Tokenizer, splitter: Splitter, stream: Iterator[tuple[str, str]], source: str
 ) -> Iterator[tuple]:
     """Yields batches (domains, texts, keys, are validation, encodings); reads one ahead.

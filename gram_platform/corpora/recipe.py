@@ -2,7 +2,7 @@
 
 A recipe identifies contents, not paths. It has the hash of local records, the parameters of
 generated stories, or hub datasets with their revisions. So moved, renamed or compressed files
-change nothing. A recipe exists before the packed data.
+change nothing.
 """
 
 import re
@@ -15,8 +15,6 @@ from gram_platform.config.identity import (
     added,
     identity_fields,
     invalid,
-    one_of,
-    require_choice,
     require_fields,
     require_int,
     require_name,
@@ -176,7 +174,6 @@ class TokenizerRecipe:
     kind: str
     source: str = ""
     sample_bytes: int = 0
-    # Whether the sample has only text of core.
     core_only: bool = added(False)
     # The token that ends a text, unless it is the first known name.
     end_of_text: str = added("")
@@ -184,9 +181,8 @@ class TokenizerRecipe:
     def __post_init__(self) -> None:
         require_int("tokenizer.sample_bytes", self.sample_bytes, 1 if self.is_trained else 0)
         if self.core_only and not self.is_trained:
-            raise invalid(
-                "core_tokenizer", True, f"False: this tokenizer is not trained here ({self.source})"
-            )
+            allowed = f"False: this tokenizer is not trained here ({self.source})"
+            raise invalid("core_tokenizer", True, allowed)
 
     @property
     def is_trained(self) -> bool:
@@ -262,8 +258,7 @@ class CorpusRecipe:
     split_seed: int = 0
     validation_fraction: float = VALIDATION_FRACTION
     validation_sequences: int = 32
-    # Whether training sequences are stored in the order of their domain's permutation, so that a
-    # run reads only the first sequences. Hub corpora are.
+    # Whether training sequences are stored in their domain's permutation. Hub corpora are.
     permuted: bool = added(False)
     # The local files to read.
     units: tuple = field(default=(), compare=False, repr=False)
@@ -278,13 +273,12 @@ class CorpusRecipe:
         require_fields("corpus", self, 0, share, high=MAX_VALIDATION, open_low=True)
         require_fields("corpus", self, 0, "validation_sequences")
         object.__setattr__(self, "domains_from", core_first(self.domains_from, lambda d: d.name))
-        names = [d.name for d in self.domains_from]
+        names = self.pools
         if len(set(names)) != len(names) or CORE not in names:
             raise invalid("corpus.domains", names, f"each domain once, {CORE!r} among them")
         if len(names) > MAX_DOMAINS:
-            raise invalid(
-                "corpus.domains", len(names), f"at most {MAX_DOMAINS:,}: pool labels in core_label"
-            )
+            allowed = f"at most {MAX_DOMAINS:,}: pool labels in core_label"
+            raise invalid("corpus.domains", len(names), allowed)
 
     @property
     def tokenizer_name(self) -> str:
@@ -324,11 +318,8 @@ class CorpusRecipe:
         return short_hash({"pack_version": PACK_VERSION, "recipe": self.plain()})
 
     def of_domain(self, domain: str) -> DomainRecipe:
-        """Returns the recipe of a domain or part; ValueError for one that the corpus lacks."""
-        recipe = next((d for d in self.domains_from if d.name == domain), None)
-        if recipe is None:
-            raise invalid("domain", domain, one_of(domain, self.pools))
-        return recipe
+        """Returns the recipe of a domain or part."""
+        return {recipe.name: recipe for recipe in self.domains_from}[domain]
 
     def pools_of(self, domain: str) -> list[DomainRecipe]:
         return [pool for pool in self.domains_from if pool.domain == domain]
@@ -351,11 +342,7 @@ class CorpusRecipe:
         return min(MAX_VALIDATION, max(self.validation_fraction, floor, few))
 
     def estimate_sequences(self, split: str, domain: str, bytes_per_token: float = 0.0) -> int:
-        """Estimates the number of a domain's sequences in a split.
-
-        `bytes_per_token` is the domain's by default.
-        """
-        require_choice("split", split, ("train", "validation"))
+        """Estimates the sequences of a domain's split; `bytes_per_token` is the domain's if 0."""
         recipe, share = self.of_domain(domain), self.validation_share(domain)
         num_bytes = recipe.num_bytes * (1 - share)
         if split == "validation":

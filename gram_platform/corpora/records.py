@@ -4,7 +4,7 @@ A line of .jsonl with `prompt` and `response` instead gets the label `instructio
 
 A *unit* is one data file, or all text files of one label. A scan cuts a large unit into *pieces*,
 which several processes can read. Readers hold one line, one parquet batch or one text file in
-memory. Errors name file and line.
+memory.
 """
 
 import codecs
@@ -54,10 +54,7 @@ class ChangedText(ValueError):
         self.name, self.paths = name, paths
 
     def __str__(self) -> str:
-        return (
-            f"{self.name}: changed since the corpus was read for its recipe; it is read again when"
-            " you submit again"
-        )
+        return f"{self.name}: changed since the corpus was read; submit again to read it again"
 
 
 class Document(NamedTuple):
@@ -104,7 +101,7 @@ def add_record(digest: "hashlib._Hash", label: str, text: str) -> int:
 def documents(recipe: CorpusRecipe, units: tuple[Unit, ...]) -> Iterator[tuple[str, str]]:
     """Yields (domain or part, text) of files, or of the spans of generated stories.
 
-    ValueError for a bad record, a label that no domain has, or a unit that changed since the scan.
+    ValueError for a bad record, a label that no domain has, or a unit that changed since its scan.
     """
     source = recipe.source
     pool_of = {label: pool.name for pool in recipe.domains_from for label in pool.labels}
@@ -150,8 +147,7 @@ def size_of(path: Path) -> int:
 def read_unit(unit: Unit) -> Iterator[Document]:
     """Yields the records of a unit, in order.
 
-    ValueError naming file and line (parquet: row) for malformed or non-UTF-8 records, missing or
-    empty text or label, truncated or corrupt compression, and a file that cannot be read.
+    ValueError naming file and line (parquet: row) for a record or file that cannot be read.
     """
     for path in unit.paths:
         with reading(path):
@@ -231,28 +227,22 @@ def _read_jsonl(path: Path, span: tuple[int, int | None, int]) -> Iterator[Docum
                 f"{where}: is not one JSON object that can be read ({error})"
             ) from None
         if not isinstance(record, dict):
-            raise ValueError(
-                f"{where}: is a {type(record).__name__}, not a JSON object with text and label, one"
-                " a line"
-            )
+            kind = type(record).__name__
+            raise ValueError(f"{where}: is a {kind}, not a JSON object with text and label")
         is_asked = record.keys() & ASKED and not record.keys() & RECORD_COLUMNS
         names = ASKED if is_asked else RECORD_COLUMNS
         if missing := [name for name in names if name not in record]:
             found = ", ".join(record)[:LONGEST_SHOWN] or "no field"
             raise ValueError(f"{where}: {' and '.join(missing)} missing (found {found})")
-        if is_asked:
-            yield _instruction(where, *(_text_of(where, name, record[name]) for name in ASKED))
-        else:
-            yield _checked(where, *map(record.get, (*RECORD_COLUMNS, TRUE_LABEL)))
-
-
-def _instruction(where: str, prompt: str, response: str) -> Document:
-    for name, text in zip(ASKED, (prompt, response), strict=True):
-        if RESPONSE in text:
-            raise ValueError(
-                f"{where}: {name} holds {RESPONSE!r}, which separates a prompt from its response"
-            )
-    return Document(INSTRUCTIONS, instruction_text(prompt.strip(), response.strip()))
+        if not is_asked:
+            yield _make_record(where, *map(record.get, (*RECORD_COLUMNS, TRUE_LABEL)))
+            continue
+        texts = {name: _text_of(where, name, record[name]).strip() for name in ASKED}
+        for name, text in texts.items():
+            if RESPONSE in text:
+                effect = "separates a prompt from its response"
+                raise ValueError(f"{where}: {name} holds {RESPONSE!r}, which {effect}")
+        yield Document(INSTRUCTIONS, instruction_text(**texts))
 
 
 def _read_parquet(path: Path) -> Iterator[Document]:
@@ -271,7 +261,7 @@ def _read_parquet(path: Path) -> Iterator[Document]:
                     columns = (batch.column(name).to_pylist() for name in names)
                     for values in zip(*columns, strict=True):
                         row += 1
-                        yield _checked(f"{path}:{row}", *values)
+                        yield _make_record(f"{path}:{row}", *values)
     except (
         pyarrow.ArrowException,
         OSError,
@@ -302,9 +292,9 @@ def _find_columns(path: Path, schema) -> list[str]:
 
 
 def _batch_rows(path: Path, unpacked: int, most: int) -> int:
-    """Returns how many rows of a row group fit the memory; ValueError if it unpacks to too much.
+    """Returns how many rows of a row group fit the memory, if every row repeats its one text.
 
-    Every row may repeat one text, as long as the group, that the file stores once.
+    ValueError if the group unpacks to too much.
     """
     if unpacked > most:
         raise ValueError(
@@ -313,7 +303,7 @@ def _batch_rows(path: Path, unpacked: int, most: int) -> int:
     return min(max(1, BATCH_BYTES // max(1, unpacked)), BATCH_ROWS)
 
 
-def _checked(where: str, text: object, label: object, true_label: object = None) -> Document:
+def _make_record(where: str, text: object, label: object, true_label: object = None) -> Document:
     """Returns the record; a wrong label becomes TRUE_LABEL -labelled-> LABEL."""
     seen = _text_of(where, "label", label)
     if true_label not in (None, label):
@@ -342,7 +332,7 @@ def _too_large(where: str) -> ValueError:
     return ValueError(f"{where}: has more than {MAX_RECORD_BYTES:,} bytes: split this record")
 
 
-def named_jsonl(field: str, place: str, fields: str) -> Unit:
+def find_jsonl(field: str, place: str, fields: str) -> Unit:
     """Returns the unit of a .jsonl that a user names; ValueError for anything else."""
     path = local_path(field, place)
     if target_kind(field, path) != A_FILE or not path.name.lower().endswith(".jsonl"):
@@ -357,7 +347,7 @@ def read_texts(place: str) -> Texts:
 
     ValueError for a bad line, and for none or too many.
     """
-    unit = named_jsonl("texts", place, "text, label")
+    unit = find_jsonl("texts", place, "text, label")
     texts = tuple((label, text) for label, text in islice(read_unit(unit), MOST_TEXTS + 1))
     if not 0 < len(texts) <= MOST_TEXTS:
         raise invalid("texts", f"{place}: {len(texts)} lines", f"1 to {MOST_TEXTS} lines")

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from gram_platform.config import CORE, UNLABELLED, is_unlabelled
@@ -36,7 +37,7 @@ from gram_platform.corpora.recipe import (
     whole_parts,
 )
 from gram_platform.corpora.recipe_file import locate_errors, read_description, text_units
-from gram_platform.corpora.records import TRUE_LABEL, Unit, named_jsonl
+from gram_platform.corpora.records import TRUE_LABEL, Unit, find_jsonl
 from gram_platform.corpora.sources import Progress, content_of, find_units, scan_units, silent
 from gram_platform.corpora.tokenizer import DEFAULT_SAMPLE_BYTES, tokenizer_recipe
 
@@ -95,17 +96,15 @@ def resolve(
     `cache_dir` by path, size and time.
 
     Raises ValueError for an unknown corpus or core label, bad records (with file and line), labels
-    that cannot be domains, local domains with a single document, and a tokenizer with too many
-    tokens or no end of text.
+    that cannot be domains, local domains with a single document, and an unfit tokenizer.
     """
     description, core_label, units = read_description(corpus), packing.core_label, ()
     flags = (("core_label", core_label), ("tokenizer", packing.tokenizer))
     with locate_errors(corpus, [name for name, value in flags if value]):
-        tokenizer, end = "", ""
-        if isinstance(description, HubCorpus | TextCorpus):
-            tokenizer, end = description.tokenizer, description.end_of_text
+        given = packing.tokenizer or getattr(description, "tokenizer", "")
+        end = getattr(description, "end_of_text", "")
         tokenizer, tokenizer_path = tokenizer_recipe(
-            packing.tokenizer or tokenizer or None, packing.vocab_size, packing.sample_bytes, end
+            given or None, packing.vocab_size, packing.sample_bytes, end
         )
         if packing.instructions and isinstance(description, StoriesCorpus | HubCorpus):
             allowed = "none, unless --corpus is a folder, a file or recipe of text, or installed"
@@ -120,13 +119,12 @@ def resolve(
                 units = text_units(corpus)
             elif str(corpus) == INSTALLED:
                 if cache_dir is None:
-                    allowed = "a folder, where the installed text is written"
-                    raise invalid("cache_dir", None, allowed)
+                    raise invalid("cache_dir", None, "a folder for the installed text")
                 units = find_units(provide_installed_text(cache_dir, progress=progress))
             else:
                 units = find_units(existing_path(corpus))
             if path := packing.instructions:
-                units += (named_jsonl("instructions", path, "prompt and response"),)
+                units += (find_jsonl("instructions", path, "prompt and response"),)
             units = tuple(scan_units(units, cache_dir, progress))
             source, domains, counts = _of_files(str(corpus), units, core_label)
         recipe = CorpusRecipe(
@@ -207,10 +205,9 @@ def existing_path(corpus: str | Path) -> Path:
 def core_labels(
     given: CoreLabel, labels: Collection[str], default: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
-    """Returns the labels of core.
+    """Returns `given`, otherwise `default`, otherwise all labels except the first few by name.
 
-    These are `given`, otherwise `default`, otherwise all except the first few by name. Raises
-    ValueError unless they are labels of the corpus, but not all its labels.
+    Raises ValueError unless these are labels of the corpus, but not all its labels.
     """
     core = given or default or tuple(sorted(labels))[catalog.DEFAULT_NUM_AUX :]
     if isinstance(core, str):
@@ -218,16 +215,12 @@ def core_labels(
         parts = {core} if core in labels else {part.strip() for part in core.split(",")}
         core = tuple(sorted(parts))
     if missing := [label for label in core if label not in labels]:
-        allowed = (
-            f"labels of this corpus, which are {_list_names(labels)}{meant(missing[0], labels)}"
-        )
+        names = _list_names(labels) + meant(missing[0], labels)
+        allowed = f"labels of this corpus, which are {names}"
         raise invalid("core_label", ", ".join(missing), allowed)
     if len(core) == len(labels):
-        raise invalid(
-            "core_label",
-            ", ".join(core),
-            "fewer than all labels: at least one stays an auxiliary domain",
-        )
+        allowed = "fewer than all labels: at least one stays an auxiliary domain"
+        raise invalid("core_label", ", ".join(core), allowed)
     return core
 
 
@@ -258,7 +251,7 @@ def _of_stories(
 ) -> tuple[StoriesSource, tuple[DomainRecipe, ...], Counts]:
     core = core_labels(core_label, stories.TOPICS)
     source = stories_of(corpus, core)
-    mean = stories.mean_story_bytes(source)
+    mean = stories.mean_story_bytes(source, stories.TOPICS[0])
     means = dict.fromkeys(stories.TOPICS, mean)
     if corpus.num_instructions:
         means[stories.INSTRUCTIONS] = stories.mean_story_bytes(source, stories.INSTRUCTIONS)
@@ -273,8 +266,9 @@ def stories_of(corpus: StoriesCorpus, core: tuple[str, ...]) -> StoriesSource:
     share, rest = divmod(corpus.core_documents, len(core))
     documents = {topic: share + (rank < rest) for rank, topic in enumerate(core)}
     documents |= {topic: corpus.aux_documents for topic in stories.TOPICS if topic not in core}
-    documents |= {stories.INSTRUCTIONS: corpus.num_instructions} if corpus.num_instructions else {}
-    instructed = core if corpus.num_instructions else ()
+    instructed = ()
+    if corpus.num_instructions:
+        documents[stories.INSTRUCTIONS], instructed = corpus.num_instructions, core
     return stories.stories_source(
         documents, corpus.num_facts, corpus.shared_fact_share, corpus.seed, instructed
     )
@@ -284,11 +278,10 @@ def _of_hub(corpus: HubCorpus, packing: Packing) -> tuple[HubSource, tuple[Domai
     """Decides the bytes to take from each row, whose labels are assumed to be equally frequent."""
     core_tokens = packing.core_tokens or corpus.core_tokens
     aux_share = packing.aux_share or corpus.aux_share
-    corpus = replace(corpus, core_tokens=core_tokens, aux_share=aux_share)
-    rows = corpus.rows
+    rows = replace(corpus, core_tokens=core_tokens, aux_share=aux_share).rows
     labels = tuple(dict.fromkeys(label for row in rows for label in row.all_labels))
     core = core_labels(packing.core_label, labels, corpus.core_labels)
-    domains = {CORE: core, **{label: (label,) for label in _auxiliary_labels(labels, core)}}
+    domains = {CORE: core} | {label: (label,) for label in _auxiliary_labels(labels, core)}
     floor = validation_bytes(packing.validation_sequences, packing.seq_len)
     domain_of = {label: domain for domain, labels in domains.items() for label in labels}
     has_held_out = any(row.held_out for row in rows)
@@ -297,11 +290,14 @@ def _of_hub(corpus: HubCorpus, packing: Packing) -> tuple[HubSource, tuple[Domai
         d: [0.0 if row.held_out else row.share * _fraction(row, labels) for row in rows]
         for d, labels in domains.items()
     }
-    rates = {d: _bytes_per_token(rows, row_shares) for d, row_shares in shares.items()}
-    tokens = {}
-    for d, rate in rates.items():
+    # Bytes per token, and tokens, of each domain.
+    rates, tokens = {}, {}
+    for d, of_rows in shares.items():
+        weighted = (row.bytes_per_token * share for row, share in zip(rows, of_rows, strict=True))
+        rates[d] = sum_in_order(weighted) / sum_in_order(of_rows)
         margin = CORE_MARGIN if d == CORE else AUX_MARGIN * aux_share / (len(domains) - 1)
-        tokens[d] = _with_validation(core_tokens * margin * rate, floor, has_held_out) / rate
+        trained_bytes = core_tokens * margin * rates[d]
+        tokens[d] = _with_validation(trained_bytes, floor, has_held_out) / rates[d]
     num_bytes = []
     for row in rows:
         most = whole_parts(UNKNOWN * row.available_tokens * row.bytes_per_token)
@@ -324,11 +320,6 @@ def _with_validation(trained_bytes: float, floor: float, has_held_out: bool) -> 
     return max(whole, trained_bytes + floor, floor / MAX_VALIDATION)
 
 
-def _bytes_per_token(rows: tuple[HubRow, ...], shares: list[float]) -> float:
-    weighted = (row.bytes_per_token * share for row, share in zip(rows, shares, strict=True))
-    return sum_in_order(weighted) / sum_in_order(shares)
-
-
 def _fraction(row: HubRow, labels: tuple[str, ...]) -> float:
     return sum(label in labels for label in row.all_labels) / len(row.all_labels)
 
@@ -349,18 +340,18 @@ def _of_files(
     corpus: str, units: tuple[Unit, ...], core_label: CoreLabel
 ) -> tuple[FilesSource, tuple[DomainRecipe, ...], Counts]:
     """Text of a domain that has the label of another one becomes a part, `DOMAIN:OTHER`."""
-    counts = _counts(units)
+    counts: Counts = {}
+    for label, (documents, num_bytes) in chain.from_iterable(u.labels.items() for u in units):
+        before = counts.get(label, (0, 0))
+        counts[label] = (before[0] + documents, before[1] + num_bytes)
     labels = sorted(label for label in counts if LABELLED not in label)
     if not counts:
         raise invalid("corpus", corpus, "a corpus with at least one record")
     for label in sorted({unit.label for unit in units} - counts.keys() - {""}):
         raise invalid("label", label, "text in at least one of its files")
     if core_label is None and CORE not in counts:
-        raise invalid(
-            "core_label",
-            None,
-            "one or more labels of this corpus, which are " + _list_names(labels),
-        )
+        allowed = "one or more labels of this corpus, which are " + _list_names(labels)
+        raise invalid("core_label", None, allowed)
     core = core_labels(core_label, labels, (CORE,))
     domain_of = dict.fromkeys(core, CORE)
     domain_of |= {label: label for label in _auxiliary_labels(labels, core)}
@@ -393,16 +384,6 @@ def _divide_core(
     return (_domain((CORE,), far, counts), _domain((CORE, CORE), near, counts), *others)
 
 
-def _counts(units: tuple[Unit, ...]) -> Counts:
-    """Returns (documents, bytes of text) of all scanned units by label."""
-    total: Counts = {}
-    for unit in units:
-        for label, (documents, num_bytes) in unit.labels.items():
-            before = total.get(label, (0, 0))
-            total[label] = (before[0] + documents, before[1] + num_bytes)
-    return total
-
-
 def _domain(pair: tuple[str, ...], labels: tuple[str, ...], counts: Counts) -> DomainRecipe:
     """Makes the recipe of a domain, or of its part that training sees as another domain."""
     documents, num_bytes = (sum(counts[label][i] for label in labels) for i in (0, 1))
@@ -414,10 +395,7 @@ def _domain(pair: tuple[str, ...], labels: tuple[str, ...], counts: Counts) -> D
 
 
 def _choose_sample(recipe: CorpusRecipe) -> TokenizerRecipe:
-    """Chooses passages instead of documents if one document would dominate a partial sample.
-
-    This results in another tokenizer, so its kind is a part of the `data_id`.
-    """
+    """Chooses passages instead of documents if one document would dominate a partial sample."""
     tokenizer, largest = recipe.tokenizer, max(unit.largest for unit in recipe.units)
     is_part = tokenizer.sample_bytes < sum(domain.num_bytes for domain in recipe.sampled_from)
     if tokenizer.kind == "bpe" and is_part and largest * MIN_SAMPLED > tokenizer.sample_bytes:
