@@ -67,7 +67,7 @@ def materialised(store, view):
 
 
 def merged_weights(config, weights, active):
-    """Merges all weights of a view in memory: those of `merged_config`'s model, by name."""
+    """Merges all weights of a view in memory: those of `merge_config`'s model, by name."""
     from gram_platform.store.views import merge_mlp
 
     merged = {n: w for n, w in weights.items() if ".mlp." not in n and ".aux." not in n}

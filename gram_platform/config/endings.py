@@ -96,7 +96,7 @@ def exit_codes(advice: str = "") -> Iterator[None]:
     except Stopped as error:
         _end(FAILED, f"error: {error}", error)
     except (ValueError, PermissionError) as error:
-        text = f"error: {explained(error)}"
+        text = f"error: {explain_error(error)}"
         code, text = (FAILED, f"{text}. {advice}") if _has_begun else (BAD_INPUT, text)
         _end(code, text, error)
     except OSError as error:
@@ -131,7 +131,7 @@ def _end(code: int, text: str, error: BaseException) -> None:
 flag_names: set[str] = set()
 
 
-def explained(error: BaseException) -> str:
+def explain_error(error: BaseException) -> str:
     """Returns an error's text: with flags, a missing permission or a locale that spells a name."""
     if isinstance(error, InvalidField):
         return error.for_command(flag_names)

@@ -26,7 +26,7 @@ MAX_METRIC_NAME = 250 - len("final/validation/loss/")
 RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 # Levels of lists and mappings in JSON and TOML.
 DEEPEST = 100
-# Metadata key of a field made by `added`.
+# Metadata key of a field made by `add_field`.
 _ADDED = "added"
 # Characters that MLflow rejects, and slashes and dots of paths that could be written otherwise, as
 # in `a//b`, `/a` and `../a`.
@@ -82,27 +82,27 @@ class InvalidField(ValueError):
         flag, value = f"--{self.field.replace('_', '-')}", self.value
         is_empty = value is None or value is False or value in ("", ())
         if is_empty and not self.expected.startswith("no value"):
-            return masked(f"{flag}: not given; expected {self.expected}")
+            return mask_secrets(f"{flag}: not given; expected {self.expected}")
         texts = map(str, value) if isinstance(value, tuple | list) else [str(value)]
-        return masked(f"{flag} {shlex.join(texts)[:LONGEST_SHOWN]}: expected {self.expected}")
+        return mask_secrets(f"{flag} {shlex.join(texts)[:LONGEST_SHOWN]}: expected {self.expected}")
 
     def at(self, place: str) -> "InvalidField":
         return InvalidField(self.field, self.value, self.expected, place, self.steps)
 
     def __str__(self) -> str:
         try:
-            shown = masked(repr(self.value))
+            shown = mask_secrets(repr(self.value))
         except ValueError:
             # Python refuses to spell it.
             shown = "an integer of thousands of digits"
         shown = shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]}..."
-        text = masked(f"{self.field[:LONGEST_SHOWN]}={shown}: expected {self.expected}")
+        text = mask_secrets(f"{self.field[:LONGEST_SHOWN]}={shown}: expected {self.expected}")
         return f"{self.place}: {text}" if self.place else text
 
 
 def invalid(field: str, value: object, expected: str) -> InvalidField:
     """Makes every user-facing error, in one form."""
-    return InvalidField(field, masked(value) if isinstance(value, str) else value, expected)
+    return InvalidField(field, mask_secrets(value) if isinstance(value, str) else value, expected)
 
 
 def require_int(field: str, value: Any, low: int, high: int | None = None) -> None:
@@ -165,10 +165,10 @@ def require_choice(field: str, value: object, choices: Iterable[str]) -> None:
 def one_of(value: object, choices: Iterable[str], of: str = "") -> str:
     """Says what is allowed in place of a value: one of the choices, or one `of` something."""
     choices = tuple(choices)
-    return f"one of {of}{', '.join(choices)}{meant(value, choices)}"
+    return f"one of {of}{', '.join(choices)}{suggest(value, choices)}"
 
 
-def meant(value: object, choices: Iterable[str]) -> str:
+def suggest(value: object, choices: Iterable[str]) -> str:
     """Says, to end an expectation, which choices a value may be misspelt from; "" for none.
 
     The words are tyro's.
@@ -239,11 +239,12 @@ def printable(text: str) -> str:
     Text of corpora and models may hold any.
     """
     return NOT_ASCII_OR_CONTROL.sub(
-        lambda found: ascii(found[0])[1:-1] if _is_unseen(found[0]) else found[0], masked(text)
+        lambda found: ascii(found[0])[1:-1] if _is_unseen(found[0]) else found[0],
+        mask_secrets(text),
     )
 
 
-def masked(text: str) -> str:
+def mask_secrets(text: str) -> str:
     """Returns a text without passwords, keys in addresses and webhooks."""
     return SECRET.sub(lambda found: "".join(filter(None, found.groups())) + "***", text)
 
@@ -253,7 +254,7 @@ def without_secrets(plain: Any) -> Any:
         return {key: without_secrets(value) for key, value in plain.items()}
     if isinstance(plain, list):
         return [without_secrets(value) for value in plain]
-    return masked(plain) if isinstance(plain, str) else plain
+    return mask_secrets(plain) if isinstance(plain, str) else plain
 
 
 def local_path(field: str, place: str | Path) -> Path:
@@ -286,7 +287,7 @@ def absolute_place(field: str, place: str) -> str:
     return str(path)
 
 
-def parsed_by(parse: Callable[[Any], Any], text: str | bytes) -> Any:
+def parse_with(parse: Callable[[Any], Any], text: str | bytes) -> Any:
     """Returns `parse(text)`; ValueError if it is nested more than `DEEPEST` levels deep.
 
     Deeper values would exceed Python's limit of recursion when they are compared, shown or written.
@@ -304,7 +305,7 @@ def parsed_by(parse: Callable[[Any], Any], text: str | bytes) -> Any:
     raise ValueError("it is nested too deeply")
 
 
-def added(default: Any) -> Any:
+def add_field(default: Any) -> Any:
     """Declares a dataclass field that is newer than ids in use.
 
     Canonical JSON leaves it out at its default, which must keep the earlier behaviour. So only runs

@@ -13,10 +13,10 @@ from gram_platform.config import CORE, ModelConfig, ModuleSpec
 from gram_platform.config.identity import (
     invalid,
     local_path,
-    meant,
     require_fields,
     require_int,
     require_real,
+    suggest,
 )
 from gram_platform.config.plain import from_plain
 from gram_platform.config.written import read_json
@@ -80,7 +80,7 @@ class Size:
         )
 
 
-def imported_size(size: Size, model: ModelConfig, num_parameters: int, import_id: str) -> Size:
+def match_import(size: Size, model: ModelConfig, num_parameters: int, import_id: str) -> Size:
     """Returns `size` with an imported model's shape, named by its parameters."""
     return dataclasses.replace(
         size,
@@ -270,7 +270,7 @@ def load_law(name_or_path: str) -> Law:
         stored = read_json(local_path("law", name_or_path))
     except ValueError as error:
         known = f"one of {', '.join(LAWS)}, or a law's JSON file ({error})"
-        raise invalid("law", name_or_path, known + meant(name_or_path, LAWS)) from error
+        raise invalid("law", name_or_path, known + suggest(name_or_path, LAWS)) from error
     fields = dataclasses.fields(Law)
     given = {field.name: stored[field.name] for field in fields if field.name in stored}
     needed = [field.name for field in fields if field.default is dataclasses.MISSING]
@@ -287,7 +287,7 @@ def require_evidence(law: Law, named: str, sizes: Mapping[str, float]) -> None:
         raise invalid("law", named, f"{allowed}; {'; '.join(doubts)}")
 
 
-def sized_by(size: Size, law: Law, num_parameters: int) -> Size:
+def apply_law(size: Size, law: Law, num_parameters: int) -> Size:
     """Returns the size with the law's peak learning rate and batch.
 
     `num_parameters`: of its dense model. The batch keeps the law's tokens if sequence lengths
@@ -295,7 +295,7 @@ def sized_by(size: Size, law: Law, num_parameters: int) -> Size:
     both become the micro-batch's divisor nearest in ratio: every number of ranks that divides it
     also divided the old micro-batch. ValueError unless the law's values are positive and finite.
     """
-    peak_lr, sequences = _usable(law, num_parameters, size.seq_len)
+    peak_lr, sequences = _evaluate(law, num_parameters, size.seq_len)
     num_micro = round(sequences / size.micro_batch)
     if num_micro:
         return dataclasses.replace(size, peak_lr=peak_lr, batch_size=num_micro * size.micro_batch)
@@ -304,7 +304,7 @@ def sized_by(size: Size, law: Law, num_parameters: int) -> Size:
     return dataclasses.replace(size, peak_lr=peak_lr, batch_size=batch, micro_batch=batch)
 
 
-def _usable(law: Law, num_parameters: int, seq_len: int) -> tuple[float, float]:
+def _evaluate(law: Law, num_parameters: int, seq_len: int) -> tuple[float, float]:
     try:
         values = law.lr(num_parameters), law.batch(num_parameters, seq_len)
     except OverflowError:

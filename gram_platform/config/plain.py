@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from gram_platform.config.identity import InvalidField, Steps, one_of, parsed_by
+from gram_platform.config.identity import InvalidField, Steps, one_of, parse_with
 
 # The largest file of ours has 2 MB.
 MOST_JSON_BYTES = 32 * 2**20
@@ -58,7 +58,7 @@ def parse_json(text: str | bytes, kind: Any = object) -> Any:
     """
     if len(text) > MOST_JSON_BYTES:
         raise ValueError(f"it has more than {MOST_JSON_BYTES >> 20} MiB")
-    return from_plain(kind, parsed_by(json.loads, text))
+    return from_plain(kind, parse_with(json.loads, text))
 
 
 def from_plain(kind: Any, plain: Any, steps: Steps = ()) -> Any:
@@ -80,7 +80,7 @@ def from_plain(kind: Any, plain: Any, steps: Steps = ()) -> Any:
         return plain
     if origin is Literal:
         if plain not in arguments:
-            raise _misplaced(steps, plain, one_of(plain, arguments))
+            raise _make_error(steps, plain, one_of(plain, arguments))
         return plain
     if is_typeddict(kind):
         return _read_table(kind, plain, steps)
@@ -101,7 +101,7 @@ def from_plain(kind: Any, plain: Any, steps: Steps = ()) -> Any:
         return _require(plain, origin, steps, "no value: it cannot be set in a file")
     if kind in (int, float) and type(plain) is int:
         if abs(plain) > sys.float_info.max:
-            raise _misplaced(steps, plain, f"{SCALARS[kind]} of at most 308 digits")
+            raise _make_error(steps, plain, f"{SCALARS[kind]} of at most 308 digits")
         return kind(plain)
     return _require(plain, kind, steps, SCALARS[kind])
 
@@ -120,15 +120,15 @@ def _require_all(names: Iterable[str], plain: Mapping, steps: Steps) -> None:
     if missing := [name for name in names if name not in plain]:
         # The whole document would be a long line.
         value = dict(plain) if steps else list(plain)
-        raise _misplaced(steps, value, "a table that also has " + ", ".join(missing))
+        raise _make_error(steps, value, "a table that also has " + ", ".join(missing))
 
 
 def _dataclass(kind: Any, plain: Any, steps: Steps) -> Any:
-    hints, needed = _declared(kind)
+    hints, needed = _read_hints(kind)
     _require(plain, Mapping, steps, "a table with fields of: " + ", ".join(hints))
     for name, value in plain.items():
         if name not in hints:
-            raise _misplaced((*steps, name), value, one_of(name, hints, "the fields "))
+            raise _make_error((*steps, name), value, one_of(name, hints, "the fields "))
     values = {name: from_plain(hints[name], value, (*steps, name)) for name, value in plain.items()}
     _require_all(needed, plain, steps)
     try:
@@ -140,7 +140,7 @@ def _dataclass(kind: Any, plain: Any, steps: Steps) -> Any:
 
 
 @functools.cache
-def _declared(kind: type) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _read_hints(kind: type) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Returns the types of a dataclass's fields, and the names without a default."""
     fields, hints = [f for f in dataclasses.fields(kind) if f.init], get_type_hints(kind)
     nothing = dataclasses.MISSING
@@ -157,7 +157,7 @@ def _tuple(arguments: tuple, plain: Any, steps: Steps) -> tuple:
     _require(plain, list | tuple, steps, "an array")
     parts = [part] * len(plain) if arguments[-1] is ... else list(arguments)
     if len(parts) != len(plain):
-        raise _misplaced(steps, plain, f"an array of {len(parts)} values")
+        raise _make_error(steps, plain, f"an array of {len(parts)} values")
     return tuple(
         from_plain(p, one, (*steps, i)) for i, (p, one) in enumerate(zip(parts, plain, strict=True))
     )
@@ -165,9 +165,9 @@ def _tuple(arguments: tuple, plain: Any, steps: Steps) -> tuple:
 
 def _require(plain: Any, kind: Any, steps: Steps, expected: str) -> Any:
     if not isinstance(plain, kind) or (isinstance(plain, bool) and kind is not bool):
-        raise _misplaced(steps, plain, expected)
+        raise _make_error(steps, plain, expected)
     return plain
 
 
-def _misplaced(steps: Steps, value: Any, expected: str) -> InvalidField:
+def _make_error(steps: Steps, value: Any, expected: str) -> InvalidField:
     return InvalidField(name_of(steps) or "the file", value, expected, steps=steps)

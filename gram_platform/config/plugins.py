@@ -27,7 +27,7 @@ class Table(MutableMapping[str, Any]):
         self._known = dict(ours)
 
     @functools.cached_property
-    def _offered(self) -> dict[str, EntryPoint]:
+    def _entries(self) -> dict[str, EntryPoint]:
         """The entry points by name; reading every package's metadata takes tens of milliseconds."""
         found: dict[str, EntryPoint] = {}
         for entry in entry_points(group=self.group):
@@ -43,7 +43,7 @@ class Table(MutableMapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._known:
-            entry = self._offered[name]
+            entry = self._entries[name]
             about = f"{self._about(entry)} ({entry.value})"
             try:
                 value = entry.load()
@@ -59,10 +59,10 @@ class Table(MutableMapping[str, Any]):
         return self._known[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**self._known, **self._offered})
+        return iter({**self._known, **self._entries})
 
     def __len__(self) -> int:
-        return len(self._known.keys() | self._offered.keys())
+        return len(self._known.keys() | self._entries.keys())
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._known[name] = value

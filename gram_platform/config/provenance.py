@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypedDict
 
-from gram_platform.config.identity import masked
+from gram_platform.config.identity import mask_secrets
 from gram_platform.config.terminal import say
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -135,7 +135,7 @@ def provenance(machine: str, upload: str = "") -> Provenance:
 def command_line() -> str:
     program, *arguments = sys.argv
     is_ours = Path(program).name in ("gram", "__main__.py")
-    return masked(shlex.join(["gram" if is_ours else program, *arguments]))
+    return mask_secrets(shlex.join(["gram" if is_ours else program, *arguments]))
 
 
 @cache

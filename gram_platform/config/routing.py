@@ -84,7 +84,7 @@ def uniforms(key: int, counters: np.ndarray) -> np.ndarray:
     return (hash_counters(key, counters) >> _U64(11)) * 2.0**-53
 
 
-def permuted(size: int, keys: np.ndarray, indices: np.ndarray, inverse: bool = False) -> np.ndarray:
+def permute(size: int, keys: np.ndarray, indices: np.ndarray, inverse: bool = False) -> np.ndarray:
     """Permutes int64 indices in [0, size), each by its own uint64 key.
 
     Returns int64 images, or origins if `inverse`. Repeats a balanced Feistel network of six rounds
@@ -290,7 +290,7 @@ def draw_positions(seed: int, budget: DomainBudget, cursor: int, count: int) -> 
     keys_of_passes = [
         hash_key(seed, "draw", budget.name, p) for p in range(int(passes[0]), int(passes[-1]) + 1)
     ]
-    return permuted(
+    return permute(
         budget.num_sequences, np.array(keys_of_passes, dtype=_U64)[passes - passes[0]], within
     )
 
@@ -304,4 +304,4 @@ def domain_permutation(
     or images to indices if `inverse`, and stores none.
     """
     key = _U64(hash_key(data_id, "domain", domain))
-    return lambda indices: permuted(num_available, np.full(indices.shape, key), indices, inverse)
+    return lambda indices: permute(num_available, np.full(indices.shape, key), indices, inverse)

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable
 from typing import TextIO
 
-from gram_platform.config.identity import masked, printable
+from gram_platform.config.identity import mask_secrets, printable
 
 # In letters.
 LONGEST_CELL = 500
@@ -49,5 +49,5 @@ def warn(text: str, stacklevel: int = 1) -> None:
 
 def one_line(text: object) -> str:
     """Puts a text into one line without secrets, cut if it is long."""
-    line = " ".join(masked(str(text)).split())
+    line = " ".join(mask_secrets(str(text)).split())
     return line if len(line) <= LONGEST_CELL else f"{line[:LONGEST_CELL]}..."

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gram_platform.config.identity import (
-    added,
+    add_field,
     invalid,
     require_choice,
     require_fields,
@@ -73,9 +73,9 @@ class ModelConfig:
     norm_eps: float = 1e-5
     init_std: float = 0.02
     # Token that ends a document, which attention never crosses; -1: no such token.
-    document_end: int = added(-1)
+    document_end: int = add_field(-1)
     # The stock model whose block this is.
-    architecture: str = added(STARCODER2)
+    architecture: str = add_field(STARCODER2)
 
     def __post_init__(self) -> None:
         require_fields("model", self, 1, "num_layers", "d_model", "num_heads", "num_kv_heads")
@@ -118,7 +118,7 @@ class ModelConfig:
         return tuple(m.domain for m in self.modules)
 
 
-def merged_config(config: ModelConfig, active: Mapping[str, float]) -> ModelConfig:
+def merge_config(config: ModelConfig, active: Mapping[str, float]) -> ModelConfig:
     """Returns a view's dense shape, as wide as its core and active MLPs together."""
     extra = sum(m.width for m in config.modules if m.domain in active and m.kind != "lora")
     return replace(config, d_mlp=config.d_mlp + extra, modules=())
@@ -208,15 +208,15 @@ class RoutingConfig:
     # Train only modules: the branches of FT-LoRA and FT-MLP.
     freeze_core: bool = False
     # Overrides `p_aux_spread` for single domains.
-    p_aux_spread_of: tuple[tuple[str, float], ...] = added(())
+    p_aux_spread_of: tuple[tuple[str, float], ...] = add_field(())
     # Relative frequency as companion; (): all equal.
-    companion_weights: tuple[tuple[str, float], ...] = added(())
+    companion_weights: tuple[tuple[str, float], ...] = add_field(())
     # one; subset: each module with probability 1/2, a random one if none is drawn; or all.
-    companions: str = added("one")
+    companions: str = add_field("one")
     # An auxiliary batch activates a random subset of other modules, or all, untrained.
-    p_aux_companion: float = added(0.0)
+    p_aux_companion: float = add_field(0.0)
     # An auxiliary batch that does not train the core trains the embedding and the norms.
-    spreads_embeddings: bool = added(False)
+    spreads_embeddings: bool = add_field(False)
 
     def __post_init__(self) -> None:
         require_fields(
@@ -258,7 +258,7 @@ class OptimizerConfig:
     # One norm over all sets [ours], the only value. The field stays because it is part of every id.
     clip_scope: str = "global"
     # Decay biases and norms too.
-    decay_vectors: bool = added(False)
+    decay_vectors: bool = add_field(False)
 
     def __post_init__(self) -> None:
         require_fields("optimizer", self, 0, "peak_lr", "eps", open_low=True)
@@ -289,7 +289,7 @@ class EvalPoints:
     patience: int = 0
     # Equally spaced steps after which `train/learner.py` measures each module's gradients on each
     # domain.
-    num_probes: int = added(0)
+    num_probes: int = add_field(0)
 
     def __post_init__(self) -> None:
         require_fields("eval_points", self, 0, "num_probes", "patience", "num_points")
@@ -316,13 +316,13 @@ class Objective:
     forget: tuple[str, ...] = ()
     retain_weight: float = 1.0
     # Stop after the first step whose mean ME is at most this; 0: never.
-    stop_below: float = added(0.0)
+    stop_below: float = add_field(0.0)
     # Misdirection: layers up to the one whose output is compared; only they are trained.
-    steered_layers: int = added(0)
+    steered_layers: int = add_field(0)
     # Misdirection: length of the vector that forget activations are to equal.
-    steering: float = added(0.0)
+    steering: float = add_field(0.0)
     # "": every token counts.
-    responses_after: str = added("")
+    responses_after: str = add_field("")
 
     def __post_init__(self) -> None:
         require_fields(

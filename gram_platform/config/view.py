@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import ClassVar, Literal
 
 from gram_platform.config.identity import (
-    added,
+    add_field,
     invalid,
     require_choice,
     require_fields,
@@ -149,7 +149,7 @@ class TokenLosses(_Identified):
     precision: str = "bfloat16"
     measure: Literal["tokens"] = "tokens"
     # Pairs of a domain and a text, which is measured beside the sequences.
-    texts: tuple[tuple[str, str], ...] = added(())
+    texts: tuple[tuple[str, str], ...] = add_field(())
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "domains", core_first(self.domains))
@@ -178,7 +178,7 @@ class Continuations(_Identified):
     precision: str = "bfloat16"
     measure: Literal["samples"] = "samples"
     # Pairs of a domain and a prompt, which replace the documents' beginnings.
-    texts: tuple[tuple[str, str], ...] = added(())
+    texts: tuple[tuple[str, str], ...] = add_field(())
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "domains", core_first(self.domains))

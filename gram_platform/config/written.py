@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gram_platform.config.crash_safe import A_FILE, A_FOLDER, KIND_OF_MODE
-from gram_platform.config.identity import DEEPEST, InvalidField, Steps, invalid, parsed_by
+from gram_platform.config.identity import DEEPEST, InvalidField, Steps, invalid, parse_with
 from gram_platform.config.plain import (
     MOST_JSON_BYTES,
     STEP,
@@ -120,11 +120,11 @@ class Written:
 
     def build(self, kind: Any, start: Any = None) -> Any:
         """Makes a dataclass of this kind, or changes `start`; InvalidField has place and line."""
-        with self.located():
+        with self.locate_errors():
             return from_plain(kind, overlaid(start, self.plain))
 
     @contextlib.contextmanager
-    def located(self) -> Iterator[None]:
+    def locate_errors(self) -> Iterator[None]:
         try:
             yield
         except InvalidField as error:
@@ -148,7 +148,7 @@ class Written:
 
     def _steps(self, error: InvalidField) -> Steps:
         """Returns the steps to the error's field, or to a table around it."""
-        written = list(_written(self.plain))
+        written = list(_walk(self.plain))
         named = tuple(steps_of(error.field))
         likely = (at for name in reversed(named[-2:]) for at in written if at[-1] == name)
         steps = error.steps or (named if named in written else next(likely, ()))
@@ -163,18 +163,18 @@ def together(parts: Sequence[Written]) -> Written:
     return Written(parts[0].place if parts else "", plain, parts=tuple(parts))
 
 
-def _written(plain: Any, steps: Steps = ()) -> Iterator[Steps]:
+def _walk(plain: Any, steps: Steps = ()) -> Iterator[Steps]:
     items = plain.items() if isinstance(plain, Mapping) else ()
     for key, value in enumerate(plain) if isinstance(plain, list) else items:
         yield (*steps, key)
-        yield from _written(value, (*steps, key))
+        yield from _walk(value, (*steps, key))
 
 
 def read_toml(field: str, path: Path) -> Written:
     """Reads a TOML file; ValueError names the field, or file and line."""
     text = read_text(field, path)
     try:
-        return Written(str(path), parsed_by(tomllib.loads, text), text)
+        return Written(str(path), parse_with(tomllib.loads, text), text)
     except ValueError as error:
         # Also for a number of thousands of digits.
         raise ValueError(f"{path}: not TOML: {error}") from error
@@ -207,7 +207,7 @@ def read_assignment(text: str) -> Written:
 def read_value(text: str) -> Any:
     """Reads a value in TOML; otherwise a number such as .5, otherwise the text itself."""
     with suppress(tomllib.TOMLDecodeError):
-        return parsed_by(tomllib.loads, f"value = {text}")["value"]
+        return parse_with(tomllib.loads, f"value = {text}")["value"]
     with suppress(ValueError):
         return float(text)
     return text.strip()

@@ -19,7 +19,7 @@ from gram_platform.config import (
 from gram_platform.config.flops import core_parameters, mlp_parameters
 from gram_platform.config.identity import invalid, sum_in_order
 from gram_platform.config.ladder import lora_rank
-from gram_platform.methods.budgets import core_budget, training_run, unlabelled_slices
+from gram_platform.methods.budgets import core_budget, slice_unlabelled, training_run
 from gram_platform.methods.setting import Branching, MethodRuns, Profile, Setting
 
 
@@ -27,7 +27,7 @@ def plan_full(setting: Setting) -> MethodRuns:
     """FT-Full: finetunes all parameters of the base; a branch serves core and one domain."""
     budget = branch_budget(setting, setting.options.branch_full, module_parameters=0)
     base = _base(setting, budget)
-    branches = {d: _branch(setting, budget, base, d, None) for d in _branched(setting)}
+    branches = {d: _branch(setting, budget, base, d, None) for d in _list_branches(setting)}
     views: dict[Profile, View] = {(): View.of(base.run_id)}
     views |= {(d,): View.of(run.run_id) for d, run in branches.items()}
     return _plans(setting, base, branches, views)
@@ -53,7 +53,7 @@ def _module_branches(setting: Setting, kind: str, width: int) -> MethodRuns:
     parameters = size.num_layers * mlp_parameters(size.architecture, size.d_model, size.d_aux)
     budget = branch_budget(setting, setting.options.branch_module, parameters)
     base = _base(setting, budget)
-    specs = {d: ModuleSpec(d, kind, width) for d in _branched(setting)}
+    specs = {d: ModuleSpec(d, kind, width) for d in _list_branches(setting)}
     branches = {d: _branch(setting, budget, base, d, spec) for d, spec in specs.items()}
     profiles = [(), *((d,) for d in branches), *setting.profiles, *setting.subsets]
     if set(branches) == set(setting.auxiliary):
@@ -66,7 +66,7 @@ def _module_branches(setting: Setting, kind: str, width: int) -> MethodRuns:
     return _plans(setting, base, branches, views)
 
 
-def _branched(setting: Setting) -> tuple[str, ...]:
+def _list_branches(setting: Setting) -> tuple[str, ...]:
     wanted = {d for profile in setting.profiles for d in profile}
     return tuple(d for d in setting.auxiliary if d in wanted)
 
@@ -108,7 +108,7 @@ def branch_budget(setting: Setting, branching: Branching, module_parameters: int
     if base_core < batch:
         allowed = "a ratio so small, or a corpus so large, that the base gets a step"
         raise invalid("branching.core_ratio", branching.core_ratio, allowed)
-    base = core_budget(base_core, unlabelled_slices(setting, scale))
+    base = core_budget(base_core, slice_unlabelled(setting, scale))
     first, core, aux = base.pool[0].num_sequences, {}, {}
     for domain in setting.auxiliary:
         pool = setting.pool(domain, max(1, round(scale * lengths[domain] / unit)) * unit)

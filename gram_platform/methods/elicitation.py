@@ -19,7 +19,7 @@ from gram_platform.config import (
     View,
 )
 from gram_platform.config.identity import invalid, one_of
-from gram_platform.config.training import merged_config
+from gram_platform.config.training import merge_config
 from gram_platform.methods.budgets import optimizer_of
 from gram_platform.methods.setting import (
     NEIGHBOUR,
@@ -44,7 +44,7 @@ def attacks(
     }
 
 
-def attacked_view(view: View, domain: str) -> View:
+def view_to_attack(view: View, domain: str) -> View:
     """Returns the view to attack: for DEMix, the expert that evaluates the domain."""
     return view if view.rule == "constant" else View.of(view.run_id, view.active(domain))
 
@@ -54,11 +54,11 @@ def _attack(
 ) -> RunConfig:
     if options.domain_share:
         options = options.on_domain(setting.num_sequences[domain])
-    text, start = attacked_text(setting, options, domain), attacked_view(view, domain)
+    text, start = choose_text(setting, options, domain), view_to_attack(view, domain)
     return finetuning_run(setting, options, text, domain, start, by_id)
 
 
-def attacked_text(setting: Setting, options: Elicitation, domain: str) -> str:
+def choose_text(setting: Setting, options: Elicitation, domain: str) -> str:
     """Returns the domain whose text an attack on `domain` trains on.
 
     The neighbour is the next auxiliary domain by name, the first after the last [ours]; the view
@@ -76,7 +76,7 @@ def attacked_text(setting: Setting, options: Elicitation, domain: str) -> str:
     return options.text
 
 
-def finetuned(setting: Setting, options: Elicitation, plans: MethodRuns) -> MethodRuns:
+def add_finetuning(setting: Setting, options: Elicitation, plans: MethodRuns) -> MethodRuns:
     """Adds a stage on the domain `options.text` to every compared view, or to all if none is.
 
     Its views replace the method's. ValueError for a view of several experts.
@@ -116,7 +116,7 @@ def finetuning_run(
     )
     adapters = (ModuleSpec(text, "lora", options.rank),) if options.rank else ()
     return RunConfig(
-        model=replace(merged_config(shape, dict(start.weights)), modules=adapters),
+        model=replace(merge_config(shape, dict(start.weights)), modules=adapters),
         data=DataConfig(setting.data_id, (DomainBudget(text, options.num_sequences, num_draws),)),
         routing=RoutingConfig(freeze_core=bool(adapters)),
         optimizer=optimizer,

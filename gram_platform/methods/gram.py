@@ -4,18 +4,18 @@ from dataclasses import replace
 
 from gram_platform.config import RoutingConfig, View
 from gram_platform.config.ladder import Size
-from gram_platform.methods.budgets import data_budget, routed_scale, training_run
+from gram_platform.methods.budgets import compute_lambda, data_budget, training_run
 from gram_platform.methods.setting import MethodRuns, Profile, Setting
 
 
 def plan(setting: Setting) -> MethodRuns:
     """Plans the paper's GRAM, with MLP modules."""
-    return routed(setting, "mlp")
+    return plan_routed(setting, "mlp")
 
 
 def plan_lora(setting: Setting) -> MethodRuns:
     """Plans GRAM with LoRA modules of the same size."""
-    return routed(setting, "lora")
+    return plan_routed(setting, "lora")
 
 
 def plan_subsets(setting: Setting) -> MethodRuns:
@@ -41,9 +41,9 @@ def width_of(setting: Setting, share: float) -> int:
     return unit * max(1, round(share * setting.size.d_dense / unit))
 
 
-def routed(setting: Setting, kind: str) -> MethodRuns:
+def plan_routed(setting: Setting, kind: str) -> MethodRuns:
     model = modular_size(setting).modular(setting.domains, kind)
-    scale = routed_scale(setting, model)
+    scale = compute_lambda(setting, model)
     unit = setting.route_unit(setting.routing.accumulation)
     data = data_budget(
         setting, setting.domains, unit, setting.factor, scale, unlabelled_is_core=False

@@ -60,7 +60,7 @@ def instead_of_losses(
 ) -> list[Node]:
     """Returns the runs without attacks, and another evaluation in place of each view's losses."""
     return [node for node in nodes if node.is_run and not node.is_attack] + [
-        replace(node, config=evaluation_of(node)).tagged(measure=measure)
+        replace(node, config=evaluation_of(node)).with_tags(measure=measure)
         for node in nodes
         if not node.is_run
     ]
@@ -116,7 +116,7 @@ class Samples(Losses):
             domains = tuple(sorted({domain for domain, _ in self.texts}))
 
         def continuations(node: Node) -> Continuations:
-            own = continued_domains(node.names, domains)
+            own = choose_continued(node.names, domains)
             return Continuations(
                 node.view,
                 setting.data_id,
@@ -131,7 +131,7 @@ class Samples(Losses):
             )
 
         nodes = method_nodes(method, setting)
-        nodes = [node for node in nodes if node.is_run or continued_domains(node.names, domains)]
+        nodes = [node for node in nodes if node.is_run or choose_continued(node.names, domains)]
         return instead_of_losses(nodes, self.name, continuations)
 
 
@@ -140,7 +140,7 @@ def _require_domains(texts: Texts, setting: Setting) -> None:
         require_choice("texts", domain, (CORE, *setting.auxiliary))
 
 
-def continued_domains(names: dict[str, str], domains: tuple[str, ...]) -> tuple[str, ...]:
+def choose_continued(names: dict[str, str], domains: tuple[str, ...]) -> tuple[str, ...]:
     """Returns which of the domains a view with the tags `names` continues.
 
     The baseline and core alone continue all, core with one domain that one, and others none.

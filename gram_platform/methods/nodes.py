@@ -15,7 +15,7 @@ from gram_platform.config import (
 from gram_platform.config.flops import compute_units, mlp_parameters, module_parameters
 from gram_platform.methods import plan
 from gram_platform.methods.budgets import plan_compute_units
-from gram_platform.methods.elicitation import attacks, finetuned
+from gram_platform.methods.elicitation import add_finetuning, attacks
 from gram_platform.methods.setting import MethodRuns, Profile, Setting
 
 # The method that is the unit of compute ratios, and the tag of a study's variant.
@@ -95,7 +95,7 @@ class Node:
         """See `node_name`."""
         return node_name(self.kind, self.id, self.names)
 
-    def tagged(self, **tags: str) -> "Node":
+    def with_tags(self, **tags: str) -> "Node":
         return Node.of(self.config, self.names | tags)
 
 
@@ -140,7 +140,7 @@ def method_nodes(method: str, setting: Setting) -> list[Node]:
     With a finetuning stage, its runs too; its views replace the method's.
     """
     plans, stage = plan(method, setting), setting.options.finetuning
-    plans = finetuned(setting, stage, plans) if stage else plans
+    plans = add_finetuning(setting, stage, plans) if stage else plans
     common = {"method": method, "size": setting.size.name, "seed": str(setting.seed)}
     common |= {VARIANT: setting.variant} if setting.variant else {}
     nodes = [
@@ -211,7 +211,7 @@ def method_costs(
     forward pass with at most one module; `total_mlp_all`, MLP parameters of all weights.
     """
     planned = {method: plan(method, setting) for method in dict.fromkeys((*methods, *compared))}
-    served = {method: _served(plans, setting) for method, plans in planned.items()}
+    served = {method: _list_served(plans, setting) for method, plans in planned.items()}
     wanted = tuple(dict.fromkeys(profile for profiles in served.values() for profile in profiles))
     shown = next((profile for profile in setting.profiles if profile), setting.profiles[0])
     alone = replace(setting, profiles=(shown,), every_subset=False)
@@ -227,13 +227,13 @@ def method_costs(
             "of_profiles": len(wanted),
             "shown": setting.profile_name(shown),
             "train_shown": _train_cost(plan(method, alone), base),
-            "served": len(_served(plans, setting)),
+            "served": len(_list_served(plans, setting)),
         }
         rows.append(row | _cost(plans, base))
     return rows
 
 
-def _served(plans: MethodRuns, setting: Setting) -> list[Profile]:
+def _list_served(plans: MethodRuns, setting: Setting) -> list[Profile]:
     """Returns the views' profiles that switch a domain off: the baseline serves all on."""
     return [profile for profile in plans.views if set(profile) != set(setting.auxiliary)]
 

@@ -42,12 +42,12 @@ def subsets_of(domains: Profile) -> tuple[Profile, ...]:
         is_few = comb(len(domains), number) <= MOST_SUBSETS
         chosen, draws = set(combinations(domains, number)) if is_few else set(), count()
         while not is_few and len(chosen) < MOST_SUBSETS:
-            chosen.add(_drawn(domains, number, next(draws)))
+            chosen.add(_draw(domains, number, next(draws)))
         found += sorted(chosen)
     return tuple(found)
 
 
-def _drawn(domains: Profile, number: int, draw: int) -> Profile:
+def _draw(domains: Profile, number: int, draw: int) -> Profile:
     """Draws `number` of the domains, kept in their order, by hashes of the draw's number."""
     by_draw = sorted(domains, key=lambda domain: hash_key("subset", number, draw, domain))
     return tuple(domain for domain in domains if domain in by_draw[:number])

@@ -59,13 +59,13 @@ def plan(setting: Setting) -> MethodRuns:
         spreads_embeddings=not options.mask_embeddings,
     )
     data = data_budget(setting, setting.domains, size.batch_size, unlabelled_is_core=False)
-    run = training_run(setting, model, joined(data) if options.joint else data, routing)
+    run = training_run(setting, model, join_domains(data) if options.joint else data, routing)
     profiles = ((), auxiliary) if options.joint else every_profile(setting)
     on = {p: setting.modules_on(parts if options.joint and p else p) for p in profiles}
     return MethodRuns({"all": run}, {p: View.of(run.run_id, weights) for p, weights in on.items()})
 
 
-def joined(data: DataConfig) -> DataConfig:
+def join_domains(data: DataConfig) -> DataConfig:
     """Pools the labelled sequences of all auxiliary domains under one label."""
     apart = [d for d in data.domains if d.name == CORE or is_unlabelled(d.name)]
     pooled = [d for d in data.domains if d not in apart]

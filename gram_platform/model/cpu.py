@@ -52,7 +52,7 @@ UNTRIMMED_BYTES = 2**31 - 1
 
 
 @contextlib.contextmanager
-def freed_memory_kept() -> Iterator[None]:
+def keep_freed_memory() -> Iterator[None]:
     """Keeps memory that is freed at the end of the heap until the block ends; glibc only.
 
     Memory of 32 MiB and more still returns to the system at once. glibc does not restore its own

@@ -98,7 +98,7 @@ def _fill_gelu(x: torch.Tensor, out: torch.Tensor, slope: torch.Tensor | None) -
     torch.add(s, torch.ops.aten.sigmoid_backward(third, s), alpha=3, out=slope)
 
 
-def rotated(x_BnTh: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotate(x_BnTh: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotates queries or keys by their positions' angles, in float32.
 
     Element i of h pairs with element i + h/2. `cos` and `sin` repeat the angles in both halves of h

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from gram_platform.config.identity import invalid
-from gram_platform.model.transformer import Lora, Mlp, activated
+from gram_platform.model.transformer import Lora, Mlp, activate
 
 # The largest ratio of padded to real pairs at which all modules run at once.
 MAX_PADDING = 1.5
@@ -104,9 +104,9 @@ class RowMlps(nn.Module):
         gaps = [width - mlp.c_fc.out_features for mlp in mlps]
         pairs = list(zip(mlps, gaps, strict=True))
         biases = [F.pad(_bias(m.c_fc), (0, gap))[None] for m, gap in pairs]
-        gates = [_padded(m.c_gate, gap) for m, gap in pairs if m.c_gate is not None]
+        gates = [_pad(m.c_gate, gap) for m, gap in pairs if m.c_gate is not None]
         proj = [F.pad(m.c_proj.weight, (0, gap)).T for m, gap in pairs]
-        self.register_buffer("fc_MDF", torch.stack([_padded(m.c_fc, gap) for m, gap in pairs]))
+        self.register_buffer("fc_MDF", torch.stack([_pad(m.c_fc, gap) for m, gap in pairs]))
         self.register_buffer("fc_bias_M1F", torch.stack(biases))
         self.register_buffer("gate_MDF", torch.stack(gates) if gates else None)
         self.register_buffer("proj_MFD", torch.stack(proj))
@@ -120,17 +120,17 @@ class RowMlps(nn.Module):
     def _one(self, x_XD: torch.Tensor, module: int) -> torch.Tensor:
         hidden_XF = torch.addmm(self.fc_bias_M1F[module], x_XD, self.fc_MDF[module])
         gate_XF = None if self.gate_MDF is None else x_XD @ self.gate_MDF[module]
-        hidden_XF = activated(hidden_XF, gate_XF)
+        hidden_XF = activate(hidden_XF, gate_XF)
         return torch.addmm(self.proj_bias_M1D[module], hidden_XF, self.proj_MFD[module])
 
     def _all(self, x_MXD: torch.Tensor) -> torch.Tensor:
         hidden_MXF = torch.baddbmm(self.fc_bias_M1F, x_MXD, self.fc_MDF)
         gate_MXF = None if self.gate_MDF is None else torch.bmm(x_MXD, self.gate_MDF)
-        hidden_MXF = activated(hidden_MXF, gate_MXF)
+        hidden_MXF = activate(hidden_MXF, gate_MXF)
         return torch.baddbmm(self.proj_bias_M1D, hidden_MXF, self.proj_MFD)
 
 
-def _padded(projection: nn.Linear, gap: int) -> torch.Tensor:
+def _pad(projection: nn.Linear, gap: int) -> torch.Tensor:
     """Returns a projection's matrix [D, F] with `gap` more units of zeros."""
     return F.pad(projection.weight, (0, 0, 0, gap)).T
 
@@ -163,7 +163,7 @@ class RowLoras(nn.Module):
         gate_BTF = None
         if mlp.c_gate is not None:
             gate_BTF = mlp.c_gate(x_BTD) + _low_rank(x_BTD, self.gate_a, self.gate_b, active)
-        hidden_BTF = activated(hidden_BTF, gate_BTF)
+        hidden_BTF = activate(hidden_BTF, gate_BTF)
         return mlp.c_proj(hidden_BTF) + _low_rank(hidden_BTF, self.proj_a, self.proj_b, active)
 
 

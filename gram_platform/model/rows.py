@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from gram_platform.config.identity import invalid
-from gram_platform.model.kernels import rotated
+from gram_platform.model.kernels import rotate
 from gram_platform.model.row_modules import Activation, RowLoras, RowMlps
 from gram_platform.model.transformer import Block, Transformer
 
@@ -71,7 +71,7 @@ class RowReader:
         x_BTD = self.model.wte(tokens_BT)
         for layer, block in enumerate(self.model.blocks):
             q_BHTh, k_BKTh, v_BKTh = block.attn.heads(
-                block.ln_1(x_BTD), lambda x, _: rotated(x, *tables)
+                block.ln_1(x_BTD), lambda x, _: rotate(x, *tables)
             )
             for memory, new in ((self.keys_LRKSh, k_BKTh), (self.values_LRKSh, v_BKTh)):
                 memory[layer][memory_rows[:, None], :, positions_BT] = new.transpose(1, 2)

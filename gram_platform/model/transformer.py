@@ -21,7 +21,7 @@ from gram_platform.config import ModelConfig, ModuleSpec
 from gram_platform.config.identity import invalid
 from gram_platform.config.routing import CORE_MLP, EMBEDDINGS, SHARED, module_set
 from gram_platform.config.training import RESERVED_UNITS
-from gram_platform.model.kernels import attention, gelu, rotated
+from gram_platform.model.kernels import attention, gelu, rotate
 from gram_platform.model.layers import (
     ActiveModules,
     Embedding,
@@ -60,7 +60,7 @@ class Rotary(nn.Module):
     def forward(self, x_BHTh: torch.Tensor, first: int = 0) -> torch.Tensor:
         """Rotates queries or keys x_BHTh; `first` is the position of the first token."""
         stop = first + x_BHTh.shape[2]
-        return rotated(x_BHTh, self.cos_Th[first:stop], self.sin_Th[first:stop])
+        return rotate(x_BHTh, self.cos_Th[first:stop], self.sin_Th[first:stop])
 
 
 # Queries, keys and values.
@@ -158,14 +158,14 @@ class Mlp(nn.Module):
             hidden_BTF = add_output(hidden_BTF, partial(lora.change, "fc"), x_BTD, active)
             if gate_BTF is not None:
                 gate_BTF = add_output(gate_BTF, partial(lora.change, "gate"), x_BTD, active)
-        hidden_BTF = activated(hidden_BTF, gate_BTF)
+        hidden_BTF = activate(hidden_BTF, gate_BTF)
         out_BTD = self.c_proj(hidden_BTF, num_trained)
         for lora, active in loras:
             out_BTD = add_output(out_BTD, partial(lora.change, "proj"), hidden_BTF, active)
         return out_BTD
 
 
-def activated(hidden_BTF: torch.Tensor, gate_BTF: torch.Tensor | None) -> torch.Tensor:
+def activate(hidden_BTF: torch.Tensor, gate_BTF: torch.Tensor | None) -> torch.Tensor:
     return gelu(hidden_BTF) if gate_BTF is None else F.silu(gate_BTF) * hidden_BTF
 
 
@@ -260,7 +260,7 @@ class Transformer(nn.Module):
             known = ", ".join(self.config.module_domains)
             raise invalid("active", dict(active), f"modules of this model: {known}")
         is_kept = self.keeps_activations or not torch.is_grad_enabled()
-        apply = Block.__call__ if is_kept else _checkpointed
+        apply = Block.__call__ if is_kept else _checkpoint
         mask_BTT = document_mask(tokens_BT, self.config.document_end, x_BTD.dtype)
         for block in self.blocks:
             x_BTD = apply(block, x_BTD, self.rotary, ordered, mask_BTT, num_trained)
@@ -284,7 +284,7 @@ def document_mask(
     return zeros_BTT.masked_fill_(~seen_BTT, -torch.inf)
 
 
-def _checkpointed(block: Block, *inputs) -> torch.Tensor:
+def _checkpoint(block: Block, *inputs) -> torch.Tensor:
     """Runs a block with activation checkpointing, as FSDP2 supports it."""
     # An early stop inside a block would skip its modules' hooks.
     with set_checkpoint_early_stop(False):

@@ -23,7 +23,7 @@ from gram_platform.config.identity import (
     require_int,
     to_plain,
 )
-from gram_platform.config.training import merged_config
+from gram_platform.config.training import merge_config
 from gram_platform.config.written import read_json, target_kind
 from gram_platform.corpora.sources import silent
 from gram_platform.release import MAX_WEIGHTS_BYTES
@@ -132,7 +132,7 @@ def export_view(
         )
     with open_view(store, export.view) as (config, weights):
         total = sum(
-            _num_bytes(merged_config(config, dict(part.weights)), export) for part in parts.values()
+            _num_bytes(merge_config(config, dict(part.weights)), export) for part in parts.values()
         )
         require_room(out, total)
         with atomic_folder(out) as partial:
@@ -164,7 +164,7 @@ def _write_part(
     progress: Progress,
 ) -> tuple[Agreement, ...]:
     """Writes a dense checkpoint without a card; `routed` has this part's active modules."""
-    model, dtype = merged_config(routed[0], routed[2]), DTYPES[export.dtype]
+    model, dtype = merge_config(routed[0], routed[2]), DTYPES[export.dtype]
     data_id = data_id_of(store, view.run_id)
     end_of_text = write_tokenizer(store, data_id, folder, model.seq_len)
     config = json.dumps(foreign_config(model, dtype, end_of_text), indent=2, sort_keys=True) + "\n"

@@ -11,13 +11,13 @@ from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import (
     invalid,
     local_path,
-    masked,
+    mask_secrets,
     one_of,
     require_choice,
     require_int,
     require_real,
 )
-from gram_platform.config.ladder import Law, Size, sized_by
+from gram_platform.config.ladder import Law, Size, apply_law
 from gram_platform.config.plain import from_plain, overlaid
 from gram_platform.config.written import Written, assignments, read_assignment, read_toml, together
 from gram_platform.corpora import catalog_names
@@ -165,7 +165,7 @@ class Preset(Setup):
 
     def by_law(self, law: Law) -> "Preset":
         sizes = {
-            name: sized_by(size, law, total_parameters(size.dense()))
+            name: apply_law(size, law, total_parameters(size.dense()))
             for name, size in self.sizes.items()
         }
         return replace(self, sizes=sizes)
@@ -305,7 +305,7 @@ def on_responses(study: Study, changes: tuple[str, ...]) -> tuple[str, ...]:
 
 def shown_place(place: str) -> str:
     """Returns the last part of a local path, and other names without secrets, for public pages."""
-    return Path(place).name if place.startswith(os.sep) else masked(place)
+    return Path(place).name if place.startswith(os.sep) else mask_secrets(place)
 
 
 def preset_params(preset: str, changes: tuple[str, ...]) -> dict[str, str]:
@@ -314,7 +314,7 @@ def preset_params(preset: str, changes: tuple[str, ...]) -> dict[str, str]:
 
 def _changed(preset: Preset, written: Written) -> Preset:
     """Applies all changes at once; the outcome, if it differs, is not the paper's preset."""
-    with written.located():
+    with written.locate_errors():
         for name in DECLARED:
             if name in written.plain:
                 allowed = "no value: a study's Python file declares it"

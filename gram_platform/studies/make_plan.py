@@ -15,7 +15,7 @@ from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import (
     absolute_place,
     invalid,
-    masked,
+    mask_secrets,
     one_of,
     require_choice,
     require_fields,
@@ -204,7 +204,7 @@ def read_study(study: Study, flags: Flags, changes: tuple[str, ...]) -> StudyPla
         storage=storage_place(flags.storage.storage),
     )
     preset.require_ranks(choice.sizes, ranks)
-    shown = tuple(map(masked, changes))
+    shown = tuple(map(mask_secrets, changes))
     return StudyPlan(study, name, shown, preset, choice, ranks)
 
 
@@ -360,4 +360,4 @@ def require_webhook(url: str) -> None:
             "a webhook's address such as https://host/path, without a user, a password, quotes and"
             " blanks"
         )
-        raise invalid("notify", BEHIND_HOST.sub("/***", masked(url)), expected)
+        raise invalid("notify", BEHIND_HOST.sub("/***", mask_secrets(url)), expected)

@@ -54,7 +54,7 @@ class Compilation:
 
         return lambda *inputs: graphs()(*inputs)
 
-    def compiled(self, function: Callable[..., Result]) -> Callable[..., Result]:
+    def compile(self, function: Callable[..., Result]) -> Callable[..., Result]:
         """Returns the compiled function; after a failure it calls the plain one."""
         return functools.partial(self.attempt, self.graphs_of(function), function)
 
@@ -96,10 +96,10 @@ def compile_blocks(model: Transformer, compilation: Compilation) -> None:
     torch.compiler.assume_constant_result(repeats_keys)
     model.register_forward_pre_hook(lambda *_: compilation.begin_pass())
     for block in model.blocks:
-        block.trunk = compilation.compiled(block.trunk)
+        block.trunk = compilation.compile(block.trunk)
         for module in block.aux.values():
             if isinstance(module, Mlp):
-                module.forward = compilation.compiled(module.forward)  # type: ignore[method-assign]
+                module.forward = compilation.compile(module.forward)  # type: ignore[method-assign]
 
 
 def num_graphs() -> int:
@@ -111,7 +111,7 @@ def num_graphs() -> int:
 TargetLogits = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 
-def fused_cross_entropy(
+def fuse_cross_entropy(
     compilation: Compilation,
 ) -> Callable[[TargetLogits, int, Callable], torch.Tensor]:
     """Returns what computes `objectives.cross_entropies`, up to rounding.

@@ -34,7 +34,7 @@ from gram_platform.train.compilation import (
     Compilation,
     TargetLogits,
     compile_blocks,
-    fused_cross_entropy,
+    fuse_cross_entropy,
 )
 from gram_platform.train.data import Staging, rank_share, tokens_of
 from gram_platform.train.objectives import Misdirection, cross_entropies, cross_entropy
@@ -91,7 +91,7 @@ class Learner:
         self.fused_loss = None
         if self.compilation:
             compile_blocks(self.model, self.compilation)
-            self.fused_loss = fused_cross_entropy(self.compilation)
+            self.fused_loss = fuse_cross_entropy(self.compilation)
         self.optimizers = make_optimizers(config.optimizer, self.master_sets)
         self._trained: frozenset[str] | None = None
         self.staging = Staging()
@@ -310,7 +310,7 @@ def starting_weights(
         raise invalid("start", sorted(left)[:4], "weights that the run's model has")
 
 
-def probed_norms(learner: Learner, sequences: np.ndarray) -> dict[str, float]:
+def probe_norms(learner: Learner, sequences: np.ndarray) -> dict[str, float]:
     """Measures how hard a domain pulls at each module, by the gradient norm of its matrices.
 
     `sequences` [num_sequences, seq_len + 1] are the domain's first. All modules are active and get

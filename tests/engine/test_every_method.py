@@ -9,7 +9,7 @@ from gram_platform.config import CORE, RunConfig
 from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.node import execute_run
 from gram_platform.methods import METHODS, plan
-from gram_platform.methods.elicitation import attacked_view, attacks
+from gram_platform.methods.elicitation import attacks, view_to_attack
 from gram_platform.methods.nodes import method_nodes, require_closed, unique
 from gram_platform.methods.setting import (
     GRADDIFF,
@@ -114,7 +114,7 @@ def _check_views(store, views, cell):
         for weighted in {view, dataclasses.replace(view, weights=halved)}:
             _, model = load_view(store, weighted)
             for domain in (CORE, *cell.auxiliary):
-                dense = model_of(*materialised(store, attacked_view(weighted, domain)))
+                dense = model_of(*materialised(store, view_to_attack(weighted, domain)))
                 assert torch.allclose(
                     model(tokens, weighted.active(domain)), dense(tokens), atol=1e-4
                 )

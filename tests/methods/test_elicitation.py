@@ -7,7 +7,7 @@ import pytest
 from gram_platform.config import CORE, ModuleSpec, View
 from gram_platform.config.routing import Schedule, module_set
 from gram_platform.methods import plan
-from gram_platform.methods.elicitation import attacks, finetuned
+from gram_platform.methods.elicitation import add_finetuning, attacks
 from gram_platform.methods.nodes import method_nodes, require_closed
 from gram_platform.methods.setting import NEIGHBOUR, Elicitation
 from tests.methods.test_plans import AUXILIARY, setting
@@ -113,5 +113,5 @@ def test_a_stage_follows_every_compared_view_and_is_evaluated_and_attacked(metho
 def test_a_stage_on_a_view_of_several_experts_is_refused():
     cell, stage = setting(), Elicitation(32, 8, text="instructions")
     with refused("options.finetuning", "instructions"):
-        finetuned(cell, stage, plan("demix", cell))
+        add_finetuning(cell, stage, plan("demix", cell))
     assert View.of("run").rule == "constant"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gram_platform.config import ModelConfig, ModuleSpec
-from gram_platform.config.training import ARCHITECTURES, merged_config
+from gram_platform.config.training import ARCHITECTURES, merge_config
 from gram_platform.model.pieces import rank_rows
 from gram_platform.model.transformer import build, initial_weights
 from gram_platform.store.views import merge_rows
@@ -43,7 +43,7 @@ ACTIVE = [{}, {"a": 1.0}, {"a": 0.5}, {"a": 1.0, "b": 1.0}, {"a": 0.25, "b": 2.0
 def test_merged_logits_equal_the_routed_models(architecture, kinds, active):
     config = config_of(*kinds, architecture=architecture)
     weights, model = randomised(config)
-    dense = merged_config(config, active)
+    dense = merge_config(config, active)
     merged = build(dense, merged_weights(config, weights, active).items())
     tokens = torch.arange(tiny.SEQ_LEN)[None]
     assert torch.allclose(model(tokens, active), merged(tokens), atol=2e-5)
@@ -59,7 +59,7 @@ def test_experts_without_a_core_mlp():
     weights, model = randomised(config)
     tokens = torch.arange(tiny.SEQ_LEN)[None]
     for domain in ("core", "lisp"):
-        dense = merged_config(config, {domain: 1.0})
+        dense = merge_config(config, {domain: 1.0})
         merged = build(dense, merged_weights(config, weights, {domain: 1.0}).items())
         assert torch.allclose(model(tokens, {domain: 1.0}), merged(tokens), atol=2e-5)
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gram_platform.config import ModuleSpec, View
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.training import merged_config
+from gram_platform.config.training import merge_config
 from gram_platform.methods import METHODS, plan
 from gram_platform.methods.elicitation import attacks
 from gram_platform.methods.setting import Branching, Elicitation, Options
@@ -62,7 +62,7 @@ def require_loads(store, view, folder):
     )
     assert drawn.shape == (3, 8)
     biases = config.num_layers * (2 * config.d_model + 2 * config.num_kv_heads * config.head_dim)
-    dense = merged_config(config, dict(view.weights))
+    dense = merge_config(config, dict(view.weights))
     num_parameters = total_parameters(dense) + biases
     size = (folder / SINGLE).stat().st_size
     assert 4 * num_parameters < size < 4 * num_parameters + 200 * len(foreign_shapes(dense))

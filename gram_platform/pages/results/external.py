@@ -22,7 +22,7 @@ from gram_platform.analysis.compute_ratio import MIN_POINTS
 from gram_platform.analysis.ratios import ELICITED
 from gram_platform.config import CORE
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.identity import invalid, local_path, meant, require_name
+from gram_platform.config.identity import invalid, local_path, require_name, suggest
 from gram_platform.config.ladder import (
     DEMO_SIZES,
     GRID_DEMO_SIZES,
@@ -178,7 +178,7 @@ def _method(field: str, name: str) -> str:
     if method not in METHODS:
         known_too = f"or the authors' {', '.join(METHOD_NAMES)}"
         raise invalid(
-            field, name, f"one of {', '.join(METHODS)}; {known_too}{meant(known, METHODS)}"
+            field, name, f"one of {', '.join(METHODS)}; {known_too}{suggest(known, METHODS)}"
         )
     return method
 

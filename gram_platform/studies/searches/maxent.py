@@ -74,7 +74,7 @@ def unlearning_nodes(setting: Setting, point: Point) -> list[Node]:
     nodes = method_nodes(METHOD, replace(setting, profiles=(profile,), options=options))
     rate, weight = f"{maxent.peak_lr:g}", f"{maxent.retain_weight:g}"
     # The baseline needs nothing.
-    return [node.tagged(peak_lr=rate, retain_weight=weight) for node in nodes if node.needs]
+    return [node.with_tags(peak_lr=rate, retain_weight=weight) for node in nodes if node.needs]
 
 
 def searched_profiles(setting: Setting) -> dict[str, Profile]:
