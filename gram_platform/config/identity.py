@@ -246,7 +246,7 @@ def printable(text: str) -> str:
 
 def mask_secrets(text: str) -> str:
     """Returns a text without passwords, keys in addresses and webhooks."""
-    return SECRET.sub(lambda found: "".join(filter(None, found.groups())) + "***", text)
+    return SECRET.sub(lambda match: "".join(filter(None, match.groups())) + "***", text)
 
 
 def without_secrets(plain: Any) -> Any:

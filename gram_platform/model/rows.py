@@ -7,6 +7,7 @@ key-value head.
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from gram_platform.config.identity import invalid
 from gram_platform.model.kernels import rotate
@@ -46,12 +47,12 @@ class RowReader:
     @torch.no_grad()
     def read(
         self,
-        tokens_BT: torch.Tensor,
-        num_seen_B: torch.Tensor,
-        num_tokens_B: torch.Tensor,
+        tokens_BT: Tensor,
+        num_seen_B: Tensor,
+        num_tokens_B: Tensor,
         active: Activation,
         first_row: int = 0,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Reads tokens into rows first_row..first_row + B; returns logits_BV after the last tokens.
 
         Row b has read `num_seen_B[b]` tokens before, and reads the first `num_tokens_B[b]` of T.
@@ -94,11 +95,11 @@ class RowReader:
 
     def _document_starts(
         self,
-        tokens_BT: torch.Tensor,
-        positions_BT: torch.Tensor,
-        num_tokens_B: torch.Tensor,
-        rows_B: torch.Tensor,
-    ) -> torch.Tensor:
+        tokens_BT: Tensor,
+        positions_BT: Tensor,
+        num_tokens_B: Tensor,
+        rows_B: Tensor,
+    ) -> Tensor:
         """Returns the start of each token's document [B, T]; keeps the start for the next token."""
         before_B = torch.where(positions_BT[:, 0] > 0, self._starts_R[rows_B], 0)
         after_BT = torch.where(tokens_BT == self.model.config.document_end, positions_BT + 1, 0)
@@ -111,9 +112,9 @@ class RowReader:
         block: Block,
         layer: int,
         first_row: int,
-        q_BHTh: torch.Tensor,
-        visible_BTS: torch.Tensor,
-    ) -> torch.Tensor:
+        q_BHTh: Tensor,
+        visible_BTS: Tensor,
+    ) -> Tensor:
         """Returns the attention's x_BTD; each group's queries share a key head without copies."""
         B, H, T, h = q_BHTh.shape
         group = H // self.keys_LRKSh.shape[2]
@@ -125,9 +126,7 @@ class RowReader:
         out_BKXh = F.scaled_dot_product_attention(q_BKXh, k_BKSh, v_BKSh, attn_mask=mask_B1XS)
         return block.attn.o_proj(out_BKXh.reshape(B, H, T, h).transpose(1, 2).flatten(2))
 
-    def _modules(
-        self, block: Block, layer: int, x_BTD: torch.Tensor, active: Activation
-    ) -> torch.Tensor:
+    def _modules(self, block: Block, layer: int, x_BTD: Tensor, active: Activation) -> Tensor:
         normed_BTD, stack = block.ln_2(x_BTD), self.stacks[layer]
         if stack is not None and active.pairs.counts:
             return x_BTD + stack(block.mlp, normed_BTD, active)

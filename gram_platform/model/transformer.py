@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from gram_platform.config import ModelConfig, ModuleSpec
@@ -57,14 +57,14 @@ class Rotary(nn.Module):
         self.cos_Th.copy_(angles_Th.cos())
         self.sin_Th.copy_(angles_Th.sin())
 
-    def forward(self, x_BHTh: torch.Tensor, first: int = 0) -> torch.Tensor:
+    def forward(self, x_BHTh: Tensor, first: int = 0) -> Tensor:
         """Rotates queries or keys x_BHTh; `first` is the position of the first token."""
         stop = first + x_BHTh.shape[2]
         return rotate(x_BHTh, self.cos_Th[first:stop], self.sin_Th[first:stop])
 
 
 # Queries, keys and values.
-Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Heads = tuple[Tensor, Tensor, Tensor]
 
 
 class Attention(nn.Module):
@@ -80,16 +80,16 @@ class Attention(nn.Module):
 
     def forward(
         self,
-        x_BTD: torch.Tensor,
+        x_BTD: Tensor,
         rotary: Rotary,
-        mask_BTT: torch.Tensor | None = None,
+        mask_BTT: Tensor | None = None,
         num_trained: int | None = None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         heads = self.heads(x_BTD, rotary, num_trained=num_trained)
         return self.attend(*heads, True, mask_BTT, num_trained)
 
     def heads(
-        self, x_BTD: torch.Tensor, rotary: Rotary, first: int = 0, num_trained: int | None = None
+        self, x_BTD: Tensor, rotary: Rotary, first: int = 0, num_trained: int | None = None
     ) -> Heads:
         """Returns (q_BHTh, k_BKTh, v_BKTh), queries and keys rotated from position `first` on."""
         B, T, _ = x_BTD.shape
@@ -104,13 +104,13 @@ class Attention(nn.Module):
 
     def attend(
         self,
-        q_BHTh: torch.Tensor,
-        k_BKSh: torch.Tensor,
-        v_BKSh: torch.Tensor,
+        q_BHTh: Tensor,
+        k_BKSh: Tensor,
+        v_BKSh: Tensor,
         is_causal: bool,
-        mask_BTT: torch.Tensor | None = None,
+        mask_BTT: Tensor | None = None,
         num_trained: int | None = None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Attends from T queries to S keys and values; returns the projected x_BTD."""
         out_BHTh = attention(q_BHTh, k_BKSh, v_BKSh, is_causal, mask_BTT)
         return self.o_proj(out_BHTh.transpose(1, 2).flatten(2), num_trained)
@@ -130,7 +130,7 @@ class Lora(nn.Module):
             self.gate_a = Linear(d_model, rank, bias=False)
             self.gate_b = Linear(rank, d_mlp, bias=False)
 
-    def change(self, name: str, x: torch.Tensor, num_trained: int | None) -> torch.Tensor:
+    def change(self, name: str, x: Tensor, num_trained: int | None) -> Tensor:
         """Returns what it adds to the output of fc, gate or proj."""
         a, b = getattr(self, f"{name}_a"), getattr(self, f"{name}_b")
         return b(a(x, num_trained), num_trained)
@@ -147,10 +147,10 @@ class Mlp(nn.Module):
 
     def forward(
         self,
-        x_BTD: torch.Tensor,
+        x_BTD: Tensor,
         num_trained: int | None = None,
         loras: Iterable[tuple[Lora, float | Rows]] = (),
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Applies the MLP with the active adapters in `loras`."""
         hidden_BTF = self.c_fc(x_BTD, num_trained)
         gate_BTF = None if self.c_gate is None else self.c_gate(x_BTD, num_trained)
@@ -165,7 +165,7 @@ class Mlp(nn.Module):
         return out_BTD
 
 
-def activate(hidden_BTF: torch.Tensor, gate_BTF: torch.Tensor | None) -> torch.Tensor:
+def activate(hidden_BTF: Tensor, gate_BTF: Tensor | None) -> Tensor:
     return gelu(hidden_BTF) if gate_BTF is None else F.silu(gate_BTF) * hidden_BTF
 
 
@@ -186,12 +186,12 @@ class Block(nn.Module):
 
     def forward(
         self,
-        x_BTD: torch.Tensor,
+        x_BTD: Tensor,
         rotary: Rotary,
         active: ActiveModules,
-        mask_BTT: torch.Tensor | None = None,
+        mask_BTT: Tensor | None = None,
         num_trained: int | None = None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         modules = [(self.aux[domain], given) for domain, given in active.items()]
         loras = [pair for pair in modules if isinstance(pair[0], Lora)]
         x_BTD, normed_BTD = self.trunk(x_BTD, rotary, loras, mask_BTT, num_trained)
@@ -202,12 +202,12 @@ class Block(nn.Module):
 
     def trunk(
         self,
-        x_BTD: torch.Tensor,
+        x_BTD: Tensor,
         rotary: Rotary,
         loras: list[tuple[Lora, float | Rows]],
-        mask_BTT: torch.Tensor | None = None,
+        mask_BTT: Tensor | None = None,
         num_trained: int | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         """Returns the layer's output without auxiliary MLPs, and their normalised input."""
         normed_BTD = self.ln_1(x_BTD, num_trained)
         x_BTD = x_BTD + self.attn(normed_BTD, rotary, mask_BTT, num_trained)
@@ -245,10 +245,10 @@ class Transformer(nn.Module):
 
     def forward(
         self,
-        tokens_BT: torch.Tensor,
+        tokens_BT: Tensor,
         active: ActiveModules = NO_MODULES,
         num_trained: int | None = None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Returns logits_BTV.
 
         `num_trained`: only so many first sequences train shared parameters and the core; None: all,
@@ -267,9 +267,7 @@ class Transformer(nn.Module):
         return self.lm_head(self.ln_f(x_BTD, num_trained), num_trained)
 
 
-def document_mask(
-    tokens_BT: torch.Tensor, document_end: int, dtype: torch.dtype
-) -> torch.Tensor | None:
+def document_mask(tokens_BT: Tensor, document_end: int, dtype: torch.dtype) -> Tensor | None:
     """Returns the mask to add to scores [B, T, T], or None for a `document_end` below 0.
 
     It is 0 for keys of the query's document up to itself, otherwise -inf. An ending token belongs
@@ -284,7 +282,7 @@ def document_mask(
     return zeros_BTT.masked_fill_(~seen_BTT, -torch.inf)
 
 
-def _checkpoint(block: Block, *inputs) -> torch.Tensor:
+def _checkpoint(block: Block, *inputs) -> Tensor:
     """Runs a block with activation checkpointing, as FSDP2 supports it."""
     # An early stop inside a block would skip its modules' hooks.
     with set_checkpoint_early_stop(False):
@@ -337,15 +335,13 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes | {f"blocks.{n}.{name}": shape for n in layers for name, shape in block.items()}
 
 
-def initial_weights(config: ModelConfig, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
+def initial_weights(config: ModelConfig, seed: int) -> Iterator[tuple[str, Tensor]]:
     """Yields (name, float32 tensor) of every parameter, see `initial_weight`."""
     for name, shape in parameter_shapes(config).items():
         yield name, initial_weight(config, seed, name, shape)
 
 
-def initial_weight(
-    config: ModelConfig, seed: int, name: str, shape: tuple[int, ...]
-) -> torch.Tensor:
+def initial_weight(config: ModelConfig, seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
     """Draws a parameter in float32 by its name, its shape and the seed, whatever the other modules.
 
     Normal with `init_std`, divided by sqrt(2 x layers) for projections into the residual stream
@@ -368,7 +364,7 @@ def _initial_std(config: ModelConfig, name: str, shape: tuple[int, ...]) -> floa
     return config.init_std / ((2 * config.num_layers) ** 0.5 if into_residual else 1.0)
 
 
-def build(config: ModelConfig, weights: Iterable[tuple[str, torch.Tensor]]) -> Transformer:
+def build(config: ModelConfig, weights: Iterable[tuple[str, Tensor]]) -> Transformer:
     """Builds a float32 model on the CPU from pairs, as `initial_weights` yields them."""
     with torch.device("meta"):
         model = Transformer(config)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from gram_platform.config.terminal import one_line, warn
 from gram_platform.model.kernels import repeats_keys, require_first_order
@@ -108,12 +109,12 @@ def num_graphs() -> int:
 
 
 # Logits_BTV, targets_BT and their weights_BT.
-TargetLogits = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+TargetLogits = tuple[Tensor, Tensor, Tensor | None]
 
 
 def fuse_cross_entropy(
     compilation: Compilation,
-) -> Callable[[TargetLogits, int, Callable], torch.Tensor]:
+) -> Callable[[TargetLogits, int, Callable], Tensor]:
     """Returns what computes `objectives.cross_entropies`, up to rounding.
 
     Called with a pass's logits, a number of losses and `plain`, it returns the losses, or `plain()`
@@ -129,13 +130,13 @@ def fuse_cross_entropy(
     # If compiling fails, the gradient takes some rows at a time.
     gradient = functools.partial(compilation.attempt, graphs, _in_parts)
 
-    def fused(logits: TargetLogits, num_losses: int, plain: Callable) -> torch.Tensor:
+    def compute(logits: TargetLogits, num_losses: int, plain: Callable) -> Tensor:
         logits_BTV, targets_BT, weights_BT = logits
         weights_N1 = None if weights_BT is None else weights_BT.reshape(-1, 1)
         inputs = num_losses, logits_BTV.flatten(0, 1), targets_BT.reshape(-1, 1), weights_N1
         return compilation.attempt(lambda: _CrossEntropies.apply(losses, gradient, *inputs), plain)
 
-    return fused
+    return compute
 
 
 class _CrossEntropies(torch.autograd.Function):
@@ -147,10 +148,10 @@ class _CrossEntropies(torch.autograd.Function):
         token_losses: Callable,
         gradient: Callable,
         num_losses: int,
-        logits_NV: torch.Tensor,
-        targets_N1: torch.Tensor,
-        weights_N1: torch.Tensor | None,
-    ) -> torch.Tensor:
+        logits_NV: Tensor,
+        targets_N1: Tensor,
+        weights_N1: Tensor | None,
+    ) -> Tensor:
         losses_N1, *statistics = token_losses(logits_NV, targets_N1)
         ctx.gradient = gradient
         ctx.save_for_backward(logits_NV, targets_N1, *statistics, weights_N1)
@@ -158,7 +159,7 @@ class _CrossEntropies(torch.autograd.Function):
         return weighted_N1.view(num_losses, -1).mean(dim=1)
 
     @staticmethod
-    def backward(ctx, grad_M: torch.Tensor):
+    def backward(ctx, grad_M: Tensor):
         require_first_order()
         *rows, weights_N1 = ctx.saved_tensors
         per_loss = len(rows[0]) // len(grad_M)
@@ -167,9 +168,7 @@ class _CrossEntropies(torch.autograd.Function):
         return None, None, None, ctx.gradient(*rows, scales_N1), None, None
 
 
-def token_losses(
-    logits_NV: torch.Tensor, targets_N1: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def token_losses(logits_NV: Tensor, targets_N1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns each token's cross entropy in nats, and what its gradient needs.
 
     That is the largest logit, and the log-sum-exp of the logits minus it. All are float32 [N, 1].
@@ -181,19 +180,19 @@ def token_losses(
 
 
 def logits_gradient(
-    logits_NV: torch.Tensor,
-    targets_N1: torch.Tensor,
-    largest_N1: torch.Tensor,
-    logsum_N1: torch.Tensor,
-    scales_N1: torch.Tensor,
-) -> torch.Tensor:
+    logits_NV: Tensor,
+    targets_N1: Tensor,
+    largest_N1: Tensor,
+    logsum_N1: Tensor,
+    scales_N1: Tensor,
+) -> Tensor:
     """Returns (p - 1[target]) x scale in the logits' dtype, from what `token_losses` returns."""
     p_NV = (logits_NV.float() - largest_N1 - logsum_N1).exp()
     is_target_NV = torch.arange(logits_NV.shape[1], device=logits_NV.device) == targets_N1
     return ((p_NV - is_target_NV.float()) * scales_N1).to(logits_NV.dtype)
 
 
-def _in_parts(logits_NV: torch.Tensor, *rows: torch.Tensor) -> torch.Tensor:
+def _in_parts(logits_NV: Tensor, *rows: Tensor) -> Tensor:
     gradient_NV = torch.empty_like(logits_NV)
     number = rows_at_once(logits_NV.device, logits_NV.shape[1])
     parts = zip(*(of_all.split(number) for of_all in (gradient_NV, logits_NV, *rows)), strict=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gram_platform.config import DomainBudget, RunConfig
 from gram_platform.config.identity import invalid
@@ -73,14 +74,14 @@ class ScheduleReader:
             expected = "text between prompt and response in the training data"
             raise invalid("objective.responses_after", config.objective.responses_after, expected)
 
-    def tokens(self, micro_batch: MicroBatch, rank: int = 0, num_ranks: int = 1) -> torch.Tensor:
+    def tokens(self, micro_batch: MicroBatch, rank: int = 0, num_ranks: int = 1) -> Tensor:
         """Returns a rank's share of a micro-batch: int64 [micro_batch / num_ranks, seq_len + 1]."""
         share = rank_share(self.rows(micro_batch), rank, num_ranks)
         return torch.from_numpy(self._sequences(share))
 
     def weights(
         self, micro_batch: MicroBatch, rank: int = 0, num_ranks: int = 1
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> tuple[Tensor, ...]:
         """Returns a share's weights: float32 [micro_batch / num_ranks, seq_len]; () if all are 1.
 
         Prompts have 0, responses equal weights, and the mean over the micro-batch of all ranks is
@@ -142,11 +143,11 @@ def _require_pool(budget: DomainBudget, arrays: Mapping[str, TokenRows]) -> None
             raise invalid(f"data.domains[{part.domain}].num_sequences", needed, allowed)
 
 
-def tokens_of(rows: np.ndarray, device: torch.device | str) -> torch.Tensor:
+def tokens_of(rows: np.ndarray, device: torch.device | str) -> Tensor:
     return on_device(torch.from_numpy(rows.astype(np.int64)), device)
 
 
-def on_device(tokens: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+def on_device(tokens: Tensor, device: torch.device | str) -> Tensor:
     """Copies tokens to `device`.
 
     Pins them for a GPU first, since a copy from unpinned memory waits for queued work.
@@ -183,11 +184,11 @@ class Staging:
     """
 
     def __init__(self) -> None:
-        self._pinned: dict[str, torch.Tensor] = {}
+        self._pinned: dict[str, Tensor] = {}
         self._stream: torch.cuda.Stream | None = None
         self._copied: torch.cuda.Event | None = None
 
-    def copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Starts copying; call `before_change` before the tensors change."""
         on_gpu = {name: tensor for name, tensor in tensors.items() if tensor.device.type == "cuda"}
         others = tensors.keys() - on_gpu.keys()
@@ -201,7 +202,7 @@ class Staging:
             self._copied = self._stream.record_event()
         return {name: copies[name] for name in tensors}
 
-    def _like(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def _like(self, name: str, tensor: Tensor) -> Tensor:
         if name not in self._pinned:
             self._pinned[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return self._pinned[name]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gram_platform.config import ModelConfig
 from gram_platform.config.identity import invalid
@@ -115,11 +115,11 @@ def profile_losses(
     Computes the first layer's trunk once for all profiles.
     """
     batches = _batches(model.config, arrays, domains, num_sequences, model.device)
-    losses: list[list[torch.Tensor]] = [[] for _ in profiles]
+    losses: list[list[Tensor]] = [[] for _ in profiles]
     first, uncached = model.blocks[0], model.blocks[0].trunk
-    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    kept: list[tuple[Tensor, Tensor]] = []
 
-    def trunk(x_BTD: torch.Tensor, rotary: Rotary, loras: list, *others):
+    def trunk(x_BTD: Tensor, rotary: Rotary, loras: list, *others):
         # LoRAs change the core MLP.
         if loras:
             return uncached(x_BTD, rotary, loras, *others)
@@ -147,13 +147,13 @@ def token_losses(
     domains: Sequence[str],
     num_sequences: int,
     active: Active,
-) -> dict[str, torch.Tensor]:
+) -> dict[str, Tensor]:
     """Returns each domain's cross entropies in nats: float32 [num_sequences, seq_len] on the CPU.
 
     Column t is the loss of a row's token t + 1; token 0 has no prediction. Arguments as in
     `domain_losses`.
     """
-    losses: dict[str, list[torch.Tensor]] = {domain: [] for domain in domains}
+    losses: dict[str, list[Tensor]] = {domain: [] for domain in domains}
     for domain, rows in _batches(model.config, arrays, domains, num_sequences, model.device):
         tokens_BT = tokens_of(rows, model.device)
         logits_BTV = model(tokens_BT[:, :-1], active(domain))
@@ -190,7 +190,7 @@ def _means(batches: Batches, losses: Sequence[float]) -> dict[str, float]:
     return {domain: total / num_sequences for domain, (total, num_sequences) in totals.items()}
 
 
-def uniforms(num_tokens: int, *names: object) -> torch.Tensor:
+def uniforms(num_tokens: int, *names: object) -> Tensor:
     """Draws float64 numbers [num_tokens] in [0, 1) on the CPU, which only depend on the names."""
     digest = hashlib.sha256("/".join(map(str, names)).encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
@@ -200,11 +200,11 @@ def uniforms(num_tokens: int, *names: object) -> torch.Tensor:
 @torch.no_grad()
 def sample_continuations(
     model: Transformer,
-    prompts_BP: torch.Tensor,
-    uniforms_BC: torch.Tensor,
+    prompts_BP: Tensor,
+    uniforms_BC: Tensor,
     active: Mapping[str, float],
     temperature: float = 1.0,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Samples continuations of prompts.
 
     Returns tokens_BC (int64) and surprisals_BC (float64), both on the CPU. One uniform number draws
@@ -228,9 +228,7 @@ def sample_continuations(
     return torch.stack(tokens, dim=1), torch.stack(surprisals, dim=1)
 
 
-def draw(
-    logits_BV: torch.Tensor, uniforms_B: torch.Tensor, temperature: float = 1.0
-) -> tuple[torch.Tensor, torch.Tensor]:
+def draw(logits_BV: Tensor, uniforms_B: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
     """Returns (tokens_B, surprisals_B), drawn from softmax(logits / temperature) in float64."""
     log_p_BV = torch.log_softmax(logits_BV.cpu().double() / temperature, dim=-1)
     reached_BV = log_p_BV.exp().cumsum(dim=-1)
@@ -251,11 +249,11 @@ class CachedAttention(nn.Module):
         super().__init__()
         self.attention = attention
         # The keys k_BKSh and values v_BKSh.
-        self.cache: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.cache: tuple[Tensor, Tensor] | None = None
 
     def forward(
-        self, x_BTD: torch.Tensor, rotary: Rotary, mask_BTT: torch.Tensor | None = None, *_: None
-    ) -> torch.Tensor:
+        self, x_BTD: Tensor, rotary: Rotary, mask_BTT: Tensor | None = None, *_: None
+    ) -> Tensor:
         """Attends from x_BTD to all tokens so far.
 
         With a mask, a second call needs rows of one document each.

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gram_platform.config import Objective, RunConfig
 from gram_platform.config.identity import invalid
@@ -63,7 +63,7 @@ class Learner:
         self,
         config: RunConfig,
         device: torch.device | str = "cpu",
-        start: Mapping[str, torch.Tensor | RowsOnDisk] | None = None,
+        start: Mapping[str, Tensor | RowsOnDisk] | None = None,
         activation_checkpointing: bool = False,
         compiled: bool = False,
         num_passes: int = 1,
@@ -118,7 +118,7 @@ class Learner:
         }
         return compute, master_sets
 
-    def _misdirection(self, start: Mapping[str, torch.Tensor | RowsOnDisk]) -> Misdirection:
+    def _misdirection(self, start: Mapping[str, Tensor | RowsOnDisk]) -> Misdirection:
         """Makes a learner, which never steps, of the start's layers that RMU compares with."""
         num_layers = self.config.objective.steered_layers
         model = replace(self.config.model, num_layers=num_layers)
@@ -129,7 +129,7 @@ class Learner:
         frozen = type(self)(config, self.device, layers)
         return Misdirection(self.config, self.model, frozen.model, frozen.forward)
 
-    def passes(self, *of_sequences: torch.Tensor) -> Iterator[tuple]:
+    def passes(self, *of_sequences: Tensor) -> Iterator[tuple]:
         """Yields (is_last, *tensors): a micro-batch's rows in `num_passes` equal parts."""
         divided = (rows.view(self.num_passes, -1, rows.shape[1]) for rows in of_sequences)
         parts = zip(*divided, strict=True)
@@ -137,15 +137,15 @@ class Learner:
             yield number == self.num_passes, *part
 
     def forward(
-        self, tokens_BT: torch.Tensor, active: ActiveModules, num_trained: int | None = None
-    ) -> torch.Tensor:
+        self, tokens_BT: Tensor, active: ActiveModules, num_trained: int | None = None
+    ) -> Tensor:
         """Returns logits_BTV with the modules in `active` switched on; see `Transformer`."""
         return self.model(tokens_BT, active, num_trained)
 
-    def losses(self, logits: TargetLogits, number: int) -> torch.Tensor:
+    def losses(self, logits: TargetLogits, number: int) -> Tensor:
         """Returns the cross entropy of each of a pass's `number` micro-batches."""
 
-        def plain() -> torch.Tensor:
+        def plain() -> Tensor:
             return cross_entropies(*logits, number)
 
         return self.fused_loss(logits, number, plain) if self.fused_loss else plain()
@@ -160,7 +160,7 @@ class Learner:
             parameter.requires_grad_(False)
         self._trained = trained
 
-    def backward(self, loss: torch.Tensor, is_last: bool) -> None:
+    def backward(self, loss: Tensor, is_last: bool) -> None:
         """Adds the gradients of `loss` to the masters'.
 
         `is_last`: the last pass before they are used, for ranks.
@@ -173,11 +173,11 @@ class Learner:
         """Begins a block of forward passes without gradients; ranks gather weights once for it."""
         return contextlib.nullcontext()
 
-    def sum_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
+    def sum_over_ranks(self, values: Tensor) -> Tensor:
         """Adds over ranks; in one process returns the values."""
         return values
 
-    def mean_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
+    def mean_over_ranks(self, values: Tensor) -> Tensor:
         """Averages per-rank means of equally many sequences; in one process returns the values."""
         return values
 
@@ -214,7 +214,7 @@ class Learner:
         copies = self.staging.copy({name: self._local(value) for name, value in self._tensors()})
         return {name: self._piece(name, value, copies[name]) for name, value in self._tensors()}
 
-    def weights(self) -> dict[str, torch.Tensor]:
+    def weights(self) -> dict[str, Tensor]:
         return {name: p.detach().cpu() for name, p in self.masters.items()}
 
     def weight_pieces(self) -> dict[str, Piece]:
@@ -229,7 +229,7 @@ class Learner:
         """Returns [first, stop), this process's rows of a tensor."""
         return all_rows(name, shape)
 
-    def load_state(self, state: Mapping[str, torch.Tensor | Piece]) -> None:
+    def load_state(self, state: Mapping[str, Tensor | Piece]) -> None:
         """Restores what `pieces` returned, or whole tensors.
 
         Optimizer states that it lacks are removed. A piece must hold at least this process's rows
@@ -251,7 +251,7 @@ class Learner:
         self._publish(self.master_sets)
 
     def _slots(
-        self, state: Mapping[str, torch.Tensor | Piece], prefix: str, parameter: nn.Parameter
+        self, state: Mapping[str, Tensor | Piece], prefix: str, parameter: nn.Parameter
     ) -> dict:
         slots = {"step": as_piece(state[prefix + "step"]).rows.to(self.device, copy=True)}
         for slot in ("exp_avg", "exp_avg_sq"):
@@ -259,7 +259,7 @@ class Learner:
             self._fill(slots[slot], prefix + slot, state[prefix + slot])
         return slots
 
-    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.masters.items():
             yield f"model.{name}", parameter.detach()
         for set_name, named in self.master_sets.items():
@@ -267,25 +267,25 @@ class Learner:
                 for slot, value in self.optimizers[set_name].state.get(parameter, {}).items():
                     yield f"optim.{set_name}.{name}.{slot}", value
 
-    def _piece(self, name: str, value: torch.Tensor, rows: torch.Tensor) -> Piece:
+    def _piece(self, name: str, value: Tensor, rows: Tensor) -> Piece:
         first, _ = self.rows_of(name, tuple(value.shape))
         return Piece(rows, first, tuple(value.shape))
 
     @torch.no_grad()
-    def _fill(self, target: torch.Tensor, name: str, value: torch.Tensor | Piece) -> None:
+    def _fill(self, target: Tensor, name: str, value: Tensor | Piece) -> None:
         piece = as_piece(value)
         if piece.shape != tuple(target.shape) or piece.rows.dtype != target.dtype:
             expected = f"{tuple(target.shape)} {target.dtype}"
             raise ValueError(f"{name}={piece.shape} {piece.rows.dtype}: expected {expected}")
         self._local(target).copy_(piece.between(*self.rows_of(name, piece.shape)))
 
-    def _local(self, value: torch.Tensor) -> torch.Tensor:
+    def _local(self, value: Tensor) -> Tensor:
         """Returns this process's rows of a tensor, in the same memory."""
         return value
 
 
 def starting_weights(
-    config: RunConfig, start: Mapping[str, torch.Tensor | RowsOnDisk], rows_of: Callable
+    config: RunConfig, start: Mapping[str, Tensor | RowsOnDisk], rows_of: Callable
 ) -> Iterator[tuple[str, Piece]]:
     """Yields (name, float32 piece) of every parameter.
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from gram_platform.config import Objective
 from gram_platform.config.identity import sum_in_order
@@ -116,9 +117,9 @@ def _pass(
     micro_batches: Sequence[MicroBatch],
     num_losses: int,
     is_last: bool,
-    tokens_BT: torch.Tensor,
-    weights_BT: torch.Tensor | None = None,
-) -> torch.Tensor:
+    tokens_BT: Tensor,
+    weights_BT: Tensor | None = None,
+) -> Tensor:
     """Runs a pass of `passes_of_window`, or a part of a micro-batch, forward and backward.
 
     Returns the cross entropy and minimised loss of each: [2, len(micro_batches)], detached.

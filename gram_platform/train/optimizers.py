@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from gram_platform.config import OptimizerConfig
 
@@ -107,14 +107,14 @@ def weight_norms(sets: Sets) -> dict[str, float]:
     return _norms({name: [p.detach() for p in named.values()] for name, named in sets.items()})
 
 
-def _norms(groups: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, float]:
+def _norms(groups: Mapping[str, Sequence[Tensor]]) -> dict[str, float]:
     """Combines norms by group, with a single transfer from the device."""
     tensors = [tensor for group in groups.values() for tensor in group]
     left = iter(_tensor_norms(tensors).tolist())
     return {name: math.hypot(*(next(left) for _ in tensors)) for name, tensors in groups.items()}
 
 
-def _tensor_norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def _tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
     """Returns every tensor's norm; sharded ones take one all-reduce over the ranks of a copy."""
     norms = torch.stack(torch._foreach_norm(_locals(tensors)))
     if not _is_sharded(tensors[0]):
@@ -126,10 +126,10 @@ def _tensor_norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 @torch.no_grad()
-def _locals(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _locals(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensor.to_local() if _is_sharded(tensor) else tensor for tensor in tensors]
 
 
-def _is_sharded(tensor: torch.Tensor) -> bool:
+def _is_sharded(tensor: Tensor) -> bool:
     """Finds a DTensor by its method: importing its class takes one process half a second."""
     return hasattr(tensor, "to_local")

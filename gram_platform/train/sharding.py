@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -100,8 +100,8 @@ class ShardedLearner(Learner):
             self.forward(tokens_BT, dict.fromkeys(self.config.model.module_domains, 1.0))
 
     def forward(
-        self, tokens_BT: torch.Tensor, active: ActiveModules, num_trained: int | None = None
-    ) -> torch.Tensor:
+        self, tokens_BT: Tensor, active: ActiveModules, num_trained: int | None = None
+    ) -> Tensor:
         logits_BTV = super().forward(tokens_BT, active, num_trained)
         if not (torch.is_grad_enabled() or self._is_evaluating):
             self._reshard()
@@ -133,7 +133,7 @@ class ShardedLearner(Learner):
             if isinstance(module, FSDPModule):
                 module.reshard()
 
-    def backward(self, loss: torch.Tensor, is_last: bool) -> None:
+    def backward(self, loss: Tensor, is_last: bool) -> None:
         """Accumulates full gradients on each rank, or its rows if every pass is reduced.
 
         The window's last pass reduces them, and reshards all weights. The root's final callback
@@ -143,22 +143,22 @@ class ShardedLearner(Learner):
         self.model.set_reshard_after_backward(is_last or not self.sharing.keeps_gathered)
         loss.backward()
 
-    def sum_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
+    def sum_over_ranks(self, values: Tensor) -> Tensor:
         """Adds by one all-reduce; may change `values`."""
         total = values.to(self.device)
         dist.all_reduce(total)
         return total
 
-    def mean_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
+    def mean_over_ranks(self, values: Tensor) -> Tensor:
         """Averages by one all-reduce; returns the means on the CPU."""
         return (self.sum_over_ranks(values) / self.num_ranks).cpu()
 
-    def weights(self) -> dict[str, torch.Tensor]:
+    def weights(self) -> dict[str, Tensor]:
         """Gathers the full weights one by one; returns them on rank 0's CPU, {} on other ranks."""
         each, is_first = self.each_weight(), self.rank == 0
         return {name: full.to("cpu", copy=True) for name, full in each if is_first}
 
-    def each_weight(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def each_weight(self) -> Iterator[tuple[str, Tensor]]:
         """Yields (name, full weight), sorted by name.
 
         Every rank must take all of them, because each one is an all-gather.
@@ -178,5 +178,5 @@ class ShardedLearner(Learner):
         """Whether this rank's rows are of the first copy of the weights; the others are equal."""
         return self.mesh.ndim == 1 or self.mesh.get_local_rank(0) == 0
 
-    def _local(self, value: torch.Tensor) -> torch.Tensor:
+    def _local(self, value: Tensor) -> Tensor:
         return value.to_local() if isinstance(value, DTensor) else value
