@@ -158,6 +158,11 @@ def require_choice(field: str, value: object, choices: Iterable[str]) -> None:
         raise invalid(field, value, one_of(value, choices))
 
 
+def require_each_once(field: str, values: Collection) -> None:
+    if not values or len(set(values)) < len(values):
+        raise invalid(field, values, "one or more values, each once")
+
+
 def one_of(value: object, choices: Iterable[str], of: str = "") -> str:
     """Says which values are allowed: one of the choices, after the words `of`."""
     choices = tuple(choices)

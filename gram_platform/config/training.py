@@ -7,6 +7,7 @@ from gram_platform.config.identity import (
     add_field,
     invalid,
     require_choice,
+    require_each_once,
     require_fields,
     require_int,
     require_name,
@@ -15,9 +16,9 @@ from gram_platform.config.identity import (
 
 # The domain D1 in every config, whatever the corpus calls it.
 CORE = "core"
-# The pool of all domains' unlabelled text, under partial labels.
+# Under partial labels, the pool of all domains' unlabelled text.
 UNLABELLED = "unlabelled"
-# A domain follows, whose unlabelled text is not pooled.
+# The prefix of a domain whose unlabelled text has a pool of its own.
 UNLABELLED_OF = "unlabelled:"
 
 
@@ -78,8 +79,8 @@ class ModelConfig:
     architecture: str = add_field(STARCODER2)
 
     def __post_init__(self) -> None:
-        require_fields("model", self, 1, "num_layers", "d_model", "num_heads", "num_kv_heads")
-        require_fields("model", self, 1, "vocab_size", "seq_len")
+        sizes = ("num_layers", "d_model", "num_heads", "num_kv_heads", "vocab_size", "seq_len")
+        require_fields("model", self, 1, *sizes)
         require_fields("model", self, 0, "d_mlp")
         require_fields("model", self, -1, "document_end", high=self.vocab_size - 1)
         require_choice("model.architecture", self.architecture, ARCHITECTURES)
@@ -186,9 +187,7 @@ class DataConfig:
         if not self.data_id:
             raise invalid("data.data_id", self.data_id, "the id of a corpus recipe")
         object.__setattr__(self, "domains", core_first(self.domains, lambda d: d.name))
-        names = [d.name for d in self.domains]
-        if not names or len(set(names)) != len(names):
-            raise invalid("data.domains", names, "one or more domains, each once")
+        require_each_once("data.domains", [d.name for d in self.domains])
 
     @property
     def num_draws(self) -> int:
@@ -266,9 +265,8 @@ class OptimizerConfig:
             "optimizer", self, 0, "warmup_fraction", "decay_fraction", "beta1", "beta2", high=1
         )
         if self.warmup_fraction + self.decay_fraction > 1.0:
-            raise invalid(
-                "optimizer.decay_fraction", self.decay_fraction, "at most 1 - warmup_fraction"
-            )
+            allowed = "at most 1 - warmup_fraction"
+            raise invalid("optimizer.decay_fraction", self.decay_fraction, allowed)
         require_fields("optimizer", self, 0, "weight_decay", "clip_norm")
         require_choice("optimizer.clip_scope", self.clip_scope, ("global",))
 
@@ -303,13 +301,13 @@ class EvalPoints:
 class Objective:
     """The loss to minimise: cross entropy (CE), or a loss that unlearns `forget` domains.
 
-    Half of an unlearning window's micro-batches are of forget domains. The loss is a term on these
-    + `retain_weight` x CE on others. MaxEnt's term is ME: KL(p || uniform) with `maxent_entropy`
-    (the paper), KL(uniform || p) with `maxent_kl` (the cited method). The term is -CE with
-    `gradient_difference`. With `misdirection` both terms are squared distances of a layer's
-    activations: from a fixed random vector on forget domains, from the activations of the run's
-    start on others. With `responses_after` CE only counts the tokens of responses, which follow
-    this text and go to the end of their document.
+    Half of an unlearning window's micro-batches are of forget domains. The loss is a forget term on
+    these + `retain_weight` x CE on others. The forget term is ME with MaxEnt: KL(p || uniform) with
+    `maxent_entropy` (the paper), KL(uniform || p) with `maxent_kl` (the cited method). It is -CE
+    with `gradient_difference`. With `misdirection` both terms are squared distances of a layer's
+    activations. Forget domains compare them with a fixed random vector, others with the activations
+    of the run's start. With `responses_after` CE counts only the tokens between this text and the
+    end of their document.
     """
 
     kind: str = "cross_entropy"
@@ -340,5 +338,5 @@ class Objective:
             raise invalid("objective.forget", self.forget, allowed)
         if {self.steered_layers > 0, self.steering > 0.0} != {self.kind == MISDIRECTION}:
             steered = (self.steered_layers, self.steering)
-            allowed = "both above 0 with misdirection, else both 0"
+            allowed = "both above 0 with misdirection, otherwise both 0"
             raise invalid("objective.steered_layers, steering", steered, allowed)
