@@ -27,7 +27,7 @@ DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 SUBMIT_AGAIN = (
     "Submit again: finished runs are kept, and the others continue from their last checkpoints."
 )
-# In fewer, tyro's help does not end.
+# In fewer columns tyro's help does not end.
 FEWEST_COLUMNS = 20
 SIGNALLED = {128 + signal.SIGINT: "interrupted", 128 + signal.SIGTERM: "terminated"}
 
@@ -35,7 +35,7 @@ _has_begun = False
 
 
 class Stopped(RuntimeError):
-    """The work cannot go on, for a reason outside the program: one line, exit code 1."""
+    """The work stops for a reason outside the program: one line, exit code 1."""
 
 
 class Unavailable(Stopped):
@@ -53,11 +53,11 @@ def exit_with(work: Callable[[], int]) -> None:
 
 
 class _Ended(SystemExit):
-    """The end of a command that was said already."""
+    """The end of a command whose error is printed already."""
 
 
 def begin_work() -> None:
-    """Notes that results are made from now on: errors have exit code 1, and results are kept."""
+    """Notes that results are kept from now on, so that errors have exit code 1."""
     global _has_begun
     _has_begun = True
 
@@ -66,9 +66,9 @@ def begin_work() -> None:
 def exit_codes(advice: str = "") -> Iterator[None]:
     """Ends the process with a line and an exit code if the block fails.
 
-    `advice` follows if work had begun. An error that is neither the input's nor the machine's keeps
-    its traceback. SIGTERM ends the block as Ctrl-C does. A user without a home is bad input,
-    because MLflow and Ray cannot be imported then.
+    `advice` follows if work had begun. Only errors of the program keep their traceback. SIGTERM
+    ends the block as Ctrl-C does. A user without a home is bad input, because MLflow and Ray cannot
+    be imported then.
     """
     global _has_begun
     _has_begun = False
@@ -120,7 +120,7 @@ def _note(error: Exception, advice: str) -> None:
 def _end(code: int, text: str, error: BaseException) -> None:
     if code in SIGNALLED:
         if threading.current_thread() is threading.main_thread():
-            # Another Ctrl-C ends what is left at once, and says nothing.
+            # Another Ctrl-C ends the process at once, without a message.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         text = f"{SIGNALLED[code]}. {text}"
     say(text.rstrip(), sys.stderr)
@@ -132,7 +132,7 @@ flag_names: set[str] = set()
 
 
 def explain_error(error: BaseException) -> str:
-    """Returns an error's text: with flags, a missing permission or a locale that spells a name."""
+    """Returns an error's text, which names flags, a missing permission or the locale."""
     if isinstance(error, InvalidField):
         return error.for_command(flag_names)
     if isinstance(error, PermissionError) and error.filename:
@@ -145,7 +145,7 @@ def explain_error(error: BaseException) -> str:
 
 
 def worst(*codes: int) -> int:
-    """Returns the exit code of several works: a failure, else the end of the time, else 0."""
+    """Returns the exit code of several works: a failure's, otherwise TIME_IS_UP, otherwise 0."""
     return next(
         (code for code in (BAD_INPUT, FAILED, TIME_IS_UP) if code in codes),
         max(codes, default=DONE),
@@ -158,7 +158,7 @@ def worst(*codes: int) -> int:
 def escape_output() -> None:
     """Lets standard output and error escape what their encoding cannot spell.
 
-    Also gives a terminal without a width one.
+    Also sets a width for a terminal without one.
     """
     width = shutil.get_terminal_size().columns
     if "COLUMNS" in os.environ or width < FEWEST_COLUMNS:
@@ -179,10 +179,7 @@ def escape_output() -> None:
 
 
 def outlive_output() -> None:
-    """Lets the process go on if its output cannot be written.
-
-    Nobody reads it any more (`... | head`), or the file's disk is full.
-    """
+    """Lets the process continue if nobody reads its output (`... | head`) or the disk is full."""
     escape_output()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -206,5 +203,5 @@ class _Outlived(io.FileIO):
             if self.fileno() == 1:
                 with contextlib.suppress(OSError):
                     problem = f"standard output takes no more ({error.strerror})"
-                    say(f"{problem}: going on without it", sys.stderr)
+                    say(f"{problem}: continuing without it", sys.stderr)
             return memoryview(data).nbytes

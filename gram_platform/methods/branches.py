@@ -1,6 +1,6 @@
 """FT-Full, FT-LoRA, FT-MLP: trains a base on core, then a branch from it for each domain.
 
-The base and all branches cost as much as the baseline: the base gives up the branches' batches of
+The base and all branches cost as much as the baseline. The base gives up the branches' batches of
 auxiliary domains and of core (rehearsal), even if fewer branches are run.
 """
 
@@ -34,10 +34,7 @@ def plan_full(setting: Setting) -> MethodRuns:
 
 
 def plan_lora(setting: Setting) -> MethodRuns:
-    """FT-LoRA: trains a LoRA for each domain on the frozen base.
-
-    A LoRA has as many parameters as an auxiliary MLP.
-    """
+    """FT-LoRA: trains a LoRA with an auxiliary MLP's parameters for each domain, base frozen."""
     size = setting.size
     return _module_branches(setting, "lora", lora_rank(size.d_model, size.d_dense, size.d_aux))
 
@@ -67,15 +64,15 @@ def _module_branches(setting: Setting, kind: str, width: int) -> MethodRuns:
 
 
 def _list_branches(setting: Setting) -> tuple[str, ...]:
-    wanted = {d for profile in setting.profiles for d in profile}
-    return tuple(d for d in setting.auxiliary if d in wanted)
+    retained = {d for profile in setting.profiles for d in profile}
+    return tuple(d for d in setting.auxiliary if d in retained)
 
 
 def _plans(
     setting: Setting, base: RunConfig, branches: dict[str, RunConfig], views: dict[Profile, View]
 ) -> MethodRuns:
-    named = {setting.profile_name((d,)): run for d, run in branches.items()}
-    return MethodRuns({"core": base, **named}, views)
+    runs = {setting.profile_name((d,)): run for d, run in branches.items()}
+    return MethodRuns({"core": base, **runs}, views)
 
 
 @dataclass(frozen=True)
