@@ -26,14 +26,14 @@ from gram_platform.config.layout import (
 )
 from gram_platform.model.cpu import PLAIN_ON_CPU, has_fast_code
 
-# Up to so many numbers torch's single pass is as fast.
+# The numbers up to which torch's single pass is as fast.
 GELU_SMALL = 2**15
 # Numbers in one chunk.
 GELU_AT_ONCE = 2**18
 ROTATED_AT_ONCE = 2**18
 # Queries in one block of the backward pass, which wastes the scores above its diagonal.
 QUERIES_AT_ONCE = 128
-# Scores of one matrix product that stay in a core's cache.
+# Scores of one matrix product, which stay in a core's cache.
 SCORES_AT_ONCE = 2**20
 # GELU(x) = x sigmoid(GELU_1 x + GELU_3 x^3).
 GELU_1 = 2 * (2 / math.pi) ** 0.5

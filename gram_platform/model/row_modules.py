@@ -25,7 +25,7 @@ class Pairs:
     """Pairs of a row and a module, sorted by module.
 
     A pair reads row `sources` and writes row `targets`; both are None if one module has all rows in
-    order. Weights are None if all are 1. Padding writes to row B, which nobody reads.
+    order. Weights are None if all are 1. Padding writes to row B, which is dropped.
     """
 
     num_rows: int
@@ -78,15 +78,15 @@ def activation(
     members, num_rows, padded = list(of_domain.values()), len(rows), None
     longest, num_pairs = max(map(len, members), default=0), sum(map(len, members))
     if num_pairs > longest and len(domains) * longest <= MAX_PADDING * num_pairs:
-        full = [found + [(num_rows, 1.0)] * (longest - len(found)) for found in members]
+        full = [rows + [(num_rows, 1.0)] * (longest - len(rows)) for rows in members]
         padded = _pairs(full, num_rows, device)
     return Activation(_pairs(members, num_rows, device), padded)
 
 
 def _pairs(members: list[list[tuple[int, float]]], num_rows: int, device: str) -> Pairs:
-    counts = tuple((module, len(found)) for module, found in enumerate(members) if found)
-    targets = [row for found in members for row, _ in found]
-    weights = torch.tensor([weight for found in members for _, weight in found], device=device)
+    counts = tuple((module, len(rows)) for module, rows in enumerate(members) if rows)
+    targets = [row for rows in members for row, _ in rows]
+    weights = torch.tensor([weight for rows in members for _, weight in rows], device=device)
     weights_P11 = None if (weights == 1).all() else weights[:, None, None]
     if targets == list(range(num_rows)) and len(counts) == 1:
         return Pairs(num_rows, counts, weights_P11=weights_P11)

@@ -31,6 +31,7 @@ class RowReader:
         shape = (config.num_layers, num_rows, config.num_kv_heads, config.seq_len, config.head_dim)
         self.keys_LRKSh = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
         self.values_LRKSh = torch.zeros_like(self.keys_LRKSh)
+        self._memories = self.keys_LRKSh, self.values_LRKSh
         # The position at which a row's current document starts.
         self._starts_R = torch.zeros(num_rows, dtype=torch.int64, device=weight.device)
         stack = RowLoras if kinds == {"lora"} else RowMlps
@@ -74,21 +75,21 @@ class RowReader:
             q_BHTh, k_BKTh, v_BKTh = block.attn.heads(
                 block.ln_1(x_BTD), lambda x, _: rotate(x, *tables)
             )
-            for memory, new in ((self.keys_LRKSh, k_BKTh), (self.values_LRKSh, v_BKTh)):
+            for memory, new in zip(self._memories, (k_BKTh, v_BKTh), strict=True):
                 memory[layer][memory_rows[:, None], :, positions_BT] = new.transpose(1, 2)
             x_BTD = x_BTD + self._attend(block, layer, first_row, q_BHTh, visible_BTS)
-            x_BTD = self._modules(block, layer, x_BTD, active)
+            x_BTD = self._add_mlps(block, layer, x_BTD, active)
         last_BD = x_BTD[torch.arange(B, device=self.device), num_tokens_B - 1]
         return self.model.lm_head(self.model.ln_f(last_BD))
 
     def clear(self, first_row: int, num_rows: int) -> None:
-        """Zeroes the cache of these rows: a NaN would reach the next sequence through the mask."""
-        for memory in (self.keys_LRKSh, self.values_LRKSh):
+        """Zeroes the cache of rows: a NaN would reach the next sequence through the mask."""
+        for memory in self._memories:
             memory[:, first_row : first_row + num_rows] = 0.0
 
     def move(self, source: int, target: int, num_seen: int) -> None:
-        """Replaces all that `target` has read by the `num_seen` tokens that `source` has read."""
-        for memory in (self.keys_LRKSh, self.values_LRKSh):
+        """Copies the `num_seen` tokens that row `source` has read to row `target`."""
+        for memory in self._memories:
             memory[:, target, :, :num_seen] = memory[:, source, :, :num_seen]
             memory[:, target, :, num_seen:] = 0.0
         self._starts_R[target] = self._starts_R[source]
@@ -119,14 +120,13 @@ class RowReader:
         B, H, T, h = q_BHTh.shape
         group = H // self.keys_LRKSh.shape[2]
         rows, num_positions = slice(first_row, first_row + B), visible_BTS.shape[-1]
-        k_BKSh = self.keys_LRKSh[layer, rows, :, :num_positions]
-        v_BKSh = self.values_LRKSh[layer, rows, :, :num_positions]
+        k_BKSh, v_BKSh = (memory[layer, rows, :, :num_positions] for memory in self._memories)
         mask_B1XS = visible_BTS[:, None].repeat(1, 1, group, 1)
         q_BKXh = q_BHTh.reshape(B, -1, group * T, h)
         out_BKXh = F.scaled_dot_product_attention(q_BKXh, k_BKSh, v_BKSh, attn_mask=mask_B1XS)
         return block.attn.o_proj(out_BKXh.reshape(B, H, T, h).transpose(1, 2).flatten(2))
 
-    def _modules(self, block: Block, layer: int, x_BTD: Tensor, active: Activation) -> Tensor:
+    def _add_mlps(self, block: Block, layer: int, x_BTD: Tensor, active: Activation) -> Tensor:
         normed_BTD, stack = block.ln_2(x_BTD), self.stacks[layer]
         if stack is not None and active.pairs.counts:
             return x_BTD + stack(block.mlp, normed_BTD, active)

@@ -131,7 +131,7 @@ class Lora(nn.Module):
             self.gate_b = Linear(rank, d_mlp, bias=False)
 
     def change(self, name: str, x: Tensor, num_trained: int | None) -> Tensor:
-        """Returns what it adds to the output of fc, gate or proj."""
+        """Returns the LoRA's change of the output of fc, gate or proj."""
         a, b = getattr(self, f"{name}_a"), getattr(self, f"{name}_b")
         return b(a(x, num_trained), num_trained)
 
@@ -182,7 +182,7 @@ class Block(nn.Module):
         self.attn = Attention(config)
         self.ln_2 = make_norm(config)
         self.mlp = Mlp(config, config.d_mlp) if config.d_mlp else None
-        self.aux = nn.ModuleDict({m.domain: _module(config, m) for m in config.modules})
+        self.aux = nn.ModuleDict({m.domain: _make_module(config, m) for m in config.modules})
 
     def forward(
         self,
@@ -205,8 +205,8 @@ class Block(nn.Module):
         x_BTD: Tensor,
         rotary: Rotary,
         loras: list[tuple[Lora, float | Rows]],
-        mask_BTT: Tensor | None = None,
-        num_trained: int | None = None,
+        mask_BTT: Tensor | None,
+        num_trained: int | None,
     ) -> tuple[Tensor, Tensor]:
         """Returns the layer's output without auxiliary MLPs, and their normalised input."""
         normed_BTD = self.ln_1(x_BTD, num_trained)
@@ -217,7 +217,7 @@ class Block(nn.Module):
         return x_BTD, normed_BTD
 
 
-def _module(config: ModelConfig, spec: ModuleSpec) -> nn.Module:
+def _make_module(config: ModelConfig, spec: ModuleSpec) -> nn.Module:
     if spec.kind == "lora":
         return Lora(config, spec.width)
     return Mlp(config, spec.width, has_output_bias=spec.kind != RESERVED_UNITS)
@@ -251,8 +251,8 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """Returns logits_BTV.
 
-        `num_trained`: only so many first sequences train shared parameters and the core; None: all,
-        or none where they need no gradient.
+        Only the first `num_trained` sequences train shared parameters and the core; None: all that
+        need a gradient.
         """
         x_BTD = self.wte(tokens_BT, num_trained)
         ordered = {d: active[d] for d in self.config.module_domains if d in active}
@@ -270,8 +270,8 @@ class Transformer(nn.Module):
 def document_mask(tokens_BT: Tensor, document_end: int, dtype: torch.dtype) -> Tensor | None:
     """Returns the mask to add to scores [B, T, T], or None for a `document_end` below 0.
 
-    It is 0 for keys of the query's document up to itself, otherwise -inf. An ending token belongs
-    to the document that it ends.
+    It is 0 for keys of the query's document up to the query, otherwise -inf. The token that ends a
+    document belongs to it.
     """
     if document_end < 0:
         return None
@@ -298,7 +298,7 @@ def parameter_set(name: str) -> str:
 
 
 def is_module(name: str) -> bool:
-    """Tells whether a parameter's qualified name is an auxiliary module's."""
+    """Tells whether a qualified name is of an auxiliary module's parameter."""
     return parameter_set(name) not in (SHARED, CORE_MLP)
 
 
@@ -325,13 +325,10 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     # One block is built, since all are alike.
     with torch.device("meta"):
         model = Transformer(replace(config, num_layers=1))
-    first = "blocks.0."
-    block: dict[str, tuple[int, ...]] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, parameter in model.named_parameters():
-        group = block if name.startswith(first) else shapes
-        group[name.removeprefix(first)] = tuple(parameter.shape)
-    layers = range(config.num_layers)
+    first, layers = "blocks.0.", range(config.num_layers)
+    every = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    shapes = {name: shape for name, shape in every.items() if not name.startswith(first)}
+    block = {name.removeprefix(first): every[name] for name in every if name not in shapes}
     return shapes | {f"blocks.{n}.{name}": shape for n in layers for name, shape in block.items()}
 
 
@@ -342,26 +339,28 @@ def initial_weights(config: ModelConfig, seed: int) -> Iterator[tuple[str, Tenso
 
 
 def initial_weight(config: ModelConfig, seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
-    """Draws a parameter in float32 by its name, its shape and the seed, whatever the other modules.
+    """Draws a parameter in float32, which depends on its name, its shape and the seed only.
 
-    Normal with `init_std`, divided by sqrt(2 x layers) for projections into the residual stream
-    (GPT-2's convention; the paper does not say). Biases are 0, gains of norms 1. A LoRA's B is 0,
-    its A has variance 1 / (3 fan-in) [ours].
+    Weights are normal with `init_std`, divided by sqrt(2 x layers) for projections into the
+    residual stream (GPT-2's convention; the paper does not say). Biases are 0, gains of norms 1. A
+    LoRA's B is 0, its A has variance 1 / (3 fan-in) [ours].
     """
     if name.endswith(("bias", "fc_b.weight", "gate_b.weight", "proj_b.weight")):
         return torch.zeros(shape)
     if len(shape) == 1:
         return torch.ones(shape)
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    return torch.randn(shape, generator=generator) * _initial_std(config, name, shape)
+    std = config.init_std
+    if name.endswith(("c_proj.weight", "o_proj.weight")):
+        std /= (2 * config.num_layers) ** 0.5
+    elif name.endswith(("fc_a.weight", "gate_a.weight", "proj_a.weight")):
+        std = (3 * shape[1]) ** -0.5
+    return torch.randn(shape, generator=seed_generator(seed, name)) * std
 
 
-def _initial_std(config: ModelConfig, name: str, shape: tuple[int, ...]) -> float:
-    if name.endswith(("fc_a.weight", "gate_a.weight", "proj_a.weight")):
-        return (3 * shape[1]) ** -0.5
-    into_residual = name.endswith(("c_proj.weight", "o_proj.weight"))
-    return config.init_std / ((2 * config.num_layers) ** 0.5 if into_residual else 1.0)
+def seed_generator(*names: object) -> torch.Generator:
+    """Makes a generator on the CPU that depends only on the names."""
+    digest = hashlib.sha256("/".join(map(str, names)).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
 def build(config: ModelConfig, weights: Iterable[tuple[str, Tensor]]) -> Transformer:

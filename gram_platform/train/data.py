@@ -14,7 +14,9 @@ from gram_platform.config.identity import invalid
 from gram_platform.config.routing import MicroBatch, domain_permutation, draw_positions
 from gram_platform.corpora.packed import TokenRows
 
-# Draws of a domain whose rows are computed at once, since permuting costs too much one by one.
+# Token sequences by domain: [num_sequences, seq_len + 1].
+Arrays = Mapping[str, TokenRows]
+# Draws of a domain whose rows are computed together, since single permutations cost too much.
 DRAWS_AT_ONCE = 4096
 
 
@@ -26,15 +28,15 @@ class Separator:
     end: int
 
     def places(self, sequences: np.ndarray) -> np.ndarray:
-        """Returns where it begins: bool [num_sequences, seq_len + 2 - its length]."""
+        """Tells where a separator begins: bool [num_sequences, seq_len + 2 - len(tokens)]."""
         windows = np.lib.stride_tricks.sliding_window_view(sequences, len(self.tokens), axis=1)
         return (windows == np.array(self.tokens)).all(-1)
 
     def of_responses(self, sequences: np.ndarray) -> np.ndarray:
-        """Says which targets are of responses, ends included: bool [num_sequences, seq_len].
+        """Tells which targets are of responses, ends included: bool [num_sequences, seq_len].
 
-        A sequence may begin inside a document. Its first separator or end says where; without
-        either it counts as part of a prompt.
+        A sequence may begin inside a response, as its first separator or end shows. Without either
+        it counts as part of a prompt.
         """
         # 1: a response begins after this token, -1: a prompt does.
         begins = np.zeros(sequences.shape, dtype=np.int8)
@@ -50,14 +52,14 @@ class Separator:
 class ScheduleReader:
     """Reads the micro-batches of a run's schedule.
 
-    `arrays` holds [num_sequences, seq_len + 1] for every domain. `permuted`: the arrays are in the
-    order of their domain's permutation. `separator`: of an objective that only counts responses.
+    `arrays` holds [num_sequences, seq_len + 1] for every domain, in the order of the domain's
+    permutation if `permuted`. An objective that counts only responses has a `separator`.
     """
 
     def __init__(
         self,
         config: RunConfig,
-        arrays: Mapping[str, TokenRows],
+        arrays: Arrays,
         permuted: bool = False,
         separator: Separator | None = None,
     ):
@@ -84,8 +86,7 @@ class ScheduleReader:
     ) -> tuple[Tensor, ...]:
         """Returns a share's weights: float32 [micro_batch / num_ranks, seq_len]; () if all are 1.
 
-        Prompts have 0, responses equal weights, and the mean over the micro-batch of all ranks is
-        1.
+        Prompts have weight 0, responses equal weights, and the mean over all ranks is 1.
         """
         if self.separator is None:
             return ()
@@ -120,9 +121,8 @@ class ScheduleReader:
             mine = (positions >= begin) & (positions < begin + part.num_sequences)
             in_domain = positions[mine] - begin + part.first
             if not self._permuted:
-                size = len(self.arrays[part.domain])
-                permuted = domain_permutation(self.config.data.data_id, part.domain, size)
-                in_domain = permuted(in_domain)
+                data_id, size = self.config.data.data_id, len(self.arrays[part.domain])
+                in_domain = domain_permutation(data_id, part.domain, size)(in_domain)
             rows[mine, 0], rows[mine, 1] = self._names.index(part.domain), in_domain
             begin += part.num_sequences
         return rows
@@ -133,7 +133,7 @@ def rank_share(rows: np.ndarray, rank: int, num_ranks: int) -> np.ndarray:
     return rows[rank * share : (rank + 1) * share]
 
 
-def _require_pool(budget: DomainBudget, arrays: Mapping[str, TokenRows]) -> None:
+def _require_pool(budget: DomainBudget, arrays: Arrays) -> None:
     for part in budget.pool:
         if part.domain not in arrays:
             raise invalid("data.domains", part.domain, "one of the corpus's: " + ", ".join(arrays))
@@ -148,20 +148,16 @@ def tokens_of(rows: np.ndarray, device: torch.device | str) -> Tensor:
 
 
 def on_device(tokens: Tensor, device: torch.device | str) -> Tensor:
-    """Copies tokens to `device`.
-
-    Pins them for a GPU first, since a copy from unpinned memory waits for queued work.
-    """
+    """Copies tokens to `device`, for a GPU from pinned memory, which does not wait for its work."""
     if torch.device(device).type == "cuda":
         tokens = tokens.pin_memory()
     return tokens.to(device, non_blocking=True)
 
 
 def gpu_of_this_thread() -> Callable[[], None]:
-    """Returns what a new thread must call first to use the calling thread's GPU, if it has one.
+    """Returns a function by which a new thread chooses the calling thread's GPU, if it has one.
 
-    A thread begins with GPU 0. On a machine of eight, seven ranks would start a second context
-    there, of .5 GiB each.
+    A thread begins with GPU 0, where each rank of a machine would start a context of .5 GiB.
     """
     if not torch.cuda.is_initialized():
         return lambda: None
@@ -177,9 +173,9 @@ def start_thread(name: str, target: Callable, *inputs: object) -> threading.Thre
 
 
 class Staging:
-    """Copies tensors from a GPU into pinned memory, which is reused, on a side stream.
+    """Copies tensors from a GPU on a side stream, into pinned memory that is reused.
 
-    Copies other tensors at once. The copies are complete after `wait`, which another thread may
+    Other tensors are copied at once. The copies are complete after `wait`, which another thread may
     call, and valid until the next `copy`.
     """
 
@@ -212,6 +208,6 @@ class Staging:
             self._copied.synchronize()
 
     def before_change(self) -> None:
-        """Makes the GPU's following work wait for the copies; this process goes on."""
+        """Makes the GPU's following work, but not this process, wait for the copies."""
         if self._copied is not None:
             torch.cuda.current_stream().wait_event(self._copied)
