@@ -91,30 +91,22 @@ def exit_codes(advice: str = "") -> Iterator[None]:
             raise
         # A run in this process has written its checkpoint.
         _end(error.code, advice, error)
-    except Unavailable as error:
-        _end(FAILED, f"error: {error}. {advice}" if _has_begun else f"error: {error}", error)
     except Stopped as error:
-        _end(FAILED, f"error: {error}", error)
+        hint = f". {advice}" if _has_begun and isinstance(error, Unavailable) else ""
+        _end(FAILED, f"error: {error}{hint}", error)
     except (ValueError, PermissionError) as error:
         text = f"error: {explain_error(error)}"
         code, text = (FAILED, f"{text}. {advice}") if _has_begun else (BAD_INPUT, text)
         _end(code, text, error)
-    except OSError as error:
-        if error.errno not in DISK_REFUSES:
-            _note(error, advice)
-            raise
-        _end(FAILED, f"error: a disk takes no more: {error}. {advice}", error)
     except Exception as error:
-        _note(error, advice)
+        if isinstance(error, OSError) and error.errno in DISK_REFUSES:
+            _end(FAILED, f"error: a disk takes no more: {error}. {advice}", error)
+        if _has_begun and advice:
+            error.add_note(advice)
         raise
     finally:
         if in_main_thread:
             signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
-
-
-def _note(error: Exception, advice: str) -> None:
-    if _has_begun and advice:
-        error.add_note(advice)
 
 
 def _end(code: int, text: str, error: BaseException) -> None:
