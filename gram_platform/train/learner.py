@@ -51,12 +51,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Learner:
-    """Trains one run in one process: `forward`, `train_only`, `backward`, `clip`, `step`.
+    """Trains one run in one process: `forward`, `train_only`, `backward`, `clip`, `step`."""
 
-    Saves and loads its state.
-    """
-
-    # This process is alone; `sharding.py` has the learner of several ranks.
     rank, num_ranks = 0, 1
 
     def __init__(
@@ -71,12 +67,12 @@ class Learner:
     ):
         """Builds the model from `start` (weights by name) and the seed, see `starting_weights`.
 
-        `activation_checkpointing`: blocks only keep their inputs and recompute the rest in the
-        backward pass; less memory, more time, the same bits. `compiled`: compiles the blocks and
-        the loss, while that works. `num_passes`: divides this process's sequences of a micro-batch;
-        less memory. `num_merged`: the most micro-batches in one pass, of any routes; fewer,
-        longer products, 1 for misdirection. Both give the same gradient up to rounding, and one of
-        them is 1.
+        With `activation_checkpointing` blocks keep only their inputs and recompute the rest in the
+        backward pass: less memory, more time, the same bits. `compiled` compiles the blocks and the
+        loss, while that works. `num_passes` divides this process's sequences of a micro-batch, for
+        less memory. `num_merged` is the most micro-batches in one pass, of any routes, for fewer
+        and longer products; 1 for misdirection. Both give the same gradient up to rounding, and one
+        of them is 1.
         """
         assert 1 in (num_passes, num_merged)
         self.config, self.num_passes, self.num_merged = config, num_passes, num_merged
@@ -100,7 +96,7 @@ class Learner:
         self.misdirection = self._misdirection(start or {}) if steers else None
 
     def _build(self, weights: Iterable[tuple[str, Piece]]) -> tuple[nn.Module, Sets]:
-        """Returns the model that computes and the master weights by set, in float32 the same."""
+        """Returns the model, and the master weights by set, which are the model's in float32."""
         rows = ((name, piece.rows) for name, piece in weights)
         master = build(self.config.model, rows).to(self.device)
         master_sets = parameters_by_set(master)
@@ -119,7 +115,7 @@ class Learner:
         return compute, master_sets
 
     def _misdirection(self, start: Mapping[str, Tensor | RowsOnDisk]) -> Misdirection:
-        """Makes a learner, which never steps, of the start's layers that RMU compares with."""
+        """Makes a learner of the start's first layers, which RMU compares with; it never steps."""
         num_layers = self.config.objective.steered_layers
         model = replace(self.config.model, num_layers=num_layers)
         numbers = range(num_layers, self.config.model.num_layers)
@@ -170,33 +166,33 @@ class Learner:
             add_gradients(pairs)
 
     def evaluating(self) -> contextlib.AbstractContextManager:
-        """Begins a block of forward passes without gradients; ranks gather weights once for it."""
+        """Begins a block of forward passes without gradients; ranks gather weights once."""
         return contextlib.nullcontext()
 
     def sum_over_ranks(self, values: Tensor) -> Tensor:
-        """Adds over ranks; in one process returns the values."""
+        """Adds values of all ranks; in one process returns them."""
         return values
 
     def mean_over_ranks(self, values: Tensor) -> Tensor:
-        """Averages per-rank means of equally many sequences; in one process returns the values."""
+        """Averages means of all ranks over equally many sequences; in one process returns them."""
         return values
 
     def clip(self) -> float:
         return clip_gradients(self.master_sets, self.config.optimizer)
 
     def step(self, rate: float) -> None:
-        """Steps the sets that have gradients, clears these and publishes the new weights."""
-        stepped = [
+        """Steps the sets that have gradients, clears the gradients, and updates the model."""
+        trained = [
             name
             for name, named in self.master_sets.items()
             if any(p.grad is not None for p in named.values())
         ]
         self.staging.before_change()
         set_learning_rate(self.optimizers, rate)
-        for name in stepped:
+        for name in trained:
             self.optimizers[name].step()
-            self.optimizers[name].zero_grad(set_to_none=True)
-        self._publish(stepped)
+            self.optimizers[name].zero_grad()
+        self._publish(trained)
 
     def _publish(self, set_names: Collection[str]) -> None:
         pairs = [pair for name in set_names for pair in self._copies.get(name, ())]
@@ -207,9 +203,9 @@ class Learner:
     def pieces(self) -> dict[str, Piece]:
         """Copies this process's rows of the whole state to the CPU, without communication.
 
-        Weights are `model.<name>`, AdamW's are `optim.<set>.<name>.{step,exp_avg,exp_avg_sq}`,
-        except for a set that never stepped. Copies from a GPU are made while training goes on; see
-        `staging` for when they are complete and valid.
+        Weights are `model.<name>`, AdamW's states `optim.<set>.<name>.{step,exp_avg,exp_avg_sq}`,
+        except of a set that never stepped. Copies from a GPU are made during training; `staging`
+        tells when they are complete and valid.
         """
         copies = self.staging.copy({name: self._local(value) for name, value in self._tensors()})
         return {name: self._piece(name, value, copies[name]) for name, value in self._tensors()}
@@ -232,9 +228,8 @@ class Learner:
     def load_state(self, state: Mapping[str, Tensor | Piece]) -> None:
         """Restores what `pieces` returned, or whole tensors.
 
-        Optimizer states that it lacks are removed. A piece must hold at least this process's rows
-        (`rows_of`). ValueError unless the weights' names, shapes and dtypes are exactly the
-        model's.
+        Removes optimizer states that `state` lacks. A piece must hold at least this process's rows
+        (`rows_of`). ValueError unless the weights' names, shapes and dtypes are the model's.
         """
         stored = {name.removeprefix("model.") for name in state if name.startswith("model.")}
         if difference := sorted(self.masters.keys() ^ stored):
@@ -289,8 +284,8 @@ def starting_weights(
 ) -> Iterator[tuple[str, Piece]]:
     """Yields (name, float32 piece) of every parameter.
 
-    It has the rows that `rows_of` asks for if `start` has the name, otherwise all rows, drawn from
-    the seed. `start` may lack modules, since a branch adds modules to its base; ValueError for any
+    A piece has the rows of `rows_of` if `start` has the name, otherwise all rows, drawn from the
+    seed. `start` may lack modules, since a branch adds modules to its base; ValueError for any
     other difference.
     """
     left = dict(start)
@@ -311,15 +306,15 @@ def starting_weights(
 
 
 def probe_norms(learner: Learner, sequences: np.ndarray) -> dict[str, float]:
-    """Measures how hard a domain pulls at each module, by the gradient norm of its matrices.
+    """Measures the gradient norm of each module's matrices on a domain, by the module's domain.
 
     `sequences` [num_sequences, seq_len + 1] are the domain's first. All modules are active and get
-    gradients, as in an unlabelled batch; the core gets none, which changes no module's gradient.
-    Biases are left out: MLP outputs are summed, so every module has the same gradient at its output
-    bias, and in narrow modules it dominates the norm.
+    gradients, as in an unlabelled batch. The core gets none, which changes no module's gradient.
+    Biases are left out, because every module has the same gradient at its output bias (MLP outputs
+    are summed), which dominates the norm of narrow modules.
 
     Returns the root mean square over `num_probed` micro-batches. Leaves weights, optimizer states
-    and gradients unchanged. With several ranks all must call it.
+    and gradients unchanged. All ranks must call this.
     """
     config = learner.config
     modules = {module_set(domain): domain for domain in config.model.module_domains}

@@ -81,7 +81,7 @@ def _fill(grad_NV: Tensor, logits_NV: Tensor, targets_N1: Tensor, divisor: int) 
 
 
 def _fill_in_place(grad_NV: Tensor, logits_NV: Tensor, targets_N1: Tensor, divisor: int) -> Tensor:
-    """Does as `_fill` for float32 in the gradient's memory, with one exponential."""
+    """Does the same in float32 in the gradient's memory, with one exponential."""
     torch.sub(logits_NV, logits_NV.amax(dim=-1, keepdim=True), out=grad_NV)
     target_logits_N1 = grad_NV.gather(1, targets_N1)
     sums_N1 = grad_NV.exp_().sum(dim=-1, keepdim=True)
@@ -154,10 +154,10 @@ def training_loss(
 ) -> Tensor:
     """Returns the loss that a micro-batch of `domain` minimises.
 
-    `activations` of misdirection are x and their target. Unlearning is F(forget batch) + w R(retain
+    `activations` of misdirection are x and its target. Unlearning is F(forget batch) + w R(retain
     batch), where R is CE and F is ME or -CE, or both are the distance of activations from their
-    target. Half of a window's micro-batches are of forget domains and the loop divides each loss by
-    the number of all of them, so both terms are doubled: each becomes a mean over one half.
+    target. Both terms are doubled, because the loop divides each loss by the number of all
+    micro-batches, and only half of them have the term.
     """
     if objective.kind == "cross_entropy":
         return cross_entropy_loss
@@ -176,8 +176,8 @@ class Misdirection:
 
     On forget domains the target is a fixed random vector of length `steering`, whose components are
     drawn uniformly from [0, 1) by the seed, as the authors do. On others it is the layer's output
-    at the run's start. `above`: what comes after that layer, which never trains; its losses are
-    only reported, without a graph.
+    at the run's start. The parameters `above` the layer never train; their losses are only
+    reported, without a graph.
     """
 
     def __init__(

@@ -55,10 +55,9 @@ def _adamw(config: OptimizerConfig, parameters: list[nn.Parameter]) -> torch.opt
 
 
 def clip_gradients(sets: Sets, config: OptimizerConfig) -> float:
-    """Scales gradients down to `clip_norm` (0: leaves them); returns their norm before [ours].
+    """Scales gradients down to `clip_norm` (0: never); returns their former norm [ours].
 
-    The norm is over all sets, and the factor is that of torch's `clip_grad_norm_`. Parameters
-    without gradients are left out.
+    The norm is over all sets and their gradients, the factor that of torch's `clip_grad_norm_`.
     """
     gradients = [p.grad for named in sets.values() for p in named.values() if p.grad is not None]
     norm = torch.linalg.vector_norm(_tensor_norms(gradients))
@@ -69,10 +68,9 @@ def clip_gradients(sets: Sets, config: OptimizerConfig) -> float:
 
 
 def add_gradients(pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
-    """Adds the gradient of each (copy, float32 master) to the master's and removes it.
+    """Moves the gradient of each (copy, float32 master) to the master's.
 
-    A GPU adds lists of one dtype by few kernels, so it converts first; a CPU converts while it
-    adds.
+    A GPU adds lists of one dtype by few kernels, so it converts first; a CPU converts as it adds.
     """
     pairs = [pair for pair in pairs if pair[0].grad is not None]
     gradients = [copy.grad for copy, _ in pairs]
@@ -81,9 +79,9 @@ def add_gradients(pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
         torch._foreach_copy_(converted, gradients)
         gradients = converted
     sums = zip((master.grad for _, master in pairs), gradients, strict=True)
-    added = [each for each in sums if each[0] is not None]
-    if added:
-        torch._foreach_add_(*map(list, zip(*added, strict=True)))
+    terms = [each for each in sums if each[0] is not None]
+    if terms:
+        torch._foreach_add_(*map(list, zip(*terms, strict=True)))
     for (copy, master), gradient in zip(pairs, gradients, strict=True):
         copy.grad = None
         if master.grad is None:
@@ -93,7 +91,7 @@ def add_gradients(pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
 def gradient_norms(sets: Sets) -> dict[str, float]:
     """Measures the norm of every set's gradients; leaves out sets without gradients.
 
-    With sharded parameters every rank must call it; one reduction serves all sets.
+    All ranks must call this; one reduction serves all sets.
     """
     groups = {}
     for name, named in sets.items():

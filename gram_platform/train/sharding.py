@@ -1,11 +1,11 @@
 """Trains a run on several ranks: FSDP2 with gradient routing.
 
 The embedding, blocks, and the last norm with the head are sharded separately. So are large
-auxiliary MLPs (`Sharing.own_groups`), which are never gathered while inactive; small ones stay in
+auxiliary MLPs (`Sharing.own_groups`), which are not gathered while inactive; small ones stay in
 their block's group, for fewer collectives. All ranks have the same routes and split each
-micro-batch's sequences. Gradients are reduced in float32, once a window or in every pass.
-`config.layout` decides which, and whether weights stay gathered between passes. The order of calls
-matters: comments say where another order would train wrongly without an error.
+micro-batch's sequences. Gradients are reduced in float32, once a window or in every pass, as
+`config.layout` decides. Comments say where another order of calls would train wrongly without an
+error.
 """
 
 import contextlib
@@ -30,9 +30,8 @@ from gram_platform.train.optimizers import Sets
 def rank_mesh(device: str, shards: int) -> DeviceMesh:
     """Makes the mesh of all ranks, or of machines x ranks if each machine has a copy.
 
-    `shards`: the ranks that share one copy of the weights. Ray Train sets LOCAL_WORLD_SIZE, and
-    numbers the ranks of a machine one after another. Ranks that were not placed as whole machines
-    share one copy.
+    `shards` ranks share one copy of the weights. Ray Train sets LOCAL_WORLD_SIZE, and numbers the
+    ranks of a machine one after another. Ranks outside whole machines share one copy.
     """
     num_ranks = dist.get_world_size()
     of_machine = int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
@@ -86,7 +85,7 @@ class ShardedLearner(Learner):
             fully_shard(group, mesh=self.mesh, mp_policy=policy)
 
     def _set_reshard_after_forward(self, is_wanted: bool) -> None:
-        """Sets whether weights go after their forward pass; the head's stay for its backward."""
+        """Sets whether weights are freed after a forward pass; the head's stay for its backward."""
         self.model.set_reshard_after_forward(is_wanted)
         self.model.lm_head.set_reshard_after_forward(False)
 
@@ -120,7 +119,7 @@ class ShardedLearner(Learner):
             self._reshard()
 
     def train_only(self, trained: frozenset[str]) -> None:
-        """Reshards before changing what is trained: FSDP fixes requires_grad at all-gather time.
+        """Reshards before a change of the trained sets, because an all-gather fixes requires_grad.
 
         Weights that stayed gathered would get wrong gradients without an error.
         """
