@@ -8,7 +8,7 @@ h head_dim, V vocabulary.
 """
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -332,12 +332,6 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes | {f"blocks.{n}.{name}": shape for n in layers for name, shape in block.items()}
 
 
-def initial_weights(config: ModelConfig, seed: int) -> Iterator[tuple[str, Tensor]]:
-    """Yields (name, float32 tensor) of every parameter, see `initial_weight`."""
-    for name, shape in parameter_shapes(config).items():
-        yield name, initial_weight(config, seed, name, shape)
-
-
 def initial_weight(config: ModelConfig, seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
     """Draws a parameter in float32, which depends on its name, its shape and the seed only.
 
@@ -364,7 +358,7 @@ def seed_generator(*names: object) -> torch.Generator:
 
 
 def build(config: ModelConfig, weights: Iterable[tuple[str, Tensor]]) -> Transformer:
-    """Builds a float32 model on the CPU from pairs, as `initial_weights` yields them."""
+    """Builds a float32 model on the CPU from a (name, tensor) of every parameter."""
     with torch.device("meta"):
         model = Transformer(config)
     model.to_empty(device="cpu")

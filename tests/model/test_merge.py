@@ -8,7 +8,7 @@ import torch
 from gram_platform.config import ModelConfig, ModuleSpec
 from gram_platform.config.training import ARCHITECTURES, merge_config
 from gram_platform.model.pieces import rank_rows
-from gram_platform.model.transformer import build, initial_weights
+from gram_platform.model.transformer import build
 from gram_platform.store.views import merge_rows
 from tests import tiny
 from tests.tiny import merged_weights
@@ -18,7 +18,8 @@ def randomised(config: ModelConfig):
     """A model without a zero in it, so that a forgotten term would show; weights and model."""
     generator = torch.Generator().manual_seed(1)
     weights = {
-        n: torch.randn(w.shape, generator=generator) * 0.2 for n, w in initial_weights(config, 0)
+        n: torch.randn(w.shape, generator=generator) * 0.2
+        for n, w in tiny.initial_weights(config, 0)
     }
     return weights, build(config, weights.items()).eval()
 
@@ -76,7 +77,7 @@ def test_merging_leaves_the_weights_alone():
 @torch.no_grad()
 def test_a_fresh_lora_changes_nothing(architecture):
     config = config_of("lora", architecture=architecture)
-    model = build(config, initial_weights(config, 0))
+    model = build(config, tiny.initial_weights(config, 0))
     tokens = torch.arange(tiny.SEQ_LEN)[None]
     assert torch.equal(model(tokens, {"a": 1.0}), model(tokens))
 
