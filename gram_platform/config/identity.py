@@ -103,23 +103,21 @@ def invalid(field: str, value: object, expected: str) -> InvalidField:
     return InvalidField(field, mask_secrets(value) if isinstance(value, str) else value, expected)
 
 
-def require_int(field: str, value: Any, low: int, high: int | None = None) -> None:
-    bound = f"an integer >= {low}" + ("" if high is None else f" and <= {high}")
-    is_int = isinstance(value, int) and not isinstance(value, bool)
-    if not is_int or value < low or (high is not None and value > high):
-        raise invalid(field, value, bound)
+def require_int(field: str, value: Any, low: int, high: float = math.inf) -> None:
+    if type(value) is not int or not low <= value <= high:
+        bound = "" if high == math.inf else f" and <= {high}"
+        raise invalid(field, value, f"an integer >= {low}{bound}")
 
 
 def require_real(
     field: str, value: Any, low: float, high: float = math.inf, open_low: bool = False
 ) -> None:
-    bound = f"a finite number {'>' if open_low else '>='} {low}" + (
-        "" if high == math.inf else f" and <= {high}"
-    )
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     is_real = is_number and abs(value) <= sys.float_info.max
-    if not is_real or value < low or value > high or (open_low and value == low):
-        raise invalid(field, value, bound)
+    if not is_real or not low <= value <= high or (open_low and value == low):
+        bound = "" if high == math.inf else f" and <= {high}"
+        sign = ">" if open_low else ">="
+        raise invalid(field, value, f"a finite number {sign} {low}{bound}")
 
 
 def require_fields(
@@ -136,7 +134,7 @@ def require_fields(
     for name in names:
         field, number = f"{owner}.{name}" if owner else name, getattr(value, name)
         if types[name] is int:
-            require_int(field, number, int(low), None if high == math.inf else int(high))
+            require_int(field, number, int(low), high)
         else:
             require_real(field, number, float(low), float(high), open_low)
 

@@ -23,30 +23,26 @@ from gram_platform.methods.budgets import optimizer_of
 from gram_platform.methods.setting import NEIGHBOUR, OWN, Elicitation, MethodRuns, Profile, Setting
 
 
-def attacks(
+def plan_attacks(
     setting: Setting, profile: Profile, view: View, runs: Iterable[RunConfig]
 ) -> dict[str, RunConfig]:
     """Plans an attack for each domain that the profile removes, if the setting attacks it."""
     options = setting.options.elicitation
     if options is None or (options.compared_only and profile not in setting.profiles):
         return {}
-    by_id = {run.run_id: run for run in runs}
-    removed = (domain for domain in setting.auxiliary if domain not in profile)
-    return {d: _attack(setting, options, d, view, by_id) for d in removed}
+    by_id, attacks = {run.run_id: run for run in runs}, {}
+    for domain in setting.auxiliary:
+        if domain not in profile:
+            number, start = setting.num_sequences[domain], view_to_attack(view, domain)
+            own = options.on_domain(number) if options.domain_share else options
+            text = choose_text(setting, own, domain)
+            attacks[domain] = finetuning_run(setting, own, text, domain, start, by_id)
+    return attacks
 
 
 def view_to_attack(view: View, domain: str) -> View:
     """Returns the view to attack: for DEMix, the expert that evaluates the domain."""
     return view if view.rule == "constant" else View.of(view.run_id, view.active(domain))
-
-
-def _attack(
-    setting: Setting, options: Elicitation, domain: str, view: View, by_id: dict[str, RunConfig]
-) -> RunConfig:
-    if options.domain_share:
-        options = options.on_domain(setting.num_sequences[domain])
-    text, start = choose_text(setting, options, domain), view_to_attack(view, domain)
-    return finetuning_run(setting, options, text, domain, start, by_id)
 
 
 def choose_text(setting: Setting, options: Elicitation, domain: str) -> str:

@@ -16,7 +16,7 @@ from gram_platform.config import (
 from gram_platform.config.flops import compute_units, mlp_parameters, module_parameters
 from gram_platform.methods import plan
 from gram_platform.methods.budgets import plan_compute_units
-from gram_platform.methods.elicitation import add_finetuning, attacks
+from gram_platform.methods.elicitation import add_finetuning, plan_attacks
 from gram_platform.methods.setting import MethodRuns, Profile, Setting
 
 # The method that sets the unit of compute ratios, and the tag of a study's variant.
@@ -150,7 +150,7 @@ def method_nodes(method: str, setting: Setting) -> list[Node]:
             precision=setting.size.precision,
         )
         nodes.append(Node.of(evaluation, names | {"kind": "evaluation"}))
-        for domain, run in attacks(setting, profile, view, plans.runs.values()).items():
+        for domain, run in plan_attacks(setting, profile, view, plans.runs.values()).items():
             nodes.append(Node.of(run, names | {"kind": "run", "elicited": domain}))
     return nodes
 

@@ -194,14 +194,12 @@ class Staging:
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
                 for name, tensor in on_gpu.items():
-                    copies[name] = self._like(name, tensor).copy_(tensor, non_blocking=True)
+                    if name not in self._pinned:
+                        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                        self._pinned[name] = pinned
+                    copies[name] = self._pinned[name].copy_(tensor, non_blocking=True)
             self._copied = self._stream.record_event()
         return {name: copies[name] for name in tensors}
-
-    def _like(self, name: str, tensor: Tensor) -> Tensor:
-        if name not in self._pinned:
-            self._pinned[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return self._pinned[name]
 
     def wait(self) -> None:
         if self._copied is not None:
