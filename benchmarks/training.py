@@ -35,7 +35,7 @@ def measure(settings: BenchmarkSettings) -> list[BenchmarkResult]:
     reason = why_no_peer()
     if reason:
         print(reason, file=sys.stderr)
-    with cpu.freed_memory_kept():
+    with cpu.keep_freed_memory():
         return compare(workload, with_peer=not reason)
 
 

@@ -41,10 +41,11 @@ from gram_platform.config.flops import hardware_flops, total_parameters
 from gram_platform.config.ladder import STORIES_SIZES
 from gram_platform.config.routing import CORE_MLP, SHARED, module_set
 from gram_platform.model import cpu
-from gram_platform.model.transformer import build, initial_weights
+from gram_platform.model.transformer import build
 from gram_platform.release.stock_tensors import foreign_weights
 from gram_platform.studies.library.stories import STORIES_SMOKE_SIZES
 from gram_platform.train.objectives import cross_entropy
+from tests import tiny
 from tests.test_architecture import NOT_IN_CORE
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -97,7 +98,7 @@ def test_the_peer_is_our_model():
     biases."""
     pytest.importorskip("transformers")
     config = dataclasses.replace(TINY.dense(), num_heads=4, num_kv_heads=2)
-    weights = dict(initial_weights(config, 0))
+    weights = dict(tiny.initial_weights(config, 0))
     weights = {
         n: w + 0.02 * torch.randn(w.shape, generator=torch.Generator().manual_seed(1))
         for n, w in weights.items()

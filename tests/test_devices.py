@@ -40,7 +40,7 @@ from gram_platform.train.evaluate import (
     sample_continuations,
     token_losses,
 )
-from gram_platform.train.learner import Learner, probed_norms
+from gram_platform.train.learner import Learner, probe_norms
 from gram_platform.train.loop import training_steps
 from tests import tiny
 from tests.methods.test_plans import AUXILIARY, setting
@@ -151,7 +151,7 @@ def test_training_stays_on_its_device(method, precision, document_end, meta):
         active = dict.fromkeys(run.model.module_domains, 1.0)
         domain_losses(learner, arrays, domains[:1], 4, lambda _, active=active: active)
         if active:
-            probed_norms(learner, arrays[domains[0]])
+            probe_norms(learner, arrays[domains[0]])
         pieces, state = learner.pieces(), tiny.full_state(learner)
         assert {piece.rows.device.type for piece in pieces.values()} == {"cpu"}
         assert {tensor.device.type for tensor in state.values()} == {"cpu"}

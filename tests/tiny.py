@@ -66,8 +66,16 @@ def materialised(store, view):
         return config, {name: rows[0 : rows.shape[0]] for name, rows in weights.items()}
 
 
+def initial_weights(config, seed: int):
+    """Yields (name, float32 tensor) of every parameter."""
+    from gram_platform.model.transformer import initial_weight, parameter_shapes
+
+    for name, shape in parameter_shapes(config).items():
+        yield name, initial_weight(config, seed, name, shape)
+
+
 def merged_weights(config, weights, active):
-    """Merges all weights of a view in memory: those of `merged_config`'s model, by name."""
+    """Merges all weights of a view in memory: those of `merge_config`'s model, by name."""
     from gram_platform.store.views import merge_mlp
 
     merged = {n: w for n, w in weights.items() if ".mlp." not in n and ".aux." not in n}

@@ -7,7 +7,7 @@ from functools import partial
 from gram_platform.cli.flags import Storage, open_existing
 from gram_platform.config import State
 from gram_platform.config.crash_safe import special_entries
-from gram_platform.config.endings import BAD_INPUT, FAILED, explained
+from gram_platform.config.endings import BAD_INPUT, FAILED, explain_error
 from gram_platform.config.identity import hash_file, local_path
 from gram_platform.config.terminal import say, warn
 from gram_platform.corpora.packed import PackedCorpus, parse_manifest
@@ -36,7 +36,7 @@ def check_command(storage: Storage = "", exports: tuple[str, ...] = ()) -> None:
             for problem in _problems(check):
                 lost.setdefault(problem, f"{place}: {problem}")
         except PermissionError as error:
-            barred[place] = f"{place}: {explained(error)}"
+            barred[place] = f"{place}: {explain_error(error)}"
     for line in (*lost.values(), *barred.values()):
         say(line)
     if unknown:

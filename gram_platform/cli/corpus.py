@@ -5,7 +5,7 @@ from typing import Annotated
 import tyro
 
 from gram_platform.cli.flags import Positional, make_folder, report_progress
-from gram_platform.config.endings import explained
+from gram_platform.config.endings import explain_error
 from gram_platform.config.identity import InvalidField, invalid, local_path
 from gram_platform.config.terminal import say
 from gram_platform.studies.flags import Amount, Number, Place, Switch, Text, show_as
@@ -69,7 +69,7 @@ def prepare_command(
             say("\n".join(text_lines(resolve(corpus, packing, root, report_progress))))
         except InvalidField as error:
             # The records are good; what lacks is a flag, such as --core-label.
-            say(explained(error))
+            say(explain_error(error))
         return
     if not out:
         require_readable(corpus)

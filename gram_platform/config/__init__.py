@@ -57,14 +57,14 @@ class State(StrEnum):
     COMPLETE = "complete"
     RUNNING = "running"
     FAILED = "failed"
-    # Of a trial that failed: its loss became non-finite.
+    # The loss of a trial became non-finite.
     DIVERGED = "diverged"
-    # It was attempted, and can be continued.
+    # A node that was attempted and can be resumed.
     INTERRUPTED = "interrupted"
-    # Of a trial: none of its nodes has started.
+    # No node of a trial has started.
     WAITING = "waiting"
     ABSENT = "absent"
-    # Of a study's node: the storage has nothing of it.
+    # The storage has nothing of a study's node.
     MISSING = "missing"
 
 
@@ -82,7 +82,7 @@ class RunConfig:
     micro_batch: int
     eval_points: EvalPoints
     seed: int
-    # Of forward and backward passes; master weights and optimizer are float32.
+    # The precision of passes; master weights and optimizer states are float32.
     precision: str = "bfloat16"
     objective: Objective = CROSS_ENTROPY
     start: View | None = None
@@ -103,25 +103,21 @@ class RunConfig:
         if self.data.num_draws % self.batch_size:
             allowed = f"draws that add up to whole steps of {self.batch_size} sequences"
             raise invalid("data.domains", self.data.num_draws, allowed)
-        if self.eval_points.num_points > self.num_steps:
-            raise invalid(
-                "eval_points.num_points",
-                self.eval_points.num_points,
-                f"at most {self.num_steps} steps",
-            )
+        points = self.eval_points
+        for name in ("num_points", "num_probes"):
+            if (number := getattr(points, name)) > self.num_steps:
+                allowed = f"at most {self.num_steps} steps"
+                raise invalid(f"eval_points.{name}", number, allowed)
+        if points.patience and not points.num_points:
+            allowed = "0 without evaluations while training"
+            raise invalid("eval_points.patience", points.patience, allowed)
 
-        if len(self.model.modules) > MAX_MODULES:
-            raise invalid(
-                "model.modules", len(self.model.modules), f"at most {MAX_MODULES} modules"
-            )
+        require_int("model.modules", len(self.model.modules), 0, MAX_MODULES)
         weights = dict(self.routing.companion_weights)
         unweighted = [d for d in self.model.module_domains if weights and d not in weights]
         if unweighted:
-            raise invalid(
-                "routing.companion_weights",
-                weights,
-                f"a weight for each module; {unweighted[0]} has none",
-            )
+            allowed = f"a weight for each module; {unweighted[0]} has none"
+            raise invalid("routing.companion_weights", weights, allowed)
         # A pass of several routes trains all parameters of a set on the same sequences.
         has_parts = any(module.kind == RESERVED_UNITS for module in self.model.modules)
         trains_parts = self.routing.spreads_embeddings or has_parts
@@ -132,37 +128,25 @@ class RunConfig:
             self._check_unlearning()
         if self.routing.freeze_core:
             self._check_frozen_core()
-        if self.eval_points.patience and not self.eval_points.num_points:
-            raise invalid(
-                "eval_points.patience",
-                self.eval_points.patience,
-                "0 without evaluations while training",
-            )
-        if self.eval_points.num_probes:
-            self._check_probes()
+        if points.num_probes:
+            self._check_probes(points)
 
     def _check_unlearning(self) -> None:
-        forget = sum(d.num_draws for d in self.data.domains if d.name in self.objective.forget)
-        if 2 * forget != self.data.num_draws:
-            raise invalid(
-                "objective.forget", forget, f"half of the run's {self.data.num_draws} draws"
-            )
+        objective, num_draws = self.objective, self.data.num_draws
+        forget = sum(d.num_draws for d in self.data.domains if d.name in objective.forget)
+        if 2 * forget != num_draws:
+            raise invalid("objective.forget", forget, f"half of the run's {num_draws} draws")
         if self.micro_batches_per_step % 2 or self.routing.accumulation != "heterogeneous":
             allowed = (
                 "cross_entropy unless windows are heterogeneous, with an even number of"
                 " micro-batches"
             )
-            raise invalid("objective.kind", self.objective.kind, allowed)
-        if self.objective.steered_layers > self.model.num_layers:
-            raise invalid(
-                "objective.steered_layers",
-                self.objective.steered_layers,
-                f"at most {self.model.num_layers} layers",
-            )
-        if self.objective.steered_layers and self.start is None:
-            raise invalid(
-                "objective.kind", self.objective.kind, "a run with a start, whose activations stay"
-            )
+            raise invalid("objective.kind", objective.kind, allowed)
+        steered = objective.steered_layers
+        require_int("objective.steered_layers", steered, 0, self.model.num_layers)
+        if steered and self.start is None:
+            allowed = "a kind other than misdirection in a run without a start"
+            raise invalid("objective.kind", objective.kind, allowed)
 
     def _check_frozen_core(self) -> None:
         without = [d.name for d in self.data.domains if d.name not in self.model.module_domains]
@@ -172,12 +156,7 @@ class RunConfig:
             allowed = "false, since batches of these domains train no module: " + ", ".join(without)
             raise invalid("routing.freeze_core", True, allowed)
 
-    def _check_probes(self) -> None:
-        points = self.eval_points
-        if points.num_probes > self.num_steps:
-            raise invalid(
-                "eval_points.num_probes", points.num_probes, f"at most {self.num_steps} steps"
-            )
+    def _check_probes(self, points: EvalPoints) -> None:
         if not self.model.modules or not any(is_unlabelled(d.name) for d in self.data.domains):
             allowed = "0 in a run without modules or unlabelled batches"
             raise invalid("eval_points.num_probes", points.num_probes, allowed)
@@ -221,5 +200,5 @@ def run_from_plain(plain: Mapping) -> RunConfig:
 
 
 def node_from_plain(kind: str, plain: Mapping) -> RunConfig | AnyEvaluation | TaskScores:
-    """Reads the config of a node; `kind` is run or evaluation, KeyError for another."""
+    """Reads the config of a node of this kind, run or evaluation; KeyError for other kinds."""
     return {"run": run_from_plain, "evaluation": evaluation_from_plain}[kind](plain)

@@ -1,4 +1,4 @@
-"""Writes files whole or not at all, tells links from files, and finds living processes."""
+"""Writes files whole or not at all, tells links from files, and finds running processes."""
 
 import contextlib
 import errno
@@ -28,10 +28,10 @@ UNSYNCED = {errno.EINVAL, errno.ENOTSUP}
 
 @contextlib.contextmanager
 def whole_file(path: str | Path, durable: bool = False) -> Iterator[str]:
-    """Yields a temporary path to fill, which replaces `path` when the block ends well.
+    """Yields a temporary path to fill, which replaces `path` if the block succeeds.
 
-    Readers see the former file or the new one. `durable` content survives a crash of the machine,
-    and so does the name after `sync` of the folder.
+    Readers see the old file or the new one. `durable` content survives a crash of the machine, as
+    does the name after `sync` of the folder.
     """
     with temporary_beside(path) as temporary:
         yield temporary
@@ -65,7 +65,7 @@ def sync(path: str) -> None:
 
 
 def kind_of(path: str | Path) -> str:
-    """Says what has this name, a link itself included: "a file", "a pipe"..., "" for nothing."""
+    """Returns "a file", "a pipe", "a link" and so on; "" for nothing. Follows no link."""
     try:
         return KIND_OF_MODE[stat.S_IFMT(os.lstat(path).st_mode)]
     except (FileNotFoundError, NotADirectoryError):
@@ -73,7 +73,7 @@ def kind_of(path: str | Path) -> str:
 
 
 def special_entries(folder: str | Path) -> Iterator[tuple[str, str]]:
-    """Yields (path, kind) of all that is neither file nor folder, at any depth; follows no link."""
+    """Yields (path, kind) of all links, pipes and devices below a folder; follows no link."""
     folders = [os.fspath(folder)]
     while folders:
         with (
@@ -88,7 +88,7 @@ def special_entries(folder: str | Path) -> Iterator[tuple[str, str]]:
 
 
 def remove_whole(path: str | Path) -> None:
-    """Removes a folder with its content, or the link or pipe of this name, as far as it can."""
+    """Removes a folder with its content, or a file, link or pipe; ignores errors."""
     # `rmtree` opens what it is given, and would wait for a pipe.
     if kind_of(path) == A_FOLDER:
         shutil.rmtree(path, ignore_errors=True)
@@ -98,9 +98,9 @@ def remove_whole(path: str | Path) -> None:
 
 
 def require_plain(folder: str | Path) -> None:
-    """ValueError if a storage's folder is a link, or has anything but files and folders.
+    """ValueError if a storage's folder is a link, or contains other things than files and folders.
 
-    A link may lead anywhere on this machine, and whoever can write the storage can make one.
+    Whoever can write the storage can make a link, which may lead anywhere on this machine.
     """
     if (kind := kind_of(folder)) not in (A_FOLDER, ""):
         raise unplain(folder, kind, A_FOLDER)
@@ -109,15 +109,15 @@ def require_plain(folder: str | Path) -> None:
 
 
 def unplain(path: str | Path, kind: str, expected: str) -> ValueError:
-    """Makes the error for what has the place of a storage's file or folder."""
+    """Makes the error for a link or pipe in place of a storage's file or folder."""
     remedy = "remove it; to use another disk, mount it there or name a folder on it by --storage"
     return invalid("storage", str(path), f"{expected}, found {kind}: {remedy}")
 
 
 def missing_right(path: str | Path) -> str:
-    """Says what this user may not do with a file or folder; "" if nothing.
+    """Says which rights this user lacks on an absolute path; "" for none.
 
-    If an absolute path is absent, the nearest folder above counts.
+    The nearest folder above stands for a path that does not exist.
     """
     while not os.path.lexists(path):
         path = os.path.dirname(path)
@@ -153,10 +153,10 @@ def make_folders(path: str, durable: bool = False) -> None:
 
 
 def create_database(path: Path, make: Callable[[Path], object]) -> None:
-    """Has `make(path)` create an SQLite database under another name, then renames it.
+    """Calls `make` to create an SQLite database under another name, then renames it.
 
-    So a kill leaves no half-made one. Its mode follows the umask. Only one process at a time may
-    call it, because it removes a killed one's leftovers.
+    So a kill leaves no half-made database. Its mode follows the umask. Only one process at a time
+    may call this, because it removes the leftovers of a killed process.
     """
     unfinished = path.with_name(f".{path.name}.unfinished")
     for name in (unfinished.name, f"{unfinished.name}-journal"):
@@ -168,9 +168,9 @@ def create_database(path: Path, make: Callable[[Path], object]) -> None:
 
 
 def this_place() -> str:
-    """Names the machine, the running kernel and the pid namespace.
+    """Names the machine, its boot and the pid namespace, within which a pid names a process.
 
-    A pid names a process only within these. Containers may share a host name.
+    Containers may share a host name.
     """
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
@@ -183,20 +183,19 @@ def this_place() -> str:
 def process_is_alive(pid: int, start: int | None = None) -> bool:
     """Returns whether a process of this machine and pid namespace runs.
 
-    Without its `process_start` another process may have the pid. With it, a zombie is not alive.
+    `start`, its `process_start`, excludes zombies and later processes with the same pid.
     """
     try:
-        os.kill(pid, 0)
+        # PermissionError means another user's process.
+        with contextlib.suppress(PermissionError):
+            os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:
-        # It is another user's process.
-        pass
     return start is None or process_start(pid) == start
 
 
 def process_start(pid: int) -> int:
-    """Returns the clock ticks from boot to a process's start (proc(5), stat, field 22).
+    """Returns a process's start in clock ticks since boot (proc(5), stat, field 22).
 
     0 for zombies and without /proc.
     """

@@ -27,7 +27,7 @@ DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 SUBMIT_AGAIN = (
     "Submit again: finished runs are kept, and the others continue from their last checkpoints."
 )
-# In fewer, tyro's help does not end.
+# In fewer columns tyro's help does not end.
 FEWEST_COLUMNS = 20
 SIGNALLED = {128 + signal.SIGINT: "interrupted", 128 + signal.SIGTERM: "terminated"}
 
@@ -35,7 +35,7 @@ _has_begun = False
 
 
 class Stopped(RuntimeError):
-    """The work cannot go on, for a reason outside the program: one line, exit code 1."""
+    """The work stops for a reason outside the program: one line, exit code 1."""
 
 
 class Unavailable(Stopped):
@@ -53,11 +53,11 @@ def exit_with(work: Callable[[], int]) -> None:
 
 
 class _Ended(SystemExit):
-    """The end of a command that was said already."""
+    """The end of a command whose error is printed already."""
 
 
 def begin_work() -> None:
-    """Notes that results are made from now on: errors have exit code 1, and results are kept."""
+    """Notes that results are kept from now on, so that errors have exit code 1."""
     global _has_begun
     _has_begun = True
 
@@ -66,9 +66,9 @@ def begin_work() -> None:
 def exit_codes(advice: str = "") -> Iterator[None]:
     """Ends the process with a line and an exit code if the block fails.
 
-    `advice` follows if work had begun. An error that is neither the input's nor the machine's keeps
-    its traceback. SIGTERM ends the block as Ctrl-C does. A user without a home is bad input,
-    because MLflow and Ray cannot be imported then.
+    `advice` follows if work had begun. Only errors of the program keep their traceback. SIGTERM
+    ends the block as Ctrl-C does. A user without a home is bad input, because MLflow and Ray cannot
+    be imported then.
     """
     global _has_begun
     _has_begun = False
@@ -91,36 +91,28 @@ def exit_codes(advice: str = "") -> Iterator[None]:
             raise
         # A run in this process has written its checkpoint.
         _end(error.code, advice, error)
-    except Unavailable as error:
-        _end(FAILED, f"error: {error}. {advice}" if _has_begun else f"error: {error}", error)
     except Stopped as error:
-        _end(FAILED, f"error: {error}", error)
+        hint = f". {advice}" if _has_begun and isinstance(error, Unavailable) else ""
+        _end(FAILED, f"error: {error}{hint}", error)
     except (ValueError, PermissionError) as error:
-        text = f"error: {explained(error)}"
+        text = f"error: {explain_error(error)}"
         code, text = (FAILED, f"{text}. {advice}") if _has_begun else (BAD_INPUT, text)
         _end(code, text, error)
-    except OSError as error:
-        if error.errno not in DISK_REFUSES:
-            _note(error, advice)
-            raise
-        _end(FAILED, f"error: a disk takes no more: {error}. {advice}", error)
     except Exception as error:
-        _note(error, advice)
+        if isinstance(error, OSError) and error.errno in DISK_REFUSES:
+            _end(FAILED, f"error: a disk takes no more: {error}. {advice}", error)
+        if _has_begun and advice:
+            error.add_note(advice)
         raise
     finally:
         if in_main_thread:
             signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
-def _note(error: Exception, advice: str) -> None:
-    if _has_begun and advice:
-        error.add_note(advice)
-
-
 def _end(code: int, text: str, error: BaseException) -> None:
     if code in SIGNALLED:
         if threading.current_thread() is threading.main_thread():
-            # Another Ctrl-C ends what is left at once, and says nothing.
+            # Another Ctrl-C ends the process at once, without a message.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         text = f"{SIGNALLED[code]}. {text}"
     say(text.rstrip(), sys.stderr)
@@ -131,8 +123,8 @@ def _end(code: int, text: str, error: BaseException) -> None:
 flag_names: set[str] = set()
 
 
-def explained(error: BaseException) -> str:
-    """Returns an error's text: with flags, a missing permission or a locale that spells a name."""
+def explain_error(error: BaseException) -> str:
+    """Returns an error's text, which names flags, a missing permission or the locale."""
     if isinstance(error, InvalidField):
         return error.for_command(flag_names)
     if isinstance(error, PermissionError) and error.filename:
@@ -145,7 +137,7 @@ def explained(error: BaseException) -> str:
 
 
 def worst(*codes: int) -> int:
-    """Returns the exit code of several works: a failure, else the end of the time, else 0."""
+    """Returns the exit code of several works: a failure's, otherwise TIME_IS_UP, otherwise 0."""
     return next(
         (code for code in (BAD_INPUT, FAILED, TIME_IS_UP) if code in codes),
         max(codes, default=DONE),
@@ -158,7 +150,7 @@ def worst(*codes: int) -> int:
 def escape_output() -> None:
     """Lets standard output and error escape what their encoding cannot spell.
 
-    Also gives a terminal without a width one.
+    Also sets a width for a terminal without one.
     """
     width = shutil.get_terminal_size().columns
     if "COLUMNS" in os.environ or width < FEWEST_COLUMNS:
@@ -179,10 +171,7 @@ def escape_output() -> None:
 
 
 def outlive_output() -> None:
-    """Lets the process go on if its output cannot be written.
-
-    Nobody reads it any more (`... | head`), or the file's disk is full.
-    """
+    """Lets the process continue if nobody reads its output (`... | head`) or the disk is full."""
     escape_output()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -206,5 +195,5 @@ class _Outlived(io.FileIO):
             if self.fileno() == 1:
                 with contextlib.suppress(OSError):
                     problem = f"standard output takes no more ({error.strerror})"
-                    say(f"{problem}: going on without it", sys.stderr)
+                    say(f"{problem}: continuing without it", sys.stderr)
             return memoryview(data).nbytes

@@ -81,10 +81,6 @@ def _linear(num_tokens: int, fan_in: int, fan_out: int, input_grad: bool, weight
     return 2 * num_tokens * fan_in * fan_out * (1 + input_grad + weight_grad)
 
 
-def _num_up(config: ModelConfig) -> int:
-    return 2 if config.is_llama else 1
-
-
 def _mlp(
     config: ModelConfig,
     num_tokens: int,
@@ -97,7 +93,8 @@ def _mlp(
 
     `c_proj` needs its input's gradient if any parameter before it is trained.
     """
-    up = _num_up(config) * _linear(num_tokens, config.d_model, width, input_grad, trained)
+    # SwiGLU has two projections up.
+    up = (1 + config.is_llama) * _linear(num_tokens, config.d_model, width, input_grad, trained)
     return up + _linear(
         num_tokens, width, config.d_model, input_grad or trained or hidden_grad, trained
     )
@@ -114,7 +111,7 @@ def _lora(
     """Counts B A of every projection; `hidden_grad`: the core's hidden units need a gradient."""
     up = _linear(num_tokens, config.d_model, rank, input_grad, trained)
     up += _linear(num_tokens, rank, config.d_mlp, input_grad or trained, trained)
-    up *= _num_up(config)
+    up *= 1 + config.is_llama
     down = _linear(num_tokens, config.d_mlp, rank, hidden_grad, trained)
     return up + down + _linear(num_tokens, rank, config.d_model, hidden_grad or trained, trained)
 

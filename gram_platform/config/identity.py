@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-# From this ratio of `difflib` on, a word may be another one misspelt.
+# The ratio of `difflib` from which on a word may be a misspelt choice.
 SIMILAR = 0.75
 # File systems allow 255, and names get suffixes.
 MAX_NAME_BYTES = 200
@@ -26,8 +26,6 @@ MAX_METRIC_NAME = 250 - len("final/validation/loss/")
 RAY_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 # Levels of lists and mappings in JSON and TOML.
 DEEPEST = 100
-# Metadata key of a field made by `added`.
-_ADDED = "added"
 # Characters that MLflow rejects, and slashes and dots of paths that could be written otherwise, as
 # in `a//b`, `/a` and `../a`.
 NOT_IN_METRICS = re.compile(r"[^\w\-. /]|^/|/$|(?<=/)/|(?:^|(?<=/))\.", re.ASCII)
@@ -60,74 +58,72 @@ Steps = tuple[str | int, ...]
 
 
 class InvalidField(ValueError):
-    """Bad input: `field` does not have the `expected` value.
+    """A user's field that does not have the `expected` value.
 
-    Its text: `storage='/x': expected a folder, found a file`. `place` is where the field was
-    written, such as `my.toml, line 3`. `steps` lead to it from the top of the document that
+    Its text is `storage='/x': expected a folder, found a file`. `place` says where the field was
+    written, such as `my.toml, line 3`. `steps` lead to the field from the top of the document that
     `plain.from_plain` read.
     """
 
     def __init__(
         self, field: str, value: object, expected: str, place: str = "", steps: Steps = ()
     ) -> None:
-        # It is pickled by these arguments, as between processes of Ray.
+        # An error is pickled by these arguments between processes of Ray.
         super().__init__(field, value, expected, place, steps)
         self.field, self.value, self.expected = field, value, expected
         self.place, self.steps = place, steps
 
     def for_command(self, flags: Collection[str]) -> str:
-        """Returns its text with the flag in place of the field, if that is one of `flags`."""
+        """Returns the error's text, which names the field by its flag if `flags` has it."""
         if self.place or self.field not in flags:
             return str(self)
         flag, value = f"--{self.field.replace('_', '-')}", self.value
         is_empty = value is None or value is False or value in ("", ())
         if is_empty and not self.expected.startswith("no value"):
-            return masked(f"{flag}: not given; expected {self.expected}")
+            return mask_secrets(f"{flag}: not given; expected {self.expected}")
         texts = map(str, value) if isinstance(value, tuple | list) else [str(value)]
-        return masked(f"{flag} {shlex.join(texts)[:LONGEST_SHOWN]}: expected {self.expected}")
+        return mask_secrets(f"{flag} {shlex.join(texts)[:LONGEST_SHOWN]}: expected {self.expected}")
 
     def at(self, place: str) -> "InvalidField":
         return InvalidField(self.field, self.value, self.expected, place, self.steps)
 
     def __str__(self) -> str:
         try:
-            shown = masked(repr(self.value))
+            value = mask_secrets(repr(self.value))
         except ValueError:
             # Python refuses to spell it.
-            shown = "an integer of thousands of digits"
-        shown = shown if len(shown) <= LONGEST_SHOWN else f"{shown[:LONGEST_SHOWN]}..."
-        text = masked(f"{self.field[:LONGEST_SHOWN]}={shown}: expected {self.expected}")
+            value = "an integer of thousands of digits"
+        value = value if len(value) <= LONGEST_SHOWN else f"{value[:LONGEST_SHOWN]}..."
+        text = mask_secrets(f"{self.field[:LONGEST_SHOWN]}={value}: expected {self.expected}")
         return f"{self.place}: {text}" if self.place else text
 
 
 def invalid(field: str, value: object, expected: str) -> InvalidField:
     """Makes every user-facing error, in one form."""
-    return InvalidField(field, masked(value) if isinstance(value, str) else value, expected)
+    return InvalidField(field, mask_secrets(value) if isinstance(value, str) else value, expected)
 
 
-def require_int(field: str, value: Any, low: int, high: int | None = None) -> None:
-    bound = f"an integer >= {low}" + ("" if high is None else f" and <= {high}")
-    is_int = isinstance(value, int) and not isinstance(value, bool)
-    if not is_int or value < low or (high is not None and value > high):
-        raise invalid(field, value, bound)
+def require_int(field: str, value: Any, low: int, high: float = math.inf) -> None:
+    if type(value) is not int or not low <= value <= high:
+        bound = "" if high == math.inf else f" and <= {high}"
+        raise invalid(field, value, f"an integer >= {low}{bound}")
 
 
 def require_real(
     field: str, value: Any, low: float, high: float = math.inf, open_low: bool = False
 ) -> None:
-    bound = f"a finite number {'>' if open_low else '>='} {low}" + (
-        "" if high == math.inf else f" and <= {high}"
-    )
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     is_real = is_number and abs(value) <= sys.float_info.max
-    if not is_real or value < low or value > high or (open_low and value == low):
-        raise invalid(field, value, bound)
+    if not is_real or not low <= value <= high or (open_low and value == low):
+        bound = "" if high == math.inf else f" and <= {high}"
+        sign = ">" if open_low else ">="
+        raise invalid(field, value, f"a finite number {sign} {low}{bound}")
 
 
 def require_fields(
     owner: str, value: Any, low: float, *names: str, high: float = math.inf, open_low: bool = False
 ) -> None:
-    """ValueError unless these fields of a dataclass lie in the range, as integers if typed int.
+    """ValueError unless these fields of a dataclass lie in the range; int fields hold integers.
 
     An error names a field `owner.name`, or `name` if `owner` is "".
     """
@@ -138,22 +134,20 @@ def require_fields(
     for name in names:
         field, number = f"{owner}.{name}" if owner else name, getattr(value, name)
         if types[name] is int:
-            require_int(field, number, int(low), None if high == math.inf else int(high))
+            require_int(field, number, int(low), high)
         else:
             require_real(field, number, float(low), float(high), open_low)
 
 
 def find_id(field: str, beginning: str, known: Collection[str], expected: str) -> str:
     """Returns the known id that is or begins with `beginning`; ValueError for none or several."""
-    found = [one for one in known if one.startswith(beginning)]
-    if beginning in known:
-        found = [beginning]
-    if not beginning or not found:
+    ids = [beginning] if beginning in known else [i for i in known if i.startswith(beginning)]
+    if not beginning or not ids:
         raise invalid(field, beginning, f"{expected}: its id, or the beginning of it")
-    if len(found) > 1:
-        allowed = f"the beginning of one, not of {len(found)}: {', '.join(found[:6])}"
+    if len(ids) > 1:
+        allowed = f"the beginning of one, not of {len(ids)}: {', '.join(ids[:6])}"
         raise invalid(field, beginning, allowed)
-    return found[0]
+    return ids[0]
 
 
 def require_choice(field: str, value: object, choices: Iterable[str]) -> None:
@@ -162,17 +156,19 @@ def require_choice(field: str, value: object, choices: Iterable[str]) -> None:
         raise invalid(field, value, one_of(value, choices))
 
 
+def require_each_once(field: str, values: Collection) -> None:
+    if not values or len(set(values)) < len(values):
+        raise invalid(field, values, "one or more values, each once")
+
+
 def one_of(value: object, choices: Iterable[str], of: str = "") -> str:
-    """Says what is allowed in place of a value: one of the choices, or one `of` something."""
+    """Says which values are allowed: one of the choices, after the words `of`."""
     choices = tuple(choices)
-    return f"one of {of}{', '.join(choices)}{meant(value, choices)}"
+    return f"one of {of}{', '.join(choices)}{suggest(value, choices)}"
 
 
-def meant(value: object, choices: Iterable[str]) -> str:
-    """Says, to end an expectation, which choices a value may be misspelt from; "" for none.
-
-    The words are tyro's.
-    """
+def suggest(value: object, choices: Iterable[str]) -> str:
+    """Suggests the choices that a misspelt value may mean, in tyro's words; "" for none."""
     spelt = {choice.lower(): choice for choice in choices}
     similar = difflib.get_close_matches(str(value).lower(), spelt, cutoff=SIMILAR)
     return f". Perhaps you meant: {', '.join(spelt[name] for name in similar)}" if similar else ""
@@ -194,58 +190,55 @@ def metric_name(name: str) -> str:
 
 
 def require_metric_name(field: str, value: str) -> None:
-    """ValueError if a new corpus's domain name is too long for MLflow.
+    """ValueError if the name of a new corpus's domain is too long for MLflow.
 
-    Stored configs may predate this rule.
+    Stored configs may be older than this rule.
     """
     length = len(metric_name(value))
     if length > MAX_METRIC_NAME:
-        allowed = (
-            f"a name that MLflow spells in at most {MAX_METRIC_NAME} characters, found {length} "
-        )
-        raise invalid(field, value, allowed + "(a letter that is not ASCII counts as 4 to 7)")
+        allowed = f"a name that MLflow spells in at most {MAX_METRIC_NAME} characters"
+        count = f"{length} (a letter that is not ASCII counts as 4 to 7)"
+        raise invalid(field, value, f"{allowed}, found {count}")
 
 
 def require_tellable(field: str, names: Collection[str], others: Iterable[str] = ()) -> None:
-    """ValueError for a new corpus's label that does not show as it is, or looks like another one.
+    """ValueError if a new corpus's label has invisible characters or looks like another label.
 
     Labels look alike if they are equal except for case and compatible characters (Unicode's NFKC),
-    as K and the Kelvin sign are. Letters of two alphabets that look alike are not found.
+    such as K and the Kelvin sign. Similar letters of two alphabets are accepted.
     """
-    seen = {_as_it_looks(name): name for name in others}
+    seen = {_fold_look(name): name for name in others}
     for name in names:
         if any(_is_unseen(letter) or (letter.isspace() and letter != " ") for letter in name):
             allowed = "a name without characters that are invisible or turn text around,"
             raise invalid(field, name, f"{allowed} and whose blanks are spaces")
-        if (other := seen.setdefault(_as_it_looks(name), name)) != name:
+        if (other := seen.setdefault(_fold_look(name), name)) != name:
             alike = f"{other!a} and {name!a} look alike"
             raise invalid(field, name, f"names that look different, but {alike}: rename one")
 
 
-def _as_it_looks(name: str) -> str:
+def _fold_look(name: str) -> str:
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
 
 
 def _is_unseen(letter: str) -> bool:
-    """Returns whether a character turns text around, ends a line, or shows not even a blank."""
+    """Returns whether a character is invisible, ends a line, or changes the text's direction."""
     return unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Zl", "Zp") or bool(
         UNSEEN.match(letter)
     )
 
 
 def printable(text: str) -> str:
-    """Escapes characters that command a terminal or show nothing, and masks secrets.
-
-    Text of corpora and models may hold any.
-    """
+    """Escapes control and invisible characters, which corpora may hold, and masks secrets."""
     return NOT_ASCII_OR_CONTROL.sub(
-        lambda found: ascii(found[0])[1:-1] if _is_unseen(found[0]) else found[0], masked(text)
+        lambda found: ascii(found[0])[1:-1] if _is_unseen(found[0]) else found[0],
+        mask_secrets(text),
     )
 
 
-def masked(text: str) -> str:
+def mask_secrets(text: str) -> str:
     """Returns a text without passwords, keys in addresses and webhooks."""
-    return SECRET.sub(lambda found: "".join(filter(None, found.groups())) + "***", text)
+    return SECRET.sub(lambda match: "".join(filter(None, match.groups())) + "***", text)
 
 
 def without_secrets(plain: Any) -> Any:
@@ -253,11 +246,11 @@ def without_secrets(plain: Any) -> Any:
         return {key: without_secrets(value) for key, value in plain.items()}
     if isinstance(plain, list):
         return [without_secrets(value) for value in plain]
-    return masked(plain) if isinstance(plain, str) else plain
+    return mask_secrets(plain) if isinstance(plain, str) else plain
 
 
 def local_path(field: str, place: str | Path) -> Path:
-    """Returns the absolute path of a user's path; ValueError for a URL or an unknown home."""
+    """Makes a user's path absolute; ValueError for a URL or an unknown home."""
     if is_url(str(place)):
         raise invalid(field, str(place), "a path, not a URL")
     try:
@@ -267,15 +260,15 @@ def local_path(field: str, place: str | Path) -> Path:
 
 
 def is_url(place: str) -> bool:
-    """Returns whether a place begins as a URL does, as `s3://`; `/data/a://b` is a path."""
+    """Returns whether a place begins like `s3://`; `/data/a://b` is a path."""
     return re.match(r"[^/~]+://", place) is not None
 
 
 def absolute_place(field: str, place: str) -> str:
-    """Makes a path absolute, and keeps a URL; ValueError for the home of an unknown user.
+    """Makes a path absolute, and keeps a URL.
 
-    Also ValueError for a relative path inside a Ray job, whose working directory is an upload that
-    changes with every edit.
+    ValueError for an unknown home, and for a relative path inside a Ray job, whose working
+    directory is an upload that changes with every edit.
     """
     if is_url(place):
         return place
@@ -286,10 +279,10 @@ def absolute_place(field: str, place: str) -> str:
     return str(path)
 
 
-def parsed_by(parse: Callable[[Any], Any], text: str | bytes) -> Any:
+def parse_with(parse: Callable[[Any], Any], text: str | bytes) -> Any:
     """Returns `parse(text)`; ValueError if it is nested more than `DEEPEST` levels deep.
 
-    Deeper values would exceed Python's limit of recursion when they are compared, shown or written.
+    Python could not compare, show or write deeper values, because its recursion is limited.
     """
     try:
         value = parse(text)
@@ -297,26 +290,26 @@ def parsed_by(parse: Callable[[Any], Any], text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
     level = [value]
     for _ in range(DEEPEST + 1):
-        tables = [one for one in level if isinstance(one, Mapping | list)]
-        inside = [one.values() if isinstance(one, Mapping) else one for one in tables]
-        if not (level := [one for values in inside for one in values]):
+        tables = [item for item in level if isinstance(item, Mapping | list)]
+        level = [i for t in tables for i in (t.values() if isinstance(t, Mapping) else t)]
+        if not level:
             return value
     raise ValueError("it is nested too deeply")
 
 
-def added(default: Any) -> Any:
+def add_field(default: Any) -> Any:
     """Declares a dataclass field that is newer than ids in use.
 
-    Canonical JSON leaves it out at its default, which must keep the earlier behaviour. So only runs
-    that set it get another id.
+    Canonical JSON leaves out the field at its default, which must keep the earlier behaviour. So
+    only configs that set the field get another id.
     """
-    return dataclasses.field(default=default, metadata={_ADDED: True})
+    return dataclasses.field(default=default, metadata={"is_newer": True})
 
 
 def identity_fields(value: Any) -> dict[dataclasses.Field, Any]:
     """Returns the fields that enter a dataclass's canonical JSON, with their values."""
     fields = {field: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return {f: v for f, v in fields.items() if not (f.metadata.get(_ADDED) and v == f.default)}
+    return {f: v for f, v in fields.items() if not (f.metadata.get("is_newer") and v == f.default)}
 
 
 def to_plain(value: object) -> object:

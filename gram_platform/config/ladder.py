@@ -13,17 +13,17 @@ from gram_platform.config import CORE, ModelConfig, ModuleSpec
 from gram_platform.config.identity import (
     invalid,
     local_path,
-    meant,
     require_fields,
     require_int,
     require_real,
+    suggest,
 )
 from gram_platform.config.plain import from_plain
 from gram_platform.config.written import read_json
 
 # The fewest sizes that a law is fitted to, since it fits any two sizes.
 FEWEST_SIZES = 3
-# A law predicts up to so many times beyond the sizes that it is fitted to, at either end.
+# A law predicts up to so many times beyond its fitted sizes, at either end.
 REACH = 10.0
 # The GPT-Neo tokenizer's 50,257 tokens, padded.
 PAPER_VOCAB = 50_304
@@ -47,7 +47,7 @@ class Size:
     # MLP width of the core of modular models.
     d_core: int
     d_aux: int
-    # In sequences.
+    # Sequences in a step.
     batch_size: int
     # Sequences in a forward pass, over all ranks.
     micro_batch: int
@@ -59,7 +59,7 @@ class Size:
     rope_theta: float = ModelConfig.rope_theta
     norm_eps: float = ModelConfig.norm_eps
     architecture: str = ModelConfig.architecture
-    # Id of an imported dense model to start from; "": random weights of the seed.
+    # Id of an imported dense model to start from; "": random weights.
     start: str = ""
 
     def model(self, d_mlp: int, modules: tuple[ModuleSpec, ...] = ()) -> ModelConfig:
@@ -70,17 +70,16 @@ class Size:
         return self.model(self.d_dense)
 
     def modular(self, domains: tuple[str, ...], kind: str = "mlp") -> ModelConfig:
-        """Returns the core with one module of `kind` for each auxiliary domain.
+        """Returns the core with a module of `kind` for each auxiliary domain.
 
         A LoRA has as many parameters as an MLP.
         """
         width = self.d_aux if kind == "mlp" else lora_rank(self.d_model, self.d_core, self.d_aux)
-        return self.model(
-            self.d_core, tuple(ModuleSpec(d, kind, width) for d in domains if d != CORE)
-        )
+        modules = (ModuleSpec(d, kind, width) for d in domains if d != CORE)
+        return self.model(self.d_core, tuple(modules))
 
 
-def imported_size(size: Size, model: ModelConfig, num_parameters: int, import_id: str) -> Size:
+def match_import(size: Size, model: ModelConfig, num_parameters: int, import_id: str) -> Size:
     """Returns `size` with an imported model's shape, named by its parameters."""
     return dataclasses.replace(
         size,
@@ -185,10 +184,10 @@ class Law:
     seq_len: int
     source: str
     num_sizes: int = 0
-    # Parameters of the smallest and the largest of these.
+    # Parameters of the smallest and the largest size.
     smallest: float = 0.0
     largest: float = 0.0
-    # What its fit lacks to be a law, in words.
+    # What the fit lacks to be a law, in words.
     no_law: str = ""
 
     def __post_init__(self) -> None:
@@ -209,14 +208,13 @@ class Law:
 
     @property
     def flaw(self) -> str:
-        """What it lacks to be a law, in words; "" for a law."""
+        """What the fit lacks to be a law, in words; "" for a law."""
         if self.no_law or self.num_sizes >= FEWEST_SIZES:
             return self.no_law
-        found = f"sizes that it says it is fitted to: {self.num_sizes}"
-        return f"{found}, at least {FEWEST_SIZES} are needed"
+        return f"fitted to {self.num_sizes} sizes, at least {FEWEST_SIZES} are needed"
 
     def times_beyond(self, num_parameters: float) -> float:
-        """Returns how many times a model is larger or smaller than all sizes; 1 between them."""
+        """Returns how many times a model is beyond the fitted sizes; 1 between them."""
         if not self.num_sizes:
             return math.inf
         return max(num_parameters / self.largest, self.smallest / num_parameters, 1.0)
@@ -225,13 +223,13 @@ class Law:
         return not self.flaw and self.times_beyond(num_parameters) <= REACH
 
     def doubts(self, sizes: Mapping[str, float]) -> tuple[str, ...]:
-        """Says why it should not set rate and batch of sizes, {name: parameters}; () if it may."""
+        """Says why the law should not serve these sizes, {name: parameters}; () if it may."""
         doubts = [f"no law: {self.flaw}"] if self.flaw else []
         beyond = {name: self.times_beyond(number) for name, number in sizes.items()}
         far = [f"{name} is {times:,.3g} times" for name, times in beyond.items() if times > REACH]
         if far and self.num_sizes:
             ends = f"{self.smallest:,.0f} to {self.largest:,.0f} parameters"
-            fitted = f"the sizes that it is fitted to, {ends}"
+            fitted = f"the fitted sizes, {ends}"
             doubts.append(f"more than {REACH:g} times beyond {fitted}: {', '.join(far)}")
         return tuple(doubts)
 
@@ -262,7 +260,7 @@ LAWS = {law.name: law for law in (PAPER_LAW, DEMO_LAW)}
 def load_law(name_or_path: str) -> Law:
     """Returns a law of `LAWS`, or reads `Law`'s fields from a JSON file, which may have others.
 
-    ValueError names `law`. A fit that is no law is returned too, see `Law.flaw`.
+    Also returns a fit with a flaw, see `Law.flaw`. ValueError for another name or file.
     """
     if name_or_path in LAWS:
         return LAWS[name_or_path]
@@ -270,10 +268,10 @@ def load_law(name_or_path: str) -> Law:
         stored = read_json(local_path("law", name_or_path))
     except ValueError as error:
         known = f"one of {', '.join(LAWS)}, or a law's JSON file ({error})"
-        raise invalid("law", name_or_path, known + meant(name_or_path, LAWS)) from error
-    fields = dataclasses.fields(Law)
-    given = {field.name: stored[field.name] for field in fields if field.name in stored}
-    needed = [field.name for field in fields if field.default is dataclasses.MISSING]
+        raise invalid("law", name_or_path, known + suggest(name_or_path, LAWS)) from error
+    fields = {field.name: field.default for field in dataclasses.fields(Law)}
+    given = {name: stored[name] for name in fields if name in stored}
+    needed = [name for name, default in fields.items() if default is dataclasses.MISSING]
     if lacking := [name for name in needed if name not in given]:
         why = f" (no law: {given['no_law']})" if given.get("no_law") else ""
         expected = f"a JSON object that also has {', '.join(lacking)}{why}"
@@ -281,35 +279,31 @@ def load_law(name_or_path: str) -> Law:
     return from_plain(Law, given, ("law",))
 
 
-def require_evidence(law: Law, named: str, sizes: Mapping[str, float]) -> None:
+def require_evidence(law: Law, name: str, sizes: Mapping[str, float]) -> None:
     if doubts := law.doubts(sizes):
-        allowed = "a law whose evidence covers the sizes, or --trust-law beside it"
-        raise invalid("law", named, f"{allowed}; {'; '.join(doubts)}")
+        allowed = "a law whose evidence covers the sizes, or --trust-law"
+        raise invalid("law", name, f"{allowed}; {'; '.join(doubts)}")
 
 
-def sized_by(size: Size, law: Law, num_parameters: int) -> Size:
+def apply_law(size: Size, law: Law, num_parameters: int) -> Size:
     """Returns the size with the law's peak learning rate and batch.
 
-    `num_parameters`: of its dense model. The batch keeps the law's tokens if sequence lengths
+    `num_parameters` counts the dense model's. The batch keeps the law's tokens if sequence lengths
     differ, and is rounded to a multiple of the micro-batch. If that is 0, batch and micro-batch
-    both become the micro-batch's divisor nearest in ratio: every number of ranks that divides it
-    also divided the old micro-batch. ValueError unless the law's values are positive and finite.
+    become the micro-batch's divisor that is nearest in ratio, so that the same numbers of ranks
+    divide it. ValueError unless the law's values are positive and finite.
     """
-    peak_lr, sequences = _usable(law, num_parameters, size.seq_len)
+    try:
+        peak_lr = law.lr(num_parameters)
+        sequences = law.batch(num_parameters, size.seq_len)
+    except OverflowError:
+        peak_lr = sequences = math.inf
+    if not (0.0 < peak_lr < math.inf and 0.0 < sequences < math.inf):
+        allowed = f"a law with a positive, finite rate and batch at {num_parameters:,} parameters"
+        raise invalid("law", law.name, f"{allowed}, found {(peak_lr, sequences)}")
     num_micro = round(sequences / size.micro_batch)
     if num_micro:
         return dataclasses.replace(size, peak_lr=peak_lr, batch_size=num_micro * size.micro_batch)
     divisors = [d for d in range(1, size.micro_batch + 1) if size.micro_batch % d == 0]
     batch = min(divisors, key=lambda d: abs(math.log(d / sequences)))
     return dataclasses.replace(size, peak_lr=peak_lr, batch_size=batch, micro_batch=batch)
-
-
-def _usable(law: Law, num_parameters: int, seq_len: int) -> tuple[float, float]:
-    try:
-        values = law.lr(num_parameters), law.batch(num_parameters, seq_len)
-    except OverflowError:
-        values = math.inf, math.inf
-    if not all(0.0 < value < math.inf for value in values):
-        allowed = f"a law with a positive, finite rate and batch at {num_parameters:,} parameters"
-        raise invalid("law", law.name, f"{allowed}, found {values}")
-    return values

@@ -1,7 +1,7 @@
-"""Decides what training and the planner must decide alike, as pure functions.
+"""Decides what training and the planner must decide alike.
 
-Which ranks share weights, what they gather and when they reduce; the batch of an evaluation; the
-kernel of attention.
+Pure functions choose which ranks share weights, what they gather and when they reduce, the batch of
+an evaluation, and the kernel of attention.
 """
 
 from collections.abc import Collection
@@ -45,10 +45,10 @@ class Sharing:
 def sharing_of(model: ModelConfig, precision: str, num_ranks: int, device: str) -> Sharing:
     """Returns how `num_ranks` ranks on cpu or cuda share a model.
 
-    Models of at most `KEPT_BYTES` in this precision stay gathered. Large models, and in bfloat16
-    models with LoRAs, reduce every pass: a LoRA is in its block's group, gradients of one group
-    must have one dtype, and those that wait for a window's end are float32. Large MLPs are apart,
-    and in bfloat16 all MLPs whose gradients wait.
+    Models of at most `KEPT_BYTES` in this precision stay gathered. Large models reduce every pass,
+    as do bfloat16 models with LoRAs. A LoRA is in its block's group, whose gradients must have one
+    dtype, while gradients that wait for a window's end are float32. Large MLPs have own groups, as
+    do all bfloat16 MLPs whose gradients wait.
     """
     parameters, in_float32 = total_parameters(model), precision == "float32"
     has_loras = any(module.kind == "lora" for module in model.modules)
@@ -68,11 +68,10 @@ def sharing_of(model: ModelConfig, precision: str, num_ranks: int, device: str) 
 
 
 def num_shards(num_ranks: int, device: str) -> int:
-    """Counts the ranks that share one copy of the weights.
+    """Counts the ranks that share one copy of the weights: all, or those of a machine of GPUs.
 
-    These are all ranks, or the ranks of a machine if there are several machines of GPUs. Then
-    machines only exchange gradients, and a rank's memory does not fall below that of
-    `MACHINE_RANKS`.
+    Several machines of GPUs exchange only gradients, so a rank's memory does not fall below its
+    part of `MACHINE_RANKS`.
     """
     return MACHINE_RANKS if device == "cuda" and num_ranks % MACHINE_RANKS == 0 else num_ranks
 
@@ -105,13 +104,13 @@ def attention_kernel(
 ) -> str:
     """Names the kernel that attends on `device` (cpu or cuda).
 
-    `num_bytes`: of a value, 4 in float32 and 2 in bfloat16. `is_masked`: attention ends where a
-    document ends. `available`: the kernels of torch and of the GPU.
+    A value has `num_bytes`, 4 in float32 and 2 in bfloat16. `is_masked` says that attention ends
+    where a document ends. `available` are the kernels of torch and of the GPU.
 
     torch's flash and cuDNN kernels take grouped keys of 16-bit values up to a head of 256, and no
     mask of documents. The memory-efficient kernel takes float32, larger heads and masks, but only
-    with keys and values repeated for every head (`sdp_utils.cpp` of torch 2.13). What no kernel
-    takes runs as plain matrix products ("math"), which keep every score.
+    with keys and values repeated for every head (`sdp_utils.cpp` of torch 2.13). Otherwise plain
+    matrix products ("math") keep every score.
     """
     if device == "cpu":
         return ON_CPU if num_bytes == 4 else ON_CPU_IN_BLOCKS
@@ -128,15 +127,12 @@ def model_kernel(device: str, num_bytes: int, model: ModelConfig) -> str:
 
 
 def require_fast_attention(kernel: str, model: ModelConfig) -> None:
-    """ValueError for plain matrix products in a long context.
-
-    They keep seq_len scores for each head and token.
-    """
+    """ValueError for plain matrix products whose scores would fill the memory."""
     if kernel == MATH and model.seq_len > MATH_TOKENS:
         allowed = (
             f"flash, cuDNN or memory-efficient attention above {MATH_TOKENS} tokens (here"
-            f" {model.seq_len}, heads of {model.head_dim}): train in bfloat16 with heads of at most"
-            f" {LARGEST_HEAD[FLASH]}, a multiple of 8, on a GPU since Ampere, and leave"
+            f" {model.seq_len}): train in bfloat16 on a GPU since Ampere, with heads of a multiple"
+            f" of 8 up to {LARGEST_HEAD[FLASH]} (here {model.head_dim}), and leave"
             " torch.backends.cuda's kernels enabled"
         )
         raise invalid("attention", kernel, allowed)

@@ -1,11 +1,10 @@
-"""Reads plain values, of JSON, TOML or `--set`, into values of a type.
+"""Reads plain values of JSON, TOML or `--set` as values of a type.
 
-There is one merging, then one validation. A frozen dataclass is for what we write whole, a
-TypedDict for a file that may have more fields than we need.
+Values are merged first, then validated. A frozen dataclass describes a file that we write whole, a
+TypedDict a file that may have more fields than we need.
 
-Libraries were tried: cattrs makes 3 of "3"; msgspec and pydantic drop unknown fields, and msgspec
-has the place of an error only in its text. None could enter this room, which runs where only torch
-and numpy are installed.
+No library does this: cattrs makes 3 of "3", msgspec and pydantic drop unknown fields, and msgspec
+tells the place of an error only in its text. Besides, this room needs only torch and numpy.
 """
 
 import dataclasses
@@ -13,11 +12,11 @@ import functools
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from gram_platform.config.identity import InvalidField, Steps, one_of, parsed_by
+from gram_platform.config.identity import InvalidField, Steps, one_of, parse_with
 
 # The largest file of ours has 2 MB.
 MOST_JSON_BYTES = 32 * 2**20
@@ -38,10 +37,7 @@ def steps_of(name: str) -> list[str]:
 
 
 def overlaid(base: Any, changes: Any) -> Any:
-    """Lays plain values over a dataclass or other plain values.
-
-    A table changes the fields that it names, and any other value replaces.
-    """
+    """Lays plain values over a dataclass or plain values; tables change the fields they name."""
     if dataclasses.is_dataclass(base):
         fields = [field.name for field in dataclasses.fields(base) if field.init]
         base = {name: getattr(base, name) for name in fields}
@@ -53,22 +49,20 @@ def overlaid(base: Any, changes: Any) -> Any:
 def parse_json(text: str | bytes, kind: Any = object) -> Any:
     """Reads JSON as a value of this type, see `from_plain`.
 
-    InvalidField for a value of another type, ValueError for text that is not JSON, or is too deep
-    or too long.
+    InvalidField for a value of another type; ValueError for other text, or too deep or long JSON.
     """
     if len(text) > MOST_JSON_BYTES:
         raise ValueError(f"it has more than {MOST_JSON_BYTES >> 20} MiB")
-    return from_plain(kind, parsed_by(json.loads, text))
+    return from_plain(kind, parse_with(json.loads, text))
 
 
 def from_plain(kind: Any, plain: Any, steps: Steps = ()) -> Any:
     """Builds a value of this type from plain values, and validates it.
 
-    `steps` lead to it in its document. Makes a dataclass of a table with its fields, and keeps one
-    that is built already. A TypedDict is a table that has its fields and may have others. Arrays
-    become tuples where the type says so, as do tables that stand for pairs, and integers become
-    floats; `false` stands for None. InvalidField for an unknown, missing or wrong field, and for
-    what a dataclass rejects.
+    `steps` lead to the value in its document. A table becomes a dataclass, and a dataclass is kept.
+    A TypedDict is a table that may have more fields than its own. Arrays and tables of pairs become
+    tuples, and integers become floats, where the type says so; `false` stands for None.
+    InvalidField for an unknown, missing or wrong field, and for a field that a dataclass rejects.
     """
     options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     if NoneType in options and (plain is None or plain is False):
@@ -80,12 +74,12 @@ def from_plain(kind: Any, plain: Any, steps: Steps = ()) -> Any:
         return plain
     if origin is Literal:
         if plain not in arguments:
-            raise _misplaced(steps, plain, one_of(plain, arguments))
+            raise _make_error(steps, plain, one_of(plain, arguments))
         return plain
     if is_typeddict(kind):
         return _read_table(kind, plain, steps)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        return plain if isinstance(plain, kind) else _dataclass(kind, plain, steps)
+        return plain if isinstance(plain, kind) else _build(kind, plain, steps)
     if origin is tuple and arguments:
         return _tuple(arguments, plain, steps)
     if origin is list and arguments:
@@ -101,50 +95,45 @@ def from_plain(kind: Any, plain: Any, steps: Steps = ()) -> Any:
         return _require(plain, origin, steps, "no value: it cannot be set in a file")
     if kind in (int, float) and type(plain) is int:
         if abs(plain) > sys.float_info.max:
-            raise _misplaced(steps, plain, f"{SCALARS[kind]} of at most 308 digits")
+            raise _make_error(steps, plain, f"{SCALARS[kind]} of at most 308 digits")
         return kind(plain)
     return _require(plain, kind, steps, SCALARS[kind])
 
 
-def _read_table(kind: Any, plain: Any, steps: Steps) -> dict:
-    hints = get_type_hints(kind)
+def _read_table(kind: Any, plain: Any, steps: Steps) -> dict[str, Any]:
+    """Reads the fields of a dataclass, or those of a TypedDict and any others."""
+    hints, needed = _read_hints(kind)
     _require(plain, Mapping, steps, "a table with fields of: " + ", ".join(hints))
-    _require_all([name for name in hints if name in kind.__required_keys__], plain, steps)
+    for name, value in plain.items():
+        if name not in hints and not is_typeddict(kind):
+            raise _make_error((*steps, name), value, one_of(name, hints, "the fields "))
+    if missing := [name for name in needed if name not in plain]:
+        # The whole document would be a long line.
+        value = dict(plain) if steps else list(plain)
+        raise _make_error(steps, value, "a table that also has " + ", ".join(missing))
     return {
         name: from_plain(hints.get(name, object), value, (*steps, name))
         for name, value in plain.items()
     }
 
 
-def _require_all(names: Iterable[str], plain: Mapping, steps: Steps) -> None:
-    if missing := [name for name in names if name not in plain]:
-        # The whole document would be a long line.
-        value = dict(plain) if steps else list(plain)
-        raise _misplaced(steps, value, "a table that also has " + ", ".join(missing))
-
-
-def _dataclass(kind: Any, plain: Any, steps: Steps) -> Any:
-    hints, needed = _declared(kind)
-    _require(plain, Mapping, steps, "a table with fields of: " + ", ".join(hints))
-    for name, value in plain.items():
-        if name not in hints:
-            raise _misplaced((*steps, name), value, one_of(name, hints, "the fields "))
-    values = {name: from_plain(hints[name], value, (*steps, name)) for name, value in plain.items()}
-    _require_all(needed, plain, steps)
+def _build(kind: Any, plain: Any, steps: Steps) -> Any:
+    fields = _read_table(kind, plain, steps)
     try:
-        return kind(**values)
+        return kind(**fields)
     except InvalidField as error:
-        own = [name for name in steps_of(error.field) if name in hints]
-        steps = (*steps, *own)
+        steps = (*steps, *(name for name in steps_of(error.field) if name in _read_hints(kind)[0]))
         raise InvalidField(error.field, error.value, error.expected, steps=steps) from error
 
 
 @functools.cache
-def _declared(kind: type) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Returns the types of a dataclass's fields, and the names without a default."""
-    fields, hints = [f for f in dataclasses.fields(kind) if f.init], get_type_hints(kind)
-    nothing = dataclasses.MISSING
-    needed = tuple(f.name for f in fields if f.default is f.default_factory is nothing)
+def _read_hints(kind: Any) -> tuple[dict[str, Any], list[str]]:
+    """Returns the types of a dataclass's or TypedDict's fields, and the names it needs."""
+    hints, nothing = get_type_hints(kind), dataclasses.MISSING
+    if is_typeddict(kind):
+        return hints, [name for name in hints if name in kind.__required_keys__]
+    fields = [f for f in dataclasses.fields(kind) if f.init]
+    needed = [f.name for f in fields if f.default is f.default_factory is nothing]
     return {f.name: hints[f.name] for f in fields}, needed
 
 
@@ -157,7 +146,7 @@ def _tuple(arguments: tuple, plain: Any, steps: Steps) -> tuple:
     _require(plain, list | tuple, steps, "an array")
     parts = [part] * len(plain) if arguments[-1] is ... else list(arguments)
     if len(parts) != len(plain):
-        raise _misplaced(steps, plain, f"an array of {len(parts)} values")
+        raise _make_error(steps, plain, f"an array of {len(parts)} values")
     return tuple(
         from_plain(p, one, (*steps, i)) for i, (p, one) in enumerate(zip(parts, plain, strict=True))
     )
@@ -165,9 +154,9 @@ def _tuple(arguments: tuple, plain: Any, steps: Steps) -> tuple:
 
 def _require(plain: Any, kind: Any, steps: Steps, expected: str) -> Any:
     if not isinstance(plain, kind) or (isinstance(plain, bool) and kind is not bool):
-        raise _misplaced(steps, plain, expected)
+        raise _make_error(steps, plain, expected)
     return plain
 
 
-def _misplaced(steps: Steps, value: Any, expected: str) -> InvalidField:
+def _make_error(steps: Steps, value: Any, expected: str) -> InvalidField:
     return InvalidField(name_of(steps) or "the file", value, expected, steps=steps)

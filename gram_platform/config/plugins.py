@@ -1,4 +1,4 @@
-"""Adds what installed packages offer as entry points to our methods, corpora and others."""
+"""Adds the entry points of installed packages to our methods, corpora and studies."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -8,12 +8,12 @@ from typing import Any
 
 
 class Table(MutableMapping[str, Any]):
-    """Named things of one kind: ours, in their order, then those of installed packages.
+    """Values of one kind by name: ours, in their order, then the values of installed packages.
 
-    A package's thing is an entry point of `group`. It is imported when it is first asked for, and
-    so is a thing in `ours` that is written module:name. ValueError naming the package: for a name
-    that is ours, in `reserved`, or another package's; for a thing that cannot be imported or is not
-    `is_usable`.
+    A package declares a value as an entry point of `group`. It is imported at its first use, as is
+    a value of ours that is written module:name. ValueError for a name that is ours, in `reserved`,
+    or another package's, and for a value that cannot be imported or is not `is_usable`. The error
+    names the package.
     """
 
     def __init__(
@@ -27,23 +27,23 @@ class Table(MutableMapping[str, Any]):
         self._known = dict(ours)
 
     @functools.cached_property
-    def _offered(self) -> dict[str, EntryPoint]:
+    def _entries(self) -> dict[str, EntryPoint]:
         """The entry points by name; reading every package's metadata takes tens of milliseconds."""
-        found: dict[str, EntryPoint] = {}
+        entries: dict[str, EntryPoint] = {}
         for entry in entry_points(group=self.group):
             taken = f"{self._about(entry)}: the name is taken by"
             if entry.name in self._known or entry.name in self.reserved:
                 raise ValueError(f"{taken} gram-platform: expected another name")
-            if (other := found.setdefault(entry.name, entry)) != entry:
+            if (other := entries.setdefault(entry.name, entry)) != entry:
                 raise ValueError(f"{taken} the package {_package(other)}")
-        return found
+        return entries
 
     def _about(self, entry: EntryPoint) -> str:
         return f"{entry.name!r} in {self.group} of the package {_package(entry)}"
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._known:
-            entry = self._offered[name]
+            entry = self._entries[name]
             about = f"{self._about(entry)} ({entry.value})"
             try:
                 value = entry.load()
@@ -59,10 +59,10 @@ class Table(MutableMapping[str, Any]):
         return self._known[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**self._known, **self._offered})
+        return iter({**self._known, **self._entries})
 
     def __len__(self) -> int:
-        return len(self._known.keys() | self._offered.keys())
+        return len(self._known.keys() | self._entries.keys())
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._known[name] = value

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -14,14 +15,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypedDict
 
-from gram_platform.config.identity import masked
+from gram_platform.config.identity import mask_secrets
 from gram_platform.config.terminal import say
 
 PACKAGE = Path(__file__).resolve().parents[1]
-# The commit of a checkout whose uploads have no .git, as `Code.commit`.
+# Holds `Code.commit` in an upload, which has no .git.
 COMMIT_VARIABLE = "GRAM_COMMIT"
 CHANGED = "+changes"
-# When this process began, UTC, ISO 8601: all that one submission sends has it.
+# When this process began, UTC, ISO 8601. Everything that a submission sends carries it.
 STARTED = datetime.now(UTC).isoformat(timespec="seconds")
 PACKAGES = ("gram-platform", "torch", "ray", "mlflow")
 
@@ -30,9 +31,8 @@ PACKAGES = ("gram-platform", "torch", "ray", "mlflow")
 class Code:
     """The code of a process.
 
-    `commit`: the checkout's, with CHANGED behind it if tracked files differ; "" outside one.
-    `sources`: a hash of the package's own files, equal in a checkout, an upload and a wheel of the
-    same commit.
+    `commit` is the checkout's, followed by CHANGED if tracked files differ; "" without a checkout.
+    `sources` hashes the package's files, which are equal in a checkout, an upload and a wheel.
     """
 
     commit: str
@@ -46,9 +46,9 @@ class Code:
 class Provenance:
     """One submission of a study or a search.
 
-    `started`: UTC, ISO 8601. `upload`: Ray's name of the job's files, which is a hash of them; ""
-    without a job. `machine`: in words. `node_hours`: of the nodes that it executed, times their
-    ranks; 0 before its end.
+    `started` is UTC in ISO 8601. `upload` is Ray's name of the job's files, a hash; "" without a
+    job. `machine` is in words. `node_hours` sums the hours of executed nodes, times their ranks; 0
+    before the submission's end.
     """
 
     started: str
@@ -65,7 +65,7 @@ class Provenance:
         return Code(self.commit, self.sources)
 
     def after(self, earlier: Sequence[Mapping]) -> tuple[Mapping, ...]:
-        """Returns the fields of earlier submissions and of this one: the first and the newest."""
+        """Returns the fields of the first and the newest submissions, this one last."""
         rows: list[Mapping] = [*earlier, {**asdict(self), "versions": dict(self.versions)}]
         return tuple(rows if len(rows) <= NUM_KEPT else [rows[0], *rows[1 - NUM_KEPT :]])
 
@@ -96,7 +96,7 @@ def code_text(rows: Sequence[Mapping]) -> str:
 
 
 def submissions_text(rows: Sequence[Mapping]) -> str:
-    """Says where a study's numbers come from, also other code of earlier submissions."""
+    """Says where a study's numbers come from, with the other code of earlier submissions."""
     if not rows:
         return ""
     *earlier, newest = map(_submission, rows)
@@ -104,7 +104,7 @@ def submissions_text(rows: Sequence[Mapping]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in newest.versions.items())
     before = ""
     if earlier:
-        others = (str(one.code) for one in earlier if one.code != newest.code)
+        others = (str(row.code) for row in earlier if row.code != newest.code)
         codes = ", ".join(dict.fromkeys(others))
         of_codes = f", of {codes}" if codes else ""
         before = f" After {len(earlier)} more since {earlier[0].started}{of_codes}."
@@ -123,11 +123,9 @@ def provenance(machine: str, upload: str = "") -> Provenance:
     """Describes this process as a submission that starts now."""
     code, versions = code_of_process(), {"Python": platform.python_version()}
     for name in PACKAGES:
-        try:
+        # A checkout may not be installed, and a machine that only reads may lack packages.
+        with suppress(PackageNotFoundError):
             versions[name] = version(name)
-        except PackageNotFoundError:
-            # A checkout that is not installed, or a machine that only reads.
-            continue
     started = datetime.now(UTC).isoformat(timespec="seconds")
     return Provenance(started, command_line(), code.commit, code.sources, upload, versions, machine)
 
@@ -135,7 +133,7 @@ def provenance(machine: str, upload: str = "") -> Provenance:
 def command_line() -> str:
     program, *arguments = sys.argv
     is_ours = Path(program).name in ("gram", "__main__.py")
-    return masked(shlex.join(["gram" if is_ours else program, *arguments]))
+    return mask_secrets(shlex.join(["gram" if is_ours else program, *arguments]))
 
 
 @cache
@@ -150,10 +148,7 @@ def code_of_process() -> Code:
 
 
 def _commit() -> str:
-    """Returns the commit of the checkout that has the package.
-
-    "" for an upload, a wheel or a machine without git.
-    """
+    """Returns the package's commit; "" for an upload, a wheel or a machine without git."""
     try:
         if not _git("ls-files", "--error-unmatch", "--", str(PACKAGE / "__init__.py")):
             return ""

@@ -36,7 +36,7 @@ class Route:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One micro-batch of a schedule. `cursor`: number of its domain's sequences drawn before."""
+    """One micro-batch of a schedule; `cursor` counts earlier draws of the domain's sequences."""
 
     index: int
     domain: str
@@ -47,7 +47,7 @@ class MicroBatch:
 def passes_of_window(window: Sequence[MicroBatch], most: int) -> list[list[MicroBatch]]:
     """Divides a window into the fewest passes of at most `most` micro-batches.
 
-    Micro-batches that train the core come first. With one a pass, all keep their order.
+    Micro-batches that train the core come first, except in passes of one.
     """
     number = -(-len(window) // most)
     size = -(-len(window) // number)
@@ -70,8 +70,7 @@ def hash_key(*parts: object) -> int:
 def hash_counters(key: int | np.ndarray, counters: np.ndarray) -> np.ndarray:
     """Hashes counters by SplitMix64 of key + counter x golden ratio: uint64 of their shape.
 
-    It is the generator of Steele et al. (2014). `key`: one for all counters, or a uint64 array with
-    one for each.
+    This is the generator of Steele et al. (2014). `key` may be a uint64 array, a key a counter.
     """
     z = np.asarray(key, _U64) + (counters.astype(_U64) + _U64(1)) * _U64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
@@ -84,7 +83,7 @@ def uniforms(key: int, counters: np.ndarray) -> np.ndarray:
     return (hash_counters(key, counters) >> _U64(11)) * 2.0**-53
 
 
-def permuted(size: int, keys: np.ndarray, indices: np.ndarray, inverse: bool = False) -> np.ndarray:
+def permute(size: int, keys: np.ndarray, indices: np.ndarray, inverse: bool = False) -> np.ndarray:
     """Permutes int64 indices in [0, size), each by its own uint64 key.
 
     Returns int64 images, or origins if `inverse`. Repeats a balanced Feistel network of six rounds
@@ -101,7 +100,7 @@ def permuted(size: int, keys: np.ndarray, indices: np.ndarray, inverse: bool = F
 
 
 def _feistel(values: np.ndarray, keys: np.ndarray, half_bits: int, inverse: bool) -> np.ndarray:
-    """Goes through the network; the inverse swaps the halves and reverses the rounds."""
+    """Applies the network; the inverse swaps the halves and reverses the rounds."""
     mask, shift = _U64((1 << half_bits) - 1), _U64(half_bits)
     halves, rounds = (values >> shift, values & mask), range(NUM_ROUNDS)
     left, right = halves[::-1] if inverse else halves
@@ -123,65 +122,58 @@ class Schedule:
         self.domains = tuple(d.name for d in config.data.domains)
         self._modules = config.model.module_domains
         self._per_unit = config.route_unit // config.micro_batch
-        self._domain_of_unit = self._order()
-        units = np.arange(len(self._domain_of_unit))
+        self._domain_of_unit = self._shuffle_domains()
+        self._units = np.arange(len(self._domain_of_unit))
         spread = np.array([config.routing.spread(domain) for domain in self.domains])
-        self._spreads = (
-            uniforms(hash_key(config.seed, "aux spread"), units) < spread[self._domain_of_unit]
-        )
-        self._beside = self._modules_beside(units)
+        self._spreads = self._draw("aux spread", spread[self._domain_of_unit])
+        self._beside = self._draw_companions()
 
-    def _modules_beside(self, units: np.ndarray) -> np.ndarray:
+    def _hash_units(self, name: str) -> np.ndarray:
+        """Draws a number for each unit: uint64 [num_units]."""
+        return hash_counters(hash_key(self.config.seed, name), self._units)
+
+    def _draw(self, name: str, probability: float | np.ndarray) -> np.ndarray:
+        """Draws for each unit whether an event happens: bool [num_units]."""
+        return uniforms(hash_key(self.config.seed, name), self._units) < probability
+
+    def _draw_companions(self) -> np.ndarray:
         """Draws each unit's companions, as bits of int64 [num_units].
 
-        They are active next to its domain's module. A core batch has the paper's one companion, a
-        random subset [ours] or all. `_route` decides which are trained.
+        Companions are active next to the module of the unit's domain. A core batch has the paper's
+        one companion, a random subset [ours] or all. `_route` decides which are trained.
         """
-        routing, seed, num_modules = self.config.routing, self.config.seed, len(self._modules)
-        beside = np.zeros(len(units), dtype=np.int64)
-        if not num_modules:
+        routing, num_subsets = self.config.routing, 1 << len(self._modules)
+        beside = np.zeros(len(self._units), dtype=np.int64)
+        if not self._modules:
             return beside
-        names = [
-            self._modules.index(domain) if domain in self._modules else -1
-            for domain in self.domains
-        ]
-        own = np.array(names, dtype=np.int64)[self._domain_of_unit]
-        is_core = np.array([domain == CORE for domain in self.domains])[self._domain_of_unit] & (
-            own < 0
-        )
-        one = np.int64(1) << self._companions(units)
-        subset = (hash_counters(hash_key(seed, "subset"), units) >> _U64(1)).astype(np.int64) % (
-            1 << num_modules
-        )
+        is_aux = np.array([d in self._modules for d in self.domains])[self._domain_of_unit]
+        is_core = np.array([d == CORE for d in self.domains])[self._domain_of_unit] & ~is_aux
+        one = np.int64(1) << self._draw_companion()
+        subset = (self._hash_units("subset") >> _U64(1)).astype(np.int64) % num_subsets
         if routing.companions == "all":
-            subset[:] = (1 << num_modules) - 1
-        has_companion = is_core & (
-            uniforms(hash_key(seed, "core robust"), units) < routing.p_core_robust
-        )
+            subset[:] = num_subsets - 1
+        has_companion = is_core & self._draw("core robust", routing.p_core_robust)
         chosen = one if routing.companions == "one" else np.where(subset > 0, subset, one)
         beside[has_companion] = chosen[has_companion]
         if routing.p_aux_companion:
-            is_beside = (own >= 0) & (
-                uniforms(hash_key(seed, "aux companion"), units) < routing.p_aux_companion
-            )
+            has_companion = is_aux & self._draw("aux companion", routing.p_aux_companion)
             # The subset may have the domain's own module, which is active anyway.
-            beside[is_beside] = subset[is_beside]
+            beside[has_companion] = subset[has_companion]
         return beside
 
-    def _companions(self, units: np.ndarray) -> np.ndarray:
-        """Draws the index of one companion for each unit, should it have one: int64 [num_units]."""
-        draws = hash_counters(hash_key(self.config.seed, "robust module"), units)
+    def _draw_companion(self) -> np.ndarray:
+        """Draws the index of one module for each unit: int64 [num_units]."""
+        draws = self._hash_units("robust module")
         weights = dict(self.config.routing.companion_weights)
         if not weights:
             return (draws % _U64(len(self._modules))).astype(np.int64)
         edges = np.cumsum([weights[domain] for domain in self._modules])
         return np.searchsorted(edges / edges[-1], (draws >> _U64(11)) * 2.0**-53, side="right")
 
-    def _order(self) -> np.ndarray:
-        """Shuffles the mixture's exact counts by the seed.
+    def _shuffle_domains(self) -> np.ndarray:
+        """Shuffles the mixture's exact counts by the seed: domain indices, int16 [num_units].
 
-        Returns the index of each route unit's domain, int16 [num_units]. In unlearning runs, forget
-        and retain units alternate, each kind in shuffled order.
+        In unlearning runs, forget and retain units alternate, each kind in shuffled order.
         """
         counts = [d.num_draws // self.config.route_unit for d in self.config.data.domains]
         in_order = np.repeat(np.arange(len(counts), dtype=np.int16), counts)
@@ -209,9 +201,7 @@ class Schedule:
 
     def route_counts(self, num_micro_batches: int | None = None) -> dict[tuple[str, Route], int]:
         """Counts the first `num_micro_batches` (default: all) by domain and route."""
-        count = (
-            len(self) if num_micro_batches is None else min(max(num_micro_batches, 0), len(self))
-        )
+        count = len(self) if num_micro_batches is None else min(num_micro_batches, len(self))
         domains = self._domain_of_unit[: -(-count // self._per_unit)]
         sizes = np.full(len(domains), self._per_unit)
         sizes[-1:] -= len(domains) * self._per_unit - count
@@ -237,27 +227,21 @@ class Schedule:
     def _route(self, unit: int, domain: str) -> Route:
         """Routes a unit as in the paper (`sec:method`).
 
-        A domain without a module always trains the core. A core batch's companions are trained,
-        other companions are not [ours]. An unlabelled batch activates and trains everything
+        A domain without a module always trains the core. A core batch trains its companions, an
+        auxiliary batch does not [ours]. An unlabelled batch activates and trains everything
         (`app:partial`). With `freeze_core` only modules are trained, and with `spreads_embeddings`
         an auxiliary batch may train `EMBEDDINGS`.
         """
         routing = self.config.routing
         core_sets = set() if routing.freeze_core else {SHARED, CORE_MLP}
-        if is_unlabelled(domain):
-            trained = core_sets | {module_set(d) for d in self._modules}
-            return Route(tuple((d, 1.0) for d in self._modules), frozenset(trained))
-        beside = [
-            d for index, d in enumerate(self._modules) if int(self._beside[unit]) >> index & 1
-        ]
-        if domain in self._modules:
+        beside = -1 if is_unlabelled(domain) else int(self._beside[unit])
+        active = [d for i, d in enumerate(self._modules) if beside >> i & 1 or d == domain]
+        if domain in self._modules and not is_unlabelled(domain):
             others = {EMBEDDINGS} if routing.spreads_embeddings else set()
             trained = {module_set(domain)} | (core_sets if self._spreads[unit] else others)
-            active = [d for d in self._modules if d == domain or d in beside]
-            return Route(tuple((d, 1.0) for d in active), frozenset(trained))
-        # Only core batches have companions here.
-        trained = core_sets | {module_set(d) for d in beside}
-        return Route(tuple((d, 1.0) for d in beside), frozenset(trained))
+        else:
+            trained = core_sets | {module_set(d) for d in active}
+        return Route(tuple((d, 1.0) for d in active), frozenset(trained))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -287,12 +271,9 @@ def draw_positions(seed: int, budget: DomainBudget, cursor: int, count: int) -> 
     Each pass over the pool has another order, keyed by seed, domain and pass.
     """
     passes, within = np.divmod(np.arange(cursor, cursor + count), budget.num_sequences)
-    keys_of_passes = [
-        hash_key(seed, "draw", budget.name, p) for p in range(int(passes[0]), int(passes[-1]) + 1)
-    ]
-    return permuted(
-        budget.num_sequences, np.array(keys_of_passes, dtype=_U64)[passes - passes[0]], within
-    )
+    numbers = range(int(passes[0]), int(passes[-1]) + 1)
+    keys = np.array([hash_key(seed, "draw", budget.name, p) for p in numbers], dtype=_U64)
+    return permute(budget.num_sequences, keys[passes - passes[0]], within)
 
 
 def domain_permutation(
@@ -304,4 +285,4 @@ def domain_permutation(
     or images to indices if `inverse`, and stores none.
     """
     key = _U64(hash_key(data_id, "domain", domain))
-    return lambda indices: permuted(num_available, np.full(indices.shape, key), indices, inverse)
+    return lambda indices: permute(num_available, np.full(indices.shape, key), indices, inverse)

@@ -7,7 +7,13 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from gram_platform.config.identity import invalid, require_choice, require_name, require_real
+from gram_platform.config.identity import (
+    invalid,
+    require_choice,
+    require_each_once,
+    require_name,
+    require_real,
+)
 
 # The place of a trial in its group, by the first objective: a column and a metric.
 RANK = "rank"
@@ -16,10 +22,7 @@ FORM = "name=low:high, name=log:low:high, or name=value for a constant"
 
 @dataclass(frozen=True)
 class Parameter:
-    """One searched parameter: values from `low` to `high`, both included.
-
-    They are uniform, or uniform in their logarithm.
-    """
+    """A searched parameter with values from `low` to `high`, uniform or log-uniform."""
 
     name: str
     low: float
@@ -28,9 +31,9 @@ class Parameter:
 
     def __post_init__(self) -> None:
         require_name("space", self.name)
-        for end in (self.low, self.high):
-            require_real(f"space.{self.name}", end, float("-inf"))
         field, ends = f"space.{self.name}", (self.low, self.high)
+        for end in ends:
+            require_real(field, end, -math.inf)
         if self.high < self.low:
             raise invalid(field, ends, "low <= high")
         if self.log and self.low <= 0:
@@ -60,9 +63,7 @@ class Space:
     limits: tuple[Parameter, ...] = ()
 
     def __post_init__(self) -> None:
-        names = [p.name for p in self.parameters]
-        if not names or len(set(names)) != len(names):
-            raise invalid("space", names, "one or more parameters, each once")
+        require_each_once("space", self.names)
         widest = {limit.name: limit for limit in self.limits}
         for parameter in self.parameters:
             limit = widest.get(parameter.name, parameter)
@@ -83,7 +84,7 @@ class Space:
             if not separator:
                 raise invalid("space", text, FORM)
             require_choice("space", name, self.names)
-            ranges[name] = _range(ranges[name], text, rest)
+            ranges[name] = _read_range(ranges[name], text, rest)
         return Space(tuple(ranges.values()), self.limits)
 
 
@@ -108,7 +109,7 @@ class TrialColumns:
     is_lowest_best: bool = True
 
 
-def _range(parameter: Parameter, text: str, rest: str) -> Parameter:
+def _read_range(parameter: Parameter, text: str, rest: str) -> Parameter:
     scale, separator, ends = rest.partition(":")
     is_log = scale == "log"
     parts = (ends if is_log else rest).split(":") if separator else [rest, rest]

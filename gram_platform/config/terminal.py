@@ -1,7 +1,4 @@
-"""Prints and warns, which no other module of the package does.
-
-Text of corpora, models and storages may hold anything.
-"""
+"""Prints and warns for the whole package, since text may hold control characters and secrets."""
 
 import sys
 import time
@@ -9,17 +6,14 @@ import warnings
 from collections.abc import Callable
 from typing import TextIO
 
-from gram_platform.config.identity import masked, printable
+from gram_platform.config.identity import mask_secrets, printable
 
 # In letters.
 LONGEST_CELL = 500
 
 
 def say(text: object = "", file: TextIO | None = None) -> None:
-    """Prints lines to a file (default: standard output) at once.
-
-    Escapes characters that command a terminal, and masks secrets.
-    """
+    """Prints lines to a file (default: standard output) at once, as `printable` text."""
     print(printable(str(text)), file=file, flush=True)
 
 
@@ -30,7 +24,7 @@ def say_progress(text: str) -> None:
 
 
 def say_bytes() -> Callable[[str, int, int | None], None]:
-    """Returns a function that prints every few seconds how much is read or packed."""
+    """Returns a function that prints at most every 5 s how much is read or packed."""
     last = time.monotonic()
 
     def report(what: str, done: int, total: int | None) -> None:
@@ -49,5 +43,5 @@ def warn(text: str, stacklevel: int = 1) -> None:
 
 def one_line(text: object) -> str:
     """Puts a text into one line without secrets, cut if it is long."""
-    line = " ".join(masked(str(text)).split())
+    line = " ".join(mask_secrets(str(text)).split())
     return line if len(line) <= LONGEST_CELL else f"{line[:LONGEST_CELL]}..."

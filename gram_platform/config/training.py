@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gram_platform.config.identity import (
-    added,
+    add_field,
     invalid,
     require_choice,
+    require_each_once,
     require_fields,
     require_int,
     require_name,
@@ -15,9 +16,9 @@ from gram_platform.config.identity import (
 
 # The domain D1 in every config, whatever the corpus calls it.
 CORE = "core"
-# The pool of all domains' unlabelled text, under partial labels.
+# Under partial labels, the pool of all domains' unlabelled text.
 UNLABELLED = "unlabelled"
-# A domain follows, whose unlabelled text is not pooled.
+# The prefix of a domain whose unlabelled text has a pool of its own.
 UNLABELLED_OF = "unlabelled:"
 
 
@@ -73,13 +74,13 @@ class ModelConfig:
     norm_eps: float = 1e-5
     init_std: float = 0.02
     # Token that ends a document, which attention never crosses; -1: no such token.
-    document_end: int = added(-1)
+    document_end: int = add_field(-1)
     # The stock model whose block this is.
-    architecture: str = added(STARCODER2)
+    architecture: str = add_field(STARCODER2)
 
     def __post_init__(self) -> None:
-        require_fields("model", self, 1, "num_layers", "d_model", "num_heads", "num_kv_heads")
-        require_fields("model", self, 1, "vocab_size", "seq_len")
+        sizes = ("num_layers", "d_model", "num_heads", "num_kv_heads", "vocab_size", "seq_len")
+        require_fields("model", self, 1, *sizes)
         require_fields("model", self, 0, "d_mlp")
         require_fields("model", self, -1, "document_end", high=self.vocab_size - 1)
         require_choice("model.architecture", self.architecture, ARCHITECTURES)
@@ -118,7 +119,7 @@ class ModelConfig:
         return tuple(m.domain for m in self.modules)
 
 
-def merged_config(config: ModelConfig, active: Mapping[str, float]) -> ModelConfig:
+def merge_config(config: ModelConfig, active: Mapping[str, float]) -> ModelConfig:
     """Returns a view's dense shape, as wide as its core and active MLPs together."""
     extra = sum(m.width for m in config.modules if m.domain in active and m.kind != "lora")
     return replace(config, d_mlp=config.d_mlp + extra, modules=())
@@ -186,9 +187,7 @@ class DataConfig:
         if not self.data_id:
             raise invalid("data.data_id", self.data_id, "the id of a corpus recipe")
         object.__setattr__(self, "domains", core_first(self.domains, lambda d: d.name))
-        names = [d.name for d in self.domains]
-        if not names or len(set(names)) != len(names):
-            raise invalid("data.domains", names, "one or more domains, each once")
+        require_each_once("data.domains", [d.name for d in self.domains])
 
     @property
     def num_draws(self) -> int:
@@ -208,15 +207,15 @@ class RoutingConfig:
     # Train only modules: the branches of FT-LoRA and FT-MLP.
     freeze_core: bool = False
     # Overrides `p_aux_spread` for single domains.
-    p_aux_spread_of: tuple[tuple[str, float], ...] = added(())
+    p_aux_spread_of: tuple[tuple[str, float], ...] = add_field(())
     # Relative frequency as companion; (): all equal.
-    companion_weights: tuple[tuple[str, float], ...] = added(())
+    companion_weights: tuple[tuple[str, float], ...] = add_field(())
     # one; subset: each module with probability 1/2, a random one if none is drawn; or all.
-    companions: str = added("one")
+    companions: str = add_field("one")
     # An auxiliary batch activates a random subset of other modules, or all, untrained.
-    p_aux_companion: float = added(0.0)
+    p_aux_companion: float = add_field(0.0)
     # An auxiliary batch that does not train the core trains the embedding and the norms.
-    spreads_embeddings: bool = added(False)
+    spreads_embeddings: bool = add_field(False)
 
     def __post_init__(self) -> None:
         require_fields(
@@ -258,7 +257,7 @@ class OptimizerConfig:
     # One norm over all sets [ours], the only value. The field stays because it is part of every id.
     clip_scope: str = "global"
     # Decay biases and norms too.
-    decay_vectors: bool = added(False)
+    decay_vectors: bool = add_field(False)
 
     def __post_init__(self) -> None:
         require_fields("optimizer", self, 0, "peak_lr", "eps", open_low=True)
@@ -266,9 +265,8 @@ class OptimizerConfig:
             "optimizer", self, 0, "warmup_fraction", "decay_fraction", "beta1", "beta2", high=1
         )
         if self.warmup_fraction + self.decay_fraction > 1.0:
-            raise invalid(
-                "optimizer.decay_fraction", self.decay_fraction, "at most 1 - warmup_fraction"
-            )
+            allowed = "at most 1 - warmup_fraction"
+            raise invalid("optimizer.decay_fraction", self.decay_fraction, allowed)
         require_fields("optimizer", self, 0, "weight_decay", "clip_norm")
         require_choice("optimizer.clip_scope", self.clip_scope, ("global",))
 
@@ -289,7 +287,7 @@ class EvalPoints:
     patience: int = 0
     # Equally spaced steps after which `train/learner.py` measures each module's gradients on each
     # domain.
-    num_probes: int = added(0)
+    num_probes: int = add_field(0)
 
     def __post_init__(self) -> None:
         require_fields("eval_points", self, 0, "num_probes", "patience", "num_points")
@@ -303,26 +301,26 @@ class EvalPoints:
 class Objective:
     """The loss to minimise: cross entropy (CE), or a loss that unlearns `forget` domains.
 
-    Half of an unlearning window's micro-batches are of forget domains. The loss is a term on these
-    + `retain_weight` x CE on others. MaxEnt's term is ME: KL(p || uniform) with `maxent_entropy`
-    (the paper), KL(uniform || p) with `maxent_kl` (the cited method). The term is -CE with
-    `gradient_difference`. With `misdirection` both terms are squared distances of a layer's
-    activations: from a fixed random vector on forget domains, from the activations of the run's
-    start on others. With `responses_after` CE only counts the tokens of responses, which follow
-    this text and go to the end of their document.
+    Half of an unlearning window's micro-batches are of forget domains. The loss is a forget term on
+    these + `retain_weight` x CE on others. The forget term is ME with MaxEnt: KL(p || uniform) with
+    `maxent_entropy` (the paper), KL(uniform || p) with `maxent_kl` (the cited method). It is -CE
+    with `gradient_difference`. With `misdirection` both terms are squared distances of a layer's
+    activations. Forget domains compare them with a fixed random vector, others with the activations
+    of the run's start. With `responses_after` CE counts only the tokens between this text and the
+    end of their document.
     """
 
     kind: str = "cross_entropy"
     forget: tuple[str, ...] = ()
     retain_weight: float = 1.0
     # Stop after the first step whose mean ME is at most this; 0: never.
-    stop_below: float = added(0.0)
+    stop_below: float = add_field(0.0)
     # Misdirection: layers up to the one whose output is compared; only they are trained.
-    steered_layers: int = added(0)
+    steered_layers: int = add_field(0)
     # Misdirection: length of the vector that forget activations are to equal.
-    steering: float = added(0.0)
+    steering: float = add_field(0.0)
     # "": every token counts.
-    responses_after: str = added("")
+    responses_after: str = add_field("")
 
     def __post_init__(self) -> None:
         require_fields(
@@ -340,5 +338,5 @@ class Objective:
             raise invalid("objective.forget", self.forget, allowed)
         if {self.steered_layers > 0, self.steering > 0.0} != {self.kind == MISDIRECTION}:
             steered = (self.steered_layers, self.steering)
-            allowed = "both above 0 with misdirection, else both 0"
+            allowed = "both above 0 with misdirection, otherwise both 0"
             raise invalid("objective.steered_layers, steering", steered, allowed)

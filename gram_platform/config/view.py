@@ -6,9 +6,10 @@ from functools import cached_property
 from typing import ClassVar, Literal
 
 from gram_platform.config.identity import (
-    added,
+    add_field,
     invalid,
     require_choice,
+    require_each_once,
     require_fields,
     require_int,
     require_name,
@@ -18,6 +19,8 @@ from gram_platform.config.identity import (
 from gram_platform.config.plain import from_plain
 from gram_platform.config.training import CORE, ModelConfig, ModuleSpec, core_first
 
+# Pairs such as a domain and a text.
+Texts = tuple[tuple[str, str], ...]
 # Part of every eval_id. Raise it when an equal evaluation would give another result.
 EVAL_VERSION = 1
 VIEW_RULES = ("constant", "by_domain")
@@ -34,8 +37,8 @@ class View:
     # (domain, weight), sorted, zeros dropped.
     weights: tuple[tuple[str, float], ...] = ()
     # (domain, run_id) for modules of other runs.
-    sources: tuple[tuple[str, str], ...] = ()
-    # by_domain, for DEMix: the domain's expert if it has a weight, else the core's.
+    sources: Texts = ()
+    # by_domain, for DEMix: the domain's expert if it has a weight, otherwise the core's.
     rule: str = "constant"
 
     def __post_init__(self) -> None:
@@ -50,8 +53,7 @@ class View:
             if len(dict(pairs)) < len(pairs):
                 raise invalid(f"view.{field}", pairs, "each domain once")
         require_choice("view.rule", self.rule, VIEW_RULES)
-        stray = sorted(set(dict(self.sources)) - set(dict(self.weights)))
-        if stray:
+        if stray := sorted(dict(self.sources).keys() - dict(self.weights).keys()):
             raise invalid("view.sources", stray, "domains that have a weight in the view")
 
     @classmethod
@@ -75,9 +77,7 @@ class View:
 
         `model_of` reads the config of a run or imported model. ValueError if a run lacks a module.
         """
-        specs = [
-            _module(model_of(run_id), run_id, domain) for domain, run_id in self.origins.items()
-        ]
+        specs = (_find_module(model_of(run_id), run_id, d) for d, run_id in self.origins.items())
         return replace(model_of(self.run_id), modules=tuple(specs))
 
     @property
@@ -91,20 +91,16 @@ class View:
         return short_hash({"eval_version": EVAL_VERSION, "view": self})
 
 
-def _module(source: ModelConfig, run_id: str, domain: str) -> ModuleSpec:
+def _find_module(source: ModelConfig, run_id: str, domain: str) -> ModuleSpec:
     for module in source.modules:
         if module.domain == domain:
             return module
-    raise invalid(
-        "view.weights", domain, f"a module of run {run_id}: {', '.join(source.module_domains)}"
-    )
-
-
-Texts = tuple[tuple[str, str], ...]
+    allowed = f"a module of run {run_id}: {', '.join(source.module_domains)}"
+    raise invalid("view.weights", domain, allowed)
 
 
 class _Identified:
-    """Gives an evaluation its id, which hashes its kind's name in the JSON and its fields."""
+    """Gives an evaluation its id, the hash of its kind and fields."""
 
     _kind: ClassVar[str]
 
@@ -148,8 +144,8 @@ class TokenLosses(_Identified):
     num_sequences: int
     precision: str = "bfloat16"
     measure: Literal["tokens"] = "tokens"
-    # Pairs of a domain and a text, which is measured beside the sequences.
-    texts: tuple[tuple[str, str], ...] = added(())
+    # Pairs of a domain and a text, which is measured next to the sequences.
+    texts: tuple[tuple[str, str], ...] = add_field(())
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "domains", core_first(self.domains))
@@ -171,24 +167,21 @@ class Continuations(_Identified):
     domains: tuple[str, ...]
     documents: tuple[int, ...]
     num_prompt_tokens: int
-    # Sampled at most: the document may end earlier.
+    # The most tokens of a continuation, which ends with its document.
     num_tokens: int
     temperature: float = 1.0
     seed: int = 0
     precision: str = "bfloat16"
     measure: Literal["samples"] = "samples"
     # Pairs of a domain and a prompt, which replace the documents' beginnings.
-    texts: tuple[tuple[str, str], ...] = added(())
+    texts: tuple[tuple[str, str], ...] = add_field(())
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "domains", core_first(self.domains))
         object.__setattr__(self, "documents", tuple(sorted(self.documents)))
         for document in self.documents:
             require_int("continuations.documents", document, 0)
-        if not self.documents or len(set(self.documents)) < len(self.documents):
-            raise invalid(
-                "continuations.documents", self.documents, "one or more documents, each once"
-            )
+        require_each_once("continuations.documents", self.documents)
         require_fields("continuations", self, 1, "num_prompt_tokens", "num_tokens")
         require_real("continuations.temperature", self.temperature, 0.0, open_low=True)
         require_int("continuations.seed", self.seed, 0, 2**63 - 1)
@@ -206,11 +199,11 @@ class TaskScores(_Identified):
 
     _kind = "task_scores"
     view: View
-    # Of the view's run, whose tokenizer reads the tasks.
+    # The corpus of the view's run, whose tokenizer reads the tasks.
     data_id: str
     tasks: tuple[str, ...]
     harness: str
-    # Of the folder that defines tasks of the user's; "" without.
+    # Hash of the folder that defines the user's own tasks; "" without one.
     files_sha256: str = ""
     # Examples before each question; -1: as the task says.
     num_fewshot: int = -1
@@ -221,8 +214,7 @@ class TaskScores(_Identified):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tasks", tuple(sorted(self.tasks)))
-        if not self.tasks or len(set(self.tasks)) < len(self.tasks):
-            raise invalid("task_scores.tasks", self.tasks, "one or more tasks, each once")
+        require_each_once("task_scores.tasks", self.tasks)
         require_int("task_scores.num_fewshot", self.num_fewshot, -1)
         require_int("task_scores.limit", self.limit, 0)
         require_choice("task_scores.precision", self.precision, PRECISIONS)

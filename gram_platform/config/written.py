@@ -13,13 +13,12 @@ import re
 import stat
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gram_platform.config.crash_safe import A_FILE, A_FOLDER, KIND_OF_MODE
-from gram_platform.config.identity import DEEPEST, InvalidField, Steps, invalid, parsed_by
+from gram_platform.config.identity import DEEPEST, InvalidField, Steps, invalid, parse_with
 from gram_platform.config.plain import (
     MOST_JSON_BYTES,
     STEP,
@@ -41,10 +40,10 @@ PART = re.compile(r"\"([^\"]*)\"|'([^']*)'|([\w-]+)")
 
 
 def target_kind(field: str, path: Path | str) -> str:
-    """Returns A_FILE, A_FOLDER, or "" for nothing, after links.
+    """Follows links, and returns A_FILE, A_FOLDER, or "" for nothing.
 
     `field` names the user's path in errors. ValueError for a pipe, socket or device, for a link
-    whose target is gone, and for a path that cannot be reached.
+    without a target, and for a path that cannot be reached.
     """
     try:
         kind = KIND_OF_MODE[stat.S_IFMT(os.stat(path).st_mode)]
@@ -70,16 +69,16 @@ def require_fetched(field: str, path: Path, most: float = math.inf) -> None:
     """
     with path.open("rb") as handle:
         if handle.read(len(LFS_POINTER)) == LFS_POINTER:
-            found = "a pointer of Git LFS: `git lfs pull` in its repository fetches the file"
-            raise invalid(field, str(path), f"the file itself, found {found}")
+            allowed = "the file itself, found a pointer of Git LFS: fetch it by `git lfs pull`"
+            raise invalid(field, str(path), allowed)
     if path.stat().st_size > most:
         raise invalid(field, str(path), f"a file of at most {most:,} bytes")
 
 
 def read_text(field: str, path: Path, most: int = MOST_JSON_BYTES) -> str:
-    r"""Reads UTF-8 text without its byte order mark, lines ending in \n; ValueError otherwise.
+    r"""Reads UTF-8 text without its byte order mark; lines end in \n.
 
-    Also ValueError for more than `most` bytes.
+    ValueError for another file, or more than `most` bytes.
     """
     if (kind := target_kind(field, path)) != A_FILE:
         raise invalid(field, str(path), f"a file of text, found {kind or 'nothing'}")
@@ -109,8 +108,8 @@ def read_json(path: Path, kind: Any = dict) -> Any:
 class Written:
     """Fields that a person wrote.
 
-    `place` names their origin in errors; `text` is the document, for line numbers. `parts` are the
-    origins of fields that were written in several places, see `together`.
+    `place` names their origin in errors. `text` is the document, for line numbers. `parts` are the
+    documents that `together` has joined.
     """
 
     place: str
@@ -120,11 +119,11 @@ class Written:
 
     def build(self, kind: Any, start: Any = None) -> Any:
         """Makes a dataclass of this kind, or changes `start`; InvalidField has place and line."""
-        with self.located():
+        with self.locate_errors():
             return from_plain(kind, overlaid(start, self.plain))
 
     @contextlib.contextmanager
-    def located(self) -> Iterator[None]:
+    def locate_errors(self) -> Iterator[None]:
         try:
             yield
         except InvalidField as error:
@@ -132,9 +131,9 @@ class Written:
 
     def error(self, error: InvalidField) -> InvalidField:
         """Adds the place of the error's field, in a document with its line."""
-        found = [(part, part._steps(error)) for part in (*reversed(self.parts), self)]
-        # The last part that wrote the field.
-        part, steps = max(found, key=lambda pair: len(pair[1]))
+        # The last part that wrote the field comes first.
+        parts = [(part, part._steps(error)) for part in (*reversed(self.parts), self)]
+        part, steps = max(parts, key=lambda pair: len(pair[1]))
         lines = _lines(part.text)
         # A field inside a value is on the line of the value.
         ends = range(len(steps), 0, -1)
@@ -148,7 +147,7 @@ class Written:
 
     def _steps(self, error: InvalidField) -> Steps:
         """Returns the steps to the error's field, or to a table around it."""
-        written = list(_written(self.plain))
+        written = list(_walk(self.plain))
         named = tuple(steps_of(error.field))
         likely = (at for name in reversed(named[-2:]) for at in written if at[-1] == name)
         steps = error.steps or (named if named in written else next(likely, ()))
@@ -163,27 +162,27 @@ def together(parts: Sequence[Written]) -> Written:
     return Written(parts[0].place if parts else "", plain, parts=tuple(parts))
 
 
-def _written(plain: Any, steps: Steps = ()) -> Iterator[Steps]:
+def _walk(plain: Any, steps: Steps = ()) -> Iterator[Steps]:
     items = plain.items() if isinstance(plain, Mapping) else ()
     for key, value in enumerate(plain) if isinstance(plain, list) else items:
         yield (*steps, key)
-        yield from _written(value, (*steps, key))
+        yield from _walk(value, (*steps, key))
 
 
 def read_toml(field: str, path: Path) -> Written:
     """Reads a TOML file; ValueError names the field, or file and line."""
     text = read_text(field, path)
     try:
-        return Written(str(path), parsed_by(tomllib.loads, text), text)
+        return Written(str(path), parse_with(tomllib.loads, text), text)
     except ValueError as error:
         # Also for a number of thousands of digits.
         raise ValueError(f"{path}: not TOML: {error}") from error
 
 
 def read_assignment(text: str) -> Written:
-    """Reads a field and its value in TOML, or a plain word; ValueError for another form.
+    """Reads a field and its value, such as `sizes[0.6M].peak_lr=2e-3`.
 
-    Such as `routing.p_aux_spread=0.1` or `sizes[0.6M].peak_lr=2e-3`.
+    The value is TOML or a plain word. ValueError for another form.
     """
     name, separator, value = text.partition("=")
     name = name.strip()
@@ -194,21 +193,21 @@ def read_assignment(text: str) -> Written:
     if len(steps) > DEEPEST:
         raise invalid("set", f"{text:.60}...", f"a field in at most {DEEPEST} tables")
     try:
-        found = read_value(value)
+        plain = read_value(value)
     except ValueError as error:
-        # It has a number of thousands of digits, or arrays within arrays.
+        # The value is a number of thousands of digits, or nested arrays.
         allowed = f"field=value, with a value that can be read ({error})"
         raise invalid("set", f"{text:.60}...", allowed) from None
     for step in reversed(steps):
-        found = {step: found}
-    return Written(f"--set {text}", found)
+        plain = {step: plain}
+    return Written(f"--set {text}", plain)
 
 
 def read_value(text: str) -> Any:
-    """Reads a value in TOML; otherwise a number such as .5, otherwise the text itself."""
-    with suppress(tomllib.TOMLDecodeError):
-        return parsed_by(tomllib.loads, f"value = {text}")["value"]
-    with suppress(ValueError):
+    """Reads a value in TOML, otherwise a number such as .5, otherwise the text itself."""
+    with contextlib.suppress(tomllib.TOMLDecodeError):
+        return parse_with(tomllib.loads, f"value = {text}")["value"]
+    with contextlib.suppress(ValueError):
         return float(text)
     return text.strip()
 
@@ -217,12 +216,10 @@ def assignments(plain: Mapping[str, Any], steps: Steps = ()) -> list[str]:
     """Writes a document as texts for `read_assignment`, one for each value."""
     texts = []
     for key, value in plain.items():
-        below = (*steps, key)
-        texts += (
-            assignments(value, below)
-            if isinstance(value, Mapping)
-            else [f"{name_of(below)}={_toml(value)}"]
-        )
+        if isinstance(value, Mapping):
+            texts += assignments(value, (*steps, key))
+        else:
+            texts.append(f"{name_of((*steps, key))}={_toml(value)}")
     return texts
 
 
@@ -232,7 +229,7 @@ def _toml(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, str):
-        # A basic string, as JSON's but for DEL.
+        # TOML's basic strings differ from JSON's strings only in DEL.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f")
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
@@ -242,7 +239,7 @@ def _lines(text: str) -> dict[Steps, int]:
 
     Keys inside a value are on the line of the value.
     """
-    found: dict[Steps, int] = {}
+    lines: dict[Steps, int] = {}
     table: Steps = ()
     count: dict[Steps, int] = {}
     for number, line in enumerate(text.split("\n"), start=1):
@@ -251,10 +248,10 @@ def _lines(text: str) -> dict[Steps, int]:
             if header[1]:
                 count[table] = count.get(table, -1) + 1
                 table = (*table, count[table])
-            found.setdefault(table, number)
+            lines.setdefault(table, number)
         elif key := KEY.match(line):
-            found.setdefault((*table, *_steps(key[1])), number)
-    return found
+            lines.setdefault((*table, *_steps(key[1])), number)
+    return lines
 
 
 def _steps(name: str) -> Steps:

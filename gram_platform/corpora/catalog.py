@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gram_platform.config.identity import added, invalid, require_int, require_real
+from gram_platform.config.identity import add_field, invalid, require_int, require_real
 from gram_platform.config.ladder import STORIES_AUX, STORIES_AUX_SHARE, STORIES_CORE
 from gram_platform.config.plugins import Table
 from gram_platform.corpora.installed import INSTALLED
@@ -53,7 +53,7 @@ class HubCorpus:
     # "" for a byte-level BPE that is trained on the corpus.
     tokenizer: str = ""
     # The token that ends a text; "" for the tokenizer's special token.
-    end_of_text: str = added("")
+    end_of_text: str = add_field("")
 
     def __post_init__(self) -> None:
         if not self.rows:
@@ -76,7 +76,7 @@ class TextCorpus:
     core_labels: tuple[str, ...] = ()
     # As those of `HubCorpus`.
     tokenizer: str = ""
-    end_of_text: str = added("")
+    end_of_text: str = add_field("")
 
     def __post_init__(self) -> None:
         if not self.globs and not self.records:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gram_platform.config import CORE, core_first
 from gram_platform.config.identity import (
-    added,
+    add_field,
     identity_fields,
     invalid,
     require_fields,
@@ -85,9 +85,9 @@ class HubRow:
     keep: tuple[tuple[str, str], ...] = ()
     drop: tuple[tuple[str, str], ...] = ()
     note: str = field(default="", compare=False)
-    data_dir: str = added("")
+    data_dir: str = add_field("")
     # Whether all records are validation.
-    held_out: bool = added(False)
+    held_out: bool = add_field(False)
     # An estimate for the corpus's tokenizer.
     bytes_per_token: float = 4.5
     # Tokens that pass the filters; 0 if their number is unknown, which is assumed to be enough.
@@ -174,9 +174,9 @@ class TokenizerRecipe:
     kind: str
     source: str = ""
     sample_bytes: int = 0
-    core_only: bool = added(False)
+    core_only: bool = add_field(False)
     # The token that ends a text, unless it is the first known name.
-    end_of_text: str = added("")
+    end_of_text: str = add_field("")
 
     def __post_init__(self) -> None:
         require_int("tokenizer.sample_bytes", self.sample_bytes, 1 if self.is_trained else 0)
@@ -200,11 +200,11 @@ class DomainRecipe:
     # Bytes of text that is split into training and validation, estimated for generated and hub
     # corpora.
     num_bytes: int
-    bytes_per_token: float = added(BYTES_PER_TOKEN)
+    bytes_per_token: float = add_field(BYTES_PER_TOKEN)
     # Bytes of a dataset's test split, all of which is validation.
-    held_out_bytes: int = added(0)
+    held_out_bytes: int = add_field(0)
     # The domain of a part, whose name ends in `:` and the domain that training sees it as.
-    part_of: str = added("")
+    part_of: str = add_field("")
 
     @property
     def domain(self) -> str:
@@ -243,7 +243,7 @@ class StoriesSource:
     seed: int
     version: int
     # The topics of the documents labelled `instructions`.
-    instructed: tuple[str, ...] = added(())
+    instructed: tuple[str, ...] = add_field(())
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ class CorpusRecipe:
     validation_fraction: float = VALIDATION_FRACTION
     validation_sequences: int = 32
     # Whether training sequences are stored in their domain's permutation. Hub corpora are.
-    permuted: bool = added(False)
+    permuted: bool = add_field(False)
     # The local files to read.
     units: tuple = field(default=(), compare=False, repr=False)
     tokenizer_path: Path | None = field(default=None, compare=False, repr=False)

@@ -14,7 +14,7 @@ from gram_platform.config.identity import (
     canonical_json,
     invalid,
     local_path,
-    meant,
+    suggest,
     to_plain,
     without_secrets,
 )
@@ -63,7 +63,7 @@ def text_units(corpus: str | Path) -> tuple[Unit, ...]:
     path = catalog.CORPORA.get(str(corpus)) or local_path("corpus", corpus)
     written, text = _from_file(path)
     root = path.parent / text.root
-    with written.located():
+    with written.locate_errors():
         records = [unit for name in text.records for unit in find_units(_existing(root, name))]
         return (
             *find_labelled_units({label: list(globs) for label, globs in text.globs.items()}, root),
@@ -135,7 +135,7 @@ def _from_url(url: str) -> HubCorpus:
     fields = dict(written)
     for name, value in written:
         if name not in IN_URL:
-            expected = f"one of the fields {', '.join(IN_URL)} in {url}{meant(name, IN_URL)}"
+            expected = f"one of the fields {', '.join(IN_URL)} in {url}{suggest(name, IN_URL)}"
             raise invalid(f"corpus: {name}", value, expected)
         if value != fields[name]:
             expected = f"each field once, several values separated by commas, in {url}"

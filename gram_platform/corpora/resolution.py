@@ -9,12 +9,12 @@ from gram_platform.config import CORE, UNLABELLED, is_unlabelled
 from gram_platform.config.identity import (
     invalid,
     local_path,
-    meant,
     one_of,
     require_choice,
     require_metric_name,
     require_name,
     require_tellable,
+    suggest,
     sum_in_order,
 )
 from gram_platform.config.written import target_kind
@@ -198,7 +198,7 @@ def existing_path(corpus: str | Path) -> Path:
     if not target_kind("corpus", path):
         names = catalog_names()
         expected = f"one of {', '.join(names)}, or a folder or file that exists"
-        raise invalid("corpus", str(corpus), expected + meant(corpus, names))
+        raise invalid("corpus", str(corpus), expected + suggest(corpus, names))
     return path
 
 
@@ -215,7 +215,7 @@ def core_labels(
         parts = {core} if core in labels else {part.strip() for part in core.split(",")}
         core = tuple(sorted(parts))
     if missing := [label for label in core if label not in labels]:
-        names = _list_names(labels) + meant(missing[0], labels)
+        names = _list_names(labels) + suggest(missing[0], labels)
         allowed = f"labels of this corpus, which are {names}"
         raise invalid("core_label", ", ".join(missing), allowed)
     if len(core) == len(labels):

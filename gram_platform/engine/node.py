@@ -33,7 +33,7 @@ from gram_platform.engine.process import (
 )
 from gram_platform.methods.budgets import plan_compute_units, run_flops
 from gram_platform.methods.nodes import tags_to_add
-from gram_platform.model.cpu import PLAIN_ON_CPU, freed_memory_kept
+from gram_platform.model.cpu import PLAIN_ON_CPU, keep_freed_memory
 from gram_platform.model.kernels import kernel_in_use
 from gram_platform.model.pieces import Piece, RowsOnDisk
 from gram_platform.store import CorruptFile, LeaseHeld
@@ -45,7 +45,7 @@ from gram_platform.store.views import open_dense
 from gram_platform.train.compilation import num_graphs
 from gram_platform.train.data import ScheduleReader, Separator
 from gram_platform.train.evaluate import progress_losses, require_sequences, validation_losses
-from gram_platform.train.learner import DTYPES, Learner, probed_norms
+from gram_platform.train.learner import DTYPES, Learner, probe_norms
 from gram_platform.train.loop import StepRecord, TrainingDiverged, require_finite, training_steps
 
 NUM_TRAIN_RECORDS = 100
@@ -136,7 +136,7 @@ def execute_run(
     with (
         signals as stop_request,
         directory.start_attempt(owner(), execution.lease_s) as attempt,
-        freed_memory_kept(),
+        keep_freed_memory(),
     ):
         if (result := store.current_result(directory)) is not None:
             return result
@@ -347,7 +347,7 @@ class RunExecution:
         metrics = {}
         with self._as_evaluation():
             for domain, rows in self.validation.items():
-                for module, norm in probed_norms(self.learner, rows).items():
+                for module, norm in probe_norms(self.learner, rows).items():
                     metrics[f"{PROBE}{domain}/{module}"] = norm
         return metrics
 

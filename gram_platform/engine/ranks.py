@@ -25,7 +25,7 @@ from gram_platform.engine.process import (
     set_up_torch,
     stop_on_signal,
 )
-from gram_platform.model.cpu import freed_memory_kept
+from gram_platform.model.cpu import keep_freed_memory
 from gram_platform.model.pieces import Piece
 from gram_platform.store import CorruptFile, Folder, LeaseHeld
 from gram_platform.store.attempts import Attempt
@@ -72,7 +72,7 @@ def train_rank(
     patient = _patient_group()
     attempt = _start_attempt(run, execution) if dist.get_rank() == 0 else None
     try:
-        with stop_on_signal() as stop_request, freed_memory_kept():
+        with stop_on_signal() as stop_request, keep_freed_memory():
             has_result = attempt and execution.store().current_result(attempt.run) is not None
             is_complete = _broadcast_from_rank_0(has_result, patient)
             reports = Reports(report, stop_request)

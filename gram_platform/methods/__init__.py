@@ -67,8 +67,8 @@ def method_key(method: str) -> tuple:
 
 def size_key(size: str) -> tuple:
     """Sorts 50M before 800M before 2B, and all other names last."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmbt])", str(size).lower())
-    return (0, round(float(found[1]) * UNITS[found[2]], 3), "") if found else (1, 0.0, str(size))
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmbt])", str(size).lower())
+    return (0, round(float(match[1]) * UNITS[match[2]], 3), "") if match else (1, 0.0, str(size))
 
 
 def seed_key(seed: str) -> tuple:

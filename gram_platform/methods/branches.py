@@ -1,6 +1,6 @@
 """FT-Full, FT-LoRA, FT-MLP: trains a base on core, then a branch from it for each domain.
 
-The base and all branches cost as much as the baseline: the base gives up the branches' batches of
+The base and all branches cost as much as the baseline. The base gives up the branches' batches of
 auxiliary domains and of core (rehearsal), even if fewer branches are run.
 """
 
@@ -19,7 +19,7 @@ from gram_platform.config import (
 from gram_platform.config.flops import core_parameters, mlp_parameters
 from gram_platform.config.identity import invalid, sum_in_order
 from gram_platform.config.ladder import lora_rank
-from gram_platform.methods.budgets import training_run, unlabelled_slices
+from gram_platform.methods.budgets import slice_unlabelled, training_run
 from gram_platform.methods.labels import budget_label, count_sequences, divide_text
 from gram_platform.methods.setting import Branching, MethodRuns, Profile, Setting
 
@@ -28,17 +28,14 @@ def plan_full(setting: Setting) -> MethodRuns:
     """FT-Full: finetunes all parameters of the base; a branch serves core and one domain."""
     budget = branch_budget(setting, setting.options.branch_full, module_parameters=0)
     base = _base(setting, budget)
-    branches = {d: _branch(setting, budget, base, d, None) for d in _branched(setting)}
+    branches = {d: _branch(setting, budget, base, d, None) for d in _list_branches(setting)}
     views: dict[Profile, View] = {(): View.of(base.run_id)}
     views |= {(d,): View.of(run.run_id) for d, run in branches.items()}
     return _plans(setting, base, branches, views)
 
 
 def plan_lora(setting: Setting) -> MethodRuns:
-    """FT-LoRA: trains a LoRA for each domain on the frozen base.
-
-    A LoRA has as many parameters as an auxiliary MLP.
-    """
+    """FT-LoRA: trains a LoRA with an auxiliary MLP's parameters for each domain, base frozen."""
     size = setting.size
     return _module_branches(setting, "lora", lora_rank(size.d_model, size.d_dense, size.d_aux))
 
@@ -54,7 +51,7 @@ def _module_branches(setting: Setting, kind: str, width: int) -> MethodRuns:
     parameters = size.num_layers * mlp_parameters(size.architecture, size.d_model, size.d_aux)
     budget = branch_budget(setting, setting.options.branch_module, parameters)
     base = _base(setting, budget)
-    specs = {d: ModuleSpec(d, kind, width) for d in _branched(setting)}
+    specs = {d: ModuleSpec(d, kind, width) for d in _list_branches(setting)}
     branches = {d: _branch(setting, budget, base, d, spec) for d, spec in specs.items()}
     profiles = [(), *((d,) for d in branches), *setting.profiles, *setting.subsets]
     if set(branches) == set(setting.auxiliary):
@@ -67,16 +64,16 @@ def _module_branches(setting: Setting, kind: str, width: int) -> MethodRuns:
     return _plans(setting, base, branches, views)
 
 
-def _branched(setting: Setting) -> tuple[str, ...]:
-    wanted = {d for profile in setting.profiles for d in profile}
-    return tuple(d for d in setting.auxiliary if d in wanted)
+def _list_branches(setting: Setting) -> tuple[str, ...]:
+    retained = {d for profile in setting.profiles for d in profile}
+    return tuple(d for d in setting.auxiliary if d in retained)
 
 
 def _plans(
     setting: Setting, base: RunConfig, branches: dict[str, RunConfig], views: dict[Profile, View]
 ) -> MethodRuns:
-    named = {setting.profile_name((d,)): run for d, run in branches.items()}
-    return MethodRuns({"core": base, **named}, views)
+    runs = {setting.profile_name((d,)): run for d, run in branches.items()}
+    return MethodRuns({"core": base, **runs}, views)
 
 
 @dataclass(frozen=True)
@@ -110,7 +107,7 @@ def branch_budget(setting: Setting, branching: Branching, module_parameters: int
     if base_core < batch:
         allowed = "a ratio so small, or a corpus so large, that the base gets a step"
         raise invalid("branching.core_ratio", branching.core_ratio, allowed)
-    hidden = unlabelled_slices(setting, scale)
+    hidden = slice_unlabelled(setting, scale)
     base = budget_label(setting, texts[CORE], scale, base_core, base_core, hidden)
     first, core, aux = base.pool[0].num_sequences, {}, {}
     for domain in setting.auxiliary:

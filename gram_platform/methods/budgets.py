@@ -59,7 +59,7 @@ def data_budget(
     setting, texts = divide_text(setting)
     labelled = 1.0 - setting.options.unlabelled_share
     lengths = {d: scale * count_sequences(texts[d]) * labelled for d in domains}
-    pools = unlabelled_slices(setting, scale)
+    pools = slice_unlabelled(setting, scale)
     num_hidden = count_sequences(pools)
     num_steps = max(1, round((sum(lengths.values()) + num_hidden) / setting.size.batch_size))
     budgets = [
@@ -74,7 +74,7 @@ def data_budget(
         if d != CORE
     ]
     if pools and not unlabelled_is_core:
-        budgets += _unlabelled_budgets(pools, route_unit, setting.conventions.unlabelled_by_domain)
+        budgets += _budget_unlabelled(pools, route_unit, setting.conventions.unlabelled_by_domain)
     core_draws = num_steps * setting.size.batch_size - sum(b.num_draws for b in budgets)
     if core_draws < route_unit:
         allowed = "a factor so small, or a corpus so large, that core gets a batch"
@@ -84,7 +84,7 @@ def data_budget(
     return DataConfig(setting.data_id, (core, *budgets))
 
 
-def _unlabelled_budgets(
+def _budget_unlabelled(
     pools: tuple[Slice, ...], route_unit: int, by_domain: bool
 ) -> list[DomainBudget]:
     """Budgets unlabelled sequences in whole route units, all domains together or each."""
@@ -98,7 +98,7 @@ def _unlabelled_budgets(
     return [DomainBudget(UNLABELLED, num_hidden, num_hidden // route_unit * route_unit, pools)]
 
 
-def unlabelled_slices(setting: Setting, scale: float) -> tuple[Slice, ...]:
+def slice_unlabelled(setting: Setting, scale: float) -> tuple[Slice, ...]:
     """Returns each domain's unlabelled sequences, which begin at the same one for every method.
 
     A margin of 10% and two windows, for rounding and lambda, follows the labelled sequences.
@@ -180,7 +180,7 @@ def dense_run(
     return training_run(setting, setting.size.dense(), data, routing, num_eval_points)
 
 
-def routed_scale(setting: Setting, model: ModelConfig) -> float:
+def compute_lambda(setting: Setting, model: ModelConfig) -> float:
     """Returns lambda = F_base / F_routed, F_routed = L_core P_core + L_aux (P_core + P_aux).
 
     1 without equal compute. Counts as the paper's text does (`app:equal-compute`): one epoch of

@@ -1,8 +1,7 @@
-"""Finetunes a view: attacks it to regain a removed domain, or trains it on other text.
+"""Finetunes a view, to regain a removed domain (an attack) or on other text.
 
-The attack has a fresh optimizer, and the same sample for every method, size and seed. Its result is
-the best validation loss on the removed domain. Choosing on validation data follows the paper and
-favours the attacker.
+An attack has a fresh optimizer, and the same sample for every method, size and seed. Its result is
+the best validation loss on the removed domain, which favours the attacker as in the paper.
 """
 
 from collections.abc import Iterable
@@ -19,46 +18,34 @@ from gram_platform.config import (
     View,
 )
 from gram_platform.config.identity import invalid, one_of
-from gram_platform.config.training import merged_config
+from gram_platform.config.training import merge_config
 from gram_platform.methods.budgets import optimizer_of
-from gram_platform.methods.setting import (
-    NEIGHBOUR,
-    OWN,
-    Elicitation,
-    MethodRuns,
-    Profile,
-    Setting,
-)
+from gram_platform.methods.setting import NEIGHBOUR, OWN, Elicitation, MethodRuns, Profile, Setting
 
 
-def attacks(
+def plan_attacks(
     setting: Setting, profile: Profile, view: View, runs: Iterable[RunConfig]
 ) -> dict[str, RunConfig]:
-    """Plans an attack for each domain outside the profile, if the setting attacks the profile."""
+    """Plans an attack for each domain that the profile removes, if the setting attacks it."""
     options = setting.options.elicitation
     if options is None or (options.compared_only and profile not in setting.profiles):
         return {}
-    by_id = {run.run_id: run for run in runs}
-    return {
-        d: _attack(setting, options, d, view, by_id) for d in setting.auxiliary if d not in profile
-    }
+    by_id, attacks = {run.run_id: run for run in runs}, {}
+    for domain in setting.auxiliary:
+        if domain not in profile:
+            number, start = setting.num_sequences[domain], view_to_attack(view, domain)
+            own = options.on_domain(number) if options.domain_share else options
+            text = choose_text(setting, own, domain)
+            attacks[domain] = finetuning_run(setting, own, text, domain, start, by_id)
+    return attacks
 
 
-def attacked_view(view: View, domain: str) -> View:
+def view_to_attack(view: View, domain: str) -> View:
     """Returns the view to attack: for DEMix, the expert that evaluates the domain."""
     return view if view.rule == "constant" else View.of(view.run_id, view.active(domain))
 
 
-def _attack(
-    setting: Setting, options: Elicitation, domain: str, view: View, by_id: dict[str, RunConfig]
-) -> RunConfig:
-    if options.domain_share:
-        options = options.on_domain(setting.num_sequences[domain])
-    text, start = attacked_text(setting, options, domain), attacked_view(view, domain)
-    return finetuning_run(setting, options, text, domain, start, by_id)
-
-
-def attacked_text(setting: Setting, options: Elicitation, domain: str) -> str:
+def choose_text(setting: Setting, options: Elicitation, domain: str) -> str:
     """Returns the domain whose text an attack on `domain` trains on.
 
     The neighbour is the next auxiliary domain by name, the first after the last [ours]; the view
@@ -70,16 +57,16 @@ def attacked_text(setting: Setting, options: Elicitation, domain: str) -> str:
     if options.text == NEIGHBOUR and len(auxiliary) > 1:
         return auxiliary[(auxiliary.index(domain) + 1) % len(auxiliary)]
     if options.text not in setting.domains:
-        named = one_of(options.text, setting.domains)
-        allowed = f"{OWN}, {NEIGHBOUR} in a corpus of several auxiliary domains, or {named}"
+        names = one_of(options.text, setting.domains)
+        allowed = f"{OWN}, {NEIGHBOUR} in a corpus of several auxiliary domains, or {names}"
         raise invalid("elicitation.text", options.text, allowed)
     return options.text
 
 
-def finetuned(setting: Setting, options: Elicitation, plans: MethodRuns) -> MethodRuns:
+def add_finetuning(setting: Setting, options: Elicitation, plans: MethodRuns) -> MethodRuns:
     """Adds a stage on the domain `options.text` to every compared view, or to all if none is.
 
-    Its views replace the method's. ValueError for a view of several experts.
+    The stage's views replace the method's. ValueError for a view of several experts.
     """
     by_id = {run.run_id: run for run in plans.runs.values()}
     compared = {p: view for p, view in plans.views.items() if p in setting.profiles} or plans.views
@@ -106,17 +93,13 @@ def finetuning_run(
     size, shape = setting.size, start.model(lambda run_id: by_id[run_id].model)
     num_draws = options.num_steps * options.batch_size
     num_epochs = max(1, min(options.num_steps, round(num_draws / options.num_sequences)))
+    rate, norm = size.peak_lr * options.lr_factor, options.clip_norm
     optimizer = optimizer_of(
-        setting,
-        size.peak_lr * options.lr_factor,
-        options.warmup_fraction,
-        0.0,
-        beta2=options.beta2,
-        clip_norm=options.clip_norm,
+        setting, rate, options.warmup_fraction, 0.0, beta2=options.beta2, clip_norm=norm
     )
     adapters = (ModuleSpec(text, "lora", options.rank),) if options.rank else ()
     return RunConfig(
-        model=replace(merged_config(shape, dict(start.weights)), modules=adapters),
+        model=replace(merge_config(shape, dict(start.weights)), modules=adapters),
         data=DataConfig(setting.data_id, (DomainBudget(text, options.num_sequences, num_draws),)),
         routing=RoutingConfig(freeze_core=bool(adapters)),
         optimizer=optimizer,
@@ -136,9 +119,8 @@ def _micro_batch(options: Elicitation, micro_batch: int) -> int:
     """Returns the size's micro-batch, or the whole batch if that is not a multiple of it.
 
     A batch of the whole sample is always divided. An attack has one route, so only memory and
-    rounding depend on the result.
+    rounding depend on the micro-batch.
     """
-    whole = options.batch_size
-    if whole % micro_batch and whole < options.num_sequences:
-        return whole
-    return max(part for part in range(1, micro_batch + 1) if whole % part == 0)
+    if options.batch_size < options.num_sequences and options.batch_size % micro_batch:
+        return options.batch_size
+    return max(part for part in range(1, micro_batch + 1) if options.batch_size % part == 0)

@@ -1,28 +1,25 @@
-"""GRAM: trains an auxiliary module for each domain in one run; every subset of them is a view."""
+"""GRAM: trains a module for each auxiliary domain in one run; every subset of them is a view."""
 
 from dataclasses import replace
 
 from gram_platform.config import RoutingConfig, View
 from gram_platform.config.ladder import Size
-from gram_platform.methods.budgets import data_budget, routed_scale, training_run
+from gram_platform.methods.budgets import compute_lambda, data_budget, training_run
 from gram_platform.methods.setting import MethodRuns, Profile, Setting
 
 
 def plan(setting: Setting) -> MethodRuns:
     """Plans the paper's GRAM, with MLP modules."""
-    return routed(setting, "mlp")
+    return plan_routed(setting, "mlp")
 
 
 def plan_lora(setting: Setting) -> MethodRuns:
     """Plans GRAM with LoRA modules of the same size."""
-    return routed(setting, "lora")
+    return plan_routed(setting, "lora")
 
 
 def plan_subsets(setting: Setting) -> MethodRuns:
-    """Plans GRAM with random subsets as companions [ours].
-
-    Half of the auxiliary batches have companions too, so every module is trained beside others.
-    """
+    """Plans GRAM with random subsets as companions, of half of the auxiliary batches too [ours]."""
     subsets = replace(setting.routing, companions="subset", p_aux_companion=0.5)
     return plan(replace(setting, routing=subsets))
 
@@ -41,19 +38,17 @@ def width_of(setting: Setting, share: float) -> int:
     return unit * max(1, round(share * setting.size.d_dense / unit))
 
 
-def routed(setting: Setting, kind: str) -> MethodRuns:
+def plan_routed(setting: Setting, kind: str) -> MethodRuns:
     model = modular_size(setting).modular(setting.domains, kind)
-    scale = routed_scale(setting, model)
+    scale = compute_lambda(setting, model)
     unit = setting.route_unit(setting.routing.accumulation)
     data = data_budget(
         setting, setting.domains, unit, setting.factor, scale, unlabelled_is_core=False
     )
     num_probes = setting.num_eval_points if setting.options.probes else 0
     run = training_run(setting, model, data, routing_of(setting), num_probes=num_probes)
-    return MethodRuns(
-        {"all": run},
-        {p: View.of(run.run_id, setting.modules_on(p)) for p in every_profile(setting)},
-    )
+    views = {p: View.of(run.run_id, setting.modules_on(p)) for p in every_profile(setting)}
+    return MethodRuns({"all": run}, views)
 
 
 def routing_of(setting: Setting) -> RoutingConfig:
@@ -74,7 +69,6 @@ def routing_of(setting: Setting) -> RoutingConfig:
 
 def every_profile(setting: Setting) -> tuple[Profile, ...]:
     """Returns core, core with each domain, all, the compared profiles and `subsets`."""
-    singles = tuple((domain,) for domain in setting.auxiliary)
-    return tuple(
-        dict.fromkeys(((), *singles, setting.auxiliary, *setting.profiles, *setting.subsets))
-    )
+    singles = ((domain,) for domain in setting.auxiliary)
+    profiles = ((), *singles, setting.auxiliary, *setting.profiles, *setting.subsets)
+    return tuple(dict.fromkeys(profiles))

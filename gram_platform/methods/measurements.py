@@ -20,14 +20,14 @@ class Description:
 
     name: str
     title: str
-    # The plain text of the report's head.
+    # Plain text at the top of the report.
     question: str
     _: KW_ONLY
-    # The paper's study whose tables and claims stand beside ours.
+    # The paper's study whose tables and claims stand next to ours.
     compare_with: str = ""
     # The column of the variants, such as "accumulation".
     varies: str = ""
-    # The variant whose baselines are the reference of all; "": each variant's own.
+    # The variant whose baselines set the unit; "": each variant has its own.
     unit: str = ""
 
     @property
@@ -58,9 +58,9 @@ class Calibration(Losses):
 def instead_of_losses(
     nodes: list[Node], measure: str, evaluation_of: Callable[[Node], AnyEvaluation]
 ) -> list[Node]:
-    """Returns the runs without attacks, and another evaluation in place of each view's losses."""
+    """Drops attacks, and replaces the losses of each view by another evaluation."""
     return [node for node in nodes if node.is_run and not node.is_attack] + [
-        replace(node, config=evaluation_of(node)).tagged(measure=measure)
+        replace(node, config=evaluation_of(node)).with_tags(measure=measure)
         for node in nodes
         if not node.is_run
     ]
@@ -94,7 +94,7 @@ class TokenIncreases(Losses):
 class Samples(Losses):
     """Continuations of documents of each auxiliary domain, with only its module on and without it.
 
-    With `compared_only`: of core and of the compared profiles' domains.
+    `compared_only` chooses core and the compared profiles' domains.
     """
 
     num_prompt_tokens: int
@@ -103,7 +103,7 @@ class Samples(Losses):
     temperature: float = 1.0
     seed: int = 0
     compared_only: bool = False
-    # Prompts in place of the beginnings of documents; their domains are continued.
+    # Prompts in place of the beginnings of documents, by domain.
     texts: Texts = ()
 
     name: ClassVar[str] = Continuations.measure
@@ -116,7 +116,7 @@ class Samples(Losses):
             domains = tuple(sorted({domain for domain, _ in self.texts}))
 
         def continuations(node: Node) -> Continuations:
-            own = continued_domains(node.names, domains)
+            own = choose_continued(node.names, domains)
             return Continuations(
                 node.view,
                 setting.data_id,
@@ -130,8 +130,11 @@ class Samples(Losses):
                 texts=tuple(pair for pair in self.texts if pair[0] in own),
             )
 
-        nodes = method_nodes(method, setting)
-        nodes = [node for node in nodes if node.is_run or continued_domains(node.names, domains)]
+        nodes = [
+            node
+            for node in method_nodes(method, setting)
+            if node.is_run or choose_continued(node.names, domains)
+        ]
         return instead_of_losses(nodes, self.name, continuations)
 
 
@@ -140,12 +143,12 @@ def _require_domains(texts: Texts, setting: Setting) -> None:
         require_choice("texts", domain, (CORE, *setting.auxiliary))
 
 
-def continued_domains(names: dict[str, str], domains: tuple[str, ...]) -> tuple[str, ...]:
+def choose_continued(names: dict[str, str], domains: tuple[str, ...]) -> tuple[str, ...]:
     """Returns which of the domains a view with the tags `names` continues.
 
-    The baseline and core alone continue all, core with one domain that one, and others none.
+    The baseline and core continue all, core with one domain this one, and other views none.
     """
     if names["profile"] == CORE or (names["method"], names["profile"]) == ("baseline", "all"):
         return domains
-    kept = names["retained"]
-    return tuple(d for d in domains if d in (CORE, kept)) if kept in domains else ()
+    retained = names["retained"]
+    return tuple(d for d in domains if d in (CORE, retained)) if retained in domains else ()

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
+from itertools import chain
 
 from gram_platform.config import (
     AnyEvaluation,
@@ -15,23 +16,14 @@ from gram_platform.config import (
 from gram_platform.config.flops import compute_units, mlp_parameters, module_parameters
 from gram_platform.methods import plan
 from gram_platform.methods.budgets import plan_compute_units
-from gram_platform.methods.elicitation import attacks, finetuned
+from gram_platform.methods.elicitation import add_finetuning, plan_attacks
 from gram_platform.methods.setting import MethodRuns, Profile, Setting
 
-# The method that is the unit of compute ratios, and the tag of a study's variant.
+# The method that sets the unit of compute ratios, and the tag of a study's variant.
 BASELINE, VARIANT = "baseline", "variant"
 # The tags of every study; a search adds the parameters of its trials.
-NOT_OF_TRIALS = (
-    "method",
-    "size",
-    "profile",
-    "retained",
-    VARIANT,
-    "seed",
-    "kind",
-    "measure",
-    "elicited",
-)
+STUDY_TAGS = frozenset(("method", "size", "profile", "retained", "seed", "kind", "measure"))
+STUDY_TAGS |= {VARIANT, "elicited"}
 
 
 @dataclass(frozen=True)
@@ -95,19 +87,19 @@ class Node:
         """See `node_name`."""
         return node_name(self.kind, self.id, self.names)
 
-    def tagged(self, **tags: str) -> "Node":
+    def with_tags(self, **tags: str) -> "Node":
         return Node.of(self.config, self.names | tags)
 
 
 def node_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
     """Names a node for people, in the terminal, `gram status`, MLflow, the site and Ray.
 
-    The study's variant follows `gram tiny all s0`, then what the node is: `gram tiny core+lisp s0,
-    heterogeneous, attacked for virology`, `gram tiny core s0, evaluated`. A trial's parameters come
-    first, because MLflow's pages cut names: `batch 16, lr 0.004, tiny baseline s0`. An evaluation
-    of no losses ends in its measure. Callers prefer the tags in the storage.
+    Examples are `gram tiny all s0`, `gram tiny core+lisp s0, heterogeneous, attacked for virology`
+    and `gram tiny core s0, evaluated`. The second part of a name is the study's variant. A trial's
+    parameters come first, because MLflow's pages cut names: `batch 16, lr 0.004, tiny baseline s0`.
+    Other evaluations than losses end in their measure. Callers prefer the tags in the storage.
     """
-    name = [f"{key} {value}" for key, value in sorted(tags.items()) if key not in NOT_OF_TRIALS]
+    name = [f"{key} {value}" for key, value in sorted(tags.items()) if key not in STUDY_TAGS]
     keys = ("size", "method", "profile") if name else ("method", "size", "profile")
     parts = [tags[key] for key in keys if tags.get(key)]
     if name and parts[-1:] == ["all"]:
@@ -122,11 +114,11 @@ def node_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
 
 
 def tags_to_add(stored: Mapping[str, str], tags: Mapping[str, str]) -> dict[str, str]:
-    """Returns the tags that a study or a search adds to the stored ones.
+    """Returns the tags that a study or a search adds to a node's stored tags.
 
-    A search adds no parameters to a node that another study has named: the name stays.
+    A search adds no parameters to a node of another study, so that its name stays.
     """
-    return {k: v for k, v in tags.items() if k in NOT_OF_TRIALS or k in stored or not stored}
+    return {k: v for k, v in tags.items() if k in STUDY_TAGS or k in stored or not stored}
 
 
 def view_runs(view: View | None) -> frozenset[str]:
@@ -135,12 +127,12 @@ def view_runs(view: View | None) -> frozenset[str]:
 
 
 def method_nodes(method: str, setting: Setting) -> list[Node]:
-    """Returns a method's runs in a setting, the evaluation of each view, and its attacks.
+    """Returns a method's runs in a setting, the evaluation of each view, and the view's attacks.
 
-    With a finetuning stage, its runs too; its views replace the method's.
+    A finetuning stage adds its runs, and its views replace the method's.
     """
     plans, stage = plan(method, setting), setting.options.finetuning
-    plans = finetuned(setting, stage, plans) if stage else plans
+    plans = add_finetuning(setting, stage, plans) if stage else plans
     common = {"method": method, "size": setting.size.name, "seed": str(setting.seed)}
     common |= {VARIANT: setting.variant} if setting.variant else {}
     nodes = [
@@ -158,13 +150,13 @@ def method_nodes(method: str, setting: Setting) -> list[Node]:
             precision=setting.size.precision,
         )
         nodes.append(Node.of(evaluation, names | {"kind": "evaluation"}))
-        for domain, run in attacks(setting, profile, view, plans.runs.values()).items():
+        for domain, run in plan_attacks(setting, profile, view, plans.runs.values()).items():
             nodes.append(Node.of(run, names | {"kind": "run", "elicited": domain}))
     return nodes
 
 
 def unique(nodes: Iterable[Node]) -> list[Node]:
-    """Keeps the first node of each id: studies and methods share equal nodes."""
+    """Keeps the first node of each id, since studies and methods share equal nodes."""
     first: dict[str, Node] = {}
     for node in nodes:
         first.setdefault(node.id, node)
@@ -183,16 +175,14 @@ def longest_paths(
 ) -> dict[str, float]:
     """Returns the length of the longest path from each node through nodes that need it.
 
-    The node's own length is included. The ready node with the longest path should start first.
-    `needs_of`: the ids that each node needs; ids without an entry are done.
+    A path includes the node's own length. The ready node with the longest path should start first.
+    `needs_of` has the ids that each node needs; ids without an entry are done.
     """
     after = dict.fromkeys(needs_of, 0.0)
-    order = TopologicalSorter(
-        {i: after.keys() & set(needed) for i, needed in needs_of.items()}
-    ).static_order()
-    for node_id in reversed(tuple(order)):
+    left = {node_id: after.keys() & set(needed) for node_id, needed in needs_of.items()}
+    for node_id in reversed(tuple(TopologicalSorter(left).static_order())):
         after[node_id] += lengths[node_id]
-        for needed in after.keys() & set(needs_of[node_id]):
+        for needed in left[node_id]:
             after[needed] = max(after[needed], after[node_id])
     return after
 
@@ -202,17 +192,17 @@ def method_costs(
 ) -> list[dict]:
     """Returns one row for each method, with costs as multiples of the baseline's.
 
-    The study's profiles switch a domain off, and are views of a method or of a `compared` one. The
-    planned runs serve `profiles` of `of_profiles`. The compared profile `shown` costs
-    `train_shown`. The other columns are of the runs that serve all profiles, `served` in number,
-    even if the study trains fewer: `runs`, how many start from random weights and how many from
-    another run; `train_all`, their compute_units as the paper counts them (core batches at P_core);
-    `plan_all`, the same with p_cr's companions; `active_mlp`, (least, most) MLP parameters of a
-    forward pass with at most one module; `total_mlp_all`, MLP parameters of all weights.
+    A profile counts if it switches a domain off and is a view of one of `methods` or `compared`.
+    The planned runs serve `profiles` of `of_profiles`. The compared profile `shown` costs
+    `train_shown`. The other columns count the runs that serve all profiles, `served` in number,
+    even if the study trains fewer. `runs` has the numbers of runs that start from random weights
+    and from another run. `train_all` is their compute_units as the paper counts them (core batches
+    at P_core), `plan_all` the same with p_cr's companions. `active_mlp` has the least and most MLP
+    parameters of a forward pass with at most one module, `total_mlp_all` those of all weights.
     """
     planned = {method: plan(method, setting) for method in dict.fromkeys((*methods, *compared))}
-    served = {method: _served(plans, setting) for method, plans in planned.items()}
-    wanted = tuple(dict.fromkeys(profile for profiles in served.values() for profile in profiles))
+    served = {method: _list_served(plans, setting) for method, plans in planned.items()}
+    wanted = tuple(dict.fromkeys(chain.from_iterable(served.values())))
     shown = next((profile for profile in setting.profiles if profile), setting.profiles[0])
     alone = replace(setting, profiles=(shown,), every_subset=False)
     base = next(iter(plan(BASELINE, setting).runs.values()))
@@ -227,14 +217,14 @@ def method_costs(
             "of_profiles": len(wanted),
             "shown": setting.profile_name(shown),
             "train_shown": _train_cost(plan(method, alone), base),
-            "served": len(_served(plans, setting)),
+            "served": len(_list_served(plans, setting)),
         }
         rows.append(row | _cost(plans, base))
     return rows
 
 
-def _served(plans: MethodRuns, setting: Setting) -> list[Profile]:
-    """Returns the views' profiles that switch a domain off: the baseline serves all on."""
+def _list_served(plans: MethodRuns, setting: Setting) -> list[Profile]:
+    """Returns the views' profiles that switch a domain off."""
     return [profile for profile in plans.views if set(profile) != set(setting.auxiliary)]
 
 
@@ -273,9 +263,9 @@ def _core_mlps(model: ModelConfig) -> int:
 
 
 def _paper_units(run) -> int:
-    """Counts tokens x active parameters: core's, and all modules' on unlabelled batches.
+    """Counts tokens x active parameters: all modules' on unlabelled batches, otherwise core's.
 
-    Rehearsal batches pass their branch's module too, and batches with all companions all modules.
+    A rehearsal batch passes its branch's module too, a batch with all companions every module.
     """
     modules, total = run.model.module_domains, 0
     for budget in run.data.domains:

@@ -35,19 +35,18 @@ def profile_name(retained: Profile, auxiliary: tuple[str, ...]) -> str:
 
 
 def subsets_of(domains: Profile) -> tuple[Profile, ...]:
-    """Returns subsets, smallest first; a fixed random choice if there are more than MOST_SUBSETS of
-    a size."""
-    found: list[Profile] = []
+    """Returns subsets, smallest first; of each size a fixed random choice of MOST_SUBSETS."""
+    subsets: list[Profile] = []
     for number in range(len(domains) + 1):
         is_few = comb(len(domains), number) <= MOST_SUBSETS
         chosen, draws = set(combinations(domains, number)) if is_few else set(), count()
         while not is_few and len(chosen) < MOST_SUBSETS:
-            chosen.add(_drawn(domains, number, next(draws)))
-        found += sorted(chosen)
-    return tuple(found)
+            chosen.add(_draw(domains, number, next(draws)))
+        subsets += sorted(chosen)
+    return tuple(subsets)
 
 
-def _drawn(domains: Profile, number: int, draw: int) -> Profile:
+def _draw(domains: Profile, number: int, draw: int) -> Profile:
     """Draws `number` of the domains, kept in their order, by hashes of the draw's number."""
     by_draw = sorted(domains, key=lambda domain: hash_key("subset", number, draw, domain))
     return tuple(domain for domain in domains if domain in by_draw[:number])
@@ -96,7 +95,7 @@ class Unlearning:
     warmup_fraction: float = 0.02
     # Forget sequences, and as many retain sequences, in a step; 0: the size's batch [ours].
     batch_size: int = 0
-    # Core's share of retain sequences if the profile has a domain; 0: as in the mixture [ours].
+    # Core's share of retain sequences if the profile has a domain; 0: the mixture's [ours].
     core_share: float = 0.0
     # Stops after a step whose ME is at most this; 0: never.
     stop_below: float = 0.0
@@ -147,7 +146,7 @@ class Sgtm:
 
     # Each part's share of the hidden units: the authors' 64 of 2,048.
     share: float = 1 / 32
-    # The share of core's batches without reserved units: .25 in the authors' runs on stories, .1 on
+    # The share of core's batches without reserved units: the authors' .25 on stories, .1 on
     # Wikipedia.
     retain_share: float = 0.25
     # Whether auxiliary batches leave the embedding and the norms as they are: only on Wikipedia.
@@ -172,7 +171,7 @@ class Elicitation:
 
     # The first sequences of a domain's training permutation; a minimum with `domain_share`.
     num_sequences: int
-    # At most.
+    # The most steps.
     num_steps: int
     # Stops after so many evaluations without improvement; 0: train all steps.
     patience: int = 5

@@ -1,17 +1,17 @@
 """SGTM, selective gradient masking (Shilov and others, 2025, arXiv 2512.05648).
 
 A part of the hidden units of every layer's MLP is reserved for auxiliary text, and removed by
-zeros. The parts are modules, as wide as the dense MLP together with the core's, so a run has the
-baseline's parameters, data and steps. All micro-batches of a step are of one kind:
+zeros. The parts are modules. With the core's MLP they are as wide as the dense MLP, so a run has
+the baseline's parameters, data and steps. All micro-batches of a step are of one kind:
 
-- Forget (auxiliary text): everything is active. The part's matrices alone are trained, and unless
+- Forget (auxiliary text): everything is active. Only the part's matrices are trained, and unless
   `mask_embeddings` the embedding and the norms.
 - Retain (a share of core): the parts are off, the rest is trained.
 - Default (the rest of core, unlabelled text): everything is active and trained.
 
-The authors' runs differ: one part for all domains (here with `joint`), a reserved attention head,
-another schedule, and output biases that may be trained after the removal. Here a masked parameter
-skips the step, so it neither decays nor moves by its moments. The unembedding is masked too.
+The authors have one part for all domains (here with `joint`), a reserved attention head, another
+schedule, and output biases that may be trained after the removal. Here a masked parameter skips the
+step, so it neither decays nor moves by its moments. The unembedding is masked too.
 """
 
 from dataclasses import replace
@@ -44,10 +44,8 @@ def plan(setting: Setting) -> MethodRuns:
     parts = (JOINT,) if options.joint else auxiliary
     width = width_of(setting, options.share)
     if len(parts) * width >= size.d_dense:
-        allowed = f"a share that reserves fewer units than the MLP's {size.d_dense}"
-        raise invalid(
-            "sgtm.share", options.share, f"{allowed}; {len(parts)} x {width} are too many"
-        )
+        allowed = f"less than the MLP's {size.d_dense} units, found {len(parts)} x {width}"
+        raise invalid("sgtm.share", options.share, allowed)
     specs = tuple(ModuleSpec(part, RESERVED_UNITS, width) for part in parts)
     model = size.model(size.d_dense - len(parts) * width, specs)
     routing = RoutingConfig(
@@ -59,13 +57,13 @@ def plan(setting: Setting) -> MethodRuns:
         spreads_embeddings=not options.mask_embeddings,
     )
     data = data_budget(setting, setting.domains, size.batch_size, unlabelled_is_core=False)
-    run = training_run(setting, model, joined(data) if options.joint else data, routing)
+    run = training_run(setting, model, join_domains(data) if options.joint else data, routing)
     profiles = ((), auxiliary) if options.joint else every_profile(setting)
     on = {p: setting.modules_on(parts if options.joint and p else p) for p in profiles}
     return MethodRuns({"all": run}, {p: View.of(run.run_id, weights) for p, weights in on.items()})
 
 
-def joined(data: DataConfig) -> DataConfig:
+def join_domains(data: DataConfig) -> DataConfig:
     """Pools the labelled sequences of all auxiliary domains under one label."""
     apart = [d for d in data.domains if d.name == CORE or is_unlabelled(d.name)]
     pooled = [d for d in data.domains if d not in apart]

@@ -29,7 +29,7 @@ def plan_maxent(setting: Setting) -> MethodRuns:
         if not set(profile) <= set(setting.auxiliary):
             allowed = "a profile of the auxiliary domains " + ", ".join(setting.auxiliary)
             raise invalid("maxent_profiles", profile, allowed)
-    return unlearned(setting, setting.options.maxent_of)
+    return plan_unlearning(setting, setting.options.maxent_of)
 
 
 def plan_rmu(setting: Setting) -> MethodRuns:
@@ -40,7 +40,7 @@ def plan_rmu(setting: Setting) -> MethodRuns:
     output matrices of three layers; we train all weights up to the steered layer [ours]. FLOPs
     leave out the frozen layers' passes on retain text.
     """
-    return unlearned(setting, lambda profile: setting.options.rmu)
+    return plan_unlearning(setting, lambda profile: setting.options.rmu)
 
 
 def plan_graddiff(setting: Setting) -> MethodRuns:
@@ -49,10 +49,10 @@ def plan_graddiff(setting: Setting) -> MethodRuns:
     "Continual Learning and Private Unlearning", Liu, Liu and Stone, 2022. The ascent has no end:
     more steps or a higher rate destroy what is kept too.
     """
-    return unlearned(setting, lambda profile: setting.options.graddiff)
+    return plan_unlearning(setting, lambda profile: setting.options.graddiff)
 
 
-def unlearned(setting: Setting, options_of: Callable[[Profile], Unlearning]) -> MethodRuns:
+def plan_unlearning(setting: Setting, options_of: Callable[[Profile], Unlearning]) -> MethodRuns:
     """Plans the baseline, and a stage after it for each profile that removes a domain."""
     start = baseline_run(setting)
     runs, views = {"all": start}, {}

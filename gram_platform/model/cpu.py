@@ -1,7 +1,7 @@
-"""Chooses, once a process, between the code that is fast on some CPUs and plain torch.
+"""Chooses between code that is fast on some CPUs and plain torch, once a process.
 
 The fast code needs a private operator of torch (`kernels.py`) and glibc's allocator. Plain torch
-runs without them, as on macOS, and with GRAM_CPU_CODE=torch. It is slower and rounds otherwise.
+runs without them, as on macOS, and with GRAM_CPU_CODE=torch. It is slower and rounds differently.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ BOUND = 1e-4
 
 @functools.cache
 def has_fast_code() -> bool:
-    """Tells whether the fast code runs: it is allowed, and gives torch's numbers in a try."""
+    """Tells whether the fast code is allowed and reproduces torch's numbers."""
     operator = getattr(torch.ops.aten, OPERATOR, None)
     if os.environ.get(VARIABLE) == PLAIN or operator is None:
         return False
@@ -37,10 +37,11 @@ def has_fast_code() -> bool:
         scores_BHTT.logsumexp(-1),
     )
     try:
-        found = operator(x_BHTh, x_BHTh, x_BHTh, is_causal=True, attn_mask=None)
-        return all(torch.allclose(*pair, atol=BOUND) for pair in zip(found, expected, strict=True))
+        outputs = operator(x_BHTh, x_BHTh, x_BHTh, is_causal=True, attn_mask=None)
+        pairs = zip(outputs, expected, strict=True)
+        return all(torch.allclose(*pair, atol=BOUND) for pair in pairs)
     except (RuntimeError, TypeError, ValueError):
-        # In another torch, the operator may have other arguments or outputs.
+        # The operator's arguments or outputs may differ in another torch.
         return False
 
 
@@ -52,11 +53,11 @@ UNTRIMMED_BYTES = 2**31 - 1
 
 
 @contextlib.contextmanager
-def freed_memory_kept() -> Iterator[None]:
+def keep_freed_memory() -> Iterator[None]:
     """Keeps memory that is freed at the end of the heap until the block ends; glibc only.
 
-    Memory of 32 MiB and more still returns to the system at once. glibc does not restore its own
-    thresholds: memory that is freed after the block is kept until the next block ends.
+    Blocks of 32 MiB and more still return to the system at once. glibc cannot restore its own
+    thresholds, so it keeps memory that is freed later until the next block ends.
     """
     libc = ctypes.CDLL(None)
     if os.environ.get(VARIABLE) == PLAIN or not hasattr(libc, "mallopt"):

@@ -10,6 +10,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from gram_platform.config import ModelConfig
@@ -25,14 +26,14 @@ from gram_platform.config.layout import (
 )
 from gram_platform.model.cpu import PLAIN_ON_CPU, has_fast_code
 
-# Up to so many numbers torch's single pass is as fast.
+# The numbers up to which torch's single pass is as fast.
 GELU_SMALL = 2**15
 # Numbers in one chunk.
 GELU_AT_ONCE = 2**18
 ROTATED_AT_ONCE = 2**18
 # Queries in one block of the backward pass, which wastes the scores above its diagonal.
 QUERIES_AT_ONCE = 128
-# Scores of one matrix product that stay in a core's cache.
+# Scores of one matrix product, which stay in a core's cache.
 SCORES_AT_ONCE = 2**20
 # GELU(x) = x sigmoid(GELU_1 x + GELU_3 x^3).
 GELU_1 = 2 * (2 / math.pi) ** 0.5
@@ -47,14 +48,14 @@ def require_first_order() -> None:
         )
 
 
-def gelu(x: torch.Tensor) -> torch.Tensor:
+def gelu(x: Tensor) -> Tensor:
     """Returns GELU in the tanh form; on a CPU a float32 sigmoid takes a third of tanh's time."""
     if _is_fast_on(x) and x.dtype == torch.float32 and x.numel() > GELU_SMALL:
         return _Gelu.apply(x)
     return F.gelu(x, approximate="tanh")
 
 
-def _is_fast_on(x: torch.Tensor) -> bool:
+def _is_fast_on(x: Tensor) -> bool:
     is_eager = not torch.compiler.is_compiling()
     return x.device.type == "cpu" and is_eager and has_fast_code()
 
@@ -63,7 +64,7 @@ class _Gelu(torch.autograd.Function):
     """Saves the derivative for the backward pass; torch's GELU saves the input."""
 
     @staticmethod
-    def forward(ctx, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx, x: Tensor) -> Tensor:
         flat, out = x.reshape(-1), torch.empty_like(x, memory_format=torch.contiguous_format)
         slope = torch.empty_like(out) if ctx.needs_input_grad[0] else None
         for first in range(0, len(flat), GELU_AT_ONCE):
@@ -75,14 +76,14 @@ class _Gelu(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx, grad: torch.Tensor) -> torch.Tensor:
+    def backward(ctx, grad: Tensor) -> Tensor:
         require_first_order()
         (slope,) = ctx.saved_tensors
         # In place, so only once.
         return slope.mul_(grad)
 
 
-def _fill_gelu(x: torch.Tensor, out: torch.Tensor, slope: torch.Tensor | None) -> None:
+def _fill_gelu(x: Tensor, out: Tensor, slope: Tensor | None) -> None:
     """Fills `out` with x s and `slope` with s + x u' s (1 - s).
 
     Here u = GELU_1 x + GELU_3 x^3 and s = sigmoid(u).
@@ -98,7 +99,7 @@ def _fill_gelu(x: torch.Tensor, out: torch.Tensor, slope: torch.Tensor | None) -
     torch.add(s, torch.ops.aten.sigmoid_backward(third, s), alpha=3, out=slope)
 
 
-def rotated(x_BnTh: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotate(x_BnTh: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotates queries or keys by their positions' angles, in float32.
 
     Element i of h pairs with element i + h/2. `cos` and `sin` repeat the angles in both halves of h
@@ -114,19 +115,17 @@ class _Rotation(torch.autograd.Function):
     """Rotates back for the gradient, so it saves only the tables."""
 
     @staticmethod
-    def forward(ctx, x_BnTh: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def forward(ctx, x_BnTh: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
         return _rotate(x_BnTh, cos, sin, 1.0)
 
     @staticmethod
-    def backward(ctx, grad_BnTh: torch.Tensor):
+    def backward(ctx, grad_BnTh: Tensor):
         cos, sin = ctx.saved_tensors
         return _rotate(grad_BnTh, cos, sin, -1.0), None, None
 
 
-def _rotate(
-    x_BnTh: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: float
-) -> torch.Tensor:
+def _rotate(x_BnTh: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
     """Rotates as many sequences at a time as the cache holds, if all have the same angles."""
     rows = max(1, ROTATED_AT_ONCE // x_BnTh[0].numel())
     if rows >= len(x_BnTh) or cos.dim() > 2:
@@ -138,9 +137,7 @@ def _rotate(
     return out
 
 
-def _rotate_chunk(
-    x_BnTh: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: float
-) -> torch.Tensor:
+def _rotate_chunk(x_BnTh: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
     half = x_BnTh.shape[-1] // 2
     float_x = x_BnTh.float()
     out, crossed = float_x * cos, float_x * sin
@@ -150,12 +147,12 @@ def _rotate_chunk(
 
 
 def attention(
-    q_BHTh: torch.Tensor,
-    k_BKSh: torch.Tensor,
-    v_BKSh: torch.Tensor,
+    q_BHTh: Tensor,
+    k_BKSh: Tensor,
+    v_BKSh: Tensor,
     is_causal: bool,
-    mask_BTT: torch.Tensor | None = None,
-) -> torch.Tensor:
+    mask_BTT: Tensor | None = None,
+) -> Tensor:
     """Returns out_BHTh of grouped-query attention, with scores divided by the square root of h.
 
     `mask_BTT`, of the scores' dtype, is added to them: 0 or -inf, and -inf above the diagonal.
@@ -175,11 +172,11 @@ def attention(
 
 
 def _arguments(
-    q_BHTh: torch.Tensor,
-    k_BKSh: torch.Tensor,
-    v_BKSh: torch.Tensor,
+    q_BHTh: Tensor,
+    k_BKSh: Tensor,
+    v_BKSh: Tensor,
     is_causal: bool,
-    mask_BTT: torch.Tensor | None,
+    mask_BTT: Tensor | None,
 ) -> dict:
     """Returns the arguments of torch's attention; may repeat keys and values on a GPU."""
     group, is_masked = q_BHTh.shape[1] // k_BKSh.shape[1], mask_BTT is not None
@@ -239,8 +236,8 @@ def kernel_in_use(config: ModelConfig, dtype: torch.dtype, device: torch.device 
 
 
 def _causal_flash(
-    q_BHTh: torch.Tensor, k_BKTh: torch.Tensor, v_BKTh: torch.Tensor, mask_BTT: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+    q_BHTh: Tensor, k_BKTh: Tensor, v_BKTh: Tensor, mask_BTT: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Returns causal attention's out_BHTh and the log-sum-exp of scores below the diagonal.
 
     With a mask, torch's public function is not causal and computes twice the products.
@@ -259,17 +256,17 @@ class _CausalAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx,
-        q_BHTh: torch.Tensor,
-        k_BKTh: torch.Tensor,
-        v_BKTh: torch.Tensor,
-        mask_BTT: torch.Tensor | None,
-    ) -> torch.Tensor:
+        q_BHTh: Tensor,
+        k_BKTh: Tensor,
+        v_BKTh: Tensor,
+        mask_BTT: Tensor | None,
+    ) -> Tensor:
         out_BHTh, logsum_BHT = _causal_flash(q_BHTh, k_BKTh, v_BKTh, mask_BTT)
         ctx.save_for_backward(q_BHTh, k_BKTh, v_BKTh, out_BHTh, logsum_BHT, mask_BTT)
         return out_BHTh
 
     @staticmethod
-    def backward(ctx, grad_BHTh: torch.Tensor):
+    def backward(ctx, grad_BHTh: Tensor):
         require_first_order()
         q_BHTh, k_BKTh, v_BKTh, out_BHTh, logsum_BHT, mask_BTT = ctx.saved_tensors
         B, H, T, h = q_BHTh.shape
@@ -315,9 +312,7 @@ class _CausalAttention(torch.autograd.Function):
         )
 
 
-def _with_subtracted(
-    x_BHTh: torch.Tensor, scale: float, subtracted_BHT: torch.Tensor
-) -> torch.Tensor:
+def _with_subtracted(x_BHTh: Tensor, scale: float, subtracted_BHT: Tensor) -> Tensor:
     """Scales x and appends two columns whose sum is -subtracted, in twice one's precision."""
     *shape, h = x_BHTh.shape
     out = x_BHTh.new_empty(*shape, h + 2)
@@ -327,7 +322,7 @@ def _with_subtracted(
     return out
 
 
-def _query_gradient(qa, ka, va, da, future, mask, dk, dv) -> torch.Tensor:
+def _query_gradient(qa, ka, va, da, future, mask, dk, dv) -> Tensor:
     """Returns the unscaled gradient of a block of queries; adds its terms to dk and dv."""
     N, G, T, width = qa.shape
     h = width - 2

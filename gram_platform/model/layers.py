@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 
 class Rows(NamedTuple):
     """The sequences of a pass that have a module, those that train it first."""
 
-    index_R: torch.Tensor
+    index_R: Tensor
     # How many train it; None: all, or none.
     num_trained: int | None
 
@@ -25,9 +25,7 @@ class Rows(NamedTuple):
 ActiveModules = Mapping[str, float | Rows]
 
 
-def add_output(
-    total: torch.Tensor, layer: Callable, x: torch.Tensor, active: float | Rows
-) -> torch.Tensor:
+def add_output(total: Tensor, layer: Callable, x: Tensor, active: float | Rows) -> Tensor:
     """Adds an active module's output, `layer(x, num_trained)`, to `total`."""
     if isinstance(active, Rows):
         out = layer(x.index_select(0, active.index_R), active.num_trained)
@@ -37,7 +35,7 @@ def add_output(
 
 
 class Linear(nn.Linear):
-    def forward(self, x: torch.Tensor, num_trained: int | None = None) -> torch.Tensor:
+    def forward(self, x: Tensor, num_trained: int | None = None) -> Tensor:
         if num_trained is None:
             return super().forward(x)
         return _Linear.apply(x, self.weight, self.bias, num_trained)
@@ -47,15 +45,13 @@ class _Linear(torch.autograd.Function):
     """Takes all sequences in one product, and the first for its parameters' gradients."""
 
     @staticmethod
-    def forward(
-        ctx, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, num_trained: int
-    ) -> torch.Tensor:
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, num_trained: int) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.num_trained = num_trained
         return F.linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx, grad: torch.Tensor):
+    def backward(ctx, grad: Tensor):
         x, weight = ctx.saved_tensors
         needs_x, _, needs_bias, _ = ctx.needs_input_grad
         first_grad, first = (rows[: ctx.num_trained].flatten(0, -2) for rows in (grad, x))
@@ -64,25 +60,23 @@ class _Linear(torch.autograd.Function):
 
 
 class Embedding(nn.Embedding):
-    def forward(self, tokens_BT: torch.Tensor, num_trained: int | None = None) -> torch.Tensor:
+    def forward(self, tokens_BT: Tensor, num_trained: int | None = None) -> Tensor:
         return _in_parts(F.embedding, tokens_BT, num_trained, weight=self.weight)
 
 
 class LayerNorm(nn.LayerNorm):
-    def forward(self, x_BTD: torch.Tensor, num_trained: int | None = None) -> torch.Tensor:
+    def forward(self, x_BTD: Tensor, num_trained: int | None = None) -> Tensor:
         norm = partial(F.layer_norm, normalized_shape=self.normalized_shape, eps=self.eps)
         return _in_parts(norm, x_BTD, num_trained, weight=self.weight, bias=self.bias)
 
 
 class RMSNorm(nn.RMSNorm):
-    def forward(self, x_BTD: torch.Tensor, num_trained: int | None = None) -> torch.Tensor:
+    def forward(self, x_BTD: Tensor, num_trained: int | None = None) -> Tensor:
         norm = partial(F.rms_norm, normalized_shape=self.normalized_shape, eps=self.eps)
         return _in_parts(norm, x_BTD, num_trained, weight=self.weight)
 
 
-def _in_parts(
-    layer: Callable, x: torch.Tensor, num_trained: int | None, **parameters: torch.Tensor
-) -> torch.Tensor:
+def _in_parts(layer: Callable, x: Tensor, num_trained: int | None, **parameters: Tensor) -> Tensor:
     if num_trained is None:
         return layer(x, **parameters)
     first, others = x.split([num_trained, len(x) - num_trained])

@@ -3,18 +3,18 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
+from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Piece:
     """Consecutive rows, from `first_row` on, of a tensor of shape `shape`; a scalar is one row."""
 
-    rows: torch.Tensor
+    rows: Tensor
     first_row: int
     shape: tuple[int, ...]
 
-    def between(self, first: int, stop: int) -> torch.Tensor:
+    def between(self, first: int, stop: int) -> Tensor:
         """Returns a view of rows [first, stop) of the whole tensor, which this piece must hold."""
         if not self.shape:
             return self.rows
@@ -28,17 +28,17 @@ class RowsOnDisk:
     """A tensor whose rows are read when a slice, `rows_on_disk[first:stop]`, is asked for."""
 
     shape: tuple[int, ...]
-    read: Callable[[int, int], torch.Tensor]
+    read: Callable[[int, int], Tensor]
 
-    def __getitem__(self, rows: slice) -> torch.Tensor:
+    def __getitem__(self, rows: slice) -> Tensor:
         return self.read(rows.start, rows.stop)
 
 
-def whole(tensor: torch.Tensor) -> Piece:
+def whole(tensor: Tensor) -> Piece:
     return Piece(tensor, 0, tuple(tensor.shape))
 
 
-def as_piece(value: torch.Tensor | Piece) -> Piece:
+def as_piece(value: Tensor | Piece) -> Piece:
     return value if isinstance(value, Piece) else whole(value)
 
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from gram_platform.config.identity import invalid
-from gram_platform.model.transformer import Lora, Mlp, activated
+from gram_platform.model.transformer import Lora, Mlp, activate
 
 # The largest ratio of padded to real pairs at which all modules run at once.
 MAX_PADDING = 1.5
@@ -25,21 +25,21 @@ class Pairs:
     """Pairs of a row and a module, sorted by module.
 
     A pair reads row `sources` and writes row `targets`; both are None if one module has all rows in
-    order. Weights are None if all are 1. Padding writes to row B, which nobody reads.
+    order. Weights are None if all are 1. Padding writes to row B, which is dropped.
     """
 
     num_rows: int
     # The modules with their numbers of pairs.
     counts: tuple[tuple[int, int], ...]
-    sources_P: torch.Tensor | None = None
-    targets_P: torch.Tensor | None = None
-    weights_P11: torch.Tensor | None = None
+    sources_P: Tensor | None = None
+    targets_P: Tensor | None = None
+    weights_P11: Tensor | None = None
 
-    def take(self, x_BTX: torch.Tensor) -> torch.Tensor:
+    def take(self, x_BTX: Tensor) -> Tensor:
         """Returns the rows that pairs read: x_PTX."""
         return x_BTX if self.sources_P is None else x_BTX.index_select(0, self.sources_P)
 
-    def add_up(self, out_PTX: torch.Tensor) -> torch.Tensor:
+    def add_up(self, out_PTX: Tensor) -> Tensor:
         """Sums each row's weighted outputs: total_BTX, zeros for a row without modules."""
         if self.weights_P11 is not None:
             out_PTX = out_PTX * self.weights_P11
@@ -78,15 +78,15 @@ def activation(
     members, num_rows, padded = list(of_domain.values()), len(rows), None
     longest, num_pairs = max(map(len, members), default=0), sum(map(len, members))
     if num_pairs > longest and len(domains) * longest <= MAX_PADDING * num_pairs:
-        full = [found + [(num_rows, 1.0)] * (longest - len(found)) for found in members]
+        full = [rows + [(num_rows, 1.0)] * (longest - len(rows)) for rows in members]
         padded = _pairs(full, num_rows, device)
     return Activation(_pairs(members, num_rows, device), padded)
 
 
 def _pairs(members: list[list[tuple[int, float]]], num_rows: int, device: str) -> Pairs:
-    counts = tuple((module, len(found)) for module, found in enumerate(members) if found)
-    targets = [row for found in members for row, _ in found]
-    weights = torch.tensor([weight for found in members for _, weight in found], device=device)
+    counts = tuple((module, len(rows)) for module, rows in enumerate(members) if rows)
+    targets = [row for rows in members for row, _ in rows]
+    weights = torch.tensor([weight for rows in members for _, weight in rows], device=device)
     weights_P11 = None if (weights == 1).all() else weights[:, None, None]
     if targets == list(range(num_rows)) and len(counts) == 1:
         return Pairs(num_rows, counts, weights_P11=weights_P11)
@@ -104,38 +104,38 @@ class RowMlps(nn.Module):
         gaps = [width - mlp.c_fc.out_features for mlp in mlps]
         pairs = list(zip(mlps, gaps, strict=True))
         biases = [F.pad(_bias(m.c_fc), (0, gap))[None] for m, gap in pairs]
-        gates = [_padded(m.c_gate, gap) for m, gap in pairs if m.c_gate is not None]
+        gates = [_pad(m.c_gate, gap) for m, gap in pairs if m.c_gate is not None]
         proj = [F.pad(m.c_proj.weight, (0, gap)).T for m, gap in pairs]
-        self.register_buffer("fc_MDF", torch.stack([_padded(m.c_fc, gap) for m, gap in pairs]))
+        self.register_buffer("fc_MDF", torch.stack([_pad(m.c_fc, gap) for m, gap in pairs]))
         self.register_buffer("fc_bias_M1F", torch.stack(biases))
         self.register_buffer("gate_MDF", torch.stack(gates) if gates else None)
         self.register_buffer("proj_MFD", torch.stack(proj))
         self.register_buffer("proj_bias_M1D", torch.stack([_bias(m.c_proj)[None] for m in mlps]))
 
-    def forward(self, mlp: Mlp | None, x_BTD: torch.Tensor, active: Activation) -> torch.Tensor:
+    def forward(self, mlp: Mlp | None, x_BTD: Tensor, active: Activation) -> Tensor:
         """Adds up the core MLP, if there is one, and each row's modules."""
         aux_BTD = _sum_modules(x_BTD, active, self._one, self._all)
         return aux_BTD if mlp is None else mlp(x_BTD) + aux_BTD
 
-    def _one(self, x_XD: torch.Tensor, module: int) -> torch.Tensor:
+    def _one(self, x_XD: Tensor, module: int) -> Tensor:
         hidden_XF = torch.addmm(self.fc_bias_M1F[module], x_XD, self.fc_MDF[module])
         gate_XF = None if self.gate_MDF is None else x_XD @ self.gate_MDF[module]
-        hidden_XF = activated(hidden_XF, gate_XF)
+        hidden_XF = activate(hidden_XF, gate_XF)
         return torch.addmm(self.proj_bias_M1D[module], hidden_XF, self.proj_MFD[module])
 
-    def _all(self, x_MXD: torch.Tensor) -> torch.Tensor:
+    def _all(self, x_MXD: Tensor) -> Tensor:
         hidden_MXF = torch.baddbmm(self.fc_bias_M1F, x_MXD, self.fc_MDF)
         gate_MXF = None if self.gate_MDF is None else torch.bmm(x_MXD, self.gate_MDF)
-        hidden_MXF = activated(hidden_MXF, gate_MXF)
+        hidden_MXF = activate(hidden_MXF, gate_MXF)
         return torch.baddbmm(self.proj_bias_M1D, hidden_MXF, self.proj_MFD)
 
 
-def _padded(projection: nn.Linear, gap: int) -> torch.Tensor:
+def _pad(projection: nn.Linear, gap: int) -> Tensor:
     """Returns a projection's matrix [D, F] with `gap` more units of zeros."""
     return F.pad(projection.weight, (0, 0, 0, gap)).T
 
 
-def _bias(projection: nn.Linear) -> torch.Tensor:
+def _bias(projection: nn.Linear) -> Tensor:
     if projection.bias is None:
         return projection.weight.new_zeros(projection.out_features)
     return projection.bias
@@ -157,19 +157,17 @@ class RowLoras(nn.Module):
                 f"{name}_b", torch.stack([F.pad(w, (0, rank - w.shape[1])).T for w in b])
             )
 
-    def forward(self, mlp: Mlp, x_BTD: torch.Tensor, active: Activation) -> torch.Tensor:
+    def forward(self, mlp: Mlp, x_BTD: Tensor, active: Activation) -> Tensor:
         """Applies the core MLP with each row's LoRAs."""
         hidden_BTF = mlp.c_fc(x_BTD) + _low_rank(x_BTD, self.fc_a, self.fc_b, active)
         gate_BTF = None
         if mlp.c_gate is not None:
             gate_BTF = mlp.c_gate(x_BTD) + _low_rank(x_BTD, self.gate_a, self.gate_b, active)
-        hidden_BTF = activated(hidden_BTF, gate_BTF)
+        hidden_BTF = activate(hidden_BTF, gate_BTF)
         return mlp.c_proj(hidden_BTF) + _low_rank(hidden_BTF, self.proj_a, self.proj_b, active)
 
 
-def _low_rank(
-    x_BTX: torch.Tensor, a_MXr: torch.Tensor, b_MrY: torch.Tensor, active: Activation
-) -> torch.Tensor:
+def _low_rank(x_BTX: Tensor, a_MXr: Tensor, b_MrY: Tensor, active: Activation) -> Tensor:
     return _sum_modules(
         x_BTX,
         active,
@@ -179,11 +177,11 @@ def _low_rank(
 
 
 def _sum_modules(
-    x_BTX: torch.Tensor,
+    x_BTX: Tensor,
     active: Activation,
-    one: Callable[[torch.Tensor, int], torch.Tensor],
-    every: Callable[[torch.Tensor], torch.Tensor],
-) -> torch.Tensor:
+    one: Callable[[Tensor, int], Tensor],
+    every: Callable[[Tensor], Tensor],
+) -> Tensor:
     """Returns total_BTY of each row's modules, by `one(x_nX, module)` or `every(x_MnX)`."""
     pairs = active.pairs if active.padded is None else active.padded
     taken_PTX = pairs.take(x_BTX)

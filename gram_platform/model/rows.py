@@ -7,9 +7,10 @@ key-value head.
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from gram_platform.config.identity import invalid
-from gram_platform.model.kernels import rotated
+from gram_platform.model.kernels import rotate
 from gram_platform.model.row_modules import Activation, RowLoras, RowMlps
 from gram_platform.model.transformer import Block, Transformer
 
@@ -30,6 +31,7 @@ class RowReader:
         shape = (config.num_layers, num_rows, config.num_kv_heads, config.seq_len, config.head_dim)
         self.keys_LRKSh = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
         self.values_LRKSh = torch.zeros_like(self.keys_LRKSh)
+        self._memories = self.keys_LRKSh, self.values_LRKSh
         # The position at which a row's current document starts.
         self._starts_R = torch.zeros(num_rows, dtype=torch.int64, device=weight.device)
         stack = RowLoras if kinds == {"lora"} else RowMlps
@@ -46,12 +48,12 @@ class RowReader:
     @torch.no_grad()
     def read(
         self,
-        tokens_BT: torch.Tensor,
-        num_seen_B: torch.Tensor,
-        num_tokens_B: torch.Tensor,
+        tokens_BT: Tensor,
+        num_seen_B: Tensor,
+        num_tokens_B: Tensor,
         active: Activation,
         first_row: int = 0,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Reads tokens into rows first_row..first_row + B; returns logits_BV after the last tokens.
 
         Row b has read `num_seen_B[b]` tokens before, and reads the first `num_tokens_B[b]` of T.
@@ -71,34 +73,34 @@ class RowReader:
         x_BTD = self.model.wte(tokens_BT)
         for layer, block in enumerate(self.model.blocks):
             q_BHTh, k_BKTh, v_BKTh = block.attn.heads(
-                block.ln_1(x_BTD), lambda x, _: rotated(x, *tables)
+                block.ln_1(x_BTD), lambda x, _: rotate(x, *tables)
             )
-            for memory, new in ((self.keys_LRKSh, k_BKTh), (self.values_LRKSh, v_BKTh)):
+            for memory, new in zip(self._memories, (k_BKTh, v_BKTh), strict=True):
                 memory[layer][memory_rows[:, None], :, positions_BT] = new.transpose(1, 2)
             x_BTD = x_BTD + self._attend(block, layer, first_row, q_BHTh, visible_BTS)
-            x_BTD = self._modules(block, layer, x_BTD, active)
+            x_BTD = self._add_mlps(block, layer, x_BTD, active)
         last_BD = x_BTD[torch.arange(B, device=self.device), num_tokens_B - 1]
         return self.model.lm_head(self.model.ln_f(last_BD))
 
     def clear(self, first_row: int, num_rows: int) -> None:
-        """Zeroes the cache of these rows: a NaN would reach the next sequence through the mask."""
-        for memory in (self.keys_LRKSh, self.values_LRKSh):
+        """Zeroes the cache of rows: a NaN would reach the next sequence through the mask."""
+        for memory in self._memories:
             memory[:, first_row : first_row + num_rows] = 0.0
 
     def move(self, source: int, target: int, num_seen: int) -> None:
-        """Replaces all that `target` has read by the `num_seen` tokens that `source` has read."""
-        for memory in (self.keys_LRKSh, self.values_LRKSh):
+        """Copies the `num_seen` tokens that row `source` has read to row `target`."""
+        for memory in self._memories:
             memory[:, target, :, :num_seen] = memory[:, source, :, :num_seen]
             memory[:, target, :, num_seen:] = 0.0
         self._starts_R[target] = self._starts_R[source]
 
     def _document_starts(
         self,
-        tokens_BT: torch.Tensor,
-        positions_BT: torch.Tensor,
-        num_tokens_B: torch.Tensor,
-        rows_B: torch.Tensor,
-    ) -> torch.Tensor:
+        tokens_BT: Tensor,
+        positions_BT: Tensor,
+        num_tokens_B: Tensor,
+        rows_B: Tensor,
+    ) -> Tensor:
         """Returns the start of each token's document [B, T]; keeps the start for the next token."""
         before_B = torch.where(positions_BT[:, 0] > 0, self._starts_R[rows_B], 0)
         after_BT = torch.where(tokens_BT == self.model.config.document_end, positions_BT + 1, 0)
@@ -111,23 +113,20 @@ class RowReader:
         block: Block,
         layer: int,
         first_row: int,
-        q_BHTh: torch.Tensor,
-        visible_BTS: torch.Tensor,
-    ) -> torch.Tensor:
+        q_BHTh: Tensor,
+        visible_BTS: Tensor,
+    ) -> Tensor:
         """Returns the attention's x_BTD; each group's queries share a key head without copies."""
         B, H, T, h = q_BHTh.shape
         group = H // self.keys_LRKSh.shape[2]
         rows, num_positions = slice(first_row, first_row + B), visible_BTS.shape[-1]
-        k_BKSh = self.keys_LRKSh[layer, rows, :, :num_positions]
-        v_BKSh = self.values_LRKSh[layer, rows, :, :num_positions]
+        k_BKSh, v_BKSh = (memory[layer, rows, :, :num_positions] for memory in self._memories)
         mask_B1XS = visible_BTS[:, None].repeat(1, 1, group, 1)
         q_BKXh = q_BHTh.reshape(B, -1, group * T, h)
         out_BKXh = F.scaled_dot_product_attention(q_BKXh, k_BKSh, v_BKSh, attn_mask=mask_B1XS)
         return block.attn.o_proj(out_BKXh.reshape(B, H, T, h).transpose(1, 2).flatten(2))
 
-    def _modules(
-        self, block: Block, layer: int, x_BTD: torch.Tensor, active: Activation
-    ) -> torch.Tensor:
+    def _add_mlps(self, block: Block, layer: int, x_BTD: Tensor, active: Activation) -> Tensor:
         normed_BTD, stack = block.ln_2(x_BTD), self.stacks[layer]
         if stack is not None and active.pairs.counts:
             return x_BTD + stack(block.mlp, normed_BTD, active)

@@ -8,20 +8,20 @@ h head_dim, V vocabulary.
 """
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from gram_platform.config import ModelConfig, ModuleSpec
 from gram_platform.config.identity import invalid
 from gram_platform.config.routing import CORE_MLP, EMBEDDINGS, SHARED, module_set
 from gram_platform.config.training import RESERVED_UNITS
-from gram_platform.model.kernels import attention, gelu, rotated
+from gram_platform.model.kernels import attention, gelu, rotate
 from gram_platform.model.layers import (
     ActiveModules,
     Embedding,
@@ -57,14 +57,14 @@ class Rotary(nn.Module):
         self.cos_Th.copy_(angles_Th.cos())
         self.sin_Th.copy_(angles_Th.sin())
 
-    def forward(self, x_BHTh: torch.Tensor, first: int = 0) -> torch.Tensor:
+    def forward(self, x_BHTh: Tensor, first: int = 0) -> Tensor:
         """Rotates queries or keys x_BHTh; `first` is the position of the first token."""
         stop = first + x_BHTh.shape[2]
-        return rotated(x_BHTh, self.cos_Th[first:stop], self.sin_Th[first:stop])
+        return rotate(x_BHTh, self.cos_Th[first:stop], self.sin_Th[first:stop])
 
 
 # Queries, keys and values.
-Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Heads = tuple[Tensor, Tensor, Tensor]
 
 
 class Attention(nn.Module):
@@ -80,16 +80,16 @@ class Attention(nn.Module):
 
     def forward(
         self,
-        x_BTD: torch.Tensor,
+        x_BTD: Tensor,
         rotary: Rotary,
-        mask_BTT: torch.Tensor | None = None,
+        mask_BTT: Tensor | None = None,
         num_trained: int | None = None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         heads = self.heads(x_BTD, rotary, num_trained=num_trained)
         return self.attend(*heads, True, mask_BTT, num_trained)
 
     def heads(
-        self, x_BTD: torch.Tensor, rotary: Rotary, first: int = 0, num_trained: int | None = None
+        self, x_BTD: Tensor, rotary: Rotary, first: int = 0, num_trained: int | None = None
     ) -> Heads:
         """Returns (q_BHTh, k_BKTh, v_BKTh), queries and keys rotated from position `first` on."""
         B, T, _ = x_BTD.shape
@@ -104,13 +104,13 @@ class Attention(nn.Module):
 
     def attend(
         self,
-        q_BHTh: torch.Tensor,
-        k_BKSh: torch.Tensor,
-        v_BKSh: torch.Tensor,
+        q_BHTh: Tensor,
+        k_BKSh: Tensor,
+        v_BKSh: Tensor,
         is_causal: bool,
-        mask_BTT: torch.Tensor | None = None,
+        mask_BTT: Tensor | None = None,
         num_trained: int | None = None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Attends from T queries to S keys and values; returns the projected x_BTD."""
         out_BHTh = attention(q_BHTh, k_BKSh, v_BKSh, is_causal, mask_BTT)
         return self.o_proj(out_BHTh.transpose(1, 2).flatten(2), num_trained)
@@ -130,8 +130,8 @@ class Lora(nn.Module):
             self.gate_a = Linear(d_model, rank, bias=False)
             self.gate_b = Linear(rank, d_mlp, bias=False)
 
-    def change(self, name: str, x: torch.Tensor, num_trained: int | None) -> torch.Tensor:
-        """Returns what it adds to the output of fc, gate or proj."""
+    def change(self, name: str, x: Tensor, num_trained: int | None) -> Tensor:
+        """Returns the LoRA's change of the output of fc, gate or proj."""
         a, b = getattr(self, f"{name}_a"), getattr(self, f"{name}_b")
         return b(a(x, num_trained), num_trained)
 
@@ -147,10 +147,10 @@ class Mlp(nn.Module):
 
     def forward(
         self,
-        x_BTD: torch.Tensor,
+        x_BTD: Tensor,
         num_trained: int | None = None,
         loras: Iterable[tuple[Lora, float | Rows]] = (),
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Applies the MLP with the active adapters in `loras`."""
         hidden_BTF = self.c_fc(x_BTD, num_trained)
         gate_BTF = None if self.c_gate is None else self.c_gate(x_BTD, num_trained)
@@ -158,14 +158,14 @@ class Mlp(nn.Module):
             hidden_BTF = add_output(hidden_BTF, partial(lora.change, "fc"), x_BTD, active)
             if gate_BTF is not None:
                 gate_BTF = add_output(gate_BTF, partial(lora.change, "gate"), x_BTD, active)
-        hidden_BTF = activated(hidden_BTF, gate_BTF)
+        hidden_BTF = activate(hidden_BTF, gate_BTF)
         out_BTD = self.c_proj(hidden_BTF, num_trained)
         for lora, active in loras:
             out_BTD = add_output(out_BTD, partial(lora.change, "proj"), hidden_BTF, active)
         return out_BTD
 
 
-def activated(hidden_BTF: torch.Tensor, gate_BTF: torch.Tensor | None) -> torch.Tensor:
+def activate(hidden_BTF: Tensor, gate_BTF: Tensor | None) -> Tensor:
     return gelu(hidden_BTF) if gate_BTF is None else F.silu(gate_BTF) * hidden_BTF
 
 
@@ -182,16 +182,16 @@ class Block(nn.Module):
         self.attn = Attention(config)
         self.ln_2 = make_norm(config)
         self.mlp = Mlp(config, config.d_mlp) if config.d_mlp else None
-        self.aux = nn.ModuleDict({m.domain: _module(config, m) for m in config.modules})
+        self.aux = nn.ModuleDict({m.domain: _make_module(config, m) for m in config.modules})
 
     def forward(
         self,
-        x_BTD: torch.Tensor,
+        x_BTD: Tensor,
         rotary: Rotary,
         active: ActiveModules,
-        mask_BTT: torch.Tensor | None = None,
+        mask_BTT: Tensor | None = None,
         num_trained: int | None = None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         modules = [(self.aux[domain], given) for domain, given in active.items()]
         loras = [pair for pair in modules if isinstance(pair[0], Lora)]
         x_BTD, normed_BTD = self.trunk(x_BTD, rotary, loras, mask_BTT, num_trained)
@@ -202,12 +202,12 @@ class Block(nn.Module):
 
     def trunk(
         self,
-        x_BTD: torch.Tensor,
+        x_BTD: Tensor,
         rotary: Rotary,
         loras: list[tuple[Lora, float | Rows]],
-        mask_BTT: torch.Tensor | None = None,
-        num_trained: int | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        mask_BTT: Tensor | None,
+        num_trained: int | None,
+    ) -> tuple[Tensor, Tensor]:
         """Returns the layer's output without auxiliary MLPs, and their normalised input."""
         normed_BTD = self.ln_1(x_BTD, num_trained)
         x_BTD = x_BTD + self.attn(normed_BTD, rotary, mask_BTT, num_trained)
@@ -217,7 +217,7 @@ class Block(nn.Module):
         return x_BTD, normed_BTD
 
 
-def _module(config: ModelConfig, spec: ModuleSpec) -> nn.Module:
+def _make_module(config: ModelConfig, spec: ModuleSpec) -> nn.Module:
     if spec.kind == "lora":
         return Lora(config, spec.width)
     return Mlp(config, spec.width, has_output_bias=spec.kind != RESERVED_UNITS)
@@ -245,14 +245,14 @@ class Transformer(nn.Module):
 
     def forward(
         self,
-        tokens_BT: torch.Tensor,
+        tokens_BT: Tensor,
         active: ActiveModules = NO_MODULES,
         num_trained: int | None = None,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Returns logits_BTV.
 
-        `num_trained`: only so many first sequences train shared parameters and the core; None: all,
-        or none where they need no gradient.
+        Only the first `num_trained` sequences train shared parameters and the core; None: all that
+        need a gradient.
         """
         x_BTD = self.wte(tokens_BT, num_trained)
         ordered = {d: active[d] for d in self.config.module_domains if d in active}
@@ -260,20 +260,18 @@ class Transformer(nn.Module):
             known = ", ".join(self.config.module_domains)
             raise invalid("active", dict(active), f"modules of this model: {known}")
         is_kept = self.keeps_activations or not torch.is_grad_enabled()
-        apply = Block.__call__ if is_kept else _checkpointed
+        apply = Block.__call__ if is_kept else _checkpoint
         mask_BTT = document_mask(tokens_BT, self.config.document_end, x_BTD.dtype)
         for block in self.blocks:
             x_BTD = apply(block, x_BTD, self.rotary, ordered, mask_BTT, num_trained)
         return self.lm_head(self.ln_f(x_BTD, num_trained), num_trained)
 
 
-def document_mask(
-    tokens_BT: torch.Tensor, document_end: int, dtype: torch.dtype
-) -> torch.Tensor | None:
+def document_mask(tokens_BT: Tensor, document_end: int, dtype: torch.dtype) -> Tensor | None:
     """Returns the mask to add to scores [B, T, T], or None for a `document_end` below 0.
 
-    It is 0 for keys of the query's document up to itself, otherwise -inf. An ending token belongs
-    to the document that it ends.
+    It is 0 for keys of the query's document up to the query, otherwise -inf. The token that ends a
+    document belongs to it.
     """
     if document_end < 0:
         return None
@@ -284,7 +282,7 @@ def document_mask(
     return zeros_BTT.masked_fill_(~seen_BTT, -torch.inf)
 
 
-def _checkpointed(block: Block, *inputs) -> torch.Tensor:
+def _checkpoint(block: Block, *inputs) -> Tensor:
     """Runs a block with activation checkpointing, as FSDP2 supports it."""
     # An early stop inside a block would skip its modules' hooks.
     with set_checkpoint_early_stop(False):
@@ -300,7 +298,7 @@ def parameter_set(name: str) -> str:
 
 
 def is_module(name: str) -> bool:
-    """Tells whether a parameter's qualified name is an auxiliary module's."""
+    """Tells whether a qualified name is of an auxiliary module's parameter."""
     return parameter_set(name) not in (SHARED, CORE_MLP)
 
 
@@ -327,49 +325,40 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     # One block is built, since all are alike.
     with torch.device("meta"):
         model = Transformer(replace(config, num_layers=1))
-    first = "blocks.0."
-    block: dict[str, tuple[int, ...]] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, parameter in model.named_parameters():
-        group = block if name.startswith(first) else shapes
-        group[name.removeprefix(first)] = tuple(parameter.shape)
-    layers = range(config.num_layers)
+    first, layers = "blocks.0.", range(config.num_layers)
+    every = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    shapes = {name: shape for name, shape in every.items() if not name.startswith(first)}
+    block = {name.removeprefix(first): every[name] for name in every if name not in shapes}
     return shapes | {f"blocks.{n}.{name}": shape for n in layers for name, shape in block.items()}
 
 
-def initial_weights(config: ModelConfig, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields (name, float32 tensor) of every parameter, see `initial_weight`."""
-    for name, shape in parameter_shapes(config).items():
-        yield name, initial_weight(config, seed, name, shape)
+def initial_weight(config: ModelConfig, seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
+    """Draws a parameter in float32, which depends on its name, its shape and the seed only.
 
-
-def initial_weight(
-    config: ModelConfig, seed: int, name: str, shape: tuple[int, ...]
-) -> torch.Tensor:
-    """Draws a parameter in float32 by its name, its shape and the seed, whatever the other modules.
-
-    Normal with `init_std`, divided by sqrt(2 x layers) for projections into the residual stream
-    (GPT-2's convention; the paper does not say). Biases are 0, gains of norms 1. A LoRA's B is 0,
-    its A has variance 1 / (3 fan-in) [ours].
+    Weights are normal with `init_std`, divided by sqrt(2 x layers) for projections into the
+    residual stream (GPT-2's convention; the paper does not say). Biases are 0, gains of norms 1. A
+    LoRA's B is 0, its A has variance 1 / (3 fan-in) [ours].
     """
     if name.endswith(("bias", "fc_b.weight", "gate_b.weight", "proj_b.weight")):
         return torch.zeros(shape)
     if len(shape) == 1:
         return torch.ones(shape)
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    return torch.randn(shape, generator=generator) * _initial_std(config, name, shape)
+    std = config.init_std
+    if name.endswith(("c_proj.weight", "o_proj.weight")):
+        std /= (2 * config.num_layers) ** 0.5
+    elif name.endswith(("fc_a.weight", "gate_a.weight", "proj_a.weight")):
+        std = (3 * shape[1]) ** -0.5
+    return torch.randn(shape, generator=seed_generator(seed, name)) * std
 
 
-def _initial_std(config: ModelConfig, name: str, shape: tuple[int, ...]) -> float:
-    if name.endswith(("fc_a.weight", "gate_a.weight", "proj_a.weight")):
-        return (3 * shape[1]) ** -0.5
-    into_residual = name.endswith(("c_proj.weight", "o_proj.weight"))
-    return config.init_std / ((2 * config.num_layers) ** 0.5 if into_residual else 1.0)
+def seed_generator(*names: object) -> torch.Generator:
+    """Makes a generator on the CPU that depends only on the names."""
+    digest = hashlib.sha256("/".join(map(str, names)).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
-def build(config: ModelConfig, weights: Iterable[tuple[str, torch.Tensor]]) -> Transformer:
-    """Builds a float32 model on the CPU from pairs, as `initial_weights` yields them."""
+def build(config: ModelConfig, weights: Iterable[tuple[str, Tensor]]) -> Transformer:
+    """Builds a float32 model on the CPU from a (name, tensor) of every parameter."""
     with torch.device("meta"):
         model = Transformer(config)
     model.to_empty(device="cpu")

@@ -19,7 +19,7 @@ import pandas as pd
 from gram_platform.analysis.intervals import ENDS
 from gram_platform.analysis.tables import CLASSES
 from gram_platform.config import State
-from gram_platform.config.identity import InvalidField, masked
+from gram_platform.config.identity import InvalidField, mask_secrets
 from gram_platform.config.plain import from_plain
 from gram_platform.config.space import TrialColumns
 from gram_platform.config.terminal import warn
@@ -105,7 +105,7 @@ def write_index(store: Store) -> str:
 
 def index_page(store: Store) -> Page:
     now = datetime.datetime.now(datetime.UTC)
-    place = masked(store.root)
+    place = mask_secrets(store.root)
     intro = f"{QUESTION}\n\nStudies and searches of the storage {place}, {now:%Y-%m-%d %H:%M} UTC."
     studies, searches = read_shown(store)
     sections = [

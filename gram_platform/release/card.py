@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from gram_platform.config import CORE, IMPORTED, ModelConfig, View
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.training import merged_config
+from gram_platform.config.training import merge_config
 from gram_platform.corpora.recipe import TRAINED
 from gram_platform.release.files import find_corpus
 from gram_platform.release.profile_numbers import ProfileNumbers
@@ -116,7 +116,7 @@ def card_text(subject: CardSubject, part: str, agreements: Sequence[Agreement]) 
     name = subject.numbers[0].names["profile"] if subject.numbers else "+".join((CORE, *modules))
     # The folder of several checkpoints is not a checkpoint.
     is_dense = part or not are_several
-    dense = merged_config(subject.model, view.active(part or CORE)) if is_dense else None
+    dense = merge_config(subject.model, view.active(part or CORE)) if is_dense else None
     return _card().render(
         subject=subject,
         agreements=agreements,

@@ -24,7 +24,7 @@ from gram_platform.config.identity import (
     require_int,
     to_plain,
 )
-from gram_platform.config.training import merged_config
+from gram_platform.config.training import merge_config
 from gram_platform.config.written import read_json, target_kind
 from gram_platform.corpora.sources import silent
 from gram_platform.release import MAX_WEIGHTS_BYTES
@@ -131,7 +131,7 @@ def export_view(
     dtype, files = DTYPES[export.dtype], {}
     with open_view(store, export.view) as (config, weights):
         for name, part in parts.items():
-            shapes = foreign_shapes(merged_config(config, dict(part.weights)))
+            shapes = foreign_shapes(merge_config(config, dict(part.weights)))
             files[name] = shards(shapes, dtype, export.max_file_bytes)
         total = sum(stream_bytes(s, dtype) for group in files.values() for s in group.values())
         require_room(out, total)
@@ -160,7 +160,7 @@ def _write_part(
     progress: Progress,
 ) -> tuple[Agreement, ...]:
     """Writes a dense checkpoint without a card; `routed` has this part's active modules."""
-    model, dtype = merged_config(routed[0], routed[2]), DTYPES[export.dtype]
+    model, dtype = merge_config(routed[0], routed[2]), DTYPES[export.dtype]
     corpus = find_corpus(store, export.view.run_id)
     end_of_text = write_tokenizer(corpus, folder, model.seq_len) if corpus else None
     config = json.dumps(foreign_config(model, dtype, end_of_text), indent=2, sort_keys=True) + "\n"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from gram_platform.config import TaskScores, View, run_from_plain
-from gram_platform.config.identity import hash_file, invalid, local_path, meant, sum_in_order
+from gram_platform.config.identity import hash_file, invalid, local_path, suggest, sum_in_order
 from gram_platform.corpora.tokenizer import load_tokenizer
 from gram_platform.release.selection import AvailableModules
 from gram_platform.store import Store
@@ -74,7 +74,7 @@ class Benchmark:
         for task in self.tasks:
             if task not in names:
                 expected = f"one of the {len(names):,} tasks of lm-eval, or of --include-path"
-                raise invalid("tasks", task, expected + meant(task, names))
+                raise invalid("tasks", task, expected + suggest(task, names))
         return replace(self, folder=folder)
 
 

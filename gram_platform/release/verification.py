@@ -18,7 +18,7 @@ from torch.nn import Module
 from gram_platform.config import ModelConfig, View
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
-from gram_platform.config.training import merged_config
+from gram_platform.config.training import merge_config
 from gram_platform.corpora.packed import PackedCorpus
 from gram_platform.corpora.tokenizer import encode, end_of_text_id, load_tokenizer
 from gram_platform.model.transformer import Block, Rotary, make_norm
@@ -95,7 +95,7 @@ def verify_export(
     """
     config, weights, active = view
     dense = native_config(json.loads((folder / "config.json").read_text()))
-    expected = merged_config(config, active)
+    expected = merge_config(config, active)
     if dense != expected:
         raise invalid("export", str(dense), f"a model of the shape {expected}")
     _require_nothing_else(folder, dense, dtype)

@@ -26,7 +26,7 @@ VALIDATION, BEST = "validation/loss/", "best/loss/"
 PROGRESS = "progress/loss/"
 # `gradient/<set>` or `weights/<set>` follows. These metrics are too many for MLflow's table.
 NORM = "norm/"
-# `<domain>/<module>` follows (`train.learner.probed_norms`).
+# `<domain>/<module>` follows (`train.learner.probe_norms`).
 PROBE = NORM + "probe/"
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from gram_platform.config import State, hash_run
-from gram_platform.config.identity import invalid, masked
+from gram_platform.config.identity import invalid, mask_secrets
 from gram_platform.config.terminal import warn
 from gram_platform.store.checkpoints import (
     FINISHED,
@@ -144,7 +144,11 @@ class RunDirectory(NodeDirectory):
 
     def record_failure(self, attempt_id: str, message: str, details: Mapping | None = None) -> None:
         """Records that an attempt failed, so that the run is failed until another one starts."""
-        failure = {"message": masked(message), "details": details or {}, "attempt": attempt_id}
+        failure = {
+            "message": mask_secrets(message),
+            "details": details or {},
+            "attempt": attempt_id,
+        }
         self.attempt(attempt_id).write_json("failure.json", {**failure, "time": time.time()})
 
     def progress(self) -> dict | None:

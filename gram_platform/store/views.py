@@ -14,7 +14,7 @@ import torch
 from gram_platform.config import ModelConfig, View
 from gram_platform.config.identity import invalid
 from gram_platform.config.routing import module_set
-from gram_platform.config.training import RESERVED_UNITS, merged_config
+from gram_platform.config.training import RESERVED_UNITS, merge_config
 from gram_platform.model.pieces import RowsOnDisk
 from gram_platform.model.transformer import (
     Rotary,
@@ -72,7 +72,7 @@ def open_dense(store: Store, view: View) -> Iterator[tuple[ModelConfig, dict[str
         raise invalid("view.rule", view.rule, allowed)
     with open_view(store, view) as (config, weights):
         active = dict(view.weights)
-        dense = merged_config(config, active)
+        dense = merge_config(config, active)
         merge, rows = functools.partial(merge_rows, config, weights.rows, active), {}
         for name, shape in parameter_shapes(dense).items():
             read = merge if ".mlp." in name else weights.rows
@@ -104,7 +104,7 @@ def merge_mlp(
     def read(name: str, first: int, stop: int) -> torch.Tensor:
         return weights[name][first:stop]
 
-    num_hidden = merged_config(config, active).d_mlp
+    num_hidden = merge_config(config, active).d_mlp
     rows = {"c_fc.weight": num_hidden, "c_proj.weight": config.d_model}
     if config.is_llama:
         rows["c_gate.weight"] = num_hidden

@@ -6,7 +6,7 @@ from dataclasses import replace
 from gram_platform.config import CORE, IMPORTED, Slice
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, one_of
-from gram_platform.config.ladder import imported_size
+from gram_platform.config.ladder import match_import
 from gram_platform.config.plain import from_plain
 from gram_platform.config.terminal import say_bytes
 from gram_platform.corpora import Packing, resolve
@@ -78,7 +78,7 @@ def from_import(preset: Preset, size: str, store: Store, import_id: str) -> Pres
         raise invalid(
             "start", import_id, "an import whose checkpoint had a tokenizer.json, to pack text with"
         )
-    imported = imported_size(preset.sizes[size], model, total_parameters(model), import_id)
+    imported = match_import(preset.sizes[size], model, total_parameters(model), import_id)
     return preset.with_size(size, imported, str(tokenizer))
 
 

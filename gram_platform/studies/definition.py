@@ -11,13 +11,13 @@ from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import (
     invalid,
     local_path,
-    masked,
+    mask_secrets,
     one_of,
     require_choice,
     require_int,
     require_real,
 )
-from gram_platform.config.ladder import Law, Size, sized_by
+from gram_platform.config.ladder import Law, Size, apply_law
 from gram_platform.config.plain import from_plain, overlaid
 from gram_platform.config.written import Written, assignments, read_assignment, read_toml, together
 from gram_platform.corpora import catalog_names
@@ -166,7 +166,7 @@ class Preset(Setup):
 
     def by_law(self, law: Law) -> "Preset":
         pairs = self.sizes.items()
-        sizes = {name: sized_by(size, law, total_parameters(size.dense())) for name, size in pairs}
+        sizes = {name: apply_law(size, law, total_parameters(size.dense())) for name, size in pairs}
         return replace(self, sizes=sizes)
 
     def require_ranks(self, sizes: tuple[str, ...], ranks: Ranks) -> None:
@@ -297,7 +297,7 @@ def on_responses(study: Study, changes: tuple[str, ...]) -> tuple[str, ...]:
 
 def mask_place(place: str) -> str:
     """Returns the last part of a local path, and other names without secrets, for public pages."""
-    return Path(place).name if place.startswith(os.sep) else masked(place)
+    return Path(place).name if place.startswith(os.sep) else mask_secrets(place)
 
 
 def preset_params(preset: str, changes: tuple[str, ...]) -> dict[str, str]:
@@ -306,7 +306,7 @@ def preset_params(preset: str, changes: tuple[str, ...]) -> dict[str, str]:
 
 def _apply_changes(preset: Preset, written: Written) -> Preset:
     """Applies all changes at once; a preset that changes is not the paper's any more."""
-    with written.located():
+    with written.locate_errors():
         for name in DECLARED:
             if name in written.plain:
                 allowed = "no value: a study's Python file declares it"

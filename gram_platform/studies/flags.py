@@ -18,7 +18,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from gram_platform.config import endings
-from gram_platform.config.identity import masked, one_of
+from gram_platform.config.identity import mask_secrets, one_of
 from gram_platform.planner import MACHINES
 
 # No names of boxes in flags, and no --no- twins.
@@ -346,7 +346,7 @@ def parse(form: Any, arguments: list[str], **how: Any) -> Any:
         if flag in SET_INSTEAD and "changes" in names and flag[2:] not in names:
             instead = SET_INSTEAD[flag]
             raise ValueError(f"{flag}: not a flag of this command; set this by {instead}")
-    safe, how = list(map(masked, arguments)), {"registry": CHOICES, **how}
+    safe, how = list(map(mask_secrets, arguments)), {"registry": CHOICES, **how}
     unused = functools.wraps(form)(lambda *_, **__: None) if isfunction(form) else form
     unknown = tyro.cli(unused, args=safe, return_unknown_args=True, **how)[1]
     if unknown and not unknown[0].startswith("-") and (at := safe.index(unknown[0])):

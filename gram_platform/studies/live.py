@@ -26,7 +26,7 @@ from rich.text import Text
 
 from gram_platform.analysis.tables import frame_text
 from gram_platform.config.endings import DONE, FAILED, TIME_IS_UP
-from gram_platform.config.identity import masked, printable
+from gram_platform.config.identity import mask_secrets, printable
 from gram_platform.config.terminal import one_line
 from gram_platform.engine.executor import ENDED, STARTED, WARNED, Event
 from gram_platform.engine.life import Progress
@@ -363,7 +363,7 @@ def message_of(
 
     `code`: the submission's exit code. `what`: the counts of nodes and trials, or the error.
     """
-    storage, event = masked(storage).rstrip("/").rpartition("/")[2], EVENTS[code]
+    storage, event = mask_secrets(storage).rstrip("/").rpartition("/")[2], EVENTS[code]
     what = one_line("; ".join(what.splitlines()))
     claims = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items())
     parts = [f"{study} in {storage}: {event}", what]

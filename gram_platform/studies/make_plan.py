@@ -15,7 +15,7 @@ from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import (
     absolute_place,
     invalid,
-    masked,
+    mask_secrets,
     one_of,
     require_choice,
     require_fields,
@@ -210,7 +210,7 @@ def read_study(study: Study, flags: Flags, changes: tuple[str, ...]) -> StudyPla
         storage=storage_place(flags.storage.storage),
     )
     preset.require_ranks(choice.sizes, ranks)
-    return StudyPlan(study, name, tuple(map(masked, changes)), preset, choice, ranks)
+    return StudyPlan(study, name, tuple(map(mask_secrets, changes)), preset, choice, ranks)
 
 
 def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
@@ -355,4 +355,4 @@ def require_webhook(url: str) -> None:
         is_address = False
     if url and not (is_address and url.isascii() and not re.search(r"[\s@'\"\x00-\x1f\x7f]", url)):
         expected = "an address such as https://host/path, without user, password, quotes and blanks"
-        raise invalid("notify", BEHIND_HOST.sub("/***", masked(url)), expected)
+        raise invalid("notify", BEHIND_HOST.sub("/***", mask_secrets(url)), expected)

@@ -11,7 +11,7 @@ import ray
 
 from gram_platform.config import RunConfig
 from gram_platform.config.flops import GIB
-from gram_platform.config.identity import invalid, masked
+from gram_platform.config.identity import invalid, mask_secrets
 from gram_platform.config.provenance import code_of_process
 from gram_platform.engine.capacity import (
     Cordon,
@@ -388,5 +388,5 @@ def note_device(plan: Plan, store: Store, device: str) -> None:
 
 
 def _key(part: StudyPlan) -> str:
-    corpus = f"corpus {masked(part.choice.corpus)}"
+    corpus = f"corpus {mask_secrets(part.choice.corpus)}"
     return ", ".join([f"preset {part.preset_name}", *part.changes, corpus])

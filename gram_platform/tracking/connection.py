@@ -26,8 +26,8 @@ from mlflow.exceptions import MlflowException, RestException
 from mlflow.tracking.context.registry import resolve_tags
 
 from gram_platform.config.crash_safe import create_database, require_rights
-from gram_platform.config.endings import explained
-from gram_platform.config.identity import RAY_JOB_VARIABLE, invalid, masked
+from gram_platform.config.endings import explain_error
+from gram_platform.config.identity import RAY_JOB_VARIABLE, invalid, mask_secrets
 from gram_platform.config.provenance import STARTED, command_line
 from gram_platform.store import Store
 from gram_platform.store.folders import LocalFolder
@@ -65,7 +65,7 @@ class TrackingUnavailable(RuntimeError):
     """
 
     def __init__(self, reason: str) -> None:
-        super().__init__(masked(reason))
+        super().__init__(mask_secrets(reason))
 
 
 class Connection:
@@ -262,7 +262,7 @@ def context_tags() -> dict[str, str]:
 def web_address(uri: str) -> str:
     """Returns a server's address for links, without user and password: a browser asks for them."""
     parts = urlsplit(uri)
-    return masked(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
+    return mask_secrets(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
 
 
 def explain_opening(uri: str) -> str:
@@ -272,7 +272,7 @@ def explain_opening(uri: str) -> str:
     database = database_path(uri)
     if database is not None and database.with_name("store.json").exists():
         return f"gram ui --storage {shlex.quote(str(database.parent))}"
-    return f"mlflow ui --backend-store-uri {masked(shlex.quote(uri))}"
+    return f"mlflow ui --backend-store-uri {mask_secrets(shlex.quote(uri))}"
 
 
 def require_tracking_uri(uri: str) -> None:
@@ -338,6 +338,6 @@ def first_line(error: BaseException) -> str:
 
     SQLAlchemy's remark on how it came to the failed call is left out.
     """
-    text = re.sub(r"^\(raised as a result of [^)]*\)", "", explained(error).strip())
+    text = re.sub(r"^\(raised as a result of [^)]*\)", "", explain_error(error).strip())
     lines = text.strip().splitlines()
     return lines[0][:300] if lines else type(error).__name__

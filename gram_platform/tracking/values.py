@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Mapping
 
-from gram_platform.config.identity import canonical_json, masked, metric_name
+from gram_platform.config.identity import canonical_json, mask_secrets, metric_name
 from gram_platform.config.plain import parse_json
 
 # Characters of a tag or parameter that every MLflow and its databases keep whole.
@@ -28,7 +28,7 @@ _ESCAPE = re.compile(r":([0-9a-f]+):")
 
 def text_for_people(text: str, most: int = LONGEST_TEXT) -> str:
     """Returns a text for MLflow: no secrets, cut at `most`, NUL and half surrogates escaped."""
-    text = in_utf8(masked(text)).replace("\0", "\\x00")
+    text = in_utf8(mask_secrets(text)).replace("\0", "\\x00")
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 

@@ -5,56 +5,55 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from gram_platform.config.terminal import one_line, warn
 from gram_platform.model.kernels import repeats_keys, require_first_order
 from gram_platform.model.transformer import Mlp, Transformer
 from gram_platform.train.objectives import rows_at_once
 
-BACKEND = "inductor"
 # Graphs of one function: by the sequences of a pass, how many train it, and evaluations' batches.
 MAX_GRAPHS = 32
 Result = TypeVar("Result")
 
 
 class Compilation:
-    """Compiles functions until that fails once. Then all run as they are, with one warning.
+    """Compiles functions until compiling fails. Then all run uncompiled, with one warning.
 
-    A function must be pure, because it is called again after a failure; its own errors rise from
-    there. What ran compiled earlier in the same pass, and nothing more, is recomputed compiled,
-    because both must save the same tensors. Each rank decides for itself, since a compiled function
-    communicates with no other rank.
+    A function must be pure, because it is called again after a failure, where its own errors are
+    raised. Functions that ran compiled earlier in the pass are recomputed compiled, because both
+    must save the same tensors. Each rank decides for itself, since a compiled function communicates
+    with no other rank.
     """
 
-    def __init__(self, backend: str | Callable = BACKEND):
-        """Bounds the graphs of one function; beyond the bound torch runs the function itself.
+    def __init__(self, backend: str | Callable = "inductor"):
+        """Limits the graphs of one function; beyond the limit torch runs the function itself.
 
-        torch keeps one bound and one cache for the whole process, so the graphs of earlier runs are
-        dropped: they would count for this one.
+        torch has one limit and one cache for the process, so earlier runs' graphs are dropped.
         """
         torch.compiler.reset()
         torch._dynamo.utils.counters.clear()
         torch._dynamo.config.recompile_limit = MAX_GRAPHS
-        # Compiles a backward pass with its forward pass: an error in the middle of a backward pass
-        # could not be met. Some versions of torch lack the switch.
+        # Compiles a backward pass with its forward pass, because an error in the middle of a
+        # backward pass cannot be handled. Some versions of torch lack the switch.
         if hasattr(torch._functorch.config, "force_non_lazy_backward_lowering"):
             torch._functorch.config.force_non_lazy_backward_lowering = True
         self.backend = backend
         self.has_failed = False
-        # The functions that have run compiled in this pass.
-        self._used: set[Callable] = set()
+        # The functions that have run compiled in this forward pass.
+        self.used: set[Callable] = set()
 
     def graphs_of(self, function: Callable[..., Result]) -> Callable[..., Result]:
         """Returns the function, compiled for each shape of its inputs at the first such call."""
 
         @functools.cache
         def graphs() -> Callable[..., Result]:
-            # Even this fails, where torch knows no such backend or platform.
+            # This call fails if torch does not know the backend or the platform.
             return torch.compile(function, dynamic=False, backend=self.backend)
 
         return lambda *inputs: graphs()(*inputs)
 
-    def compiled(self, function: Callable[..., Result]) -> Callable[..., Result]:
+    def compile(self, function: Callable[..., Result]) -> Callable[..., Result]:
         """Returns the compiled function; after a failure it calls the plain one."""
         return functools.partial(self.attempt, self.graphs_of(function), function)
 
@@ -62,7 +61,7 @@ class Compilation:
         self, compiled: Callable[..., Result], plain: Callable[..., Result], *inputs
     ) -> Result:
         """Calls `compiled`, or `plain` after a failure; raises if memory is short."""
-        if self.has_failed and compiled not in self._used:
+        if self.has_failed and compiled not in self.used:
             return plain(*inputs)
         try:
             result = compiled(*inputs)
@@ -72,20 +71,15 @@ class Compilation:
             result = plain(*inputs)
             self._fail(error)
         else:
-            self._used.add(compiled)
+            self.used.add(compiled)
         return result
 
     def _fail(self, error: Exception) -> None:
         if not self.has_failed:
-            tried = self.backend if isinstance(self.backend, str) else "another backend"
             reason = one_line(f"{type(error).__name__}: {error}")
-            failed = f"--compile: torch.compile ({tried}) failed"
-            warn(f"{failed}, so the run goes on without it, slower: {reason}", 2)
+            failure = f"--compile: torch.compile ({self.backend}) failed"
+            warn(f"{failure}, so the run continues without it, slower: {reason}", 2)
         self.has_failed = True
-
-    def begin_pass(self) -> None:
-        """Notes that a forward pass begins; the last one is not recomputed any more."""
-        self._used.clear()
 
 
 def compile_blocks(model: Transformer, compilation: Compilation) -> None:
@@ -94,12 +88,13 @@ def compile_blocks(model: Transformer, compilation: Compilation) -> None:
     FSDP2's hooks stay outside the graphs.
     """
     torch.compiler.assume_constant_result(repeats_keys)
-    model.register_forward_pre_hook(lambda *_: compilation.begin_pass())
+    # At a forward pass the last one is not recomputed any more.
+    model.register_forward_pre_hook(lambda *_: compilation.used.clear())
     for block in model.blocks:
-        block.trunk = compilation.compiled(block.trunk)
+        block.trunk = compilation.compile(block.trunk)
         for module in block.aux.values():
             if isinstance(module, Mlp):
-                module.forward = compilation.compiled(module.forward)  # type: ignore[method-assign]
+                module.forward = compilation.compile(module.forward)  # type: ignore[method-assign]
 
 
 def num_graphs() -> int:
@@ -108,34 +103,34 @@ def num_graphs() -> int:
 
 
 # Logits_BTV, targets_BT and their weights_BT.
-TargetLogits = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+TargetLogits = tuple[Tensor, Tensor, Tensor | None]
 
 
-def fused_cross_entropy(
+def fuse_cross_entropy(
     compilation: Compilation,
-) -> Callable[[TargetLogits, int, Callable], torch.Tensor]:
-    """Returns what computes `objectives.cross_entropies`, up to rounding.
+) -> Callable[[TargetLogits, int, Callable], Tensor]:
+    """Returns a function that computes `objectives.cross_entropies`, up to rounding.
 
-    Called with a pass's logits, a number of losses and `plain`, it returns the losses, or `plain()`
-    if compiling fails. Two compiled functions, for losses and
-    gradient, convert and scale logits as they read them. Separate operations on a GPU move 32 bytes
-    for each logit of 2 bytes: log-softmax 6, exponential 8, division 8, copy 6 and scaling 4. These
-    move at most 8: the maximum, the sum and the gradient each read it, and its gradient is written.
+    It takes a pass's logits, a number of losses and `plain`, and returns the losses, or `plain()`
+    if compiling fails. Two compiled functions, for losses and gradient, convert and scale logits as
+    they read them. Separate operations on a GPU move 32 bytes for each logit of 2 bytes
+    (log-softmax 6, exponential 8, division 8, copy 6, scaling 4). These move at most 8, because the
+    maximum, the sum and the gradient read the logit, and its gradient is written.
 
     Shapes: B sequences, T tokens, V vocabulary, N = B x T, M micro-batches of a pass.
     """
     losses = compilation.graphs_of(token_losses)
     graphs = compilation.graphs_of(logits_gradient)
-    # If compiling fails, the gradient takes some rows at a time.
+    # If compiling fails, the gradient is computed some rows at a time.
     gradient = functools.partial(compilation.attempt, graphs, _in_parts)
 
-    def fused(logits: TargetLogits, num_losses: int, plain: Callable) -> torch.Tensor:
+    def compute(logits: TargetLogits, num_losses: int, plain: Callable) -> Tensor:
         logits_BTV, targets_BT, weights_BT = logits
         weights_N1 = None if weights_BT is None else weights_BT.reshape(-1, 1)
         inputs = num_losses, logits_BTV.flatten(0, 1), targets_BT.reshape(-1, 1), weights_N1
         return compilation.attempt(lambda: _CrossEntropies.apply(losses, gradient, *inputs), plain)
 
-    return fused
+    return compute
 
 
 class _CrossEntropies(torch.autograd.Function):
@@ -147,10 +142,10 @@ class _CrossEntropies(torch.autograd.Function):
         token_losses: Callable,
         gradient: Callable,
         num_losses: int,
-        logits_NV: torch.Tensor,
-        targets_N1: torch.Tensor,
-        weights_N1: torch.Tensor | None,
-    ) -> torch.Tensor:
+        logits_NV: Tensor,
+        targets_N1: Tensor,
+        weights_N1: Tensor | None,
+    ) -> Tensor:
         losses_N1, *statistics = token_losses(logits_NV, targets_N1)
         ctx.gradient = gradient
         ctx.save_for_backward(logits_NV, targets_N1, *statistics, weights_N1)
@@ -158,7 +153,7 @@ class _CrossEntropies(torch.autograd.Function):
         return weighted_N1.view(num_losses, -1).mean(dim=1)
 
     @staticmethod
-    def backward(ctx, grad_M: torch.Tensor):
+    def backward(ctx, grad_M: Tensor):
         require_first_order()
         *rows, weights_N1 = ctx.saved_tensors
         per_loss = len(rows[0]) // len(grad_M)
@@ -167,12 +162,10 @@ class _CrossEntropies(torch.autograd.Function):
         return None, None, None, ctx.gradient(*rows, scales_N1), None, None
 
 
-def token_losses(
-    logits_NV: torch.Tensor, targets_N1: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns each token's cross entropy in nats, and what its gradient needs.
+def token_losses(logits_NV: Tensor, targets_N1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns each token's cross entropy in nats, and the statistics that its gradient needs.
 
-    That is the largest logit, and the log-sum-exp of the logits minus it. All are float32 [N, 1].
+    These are the largest logit, and the log-sum-exp of the logits minus it; all are float32 [N, 1].
     """
     float_NV = logits_NV.float()
     largest_N1 = float_NV.amax(dim=-1, keepdim=True)
@@ -181,22 +174,22 @@ def token_losses(
 
 
 def logits_gradient(
-    logits_NV: torch.Tensor,
-    targets_N1: torch.Tensor,
-    largest_N1: torch.Tensor,
-    logsum_N1: torch.Tensor,
-    scales_N1: torch.Tensor,
-) -> torch.Tensor:
+    logits_NV: Tensor,
+    targets_N1: Tensor,
+    largest_N1: Tensor,
+    logsum_N1: Tensor,
+    scales_N1: Tensor,
+) -> Tensor:
     """Returns (p - 1[target]) x scale in the logits' dtype, from what `token_losses` returns."""
     p_NV = (logits_NV.float() - largest_N1 - logsum_N1).exp()
     is_target_NV = torch.arange(logits_NV.shape[1], device=logits_NV.device) == targets_N1
     return ((p_NV - is_target_NV.float()) * scales_N1).to(logits_NV.dtype)
 
 
-def _in_parts(logits_NV: torch.Tensor, *rows: torch.Tensor) -> torch.Tensor:
+def _in_parts(logits_NV: Tensor, *rows: Tensor) -> Tensor:
     gradient_NV = torch.empty_like(logits_NV)
     number = rows_at_once(logits_NV.device, logits_NV.shape[1])
-    parts = zip(*(of_all.split(number) for of_all in (gradient_NV, logits_NV, *rows)), strict=True)
-    for gradient, *part in parts:
+    tensors = (gradient_NV, logits_NV, *rows)
+    for gradient, *part in zip(*(tensor.split(number) for tensor in tensors), strict=True):
         gradient.copy_(logits_gradient(*part))
     return gradient_NV

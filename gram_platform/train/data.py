@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gram_platform.config import DomainBudget, RunConfig
 from gram_platform.config.identity import invalid
 from gram_platform.config.routing import MicroBatch, domain_permutation, draw_positions
 from gram_platform.corpora.packed import TokenRows
 
-# Draws of a domain whose rows are computed at once, since permuting costs too much one by one.
+# Token sequences by domain: [num_sequences, seq_len + 1].
+Arrays = Mapping[str, TokenRows]
+# Draws of a domain whose rows are computed together, since single permutations cost too much.
 DRAWS_AT_ONCE = 4096
 
 
@@ -25,15 +28,15 @@ class Separator:
     end: int
 
     def places(self, sequences: np.ndarray) -> np.ndarray:
-        """Returns where it begins: bool [num_sequences, seq_len + 2 - its length]."""
+        """Tells where a separator begins: bool [num_sequences, seq_len + 2 - len(tokens)]."""
         windows = np.lib.stride_tricks.sliding_window_view(sequences, len(self.tokens), axis=1)
         return (windows == np.array(self.tokens)).all(-1)
 
     def of_responses(self, sequences: np.ndarray) -> np.ndarray:
-        """Says which targets are of responses, ends included: bool [num_sequences, seq_len].
+        """Tells which targets are of responses, ends included: bool [num_sequences, seq_len].
 
-        A sequence may begin inside a document. Its first separator or end says where; without
-        either it counts as part of a prompt.
+        A sequence may begin inside a response, as its first separator or end shows. Without either
+        it counts as part of a prompt.
         """
         # 1: a response begins after this token, -1: a prompt does.
         begins = np.zeros(sequences.shape, dtype=np.int8)
@@ -49,14 +52,14 @@ class Separator:
 class ScheduleReader:
     """Reads the micro-batches of a run's schedule.
 
-    `arrays` holds [num_sequences, seq_len + 1] for every domain. `permuted`: the arrays are in the
-    order of their domain's permutation. `separator`: of an objective that only counts responses.
+    `arrays` holds [num_sequences, seq_len + 1] for every domain, in the order of the domain's
+    permutation if `permuted`. An objective that counts only responses has a `separator`.
     """
 
     def __init__(
         self,
         config: RunConfig,
-        arrays: Mapping[str, TokenRows],
+        arrays: Arrays,
         permuted: bool = False,
         separator: Separator | None = None,
     ):
@@ -73,18 +76,17 @@ class ScheduleReader:
             expected = "text between prompt and response in the training data"
             raise invalid("objective.responses_after", config.objective.responses_after, expected)
 
-    def tokens(self, micro_batch: MicroBatch, rank: int = 0, num_ranks: int = 1) -> torch.Tensor:
+    def tokens(self, micro_batch: MicroBatch, rank: int = 0, num_ranks: int = 1) -> Tensor:
         """Returns a rank's share of a micro-batch: int64 [micro_batch / num_ranks, seq_len + 1]."""
         share = rank_share(self.rows(micro_batch), rank, num_ranks)
         return torch.from_numpy(self._sequences(share))
 
     def weights(
         self, micro_batch: MicroBatch, rank: int = 0, num_ranks: int = 1
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> tuple[Tensor, ...]:
         """Returns a share's weights: float32 [micro_batch / num_ranks, seq_len]; () if all are 1.
 
-        Prompts have 0, responses equal weights, and the mean over the micro-batch of all ranks is
-        1.
+        Prompts have weight 0, responses equal weights, and the mean over all ranks is 1.
         """
         if self.separator is None:
             return ()
@@ -119,9 +121,8 @@ class ScheduleReader:
             mine = (positions >= begin) & (positions < begin + part.num_sequences)
             in_domain = positions[mine] - begin + part.first
             if not self._permuted:
-                size = len(self.arrays[part.domain])
-                permuted = domain_permutation(self.config.data.data_id, part.domain, size)
-                in_domain = permuted(in_domain)
+                data_id, size = self.config.data.data_id, len(self.arrays[part.domain])
+                in_domain = domain_permutation(data_id, part.domain, size)(in_domain)
             rows[mine, 0], rows[mine, 1] = self._names.index(part.domain), in_domain
             begin += part.num_sequences
         return rows
@@ -132,7 +133,7 @@ def rank_share(rows: np.ndarray, rank: int, num_ranks: int) -> np.ndarray:
     return rows[rank * share : (rank + 1) * share]
 
 
-def _require_pool(budget: DomainBudget, arrays: Mapping[str, TokenRows]) -> None:
+def _require_pool(budget: DomainBudget, arrays: Arrays) -> None:
     for part in budget.pool:
         if part.domain not in arrays:
             raise invalid("data.domains", part.domain, "one of the corpus's: " + ", ".join(arrays))
@@ -142,25 +143,21 @@ def _require_pool(budget: DomainBudget, arrays: Mapping[str, TokenRows]) -> None
             raise invalid(f"data.domains[{part.domain}].num_sequences", needed, allowed)
 
 
-def tokens_of(rows: np.ndarray, device: torch.device | str) -> torch.Tensor:
+def tokens_of(rows: np.ndarray, device: torch.device | str) -> Tensor:
     return on_device(torch.from_numpy(rows.astype(np.int64)), device)
 
 
-def on_device(tokens: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-    """Copies tokens to `device`.
-
-    Pins them for a GPU first, since a copy from unpinned memory waits for queued work.
-    """
+def on_device(tokens: Tensor, device: torch.device | str) -> Tensor:
+    """Copies tokens to `device`, for a GPU from pinned memory, which does not wait for its work."""
     if torch.device(device).type == "cuda":
         tokens = tokens.pin_memory()
     return tokens.to(device, non_blocking=True)
 
 
 def gpu_of_this_thread() -> Callable[[], None]:
-    """Returns what a new thread must call first to use the calling thread's GPU, if it has one.
+    """Returns a function by which a new thread chooses the calling thread's GPU, if it has one.
 
-    A thread begins with GPU 0. On a machine of eight, seven ranks would start a second context
-    there, of .5 GiB each.
+    A thread begins with GPU 0, where each rank of a machine would start a context of .5 GiB.
     """
     if not torch.cuda.is_initialized():
         return lambda: None
@@ -176,18 +173,18 @@ def start_thread(name: str, target: Callable, *inputs: object) -> threading.Thre
 
 
 class Staging:
-    """Copies tensors from a GPU into pinned memory, which is reused, on a side stream.
+    """Copies tensors from a GPU on a side stream, into pinned memory that is reused.
 
-    Copies other tensors at once. The copies are complete after `wait`, which another thread may
+    Other tensors are copied at once. The copies are complete after `wait`, which another thread may
     call, and valid until the next `copy`.
     """
 
     def __init__(self) -> None:
-        self._pinned: dict[str, torch.Tensor] = {}
+        self._pinned: dict[str, Tensor] = {}
         self._stream: torch.cuda.Stream | None = None
         self._copied: torch.cuda.Event | None = None
 
-    def copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Starts copying; call `before_change` before the tensors change."""
         on_gpu = {name: tensor for name, tensor in tensors.items() if tensor.device.type == "cuda"}
         others = tensors.keys() - on_gpu.keys()
@@ -197,20 +194,18 @@ class Staging:
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
                 for name, tensor in on_gpu.items():
-                    copies[name] = self._like(name, tensor).copy_(tensor, non_blocking=True)
+                    if name not in self._pinned:
+                        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                        self._pinned[name] = pinned
+                    copies[name] = self._pinned[name].copy_(tensor, non_blocking=True)
             self._copied = self._stream.record_event()
         return {name: copies[name] for name in tensors}
-
-    def _like(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if name not in self._pinned:
-            self._pinned[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return self._pinned[name]
 
     def wait(self) -> None:
         if self._copied is not None:
             self._copied.synchronize()
 
     def before_change(self) -> None:
-        """Makes the GPU's following work wait for the copies; this process goes on."""
+        """Makes the GPU's following work, but not this process, wait for the copies."""
         if self._copied is not None:
             torch.cuda.current_stream().wait_event(self._copied)

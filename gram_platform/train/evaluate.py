@@ -1,19 +1,17 @@
 """Evaluates weights on packed sequences: losses of domains and of tokens, continuations."""
 
 import contextlib
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gram_platform.config import ModelConfig
 from gram_platform.config.identity import invalid
 from gram_platform.config.layout import evaluation_batch
-from gram_platform.corpora.packed import TokenRows
-from gram_platform.model.transformer import Attention, Rotary, Transformer
-from gram_platform.train.data import tokens_of
+from gram_platform.model.transformer import Attention, Rotary, Transformer, seed_generator
+from gram_platform.train.data import Arrays, tokens_of
 from gram_platform.train.learner import Learner
 from gram_platform.train.objectives import (
     cross_entropy,
@@ -24,9 +22,7 @@ from gram_platform.train.objectives import (
 Active = Callable[[str], Mapping[str, float]]
 
 
-def require_sequences(
-    arrays: Mapping[str, TokenRows], domains: Sequence[str], num_sequences: int
-) -> None:
+def require_sequences(arrays: Arrays, domains: Sequence[str], num_sequences: int) -> None:
     for domain in domains:
         available = len(arrays[domain]) if domain in arrays else 0
         if num_sequences > available:
@@ -37,17 +33,17 @@ def require_sequences(
 @torch.no_grad()
 def domain_losses(
     learner: Learner,
-    arrays: Mapping[str, TokenRows],
+    arrays: Arrays,
     domains: Sequence[str],
     num_sequences: int,
     active: Active,
 ) -> dict[str, float]:
     """Returns each domain's mean cross entropy per token, in nats, over its first rows.
 
-    `active(domain)` returns the module weights for a domain's batches. With several ranks each
-    calls it, measures every `num_ranks`th batch and gets all losses. The number of ranks changes no
-    bit, because a batch is never split. A rank without a batch repeats the last one, because ranks
-    make equally many passes.
+    `active(domain)` returns the module weights for a domain's batches. All ranks must call this;
+    each measures every `num_ranks`th batch and gets all losses. The number of ranks changes no bit,
+    because a batch is never split. A rank without a batch repeats the last one, because ranks make
+    equally many passes.
     """
     batches = _batches(learner.config.model, arrays, domains, num_sequences, learner.device)
     losses = [torch.zeros((), device=learner.device)] * len(batches)
@@ -62,10 +58,10 @@ def domain_losses(
     return _means(batches, learner.sum_over_ranks(torch.stack(losses)).tolist())
 
 
-def validation_losses(learner: Learner, arrays: Mapping[str, TokenRows]) -> dict[str, float]:
+def validation_losses(learner: Learner, arrays: Arrays) -> dict[str, float]:
     """Returns `domain_losses` at evaluation points: all modules active, weights gathered once.
 
-    With several ranks all must call it.
+    All ranks must call this.
     """
     points = learner.config.eval_points
     active = dict.fromkeys(learner.config.model.module_domains, 1.0)
@@ -76,14 +72,12 @@ def validation_losses(learner: Learner, arrays: Mapping[str, TokenRows]) -> dict
 
 
 @torch.no_grad()
-def progress_losses(
-    learner: Learner, arrays: Mapping[str, TokenRows], num_sequences: int
-) -> dict[str, float]:
+def progress_losses(learner: Learner, arrays: Arrays, num_sequences: int) -> dict[str, float]:
     """Returns `validation_losses` on each domain's first `num_sequences` rows, by small passes.
 
-    It needs no more memory than training: a pass has rows of several domains, no more than a pass
-    of training, and a sharded model gathers its weights as in training. With several ranks all must
-    call it.
+    It needs no more memory than training. A pass may have rows of several domains, as many as a
+    pass of training, and a sharded model gathers its weights as in training. All ranks must call
+    this.
     """
     config, active = learner.config, dict.fromkeys(learner.config.model.module_domains, 1.0)
     rows = np.concatenate([arrays[domain][:num_sequences] for domain in config.eval_points.domains])
@@ -91,7 +85,7 @@ def progress_losses(
     parts = [range(first, min(first + width, len(rows))) for first in range(0, len(rows), width)]
     losses = torch.zeros(len(rows), device=learner.device)
     for first in range(0, len(parts), learner.num_ranks):
-        # A rank that has no part left repeats the last one for nothing.
+        # A rank without a part repeats the last one.
         part = parts[min(first + learner.rank, len(parts) - 1)]
         tokens_BT = tokens_of(rows[part.start : part.stop], learner.device)
         logits_BTV = learner.forward(tokens_BT[:, :-1], active)
@@ -105,21 +99,18 @@ def progress_losses(
 @torch.no_grad()
 def profile_losses(
     model: Transformer,
-    arrays: Mapping[str, TokenRows],
+    arrays: Arrays,
     domains: Sequence[str],
     num_sequences: int,
     profiles: Sequence[Active],
 ) -> list[dict[str, float]]:
-    """Returns `domain_losses` of every profile, bit for bit.
-
-    Computes the first layer's trunk once for all profiles.
-    """
+    """Returns `domain_losses` of every profile, the same bits with one pass of the first trunk."""
     batches = _batches(model.config, arrays, domains, num_sequences, model.device)
-    losses: list[list[torch.Tensor]] = [[] for _ in profiles]
+    losses: list[list[Tensor]] = [[] for _ in profiles]
     first, uncached = model.blocks[0], model.blocks[0].trunk
-    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+    kept: list[tuple[Tensor, Tensor]] = []
 
-    def trunk(x_BTD: torch.Tensor, rotary: Rotary, loras: list, *others):
+    def trunk(x_BTD: Tensor, rotary: Rotary, loras: list, *others):
         # LoRAs change the core MLP.
         if loras:
             return uncached(x_BTD, rotary, loras, *others)
@@ -143,17 +134,17 @@ def profile_losses(
 @torch.no_grad()
 def token_losses(
     model: Transformer,
-    arrays: Mapping[str, TokenRows],
+    arrays: Arrays,
     domains: Sequence[str],
     num_sequences: int,
     active: Active,
-) -> dict[str, torch.Tensor]:
+) -> dict[str, Tensor]:
     """Returns each domain's cross entropies in nats: float32 [num_sequences, seq_len] on the CPU.
 
     Column t is the loss of a row's token t + 1; token 0 has no prediction. Arguments as in
     `domain_losses`.
     """
-    losses: dict[str, list[torch.Tensor]] = {domain: [] for domain in domains}
+    losses: dict[str, list[Tensor]] = {domain: [] for domain in domains}
     for domain, rows in _batches(model.config, arrays, domains, num_sequences, model.device):
         tokens_BT = tokens_of(rows, model.device)
         logits_BTV = model(tokens_BT[:, :-1], active(domain))
@@ -167,7 +158,7 @@ Batches = list[tuple[str, np.ndarray]]
 
 def _batches(
     config: ModelConfig,
-    arrays: Mapping[str, TokenRows],
+    arrays: Arrays,
     domains: Sequence[str],
     num_sequences: int,
     device: torch.device | str,
@@ -190,26 +181,23 @@ def _means(batches: Batches, losses: Sequence[float]) -> dict[str, float]:
     return {domain: total / num_sequences for domain, (total, num_sequences) in totals.items()}
 
 
-def uniforms(num_tokens: int, *names: object) -> torch.Tensor:
+def uniforms(num_tokens: int, *names: object) -> Tensor:
     """Draws float64 numbers [num_tokens] in [0, 1) on the CPU, which only depend on the names."""
-    digest = hashlib.sha256("/".join(map(str, names)).encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    return torch.rand(num_tokens, generator=generator, dtype=torch.float64)
+    return torch.rand(num_tokens, generator=seed_generator(*names), dtype=torch.float64)
 
 
 @torch.no_grad()
 def sample_continuations(
     model: Transformer,
-    prompts_BP: torch.Tensor,
-    uniforms_BC: torch.Tensor,
+    prompts_BP: Tensor,
+    uniforms_BC: Tensor,
     active: Mapping[str, float],
     temperature: float = 1.0,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Samples continuations of prompts.
+) -> tuple[Tensor, Tensor]:
+    """Samples continuations of prompts: tokens_BC (int64) and surprisals_BC (float64) on the CPU.
 
-    Returns tokens_BC (int64) and surprisals_BC (float64), both on the CPU. One uniform number draws
-    a token; its surprisal is -log of its probability, in nats. ValueError unless prompt and
-    continuation fit into the model's context.
+    One uniform number draws a token. The surprisal is -log of the token's probability, in nats.
+    ValueError unless prompt and continuation fit into the model's context.
     """
     num_prompt, num_tokens = prompts_BP.shape[1], uniforms_BC.shape[1]
     # The model never reads the last token.
@@ -228,9 +216,7 @@ def sample_continuations(
     return torch.stack(tokens, dim=1), torch.stack(surprisals, dim=1)
 
 
-def draw(
-    logits_BV: torch.Tensor, uniforms_B: torch.Tensor, temperature: float = 1.0
-) -> tuple[torch.Tensor, torch.Tensor]:
+def draw(logits_BV: Tensor, uniforms_B: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
     """Returns (tokens_B, surprisals_B), drawn from softmax(logits / temperature) in float64."""
     log_p_BV = torch.log_softmax(logits_BV.cpu().double() / temperature, dim=-1)
     reached_BV = log_p_BV.exp().cumsum(dim=-1)
@@ -251,11 +237,11 @@ class CachedAttention(nn.Module):
         super().__init__()
         self.attention = attention
         # The keys k_BKSh and values v_BKSh.
-        self.cache: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.cache: tuple[Tensor, Tensor] | None = None
 
     def forward(
-        self, x_BTD: torch.Tensor, rotary: Rotary, mask_BTT: torch.Tensor | None = None, *_: None
-    ) -> torch.Tensor:
+        self, x_BTD: Tensor, rotary: Rotary, mask_BTT: Tensor | None = None, *_: None
+    ) -> Tensor:
         """Attends from x_BTD to all tokens so far.
 
         With a mask, a second call needs rows of one document each.
@@ -272,10 +258,7 @@ class CachedAttention(nn.Module):
 
 @contextlib.contextmanager
 def kv_cache(model: Transformer) -> Iterator[None]:
-    """Gives the model a cache of keys and values, so that each call continues the last one.
-
-    A further token then costs one token's forward pass and its attention to earlier tokens.
-    """
+    """Gives the model a cache of keys and values, so that each call continues the last one."""
     uncached = [block.attn for block in model.blocks]
     for block in model.blocks:
         block.attn = CachedAttention(block.attn)

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gram_platform.config import Objective, RunConfig
 from gram_platform.config.identity import invalid
@@ -34,7 +34,7 @@ from gram_platform.train.compilation import (
     Compilation,
     TargetLogits,
     compile_blocks,
-    fused_cross_entropy,
+    fuse_cross_entropy,
 )
 from gram_platform.train.data import Staging, rank_share, tokens_of
 from gram_platform.train.objectives import Misdirection, cross_entropies, cross_entropy
@@ -51,19 +51,15 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Learner:
-    """Trains one run in one process: `forward`, `train_only`, `backward`, `clip`, `step`.
+    """Trains one run in one process: `forward`, `train_only`, `backward`, `clip`, `step`."""
 
-    Saves and loads its state.
-    """
-
-    # This process is alone; `sharding.py` has the learner of several ranks.
     rank, num_ranks = 0, 1
 
     def __init__(
         self,
         config: RunConfig,
         device: torch.device | str = "cpu",
-        start: Mapping[str, torch.Tensor | RowsOnDisk] | None = None,
+        start: Mapping[str, Tensor | RowsOnDisk] | None = None,
         activation_checkpointing: bool = False,
         compiled: bool = False,
         num_passes: int = 1,
@@ -71,12 +67,12 @@ class Learner:
     ):
         """Builds the model from `start` (weights by name) and the seed, see `starting_weights`.
 
-        `activation_checkpointing`: blocks only keep their inputs and recompute the rest in the
-        backward pass; less memory, more time, the same bits. `compiled`: compiles the blocks and
-        the loss, while that works. `num_passes`: divides this process's sequences of a micro-batch;
-        less memory. `num_merged`: the most micro-batches in one pass, of any routes; fewer,
-        longer products, 1 for misdirection. Both give the same gradient up to rounding, and one of
-        them is 1.
+        With `activation_checkpointing` blocks keep only their inputs and recompute the rest in the
+        backward pass: less memory, more time, the same bits. `compiled` compiles the blocks and the
+        loss, while that works. `num_passes` divides this process's sequences of a micro-batch, for
+        less memory. `num_merged` is the most micro-batches in one pass, of any routes, for fewer
+        and longer products; 1 for misdirection. Both give the same gradient up to rounding, and one
+        of them is 1.
         """
         assert 1 in (num_passes, num_merged)
         self.config, self.num_passes, self.num_merged = config, num_passes, num_merged
@@ -91,7 +87,7 @@ class Learner:
         self.fused_loss = None
         if self.compilation:
             compile_blocks(self.model, self.compilation)
-            self.fused_loss = fused_cross_entropy(self.compilation)
+            self.fused_loss = fuse_cross_entropy(self.compilation)
         self.optimizers = make_optimizers(config.optimizer, self.master_sets)
         self._trained: frozenset[str] | None = None
         self.staging = Staging()
@@ -100,7 +96,7 @@ class Learner:
         self.misdirection = self._misdirection(start or {}) if steers else None
 
     def _build(self, weights: Iterable[tuple[str, Piece]]) -> tuple[nn.Module, Sets]:
-        """Returns the model that computes and the master weights by set, in float32 the same."""
+        """Returns the model, and the master weights by set, which are the model's in float32."""
         rows = ((name, piece.rows) for name, piece in weights)
         master = build(self.config.model, rows).to(self.device)
         master_sets = parameters_by_set(master)
@@ -118,8 +114,8 @@ class Learner:
         }
         return compute, master_sets
 
-    def _misdirection(self, start: Mapping[str, torch.Tensor | RowsOnDisk]) -> Misdirection:
-        """Makes a learner, which never steps, of the start's layers that RMU compares with."""
+    def _misdirection(self, start: Mapping[str, Tensor | RowsOnDisk]) -> Misdirection:
+        """Makes a learner of the start's first layers, which RMU compares with; it never steps."""
         num_layers = self.config.objective.steered_layers
         model = replace(self.config.model, num_layers=num_layers)
         numbers = range(num_layers, self.config.model.num_layers)
@@ -129,7 +125,7 @@ class Learner:
         frozen = type(self)(config, self.device, layers)
         return Misdirection(self.config, self.model, frozen.model, frozen.forward)
 
-    def passes(self, *of_sequences: torch.Tensor) -> Iterator[tuple]:
+    def passes(self, *of_sequences: Tensor) -> Iterator[tuple]:
         """Yields (is_last, *tensors): a micro-batch's rows in `num_passes` equal parts."""
         divided = (rows.view(self.num_passes, -1, rows.shape[1]) for rows in of_sequences)
         parts = zip(*divided, strict=True)
@@ -137,15 +133,15 @@ class Learner:
             yield number == self.num_passes, *part
 
     def forward(
-        self, tokens_BT: torch.Tensor, active: ActiveModules, num_trained: int | None = None
-    ) -> torch.Tensor:
+        self, tokens_BT: Tensor, active: ActiveModules, num_trained: int | None = None
+    ) -> Tensor:
         """Returns logits_BTV with the modules in `active` switched on; see `Transformer`."""
         return self.model(tokens_BT, active, num_trained)
 
-    def losses(self, logits: TargetLogits, number: int) -> torch.Tensor:
+    def losses(self, logits: TargetLogits, number: int) -> Tensor:
         """Returns the cross entropy of each of a pass's `number` micro-batches."""
 
-        def plain() -> torch.Tensor:
+        def plain() -> Tensor:
             return cross_entropies(*logits, number)
 
         return self.fused_loss(logits, number, plain) if self.fused_loss else plain()
@@ -160,7 +156,7 @@ class Learner:
             parameter.requires_grad_(False)
         self._trained = trained
 
-    def backward(self, loss: torch.Tensor, is_last: bool) -> None:
+    def backward(self, loss: Tensor, is_last: bool) -> None:
         """Adds the gradients of `loss` to the masters'.
 
         `is_last`: the last pass before they are used, for ranks.
@@ -170,33 +166,33 @@ class Learner:
             add_gradients(pairs)
 
     def evaluating(self) -> contextlib.AbstractContextManager:
-        """Begins a block of forward passes without gradients; ranks gather weights once for it."""
+        """Begins a block of forward passes without gradients; ranks gather weights once."""
         return contextlib.nullcontext()
 
-    def sum_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
-        """Adds over ranks; in one process returns the values."""
+    def sum_over_ranks(self, values: Tensor) -> Tensor:
+        """Adds values of all ranks; in one process returns them."""
         return values
 
-    def mean_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
-        """Averages per-rank means of equally many sequences; in one process returns the values."""
+    def mean_over_ranks(self, values: Tensor) -> Tensor:
+        """Averages means of all ranks over equally many sequences; in one process returns them."""
         return values
 
     def clip(self) -> float:
         return clip_gradients(self.master_sets, self.config.optimizer)
 
     def step(self, rate: float) -> None:
-        """Steps the sets that have gradients, clears these and publishes the new weights."""
-        stepped = [
+        """Steps the sets that have gradients, clears the gradients, and updates the model."""
+        trained = [
             name
             for name, named in self.master_sets.items()
             if any(p.grad is not None for p in named.values())
         ]
         self.staging.before_change()
         set_learning_rate(self.optimizers, rate)
-        for name in stepped:
+        for name in trained:
             self.optimizers[name].step()
-            self.optimizers[name].zero_grad(set_to_none=True)
-        self._publish(stepped)
+            self.optimizers[name].zero_grad()
+        self._publish(trained)
 
     def _publish(self, set_names: Collection[str]) -> None:
         pairs = [pair for name in set_names for pair in self._copies.get(name, ())]
@@ -207,14 +203,14 @@ class Learner:
     def pieces(self) -> dict[str, Piece]:
         """Copies this process's rows of the whole state to the CPU, without communication.
 
-        Weights are `model.<name>`, AdamW's are `optim.<set>.<name>.{step,exp_avg,exp_avg_sq}`,
-        except for a set that never stepped. Copies from a GPU are made while training goes on; see
-        `staging` for when they are complete and valid.
+        Weights are `model.<name>`, AdamW's states `optim.<set>.<name>.{step,exp_avg,exp_avg_sq}`,
+        except of a set that never stepped. Copies from a GPU are made during training; `staging`
+        tells when they are complete and valid.
         """
         copies = self.staging.copy({name: self._local(value) for name, value in self._tensors()})
         return {name: self._piece(name, value, copies[name]) for name, value in self._tensors()}
 
-    def weights(self) -> dict[str, torch.Tensor]:
+    def weights(self) -> dict[str, Tensor]:
         return {name: p.detach().cpu() for name, p in self.masters.items()}
 
     def weight_pieces(self) -> dict[str, Piece]:
@@ -229,12 +225,11 @@ class Learner:
         """Returns [first, stop), this process's rows of a tensor."""
         return all_rows(name, shape)
 
-    def load_state(self, state: Mapping[str, torch.Tensor | Piece]) -> None:
+    def load_state(self, state: Mapping[str, Tensor | Piece]) -> None:
         """Restores what `pieces` returned, or whole tensors.
 
-        Optimizer states that it lacks are removed. A piece must hold at least this process's rows
-        (`rows_of`). ValueError unless the weights' names, shapes and dtypes are exactly the
-        model's.
+        Removes optimizer states that `state` lacks. A piece must hold at least this process's rows
+        (`rows_of`). ValueError unless the weights' names, shapes and dtypes are the model's.
         """
         stored = {name.removeprefix("model.") for name in state if name.startswith("model.")}
         if difference := sorted(self.masters.keys() ^ stored):
@@ -251,7 +246,7 @@ class Learner:
         self._publish(self.master_sets)
 
     def _slots(
-        self, state: Mapping[str, torch.Tensor | Piece], prefix: str, parameter: nn.Parameter
+        self, state: Mapping[str, Tensor | Piece], prefix: str, parameter: nn.Parameter
     ) -> dict:
         slots = {"step": as_piece(state[prefix + "step"]).rows.to(self.device, copy=True)}
         for slot in ("exp_avg", "exp_avg_sq"):
@@ -259,7 +254,7 @@ class Learner:
             self._fill(slots[slot], prefix + slot, state[prefix + slot])
         return slots
 
-    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.masters.items():
             yield f"model.{name}", parameter.detach()
         for set_name, named in self.master_sets.items():
@@ -267,30 +262,30 @@ class Learner:
                 for slot, value in self.optimizers[set_name].state.get(parameter, {}).items():
                     yield f"optim.{set_name}.{name}.{slot}", value
 
-    def _piece(self, name: str, value: torch.Tensor, rows: torch.Tensor) -> Piece:
+    def _piece(self, name: str, value: Tensor, rows: Tensor) -> Piece:
         first, _ = self.rows_of(name, tuple(value.shape))
         return Piece(rows, first, tuple(value.shape))
 
     @torch.no_grad()
-    def _fill(self, target: torch.Tensor, name: str, value: torch.Tensor | Piece) -> None:
+    def _fill(self, target: Tensor, name: str, value: Tensor | Piece) -> None:
         piece = as_piece(value)
         if piece.shape != tuple(target.shape) or piece.rows.dtype != target.dtype:
             expected = f"{tuple(target.shape)} {target.dtype}"
             raise ValueError(f"{name}={piece.shape} {piece.rows.dtype}: expected {expected}")
         self._local(target).copy_(piece.between(*self.rows_of(name, piece.shape)))
 
-    def _local(self, value: torch.Tensor) -> torch.Tensor:
+    def _local(self, value: Tensor) -> Tensor:
         """Returns this process's rows of a tensor, in the same memory."""
         return value
 
 
 def starting_weights(
-    config: RunConfig, start: Mapping[str, torch.Tensor | RowsOnDisk], rows_of: Callable
+    config: RunConfig, start: Mapping[str, Tensor | RowsOnDisk], rows_of: Callable
 ) -> Iterator[tuple[str, Piece]]:
     """Yields (name, float32 piece) of every parameter.
 
-    It has the rows that `rows_of` asks for if `start` has the name, otherwise all rows, drawn from
-    the seed. `start` may lack modules, since a branch adds modules to its base; ValueError for any
+    A piece has the rows of `rows_of` if `start` has the name, otherwise all rows, drawn from the
+    seed. `start` may lack modules, since a branch adds modules to its base; ValueError for any
     other difference.
     """
     left = dict(start)
@@ -310,16 +305,16 @@ def starting_weights(
         raise invalid("start", sorted(left)[:4], "weights that the run's model has")
 
 
-def probed_norms(learner: Learner, sequences: np.ndarray) -> dict[str, float]:
-    """Measures how hard a domain pulls at each module, by the gradient norm of its matrices.
+def probe_norms(learner: Learner, sequences: np.ndarray) -> dict[str, float]:
+    """Measures the gradient norm of each module's matrices on a domain, by the module's domain.
 
     `sequences` [num_sequences, seq_len + 1] are the domain's first. All modules are active and get
-    gradients, as in an unlabelled batch; the core gets none, which changes no module's gradient.
-    Biases are left out: MLP outputs are summed, so every module has the same gradient at its output
-    bias, and in narrow modules it dominates the norm.
+    gradients, as in an unlabelled batch. The core gets none, which changes no module's gradient.
+    Biases are left out, because every module has the same gradient at its output bias (MLP outputs
+    are summed), which dominates the norm of narrow modules.
 
     Returns the root mean square over `num_probed` micro-batches. Leaves weights, optimizer states
-    and gradients unchanged. With several ranks all must call it.
+    and gradients unchanged. All ranks must call this.
     """
     config = learner.config
     modules = {module_set(domain): domain for domain in config.model.module_domains}

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from gram_platform.config import Objective
 from gram_platform.config.identity import sum_in_order
@@ -28,7 +29,7 @@ class TrainingDiverged(RuntimeError):
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One optimizer step. `step` counts completed steps: the first record has step 1."""
+    """One optimizer step; `step` counts completed steps, from 1."""
 
     step: int
     learning_rate: float
@@ -39,8 +40,8 @@ class StepRecord:
     losses: tuple[float, ...]
     # Norms of parameter sets, see `training_steps`.
     norms: Mapping[str, float] = field(default_factory=dict)
-    # In unlearning, the mean forget term of the window's forget micro-batches. It is infinite
-    # without any, and never NaN: a record with NaN does not equal itself.
+    # In unlearning, the mean forget term of the window's forget micro-batches. Infinite without
+    # any, since a record with NaN would not equal itself.
     forgetting: float = math.inf
 
 
@@ -53,10 +54,10 @@ def training_steps(
 ) -> Iterator[StepRecord]:
     """Trains from `first_step` to the schedule's end; yields a record after each optimizer step.
 
-    A step trains on one window. Micro-batches of a window differ in domain and route. Each runs in
-    `num_passes` passes of the learner, or up to `num_merged` share a pass. In every case the
-    gradient is that of the mean of the micro-batches' losses, up to rounding, and parameter sets
-    that no micro-batch trains have none.
+    A step trains on one window, whose micro-batches differ in domain and route. Each runs in
+    `num_passes` passes of the learner, or up to `num_merged` share a pass. The gradient is always
+    that of the mean of the micro-batches' losses, up to rounding. Parameter sets that no
+    micro-batch trains have no gradient.
 
     Every `norms_every` steps (0: never), and after the last step, the record's norms are
     `gradient/<set>`, before clipping, of the sets that the window trained, and `weights/<set>`
@@ -72,11 +73,11 @@ def training_steps(
 
         losses, minimised = _accumulate_gradients(learner, window, reader)
         for domain, loss in zip(domains, losses, strict=True):
-            require_finite(f"loss {loss}", loss, f"step {step + 1}, domain {domain!r}", rate)
+            require_finite("loss", loss, f"step {step + 1}, domain {domain!r}", rate)
         gradients = gradient_norms(learner.master_sets) if is_measured else {}
         grad_norm = learner.clip()
         where = f"step {step + 1}, domains {sorted(set(domains))}"
-        require_finite(f"gradient norm {grad_norm}", grad_norm, where, rate)
+        require_finite("gradient norm", grad_norm, where, rate)
         learner.step(rate)
         weights = weight_norms(learner.master_sets) if is_measured else {}
 
@@ -100,29 +101,29 @@ def _accumulate_gradients(
     for micro_batches in passes:
         read = [(reader.tokens(m, *ranks), *reader.weights(m, *ranks)) for m in micro_batches]
         joined = read[0] if len(read) == 1 else map(torch.cat, zip(*read, strict=True))
+        sums = values[:, num_done : num_done + len(micro_batches)]
         num_done += len(micro_batches)
-        found = values[:, num_done - len(micro_batches) : num_done]
         for is_last, *part in learner.passes(*(on_device(rows, learner.device) for rows in joined)):
             ends_window = is_last and num_done == len(window)
-            found += _pass(learner, micro_batches, num_losses, ends_window, *part)
+            sums += _run_pass(learner, micro_batches, num_losses, ends_window, *part)
     rows = learner.mean_over_ranks(values / learner.num_passes).tolist()
     indices = [micro_batch.index for micro_batches in passes for micro_batch in micro_batches]
     _, losses, minimised = zip(*sorted(zip(indices, *rows, strict=True)), strict=True)
     return losses, minimised
 
 
-def _pass(
+def _run_pass(
     learner: Learner,
     micro_batches: Sequence[MicroBatch],
     num_losses: int,
     is_last: bool,
-    tokens_BT: torch.Tensor,
-    weights_BT: torch.Tensor | None = None,
-) -> torch.Tensor:
+    tokens_BT: Tensor,
+    weights_BT: Tensor | None = None,
+) -> Tensor:
     """Runs a pass of `passes_of_window`, or a part of a micro-batch, forward and backward.
 
     Returns the cross entropy and minimised loss of each: [2, len(micro_batches)], detached.
-    `num_losses` and `is_last` are of the window; `weights_BT` are of the targets.
+    `num_losses` counts the window's losses, `is_last` marks its last pass.
     """
     number = len(micro_batches)
     trained = frozenset().union(*(micro_batch.route.trained for micro_batch in micro_batches))
@@ -130,7 +131,7 @@ def _pass(
     active, num_trained = active_rows(micro_batches, len(tokens_BT) // number, learner.device)
     logits_BTV = learner.forward(tokens_BT[:, :-1], active, num_trained)
     losses_M = learner.losses((logits_BTV, tokens_BT[:, 1:], weights_BT), number)
-    # A cut would copy the gradient of a single part.
+    # Splitting a single part would copy its gradient.
     parts = [logits_BTV] if number == 1 else logits_BTV.chunk(number)
     to_minimise = []
     for micro_batch, loss, logits in zip(micro_batches, losses_M.unbind(), parts, strict=True):
@@ -149,7 +150,7 @@ def active_rows(
 ) -> tuple[ActiveModules, int | None]:
     """Returns the active modules of a pass, and how many first sequences train the core.
 
-    `num_rows` is of each micro-batch. The number is None if all train the core, or none.
+    Each micro-batch has `num_rows` sequences. The number is None if all train the core, or none.
     """
     routes = [micro_batch.route for micro_batch in micro_batches]
     rows = torch.arange(len(routes) * num_rows).view(-1, num_rows)
@@ -170,15 +171,12 @@ def active_rows(
 
 
 def _forgetting(objective: Objective, domains: Sequence[str], minimised: Sequence[float]) -> float:
-    """Averages the forget term over forget micro-batches, without the 2 of `training_loss`.
-
-    Infinite without any.
-    """
+    """Averages the forget term, without the 2 of `training_loss`, over forget micro-batches."""
     losses = zip(domains, minimised, strict=True)
     terms = [value / 2.0 for domain, value in losses if domain in objective.forget]
     return sum_in_order(terms) / len(terms) if terms else math.inf
 
 
-def require_finite(found: str, value: float, where: str, rate: float) -> None:
+def require_finite(name: str, value: float, where: str, rate: float) -> None:
     if not math.isfinite(value):
-        raise TrainingDiverged(f"{found} at {where}, learning rate {rate:.3g}")
+        raise TrainingDiverged(f"{name} {value} at {where}, learning rate {rate:.3g}")

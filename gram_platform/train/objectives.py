@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from gram_platform.config import Objective, RunConfig
 from gram_platform.config.layout import LOGITS_AT_ONCE
@@ -18,18 +18,18 @@ from gram_platform.model.transformer import NO_MODULES, Transformer
 
 
 def cross_entropy(
-    logits_BTV: torch.Tensor, targets_BT: torch.Tensor, weights_BT: torch.Tensor | None = None
-) -> torch.Tensor:
+    logits_BTV: Tensor, targets_BT: Tensor, weights_BT: Tensor | None = None
+) -> Tensor:
     """Returns the mean next-token cross entropy in nats over B x T targets, times their weights."""
     return cross_entropies(logits_BTV, targets_BT, weights_BT, 1).view(())
 
 
 def cross_entropies(
-    logits_BTV: torch.Tensor,
-    targets_BT: torch.Tensor,
-    weights_BT: torch.Tensor | None,
+    logits_BTV: Tensor,
+    targets_BT: Tensor,
+    weights_BT: Tensor | None,
     num_losses: int,
-) -> torch.Tensor:
+) -> Tensor:
     """Returns means over equally many sequences each: float32 [num_losses].
 
     With weights all logits exist in float32 at once.
@@ -44,9 +44,7 @@ class _CrossEntropy(torch.autograd.Function):
     """Computes the gradient in the forward pass: all logits never exist in float32 at once."""
 
     @staticmethod
-    def forward(
-        ctx, logits_NV: torch.Tensor, targets_N: torch.Tensor, num_losses: int
-    ) -> torch.Tensor:
+    def forward(ctx, logits_NV: Tensor, targets_N: Tensor, num_losses: int) -> Tensor:
         num_tokens, vocab_size = logits_NV.shape
         ctx.grad_NV = torch.empty_like(logits_NV) if ctx.needs_input_grad[0] else None
         fill = _fill_in_place if logits_NV.dtype == torch.float32 else _fill
@@ -66,7 +64,7 @@ class _CrossEntropy(torch.autograd.Function):
         return (sum(losses.sum() for losses in parts) / num_tokens).view(1)
 
     @staticmethod
-    def backward(ctx, grad_M: torch.Tensor):
+    def backward(ctx, grad_M: Tensor):
         require_first_order()
         # The gradient is scaled in place, so it is usable only once.
         grad_NV, ctx.grad_NV = ctx.grad_NV, None
@@ -74,9 +72,7 @@ class _CrossEntropy(torch.autograd.Function):
         return grad_NV, None, None
 
 
-def _fill(
-    grad_NV: torch.Tensor, logits_NV: torch.Tensor, targets_N1: torch.Tensor, divisor: int
-) -> torch.Tensor:
+def _fill(grad_NV: Tensor, logits_NV: Tensor, targets_N1: Tensor, divisor: int) -> Tensor:
     """Fills `grad_NV` with (p - 1[target]) / divisor; returns losses_N1."""
     log_p_NV = F.log_softmax(logits_NV, dim=-1, dtype=torch.float32)
     losses_N1 = -log_p_NV.gather(1, targets_N1)
@@ -84,10 +80,8 @@ def _fill(
     return losses_N1
 
 
-def _fill_in_place(
-    grad_NV: torch.Tensor, logits_NV: torch.Tensor, targets_N1: torch.Tensor, divisor: int
-) -> torch.Tensor:
-    """Does as `_fill` for float32 in the gradient's memory, with one exponential."""
+def _fill_in_place(grad_NV: Tensor, logits_NV: Tensor, targets_N1: Tensor, divisor: int) -> Tensor:
+    """Does the same in float32 in the gradient's memory, with one exponential."""
     torch.sub(logits_NV, logits_NV.amax(dim=-1, keepdim=True), out=grad_NV)
     target_logits_N1 = grad_NV.gather(1, targets_N1)
     sums_N1 = grad_NV.exp_().sum(dim=-1, keepdim=True)
@@ -95,7 +89,7 @@ def _fill_in_place(
     return sums_N1.log_() - target_logits_N1
 
 
-def _subtract_targets(p_NV: torch.Tensor, targets_N1: torch.Tensor, amount: float) -> torch.Tensor:
+def _subtract_targets(p_NV: Tensor, targets_N1: Tensor, amount: float) -> Tensor:
     return p_NV.scatter_add_(1, targets_N1, p_NV.new_full((), -amount).expand(targets_N1.shape))
 
 
@@ -104,13 +98,13 @@ def rows_at_once(device: torch.device, vocab_size: int) -> int:
     return max(1, LOGITS_AT_ONCE.get(device.type, LOGITS_AT_ONCE["cuda"]) // vocab_size)
 
 
-def token_cross_entropy(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+def token_cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     """Returns the cross entropy of every target in nats: float32 losses_BT."""
     logits_NV, targets_N = logits_BTV.flatten(0, 1).float(), targets_BT.flatten()
     return F.cross_entropy(logits_NV, targets_N, reduction="none").view_as(targets_BT)
 
 
-def sequence_cross_entropy(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -> torch.Tensor:
+def sequence_cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     """Returns the mean cross entropy of every sequence in nats: float32 losses_B."""
     at_once = max(1, rows_at_once(logits_BTV.device, logits_BTV.shape[-1]) // targets_BT.shape[1])
     parts = zip(logits_BTV.split(at_once), targets_BT.split(at_once), strict=True)
@@ -119,7 +113,7 @@ def sequence_cross_entropy(logits_BTV: torch.Tensor, targets_BT: torch.Tensor) -
     )
 
 
-def maxent_kl(logits_BTV: torch.Tensor) -> torch.Tensor:
+def maxent_kl(logits_BTV: Tensor) -> Tensor:
     """Returns KL(uniform || p) averaged over tokens, in nats (code of Yuan et al. 2024).
 
     This is mean(-log p) - log V: logits (2, 1, 0, -1) give 0.553895; the gradient of one token's
@@ -129,7 +123,7 @@ def maxent_kl(logits_BTV: torch.Tensor) -> torch.Tensor:
     return -log_p.mean() - math.log(log_p.shape[-1])
 
 
-def maxent_entropy(logits_BTV: torch.Tensor) -> torch.Tensor:
+def maxent_entropy(logits_BTV: Tensor) -> Tensor:
     """Returns KL(p || uniform) averaged over tokens, in nats, which the paper minimises.
 
     This is log V - H(p), where V counts the vocabulary's padding: logits (2, 1, 0, -1) give
@@ -143,7 +137,7 @@ def maxent_entropy(logits_BTV: torch.Tensor) -> torch.Tensor:
 MAXENT = {"maxent_kl": maxent_kl, "maxent_entropy": maxent_entropy}
 
 
-def activation_distance(x_BTD: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def activation_distance(x_BTD: Tensor, target: Tensor) -> Tensor:
     """Returns the mean over tokens and dimensions of (x - target)^2.
 
     `target` is [D] or [B, T, D].
@@ -154,16 +148,16 @@ def activation_distance(x_BTD: torch.Tensor, target: torch.Tensor) -> torch.Tens
 def training_loss(
     objective: Objective,
     domain: str,
-    cross_entropy_loss: torch.Tensor,
-    logits_BTV: torch.Tensor,
-    activations: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> torch.Tensor:
+    cross_entropy_loss: Tensor,
+    logits_BTV: Tensor,
+    activations: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
     """Returns the loss that a micro-batch of `domain` minimises.
 
-    `activations` of misdirection are x and their target. Unlearning is F(forget batch) + w R(retain
+    `activations` of misdirection are x and its target. Unlearning is F(forget batch) + w R(retain
     batch), where R is CE and F is ME or -CE, or both are the distance of activations from their
-    target. Half of a window's micro-batches are of forget domains and the loop divides each loss by
-    the number of all of them, so both terms are doubled: each becomes a mean over one half.
+    target. Both terms are doubled, because the loop divides each loss by the number of all
+    micro-batches, and only half of them have the term.
     """
     if objective.kind == "cross_entropy":
         return cross_entropy_loss
@@ -182,8 +176,8 @@ class Misdirection:
 
     On forget domains the target is a fixed random vector of length `steering`, whose components are
     drawn uniformly from [0, 1) by the seed, as the authors do. On others it is the layer's output
-    at the run's start. `above`: what comes after that layer, which never trains; its losses are
-    only reported, without a graph.
+    at the run's start. The parameters `above` the layer never train; their losses are only
+    reported, without a graph.
     """
 
     def __init__(
@@ -200,20 +194,16 @@ class Misdirection:
         num_layers = self.objective.steered_layers
         above = (*model.blocks[num_layers:], model.ln_f, model.lm_head)
         self.above = [parameter for part in above for parameter in part.parameters()]
-        self.kept: dict[str, torch.Tensor] = {}
+        self.kept: dict[str, Tensor] = {}
         for name, steered in (("trained", model), ("frozen", frozen)):
             steered.blocks[num_layers - 1].register_forward_hook(partial(self._keep, name))
 
-    def _keep(
-        self, name: str, block: nn.Module, inputs: tuple, x_BTD: torch.Tensor
-    ) -> torch.Tensor:
+    def _keep(self, name: str, block: nn.Module, inputs: tuple, x_BTD: Tensor) -> Tensor:
         if name == "frozen" or torch.is_grad_enabled():
             self.kept[name] = x_BTD
         return x_BTD.detach()
 
-    def activations(
-        self, domain: str, tokens_BT: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def activations(self, domain: str, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
         """Returns x_BTD of the last forward pass, which had these tokens, and the target."""
         x_BTD = self.kept.pop("trained")
         if domain in self.objective.forget:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from gram_platform.config import OptimizerConfig
 
@@ -55,10 +55,9 @@ def _adamw(config: OptimizerConfig, parameters: list[nn.Parameter]) -> torch.opt
 
 
 def clip_gradients(sets: Sets, config: OptimizerConfig) -> float:
-    """Scales gradients down to `clip_norm` (0: leaves them); returns their norm before [ours].
+    """Scales gradients down to `clip_norm` (0: never); returns their former norm [ours].
 
-    The norm is over all sets, and the factor is that of torch's `clip_grad_norm_`. Parameters
-    without gradients are left out.
+    The norm is over all sets and their gradients, the factor that of torch's `clip_grad_norm_`.
     """
     gradients = [p.grad for named in sets.values() for p in named.values() if p.grad is not None]
     norm = torch.linalg.vector_norm(_tensor_norms(gradients))
@@ -69,10 +68,9 @@ def clip_gradients(sets: Sets, config: OptimizerConfig) -> float:
 
 
 def add_gradients(pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
-    """Adds the gradient of each (copy, float32 master) to the master's and removes it.
+    """Moves the gradient of each (copy, float32 master) to the master's.
 
-    A GPU adds lists of one dtype by few kernels, so it converts first; a CPU converts while it
-    adds.
+    A GPU adds lists of one dtype by few kernels, so it converts first; a CPU converts as it adds.
     """
     pairs = [pair for pair in pairs if pair[0].grad is not None]
     gradients = [copy.grad for copy, _ in pairs]
@@ -81,9 +79,9 @@ def add_gradients(pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
         torch._foreach_copy_(converted, gradients)
         gradients = converted
     sums = zip((master.grad for _, master in pairs), gradients, strict=True)
-    added = [each for each in sums if each[0] is not None]
-    if added:
-        torch._foreach_add_(*map(list, zip(*added, strict=True)))
+    terms = [each for each in sums if each[0] is not None]
+    if terms:
+        torch._foreach_add_(*map(list, zip(*terms, strict=True)))
     for (copy, master), gradient in zip(pairs, gradients, strict=True):
         copy.grad = None
         if master.grad is None:
@@ -93,7 +91,7 @@ def add_gradients(pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
 def gradient_norms(sets: Sets) -> dict[str, float]:
     """Measures the norm of every set's gradients; leaves out sets without gradients.
 
-    With sharded parameters every rank must call it; one reduction serves all sets.
+    All ranks must call this; one reduction serves all sets.
     """
     groups = {}
     for name, named in sets.items():
@@ -107,14 +105,14 @@ def weight_norms(sets: Sets) -> dict[str, float]:
     return _norms({name: [p.detach() for p in named.values()] for name, named in sets.items()})
 
 
-def _norms(groups: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, float]:
+def _norms(groups: Mapping[str, Sequence[Tensor]]) -> dict[str, float]:
     """Combines norms by group, with a single transfer from the device."""
     tensors = [tensor for group in groups.values() for tensor in group]
     left = iter(_tensor_norms(tensors).tolist())
     return {name: math.hypot(*(next(left) for _ in tensors)) for name, tensors in groups.items()}
 
 
-def _tensor_norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def _tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
     """Returns every tensor's norm; sharded ones take one all-reduce over the ranks of a copy."""
     norms = torch.stack(torch._foreach_norm(_locals(tensors)))
     if not _is_sharded(tensors[0]):
@@ -126,10 +124,10 @@ def _tensor_norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 @torch.no_grad()
-def _locals(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _locals(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensor.to_local() if _is_sharded(tensor) else tensor for tensor in tensors]
 
 
-def _is_sharded(tensor: torch.Tensor) -> bool:
+def _is_sharded(tensor: Tensor) -> bool:
     """Finds a DTensor by its method: importing its class takes one process half a second."""
     return hasattr(tensor, "to_local")

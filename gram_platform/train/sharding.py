@@ -1,11 +1,11 @@
 """Trains a run on several ranks: FSDP2 with gradient routing.
 
 The embedding, blocks, and the last norm with the head are sharded separately. So are large
-auxiliary MLPs (`Sharing.own_groups`), which are never gathered while inactive; small ones stay in
+auxiliary MLPs (`Sharing.own_groups`), which are not gathered while inactive; small ones stay in
 their block's group, for fewer collectives. All ranks have the same routes and split each
-micro-batch's sequences. Gradients are reduced in float32, once a window or in every pass.
-`config.layout` decides which, and whether weights stay gathered between passes. The order of calls
-matters: comments say where another order would train wrongly without an error.
+micro-batch's sequences. Gradients are reduced in float32, once a window or in every pass, as
+`config.layout` decides. Comments say where another order of calls would train wrongly without an
+error.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -30,9 +30,8 @@ from gram_platform.train.optimizers import Sets
 def rank_mesh(device: str, shards: int) -> DeviceMesh:
     """Makes the mesh of all ranks, or of machines x ranks if each machine has a copy.
 
-    `shards`: the ranks that share one copy of the weights. Ray Train sets LOCAL_WORLD_SIZE, and
-    numbers the ranks of a machine one after another. Ranks that were not placed as whole machines
-    share one copy.
+    `shards` ranks share one copy of the weights. Ray Train sets LOCAL_WORLD_SIZE, and numbers the
+    ranks of a machine one after another. Ranks outside whole machines share one copy.
     """
     num_ranks = dist.get_world_size()
     of_machine = int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
@@ -86,7 +85,7 @@ class ShardedLearner(Learner):
             fully_shard(group, mesh=self.mesh, mp_policy=policy)
 
     def _set_reshard_after_forward(self, is_wanted: bool) -> None:
-        """Sets whether weights go after their forward pass; the head's stay for its backward."""
+        """Sets whether weights are freed after a forward pass; the head's stay for its backward."""
         self.model.set_reshard_after_forward(is_wanted)
         self.model.lm_head.set_reshard_after_forward(False)
 
@@ -100,8 +99,8 @@ class ShardedLearner(Learner):
             self.forward(tokens_BT, dict.fromkeys(self.config.model.module_domains, 1.0))
 
     def forward(
-        self, tokens_BT: torch.Tensor, active: ActiveModules, num_trained: int | None = None
-    ) -> torch.Tensor:
+        self, tokens_BT: Tensor, active: ActiveModules, num_trained: int | None = None
+    ) -> Tensor:
         logits_BTV = super().forward(tokens_BT, active, num_trained)
         if not (torch.is_grad_enabled() or self._is_evaluating):
             self._reshard()
@@ -120,7 +119,7 @@ class ShardedLearner(Learner):
             self._reshard()
 
     def train_only(self, trained: frozenset[str]) -> None:
-        """Reshards before changing what is trained: FSDP fixes requires_grad at all-gather time.
+        """Reshards before a change of the trained sets, because an all-gather fixes requires_grad.
 
         Weights that stayed gathered would get wrong gradients without an error.
         """
@@ -133,7 +132,7 @@ class ShardedLearner(Learner):
             if isinstance(module, FSDPModule):
                 module.reshard()
 
-    def backward(self, loss: torch.Tensor, is_last: bool) -> None:
+    def backward(self, loss: Tensor, is_last: bool) -> None:
         """Accumulates full gradients on each rank, or its rows if every pass is reduced.
 
         The window's last pass reduces them, and reshards all weights. The root's final callback
@@ -143,22 +142,22 @@ class ShardedLearner(Learner):
         self.model.set_reshard_after_backward(is_last or not self.sharing.keeps_gathered)
         loss.backward()
 
-    def sum_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
+    def sum_over_ranks(self, values: Tensor) -> Tensor:
         """Adds by one all-reduce; may change `values`."""
         total = values.to(self.device)
         dist.all_reduce(total)
         return total
 
-    def mean_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
+    def mean_over_ranks(self, values: Tensor) -> Tensor:
         """Averages by one all-reduce; returns the means on the CPU."""
         return (self.sum_over_ranks(values) / self.num_ranks).cpu()
 
-    def weights(self) -> dict[str, torch.Tensor]:
+    def weights(self) -> dict[str, Tensor]:
         """Gathers the full weights one by one; returns them on rank 0's CPU, {} on other ranks."""
         each, is_first = self.each_weight(), self.rank == 0
         return {name: full.to("cpu", copy=True) for name, full in each if is_first}
 
-    def each_weight(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def each_weight(self) -> Iterator[tuple[str, Tensor]]:
         """Yields (name, full weight), sorted by name.
 
         Every rank must take all of them, because each one is an all-gather.
@@ -178,5 +177,5 @@ class ShardedLearner(Learner):
         """Whether this rank's rows are of the first copy of the weights; the others are equal."""
         return self.mesh.ndim == 1 or self.mesh.get_local_rank(0) == 0
 
-    def _local(self, value: torch.Tensor) -> torch.Tensor:
+    def _local(self, value: Tensor) -> Tensor:
         return value.to_local() if isinstance(value, DTensor) else value

@@ -9,7 +9,7 @@ import pytest
 
 from gram_platform.analysis.lr_laws import bootstrap_laws, spread_interval
 from gram_platform.analysis.trends import fit_power_law
-from gram_platform.config.ladder import GRID_DEMO_SIZES, PAPER_LAW, sized_by
+from gram_platform.config.ladder import GRID_DEMO_SIZES, PAPER_LAW, apply_law
 from tests.analysis.test_seed_levels import trials
 from tests.refused import refused
 
@@ -104,4 +104,4 @@ def test_resamples_without_a_minimum_are_counted_and_left_out():
 def test_a_law_beyond_the_range_of_floats_is_refused(change):
     law = dataclasses.replace(PAPER_LAW, name="steep", **change)
     with refused("law", "steep"):
-        sized_by(GRID_DEMO_SIZES["0.2M"], law, 1_000_000)
+        apply_law(GRID_DEMO_SIZES["0.2M"], law, 1_000_000)

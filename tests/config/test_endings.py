@@ -167,13 +167,13 @@ def test_work_goes_on_when_nobody_reads_its_output(tmp_path):
     os.close(reading)
     assert (
         run(tmp_path, stdout=writing)[1]
-        == b"standard output takes no more (Broken pipe): going on without it\n"
+        == b"standard output takes no more (Broken pipe): continuing without it\n"
     )
 
 
 @pytest.mark.parametrize("redirect", ["> /dev/full", "> /dev/full 2>&1", ">&-", ">&- 2>&-"])
 def test_work_goes_on_when_its_output_takes_no_more(tmp_path, redirect):
-    said = b"standard output takes no more (No space left on device): going on without it\n"
+    said = b"standard output takes no more (No space left on device): continuing without it\n"
     assert run(tmp_path, redirect)[1] == (said if redirect == "> /dev/full" else b"")
 
 

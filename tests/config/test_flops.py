@@ -20,7 +20,7 @@ from gram_platform.config.ladder import PAPER_SIZES
 from gram_platform.config.routing import CORE_MLP, EMBEDDINGS, SHARED, module_set
 from gram_platform.config.training import ARCHITECTURES
 from gram_platform.model.cpu import has_fast_code
-from gram_platform.model.transformer import Transformer, build, initial_weights, is_trained
+from gram_platform.model.transformer import Transformer, build, is_trained
 from gram_platform.train.objectives import cross_entropy
 from tests import tiny
 
@@ -74,7 +74,7 @@ def test_hardware_flops_equal_torchs_counter(architecture, case, kind, backward)
     config = tiny.model_config(num_layers=3)
     modules = tuple(dataclasses.replace(m, kind=kind, width=6) for m in config.modules)
     config = dataclasses.replace(config, modules=modules, architecture=architecture)
-    model = build(config, initial_weights(config, 0))
+    model = build(config, tiny.initial_weights(config, 0))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_trained(config, name, trained))
     tokens = torch.zeros(2, tiny.SEQ_LEN, dtype=torch.long)
@@ -91,7 +91,7 @@ def test_hardware_flops_equal_torchs_counter(architecture, case, kind, backward)
 
 def test_compute_units_are_tokens_times_active_parameters():
     config = tiny.model_config()
-    model = build(config, initial_weights(config, 0))
+    model = build(config, tiny.initial_weights(config, 0))
     in_module = sum(p.numel() for n, p in model.named_parameters() if ".aux.lisp." in n)
     whole = sum(p.numel() for p in model.parameters())
     assert active_parameters(config) == whole - 2 * in_module

@@ -18,7 +18,7 @@ from gram_platform.config import (
 )
 from gram_platform.config.identity import (
     LONGEST_SHOWN,
-    added,
+    add_field,
     canonical_json,
     invalid,
     printable,
@@ -151,8 +151,8 @@ class Old:
 @dataclass(frozen=True)
 class New:
     width: int
-    mask: bool = added(False)
-    rate: float = added(0.5)
+    mask: bool = add_field(False)
+    rate: float = add_field(0.5)
 
 
 def test_an_added_field_enters_the_identity_unless_it_is_at_its_default():

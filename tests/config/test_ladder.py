@@ -13,8 +13,8 @@ from gram_platform.config.ladder import (
     PAPER_LAW,
     PAPER_SIZES,
     Law,
+    apply_law,
     load_law,
-    sized_by,
 )
 from tests.refused import refused
 
@@ -29,7 +29,7 @@ def test_the_papers_law_gives_the_printed_values():
 
 @pytest.mark.parametrize("size", PAPER_SIZES.values(), ids=PAPER_SIZES)
 def test_the_papers_literals_lie_near_its_law(size):
-    sized = sized_by(size, PAPER_LAW, total_parameters(size.dense()))
+    sized = apply_law(size, PAPER_LAW, total_parameters(size.dense()))
     assert sized.peak_lr == pytest.approx(size.peak_lr, rel=0.04)
     assert sized.batch_size % size.micro_batch == 0
     assert sized.batch_size == pytest.approx(size.batch_size, rel=0.12)
@@ -42,7 +42,7 @@ def test_the_batch_is_converted_by_tokens():
     num_parameters = total_parameters(size.dense())
     sequences = PAPER_LAW.batch(num_parameters)
     assert PAPER_LAW.batch(num_parameters, 64) == pytest.approx(16 * sequences)
-    sized = sized_by(size, PAPER_LAW, num_parameters)
+    sized = apply_law(size, PAPER_LAW, num_parameters)
     assert sized.batch_size == 8 * round(16 * sequences / 8)
     assert sized.micro_batch == size.micro_batch
 
@@ -53,7 +53,7 @@ def test_the_batch_is_converted_by_tokens():
 )
 def test_batches_at_and_below_the_micro_batch(sequences, batch, micro_batch):
     law = dataclasses.replace(LAW, batch_coefficient=sequences, batch_exponent=0.0)
-    sized = sized_by(GRID_DEMO_SIZES["0.2M"], law, 200_000)
+    sized = apply_law(GRID_DEMO_SIZES["0.2M"], law, 200_000)
     assert (sized.batch_size, sized.micro_batch) == (batch, micro_batch)
     assert sized.peak_lr == law.lr(200_000)
 

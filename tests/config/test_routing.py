@@ -17,7 +17,7 @@ from gram_platform.config.routing import (
     hash_counters,
     module_set,
     passes_of_window,
-    permuted,
+    permute,
     uniforms,
 )
 from gram_platform.train.data import ScheduleReader
@@ -27,13 +27,13 @@ from tests.refused import refused
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 1000, 4097])
 def test_keyed_permutation_is_a_permutation(size):
-    images = permuted(size, np.full(size, 123, np.uint64), np.arange(size))
+    images = permute(size, np.full(size, 123, np.uint64), np.arange(size))
     assert sorted(images) == list(range(size))
 
 
 def test_keyed_permutations_look_random_and_differ_by_key():
     first, second = (
-        permuted(10_000, np.full(10_000, key, np.uint64), np.arange(10_000)) for key in (1, 2)
+        permute(10_000, np.full(10_000, key, np.uint64), np.arange(10_000)) for key in (1, 2)
     )
     assert abs(np.corrcoef(first, np.arange(10_000))[0, 1]) < 0.05
     assert (first == second).sum() < 20

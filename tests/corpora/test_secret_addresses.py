@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gram_platform.config.identity import masked
+from gram_platform.config.identity import mask_secrets
 from gram_platform.corpora import Packing, prepare, resolve
 from gram_platform.corpora.recipe_file import recipe_text
 
@@ -73,7 +73,7 @@ def test_a_manifest_and_a_record_have_no_secret_of_an_address(port, tmp_path, mo
     assert other.data_id != found.data_id
     with pytest.raises(ValueError, match="403") as refused:
         prepare(other, root)
-    assert "S3CR3T" not in masked(str(refused.value))
+    assert "S3CR3T" not in mask_secrets(str(refused.value))
 
 
 @pytest.mark.parametrize(
@@ -86,4 +86,4 @@ def test_a_manifest_and_a_record_have_no_secret_of_an_address(port, tmp_path, mo
     ],
 )
 def test_an_address_within_an_address_has_none(files):
-    assert "word" not in masked(f"hf://json?label=topic&files={files}&core=core")
+    assert "word" not in mask_secrets(f"hf://json?label=topic&files={files}&core=core")

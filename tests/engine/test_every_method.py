@@ -9,7 +9,7 @@ from gram_platform.config import CORE, RunConfig
 from gram_platform.engine.evaluation import execute_evaluation
 from gram_platform.engine.node import execute_run
 from gram_platform.methods import METHODS, plan
-from gram_platform.methods.elicitation import attacked_view, attacks
+from gram_platform.methods.elicitation import plan_attacks, view_to_attack
 from gram_platform.methods.nodes import method_nodes, require_closed, unique
 from gram_platform.methods.setting import (
     GRADDIFF,
@@ -114,7 +114,7 @@ def _check_views(store, views, cell):
         for weighted in {view, dataclasses.replace(view, weights=halved)}:
             _, model = load_view(store, weighted)
             for domain in (CORE, *cell.auxiliary):
-                dense = model_of(*materialised(store, attacked_view(weighted, domain)))
+                dense = model_of(*materialised(store, view_to_attack(weighted, domain)))
                 assert torch.allclose(
                     model(tokens, weighted.active(domain)), dense(tokens), atol=1e-4
                 )
@@ -125,7 +125,7 @@ def test_attacks_use_the_same_sample_of_the_training_split_for_all(cell):
     for method in ("filtering", "gram", "ft_lora", "demix"):
         plans = plan(method, cell)
         for profile, view in plans.views.items():
-            for domain, run in attacks(cell, profile, view, plans.runs.values()).items():
+            for domain, run in plan_attacks(cell, profile, view, plans.runs.values()).items():
                 assert isinstance(run, RunConfig)
                 assert [d.name for d in run.data.domains] == [domain]
                 samples.add(
@@ -141,7 +141,7 @@ def test_an_attack_by_adapters_trains_them_alone(cell, execution):
     base = plan("filtering", cell)
     (profile, view), run = next(iter(base.views.items())), next(iter(base.runs.values()))
     execute_run(run, {}, execution)
-    domain, attack = next(iter(attacks(cell, profile, view, base.runs.values()).items()))
+    domain, attack = next(iter(plan_attacks(cell, profile, view, base.runs.values()).items()))
     execute_run(attack, {}, execution)
     before, after = (weights_of(Store(execution.storage).run(r.run_id)) for r in (run, attack))
     assert all(torch.equal(after.pop(name), weight) for name, weight in before.items())
@@ -162,7 +162,7 @@ def test_early_stopping_ends_with_the_best_loss(
     run = next(iter(base.runs.values()))
     execute_run(run, {}, execution)
     view = next(iter(base.views.values()))
-    domain, attack = next(iter(attacks(cell, (), view, base.runs.values()).items()))
+    domain, attack = next(iter(plan_attacks(cell, (), view, base.runs.values()).items()))
     harmful = dataclasses.replace(
         attack, optimizer=dataclasses.replace(attack.optimizer, peak_lr=3.0)
     )

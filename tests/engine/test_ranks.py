@@ -15,7 +15,7 @@ import torch
 from torch.distributed import distributed_c10d
 
 from gram_platform.config import RoutingConfig, View, layout
-from gram_platform.config.training import merged_config
+from gram_platform.config.training import merge_config
 from gram_platform.engine import ranks
 from gram_platform.engine.node import execute_run, new_learner, starting_point
 from gram_platform.engine.ranks import train_rank
@@ -299,7 +299,7 @@ def test_a_rank_reads_its_own_rows_of_a_start(execution, run, monkeypatch, as_ra
     view = View.of(run.run_id, {run.model.module_domains[0]: 0.5})
     with open_view(Store(execution.storage), view) as (config, weights):
         expected = merged_weights(config, weights, dict(view.weights))
-    dense = merged_config(config, dict(view.weights))
+    dense = merge_config(config, dict(view.weights))
     attack = dataclasses.replace(run, model=dense, start=view, routing=RoutingConfig())
     num_read, read = [], DiskTensors.rows
 

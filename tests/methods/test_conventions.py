@@ -10,7 +10,7 @@ from gram_platform.config.flops import total_parameters
 from gram_platform.config.routing import Schedule
 from gram_platform.methods import plan
 from gram_platform.methods.budgets import plan_compute_units
-from gram_platform.methods.elicitation import attacks
+from gram_platform.methods.elicitation import plan_attacks
 from gram_platform.methods.setting import Conventions, Demix, Elicitation, Options, Unlearning
 from tests.methods.test_plans import AUXILIARY, setting
 
@@ -110,7 +110,7 @@ def test_weight_decay_and_documents_reach_every_run():
         attacked = [
             a
             for p, v in plans.views.items()
-            for a in attacks(cell, p, v, plans.runs.values()).values()
+            for a in plan_attacks(cell, p, v, plans.runs.values()).values()
         ]
         for run in (*plans.runs.values(), *attacked):
             assert run.model.document_end == 0
@@ -124,7 +124,7 @@ def test_an_attack_can_be_one_full_batch_a_step():
     cell = setting(options=Options(elicitation=full))
     plans = plan("filtering", cell)
     ((profile, view),) = plans.views.items()
-    attack = attacks(cell, profile, view, plans.runs.values())["lisp"]
+    attack = plan_attacks(cell, profile, view, plans.runs.values())["lisp"]
     assert attack.num_steps == 200
     assert attack.batch_size == 512
     assert attack.eval_points.num_points == 200
@@ -169,7 +169,7 @@ def test_demix_can_be_scored_with_one_expert_for_every_domain():
     assert len(plans.views) == 5  # no view of all: one expert is on
     pair = ("lisp", "nuclear")
     assert pair not in plan("demix", dataclasses.replace(cell, profiles=(pair,))).views
-    attacked = attacks(cell, ("virology",), plans.views[("virology",)], plans.runs.values())
+    attacked = plan_attacks(cell, ("virology",), plans.views[("virology",)], plans.runs.values())
     assert {a.start for a in attacked.values()} == {plans.views[("virology",)]}
     default = plan("demix", setting()).views[("lisp",)]
     assert default.rule == "by_domain"

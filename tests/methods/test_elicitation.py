@@ -7,7 +7,7 @@ import pytest
 from gram_platform.config import CORE, ModuleSpec, View
 from gram_platform.config.routing import Schedule, module_set
 from gram_platform.methods import plan
-from gram_platform.methods.elicitation import attacks, finetuned
+from gram_platform.methods.elicitation import add_finetuning, plan_attacks
 from gram_platform.methods.nodes import method_nodes, require_closed
 from gram_platform.methods.setting import NEIGHBOUR, Elicitation
 from tests.methods.test_plans import AUXILIARY, setting
@@ -18,7 +18,7 @@ def attacked(**kind) -> dict:
     """The attacks on GRAM's view core+virology."""
     cell = setting().with_options(elicitation=Elicitation(32, 8, batch_size=32, **kind))
     plans = plan("gram", cell)
-    return attacks(cell, ("virology",), plans.views[("virology",)], plans.runs.values())
+    return plan_attacks(cell, ("virology",), plans.views[("virology",)], plans.runs.values())
 
 
 def test_adapters_alone_are_trained_on_the_same_sample():
@@ -69,7 +69,9 @@ def test_micro_batches_divide_a_batch_and_every_epoch_is_measured(
     """Eight steps; the size's micro-batch is 4. Ids depend on these numbers, so they stay."""
     cell = setting().with_options(elicitation=Elicitation(sample, 8, batch_size=batch))
     plans = plan("gram", cell)
-    run, *_ = attacks(cell, ("virology",), plans.views[("virology",)], plans.runs.values()).values()
+    run, *_ = plan_attacks(
+        cell, ("virology",), plans.views[("virology",)], plans.runs.values()
+    ).values()
     assert (run.batch_size, run.micro_batch, run.num_steps) == (batch, micro_batch, 8)
     assert run.eval_points.num_points == num_epochs
 
@@ -113,5 +115,5 @@ def test_a_stage_follows_every_compared_view_and_is_evaluated_and_attacked(metho
 def test_a_stage_on_a_view_of_several_experts_is_refused():
     cell, stage = setting(), Elicitation(32, 8, text="instructions")
     with refused("options.finetuning", "instructions"):
-        finetuned(cell, stage, plan("demix", cell))
+        add_finetuning(cell, stage, plan("demix", cell))
     assert View.of("run").rule == "constant"

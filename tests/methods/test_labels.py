@@ -6,7 +6,7 @@ import pytest
 
 from gram_platform.config import CORE, Slice
 from gram_platform.methods import METHODS, plan
-from gram_platform.methods.elicitation import attacks
+from gram_platform.methods.elicitation import plan_attacks
 from gram_platform.methods.nodes import method_nodes
 from gram_platform.methods.setting import Demix, Options
 from tests.methods.test_plans import AUXILIARY, setting
@@ -82,7 +82,7 @@ def test_noise_leaves_the_baseline_the_total_text_validation_and_attacks_as_they
     attacked = []
     for s in (clean, wrong):
         plans = plan("gram", s)
-        found = attacks(s, ("virology",), plans.views["virology",], plans.runs.values())
+        found = plan_attacks(s, ("virology",), plans.views["virology",], plans.runs.values())
         attacked.append({domain: run.data for domain, run in found.items()})
     assert attacked[0] == attacked[1]
 

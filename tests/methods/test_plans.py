@@ -11,7 +11,7 @@ from gram_platform.config.identity import short_hash
 from gram_platform.config.ladder import PAPER_SIZES, SMOKE_SIZES
 from gram_platform.config.routing import EMBEDDINGS, Schedule, module_set
 from gram_platform.methods import METHODS, Setting, plan
-from gram_platform.methods.budgets import plan_compute_units, routed_scale
+from gram_platform.methods.budgets import compute_lambda, plan_compute_units
 from gram_platform.methods.labels import budget_label
 from gram_platform.methods.nodes import method_nodes, require_closed, unique
 from gram_platform.methods.setting import (
@@ -84,7 +84,7 @@ def test_lambda_is_the_papers_formula():
     p_core, p_aux = core_parameters(cell.size.dense()), 49_205_760
     l_core, l_aux = 15_722_656, 4 * 39_306
     expected = (l_core + l_aux) * p_core / (l_core * p_core + l_aux * (p_core + p_aux))
-    assert routed_scale(cell, model) == pytest.approx(expected, rel=1e-12)
+    assert compute_lambda(cell, model) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("accumulation", ["heterogeneous", "uniform"])

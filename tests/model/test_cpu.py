@@ -39,7 +39,7 @@ import torch
 from benchmarks.workloads import GRAM, Workload, compared_runs, loop_arguments
 from gram_platform.config.layout import (model_kernel)
 from gram_platform.config.ladder import SMOKE_SIZES
-from gram_platform.model.cpu import freed_memory_kept, has_fast_code
+from gram_platform.model.cpu import keep_freed_memory, has_fast_code
 from gram_platform.model.kernels import kernel_in_use
 from gram_platform.store import Store
 from gram_platform.train.loop import training_steps
@@ -54,7 +54,7 @@ for precision in ("float32", "bfloat16"):
         run = dataclasses.replace(run, model=dataclasses.replace(run.model, document_end=end))
         run_directory = Store(sys.argv[1]).open_for_writing().run(run.run_id)
         run_directory.ensure_config(run)
-        with run_directory.start_attempt("a test") as attempt, freed_memory_kept():
+        with run_directory.start_attempt("a test") as attempt, keep_freed_memory():
             records = itertools.islice(training_steps(*loop_arguments(run, workload)), 3)
             losses[f"{precision} {end}"] = [float(record.losses[0]) for record in records]
             attempt.complete({"num_steps": 3}, {"weights": torch.zeros(2)})

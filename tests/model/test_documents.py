@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from gram_platform.model.kernels import QUERIES_AT_ONCE, attention
-from gram_platform.model.transformer import build, document_mask, initial_weights
+from gram_platform.model.transformer import build, document_mask
 from gram_platform.train.objectives import token_cross_entropy
 from tests import tiny
 from tests.model.test_kernels import gradients, heads
@@ -18,7 +18,7 @@ END = 0
 def model(document_end: int, seq_len: int = 48):
     config = dataclasses.replace(tiny.model_config(), seq_len=seq_len, document_end=document_end)
     return build(
-        config, initial_weights(dataclasses.replace(config, init_std=0.3), 0)
+        config, tiny.initial_weights(dataclasses.replace(config, init_std=0.3), 0)
     ).requires_grad_(True)
 
 

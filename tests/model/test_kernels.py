@@ -14,7 +14,7 @@ from gram_platform.model.kernels import (
     attention,
     gelu,
     kernel_in_use,
-    rotated,
+    rotate,
 )
 from gram_platform.train.objectives import LOGITS_AT_ONCE, cross_entropy
 from tests import tiny
@@ -125,7 +125,7 @@ def test_rotation_is_the_formula_to_the_bit(dtype):
         return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
 
     ours, theirs = (
-        gradients(f, [x], grad, dtype) for f in (lambda x: rotated(x, cos, sin), formula)
+        gradients(f, [x], grad, dtype) for f in (lambda x: rotate(x, cos, sin), formula)
     )
     assert torch.equal(ours[0], theirs[0])
     torch.testing.assert_close(ours[1], theirs[1], rtol=0.02 * (dtype != torch.float32), atol=0.02)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from gram_platform.config import ModelConfig, ModuleSpec
-from gram_platform.config.training import ARCHITECTURES, merged_config
+from gram_platform.config.training import ARCHITECTURES, merge_config
 from gram_platform.model.pieces import rank_rows
-from gram_platform.model.transformer import build, initial_weights
+from gram_platform.model.transformer import build
 from gram_platform.store.views import merge_rows
 from tests import tiny
 from tests.tiny import merged_weights
@@ -18,7 +18,8 @@ def randomised(config: ModelConfig):
     """A model without a zero in it, so that a forgotten term would show; weights and model."""
     generator = torch.Generator().manual_seed(1)
     weights = {
-        n: torch.randn(w.shape, generator=generator) * 0.2 for n, w in initial_weights(config, 0)
+        n: torch.randn(w.shape, generator=generator) * 0.2
+        for n, w in tiny.initial_weights(config, 0)
     }
     return weights, build(config, weights.items()).eval()
 
@@ -43,7 +44,7 @@ ACTIVE = [{}, {"a": 1.0}, {"a": 0.5}, {"a": 1.0, "b": 1.0}, {"a": 0.25, "b": 2.0
 def test_merged_logits_equal_the_routed_models(architecture, kinds, active):
     config = config_of(*kinds, architecture=architecture)
     weights, model = randomised(config)
-    dense = merged_config(config, active)
+    dense = merge_config(config, active)
     merged = build(dense, merged_weights(config, weights, active).items())
     tokens = torch.arange(tiny.SEQ_LEN)[None]
     assert torch.allclose(model(tokens, active), merged(tokens), atol=2e-5)
@@ -59,7 +60,7 @@ def test_experts_without_a_core_mlp():
     weights, model = randomised(config)
     tokens = torch.arange(tiny.SEQ_LEN)[None]
     for domain in ("core", "lisp"):
-        dense = merged_config(config, {domain: 1.0})
+        dense = merge_config(config, {domain: 1.0})
         merged = build(dense, merged_weights(config, weights, {domain: 1.0}).items())
         assert torch.allclose(model(tokens, {domain: 1.0}), merged(tokens), atol=2e-5)
 
@@ -76,7 +77,7 @@ def test_merging_leaves_the_weights_alone():
 @torch.no_grad()
 def test_a_fresh_lora_changes_nothing(architecture):
     config = config_of("lora", architecture=architecture)
-    model = build(config, initial_weights(config, 0))
+    model = build(config, tiny.initial_weights(config, 0))
     tokens = torch.arange(tiny.SEQ_LEN)[None]
     assert torch.equal(model(tokens, {"a": 1.0}), model(tokens))
 

@@ -10,7 +10,7 @@ from gram_platform.config import ModuleSpec
 from gram_platform.config.training import ARCHITECTURES, STARCODER2
 from gram_platform.model.row_modules import activation
 from gram_platform.model.rows import RowReader
-from gram_platform.model.transformer import build, initial_weights, is_module
+from gram_platform.model.transformer import build, is_module
 from tests import tiny
 from tests.refused import refused
 
@@ -31,7 +31,7 @@ def random_model(
     specs = tuple(ModuleSpec(d, kind, w) for d, w in zip(DOMAINS, widths, strict=True))
     config = tiny.model_config(modular=False, d_mlp=d_mlp)
     config = dataclasses.replace(config, modules=specs, architecture=architecture)
-    model = build(config, initial_weights(config, seed=1)).eval().requires_grad_(False)
+    model = build(config, tiny.initial_weights(config, seed=1)).eval().requires_grad_(False)
     for name, parameter in sorted(model.named_parameters()):
         seed = torch.Generator().manual_seed(sum(name.encode()))
         parameter.add_(0.3 * torch.randn(parameter.shape, generator=seed))
@@ -188,4 +188,4 @@ def test_modules_of_two_kinds_are_refused():
     )
     config = dataclasses.replace(tiny.model_config(modular=False), modules=modules)
     with refused("model.modules", ["lora", "mlp"]):
-        RowReader(build(config, initial_weights(config, seed=1)), 1)
+        RowReader(build(config, tiny.initial_weights(config, seed=1)), 1)

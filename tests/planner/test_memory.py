@@ -25,7 +25,7 @@ from gram_platform.planner.memory import (
 )
 from gram_platform.train.evaluate import evaluation_batch, validation_losses
 from gram_platform.train.learner import Learner
-from gram_platform.train.loop import _pass
+from gram_platform.train.loop import _run_pass
 from gram_platform.train.objectives import cross_entropy, maxent_entropy, maxent_kl
 from gram_platform.train.sharding import ShardedLearner
 from tests import tiny
@@ -171,7 +171,7 @@ def micro_steps(learner, run, plan, step, num_ranks=1):
         shape = (len(group) * run.micro_batch // num_ranks, run.model.seq_len + 1)
         for is_last, part_BT in learner.passes(torch.randint(0, run.model.vocab_size, shape)):
             is_last, num_losses = is_last and group is passes[-1], len(window) * learner.num_passes
-            _pass(learner, group, num_losses, is_last, part_BT)
+            _run_pass(learner, group, num_losses, is_last, part_BT)
         yield tuple(group)
 
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models
 from gram_platform.config import RunConfig
 from gram_platform.corpora.tokenizer import END_OF_TEXT
 from gram_platform.model.pieces import Piece, rank_rows
-from gram_platform.model.transformer import initial_weights
+from gram_platform.model.transformer import parameter_shapes
 from gram_platform.release.export import CARD, ExportRequest, ExportResult, export_view
 from gram_platform.release.files import SINGLE
 from gram_platform.release.stock_config import native_config
@@ -28,7 +28,7 @@ from gram_platform.store.tensors import hash_tensors
 
 def drawn_weights(run: RunConfig, std: float = 0.05) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(run.seed + 1)
-    shapes = {name: value.shape for name, value in initial_weights(run.model, run.seed)}
+    shapes = parameter_shapes(run.model)
     offsets = {
         name: 1.0 if name.endswith(("ln_1.weight", "ln_2.weight", "ln_f.weight")) else 0.0
         for name in shapes

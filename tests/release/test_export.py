@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gram_platform.config import ModuleSpec, View
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.training import merged_config
+from gram_platform.config.training import merge_config
 from gram_platform.methods import METHODS, plan
-from gram_platform.methods.elicitation import attacks
+from gram_platform.methods.elicitation import plan_attacks
 from gram_platform.methods.setting import Branching, Elicitation, Options
 from gram_platform.release import export as exporting
 from gram_platform.release.export import RECORD, ExportRequest, export_view
@@ -62,7 +62,7 @@ def require_loads(store, view, folder):
     )
     assert drawn.shape == (3, 8)
     biases = config.num_layers * (2 * config.d_model + 2 * config.num_kv_heads * config.head_dim)
-    dense = merged_config(config, dict(view.weights))
+    dense = merge_config(config, dict(view.weights))
     num_parameters = total_parameters(dense) + biases
     size = (folder / SINGLE).stat().st_size
     assert 4 * num_parameters < size < 4 * num_parameters + 200 * len(foreign_shapes(dense))
@@ -94,7 +94,7 @@ def test_views_of_every_method_load_in_transformers(method, setting, execution, 
         assert {path.name for path in out.iterdir() if path.is_dir()} == {
             n for n in found.agreements if n
         }
-        for run in list(attacks(setting, profile, view, plans.runs.values()).values())[:1]:
+        for run in list(plan_attacks(setting, profile, view, plans.runs.values()).values())[:1]:
             attacked = View(complete(store, run))
             exported(store, attacked, tmp_path / f"attacked{number}")
             require_loads(store, attacked, tmp_path / f"attacked{number}")

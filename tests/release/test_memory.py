@@ -6,7 +6,7 @@ import pytest
 
 from gram_platform.config import View
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.training import merged_config
+from gram_platform.config.training import merge_config
 from gram_platform.release.importing import import_checkpoint
 from gram_platform.store import Store
 from tests import tiny
@@ -28,7 +28,7 @@ def config_of(num_layers):
 def layer_and_embedding_bytes(model):
     def num_bytes(num_layers):
         return 4 * total_parameters(
-            merged_config(dataclasses.replace(model, num_layers=num_layers), {"lisp": 1.0})
+            merge_config(dataclasses.replace(model, num_layers=num_layers), {"lisp": 1.0})
         )
 
     return num_bytes(2) - num_bytes(1), 4 * model.vocab_size * model.d_model

@@ -17,7 +17,7 @@ from gram_platform.config.ladder import PAPER_SIZES, STORIES_SIZES, lora_rank
 from gram_platform.config.routing import CORE_MLP, Schedule
 from gram_platform.methods import plan
 from gram_platform.methods.budgets import plan_compute_units
-from gram_platform.methods.elicitation import attacks
+from gram_platform.methods.elicitation import plan_attacks
 from gram_platform.methods.gram import modular_size
 from gram_platform.studies.definition import MaxEntRanges
 from gram_platform.studies.library.scaling import AS_RUN_SIZES
@@ -151,7 +151,7 @@ def test_the_attack_is_the_printed_one():
     stopping."""
     setting = cell("dual_use")
     plans = plan("gram", setting)
-    attack = attacks(setting, (), plans.views[()], plans.runs.values())["lisp"]
+    attack = plan_attacks(setting, (), plans.views[()], plans.runs.values())["lisp"]
     (sample,) = attack.data.domains
     assert sample.num_sequences == 512
     assert attack.eval_points.num_points == sample.num_draws / sample.num_sequences == 200

@@ -109,7 +109,7 @@ def nodes(setting) -> list[Node]:
         ]
     size = dataclasses.replace(setting.size, peak_lr=0.004)
     trial = method_nodes("baseline", dataclasses.replace(setting, size=size))
-    return [*found, *(node.tagged(lr="0.004", batch=str(size.batch_size)) for node in trial)]
+    return [*found, *(node.with_tags(lr="0.004", batch=str(size.batch_size)) for node in trial)]
 
 
 def test_terminal_status_mlflow_and_ray_call_a_node_the_same(setting, nodes, execution, capsys):
@@ -146,12 +146,12 @@ def test_a_node_of_several_studies_has_the_last_submission_s_tags_on_top_of_the_
     )
     assert with_stored_tags([plain], store)[0].name == plain.name == "gram tiny all s0"
     store.run(run.id).add_tags(run.names)
-    for node in (plain, plain.tagged(variant="all"), plain.tagged(size="small")):
+    for node in (plain, plain.with_tags(variant="all"), plain.with_tags(size="small")):
         (named,) = with_stored_tags([node], store)
         store.run(run.id).add_tags(node.names)
         assert named.name == node_name("run", run.id, store.run(run.id).tags())
     assert named.name == "gram small all s0, all"
-    searched = plain.tagged(lr="0.01")
+    searched = plain.with_tags(lr="0.01")
     store.run(run.id).add_tags(tags_to_add(store.run(run.id).tags(), searched.names))
     assert with_stored_tags([searched], store)[0].names == store.run(run.id).tags()
     assert node_name("run", run.id, store.run(run.id).tags()) == "gram tiny all s0, all"

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from gram_platform.config.endings import Unavailable
-from gram_platform.config.identity import InvalidField, masked
+from gram_platform.config.identity import InvalidField, mask_secrets
 from gram_platform.studies import drive, live
 from gram_platform.studies.library.scaling import STUDY
 from tests.submitted import execute, plan_of
@@ -197,7 +197,7 @@ def test_another_address_is_bad_input_whose_error_has_no_key(url):
 def test_a_recorded_command_has_no_webhook(form):
     url = f"https://hooks.example.org/services/{KEY}?a=1&b=2"
     command = shlex.join(["scaling.py", *(part.format(url) for part in form), "--seeds", "2"])
-    assert shlex.split(masked(command)) == [
+    assert shlex.split(mask_secrets(command)) == [
         "scaling.py",
         *(part.format("***") for part in form),
         "--seeds",

@@ -32,7 +32,7 @@ from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.pages.results.record import links_note
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable, default_tracking_uri
-from gram_platform.tracking.connection import Connection, context_tags, masked
+from gram_platform.tracking.connection import Connection, context_tags, mask_secrets
 from gram_platform.tracking.entry import (
     NodeEntry,
     curve_metrics,
@@ -436,7 +436,7 @@ def test_no_password_reaches_mlflow(monkeypatch):
 def test_addresses_are_told_without_user_and_password(user):
     uri = f"postgresql://{user}@host:5432/mlflow"
     assert (
-        masked(f"{uri} {uri}: away")
+        mask_secrets(f"{uri} {uri}: away")
         == "postgresql://***@host:5432/mlflow postgresql://***@host:5432/mlflow: away"
     )
     assert "word" not in str(TrackingUnavailable(uri)) + links_note(uri)
@@ -449,9 +449,9 @@ def test_texts_without_a_password_are_told_whole():
         "sqlite:////a/b@c.db",
         "a@b: c",
     ):
-        assert masked(text) == text
+        assert mask_secrets(text) == text
     assert (
-        masked("postgresql://host/db?user=a&password=word&x=1")
+        mask_secrets("postgresql://host/db?user=a&password=word&x=1")
         == "postgresql://host/db?user=a&password=***&x=1"
     )
 
@@ -492,7 +492,7 @@ def test_keys_of_a_query_are_left_out(address, key, capsys):
     say(uri)
     with pytest.warns(RuntimeWarning) as warned:
         warn(uri)
-    told = [masked(uri), str(error), error.value, text_for_people(uri), one_line(uri)]
+    told = [mask_secrets(uri), str(error), error.value, text_for_people(uri), one_line(uri)]
     told += [
         capsys.readouterr().out,
         str(warned[0].message),
@@ -507,8 +507,8 @@ def test_keys_of_a_query_are_left_out(address, key, capsys):
 @pytest.mark.parametrize("user", ["u:12/ab", "u:12", "u:1/2/3", "u:a/b"])
 def test_a_databases_password_may_have_digits_and_slashes(user):
     for scheme in ("postgresql", "postgresql+psycopg2", "mysql+pymysql", "mssql"):
-        assert masked(f"{scheme}://{user}@host:5432/db") == f"{scheme}://***@host:5432/db"
-    assert masked("mssql+pyodbc:///?odbc_connect=UID%3Dme%3BPWD%3Dword").endswith("PWD%3D***")
+        assert mask_secrets(f"{scheme}://{user}@host:5432/db") == f"{scheme}://***@host:5432/db"
+    assert mask_secrets("mssql+pyodbc:///?odbc_connect=UID%3Dme%3BPWD%3Dword").endswith("PWD%3D***")
 
 
 def test_a_part_of_a_password_is_no_port_in_an_error():
@@ -534,7 +534,7 @@ def test_a_part_of_a_password_is_no_port_in_an_error():
 def test_a_long_text_is_masked_at_once(piece):
     """Some took the square of their length: 27 s for 3,000 pieces."""
     before = time.process_time()
-    assert masked(piece * 3000) == piece * 3000
+    assert mask_secrets(piece * 3000) == piece * 3000
     assert time.process_time() - before < 3.0
 
 

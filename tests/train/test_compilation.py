@@ -145,7 +145,7 @@ def test_what_cannot_be_compiled_runs_eagerly(failure, checkpointing, monkeypatc
     config, failing = tiny.run_config(**EIGHT), Compilation(FAILURES[failure]())
     plain = Learner(config, activation_checkpointing=checkpointing, num_merged=8)
     monkeypatch.setattr(learner, "Compilation", lambda: failing)
-    monkeypatch.setattr(learner, "fused_cross_entropy", lambda _: None)
+    monkeypatch.setattr(learner, "fuse_cross_entropy", lambda _: None)
     compiled = Learner(config, activation_checkpointing=checkpointing, compiled=True, num_merged=8)
     with pytest.warns(RuntimeWarning) as given:
         found = train(compiled, config, stop=2)
@@ -174,7 +174,7 @@ def test_errors_of_the_function_itself_rise(error):
 
     eager = Compilation("eager")
     with pytest.raises(type(error)):
-        eager.compiled(function)(torch.ones(2))
+        eager.compile(function)(torch.ones(2))
     assert not eager.has_failed
 
 

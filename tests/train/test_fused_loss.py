@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gram_platform.train import compilation
-from gram_platform.train.compilation import Compilation, fused_cross_entropy
+from gram_platform.train.compilation import Compilation, fuse_cross_entropy
 from gram_platform.train.objectives import cross_entropies, cross_entropy
 from tests.train.test_compilation import CountingBackend, no_graphs_before  # noqa: F401  a fixture
 
@@ -44,7 +44,7 @@ def assert_alike(found, dtype):
 @pytest.mark.parametrize("dtype", ROUNDING)
 def test_the_fused_loss_and_its_gradient_are_the_other_ones(dtype, is_weighted, num_losses):
     assert_alike(
-        both(fused_cross_entropy(Compilation("eager")), dtype, is_weighted, num_losses), dtype
+        both(fuse_cross_entropy(Compilation("eager")), dtype, is_weighted, num_losses), dtype
     )
 
 
@@ -53,7 +53,7 @@ def test_the_fused_loss_and_its_gradient_are_the_other_ones(dtype, is_weighted, 
 def test_inductors_code_computes_the_same(dtype):
     compiled = Compilation()
     for is_weighted in (False, True):
-        assert_alike(both(fused_cross_entropy(compiled), dtype, is_weighted, 4), dtype)
+        assert_alike(both(fuse_cross_entropy(compiled), dtype, is_weighted, 4), dtype)
     assert not compiled.has_failed
 
 
@@ -69,14 +69,14 @@ def test_far_apart_logits_have_exact_losses():
 @pytest.mark.parametrize("rows", [10, 10**6])
 def test_a_gradient_that_cannot_be_compiled_is_computed_in_parts(rows, monkeypatch):
     monkeypatch.setattr(compilation, "rows_at_once", lambda *_: rows)
-    fused = fused_cross_entropy(Compilation(CountingBackend(fails_at=2)))
+    fused = fuse_cross_entropy(Compilation(CountingBackend(fails_at=2)))
     with pytest.warns(RuntimeWarning):
         assert_alike(both(fused, torch.bfloat16, False, 4), torch.bfloat16)
 
 
 def test_a_loss_that_cannot_be_compiled_is_the_other_one():
     fused, (logits_BTV, targets_BT, _) = (
-        fused_cross_entropy(Compilation(CountingBackend(1))),
+        fuse_cross_entropy(Compilation(CountingBackend(1))),
         logits_and_targets(torch.float32),
     )
     with pytest.warns(RuntimeWarning):

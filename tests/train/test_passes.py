@@ -12,7 +12,7 @@ from gram_platform.config.routing import Schedule
 from gram_platform.config.training import LLAMA
 from gram_platform.model.transformer import is_trained
 from gram_platform.train.data import ScheduleReader
-from gram_platform.train.learner import Learner, probed_norms
+from gram_platform.train.learner import Learner, probe_norms
 from gram_platform.train.loop import _accumulate_gradients, training_steps
 from tests import tiny
 from tests.train.test_sharding import method_configs
@@ -58,9 +58,7 @@ def test_parts_of_micro_batches_train_like_one_pass(name):
     assert max((weights[n] - expected[n]).abs().max().item() for n in expected) < tolerance
     if config.model.modules:
         rows = tiny.arrays(seed=1)["lisp"]
-        assert probed_norms(many, rows) == pytest.approx(
-            probed_norms(one, rows), rel=100 * tolerance
-        )
+        assert probe_norms(many, rows) == pytest.approx(probe_norms(one, rows), rel=100 * tolerance)
 
 
 def mixed_configs() -> dict:

@@ -9,7 +9,7 @@ import torch
 from gram_platform.config import EvalPoints, ModuleSpec
 from gram_platform.config.routing import Schedule, module_set
 from gram_platform.train.data import ScheduleReader
-from gram_platform.train.learner import Learner, probed_norms
+from gram_platform.train.learner import Learner, probe_norms
 from gram_platform.train.loop import training_steps
 from gram_platform.train.objectives import cross_entropy
 from gram_platform.train.sharding import ShardedLearner
@@ -38,7 +38,7 @@ def train(learner, probes):
         losses.append((record.losses, record.grad_norm, dict(record.norms)))
         if probes and record.step % 3 == 0:
             for domain in tiny.DOMAINS:
-                found[record.step, domain] = probed_norms(learner, arrays[domain])
+                found[record.step, domain] = probe_norms(learner, arrays[domain])
     return losses, found
 
 
@@ -60,7 +60,7 @@ def test_norms_are_those_of_matrices_in_a_batch_that_trains_everything(kind):
     learner = Learner(config_of(kind))
     train(learner, False)
     sequences = tiny.arrays(seed=1)["lisp"]
-    found = probed_norms(learner, sequences)
+    found = probe_norms(learner, sequences)
     squares = dict.fromkeys(found, 0.0)
     learner.train_only(frozenset(learner.master_sets))
     for first in (0, 2, 4):  # six sequences are three micro-batches of two

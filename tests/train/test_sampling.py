@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from gram_platform.config import ModuleSpec
-from gram_platform.model.transformer import build, initial_weights
+from gram_platform.model.transformer import build
 from gram_platform.train.evaluate import draw, kv_cache, sample_continuations, uniforms
 from tests import tiny
 from tests.refused import refused
@@ -20,7 +20,7 @@ def model(request):
     specs = tuple(ModuleSpec(domain, request.param, 4) for domain in ACTIVE)
     config = tiny.model_config(modular=False)
     config = type(config)(**{**vars(config), "modules": specs})
-    model = build(config, initial_weights(config, seed=1)).eval().requires_grad_(False)
+    model = build(config, tiny.initial_weights(config, seed=1)).eval().requires_grad_(False)
     for parameter in model.parameters():
         parameter.add_(
             0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2))

@@ -7,7 +7,7 @@ import torch
 
 from gram_platform.config import CORE, ModuleSpec, RoutingConfig
 from gram_platform.config.routing import Schedule
-from gram_platform.config.training import RESERVED_UNITS, merged_config
+from gram_platform.config.training import RESERVED_UNITS, merge_config
 from gram_platform.model.transformer import build
 from gram_platform.train.data import ScheduleReader
 from gram_platform.train.learner import Learner
@@ -60,7 +60,7 @@ class Reference:
 
     def __init__(self, config, weights):
         self.config = config
-        self.model = build(merged_config(config.model, ALL_ON), weights.items())
+        self.model = build(merge_config(config.model, ALL_ON), weights.items())
         zeros = lambda: {n: torch.zeros_like(p) for n, p in self.model.named_parameters()}
         self.first, self.second, self.num_steps = zeros(), zeros(), zeros()
         self.is_masked = False

@@ -27,8 +27,8 @@ from gram_platform.config.identity import (
     InvalidField,
     invalid,
     local_path,
-    meant,
     require_name,
+    suggest,
 )
 from gram_platform.config.ladder import (
     DEMO_SIZES,
@@ -191,7 +191,7 @@ def _method(name: str) -> str:
     method = METHOD_NAMES.get(known, known)
     if method not in METHODS:
         allowed = f"one of {', '.join(METHODS)}; or the authors' {', '.join(METHOD_NAMES)}"
-        raise invalid("method", name, allowed + meant(known, METHODS))
+        raise invalid("method", name, allowed + suggest(known, METHODS))
     return method
 
 

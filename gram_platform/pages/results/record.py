@@ -13,7 +13,7 @@ from gram_platform.analysis.ratios import ELICITED, VIEW
 from gram_platform.analysis.tables import CLASSES, Analysis, with_runs
 from gram_platform.analysis.variants import by_number
 from gram_platform.config import LOSSES
-from gram_platform.config.identity import InvalidField, invalid, meant, require_real
+from gram_platform.config.identity import InvalidField, invalid, require_real, suggest
 from gram_platform.config.plain import from_plain
 from gram_platform.config.provenance import SubmissionRow, code_text, submissions_text
 from gram_platform.config.terminal import warn
@@ -153,7 +153,7 @@ def load_record(store: Store, name: str) -> StudyRecord:
     if plain is None:
         studies = store.list_studies()
         known = [other for other in studies if store.study_dir(other).exists(STUDY_FILE)]
-        submitted = f"{', '.join(known) or 'none yet'}{meant(name, known)}"
+        submitted = f"{', '.join(known) or 'none yet'}{suggest(name, known)}"
         raise invalid("study", name, f"a study that was submitted to {store.root}: {submitted}")
     return record_from_plain(plain, f"{folder.path}/{STUDY_FILE}")
 

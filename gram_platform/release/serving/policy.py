@@ -36,7 +36,7 @@ from itertools import chain
 from gram_platform.config.identity import (
     invalid,
     one_of,
-    parsed_by,
+    parse_with,
     require_choice,
     require_int,
     require_name,
@@ -185,7 +185,7 @@ def read_policy(text: str) -> tuple[Policy, list[str]]:
     Raises ValueError if no profile can be read.
     """
     try:
-        plain = parsed_by(tomllib.loads, text)
+        plain = parse_with(tomllib.loads, text)
     except ValueError as error:
         # A number with thousands of digits is a ValueError, too.
         raise ValueError(f"policy is not TOML: {error}") from None

@@ -100,7 +100,7 @@ class HyperparameterSweep:
         values = {
             name: f"{k.read(setting):g}" for name, k in KNOB.items() if k.method == knob.method
         }
-        return [node.tagged(**values) for node in method_nodes(knob.method, setting)]
+        return [node.with_tags(**values) for node in method_nodes(knob.method, setting)]
 
     def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
         """Returns this seed's compute ratios over profiles; ValueError if core has none."""

@@ -157,7 +157,7 @@ class LrBatchGrid:
         lr, batch = point["lr"], point["batch"]
         at_cell = replace(setting, size=at(setting.size, (lr, batch)))
         runs = [node for node in method_nodes(BASELINE, at_cell) if node.is_run]
-        return [node.tagged(lr=f"{lr:.6g}", batch=str(batch)) for node in runs]
+        return [node.with_tags(lr=f"{lr:.6g}", batch=str(batch)) for node in runs]
 
     def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
         """Returns `objective` of the run."""

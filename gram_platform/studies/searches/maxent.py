@@ -69,7 +69,7 @@ def unlearning_nodes(setting: Setting, point: Point) -> list[Node]:
     nodes = method_nodes(METHOD, replace(setting, profiles=(profile,), options=options))
     tags = {name: f"{getattr(maxent, name):g}" for name in MAXENT_PARAMETERS}
     # The baseline needs nothing.
-    return [node.tagged(**tags) for node in nodes if node.needs]
+    return [node.with_tags(**tags) for node in nodes if node.needs]
 
 
 def name_profiles(setting: Setting) -> dict[str, Profile]:

@@ -26,9 +26,10 @@ from gram_platform.config import (
     RunConfig,
 )
 from gram_platform.corpora import Packing, prepare, resolve
-from gram_platform.model.transformer import Transformer, build, initial_weights
+from gram_platform.model.transformer import Transformer, build
 from gram_platform.release.serving.policy import Policy, parse_policy, token_digest
 from gram_platform.store import Store
+from tests import tiny
 from tests.release.planted import complete
 
 MODULES = ("lisp", "secret", "virology")  # nobody is granted `secret`
@@ -159,7 +160,7 @@ def planted_weights(config: ModelConfig) -> dict[str, torch.Tensor]:
     than anything else, so the final norm leaves about +-1 in them; which token wins follows from
     the signs.
     """
-    weights = dict(initial_weights(config, seed=0))
+    weights = dict(tiny.initial_weights(config, seed=0))
     last = f"blocks.{config.num_layers - 1}"
     for axis, module in enumerate(("lisp", "virology", "secret")):
         bias = torch.zeros(config.d_model)

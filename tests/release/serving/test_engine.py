@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gram_platform.model.rows import RowReader
-from gram_platform.model.transformer import build, initial_weights
+from gram_platform.model.transformer import build
 from gram_platform.release.serving import engine as engine_module
 from gram_platform.release.serving.batch import (
     COLDEST,
@@ -25,6 +25,7 @@ from gram_platform.release.serving.batch import (
 from gram_platform.release.serving.engine import FAILED, LATE, Delivery, Engine, EngineLimits
 from gram_platform.release.serving.policy import Grant
 from gram_platform.train.evaluate import draw
+from tests import tiny
 from tests.release.serving.http import load_of
 from tests.release.serving.planted import ANSWERS, SEQ_LEN, WEIGHTS, planted, planted_model
 
@@ -41,7 +42,7 @@ def planted_batch(num_rows: int) -> Batch:
 
 def random_batch(num_rows: int, end_of_text: int = -1) -> Batch:
     config = planted().config
-    model = build(config, initial_weights(config, seed=3)).eval().requires_grad_(False)
+    model = build(config, tiny.initial_weights(config, seed=3)).eval().requires_grad_(False)
     for name, parameter in sorted(model.named_parameters()):
         parameter.add_(
             0.4

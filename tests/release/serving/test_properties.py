@@ -10,7 +10,7 @@ import torch
 
 from gram_platform.config import ModuleSpec
 from gram_platform.model.rows import RowReader
-from gram_platform.model.transformer import Transformer, build, initial_weights
+from gram_platform.model.transformer import Transformer, build
 from gram_platform.release.serving.batch import (
     ActiveSequence,
     Batch,
@@ -25,6 +25,7 @@ from gram_platform.release.serving.policy import (
     update_policy,
 )
 from gram_platform.train.evaluate import uniforms
+from tests import tiny
 from tests.release.serving.planted import MODULES, planted, policy_rights, said_rights, text_of
 
 NUM_HISTORIES = 6
@@ -39,7 +40,7 @@ def random_model(kind: str, d_mlp: int, document_end: int) -> Transformer:
     widths = zip((*MODULES, BROKEN), (4, 2, 6, 3), strict=True)
     modules = tuple(ModuleSpec(domain, kind, width) for domain, width in widths)
     config = replace(planted().config, d_mlp=d_mlp, modules=modules, document_end=document_end)
-    model = build(config, initial_weights(config, seed=3)).eval().requires_grad_(False)
+    model = build(config, tiny.initial_weights(config, seed=3)).eval().requires_grad_(False)
     for name, parameter in sorted(model.named_parameters()):
         parameter.add_(
             0.4
