@@ -32,7 +32,7 @@ from gram_platform.methods import seed_key, size_key
 ENDED = (State.COMPLETE, State.DIVERGED, State.FAILED)
 TRIAL_FIELDS = ["size", "parameters", "seed", "lr", "batch", "loss"]
 # The arguments of `fit_surface`.
-FITTED = ["lr", "batch", "loss", "seed"]
+SURFACE_INPUTS = ["lr", "batch", "loss", "seed"]
 CELL = ["size", "parameters", "lr", "batch"]
 # The seeds of a cell in each state of ENDED.
 NUM_ENDED = ["num_seeds", "num_diverged", "num_failed"]
@@ -104,7 +104,7 @@ def surface_table(trials: pd.DataFrame, fit: Fit = OUR_FIT) -> pd.DataFrame:
     parts = [pd.DataFrame(columns=["size", "lr", "batch", "loss"])]
     for (_, size), group in select_trials(trials, fit.as_published).groupby(["parameters", "size"]):
         try:
-            surface = fit_surface(*(group[name] for name in FITTED), fit)
+            surface = fit_surface(*(group[name] for name in SURFACE_INPUTS), fit)
         except ValueError:
             continue
         rates, batches = (
@@ -221,7 +221,7 @@ def _optimum_row(group: pd.DataFrame, fit: Fit) -> dict:
     row = {f"best_{name}": float(best[name]) for name in (*axes, "loss")}
     lr, batch, optimum, reason = row["best_lr"], row["best_batch"], None, ""
     try:
-        optimum = fit_surface(*(group[name] for name in FITTED), fit).optimum()
+        optimum = fit_surface(*(group[name] for name in SURFACE_INPUTS), fit).optimum()
     except ValueError as error:
         row |= dict.fromkeys(OPTIMUM, math.nan) | {"convex": False, "on_edge": False}
         row |= {"num_cells": len(means), "num_points": len(group)}

@@ -222,8 +222,8 @@ class ExecutionFlags:
         collective_timeout: seconds after which ranks that wait for one another start again from the
             last checkpoint
         retry_failed: train runs with a non-finite loss again
-        notify: a webhook, such as Slack's, for a message at the end: done, failed or limit reached
-            (On a cluster in the documents)
+        notify: a webhook, such as Slack's, that gets a message at the end (On a cluster in the
+            documents)
         verbose: print the workers' output, also into `ray job logs`
     """
 

@@ -58,7 +58,7 @@ OVER_SIZES = "over sizes"
 SHOWN_OF_CLAIMS = ("verdict", HOLM, "claim", PROFILE, VARIANT, "size", "difference", "detectable")
 SHOWN_OF_CLAIMS += ("num_seeds", *CLAIM_NATS, "published", "paper", "source", EXPLANATION)
 # Columns that may be empty.
-PARTIAL = (PROFILE, "size", VARIANT, UNIT_ERROR, "published", "paper", EXPLANATION, *CLAIM_NATS)
+OPTIONAL_COLUMNS = (PROFILE, "size", VARIANT, UNIT_ERROR, "published", "paper", EXPLANATION, *CLAIM_NATS)
 
 
 def claim_sections(study: Results) -> list[Section]:
@@ -131,9 +131,9 @@ def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
 
 
 def select_columns(claims: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
-    """Selects those columns that the claims have, without empty columns of PARTIAL."""
+    """Selects those columns that the claims have, without empty columns of OPTIONAL_COLUMNS."""
     columns = claims.filter(list(order))
-    is_empty = (columns.isna() | (columns == "")).all() & columns.columns.isin(PARTIAL)
+    is_empty = (columns.isna() | (columns == "")).all() & columns.columns.isin(OPTIONAL_COLUMNS)
     return columns.loc[:, ~is_empty]
 
 
