@@ -103,8 +103,8 @@ class SubjectFlags:
         seeds: number of seeds of every size (default: the preset's, which may depend on the size)
         first_seed: the first of the seeds, which are consecutive (default: the preset's)
         corpus: a corpus above, a folder of .jsonl/.parquet with `text` and `label`, a .json of
-            labelled globs, a .toml recipe, or hf://ORG/NAME?label=FIELD&text=FIELD
-            (Studies in the documents)
+            labelled globs, a .toml recipe, or hf://ORG/NAME?label=FIELD&text=FIELD; Studies in the
+            documents has more
         core_label: the label of core, or several with commas (default: core, or the catalog's);
             every other label is an auxiliary domain
         core_tokenizer: train the tokenizer only on core's text, so that exports have no vocabulary
@@ -150,8 +150,8 @@ class DeviceFlags:
         device: remembered for each study (default: cuda if Ray has a GPU; required if the preset
             plans for GPUs and the cluster starts machines on demand)
         num_workers: ranks of each run: a number, size=number for single sizes, a range as 4..8 for
-            as many as can be placed at each start, or auto for the numbers that end the study first
-            (default: auto on GPUs, 1 on CPUs)
+            as many as can be placed at each start, or auto for the numbers that end the study
+            first (default: auto on GPUs, 1 on CPUs)
         threads: CPU threads of a rank; runs repeat bit for bit only with the same number
         max_gpus: GPUs to use at once (default: all that the cluster has or can start); CPU slots on
             CPUs
@@ -264,10 +264,10 @@ class StudyFlags:
             of core)
         texts: lines with `text` and `label` (a domain), in place of validation text: sentences for
             token_localization, or prompts for samples
-        in_process: run the nodes one after another in this process, without Ray, for a debugger
-            (Studies in the documents)
-        export_nodes: write the missing nodes to this file, for a machine without Ray
-            (On a cluster in the documents), and start nothing
+        in_process: run the nodes one after another in this process, without Ray, for example for a
+            debugger (Studies in the documents)
+        export_nodes: write the missing nodes to this file, for a machine without Ray, and start
+            nothing (On a cluster in the documents)
     """
 
     title = "study"

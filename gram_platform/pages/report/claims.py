@@ -58,7 +58,8 @@ OVER_SIZES = "over sizes"
 SHOWN_OF_CLAIMS = ("verdict", HOLM, "claim", PROFILE, VARIANT, "size", "difference", "detectable")
 SHOWN_OF_CLAIMS += ("num_seeds", *CLAIM_NATS, "published", "paper", "source", EXPLANATION)
 # Columns that may be empty.
-OPTIONAL_COLUMNS = (PROFILE, "size", VARIANT, UNIT_ERROR, "published", "paper", EXPLANATION, *CLAIM_NATS)
+OPTIONAL_COLUMNS = [PROFILE, "size", VARIANT, UNIT_ERROR, "published", "paper", EXPLANATION]
+OPTIONAL_COLUMNS += CLAIM_NATS
 
 
 def claim_sections(study: Results) -> list[Section]:
