@@ -56,8 +56,8 @@ from gram_platform.corpora.splits import (
     candidates,
     count_duplicates,
     join_candidates,
-    shares_differ,
     splitter_of,
+    thresholds,
 )
 from gram_platform.corpora.tokenizer import (
     LOST,
@@ -181,7 +181,8 @@ def _sum_unspelled(recipe: CorpusRecipe, folders: Sequence[Path]) -> dict[str, d
 
 def _splitter(recipe: CorpusRecipe, parts: Sequence[Part], files: PartFiles) -> Splitter:
     """Reads keys: of all parts if domains hold out different shares, otherwise of held-out text."""
-    read = [part for part in parts if shares_differ(recipe) or any(unit.held_out for unit in part)]
+    differ = len(set(thresholds(recipe).values())) > 1
+    read = [part for part in parts if differ or any(unit.held_out for unit in part)]
     folders = files.write("splitting", partial(_write_candidates, recipe), read)
     return splitter_of(recipe, [Candidates(**np.load(folder / "keys.npz")) for folder in folders])
 

@@ -166,9 +166,8 @@ class TokenizerRecipe:
     """The origin of a tokenizer.
 
     The kind `bpe` is a byte-level BPE that is trained on whole training documents of about
-    `sample_bytes` together. `bpe-passages` is trained on passages instead, because a few long
-    documents would fill the sample. `file` is a `tokenizer.json` whose SHA-256 is `source`. `hub`
-    is a tokenizer of the hub, and `source` is `name@revision`.
+    `sample_bytes` together, `bpe-passages` on passages of long documents. `file` is a
+    `tokenizer.json` whose SHA-256 is `source`. `hub` is the tokenizer `name@revision` of the hub.
     """
 
     kind: str

@@ -158,10 +158,7 @@ def describe_corpus(name: str) -> str:
         return "datasets: " + ", ".join(dict.fromkeys(row.dataset for row in corpus.rows))
     if isinstance(corpus, TextCorpus):
         return "files: " + ", ".join([*corpus.globs, *corpus.records])
-    return (
-        "Python, C++ headers, JavaScript, type stubs and licences of the packages installed on this"
-        " machine"
-    )
+    return "Python, C++, JavaScript, type stubs and licences of this machine's packages"
 
 
 def mixture(name: str, core_tokens: int, aux_share: float) -> dict[tuple[str, str], float]:
@@ -239,7 +236,7 @@ def _auxiliary_labels(labels: Collection[str], core: tuple[str, ...]) -> list[st
             raise invalid("label", label, allowed)
         if is_unlabelled(label):
             allowed = f"a label of core_label, or a name that does not begin with {UNLABELLED!r}"
-            raise invalid("label", label, f"{allowed}, which is reserved for partial labels")
+            raise invalid("label", label, allowed)
         require_name("label", label)
         require_metric_name("label", label)
     require_tellable("label", auxiliary, (CORE, *core))
@@ -328,12 +325,11 @@ def _hub_domain(
     source: HubSource, name: str, labels: tuple[str, ...], bytes_per_token: float
 ) -> DomainRecipe:
     # Bytes by `held_out`.
-    amounts = {False: 0.0, True: 0.0}
+    amounts = [0.0, 0.0]
     for row, num_bytes in zip(source.rows, source.expected_bytes, strict=True):
         amounts[row.held_out] += num_bytes * _fraction(row, labels)
-    return DomainRecipe(
-        name, labels, 0, round(amounts[False]), bytes_per_token, round(amounts[True])
-    )
+    split_bytes, held_out_bytes = map(round, amounts)
+    return DomainRecipe(name, labels, 0, split_bytes, bytes_per_token, held_out_bytes)
 
 
 def _of_files(

@@ -84,9 +84,7 @@ def _tokenizer(store: Store, view: View) -> str:
         return ""
     if kind not in TRAINED:
         return "The tokenizer was not trained here: what text it has seen, and names, is not known."
-    if is_of_core:
-        return "The tokenizer was trained on text of core alone."
-    return TOKENIZER_HAS_SEEN
+    return "The tokenizer was trained on text of core alone." if is_of_core else TOKENIZER_HAS_SEEN
 
 
 def _facts(store: Store, view: View) -> dict[str, str]:

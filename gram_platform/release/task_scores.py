@@ -196,6 +196,7 @@ def score_profiles(
             precision,
         )
         directory = store.evaluation(scores.eval_id)
+        when = "before"
         if (result := store.current_result(directory)) is None:
             manager = manager or _loadable(benchmark)[0]
             directory.ensure_config(scores)
@@ -205,9 +206,8 @@ def score_profiles(
             store.set_outdated_aside(directory)
             elapsed_s = time.monotonic() - started
             result = directory.complete(fields, {"elapsed_s": elapsed_s})
-            say(f"{name}: scored in {elapsed_s:.0f} s (evaluation {scores.eval_id})")
-        else:
-            say(f"{name}: scored before (evaluation {scores.eval_id})")
+            when = f"in {elapsed_s:.0f} s"
+        say(f"{name}: scored {when} (evaluation {scores.eval_id})")
         for task, fields in result["tasks"].items():
             rows.append({"profile": name, "task": task, **_judge(fields)})
     return pd.DataFrame(rows, columns=SCORE_COLUMNS)

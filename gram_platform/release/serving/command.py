@@ -209,14 +209,8 @@ def start(service: Service, prepared: PreparedService, name: str) -> int:
     port, within_s = service.find_port(), service.limits.deadline_s + SLOW_CALLER_S
     http_options = {"host": service.host, "port": port, "request_timeout_s": within_s}
     serve.start(proxy_location="HeadOnly", http_options=http_options)
-    app = application(
-        prepared.source,
-        prepared.tokenizer_json,
-        prepared.run.model.seq_len,
-        service.max_requests,
-        service.num_replicas,
-        name,
-    )
+    parts = (prepared.source, prepared.tokenizer_json, prepared.run.model.seq_len)
+    app = application(*parts, service.max_requests, service.num_replicas, name)
     serve.run(app, name=name, route_prefix="/")
     return port
 
@@ -341,10 +335,6 @@ def join_ray(address: str, num_cpus: int) -> bool:
         join(address, **quiet)
         return False
     assert os.environ.get("RAY_AUTH_TOKEN"), "a private Ray needs a token of its own"
-    start_ray(
-        num_cpus=num_cpus,
-        object_store_memory=SERVING_STORE_BYTES,
-        include_dashboard=False,
-        **quiet,
-    )
+    quiet |= {"object_store_memory": SERVING_STORE_BYTES, "include_dashboard": False}
+    start_ray(num_cpus=num_cpus, **quiet)
     return True

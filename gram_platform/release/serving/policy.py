@@ -30,7 +30,7 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 
 from gram_platform.config.identity import (
@@ -163,7 +163,7 @@ def is_recent(confirmed_at: float) -> bool:
 
 
 def token_digest(token: str) -> str:
-    """Returns a token's SHA-256, with 64 hexadecimal digits, as the policy stores it."""
+    """Returns a token's SHA-256 as the policy stores it."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -172,7 +172,7 @@ def new_token() -> str:
 
 
 def parse_policy(text: str) -> Policy:
-    """Parses a policy's text; ValueError, with field and value, if it has an error."""
+    """Parses a policy's text; ValueError if it has an error."""
     policy, errors = read_policy(text)
     if errors:
         raise ValueError(errors[0])
@@ -226,23 +226,9 @@ def _collect_errors(errors: list[str]) -> Iterator[None]:
         errors.append(str(error))
 
 
-def token_entry(
-    name: str,
-    token: str,
-    profiles: tuple[str, ...],
-    default: str,
-    metrics: bool,
-    max_requests: int | None = None,
-) -> str:
+def token_entry(rule: TokenRule) -> str:
     """Formats a [[tokens]] entry, which is appended to a policy file."""
-    fields = {
-        "name": name,
-        "sha256": token_digest(token),
-        "profiles": list(profiles),
-        "default": default,
-        "metrics": metrics or None,
-        "max_requests": max_requests,
-    }
+    fields = asdict(rule) | {"metrics": rule.metrics or None}
     lines = (f"{key} = {json.dumps(value)}\n" for key, value in fields.items() if value is not None)
     return "\n[[tokens]]\n" + "".join(lines)
 

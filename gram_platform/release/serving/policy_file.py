@@ -10,9 +10,11 @@ from gram_platform.config.crash_safe import sync, temporary_beside
 from gram_platform.config.identity import invalid, local_path
 from gram_platform.release.serving.policy import (
     Policy,
+    TokenRule,
     new_token,
     parse_policy,
     read_policy,
+    token_digest,
     token_entry,
 )
 
@@ -85,7 +87,8 @@ def add_token(
 ) -> str:
     """Adds the entry of a new token to a policy file; returns the token."""
     token = new_token()
-    entry = token_entry(name, token, profiles, default, metrics, max_requests)
+    rule = TokenRule(name, token_digest(token), profiles, default, metrics, max_requests)
+    entry = token_entry(rule)
     edit_policy(path, lambda text: text + entry)
     return token
 

@@ -18,7 +18,6 @@ from gram_platform.release.serving.policy import (
     new_token,
     parse_policy,
     token_digest,
-    token_entry,
     update_policy,
 )
 from gram_platform.release.serving.policy_file import (
@@ -28,7 +27,7 @@ from gram_platform.release.serving.policy_file import (
     policy_text,
 )
 from tests.refused import refused
-from tests.release.serving.planted import POLICY, planted, text_of
+from tests.release.serving.planted import POLICY, entry_of, planted, text_of
 
 SHA = token_digest("x")
 TOKEN = f'[[tokens]]\nname = "a"\nsha256 = "{SHA}"\nprofiles = ["open"]\n'
@@ -234,7 +233,7 @@ def test_an_edit_keeps_link_mode_and_owner_and_loses_no_other(tmp_path):
     link.symlink_to(real)
 
     def add(number: int) -> None:
-        entry = token_entry(f"t{number}", new_token(), ("open",), "open", False)
+        entry = entry_of(f"t{number}", new_token(), ("open",))
         edit_policy(str(link), lambda text: text + entry)
 
     with ThreadPoolExecutor(8) as pool:
@@ -254,7 +253,7 @@ def test_a_revocation_while_a_token_is_added_stays(tmp_path):
     """An administrator's editor takes no lock: what it wrote meanwhile is read again."""
     path, texts = tmp_path / "policy.toml", []
     path.write_text(POLICY + TOKEN)
-    entry = token_entry("zoe", new_token(), ("open",), "open", False)
+    entry = entry_of("zoe", new_token(), ("open",))
 
     def change(text: str) -> str:
         if not texts:
