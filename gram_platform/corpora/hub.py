@@ -346,10 +346,7 @@ def _record(row: HubRow, record: dict) -> Document | None:
 
 
 def _value(record: object, name: str) -> object:
-    """Returns a field's value; None if the record lacks the field, or its value is None.
-
-    A dot in the name descends into a nested record, unless a field has the whole name.
-    """
+    """Returns the value of a field, which `HubRow` describes; None if the record lacks it."""
     if not isinstance(record, dict):
         return None
     ends = [index for index in reversed(range(len(name))) if name[index] == "."]

@@ -233,9 +233,9 @@ def _train_tokenizer(
 def _write_sample(recipe: CorpusRecipe, splitter: Splitter, part: Part, folder: Path) -> None:
     """Writes a part's share of the sample of the training documents, chosen by their keys.
 
-    Keys are rotated by 32 bits, so that the sample is independent of the split. `bpe` takes whole
-    documents. `bpe-passages` takes the same share of every long document: consecutive passages step
-    through the range of keys by the golden ratio.
+    Keys are rotated by 32 bits, so that the sample is independent of the split. `bpe-passages`
+    takes the same share of every long document: consecutive passages step through the range of keys
+    by the golden ratio.
     """
     trained, texts = recipe.tokenizer, []
     sampled = {domain.name: domain.num_bytes for domain in recipe.sampled_from}
@@ -255,7 +255,7 @@ def _write_sample(recipe: CorpusRecipe, splitter: Splitter, part: Part, folder: 
 
 @dataclass(frozen=True)
 class JoinPiece:
-    """Some bytes of a file of sequences, the rows that have them, and these rows' tokens."""
+    """Some bytes of a file of sequences, and the rows that have them."""
 
     pair: tuple[str, str]
     # The first, and the one after the last.
@@ -306,10 +306,9 @@ def _arrange(recipe: CorpusRecipe, piece: JoinPiece, folder: Path) -> None:
 def _write_sequences(
     recipe: CorpusRecipe, staging: Path, folders: Sequence[Path], files: PartFiles
 ) -> dict[str, dict]:
-    """Joins the parts' tokens into a file below `staging` for each domain and split.
+    """Joins the parts' tokens into a file for each domain and split; returns counts and hashes.
 
-    Returns each file's counts and hashes; ValueError for a file without a sequence, except the
-    validation files of parts.
+    ValueError for a file without a sequence, except the validation files of parts.
     """
     pairs = [(split, domain) for split in SPLITS for domain in recipe.pools]
     parts: dict[tuple[str, str], list] = {pair: [] for pair in pairs}

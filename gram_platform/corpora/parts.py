@@ -204,10 +204,7 @@ def token_path(folder: Path, split: str, domain: str) -> Path:
 def _encode(
     tokenizer: Tokenizer, splitter: Splitter, stream: Iterator[tuple[str, str]], source: str
 ) -> Iterator[tuple]:
-    """Yields batches (domains, texts, keys, are validation, encodings); reads one ahead.
-
-    ValueError naming the tokenizer's `source` if it fails.
-    """
+    """Yields batches (domains, texts, keys, are validation, encodings); reads one ahead."""
 
     def encodings(texts: list[str]) -> list[Encoding]:
         with name_faults(source, "a tokenizer that can encode the corpus"):

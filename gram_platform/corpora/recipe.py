@@ -64,8 +64,7 @@ class HubRow:
     are (field, regular expression) pairs. All pairs of `keep` must match a record, and none of
     `drop`. A dot in a field's name descends into nested fields, unless a field has the whole name.
     The items of a list are joined by blanks. `data_dir` selects a folder of the repository. `files`
-    selects some of its files, or local files or URLs if the dataset is "json" or "parquet". Records
-    are read in the dataset's order.
+    selects some of its files, or local files or URLs if the dataset is "json" or "parquet".
     """
 
     dataset: str
@@ -327,8 +326,7 @@ class CorpusRecipe:
         """Returns the share of a domain's documents that are validation, at most half.
 
         It exceeds `validation_fraction` if a small domain needs more for `validation_sequences`, or
-        has few documents. If there is a held-out test split, the share only adds what the test
-        split lacks.
+        has few documents. To a held-out test split it only adds what is missing.
         """
         recipe = self.of_domain(domain)
         pools = self.pools_of(recipe.domain)

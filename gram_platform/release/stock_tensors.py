@@ -87,8 +87,8 @@ def projection_rows(model: ModelConfig) -> list[int]:
 class CheckpointWeights(Mapping):
     """Maps our parameter names to a checkpoint's tensors in float32, each read on access.
 
-    Without `has_biases`, linear layers of a StarCoder2 model get biases of zero. ValueError for a
-    tensor that is missing, not finite or of another shape, and for too few layers.
+    Without `has_biases`, linear layers of a StarCoder2 model get biases of zero. ValueError for an
+    unfit tensor, and for too few layers.
     """
 
     def __init__(

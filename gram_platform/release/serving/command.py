@@ -75,7 +75,7 @@ class Service:
 
 @dataclass(frozen=True)
 class PreparedService:
-    """A run that can be served, with everything that the deployments need."""
+    """A run that can be served, with what the deployments need."""
 
     run: RunConfig
     source: ModelSource
@@ -95,8 +95,7 @@ class PreparedService:
 def prepare(service: Service) -> PreparedService:
     """Validates a service, without loading weights.
 
-    Raises ValueError if the run is incomplete or cannot be served, or if the policy names modules
-    that the run lacks.
+    Raises ValueError if the run cannot be served, or the policy names modules that it lacks.
     """
     store, policy = Store(service.storage), load_policy(service.policy)
     if not policy.tokens:

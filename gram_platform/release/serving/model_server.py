@@ -62,10 +62,7 @@ def load_granted(source: ModelSource) -> Transformer:
 
 
 class ModelServer:
-    """Continues requests that `policy` grants. A new policy ends requests that it does not grant.
-
-    All coroutines must run in the same event loop.
-    """
+    """Continues requests that `policy` grants. All coroutines must run in one event loop."""
 
     def __init__(self, source: ModelSource, model: Transformer | None = None):
         torch.set_num_threads(source.num_threads)

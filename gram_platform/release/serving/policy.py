@@ -180,10 +180,7 @@ def parse_policy(text: str) -> Policy:
 
 
 def read_policy(text: str) -> tuple[Policy, list[str]]:
-    """Returns (a policy of all profiles and tokens without an error, the errors).
-
-    Raises ValueError if no profile can be read.
-    """
+    """Returns (a policy of what has no error, the errors); ValueError if no profile can be read."""
     try:
         plain = parsed_by(tomllib.loads, text)
     except ValueError as error:

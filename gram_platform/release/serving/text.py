@@ -64,8 +64,8 @@ class Vocabulary:
 class TextStream:
     """Decodes tokens one delivery after another.
 
-    An incomplete character, and text that may begin a stop, are held back until it is known how
-    they continue. The text ends before a stop, and `stopped` is then True.
+    An incomplete character, and text that may begin a stop, are held back. The text ends before a
+    stop, and `stopped` is then True.
     """
 
     def __init__(self, vocabulary: Vocabulary, stops: tuple[str, ...]):
