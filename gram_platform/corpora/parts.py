@@ -186,10 +186,7 @@ def read_blocks(path: Path, checksum: int) -> Iterator[bytes]:
             found = zlib.crc32(block, found)
             yield block
     if found != checksum:
-        raise ValueError(
-            f"{path} was damaged, as by a power failure; its corpus is packed anew when prepared"
-            " again"
-        )
+        raise ValueError(f"{path} is damaged, as by a power failure: prepare its corpus again")
 
 
 @lru_cache(maxsize=1)

@@ -42,8 +42,8 @@ from gram_platform.corpora.sources import Progress, content_of, find_units, scan
 from gram_platform.corpora.tokenizer import DEFAULT_SAMPLE_BYTES, tokenizer_recipe
 
 # More text is fetched than one epoch needs, because bytes per token are estimates and, with partial
-# labels, budgets are rounded to whole windows. This rounding is 6% of core and 10% of an auxiliary
-# domain in the paper's presets.
+# labels, budgets are rounded to whole windows, in the paper's presets by 6% of core and 10% of an
+# auxiliary domain.
 CORE_MARGIN, AUX_MARGIN = 1.10, 1.20
 # The factor on a row's estimated available bytes that is enough for all of the row.
 UNKNOWN = 1.25
@@ -107,7 +107,7 @@ def resolve(
             given or None, packing.vocab_size, packing.sample_bytes, end
         )
         if packing.instructions and isinstance(description, StoriesCorpus | HubCorpus):
-            allowed = "none, unless --corpus is a folder, a file or recipe of text, or installed"
+            allowed = "none, unless the corpus is local text"
             raise invalid("instructions", packing.instructions, allowed)
         if isinstance(description, StoriesCorpus):
             source, domains, counts = _of_stories(description, core_label)

@@ -60,9 +60,7 @@ class HarnessModel(TemplateLM):
         return totals
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        raise NotImplementedError(
-            "tasks that generate text: export the profile and give it to lm_eval --model hf"
-        )
+        raise NotImplementedError("tasks that generate text")
 
     @torch.no_grad()
     def _score(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[Scored]:

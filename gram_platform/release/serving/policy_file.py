@@ -21,8 +21,8 @@ from gram_platform.release.serving.policy import (
 # Enough for some thousands of tokens. The file is read every two seconds.
 MAX_POLICY_BYTES = 2**20
 EXAMPLE = (
-    "a file that exists, as one of the lines [profiles.core] and modules = [] for core alone, to"
-    " which gram token NAME --profiles core --policy FILE adds a token"
+    "a file that exists, such as the lines [profiles.core] and modules = [], to which gram token"
+    " NAME --profiles core --policy FILE adds a token"
 )
 
 
