@@ -136,7 +136,6 @@ def _num_bytes(recipe: CorpusRecipe) -> int:
 
 
 def _fill(recipe: CorpusRecipe, root: Path, staging: Path, files: PartFiles) -> None:
-    """Writes all files of the packed corpus into `staging`, the manifest last."""
     tokenizer, units, skipped = _open_tokenizer(recipe), recipe.units, {}
     if isinstance(recipe.source, HubSource):
         from gram_platform.corpora.hub import fetch

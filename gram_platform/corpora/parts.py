@@ -201,7 +201,6 @@ def token_path(folder: Path, split: str, domain: str) -> Path:
 def _encode(
     tokenizer: Tokenizer, splitter: Splitter, stream: Iterator[tuple[str, str]], source: str
 ) -> Iterator[tuple]:
-    """Yields batches (domains, texts, keys, are validation, encodings); reads one ahead."""
 
     def encodings(texts: list[str]) -> list[Encoding]:
         with name_faults(source, "a tokenizer that can encode the corpus"):

@@ -381,7 +381,6 @@ def _divide_core(
 
 
 def _domain(pair: tuple[str, ...], labels: tuple[str, ...], counts: Counts) -> DomainRecipe:
-    """Makes the recipe of a domain, or of its part that training sees as another domain."""
     documents, num_bytes = (sum(counts[label][i] for label in labels) for i in (0, 1))
     if documents < 2:
         expected = f"two documents or more, for training and validation, found {documents}"

@@ -222,7 +222,6 @@ def _pick(draw, choices):
 
 
 def _draw_distinct(draw, cumulative: tuple[float, ...], number: int) -> list[int]:
-    """Draws distinct indices by weights, which are given as running sums."""
     indices: list[int] = []
     while len(indices) < min(number, len(cumulative)):
         index = bisect.bisect_right(cumulative, draw() * cumulative[-1])

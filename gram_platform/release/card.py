@@ -164,7 +164,6 @@ def _describe_tags(names: Mapping[str, str]) -> str:
 
 
 def _missing(numbers: ProfileNumbers) -> list[str]:
-    """Lists missing forget and elicited numbers, and the study's notes about the profile."""
     absent = [name for name in ("forget", "elicited") if name not in numbers.classes]
     if absent and not numbers.missing:
         return [f"{' and '.join(absent)} (the study has none for this profile)"]

@@ -181,7 +181,6 @@ def _write_part(
 def _write_cards(
     folder: Path, agreements: Mapping[str, tuple[Agreement, ...]], write_card: WriteCard
 ) -> None:
-    """Writes a card for each checkpoint, and one at the top if there are several."""
     for name, found in agreements.items():
         write_card(folder / name, name, found)
     if "" not in agreements:

@@ -64,7 +64,6 @@ class HarnessModel(TemplateLM):
 
     @torch.no_grad()
     def _score(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[Scored]:
-        """Scores continuations of contexts, in batches of similar lengths."""
         # The model does not read the last token.
         longest = self._model.config.seq_len + 1
         rows = [(context + continuation)[-longest:] for context, continuation in pairs]

@@ -55,7 +55,6 @@ def foreign_weights(
 
 
 def _parts(weights: Weights, ours: str, theirs: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the weight and the bias, if any, of our module under their name."""
     for part in ("weight", "bias"):
         if f"{ours}.{part}" in weights:
             yield f"{theirs}.{part}", weights[f"{ours}.{part}"]

@@ -298,7 +298,6 @@ def answers(samples: Sequence[Mapping]) -> dict[str, float]:
 
 
 def _judge(fields: Mapping[str, float]) -> dict[str, object]:
-    """Makes a task's row, with the accuracy, its interval, and whether it differs from a guess."""
     row: dict[str, object] = {
         "documents": int(fields["documents"]),
         "bits_per_byte": fields.get("bits_per_byte", math.nan),

@@ -226,7 +226,6 @@ def _require_json(request: Request) -> None:
 
 
 async def _body(request: Request) -> bytes:
-    """Reads the body; Refusal 413 as soon as the body is too large."""
     declared = request.headers.get("content-length", "0")
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > MAX_BODY_BYTES:
         raise refusal("body_too_large")

@@ -73,7 +73,6 @@ def parse_request(body: bytes) -> CompletionRequest:
 
 
 def _object(body: bytes) -> Mapping:
-    """Parses a JSON object; Refusal 400 for repeated names, NaN and infinities."""
     try:
         fields = json.loads(
             body.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant

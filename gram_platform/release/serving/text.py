@@ -108,6 +108,5 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Returns how many characters at the text's end are the beginning of the stop."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
