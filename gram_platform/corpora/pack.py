@@ -237,7 +237,7 @@ def _write_sample(recipe: CorpusRecipe, splitter: Splitter, part: Part, folder: 
     by the golden ratio.
     """
     trained, texts = recipe.tokenizer, []
-    sampled = {domain.name: domain.num_bytes for domain in recipe.sampled_from}
+    sampled = {domain.name: domain.num_bytes for domain in recipe.sample_domains}
     limit = min(1.0, trained.sample_bytes / sum(sampled.values())) * KEY_RANGE
     size = max(1, min(PASSAGE_CHARS, trained.sample_bytes // MIN_SAMPLED))
     for domain, text in documents(recipe, part):

@@ -183,7 +183,7 @@ class PackedCorpus:
         return self.manifest["data_id"]
 
     @property
-    def skipped(self) -> tuple[str, ...]:
+    def warnings(self) -> tuple[str, ...]:
         """Lines about what packing skipped, as records without a field, or text without tokens."""
         counts = self.manifest.get("skipped", {})
         left_out = (f"{row}: left out {n:,} records without a field" for row, n in counts.items())

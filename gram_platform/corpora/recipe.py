@@ -135,7 +135,7 @@ class HubSource:
     num_bytes: tuple[int, ...]
 
     @property
-    def expected_bytes(self) -> tuple[int, ...]:
+    def available_bytes(self) -> tuple[int, ...]:
         """The `num_bytes` of each row, but at most the estimated available bytes."""
         available = [round(row.available_tokens * row.bytes_per_token) for row in self.rows]
         return tuple(min(n, most or n) for n, most in zip(self.num_bytes, available, strict=True))
@@ -283,7 +283,7 @@ class CorpusRecipe:
         return str(self.tokenizer_path or self.tokenizer.source or "trained")
 
     @property
-    def sampled_from(self) -> tuple[DomainRecipe, ...]:
+    def sample_domains(self) -> tuple[DomainRecipe, ...]:
         """The domains on whose text a tokenizer is trained."""
         return self.domains_from[: 1 if self.tokenizer.core_only else None]
 

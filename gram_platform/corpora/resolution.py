@@ -326,7 +326,7 @@ def _hub_domain(
 ) -> DomainRecipe:
     # Bytes by `held_out`.
     amounts = [0.0, 0.0]
-    for row, num_bytes in zip(source.rows, source.expected_bytes, strict=True):
+    for row, num_bytes in zip(source.rows, source.available_bytes, strict=True):
         amounts[row.held_out] += num_bytes * _fraction(row, labels)
     split_bytes, held_out_bytes = map(round, amounts)
     return DomainRecipe(name, labels, 0, split_bytes, bytes_per_token, held_out_bytes)
@@ -392,7 +392,7 @@ def _domain(pair: tuple[str, ...], labels: tuple[str, ...], counts: Counts) -> D
 def _choose_sample(recipe: CorpusRecipe) -> TokenizerRecipe:
     """Chooses passages instead of documents if one document would dominate a partial sample."""
     tokenizer, largest = recipe.tokenizer, max(unit.largest for unit in recipe.units)
-    is_part = tokenizer.sample_bytes < sum(domain.num_bytes for domain in recipe.sampled_from)
+    is_part = tokenizer.sample_bytes < sum(domain.num_bytes for domain in recipe.sample_domains)
     if tokenizer.kind == "bpe" and is_part and largest * MIN_SAMPLED > tokenizer.sample_bytes:
         return replace(tokenizer, kind="bpe-passages")
     return tokenizer

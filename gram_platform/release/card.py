@@ -59,7 +59,7 @@ class CardSubject:
 
     @property
     def forgotten(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(chain.from_iterable(n.removed for n in self.numbers)))
+        return tuple(dict.fromkeys(chain.from_iterable(n.forget_domains for n in self.numbers)))
 
 
 def card_subject(

@@ -38,7 +38,7 @@ class ProfileNumbers:
     missing: tuple[str, ...]
 
     @property
-    def removed(self) -> tuple[str, ...]:
+    def forget_domains(self) -> tuple[str, ...]:
         """The domains that the profile forgets."""
         return tuple(self.domains.loc[self.domains["class"] == "forget", "domain"])
 

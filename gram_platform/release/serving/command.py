@@ -84,7 +84,7 @@ class PreparedService:
     def lines(self) -> list[str]:
         """Returns lines for the terminal about modules in memory and about tokens' profiles."""
         policy = self.source.policy
-        granted = policy.granted_modules
+        granted = policy.modules_of_tokens
         absent = [module for module in self.run.model.module_domains if module not in granted]
         lines = [f"run {self.run.run_id}: {', '.join(('core', *granted))} in memory"]
         if absent:
@@ -237,7 +237,7 @@ def follow_policy(
     old policy. A file that cannot be read is not confirmed, so replicas reject all requests after
     `LEASE_S`.
     """
-    reported, loaded = (), policy.granted_modules
+    reported, loaded = (), policy.modules_of_tokens
     while not is_over.is_set():
         before, errors, read_at = policy, (), time.monotonic()
         try:

@@ -57,7 +57,7 @@ def load_granted(source: ModelSource) -> Transformer:
     system (`DiskTensors.sha256`).
     """
     store = Store(source.storage)
-    view = View.of(source.run_id, dict.fromkeys(source.policy.granted_modules, 1.0))
+    view = View.of(source.run_id, dict.fromkeys(source.policy.modules_of_tokens, 1.0))
     return load_view(store, view, source.precision)[1].to(source.device)
 
 

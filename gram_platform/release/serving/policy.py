@@ -105,15 +105,15 @@ class Policy:
         return Grant(rule.name, name, dict(self.profiles)[name])
 
     @property
-    def _granted_profiles(self) -> dict[str, list[str]]:
+    def _profiles_of_tokens(self) -> dict[str, list[str]]:
         """The modules of each profile that some token has."""
         names = {name for rule in self.tokens for name in rule.profiles}
         return {name: list(dict(weights)) for name, weights in self.profiles if name in names}
 
     @property
-    def granted_modules(self) -> tuple[str, ...]:
+    def modules_of_tokens(self) -> tuple[str, ...]:
         """The modules that some token is granted. Only these are loaded."""
-        return tuple(sorted(set(chain.from_iterable(self._granted_profiles.values()))))
+        return tuple(sorted(set(chain.from_iterable(self._profiles_of_tokens.values()))))
 
     def require_modules(self, available: tuple[str, ...]) -> None:
         """Raises ValueError for a module that the run lacks."""
@@ -127,7 +127,7 @@ class Policy:
     def not_loaded(self, loaded: Collection[str]) -> dict[str, ValueError]:
         """Returns an error, by profile, for profiles of tokens whose modules are not all loaded."""
         memory, errors = ", ".join(loaded) or "none", {}
-        for name, modules in self._granted_profiles.items():
+        for name, modules in self._profiles_of_tokens.items():
             if missing := [module for module in modules if module not in loaded]:
                 allowed = f"modules in the server's memory ({memory}): restart the server"
                 errors[name] = invalid(f"profiles.{name}.modules", ", ".join(missing), allowed)

@@ -55,7 +55,7 @@ def test_weights_are_kept_and_zeros_dropped():
     text = "[profiles.half]\nmodules = { lisp = 0.5, virology = 0 }\n"
     policy = parse_policy(text + TOKEN.replace("open", "half"))
     assert policy.grant(SHA).weights == (("lisp", 0.5),)
-    assert policy.granted_modules == ("lisp",)
+    assert policy.modules_of_tokens == ("lisp",)
 
 
 def names(policy) -> set[str]:
@@ -77,7 +77,7 @@ def test_a_revocation_never_waits_for_the_rest_of_the_file():
     policy, errors = update_policy(granted, before, loaded)
     assert names(policy) == others
     assert "'secret'" in errors[0]
-    assert policy.granted_modules == loaded
+    assert policy.modules_of_tokens == loaded
     moved = granted.replace('default = "open"', 'default = "nobodys"')
     assert names(update_policy(moved, before, loaded)[0]) == others - {"open"}
     assert names(update_policy("", before, loaded)[0]) == set()
