@@ -184,7 +184,7 @@ class PackedCorpus:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Lines about what packing skipped, as records without a field, or text without tokens."""
+        """Lines about skipped records, and text that has no tokens."""
         counts = self.manifest.get("skipped", {})
         left_out = (f"{row}: left out {n:,} records without a field" for row, n in counts.items())
         return (*left_out, *describe_unspelled(self.manifest))
