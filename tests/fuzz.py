@@ -52,8 +52,8 @@ from gram_platform.release.stock_config import native_config
 from gram_platform.store import Store
 from gram_platform.store.files import seal, unseal
 from tests import tiny
-from tests.release.planted import checkpoint
-from tests.release.serving.planted import entry_of, policy_rights, said_rights
+from tests.release.planted import checkpoint, entry_of
+from tests.release.serving.planted import policy_rights, said_rights
 
 CPU_S = 2.0  # for one input
 MEMORY_BYTES = 2 << 30  # of addresses, beyond what the process has before it

@@ -27,13 +27,7 @@ from gram_platform.config import (
 )
 from gram_platform.corpora import Packing, prepare, resolve
 from gram_platform.model.transformer import Transformer, build, initial_weights
-from gram_platform.release.serving.policy import (
-    Policy,
-    TokenRule,
-    parse_policy,
-    token_digest,
-    token_entry,
-)
+from gram_platform.release.serving.policy import Policy, parse_policy, token_digest
 from gram_platform.store import Store
 from tests.release.planted import complete
 
@@ -61,12 +55,6 @@ modules = ["lisp", "virology"]
 [profiles.nobodys]
 modules = ["secret"]
 """
-
-
-def entry_of(name: str, token: str, profiles: tuple[str, ...], metrics: bool = False) -> str:
-    """An entry of a policy, whose default is the first profile."""
-    rule = TokenRule(name, token_digest(token), profiles, profiles[0], metrics, None)
-    return token_entry(rule)
 
 
 def text_of(policy: Policy) -> str:

@@ -8,8 +8,9 @@ import pytest
 
 from gram_platform.release.serving.policy import new_token
 from gram_platform.release.serving.policy_file import edit_policy
+from tests.release.planted import entry_of
 from tests.release.serving.load import Record, greedy, hammer
-from tests.release.serving.planted import ANSWERS, entry_of
+from tests.release.serving.planted import ANSWERS
 from tests.release.serving.running import gram_serve
 from tests.release.serving.test_serve import planted_questions
 

@@ -27,7 +27,8 @@ from gram_platform.release.serving.policy_file import (
     policy_text,
 )
 from tests.refused import refused
-from tests.release.serving.planted import POLICY, entry_of, planted, text_of
+from tests.release.planted import entry_of
+from tests.release.serving.planted import POLICY, planted, text_of
 
 SHA = token_digest("x")
 TOKEN = f'[[tokens]]\nname = "a"\nsha256 = "{SHA}"\nprofiles = ["open"]\n'

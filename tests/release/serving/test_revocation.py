@@ -19,7 +19,8 @@ import psutil
 import pytest
 
 from gram_platform.release.serving.policy import LEASE_S, new_token, token_digest
-from tests.release.serving.planted import ANSWERS, POLICY, entry_of, planted, write_storage
+from tests.release.planted import entry_of
+from tests.release.serving.planted import ANSWERS, POLICY, planted, write_storage
 from tests.release.serving.running import GRAM, START_TIMEOUT_S, environment, wait_for_port
 
 pytestmark = pytest.mark.ray
