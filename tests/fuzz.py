@@ -45,7 +45,6 @@ from gram_platform.release.serving.policy import (
     Policy,
     parse_policy,
     token_digest,
-    token_entry,
     update_policy,
 )
 from gram_platform.release.serving.requests import Refusal, parse_request
@@ -53,7 +52,7 @@ from gram_platform.release.stock_config import native_config
 from gram_platform.store import Store
 from gram_platform.store.files import seal, unseal
 from tests import tiny
-from tests.release.planted import checkpoint
+from tests.release.planted import checkpoint, entry_of
 from tests.release.serving.planted import policy_rights, said_rights
 
 CPU_S = 2.0  # for one input
@@ -331,9 +330,7 @@ RECORDS = [
 ] * 3
 LINES = "".join(json.dumps(record) + "\n" for record in RECORDS).encode()
 PROFILES = '[profiles.core]\nmodules = []\n\n[profiles."core+lisp"]\nmodules = { lisp = 0.5 }\n'
-TOKENS = [
-    token_entry(name, name * 20, ("core", "core+lisp"), "core", name == "a") for name in ("a", "b")
-]
+TOKENS = [entry_of(name, name * 20, ("core", "core+lisp"), name == "a") for name in ("a", "b")]
 PLANTED = Policy(parse_policy(PROFILES).profiles, parse_policy(PROFILES + "".join(TOKENS)).tokens)
 REQUEST = {
     "model": "core",

@@ -84,5 +84,5 @@ def prepare_command(
             f"{packed.num_sequences(split, domain):,} {split}" for split in ("train", "validation")
         ]
         say(f"  {domain:20} {' and '.join(counts)} sequences of {packed.seq_len} tokens")
-    for line in packed.skipped:
+    for line in packed.warnings:
         say(f"  {line}")

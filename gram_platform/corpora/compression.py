@@ -61,7 +61,7 @@ def open_unpacked(path: Path) -> io.BufferedIOBase:
 def seekable(path: Path, most: int) -> io.BufferedIOBase:
     """Opens a seekable file. A compressed file is first unpacked to disk.
 
-    Raises ValueError for a file that has more than `most` bytes unpacked, and for a full disk.
+    ValueError for a file that has more than `most` bytes unpacked, and for a full disk.
     """
     if not path.name.lower().endswith((".gz", ".zst")):
         return path.open("rb")

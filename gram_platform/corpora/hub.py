@@ -195,7 +195,6 @@ def _folder(root: Path, row: HubRow, shard: Shard) -> Path:
 
 
 def _fetch_shard(root: Path, progress: Progress, amount: Amount) -> list[dict]:
-    """Returns the first parts of a shard that have the amount; downloads missing parts."""
     row, num_bytes, shard = amount
     folder = _folder(root, row, shard)
     folder.mkdir(parents=True, exist_ok=True)
@@ -333,7 +332,6 @@ def _stream(row: HubRow, stream) -> Iterator[dict]:
 
 
 def _record(row: HubRow, record: dict) -> Document | None:
-    """Returns a record's label and text; None for a record without text."""
     texts = [_field(record, name).strip() for name in row.text_fields]
     text = "\n\n".join(part for part in texts if part)
     if not text:
@@ -346,10 +344,7 @@ def _record(row: HubRow, record: dict) -> Document | None:
 
 
 def _value(record: object, name: str) -> object:
-    """Returns a field's value; None if the record lacks the field, or its value is None.
-
-    A dot in the name descends into a nested record, unless a field has the whole name.
-    """
+    """Returns the value of a field, which `HubRow` describes; None if the record lacks it."""
     if not isinstance(record, dict):
         return None
     ends = [index for index in reversed(range(len(name))) if name[index] == "."]

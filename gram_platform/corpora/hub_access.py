@@ -79,7 +79,6 @@ def _questions(row: HubRow, all_files: bool) -> Iterator[tuple[str, dict[str, st
 
 
 def _urls(row: HubRow) -> list[str]:
-    """Lists the row's files on other servers than the hub's."""
     files = row.files if row.dataset in BUILDERS else ()
     return [file for file in files if urlsplit(file).scheme in ("http", "https")]
 

@@ -56,8 +56,8 @@ from gram_platform.corpora.splits import (
     candidates,
     count_duplicates,
     join_candidates,
-    shares_differ,
     splitter_of,
+    thresholds,
 )
 from gram_platform.corpora.tokenizer import (
     LOST,
@@ -136,7 +136,6 @@ def _num_bytes(recipe: CorpusRecipe) -> int:
 
 
 def _fill(recipe: CorpusRecipe, root: Path, staging: Path, files: PartFiles) -> None:
-    """Writes all files of the packed corpus into `staging`, the manifest last."""
     tokenizer, units, skipped = _open_tokenizer(recipe), recipe.units, {}
     if isinstance(recipe.source, HubSource):
         from gram_platform.corpora.hub import fetch
@@ -181,7 +180,8 @@ def _sum_unspelled(recipe: CorpusRecipe, folders: Sequence[Path]) -> dict[str, d
 
 def _splitter(recipe: CorpusRecipe, parts: Sequence[Part], files: PartFiles) -> Splitter:
     """Reads keys: of all parts if domains hold out different shares, otherwise of held-out text."""
-    read = [part for part in parts if shares_differ(recipe) or any(unit.held_out for unit in part)]
+    differ = len(set(thresholds(recipe).values())) > 1
+    read = [part for part in parts if differ or any(unit.held_out for unit in part)]
     folders = files.write("splitting", partial(_write_candidates, recipe), read)
     return splitter_of(recipe, [Candidates(**np.load(folder / "keys.npz")) for folder in folders])
 
@@ -232,12 +232,12 @@ def _train_tokenizer(
 def _write_sample(recipe: CorpusRecipe, splitter: Splitter, part: Part, folder: Path) -> None:
     """Writes a part's share of the sample of the training documents, chosen by their keys.
 
-    Keys are rotated by 32 bits, so that the sample is independent of the split. `bpe` takes whole
-    documents. `bpe-passages` takes the same share of every long document: consecutive passages step
-    through the range of keys by the golden ratio.
+    Keys are rotated by 32 bits, so that the sample is independent of the split. `bpe-passages`
+    takes the same share of every long document: consecutive passages step through the range of keys
+    by the golden ratio.
     """
     trained, texts = recipe.tokenizer, []
-    sampled = {domain.name: domain.num_bytes for domain in recipe.sampled_from}
+    sampled = {domain.name: domain.num_bytes for domain in recipe.sample_domains}
     limit = min(1.0, trained.sample_bytes / sum(sampled.values())) * KEY_RANGE
     size = max(1, min(PASSAGE_CHARS, trained.sample_bytes // MIN_SAMPLED))
     for domain, text in documents(recipe, part):
@@ -254,7 +254,7 @@ def _write_sample(recipe: CorpusRecipe, splitter: Splitter, part: Part, folder: 
 
 @dataclass(frozen=True)
 class JoinPiece:
-    """Some bytes of a file of sequences, the rows that have them, and these rows' tokens."""
+    """Some bytes of a file of sequences, and the rows that have them."""
 
     pair: tuple[str, str]
     # The first, and the one after the last.
@@ -305,10 +305,9 @@ def _arrange(recipe: CorpusRecipe, piece: JoinPiece, folder: Path) -> None:
 def _write_sequences(
     recipe: CorpusRecipe, staging: Path, folders: Sequence[Path], files: PartFiles
 ) -> dict[str, dict]:
-    """Joins the parts' tokens into a file below `staging` for each domain and split.
+    """Joins the parts' tokens into a file for each domain and split; returns counts and hashes.
 
-    Returns each file's counts and hashes; ValueError for a file without a sequence, except the
-    validation files of parts.
+    ValueError for a file without a sequence, except the validation files of parts.
     """
     pairs = [(split, domain) for split in SPLITS for domain in recipe.pools]
     parts: dict[tuple[str, str], list] = {pair: [] for pair in pairs}

@@ -183,8 +183,8 @@ class PackedCorpus:
         return self.manifest["data_id"]
 
     @property
-    def skipped(self) -> tuple[str, ...]:
-        """Lines about what packing skipped, as records without a field, or text without tokens."""
+    def warnings(self) -> tuple[str, ...]:
+        """Lines about skipped records, and text that has no tokens."""
         counts = self.manifest.get("skipped", {})
         left_out = (f"{row}: left out {n:,} records without a field" for row, n in counts.items())
         return (*left_out, *describe_unspelled(self.manifest))
@@ -344,8 +344,7 @@ def prompts_and_truths(
 ) -> list[tuple[list[int], list[int]]]:
     """Splits documents into (prompt, the at most `num_tokens` tokens that follow).
 
-    `wanted` are indices of documents among those longer than a prompt. Raises ValueError for an
-    index that is too large.
+    `wanted` are indices of documents longer than a prompt; ValueError for one that is too large.
     """
     long_enough = [d for d in split_documents(rows, end_of_text) if len(d) > num_prompt_tokens]
     if max(wanted) >= len(long_enough):

@@ -186,10 +186,7 @@ def read_blocks(path: Path, checksum: int) -> Iterator[bytes]:
             found = zlib.crc32(block, found)
             yield block
     if found != checksum:
-        raise ValueError(
-            f"{path} was damaged, as by a power failure; its corpus is packed anew when prepared"
-            " again"
-        )
+        raise ValueError(f"{path} is damaged, as by a power failure: prepare its corpus again")
 
 
 @lru_cache(maxsize=1)
@@ -204,10 +201,6 @@ def token_path(folder: Path, split: str, domain: str) -> Path:
 def _encode(
     tokenizer: Tokenizer, splitter: Splitter, stream: Iterator[tuple[str, str]], source: str
 ) -> Iterator[tuple]:
-    """Yields batches (domains, texts, keys, are validation, encodings); reads one ahead.
-
-    ValueError naming the tokenizer's `source` if it fails.
-    """
 
     def encodings(texts: list[str]) -> list[Encoding]:
         with name_faults(source, "a tokenizer that can encode the corpus"):

@@ -64,8 +64,7 @@ class HubRow:
     are (field, regular expression) pairs. All pairs of `keep` must match a record, and none of
     `drop`. A dot in a field's name descends into nested fields, unless a field has the whole name.
     The items of a list are joined by blanks. `data_dir` selects a folder of the repository. `files`
-    selects some of its files, or local files or URLs if the dataset is "json" or "parquet". Records
-    are read in the dataset's order.
+    selects some of its files, or local files or URLs if the dataset is "json" or "parquet".
     """
 
     dataset: str
@@ -136,7 +135,7 @@ class HubSource:
     num_bytes: tuple[int, ...]
 
     @property
-    def expected_bytes(self) -> tuple[int, ...]:
+    def available_bytes(self) -> tuple[int, ...]:
         """The `num_bytes` of each row, but at most the estimated available bytes."""
         available = [round(row.available_tokens * row.bytes_per_token) for row in self.rows]
         return tuple(min(n, most or n) for n, most in zip(self.num_bytes, available, strict=True))
@@ -166,9 +165,8 @@ class TokenizerRecipe:
     """The origin of a tokenizer.
 
     The kind `bpe` is a byte-level BPE that is trained on whole training documents of about
-    `sample_bytes` together. `bpe-passages` is trained on passages instead, because a few long
-    documents would fill the sample. `file` is a `tokenizer.json` whose SHA-256 is `source`. `hub`
-    is a tokenizer of the hub, and `source` is `name@revision`.
+    `sample_bytes` together, `bpe-passages` on passages of long documents. `file` is a
+    `tokenizer.json` whose SHA-256 is `source`. `hub` is the tokenizer `name@revision` of the hub.
     """
 
     kind: str
@@ -285,7 +283,7 @@ class CorpusRecipe:
         return str(self.tokenizer_path or self.tokenizer.source or "trained")
 
     @property
-    def sampled_from(self) -> tuple[DomainRecipe, ...]:
+    def sample_domains(self) -> tuple[DomainRecipe, ...]:
         """The domains on whose text a tokenizer is trained."""
         return self.domains_from[: 1 if self.tokenizer.core_only else None]
 
@@ -328,8 +326,7 @@ class CorpusRecipe:
         """Returns the share of a domain's documents that are validation, at most half.
 
         It exceeds `validation_fraction` if a small domain needs more for `validation_sequences`, or
-        has few documents. If there is a held-out test split, the share only adds what the test
-        split lacks.
+        has few documents. To a held-out test split it only adds what is missing.
         """
         recipe = self.of_domain(domain)
         pools = self.pools_of(recipe.domain)

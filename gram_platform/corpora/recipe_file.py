@@ -100,7 +100,6 @@ def _existing(root: Path, name: str) -> Path:
 
 
 def _from_file(path: Path) -> tuple[Written, HubCorpus | TextCorpus]:
-    """Reads a recipe, which is of hub datasets if it has `rows`, otherwise of local text."""
     written = read_toml("corpus", path)
     corpus = written.build(HubCorpus if "rows" in written.plain else TextCorpus)
     if isinstance(corpus, HubCorpus):

@@ -214,7 +214,7 @@ def _read_jsonl(path: Path, span: tuple[int, int | None, int]) -> Iterator[Docum
             continue
         last = number
         if b"\0" in raw:
-            raise ValueError(f"{where}: holds NUL bytes, as UTF-16 does: write the file as UTF-8")
+            raise ValueError(f"{where}: holds NUL bytes, as UTF-16 does: write it as UTF-8")
         try:
             record = json.loads(raw.decode("utf-8"))
         except UnicodeDecodeError as error:

@@ -42,8 +42,8 @@ from gram_platform.corpora.sources import Progress, content_of, find_units, scan
 from gram_platform.corpora.tokenizer import DEFAULT_SAMPLE_BYTES, tokenizer_recipe
 
 # More text is fetched than one epoch needs, because bytes per token are estimates and, with partial
-# labels, budgets are rounded to whole windows. This rounding is 6% of core and 10% of an auxiliary
-# domain in the paper's presets.
+# labels, budgets are rounded to whole windows, in the paper's presets by 6% of core and 10% of an
+# auxiliary domain.
 CORE_MARGIN, AUX_MARGIN = 1.10, 1.20
 # The factor on a row's estimated available bytes that is enough for all of the row.
 UNKNOWN = 1.25
@@ -107,7 +107,7 @@ def resolve(
             given or None, packing.vocab_size, packing.sample_bytes, end
         )
         if packing.instructions and isinstance(description, StoriesCorpus | HubCorpus):
-            allowed = "none, unless --corpus is a folder, a file or recipe of text, or installed"
+            allowed = "none, unless the corpus is local text"
             raise invalid("instructions", packing.instructions, allowed)
         if isinstance(description, StoriesCorpus):
             source, domains, counts = _of_stories(description, core_label)
@@ -158,10 +158,7 @@ def describe_corpus(name: str) -> str:
         return "datasets: " + ", ".join(dict.fromkeys(row.dataset for row in corpus.rows))
     if isinstance(corpus, TextCorpus):
         return "files: " + ", ".join([*corpus.globs, *corpus.records])
-    return (
-        "Python, C++ headers, JavaScript, type stubs and licences of the packages installed on this"
-        " machine"
-    )
+    return "Python, C++, JavaScript, type stubs and licences of this machine's packages"
 
 
 def mixture(name: str, core_tokens: int, aux_share: float) -> dict[tuple[str, str], float]:
@@ -239,7 +236,7 @@ def _auxiliary_labels(labels: Collection[str], core: tuple[str, ...]) -> list[st
             raise invalid("label", label, allowed)
         if is_unlabelled(label):
             allowed = f"a label of core_label, or a name that does not begin with {UNLABELLED!r}"
-            raise invalid("label", label, f"{allowed}, which is reserved for partial labels")
+            raise invalid("label", label, allowed)
         require_name("label", label)
         require_metric_name("label", label)
     require_tellable("label", auxiliary, (CORE, *core))
@@ -328,12 +325,11 @@ def _hub_domain(
     source: HubSource, name: str, labels: tuple[str, ...], bytes_per_token: float
 ) -> DomainRecipe:
     # Bytes by `held_out`.
-    amounts = {False: 0.0, True: 0.0}
-    for row, num_bytes in zip(source.rows, source.expected_bytes, strict=True):
+    amounts = [0.0, 0.0]
+    for row, num_bytes in zip(source.rows, source.available_bytes, strict=True):
         amounts[row.held_out] += num_bytes * _fraction(row, labels)
-    return DomainRecipe(
-        name, labels, 0, round(amounts[False]), bytes_per_token, round(amounts[True])
-    )
+    split_bytes, held_out_bytes = map(round, amounts)
+    return DomainRecipe(name, labels, 0, split_bytes, bytes_per_token, held_out_bytes)
 
 
 def _of_files(
@@ -385,7 +381,6 @@ def _divide_core(
 
 
 def _domain(pair: tuple[str, ...], labels: tuple[str, ...], counts: Counts) -> DomainRecipe:
-    """Makes the recipe of a domain, or of its part that training sees as another domain."""
     documents, num_bytes = (sum(counts[label][i] for label in labels) for i in (0, 1))
     if documents < 2:
         expected = f"two documents or more, for training and validation, found {documents}"
@@ -397,7 +392,7 @@ def _domain(pair: tuple[str, ...], labels: tuple[str, ...], counts: Counts) -> D
 def _choose_sample(recipe: CorpusRecipe) -> TokenizerRecipe:
     """Chooses passages instead of documents if one document would dominate a partial sample."""
     tokenizer, largest = recipe.tokenizer, max(unit.largest for unit in recipe.units)
-    is_part = tokenizer.sample_bytes < sum(domain.num_bytes for domain in recipe.sampled_from)
+    is_part = tokenizer.sample_bytes < sum(domain.num_bytes for domain in recipe.sample_domains)
     if tokenizer.kind == "bpe" and is_part and largest * MIN_SAMPLED > tokenizer.sample_bytes:
         return replace(tokenizer, kind="bpe-passages")
     return tokenizer

@@ -61,7 +61,7 @@ def find_units(corpus: Path) -> tuple[Unit, ...]:
     left_out = f"left out {len(skipped)} folders named _* or .*: {folders}" if skipped else ""
     if not files or not all(is_data_file(path.name) for path in files):
         names = "named *" + ", *".join(FORMATS)
-        allowed = f"a folder that holds files {names}, such a file, or a .json of labelled globs"
+        allowed = f"a folder with files {names}, such a file, or a .json of labelled globs"
         raise invalid("corpus", str(corpus), allowed + f" ({left_out})" * bool(left_out))
     if left_out:
         warn(f"{corpus}: {left_out}")
@@ -84,8 +84,8 @@ def _glob_units(path: Path) -> tuple[Unit, ...]:
         plain = {"root": "."} | read_json(path, Globs)
     except ValueError as error:
         allowed = (
-            "records in a file named *.jsonl, a JSON object with text and label a line, or files of"
-            f' labels in a .json, as {{"globs": {{label: [patterns]}}}} ({error})'
+            "records in a file named *.jsonl, or files of labels in a .json, as"
+            f' {{"globs": {{label: [patterns]}}}} ({error})'
         )
         raise invalid("corpus", str(path), allowed) from None
     if not plain["globs"]:
@@ -114,9 +114,7 @@ def _matches(
     if not label.strip() or not is_list:
         raise invalid(field, patterns, "a non-empty label with a list of glob patterns")
     if any(Path(p).is_absolute() for p in patterns):
-        raise invalid(
-            field, patterns, 'patterns relative to their own file, or to the "root" it names'
-        )
+        raise invalid(field, patterns, 'patterns relative to their file, or to its "root"')
     parts = {part for pattern in patterns for part in pattern.split("/")}
     if any(ANY_FOLDERS in part for part in parts - {ANY_FOLDERS}):
         raise invalid(field, patterns, f"glob patterns with {ANY_FOLDERS} alone between slashes")

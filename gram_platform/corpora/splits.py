@@ -50,11 +50,6 @@ def thresholds(recipe: CorpusRecipe) -> dict[str, int]:
     return {domain: int(recipe.validation_share(domain) * KEY_RANGE) for domain in recipe.pools}
 
 
-def shares_differ(recipe: CorpusRecipe) -> bool:
-    """Returns whether domains hold out different shares, so that all keys decide the splits."""
-    return len(set(thresholds(recipe).values())) > 1
-
-
 class Candidates(NamedTuple):
     """The keys (uint64) in a part that may decide the split of texts in other domains."""
 

@@ -222,7 +222,6 @@ def _pick(draw, choices):
 
 
 def _draw_distinct(draw, cumulative: tuple[float, ...], number: int) -> list[int]:
-    """Draws distinct indices by weights, which are given as running sums."""
     indices: list[int] = []
     while len(indices) < min(number, len(cumulative)):
         index = bisect.bisect_right(cumulative, draw() * cumulative[-1])
@@ -232,7 +231,7 @@ def _draw_distinct(draw, cumulative: tuple[float, ...], number: int) -> list[int
 
 
 def _cumulative_weights(num_items: int, order: random.Random) -> tuple[float, ...]:
-    """Returns running sums of power-law weights. The ranks are in random order."""
+    """Returns running sums of power-law weights in random order."""
     weights = [rank**-RANK_POWER for rank in range(1, num_items + 1)]
     return tuple(accumulate(_shuffle(weights, order)))
 

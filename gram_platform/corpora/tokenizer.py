@@ -230,19 +230,16 @@ def end_of_text_id(tokenizer: Tokenizer, named: str = "") -> int:
     for name in (_of_template(tokenizer), *KNOWN_ENDS):
         if name in special:
             return tokenizer.token_to_id(name)
-    raise invalid(
-        "tokenizer",
-        "no end of text",
-        f"one of the special tokens {', '.join(KNOWN_ENDS)}, or a recipe with end_of_text",
-    )
+    allowed = f"one of the special tokens {', '.join(KNOWN_ENDS)}, or a recipe with end_of_text"
+    raise invalid("tokenizer", "no end of text", allowed)
 
 
 def with_end(tokenizer: Tokenizer, name: str) -> Tokenizer:
     """Makes `name` the token that `end_of_text_id` returns."""
     tokenizer.add_special_tokens([name])
-    special = [(name, end_of_text_id(tokenizer, name))]
-    template = processors.TemplateProcessing(single=["$A", name], special_tokens=special)
-    tokenizer.post_processor = template
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=["$A", name], special_tokens=[(name, end_of_text_id(tokenizer, name))]
+    )
     return tokenizer
 
 
@@ -270,10 +267,9 @@ def document_end(recipe: TokenizerRecipe, path: Path | None) -> int:
 
 
 def require_vocab(tokenizer: Tokenizer, vocab_size: int, source: str) -> None:
-    """Raises ValueError unless all token ids are below the model's `vocab_size`.
+    """Raises ValueError, which names `source`, unless all token ids are below `vocab_size`.
 
-    Also rejects a tokenizer without words, which encodes every text to no tokens. `source` names
-    the tokenizer.
+    Also rejects a tokenizer without words, which encodes every text to no tokens.
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     if not vocabulary.keys() - KNOWN_ENDS:
@@ -313,8 +309,8 @@ BY_BYTE = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 def require_page(tokenizer: Tokenizer, source: str, texts: Iterable[str] = ()) -> None:
     """Tests a tokenizer on letters of all scripts, runs of one letter and beginnings of `texts`.
 
-    The test runs in another process with limits, because a tokenizer can use up memory and time.
-    Raises ValueError, which names `source`, if encoding fails or makes too many tokens.
+    The test runs in another process with limits. Raises ValueError, which names `source`, if
+    encoding fails or makes too many tokens.
     """
     codes = [*range(32, 0x2600), *range(0x2600, 0x20000, 97)]
     signs = "".join(filter(str.isprintable, map(chr, codes)))

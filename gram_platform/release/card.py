@@ -59,7 +59,7 @@ class CardSubject:
 
     @property
     def forgotten(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(chain.from_iterable(n.removed for n in self.numbers)))
+        return tuple(dict.fromkeys(chain.from_iterable(n.forget_domains for n in self.numbers)))
 
 
 def card_subject(
@@ -84,9 +84,7 @@ def _tokenizer(store: Store, view: View) -> str:
         return ""
     if kind not in TRAINED:
         return "The tokenizer was not trained here: what text it has seen, and names, is not known."
-    if is_of_core:
-        return "The tokenizer was trained on text of core alone."
-    return TOKENIZER_HAS_SEEN
+    return "The tokenizer was trained on text of core alone." if is_of_core else TOKENIZER_HAS_SEEN
 
 
 def _facts(store: Store, view: View) -> dict[str, str]:
@@ -166,7 +164,6 @@ def _describe_tags(names: Mapping[str, str]) -> str:
 
 
 def _missing(numbers: ProfileNumbers) -> list[str]:
-    """Lists missing forget and elicited numbers, and the study's notes about the profile."""
     absent = [name for name in ("forget", "elicited") if name not in numbers.classes]
     if absent and not numbers.missing:
         return [f"{' and '.join(absent)} (the study has none for this profile)"]

@@ -134,7 +134,10 @@ def export_view(
             shapes = foreign_shapes(merge_config(config, dict(part.weights)))
             files[name] = shards(shapes, dtype, export.max_file_bytes)
         total = sum(stream_bytes(s, dtype) for group in files.values() for s in group.values())
-        require_room(out, total)
+        existing = next(parent for parent in out.parents if parent.exists())
+        if (free := shutil.disk_usage(existing).free) < total:
+            allowed = f"a disk with {total / 1e9:,.2f} GB free, found {free / 1e9:,.2f} GB"
+            raise invalid("out", str(out), allowed)
         with atomic_folder(out) as staging:
             on_bytes, agreements = byte_counter(progress, "exporting", total), {}
             for name, part in parts.items():
@@ -178,7 +181,6 @@ def _write_part(
 def _write_cards(
     folder: Path, agreements: Mapping[str, tuple[Agreement, ...]], write_card: WriteCard
 ) -> None:
-    """Writes a card for each checkpoint, and one at the top if there are several."""
     for name, found in agreements.items():
         write_card(folder / name, name, found)
     if "" not in agreements:
@@ -228,15 +230,6 @@ def _hashes(folder: Path) -> dict[str, str]:
     """Returns the SHA-256 of every file except the record and the cards."""
     paths = [p for p in sorted(folder.rglob("*")) if p.is_file() and p.name not in (RECORD, CARD)]
     return {str(path.relative_to(folder)): hash_file(path) for path in paths}
-
-
-def require_room(out: Path, num_bytes: int) -> None:
-    """ValueError if the disk of a folder, which may be missing, has less than this free."""
-    existing = next(parent for parent in out.absolute().parents if parent.exists())
-    free = shutil.disk_usage(existing).free
-    if free < num_bytes:
-        allowed = f"a disk with {num_bytes / 1e9:,.2f} GB free, found {free / 1e9:,.2f} GB"
-        raise invalid("out", str(out), allowed)
 
 
 @contextlib.contextmanager

@@ -148,8 +148,7 @@ def write_tokenizer(corpus: PackedCorpus, folder: Path, seq_len: int) -> int:
     """Writes the corpus's tokenizer, so that transformers encodes text as training did.
 
     Training adds no tokens to a text, does not cut or pad it, and reads special tokens that it
-    spells as plain text. So the written file has no post-processor, truncation and padding, and the
-    settings turn off the rest. Returns the id of the end of text.
+    spells as plain text. Returns the id of the end of text.
     """
     tokenizer = load_tokenizer(corpus.tokenizer_path)
     end = end_of_text_id(tokenizer)

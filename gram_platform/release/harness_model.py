@@ -60,13 +60,10 @@ class HarnessModel(TemplateLM):
         return totals
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        raise NotImplementedError(
-            "tasks that generate text: export the profile and give it to lm_eval --model hf"
-        )
+        raise NotImplementedError("tasks that generate text")
 
     @torch.no_grad()
     def _score(self, pairs: Sequence[tuple[Tokens, Tokens]]) -> list[Scored]:
-        """Scores continuations of contexts, in batches of similar lengths."""
         # The model does not read the last token.
         longest = self._model.config.seq_len + 1
         rows = [(context + continuation)[-longest:] for context, continuation in pairs]

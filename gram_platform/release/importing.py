@@ -1,8 +1,8 @@
 """Imports a StarCoder2 or Llama checkpoint into the storage, as a starting point of runs.
 
 A study starts from it with `--start IMPORT_ID`, a run with RunConfig(model=<its config, with
-modules>, start=View.of(import_id), ...). The checkpoint becomes the run's core, and the run's seed
-initialises the modules. Only safetensors files are read, one tensor at a time.
+modules>, start=View.of(import_id), ...). The checkpoint becomes the run's core. Only safetensors
+files are read, one tensor at a time.
 """
 
 from collections.abc import Callable, Iterator

@@ -38,7 +38,7 @@ class ProfileNumbers:
     missing: tuple[str, ...]
 
     @property
-    def removed(self) -> tuple[str, ...]:
+    def forget_domains(self) -> tuple[str, ...]:
         """The domains that the profile forgets."""
         return tuple(self.domains.loc[self.domains["class"] == "forget", "domain"])
 
@@ -100,7 +100,6 @@ def _select(frame: pd.DataFrame, tags: Mapping[str, str]) -> pd.DataFrame:
 
 
 def _domains(ratios: pd.DataFrame, seed: str) -> pd.DataFrame:
-    """Makes a row for each domain and class, with this seed's numbers and the mean over seeds."""
     if not len(ratios):
         return pd.DataFrame(columns=CLASS_COLUMNS)
     means = {(row["class"], row["domain"]): row for row in domain_table(ratios).to_dict("records")}

@@ -29,8 +29,8 @@ def require_hub(name: str) -> None:
 def push_export(folder: Path, name: str) -> tuple[str, str]:
     """Uploads an export's folder in one commit; returns (the model's address, the commit's id).
 
-    A missing model is created as private. Raises ValueError if the model has other weights, which
-    would stay in its history, or if the hub refuses.
+    A missing model is created as private. Raises ValueError if the model has other weights, or if
+    the hub refuses.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError

@@ -1,8 +1,7 @@
 """Converts the config of a dense model to Hugging Face's config.json, and back.
 
 Source: `transformers/models/starcoder2` and `llama` in version 5.23. Older versions read
-`rope_theta` instead of `rope_parameters`. StarCoder2's block is ours with attention biases of zero,
-and Llama's is ours without biases.
+`rope_theta` instead of `rope_parameters`.
 """
 
 from collections.abc import Mapping

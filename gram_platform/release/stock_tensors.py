@@ -55,7 +55,6 @@ def foreign_weights(
 
 
 def _parts(weights: Weights, ours: str, theirs: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the weight and the bias, if any, of our module under their name."""
     for part in ("weight", "bias"):
         if f"{ours}.{part}" in weights:
             yield f"{theirs}.{part}", weights[f"{ours}.{part}"]
@@ -87,8 +86,8 @@ def projection_rows(model: ModelConfig) -> list[int]:
 class CheckpointWeights(Mapping):
     """Maps our parameter names to a checkpoint's tensors in float32, each read on access.
 
-    Without `has_biases`, linear layers of a StarCoder2 model get biases of zero. ValueError for a
-    tensor that is missing, not finite or of another shape, and for too few layers.
+    Without `has_biases`, linear layers of a StarCoder2 model get biases of zero. ValueError for an
+    unfit tensor, and for too few layers.
     """
 
     def __init__(

@@ -196,6 +196,7 @@ def score_profiles(
             precision,
         )
         directory = store.evaluation(scores.eval_id)
+        when = "before"
         if (result := store.current_result(directory)) is None:
             manager = manager or _loadable(benchmark)[0]
             directory.ensure_config(scores)
@@ -205,9 +206,8 @@ def score_profiles(
             store.set_outdated_aside(directory)
             elapsed_s = time.monotonic() - started
             result = directory.complete(fields, {"elapsed_s": elapsed_s})
-            say(f"{name}: scored in {elapsed_s:.0f} s (evaluation {scores.eval_id})")
-        else:
-            say(f"{name}: scored before (evaluation {scores.eval_id})")
+            when = f"in {elapsed_s:.0f} s"
+        say(f"{name}: scored {when} (evaluation {scores.eval_id})")
         for task, fields in result["tasks"].items():
             rows.append({"profile": name, "task": task, **_judge(fields)})
     return pd.DataFrame(rows, columns=SCORE_COLUMNS)
@@ -298,7 +298,6 @@ def answers(samples: Sequence[Mapping]) -> dict[str, float]:
 
 
 def _judge(fields: Mapping[str, float]) -> dict[str, object]:
-    """Makes a task's row, with the accuracy, its interval, and whether it differs from a guess."""
     row: dict[str, object] = {
         "documents": int(fields["documents"]),
         "bits_per_byte": fields.get("bits_per_byte", math.nan),

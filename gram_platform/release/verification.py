@@ -78,7 +78,7 @@ def verification_tokens(
 
 # (config, weights by name, weights of the active modules).
 Model = tuple[ModelConfig, Weights, Mapping[str, float]]
-# (tokens_BT, a text about their origin), as `verification_tokens` returns them.
+# What `verification_tokens` returns.
 Tokens = tuple[torch.Tensor, str]
 
 
@@ -128,8 +128,8 @@ def verify_by_transformers(
 ) -> Agreement:
     """Compares logits by the transformers library in float32, and generates a few tokens.
 
-    Both models are in memory. The difference includes float32 rounding, because the library adds in
-    another order. Raises ImportError without the library.
+    The difference includes float32 rounding, because the library adds in another order. Raises
+    ImportError without the library.
     """
     from transformers import AutoModelForCausalLM
 
@@ -154,8 +154,7 @@ def verify_by_transformers(
 def require_same_ids(corpus: PackedCorpus, folder: Path, tokens_BT: torch.Tensor) -> None:
     """Raises ValueError unless transformers' tokenizer encodes texts as training did.
 
-    The texts are those of the tokens, and texts that spell the end of text. Raises ImportError
-    without the library.
+    The texts are those of the tokens, and texts that spell the end of text.
     """
     from transformers import AutoTokenizer
 

@@ -36,7 +36,7 @@ def pack_corpora(plan: Plan, store: Store) -> None:
             anywhere = store.is_local and not isinstance(recipe.source, FilesSource)
             workers = None if plan.in_process else ray_workers(anywhere, plan.verbose)
             corpus = provide_corpus(recipe, store, say_bytes(), workers)
-            for line in corpus.skipped:
+            for line in corpus.warnings:
                 say(line)
             require_enough_data(part, corpus)
             require_document_end(part.nodes, corpus)
@@ -196,6 +196,6 @@ def _count_bytes(recipes: Iterable[CorpusRecipe]) -> int:
     most: dict[str, int] = defaultdict(int)
     for source in (recipe.source for recipe in recipes):
         if isinstance(source, HubSource):
-            for row, num_bytes in zip(source.rows, source.expected_bytes, strict=True):
+            for row, num_bytes in zip(source.rows, source.available_bytes, strict=True):
                 most[str(row.identity)] = max(most[str(row.identity)], num_bytes)
     return sum(most.values())

@@ -145,7 +145,7 @@ def test_what_is_lost_of_a_domain_is_counted_and_said(kind, tmp_path, mixed, set
     (found,) = packed.manifest["unspelled"].values()
     share = found["lost_characters"] / found["characters"]
     assert share == pytest.approx(0.2, abs=0.02)
-    (line,) = packed.skipped
+    (line,) = packed.warnings
     assert "virology" in line
     assert "core" not in line
 
@@ -157,7 +157,7 @@ def test_a_little_is_stored_and_not_said_and_nothing_is_not_stored(kind, tmp_pat
         resolve(mixed(0.006), Packing(**settings, tokenizer=path)), tmp_path / "little"
     )
     assert list(packed.manifest["unspelled"]) == ["virology"]
-    assert packed.skipped == ()
+    assert packed.warnings == ()
     packed = prepare(resolve(mixed(0.0), Packing(**settings, tokenizer=path)), tmp_path / "nothing")
     assert "unspelled" not in packed.manifest
 
@@ -205,7 +205,7 @@ def test_bytes_lose_nothing(make, tmp_path, mixed, settings):
     path = given(make, tmp_path)
     packed = prepare(resolve(mixed(0.9), Packing(**settings, tokenizer=path)), tmp_path / "data")
     assert "unspelled" not in packed.manifest
-    assert packed.skipped == ()
+    assert packed.warnings == ()
 
 
 def test_a_word_that_ends_a_text_is_counted(tmp_path, settings, records, jsonl):

@@ -170,7 +170,7 @@ def test_records_without_a_field_are_left_out_and_counted(
     monkeypatch.setitem(catalog.CORPORA, "here", entry)
     packed = prepare(resolve("here", Packing(**settings)), tmp_path / "data")
     assert packed.manifest["duplicates"]["documents"] == 100
-    (skipped,) = packed.skipped
+    (skipped,) = packed.warnings
     assert re.match(r"json train \[label\]: .*\b20 ", skipped)
 
 

@@ -18,6 +18,7 @@ from gram_platform.model.pieces import Piece, rank_rows
 from gram_platform.model.transformer import parameter_shapes
 from gram_platform.release.export import CARD, ExportRequest, ExportResult, export_view
 from gram_platform.release.files import SINGLE
+from gram_platform.release.serving.policy import TokenRule, token_digest, token_entry
 from gram_platform.release.stock_config import native_config
 from gram_platform.release.stock_tensors import foreign_shapes
 from gram_platform.store import Store
@@ -116,3 +117,9 @@ def write_words(folder: Path, *words: str) -> bytes:
     tokenizer.add_special_tokens([word for word in words if word == END_OF_TEXT])
     tokenizer.save(str(folder / "tokenizer.json"))
     return (folder / "tokenizer.json").read_bytes()
+
+
+def entry_of(name: str, token: str, profiles: tuple[str, ...], metrics: bool = False) -> str:
+    """An entry of a policy, whose default is the first profile."""
+    rule = TokenRule(name, token_digest(token), profiles, profiles[0], metrics, None)
+    return token_entry(rule)

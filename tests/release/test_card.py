@@ -71,7 +71,11 @@ def test_numbers_are_the_study_s(planted):
     planted.study("scaling", "Scaling")
     view = View.of(gram_run(planted), {"lisp": 1.0})
     (numbers,) = profile_numbers(planted.store, view)
-    assert (numbers.study, numbers.removed, numbers.num_seeds) == ("scaling", ("virology",), 2)
+    assert (numbers.study, numbers.forget_domains, numbers.num_seeds) == (
+        "scaling",
+        ("virology",),
+        2,
+    )
     rows = table(card(planted, view))
     assert list(rows) == [
         ("core", "core"),

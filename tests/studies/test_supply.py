@@ -40,7 +40,7 @@ def test_a_dry_run_says_the_bytes_of_each_size(storage):
     graph = graph_of(STUDY, "--sizes", "50M", "800M")
     text = described("--sizes", "50M", "800M")
     for size, tokens in (("50M", 0.96e9), ("800M", 16.1e9)):
-        num_bytes = sum(graph.recipes[size][0].source.expected_bytes)
+        num_bytes = sum(graph.recipes[size][0].source.available_bytes)
         assert 4.5 < num_bytes / tokens < 5.5
         assert f"{num_bytes:,}" in text
     assert isinstance(graph.corpora[0].source, HubSource)

@@ -37,19 +37,24 @@ from starlette.routing import Route
 
 from gram_platform.release.serving.answers import Answer, Completions, Metrics
 from gram_platform.release.serving.batch import GenerationRequest
-from gram_platform.release.serving.policy import NotGranted, Policy, TokenRule, is_recent
+from gram_platform.release.serving.policy import (
+    NotGranted,
+    Policy,
+    TokenRule,
+    is_recent,
+    token_digest,
+)
 from gram_platform.release.serving.requests import (
     COMPLETIONS,
     HEALTH,
     MAX_BODY_BYTES,
+    MAX_TOKEN_LENGTH,
     METRICS,
     MODELS,
     PAGE,
     Refusal,
-    over_limit,
     parse_request,
     refusal,
-    require_holder,
 )
 from gram_platform.release.serving.text import Vocabulary
 
@@ -75,13 +80,9 @@ class Api:
         self.started = int(time.time())
 
     def app(self) -> Starlette:
-        routes = [
-            Route(COMPLETIONS, self.complete, methods=["POST"]),
-            Route(MODELS, self.models, methods=["GET"]),
-            Route(HEALTH, self.health, methods=["GET"]),
-            Route(METRICS, self.scrape, methods=["GET"]),
-            Route(PAGE, self.page, methods=["GET"]),
-        ]
+        readers = {MODELS: self.models, HEALTH: self.health, METRICS: self.scrape, PAGE: self.page}
+        routes = [Route(path, read, methods=["GET"]) for path, read in readers.items()]
+        routes.append(Route(COMPLETIONS, self.complete, methods=["POST"]))
         handlers = {Refusal: self._refuse, HTTPException: self._no_route, Exception: self._fail}
         # Nobody reads this response.
         handlers[ClientDisconnect] = lambda *_: Response()
@@ -138,11 +139,8 @@ class Api:
             raise Refusal(403, "no_metrics", "this token may not read the metrics")
         self.metrics.policy_age.set(max(0.0, time.monotonic() - self.confirmed_at))
         self.metrics.policy_refused.set(self.num_left_out)
-        return Response(
-            self.metrics.text(rule.profiles),
-            media_type="text/plain; version=0.0.4",
-            headers=NO_STORE,
-        )
+        text = self.metrics.text(rule.profiles)
+        return Response(text, media_type="text/plain; version=0.0.4", headers=NO_STORE)
 
     async def page(self, _: Request) -> Response:
         html, policy = page_and_policy()
@@ -153,7 +151,8 @@ class Api:
         """Yields an answer's texts; Refusal 429 if the token has too many open requests."""
         allowed = rule.max_requests or self.max_requests
         if self._num_open[rule.name] >= allowed:
-            raise over_limit(allowed)
+            state = f"this token has {allowed} requests at work or waiting, and may have no more"
+            raise Refusal(429, "token_limit", f"{state}; wait for one to end")
         self._num_open[rule.name] += 1
         try:
             async with aclosing(answer.texts(whole)) as parts:
@@ -185,7 +184,14 @@ class Api:
         """Returns (digest, rule) of the caller's token; Refusal 401 or 503 if there is none."""
         if not is_recent(self.confirmed_at):
             raise refusal("policy_unconfirmed")
-        digest, rule = require_holder(self.policy, request.headers.getlist("authorization"))
+        headers = request.headers.getlist("authorization")
+        scheme, _, token = headers[0].partition(" ") if len(headers) == 1 else ("", "", "")
+        is_short = token.isascii() and 0 < len(token) <= MAX_TOKEN_LENGTH
+        is_token = scheme.lower() == "bearer" and is_short
+        digest = token_digest(token if is_token else "")
+        rule = self.policy.holder(digest)
+        if rule is None or not is_token:
+            raise Refusal(401, "invalid_token", "send one known token: Authorization: Bearer TOKEN")
         request.state.holder = rule.name
         return digest, rule
 
@@ -220,7 +226,6 @@ def _require_json(request: Request) -> None:
 
 
 async def _body(request: Request) -> bytes:
-    """Reads the body; Refusal 413 as soon as the body is too large."""
     declared = request.headers.get("content-length", "0")
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > MAX_BODY_BYTES:
         raise refusal("body_too_large")

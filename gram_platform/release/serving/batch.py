@@ -1,7 +1,7 @@
 """Continues sequences of any profiles together, one token of each sequence at a time.
 
-The first B rows of the reader's memory are active. A new sequence is appended. When a sequence
-ends, the last one moves to its row. Shapes: B rows, T tokens of the longest prompt, V vocabulary.
+The first B rows of the reader's memory are active. When a sequence ends, the last one moves to its
+row. Shapes: B rows, T tokens of the longest prompt, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -133,8 +133,7 @@ def next_tokens(
     """Draws tokens_B (int64, on the CPU), each with its row's temperature and random number.
 
     With a temperature below COLDEST, the likeliest token is taken (of equal ones, the lowest id).
-    `top_p` keeps the likeliest tokens until the sum of their probabilities reaches it, and at least
-    one token. A row's token does not depend on other rows.
+    `top_p` keeps the likeliest tokens until the sum of their probabilities reaches it.
     """
     tokens_B = logits_BV.argmax(dim=-1).cpu()
     warm = (temperatures_B >= COLDEST).nonzero()[:, 0]

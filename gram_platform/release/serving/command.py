@@ -75,7 +75,7 @@ class Service:
 
 @dataclass(frozen=True)
 class PreparedService:
-    """A run that can be served, with everything that the deployments need."""
+    """A run that can be served, with what the deployments need."""
 
     run: RunConfig
     source: ModelSource
@@ -84,7 +84,7 @@ class PreparedService:
     def lines(self) -> list[str]:
         """Returns lines for the terminal about modules in memory and about tokens' profiles."""
         policy = self.source.policy
-        granted = policy.granted_modules
+        granted = policy.modules_of_tokens
         absent = [module for module in self.run.model.module_domains if module not in granted]
         lines = [f"run {self.run.run_id}: {', '.join(('core', *granted))} in memory"]
         if absent:
@@ -95,8 +95,7 @@ class PreparedService:
 def prepare(service: Service) -> PreparedService:
     """Validates a service, without loading weights.
 
-    Raises ValueError if the run is incomplete or cannot be served, or if the policy names modules
-    that the run lacks.
+    Raises ValueError if the run cannot be served, or the policy names modules that it lacks.
     """
     store, policy = Store(service.storage), load_granting(service.policy)
     run_id = store.find_run(service.run_id)
@@ -206,14 +205,8 @@ def start(service: Service, prepared: PreparedService, name: str) -> int:
     port, within_s = service.find_port(), service.limits.deadline_s + SLOW_CALLER_S
     http_options = {"host": service.host, "port": port, "request_timeout_s": within_s}
     serve.start(proxy_location="HeadOnly", http_options=http_options)
-    app = application(
-        prepared.source,
-        prepared.tokenizer_json,
-        prepared.run.model.seq_len,
-        service.max_requests,
-        service.num_replicas,
-        name,
-    )
+    parts = (prepared.source, prepared.tokenizer_json, prepared.run.model.seq_len)
+    app = application(*parts, service.max_requests, service.num_replicas, name)
     serve.run(app, name=name, route_prefix="/")
     return port
 
@@ -250,7 +243,7 @@ def follow_policy(
     old policy. A file that cannot be read is not confirmed, so replicas reject all requests after
     `LEASE_S`.
     """
-    reported, loaded = (), policy.granted_modules
+    reported, loaded = (), policy.modules_of_tokens
     while not is_over.is_set():
         before, errors, read_at = policy, (), time.monotonic()
         try:
@@ -347,10 +340,6 @@ def join_ray(address: str, num_cpus: int) -> bool:
         join(address, **quiet)
         return False
     assert os.environ.get("RAY_AUTH_TOKEN"), "a private Ray needs a token of its own"
-    start_ray(
-        num_cpus=num_cpus,
-        object_store_memory=SERVING_STORE_BYTES,
-        include_dashboard=False,
-        **quiet,
-    )
+    quiet |= {"object_store_memory": SERVING_STORE_BYTES, "include_dashboard": False}
+    start_ray(num_cpus=num_cpus, **quiet)
     return True

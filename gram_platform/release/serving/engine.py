@@ -155,7 +155,6 @@ class Engine:
             self._drop(lambda job: now > job.deadline)
 
     def _drop(self, is_over: Callable[[_Job], bool]) -> None:
-        """Ends the matching requests and frees their rows."""
         for job in [job for job in self._jobs() if is_over(job)]:
             self._batch.remove(job.sequence)
             self._end(job, Delivery(end=LATE))

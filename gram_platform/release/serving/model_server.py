@@ -57,15 +57,12 @@ def load_granted(source: ModelSource) -> Transformer:
     system (`DiskTensors.sha256`).
     """
     store = Store(source.storage)
-    view = View.of(source.run_id, dict.fromkeys(source.policy.granted_modules, 1.0))
+    view = View.of(source.run_id, dict.fromkeys(source.policy.modules_of_tokens, 1.0))
     return load_view(store, view, source.precision)[1].to(source.device)
 
 
 class ModelServer:
-    """Continues requests that `policy` grants. A new policy ends requests that it does not grant.
-
-    All coroutines must run in the same event loop.
-    """
+    """Continues requests that `policy` grants. All coroutines must run in one event loop."""
 
     def __init__(self, source: ModelSource, model: Transformer | None = None):
         torch.set_num_threads(source.num_threads)

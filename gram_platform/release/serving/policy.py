@@ -30,7 +30,7 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 
 from gram_platform.config.identity import (
@@ -105,15 +105,15 @@ class Policy:
         return Grant(rule.name, name, dict(self.profiles)[name])
 
     @property
-    def _granted_profiles(self) -> dict[str, list[str]]:
+    def _profiles_of_tokens(self) -> dict[str, list[str]]:
         """The modules of each profile that some token has."""
         names = {name for rule in self.tokens for name in rule.profiles}
         return {name: list(dict(weights)) for name, weights in self.profiles if name in names}
 
     @property
-    def granted_modules(self) -> tuple[str, ...]:
+    def modules_of_tokens(self) -> tuple[str, ...]:
         """The modules that some token is granted. Only these are loaded."""
-        return tuple(sorted(set(chain.from_iterable(self._granted_profiles.values()))))
+        return tuple(sorted(set(chain.from_iterable(self._profiles_of_tokens.values()))))
 
     def require_modules(self, available: tuple[str, ...]) -> None:
         """Raises ValueError for a module that the run lacks."""
@@ -127,7 +127,7 @@ class Policy:
     def not_loaded(self, loaded: Collection[str]) -> dict[str, ValueError]:
         """Returns an error, by profile, for profiles of tokens whose modules are not all loaded."""
         memory, errors = ", ".join(loaded) or "none", {}
-        for name, modules in self._granted_profiles.items():
+        for name, modules in self._profiles_of_tokens.items():
             if missing := [module for module in modules if module not in loaded]:
                 allowed = f"modules in the server's memory ({memory}): restart the server"
                 errors[name] = invalid(f"profiles.{name}.modules", ", ".join(missing), allowed)
@@ -163,7 +163,7 @@ def is_recent(confirmed_at: float) -> bool:
 
 
 def token_digest(token: str) -> str:
-    """Returns a token's SHA-256, with 64 hexadecimal digits, as the policy stores it."""
+    """Returns a token's SHA-256 as the policy stores it."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -172,7 +172,7 @@ def new_token() -> str:
 
 
 def parse_policy(text: str) -> Policy:
-    """Parses a policy's text; ValueError, with field and value, if it has an error."""
+    """Parses a policy's text; ValueError if it has an error."""
     policy, errors = read_policy(text)
     if errors:
         raise ValueError(errors[0])
@@ -180,10 +180,7 @@ def parse_policy(text: str) -> Policy:
 
 
 def read_policy(text: str) -> tuple[Policy, list[str]]:
-    """Returns (a policy of all profiles and tokens without an error, the errors).
-
-    Raises ValueError if no profile can be read.
-    """
+    """Returns (a policy of what has no error, the errors); ValueError if no profile can be read."""
     try:
         plain = parse_with(tomllib.loads, text)
     except ValueError as error:
@@ -226,23 +223,9 @@ def _collect_errors(errors: list[str]) -> Iterator[None]:
         errors.append(str(error))
 
 
-def token_entry(
-    name: str,
-    token: str,
-    profiles: tuple[str, ...],
-    default: str,
-    metrics: bool,
-    max_requests: int | None = None,
-) -> str:
+def token_entry(rule: TokenRule) -> str:
     """Formats a [[tokens]] entry, which is appended to a policy file."""
-    fields = {
-        "name": name,
-        "sha256": token_digest(token),
-        "profiles": list(profiles),
-        "default": default,
-        "metrics": metrics or None,
-        "max_requests": max_requests,
-    }
+    fields = asdict(rule) | {"metrics": rule.metrics or None}
     lines = (f"{key} = {json.dumps(value)}\n" for key, value in fields.items() if value is not None)
     return "\n[[tokens]]\n" + "".join(lines)
 

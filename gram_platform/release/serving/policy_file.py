@@ -10,17 +10,19 @@ from gram_platform.config.crash_safe import sync, temporary_beside
 from gram_platform.config.identity import invalid, local_path
 from gram_platform.release.serving.policy import (
     Policy,
+    TokenRule,
     new_token,
     parse_policy,
     read_policy,
+    token_digest,
     token_entry,
 )
 
 # Enough for some thousands of tokens. The file is read every two seconds.
 MAX_POLICY_BYTES = 2**20
 EXAMPLE = (
-    "a file that exists, as one of the lines [profiles.core] and modules = [] for core alone, to"
-    " which gram token NAME --profiles core --policy FILE adds a token"
+    "a file that exists, such as the lines [profiles.core] and modules = [], to which gram token"
+    " NAME --profiles core --policy FILE adds a token"
 )
 
 
@@ -85,7 +87,8 @@ def add_token(
 ) -> str:
     """Adds the entry of a new token to a policy file; returns the token."""
     token = new_token()
-    entry = token_entry(name, token, profiles, default, metrics, max_requests)
+    rule = TokenRule(name, token_digest(token), profiles, default, metrics, max_requests)
+    entry = token_entry(rule)
     edit_policy(path, lambda text: text + entry)
     return token
 

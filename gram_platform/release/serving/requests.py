@@ -2,11 +2,9 @@
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from gram_platform.release.serving.policy import Policy, TokenRule, token_digest
 
 COMPLETIONS, MODELS = "/v1/completions", "/v1/models"
 HEALTH, METRICS, PAGE = "/healthz", "/metrics", "/"
@@ -14,19 +12,8 @@ MAX_BODY_BYTES = 256 * 1024
 DEFAULT_MAX_TOKENS = 16
 MAX_TOKEN_LENGTH = 256
 MAX_STOPS, MAX_STOP_LENGTH = 4, 256
-FIELDS = (
-    "model",
-    "prompt",
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "seed",
-    "stop",
-    "stream",
-    "stream_options",
-    "n",
-    "user",
-)
+FIELDS = ("model", "prompt", "max_tokens", "temperature", "top_p", "seed", "stop", "stream")
+FIELDS += ("stream_options", "n", "user")
 # Fields of OpenAI's API that are not supported, with their values that have no effect.
 NEUTRAL = {
     "best_of": (1, None),
@@ -55,17 +42,6 @@ class CompletionRequest:
     stream_usage: bool = False
 
 
-def require_holder(policy: Policy, authorization: Sequence[str]) -> tuple[str, TokenRule]:
-    """Returns (digest, rule) of the token in the headers; Refusal 401 without a known token."""
-    scheme, _, token = authorization[0].partition(" ") if len(authorization) == 1 else ("", "", "")
-    is_token = scheme.lower() == "bearer" and token.isascii() and 0 < len(token) <= MAX_TOKEN_LENGTH
-    digest = token_digest(token if is_token else "")
-    rule = policy.holder(digest)
-    if rule is None or not is_token:
-        raise Refusal(401, "invalid_token", "send one known token: Authorization: Bearer TOKEN")
-    return digest, rule
-
-
 def parse_request(body: bytes) -> CompletionRequest:
     """Parses a body; Refusal 400, which names the field, for a wrong value."""
     fields = _object(body)
@@ -77,7 +53,7 @@ def parse_request(body: bytes) -> CompletionRequest:
             message = f"the body has an unknown field; known are {', '.join(FIELDS)}"
             raise Refusal(400, "unknown_field", message)
     if fields.get("n", 1) not in (1, None) or isinstance(fields.get("n"), bool):
-        raise bad_request("n", "1: one completion a request", "unsupported")
+        raise bad_request("n", "1", "unsupported")
     seed = _number(fields, "seed", None, -(2**63), 2**63 - 1)
     top_p = _number(fields, "top_p", 1.0, 0, 1, float)
     if top_p == 0.0:
@@ -97,7 +73,6 @@ def parse_request(body: bytes) -> CompletionRequest:
 
 
 def _object(body: bytes) -> Mapping:
-    """Parses a JSON object; Refusal 400 for repeated names, NaN and infinities."""
     try:
         fields = json.loads(
             body.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
@@ -222,8 +197,3 @@ def refusal(code: str) -> Refusal:
 
 def bad_request(param: str, expected: str, code: str = "invalid_value") -> Refusal:
     return Refusal(400, code, f"{param}: expected {expected}", param)
-
-
-def over_limit(max_requests: int) -> Refusal:
-    state = f"this token has {max_requests} requests at work or waiting, and may have no more"
-    return Refusal(429, "token_limit", f"{state}; wait for one to end")

@@ -64,8 +64,8 @@ class Vocabulary:
 class TextStream:
     """Decodes tokens one delivery after another.
 
-    An incomplete character, and text that may begin a stop, are held back until it is known how
-    they continue. The text ends before a stop, and `stopped` is then True.
+    An incomplete character, and text that may begin a stop, are held back. The text ends before a
+    stop, and `stopped` is then True.
     """
 
     def __init__(self, vocabulary: Vocabulary, stops: tuple[str, ...]):
@@ -108,6 +108,5 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Returns how many characters at the text's end are the beginning of the stop."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

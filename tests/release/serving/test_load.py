@@ -6,8 +6,9 @@ from collections import Counter
 
 import pytest
 
-from gram_platform.release.serving.policy import new_token, token_entry
+from gram_platform.release.serving.policy import new_token
 from gram_platform.release.serving.policy_file import edit_policy
+from tests.release.planted import entry_of
 from tests.release.serving.load import Record, greedy, hammer
 from tests.release.serving.planted import ANSWERS
 from tests.release.serving.running import gram_serve
@@ -27,9 +28,7 @@ MAX_RATIO = 1.5  # of the times that 99 of 100 answers need: the middle one of t
 def test_two_hundred_clients_do_not_notice_a_greedy_one(tmp_path, capsys):
     """Nobody is refused who is within the limit, and nobody waits for those who are not."""
     tokens, statuses = [new_token() for _ in range(NUM_CLIENTS)], Counter()
-    entries = [
-        token_entry(f"c{n}", token, tuple(ANSWERS), "open", False) for n, token in enumerate(tokens)
-    ]
+    entries = [entry_of(f"c{n}", token, tuple(ANSWERS)) for n, token in enumerate(tokens)]
     with gram_serve(tmp_path, "--max-requests", str(MAX_REQUESTS)) as running:
         edit_policy(str(tmp_path / "storage" / "policy.toml"), lambda text: text + "".join(entries))
         site = running.site

@@ -18,7 +18,6 @@ from gram_platform.release.serving.policy import (
     new_token,
     parse_policy,
     token_digest,
-    token_entry,
     update_policy,
 )
 from gram_platform.release.serving.policy_file import (
@@ -28,6 +27,7 @@ from gram_platform.release.serving.policy_file import (
     policy_text,
 )
 from tests.refused import refused
+from tests.release.planted import entry_of
 from tests.release.serving.planted import POLICY, planted, text_of
 
 SHA = token_digest("x")
@@ -56,7 +56,7 @@ def test_weights_are_kept_and_zeros_dropped():
     text = "[profiles.half]\nmodules = { lisp = 0.5, virology = 0 }\n"
     policy = parse_policy(text + TOKEN.replace("open", "half"))
     assert policy.grant(SHA).weights == (("lisp", 0.5),)
-    assert policy.granted_modules == ("lisp",)
+    assert policy.modules_of_tokens == ("lisp",)
 
 
 def names(policy) -> set[str]:
@@ -78,7 +78,7 @@ def test_a_revocation_never_waits_for_the_rest_of_the_file():
     policy, errors = update_policy(granted, before, loaded)
     assert names(policy) == others
     assert "'secret'" in errors[0]
-    assert policy.granted_modules == loaded
+    assert policy.modules_of_tokens == loaded
     moved = granted.replace('default = "open"', 'default = "nobodys"')
     assert names(update_policy(moved, before, loaded)[0]) == others - {"open"}
     assert names(update_policy("", before, loaded)[0]) == set()
@@ -234,7 +234,7 @@ def test_an_edit_keeps_link_mode_and_owner_and_loses_no_other(tmp_path):
     link.symlink_to(real)
 
     def add(number: int) -> None:
-        entry = token_entry(f"t{number}", new_token(), ("open",), "open", False)
+        entry = entry_of(f"t{number}", new_token(), ("open",))
         edit_policy(str(link), lambda text: text + entry)
 
     with ThreadPoolExecutor(8) as pool:
@@ -254,7 +254,7 @@ def test_a_revocation_while_a_token_is_added_stays(tmp_path):
     """An administrator's editor takes no lock: what it wrote meanwhile is read again."""
     path, texts = tmp_path / "policy.toml", []
     path.write_text(POLICY + TOKEN)
-    entry = token_entry("zoe", new_token(), ("open",), "open", False)
+    entry = entry_of("zoe", new_token(), ("open",))
 
     def change(text: str) -> str:
         if not texts:

@@ -175,7 +175,7 @@ def test_no_edit_gives_a_right_by_accident():
             before, text = policy, edited(text, chooser)
             policy, error = update_policy(text, before, LOADED)
             assert policy_rights(policy) <= said_rights(text), f"seed {seed}"
-            assert set(policy.granted_modules) <= set(LOADED), f"seed {seed}"
+            assert set(policy.modules_of_tokens) <= set(LOADED), f"seed {seed}"
             try:
                 meant = rights(parse_policy(text))
             except ValueError:

@@ -18,7 +18,8 @@ import aiohttp
 import psutil
 import pytest
 
-from gram_platform.release.serving.policy import LEASE_S, new_token, token_digest, token_entry
+from gram_platform.release.serving.policy import LEASE_S, new_token, token_digest
+from tests.release.planted import entry_of
 from tests.release.serving.planted import ANSWERS, POLICY, planted, write_storage
 from tests.release.serving.running import GRAM, START_TIMEOUT_S, environment, wait_for_port
 
@@ -30,7 +31,7 @@ BESIDE = (
     "",
     '[[tokens]]\nname = "wrong"\n',
     "[[tokens]",
-    token_entry("more", "more", ("nobodys",), "nobodys", False),
+    entry_of("more", "more", ("nobodys",)),
 )  # what might delay it
 
 
@@ -141,10 +142,7 @@ def edit(history: History, chooser: random.Random, path: Path) -> None:
     removed = [kept.pop(chooser.randrange(len(kept)))] if kept else []
     kept += [new_token() for _ in range(NUM_TOKENS - len(kept))]
     named = {token: choice(token) for token in kept}
-    entries = [
-        token_entry(f"h{token_digest(t)[:12]}", t, (profile,), profile, False)
-        for t, profile in named.items()
-    ]
+    entries = [entry_of(f"h{token_digest(t)[:12]}", t, (profile,)) for t, profile in named.items()]
     text = "".join([*entries, chooser.choice(BESIDE)])
     beside = path.with_suffix(".new")
     beside.write_text(POLICY + text)
