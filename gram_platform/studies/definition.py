@@ -212,13 +212,12 @@ class Preset(Setup):
         core_sequences = size.core_tokens // size.seq_len
         aux_sequences = max(1, round(core_sequences * self.aux_share / len(auxiliary)))
         accumulation = dict(self.accumulation_of_size).get(size.name, self.routing.accumulation)
-        end = document_end if self.masks_documents else -1
         shared = {field.name: getattr(self, field.name) for field in fields(Setup)}
         shared |= {
             "routing": replace(self.routing, accumulation=accumulation),
             "num_eval_sequences": self.eval_sequences(size.name),
             "aux_factor_of": tuple(pair for pair in self.aux_factor_of if pair[0] in auxiliary),
-            "conventions": replace(self.conventions, document_end=end),
+            "conventions": replace(self.conventions, document_end=document_end),
         }
         return Setting(
             size=size,
