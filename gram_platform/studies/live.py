@@ -371,16 +371,19 @@ def message_of(
     }
 
 
-class _NoRedirect(request.HTTPRedirectHandler):
-    # A redirect would send a GET, without the message, to a host that nobody named.
-    def redirect_request(self, *_) -> None:
-        """Lets the answer be an error."""
-
-
 def post(url: str, message: Mapping[str, object]) -> str:
     """Posts a message as JSON within TIMEOUT_S; returns why that failed, or ""."""
     reasons = [f"no answer within {TIMEOUT_S:g} s"]
-    opener = request.build_opener(_NoRedirect)
+    # No redirect is followed: it would send a GET, without the message, to a host nobody named.
+    opener = request.OpenerDirector()
+    for handler in (
+        request.ProxyHandler,
+        request.HTTPHandler,
+        request.HTTPSHandler,
+        request.HTTPDefaultErrorHandler,
+        request.HTTPErrorProcessor,
+    ):
+        opener.add_handler(handler())
     body, head = json.dumps(message).encode(), {"Content-Type": "application/json"}
 
     def send() -> None:
