@@ -33,7 +33,9 @@ OURS, PAPER_FAMILY, AS_RUN_FAMILY = "ours", "paper", "as_run"
 FAMILIES = {
     OURS: "a set-up of this platform, not the paper's",
     PAPER_FAMILY: "as the paper's text prints it",
-    AS_RUN_FAMILY: "as the authors' published settings have it, otherwise as the paper's text",
+    AS_RUN_FAMILY: (
+        "as the authors' published settings have it, where these differ from the paper's text"
+    ),
 }
 # What a report says of the flags that name where numbers are from.
 SOURCES = {
@@ -44,8 +46,8 @@ SOURCES = {
 }
 NOT_REPRODUCED = (
     "Not as the authors ran it: our block is StarCoder2's (LayerNorm, no biases of attention and"
-    " unembedding, whole rotary embeddings), which exports to transformers. Optimizer states are"
-    " float32, the initialisation is ours, and a micro-batch has one route on every rank."
+    " unembedding, whole rotary embeddings), so that profiles export; optimizer states are float32,"
+    " the initialisation is ours, and a micro-batch has one route on every rank."
 )
 
 
@@ -65,7 +67,6 @@ class Variant:
         return method == "baseline" or not self.methods or method in self.methods
 
 
-PLAIN = (Variant(),)
 # What a study of label noise varies.
 RECALL = "recall"
 
@@ -117,7 +118,7 @@ class Preset(Setup):
     seeds_of_size: tuple[tuple[str, int], ...] = ()
     # Results are from other seeds than those on which the preset was chosen.
     first_seed: int = 0
-    variants: tuple[Variant, ...] = PLAIN
+    variants: tuple[Variant, ...] = (Variant(),)
     measurement: Losses = field(default_factory=Losses)
     # Takes compute ratios against the same seed's baseline, not the pooled baselines.
     own_baseline: bool = False
@@ -211,13 +212,12 @@ class Preset(Setup):
         core_sequences = size.core_tokens // size.seq_len
         aux_sequences = max(1, round(core_sequences * self.aux_share / len(auxiliary)))
         accumulation = dict(self.accumulation_of_size).get(size.name, self.routing.accumulation)
-        end = document_end if self.masks_documents else -1
         shared = {field.name: getattr(self, field.name) for field in fields(Setup)}
         shared |= {
             "routing": replace(self.routing, accumulation=accumulation),
             "num_eval_sequences": self.eval_sequences(size.name),
             "aux_factor_of": tuple(pair for pair in self.aux_factor_of if pair[0] in auxiliary),
-            "conventions": replace(self.conventions, document_end=end),
+            "conventions": replace(self.conventions, document_end=document_end),
         }
         return Setting(
             size=size,

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from itertools import accumulate
@@ -73,7 +73,6 @@ class LiveView:
         # The time at which the first node to end began, since workers take long to start.
         self._began_s: float | None = None
         self._done_before: frozenset[str] = frozenset()
-        self.running_trials: set[str] = set()
         # The monotonic time before which no progress is shown.
         self.next_s, self.console = 0.0, Console()
         # Without Ray there are no gauges, and plain lines leave the terminal to a debugger.
@@ -195,21 +194,14 @@ class LiveView:
         self.bars.reset(self.bar, total=number)
         self._began_s = time.monotonic()
 
-    def trial_started(self, name: str) -> None:
-        self.running_trials.add(name)
-        self._show_trials()
-
-    def trial_ended(self, name: str, line: str) -> None:
-        self.running_trials.discard(name)
+    def say_trial(self, line: str) -> None:
         self.bars.advance(self.bar)
         task = self.bars.tasks[0]
         self.say(f"[{task.completed:>3.0f}/{task.total}] {line}")
-        self._show_trials()
 
-    def _show_trials(self) -> None:
+    def show_trials(self, running: Collection[str]) -> None:
         task = self.bars.tasks[0]
         ended = f"{task.completed:.0f} of {task.total} trials ended"
-        running = self.running_trials
         text = " | ".join([ended, f"{len(running)} running", ", ".join(sorted(running))])
         left = self._time_left(task.completed, (task.total or 0.0) - task.completed)
         self.bars.update(self.bar, description=printable(text), left=left)
@@ -327,7 +319,6 @@ class Mirror:
         self.tracker.ask_again()
         with self._reporting():
             self.tracker.sync(self.store, ids)
-            self.is_away = False
 
     def _work(self, sends_running: bool) -> None:
         while True:
@@ -344,12 +335,12 @@ class Mirror:
     def _send(self, node: Node) -> None:
         with self._reporting():
             self.tracker.mirror(self.store.node(node.kind, node.id))
-            self.is_away = False
 
     @contextlib.contextmanager
     def _reporting(self) -> Iterator[None]:
         try:
             yield
+            self.is_away = False
         except TrackingUnavailable as error:
             if not self.is_away:
                 self.say(f"MLflow is away ({error}); training continues, `gram sync` catches up")
@@ -367,8 +358,8 @@ def message_of(
     what = one_line("; ".join(what.splitlines()))
     claims = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items())
     parts = [f"{study} in {storage}: {event}", what]
-    parts += [f"{num_failures} failed or blocked"] if num_failures else []
-    parts += [f"Claims: {claims}"] if claims else []
+    parts += [f"{num_failures} failed or blocked"] * bool(num_failures)
+    parts += [f"Claims: {claims}"] * bool(claims)
     return {
         "text": ". ".join(filter(None, parts)),
         "event": event,
@@ -380,16 +371,19 @@ def message_of(
     }
 
 
-class _NoRedirect(request.HTTPRedirectHandler):
-    # A redirect would send a GET, without the message, to a host that nobody named.
-    def redirect_request(self, *_) -> None:
-        """Lets the answer be an error."""
-
-
 def post(url: str, message: Mapping[str, object]) -> str:
     """Posts a message as JSON within TIMEOUT_S; returns why that failed, or ""."""
     reasons = [f"no answer within {TIMEOUT_S:g} s"]
-    opener = request.build_opener(_NoRedirect)
+    # No redirect is followed: it would send a GET, without the message, to a host nobody named.
+    opener = request.OpenerDirector()
+    for handler in (
+        request.ProxyHandler,
+        request.HTTPHandler,
+        request.HTTPSHandler,
+        request.HTTPDefaultErrorHandler,
+        request.HTTPErrorProcessor,
+    ):
+        opener.add_handler(handler())
     body, head = json.dumps(message).encode(), {"Content-Type": "application/json"}
 
     def send() -> None:

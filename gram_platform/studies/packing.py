@@ -1,9 +1,10 @@
 """Packs the corpora that a storage lacks, and compares their text with what runs need."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 from gram_platform.analysis.columns import align_columns
 from gram_platform.config.identity import invalid
@@ -17,7 +18,6 @@ from gram_platform.engine.part_workers import part_workers
 from gram_platform.methods.nodes import Node
 from gram_platform.store import Store
 from gram_platform.store.data import lost_text, provide_corpus
-from gram_platform.studies.definition import Preset
 from gram_platform.studies.plan import Plan, StudyPlan
 
 
@@ -56,7 +56,8 @@ class Shortage:
     # An estimate before packing.
     available: int
     needed: int
-    sizes: tuple[str, ...]
+    # The sizes that need more, in order.
+    sizes: dict[str, None]
     # False if it depends on the number of bytes in a token.
     is_certain: bool
 
@@ -64,7 +65,7 @@ class Shortage:
     def text(self) -> str:
         use = "training" if self.split == "train" else self.split
         amount = f"about {self.available:,} tokens for {use}"
-        need = f"{self.sizes[0]} needs {self.needed:,}"
+        need = f"{next(iter(self.sizes))} needs {self.needed:,}"
         verb = "stops at" if self.is_certain else "may stop at"
         return f"domain {self.domain}: {amount}, {need}: {verb} {', '.join(self.sizes)}"
 
@@ -82,46 +83,29 @@ def runs_on(nodes: Iterable[Node], data_id: str) -> list[Node]:
     return [node for node in nodes if node.is_run and node.data_id == data_id]
 
 
-def shortages(
-    nodes: Sequence[Node], preset: Preset, recipes: Mapping[str, Sequence[CorpusRecipe]]
-) -> list[Shortage]:
-    """Returns the shortages of each domain and split, the certain ones first.
-
-    `recipes`: the recipes of each size.
-    """
-    found: dict[tuple[str, str, bool], Shortage] = {}
-    for size, recipes_of_size in recipes.items():
-        of_size = [node for node in nodes if node.size == size]
-        for recipe in recipes_of_size:
-            for short in _of_recipe(of_size, recipe, size, preset):
-                key = (short.domain, short.split, short.is_certain)
-                first = found.setdefault(key, short)
-                if size not in first.sizes:
-                    found[key] = replace(first, sizes=(*first.sizes, size))
-    return sorted(found.values(), key=lambda short: not short.is_certain)
-
-
-def _of_recipe(
-    nodes: Sequence[Node], recipe: CorpusRecipe, size: str, preset: Preset
-) -> Iterator[Shortage]:
-    wanted = {
-        "train": count_needed(nodes, recipe.data_id),
-        "validation": dict.fromkeys(recipe.domains, preset.eval_sequences(size)),
-    }
-    for split in SPLITS:
-        for domain in recipe.pools:
+def shortages(part: StudyPlan) -> list[Shortage]:
+    """Returns the shortages of each domain and split, the certain ones first."""
+    short: dict[tuple[str, str, bool], Shortage] = {}
+    for size, recipe in ((s, recipe) for s, recipes in part.recipes.items() for recipe in recipes):
+        wanted = {
+            "train": count_needed((n for n in part.nodes if n.size == size), recipe.data_id),
+            "validation": dict.fromkeys(recipe.domains, part.preset.eval_sequences(size)),
+        }
+        for split, domain in product(SPLITS, recipe.pools):
             needed = wanted[split].get(domain, 0)
             expected = recipe.estimate_sequences(split, domain)
             if needed > expected:
                 is_certain = needed > recipe.most_sequences(split, domain)
-                tokens = (expected * recipe.seq_len, needed * recipe.seq_len)
-                yield Shortage(domain, split, *tokens, (size,), is_certain)
+                tokens = expected * recipe.seq_len, needed * recipe.seq_len
+                new = Shortage(domain, split, *tokens, {}, is_certain)
+                short.setdefault((domain, split, is_certain), new).sizes[size] = None
+    return sorted(short.values(), key=lambda shortage: not shortage.is_certain)
 
 
 def require_supply(studies: Iterable[StudyPlan]) -> None:
     """ValueError for a domain with too little text for any tokenizer; needs no packed data."""
     for part in studies:
-        short = shortages(part.nodes, part.preset, part.recipes)
+        short = shortages(part)
         if certain := [shortage.text for shortage in short if shortage.is_certain]:
             allowed = "\n  ".join(["a corpus with enough text of every domain.", *certain])
             raise invalid("corpus", part.choice.corpus, allowed)
@@ -168,7 +152,7 @@ def supply_lines(part: StudyPlan) -> Iterator[str]:
             yield f"text to fetch for {size}: {num_bytes:,} bytes"
     for recipe in part.corpora:
         yield from lost_text(Store(part.choice.storage), recipe.data_id)
-    for short in shortages(part.nodes, part.preset, part.recipes):
+    for short in shortages(part):
         yield f"{'' if short.is_certain else 'possible '}shortage: {short.text}"
 
 

@@ -256,13 +256,12 @@ def amount(value: float) -> str:
 
 
 def plan_hours(
-    nodes: Iterable[Node], machine: Machine, ids: Collection[str] | None = None
+    nodes: Sequence[Node], machine: Machine, ids: Collection[str] | None = None
 ) -> float:
     """Predicts the machine hours of the nodes with these ids, by default of all.
 
     `nodes` include the runs that evaluations need.
     """
-    nodes = list(nodes)
     runs = {node.id: node for node in nodes if node.is_run}
     counted = [node for node in nodes if ids is None or node.id in ids]
     hours = sum(estimate_hours(node, machine) for node in counted)

@@ -14,7 +14,6 @@ from gram_platform.analysis.calibration import (
 from gram_platform.analysis.ratios import MEAN
 from gram_platform.config import CORE, State
 from gram_platform.corpora.recipe_file import recipe_text
-from gram_platform.methods import Setting
 from gram_platform.methods.measurements import Calibration
 from gram_platform.methods.nodes import BASELINE
 from gram_platform.pages.report.calibration import read_calibration
@@ -47,6 +46,9 @@ def record_of(part: StudyPlan) -> StudyRecord:
     names = [node.names for node in part.entries]
     seeds_of = [preset.seeds(size, choice.seeds, choice.first_seed) for size in choice.sizes]
     seeds = seeds_text({s: len(found) for s, found in zip(choice.sizes, seeds_of, strict=True)})
+    # The first compared profile, or the mean if core alone is one of several.
+    several = () in setting.profiles and len(setting.profiles) > 1
+    profile = MEAN if several else "+".join((CORE, *setting.profiles[0]))
     params = preset_params(part.preset_name, part.changes)
     if recipe := recipe_text(choice.corpus):
         params["recipe"] = recipe
@@ -58,7 +60,7 @@ def record_of(part: StudyPlan) -> StudyRecord:
         params=params | part.sources,
         sizes=choice.sizes,
         parameters=part.parameters,
-        profile=part.study.profile or _choose_profile(setting),
+        profile=part.study.profile or profile,
         entries=entries_of(part.entries),
         costs=part.costs,
         variants=tuple(dict.fromkeys(n["variant"] for n in names if "variant" in n)),
@@ -95,13 +97,6 @@ def _facts(part: StudyPlan, seeds: str, first_seed: int) -> Iterator[str]:
     for flag, source in part.sources.items():
         yield SOURCES[flag].format(mask_place(source))
     yield from (f"Against its evidence: {doubt}." for doubt in part.law_doubts)
-
-
-def _choose_profile(setting: Setting) -> str:
-    """Returns the first compared profile, or `mean` if core alone is one of several."""
-    if () in setting.profiles and len(setting.profiles) > 1:
-        return MEAN
-    return "+".join((CORE, *setting.profiles[0]))
 
 
 # The study that measures the errors of compute ratios.

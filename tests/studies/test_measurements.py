@@ -101,7 +101,7 @@ def test_python_and_cpp_from_the_packages_on_this_disk(storage):
     assert {node.config.domains for node in evaluations} == {(CORE, "cpp")}
     profiles = [node.names["profile"] for node in evaluations if node.method == "filtering"]
     assert sorted(profiles) == ["core", "core+cpp"]
-    short = {shortage.domain for shortage in shortages(graph.nodes, graph.preset, graph.recipes)}
+    short = {shortage.domain for shortage in shortages(graph)}
     assert not short & {CORE, "cpp"}
     other = study_plan(samples.STUDY, ["--preset", "installed", "--retain", "stubs"])
     assert {node.config.domains for node in other.nodes if node.kind == "evaluation"} == {

@@ -98,18 +98,18 @@ class SearchObservers(Observers, TrialWatch):
 
     def trial_started(self, proposal: Proposal) -> None:
         self.running[proposal.name] = self.problem.nodes(proposal.point)
-        self.terminal.trial_started(proposal.name)
         self._watch_running()
 
     def trial_ended(self, outcome: Outcome) -> None:
         self.outcomes[outcome.name] = outcome
         self.ids.update(outcome.nodes)
-        self.terminal.trial_ended(outcome.name, trial_line(outcome))
+        self.terminal.say_trial(trial_line(outcome))
         for node in self.running.pop(outcome.name):
             self.mirror.send_later(node)
         self._watch_running()
 
     def _watch_running(self) -> None:
+        self.terminal.show_trials(self.running)
         self.mirror.watch([node for nodes in self.running.values() for node in nodes])
 
     def failures(self) -> list[str]:
