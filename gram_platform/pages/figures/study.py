@@ -75,9 +75,8 @@ def aggregate_figure(
     reference_line(figure)
     lay_out(figure, f"{CLASS_TITLES[value]}, {size}", "", "compute ratio")
     labels = [method_style(method).label for method in rows["method"]]
-    figure.update_xaxes(
-        tickvals=list(range(len(rows))), ticktext=labels, range=[-0.6, len(rows) - 0.4]
-    )
+    span = [-0.6, len(rows) - 0.4]
+    figure.update_xaxes(tickvals=list(range(len(rows))), ticktext=labels, range=span)
     ratio_axis(figure, class_means(means, theirs))
     if len(beside):
         rows = pd.concat([rows.assign(source="ours"), beside.assign(source=IN_PAPER)])
@@ -190,9 +189,8 @@ def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Fig
         _add_profile_bars(figure, rows[rows["domain"] == domain], style)
     reference_line(figure)
     lay_out(figure, f"{method_style(method).label}, {size}", "", "compute ratio")
-    profiles = sorted(
-        dict.fromkeys(of_size["profile"]), key=lambda name: (name == ALL, name.count("+"))
-    )
+    profiles = of_size["profile"].unique()
+    profiles = sorted(profiles, key=lambda name: (name == ALL, name.count("+")))
     text = [_wrap(profile) for profile in profiles]
     figure.update_xaxes(
         type="category",
@@ -213,13 +211,11 @@ def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Fig
 
 def _wrap(profile: str) -> str:
     lines = [
-        part
+        part if len(part) <= MAX_LETTERS else part[: MAX_LETTERS - 1] + "…"
         for domain in profile.replace("+", "\n+ ").split("\n")
         for part in wrap(domain, MAX_LETTERS, break_long_words=False)
     ]
-    return "<br>".join(
-        line if len(line) <= MAX_LETTERS else line[: MAX_LETTERS - 1] + "…" for line in lines
-    )
+    return "<br>".join(lines)
 
 
 def _add_profile_bars(figure: go.Figure, rows: pd.DataFrame, style: Style) -> None:
@@ -236,14 +232,12 @@ def _add_profile_bars(figure: go.Figure, rows: pd.DataFrame, style: Style) -> No
         bars = rows[kinds == kind]
         if bars.empty:
             continue
-        ends = whiskers(bars, "compute_ratio", prefix="")
-        if kind == ELICITED:
-            ends = whiskers(bars, "compute_ratio", colour, 1.8, 6, prefix="")
-        drawn = go.Bar(
+        look = (colour, 1.8, 6) if kind == ELICITED else ()
+        trace = go.Bar(
             ratio_hover(bars, "", head, bars["class"]),
             x=bars["profile"],
             y=bars["compute_ratio"],
-            error_y=ends,
+            error_y=whiskers(bars, "compute_ratio", *look, prefix=""),
             marker=marker,
             name=style.label,
             legendgroup=style.label,
@@ -251,7 +245,7 @@ def _add_profile_bars(figure: go.Figure, rows: pd.DataFrame, style: Style) -> No
             showlegend=False,
             meta={"runs": 4},
         )
-        figure.add_trace(drawn)
+        figure.add_trace(trace)
 
 
 LINE_POINTS = 80
@@ -273,11 +267,8 @@ def learning_curve_figure(curves: pd.DataFrame, fits: pd.DataFrame, size: str) -
         if fit is not None:
             _add_fit(figure, fit, style, warning)
     lay_out(figure, f"Baseline, {size}", "step", "loss (nats a token)")
-    for update, values in (
-        (figure.update_xaxes, points["step"]),
-        (figure.update_yaxes, points["loss"]),
-    ):
-        positive = values[values > 0]
+    for update, name in ((figure.update_xaxes, "step"), (figure.update_yaxes, "loss")):
+        positive = points.loc[points[name] > 0, name]
         log_axis(update, log_ticks(positive.min(), positive.max()) if len(positive) else [])
     # The legend takes its place from the axes, and a row of it has two entries in a narrow figure.
     num_rows = (points["domain"].nunique() + 1) // 2
