@@ -68,36 +68,31 @@ def aggregate_figure(
         return figure
     theirs = table.iloc[:0] if theirs is None else theirs[theirs["method"].isin(means["method"])]
     beside = rows[["method"]].merge(theirs[["method", *(value + end for end in ENDS)]], on="method")
-    _add_bars(figure, rows, value, OFFSET if len(beside) else 0.0)
+    labels, colours, *_ = zip(*map(method_style, rows["method"]), strict=True)
+    places = [place - (OFFSET if len(beside) else 0.0) for place in rows.index]
+    bars = go.Bar(
+        ratio_hover(rows, f"{value}_", "<b>%{customdata[0]}</b>", labels),
+        x=places,
+        y=rows[value],
+        width=0.36 if len(beside) else 0.6,
+        name="this study",
+        showlegend=False,
+        marker={"color": colours},
+        error_y=whiskers(rows, value),
+    )
+    figure.add_trace(bars)
+    add_points(figure, places, points_of(rows, value), INK)
     if len(beside):
         places = rows.index[rows["method"].isin(beside["method"])] + OFFSET
         add_paper_points(figure, places, beside, value, IN_PAPER, GREY)
     reference_line(figure)
     lay_out(figure, f"{CLASS_TITLES[value]}, {size}", "", "compute ratio")
-    labels = [method_style(method).label for method in rows["method"]]
     span = [-0.6, len(rows) - 0.4]
-    figure.update_xaxes(tickvals=list(range(len(rows))), ticktext=labels, range=span)
+    figure.update_xaxes(tickvals=list(rows.index), ticktext=labels, range=span)
     ratio_axis(figure, class_means(means, theirs))
     if len(beside):
         rows = pd.concat([rows.assign(source="ours"), beside.assign(source=IN_PAPER)])
     return with_table(figure, class_table(rows, value))
-
-
-def _add_bars(figure: go.Figure, rows: pd.DataFrame, value: str, shift: float) -> None:
-    labels = [method_style(method).label for method in rows["method"]]
-    places = [place - shift for place in range(len(rows))]
-    bars = go.Bar(
-        ratio_hover(rows, f"{value}_", "<b>%{customdata[0]}</b>", labels),
-        x=places,
-        y=rows[value],
-        width=0.36 if shift else 0.6,
-        name="this study",
-        showlegend=False,
-        marker={"color": [method_style(method).colour for method in rows["method"]]},
-        error_y=whiskers(rows, value),
-    )
-    figure.add_trace(bars)
-    add_points(figure, places, points_of(rows, value), INK)
 
 
 def scaling_figure(
@@ -328,8 +323,13 @@ def variant_figure(
     Hollow diamonds are the paper's values for `study`, at the paper's scale. The baseline is drawn
     only if a value differs from 1. The figure is empty if there is no value.
     """
-    shown = _select(table, size, profile)
-    rows, variants = shown[shown[value].notna()], list(dict.fromkeys(table[VARIANT]))
+    of_size = table[table["size"] == size]
+    is_baseline, is_profile = of_size["method"].isin(HIDDEN), of_size["profile"] == profile
+    # The baseline's rows that are not 1 by construction.
+    differs = (of_size[["core", "retain"]] - 1.0).abs().max(axis="columns") > 1e-6
+    baselines = of_size[is_baseline & (of_size["profile"] == ALL) & differs]
+    of_profile = pd.concat([of_size[is_profile & ~is_baseline], baselines])
+    rows, variants = of_profile[of_profile[value].notna()], list(dict.fromkeys(table[VARIANT]))
     figure = go.Figure()
     if rows.empty:
         return figure
@@ -346,7 +346,7 @@ def variant_figure(
             name = f"{label}, {IN_PAPER}"
             add_paper_points(figure, x, points, value, name, colour, offsetgroup=label)
     _finish(figure, f"{CLASS_TITLES[value]}, {size}", varies, variants)
-    ratio_axis(figure, [*class_means(shown), *paper[value]])
+    ratio_axis(figure, [*class_means(of_profile), *paper[value]])
     return with_table(figure, class_table(rows, value))
 
 
@@ -359,7 +359,7 @@ def domain_variant_figure(domains: pd.DataFrame, varies: str, method: str, size:
     rows = domains[(domains["method"] == method) & (domains["size"] == size)]
     variants, figure, lines = list(dict.fromkeys(rows[VARIANT])), go.Figure(), []
     for domain, style in domain_styles(rows["domain"]).items():
-        of_domain = rows[(rows["domain"] == domain) & (rows["class"] != "elicited")]
+        of_domain = rows[(rows["domain"] == domain) & (rows["class"] != ELICITED)]
         kept = of_domain[of_domain["profile"] == f"core+{domain}"]
         line = kept if len(kept) else of_domain[of_domain["profile"] == "core"]
         line = line.drop_duplicates(VARIANT)
@@ -373,16 +373,8 @@ def domain_variant_figure(domains: pd.DataFrame, varies: str, method: str, size:
     return figure
 
 
-def _select(table: pd.DataFrame, size: str, profile: str) -> pd.DataFrame:
-    """Selects the rows of a profile, and the baseline's rows that are not 1 by construction."""
-    of_size = table[table["size"] == size]
-    of_profile = of_size[(of_size["profile"] == profile) & ~of_size["method"].isin(HIDDEN)]
-    differs = (of_size[["core", "retain"]] - 1.0).abs().max(axis="columns") > 1e-6
-    baselines = of_size[of_size["method"].isin(HIDDEN) & (of_size["profile"] == "all") & differs]
-    return pd.concat([of_profile, baselines])
-
-
 def is_numeric(variants: Sequence[str]) -> bool:
+    """Tells whether all variants are finite numbers."""
     try:
         return all(np.isfinite(float(variant)) for variant in variants)
     except ValueError:
@@ -416,8 +408,7 @@ def _finish(figure: go.Figure, title: str, varies: str, variants: Sequence[str])
     reference_line(figure)
     lay_out(figure, title, varies.replace("_", " "), "compute ratio")
     if is_numeric(variants):
-        places = [float(variant) for variant in variants]
-        figure.update_xaxes(tickvals=places, ticktext=list(variants))
+        figure.update_xaxes(tickvals=list(map(float, variants)), ticktext=variants)
     else:
         figure.update_layout(scattermode="group", scattergap=0.5)
-        figure.update_xaxes(categoryorder="array", categoryarray=list(variants), type="category")
+        figure.update_xaxes(categoryorder="array", categoryarray=variants, type="category")
