@@ -76,9 +76,8 @@ def verdict_sections(claims: pd.DataFrame, note: str, preset: str = "") -> list[
     number, about = in_family(claims).sum(), {"note": note, "columns": list(claims)}
     about |= {"number": number, "expected": number * (1.0 - TAIL), "below": BELOW, "above": ABOVE}
     markup, matrix = render("rule.html", **about), claims_matrix(claims)
-    profiles = set(claims.get(PROFILE, ()))
+    profiles, ratios = set(claims[PROFILE]), claims[claims[UNIT] == ""]
     profile = f"Profile {profiles.pop()}." if len(profiles) == 1 else ""
-    ratios = claims[claims[UNIT] == ""] if WITHIN in claims else claims[:0]
     figures = {} if ratios.empty else claims_figures(ratios)
     text, table = DIFFERENCES * bool(figures), readable_claims(claims)
     return [
@@ -117,17 +116,12 @@ def claims_matrix(claims: pd.DataFrame) -> pd.DataFrame:
 
 
 def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
-    readable = claims.copy()
-    if "difference" in claims:
-        points = claims.get(POINTS, [()] * len(claims))
-        texts = map(interval_text, claims["difference"], claims["low"], claims["high"], points)
-        errors = claims[UNIT_ERROR] if UNIT_ERROR in claims else [math.nan] * len(claims)
-        units = ["" if pd.isna(error) else f", unit \u00b1{error:.3f}" for error in errors]
-        readable["difference"] = [text + unit for text, unit in zip(texts, units, strict=True)]
-    for name in ("detectable", "paper"):
-        if name in claims:
-            readable[name] = [interval_text(value, math.nan, math.nan) for value in claims[name]]
-    return select_columns(readable, SHOWN_OF_CLAIMS)
+    texts = map(interval_text, *(claims[n] for n in ("difference", "low", "high", POINTS)))
+    units = ["" if pd.isna(n) else f", unit \u00b1{n:.3f}" for n in claims[UNIT_ERROR]]
+    columns = {"difference": [text + unit for text, unit in zip(texts, units, strict=True)]}
+    for name in claims.columns.intersection(["detectable", "paper"]):
+        columns[name] = [interval_text(value, math.nan, math.nan) for value in claims[name]]
+    return select_columns(claims.assign(**columns), SHOWN_OF_CLAIMS)
 
 
 def select_columns(claims: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
