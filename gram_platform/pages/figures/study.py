@@ -257,7 +257,7 @@ def learning_curve_figure(curves: pd.DataFrame, fits: pd.DataFrame, size: str) -
     figure = go.Figure()
     for domain, style in domain_styles(points["domain"]).items():
         fit = laws.loc[domain] if domain in laws.index else None
-        warning = "" if fit is None else _warning(fit)
+        warning = "" if fit is None else _describe_flaws(fit)
         _add_points(figure, points[points["domain"] == domain], style, showlegend=not warning)
         if fit is not None:
             _add_fit(figure, fit, style, warning)
@@ -271,7 +271,7 @@ def learning_curve_figure(curves: pd.DataFrame, fits: pd.DataFrame, size: str) -
     return with_table(figure, points.filter(["size", "seed", "step", "domain", "loss", "run_id"]))
 
 
-def _warning(fit: pd.Series) -> str:
+def _describe_flaws(fit: pd.Series) -> str:
     flaws = [text for name, text in (("at_bound", "at its bound"), ("poor", "poor")) if fit[name]]
     return f" ({', '.join(flaws)})" if flaws else ""
 

@@ -167,28 +167,30 @@ def claims_figures(claims: pd.DataFrame) -> dict[str, go.Figure]:
         title += f", profile {rows[PROFILE].iloc[0]}"
     by_claim = rows.groupby(["claim", PROFILE, VARIANT], sort=False, dropna=False)
     groups = [of_claim for _, of_claim in by_claim]
-    lines = np.array([*map(_num_lines, groups)])
+    lines = np.array([*map(_count_lines, groups)])
     total, parts = lines.sum(), defaultdict(list)
     # The middle of a group decides on its figure, so that all figures have about as many lines.
     places = (lines.cumsum() - lines / 2.0) * math.ceil(total / MOST_LINES) // total
     for of_claim, place in zip(groups, places, strict=True):
         parts[place].append(of_claim)
-    return {f"claims-{i}": _figure(part, span, title) for i, part in enumerate(parts.values(), 1)}
+    return {
+        f"claims-{i}": _draw_claims(part, span, title) for i, part in enumerate(parts.values(), 1)
+    }
 
 
-def _text_lines(rows: pd.DataFrame) -> list[str]:
+def _wrap_claim(rows: pd.DataFrame) -> list[str]:
     first = rows.iloc[0]
     return wrap(", ".join(filter(None, [first["claim"], first[VARIANT]])), MOST_LETTERS)
 
 
-def _num_lines(rows: pd.DataFrame) -> int:
-    return len(_text_lines(rows)) + len(rows)
+def _count_lines(rows: pd.DataFrame) -> int:
+    return len(_wrap_claim(rows)) + len(rows)
 
 
-def _figure(groups: Sequence[pd.DataFrame], span: Sequence[float], about: str) -> go.Figure:
+def _draw_claims(groups: Sequence[pd.DataFrame], span: Sequence[float], about: str) -> go.Figure:
     figure, line, ticks, placed = go.Figure(), 0, {}, []
     for rows in groups:
-        text = _text_lines(rows)
+        text = _wrap_claim(rows)
         figure.add_annotation(
             text="<br>".join(text),
             x=0,
@@ -204,7 +206,7 @@ def _figure(groups: Sequence[pd.DataFrame], span: Sequence[float], about: str) -
         lines = np.arange(len(rows)) + line + len(text)
         ticks |= dict(zip(lines, rows["size"], strict=True))
         placed.append(rows.assign(line=lines))
-        line += _num_lines(rows)
+        line += _count_lines(rows)
     shown = pd.concat(placed)
     # The part of the axis on which the claim of each row holds.
     left, right = np.clip([(w.left, w.right) for w in shown[WITHIN]], *span).T
