@@ -60,13 +60,14 @@ def read_printed(study: str) -> pd.DataFrame:
     The columns are `variant, method, size`, CLASSES with the ends of their 90% intervals,
     `<class>_error` (the half-width) and `num_seeds`. An absent number is NaN.
     """
-    text = {VARIANT: str}
-    rows = pd.read_csv(PRINTED_FILE, comment="#", dtype=text, float_precision="round_trip")
+    texts = {VARIANT: str}
+    rows = pd.read_csv(PRINTED_FILE, comment="#", dtype=texts, float_precision="round_trip")
     rows = rows[rows["study"] == study].fillna({VARIANT: ""})
     size, num_seeds = PAPER_SCALES.get(study, ("", 0))
-    lows = {f"{name}_low": rows[name] - rows[f"{name}_error"] for name in CLASSES}
-    highs = {f"{name}_high": rows[name] + rows[f"{name}_error"] for name in CLASSES}
-    return rows.assign(**lows, **highs, size=size, num_seeds=num_seeds)
+    for name in CLASSES:
+        rows[f"{name}_low"] = rows[name] - rows[f"{name}_error"]
+        rows[f"{name}_high"] = rows[name] + rows[f"{name}_error"]
+    return rows.assign(size=size, num_seeds=num_seeds)
 
 
 def paper_value(study: str, variant: str, method: str, name: str) -> float:
@@ -138,8 +139,8 @@ def tabulate_published(study: str, domains: Collection[str] = ()) -> pd.DataFram
     known = OUR_DOMAINS.items()
     names = {theirs: ours for theirs, ours in known if ours in domains and theirs not in domains}
     table = over_seeds(per_seed, [VARIANT, *ROW] if per_seed[VARIANT].any() else ROW)
-    parts = (profile.split("+") for profile in table["profile"])
-    return table.assign(profile=["+".join(names.get(n, n) for n in part) for part in parts])
+    profiles = table["profile"].str.split("+")
+    return table.assign(profile=["+".join(names.get(n, n) for n in of) for of in profiles])
 
 
 def beside_published(

@@ -77,14 +77,14 @@ def beside_paper_sweeps(table: pd.DataFrame) -> pd.DataFrame:
     Columns: `knob, value, method, size, from` ("ours" or "paper"), the classes as `mean [low,
     high]`, `num_seeds, run_ids`.
     """
-    rows, of_method = [], {(knob, sweep.method): sweep for knob, sweep in PAPER_SWEEPS.items()}
+    rows = []
     for record in table.to_dict("records"):
         key = {name: record[name] for name in ("knob", "value", "method", "size")}
         ours = {name: interval_cell(record, name) for name in SWEEP_CLASSES}
         about = {"num_seeds": record["num_seeds"], "run_ids": record["runs"]}
         rows.append({**key, "from": "ours", **ours, **about})
-        sweep = of_method.get((record["knob"], record["method"]))
-        if sweep and record["value"] in sweep.values:
+        sweep = PAPER_SWEEPS[record["knob"]]
+        if record["method"] == sweep.method and record["value"] in sweep.values:
             at = ((name, curve.loc[record["value"]]) for name, curve in sweep.curves.items())
             theirs = {name: interval_text(*row) for name, row in at}
             about = {"from": "paper", "size": STORIES_SIZE, "num_seeds": SWEEP_SEEDS}

@@ -158,7 +158,7 @@ def judge(
         ]
     interval = t_interval(values, spread)
     error = math.nan if unit_error is None else unit_error
-    verdict = _verdict(widen(interval, error), within)
+    verdict = _decide(widen(interval, error), within)
     if unit_error is not None and math.isnan(error):
         verdict = ""
     elif error >= margin(within):
@@ -193,7 +193,7 @@ def judge_times(
         low = -sys.float_info.max
     if bounds[0] or min(bounds[1]) <= max(left[seed] for seed in seeds):
         high = sys.float_info.max
-    verdict = _verdict(Interval(difference, low, high), within)
+    verdict = _decide(Interval(difference, low, high), within)
     if verdict == CANNOT_TELL:
         return replace(judgement, verdict=verdict, low=math.nan, high=math.nan, detectable=math.nan)
     return replace(judgement, verdict=verdict + NO_INTERVAL * is_single)
@@ -204,7 +204,7 @@ def margin(within: pd.Interval) -> float:
     return min(abs(end) for end in (within.left, within.right) if end)
 
 
-def _verdict(interval: Interval, within: pd.Interval) -> str:
+def _decide(interval: Interval, within: pd.Interval) -> str:
     mean, low, high = interval
     low, high = (mean, mean) if math.isnan(low) else (low, high)
     if within.left < low and high < within.right:
@@ -332,9 +332,9 @@ def paper_claims(
                 else:
                     error = _unit_error(unit_error, claim, size, weights)
                     row |= vars(judge(claim.text, left, right, claim.within, error, pseudo))
-                nats = _nats(in_nats, claim, size, variant)
+                nats = _judge_in_nats(in_nats, claim, size, variant)
                 if row["verdict"] == NOT_MEASURABLE:
-                    row[EXPLANATION] = _decidable(claim)
+                    row[EXPLANATION] = _say_where_decidable(claim)
                 else:
                     nats[NATS_VERDICT] = ""
                 rows.append(row | nats)
@@ -366,7 +366,7 @@ def _is_one_class(claim: Claim) -> bool:
     return len(places) == 1 and claim.left.name in CLASSES
 
 
-def _nats(
+def _judge_in_nats(
     frames: Sequence[pd.DataFrame], claim: Claim, size: str, variant: str
 ) -> dict[str, str | float]:
     """Returns CLAIM_NATS of a claim with a margin about one class, at one size and variant.
@@ -386,7 +386,7 @@ def _nats(
     return dict(zip(CLAIM_NATS, numbers, strict=True))
 
 
-def _decidable(claim: Claim) -> str:
+def _say_where_decidable(claim: Claim) -> str:
     places = []
     for (corpus, size), rows in load_errors().groupby(["corpus", "size"], sort=False):
         errors = errors_by_class(rows.to_dict("records"))
@@ -425,7 +425,7 @@ def _sides(per_seed: pd.DataFrame, claim: Claim, size: str, variant: str) -> tup
     `mean`. Empty if the claim compares the first size or variant with the last, and they are the
     same.
     """
-    rows_of = {side: _where(per_seed, side, size, variant) for side in claim.terms}
+    rows_of = {side: _select_side(per_seed, side, size, variant) for side in claim.terms}
     names_ends = any(FIRST in (side.size, side.variant) for side in rows_of)
     if names_ends and rows_of[claim.left].index.equals(rows_of[claim.right].index):
         return {}, {}
@@ -437,7 +437,7 @@ def _sides(per_seed: pd.DataFrame, claim: Claim, size: str, variant: str) -> tup
     for side, rows in averaged.items():
         of_class[side.name] &= frozenset(rows.loc[rows[NUM_DOMAINS_OF[side.name]] > 0, "profile"])
     known = {
-        side: _means(rows, side, of_class[side.name])
+        side: _average_profiles(rows, side, of_class[side.name])
         if side in averaged
         else seed_values(rows, side.name, profile=at[side])
         for side, rows in rows_of.items()
@@ -449,7 +449,7 @@ def _sides(per_seed: pd.DataFrame, claim: Claim, size: str, variant: str) -> tup
     return left, right
 
 
-def _where(per_seed: pd.DataFrame, side: Side, size: str, variant: str) -> pd.DataFrame:
+def _select_side(per_seed: pd.DataFrame, side: Side, size: str, variant: str) -> pd.DataFrame:
     rows = per_seed[per_seed["method"] == side.method]
     for column, value in (("size", side.size or size), (VARIANT, side.variant or variant)):
         if column in rows and value:
@@ -457,7 +457,7 @@ def _where(per_seed: pd.DataFrame, side: Side, size: str, variant: str) -> pd.Da
     return rows
 
 
-def _means(rows: pd.DataFrame, side: Side, profiles: frozenset[str]) -> dict[str, float]:
+def _average_profiles(rows: pd.DataFrame, side: Side, profiles: frozenset[str]) -> dict[str, float]:
     """Returns `{seed: mean of the class}` of the seeds that have all profiles and values."""
     seeds = rows[rows["profile"].isin(profiles)].groupby("seed")
     whole = {seed: views for seed, views in seeds if set(views["profile"]) == profiles}
@@ -528,7 +528,7 @@ def conclude(claims: pd.DataFrame, preset: str) -> pd.DataFrame:
     if preset == UNJUDGED_PRESET:
         judged = claims.columns.intersection(["verdict", EXPLANATION, NATS_VERDICT])
         claims = claims.assign(**dict.fromkeys(judged, ""))
-    last = {EXPLANATION: claims.get(EXPLANATION, ""), HOLM: _holm(claims)}
+    last = {EXPLANATION: claims.get(EXPLANATION, ""), HOLM: _correct_verdicts(claims)}
     last |= {name: claims[name] for name in CLAIM_NATS if name in claims}
     return claims.drop(columns=[*last], errors="ignore").assign(**last)
 
@@ -538,7 +538,7 @@ def in_family(claims: pd.DataFrame) -> pd.Series:
     return claims["verdict"].isin(ALWAYS_COUNTED) & claims["low"].notna()
 
 
-def _holm(claims: pd.DataFrame) -> pd.Series:
+def _correct_verdicts(claims: pd.DataFrame) -> pd.Series:
     """Returns the verdicts corrected for the number of claims. Source: Holm (1979).
 
     At most one family in twenty has a false "agree", and at most one a false "disagree". A claim

@@ -68,37 +68,31 @@ def aggregate_figure(
         return figure
     theirs = table.iloc[:0] if theirs is None else theirs[theirs["method"].isin(means["method"])]
     beside = rows[["method"]].merge(theirs[["method", *(value + end for end in ENDS)]], on="method")
-    _add_bars(figure, rows, value, OFFSET if len(beside) else 0.0)
+    labels, colours, *_ = zip(*map(method_style, rows["method"]), strict=True)
+    places = [place - (OFFSET if len(beside) else 0.0) for place in rows.index]
+    bars = go.Bar(
+        ratio_hover(rows, f"{value}_", "<b>%{customdata[0]}</b>", labels),
+        x=places,
+        y=rows[value],
+        width=0.36 if len(beside) else 0.6,
+        name="this study",
+        showlegend=False,
+        marker={"color": colours},
+        error_y=whiskers(rows, value),
+    )
+    figure.add_trace(bars)
+    add_points(figure, places, points_of(rows, value), INK)
     if len(beside):
         places = rows.index[rows["method"].isin(beside["method"])] + OFFSET
         add_paper_points(figure, places, beside, value, IN_PAPER, GREY)
     reference_line(figure)
     lay_out(figure, f"{CLASS_TITLES[value]}, {size}", "", "compute ratio")
-    labels = [method_style(method).label for method in rows["method"]]
-    figure.update_xaxes(
-        tickvals=list(range(len(rows))), ticktext=labels, range=[-0.6, len(rows) - 0.4]
-    )
+    span = [-0.6, len(rows) - 0.4]
+    figure.update_xaxes(tickvals=list(rows.index), ticktext=labels, range=span)
     ratio_axis(figure, class_means(means, theirs))
     if len(beside):
         rows = pd.concat([rows.assign(source="ours"), beside.assign(source=IN_PAPER)])
     return with_table(figure, class_table(rows, value))
-
-
-def _add_bars(figure: go.Figure, rows: pd.DataFrame, value: str, shift: float) -> None:
-    labels = [method_style(method).label for method in rows["method"]]
-    places = [place - shift for place in range(len(rows))]
-    bars = go.Bar(
-        ratio_hover(rows, f"{value}_", "<b>%{customdata[0]}</b>", labels),
-        x=places,
-        y=rows[value],
-        width=0.36 if shift else 0.6,
-        name="this study",
-        showlegend=False,
-        marker={"color": [method_style(method).colour for method in rows["method"]]},
-        error_y=whiskers(rows, value),
-    )
-    figure.add_trace(bars)
-    add_points(figure, places, points_of(rows, value), INK)
 
 
 def scaling_figure(
@@ -190,9 +184,8 @@ def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Fig
         _add_profile_bars(figure, rows[rows["domain"] == domain], style)
     reference_line(figure)
     lay_out(figure, f"{method_style(method).label}, {size}", "", "compute ratio")
-    profiles = sorted(
-        dict.fromkeys(of_size["profile"]), key=lambda name: (name == ALL, name.count("+"))
-    )
+    profiles = of_size["profile"].unique()
+    profiles = sorted(profiles, key=lambda name: (name == ALL, name.count("+")))
     text = [_wrap(profile) for profile in profiles]
     figure.update_xaxes(
         type="category",
@@ -213,13 +206,11 @@ def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Fig
 
 def _wrap(profile: str) -> str:
     lines = [
-        part
+        part if len(part) <= MAX_LETTERS else part[: MAX_LETTERS - 1] + "…"
         for domain in profile.replace("+", "\n+ ").split("\n")
         for part in wrap(domain, MAX_LETTERS, break_long_words=False)
     ]
-    return "<br>".join(
-        line if len(line) <= MAX_LETTERS else line[: MAX_LETTERS - 1] + "…" for line in lines
-    )
+    return "<br>".join(lines)
 
 
 def _add_profile_bars(figure: go.Figure, rows: pd.DataFrame, style: Style) -> None:
@@ -236,14 +227,12 @@ def _add_profile_bars(figure: go.Figure, rows: pd.DataFrame, style: Style) -> No
         bars = rows[kinds == kind]
         if bars.empty:
             continue
-        ends = whiskers(bars, "compute_ratio", prefix="")
-        if kind == ELICITED:
-            ends = whiskers(bars, "compute_ratio", colour, 1.8, 6, prefix="")
-        drawn = go.Bar(
+        look = (colour, 1.8, 6) if kind == ELICITED else ()
+        trace = go.Bar(
             ratio_hover(bars, "", head, bars["class"]),
             x=bars["profile"],
             y=bars["compute_ratio"],
-            error_y=ends,
+            error_y=whiskers(bars, "compute_ratio", *look, prefix=""),
             marker=marker,
             name=style.label,
             legendgroup=style.label,
@@ -251,7 +240,7 @@ def _add_profile_bars(figure: go.Figure, rows: pd.DataFrame, style: Style) -> No
             showlegend=False,
             meta={"runs": 4},
         )
-        figure.add_trace(drawn)
+        figure.add_trace(trace)
 
 
 LINE_POINTS = 80
@@ -268,16 +257,13 @@ def learning_curve_figure(curves: pd.DataFrame, fits: pd.DataFrame, size: str) -
     figure = go.Figure()
     for domain, style in domain_styles(points["domain"]).items():
         fit = laws.loc[domain] if domain in laws.index else None
-        warning = "" if fit is None else _warning(fit)
+        warning = "" if fit is None else _describe_flaws(fit)
         _add_points(figure, points[points["domain"] == domain], style, showlegend=not warning)
         if fit is not None:
             _add_fit(figure, fit, style, warning)
     lay_out(figure, f"Baseline, {size}", "step", "loss (nats a token)")
-    for update, values in (
-        (figure.update_xaxes, points["step"]),
-        (figure.update_yaxes, points["loss"]),
-    ):
-        positive = values[values > 0]
+    for update, name in ((figure.update_xaxes, "step"), (figure.update_yaxes, "loss")):
+        positive = points.loc[points[name] > 0, name]
         log_axis(update, log_ticks(positive.min(), positive.max()) if len(positive) else [])
     # The legend takes its place from the axes, and a row of it has two entries in a narrow figure.
     num_rows = (points["domain"].nunique() + 1) // 2
@@ -285,7 +271,7 @@ def learning_curve_figure(curves: pd.DataFrame, fits: pd.DataFrame, size: str) -
     return with_table(figure, points.filter(["size", "seed", "step", "domain", "loss", "run_id"]))
 
 
-def _warning(fit: pd.Series) -> str:
+def _describe_flaws(fit: pd.Series) -> str:
     flaws = [text for name, text in (("at_bound", "at its bound"), ("poor", "poor")) if fit[name]]
     return f" ({', '.join(flaws)})" if flaws else ""
 
@@ -341,8 +327,13 @@ def variant_figure(
     variants = list(dict.fromkeys(table[VARIANT]))
     numbers = [variant for variant in variants if is_numeric([variant])]
     variants = numbers if len(numbers) > 1 else variants
-    shown = _select(table[table[VARIANT].isin(variants)], size, profile)
-    rows = shown[shown[value].notna()]
+    of_size = table[(table["size"] == size) & table[VARIANT].isin(variants)]
+    is_baseline, is_profile = of_size["method"].isin(HIDDEN), of_size["profile"] == profile
+    # The baseline's rows that are not 1 by construction.
+    differs = (of_size[["core", "retain"]] - 1.0).abs().max(axis="columns") > 1e-6
+    baselines = of_size[is_baseline & (of_size["profile"] == ALL) & differs]
+    of_profile = pd.concat([of_size[is_profile & ~is_baseline], baselines])
+    rows = of_profile[of_profile[value].notna()]
     figure = go.Figure()
     if rows.empty:
         return figure
@@ -359,7 +350,7 @@ def variant_figure(
             name = f"{label}, {IN_PAPER}"
             add_paper_points(figure, x, points, value, name, colour, offsetgroup=label)
     _finish(figure, f"{CLASS_TITLES[value]}, {size}", varies, variants)
-    ratio_axis(figure, [*class_means(shown), *paper[value]])
+    ratio_axis(figure, [*class_means(of_profile), *paper[value]])
     return with_table(figure, class_table(rows, value))
 
 
@@ -372,7 +363,7 @@ def domain_variant_figure(domains: pd.DataFrame, varies: str, method: str, size:
     rows = domains[(domains["method"] == method) & (domains["size"] == size)]
     variants, figure, lines = list(dict.fromkeys(rows[VARIANT])), go.Figure(), []
     for domain, style in domain_styles(rows["domain"]).items():
-        of_domain = rows[(rows["domain"] == domain) & (rows["class"] != "elicited")]
+        of_domain = rows[(rows["domain"] == domain) & (rows["class"] != ELICITED)]
         kept = of_domain[of_domain["profile"] == f"core+{domain}"]
         line = kept if len(kept) else of_domain[of_domain["profile"] == "core"]
         line = line.drop_duplicates(VARIANT)
@@ -386,16 +377,8 @@ def domain_variant_figure(domains: pd.DataFrame, varies: str, method: str, size:
     return figure
 
 
-def _select(table: pd.DataFrame, size: str, profile: str) -> pd.DataFrame:
-    """Selects the rows of a profile, and the baseline's rows that are not 1 by construction."""
-    of_size = table[table["size"] == size]
-    of_profile = of_size[(of_size["profile"] == profile) & ~of_size["method"].isin(HIDDEN)]
-    differs = (of_size[["core", "retain"]] - 1.0).abs().max(axis="columns") > 1e-6
-    baselines = of_size[of_size["method"].isin(HIDDEN) & (of_size["profile"] == "all") & differs]
-    return pd.concat([of_profile, baselines])
-
-
 def is_numeric(variants: Sequence[str]) -> bool:
+    """Tells whether all variants are finite numbers."""
     try:
         return all(np.isfinite(float(variant)) for variant in variants)
     except ValueError:
@@ -429,8 +412,7 @@ def _finish(figure: go.Figure, title: str, varies: str, variants: Sequence[str])
     reference_line(figure)
     lay_out(figure, title, varies.replace("_", " "), "compute ratio")
     if is_numeric(variants):
-        places = [float(variant) for variant in variants]
-        figure.update_xaxes(tickvals=places, ticktext=list(variants))
+        figure.update_xaxes(tickvals=list(map(float, variants)), ticktext=variants)
     else:
         figure.update_layout(scattermode="group", scattergap=0.5)
-        figure.update_xaxes(categoryorder="array", categoryarray=list(variants), type="category")
+        figure.update_xaxes(categoryorder="array", categoryarray=variants, type="category")

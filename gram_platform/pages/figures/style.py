@@ -85,11 +85,9 @@ def domain_styles(domains: Sequence[str]) -> dict[str, Style]:
     """
     styles = {}
     for i, domain in enumerate(core_first(tuple(dict.fromkeys(domains)))):
-        lap, place = divmod(i, len(DOMAIN_COLOURS))
-        dash = DOMAIN_DASHES[(lap + place) % len(DOMAIN_DASHES)]
-        styles[domain] = Style(
-            domain, DOMAIN_COLOURS[place], DOMAIN_SYMBOLS[(place + lap) % 7], dash
-        )
+        lap, place = divmod(i, 7)
+        symbol, dash = DOMAIN_SYMBOLS[(lap + place) % 7], DOMAIN_DASHES[(lap + place) % 4]
+        styles[domain] = Style(domain, DOMAIN_COLOURS[place], symbol, dash)
     return styles
 
 
@@ -259,7 +257,7 @@ def add_points(figure: go.Figure, places: Iterable, points: Iterable[tuple], col
     pairs = [(at, value) for at, pair in zip(places, points, strict=True) for value in pair]
     if pairs:
         marker = {"symbol": "circle-open", "size": 5, "color": colour}
-        x, y = [at for at, _ in pairs], [value for _, value in pairs]
+        x, y = zip(*pairs, strict=True)
         figure.add_scatter(x=x, y=y, mode="markers", marker=marker, showlegend=False)
 
 
@@ -363,7 +361,7 @@ def log_ticks(low: float, high: float, steps: Sequence[float] = ()) -> list[floa
 
 def hover_runs(rows: pd.DataFrame) -> np.ndarray:
     """Returns the lines of run ids for each row's hover, blank without a column `runs`."""
-    runs = rows["runs"] if "runs" in rows else pd.Series("", index=rows.index)
+    runs = rows.get("runs", pd.Series("", rows.index))
     return runs.fillna("").str.replace(", ", "<br>").to_numpy(object)
 
 

@@ -69,10 +69,10 @@ def answer_study(study: Results) -> list[str]:
         texts = {name: ratio_text(study, first, name) for name in CLASSES}
         ratios = ", ".join(f"{name} {text}" for name, text in texts.items() if text)
         sentences.insert(0, f"{method_style(first['method']).label}: {ratios}.")
-    return [_place(study, main), *sentences]
+    return [_describe_place(study, main), *sentences]
 
 
-def _place(study: Results, main: pd.DataFrame) -> str:
+def _describe_place(study: Results, main: pd.DataFrame) -> str:
     first, varies = main.iloc[0], study.record.varies.replace("_", " ")
     seeds = zip(label_methods(main)["method"], main["num_seeds"], strict=True)
     methods = " and ".join(f"{label} ({n} seed{'s' * (n != 1)})" for label, n in seeds)
@@ -168,7 +168,7 @@ OF_TEXT = re.compile(r" --(?:corpus|core-label|storage)[ =](?:'[^']*'|\S+)")
 
 def warning_sections(study: Results) -> list[Section]:
     """Says which nodes and values are missing; [] if none is."""
-    text = _lacking(study)
+    text = _describe_missing(study)
     return [Section("Not finished", text, is_warning=True)] if text else []
 
 
@@ -195,7 +195,7 @@ def limits_section(study: Results, main: pd.DataFrame) -> Section:
     return Section(title, unit_warning(record), table=table, table_is_open=True)
 
 
-def _lacking(study: Results) -> str:
+def _describe_missing(study: Results) -> str:
     runs, num_missing = study.runs, len(study.analysis.missing)
     counts = Counter(runs.get("status", ()))
     counts[NOT_BEGUN] = len(study.record.ids - set(runs.get("id", ())))

@@ -77,9 +77,8 @@ def verdict_sections(claims: pd.DataFrame, note: str, preset: str = "") -> list[
     number, about = in_family(claims).sum(), {"note": note, "columns": list(claims)}
     about |= {"number": number, "expected": number * (1.0 - TAIL), "below": BELOW, "above": ABOVE}
     markup, matrix = render("rule.html", **about), claims_matrix(claims)
-    profiles = set(claims.get(PROFILE, ()))
+    profiles, ratios = set(claims[PROFILE]), claims[claims[UNIT] == ""]
     profile = f"Profile {profiles.pop()}." if len(profiles) == 1 else ""
-    ratios = claims[claims[UNIT] == ""] if WITHIN in claims else claims[:0]
     figures = {} if ratios.empty else claims_figures(ratios)
     text, table = DIFFERENCES * bool(figures), readable_claims(claims)
     return [
@@ -118,17 +117,12 @@ def claims_matrix(claims: pd.DataFrame) -> pd.DataFrame:
 
 
 def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
-    readable = claims.copy()
-    if "difference" in claims:
-        points = claims.get(POINTS, [()] * len(claims))
-        texts = map(interval_text, claims["difference"], claims["low"], claims["high"], points)
-        errors = claims[UNIT_ERROR] if UNIT_ERROR in claims else [math.nan] * len(claims)
-        units = ["" if pd.isna(error) else f", unit \u00b1{error:.3f}" for error in errors]
-        readable["difference"] = [text + unit for text, unit in zip(texts, units, strict=True)]
-    for name in ("detectable", "paper"):
-        if name in claims:
-            readable[name] = [interval_text(value, math.nan, math.nan) for value in claims[name]]
-    return select_columns(readable, SHOWN_OF_CLAIMS)
+    texts = map(interval_text, *(claims[n] for n in ("difference", "low", "high", POINTS)))
+    units = ["" if pd.isna(n) else f", unit \u00b1{n:.3f}" for n in claims[UNIT_ERROR]]
+    columns = {"difference": [text + unit for text, unit in zip(texts, units, strict=True)]}
+    for name in claims.columns.intersection(["detectable", "paper"]):
+        columns[name] = [interval_text(value, math.nan, math.nan) for value in claims[name]]
+    return select_columns(claims.assign(**columns), SHOWN_OF_CLAIMS)
 
 
 def select_columns(claims: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
@@ -174,28 +168,30 @@ def claims_figures(claims: pd.DataFrame) -> dict[str, go.Figure]:
         title += f", profile {rows[PROFILE].iloc[0]}"
     by_claim = rows.groupby(["claim", PROFILE, VARIANT], sort=False, dropna=False)
     groups = [of_claim for _, of_claim in by_claim]
-    lines = np.array([*map(_num_lines, groups)])
+    lines = np.array([*map(_count_lines, groups)])
     total, parts = lines.sum(), defaultdict(list)
     # The middle of a group decides on its figure, so that all figures have about as many lines.
     places = (lines.cumsum() - lines / 2.0) * math.ceil(total / MOST_LINES) // total
     for of_claim, place in zip(groups, places, strict=True):
         parts[place].append(of_claim)
-    return {f"claims-{i}": _figure(part, span, title) for i, part in enumerate(parts.values(), 1)}
+    return {
+        f"claims-{i}": _draw_claims(part, span, title) for i, part in enumerate(parts.values(), 1)
+    }
 
 
-def _text_lines(rows: pd.DataFrame) -> list[str]:
+def _wrap_claim(rows: pd.DataFrame) -> list[str]:
     first = rows.iloc[0]
     return wrap(", ".join(filter(None, [first["claim"], first[VARIANT]])), MOST_LETTERS)
 
 
-def _num_lines(rows: pd.DataFrame) -> int:
-    return len(_text_lines(rows)) + len(rows)
+def _count_lines(rows: pd.DataFrame) -> int:
+    return len(_wrap_claim(rows)) + len(rows)
 
 
-def _figure(groups: Sequence[pd.DataFrame], span: Sequence[float], about: str) -> go.Figure:
+def _draw_claims(groups: Sequence[pd.DataFrame], span: Sequence[float], about: str) -> go.Figure:
     figure, line, ticks, placed = go.Figure(), 0, {}, []
     for rows in groups:
-        text = _text_lines(rows)
+        text = _wrap_claim(rows)
         figure.add_annotation(
             text="<br>".join(text),
             x=0,
@@ -211,7 +207,7 @@ def _figure(groups: Sequence[pd.DataFrame], span: Sequence[float], about: str) -
         lines = np.arange(len(rows)) + line + len(text)
         ticks |= dict(zip(lines, rows["size"], strict=True))
         placed.append(rows.assign(line=lines))
-        line += _num_lines(rows)
+        line += _count_lines(rows)
     shown = pd.concat(placed)
     # The part of the axis on which the claim of each row holds.
     left, right = np.clip([(w.left, w.right) for w in shown[WITHIN]], *span).T

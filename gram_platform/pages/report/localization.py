@@ -110,15 +110,15 @@ def read_tokens(
         measured = _load(store, [e for e in of_size if e["tags"]["seed"] == seed])
         references = {(m.size, m.seed): m for m in measured if m.method == BASELINE}
         others = [m for m in measured if m.method != BASELINE]
-        rows.append(localize(others + _control(store, of_size, seed), references))
+        rows.append(localize(others + _load_control(store, of_size, seed), references))
         if references and size not in texts:
-            texts[size] = _texts(store, of_size[0]["id"], measured, references[size, seed])
+            texts[size] = _shade_texts(store, of_size[0]["id"], measured, references[size, seed])
     lacking = [tuple(e["tags"][name] for name in VIEW) for e in views if e["id"] not in done]
     found = localization_tables(pd.concat(rows, ignore_index=True), lacking)
     frame, _, source = frames or store_frames(store, record.ids, ())
     claims = conclude(localization_claims(found.per_seed), record.preset)
     runs = nodes_frame(record, frame)
-    return TokenResults(found, texts[list(texts)[-1]] if texts else (), claims, runs, source)
+    return TokenResults(found, list(texts.values())[-1], claims, runs, source)
 
 
 def tokens_text(record: StudyRecord, results: TokenResults) -> str:
@@ -240,10 +240,8 @@ def shade_html(text: ShadedText) -> Markup:
 
 def _shade_tokens(text: ShadedText, increases: np.ndarray) -> Iterator[tuple[str, str, str]]:
     """Yields (shade from 0 to 1, title, token), without the first token."""
-    levels = shades(increases, text.scale)
-    for piece, level, increase, loss in zip(
-        text.pieces[1:], levels, increases, text.baseline, strict=True
-    ):
+    columns = text.pieces[1:], shades(increases, text.scale), increases, text.baseline
+    for piece, level, increase, loss in zip(*columns, strict=True):
         yield f"{level:.2f}", f"{increase:+.2f} nats, the baseline has {loss:.2f}", _visible(piece)
 
 
@@ -278,7 +276,7 @@ def _load(store: Store, entries: Sequence[Mapping]) -> list[MeasuredTokens]:
     return measured
 
 
-def _control(store: Store, of_size: Sequence[Mapping], seed: str) -> list[MeasuredTokens]:
+def _load_control(store: Store, of_size: Sequence[Mapping], seed: str) -> list[MeasuredTokens]:
     """Loads the next seed's baseline as a view of this seed; [] without another seed.
 
     The first seed follows the last.
@@ -291,7 +289,7 @@ def _control(store: Store, of_size: Sequence[Mapping], seed: str) -> list[Measur
     return [replace(measured, seed=seed) for measured in _load(store, [following])]
 
 
-def _texts(
+def _shade_texts(
     store: Store, eval_id: str, measured: Sequence[MeasuredTokens], baseline: MeasuredTokens
 ) -> tuple[ShadedText, ...]:
     """Shades the chosen texts, or the beginning of every domain's first validation sequence.

@@ -96,14 +96,14 @@ def samples_page(record: StudyRecord, results: SampleResults, tracker: Tracker |
     sections = [
         terms,
         *missing_sections(results.missing),
-        *(_prompt(*key, rows) for key, rows in prompts),
+        *(_show_prompt(*key, rows) for key, rows in prompts),
         Section("Runs", table=readable_runs(results.runs)),
     ]
     source = f"{results.source}; continuations from the storage"
     return study_report(record, sections, source, tracker)
 
 
-def _prompt(domain: str, document: int, rows: pd.DataFrame) -> Section:
+def _show_prompt(domain: str, document: int, rows: pd.DataFrame) -> Section:
     """Shows a document's prompt and true text, and a row for each method, size and seed.
 
     Core, which no profile removes, has a row for each profile.

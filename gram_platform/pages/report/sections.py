@@ -100,9 +100,11 @@ def scaling_sections(study: Results) -> list[Section]:
     )
     if study.published is not None:
         text += " Hollow markers: the published points."
-    rows = readable_table(table[table["profile"] == profile])
-    shown = (table, study.record.parameters, profile)
-    panels = {f"scaling-{n}": scaling_figure(*shown, n, study.published) for n in CLASSES}
+    rows, parameters = readable_table(table[table["profile"] == profile]), study.record.parameters
+    panels = {
+        f"scaling-{name}": scaling_figure(table, parameters, profile, name, study.published)
+        for name in CLASSES
+    }
     return [Section("Scaling", text, drop_empty(panels), table=rows)]
 
 
@@ -257,8 +259,8 @@ def nats_sections(study: Results) -> list[Section]:
 def recovery_sections(study: Results) -> list[Section]:
     if EVERY not in study.table or (table := study.table[study.table[EVERY].notna()]).empty:
         return []
-    shown = rename_variant(table.filter([VARIANT, *ROW, *RECOVERY]), study.record.varies)
-    return [Section("Steps to recover", table=shown)]
+    table = rename_variant(table.filter([VARIANT, *ROW, *RECOVERY]), study.record.varies)
+    return [Section("Steps to recover", table=table)]
 
 
 def attack_sections(study: Results) -> list[Section]:
@@ -304,15 +306,15 @@ def readable_costs(costs: Sequence[Mapping]) -> pd.DataFrame:
 
     If there are rows of the paper, a column `from` tells them apart.
     """
-    shown = {cost["shown"] for cost in costs}
-    of_shown = f"train FLOPs, {shown.pop() if len(shown) == 1 else 'one profile'}"
+    profiles = {cost["shown"] for cost in costs}
+    of_shown = f"train FLOPs, {profiles.pop() if len(profiles) == 1 else 'one profile'}"
     in_paper = [m for m in dict.fromkeys(cost["method"] for cost in costs) if m in COST_TABLE]
     rows = [_cost_row(cost, of_shown, {"from": "ours"} if in_paper else {}) for cost in costs]
     titles = [COST_TITLES[name] for name in PAPER_COSTS]
     for method in in_paper:
-        row = {"method": method, "size": COST_SIZE, "from": "paper", "profiles here": ""}
-        row |= {"all profiles": str(COST_PROFILES)}
-        rows.append({**row, **dict(zip(titles, COST_TABLE[method], strict=True))})
+        row = {"method": method, "size": COST_SIZE, "from": "paper"}
+        row["all profiles"] = str(COST_PROFILES)
+        rows.append(row | dict(zip(titles, COST_TABLE[method], strict=True)))
     return pd.DataFrame(rows).fillna("")
 
 

@@ -181,7 +181,7 @@ def _loss(cells: dict) -> tuple:
             raise invalid(name, "", "a value: the cell is empty")
     if is_attack not in FLAGS:
         raise invalid(ELICITED, is_attack, "1 for the best loss of an attack, otherwise 0")
-    study, variant, size, seed, domain = _names(cell)
+    study, variant, size, seed, domain = _read_names(cell)
     retained, loss = _read_profile(cell["retained"]), _number("loss", cell["loss"])
     return study, variant, method, size, seed, retained, domain, FLAGS[is_attack], loss
 
@@ -212,7 +212,7 @@ def _curves(path: Path, studies: set[str]) -> Iterable[tuple]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
             with add_place(f"{path.name}, row {number}"):
-                head, points = _curve(_object(line))
+                head, points = _curve(_read_object(line))
                 if head[0] not in studies:
                     allowed = f"a study of {LOSSES_FILE}: {', '.join(sorted(studies))}"
                     raise invalid("study", head[0], allowed)
@@ -224,7 +224,7 @@ def _curve(curve: Mapping) -> tuple[tuple, list]:
     for name in CURVE_KEYS:
         if (value := curve.get(name)) in (None, ""):
             raise invalid(name, value, f"a value: a curve has {', '.join(CURVE_KEYS)}")
-    cell = {name: _cell(name, curve.get(name, "")) for name in CURVE_OF}
+    cell = {name: _read_cell(name, curve.get(name, "")) for name in CURVE_OF}
     steps, losses = (curve[name] for name in ("steps", "losses"))
     for name, values in (("steps", steps), ("losses", losses)):
         if not isinstance(values, list) or len(values) < MIN_POINTS:
@@ -237,17 +237,17 @@ def _curve(curve: Mapping) -> tuple[tuple, list]:
     steps = [_number("steps", step, "a number of steps from 0 on", 0.0) for step in steps]
     if any(later <= before for before, later in itertools.pairwise(steps)):
         raise invalid("steps", "steps out of order", "each larger than the one before")
-    return _names(cell), list(zip(steps, losses, strict=True))
+    return _read_names(cell), list(zip(steps, losses, strict=True))
 
 
-def _cell(field: str, value: object) -> str:
+def _read_cell(field: str, value: object) -> str:
     """Writes a name as a table has it; "" for None."""
     if isinstance(value, bool) or not isinstance(value, str | int | float | None):
         raise invalid(field, value, "a text or a number")
     return "" if value is None else str(value).strip()
 
 
-def _object(line: str) -> dict:
+def _read_object(line: str) -> dict:
     try:
         fields = parse_json(line, dict)
         # A page cannot hold half a surrogate pair.
@@ -257,7 +257,7 @@ def _object(line: str) -> dict:
         raise invalid("", line[:40], f"a JSON object ({error})") from error
 
 
-def _names(cell: Mapping[str, str]) -> tuple[str, str, str, str, str]:
+def _read_names(cell: Mapping[str, str]) -> tuple[str, str, str, str, str]:
     """Returns (study, variant, size, seed, domain) as tables name them."""
     study, seed = STUDY_NAMES.get(cell["study"], cell["study"]), cell["seed"]
     if SEED.fullmatch(seed):
@@ -268,15 +268,15 @@ def _names(cell: Mapping[str, str]) -> tuple[str, str, str, str, str]:
     safe_name("study", study)
     if seed.lower().lstrip("+-") in NO_NUMBERS:
         raise invalid("seed", cell["seed"], "a number or a name: this is a gap")
-    size = _plain(cell["size"])
+    size = _spell_number(cell["size"])
     if size.isdecimal() and len(size) < 40:
         size = f"{int(size) / 1e6:.12g}M"
     if not 0.0 < parameters_of(size) < math.inf:
         raise invalid("size", cell["size"], "a number of parameters such as 0.3M, 800M or 2B")
-    return study, _plain(cell[VARIANT]), size, seed, cell["domain"]
+    return study, _spell_number(cell[VARIANT]), size, seed, cell["domain"]
 
 
-def _plain(name: str) -> str:
+def _spell_number(name: str) -> str:
     """Spells numbers in one way, since both files name variants and sizes.
 
     0.50 becomes 0.5. Whole numbers have all digits: 64.0 and 6.4e1 become 64.
@@ -316,7 +316,7 @@ def _read_declared(path: Path, studies: set[str]) -> dict[str, dict]:
     if not target_kind("folder", path):
         return {}
     with add_place(path.name):
-        fields = _object(read_text("folder", path))
+        fields = _read_object(read_text("folder", path))
         declared = {STUDY_NAMES.get(name, name): given for name, given in fields.items()}
         for name, given in declared.items():
             if name not in studies:

@@ -18,7 +18,7 @@ from gram_platform.config.plain import from_plain
 from gram_platform.config.provenance import SubmissionRow, code_text, submissions_text
 from gram_platform.config.terminal import warn
 from gram_platform.methods.measurements import Description
-from gram_platform.methods.nodes import VARIANT, Node
+from gram_platform.methods.nodes import BASELINE, VARIANT, Node
 from gram_platform.pages.figures.style import METHOD_STYLES
 from gram_platform.pages.report.page import Page, Section
 from gram_platform.paper.verdicts import choose_profile
@@ -110,8 +110,8 @@ class StudyRecord(Description):
 
     @property
     def baseline_runs(self) -> list[str]:
-        runs = [e for e in self.entries if e["kind"] == "run" and ELICITED not in e["tags"]]
-        return [e["id"] for e in runs if e["tags"]["method"] == "baseline"]
+        runs = self.tags("run")
+        return runs.loc[runs["method"] == BASELINE, "id"].tolist()
 
     @property
     def curve_runs(self) -> list[str]:

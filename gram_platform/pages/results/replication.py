@@ -285,9 +285,9 @@ def _prepare(
     profiles = dict.fromkeys([MEAN, *views["profile"]])
     if profile and profile not in profiles:
         raise invalid(f"{STUDIES_FILE}, {name}, profile", profile, one_of(profile, profiles))
-    attacks, notes = _attacks(rows[rows[ELICITED]], views)
+    attacks, notes = _select_attacks(rows[rows[ELICITED]], views)
     dropped = [] if variants else [VARIANT]
-    record = _record(name, external, declared, used, variants, unit, rows)
+    record = _make_record(name, external, declared, used, variants, unit, rows)
     points = pd.concat(curves, ignore_index=True)
     points["run_id"] = points["study"] + " " + points["size"] + " seed " + points["seed"]
     points = points[["run_id", VARIANT, "size", "seed", "step", "domain", "loss"]]
@@ -403,7 +403,7 @@ def _name_profiles(rows: pd.DataFrame, used: Mapping[tuple[str, str], Baseline])
     return rows.assign(retained=retained, profile=profiles)
 
 
-def _attacks(rows: pd.DataFrame, views: pd.DataFrame) -> tuple[pd.DataFrame, tuple]:
+def _select_attacks(rows: pd.DataFrame, views: pd.DataFrame) -> tuple[pd.DataFrame, tuple]:
     """Returns the attacks on forgotten domains of known views, and notes on the others."""
     keys, attacks, notes = [VARIANT, *VIEW], [], []
     present = set(views[keys].itertuples(index=False, name=None))
@@ -421,7 +421,7 @@ def _attacks(rows: pd.DataFrame, views: pd.DataFrame) -> tuple[pd.DataFrame, tup
     return pd.DataFrame(attacks, columns=[VARIANT, *ATTACK_COLUMNS]), tuple(notes)
 
 
-def _record(
+def _make_record(
     name: str,
     external: External,
     declared: Declaration,
