@@ -61,7 +61,10 @@ def analyse_sweeps(losses: StudyLosses, sizes: Sequence[str] = ()) -> SweepAnaly
     `tables.analyse`.
     """
     evaluations, attacks = losses.evaluations, losses.attacks
-    points = _points(evaluations, losses.views)
+    views = pd.concat([evaluations, losses.views])
+    views = views[views["method"] != BASELINE]
+    points = set(zip(views["knob"].astype(str), views["value"].astype(float), strict=True))
+    points = sorted(points, key=lambda p: (KNOBS.index(p[0]) if p[0] in KNOBS else len(KNOBS), p))
     of_baselines = evaluations[evaluations["method"] == BASELINE]
     baselines = analyse(StudyLosses(of_baselines, losses.curves), sizes)
     parts, tables, notes = [], [baselines.table], {}
@@ -95,13 +98,6 @@ def analyse_sweeps(losses: StudyLosses, sizes: Sequence[str] = ()) -> SweepAnaly
     rows = rows.merge(means, on=[*POINT, "profile"], how="left")[PROFILE_COLUMNS]
     profiles = rows.astype({"runs": object}).fillna({"knob": "", "runs": ""})
     return SweepAnalysis(table, profiles, per_seed, baselines.fits, missing)
-
-
-def _points(*frames: pd.DataFrame) -> list[tuple[str, float]]:
-    views = pd.concat(frames)
-    views = views[views["method"] != BASELINE]
-    points = set(zip(views["knob"].astype(str), views["value"].astype(float), strict=True))
-    return sorted(points, key=lambda p: (KNOBS.index(p[0]) if p[0] in KNOBS else len(KNOBS), p))
 
 
 def _at(frame: pd.DataFrame, knob: str, value: float) -> pd.DataFrame:
