@@ -73,8 +73,7 @@ def analyse_grid(
     """
     fit = Fit(window, as_published)
     optima = optima_table(trials, fit)
-    laws, shared = _fit(trials, optima, fit, num_resamples)
-    rows = _law_rows(laws, shared)
+    laws, rows = _fit(trials, optima, fit, num_resamples)
     return GridAnalysis(
         cells=cells(trials, as_published),
         optima=optima,
@@ -93,7 +92,7 @@ def laws_table(trials: pd.DataFrame, fit: Fit = OUR_FIT, num_resamples: int = 20
     reasons. `no_law` says why the fit is no law, "" for a law. The numbers are NaN with fewer than
     two sizes, or if a coefficient is zero or infinite as a float.
     """
-    return _law_rows(*_fit(trials, optima_table(trials, fit), fit, num_resamples))
+    return _fit(trials, optima_table(trials, fit), fit, num_resamples)[1]
 
 
 def window_table(
@@ -120,8 +119,8 @@ def _fit(
     optima: pd.DataFrame,
     fit: Fit,
     num_resamples: int,
-) -> tuple["LawBootstrap | None", dict]:
-    """Returns both laws, or None, and OF_BOTH."""
+) -> tuple["LawBootstrap | None", pd.DataFrame]:
+    """Returns both laws, or None, and their LAW_COLUMNS."""
     pooled = optima[optima["seed"] == POOLED].set_index("size")
     refused = {size: _why_no_optimum(row) for size, row in pooled.iterrows()}
     usable = [size for size, why in refused.items() if not why]
@@ -137,15 +136,16 @@ def _fit(
     no_law = [few, left_out] if len(entered) < FEWEST_SIZES else []
     no_law += [f"{size}: {weak[size]}" for size in entered if size in weak]
     no_law += [] if is_number else ["its coefficients lie beyond all numbers"]
-    shared = {
-        "num_sizes": len(entered),
-        "sizes": " ".join(entered),
-        "smallest": used["parameters"].min(),
-        "largest": used["parameters"].max(),
-        "left_out": left_out,
-        "no_law": "; ".join(filter(None, no_law)),
-    }
-    return laws if is_number else None, shared
+    laws, parameters, rows = laws if is_number else None, used["parameters"], []
+    shared = len(entered), " ".join(entered), parameters.min(), parameters.max(), left_out
+    for quantity in QUANTITIES:
+        numbers = [math.nan] * len(LAW_NUMBERS) + [0, 0]
+        if laws is not None:
+            law, (_, low, high) = laws.laws[quantity], laws.exponents[quantity]
+            numbers = [law.coefficient, law.exponent, law.r2, *law.exponent_interval, low, high]
+            numbers += [laws.num_resamples, laws.num_failed]
+        rows.append((quantity, *numbers, *shared, "; ".join(filter(None, no_law))))
+    return laws, pd.DataFrame(rows, columns=LAW_COLUMNS)
 
 
 def _why_weak(row: pd.Series) -> str:
@@ -163,18 +163,6 @@ def _why_no_optimum(row: pd.Series) -> str:
         return "not convex"
     is_place = all(math.isfinite(row[name]) and row[name] > 0.0 for name in QUANTITIES)
     return "" if is_place else "its minimum lies beyond all numbers"
-
-
-def _law_rows(laws: "LawBootstrap | None", shared: dict) -> pd.DataFrame:
-    rows = []
-    for quantity in QUANTITIES:
-        numbers, counts = [math.nan] * len(LAW_NUMBERS), (0, 0)
-        if laws is not None:
-            law, (_, low, high) = laws.laws[quantity], laws.exponents[quantity]
-            numbers = [law.coefficient, law.exponent, law.r2, *law.exponent_interval, low, high]
-            counts = (laws.num_resamples, laws.num_failed)
-        rows.append((quantity, *numbers, *counts, *(shared[name] for name in OF_BOTH)))
-    return pd.DataFrame(rows, columns=LAW_COLUMNS)
 
 
 def _line_rows(

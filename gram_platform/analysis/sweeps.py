@@ -61,7 +61,10 @@ def analyse_sweeps(losses: StudyLosses, sizes: Sequence[str] = ()) -> SweepAnaly
     `tables.analyse`.
     """
     evaluations, attacks = losses.evaluations, losses.attacks
-    points = _points(evaluations, losses.views)
+    views = pd.concat([evaluations, losses.views])
+    views = views[views["method"] != BASELINE]
+    points = set(zip(views["knob"].astype(str), views["value"].astype(float), strict=True))
+    points = sorted(points, key=lambda p: (KNOBS.index(p[0]) if p[0] in KNOBS else len(KNOBS), p))
     of_baselines = evaluations[evaluations["method"] == BASELINE]
     baselines = analyse(StudyLosses(of_baselines, losses.curves), sizes)
     parts, tables, notes = [], [baselines.table], {}
@@ -87,14 +90,14 @@ def analyse_sweeps(losses: StudyLosses, sizes: Sequence[str] = ()) -> SweepAnaly
     table = table.assign(runs=[_runs(evaluations, row) for row in table.to_dict("records")])
     table = table[SWEEP_COLUMNS].astype({"knob": object, "value": float})
     missing = join_notes(notes, _point_names).sort_values(["what", "why"], ignore_index=True)
-    return SweepAnalysis(table, _with_cores(tables, table), per_seed, baselines.fits, missing)
-
-
-def _points(*frames: pd.DataFrame) -> list[tuple[str, float]]:
-    views = pd.concat(frames)
-    views = views[views["method"] != BASELINE]
-    points = set(zip(views["knob"].astype(str), views["value"].astype(float), strict=True))
-    return sorted(points, key=lambda p: (KNOBS.index(p[0]) if p[0] in KNOBS else len(KNOBS), p))
+    rows = pd.concat([part for part in tables if len(part)] or tables[:1], ignore_index=True)
+    rows = rows.reindex(columns=["knob", "value", *TABLE_COLUMNS])
+    rows = rows.astype({"knob": object, "value": float})
+    # Only `table` has CORE_COLUMNS and runs, for the rows of `mean`.
+    means = table[[*POINT, *CORE_COLUMNS, "runs"]].assign(profile=MEAN)
+    rows = rows.merge(means, on=[*POINT, "profile"], how="left")[PROFILE_COLUMNS]
+    profiles = rows.astype({"runs": object}).fillna({"knob": "", "runs": ""})
+    return SweepAnalysis(table, profiles, per_seed, baselines.fits, missing)
 
 
 def _at(frame: pd.DataFrame, knob: str, value: float) -> pd.DataFrame:
@@ -115,16 +118,6 @@ def _seed_rows(per_seed: pd.DataFrame) -> pd.DataFrame:
     single = [(*key, pair_means(of_seed, "core")) for key, of_seed in groups]
     partial = pd.DataFrame(single, columns=[*seed, "core_partial"]).set_index(seed)
     return means.join(full, on=seed).join(partial, on=seed)[[*seed, *SWEEP_CLASSES]]
-
-
-def _with_cores(tables: Sequence[pd.DataFrame], table: pd.DataFrame) -> pd.DataFrame:
-    """Joins the rows of all tables; rows of `mean` get the columns that only `table` has."""
-    rows = pd.concat([part for part in tables if len(part)] or tables[:1], ignore_index=True)
-    rows = rows.reindex(columns=["knob", "value", *TABLE_COLUMNS])
-    rows = rows.astype({"knob": object, "value": float})
-    means = table[[*POINT, *CORE_COLUMNS, "runs"]].assign(profile=MEAN)
-    rows = rows.merge(means, on=[*POINT, "profile"], how="left")[PROFILE_COLUMNS]
-    return rows.astype({"runs": object}).fillna({"knob": "", "runs": ""})
 
 
 def _runs(evaluations: pd.DataFrame, row: dict) -> str:

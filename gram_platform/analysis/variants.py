@@ -90,7 +90,11 @@ def by_number(per_seed: pd.DataFrame, declared: pd.DataFrame | None = None) -> p
     size, profile, retained`; default: the views in `per_seed`). Methods are compared on the
     profiles of a number that all share. A seed that lacks one has no row.
     """
-    shared = _find_shared_profiles(per_seed if declared is None else declared)
+    shared: dict[tuple[str, int], frozenset[str]] = {}
+    views = _views(per_seed if declared is None else declared)
+    for (_, size, number), of_method in views.groupby(MODULES_CELL, sort=False):
+        profiles = frozenset(of_method["profile"])
+        shared[size, number] = shared.get((size, number), profiles) & profiles
     pseudo = _by_number(pseudo_frame(per_seed, COMPOSED), shared)
     return with_pseudo_values(_by_number(per_seed, shared), pseudo, COMPOSED)
 
@@ -144,15 +148,6 @@ def _views(per_seed: pd.DataFrame) -> pd.DataFrame:
     views = per_seed[(per_seed["profile"] != MEAN) & (per_seed["method"] != BASELINE)]
     numbers = [len(retained.split(",")) if retained else 0 for retained in views["retained"]]
     return views.assign(**{MODULES: pd.Series(numbers, views.index, dtype="int64")})
-
-
-def _find_shared_profiles(declared: pd.DataFrame) -> dict[tuple[str, int], frozenset[str]]:
-    """Returns {(size, number of modules): the profiles shared by all methods that have any}."""
-    shared: dict[tuple[str, int], frozenset[str]] = {}
-    for (_, size, number), views in _views(declared).groupby(MODULES_CELL, sort=False):
-        profiles = frozenset(views["profile"])
-        shared[size, number] = shared.get((size, number), profiles) & profiles
-    return shared
 
 
 def _ends(

@@ -185,14 +185,12 @@ def _mlflow_curves(
         if kind == "run" and (wanted is None or run_id in wanted) and _has_eval_points(run)
         for key in run.data.metrics
         if key.startswith(content.LOSS)
-        for step, loss in _points(tracker, run, key)
+        # Only a complete run has the tag.
+        for step, loss in curve_points(
+            run.data.tags.get(CURVE + key.removeprefix(content.LOSS), "")
+        )
+        or tracker.history(run, key)
     )
-
-
-def _points(tracker: Tracker, run: Run, key: str) -> Iterable[tuple[int, float]]:
-    """Reads (step, loss) from the run's tag, or by a request if it has none, as while it runs."""
-    text = run.data.tags.get(CURVE + key.removeprefix(content.LOSS), "")
-    return curve_points(text) or tracker.history(run, key)
 
 
 def _curves(rows: Iterable[tuple[str, int, str, float]]) -> pd.DataFrame:
