@@ -290,17 +290,17 @@ def starting_weights(
     """
     left = dict(start)
     for name, shape in parameter_shapes(config.model).items():
-        given = left.pop(name, None)
+        value = left.pop(name, None)
         expected = f"a start with {name} of shape {shape}"
-        if given is None and start and not is_module(name):
+        if value is None and start and not is_module(name):
             raise invalid("start", "nothing", expected)
-        if given is None:
+        if value is None:
             yield name, whole(initial_weight(config.model, config.seed, name, shape))
             continue
-        if tuple(given.shape) != shape:
-            raise invalid("start", tuple(given.shape), expected)
+        if tuple(value.shape) != shape:
+            raise invalid("start", tuple(value.shape), expected)
         first, stop = rows_of(f"model.{name}", shape)
-        yield name, Piece(given[first:stop], first, shape)
+        yield name, Piece(value[first:stop], first, shape)
     if left:
         raise invalid("start", sorted(left)[:4], "weights that the run's model has")
 
