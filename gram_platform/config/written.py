@@ -1,7 +1,4 @@
-"""Reads files that people name: text, JSON, and values in TOML into frozen dataclasses.
-
-An error names file, line and field. Only files are read, also through a user's link.
-"""
+"""Reads users' files: text, JSON, and values in TOML. Errors name file, line and field."""
 
 import contextlib
 import errno
@@ -29,9 +26,9 @@ from gram_platform.config.plain import (
     steps_of,
 )
 
-# Bytes of a record, a table or a tokenizer: a small packed file must not fill the memory.
+# Bytes of a record, a table or a tokenizer, since a small packed file must not fill the memory.
 MAX_RECORD_BYTES = 1 << 28
-# The beginning of the short text in place of a file that Git LFS has not fetched.
+# The first bytes of a file that Git LFS has not fetched.
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 HEADER = re.compile(r"\s*\[(\[?)([^\[\]]+)\]")
