@@ -15,7 +15,7 @@ from gram_platform.config.endings import exit_with
 from gram_platform.config.identity import invalid
 from gram_platform.config.terminal import say
 from gram_platform.store import Store
-from gram_platform.studies.record import CALIBRATION_STUDY, measured_in
+from gram_platform.studies.record import CALIBRATION_STUDY, load_calibration
 
 
 def main(arguments: list[str]) -> int:
@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
     parts = []
     for argument in arguments:
         corpus, _, place = argument.partition("=")
-        parts.append(measured_in(Store(place), corpus))
+        parts.append(load_calibration(Store(place), corpus))
         if parts[-1].empty:
             expected = (
                 f"NAME=STORAGE with two seeds of two shares of a finished study {CALIBRATION_STUDY}"

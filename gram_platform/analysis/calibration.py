@@ -55,7 +55,7 @@ FILE_COLUMNS = ["corpus", "parameters", "steps", *MEASURED_COLUMNS]
 def unit_errors(ratios: pd.DataFrame, curves: pd.DataFrame, unit: str) -> pd.DataFrame:
     """Returns ERROR_COLUMNS, a row per rated baseline and domain with a known ratio.
 
-    The variants of `ratios` and `curves` are the reference, `unit`, and rated baselines.
+    The variants of `ratios` and `curves` are `unit`, which is the reference, and rated baselines.
     """
     # A curve's last point is after training.
     num_steps = curves.groupby("run_id")["step"].max()
@@ -192,9 +192,11 @@ def nearest_errors(rows: pd.DataFrame, corpus: str, parameters: int, steps: int)
     The row is of the corpus's nearest size within NEAR. If there is none, it has the largest errors
     that were measured on any text at sizes with parameters within NEAR.
     """
-    apart = [_times(other, parameters) for other in rows["parameters"]]
-    far = [max(a, _times(b, steps)) for a, b in zip(apart, rows["steps"], strict=True)]
-    rows, nearest = rows.assign(apart=apart, far=far), []
+    apart, steps_apart = (
+        np.maximum(rows[name] / number, number / rows[name])
+        for name, number in (("parameters", parameters), ("steps", steps))
+    )
+    rows, nearest = rows.assign(apart=apart, far=np.maximum(apart, steps_apart)), []
     for _, cell in rows[rows["apart"] <= NEAR].groupby("class", sort=False):
         same = cell[(cell["corpus"] == corpus) & (cell["far"] <= NEAR)]
         largest = cell.loc[list(dict.fromkeys(cell[["ratio", "difference"]].idxmax()))]
@@ -203,10 +205,6 @@ def nearest_errors(rows: pd.DataFrame, corpus: str, parameters: int, steps: int)
         row["num_shares"] = int(used["num_shares"].min())
         nearest.append(row | {"places": list(zip(used["corpus"], used["size"], strict=True))})
     return nearest
-
-
-def _times(number: float, other: float) -> float:
-    return max(number / other, other / number)
 
 
 def effective_freedom(number: int, lags: Sequence[float]) -> float:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from gram_platform.config.identity import printable
 
-# In letters, more than a table has.
+# More letters than the widest table has.
 ENDLESS = 100_000
 
 

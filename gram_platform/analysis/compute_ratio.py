@@ -115,9 +115,15 @@ def fit_learning_curve(steps: Sequence[float], losses: Sequence[float]) -> Learn
     if not np.isfinite(rss).any():
         allowed = "losses that fall with the steps, so that some alpha > 0 fits"
         raise invalid("losses", [float(np.exp(y[0])), "...", float(np.exp(y[-1]))], allowed)
-    offset = _refine(offsets, rss, s, y)
+    padded = np.concatenate([[np.inf], rss, [np.inf]])
+    is_local = (rss <= padded[:-2]) & (rss <= padded[2:]) & np.isfinite(rss)
+    spacing = float(np.log(offsets[1] / offsets[0]))
+    _, offset = min(_descend(offset, spacing, s, y) for offset in offsets[is_local])
+    offset = float(np.clip(offset, offsets[0], offsets[-1]))
     x = np.log1p((s - s.min()) / offset)
-    alpha, intercept = _slope(x, y)
+    centred = x - x.mean()
+    alpha = -float(centred @ (y - y.mean()) / (centred @ centred))
+    intercept = float(y.mean() + alpha * x.mean())
     rms = float(np.sqrt(np.mean((y - intercept + alpha * x) ** 2)))
     low, high = BOUND_FRACTION * _scale(s), (1.0 - BOUND_FRACTION) * offsets[-1]
     return LearningCurve(
@@ -146,21 +152,13 @@ def compute_ratio(curve: LearningCurve, loss, baseline_losses: Sequence[float]):
     if not 0.0 < reference < math.inf:
         allowed = "losses that the curve reaches after a positive step"
         raise invalid("baseline_losses", baseline.tolist(), allowed)
-    return _like(loss, np.asarray(curve.step(loss)) / reference)
+    return curve.step(loss) / reference
 
 
 def _scale(s: np.ndarray) -> float:
     """Returns the shorter of the first step, if it is not 0, and the first interval."""
-    distinct = np.unique(s)
-    gap = float(distinct[1] - distinct[0])
-    return min(gap, float(distinct[0])) if distinct[0] > 0 else gap
-
-
-def _slope(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Fits alpha and the intercept of y = intercept - alpha x by least squares."""
-    centred = x - x.mean()
-    alpha = -float(centred @ (y - y.mean()) / (centred @ centred))
-    return alpha, float(y.mean() + alpha * x.mean())
+    first, second = np.unique(s)[:2].tolist()
+    return min(second - first, first or math.inf)
 
 
 def _profile(offsets: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -168,26 +166,15 @@ def _profile(offsets: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
 
     Infinite where alpha <= 0.
     """
-    rows = max(1, NUMBERS_AT_ONCE // len(s))
-    parts = [_profile_chunk(offsets[i : i + rows], s, y) for i in range(0, len(offsets), rows)]
+    rows, centred, parts = max(1, NUMBERS_AT_ONCE // len(s)), y - y.mean(), []
+    for start in range(0, len(offsets), rows):
+        x = np.log1p((s - s.min()) / offsets[start : start + rows, None])
+        x -= x.mean(axis=1, keepdims=True)
+        slope = (x @ centred) / np.einsum("gn,gn->g", x, x)
+        residuals = centred - slope[:, None] * x
+        squares = np.einsum("gn,gn->g", residuals, residuals)
+        parts.append(np.where(slope < 0.0, squares, np.inf))
     return np.concatenate(parts)
-
-
-def _profile_chunk(offsets: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
-    x = np.log1p((s - s.min()) / offsets[:, None])
-    x -= x.mean(axis=1, keepdims=True)
-    centred = y - y.mean()
-    slope = (x @ centred) / np.einsum("gn,gn->g", x, x)
-    residuals = centred - slope[:, None] * x
-    return np.where(slope < 0.0, np.einsum("gn,gn->g", residuals, residuals), np.inf)
-
-
-def _refine(offsets: np.ndarray, rss: np.ndarray, s: np.ndarray, y: np.ndarray) -> float:
-    padded = np.concatenate([[np.inf], rss, [np.inf]])
-    is_local = (rss <= padded[:-2]) & (rss <= padded[2:]) & np.isfinite(rss)
-    spacing = float(np.log(offsets[1] / offsets[0]))
-    minima = [_descend(offset, spacing, s, y) for offset in offsets[is_local]]
-    return float(np.clip(min(minima)[1], offsets[0], offsets[-1]))
 
 
 def _descend(offset: float, spacing: float, s: np.ndarray, y: np.ndarray) -> tuple[float, float]:

@@ -57,15 +57,17 @@ class Interval(NamedTuple):
 
 
 def t_interval(values: Sequence[float], pseudo_values: Sequence[float] | None = None) -> Interval:
-    """Returns (mean, low, high): mean -+ t(n-1) sd / sqrt(n) over `values` [n], one per seed.
+    """Returns (mean, low, high): mean -+ t(n-1) sd / sqrt(n) over the n `values` except NaN.
 
-    The values are finite, one at least. The standard deviation is of the jackknife's
-    `pseudo_values` [n] of the same seeds (`ratios.pseudo_values`), if given. The ends are NaN if n
-    is below FEWEST or a pseudo-value is NaN.
+    Each value is of one seed. The standard deviation is of the jackknife's `pseudo_values` of the
+    same seeds (`ratios.pseudo_values`), if given. The ends are NaN if n is below FEWEST or a
+    pseudo-value is NaN.
     """
     array = np.asarray(values, float)
     spread = array if pseudo_values is None else np.asarray(pseudo_values, float)
-    mean, num = float(array.mean()), len(array)
+    is_known = ~np.isnan(array)
+    array, spread, num = array[is_known], spread[is_known], int(is_known.sum())
+    mean = float(array.mean()) if num else math.nan
     if num < FEWEST:
         return Interval(mean, math.nan, math.nan)
     half = float(stats.t.ppf(TAIL, num - 1) * spread.std(ddof=1) / math.sqrt(num))
@@ -75,12 +77,9 @@ def t_interval(values: Sequence[float], pseudo_values: Sequence[float] | None = 
 def interval_columns(
     name: str, values: Sequence[float], pseudo_values: Sequence[float] | None = None
 ) -> dict[str, float]:
-    """Returns {name, name_low, name_high}: mean and t-interval of the values [n] except NaN."""
-    array = np.asarray(values, float)
-    spread = array if pseudo_values is None else np.asarray(pseudo_values, float)
-    is_known = ~np.isnan(array)
-    interval = t_interval(array[is_known], spread[is_known]) if is_known.any() else (math.nan,) * 3
-    return {name + end: number for end, number in zip(ENDS, interval, strict=True)}
+    """Returns the numbers of `t_interval` as {name, name_low, name_high}."""
+    ends = (name + end for end in ENDS)
+    return dict(zip(ends, t_interval(values, pseudo_values), strict=True))
 
 
 def with_pseudo_values(

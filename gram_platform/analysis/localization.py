@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.intervals import ENDS
-from gram_platform.analysis.ratios import MEAN, VIEW, method_key, profile_key
+from gram_platform.analysis.ratios import MEAN, VIEW, sort_rows
 from gram_platform.analysis.tables import over_seeds, run_names
 from gram_platform.config.identity import invalid
 from gram_platform.methods.nodes import BASELINE
@@ -149,10 +149,14 @@ def localization_tables(rows: pd.DataFrame, missing: Sequence[tuple] = ()) -> Lo
     means = groups.agg({**averages, "num_tokens": "sum", "runs": run_names})
     means = means.assign(profile=MEAN, domain=MEAN)
     columns = [*TOKEN_ROW, "seed", *STATISTICS, "num_tokens", "runs"]
-    per_seed = _ordered(pd.concat([rows[columns], means], ignore_index=True))
+    per_seed = pd.concat([rows[columns], means], ignore_index=True)
+    order = ["method", "size", "profile", "class", "domain"]
+    per_seed = sort_rows(per_seed, per_seed["size"].unique().tolist(), order)
+    rest = per_seed.groupby(TOKEN_ROW, sort=False).agg({"num_tokens": "first", "runs": run_names})
+    table = over_seeds(per_seed, TOKEN_ROW, STATISTICS).merge(rest.reset_index(), on=TOKEN_ROW)
     what = [f"{m} {size} {profile} seed {seed}" for m, size, seed, profile in missing]
     lost = pd.DataFrame({"what": what, "why": "its token losses are missing"}, dtype=object)
-    return Localization(_summary(per_seed), per_seed, _curves(few), lost)
+    return Localization(table[[*LOCALIZATION_COLUMNS, "runs"]], per_seed, _curves(few), lost)
 
 
 def _curves(few: pd.DataFrame) -> pd.DataFrame:
@@ -163,22 +167,6 @@ def _curves(few: pd.DataFrame) -> pd.DataFrame:
         points = {"tokens": TOKEN_SHARES, "share": share, "runs": run_names(group["runs"])}
         parts.append(pd.DataFrame({**dict(zip(keys, key, strict=True)), **points}))
     return pd.concat(parts[1:] or parts, ignore_index=True)
-
-
-def _summary(per_seed: pd.DataFrame) -> pd.DataFrame:
-    groups = per_seed.groupby(TOKEN_ROW, sort=False)
-    rest = groups.agg({"num_tokens": "first", "runs": run_names}).reset_index()
-    table = over_seeds(per_seed, TOKEN_ROW, STATISTICS).merge(rest, on=TOKEN_ROW)
-    return table[[*LOCALIZATION_COLUMNS, "runs"]]
-
-
-def _ordered(frame: pd.DataFrame) -> pd.DataFrame:
-    sizes = list(dict.fromkeys(frame["size"]))
-    ranks = [
-        (method_key(m), sizes.index(s), profile_key(p), k, d)
-        for m, s, p, d, k in frame[TOKEN_ROW].itertuples(index=False, name=None)
-    ]
-    return frame.iloc[sorted(range(len(frame)), key=ranks.__getitem__)].reset_index(drop=True)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class Grid:
 
     lrs: tuple[float, ...]
     batches: tuple[int, ...]
-    # Cells beyond unusable cells.
+    # Cells that nobody tries, because they lie beyond unusable cells.
     left_out: frozenset[Cell] = frozenset()
     # How many values each of SIDES got.
     num_added: tuple[int, int, int, int] = (0, 0, 0, 0)

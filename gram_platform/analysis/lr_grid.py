@@ -8,6 +8,7 @@ because its other seeds make it look too good. Pooled fits give each seed a leve
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from gram_platform.analysis.surface import (
     SAME_CELL,
     Fit,
     Optimum,
+    fit_surface,
     subtract_levels,
 )
 from gram_platform.analysis.trials import STATE
@@ -29,14 +31,14 @@ from gram_platform.methods import seed_key, size_key
 
 ENDED = (State.COMPLETE, State.DIVERGED, State.FAILED)
 TRIAL_FIELDS = ["size", "parameters", "seed", "lr", "batch", "loss"]
+# The arguments of `fit_surface`.
+FITTED = ["lr", "batch", "loss", "seed"]
 CELL = ["size", "parameters", "lr", "batch"]
 # The seeds of a cell in each state of ENDED.
 NUM_ENDED = ["num_seeds", "num_diverged", "num_failed"]
 # The name in place of a seed for all seeds of the size.
 POOLED = "pooled"
-SPANS = ["lr_low", "lr_high", "batch_low", "batch_high"]
-OPTIMUM = ["lr", "batch", "loss", *SPANS, "convex", "on_edge"]
-OPTIMUM += ["num_cells", "num_points", "rms", "curvature_t"]
+OPTIMUM = [field.name for field in fields(Optimum)]
 OPTIMA_COLUMNS = ["size", "parameters", "seed", *OPTIMUM, "num_diverged"]
 OPTIMA_COLUMNS += ["best_lr", "best_batch", "best_loss", "edges", "notes", "reason"]
 # A curvature below this many standard errors may be only noise.
@@ -102,7 +104,7 @@ def surface_table(trials: pd.DataFrame, fit: Fit = OUR_FIT) -> pd.DataFrame:
     parts = [pd.DataFrame(columns=["size", "lr", "batch", "loss"])]
     for (_, size), group in select_trials(trials, fit.as_published).groupby(["parameters", "size"]):
         try:
-            surface = fit.surface(group["lr"], group["batch"], group["loss"], group["seed"])
+            surface = fit_surface(*(group[name] for name in FITTED), fit)
         except ValueError:
             continue
         rates, batches = (
@@ -137,8 +139,11 @@ def load_trials(path: str | Path, named_sizes: bool = False) -> pd.DataFrame:
     table, states = table[has_ended], states[has_ended]
     _require_values(table.assign(state=states), needed, lambda row, name: f"line {row + 2}, {name}")
     if named_sizes:
-        counts = [_read_count(line, size) for line, size in table["size"].items()]
-        table = table.assign(parameters=counts)
+        for line, size in table["size"].items():
+            if size_key(size)[0]:
+                allowed = "a number of parameters such as 50M"
+                raise invalid(f"line {line + 2}, size", size, allowed)
+        table = table.assign(parameters=[size_key(size)[1] for size in table["size"]])
     values = table[losses].astype(float)
     loss = values[losses[0]]
     if losses != ["loss"]:
@@ -166,13 +171,6 @@ def _require_values(
     for row, state in trials[STATE].items():
         if state not in ENDED:
             raise invalid(field(row, STATE), state, f"one of {', '.join(ENDED)}")
-
-
-def _read_count(line: int, size: str) -> float:
-    is_other, count, _ = size_key(size)
-    if is_other:
-        raise invalid(f"line {line + 2}, size", size, "a number of parameters such as 50M")
-    return count
 
 
 def check_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
@@ -223,14 +221,13 @@ def _optimum_row(group: pd.DataFrame, fit: Fit) -> dict:
     row = {f"best_{name}": float(best[name]) for name in (*axes, "loss")}
     lr, batch, optimum, reason = row["best_lr"], row["best_batch"], None, ""
     try:
-        optimum = fit.surface(group["lr"], group["batch"], group["loss"], group["seed"]).optimum()
+        optimum = fit_surface(*(group[name] for name in FITTED), fit).optimum()
     except ValueError as error:
         row |= dict.fromkeys(OPTIMUM, math.nan) | {"convex": False, "on_edge": False}
         row |= {"num_cells": len(means), "num_points": len(group)}
         reason = str(error)
     else:
-        row |= {name: of for name, of in vars(optimum).items() if not name.endswith("_span")}
-        row |= dict(zip(SPANS, (*optimum.lr_span, *optimum.batch_span), strict=True))
+        row |= vars(optimum)
         if optimum.convex:
             lr, batch = optimum.lr, optimum.batch
     edges = edge_names(lr, batch, means)
@@ -253,7 +250,7 @@ def edge_names(lr: float, batch: float, grid: pd.DataFrame) -> str:
 
 
 def is_flat(curvature_t: float) -> bool:
-    """Tells whether a smallest curvature may be noise; one of unknown error may."""
+    """Returns whether a smallest curvature may be noise, as it may if its error is unknown."""
     return not curvature_t >= NOISE_T
 
 

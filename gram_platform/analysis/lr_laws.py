@@ -26,7 +26,7 @@ from gram_platform.analysis.lr_grid import (
     select_trials,
     surface_table,
 )
-from gram_platform.analysis.surface import OUR_FIT, Fit
+from gram_platform.analysis.surface import OUR_FIT, Fit, fit_surface
 from gram_platform.analysis.trends import PowerLaw, fit_power_law
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
@@ -93,8 +93,7 @@ def laws_table(trials: pd.DataFrame, fit: Fit = OUR_FIT, num_resamples: int = 20
     reasons. `no_law` says why the fit is no law, "" for a law. The numbers are NaN with fewer than
     two sizes, or if a coefficient is zero or infinite as a float.
     """
-    laws, shared = _fit(trials, optima_table(trials, fit), fit, num_resamples)
-    return _law_rows(laws, shared)
+    return _law_rows(*_fit(trials, optima_table(trials, fit), fit, num_resamples))
 
 
 def window_table(
@@ -134,7 +133,9 @@ def _fit(
     left_out = "; ".join(f"{s}: {why or weak[s]}" for s, why in refused.items() if s not in entered)
     laws = bootstrap_laws(used, fit, num_resamples) if len(entered) > 1 else None
     is_number = laws is None or all(0.0 < law.coefficient < math.inf for law in laws.laws.values())
-    no_law = [_why_no_law(entered, weak, left_out)]
+    few = f"sizes with an optimum: {len(entered)}, at least {FEWEST_SIZES} are needed"
+    no_law = [few, left_out] if len(entered) < FEWEST_SIZES else []
+    no_law += [f"{size}: {weak[size]}" for size in entered if size in weak]
     no_law += [] if is_number else ["its coefficients lie beyond all numbers"]
     shared = {
         "num_sizes": len(entered),
@@ -145,13 +146,6 @@ def _fit(
         "no_law": "; ".join(filter(None, no_law)),
     }
     return laws if is_number else None, shared
-
-
-def _why_no_law(entered: Sequence[str], weak: Mapping[str, str], left_out: str) -> str:
-    few = f"sizes with an optimum: {len(entered)}, at least {FEWEST_SIZES} are needed"
-    reasons = [few, left_out] if len(entered) < FEWEST_SIZES else []
-    reasons += [f"{size}: {weak[size]}" for size in entered if size in weak]
-    return "; ".join(filter(None, reasons))
 
 
 def _why_weak(row: pd.Series) -> str:
@@ -204,37 +198,29 @@ def _predict(law: Law | None, parameters: float, seq_len: int) -> tuple[float, f
     return law.lr(parameters), law.batch(parameters, seq_len)
 
 
-@dataclass(frozen=True)
-class SeedSpread:
-    """How the log optima of J sizes move when their seeds are redrawn, corrected for few seeds.
+def spread_interval(
+    deviations: np.ndarray, freedoms: np.ndarray, weights: np.ndarray, centre: float
+) -> Interval:
+    """Returns the interval of weights [J] @ the log optima of J sizes around their pooled `centre`.
 
-    The spread of n redrawn seeds is sqrt((n - 1) / n) times that of n new seeds, so deviations are
-    divided by this factor. Few seeds also estimate a spread badly, so `interval` widens by the t
-    quantile over the normal quantile. The degrees of freedom are those of Welch and Satterthwaite,
-    n - 1 for each size, weighted by the size's share of the variance.
+    `deviations` [R, J] from the pooled optima are those of redrawn seeds, NaN where a resample
+    failed, and `freedoms` [J] the numbers of seeds less 1. The spread of n redrawn seeds is
+    sqrt((n - 1) / n) times that of n new seeds, so the deviations are divided by this factor
+    before. Few seeds also estimate a spread badly, so the interval is widened by the t quantile
+    over the normal quantile. Its degrees of freedom are those of Welch and Satterthwaite, each
+    size's weighted by its share of the variance. The ends are NaN with fewer than two resamples.
     """
-
-    # The deviations [R, J] from the pooled log optima, widened; NaN where a resample failed.
-    deviations: np.ndarray
-    # The number of seeds less 1 [J].
-    freedoms: np.ndarray
-
-    def interval(self, weights: np.ndarray, centre: float) -> Interval:
-        """Returns the interval of weights [J] @ log optima around their pooled value `centre`.
-
-        The ends are NaN with fewer than two resamples.
-        """
-        known = self.deviations[np.isfinite(self.deviations).all(axis=1)]
-        if len(known) < 2 or not math.isfinite(centre):
-            return Interval(centre, math.nan, math.nan)
-        variances = weights**2 * known.var(axis=0)
-        total = variances.sum()
-        shares = variances / total if total > 0.0 else np.full(len(variances), 1.0 / len(variances))
-        freedom = 1.0 / np.sum(shares**2 / self.freedoms)
-        factor = stats.t.ppf(TAIL, freedom) / stats.norm.ppf(TAIL)
-        tail = 50.0 * (1.0 - CONFIDENCE)
-        low, high = np.percentile(centre + factor * (known @ weights), [tail, 100.0 - tail])
-        return Interval(centre, float(low), float(high))
+    known = deviations[np.isfinite(deviations).all(axis=1)]
+    if len(known) < 2 or not math.isfinite(centre):
+        return Interval(centre, math.nan, math.nan)
+    variances = weights**2 * known.var(axis=0)
+    total = variances.sum()
+    shares = variances / total if total > 0.0 else np.full(len(variances), 1.0 / len(variances))
+    freedom = 1.0 / np.sum(shares**2 / freedoms)
+    factor = stats.t.ppf(TAIL, freedom) / stats.norm.ppf(TAIL)
+    tail = 50.0 * (1.0 - CONFIDENCE)
+    low, high = np.percentile(centre + factor * (known @ weights), [tail, 100.0 - tail])
+    return Interval(centre, float(low), float(high))
 
 
 @dataclass(frozen=True)
@@ -251,15 +237,16 @@ class LawBootstrap:
     num_resamples: int
     # Resamples without a convex surface at every size, which the intervals leave out.
     num_failed: int
-    sizes: tuple[float, ...] = field(repr=False)
-    spreads: Mapping[str, SeedSpread] = field(repr=False, compare=False)
+    sizes: tuple[float, ...]
+    # The arguments of `spread_interval`.
+    spreads: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(compare=False)
 
     def predict(self, quantity: str, size: float) -> Interval:
         """Returns lr or batch at `size` by its law, with the 90% interval over seeds."""
         weights = 1.0 / len(self.sizes) + _from_mean(self.sizes, size) * _slope_weights(self.sizes)
         value = float(self.laws[quantity].predict(size))
         with np.errstate(divide="ignore", over="ignore"):
-            _, low, high = self.spreads[quantity].interval(weights, float(np.log(value)))
+            _, low, high = spread_interval(*self.spreads[quantity], weights, np.log(value))
             return Interval(value, float(np.exp(low)), float(np.exp(high)))
 
 
@@ -287,9 +274,9 @@ def bootstrap_laws(
         with suppress(ValueError):
             sample[:] = _optima(sizes, redrawn, fit)
     moved = np.log(samples / pooled) * np.sqrt(num_seeds / np.maximum(num_seeds - 1, 1))
-    spreads = {q: SeedSpread(moved[:, i], num_seeds - 1) for i, q in enumerate(QUANTITIES)}
+    spreads = {q: (moved[:, i], num_seeds - 1) for i, q in enumerate(QUANTITIES)}
     weights = _slope_weights(sizes)
-    exponents = {q: spreads[q].interval(weights, laws[q].exponent) for q in QUANTITIES}
+    exponents = {q: spread_interval(*spreads[q], weights, laws[q].exponent) for q in QUANTITIES}
     num_failed = int(np.isnan(samples[:, 0, 0]).sum())
     return LawBootstrap(laws, exponents, num_resamples, num_failed, tuple(sizes), spreads)
 
@@ -303,7 +290,7 @@ def _optima(sizes: list[float], groups: list[list[np.ndarray]], fit: Fit) -> np.
     for seeds in groups:
         names = np.repeat(np.arange(len(seeds)), [len(seed) for seed in seeds])
         lr, batch, loss = np.concatenate(seeds).T
-        optima.append(fit.surface(lr, batch, loss, names).optimum())
+        optima.append(fit_surface(lr, batch, loss, names, fit).optimum())
     flat = [size for size, optimum in zip(sizes, optima, strict=True) if not optimum.convex]
     if flat:
         allowed = "a convex surface at every size: widen the grid or the window"

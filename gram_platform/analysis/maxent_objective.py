@@ -52,7 +52,10 @@ class MaxEntObjective:
         retained: Sequence[str],
     ) -> dict[str, float]:
         """Returns the `score` of each seed's {domain: loss in nats a token}."""
-        rated = {d: [one.ratio(of_seed[d]) for of_seed in losses] for d, one in references.items()}
+        rated = {
+            d: [reference.ratio(of_seed[d]) for of_seed in losses]
+            for d, reference in references.items()
+        }
         return self.score(rated, retained)
 
     def score(
@@ -79,8 +82,8 @@ def references_of(
     ValueError if there is no complete baseline, or a curve cannot be fitted.
     """
     of_size = (frame[frame["size"] == size] for frame in (evaluations, curves))
-    found, notes = baseline_references(*of_size)
-    references = {domain: reference for (_, domain), reference in found.items()}
+    fitted, notes = baseline_references(*of_size)
+    references = {domain: reference for (_, domain), reference in fitted.items()}
     if notes or CORE not in references:
         reasons = "; ".join(f"{what}: {why}" for what, why in notes) or "no baselines"
         allowed = f"a size with complete baselines whose curves can be fitted ({reasons})"

@@ -102,25 +102,16 @@ def baseline_references(
                 what = f"size {size}, domain {domain}{of_seed}"
                 notes.append((what, f"the baseline's curve could not be fitted: {error}"))
                 continue
-            if leave_out and len(finals) > 1:
-                without, unfitted = _without_each(domain, finals[PREFIX + domain], points)
-                reference = replace(reference, without=without)
-                what = f"intervals of size {size}, domain {domain}{of_seed}"
-                notes += [(what, why) for why in unfitted]
-            references[size, domain] = reference
+            without: dict[str, Reference | None] = {}
+            for seed in finals.index if leave_out and len(finals) > 1 else ():
+                try:
+                    without[seed] = _reference(domain, finals[PREFIX + domain].drop(seed), points)
+                except ValueError as error:
+                    without[seed] = None
+                    why = f"the baseline's curve could not be fitted without seed {seed}: {error}"
+                    notes.append((f"intervals of size {size}, domain {domain}{of_seed}", why))
+            references[size, domain] = replace(reference, without=without)
     return references, notes
-
-
-def _without_each(domain: str, finals: pd.Series, points: pd.DataFrame) -> tuple[dict, list[str]]:
-    """Returns `Reference.without`, and the reasons why no curve fits."""
-    without: dict[str, Reference | None] = dict.fromkeys(finals.index)
-    reasons = []
-    for seed in finals.index:
-        try:
-            without[seed] = _reference(domain, finals.drop(seed), points)
-        except ValueError as error:
-            reasons.append(f"the baseline's curve could not be fitted without seed {seed}: {error}")
-    return without, reasons
 
 
 def _reference(domain: str, finals: pd.Series, points: pd.DataFrame) -> Reference:
@@ -326,8 +317,12 @@ def domains_of(evaluations: pd.DataFrame) -> tuple[str, ...]:
     return core_first(tuple(c.removeprefix(PREFIX) for c in known))
 
 
-def sort_rows(frame: pd.DataFrame, sizes: Sequence[str]) -> pd.DataFrame:
-    """Sorts rows by method, size (`sizes` first), profile, seed and domain, if it has these."""
+def sort_rows(
+    frame: pd.DataFrame,
+    sizes: Sequence[str],
+    names: Sequence[str] = ("method", "size", "profile", "seed", "domain"),
+) -> pd.DataFrame:
+    """Sorts rows by the columns `names` that the frame has, with `sizes` before other sizes."""
     keys = {
         "method": method_key,
         "size": lambda s: (list(sizes).index(s) if s in sizes else len(sizes), size_key(s)),
@@ -335,7 +330,7 @@ def sort_rows(frame: pd.DataFrame, sizes: Sequence[str]) -> pd.DataFrame:
         "seed": seed_key,
         "domain": lambda d: (d != CORE, d),
     }
-    columns = [[key(value) for value in frame[name]] for name, key in keys.items() if name in frame]
+    columns = [frame[name].map(keys.get(name, str)) for name in names if name in frame]
     ranks = list(zip(*columns, strict=True))
     return frame.iloc[sorted(range(len(frame)), key=ranks.__getitem__)].reset_index(drop=True)
 

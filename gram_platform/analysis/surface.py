@@ -40,6 +40,11 @@ class Optimum:
     batch: float
     # The loss that is predicted at the minimum.
     loss: float
+    # The ends of the spans, see SPAN_RISE.
+    lr_low: float
+    lr_high: float
+    batch_low: float
+    batch_high: float
     convex: bool
     # An extrapolation: at or beyond the border of the grid, or outside the hull of the cells used.
     on_edge: bool
@@ -48,9 +53,6 @@ class Optimum:
     num_points: int
     # Of the residuals, in nats, or of the log loss if that is fitted.
     rms: float
-    # See SPAN_RISE.
-    lr_span: tuple[float, float]
-    batch_span: tuple[float, float]
     # The smallest curvature over its standard error; NaN without residual degrees of freedom.
     curvature_t: float
 
@@ -94,49 +96,66 @@ class Surface:
             with np.errstate(over="ignore", under="ignore"):
                 values, spans = np.exp(minimum), np.exp([minimum - half, minimum + half]).T
             loss = math.exp(lowest) if self.is_log else lowest
-            on_edge = _at_edge(minimum, self.points) or _beyond(minimum, self.used)
+            margin = EDGE_FRACTION * np.ptp(self.points, axis=0)
+            low, high = self.points.min(axis=0) + margin, self.points.max(axis=0) - margin
+            is_inside = np.all((low < minimum) & (minimum < high))
+            on_edge = not is_inside or _beyond(minimum, self.used)
         return Optimum(
-            lr=float(values[0]),
-            batch=float(values[1]),
-            loss=loss,
+            *values.tolist(),
+            loss,
+            *spans.ravel().tolist(),
             convex=self.is_convex,
             on_edge=on_edge,
-            num_cells=_num_cells(self.used),
+            num_cells=len(set(_cells(self.used))),
             num_points=len(self.used),
             rms=self.rms,
-            lr_span=tuple(spans[0].tolist()),
-            batch_span=tuple(spans[1].tolist()),
             curvature_t=self.curvature_t,
         )
 
 
+@dataclass(frozen=True)
+class Fit:
+    """How the surfaces of a grid are fitted."""
+
+    # Fits use only cells whose mean loss over seeds, less their levels, is within this fraction of
+    # the lowest; None: all cells.
+    window: float | None = None
+    # As in the authors' code, not their text: log loss in place of loss, no levels of seeds, and a
+    # trial that occurs twice, otherwise an error, counts twice.
+    as_published: bool = False
+
+    def __post_init__(self) -> None:
+        window = self.window
+        is_number = isinstance(window, int | float | np.number) and not isinstance(window, bool)
+        if window is not None and not (is_number and math.isfinite(window) and window > 0.0):
+            raise invalid("window", window, "a positive fraction, or None for all cells")
+
+
+OUR_FIT = Fit()
+
+
 def fit_quadratic(
-    lr: Sequence[float],
-    batch: Sequence[float],
-    loss: Sequence[float],
-    window: float | None = None,
+    lr: Sequence[float], batch: Sequence[float], loss: Sequence[float], window: float | None = None
 ) -> Optimum:
     """Returns the minimum of `fit_surface`."""
-    return fit_surface(lr, batch, loss, window).optimum()
+    return fit_surface(lr, batch, loss, None, Fit(window)).optimum()
 
 
 def fit_surface(
     lr: Sequence[float],
     batch: Sequence[float],
     loss: Sequence[float],
-    window: float | None = None,
     seeds: Sequence | None = None,
-    log_loss: bool = False,
+    fit: Fit = OUR_FIT,
 ) -> Surface:
     """Fits loss [n] by a quadratic in (log lr, log batch), where pooled seeds repeat a cell.
 
-    `window` 0.05 keeps only cells whose mean loss over seeds, less their levels, is within 5% of
-    the lowest. `seeds` [n] names the seed of each loss, and predictions are at the mean level. If a
-    cell lacks a seed, trust no minimum without `seeds`. `log_loss` fits the logarithm of the loss;
-    predictions remain losses. ValueError if values are not finite and positive (leave out diverged
-    cells), if fewer than six cells are kept, or if these cannot determine the quadratic and the
-    levels (two rates, all cells on a line, fewer losses than coefficients).
+    `seeds` [n] names the seed of each loss, and predictions are at the mean level. If a cell lacks
+    a seed, trust no minimum without `seeds`. ValueError if values are not finite and positive
+    (leave out diverged cells), if fewer than six cells are kept, or if these cannot determine the
+    quadratic and the levels (two rates, all cells on a line, fewer losses than coefficients).
     """
+    window, seeds = fit.window, None if fit.as_published else seeds
     x, y, z = positive("lr", lr), positive("batch", batch), positive("loss", loss)
     if not len(x) == len(y) == len(z):
         allowed = f"one loss for each cell: {len(x)} of lr, {len(y)} of batch"
@@ -145,10 +164,10 @@ def fit_surface(
     # This checks the number of seeds before the window selects losses.
     level_columns(seeds, len(z))
     kept = _within(points, z, window, seeds)
-    used, losses = points[kept], np.log(z[kept]) if log_loss else z[kept]
+    used, losses = points[kept], np.log(z[kept]) if fit.as_published else z[kept]
     levels = level_columns(None if seeds is None else np.asarray(seeds)[kept], len(losses))
     field, value = ("lr, batch", f"{len(losses)} losses") if window is None else ("window", window)
-    num_cells, num_levels = _num_cells(used), levels.shape[1]
+    num_cells, num_levels = len(set(_cells(used))), levels.shape[1]
     if num_cells < NUM_COEFFICIENTS:
         allowed = f"at least {NUM_COEFFICIENTS} distinct cells; there are {num_cells}"
         raise invalid(field, value, allowed)
@@ -164,39 +183,10 @@ def fit_surface(
     (least, most), vectors = np.linalg.eigh(_hessian(coefficients))
     is_convex = bool(least > max(1e-9 * abs(most), FLAT_FRACTION * np.abs(losses).max()))
     curvature_t = _curvature_t(least, vectors[:, 0], covariance)
+    is_log = fit.as_published
     return Surface(
-        coefficients, centre, whitening, points, used, rms, curvature_t, is_convex, log_loss
+        coefficients, centre, whitening, points, used, rms, curvature_t, is_convex, is_log
     )
-
-
-def _require_window(window: float | None) -> None:
-    is_number = isinstance(window, int | float | np.number) and not isinstance(window, bool)
-    if window is not None and not (is_number and math.isfinite(window) and window > 0.0):
-        raise invalid("window", window, "a positive fraction, or None for all cells")
-
-
-@dataclass(frozen=True)
-class Fit:
-    """How the surfaces of a grid are fitted."""
-
-    # Fits use only cells whose loss is within this fraction of the lowest; None: all cells.
-    window: float | None = None
-    # As in the authors' code, not their text: log loss in place of loss, no levels of seeds, and a
-    # trial that occurs twice, otherwise an error, counts twice.
-    as_published: bool = False
-
-    def __post_init__(self) -> None:
-        _require_window(self.window)
-
-    def surface(
-        self, lr: Sequence[float], batch: Sequence[float], loss: Sequence[float], seeds: Sequence
-    ) -> Surface:
-        """Fits losses [n] of these seeds by `fit_surface`."""
-        levels = None if self.as_published else seeds
-        return fit_surface(lr, batch, loss, self.window, levels, self.as_published)
-
-
-OUR_FIT = Fit()
 
 
 def subtract_levels(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) -> np.ndarray:
@@ -232,7 +222,6 @@ def _within(
     points: np.ndarray, loss: np.ndarray, window: float | None, seeds: Sequence | None
 ) -> np.ndarray:
     """Tells which points [n] are of cells whose mean loss is within `window` of the lowest."""
-    _require_window(window)
     if window is None:
         return np.ones(len(loss), bool)
     if not len(loss):
@@ -244,10 +233,6 @@ def _within(
 
 def _cells(points: np.ndarray) -> np.ndarray:
     return np.unique(points.round(SAME_CELL), axis=0, return_inverse=True)[1].ravel()
-
-
-def _num_cells(points: np.ndarray) -> int:
-    return len(np.unique(points.round(SAME_CELL), axis=0))
 
 
 def _whiten(used: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
@@ -302,12 +287,6 @@ def _curvature_t(curvature: float, direction: np.ndarray, covariance: np.ndarray
     if variance <= 0.0:
         return math.copysign(math.inf, curvature)
     return float(curvature) / math.sqrt(variance)
-
-
-def _at_edge(minimum: np.ndarray, points: np.ndarray) -> bool:
-    margin = EDGE_FRACTION * np.ptp(points, axis=0)
-    low, high = points.min(axis=0) + margin, points.max(axis=0) - margin
-    return bool(np.any((minimum <= low) | (minimum >= high)))
 
 
 def _beyond(minimum: np.ndarray, used: np.ndarray) -> bool:

@@ -57,7 +57,8 @@ def analyse_sweeps(losses: StudyLosses, sizes: Sequence[str] = ()) -> SweepAnaly
 
     The frames also have the columns `knob` and `value`, which are ignored in rows of the baseline.
     Every other view has a row for each of its knobs. `runs` joins the `run_id`s, if the evaluations
-    have them. Notes name their points, except notes of all. ValueError as in `tables.analyse`.
+    have them. Notes name their points, except those that all points have. ValueError as in
+    `tables.analyse`.
     """
     evaluations, attacks = losses.evaluations, losses.attacks
     points = _points(evaluations, losses.views)

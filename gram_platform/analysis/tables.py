@@ -23,10 +23,10 @@ from gram_platform.analysis.columns import align_columns
 from gram_platform.analysis.intervals import (
     ENDS,
     JACKKNIFE,
+    PSEUDO_SUFFIX,
     interval_columns,
     pseudo_frame,
     t_interval,
-    with_pseudo_values,
 )
 from gram_platform.analysis.ratios import (
     ALL,
@@ -59,7 +59,7 @@ TABLE_COLUMNS = [*ROW, *(name + end for name in CLASSES for end in ENDS), "num_s
 # Suffixes of a class's mean loss (nats a token), this loss minus filtering's, and mean PER_NAT.
 NATS, MINUS_FILTERING, SLOPE = "_nats", "_nats_minus_filtering", "_ratio_per_nat"
 FILTERING = "filtering"
-# The same of each value.
+# The same for each class and each column of RECOVERY.
 NUM_DOMAINS_OF = NUM_DOMAINS | dict.fromkeys(RECOVERY, NUM_DOMAINS[ELICITED])
 IN_NATS = tuple(name + suffix for suffix in (NATS, MINUS_FILTERING) for name in CLASSES)
 NATS_COLUMNS = [name + end for name in IN_NATS for end in ENDS]
@@ -140,15 +140,11 @@ def analyse(
     )
     fits = sort_rows(pd.concat(all_fits), sizes)
     per_seed, incomplete = per_seed_frame(ratios, declared)
-    if PSEUDO in ratios:
-        pseudo, _ = per_seed_frame(ratios.assign(compute_ratio=ratios[PSEUDO]), declared)
-        per_seed = with_pseudo_values(per_seed, pseudo, CLASSES)
-    for suffix, name in ((NATS, "loss"), (SLOPE, PER_NAT)):
-        means, _ = per_seed_frame(ratios.assign(compute_ratio=ratios[name]), declared)
-        per_seed = per_seed.assign(**{n + suffix: means[n] for n in CLASSES})
-    for name in ratios.columns.intersection(RECOVERY):
-        means, _ = per_seed_frame(ratios.assign(compute_ratio=ratios[name]), declared)
-        per_seed[name] = means[ELICITED]
+    suffixes = {PSEUDO: PSEUDO_SUFFIX, "loss": NATS, PER_NAT: SLOPE}
+    for name in [name for name in (*suffixes, *RECOVERY) if name in ratios]:
+        means, _ = per_seed_frame(ratios, declared, name)
+        names = {n: n + suffixes[name] for n in CLASSES} if name in suffixes else {ELICITED: name}
+        per_seed = per_seed.assign(**{column: means[n] for n, column in names.items()})
     per_seed = per_seed.merge(_minus_filtering(ratios, declared), "left", VIEW)
     per_seed = sort_rows(per_seed, sizes)
     notes = {
@@ -173,9 +169,10 @@ def _minus_filtering(ratios: pd.DataFrame, declared: pd.DataFrame) -> pd.DataFra
     )
     if both.empty:
         return pd.DataFrame(columns=[*VIEW, *columns.values()])
-    both = both.assign(compute_ratio=both["loss"] - both["loss_filtering"])
+    both = both.assign(difference=both["loss"] - both["loss_filtering"])
     theirs = declared.loc[declared["method"] == FILTERING, ["size", "profile"]]
-    differences, _ = per_seed_frame(both, declared.merge(theirs.drop_duplicates()))
+    views = declared.merge(theirs.drop_duplicates())
+    differences, _ = per_seed_frame(both, views, "difference")
     return differences[[*VIEW, *CLASSES]].rename(columns=columns)
 
 
@@ -205,16 +202,18 @@ def _compare(
     return joined, fits.assign(seed=seed) if seed else fits, [*notes, *unknown, *unattacked]
 
 
-def per_seed_frame(ratios: pd.DataFrame, declared: pd.DataFrame) -> tuple[pd.DataFrame, Notes]:
+def per_seed_frame(
+    ratios: pd.DataFrame, declared: pd.DataFrame, value: str = "compute_ratio"
+) -> tuple[pd.DataFrame, Notes]:
     """Returns a row per view and seed, and notes.
 
-    The columns are ROW, seed, CLASSES (mean compute ratios), retained and NUM_DOMAINS, which counts
-    known and unknown domains. A class with an unknown domain is NaN. The profile `mean` (`retained`
-    empty) has the `pair_means` of the paper's profiles, core with at most one auxiliary domain. A
-    method without these, such as the baseline, averages over all its profiles. A seed that lacks a
-    profile `declared` for its method gets a note instead.
+    The columns are ROW, seed, CLASSES (means of the column `value`), retained and NUM_DOMAINS, the
+    numbers of known and unknown domains. A class with an unknown domain is NaN. The profile `mean`
+    (`retained` empty) has the `pair_means` of the paper's profiles, core with at most one auxiliary
+    domain. A method without these, such as the baseline, averages over all its profiles. A seed
+    that lacks a profile `declared` for its method gets a note instead.
     """
-    by_class = ratios.groupby([*VIEW, "class"], sort=False)["compute_ratio"]
+    by_class = ratios.groupby([*VIEW, "class"], sort=False)[value]
     means, counts = (
         values.unstack("class").reindex(columns=list(CLASSES))
         for values in (by_class.agg(lambda v: v.mean(skipna=False)), by_class.size())
@@ -320,18 +319,24 @@ def find_mean_profiles(rows: pd.DataFrame) -> frozenset[str]:
 
 
 def domain_table(ratios: pd.DataFrame) -> pd.DataFrame:
-    """Returns a row per variant (if `ratios` has any), method, size, profile, domain and class.
+    """Averages known ratios by variant (if there is any), method, size, profile, domain and class.
 
-    The columns are `compute_ratio, low, high, num_seeds, runs`. `runs` joins the `run_id`s, if
-    `ratios` has them. There is no row without a known ratio.
+    There is no row without a known ratio.
     """
-    rows, keys = [], [*(c for c in (VARIANT,) if c in ratios), *ROW, "domain", "class"]
-    known = ratios[ratios["compute_ratio"].notna()]
-    for key, group in known.groupby(keys, sort=False):
-        mean, low, high = t_interval(group["compute_ratio"], group.get(PSEUDO))
+    keys = [*(c for c in (VARIANT,) if c in ratios), *ROW, "domain", "class"]
+    return average_rows(ratios[ratios["compute_ratio"].notna()], keys, "compute_ratio")
+
+
+def average_rows(frame: pd.DataFrame, keys: Sequence[str], value: str) -> pd.DataFrame:
+    """Averages the column `value` over seeds: `keys`, `value`, `low, high, num_seeds, runs`.
+
+    `runs` joins the `run_id`s, if the frame has them.
+    """
+    rows = []
+    for key, group in frame.groupby(list(keys), sort=False):
         runs = ", ".join(dict.fromkeys(group["run_id"].astype(str))) if "run_id" in group else ""
-        rows.append((*key, mean, low, high, len(group), runs))
-    return pd.DataFrame(rows, columns=[*keys, "compute_ratio", "low", "high", "num_seeds", "runs"])
+        rows.append((*key, *t_interval(group[value], group.get(PSEUDO)), len(group), runs))
+    return pd.DataFrame(rows, columns=[*keys, value, "low", "high", "num_seeds", "runs"])
 
 
 def with_runs(table: pd.DataFrame, ratios: pd.DataFrame) -> pd.DataFrame:
@@ -393,13 +398,13 @@ def in_reading_order(table: pd.DataFrame) -> pd.DataFrame:
     names.remove("profile")
     is_mean = table["profile"] == MEAN
     num_others = (~is_mean).groupby([table[name] for name in names]).transform("sum")
-    shown = table[~is_mean | (num_others != 1)]
-    return shown.sort_values("method", key=lambda names: names == BASELINE, kind="stable")
+    rows = table[~is_mean | (num_others != 1)]
+    return rows.sort_values("method", key=lambda names: names == BASELINE, kind="stable")
 
 
 def nats_table(table: pd.DataFrame) -> pd.DataFrame:
-    shown, write = [n for n in IN_NATS if table[n].notna().any()], partial(interval_text, digits=4)
-    texts = {name.replace("_", " "): interval_texts(table, name, write) for name in shown}
+    known, write = [n for n in IN_NATS if table[n].notna().any()], partial(interval_text, digits=4)
+    texts = {name.replace("_", " "): interval_texts(table, name, write) for name in known}
     return table.loc[:, : CLASSES[0]].iloc[:, :-1].assign(**texts)
 
 
@@ -426,10 +431,10 @@ def text_frame(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> 
             return missing
         return f"{value:{digits}}" if isinstance(value, float) else str(value) or "-"
 
-    return labelled(frame).map(cell)
+    return label_methods(frame).map(cell)
 
 
-def labelled(frame: pd.DataFrame) -> pd.DataFrame:
+def label_methods(frame: pd.DataFrame) -> pd.DataFrame:
     """Writes the labels of methods in place of their ids, for readers."""
     return frame.assign(method=frame["method"].map(method_label)) if "method" in frame else frame
 

@@ -7,6 +7,7 @@ squares of the optima on the parameter count. The prediction of the largest size
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -75,22 +76,19 @@ def fall_weights(places: Sequence[float]) -> np.ndarray:
     return x * (x[0] - x[-1]) / (x @ x)
 
 
-@dataclass(frozen=True)
-class Trend:
-    """A law fitted without the largest size, and its prediction there."""
+class Trend(NamedTuple):
+    """The prediction of the largest size by a law that was fitted without it."""
 
-    law: PowerLaw
-    num_fitted: int
-    # The largest size, its value, and the prediction with the ends of its interval.
+    # The largest size.
     parameters: float
+    num_fitted: int
+    exponent: float
     measured: float
+    # With the ends of its interval.
     predicted: float
     low: float
     high: float
-
-    @property
-    def verdict(self) -> str:
-        return INSIDE if self.low <= self.measured <= self.high else OUTSIDE
+    verdict: str
 
 
 def leave_largest_out(parameters: Sequence[float], values: Sequence[float]) -> Trend:
@@ -107,8 +105,9 @@ def leave_largest_out(parameters: Sequence[float], values: Sequence[float]) -> T
     reach = 1.0 + 1.0 / len(x) + (math.log(largest) - x.mean()) ** 2 / (centred @ centred)
     variance = float(residuals @ residuals) / freedom * reach
     half = float(stats.t.ppf(TAIL, freedom)) * math.sqrt(variance)
-    ends = (predicted * math.exp(-half), predicted * math.exp(half))
-    return Trend(law, len(fitted), largest, measured, predicted, *ends)
+    low, high = predicted * math.exp(-half), predicted * math.exp(half)
+    verdict = INSIDE if low <= measured <= high else OUTSIDE
+    return Trend(largest, len(x), law.exponent, measured, predicted, low, high, verdict)
 
 
 def trend_table(table: pd.DataFrame, parameters: Mapping[str, float]) -> pd.DataFrame:
@@ -124,7 +123,6 @@ def trend_table(table: pd.DataFrame, parameters: Mapping[str, float]) -> pd.Data
         for method, known in table[table[name].notna()].groupby("method", sort=False):
             counts = known["size"].map(parameters)
             if len(known) > FEWEST_SIZES and counts.is_unique and (known[name] > 0.0).all():
-                t, size = leave_largest_out(counts, known[name]), known["size"][counts.idxmax()]
-                row = method, name, size, t.parameters, t.num_fitted, t.law.exponent
-                rows.append((*row, t.measured, t.predicted, t.low, t.high, t.verdict))
+                size, trend = known["size"][counts.idxmax()], leave_largest_out(counts, known[name])
+                rows.append((method, name, size, *trend))
     return pd.DataFrame(rows, columns=TREND_COLUMNS)

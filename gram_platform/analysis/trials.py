@@ -18,7 +18,7 @@ SEARCH, TRIAL, STATE, RUNS = "search", "trial", "state", "runs"
 ELAPSED, STARTED, URL = "elapsed_s", "started", "url"
 
 
-def finished(trials: pd.DataFrame, metric: str) -> pd.DataFrame:
+def select_finished(trials: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Returns the complete trials with a finite metric, by number."""
     known = (trials[STATE] == State.COMPLETE) & np.isfinite(trials[metric].to_numpy(float))
     return trials[known].sort_values(TRIAL, kind="stable")
@@ -26,11 +26,11 @@ def finished(trials: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 def best_trial(trials: pd.DataFrame, metric: str) -> pd.Series | None:
     """Returns the row of the lowest metric, the earliest of equals; None without any."""
-    done = finished(trials, metric)
+    done = select_finished(trials, metric)
     return None if done.empty else done.loc[done[metric].idxmin()]
 
 
-def ranked(trials: pd.DataFrame, columns: TrialColumns) -> pd.DataFrame:
+def rank_trials(trials: pd.DataFrame, columns: TrialColumns) -> pd.DataFrame:
     """Adds `mean`, the first objective at a trial's point over seeds, and `rank` in its group.
 
     The best has rank 1. Both are NaN unless all trials at the point are complete and finite.
@@ -47,7 +47,7 @@ def ranked(trials: pd.DataFrame, columns: TrialColumns) -> pd.DataFrame:
 
 def best_lines(trials: pd.DataFrame, columns: TrialColumns) -> list[str]:
     """Returns `best: size tiny: loss 1.47 at lr 0.008, batch 4` for each group with a best."""
-    best = ranked(trials, columns).query(f"{RANK} == 1").drop_duplicates([*columns.groups])
+    best = rank_trials(trials, columns).query(f"{RANK} == 1").drop_duplicates([*columns.groups])
     return [
         f"best: {values_text(row, columns.groups)}: {columns.objectives[0]} {row['mean']:.3g} at"
         f" {values_text(row, columns.parameters)}"
@@ -64,7 +64,7 @@ def values_text(row: Mapping, names: Iterable[str]) -> str:
     )
 
 
-def linked(trials: pd.DataFrame, urls: Mapping[str, str]) -> pd.DataFrame:
+def link_trials(trials: pd.DataFrame, urls: Mapping[str, str]) -> pd.DataFrame:
     """Adds `url`: the page of a trial's first run that has one in `urls` {run id: page}, or ""."""
     pages = [
         next((urls[run] for run in str(runs).split() if urls.get(run)), "")

@@ -11,11 +11,17 @@ from gram_platform.analysis.intervals import (
     interval_columns,
     pseudo_frame,
     subtract_pairs,
-    t_interval,
     with_pseudo_values,
 )
 from gram_platform.analysis.ratios import ALL, MEAN
-from gram_platform.analysis.tables import Analysis, StudyLosses, analyse, join_notes, pair_means
+from gram_platform.analysis.tables import (
+    Analysis,
+    StudyLosses,
+    analyse,
+    average_rows,
+    join_notes,
+    pair_means,
+)
 from gram_platform.config import core_first
 from gram_platform.config.identity import sum_in_order
 from gram_platform.methods.nodes import BASELINE, VARIANT
@@ -44,8 +50,8 @@ def analyse_variants(
     """Joins the tables of all variants in order, with a column `variant`.
 
     `unit` is the variant whose baselines are the reference of all; by default each variant has its
-    own. Notes name their variants, except notes of all. Other arguments and errors are those of
-    `tables.analyse`.
+    own. Notes name their variants, except those that all variants have. Other arguments and errors
+    are as in `tables.analyse`.
     """
     evaluations = losses.evaluations
     reference = _of(evaluations[evaluations["method"] == BASELINE], unit) if unit else None
@@ -125,8 +131,8 @@ def drop_table(numbers: pd.DataFrame, per_seed: pd.DataFrame) -> pd.DataFrame:
             row = {"method": method, "size": size, "class": name, "num_seeds": len(ends)}
             for column in ends:
                 row |= interval_columns(column, ends[column], spread[column].reindex(ends.index))
-            both = method != "gram" and len(ends.index.intersection(of_gram.index)) > 0
-            saved = subtract_pairs(of_gram.to_dict(), ends["drop"].to_dict()) if both else {}
+            compared = {} if method == "gram" else of_gram.to_dict()
+            saved = subtract_pairs(compared, ends["drop"].to_dict())
             saved_spread = (gram_spread - spread["drop"]).reindex(list(saved))
             row |= interval_columns("less_than_gram", list(saved.values()), saved_spread)
             rows.append(row)
@@ -192,11 +198,8 @@ def compute_shares(metrics: Mapping[str, float]) -> dict[tuple[str, str], float]
 
 
 def share_curves(shares: pd.DataFrame) -> pd.DataFrame:
-    """Averages shares over seeds, by method, size, domain, module and step.
-
-    The columns are `share, low, high, num_seeds, runs`.
-    """
-    return _mean_shares(shares, [*_cell(shares), "domain", "module", "step"])
+    """Averages shares over seeds, by method, size, domain, module and step."""
+    return average_rows(shares, [*_cell(shares), "domain", "module", "step"], "share")
 
 
 def final_shares(shares: pd.DataFrame) -> pd.DataFrame:
@@ -210,16 +213,9 @@ def final_shares(shares: pd.DataFrame) -> pd.DataFrame:
     own = last[last["domain"] == last["module"]]
     by_run = own.groupby([*cell, "seed", "run_id"], sort=False, as_index=False)["share"].mean()
     both = pd.concat([last, by_run.assign(domain=MEAN, module=MEAN)])
-    means = _mean_shares(both, [*cell, "domain", "module"])
+    means = average_rows(both, [*cell, "domain", "module"], "share")
     return means.assign(is_own=means["domain"] == means["module"])
 
 
 def _cell(shares: pd.DataFrame) -> list[str]:
     return [name for name in (VARIANT, "method", "size") if name in shares]
-
-
-def _mean_shares(shares: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    rows = []
-    for key, group in shares.groupby(list(names), sort=False):
-        rows.append((*key, *t_interval(group["share"]), len(group), ", ".join(group["run_id"])))
-    return pd.DataFrame(rows, columns=[*names, "share", "low", "high", "num_seeds", "runs"])

@@ -48,8 +48,7 @@ COMMANDS = {name: module for group in GROUPS.values() for name, module in group.
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs one command, with the exit codes of `config/endings.py`: 1 for a check that fails, 2
-    while MLflow is away."""
+    """Runs one command, and ends with the exit codes of `config/endings.py`."""
     arguments = sys.argv[1:] if arguments is None else arguments
     # Nothing is collected while the process ends, as in `exit_with`.
     atexit.register(gc.freeze)
@@ -115,7 +114,7 @@ def overview() -> str:
 def _about(name: str) -> str:
     # Imports no module of a command.
     tree = ast.parse(Path(__file__).with_name(f"{COMMANDS[name]}.py").read_text(encoding="utf-8"))
-    [function] = [one for one in tree.body if getattr(one, "name", "") == f"{name}_command"]
+    [function] = [node for node in tree.body if getattr(node, "name", "") == f"{name}_command"]
     return ast.get_docstring(function).split("\n")[0]
 
 

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from gram_platform.cli.flags import Storage, stored
+from gram_platform.cli.flags import Storage, open_existing
 from gram_platform.config import State
 from gram_platform.config.crash_safe import special_entries
 from gram_platform.config.endings import BAD_INPUT, FAILED, explain_error
@@ -23,18 +23,14 @@ Check = tuple[str, Callable[[], object]]
 def check_command(storage: Storage = "", exports: tuple[str, ...] = ()) -> None:
     """Read everything a storage keeps and compare it with its hashes; change nothing.
 
-    Exit code 1 if something is lost, or was made from other weights than its run has now; 2 if only
-    permissions to read something are missing.
-
-    Data, weights, checkpoints, metrics and tensors are read whole: this takes as long as the disk
-    needs. MLflow's files and the site are not read.
+    The exit code is 1 if something is lost, or was made from other weights than its run has now. It
+    is 2 if only permissions to read are missing. MLflow's files and the site are not read.
 
     Args:
-        storage: folder or URL of the storage
         exports: folders that `gram export` wrote, to be checked too
     """
     places, lost, barred, unknown = set(), {}, {}, []
-    for place, check in [*_checks(stored(storage), unknown), *_exports(exports)]:
+    for place, check in [*_checks(open_existing(storage), unknown), *map(_check_export, exports)]:
         places.add(place)
         try:
             for problem in _problems(check):
@@ -63,7 +59,7 @@ def _problems(check: Callable[[], object]) -> list[str]:
 
 
 def _checks(store: Store, unknown: list[str]) -> Iterator[Check]:
-    """Yields all checks of a storage; they add nodes of unknown sources to `unknown`."""
+    """Yields all checks of a storage, which add nodes whose source is unknown to `unknown`."""
     if store.is_local:
         for path, kind in special_entries(store.root):
             yield f"{kind} in the storage", partial(_refuse, path, kind)
@@ -73,10 +69,10 @@ def _checks(store: Store, unknown: list[str]) -> Iterator[Check]:
         read = _read_run if isinstance(node, RunDirectory) else _read_evaluation
         for check in partial(read, node), node.tags, partial(_read_origin, store, node, unknown):
             yield f"{node.kind} {node.node_id}", check
-    for one in map(store.import_dir, store.list_imports()):
-        tokenizer = partial(one.tokenizer, store.data_root)
-        for check in one.config, tokenizer, partial(_read_weights, one):
-            yield f"import {one.node_id}", check
+    for imported in map(store.import_dir, store.list_imports()):
+        tokenizer = partial(imported.tokenizer, store.data_root)
+        for check in imported.config, tokenizer, partial(_read_weights, imported):
+            yield f"import {imported.node_id}", check
     for search_id in store.list_searches():
         best = partial(store.search_dir(search_id).read_or_set_aside, BEST, dict)
         yield f"search {search_id}", best
@@ -138,11 +134,7 @@ def _read_weights(directory) -> None:
         pass
 
 
-def _exports(folders: tuple[str, ...]) -> Iterator[Check]:
+def _check_export(folder: str) -> Check:
     from gram_platform.release.export import require_unchanged
 
-    for folder in folders:
-        yield (
-            f"export {folder}",
-            lambda folder=folder: require_unchanged(local_path("exports", folder)),
-        )
+    return f"export {folder}", lambda: require_unchanged(local_path("exports", folder))

@@ -8,11 +8,11 @@ from gram_platform.cli.flags import Positional, make_folder, report_progress
 from gram_platform.config.endings import explain_error
 from gram_platform.config.identity import InvalidField, invalid, local_path
 from gram_platform.config.terminal import say
-from gram_platform.studies.flags import Amount, Number, Place, Switch, Text, shown
+from gram_platform.studies.flags import Amount, Number, Place, Switch, Text, show_as
 
 
 def prepare_command(
-    corpus: Positional[shown(str, "CORPUS")],
+    corpus: Positional[show_as(str, "CORPUS")],
     out: Place = "",
     core_label: Text = "",
     seq_len: int = 1024,
@@ -38,7 +38,7 @@ def prepare_command(
         check_only: open one record of every source, validate its fields, and count the labels; pack
             nothing
     """
-    from gram_platform.corpora import Packing, resolve
+    from gram_platform.corpora import Packing, check, resolve
     from gram_platform.corpora.checking import require_readable
     from gram_platform.corpora.pack import prepare
     from gram_platform.store import Store
@@ -57,7 +57,13 @@ def prepare_command(
     if check_only:
         if out:
             raise invalid("out", out, "no value beside --check, which packs nothing")
-        _check_sources(corpus)
+        results = check(corpus)
+        for result in results:
+            state = "ok" if result.ok else "FAILED"
+            marked = f" ({result.mark})" if result.mark else ""
+            say(f"{state:6}  {result.source}  [{result.label}]{marked}  {result.found}")
+        if not all(result.ok for result in results):
+            raise SystemExit(1)
         root = Store(storage_place("")).data_root
         try:
             say("\n".join(text_lines(resolve(corpus, packing, root, report_progress))))
@@ -80,15 +86,3 @@ def prepare_command(
         say(f"  {domain:20} {' and '.join(counts)} sequences of {packed.seq_len} tokens")
     for line in packed.skipped:
         say(f"  {line}")
-
-
-def _check_sources(corpus: str) -> None:
-    from gram_platform.corpora import check
-
-    results = check(corpus)
-    for result in results:
-        state = "ok" if result.ok else "FAILED"
-        marked = f" ({result.mark})" if result.mark else ""
-        say(f"{state:6}  {result.source}  [{result.label}]{marked}  {result.found}")
-    if not all(result.ok for result in results):
-        raise SystemExit(1)

@@ -13,21 +13,21 @@ from gram_platform.methods.nodes import node_name
 from gram_platform.planner import MACHINES
 from gram_platform.store import Store
 from gram_platform.store.root import storage_place
-from gram_platform.studies.flags import Place, Switch, shown
+from gram_platform.studies.flags import Place, Switch, show_as
 
 STORAGE_HELP = "folder or URL of the storage; default $GRAM_STORAGE, else ~/.gram"
 Storage = Annotated[Place, tyro.conf.arg(help=STORAGE_HELP)]
 TrackingUri = Annotated[
-    shown(str, "URL"),
+    show_as(str, "URL"),
     tyro.conf.arg(help="MLflow server or database; default SQLite in the storage"),
 ]
 AsJson = Annotated[Switch, tyro.conf.arg(name="json", help="print JSON, for scripts")]
 MachineName = Literal[*MACHINES]
 Positional = tyro.conf.Positional
-RunText = Positional[shown(str, "RUN")]
+RunText = Positional[show_as(str, "RUN")]
 
 
-def stored(storage: str) -> Store:
+def open_existing(storage: str) -> Store:
     """Opens a storage to read; ValueError if there is none, or another version made it."""
     place = storage_place(storage)
     store = Store(place)
@@ -40,7 +40,7 @@ def stored(storage: str) -> Store:
 def find_run(store: Store, text: str) -> str:
     """Returns the run or import whose id or name, as `gram status` prints it, begins with `text`.
 
-    ValueError for none or several. An id and a whole name come before beginnings of names.
+    An id comes before a whole name, which comes before beginnings. ValueError for none or several.
     """
     try:
         return store.find_run(text)
@@ -53,11 +53,6 @@ def find_run(store: Store, text: str) -> str:
         if not (known := whole or [name for name in sorted(names) if name.startswith(text)]):
             raise
         return names[find_id(error.field, text, known, error.expected)]
-
-
-def has_study(storage: str, study: str) -> bool:
-    store = Store(storage_place(storage))
-    return (not store.is_local or Path(store.root).is_dir()) and study in store.list_studies()
 
 
 def make_folder(path: str) -> None:

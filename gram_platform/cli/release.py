@@ -1,6 +1,7 @@
 """Implements `gram eval`, `export`, `import`, `serve` and `token`."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -10,8 +11,8 @@ from gram_platform.cli.flags import (
     Storage,
     TrackingUri,
     find_run,
+    open_existing,
     report_progress,
-    stored,
 )
 from gram_platform.config import IMPORTED
 from gram_platform.config.endings import outlive_output
@@ -30,7 +31,7 @@ from gram_platform.release.selection import available_modules, parse_modules, pa
 from gram_platform.store import Store
 from gram_platform.store.folders import open_folder
 from gram_platform.store.root import storage_place
-from gram_platform.studies.flags import Names, Number, Place, Switch, Text, shown
+from gram_platform.studies.flags import Names, Number, Place, Switch, Text, show_as
 
 
 def eval_command(
@@ -57,7 +58,6 @@ def eval_command(
         include_path: folder with task files (.yaml) of your own
         limit: first documents of each task (default: all)
         num_fewshot: examples before each question (default: as the task says)
-        storage: folder or URL of the storage
         device: cpu or cuda
         precision: float32 or bfloat16
         out: a .csv file for the table
@@ -69,11 +69,15 @@ def eval_command(
     require_int("num_fewshot", num_fewshot, -1)
     if not tasks or not profiles:
         raise invalid("profiles" if tasks else "tasks", (), "one or more names")
-    place = _output(out) if out else None
-    store = stored(storage)
-    found = available_modules(store, find_run(store, run_id))
-    store.run(found.run_id).require_result()
-    views = {name: parse_profile(found, name) for name in dict.fromkeys(profiles)}
+    place = local_path("out", out) if out else None
+    if place is not None:
+        written = place if place.exists() else place.parent
+        if place.is_dir() or not place.parent.is_dir() or not os.access(written, os.W_OK):
+            raise invalid("out", str(place), "a file that can be written, in a folder that exists")
+    store = open_existing(storage)
+    model = available_modules(store, find_run(store, run_id))
+    store.run(model.run_id).require_result()
+    views = {name: parse_profile(model, name) for name in dict.fromkeys(profiles)}
     benchmark = Benchmark(tuple(dict.fromkeys(tasks)), include_path, num_fewshot, limit).validate()
     table = score_profiles(store.open_for_writing(), views, benchmark, device, precision, print)
     if place is not None:
@@ -81,19 +85,10 @@ def eval_command(
     say(f"\n{frame_text(table, missing='nan')}")
 
 
-def _output(out: str) -> Path:
-    """Returns the path of a file to write; ValueError unless it can be one."""
-    place = local_path("out", out)
-    written = place if place.exists() else place.parent
-    if place.is_dir() or not place.parent.is_dir() or not os.access(written, os.W_OK):
-        raise invalid("out", str(place), "a file that can be written, in a folder that exists")
-    return place
-
-
 def export_command(
     run_id: RunText,
     out: Place = "",
-    modules: shown(str | None, "TEXT") = None,
+    modules: show_as(str | None, "TEXT") = None,
     all_modules: Switch = False,
     sources: Text = "",
     storage: Storage = "",
@@ -114,13 +109,11 @@ def export_command(
         modules: modules to switch on beside core, such as virology,lisp=0.5; "" is core alone
         all_modules: switch on every module
         sources: virology=RUN_ID, for modules that several branches have trained (FT-LoRA, FT-MLP)
-        storage: folder or URL of the storage
         dtype: data type of the checkpoint
         max_file_gb: split a larger checkpoint into files of at most this size
         check: own reads the files back by layers; transformers also loads them with that library
         push: ORG/NAME, a model of the Hugging Face hub for the checkpoint; a new model is private
         register: name of a model in MLflow's registry, of which the checkpoint becomes a version
-        tracking_uri: MLflow server or database, for --register
     """
     from gram_platform.release.card import card_subject, card_text
     from gram_platform.release.export import CARD, RECORD, ExportRequest, export_view
@@ -133,20 +126,26 @@ def export_command(
     require_real("max_file_gb", max_file_gb, 0.0, open_low=True)
     if push:
         require_hub(push)
-    store = stored(storage)
-    found = available_modules(store, find_run(store, run_id))
-    if modules is None and not all_modules and found.modules:
+    store = open_existing(storage)
+    model = available_modules(store, find_run(store, run_id))
+    if modules is None and not all_modules and model.modules:
         raise invalid(
             "modules",
             modules,
-            f'names of {", ".join(found.modules)}, "" for core alone, or --all-modules',
+            f'names of {", ".join(model.modules)}, "" for core alone, or --all-modules',
         )
     if modules is not None and all_modules:
         raise invalid("modules", modules, "no value beside --all-modules")
-    wanted = dict.fromkeys(found.modules, 1.0) if all_modules else parse_modules(modules or "")
+    wanted = dict.fromkeys(model.modules, 1.0) if all_modules else parse_modules(modules or "")
     origins = {domain: store.find_run(run) for domain, run in parse_sources(sources).items()}
-    _require_registry(register, tracking_uri, found.run_id)
-    export = ExportRequest(found.view(wanted, origins), dtype, round(max_file_gb * 1e9), check)
+    if register:
+        require_name("register", register)
+        if model.run_id.startswith(IMPORTED):
+            allowed = "no name for an imported model, which has no run in MLflow"
+            raise invalid("register", register, allowed)
+    elif tracking_uri:
+        raise invalid("tracking_uri", tracking_uri, "no value without --register")
+    export = ExportRequest(model.view(wanted, origins), dtype, round(max_file_gb * 1e9), check)
     subject = card_subject(store, export.view, dtype, profile_numbers(store, export.view), push)
 
     def write_card(folder: Path, part: str, agreements: tuple) -> None:
@@ -173,20 +172,10 @@ def export_command(
         say(f"{register}: version {version} in MLflow at {tracker.tracking_uri}")
 
 
-def _require_registry(name: str, tracking_uri: str, run_id: str) -> None:
-    """ValueError for a name that MLflow refuses, or an address without a name."""
-    if not name and tracking_uri:
-        raise invalid("tracking_uri", tracking_uri, "no value without --register")
-    if name:
-        require_name("register", name)
-    if name and run_id.startswith(IMPORTED):
-        raise invalid("register", name, "no name for an imported model, which has no run in MLflow")
-
-
 def import_command(
-    checkpoint: Positional[shown(str, "FOLDER")],
+    checkpoint: Positional[show_as(str, "FOLDER")],
     storage: Storage = "",
-    seq_len: shown(int | None, "INT") = None,
+    seq_len: show_as(int | None, "INT") = None,
 ) -> None:
     """Import a StarCoder2 or Llama checkpoint into the storage, for runs to start from.
 
@@ -234,8 +223,8 @@ def serve_command(
     Args:
         run_id: a complete run, such as one of GRAM's
         policy: the file that maps tokens to profiles and profiles to modules
-        storage: folder or URL of the storage
-        host: where to listen, by default for this machine alone; else in a container behind a proxy
+        host: address to listen on, by default for this machine only; another one in a container
+            behind a proxy
         port: port to listen on; 0 takes a free one
         replicas: processes that each hold the model
         rows: completions that one replica continues at once
@@ -248,14 +237,14 @@ def serve_command(
         threads: CPU threads of a replica
         ray_address: a Ray whose head is this machine; default $RAY_ADDRESS, else a private one
     """
-    from gram_platform.release.serving.command import Service, serve_until_stopped
+    from gram_platform.release.serving.command import Service, load_granting, serve_until_stopped
     from gram_platform.release.serving.engine import EngineLimits
 
     require_int("threads", threads, 1)
-    store = stored(storage)
+    store = open_existing(storage)
     service = Service(
         store.root,
-        find_run(store, run_id),
+        run_id,
         str(local_path("policy", policy)),
         host,
         port,
@@ -267,17 +256,18 @@ def serve_command(
         threads,
         max_requests,
     )
+    load_granting(service.policy)
     outlive_output()
-    serve_until_stopped(service, say)
+    serve_until_stopped(replace(service, run_id=find_run(store, run_id)), say)
 
 
 def token_command(
-    name: Positional[shown(str, "NAME")],
+    name: Positional[show_as(str, "NAME")],
     profiles: Names,
     policy: str = "policy.toml",
     default: Text = "",
     metrics: Switch = False,
-    max_requests: shown(int | None, "INT") = None,
+    max_requests: show_as(int | None, "INT") = None,
 ) -> None:
     """Make a token, add its hash to a policy, and print it once; it cannot be recovered.
 

@@ -21,14 +21,13 @@ from gram_platform.config.identity import invalid, local_path, require_choice
 from gram_platform.config.provenance import provenance
 from gram_platform.config.terminal import say
 from gram_platform.pages.index import write_index
-from gram_platform.pages.report.measurements import LOSSES_PRESENTATION, MEASUREMENTS
-from gram_platform.pages.report.mirrored import mirrored
-from gram_platform.pages.report.sections import renamed
+from gram_platform.pages.report.measurements import LOSSES_PRESENTATION, MEASUREMENTS, read_mirrored
+from gram_platform.pages.report.sections import rename_variant
 from gram_platform.pages.results.external import read_external
 from gram_platform.pages.results.record import load_record, write_or_log
 from gram_platform.pages.results.replication import (
+    load_published_studies,
     prepare,
-    published_studies,
     replicate,
     replication_text,
 )
@@ -63,8 +62,7 @@ def rebuild_report(store: Store, study: str, tracking_uri: str, as_json: bool) -
     write = partial(measurement.write, record, store, results, failures)
     paths = write_or_log(write, tracker, partial(say, file=sys.stderr))
     if as_json:
-        tables = read_tables(paths, store.study_dir(study).read)
-        say_json({"study": study, "source": results.source, "files": paths, "tables": tables})
+        _say_tables(study, results.source, paths, paths, store.study_dir(study).read)
         return
     text, brief = measurement.text(record, results), measurement.brief_of(record, results)
     show_results(Console(), text, brief)
@@ -72,16 +70,25 @@ def rebuild_report(store: Store, study: str, tracking_uri: str, as_json: bool) -
     say(f"read from {results.source}")
 
 
-def read_tables(files: Iterable[str], read: Callable[[str], bytes]) -> dict[str, list[dict]]:
-    """Returns the rows of those files that are tables, by the file's name without `.csv`.
+def _say_tables(
+    study: str,
+    source: str,
+    paths: Mapping[str, str],
+    names: Iterable[str],
+    read: Callable[[str], bytes],
+) -> None:
+    """Prints a study as JSON, with the rows of those of its files that are tables.
 
     Columns without a name are left out.
     """
-    tables = {name: pd.read_csv(io.BytesIO(read(name))) for name in files if name.endswith(".csv")}
-    return {
-        name.removesuffix(".csv"): table.filter(regex="^(?!Unnamed)").to_dict("records")
-        for name, table in tables.items()
+    tables = {
+        name.removesuffix(".csv"): pd.read_csv(io.BytesIO(read(name)))
+        .filter(regex="^(?!Unnamed)")
+        .to_dict("records")
+        for name in names
+        if name.endswith(".csv")
     }
+    say_json({"study": study, "source": source, "files": paths, "tables": tables})
 
 
 def say_files(paths: Mapping[str, str]) -> None:
@@ -98,18 +105,17 @@ def report_from_mlflow(study: str, tracking_uri: str, out: str, as_json: bool = 
     folder = local_path("out", out)
     if out:
         make_folder(str(folder))
-    found = mirrored(study, Tracker(tracking_uri))
-    if found is None:
+    report = read_mirrored(study, Tracker(tracking_uri))
+    if report is None:
         raise invalid("study", study, f"a study in MLflow at {tracking_uri}, or one in the storage")
-    files = {name: text.encode() for name, text in found.files.items()}
+    files = {name: text.encode() for name, text in report.files.items()}
     paths = {name: str(folder / name) for name in files} if out else {}
     for name in paths:
         open_folder(str(folder), writable=True).write(name, files[name])
     if as_json:
-        tables = read_tables(files, files.__getitem__)
-        say_json({"study": study, "source": "MLflow", "files": paths, "tables": tables})
+        _say_tables(study, "MLflow", paths, files, files.__getitem__)
         return
-    show_results(Console(), found.text, found.brief)
+    show_results(Console(), report.text, report.brief)
     say_files(paths)
 
 
@@ -128,13 +134,17 @@ def write_replicated(folder: str, out: str, is_beside: bool) -> None:
     make_folder(place)
     store = Store(place).open_for_writing()
     submitted = provenance(machine_text(uses_ray=False)).after(())
-    studies = (replicate(one, is_beside) for one in prepared) if folder else published_studies()
+    studies = (
+        (replicate(inputs, is_beside) for inputs in prepared)
+        if folder
+        else load_published_studies()
+    )
     names = []
     for study in studies:
         record = replace(study.record, submissions=submitted)
         begin_record(store, record)
         paths = LOSSES_PRESENTATION.write(record, store, study, {}, None)
-        per_seed = renamed(study.analysis.per_seed, record.varies)
+        per_seed = rename_variant(study.analysis.per_seed, record.varies)
         store.study_dir(record.name).write("per_seed.csv", table_csv(per_seed).encode())
         say(f"\n{record.title}\n{' '.join(record.facts)}\n")
         brief = LOSSES_PRESENTATION.brief_of(record, study)

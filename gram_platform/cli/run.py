@@ -109,9 +109,9 @@ def list_command(
 
 def _studies() -> Iterator[Row]:
     for name in study_names():
-        found = find_study(name)
-        kind = "search" if isinstance(found, Search) else "study"
-        yield {"name": name, "kind": kind, "presets": list(found.presets), "title": found.title}
+        study = find_study(name)
+        kind = "search" if isinstance(study, Search) else "study"
+        yield {"name": name, "kind": kind, "presets": list(study.presets), "title": study.title}
 
 
 def _methods() -> Iterator[Row]:
@@ -176,16 +176,11 @@ def _mixtures(study: str) -> Iterator[Row]:
                 }
 
 
-def _corpora() -> Iterator[Row]:
-    for name in catalog_names():
-        yield {"name": name, "about": describe_corpus(name)}
-
-
 LISTINGS = {
     "studies": _studies,
     "methods": _methods,
     "presets": _presets,
-    "corpora": _corpora,
+    "corpora": lambda: [{"name": name, "about": describe_corpus(name)} for name in catalog_names()],
     "sizes": _sizes,
     "mixtures": _mixtures,
 }

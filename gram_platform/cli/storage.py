@@ -4,7 +4,14 @@ import os
 from collections import Counter
 from itertools import groupby
 
-from gram_platform.cli.flags import AsJson, MachineName, Positional, Storage, find_run, stored
+from gram_platform.cli.flags import (
+    AsJson,
+    MachineName,
+    Positional,
+    Storage,
+    find_run,
+    open_existing,
+)
 from gram_platform.cli.tables import say_json, say_rows
 from gram_platform.config import State, View, evaluation_from_plain, run_from_plain
 from gram_platform.config.crash_safe import missing_right
@@ -35,20 +42,24 @@ def status_command(
 ) -> None:
     """List every run of a storage: state, step, speed, and what unfinished runs still need.
 
-    Runs are listed by study, size, method, profile and seed; one that several studies share stands
-    under all of them. More than 200 are counted by study, size, method and state, and only failed
-    and interrupted ones are listed. Folders without a config and an attempt are left out. The
-    machines follow that the last submission of each study left out, because a product on their
-    device failed.
+    Runs are sorted by study, size, method, profile and seed. A run that several studies share is
+    listed under all their names. More than 200 runs are counted by study, size, method and state,
+    and only the failed and interrupted ones are listed. Folders with neither a config nor an
+    attempt are left out. The last lines name the machines that a study's last submission left out
+    because their device failed its test.
 
     Args:
-        storage: folder or URL of the storage
         study: name of a submitted study: lists only its runs (default: all)
         machine: machine for the expected hours
         full: list every run, however many there are
     """
-    store = stored(storage)
-    chosen = _ids_of(store, study) if study else None
+    store = open_existing(storage)
+    chosen = None
+    if study:
+        # Imports MLflow and pandas.
+        from gram_platform.pages.results.record import load_record
+
+        chosen = load_record(store, study).ids
     studies = [study] if study else store.list_studies()
     studies_of, rows, left = _studies_of(store), [], []
     for run_id in store.list_runs():
@@ -87,8 +98,8 @@ def status_command(
         counted = {"complete": done, "total": len(evaluations)}
         needed = {"machine": machine, "hours": sum(hours for hours, _ in left)}
         cordoned = {name: read_cordoned(store, name) for name in studies}
-        found = {"runs": rows, "evaluations": counted, "left": needed, "cordoned": cordoned}
-        say_json({"storage": store.root, **found})
+        document = {"runs": rows, "evaluations": counted, "left": needed, "cordoned": cordoned}
+        say_json({"storage": store.root, **document})
         return
     listed = rows
     if len(rows) > MOST_LISTED and not full:
@@ -113,25 +124,18 @@ def status_command(
 
 
 def _studies_of(store: Store) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    studies: dict[str, list[str]] = {}
     for name in store.list_studies():
         entries = store.study_dir(name).read_spare("study.json", StudyEntries).get("entries", ())
         for node_id in {entry["id"] for entry in entries}:
-            found.setdefault(node_id, []).append(name)
-    return found
-
-
-def _ids_of(store: Store, study: str) -> set[str]:
-    # Imports MLflow and pandas.
-    from gram_platform.pages.results.record import load_record
-
-    return load_record(store, study).ids
+            studies.setdefault(node_id, []).append(name)
+    return studies
 
 
 def _left(run: RunDirectory, machine: Machine) -> tuple[str, float, int] | tuple[str]:
-    """Estimates the rest of a run after its last checkpoint: words, hours, and most bytes.
+    """Estimates the rest of a run after its last checkpoint: a text, hours, and the most bytes.
 
-    Returns only words if its config is absent or unreadable.
+    Returns only a text if the config is absent or cannot be read.
     """
     try:
         config = run.config_as(run_from_plain)
@@ -163,29 +167,12 @@ def show_command(node_id: Positional[str], storage: Storage = "", as_json: AsJso
 
     Args:
         node_id: id of a run or an evaluation, or the beginning of it
-        storage: folder or URL of the storage
     """
-    shown = describe_node(stored(storage), node_id)
-    if as_json:
-        say_json(shown)
-        return
-    for part, value in shown.items():
-        if not isinstance(value, dict):
-            say(f"{part:10} {', '.join(value) if isinstance(value, list) else value}")
-            continue
-        say(f"\n{part}")
-        if flat := flatten(value):
-            say_rows([("", *pair) for pair in flat.items()])
-
-
-def describe_node(store: Store, beginning: str) -> dict[str, object]:
-    """Returns all that a storage knows of a node; ValueError as `find_id`."""
-    kind_of = dict.fromkeys(store.list_runs(), "run")
-    kind_of |= dict.fromkeys(store.list_evaluations(), "evaluation")
+    store = open_existing(storage)
+    nodes = {node.node_id: node for node in store.nodes()}
     allowed = f"a run or an evaluation in {store.root}, as `gram status` prints"
-    node_id = find_id("node_id", beginning, kind_of, allowed)
-    kind = kind_of[node_id]
-    node = store.node(kind, node_id)
+    node_id = find_id("node_id", node_id, nodes, allowed)
+    node, kind = nodes[node_id], nodes[node_id].kind
     facts = {
         "id": node_id,
         "name": node_name(kind, node_id, node.tags()),
@@ -199,7 +186,17 @@ def describe_node(store: Store, beginning: str) -> dict[str, object]:
         "timing": node.timing(),
     }
     failure = node.failure() if kind == "run" else None
-    return facts | ({"failure": failure} if failure else {})
+    facts |= {"failure": failure} if failure else {}
+    if as_json:
+        say_json(facts)
+        return
+    for part, value in facts.items():
+        if not isinstance(value, dict):
+            say(f"{part:10} {', '.join(value) if isinstance(value, list) else value}")
+            continue
+        say(f"\n{part}")
+        if flat := flatten(value):
+            say_rows([("", *pair) for pair in flat.items()])
 
 
 def compare_command(
@@ -210,9 +207,8 @@ def compare_command(
     Args:
         first: a run id, or the beginning of it
         second: another run id, or the beginning of it
-        storage: folder or URL of the storage
     """
-    store = stored(storage)
+    store = open_existing(storage)
     ids = [find_run(store, run) for run in (first, second)]
     left, right = (flatten(store.run(run_id).config()) for run_id in ids)
     different = differing_fields([left, right])
@@ -231,13 +227,12 @@ def gc_command(storage: Storage = "", dry_run: Switch = False) -> None:
     The attacks' losses, which are their result, stay.
 
     Args:
-        storage: folder or URL of the storage
         dry_run: report and remove nothing
     """
-    store = stored(storage)
+    store = open_existing(storage)
     if not dry_run:
         store.open_for_writing()
-    needed = _needed_weights(store)
+    needed = {run for node in store.nodes() for run in view_runs(_find_needed_view(node))}
     num_runs, num_bytes, num_checkpoints = 0, 0, 0
     barred: list = []
     for run in map(store.run, store.list_runs()):
@@ -269,13 +264,11 @@ def gc_command(storage: Storage = "", dry_run: Switch = False) -> None:
         raise PermissionError("not removed:\n" + "\n".join(lines))
 
 
-def _needed_weights(store: Store) -> set[str]:
-    """Returns the runs that unfinished nodes need; ValueError for a config that cannot be read."""
-    return {run_id for node in store.nodes() for run_id in view_runs(_needed_view(node))}
+def _find_needed_view(node: RunDirectory | EvaluationDirectory) -> View | None:
+    """Returns the view of a node that has a config and no result.
 
-
-def _needed_view(node: RunDirectory | EvaluationDirectory) -> View | None:
-    """Returns the view of a node that has a config and no result."""
+    ValueError for a config that cannot be read.
+    """
     if node.result() is not None or not node.folder.exists(CONFIG):
         return None
     try:

@@ -1,9 +1,17 @@
 """Implements `gram sync`, `report`, `search` and `replicate`."""
 
-from gram_platform.cli.flags import AsJson, Positional, Storage, TrackingUri, has_study, stored
+from gram_platform.cli.flags import (
+    AsJson,
+    Positional,
+    Storage,
+    TrackingUri,
+    open_existing,
+)
 from gram_platform.cli.tables import say_json
 from gram_platform.config.identity import invalid, local_path
 from gram_platform.config.terminal import say
+from gram_platform.store import Store
+from gram_platform.store.root import storage_place
 from gram_platform.studies.flags import Place, Switch, Text
 
 
@@ -15,13 +23,11 @@ def sync_command(
     Sending again changes nothing.
 
     Args:
-        storage: folder or URL of the storage
-        tracking_uri: MLflow server or database
-        to: mlflow, or what gets curves only, in --folder: tensorboard,
-            wandb (`wandb sync` uploads them), or a tracker of a package
+        to: mlflow, or what gets only curves in --folder: tensorboard, wandb (`wandb sync` uploads
+            them) or a package's tracker
         folder: where another tracker than MLflow writes
     """
-    store = stored(storage)
+    store = open_existing(storage)
     if to != "mlflow":
         if tracking_uri:
             raise invalid("tracking_uri", tracking_uri, f"no value beside --to {to}")
@@ -41,8 +47,8 @@ def sync_command(
     tracker = Tracker(tracking_uri or default_tracking_uri(store.root))
     tracker.prepare_database()
     counts, num_trials = tracker.sync(store), sync_trials(store, tracker)
-    told = f"{counts['sent']} sent, {counts['unchanged']} unchanged, {num_trials} trials"
-    say(f"{tracker.tracking_uri}: {told}")
+    text = f"{counts['sent']} sent, {counts['unchanged']} unchanged, {num_trials} trials"
+    say(f"{tracker.tracking_uri}: {text}")
 
 
 def report_command(
@@ -54,13 +60,11 @@ def report_command(
 ) -> None:
     """Rebuild a study's table and report; without a study, the index of all reports.
 
-    With --tracking-uri its results are read from MLflow. So a study that the storage lacks is read;
-    its files then go into --out, if given.
+    With --tracking-uri the results are read from MLflow. The storage may lack the study; its files
+    are then written into --out, if given.
 
     Args:
         study: name of a submitted study, such as scaling (default: the index of all reports)
-        storage: folder or URL of the storage
-        tracking_uri: MLflow server or database
         out: folder of the files of a study that the storage lacks
     """
     if not study:
@@ -69,7 +73,7 @@ def report_command(
                 raise invalid(
                     flag, value, "no value, or the name of a study too: the index is in the storage"
                 )
-        store = stored(storage)
+        store = open_existing(storage)
         if not (studies := store.list_studies()):
             raise invalid("storage", store.root, "a storage with a study, which `gram run` submits")
         from gram_platform.pages.index import write_index
@@ -82,25 +86,21 @@ def report_command(
         return
     from gram_platform.cli.reports import rebuild_report, report_from_mlflow
 
-    if tracking_uri and not has_study(storage, study):
+    if tracking_uri and study not in Store(storage_place(storage)).list_studies():
         report_from_mlflow(study, tracking_uri, out, as_json)
         return
     if out:
         raise invalid(
             "out", out, f"no value: the storage has the study {study}, and its files stay there"
         )
-    rebuild_report(stored(storage), study, tracking_uri, as_json)
+    rebuild_report(open_existing(storage), study, tracking_uri, as_json)
 
 
 def search_command(storage: Storage = "") -> None:
-    """List the searches of a storage, and which process drives each.
-
-    Args:
-        storage: folder or URL of the storage
-    """
+    """List the searches of a storage, and which process drives each."""
     from gram_platform.studies.searches.driver_lease import search_lines
 
-    store = stored(storage)
+    store = open_existing(storage)
     say("\n".join(search_lines(store)) or f"{store.root}: no searches")
 
 
@@ -110,9 +110,8 @@ def replicate_command(
     """Make tables, claims and reports from losses measured elsewhere; trains nothing.
 
     Args:
-        folder: folder with losses.csv and curves.jsonl (Numbers that were measured elsewhere, in
-            the documents, has their format); default: the per-seed ratios that the paper's authors
-            published, which ship with this package
+        folder: folder with losses.csv and curves.jsonl, in the format of the documents (Numbers
+            that were measured elsewhere); default: the per-seed ratios of the paper's authors
         out: folder of the reports and tables, a storage of their own
         beside_published: leave out the published points, added where study and method are the same
     """

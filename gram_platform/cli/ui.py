@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from gram_platform.cli.flags import Storage, stored
+from gram_platform.cli.flags import Storage, open_existing
 from gram_platform.config.endings import Stopped
 from gram_platform.config.identity import invalid, require_int
 from gram_platform.config.provenance import Submissions
@@ -29,6 +29,8 @@ RECORDS = ("study.json", "search.json")
 RUNS_PAGE = "/#/experiments/1/runs?workflowType=machine_learning"
 ANSWER_TIMEOUT_S = 60.0
 ENDING_S = 5.0
+# Variables that say that a window can be opened.
+DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
 # The number of this option of Linux's prctl.
 PR_SET_PDEATHSIG = 1
 
@@ -36,14 +38,14 @@ PR_SET_PDEATHSIG = 1
 def ui_command(storage: Storage = "", port: Number = 0) -> None:
     """Open MLflow's pages of a storage in a browser, at the newest study, until Ctrl-C.
 
-    Reports and the site then find MLflow whatever its port is. It listens on this machine alone.
+    Links of reports and of the site find MLflow at any port. It listens on this machine only.
 
     Args:
         storage: folder of the storage
         port: where MLflow listens (default: 5000, or another one if that is taken)
     """
     require_int("port", port, 0, 65_535)
-    store = stored(storage)
+    store = open_existing(storage)
     database = Path(store.root) / "mlflow.db"
     if not store.is_local:
         expected = "a folder: runs of an object store are in the MLflow of --tracking-uri"
@@ -62,7 +64,8 @@ def ui_command(storage: Storage = "", port: Number = 0) -> None:
         write_link_page(database, address)
         name, page = _newest(store, database, address)
         say(f"MLflow of {store.root}{name}: {page}\nCtrl-C closes it")
-        if _has_browser():
+        # A browser in the terminal would replace this output.
+        if sys.platform == "darwin" or any(map(os.environ.get, DISPLAYS)):
             webbrowser.open(page)
         with suppress(KeyboardInterrupt):
             server.wait()
@@ -128,29 +131,20 @@ def _newest(store: Store, database: Path, address: str) -> tuple[str, str]:
     from gram_platform.tracking import Tracker, TrackingUnavailable
     from gram_platform.tracking.database import database_uri
 
-    names = sorted(store.list_studies(), key=lambda name: _submitted(store, name), reverse=True)
+    starts = {}
+    for name in store.list_studies():
+        records = [store.study_dir(name).read_spare(file, Submissions) for file in RECORDS]
+        rows = (row for record in records for row in record.get("submissions", ()))
+        starts[name] = max((row["started"] for row in rows), default="")
     tracker = Tracker(database_uri(database))
     with suppress(TrackingUnavailable):
-        for name in names:
+        for name in sorted(starts, key=starts.__getitem__, reverse=True):
             if views := tracker.view_urls(name, address + "/"):
                 return f", {name}", views.get("ratios", next(iter(views.values())))
     return "", address + RUNS_PAGE
-
-
-def _submitted(store: Store, name: str) -> str:
-    rows = [store.study_dir(name).read_spare(file, Submissions) for file in RECORDS]
-    return max(
-        (row["started"] for found in rows for row in found.get("submissions", ())), default=""
-    )
 
 
 def _last_line(log: IO[bytes]) -> str:
     log.seek(0)
     text = log.read().decode(errors="replace").strip()
     return text.splitlines()[-1] if text else "it says nothing"
-
-
-def _has_browser() -> bool:
-    """Tells whether a window can be opened; a browser in the terminal would replace this output."""
-    displays = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
-    return sys.platform == "darwin" or any(map(os.environ.get, displays))

@@ -1,9 +1,8 @@
 """Lists the named corpora, except `installed` (see `installed.py`), to be read and edited.
 
-A hub row is `verified` once a person or `gram prepare --check` has read a record of its revision
-with all fields. The rows below were written from dataset cards and from code that reads the
-datasets, without network access, so none is verified. The revision "main" changes over time.
-Replace it by a commit once you have checked a row.
+The rows below were written from dataset cards and from code that reads the datasets, without
+network access, so none is `verified`. The revision "main" changes over time. Replace it by a commit
+once you have checked a row.
 
 Amounts in tokens are from the authors' published logs (agencyenterprise/modular-pretraining). Bytes
 per token are estimates, for web text and code and the tokenizer of GPT-2 and GPT-Neo.
@@ -75,16 +74,14 @@ class TextCorpus:
     root: str = "."
     # () for the label `core`.
     core_labels: tuple[str, ...] = ()
-    # "" for a byte-level BPE that is trained on the corpus.
+    # As those of `HubCorpus`.
     tokenizer: str = ""
-    # The token that ends a text; "" for the tokenizer's special token.
     end_of_text: str = add_field("")
 
     def __post_init__(self) -> None:
         if not self.globs and not self.records:
-            raise invalid(
-                "globs, records", "", "at least one of both; or rows, for datasets of the hub"
-            )
+            allowed = "at least one of both; or rows, for datasets of the hub"
+            raise invalid("globs, records", "", allowed)
 
 
 # A story has about 160 tokens with a vocabulary of 1,024. So "stories" has 3M training tokens of
@@ -92,21 +89,11 @@ class TextCorpus:
 # of each topic. The law `demo` was measured on "stories-96". A topic has many facts, because a
 # model would learn few facts from a part of the topic's text. A tenth is private to the topic.
 STORIES = {
-    "stories": StoriesCorpus(
-        core_documents=20_000, aux_documents=1_350, num_facts=384, shared_fact_share=0.9
-    ),
-    "stories-96": StoriesCorpus(
-        core_documents=16_500, aux_documents=1_350, num_facts=96, shared_fact_share=0.3
-    ),
-    "stories-long": StoriesCorpus(
-        core_documents=200_000, aux_documents=3_000, num_facts=384, shared_fact_share=0.9
-    ),
-    "stories-100M": StoriesCorpus(
-        core_documents=700_000, aux_documents=7_000, num_facts=1_280, shared_fact_share=0.9
-    ),
-    "stories-smoke": StoriesCorpus(
-        core_documents=2_000, aux_documents=200, num_facts=96, shared_fact_share=0.3
-    ),
+    "stories": StoriesCorpus(20_000, 1_350, 384, 0.9),
+    "stories-96": StoriesCorpus(16_500, 1_350, 96, 0.3),
+    "stories-long": StoriesCorpus(200_000, 3_000, 384, 0.9),
+    "stories-100M": StoriesCorpus(700_000, 7_000, 1_280, 0.9),
+    "stories-smoke": StoriesCorpus(2_000, 200, 96, 0.3),
 }
 # The same stories with instructions to finetune on.
 STORIES |= {
@@ -187,12 +174,11 @@ CODE_ROW = HubRow(
     bytes_per_token=2.5,
 )
 LISP_ROWS = tuple(
-    HubRow(
-        dataset="bigcode/the-stack-dedup",
-        revision="main",
+    replace(
+        CODE_ROW,
         data_dir=f"data/{language}",
-        text_fields=("content",),
         label="lisp",
+        drop=(),
         share=0.00125,
         note=f"{GATED}. Each language gives half of lisp's tokens [ours]",
         bytes_per_token=3.0,

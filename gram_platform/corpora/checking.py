@@ -36,8 +36,7 @@ class CheckResult:
 def check(corpus: str | Path) -> list[CheckResult]:
     """Reads one record of every source of a corpus that a user names.
 
-    `ok` is False for a source that cannot be read, and for empty files if all are empty. Raises
-    ValueError for an unknown corpus.
+    `ok` is False for a source that cannot be read, and for empty files if all are empty.
     """
     described = read_description(corpus)
     if isinstance(described, HubCorpus):
@@ -88,5 +87,5 @@ def _check(
     except (ValueError, OSError, Unavailable) as error:
         return CheckResult(source, label, False, mark, str(error))
     line = " ".join(text.split())
-    line = line if len(line) <= SHOWN_CHARS else line[: SHOWN_CHARS - 3] + "..."
-    return CheckResult(source, label, True, mark, line)
+    shown = line if len(line) <= SHOWN_CHARS else line[: SHOWN_CHARS - 3] + "..."
+    return CheckResult(source, label, True, mark, shown)

@@ -2,8 +2,7 @@
 
 `fetch` writes `<folder>/<row id>/part-00000.jsonl.zst`, ... After each part, `state.json` stores
 the stream's position (`state_dict` of the `datasets` library). So an interrupted fetch loses at
-most one part, and ends with the same bytes. Corpora share the parts of a row. A corpus reads the
-first parts, and fetches only parts that are missing.
+most one part, and ends with the same bytes. Corpora share the parts of a row.
 """
 
 import contextlib
@@ -32,8 +31,7 @@ from gram_platform.corpora.recipe import HubRow, HubSource, part_bytes
 from gram_platform.corpora.records import Document, Unit, add_record, reading
 from gram_platform.corpora.sources import Item, Progress, silent
 
-# The number of first records that must have each field, and whose labels a check compares with the
-# catalog.
+# The first records, which must have each field, and whose labels a check compares.
 FIRST_RECORDS = 2_000
 PART_NAME = re.compile(r"part-\d{5,9}\.jsonl\.zst")
 ADD_LABELS = "add new ones in the catalog, to the recipe's labels, or as labels=... to the URL"
@@ -67,20 +65,17 @@ def fetch(
     Returns the parts that have the bytes to take from each row, in the order of its shards, and
     {row: number of records that lack a field}. Before anything is fetched, raises ValueError, with
     advice, for rows that the hub refuses. Raises ValueError also if no record has a field or the
-    row does not list a label, and Unavailable if the hub fails for longer than the pauses of
-    `retry_unavailable`.
+    row does not list a label, and Unavailable as `retry_unavailable` does.
     """
     require_plain(folder)
     rows = source.rows
-    num_shards = retry_unavailable(lambda: _require_all(workers(partial(_ask, folder), rows)))
+    num_shards = retry_unavailable(
+        lambda: _require_all(workers(partial(_num_shards, folder), rows))
+    )
     work = partial(_fetch_patiently, folder, progress if workers is in_turn else silent)
     parts_of: list[list[dict]] = [[] for _ in rows]
-    ahead = [
-        (index, (row, num_bytes, (0, number)))
-        for index, (row, num_bytes, number) in enumerate(
-            zip(rows, source.num_bytes, num_shards, strict=True)
-        )
-    ]
+    firsts = zip(rows, source.num_bytes, ((0, number) for number in num_shards), strict=True)
+    ahead: list[tuple[int, Amount]] = list(enumerate(firsts))
     while ahead:
         fetched = _in_order(workers(work, [amount for _, amount in ahead]))
         for (index, _), parts in zip(ahead, fetched, strict=True):
@@ -90,11 +85,10 @@ def fetch(
             for parts, num_bytes in zip(parts_of, source.num_bytes, strict=True)
         ]
         progress("fetching", sum(done), sum(source.num_bytes))
-        # Only the last shard of each row.
-        last_amounts = dict(ahead).items()
+        # `dict` keeps the last shard of each row.
         ahead = [
             (index, amount)
-            for index, last in last_amounts
+            for index, last in dict(ahead).items()
             for amount in _next_shards(last, source.num_bytes[index], done[index])
         ]
     units, skipped = [], {}
@@ -122,19 +116,8 @@ def _next_shards(last: Amount, num_bytes: int, done: int) -> list[Amount]:
     return [(row, num_bytes - done, (number + 1 + i, num_shards)) for i in range(max(0, count))]
 
 
-def _ask(folder: Path, row: HubRow) -> int | ValueError | Unavailable:
-    """Returns the number of a row's shards, or its error."""
-    try:
-        return _num_shards(folder, row)
-    except (ValueError, Unavailable) as error:
-        return error
-
-
 def _require_all(answers: Iterator[tuple[int, int | ValueError | Unavailable]]) -> list[int]:
-    """Returns the rows' numbers of shards; raises all errors of rows as one.
-
-    This is a ValueError if a row is refused, otherwise Unavailable.
-    """
+    """Returns the rows' numbers of shards; raises all ValueErrors, otherwise the others, as one."""
     rows = _in_order(answers)
     for kind in (ValueError, Unavailable):
         if texts := [str(answer) for answer in rows if isinstance(answer, kind)]:
@@ -143,14 +126,17 @@ def _require_all(answers: Iterator[tuple[int, int | ValueError | Unavailable]]) 
     return rows
 
 
-def _num_shards(folder: Path, row: HubRow) -> int:
-    """Returns the number of a row's shards, and stores it."""
+def _num_shards(folder: Path, row: HubRow) -> int | ValueError | Unavailable:
+    """Returns the number of a row's shards, and stores it; or returns the row's error."""
     path = folder / row_id(row) / "shards.json"
     # The file may be missing or damaged.
     with contextlib.suppress(FileNotFoundError, ValueError):
         if (number := parse_json(path.read_text(), int)) > 0:
             return number
-    number = _open_row(row).num_shards
+    try:
+        number = _open_row(row).num_shards
+    except (ValueError, Unavailable) as error:
+        return error
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as temporary:
         Path(temporary).write_text(json.dumps(number))
@@ -197,7 +183,6 @@ def _labels_in(row: HubRow, stream) -> set[str]:
 
 
 def _fetch_patiently(root: Path, progress: Progress, amount: Amount) -> list[dict]:
-    """Calls `_fetch_shard`, and retries from the last whole part while the hub is unavailable."""
     row, _, shard = amount
     folder = _folder(root, row, shard)
     return retry_unavailable(
@@ -216,29 +201,27 @@ def _fetch_shard(root: Path, progress: Progress, amount: Amount) -> list[dict]:
     folder.mkdir(parents=True, exist_ok=True)
     state, stream, number, done = _load_state(folder), None, 0, 0
     while done < num_bytes:
-        if number == len(state["parts"]):
-            if state["exhausted"]:
-                break
-            if stream is None:
-                stream = _open_row(row, state["position"], shard)
-                records = _records(row, stream, is_start=number == 0 and shard[0] == 0)
-            part = _write_part(records, folder, number, part_bytes(done))
-            ended, parts = part.pop("ended"), [*state["parts"], part]
-            # If only skipped records are left, the last part counts them.
-            if not part["documents"] and number:
-                *parts, last, _ = parts
-                parts.append({**last, "skipped": last["skipped"] + part["skipped"]})
-            state = {
-                "parts": parts,
-                "position": None if ended else stream.state_dict(),
-                "exhausted": ended,
-            }
-            with whole_file(folder / "state.json") as temporary:
-                Path(temporary).write_text(json.dumps(state))
-            progress(f"fetching {row.dataset}", min(done + part["bytes"], num_bytes), num_bytes)
+        if number < len(state["parts"]):
+            done += part_bytes(done)
+            number += 1
             continue
-        done += part_bytes(done)
-        number += 1
+        if state["exhausted"]:
+            break
+        if stream is None:
+            stream = _open_row(row, state["position"], shard)
+            records = _records(row, stream, is_start=number == 0 and shard[0] == 0)
+        part = _write_part(records, folder, number, part_bytes(done))
+        ended, parts = part.pop("ended"), state["parts"]
+        # If only skipped records are left, the last part counts them.
+        if number and not part["documents"]:
+            parts[-1]["skipped"] += part["skipped"]
+        else:
+            parts.append(part)
+        position = None if ended else stream.state_dict()
+        state = {"parts": parts, "position": position, "exhausted": ended}
+        with whole_file(folder / "state.json") as temporary:
+            Path(temporary).write_text(json.dumps(state))
+        progress(f"fetching {row.dataset}", min(done + part["bytes"], num_bytes), num_bytes)
     relative = folder.relative_to(root)
     return [{**part, "path": str(relative / part["name"])} for part in state["parts"][:number]]
 
@@ -281,10 +264,7 @@ def _load_state(folder: Path) -> dict:
 
 
 def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
-    """Opens the row's `datasets.IterableDataset`, or a shard, at a `position` (`state_dict`).
-
-    Raises the errors of `require_readable`.
-    """
+    """Opens the row's `datasets.IterableDataset`, or a shard, at a `position` (`state_dict`)."""
     import datasets
 
     revision = None if row.files and row.dataset in ("json", "parquet") else row.revision

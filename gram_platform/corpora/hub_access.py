@@ -36,8 +36,8 @@ def require_readable(row: HubRow, all_files: bool = False) -> None:
 
     They are asked about the dataset or, if the row has files on other servers, about the first file
     or all files. Raises ValueError with advice if a server refuses, cannot be asked, or (with
-    `all_files`) lacks a file. Raises Unavailable if a server does not answer or is overloaded. All
-    other answers are accepted, because a mirror of the hub may not know the question.
+    `all_files`) lacks a file. Raises Unavailable if a server does not answer or is overloaded. A
+    mirror of the hub may give any other answer.
     """
     from huggingface_hub.utils import get_session
 
@@ -66,16 +66,16 @@ def _questions(row: HubRow, all_files: bool) -> Iterator[tuple[str, dict[str, st
     import datasets
     from huggingface_hub import get_token
 
-    if row.dataset not in BUILDERS:
-        token = get_token() or ""
-        if stray := {sign for sign in token if not (sign.isascii() and sign.isprintable())}:
-            allowed = "a token without such characters, as quotation marks or a BOM"
-            raise invalid(TOKEN, "".join(sorted(stray)), allowed)
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        yield f"{datasets.config.HF_ENDPOINT}/api/datasets/{quote(row.dataset)}/auth-check", headers
+    if row.dataset in BUILDERS:
+        for url in _urls(row)[: None if all_files else 1]:
+            yield url, {"Range": "bytes=0-0"}
         return
-    for url in _urls(row) if all_files else _urls(row)[:1]:
-        yield url, {"Range": "bytes=0-0"}
+    token = get_token() or ""
+    if stray := {sign for sign in token if not (sign.isascii() and sign.isprintable())}:
+        allowed = "a token without such characters, as quotation marks or a BOM"
+        raise invalid(TOKEN, "".join(sorted(stray)), allowed)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    yield f"{datasets.config.HF_ENDPOINT}/api/datasets/{quote(row.dataset)}/auth-check", headers
 
 
 def _urls(row: HubRow) -> list[str]:
@@ -85,10 +85,7 @@ def _urls(row: HubRow) -> list[str]:
 
 
 def row_error(row: HubRow, error: Exception) -> Exception:
-    """Returns the error of a row that the library could not read, although no server refuses it.
-
-    It is Unavailable if a retry may succeed, otherwise ValueError.
-    """
+    """Returns the error of a row that the library could not read, although no server refuses it."""
     lines = str(error).strip().splitlines()
     reason = ": ".join([type(error).__name__, *(line[:200].rstrip(".") for line in lines[:1])])
     text = f"{_cannot_be_read(row)}: {reason}"
@@ -100,12 +97,11 @@ def row_error(row: HubRow, error: Exception) -> Exception:
 
 
 def _cannot_be_read(row: HubRow) -> str:
-    where = " ".join(filter(None, (row.dataset, row.config, row.data_dir, f"at {row.revision}")))
-    return f"hub dataset {where} cannot be read"
+    names = filter(None, (row.dataset, row.config, row.data_dir))
+    return f"hub dataset {' '.join(names)} at {row.revision} cannot be read"
 
 
 def _advice(row: HubRow) -> str:
-    """Returns advice for a dataset that the hub refuses, or does not show because it is private."""
     import datasets
     from huggingface_hub import get_token
 
@@ -129,7 +125,6 @@ def _passes(status: int) -> bool:
 
 
 def _status(error: BaseException) -> int | None:
-    """Returns the HTTP status that an error or one of its causes carries."""
     for cause in _causes(error):
         for source in (cause, getattr(cause, "response", None)):
             status = getattr(source, "status_code", getattr(source, "status", None))
@@ -139,7 +134,6 @@ def _status(error: BaseException) -> int | None:
 
 
 def _kinds(error: BaseException) -> set[str]:
-    """Returns the names of the classes of an error and its causes."""
     return {kind.__name__ for cause in _causes(error) for kind in type(cause).__mro__}
 
 

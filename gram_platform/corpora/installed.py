@@ -2,7 +2,7 @@
 
 Core is Python code. The auxiliary labels are C++ headers, JavaScript, type stubs and licence texts.
 The text is copied into one .jsonl file in the user's storage, where the packages' licences apply to
-it. The `data_id` depends on the text, so it differs between environments.
+it.
 """
 
 import hashlib
@@ -40,14 +40,13 @@ LABEL_OF_ENDING = {
     ".cuh": "cpp",
 }
 LICENCE_NAME = re.compile(r"licen[cs]e|notice|copying", re.IGNORECASE)
-# Endings of files that are no licences despite their name.
 NO_LICENCES = (".pyc", ".json", ".html", ".so")
 # The most and the fewest characters of a document. Longer files are cut, if possible after a line.
 DOCUMENT_CHARS = 3_000
 FEWEST_CHARS = 200
 # The most characters that are read of a file, so that no file dominates a label.
 FILE_CHARS = 30_000
-# Base64 of fonts, pictures and tables, which is frequent in JavaScript.
+# Base64 of fonts, pictures and tables.
 CODED = re.compile(r"[\w+/=]{200}")
 # Code with longer lines is generated. Minified JavaScript and licences may have longer lines.
 LONGEST_LINE = 2_000
@@ -79,9 +78,8 @@ def provide_installed_text(
 ) -> Path:
     """Returns the corpus's .jsonl file in `cache_dir`; writes it if it is missing.
 
-    The file's name is a hash of the paths, sizes and times of the packages' files, so changed
-    packages result in a new file. The old file stays. Raises ValueError if a label has too little
-    text, or if the cache cannot be written.
+    The file's name is a hash of the paths, sizes and times of the packages' files. Raises
+    ValueError if a label has too little text, or if the cache cannot be written.
     """
     require_plain(cache_dir / INSTALLED)
     folders = package_folders() if folders is None else folders
@@ -178,8 +176,7 @@ def _too_little(label: str, num_bytes: int, most: int, folders: tuple[Path, ...]
     allowed = (
         f"at least {FEWEST_SHARE * most / 1e6:g} MB of text of every label: there are"
         f" {num_bytes / 1e6:.3g} MB in {files} below {', '.join(map(str, folders))}. Install this"
-        " package with its dependencies there (torch and pyarrow bring C++ headers), or name a"
-        " folder of other text as the corpus"
+        " package with its dependencies there, or name a folder of other text as the corpus"
     )
     return invalid("corpus", f"{INSTALLED} [label {label}]", allowed)
 

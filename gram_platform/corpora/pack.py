@@ -8,7 +8,7 @@ import hashlib
 import json
 import shutil
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -39,10 +39,10 @@ from gram_platform.corpora.parts import (
     Part,
     PartFiles,
     Workers,
-    checked_blocks,
     counts_of,
     in_turn,
     parts_of,
+    read_blocks,
     token_path,
     write_tokens,
 )
@@ -77,7 +77,6 @@ PASSAGE_CHARS = 4096
 GOLDEN = 0x9E3779B97F4A7C15
 # Blocks of a file of sequences that one task joins: whole ones, so no page has two writers.
 PIECE_BLOCKS = 128
-# The files of a permuted piece's folder.
 ARRANGED = ("places.npy", "rows.npy")
 # The manifest's counts of every file of sequences.
 OF_SEQUENCES = ("num_sequences", "num_documents", "num_tokens")
@@ -95,9 +94,9 @@ def prepare(
     """Packs a corpus into `root/<data_id>`, unless it is there and complete, and opens it.
 
     `workers` write parts below `root`, which they all mount; any workers write the same bytes. A
-    process that is killed leaves its parts for the next one. Calls `progress(activity, done,
-    total)` after each part, in bytes of text. ValueError for bad records, a domain without a
-    sequence in a split, and a root that cannot be written or is full.
+    process that is killed leaves its parts for the next one. `progress` is in bytes of text.
+    ValueError for bad records, a domain without a sequence in a split, and a root that cannot be
+    written or is full.
     """
     root = Path(root)
     target = root / recipe.data_id
@@ -116,7 +115,11 @@ def prepare(
             if error.errno not in DISK_FULL:
                 raise
             shutil.rmtree(parts, ignore_errors=True)
-            raise _disk_full(recipe, root, error) from None
+            num_tokens = _num_bytes(recipe) / BYTES_PER_TOKEN
+            # Parts, permuted pieces and packed files are there at the same time.
+            num_bytes = (2 + recipe.permuted) * num_tokens * token_dtype(recipe.vocab_size).itemsize
+            allowed = f"a disk with room for about {num_bytes / 1e9:.3g} GB ({error.strerror})"
+            raise invalid("storage", str(root), allowed) from None
     except ValueError as error:
         shutil.rmtree(parts, ignore_errors=True)
         if isinstance(error, ChangedText):
@@ -128,22 +131,13 @@ def prepare(
     return PackedCorpus.open(target)
 
 
-def _disk_full(recipe: CorpusRecipe, root: Path, error: OSError) -> ValueError:
-    num_tokens = _num_bytes(recipe) / BYTES_PER_TOKEN
-    # Parts, permuted pieces and packed files are there at the same time.
-    needed_gb = (2 + recipe.permuted) * num_tokens * token_dtype(recipe.vocab_size).itemsize / 1e9
-    return invalid(
-        "storage", str(root), f"a disk with room for about {needed_gb:.3g} GB ({error.strerror})"
-    )
-
-
 def _num_bytes(recipe: CorpusRecipe) -> int:
     return sum(domain.num_bytes for domain in recipe.domains_from)
 
 
 def _fill(recipe: CorpusRecipe, root: Path, staging: Path, files: PartFiles) -> None:
     """Writes all files of the packed corpus into `staging`, the manifest last."""
-    tokenizer, units, skipped = _given_tokenizer(recipe), recipe.units, {}
+    tokenizer, units, skipped = _open_tokenizer(recipe), recipe.units, {}
     if isinstance(recipe.source, HubSource):
         from gram_platform.corpora.hub import fetch
 
@@ -152,7 +146,7 @@ def _fill(recipe: CorpusRecipe, root: Path, staging: Path, files: PartFiles) -> 
     parts, recipe = parts_of(recipe, units), replace(recipe, units=())
     splitter = _splitter(recipe, parts, files)
     if tokenizer is None:
-        tokenizer = _trained_tokenizer(recipe, splitter, parts, files)
+        tokenizer = _train_tokenizer(recipe, splitter, parts, files)
     else:
         firsts = (islice(documents(recipe, part), 1) for part in parts[:MOST_TRIED])
         pages = (text for _, text in chain.from_iterable(firsts))
@@ -161,17 +155,20 @@ def _fill(recipe: CorpusRecipe, root: Path, staging: Path, files: PartFiles) -> 
     (staging / TOKENIZER).write_text(text, encoding="utf-8")
     write = partial(write_tokens, recipe, splitter, text)
     tokens = files.write("packing", write, parts, text, splitter.digest)
-    unspelled = _unspelled(recipe, tokens)
-    counted = {"duplicates": _count_duplicates(tokens, staging / "keys.tmp"), "skipped": skipped}
+    unspelled, keys = _sum_unspelled(recipe, tokens), staging / "keys.tmp"
+    with keys.open("wb") as file:
+        for folder in tokens:
+            file.writelines(read_blocks(folder / KEYS, counts_of(folder)["keys"]))
+    counted = {"duplicates": count_duplicates(keys), "skipped": skipped}
     counted |= {"unspelled": unspelled} if unspelled else {}
     written = _write_sequences(recipe, staging, tokens, files)
     _write_manifest(recipe, staging, written, counted)
 
 
-def _unspelled(recipe: CorpusRecipe, folders: Sequence[Path]) -> dict[str, dict]:
+def _sum_unspelled(recipe: CorpusRecipe, folders: Sequence[Path]) -> dict[str, dict]:
     """Adds up what the tokenizer lost, by domain; ValueError if it lost most of a domain's text."""
     lost, found = [counts_of(folder).get("lost", {}) for folder in folders], {}
-    for domain in recipe.domains:
+    for domain in recipe.pools:
         counts = np.sum([part.get(domain, (0,) * len(LOST)) for part in lost], axis=0)
         share = float((counts[:2] / np.maximum(1, counts[2:])).max())
         if share > MOST_LOST:
@@ -194,7 +191,7 @@ def _write_candidates(recipe: CorpusRecipe, part: Part, folder: Path) -> None:
     np.savez(folder / "keys.npz", **join_candidates(found)._asdict())
 
 
-def _given_tokenizer(recipe: CorpusRecipe) -> Tokenizer | None:
+def _open_tokenizer(recipe: CorpusRecipe) -> Tokenizer | None:
     """Loads and checks the recipe's tokenizer before any long work; None if it is to be trained."""
     given = recipe.tokenizer
     if given.is_trained:
@@ -212,7 +209,7 @@ def _given_tokenizer(recipe: CorpusRecipe) -> Tokenizer | None:
     return with_end(tokenizer, given.end_of_text) if given.end_of_text else tokenizer
 
 
-def _trained_tokenizer(
+def _train_tokenizer(
     recipe: CorpusRecipe, splitter: Splitter, parts: Sequence[Part], files: PartFiles
 ) -> Tokenizer:
     """Trains a BPE on a sample of the training documents; ValueError for an empty sample."""
@@ -233,39 +230,26 @@ def _trained_tokenizer(
 
 
 def _write_sample(recipe: CorpusRecipe, splitter: Splitter, part: Part, folder: Path) -> None:
-    texts = list(_sample(recipe, splitter, documents(recipe, part)))
-    (folder / "texts.json").write_text(json.dumps(texts))
-
-
-def _sample(
-    recipe: CorpusRecipe, splitter: Splitter, stream: Iterator[tuple[str, str]]
-) -> Iterator[str]:
-    """Yields a part's share of the sample of the training documents, chosen by their keys.
+    """Writes a part's share of the sample of the training documents, chosen by their keys.
 
     Keys are rotated by 32 bits, so that the sample is independent of the split. `bpe` takes whole
     documents. `bpe-passages` takes the same share of every long document: consecutive passages step
     through the range of keys by the golden ratio.
     """
-    trained = recipe.tokenizer
+    trained, texts = recipe.tokenizer, []
     sampled = {domain.name: domain.num_bytes for domain in recipe.sampled_from}
     limit = min(1.0, trained.sample_bytes / sum(sampled.values())) * KEY_RANGE
     size = max(1, min(PASSAGE_CHARS, trained.sample_bytes // MIN_SAMPLED))
-    for domain, text in stream:
+    for domain, text in documents(recipe, part):
         key = splitter.key(text)
-        if domain not in sampled or splitter.split(domain, key) != "train":
+        if domain not in sampled or splitter.are_validation([domain], np.uint64([key])):
             continue
         rotated = (key << 32 | key >> 32) % KEY_RANGE
         step = len(text) if trained.kind == "bpe" else size
         for number, start in enumerate(range(0, len(text), step)):
             if (rotated + number * GOLDEN) % KEY_RANGE < limit:
-                yield text[start : start + step]
-
-
-def _count_duplicates(folders: Sequence[Path], path: Path) -> dict[str, int]:
-    with path.open("wb") as keys:
-        for folder in folders:
-            keys.writelines(checked_blocks(folder / KEYS, counts_of(folder)["keys"]))
-    return count_duplicates(path)
+                texts.append(text[start : start + step])
+    (folder / "texts.json").write_text(json.dumps(texts))
 
 
 @dataclass(frozen=True)
@@ -302,7 +286,7 @@ def _pieces(recipe: CorpusRecipe, pair: tuple[str, str], files: Sequence[tuple])
 
 def _cut_rows(recipe: CorpusRecipe, piece: JoinPiece) -> np.ndarray:
     """Reads a piece's rows [N, seq_len + 1], which overlap by one token."""
-    blocks = (checked_blocks(path, checksum) for path, _, checksum, _ in piece.files)
+    blocks = (read_blocks(path, checksum) for path, _, checksum, _ in piece.files)
     raw = b"".join(chain.from_iterable(blocks))
     tokens = np.frombuffer(raw, token_dtype(recipe.vocab_size))[piece.num_skipped :]
     windows = np.lib.stride_tricks.sliding_window_view(tokens, recipe.seq_len + 1)
@@ -323,9 +307,10 @@ def _write_sequences(
 ) -> dict[str, dict]:
     """Joins the parts' tokens into a file below `staging` for each domain and split.
 
-    Returns each file's counts and hashes; ValueError for a file without a sequence.
+    Returns each file's counts and hashes; ValueError for a file without a sequence, except the
+    validation files of parts.
     """
-    pairs = [(split, domain) for split in SPLITS for domain in recipe.domains]
+    pairs = [(split, domain) for split in SPLITS for domain in recipe.pools]
     parts: dict[tuple[str, str], list] = {pair: [] for pair in pairs}
     for folder in folders:
         for *pair, num_documents, num_tokens, checksum in counts_of(folder)["files"]:
@@ -334,25 +319,25 @@ def _write_sequences(
     written: dict[str, dict] = {}
     for (split, domain), found in parts.items():
         num_tokens, num_documents = (sum(part[place] for part in found) for place in (1, 3))
-        if num_tokens <= recipe.seq_len:
+        is_needed = split == "train" or domain in recipe.domains
+        if num_tokens <= recipe.seq_len and is_needed:
             counted = f"{num_documents} documents, {num_tokens} tokens in {split}"
             allowed = f"text for {recipe.seq_len + 1} tokens there (equal documents share a split)"
             raise invalid(f"label {domain!r}", counted, allowed)
-        numbers = ((num_tokens - 1) // recipe.seq_len, num_documents, num_tokens)
+        numbers = (max(0, num_tokens - 1) // recipe.seq_len, num_documents, num_tokens)
         path = sequence_path(split, domain)
         written[path] = dict(zip(OF_SEQUENCES, numbers, strict=True)) | {"blocks": []}
         (staging / split).mkdir(exist_ok=True)
         (staging / path).touch()
     pieces = [piece for pair in pairs for piece in _pieces(recipe, pair, parts[pair])]
     permuted = [piece for piece in pieces if recipe.permuted and piece.pair[0] == "train"]
-    arranged = files.write("arranging", partial(_arrange, recipe), permuted, identify=str)
+    arranged = files.write("arranging", partial(_arrange, recipe), permuted)
     folders_of: dict[tuple[str, str], list[Path]] = {}
     for piece, folder in zip(permuted, arranged, strict=True):
         folders_of.setdefault(piece.pair, []).append(folder)
     blocks = dict(files.workers(partial(_write_piece, recipe, staging, folders_of), pieces))
     for index, piece in enumerate(pieces):
         written[sequence_path(*piece.pair)]["blocks"] += blocks[index]
-    # A file's hash is not the sum of its pieces'.
     paths = list(written)
     for index, digest in files.workers(hash_file, [staging / path for path in paths]):
         written[paths[index]]["sha256"] = digest
@@ -386,12 +371,12 @@ def _write_piece(
 def _write_manifest(
     recipe: CorpusRecipe, staging: Path, written: Mapping[str, dict], counted: Mapping[str, dict]
 ) -> None:
-    paths = (sequence_path(split, domain) for split in SPLITS for domain in recipe.domains)
+    paths = (sequence_path(split, domain) for split in SPLITS for domain in recipe.pools)
     files = {path: written[path]["sha256"] for path in paths}
     files[TOKENIZER] = hash_file(staging / TOKENIZER)
     domains = {
         d: {s: {c: written[sequence_path(s, d)][c] for c in OF_SEQUENCES} for s in SPLITS}
-        for d in recipe.domains
+        for d in recipe.pools
     }
     manifest = {
         "layout": LAYOUT_VERSION,

@@ -42,7 +42,6 @@ from gram_platform.config.identity import (
     invalid,
     local_path,
     one_of,
-    require_choice,
     require_int,
     require_name,
     short_hash,
@@ -50,7 +49,6 @@ from gram_platform.config.identity import (
 from gram_platform.config.plain import MOST_JSON_BYTES, parse_json
 
 SPLITS = ("train", "validation")
-# The version of the files on disk.
 LAYOUT_VERSION = 1
 TOKENIZER = "tokenizer.json"
 
@@ -66,7 +64,7 @@ class SplitSizes(TypedDict):
 
 
 class Blocks(TypedDict):
-    """The size of a block, and the SHA-256 of each block of a permuted corpus's files."""
+    """The SHA-256 of each block of a permuted corpus's files."""
 
     num_bytes: int
     files: dict[str, list[str]]
@@ -99,13 +97,12 @@ class Manifest(TypedDict):
 HASHED_BYTES = 1 << 21
 # The age at which another machine's unfinished folder counts as abandoned.
 STALE_S = 86_400
-# A message tells if a tokenizer cannot encode more than the first share of a domain's text. More
-# than the second share is an error.
+# The shares of a domain's text that a tokenizer cannot encode, for a message and for an error.
 LITTLE_LOST, MOST_LOST = 0.01, 0.5
 
 
 class CorruptCorpus(ValueError):
-    """Files of a packed corpus are missing or damaged. Preparing the corpus again repairs them."""
+    """Files of a packed corpus are missing or damaged. Preparing it again repairs them."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -118,7 +115,7 @@ def cache_folder() -> Path:
 
 
 def sequence_path(split: str, domain: str) -> str:
-    """Returns the path of a domain's sequences, relative to the corpus's folder."""
+    """Returns the path of a domain's sequences in the corpus's folder."""
     return f"{split}/{domain}.bin"
 
 
@@ -150,7 +147,7 @@ class PackedCorpus:
     """An opened packed corpus.
 
     `fetched` are training sequences, by domain, that are fetched from an object store when they are
-    read. It is None if all sequences are on this machine.
+    read; None if all are on this machine.
     """
 
     path: Path
@@ -161,11 +158,10 @@ class PackedCorpus:
     def open(
         cls, path: Path | str, fetched: Mapping[str, TokenRows] | None = None
     ) -> "PackedCorpus":
-        """Opens a folder, and compares its files with the manifest.
+        """Opens a folder, and compares its files with the manifest, contents once on each machine.
 
-        Sizes are always compared, contents once on each machine. Raises CorruptCorpus for a
-        manifest that cannot be read, and for a file that is missing or differs. Raises ValueError
-        for a link.
+        Raises CorruptCorpus for a manifest that cannot be read, and for a file that is missing or
+        differs. Raises ValueError for a link.
         """
         path = Path(path)
         for folder in (path, *(path / split for split in SPLITS)):
@@ -205,7 +201,8 @@ class PackedCorpus:
     @property
     def domains(self) -> tuple[str, ...]:
         """Core, and then the auxiliary domains by name."""
-        return tuple(self.manifest["domains"])
+        counts = self.manifest["domains"].items()
+        return tuple(d for d, splits in counts if splits["validation"]["num_sequences"])
 
     @property
     def seq_len(self) -> int:
@@ -268,7 +265,6 @@ class PackedCorpus:
                 marker.touch()
 
     def _counts(self, split: str, domain: str) -> dict[str, int]:
-        require_choice("split", split, SPLITS)
         if domain not in self.manifest["domains"]:
             raise invalid("domain", domain, one_of(domain, self.domains))
         return self.manifest["domains"][domain][split]
@@ -317,15 +313,9 @@ def parse_manifest(text: bytes, where: object) -> dict:
             require_int(name, number, 0, 2**63 - 1)
         for domain in manifest["domains"]:
             require_name("domain", domain)
-        if set(manifest["files"]) != {
-            TOKENIZER,
-            *(sequence_path(s, d) for s in SPLITS for d in manifest["domains"]),
-        }:
-            raise invalid(
-                "files",
-                sorted(manifest["files"])[:4],
-                f"{TOKENIZER} and one file a domain and split",
-            )
+        if manifest["files"].keys() != bytes_of_files(manifest).keys():
+            allowed = f"{TOKENIZER} and one file a domain and split"
+            raise invalid("files", sorted(manifest["files"])[:4], allowed)
         if "blocks" in manifest:
             require_int("blocks.num_bytes", manifest["blocks"]["num_bytes"], 1, 2**30)
     except ValueError as error:
@@ -359,11 +349,8 @@ def prompts_and_truths(
     """
     long_enough = [d for d in split_documents(rows, end_of_text) if len(d) > num_prompt_tokens]
     if max(wanted) >= len(long_enough):
-        allowed = (
-            f"numbers below the {len(long_enough)} documents of more than {num_prompt_tokens}"
-            " tokens"
-        )
-        raise invalid("continuations.documents", tuple(wanted), allowed)
+        documents = f"the {len(long_enough)} documents of more than {num_prompt_tokens} tokens"
+        raise invalid("continuations.documents", tuple(wanted), f"numbers below {documents}")
     stop = num_prompt_tokens + num_tokens
     documents = [long_enough[index].tolist() for index in wanted]
     return [(tokens[:num_prompt_tokens], tokens[num_prompt_tokens:stop]) for tokens in documents]

@@ -1,7 +1,7 @@
 """Does long work part by part; the files of a part are written whole or not at all.
 
 A part is some pieces of units that follow one another. Parts depend only on the files, never on the
-number of workers. A process that is killed loses only the parts that it was writing.
+number of workers.
 """
 
 import json
@@ -48,10 +48,7 @@ def in_turn(
 
 
 def call_on_one_core(function: Callable[[Task], Result], task: Task) -> Result:
-    """Calls `function`; this process's tokenizers have one thread from then on.
-
-    It stands here so that the process of a worker imports no more than this module.
-    """
+    """Calls `function`; this process's tokenizers have one thread from then on."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     return function(task)
 
@@ -72,10 +69,6 @@ def _num_bytes(piece: Unit) -> int:
     return (stop or sum(map(size_of, piece.paths))) - first
 
 
-def identify_part(part: Part) -> object:
-    return [[unit.digest, unit.span] for unit in part]
-
-
 @dataclass(frozen=True)
 class PartFiles:
     """The folders that parts are written to, below `folder`, and the workers that write them."""
@@ -92,14 +85,12 @@ class PartFiles:
         write: Callable[[Task, Path], None],
         parts: Sequence[Task],
         *depends_on: object,
-        identify: Callable[[Task], object] = identify_part,
     ) -> list[Path]:
         """Has `write(part, folder)` fill a folder for every part without one; returns all folders.
 
-        `depends_on`: what decides the contents next to the part, which `identify` makes plain, and
-        the corpus's `data_id`.
+        The part, `depends_on` and the corpus's `data_id` decide the contents.
         """
-        keys = [short_hash([identify(part), *depends_on]) for part in parts]
+        keys = [short_hash([str(part), *depends_on]) for part in parts]
         folders = [self.folder / f"{activity.partition(' ')[0]}-{key}" for key in keys]
         missing = [task for task in zip(parts, folders, strict=True) if not task[1].exists()]
         done, started = len(parts) - len(missing), time.monotonic()
@@ -140,7 +131,8 @@ def write_tokens(
     """Tokenises a part into a file for each domain and split; writes counts and tagged keys."""
     tokenizer, dtype = _tokenizer(tokenizer_json), token_dtype(recipe.vocab_size)
     end = end_of_text_id(tokenizer)
-    order = {domain: number for number, domain in enumerate(recipe.domains)}
+    order = {domain: number for number, domain in enumerate(recipe.pools)}
+    true_domain = {pool.name: pool.domain for pool in recipe.domains_from}
     speller = None if recipe.tokenizer.is_trained else Speller(tokenizer, end)
     # What the speller counted, by domain.
     lost: dict[str, np.ndarray] = {}
@@ -148,7 +140,7 @@ def write_tokens(
     counts: dict[tuple[str, str], tuple[int, int, int]] = {}
     checksum = 0
     with (folder / KEYS).open("wb") as log:
-        batches = _encoded(tokenizer, splitter, documents(recipe, part), recipe.tokenizer_name)
+        batches = _encode(tokenizer, splitter, documents(recipe, part), recipe.tokenizer_name)
         for domains, texts, keys, are_validation, encodings in batches:
             raw = tag_keys(keys, [order[domain] for domain in domains], are_validation).tobytes()
             checksum = zlib.crc32(raw, checksum)
@@ -164,7 +156,8 @@ def write_tokens(
                 tokens = np.array([*encoding.ids, end], dtype)
                 # Words can spell the end of a text, which would end it early.
                 tokens = np.append(tokens[tokens != end], tokens[-1:])
-                found.setdefault((SPLITS[is_validation], domain), []).append(tokens)
+                pair = SPLITS[is_validation], true_domain[domain] if is_validation else domain
+                found.setdefault(pair, []).append(tokens)
             for pair, arrays in found.items():
                 num_documents, num_tokens, before = counts.get(pair, (0, 0, 0))
                 raw = np.concatenate(arrays).tobytes()
@@ -185,7 +178,7 @@ def counts_of(folder: Path) -> dict:
     return json.loads((folder / COUNTS).read_text())
 
 
-def checked_blocks(path: Path, checksum: int) -> Iterator[bytes]:
+def read_blocks(path: Path, checksum: int) -> Iterator[bytes]:
     """Reads a part's file in blocks; ValueError at the end if it is damaged."""
     found = 0
     with path.open("rb") as handle:
@@ -208,7 +201,7 @@ def token_path(folder: Path, split: str, domain: str) -> Path:
     return folder / f"{split}-{domain}.bin"
 
 
-def _encoded(
+def _encode(
     tokenizer: Tokenizer, splitter: Splitter, stream: Iterator[tuple[str, str]], source: str
 ) -> Iterator[tuple]:
     """Yields batches (domains, texts, keys, are validation, encodings); reads one ahead.

@@ -2,7 +2,7 @@
 
 A recipe identifies contents, not paths. It has the hash of local records, the parameters of
 generated stories, or hub datasets with their revisions. So moved, renamed or compressed files
-change nothing. A recipe exists before the packed data.
+change nothing.
 """
 
 import re
@@ -15,8 +15,6 @@ from gram_platform.config.identity import (
     add_field,
     identity_fields,
     invalid,
-    one_of,
-    require_choice,
     require_fields,
     require_int,
     require_name,
@@ -51,6 +49,8 @@ PART_BYTES = 1 << 26
 GROWTH = 8
 # A domain and its split are stored in 16 bits of a key, see `splits.tag_keys`.
 MAX_DOMAINS = 1 << 15
+# Between the true label of text and another that training sees.
+LABELLED = " -labelled-> "
 NO_IDENTITY = ("note", "verified", "share", "bytes_per_token", "available_tokens")
 # Datasets whose files are local, or URLs.
 BUILDERS = ("json", "parquet", "text")
@@ -174,7 +174,6 @@ class TokenizerRecipe:
     kind: str
     source: str = ""
     sample_bytes: int = 0
-    # Whether the sample has only text of core.
     core_only: bool = add_field(False)
     # The token that ends a text, unless it is the first known name.
     end_of_text: str = add_field("")
@@ -182,9 +181,8 @@ class TokenizerRecipe:
     def __post_init__(self) -> None:
         require_int("tokenizer.sample_bytes", self.sample_bytes, 1 if self.is_trained else 0)
         if self.core_only and not self.is_trained:
-            raise invalid(
-                "core_tokenizer", True, f"False: this tokenizer is not trained here ({self.source})"
-            )
+            allowed = f"False: this tokenizer is not trained here ({self.source})"
+            raise invalid("core_tokenizer", True, allowed)
 
     @property
     def is_trained(self) -> bool:
@@ -193,7 +191,7 @@ class TokenizerRecipe:
 
 @dataclass(frozen=True)
 class DomainRecipe:
-    """A domain of the corpus, which pools labels of the source."""
+    """A domain, which pools labels of the source, or a part whose training text is packed apart."""
 
     name: str
     labels: tuple[str, ...]
@@ -205,6 +203,16 @@ class DomainRecipe:
     bytes_per_token: float = add_field(BYTES_PER_TOKEN)
     # Bytes of a dataset's test split, all of which is validation.
     held_out_bytes: int = add_field(0)
+    # The domain of a part, whose name ends in `:` and the domain that training sees it as.
+    part_of: str = add_field("")
+
+    @property
+    def domain(self) -> str:
+        return self.part_of or self.name
+
+    @property
+    def seen_as(self) -> str:
+        return self.name.removeprefix(f"{self.part_of}:" * bool(self.part_of))
 
     def __post_init__(self) -> None:
         require_name("corpus.domain", self.name)
@@ -250,8 +258,7 @@ class CorpusRecipe:
     split_seed: int = 0
     validation_fraction: float = VALIDATION_FRACTION
     validation_sequences: int = 32
-    # Whether training sequences are stored in the order of their domain's permutation, so that a
-    # run reads only the first sequences. Hub corpora are.
+    # Whether training sequences are stored in their domain's permutation. Hub corpora are.
     permuted: bool = add_field(False)
     # The local files to read.
     units: tuple = field(default=(), compare=False, repr=False)
@@ -266,13 +273,12 @@ class CorpusRecipe:
         require_fields("corpus", self, 0, share, high=MAX_VALIDATION, open_low=True)
         require_fields("corpus", self, 0, "validation_sequences")
         object.__setattr__(self, "domains_from", core_first(self.domains_from, lambda d: d.name))
-        names = [d.name for d in self.domains_from]
+        names = self.pools
         if len(set(names)) != len(names) or CORE not in names:
             raise invalid("corpus.domains", names, f"each domain once, {CORE!r} among them")
         if len(names) > MAX_DOMAINS:
-            raise invalid(
-                "corpus.domains", len(names), f"at most {MAX_DOMAINS:,}: pool labels in core_label"
-            )
+            allowed = f"at most {MAX_DOMAINS:,}: pool labels in core_label"
+            raise invalid("corpus.domains", len(names), allowed)
 
     @property
     def tokenizer_name(self) -> str:
@@ -286,11 +292,17 @@ class CorpusRecipe:
     @property
     def domains(self) -> tuple[str, ...]:
         """Core, and then the auxiliary domains by name."""
+        return tuple(d.name for d in self.domains_from if not d.part_of)
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """The domains and their parts."""
         return tuple(d.name for d in self.domains_from)
 
     @property
     def domain_of(self) -> dict[str, str]:
-        return {label: domain.name for domain in self.domains_from for label in domain.labels}
+        pairs = ((label, pool.domain) for pool in self.domains_from for label in pool.labels)
+        return {label: domain for label, domain in pairs if LABELLED not in label}
 
     def plain(self) -> dict:
         """Returns all fields except paths as JSON values, whose hash is the identity."""
@@ -306,11 +318,11 @@ class CorpusRecipe:
         return short_hash({"pack_version": PACK_VERSION, "recipe": self.plain()})
 
     def of_domain(self, domain: str) -> DomainRecipe:
-        """Returns the recipe of a domain; ValueError for a domain that the corpus lacks."""
-        recipe = next((d for d in self.domains_from if d.name == domain), None)
-        if recipe is None:
-            raise invalid("domain", domain, one_of(domain, self.domains))
-        return recipe
+        """Returns the recipe of a domain or part."""
+        return {recipe.name: recipe for recipe in self.domains_from}[domain]
+
+    def pools_of(self, domain: str) -> list[DomainRecipe]:
+        return [pool for pool in self.domains_from if pool.domain == domain]
 
     def validation_share(self, domain: str) -> float:
         """Returns the share of a domain's documents that are validation, at most half.
@@ -320,23 +332,22 @@ class CorpusRecipe:
         split lacks.
         """
         recipe = self.of_domain(domain)
+        pools = self.pools_of(recipe.domain)
+        num_documents = sum(pool.num_documents for pool in pools)
         missing = validation_bytes(self.validation_sequences, self.seq_len) - recipe.held_out_bytes
-        floor = max(0.0, missing / recipe.num_bytes)
+        floor = max(0.0, missing / sum(pool.num_bytes for pool in pools))
         if recipe.held_out_bytes:
             return min(MAX_VALIDATION, floor)
-        few = FLOOR_DOCUMENTS / recipe.num_documents if recipe.num_documents else 0.0
+        few = FLOOR_DOCUMENTS / num_documents if num_documents else 0.0
         return min(MAX_VALIDATION, max(self.validation_fraction, floor, few))
 
     def estimate_sequences(self, split: str, domain: str, bytes_per_token: float = 0.0) -> int:
-        """Estimates the number of a domain's sequences in a split.
-
-        `bytes_per_token` is the domain's by default.
-        """
-        require_choice("split", split, ("train", "validation"))
+        """Estimates the sequences of a domain's split; `bytes_per_token` is the domain's if 0."""
         recipe, share = self.of_domain(domain), self.validation_share(domain)
         num_bytes = recipe.num_bytes * (1 - share)
         if split == "validation":
-            num_bytes = recipe.num_bytes * share + recipe.held_out_bytes
+            whole = sum(pool.num_bytes for pool in self.pools_of(domain))
+            num_bytes = whole * share + recipe.held_out_bytes
         return int(num_bytes / (bytes_per_token or recipe.bytes_per_token)) // self.seq_len
 
     def most_sequences(self, split: str, domain: str) -> int:

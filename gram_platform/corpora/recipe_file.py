@@ -31,15 +31,14 @@ SUFFIX, SCHEME = ".toml", "hf://"
 IN_URL = ("label", "text", "labels", "core", "config", "split", "files")
 # A recipe's names for the fields of errors.
 IN_RECIPE = {"core_label": "core_labels", "label": "globs"}
-IN_RECIPE |= {"tokenizer": "tokenizer", "end_of_text": "end_of_text"}
+IN_RECIPE |= {name: name for name in ("tokenizer", "end_of_text")}
 
 
 def read_description(corpus: str | Path) -> HubCorpus | StoriesCorpus | TextCorpus | None:
     """Returns the description of a corpus by its name in the catalog, a recipe's path or a URL.
 
-    Returns None for any other path. For a URL without `labels`, reads the labels of the first
-    records from the hub. Raises ValueError, with file, line and field, for a recipe that cannot be
-    used.
+    Returns None for any other path. For a URL without `labels`, reads labels from the hub. Raises
+    ValueError, with file, line and field, for a recipe that cannot be used.
     """
     name = str(corpus)
     if name.startswith(SCHEME):
@@ -76,7 +75,7 @@ def text_units(corpus: str | Path) -> tuple[Unit, ...]:
 def locate_errors(corpus: str | Path, flags: Collection[str]) -> Iterator[None]:
     """Adds a recipe's file, line and field to errors about its labels and tokenizer.
 
-    Errors of the fields in `flags` stay, because their values come from flags.
+    Errors of fields whose values come from `flags` stay.
     """
     try:
         yield
@@ -114,7 +113,6 @@ def _from_file(path: Path) -> tuple[Written, HubCorpus | TextCorpus]:
 
 
 def _find_tokenizer(folder: Path, tokenizer: str) -> str:
-    """Returns the path of a recipe's tokenizer, or its name on the hub."""
     path = folder / os.path.expanduser(tokenizer)
     is_named = not tokenizer or (is_on_hub(tokenizer) and not target_kind("tokenizer", path))
     return tokenizer if is_named else str(path)

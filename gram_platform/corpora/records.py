@@ -4,7 +4,7 @@ A line of .jsonl with `prompt` and `response` instead gets the label `instructio
 
 A *unit* is one data file, or all text files of one label. A scan cuts a large unit into *pieces*,
 which several processes can read. Readers hold one line, one parquet batch or one text file in
-memory. Errors name file and line.
+memory.
 """
 
 import codecs
@@ -24,7 +24,7 @@ from gram_platform.config.identity import LONGEST_SHOWN, invalid, local_path, on
 from gram_platform.config.view import Texts
 from gram_platform.config.written import MAX_RECORD_BYTES, require_fetched, target_kind
 from gram_platform.corpora.compression import open_unpacked, seekable
-from gram_platform.corpora.recipe import CorpusRecipe, StoriesSource
+from gram_platform.corpora.recipe import LABELLED, CorpusRecipe, StoriesSource
 from gram_platform.corpora.stories import INSTRUCTIONS, RESPONSE, instruction_text, story_documents
 
 PACKED = ("", ".gz", ".zst")
@@ -37,6 +37,8 @@ MAX_EXPANSION = 200
 # Rows and bytes of a .parquet that are read at once.
 BATCH_ROWS, BATCH_BYTES = 64, 1 << 26
 RECORD_COLUMNS = ("text", "label")
+# The label that validation and attacks use, if it is not the one that training sees.
+TRUE_LABEL = "true_label"
 # Fields of an instruction, in place of text and label.
 ASKED = ("prompt", "response")
 # The config of every view's evaluation holds chosen texts.
@@ -52,10 +54,7 @@ class ChangedText(ValueError):
         self.name, self.paths = name, paths
 
     def __str__(self) -> str:
-        return (
-            f"{self.name}: changed since the corpus was read for its recipe; it is read again when"
-            " you submit again"
-        )
+        return f"{self.name}: changed since the corpus was read; submit again to read it again"
 
 
 class Document(NamedTuple):
@@ -100,17 +99,18 @@ def add_record(digest: "hashlib._Hash", label: str, text: str) -> int:
 
 
 def documents(recipe: CorpusRecipe, units: tuple[Unit, ...]) -> Iterator[tuple[str, str]]:
-    """Yields (domain, text) of files, or of the spans of generated stories.
+    """Yields (domain or part, text) of files, or of the spans of generated stories.
 
-    ValueError for a bad record, a label that no domain has, or a unit that changed since the scan.
+    ValueError for a bad record, a label that no domain has, or a unit that changed since its scan.
     """
-    domain_of, source = recipe.domain_of, recipe.source
+    source = recipe.source
+    pool_of = {label: pool.name for pool in recipe.domains_from for label in pool.labels}
     for piece in (piece for unit in units for piece in unit.pieces):
         is_told = isinstance(source, StoriesSource)
         for label, text in story_documents(source, *piece.span[:2]) if is_told else _read(piece):
-            if label not in domain_of:
-                raise invalid("label", label, one_of(label, sorted(domain_of)))
-            yield domain_of[label], text
+            if label not in pool_of:
+                raise invalid("label", label, one_of(label, sorted(pool_of)))
+            yield pool_of[label], text
 
 
 def _read(piece: Unit) -> Iterator[Document]:
@@ -147,8 +147,7 @@ def size_of(path: Path) -> int:
 def read_unit(unit: Unit) -> Iterator[Document]:
     """Yields the records of a unit, in order.
 
-    ValueError naming file and line (parquet: row) for malformed or non-UTF-8 records, missing or
-    empty text or label, truncated or corrupt compression, and a file that cannot be read.
+    ValueError naming file and line (parquet: row) for a record or file that cannot be read.
     """
     for path in unit.paths:
         with reading(path):
@@ -228,28 +227,22 @@ def _read_jsonl(path: Path, span: tuple[int, int | None, int]) -> Iterator[Docum
                 f"{where}: is not one JSON object that can be read ({error})"
             ) from None
         if not isinstance(record, dict):
-            raise ValueError(
-                f"{where}: is a {type(record).__name__}, not a JSON object with text and label, one"
-                " a line"
-            )
+            kind = type(record).__name__
+            raise ValueError(f"{where}: is a {kind}, not a JSON object with text and label")
         is_asked = record.keys() & ASKED and not record.keys() & RECORD_COLUMNS
         names = ASKED if is_asked else RECORD_COLUMNS
         if missing := [name for name in names if name not in record]:
             found = ", ".join(record)[:LONGEST_SHOWN] or "no field"
             raise ValueError(f"{where}: {' and '.join(missing)} missing (found {found})")
-        if is_asked:
-            yield _instruction(where, *(_text_of(where, name, record[name]) for name in ASKED))
-        else:
-            yield _checked(where, record["label"], record["text"])
-
-
-def _instruction(where: str, prompt: str, response: str) -> Document:
-    for name, text in zip(ASKED, (prompt, response), strict=True):
-        if RESPONSE in text:
-            raise ValueError(
-                f"{where}: {name} holds {RESPONSE!r}, which separates a prompt from its response"
-            )
-    return Document(INSTRUCTIONS, instruction_text(prompt.strip(), response.strip()))
+        if not is_asked:
+            yield _make_record(where, *map(record.get, (*RECORD_COLUMNS, TRUE_LABEL)))
+            continue
+        texts = {name: _text_of(where, name, record[name]).strip() for name in ASKED}
+        for name, text in texts.items():
+            if RESPONSE in text:
+                effect = "separates a prompt from its response"
+                raise ValueError(f"{where}: {name} holds {RESPONSE!r}, which {effect}")
+        yield Document(INSTRUCTIONS, instruction_text(**texts))
 
 
 def _read_parquet(path: Path) -> Iterator[Document]:
@@ -261,16 +254,14 @@ def _read_parquet(path: Path) -> Iterator[Document]:
     try:
         with seekable(path, most) as handle:
             table = pyarrow.parquet.ParquetFile(handle, buffer_size=1 << 20)
-            _require_columns(path, table.schema_arrow)
+            names = _find_columns(path, table.schema_arrow)
             for group in range(table.num_row_groups):
                 num_rows = _batch_rows(path, table.metadata.row_group(group).total_byte_size, most)
-                for batch in table.iter_batches(
-                    num_rows, row_groups=[group], columns=list(RECORD_COLUMNS)
-                ):
-                    columns = (batch.column(name).to_pylist() for name in RECORD_COLUMNS)
-                    for text, label in zip(*columns, strict=True):
+                for batch in table.iter_batches(num_rows, row_groups=[group], columns=names):
+                    columns = (batch.column(name).to_pylist() for name in names)
+                    for values in zip(*columns, strict=True):
                         row += 1
-                        yield _checked(f"{path}:{row}", label, text)
+                        yield _make_record(f"{path}:{row}", *values)
     except (
         pyarrow.ArrowException,
         OSError,
@@ -282,26 +273,28 @@ def _read_parquet(path: Path) -> Iterator[Document]:
         raise ValueError(f"{path}: cannot be read as parquet after row {row} ({error})") from None
 
 
-def _require_columns(path: Path, schema) -> None:
-    """Raises ValueError unless there is one column `text` and one `label`, not nested."""
+def _find_columns(path: Path, schema) -> list[str]:
+    """Returns the columns to read; ValueError unless there is one of each name, not nested."""
     import pyarrow
 
+    columns = [*RECORD_COLUMNS, *[TRUE_LABEL] * (TRUE_LABEL in schema.names)]
     for number, state in ((0, "no column"), (2, "two columns")):
-        wrong = [name for name in RECORD_COLUMNS if min(schema.names.count(name), 2) == number]
+        wrong = [name for name in columns if min(schema.names.count(name), 2) == number]
         if wrong:
             raise ValueError(
                 f"{path}: has {state} {' and '.join(wrong)}; its columns are"
                 f" {', '.join(schema.names)}"
             )
-    for name in RECORD_COLUMNS:
+    for name in columns:
         if pyarrow.types.is_nested(kind := schema.field(name).type):
             raise ValueError(f"{path}: column {name} holds {str(kind)[:60]}, not strings")
+    return columns
 
 
 def _batch_rows(path: Path, unpacked: int, most: int) -> int:
-    """Returns how many rows of a row group fit the memory; ValueError if it unpacks to too much.
+    """Returns how many rows of a row group fit the memory, if every row repeats its one text.
 
-    Every row may repeat one text, as long as the group, that the file stores once.
+    ValueError if the group unpacks to too much.
     """
     if unpacked > most:
         raise ValueError(
@@ -310,8 +303,12 @@ def _batch_rows(path: Path, unpacked: int, most: int) -> int:
     return min(max(1, BATCH_BYTES // max(1, unpacked)), BATCH_ROWS)
 
 
-def _checked(where: str, label: object, text: object) -> Document:
-    return Document(_text_of(where, "label", label), _text_of(where, "text", text))
+def _make_record(where: str, text: object, label: object, true_label: object = None) -> Document:
+    """Returns the record; a wrong label becomes TRUE_LABEL -labelled-> LABEL."""
+    seen = _text_of(where, "label", label)
+    if true_label not in (None, label):
+        seen = _text_of(where, TRUE_LABEL, true_label) + LABELLED + seen
+    return Document(seen, _text_of(where, "text", text))
 
 
 def _text_of(where: str, name: str, value: object) -> str:
@@ -335,7 +332,7 @@ def _too_large(where: str) -> ValueError:
     return ValueError(f"{where}: has more than {MAX_RECORD_BYTES:,} bytes: split this record")
 
 
-def named_jsonl(field: str, place: str, fields: str) -> Unit:
+def find_jsonl(field: str, place: str, fields: str) -> Unit:
     """Returns the unit of a .jsonl that a user names; ValueError for anything else."""
     path = local_path(field, place)
     if target_kind(field, path) != A_FILE or not path.name.lower().endswith(".jsonl"):
@@ -350,7 +347,7 @@ def read_texts(place: str) -> Texts:
 
     ValueError for a bad line, and for none or too many.
     """
-    unit = named_jsonl("texts", place, "text, label")
+    unit = find_jsonl("texts", place, "text, label")
     texts = tuple((label, text) for label, text in islice(read_unit(unit), MOST_TEXTS + 1))
     if not 0 < len(texts) <= MOST_TEXTS:
         raise invalid("texts", f"{place}: {len(texts)} lines", f"1 to {MOST_TEXTS} lines")

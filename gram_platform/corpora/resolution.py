@@ -2,12 +2,15 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from gram_platform.config import CORE, UNLABELLED, is_unlabelled
 from gram_platform.config.identity import (
     invalid,
     local_path,
+    one_of,
+    require_choice,
     require_metric_name,
     require_name,
     require_tellable,
@@ -19,6 +22,7 @@ from gram_platform.corpora import catalog, stories
 from gram_platform.corpora.catalog import HubCorpus, StoriesCorpus, TextCorpus
 from gram_platform.corpora.installed import INSTALLED, provide_installed_text
 from gram_platform.corpora.recipe import (
+    LABELLED,
     MAX_VALIDATION,
     MIN_SAMPLED,
     VALIDATION_FRACTION,
@@ -33,7 +37,7 @@ from gram_platform.corpora.recipe import (
     whole_parts,
 )
 from gram_platform.corpora.recipe_file import locate_errors, read_description, text_units
-from gram_platform.corpora.records import Unit, named_jsonl
+from gram_platform.corpora.records import TRUE_LABEL, Unit, find_jsonl
 from gram_platform.corpora.sources import Progress, content_of, find_units, scan_units, silent
 from gram_platform.corpora.tokenizer import DEFAULT_SAMPLE_BYTES, tokenizer_recipe
 
@@ -46,6 +50,8 @@ UNKNOWN = 1.25
 # The most labels that an error names.
 MOST_NAMED = 100
 
+# Documents and bytes of text by label.
+Counts = dict[str, tuple[int, int]]
 # One or more labels of core: a tuple, or separated by commas.
 CoreLabel = str | tuple[str, ...] | None
 
@@ -68,6 +74,8 @@ class Packing:
     core_tokens: int = 0
     aux_share: float = 0.0
     sample_bytes: int = DEFAULT_SAMPLE_BYTES
+    # Labels of text that can carry another label by mistake. Those of core are packed separately.
+    adjacent: tuple[str, ...] = ()
     # Whether the tokenizer is trained only on text of core.
     core_tokenizer: bool = False
     # A .jsonl with `prompt` and `response`, which is added to local text as label `instructions`.
@@ -88,43 +96,40 @@ def resolve(
     `cache_dir` by path, size and time.
 
     Raises ValueError for an unknown corpus or core label, bad records (with file and line), labels
-    that cannot be domains, local domains with a single document, and a tokenizer with too many
-    tokens or no end of text.
+    that cannot be domains, local domains with a single document, and an unfit tokenizer.
     """
     description, core_label, units = read_description(corpus), packing.core_label, ()
     flags = (("core_label", core_label), ("tokenizer", packing.tokenizer))
     with locate_errors(corpus, [name for name, value in flags if value]):
-        tokenizer, end = "", ""
-        if isinstance(description, HubCorpus | TextCorpus):
-            tokenizer, end = description.tokenizer, description.end_of_text
+        given = packing.tokenizer or getattr(description, "tokenizer", "")
+        end = getattr(description, "end_of_text", "")
         tokenizer, tokenizer_path = tokenizer_recipe(
-            packing.tokenizer or tokenizer or None, packing.vocab_size, packing.sample_bytes, end
+            given or None, packing.vocab_size, packing.sample_bytes, end
         )
         if packing.instructions and isinstance(description, StoriesCorpus | HubCorpus):
             allowed = "none, unless --corpus is a folder, a file or recipe of text, or installed"
             raise invalid("instructions", packing.instructions, allowed)
         if isinstance(description, StoriesCorpus):
-            source, domains = _of_stories(description, core_label)
+            source, domains, counts = _of_stories(description, core_label)
         elif isinstance(description, HubCorpus):
-            source, domains = _of_hub(description, packing)
+            source, domains, counts = *_of_hub(description, packing), {}
         else:
             if isinstance(description, TextCorpus):
                 core_label = core_label or description.core_labels or None
                 units = text_units(corpus)
             elif str(corpus) == INSTALLED:
                 if cache_dir is None:
-                    allowed = "a folder, where the installed text is written"
-                    raise invalid("cache_dir", None, allowed)
+                    raise invalid("cache_dir", None, "a folder for the installed text")
                 units = find_units(provide_installed_text(cache_dir, progress=progress))
             else:
                 units = find_units(existing_path(corpus))
             if path := packing.instructions:
-                units += (named_jsonl("instructions", path, "prompt and response"),)
+                units += (find_jsonl("instructions", path, "prompt and response"),)
             units = tuple(scan_units(units, cache_dir, progress))
-            source, domains = _of_files(str(corpus), units, core_label)
+            source, domains, counts = _of_files(str(corpus), units, core_label)
         recipe = CorpusRecipe(
             source=source,
-            domains_from=domains,
+            domains_from=_divide_core(domains, packing.adjacent, counts),
             tokenizer=replace(tokenizer, core_only=packing.core_tokenizer),
             seq_len=packing.seq_len,
             vocab_size=packing.vocab_size,
@@ -200,10 +205,9 @@ def existing_path(corpus: str | Path) -> Path:
 def core_labels(
     given: CoreLabel, labels: Collection[str], default: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
-    """Returns the labels of core.
+    """Returns `given`, otherwise `default`, otherwise all labels except the first few by name.
 
-    These are `given`, otherwise `default`, otherwise all except the first few by name. Raises
-    ValueError unless they are labels of the corpus, but not all its labels.
+    Raises ValueError unless these are labels of the corpus, but not all its labels.
     """
     core = given or default or tuple(sorted(labels))[catalog.DEFAULT_NUM_AUX :]
     if isinstance(core, str):
@@ -211,16 +215,12 @@ def core_labels(
         parts = {core} if core in labels else {part.strip() for part in core.split(",")}
         core = tuple(sorted(parts))
     if missing := [label for label in core if label not in labels]:
-        allowed = (
-            f"labels of this corpus, which are {_list_names(labels)}{suggest(missing[0], labels)}"
-        )
+        names = _list_names(labels) + suggest(missing[0], labels)
+        allowed = f"labels of this corpus, which are {names}"
         raise invalid("core_label", ", ".join(missing), allowed)
     if len(core) == len(labels):
-        raise invalid(
-            "core_label",
-            ", ".join(core),
-            "fewer than all labels: at least one stays an auxiliary domain",
-        )
+        allowed = "fewer than all labels: at least one stays an auxiliary domain"
+        raise invalid("core_label", ", ".join(core), allowed)
     return core
 
 
@@ -248,20 +248,17 @@ def _auxiliary_labels(labels: Collection[str], core: tuple[str, ...]) -> list[st
 
 def _of_stories(
     corpus: StoriesCorpus, core_label: CoreLabel
-) -> tuple[StoriesSource, tuple[DomainRecipe, ...]]:
+) -> tuple[StoriesSource, tuple[DomainRecipe, ...], Counts]:
     core = core_labels(core_label, stories.TOPICS)
     source = stories_of(corpus, core)
-    mean = stories.mean_story_bytes(source)
+    mean = stories.mean_story_bytes(source, stories.TOPICS[0])
     means = dict.fromkeys(stories.TOPICS, mean)
     if corpus.num_instructions:
         means[stories.INSTRUCTIONS] = stories.mean_story_bytes(source, stories.INSTRUCTIONS)
-    aux = [
-        DomainRecipe(t, (t,), n, round(n * means[t]))
-        for t, n in source.num_documents
-        if t not in core
-    ]
+    counts = {topic: (n, round(n * means[topic])) for topic, n in source.num_documents}
+    aux = [DomainRecipe(topic, (topic,), *counts[topic]) for topic in counts if topic not in core]
     pool = DomainRecipe(CORE, core, corpus.core_documents, round(corpus.core_documents * mean))
-    return source, (pool, *aux)
+    return source, (pool, *aux), counts
 
 
 def stories_of(corpus: StoriesCorpus, core: tuple[str, ...]) -> StoriesSource:
@@ -269,8 +266,9 @@ def stories_of(corpus: StoriesCorpus, core: tuple[str, ...]) -> StoriesSource:
     share, rest = divmod(corpus.core_documents, len(core))
     documents = {topic: share + (rank < rest) for rank, topic in enumerate(core)}
     documents |= {topic: corpus.aux_documents for topic in stories.TOPICS if topic not in core}
-    documents |= {stories.INSTRUCTIONS: corpus.num_instructions} if corpus.num_instructions else {}
-    instructed = core if corpus.num_instructions else ()
+    instructed = ()
+    if corpus.num_instructions:
+        documents[stories.INSTRUCTIONS], instructed = corpus.num_instructions, core
     return stories.stories_source(
         documents, corpus.num_facts, corpus.shared_fact_share, corpus.seed, instructed
     )
@@ -280,11 +278,10 @@ def _of_hub(corpus: HubCorpus, packing: Packing) -> tuple[HubSource, tuple[Domai
     """Decides the bytes to take from each row, whose labels are assumed to be equally frequent."""
     core_tokens = packing.core_tokens or corpus.core_tokens
     aux_share = packing.aux_share or corpus.aux_share
-    corpus = replace(corpus, core_tokens=core_tokens, aux_share=aux_share)
-    rows = corpus.rows
+    rows = replace(corpus, core_tokens=core_tokens, aux_share=aux_share).rows
     labels = tuple(dict.fromkeys(label for row in rows for label in row.all_labels))
     core = core_labels(packing.core_label, labels, corpus.core_labels)
-    domains = {CORE: core, **{label: (label,) for label in _auxiliary_labels(labels, core)}}
+    domains = {CORE: core} | {label: (label,) for label in _auxiliary_labels(labels, core)}
     floor = validation_bytes(packing.validation_sequences, packing.seq_len)
     domain_of = {label: domain for domain, labels in domains.items() for label in labels}
     has_held_out = any(row.held_out for row in rows)
@@ -293,11 +290,14 @@ def _of_hub(corpus: HubCorpus, packing: Packing) -> tuple[HubSource, tuple[Domai
         d: [0.0 if row.held_out else row.share * _fraction(row, labels) for row in rows]
         for d, labels in domains.items()
     }
-    rates = {d: _bytes_per_token(rows, row_shares) for d, row_shares in shares.items()}
-    tokens = {}
-    for d, rate in rates.items():
+    # Bytes per token, and tokens, of each domain.
+    rates, tokens = {}, {}
+    for d, of_rows in shares.items():
+        weighted = (row.bytes_per_token * share for row, share in zip(rows, of_rows, strict=True))
+        rates[d] = sum_in_order(weighted) / sum_in_order(of_rows)
         margin = CORE_MARGIN if d == CORE else AUX_MARGIN * aux_share / (len(domains) - 1)
-        tokens[d] = _with_validation(core_tokens * margin * rate, floor, has_held_out) / rate
+        trained_bytes = core_tokens * margin * rates[d]
+        tokens[d] = _with_validation(trained_bytes, floor, has_held_out) / rates[d]
     num_bytes = []
     for row in rows:
         most = whole_parts(UNKNOWN * row.available_tokens * row.bytes_per_token)
@@ -320,11 +320,6 @@ def _with_validation(trained_bytes: float, floor: float, has_held_out: bool) -> 
     return max(whole, trained_bytes + floor, floor / MAX_VALIDATION)
 
 
-def _bytes_per_token(rows: tuple[HubRow, ...], shares: list[float]) -> float:
-    weighted = (row.bytes_per_token * share for row, share in zip(rows, shares, strict=True))
-    return sum_in_order(weighted) / sum_in_order(shares)
-
-
 def _fraction(row: HubRow, labels: tuple[str, ...]) -> float:
     return sum(label in labels for label in row.all_labels) / len(row.all_labels)
 
@@ -343,50 +338,64 @@ def _hub_domain(
 
 def _of_files(
     corpus: str, units: tuple[Unit, ...], core_label: CoreLabel
-) -> tuple[FilesSource, tuple[DomainRecipe, ...]]:
-    counts = _counts(units)
+) -> tuple[FilesSource, tuple[DomainRecipe, ...], Counts]:
+    """Text of a domain that has the label of another one becomes a part, `DOMAIN:OTHER`."""
+    counts: Counts = {}
+    for label, (documents, num_bytes) in chain.from_iterable(u.labels.items() for u in units):
+        before = counts.get(label, (0, 0))
+        counts[label] = (before[0] + documents, before[1] + num_bytes)
+    labels = sorted(label for label in counts if LABELLED not in label)
     if not counts:
         raise invalid("corpus", corpus, "a corpus with at least one record")
     for label in sorted({unit.label for unit in units} - counts.keys() - {""}):
         raise invalid("label", label, "text in at least one of its files")
     if core_label is None and CORE not in counts:
-        raise invalid(
-            "core_label",
-            None,
-            "one or more labels of this corpus, which are " + _list_names(counts),
-        )
-    core = core_labels(core_label, counts, (CORE,))
-    auxiliary = _auxiliary_labels(counts, core)
-    domains = (
-        _domain(CORE, core, counts),
-        *(_domain(label, (label,), counts) for label in auxiliary),
-    )
-    return FilesSource(content_of(units), len(units)), domains
+        allowed = "one or more labels of this corpus, which are " + _list_names(labels)
+        raise invalid("core_label", None, allowed)
+    core = core_labels(core_label, labels, (CORE,))
+    domain_of = dict.fromkeys(core, CORE)
+    domain_of |= {label: label for label in _auxiliary_labels(labels, core)}
+    pools: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for label in counts:
+        names = label.split(LABELLED)
+        for field, name in zip((TRUE_LABEL, "label"), names, strict=False):
+            if name not in domain_of:
+                allowed = f"{one_of(name, labels)}, which text has without another {TRUE_LABEL}"
+                raise invalid(field, name, allowed)
+        pair = tuple(dict.fromkeys(domain_of[name] for name in names))
+        pools[pair] = (*pools.get(pair, ()), label)
+    domains = tuple(_domain(pair, labels, counts) for pair, labels in pools.items())
+    return FilesSource(content_of(units), len(units)), domains, counts
 
 
-def _counts(units: tuple[Unit, ...]) -> dict[str, tuple[int, int]]:
-    """Returns (documents, bytes of text) of all scanned units by label."""
-    total: dict[str, tuple[int, int]] = {}
-    for unit in units:
-        for label, (documents, num_bytes) in unit.labels.items():
-            before = total.get(label, (0, 0))
-            total[label] = (before[0] + documents, before[1] + num_bytes)
-    return total
+def _divide_core(
+    domains: tuple[DomainRecipe, ...], adjacent: tuple[str, ...], counts: Counts
+) -> tuple[DomainRecipe, ...]:
+    """Packs the adjacent labels of core separately, as the part `core:core`."""
+    (core, *others), known = domains, [label for d in domains for label in d.labels]
+    for label in adjacent:
+        require_choice("adjacent", label, known)
+    near = tuple(label for label in core.labels if label in adjacent)
+    far = tuple(label for label in core.labels if label not in adjacent)
+    if not near or not far:
+        return domains
+    if not counts:
+        raise invalid("adjacent", near[0], "an auxiliary label, for a corpus of the hub")
+    return (_domain((CORE,), far, counts), _domain((CORE, CORE), near, counts), *others)
 
 
-def _domain(name: str, labels: tuple[str, ...], counts: dict[str, tuple[int, int]]) -> DomainRecipe:
+def _domain(pair: tuple[str, ...], labels: tuple[str, ...], counts: Counts) -> DomainRecipe:
+    """Makes the recipe of a domain, or of its part that training sees as another domain."""
     documents, num_bytes = (sum(counts[label][i] for label in labels) for i in (0, 1))
     if documents < 2:
         expected = f"two documents or more, for training and validation, found {documents}"
         raise invalid("label", ", ".join(sorted(labels)), expected)
-    return DomainRecipe(name, labels, documents, num_bytes)
+    part_of = pair[0] if len(pair) > 1 else ""
+    return DomainRecipe(":".join(pair), labels, documents, num_bytes, part_of=part_of)
 
 
 def _choose_sample(recipe: CorpusRecipe) -> TokenizerRecipe:
-    """Chooses passages instead of documents if one document would dominate a partial sample.
-
-    This results in another tokenizer, so its kind is a part of the `data_id`.
-    """
+    """Chooses passages instead of documents if one document would dominate a partial sample."""
     tokenizer, largest = recipe.tokenizer, max(unit.largest for unit in recipe.units)
     is_part = tokenizer.sample_bytes < sum(domain.num_bytes for domain in recipe.sampled_from)
     if tokenizer.kind == "bpe" and is_part and largest * MIN_SAMPLED > tokenizer.sample_bytes:

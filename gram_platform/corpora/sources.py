@@ -32,11 +32,10 @@ Item = TypeVar("Item")
 # A callback with (activity, done, total or None).
 Progress = Callable[[str, int, int | None], None]
 # Raise this version when a scan of the same file would have another result.
-SCAN_VERSION = 4
+SCAN_VERSION = 5
 REPORT_EVERY_RECORDS = 2000
 # The cache's folders of scans and of fetched text.
 SCANS, FETCHED = "scans", "hub"
-# The most folders that a warning names.
 MOST_SHOWN = 9
 # The name of a split in a file's name, such as `train-00000-of-00001.parquet`.
 SPLIT = re.compile(r"(?:^|[-_. ])(train|test|validation|valid|val|dev|eval)(?=[-_. ]|$)", re.I)
@@ -118,10 +117,10 @@ def _matches(
         raise invalid(
             field, patterns, 'patterns relative to their own file, or to the "root" it names'
         )
-    try:
-        files = find_files(root, patterns)
-    except PatternError as error:
-        raise invalid(field, patterns, f"glob patterns of files below {root} ({error})") from None
+    parts = {part for pattern in patterns for part in pattern.split("/")}
+    if any(ANY_FOLDERS in part for part in parts - {ANY_FOLDERS}):
+        raise invalid(field, patterns, f"glob patterns with {ANY_FOLDERS} alone between slashes")
+    files = find_files(root, patterns)
     if not files:
         raise invalid(field, patterns, f"patterns that match at least one file below {root}")
     for file in files:
@@ -133,13 +132,18 @@ def _matches(
 def scan_units(
     units: tuple[Unit, ...], cache_dir: Path | None, progress: Progress = silent
 ) -> list[Unit]:
-    """Reads every unit whose scan is not in the cache; returns the scanned units.
+    """Reads every unit whose scan is not in the cache; returns all scans, sorted by content.
 
-    Units are sorted by content, so that a moved file changes nothing. Raises ValueError, with file
-    and line, for the first bad record, and before reading if the cache cannot be written.
+    Raises ValueError, with file and line, for the first bad record, and before reading if the cache
+    cannot be written.
     """
     if cache_dir is not None:
-        _make_cache(cache_dir)
+        require_plain(cache_dir / SCANS)
+        try:
+            (cache_dir / SCANS).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            allowed = f"a folder that can be written ({error.strerror})"
+            raise invalid("storage", str(cache_dir), allowed) from None
     sizes = [sum(map(size_of, unit.paths)) for unit in units]
     done, total, scanned = 0, sum(sizes), []
     for unit, size in zip(units, sizes, strict=True):
@@ -215,16 +219,6 @@ def _line_spans(path: Path) -> list[tuple[int, int | None, int]]:
     return [*spans, (first, None, before)]
 
 
-def _make_cache(cache_dir: Path) -> None:
-    require_plain(cache_dir / SCANS)
-    try:
-        (cache_dir / SCANS).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise invalid(
-            "storage", str(cache_dir), f"a folder that can be written ({error.strerror})"
-        ) from None
-
-
 def forget(units: Sequence[Unit], changed: Sequence[Path], cache_dir: Path) -> None:
     """Removes the scans of units, and changed files that were fetched, so that both are renewed."""
     for unit in units:
@@ -257,9 +251,8 @@ def _read_cache(unit: Unit, cache: Path) -> Unit | None:
 
 def _piece(unit: Unit, first: int, num_paths: int, span: list, digest: str) -> Unit:
     start, stop, before = span
-    return replace(
-        unit, paths=unit.paths[first : first + num_paths], span=(start, stop, before), digest=digest
-    )
+    paths = unit.paths[first : first + num_paths]
+    return replace(unit, paths=paths, span=(start, stop, before), digest=digest)
 
 
 def _store(unit: Unit, cache: Path) -> None:
@@ -269,16 +262,11 @@ def _store(unit: Unit, cache: Path) -> None:
         Path(temporary).write_text(json.dumps({**plain, "cut": cut}))
 
 
-# The part of a pattern that matches any number of folders.
 ANY_FOLDERS = "**"
 MAGIC = re.compile(r"[*?[]")
 
 # A pattern, split at its slashes.
 Parts = tuple[str, ...]
-
-
-class PatternError(ValueError):
-    """A text is not a glob pattern."""
 
 
 def find_files(
@@ -290,15 +278,14 @@ def find_files(
     """Returns the files below `root` that match a pattern and `is_wanted`, sorted by path.
 
     `**` matches any number of folders. Hidden files and folders are skipped. If `skipped` is given,
-    folders named `_*` are skipped too, and skipped folders are added to it. Linked folders are
-    searched. A file with several paths is returned once, by a path without a link if there is one.
-    Raises ValueError for a folder that cannot be read, a link whose target is missing, and a
-    matching pipe, socket or device.
+    folders named `_*` are skipped too, and skipped folders are added to it. A file with several
+    paths is returned once, by a path without a link if there is one. Raises ValueError for a folder
+    that cannot be read, a link whose target is missing, and a pipe, socket or device.
     """
     # (is a link, path) of each file, by its path without links.
     found: dict[str, tuple[bool, Path]] = {}
     todo = deque((str(root), os.path.realpath(root), _parts(pattern)) for pattern in patterns)
-    # Remembered, because links may lead to the same folder again.
+    # Links may lead to the same folder again.
     seen: set[tuple[str, Parts]] = set()
     while todo:
         folder, real, (part, *rest) = todo.pop()
@@ -331,8 +318,6 @@ def find_files(
 def _parts(pattern: str) -> Parts:
     parts: list[str] = []
     for part in pattern.split("/"):
-        if ANY_FOLDERS in part and part != ANY_FOLDERS:
-            raise PatternError(f"{ANY_FOLDERS} stands alone between slashes")
         if part not in ("", ".") and not (part == ANY_FOLDERS and parts[-1:] == [ANY_FOLDERS]):
             parts.append(part)
     return (*parts, "*") if parts[-1:] in ([], [ANY_FOLDERS]) else tuple(parts)

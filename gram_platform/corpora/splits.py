@@ -1,8 +1,7 @@
 """Decides by a keyed hash which documents are validation, so that equal texts are in one split.
 
-Texts that differ only in case or white space count as equal. A small domain holds out a larger
-share than other domains. A text of several domains is validation in all of them if one domain holds
-it out.
+Texts that differ only in case or white space count as equal. A text of several domains is
+validation in all of them if one domain holds it out.
 """
 
 import hashlib
@@ -14,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gram_platform.corpora.packed import SPLITS
 from gram_platform.corpora.recipe import CorpusRecipe
 
 KEY_RANGE = 2**64
@@ -49,7 +47,7 @@ def fold(text: str) -> bytes:
 
 def thresholds(recipe: CorpusRecipe) -> dict[str, int]:
     """Returns the key below which a document is validation, by domain."""
-    return {domain: int(recipe.validation_share(domain) * KEY_RANGE) for domain in recipe.domains}
+    return {domain: int(recipe.validation_share(domain) * KEY_RANGE) for domain in recipe.pools}
 
 
 def shares_differ(recipe: CorpusRecipe) -> bool:
@@ -99,9 +97,6 @@ class Splitter:
     def key(self, text: str) -> int:
         return text_key(text, self.seed)
 
-    def split(self, domain: str, key: int) -> str:
-        return SPLITS[int(self.are_validation([domain], np.array([key], np.uint64))[0])]
-
     def are_validation(self, domains: Sequence[str], keys: np.ndarray) -> np.ndarray:
         """Returns which documents are validation, as bools in the shape of `keys` (uint64)."""
         limits = np.array([self.thresholds[domain] for domain in domains], np.uint64)
@@ -115,8 +110,7 @@ class Splitter:
 def splitter_of(recipe: CorpusRecipe, parts: Sequence[Candidates] = ()) -> Splitter:
     """Makes a corpus's splitter from the candidates of all parts.
 
-    No candidates are needed if all domains hold out the same share and no domain has a held-out
-    test split.
+    It needs none if all domains hold out the same share and none has a held-out test split.
     """
     keys = join_candidates(parts)
     everywhere = np.union1d(keys.held_out, np.intersect1d(keys.below, keys.above))

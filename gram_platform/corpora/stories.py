@@ -3,8 +3,6 @@
 A fact associates words of the lexicon. It is about a person or a custom of the topic. A reader who
 never saw a topic can predict the grammar and the facts that all topics share, but not the topic's
 private facts. Facts recur with power-law frequencies, so that they are learned one after another.
-
-A document is determined by the seed, the topic and its index.
 """
 
 import bisect
@@ -113,7 +111,6 @@ JOINS = ("{a}, {b} and {c}.", "{a}. Also, {first} {b} and {c}.")
 # The number of a topic's first stories from which the mean length is estimated.
 MEASURED_STORIES = 64
 LINKS = ("", "Then there is ", "Everybody knows ", "Not far away lives ")
-# The label of documents that have a prompt and a response.
 INSTRUCTIONS = "instructions"
 # The text between a prompt and its response.
 RESPONSE = " Response:"
@@ -140,9 +137,8 @@ def stories_source(
 ) -> StoriesSource:
     """Makes the recipe of a generated corpus; ValueError if a number is out of range.
 
-    `num_documents` are by topic, and for INSTRUCTIONS about the topics `instructed`. `num_facts` is
-    the number of facts of each topic, a multiple of 16. `shared_fact_share` is the share of these
-    facts, from 0 to 1, that all topics have in common.
+    `num_documents` are by topic, and for INSTRUCTIONS about the topics `instructed`. The other
+    arguments are those of `StoriesCorpus`.
     """
     unknown = sorted(set(num_documents) - {*TOPICS, *([INSTRUCTIONS] if instructed else [])})
     if unknown or not num_documents:
@@ -172,9 +168,8 @@ def story_documents(
         before += number
 
 
-def mean_story_bytes(source: StoriesSource, topic: str = "") -> float:
-    """Estimates the mean bytes of a story of a topic, by default the first topic."""
-    topic = topic or source.num_documents[0][0]
+def mean_story_bytes(source: StoriesSource, topic: str) -> float:
+    """Estimates the mean bytes of a topic's stories."""
     stories = (story(source, topic, index) for index in range(MEASURED_STORIES))
     return sum(len(text.encode()) for text in stories) / MEASURED_STORIES
 
@@ -292,10 +287,7 @@ def _customs(source: StoriesSource, topic: str) -> list[str]:
 
 @lru_cache(maxsize=256)
 def _topic_sentences(source: StoriesSource, topic: str) -> tuple:
-    """Returns a topic's (openings, sentences by person, customs, weights of persons, of customs).
-
-    A person's sentences are variants of the same facts.
-    """
+    """Returns a topic's (openings, variants by person, customs, weights of persons, of customs)."""
     people = [_person_variants(name, clauses) for name, clauses in _people(source, topic)]
     customs = _customs(source, topic)
     order = random.Random(_seed(source.seed, "ranks", topic))

@@ -33,7 +33,6 @@ END_SIGN = "\u00b6"
 DEFAULT_SAMPLE_BYTES = 16_000_000
 # The longest word in bytes, because the time of training grows with the square of a word's length.
 LONGEST_WORD = 4096
-# Seconds between two reports of a training.
 REPORT_S = 5.0
 # How long an interrupted training is awaited.
 JOIN_S = 0.5
@@ -51,8 +50,7 @@ def tokenizer_recipe(
 
     `given` is the path of a `tokenizer.json` or its folder, `owner/name@revision` on the hub, or
     None to train a BPE. `end_of_text` is the token that ends a text, or "" for the token of
-    `end_of_text_id`. Raises ValueError for an unknown tokenizer, and for a file with too many
-    tokens or no end of text.
+    `end_of_text_id`. Raises ValueError for an unknown or unfit tokenizer.
     """
     if given is None:
         if end_of_text:
@@ -70,11 +68,8 @@ def tokenizer_recipe(
         return TokenizerRecipe("file", hash_file(path), end_of_text="" if is_plain else end), path
     if is_on_hub(given):
         return TokenizerRecipe("hub", given, end_of_text=end_of_text), None
-    raise invalid(
-        "tokenizer",
-        given,
-        "a tokenizer.json, a folder that holds one, or owner/name@revision on the hub",
-    )
+    allowed = "a tokenizer.json, a folder that holds one, or owner/name@revision on the hub"
+    raise invalid("tokenizer", given, allowed)
 
 
 def is_on_hub(given: str) -> bool:
@@ -125,7 +120,6 @@ def hub_tokenizer(source: str) -> Tokenizer:
     try:
         return configure(Tokenizer.from_pretrained(name, revision=revision))
     except Exception as error:
-        # The library raises errors of class Exception.
         if is_passing(error):
             text = f"the tokenizer {source} cannot be read from the hub: {error}"
             raise Unavailable(text) from error
@@ -224,8 +218,8 @@ def _of_template(tokenizer: Tokenizer) -> str:
 def end_of_text_id(tokenizer: Tokenizer, named: str = "") -> int:
     """Returns the id of the token that separates documents.
 
-    This is `named` or, because text could spell other tokens, a special token. The special token is
-    that of the template, otherwise the first of `KNOWN_ENDS`. Raises ValueError if there is none.
+    This is `named` or, because text could spell other tokens, the special token of the template or
+    the first of `KNOWN_ENDS`. Raises ValueError if there is none.
     """
     if named:
         token = tokenizer.token_to_id(named)
@@ -261,7 +255,7 @@ def separator_tokens(path: Path, text: str) -> tuple[tuple[int, ...], int]:
 def document_end(recipe: TokenizerRecipe, path: Path | None) -> int:
     """Returns the id of the token that separates documents, before a tokenizer is fetched.
 
-    Raises ValueError for a hub tokenizer that is not in `HUB_ENDS`.
+    ValueError for a hub tokenizer that is not in `HUB_ENDS`.
     """
     if recipe.is_trained:
         return 0
@@ -307,8 +301,7 @@ def text_tokens(tokenizer_path: Path, texts: Texts, most: int) -> list[tuple[str
 PAGE_CHARS = 4096
 # A byte is normally one token, and a decomposed letter up to four.
 MOST_TOKENS_PER_BYTE = 8
-# The limits of memory in bytes and of CPU time in seconds for a test that normally takes some
-# milliseconds.
+# The limits of memory in bytes and of CPU time in seconds. A test normally takes milliseconds.
 MAX_PAGE_BYTES, MAX_PAGE_S = 1 << 31, 20
 # What `Speller` counts.
 LOST = ("unknown_tokens", "lost_characters", "tokens", "characters")

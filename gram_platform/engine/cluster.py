@@ -104,9 +104,9 @@ def join(given: str, **options: object) -> None:
 
 
 def _join(address: str, given: str | None, **options: object) -> None:
-    what = f"no driver can join the Ray at {address}"
-    with _time_limit(JOIN_S, what):
-        _initialise(what, address=given, **options)
+    failure = f"no driver can join the Ray at {address}"
+    with _time_limit(JOIN_S, failure):
+        _initialise(failure, address=given, **options)
     say(f"joined the Ray at {address}: {_size()}", sys.stderr)
 
 
@@ -121,12 +121,12 @@ def start(**options: object) -> None:
         # Ray would warn that a token is needed.
         logging.getLogger(TOKEN_LOGGER).setLevel(logging.ERROR)
     folder = OwnFolder(_folder())
-    what = f"Ray does not start on this machine (its logs: {folder.path}/session_latest/logs)"
+    failure = f"Ray does not start on this machine (its logs: {folder.path}/session_latest/logs)"
     # $TORCHINDUCTOR_CACHE_DIR can name a place for compiled code that outlives this Ray.
     variables = {"TMPDIR": str(folder.path.parent), **safe_path()}
     try:
-        with _time_limit(START_S, what, folder.keep), _environment(variables):
-            _initialise(what, address="local", _temp_dir=str(folder.path), **options)
+        with _time_limit(START_S, failure, folder.keep), _environment(variables):
+            _initialise(failure, address="local", _temp_dir=str(folder.path), **options)
     except ClusterLost:
         folder.keep()
         raise
@@ -146,7 +146,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _initialise(what: str, **options: object) -> None:
+def _initialise(failure: str, **options: object) -> None:
     """Calls `ray.init` and keeps the caller's handler of SIGTERM; ClusterLost if it fails."""
     before = signal.getsignal(signal.SIGTERM)
     try:
@@ -156,7 +156,7 @@ def _initialise(what: str, **options: object) -> None:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         advice = "are memory, the disk of this folder and /dev/shm full?"
         advice += " With --in-process studies need no Ray"
-        raise ClusterLost(f"{what}: {reason}; {advice}") from error
+        raise ClusterLost(f"{failure}: {reason}; {advice}") from error
     finally:
         if callable(before) and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
@@ -205,7 +205,7 @@ def _size() -> str:
 
 @contextlib.contextmanager
 def _time_limit(
-    seconds: float, what: str, before: Callable[[], None] = lambda: None
+    seconds: float, failure: str, before: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
     """Ends the process, after calling `before`, if the block exceeds the time limit.
 
@@ -214,7 +214,7 @@ def _time_limit(
 
     def end() -> None:
         before()
-        _give_up(seconds, what)
+        _give_up(seconds, failure)
 
     timer = threading.Timer(seconds, end)
     timer.daemon = True
@@ -225,8 +225,8 @@ def _time_limit(
         timer.cancel()
 
 
-def _give_up(seconds: float, what: str) -> None:
-    say(f"error: {what} within {seconds:.0f} s; {CURE}", sys.stderr)
+def _give_up(seconds: float, failure: str) -> None:
+    say(f"error: {failure} within {seconds:.0f} s; {CURE}", sys.stderr)
     os._exit(FAILED)
 
 

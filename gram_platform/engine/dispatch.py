@@ -108,7 +108,7 @@ def _trainer(
     os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(place_within_s)
     os.environ["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"] = str(execution.collective_timeout_s)
     backend = "nccl" if execution.device == "cuda" else "gloo"
-    place, filesystem = results_place(execution.storage, "ray_train")
+    path, filesystem = results_place(execution.storage, "ray_train")
     trainer = TorchTrainer(
         _train_worker,
         train_loop_config={"run": to_plain(run), "execution": execution},
@@ -125,7 +125,7 @@ def _trainer(
         run_config=ray.train.RunConfig(
             # The time makes the name new, because Ray Train would resume a run of the same name.
             name=f"{run.run_id}-{time.time_ns()}",
-            storage_path=place,
+            storage_path=path,
             storage_filesystem=filesystem,
             # The caller restarts the run, because it knows permanent errors and the progress.
             failure_config=ray.train.FailureConfig(max_failures=0, controller_failure_limit=0),

@@ -93,19 +93,19 @@ def _spread(
 ) -> Iterator[tuple[int, Result]]:
     if len(tasks) > 1:
         connect()
-    place = placement(anywhere) if len(tasks) > 1 else None
-    if place is None:
+    packing = placement(anywhere) if len(tasks) > 1 else None
+    if packing is None:
         yield from in_turn(function, tasks)
         return
-    if PACK in place.options.get("resources", ()) and PACK not in ray.cluster_resources():
+    if PACK in packing.options.get("resources", ()) and PACK not in ray.cluster_resources():
         text = f"waiting for a machine that offers the resource {PACK!r}: the cluster starts it"
         say(f"{text}, and `ray status` shows what it lacks", sys.stderr)
-    call = ray.remote(max_retries=MAX_CRASHES, **place.options)(call_on_one_core)
+    call = ray.remote(max_retries=MAX_CRASHES, **packing.options)(call_on_one_core)
     require_ray()
     shared, left, running = ray.put(function), enumerate(tasks), {}
     try:
         while True:
-            num_free = place.at_once - len(running)
+            num_free = packing.at_once - len(running)
             running |= {call.remote(shared, task): index for index, task in islice(left, num_free)}
             if not running:
                 return

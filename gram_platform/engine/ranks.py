@@ -313,12 +313,12 @@ def _from_all_ranks(value, group: dist.ProcessGroup) -> list:
 
     They are sent as JSON, because torch's own functions for objects unpickle what they receive.
     """
-    own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    encoded = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, torch.tensor([len(own)]), group)
+    dist.all_gather(sizes, torch.tensor([len(encoded)]), group)
     longest = int(max(sizes))
     padded = [torch.empty(longest, dtype=torch.uint8) for _ in sizes]
-    dist.all_gather(padded, torch.nn.functional.pad(own, (0, longest - len(own))), group)
+    dist.all_gather(padded, torch.nn.functional.pad(encoded, (0, longest - len(encoded))), group)
     return [
         json.loads(text[: int(size)].numpy().tobytes())
         for text, size in zip(padded, sizes, strict=True)

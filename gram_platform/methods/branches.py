@@ -19,7 +19,8 @@ from gram_platform.config import (
 from gram_platform.config.flops import core_parameters, mlp_parameters
 from gram_platform.config.identity import invalid, sum_in_order
 from gram_platform.config.ladder import lora_rank
-from gram_platform.methods.budgets import core_budget, slice_unlabelled, training_run
+from gram_platform.methods.budgets import slice_unlabelled, training_run
+from gram_platform.methods.labels import budget_label, count_sequences, divide_text
 from gram_platform.methods.setting import Branching, MethodRuns, Profile, Setting
 
 
@@ -92,9 +93,10 @@ def branch_budget(setting: Setting, branching: Branching, module_parameters: int
 
     lambda is as in `app:equal-compute`; rehearsal counts as auxiliary batches.
     """
+    setting, texts = divide_text(setting)
     unit, batch = setting.route_unit(setting.routing.accumulation), setting.size.batch_size
     labelled = 1.0 - setting.options.unlabelled_share
-    lengths = {d: labelled * setting.num_sequences[d] for d in setting.auxiliary}
+    lengths = {d: labelled * count_sequences(texts[d]) for d in setting.auxiliary}
     share = {d: branching.factor(d) * (1.0 + branching.core_ratio) for d in setting.auxiliary}
     total = sum(setting.num_sequences.values())
     aux_mode = sum_in_order(share[d] * lengths[d] for d in setting.auxiliary)
@@ -105,13 +107,14 @@ def branch_budget(setting: Setting, branching: Branching, module_parameters: int
     if base_core < batch:
         allowed = "a ratio so small, or a corpus so large, that the base gets a step"
         raise invalid("branching.core_ratio", branching.core_ratio, allowed)
-    base = core_budget(base_core, slice_unlabelled(setting, scale))
+    hidden = slice_unlabelled(setting, scale)
+    base = budget_label(setting, texts[CORE], scale, base_core, base_core, hidden)
     first, core, aux = base.pool[0].num_sequences, {}, {}
     for domain in setting.auxiliary:
-        pool = setting.pool(domain, max(1, round(scale * lengths[domain] / unit)) * unit)
+        number = max(1, round(scale * lengths[domain] / unit)) * unit
         steps = max(1, round(scale * share[domain] * lengths[domain] / batch))
         draws = max(1, round(steps * batch / (1.0 + branching.core_ratio) / unit)) * unit
-        aux[domain] = DomainBudget(domain, pool, draws)
+        aux[domain] = budget_label(setting, texts[domain], scale, number, draws)
         if steps * batch > draws:
             num_rehearsed = steps * batch - draws
             if setting.pool(CORE, first + num_rehearsed) < first + num_rehearsed:

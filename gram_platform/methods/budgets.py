@@ -32,6 +32,11 @@ from gram_platform.config.routing import (
     module_set,
     route_counts,
 )
+from gram_platform.methods.labels import (
+    budget_label,
+    count_sequences,
+    divide_text,
+)
 from gram_platform.methods.setting import Setting
 
 
@@ -48,17 +53,21 @@ def data_budget(
     Auxiliary domains are drawn `factor` (p_af) times, in whole route units. Core fills up the
     rounded number of steps, so `factor` does not change the total; ValueError if nothing is left
     for core. Sequences repeat if `factor` is above 1, or if a domain has too few. Unlabelled
-    sequences of all domains join core, or have budgets of their own.
+    sequences of all domains join core, or have budgets of their own. Text with a wrong label counts
+    as that label's.
     """
+    setting, texts = divide_text(setting)
     labelled = 1.0 - setting.options.unlabelled_share
-    lengths = {d: scale * setting.num_sequences[d] * labelled for d in domains}
+    lengths = {d: scale * count_sequences(texts[d]) * labelled for d in domains}
     pools = slice_unlabelled(setting, scale)
-    num_hidden = sum(part.num_sequences for part in pools)
+    num_hidden = count_sequences(pools)
     num_steps = max(1, round((sum(lengths.values()) + num_hidden) / setting.size.batch_size))
     budgets = [
-        DomainBudget(
-            d,
-            setting.pool(d, _in_units(lengths[d], route_unit)),
+        budget_label(
+            setting,
+            texts[d],
+            scale,
+            _in_units(lengths[d], route_unit),
             _in_units(factor(d) * lengths[d], route_unit),
         )
         for d in domains
@@ -70,9 +79,8 @@ def data_budget(
     if core_draws < route_unit:
         allowed = "a factor so small, or a corpus so large, that core gets a batch"
         raise invalid("aux_factor", max(map(factor, domains)), allowed)
-    core = core_budget(
-        core_draws, pools if unlabelled_is_core else (), setting.pool(CORE, core_draws)
-    )
+    hidden = pools if unlabelled_is_core else ()
+    core = budget_label(setting, texts[CORE], scale, core_draws, core_draws, hidden)
     return DataConfig(setting.data_id, (core, *budgets))
 
 
@@ -86,25 +94,8 @@ def _budget_unlabelled(
             DomainBudget(UNLABELLED_OF + p.domain, p.num_sequences, n, (p,))
             for p, n in draws.items()
         ]
-    num_hidden = sum(part.num_sequences for part in pools)
+    num_hidden = count_sequences(pools)
     return [DomainBudget(UNLABELLED, num_hidden, num_hidden // route_unit * route_unit, pools)]
-
-
-def core_budget(
-    num_draws: int, pools: tuple[Slice, ...], num_sequences: int | None = None
-) -> DomainBudget:
-    """Budgets core: its first sequences and the unlabelled `pools`.
-
-    Sequences repeat only if core has fewer, `num_sequences`. ValueError if no labelled sequence is
-    left.
-    """
-    num_labelled = num_draws - sum(part.num_sequences for part in pools)
-    if num_labelled < 1:
-        allowed = "a share small enough to leave labelled core sequences"
-        raise invalid("unlabelled_share", num_draws, allowed)
-    if pools:
-        return DomainBudget(CORE, num_draws, num_draws, (Slice(CORE, 0, num_labelled), *pools))
-    return DomainBudget(CORE, num_draws if num_sequences is None else num_sequences, num_draws)
 
 
 def slice_unlabelled(setting: Setting, scale: float) -> tuple[Slice, ...]:
@@ -113,9 +104,9 @@ def slice_unlabelled(setting: Setting, scale: float) -> tuple[Slice, ...]:
     A margin of 10% and two windows, for rounding and lambda, follows the labelled sequences.
     """
     share, slices = setting.options.unlabelled_share, []
-    for domain, length in setting.num_sequences.items():
-        first = round(1.1 * (1.0 - share) * length) + 2 * setting.size.batch_size
-        count = round(scale * share * length)
+    for domain, number in setting.num_sequences.items():
+        first = round(1.1 * (1.0 - share) * number) + 2 * setting.size.batch_size
+        count = round(scale * share * number)
         slices += [Slice(domain, first, count)] if count else []
     return tuple(slices)
 

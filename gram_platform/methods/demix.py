@@ -4,7 +4,9 @@ All data train the shared rest. A batch goes to its label's expert. Evaluation s
 profile removes to core's expert.
 """
 
-from gram_platform.config import CORE, DataConfig, DomainBudget, ModuleSpec, RoutingConfig, View
+from dataclasses import replace
+
+from gram_platform.config import CORE, DataConfig, ModuleSpec, RoutingConfig, View
 from gram_platform.methods.budgets import data_budget, training_run
 from gram_platform.methods.gram import every_profile
 from gram_platform.methods.setting import MethodRuns, Profile, Setting
@@ -19,10 +21,12 @@ def plan(setting: Setting) -> MethodRuns:
     data = data_budget(setting, setting.domains, unit)
     if options.sampling == "balanced":
         draws = apportion(data.num_draws, dict.fromkeys(setting.domains, 1), unit)
-        pools = {d.name: d.num_sequences for d in data.domains}
-        data = DataConfig(
-            setting.data_id, tuple(DomainBudget(d, pools[d], n) for d, n in draws.items())
+        # Without slices partial labels keep their ids.
+        kept = not setting.options.unlabelled_share
+        budgets = (
+            replace(d, num_draws=draws[d.name], slices=d.slices * kept) for d in data.domains
         )
+        data = DataConfig(setting.data_id, tuple(budgets))
     run = training_run(setting, model, data, RoutingConfig(accumulation=accumulation))
     return MethodRuns({"all": run}, _views(setting, run.run_id))
 

@@ -4,12 +4,13 @@ import dataclasses
 
 from gram_platform.config import CORE, RunConfig, View
 from gram_platform.methods.budgets import dense_run
+from gram_platform.methods.labels import restore_true_labels
 from gram_platform.methods.setting import MethodRuns, Options, Setting
 
 
 def baseline_run(setting: Setting) -> RunConfig:
     """Plans the baseline's run, which does not depend on labels."""
-    labelled = dataclasses.replace(setting, options=Options())
+    labelled = dataclasses.replace(restore_true_labels(setting), options=Options())
     return dense_run(
         labelled, setting.domains, setting.num_eval_points, setting.baseline_accumulation
     )

@@ -6,7 +6,7 @@ from itertools import combinations, count
 from math import comb
 from typing import Any, Self
 
-from gram_platform.config import CORE, OptimizerConfig, RoutingConfig, RunConfig, View
+from gram_platform.config import CORE, OptimizerConfig, RoutingConfig, RunConfig, Slice, View
 from gram_platform.config.identity import (
     invalid,
     require_choice,
@@ -224,6 +224,10 @@ class Options:
     finetuning: Elicitation | None = None
     # Partial labels: the unlabelled share of every domain's sequences.
     unlabelled_share: float = 0.0
+    # Label noise: the share of every domain's text that carries its label, not core's.
+    recall: float = 1.0
+    # Label noise: the share of the text with a domain's label that is the domain's, not adjacent.
+    precision: float = 1.0
     # Overrides `maxent` for single profiles.
     maxent_profiles: tuple[tuple[Profile, Unlearning], ...] = ()
     # GRAM: core's and a module's share of the dense MLP's width; None: the size's widths.
@@ -237,7 +241,9 @@ class Options:
         require_real("module_weight", self.module_weight, 0.0, 1.0)
         for width in self.routed_widths or ():
             require_real("routed_widths", width, 0.0, 1.0, open_low=True)
-        require_real("unlabelled_share", self.unlabelled_share, 0.0, 0.99)
+        require_fields("", self, 0, "recall", "precision", high=1, open_low=True)
+        noiseless = self.recall * self.precision == 1.0
+        require_real("unlabelled_share", self.unlabelled_share, 0.0, 0.99 * noiseless)
         pairs = ((tuple(sorted(profile)), options) for profile, options in self.maxent_profiles)
         ordered = tuple(sorted(pairs, key=lambda pair: pair[0]))
         object.__setattr__(self, "maxent_profiles", ordered)
@@ -320,6 +326,10 @@ class Setting(Setup):
     baseline_accumulation: str = "heterogeneous"
     # The number of sequences of domains that repeat.
     available: Mapping[str, int] = field(default_factory=dict)
+    # Domain, label and sequences of the text in `num_sequences` that is packed apart.
+    parts: tuple[tuple[str, str, Slice], ...] = ()
+    # Where text that carries a domain's label by mistake is packed; (): core.
+    adjacent: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require_factors("setting", self.aux_factor, self.aux_factor_of)

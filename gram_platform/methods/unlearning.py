@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from gram_platform.config import (
     CORE,
     DataConfig,
-    DomainBudget,
     Objective,
     RoutingConfig,
     RunConfig,
@@ -14,9 +14,9 @@ from gram_platform.config import (
 )
 from gram_platform.config.identity import invalid, sum_in_order
 from gram_platform.config.training import MISDIRECTION
-from gram_platform.methods.budgets import optimizer_of, training_run
+from gram_platform.methods.budgets import data_budget, optimizer_of, training_run
 from gram_platform.methods.dense import baseline_run
-from gram_platform.methods.setting import MethodRuns, Profile, Setting, Unlearning
+from gram_platform.methods.setting import MethodRuns, Options, Profile, Setting, Unlearning
 
 
 def plan_maxent(setting: Setting) -> MethodRuns:
@@ -77,18 +77,21 @@ def _unlearning(
     batch = options.batch_size or size.batch_size
     micro_batch = math.gcd(batch, size.micro_batch)
     half = options.num_steps * batch
-    pools = {d.name: d.num_sequences for d in start.data.domains}
-    retained: dict[str, float] = {d: pools[d] for d in (CORE, *profile)}
+    noise = Options(recall=setting.options.recall, precision=setting.options.precision)
+    unit = setting.route_unit(setting.baseline_accumulation)
+    labelled = data_budget(replace(setting, options=noise), setting.domains, unit)
+    budgets = {d.name: d for d in labelled.domains}
+    retained: dict[str, float] = {d: budgets[d].num_sequences for d in (CORE, *profile)}
     if options.core_share and profile:
         retained = dict.fromkeys(profile, (1.0 - options.core_share) / len(profile))
         retained = {CORE: options.core_share} | retained
     draws = apportion(half, dict.fromkeys(forget, 1), micro_batch)
     draws |= apportion(half, retained, micro_batch)
-    budgets = tuple(DomainBudget(d, pools[d], n) for d, n in draws.items())
+    mixture = tuple(replace(budgets[d], num_draws=n) for d, n in draws.items())
     return training_run(
         setting,
         size.dense(),
-        DataConfig(setting.data_id, budgets),
+        DataConfig(setting.data_id, mixture),
         RoutingConfig(),
         batch_size=2 * batch,
         micro_batch=micro_batch,

@@ -87,7 +87,7 @@ class Shown:
     links: tuple[tuple[str, str], ...]
 
     @property
-    def submitted(self) -> str:
+    def submission_time(self) -> str:
         """The time of the last submission, ISO 8601; "" if nothing was executed."""
         return str(self.submissions[-1].get("started", "")) if self.submissions else ""
 
@@ -107,16 +107,15 @@ def index_page(store: Store) -> Page:
     now = datetime.datetime.now(datetime.UTC)
     place = mask_secrets(store.root)
     intro = f"{QUESTION}\n\nStudies and searches of the storage {place}, {now:%Y-%m-%d %H:%M} UTC."
-    kinds = read_shown(store)
+    studies, searches = read_shown(store)
     sections = [
-        Section(title, markup=render("cards.html", cards=found))
-        for title, found in zip(("Studies", "Searches"), kinds, strict=True)
-        if found
-    ]
-    nothing = Section("Studies", "None has been submitted.")
-    paper = figures_of_paper({one.report for kind in kinds for one in kind})
-    terms = [terms_section(attacks=True)] if kinds[0] else []
-    return Page("Studies and searches", intro, [*(sections or [nothing]), *terms, paper])
+        Section(title, markup=render("cards.html", cards=cards))
+        for title, cards in (("Studies", studies), ("Searches", searches))
+        if cards
+    ] or [Section("Studies", "None has been submitted.")]
+    terms = [terms_section(attacks=True)] if studies else []
+    paper = figures_of_paper({card.report for card in studies + searches})
+    return Page("Studies and searches", intro, [*sections, *terms, paper])
 
 
 def figures_of_paper(reports: Collection[str]) -> Section:
@@ -138,13 +137,13 @@ def read_shown(store: Store) -> tuple[list[Shown], list[Shown]]:
             try:
                 record = folder.read_json(file)
                 if record is not None:
-                    found.append(_shown(store, name, folder, record))
+                    found.append(_read_card(store, name, folder, record))
             except (CorruptFile, InvalidField) as error:
                 warn(f"{error}: the index leaves {name} out", stacklevel=2)
     return studies, searches
 
 
-def _shown(store: Store, name: str, folder: Folder, record: Mapping) -> Shown:
+def _read_card(store: Store, name: str, folder: Folder, record: Mapping) -> Shown:
     place, files = f"../studies/{quote(name, safe='')}", set(folder.list())
     links = [(text, f"{place}/{file}") for text, file in LINKED_FILES.items() if file in files]
     for date, earlier in reversed(store.history_dirs(name).items()):
@@ -211,7 +210,7 @@ def draw_ratios(rows: pd.DataFrame) -> str:
             marks += [Mark(x, y, (arrow, look[1])) for x, arrow in filter(None, arrows)]
     bottom = TOP + height * len(rows)
     labels += [Label(across(x), bottom + 16, "middle", f"{x:.2g}") for x in (0.0, 1.0, end)]
-    return _drawn("Compute ratios; dotted: the baseline", bottom, marks, labels, names, across(1.0))
+    return _draw("Compute ratios; dotted: the baseline", bottom, marks, labels, names, across(1.0))
 
 
 def draw_trials(trials: pd.DataFrame, columns: TrialColumns) -> str:
@@ -229,8 +228,8 @@ def draw_trials(trials: pd.DataFrame, columns: TrialColumns) -> str:
     xs, ys = trials[x_name], trials[y_name]
     is_log = xs.min() > 0 and xs.max() / xs.min() >= 10
     bottom = TOP + SEARCH_HEIGHT
-    right = _placed(np.log(xs) if is_log else xs, LEFT + 10, RIGHT - 10)
-    up = _placed(ys, bottom - 10, TOP + 10)
+    right = _place(np.log(xs) if is_log else xs, LEFT + 10, RIGHT - 10)
+    up = _place(ys, bottom - 10, TOP + 10)
     of_trials = trials[columns.groups[-1]].astype(str)
     groups = list(dict.fromkeys(of_trials))
     looks = {group: MARK_LOOKS[number % len(MARK_LOOKS)] for number, group in enumerate(groups)}
@@ -243,10 +242,10 @@ def draw_trials(trials: pd.DataFrame, columns: TrialColumns) -> str:
     ]
     x_text, y_text = (name.replace("_", " ") for name in (x_name, y_name))
     title = f"Up: {y_text}; across: {x_text}{' (log)' if is_log else ''}"
-    return _drawn(title, bottom, marks, labels, groups, None)
+    return _draw(title, bottom, marks, labels, groups, None)
 
 
-def _drawn(
+def _draw(
     title: str,
     bottom: float,
     marks: Sequence[Mark],
@@ -260,6 +259,6 @@ def _drawn(
     return str(render("card.svg", title=title, marks=marks, labels=labels, legend=legend, **frame))
 
 
-def _placed(values: pd.Series, first: float, last: float) -> list[float]:
+def _place(values: pd.Series, first: float, last: float) -> list[float]:
     share = (values - values.min()) / (values.max() - values.min())
     return (first + (last - first) * share.fillna(0.5)).tolist()

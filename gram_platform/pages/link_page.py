@@ -41,12 +41,12 @@ def link_page(address: str, command: str) -> bytes:
 def write_link_page(database: Path, address: str = "") -> None:
     """Writes the page for MLflow at `address`, or for a closed MLflow; warns if it cannot."""
     # Imported here: it takes a second.
-    from gram_platform.tracking.connection import opened_by
+    from gram_platform.tracking.connection import explain_opening
     from gram_platform.tracking.database import database_uri
 
     try:
         with whole_file(database.with_name(LINK_PAGE)) as path:
-            Path(path).write_bytes(link_page(address, opened_by(database_uri(database))))
+            Path(path).write_bytes(link_page(address, explain_opening(database_uri(database))))
     except OSError as error:
         warn(f"{LINK_PAGE} cannot be written, so links of reports do not find MLflow: {error}")
 

@@ -62,11 +62,11 @@ class Side:
     method: str
     # One of CLASSES, or a time such as steps_to_90, which is compared without `less` and `size`.
     name: str
-    # "": the claim's.
-    profile: str = ""
     # "": each variant or size of the study.
     variant: str = ""
     size: str = ""
+    # "": the claim's.
+    profile: str = ""
     # Subtracted seed by seed, if the side is a drop or a gain.
     less: "Side | None" = None
 
@@ -94,13 +94,18 @@ class Claim:
         return tuple(dict.fromkeys(filter(None, sides)))
 
 
+def compare(text: str, left: str, right: str, within: pd.Interval = POSITIVE) -> Claim:
+    """Makes a claim of two sides, each `"method class"` or `"method class variant"`."""
+    return Claim(text, Side(*left.split()), Side(*right.split()), within)
+
+
 def follows(label: str, method: str) -> tuple[Claim, ...]:
     """Claims of each class that a method is at most the margin worse than filtering."""
     claims = []
     for n in CLASSES:
         way, within = ("below", not_below) if n in ("core", "retain") else ("above", not_above)
         text = f"{label}'s {IN_TEXTS.get(n, n)} is no more than {MARGINS[n]:.2f} {way} filtering's"
-        claims.append(_methods(text, n, method, "filtering", within=within(n)))
+        claims.append(compare(text, f"{method} {n}", f"filtering {n}", within(n)))
     return tuple(claims)
 
 
@@ -109,7 +114,7 @@ def same(label: str, left: str, other: str, right: str) -> tuple[Claim, ...]:
     claims = []
     for n in CLASSES:
         text = f"{label} and {other} have the same {IN_TEXTS.get(n, n)} within {MARGINS[n]:.2f}"
-        claims.append(Claim(text, Side(left, n), Side(right, n), alike(n)))
+        claims.append(compare(text, f"{left} {n}", f"{right} {n}", alike(n)))
     return tuple(claims)
 
 
@@ -124,7 +129,7 @@ def drop(method: str, name: str) -> Side:
 
 def gain(method: str) -> Side:
     """Returns the side "what retain gains by heterogeneous accumulation"."""
-    much, little = (Side(method, "retain", variant=kind) for kind in KINDS)
+    much, little = (Side(method, "retain", kind) for kind in KINDS)
     return replace(much, less=little)
 
 
@@ -135,34 +140,15 @@ LABELS = tuple(
 )
 
 
-def _classes(
-    text: str, method: str, left: str, right: str, within: pd.Interval = POSITIVE
-) -> Claim:
-    return Claim(text, Side(method, left), Side(method, right), within)
-
-
-def _methods(
-    text: str, name: str, left: str, right: str, variant: str = "", within: pd.Interval = POSITIVE
-) -> Claim:
-    return Claim(
-        text, Side(left, name, variant=variant), Side(right, name, variant=variant), within
-    )
-
-
-def _variants(
-    text: str, method: str, name: str, compared: tuple[str, str], within: pd.Interval = POSITIVE
-) -> Claim:
-    left, right = compared
-    return Claim(text, Side(method, name, variant=left), Side(method, name, variant=right), within)
-
-
-GRAM_SEPARATES = _classes("GRAM: retain is above forget", "gram", "retain", "forget")
-FILTERING_SEPARATES = _classes("Filtering: retain is above forget", "filtering", "retain", "forget")
-ATTACK_UNDOES_MAXENT = _classes(
-    "The attack undoes MaxEnt: elicited is above forget", "maxent", "elicited", "forget"
+GRAM_SEPARATES = compare("GRAM: retain is above forget", "gram retain", "gram forget")
+FILTERING_SEPARATES = compare(
+    "Filtering: retain is above forget", "filtering retain", "filtering forget"
 )
-GRAM_IS_MORE_ROBUST = _methods(
-    "MaxEnt is less robust than GRAM: its elicited is above", "elicited", "maxent", "gram"
+ATTACK_UNDOES_MAXENT = compare(
+    "The attack undoes MaxEnt: elicited is above forget", "maxent elicited", "maxent forget"
+)
+GRAM_IS_MORE_ROBUST = compare(
+    "MaxEnt is less robust than GRAM: its elicited is above", "maxent elicited", "gram elicited"
 )
 STORIES_CLAIMS = (
     *cite("fig:grmoe_vs_filtering", [GRAM_SEPARATES, FILTERING_SEPARATES]),
@@ -170,35 +156,31 @@ STORIES_CLAIMS = (
     *cite(
         "app:stories",
         [
-            _classes(
-                "GRAM after the attack: retain is above elicited", "gram", "retain", "elicited"
+            compare(
+                "GRAM after the attack: retain is above elicited", "gram retain", "gram elicited"
             ),
             ATTACK_UNDOES_MAXENT,
-            Claim(
+            compare(
                 f"MaxEnt recovers almost completely: elicited is no more than {ABOVE:.2f} below the"
                 " baseline",
-                Side("maxent", "elicited"),
-                Side("baseline", "retain"),
+                "maxent elicited",
+                "baseline retain",
                 not_below("elicited"),
             ),
             GRAM_IS_MORE_ROBUST,
-            _methods(
+            compare(
                 "MaxEnt is less robust than filtering: its elicited is above",
-                "elicited",
-                "maxent",
-                "filtering",
+                "maxent elicited",
+                "filtering elicited",
             ),
-            _methods("FT-LoRA has a lower core than GRAM", "core", "gram", "ft_lora"),
-            _methods("FT-Full has a lower core than GRAM", "core", "gram", "ft_full"),
-            *(
-                _methods(f"DEMix is poor on {name}: below GRAM", name, "gram", "demix")
-                for name in ("core", "retain")
-            ),
-            _classes(
+            compare("FT-LoRA has a lower core than GRAM", "gram core", "ft_lora core"),
+            compare("FT-Full has a lower core than GRAM", "gram core", "ft_full core"),
+            compare("DEMix is poor on core: below GRAM", "gram core", "demix core"),
+            compare("DEMix is poor on retain: below GRAM", "gram retain", "demix retain"),
+            compare(
                 f"DEMix recovers little: elicited is no more than {ABOVE:.2f} above forget",
-                "demix",
-                "elicited",
-                "forget",
+                "demix elicited",
+                "demix forget",
                 not_above("elicited"),
             ),
         ],
@@ -255,20 +237,19 @@ DUAL_USE_CLAIMS = (
 AUX_SCALING_CLAIMS = cite(
     "fig:aux-scaling-main",
     [
-        _classes("Retain is above forget", "gram", "retain", "forget"),
-        _classes("Retain is above elicited", "gram", "retain", "elicited"),
+        compare("Retain is above forget", "gram retain", "gram forget"),
+        compare("Retain is above elicited", "gram retain", "gram elicited"),
         *(
-            _variants(
+            compare(
                 f"{name.capitalize()} stays as domains are added: no more than {MARGINS[name]:.2f}"
                 " below",
-                "gram",
-                name,
-                (LAST, FIRST),
+                f"gram {name} {LAST}",
+                f"gram {name} {FIRST}",
                 not_below(name),
             )
             for name in ("core", "retain")
         ),
-        _variants("Forget rises as domains are added", "gram", "forget", (LAST, FIRST)),
+        compare("Forget rises as domains are added", f"gram forget {LAST}", f"gram forget {FIRST}"),
     ],
 )
 # A share of the labels.
@@ -278,22 +259,18 @@ PARTIAL_LABELS_CLAIMS = (
         "fig:partial-labels",
         [
             *(
-                _methods(
-                    f"Half the labels: {label} has more {text} than GRAM",
-                    name,
-                    method,
-                    "gram",
-                    HALF,
+                compare(
+                    f"Half the labels: {label} has more {IN_TEXTS.get(name, name)} than GRAM",
+                    f"{method} {name} {HALF}",
+                    f"gram {name} {HALF}",
                 )
                 for method, label in LABELS[1:]
-                for name, text in (("forget", "forget"), ("elicited", "elicited forget"))
+                for name in ("forget", "elicited")
             ),
-            _methods(
+            compare(
                 f"Half the labels: GRAM's core is no more than {BELOW:.2f} below filtering's",
-                "core",
-                "gram",
-                "filtering",
-                HALF,
+                f"gram core {HALF}",
+                f"filtering core {HALF}",
                 not_below("core"),
             ),
         ],
@@ -302,11 +279,10 @@ PARTIAL_LABELS_CLAIMS = (
     *cite(
         "fig:partial-full",
         [
-            _variants(
+            compare(
                 "Filtering forgets less with half the labels than with all",
-                "filtering",
-                "forget",
-                (HALF, "1"),
+                f"filtering forget {HALF}",
+                "filtering forget 1",
             )
         ],
         profile=CORE,
@@ -326,15 +302,17 @@ ACCUMULATION_CLAIMS = (
         ACCUMULATED,
         [
             *(
-                _variants(f"GRAM: heterogeneous accumulation raises {name}", "gram", name, KINDS)
-                for name in ("core", "retain")
-            ),
-            _variants(
-                f"GRAM: heterogeneous accumulation leaves forget within {ABOVE:.2f}",
-                "gram",
-                "forget",
-                KINDS,
-                alike("forget"),
+                compare(
+                    f"GRAM: heterogeneous accumulation {text}",
+                    f"gram {name} {KINDS[0]}",
+                    f"gram {name} {KINDS[1]}",
+                    within,
+                )
+                for name, text, within in (
+                    ("core", "raises core", POSITIVE),
+                    ("retain", "raises retain", POSITIVE),
+                    ("forget", f"leaves forget within {ABOVE:.2f}", alike("forget")),
+                )
             ),
             Claim("GRAM gains more retain by it than FT-LoRA", gain("gram"), gain("ft_lora")),
         ],
@@ -342,11 +320,10 @@ ACCUMULATION_CLAIMS = (
     *cite(
         ACCUMULATED,
         [
-            _variants(
+            compare(
                 "Baseline: uniform accumulation lowers auxiliary domains",
-                "baseline",
-                "retain",
-                KINDS,
+                f"baseline retain {KINDS[0]}",
+                f"baseline retain {KINDS[1]}",
             )
         ],
         profile=ALL,
@@ -355,15 +332,20 @@ ACCUMULATION_CLAIMS = (
 TITRATION_CLAIMS = cite(
     "fig:titration",
     [
-        _variants(f"{label}: {text}", method, name, compared, within)
+        compare(f"{label}: {text}", f"{method} {left}", f"{method} {right}", within)
         for method, label in LABELS[::2]
-        for text, name, compared, within in (
-            ("half a module is above none on its domain", "retain", ("0.5", "0"), POSITIVE),
-            ("a whole module is above half of one on its domain", "retain", ("1", "0.5"), POSITIVE),
+        for text, left, right, within in (
+            ("half a module is above none on its domain", "retain 0.5", "retain 0", POSITIVE),
+            (
+                "a whole module is above half of one on its domain",
+                "retain 1",
+                "retain 0.5",
+                POSITIVE,
+            ),
             (
                 f"core stays as a module is turned up: no more than {BELOW:.2f} below",
-                "core",
-                ("1", "0"),
+                "core 1",
+                "core 0",
                 not_below("core"),
             ),
         )

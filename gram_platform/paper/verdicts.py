@@ -73,7 +73,6 @@ NO_INTERVAL = " (no interval)"
 ALWAYS_COUNTED = (AGREE, DISAGREE, CANNOT_TELL)
 COUNTED = {AGREE: "confirmed here", DISAGREE: "contradicted", CANNOT_TELL: "undecided"}
 COUNTED[NOT_MEASURABLE] = NOT_MEASURABLE
-SAID_OF_NONE = (COUNTED[AGREE], COUNTED[DISAGREE])
 VERDICTS = (*ALWAYS_COUNTED, NOT_MEASURABLE, AGREE + NO_INTERVAL, DISAGREE + NO_INTERVAL)
 IN_WORDS = {AGREE: "yes", DISAGREE: "no"}
 IN_WORDS |= {
@@ -180,22 +179,24 @@ def judge_times(
     Then the verdict is "cannot tell", unless all seeds of the other side reached the mark before
     each of these bounds, and longer times could not change the verdict.
     """
-    found, seeds = judge(claim, left, right, within), set(left) & set(right)
+    judgement, seeds = judge(claim, left, right, within), set(left) & set(right)
     bounds = [
         [side[seed] for seed in seeds if share[seed] < 1.0]
         for side, share in zip((left, right), reached, strict=True)
     ]
     if not any(bounds):
-        return found
-    low, high = (found.difference if math.isnan(end) else end for end in (found.low, found.high))
+        return judgement
+    difference, low, high = judgement.difference, judgement.low, judgement.high
+    if is_single := math.isnan(low):
+        low = high = difference
     if bounds[1] or min(bounds[0]) <= max(right[seed] for seed in seeds):
         low = -sys.float_info.max
     if bounds[0] or min(bounds[1]) <= max(left[seed] for seed in seeds):
         high = sys.float_info.max
-    verdict = _verdict(Interval(found.difference, low, high), within)
+    verdict = _verdict(Interval(difference, low, high), within)
     if verdict == CANNOT_TELL:
-        return replace(found, verdict=verdict, low=math.nan, high=math.nan, detectable=math.nan)
-    return replace(found, verdict=verdict + NO_INTERVAL * math.isnan(found.low))
+        return replace(judgement, verdict=verdict, low=math.nan, high=math.nan, detectable=math.nan)
+    return replace(judgement, verdict=verdict + NO_INTERVAL * is_single)
 
 
 def margin(within: pd.Interval) -> float:
@@ -219,7 +220,7 @@ def verdicts_text(counts: Mapping[str, int]) -> str:
     parts = [
         f"{number or 'none'} {'are' if number > 1 else 'is'} {words}"
         for words, number in numbers.items()
-        if number or words in SAID_OF_NONE
+        if number or words in (COUNTED[AGREE], COUNTED[DISAGREE])
     ]
     return f"Of {total} claim{'s' * (total != 1)} {', '.join(parts)}."
 
@@ -361,8 +362,8 @@ def _unit_error(
 
 
 def _is_one_class(claim: Claim) -> bool:
-    found = {(side.size, side.variant, side.name) for side in claim.terms}
-    return len(found) == 1 and claim.left.name in CLASSES
+    places = {(side.size, side.variant, side.name) for side in claim.terms}
+    return len(places) == 1 and claim.left.name in CLASSES
 
 
 def _nats(
@@ -380,9 +381,8 @@ def _nats(
             slope = float(np.mean([*slopes.values()]))
             ends = -claim.within.right / slope, -claim.within.left / slope
             within = pd.Interval(*ends, closed="neither")
-            judgement = vars(judge("", left, right, within))
-            names = ("verdict", "difference", "low", "high")
-            numbers = *(judgement[name] for name in names), margin(within)
+            nats = judge("", left, right, within)
+            numbers = nats.verdict, nats.difference, nats.low, nats.high, margin(within)
     return dict(zip(CLAIM_NATS, numbers, strict=True))
 
 
@@ -539,11 +539,11 @@ def in_family(claims: pd.DataFrame) -> pd.Series:
 
 
 def _holm(claims: pd.DataFrame) -> pd.Series:
-    """Returns the verdicts of which at most one family in twenty has a false "agree".
+    """Returns the verdicts corrected for the number of claims. Source: Holm (1979).
 
-    The same holds for "disagree". Source: Holm (1979). A claim passes level j if its interval at
-    `level_factors` lies on its side. The k-th strongest of n stays if it and all stronger claims
-    pass level n + 1 - k.
+    At most one family in twenty has a false "agree", and at most one a false "disagree". A claim
+    passes level j if its interval at `level_factors` lies on its side. The k-th strongest of n
+    keeps its verdict if it and all stronger claims pass level n + 1 - k.
     """
     verdicts = claims["verdict"].mask(claims["verdict"].str.endswith(NO_INTERVAL), CANNOT_TELL)
     family = claims[in_family(claims)]

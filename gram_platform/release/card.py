@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
@@ -12,7 +13,6 @@ from gram_platform.config import CORE, IMPORTED, ModelConfig, View
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.training import merge_config
 from gram_platform.corpora.recipe import TRAINED
-from gram_platform.release.export import data_id_of
 from gram_platform.release.files import find_corpus
 from gram_platform.release.profile_numbers import ProfileNumbers
 from gram_platform.release.stock_config import STOCKS
@@ -49,19 +49,17 @@ class CardSubject:
     hub: str = ""
 
     @property
+    def present(self) -> tuple[str, ...]:
+        return self.model.module_domains
+
+    @property
     def absent(self) -> tuple[str, ...]:
         """The run's modules that the view lacks."""
         return tuple(domain for domain in self.origin.module_domains if domain not in self.present)
 
     @property
-    def present(self) -> tuple[str, ...]:
-        return self.model.module_domains
-
-    @property
     def forgotten(self) -> tuple[str, ...]:
-        return tuple(
-            dict.fromkeys(domain for numbers in self.numbers for domain in numbers.removed)
-        )
+        return tuple(dict.fromkeys(chain.from_iterable(n.removed for n in self.numbers)))
 
 
 def card_subject(
@@ -75,7 +73,7 @@ def card_subject(
 
 
 def _tokenizer(store: Store, view: View) -> str:
-    corpus = find_corpus(store, data_id_of(store, view.run_id))
+    corpus = find_corpus(store, view.run_id)
     if corpus is None:
         return ""
     try:
@@ -176,11 +174,7 @@ def _missing(numbers: ProfileNumbers) -> list[str]:
 
 
 def _table(frame: pd.DataFrame) -> str:
-    rows = [
-        list(frame.columns),
-        ["---"] * len(frame.columns),
-        *frame.astype(str).to_numpy().tolist(),
-    ]
+    rows = [list(frame), ["---"] * len(frame.columns), *frame.astype(str).to_numpy().tolist()]
     return "\n".join("| " + " | ".join(plain(cell) or "-" for cell in row) + " |" for row in rows)
 
 

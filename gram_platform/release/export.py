@@ -8,12 +8,13 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from gram_platform.config import IMPORTED, ModelConfig, View
+from gram_platform.config import View
 from gram_platform.config.crash_safe import A_FOLDER
 from gram_platform.config.identity import (
     canonical_json,
@@ -30,6 +31,7 @@ from gram_platform.release import MAX_WEIGHTS_BYTES
 from gram_platform.release.files import (
     Progress,
     byte_counter,
+    find_corpus,
     shards,
     write_tensors,
     write_tokenizer,
@@ -46,12 +48,11 @@ from gram_platform.release.verification import (
     verify_export,
 )
 from gram_platform.store import Store
-from gram_platform.store.tensors import stream_bytes
+from gram_platform.store.tensors import Shapes, stream_bytes
 from gram_platform.store.views import open_view
 from gram_platform.train.learner import DTYPES
 
 RECORD, CARD = "export.json", "README.md"
-# The version of an export's files.
 EXPORT_LAYOUT = 2
 CHECKS = ("own", "transformers")
 # Errors of the user's folder or disk, such as something mounted there meanwhile (EBUSY, EXDEV).
@@ -106,7 +107,7 @@ def export_view(
 
     ValueError before any work if `out` is a mount point or holds anything except this export, or
     the disk is too full. If a checkpoint does not match the view, nothing is left. An existing
-    export is checked by its hashes and gets a new card.
+    export gets a new card.
     """
     parts = dense_parts(export.view)
     if export.check == "transformers" and importlib.util.find_spec("transformers") is None:
@@ -125,62 +126,53 @@ def export_view(
         return ExportResult(out, verified_before, is_new=False)
     # No folder can be moved onto it.
     if os.path.ismount(out):
-        raise invalid(
-            "out",
-            str(out),
-            f"a folder that is no mount point, such as a new one in it: {out / 'model'}",
-        )
+        allowed = f"a folder that is no mount point, such as a new one in it: {out / 'model'}"
+        raise invalid("out", str(out), allowed)
+    dtype, files = DTYPES[export.dtype], {}
     with open_view(store, export.view) as (config, weights):
-        total = sum(
-            _num_bytes(merge_config(config, dict(part.weights)), export) for part in parts.values()
-        )
+        for name, part in parts.items():
+            shapes = foreign_shapes(merge_config(config, dict(part.weights)))
+            files[name] = shards(shapes, dtype, export.max_file_bytes)
+        total = sum(stream_bytes(s, dtype) for group in files.values() for s in group.values())
         require_room(out, total)
-        with atomic_folder(out) as partial:
+        with atomic_folder(out) as staging:
             on_bytes, agreements = byte_counter(progress, "exporting", total), {}
             for name, part in parts.items():
-                (partial / name).mkdir(exist_ok=True)
-                routed, folder = (config, weights, dict(part.weights)), partial / name
+                folder, routed = staging / name, (config, weights, dict(part.weights))
+                folder.mkdir(exist_ok=True)
+                request = replace(export, view=part)
                 agreements[name] = _write_part(
-                    store, part, routed, folder, export, on_bytes, progress
+                    store, request, routed, folder, files[name], on_bytes, progress
                 )
-            _write_cards(partial, agreements, write_card)
-            record = identity | {"files": _hashes(partial), "agreements": agreements}
-            (partial / RECORD).write_text(canonical_json(record) + "\n")
+            _write_cards(staging, agreements, write_card)
+            record = identity | {"files": _hashes(staging), "agreements": agreements}
+            (staging / RECORD).write_text(canonical_json(record) + "\n")
     return ExportResult(out, agreements, total)
-
-
-def _num_bytes(model: ModelConfig, export: ExportRequest) -> int:
-    files = shards(foreign_shapes(model), DTYPES[export.dtype], export.max_file_bytes)
-    return sum(stream_bytes(shapes, DTYPES[export.dtype]) for shapes in files.values())
 
 
 def _write_part(
     store: Store,
-    view: View,
+    export: ExportRequest,
     routed: Model,
     folder: Path,
-    export: ExportRequest,
+    files: Mapping[str, Shapes],
     on_bytes: Callable[[int], None],
     progress: Progress,
 ) -> tuple[Agreement, ...]:
     """Writes a dense checkpoint without a card; `routed` has this part's active modules."""
     model, dtype = merge_config(routed[0], routed[2]), DTYPES[export.dtype]
-    data_id = data_id_of(store, view.run_id)
-    end_of_text = write_tokenizer(store, data_id, folder, model.seq_len)
+    corpus = find_corpus(store, export.view.run_id)
+    end_of_text = write_tokenizer(corpus, folder, model.seq_len) if corpus else None
     config = json.dumps(foreign_config(model, dtype, end_of_text), indent=2, sort_keys=True) + "\n"
     (folder / "config.json").write_text(config)
-    files = shards(foreign_shapes(model), dtype, export.max_file_bytes)
     write_tensors(folder, files, dtype, foreign_weights(*routed), on_bytes)
-    tokens = verification_tokens(store, data_id, model)
-    found = [
-        verify_export(
-            routed, folder, dtype, tokens, lambda *bytes_done: progress("verifying", *bytes_done)
-        )
-    ]
+    tokens = verification_tokens(corpus, model)
+    agreements = [verify_export(routed, folder, dtype, tokens, partial(progress, "verifying"))]
     if export.check == "transformers":
-        found.append(verify_by_transformers(store, view, folder, dtype, tokens))
-        require_same_ids(store, data_id, folder, tokens[0])
-    return tuple(found)
+        agreements.append(verify_by_transformers(store, export.view, folder, dtype, tokens))
+        if corpus:
+            require_same_ids(corpus, folder, tokens[0])
+    return tuple(agreements)
 
 
 def _write_cards(
@@ -193,16 +185,8 @@ def _write_cards(
         write_card(folder, "", tuple(chain.from_iterable(agreements.values())))
 
 
-def data_id_of(store: Store, run_id: str) -> str | None:
-    """Returns the corpus that a run was trained on; None for an imported model."""
-    return None if run_id.startswith(IMPORTED) else store.run(run_id).config()["data"]["data_id"]
-
-
 def _agreements_in(out: Path, identity: Mapping) -> Mapping[str, tuple[Agreement, ...]] | None:
-    """Returns what was verified of this export if it is in `out`; None if nothing is there.
-
-    ValueError for anything else, and for a circle of links.
-    """
+    """Returns what was verified of this export; None if `out` is empty; ValueError otherwise."""
     kind = target_kind("out", out)
     if kind not in (A_FOLDER, ""):
         raise invalid("out", str(out), "a folder, found a file")
@@ -213,8 +197,8 @@ def _agreements_in(out: Path, identity: Mapping) -> Mapping[str, tuple[Agreement
         record: Mapping[str, Any] = _record(out)
     except ValueError:
         raise invalid("out", str(out), f"{allowed} other files") from None
-    found, expected = {key: record.get(key) for key in identity}, canonical_json(identity)
-    if "agreements" not in record or found != json.loads(expected):
+    expected = json.loads(canonical_json(identity))
+    if "agreements" not in record or not expected.items() <= record.items():
         raise invalid("out", str(out), f"{allowed} another export")
     require_unchanged(out)
     return record["agreements"]
@@ -228,8 +212,9 @@ def require_unchanged(out: Path) -> None:
     except OSError as error:
         raise invalid("out", str(out), f"an export whose files can be read ({error})") from error
     if changed := sorted({name for name, _ in expected.items() ^ present.items()}):
-        found = f"its files have changed ({', '.join(changed[:4])}), remove the folder"
-        raise invalid("out", str(out), f"an unchanged export: {found}")
+        names = ", ".join(changed[:4])
+        allowed = f"an unchanged export: its files have changed ({names}), remove the folder"
+        raise invalid("out", str(out), allowed)
 
 
 def _record(out: Path) -> ExportRecord:
@@ -250,11 +235,8 @@ def require_room(out: Path, num_bytes: int) -> None:
     existing = next(parent for parent in out.absolute().parents if parent.exists())
     free = shutil.disk_usage(existing).free
     if free < num_bytes:
-        raise invalid(
-            "out",
-            str(out),
-            f"a disk with {num_bytes / 1e9:,.2f} GB free, found {free / 1e9:,.2f} GB",
-        )
+        allowed = f"a disk with {num_bytes / 1e9:,.2f} GB free, found {free / 1e9:,.2f} GB"
+        raise invalid("out", str(out), allowed)
 
 
 @contextlib.contextmanager
@@ -263,28 +245,27 @@ def atomic_folder(out: Path) -> Iterator[Path]:
 
     Removes the temporary folders of killed processes.
     """
-    partial = out.parent / f".{out.name}.{os.getpid()}.part"
+    staging = out.parent / f".{out.name}.{os.getpid()}.part"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         for stale in out.parent.glob(f".{out.name}.*.part"):
             with contextlib.suppress(OSError), folder_lock(stale):
                 shutil.rmtree(stale)
-        partial.mkdir()
+        staging.mkdir()
     except OSError as error:
         raise invalid("out", str(out), f"a writable folder ({error})") from error
     try:
-        with folder_lock(partial):
-            yield partial
+        with folder_lock(staging):
+            yield staging
             # This replaces only an empty folder.
-            os.rename(partial, out)
+            os.rename(staging, out)
     except OSError as error:
         if error.errno not in USER_ERRNOS:
             raise
-        raise invalid(
-            "out", str(out), f"a folder that accepts the export ({error.strerror})"
-        ) from error
+        allowed = f"a folder that accepts the export ({error.strerror})"
+        raise invalid("out", str(out), allowed) from error
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from typing import TypedDict
 
 import torch
 
+from gram_platform.config import IMPORTED
 from gram_platform.config.crash_safe import sync
 from gram_platform.config.identity import invalid
 from gram_platform.config.written import read_json, require_fetched
@@ -27,7 +28,6 @@ from gram_platform.store.data import open_corpus
 from gram_platform.store.tensors import (
     DiskTensors,
     Shapes,
-    TensorFile,
     once,
     open_tensors,
     stream_bytes,
@@ -97,9 +97,8 @@ def file_names(folder: Path) -> list[str]:
                 raise invalid(INDEX, name, "safetensors files of the same folder")
             # Used because `Path.is_file` raises for an impossible name.
             if not os.path.isfile(folder / name):
-                raise invalid(
-                    "checkpoint", str(folder), f"a complete checkpoint, {name} is missing"
-                )
+                allowed = f"a complete checkpoint, {name} is missing"
+                raise invalid("checkpoint", str(folder), allowed)
         return names
     if (folder / SINGLE).is_file():
         return [SINGLE]
@@ -119,7 +118,9 @@ def open_checkpoint(folder: Path) -> Iterator[DiskTensors]:
                 require_fetched("checkpoint", folder / name)
                 files[name] = stack.enter_context(open_tensors(folder / name, once))
         if (folder / INDEX).is_file():
-            _require_indexed(_weight_map(folder), files)
+            stored = {(tensor, name) for name, file in files.items() for tensor in file.held}
+            if wrong := sorted({tensor for tensor, _ in stored ^ _weight_map(folder).items()}):
+                raise invalid(INDEX, wrong[:4], "each tensor once, in the file that the index says")
         yield DiskTensors.of_files(files.values())
 
 
@@ -143,35 +144,19 @@ def _weight_map(folder: Path) -> Mapping[str, str]:
         raise invalid(INDEX, str(folder / INDEX), f"JSON with a weight_map ({error})") from None
 
 
-def _require_indexed(file_of: Mapping[str, str], files: Mapping[str, TensorFile]) -> None:
-    held = [(tensor, name) for name, file in files.items() for tensor in file.held]
-    if sorted(held) != sorted(file_of.items()):
-        wrong = sorted({tensor for tensor, _ in set(held) ^ set(file_of.items())})
-        raise invalid(INDEX, wrong[:4], "each tensor once, in the file that the index says")
-
-
-def write_tokenizer(store: Store, data_id: str | None, folder: Path, seq_len: int) -> int | None:
+def write_tokenizer(corpus: PackedCorpus, folder: Path, seq_len: int) -> int:
     """Writes the corpus's tokenizer, so that transformers encodes text as training did.
 
     Training adds no tokens to a text, does not cut or pad it, and reads special tokens that it
     spells as plain text. So the written file has no post-processor, truncation and padding, and the
-    settings turn off the rest.
-
-    Returns the id of the end of text. If the storage lacks the corpus, returns None and writes
-    nothing.
+    settings turn off the rest. Returns the id of the end of text.
     """
-    corpus = find_corpus(store, data_id)
-    if corpus is None:
-        return None
     tokenizer = load_tokenizer(corpus.tokenizer_path)
     end = end_of_text_id(tokenizer)
-    plain = json.loads(corpus.tokenizer_path.read_bytes()) | dict.fromkeys(
-        ("post_processor", "truncation", "padding")
-    )
-    _write(folder / TOKENIZER, plain, sort_keys=False)
-    special = dict.fromkeys(
-        ("bos_token", "eos_token", "pad_token", "unk_token"), tokenizer.id_to_token(end)
-    )
+    absent = dict.fromkeys(("post_processor", "truncation", "padding"))
+    _write(folder / TOKENIZER, json.loads(corpus.tokenizer_path.read_bytes()) | absent, False)
+    names = ("bos_token", "eos_token", "pad_token", "unk_token")
+    special = dict.fromkeys(names, tokenizer.id_to_token(end))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
@@ -187,12 +172,13 @@ def write_tokenizer(store: Store, data_id: str | None, folder: Path, seq_len: in
     return end
 
 
-def find_corpus(store: Store, data_id: str | None) -> PackedCorpus | None:
-    """Opens a run's corpus; None if `data_id` is None or the storage lacks the corpus."""
-    try:
-        return None if data_id is None else open_corpus(store, data_id)
-    except ValueError:
+def find_corpus(store: Store, run_id: str) -> PackedCorpus | None:
+    """Opens a run's corpus; None for an imported model, or if the storage lacks the corpus."""
+    if run_id.startswith(IMPORTED):
         return None
+    data_id = store.run(run_id).config()["data"]["data_id"]
+    with contextlib.suppress(ValueError):
+        return open_corpus(store, data_id)
 
 
 def _write(path: Path, fields: dict, sort_keys: bool = True) -> None:

@@ -4,6 +4,7 @@ It imports lm-eval, which the extra `eval` installs.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 
 import torch
 from lm_eval.api.instance import Instance
@@ -51,13 +52,10 @@ class HarnessModel(TemplateLM):
         """Returns each text's log-likelihood in nats. Long texts are scored window by window."""
         length, totals = self._model.config.seq_len, []
         for (text,) in (request.args for request in requests):
-            windows = get_rolling_token_windows(
-                self.tok_encode(text), self.eot_token_id, length, context_len=1
-            )
+            tokens = self.tok_encode(text)
+            windows = get_rolling_token_windows(tokens, self.eot_token_id, length, context_len=1)
             # Inputs and targets share all tokens except the first and the last.
-            pairs = [
-                (inputs[: len(inputs) - len(targets) + 1], targets) for inputs, targets in windows
-            ]
+            pairs = [(read[: len(read) - len(targets) + 1], targets) for read, targets in windows]
             totals.append(sum_in_order(value for value, _ in self._score(pairs)))
         return totals
 
@@ -74,26 +72,22 @@ class HarnessModel(TemplateLM):
         rows = [(context + continuation)[-longest:] for context, continuation in pairs]
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
         batch = evaluation_batch(self._model.config, self._model.device)
-        scores = [(0.0, True)] * len(rows)
+        scores = {}
         for first in range(0, len(order), batch):
             indices = order[first : first + batch]
             scored = self._batch([rows[i] for i in indices], [len(pairs[i][1]) for i in indices])
-            for i, score in zip(indices, scored, strict=True):
-                scores[i] = score
-        return scores
+            scores |= zip(indices, scored, strict=True)
+        return [scores[i] for i in range(len(rows))]
 
     def _batch(self, rows: list[Tokens], num_scored: list[int]) -> list[Scored]:
         """Scores the last `num_scored` tokens of each row. Padding is behind them, so unseen."""
-        device, width = self._model.device, max(map(len, rows))
-        tokens_BT = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)
+        padded = list(zip(*zip_longest(*rows, fillvalue=0), strict=True))
+        tokens_BT = torch.tensor(padded, device=self._model.device)
         log_p_BTV = torch.log_softmax(self._model(tokens_BT[:, :-1], self._active).float(), dim=-1)
         log_p_BT = log_p_BTV.gather(2, tokens_BT[:, 1:, None])[:, :, 0].cpu().double()
         is_likeliest_BT = (log_p_BTV.argmax(dim=-1) == tokens_BT[:, 1:]).cpu()
-        spans = [
-            slice(max(0, len(row) - 1 - n), len(row) - 1)
-            for row, n in zip(rows, num_scored, strict=True)
-        ]
-        return [
-            (float(log_p_BT[i, s].sum()), bool(is_likeliest_BT[i, s].all()))
-            for i, s in enumerate(spans)
-        ]
+        scores = []
+        for i, (row, n) in enumerate(zip(rows, num_scored, strict=True)):
+            span = slice(max(0, len(row) - 1 - n), len(row) - 1)
+            scores.append((float(log_p_BT[i, span].sum()), bool(is_likeliest_BT[i, span].all())))
+        return scores

@@ -7,6 +7,7 @@ initialises the modules. Only safetensors files are read, one tensor at a time.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -51,46 +52,48 @@ def import_checkpoint(
     """Reads a checkpoint into a storage that is open for writing.
 
     `seq_len` is the sequence length of later runs, by default all positions of the model. Raises
-    ValueError for other architectures, scaled positions, attention biases other than zero, pickled
-    weights, tensors that are missing, unknown or not finite, and a tokenizer that is unreadable or
-    too large.
+    ValueError for a model that we do not support, pickled weights, tensors that are missing,
+    unknown or not finite, and a tokenizer that is unreadable or too large.
     """
     plain = read_config(folder)
     model, fields = native_config(plain, seq_len), check_fields(plain)
     tokenizer, problem = _tokenizer(folder, model)
-    total = 4 * total_parameters(model)
+    counter = partial(byte_counter, progress, "importing", 4 * total_parameters(model))
     with open_checkpoint(folder) as foreign:
         weights = CheckpointWeights(
             model, foreign, fields["tie_word_embeddings"], fields.get("use_bias", True)
         )
         weights.require_no_others()
         weights.require_zero_biases()
-        names = sorted(weights)
-        count = byte_counter(progress, "importing", total)
-        weights_sha256 = hash_named(_read(weights, names, count))
+        weights_sha256 = hash_named(_read(weights, counter()))
         directory = store.import_dir(import_id(model, weights_sha256, tokenizer))
         is_new = directory.result() is None
         shapes = dict(sorted(parameter_shapes(model).items()))
 
         def write(path: str) -> None:
-            tensors = ((name, weights[name]) for name in names)
-            write_stream(
-                path, shapes, torch.float32, tensors, byte_counter(progress, "importing", total)
-            )
+            tensors = ((name, weights[name]) for name in shapes)
+            write_stream(path, shapes, torch.float32, tensors, counter())
 
-        origin = {"weights_sha256": weights_sha256, "source": _source(folder, plain)}
+        source = {
+            "name": folder.name,
+            "files": {name: hash_file(folder / name) for name in (CONFIG, *file_names(folder))},
+            "dtype": plain.get("dtype") or plain.get("torch_dtype") or "unknown",
+        }
+        origin = {"weights_sha256": weights_sha256, "source": source}
         # Also repairs a damaged import.
         directory.complete(model, origin, write, tokenizer)
-    notes = _notes(plain)
+    notes = []
+    if rates := ", ".join(f"{name} {plain[name]}" for name in DROPOUTS if plain.get(name)):
+        notes.append(f"trained here without dropout (the checkpoint has {rates})")
     if problem:
-        notes += (f"{problem}: studies cannot start from it (--start)",)
-    return Imported(directory.node_id, model, is_new, notes)
+        notes.append(f"{problem}: studies cannot start from it (--start)")
+    return Imported(directory.node_id, model, is_new, tuple(notes))
 
 
 def _read(
-    weights: CheckpointWeights, names: list[str], on_bytes: Callable[[int], None]
+    weights: CheckpointWeights, on_bytes: Callable[[int], None]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    for name in names:
+    for name in sorted(weights):
         tensor = weights[name]
         on_bytes(tensor.nbytes)
         yield name, tensor
@@ -109,21 +112,10 @@ def read_config(folder: Path) -> dict:
         raise invalid("checkpoint", str(folder), allowed) from None
 
 
-def _source(folder: Path, plain: dict) -> dict:
-    """Returns facts about the checkpoint from which the weights come."""
-    files = {name: hash_file(folder / name) for name in (CONFIG, *file_names(folder))}
-    return {
-        "name": folder.name,
-        "files": files,
-        "dtype": plain.get("dtype") or plain.get("torch_dtype") or "unknown",
-    }
-
-
 def _tokenizer(folder: Path, model: ModelConfig) -> tuple[bytes | None, str]:
     """Returns (the bytes of tokenizer.json, ""), or (None, why it cannot be imported).
 
-    Raises ValueError if the tokenizer cannot be read, has more tokens than the model, or fails on
-    text.
+    Raises ValueError if the tokenizer is unreadable or too large, or fails on text.
     """
     path = folder / TOKENIZER
     if not path.is_file():
@@ -137,8 +129,3 @@ def _tokenizer(folder: Path, model: ModelConfig) -> tuple[bytes | None, str]:
         lacks = f"{error.value} (expected {error.expected})"
         return None, f"the checkpoint's {TOKENIZER} has {lacks} and is not imported"
     return path.read_bytes(), ""
-
-
-def _notes(plain: dict) -> tuple[str, ...]:
-    rates = ", ".join(f"{name} {plain[name]}" for name in DROPOUTS if plain.get(name))
-    return (f"trained here without dropout (the checkpoint has {rates})",) if rates else ()

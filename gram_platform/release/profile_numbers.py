@@ -1,5 +1,6 @@
 """Reads the numbers that a storage's studies measured for one view."""
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,14 +16,8 @@ from gram_platform.pages.results.results import Results, read_results
 from gram_platform.store import Store
 from gram_platform.store.directories import CONFIG
 
-CLASS_COLUMNS = [
-    "class",
-    "domain",
-    "loss (nats a token)",
-    "this run",
-    "all seeds [90% interval]",
-    "seeds",
-]
+CLASS_COLUMNS = ["class", "domain", "loss (nats a token)", "this run"]
+CLASS_COLUMNS += ["all seeds [90% interval]", "seeds"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +28,6 @@ class ProfileNumbers:
     title: str
     # The view's tags in the study: method, size, seed, profile, retained, variant.
     names: Mapping[str, str]
-    # Sentences about the study's set-up.
     facts: tuple[str, ...]
     # A row for each domain and class, with CLASS_COLUMNS.
     domains: pd.DataFrame
@@ -72,8 +66,10 @@ def _numbers(record: StudyRecord, results: Results, tags: Mapping[str, str]) -> 
     analysis = results.analysis
     table, ratios = (_select(frame, tags) for frame in (analysis.table, analysis.ratios))
     row = table.iloc[0].to_dict() if len(table) else {}
-    triples = {
-        name: (row[name], row[f"{name}_low"], row[f"{name}_high"]) for name in CLASSES if row
+    texts = {
+        name: _ratio_text(row[name], row[f"{name}_low"], row[f"{name}_high"])
+        for name in CLASSES
+        if row
     }
     # In a note, a variant may precede the row's name, and a seed or a domain may follow.
     row_name = re.escape(" ".join(tags[name] for name in ROW))
@@ -86,7 +82,7 @@ def _numbers(record: StudyRecord, results: Results, tags: Mapping[str, str]) -> 
         names=tags,
         facts=record.facts,
         domains=_domains(ratios, tags["seed"]),
-        classes={name: text for name, triple in triples.items() if (text := _ratio_text(*triple))},
+        classes={name: text for name, text in texts.items() if text},
         num_seeds=int(row.get("num_seeds", 0)),
         missing=tuple(f"{what}: {why}" for what, why in notes.itertuples(index=False, name=None)),
     )
@@ -98,7 +94,6 @@ def _ratio_text(mean: float, low: float, high: float) -> str:
 
 
 def _select(frame: pd.DataFrame, tags: Mapping[str, str]) -> pd.DataFrame:
-    """Selects the rows with these tags, including the variant if there is one."""
     for key in [*ROW, VARIANT] if VARIANT in tags else ROW:
         frame = frame[frame[key] == tags[key]]
     return frame
@@ -108,21 +103,15 @@ def _domains(ratios: pd.DataFrame, seed: str) -> pd.DataFrame:
     """Makes a row for each domain and class, with this seed's numbers and the mean over seeds."""
     if not len(ratios):
         return pd.DataFrame(columns=CLASS_COLUMNS)
-    means = domain_table(ratios).set_index(["domain", "class"])
+    means = {(row["class"], row["domain"]): row for row in domain_table(ratios).to_dict("records")}
     rows = []
     for this_run in ratios[ratios["seed"] == seed].to_dict("records"):
-        key = (this_run["domain"], this_run["class"])
-        over_seeds, count = "", 0
-        if key in means.index:
-            mean = means.loc[[key]].iloc[0]
+        over_seeds, count, key = "", 0, (this_run["class"], this_run["domain"])
+        if mean := means.get(key):
             over_seeds = _ratio_text(mean["compute_ratio"], mean["low"], mean["high"])
             count = int(mean["num_seeds"])
-        numbers = [
-            interval_text(this_run[name], float("nan"), float("nan"))
-            for name in ("loss", "compute_ratio")
-        ]
-        rows.append((this_run["class"], this_run["domain"], *numbers, over_seeds, count))
-    frame = pd.DataFrame(rows, columns=CLASS_COLUMNS)
-    return frame.sort_values(
-        "class", key=lambda c: c.map(CLASSES.index), kind="stable", ignore_index=True
-    )
+        values = (this_run["loss"], this_run["compute_ratio"])
+        numbers = [interval_text(value, math.nan, math.nan) for value in values]
+        rows.append((*key, *numbers, over_seeds, count))
+    rows.sort(key=lambda row: CLASSES.index(row[0]))
+    return pd.DataFrame(rows, columns=CLASS_COLUMNS)

@@ -51,27 +51,25 @@ class AvailableModules:
         """Returns the run that trained the module; ValueError if there is none, or several."""
         if domain in self.trained_here:
             return self.run_id
-        found = self.branches.get(domain, ())
+        runs = self.branches.get(domain, ())
         if not self.modules:
             raise invalid("modules", domain, f"none: run {self.run_id} is dense")
-        if not found:
+        if not runs:
             allowed = one_of(domain, self.modules, f"run {self.run_id}'s modules: ")
             raise invalid("modules", domain, allowed)
-        if len(found) > 1:
-            allowed = f"{domain}=RUN_ID, because several runs trained it: {', '.join(found)}"
+        if len(runs) > 1:
+            allowed = f"{domain}=RUN_ID, because several runs trained it: {', '.join(runs)}"
             raise invalid("sources", "", allowed)
-        return found[0]
+        return runs[0]
 
     def view(self, modules: Mapping[str, float], sources: Mapping[str, str]) -> View:
         """Returns the view with these modules; `sources` chooses among runs that trained one."""
         if stray := sorted(set(sources) - set(modules)):
             raise invalid("sources", stray, "only modules that `modules` names")
-        origins = {domain: sources.get(domain) or self.source(domain) for domain in modules}
-        elsewhere = {
-            d: run_id for d, run_id in origins.items() if run_id != self.run_id and modules[d]
-        }
+        origins = ((domain, sources.get(domain) or self.source(domain)) for domain in modules)
+        elsewhere = tuple((d, run) for d, run in origins if run != self.run_id and modules[d])
         if self.has_core:
-            return View.of(self.run_id, modules, sources=tuple(elsewhere.items()))
+            return View.of(self.run_id, modules, sources=elsewhere)
         return View.of(self.run_id, {CORE: 1.0, **modules}, rule="by_domain")
 
 
@@ -93,6 +91,5 @@ def dense_parts(view: View) -> dict[str, View]:
     """Splits a view into dense models by subfolder: itself, or core and each active expert."""
     if view.rule == "constant":
         return {"": view}
-    return {
-        domain: View.of(view.run_id, view.active(domain)) for domain in (CORE, *dict(view.weights))
-    }
+    domains = (CORE, *dict(view.weights))
+    return {domain: View.of(view.run_id, view.active(domain)) for domain in domains}

@@ -84,14 +84,8 @@ STOCKS = {
     ),
 }
 DEFAULT_THETA = 10_000.0
-DIMENSIONS = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-)
-DIMENSIONS += ("num_key_value_heads", "max_position_embeddings")
+DIMENSIONS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+DIMENSIONS += ("num_attention_heads", "num_key_value_heads", "max_position_embeddings")
 SIZES_OR_NULL = ("head_dim", "sliding_window")
 # The largest size, so that torch can count the elements of a matrix.
 MAX_SIZE = 2**28
@@ -161,7 +155,7 @@ def check_fields(plain: Mapping) -> dict:
     fields = {**stock.defaults, "initializer_range": ModelConfig.init_std, **plain}
     if fields["hidden_act"] != stock.defaults["hidden_act"]:
         raise invalid("config.json: hidden_act", fields["hidden_act"], stock.defaults["hidden_act"])
-    if stock.defaults["num_key_value_heads"] is None and fields["num_key_value_heads"] is None:
+    if fields["num_key_value_heads"] is stock.defaults["num_key_value_heads"] is None:
         fields["num_key_value_heads"] = fields["num_attention_heads"]
     for name in (*DIMENSIONS, *(name for name in SIZES_OR_NULL if fields.get(name) is not None)):
         require_int(f"config.json: {name}", fields[name], 1, MAX_SIZE)
@@ -172,11 +166,8 @@ def check_fields(plain: Mapping) -> dict:
             raise invalid(f"config.json: {name}", fields[name], "true or false")
     for name, value in stock.only.items():
         if fields[name] != value:
-            raise invalid(
-                f"config.json: {name}",
-                fields[name],
-                f"{value}, as in a {stock.title} model without biases",
-            )
+            allowed = f"{value}, as in a {stock.title} model without biases"
+            raise invalid(f"config.json: {name}", fields[name], allowed)
     return fields
 
 

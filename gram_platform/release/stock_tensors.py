@@ -50,8 +50,8 @@ def foreign_weights(
     yield from _parts(weights, "wte", OF_MODEL["wte"])
     for layer in range(config.num_layers):
         yield from _foreign_layer(config, weights, active, layer)
-    yield from _parts(weights, "ln_f", OF_MODEL["ln_f"])
-    yield from _parts(weights, "lm_head", OF_MODEL["lm_head"])
+    for name in ("ln_f", "lm_head"):
+        yield from _parts(weights, name, OF_MODEL[name])
 
 
 def _parts(weights: Weights, ours: str, theirs: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -112,15 +112,11 @@ class CheckpointWeights(Mapping):
         return len(self._shapes)
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        shape = self._shapes[name]
-        if name.endswith("qkv_proj.weight"):
-            layer = f"model.layers.{name.split('.')[1]}.self_attn"
-            rows = projection_rows(self._model)
-            pairs = zip(PROJECTIONS, rows, strict=True)
-            return torch.cat(
-                [self._read(f"{layer}.{p}.weight", (n, self._model.d_model)) for p, n in pairs]
-            )
-        return self._read(self._foreign_name(name), shape)
+        if not name.endswith("qkv_proj.weight"):
+            return self._read(self._foreign_name(name), self._shapes[name])
+        layer, width = f"model.layers.{name.split('.')[1]}.self_attn", self._model.d_model
+        pairs = zip(PROJECTIONS, projection_rows(self._model), strict=True)
+        return torch.cat([self._read(f"{layer}.{p}.weight", (n, width)) for p, n in pairs])
 
     def rows(self, name: str, first: int, stop: int) -> torch.Tensor:
         """Reads the rows [first, stop) of an embedding or unembedding."""
@@ -161,19 +157,16 @@ class CheckpointWeights(Mapping):
 
     def require_no_others(self) -> None:
         """ValueError for tensors without a place in our model."""
-        known = {
-            name
-            for name in foreign_shapes(self._model)
-            if self._has_biases or not _is_linear_bias(name)
-        }
-        if strays := sorted(
-            name for name in self._foreign if name not in known and not name.endswith(ROTARY)
-        ):
+        known = foreign_shapes(self._model)
+        if not self._has_biases:
+            known = {name for name in known if not _is_linear_bias(name)}
+        names = (name for name in self._foreign if not name.endswith(ROTARY))
+        if strays := sorted(name for name in names if name not in known):
             kind = f"a {STOCKS[self._model.architecture].title} model"
             kind += "" if self._has_biases else " whose use_bias is false"
             raise invalid("tensors", strays[:4], f"those of {kind} and no others")
 
 
 def _is_linear_bias(name: str) -> bool:
-    """Tells whether `use_bias` covers this tensor, as it does not for norms."""
+    """Returns whether `use_bias` covers this tensor. It does not cover norms."""
     return name.endswith(".bias") and (".mlp." in name or ".self_attn." in name)

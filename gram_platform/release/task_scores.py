@@ -1,8 +1,7 @@
 """Scores views on tasks of the LM Evaluation Harness, and stores the scores as evaluations.
 
 Small models often answer multiple-choice questions no better than a guess, whatever they know. So
-a score comes with the accuracy of a guess, and with the bits per byte of the right answers, in
-which such models still differ.
+a score comes with the accuracy of a guess, and with the bits per byte of the right answers.
 """
 
 import hashlib
@@ -44,17 +43,8 @@ LEVEL = 1.645
 # The harness's names of accuracies. The first one that a task has is used.
 ACCURACIES = ("acc_norm", "acc")
 AT_CHANCE, ABOVE, BELOW = "cannot tell from guessing", "above chance", "below chance"
-SCORE_COLUMNS = [
-    "profile",
-    "task",
-    "documents",
-    "accuracy",
-    "low",
-    "high",
-    "chance",
-    "verdict",
-    "bits_per_byte",
-]
+SCORE_COLUMNS = ["profile", "task", "documents", "accuracy", "low", "high", "chance", "verdict"]
+SCORE_COLUMNS += ["bits_per_byte"]
 
 
 @dataclass(frozen=True)
@@ -89,10 +79,9 @@ class Benchmark:
 
 
 def contents_sha256(folder: Path, tasks: Iterable["Task"]) -> str:
-    """Returns a hash of all that defines the tasks of a folder.
+    """Hashes a folder's files, the files that they include, and documents on this machine.
 
-    It covers the folder's files, the files that they include, and documents on this machine. It
-    does not cover imported modules outside the folder. Raises ValueError for an unreadable file.
+    Imported modules outside the folder are not covered. Raises ValueError for an unreadable file.
     """
     try:
         own, outside = folder_sha256(folder), [hash_file(path) for path in _find_included(folder)]
@@ -122,17 +111,17 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _find_included(folder: Path) -> list[Path]:
-    """Lists the files outside the folder that its task files include, directly or indirectly."""
-    pending, found = [path for path in _files(folder) if path.suffix == ".yaml"], set[Path]()
+    """Lists files outside the folder that its task files include, directly or indirectly."""
+    pending, outside = [path for path in _files(folder) if path.suffix == ".yaml"], set[Path]()
     while pending:
         path = pending.pop()
-        for names in INCLUDES.findall(path.read_text(encoding="utf-8", errors="replace")):
-            for name in INCLUDED_NAMES.findall(names):
-                new = Path(os.path.realpath(path.parent / name))
-                if new.is_file() and not new.is_relative_to(folder) and new not in found:
-                    found.add(new)
-                    pending.append(new)
-    return sorted(found)
+        names = " ".join(INCLUDES.findall(path.read_text(encoding="utf-8", errors="replace")))
+        for name in INCLUDED_NAMES.findall(names):
+            new = Path(os.path.realpath(path.parent / name))
+            if new.is_file() and not new.is_relative_to(folder) and new not in outside:
+                outside.add(new)
+                pending.append(new)
+    return sorted(outside)
 
 
 def _reads_elsewhere(task: "Task", folder: Path) -> bool:
@@ -143,10 +132,8 @@ def _reads_elsewhere(task: "Task", folder: Path) -> bool:
     paths = [Path(text) for text in _strings(values) if "://" not in text]
     source = Path(str(getattr(config, "dataset_path", None)))
     paths += [source] if source.exists() else []
-    has_function = callable(getattr(config, "custom_dataset", None))
-    return has_function or not all(
-        Path(os.path.realpath(path)).is_relative_to(folder) for path in paths
-    )
+    is_inside = all(Path(os.path.realpath(path)).is_relative_to(folder) for path in paths)
+    return callable(getattr(config, "custom_dataset", None)) or not is_inside
 
 
 def _strings(value: object) -> Iterator[str]:
@@ -188,9 +175,8 @@ def score_profiles(
 ) -> pd.DataFrame:
     """Scores each view without stored scores; returns a row for each profile and task.
 
-    Intervals are 90% intervals over documents. Before anything is written, raises ValueError for a
-    task that cannot be built or that this function cannot score. Raises ValueError also if the
-    run's data is not available.
+    Intervals are 90% intervals over documents. Raises ValueError for a task that cannot be built or
+    that this function cannot score, before anything is written, and if the run's data is missing.
     """
     rows, manager, files_sha256 = [], None, ""
     if benchmark.folder:
@@ -240,7 +226,6 @@ def _loadable(benchmark: Benchmark) -> tuple["TaskManager", list["Task"]]:
             allowed = "a network for the hub's documents, or --include-path with local documents"
             raise invalid("tasks", name, f"{allowed} ({type(error).__name__}: {error})") from error
         except Exception as error:
-            # A task's file or function may raise any error.
             allowed = f"a task that can be built ({type(error).__name__}: {error})"
             raise invalid("tasks", name, allowed) from error
         if any(task.OUTPUT_TYPE == "generate_until" for task in tasks):
@@ -251,7 +236,6 @@ def _loadable(benchmark: Benchmark) -> tuple["TaskManager", list["Task"]]:
 
 
 def _leaves(tasks: Mapping) -> Iterator["Task"]:
-    """Yields the tasks in the harness's nested dictionaries of tasks and groups."""
     for task in tasks.values():
         yield from _leaves(task) if isinstance(task, Mapping) else [task]
 
@@ -287,11 +271,8 @@ def task_fields(metrics: Mapping[str, object], samples: Sequence[Mapping]) -> di
     `metrics` is the harness's `{"acc,none": ..., "acc_stderr,none": ...}`. `samples` are its
     records of the documents.
     """
-    fields = {
-        key.removesuffix(",none"): float(value)
-        for key, value in metrics.items()
-        if isinstance(value, float)
-    }
+    numbers = ((key, value) for key, value in metrics.items() if isinstance(value, float))
+    fields = {key.removesuffix(",none"): float(value) for key, value in numbers}
     fields["documents"] = float(len({sample["doc_id"] for sample in samples}))
     return fields | answers(samples)
 

@@ -1,9 +1,9 @@
 """Verifies an export by reading the checkpoint back and comparing its logits with the view's.
 
-Both models process the same tokens layer by layer, with one layer of each in memory. They compute
-in float64 (positions in float32), so that any difference comes from the file and not from the order
-of sums. bfloat16 changes logits by some thousandths of the largest logit. So the tensors are also
-compared bit by bit with the merged weights, rounded.
+Both models process the same tokens with one layer of each in memory. They compute in float64
+(positions in float32), so that any difference comes from the file and not from the order of sums.
+bfloat16 changes logits by some thousandths of the largest logit. So the tensors are also compared
+bit by bit with the merged weights, rounded.
 """
 
 import json
@@ -19,9 +19,10 @@ from gram_platform.config import ModelConfig, View
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid
 from gram_platform.config.training import merge_config
+from gram_platform.corpora.packed import PackedCorpus
 from gram_platform.corpora.tokenizer import encode, end_of_text_id, load_tokenizer
 from gram_platform.model.transformer import Block, Rotary, make_norm
-from gram_platform.release.files import find_corpus, open_checkpoint, shapes_by_file
+from gram_platform.release.files import open_checkpoint, shapes_by_file
 from gram_platform.release.stock_config import native_config
 from gram_platform.release.stock_tensors import CheckpointWeights, foreign_shapes, foreign_weights
 from gram_platform.store import Store
@@ -60,15 +61,13 @@ class Agreement:
 
 
 def verification_tokens(
-    store: Store, data_id: str | None, model: ModelConfig
+    corpus: PackedCorpus | None, model: ModelConfig
 ) -> tuple[torch.Tensor, str]:
     """Returns (tokens_BT, a text about their origin).
 
-    They are the start of every domain's validation split. If the storage lacks the corpus, they are
-    random.
+    They are the start of every domain's validation split, or random without a corpus.
     """
     num_tokens = min(model.seq_len, NUM_TOKENS)
-    corpus = find_corpus(store, data_id)
     if corpus is None:
         generator = torch.Generator().manual_seed(RANDOM_SEED)
         tokens = torch.randint(model.vocab_size, (2, num_tokens), generator=generator)
@@ -92,8 +91,7 @@ def verify_export(
 ) -> Agreement:
     """Verifies a checkpoint; ValueError if it has anything except the view, or other logits.
 
-    `view` is the config and weights of `open_view`, with the active modules. `progress` is called
-    with (bytes done, bytes in total).
+    `progress` is called with (bytes done, bytes in total).
     """
     config, weights, active = view
     dense = native_config(json.loads((folder / "config.json").read_text()))
@@ -153,17 +151,12 @@ def verify_by_transformers(
     return _agreement(*largest, dtype, (tokens[0], f"{tokens[1]}, by transformers"), folder)
 
 
-def require_same_ids(
-    store: Store, data_id: str | None, folder: Path, tokens_BT: torch.Tensor
-) -> None:
+def require_same_ids(corpus: PackedCorpus, folder: Path, tokens_BT: torch.Tensor) -> None:
     """Raises ValueError unless transformers' tokenizer encodes texts as training did.
 
     The texts are those of the tokens, and texts that spell the end of text. Raises ImportError
     without the library.
     """
-    corpus = find_corpus(store, data_id)
-    if corpus is None:
-        return
     from transformers import AutoTokenizer
 
     ours, exported = load_tokenizer(corpus.tokenizer_path), AutoTokenizer.from_pretrained(folder)
@@ -211,8 +204,8 @@ def largest_difference(
 ) -> tuple[float, float]:
     """Returns (the largest difference of two logits, the largest logit) of two models.
 
-    The models have equal d_model, depth and vocabulary. Weights are loaded one layer at a time, and
-    `progress` is called with the number of layers done.
+    The models have equal d_model, depth and vocabulary. `progress` is called with the number of
+    layers done.
     """
     models = (left, right)
     states = [weights["wte.weight"][tokens_BT].double() for _, weights, _ in models]

@@ -8,14 +8,14 @@ __all__ = ["Preset", "Study", "main"]
 
 def main(study: Study, arguments: list[str] | None = None) -> None:
     """Runs the command line of a study without a search, and ends the process."""
-    exit_with(lambda: _run(study, arguments))
 
+    def run() -> int:
+        from gram_platform.studies.flags import StudyFlags, parse_flags
+        from gram_platform.studies.make_plan import make_plan
 
-def _run(study: Study, arguments: list[str] | None) -> int:
-    from gram_platform.studies.flags import StudyFlags, parse_flags
-    from gram_platform.studies.make_plan import make_plan
+        plan = make_plan(study, parse_flags(StudyFlags, study.about, arguments))
+        from gram_platform.studies.drive import drive
 
-    plan = make_plan(study, parse_flags(StudyFlags, study.about, arguments))
-    from gram_platform.studies.drive import drive
+        return drive(plan)
 
-    return drive(plan)
+    exit_with(run)

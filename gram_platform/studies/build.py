@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from gram_platform.config import CORE, IMPORTED
+from gram_platform.config import CORE, IMPORTED, Slice
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, one_of
 from gram_platform.config.ladder import match_import
@@ -14,11 +14,12 @@ from gram_platform.corpora.recipe import CorpusRecipe, HubSource
 from gram_platform.corpora.resolution import grows_with_size
 from gram_platform.corpora.tokenizer import document_end
 from gram_platform.methods import Profile, Setting
+from gram_platform.methods.labels import restore_true_labels
 from gram_platform.methods.nodes import require_closed
 from gram_platform.methods.setting import Unlearning
 from gram_platform.store import Store
 from gram_platform.store.root import BEST
-from gram_platform.studies.definition import Preset, Variant
+from gram_platform.studies.definition import RECALL, Preset, Variant, mislabel
 from gram_platform.studies.plan import Choice, StudyPlan
 
 # The share that is used of the sequences that a recipe promises before it is packed.
@@ -30,13 +31,15 @@ EPOCH_TOLERANCE = 0.05
 def with_nodes(part: StudyPlan) -> StudyPlan:
     """Returns the study with its corpora, settings and nodes; needs no packed data.
 
-    ValueError for a corpus that lacks something.
+    ValueError for a corpus that lacks labels or text.
     """
     preset, choice = part.preset, part.choice
     named = resolve_corpora(preset, choice)
     if search_id := part.sources.get("maxent"):
         best = load_best(Store(choice.storage), search_id, named[choice.sizes[0]].data_id)
         preset = preset.with_options(maxent_profiles=best)
+    if part.study.varies == RECALL:
+        preset = replace(preset, variants=_choose_variants(preset, named[choice.sizes[0]]))
     recipes = recipes_of(preset, choice, named)
     settings = tuple(_variant_settings(preset, choice, recipes))
     if search_id:
@@ -53,10 +56,19 @@ def with_nodes(part: StudyPlan) -> StudyPlan:
     return replace(part, entries=entries)
 
 
+def _choose_variants(preset: Preset, recipe: CorpusRecipe) -> tuple[Variant, ...]:
+    """Returns the variants of true and given labels, or the preset's if no labels are given."""
+    true = Variant("1", restore_true_labels)
+    if any(pool.seen_as != pool.domain for pool in recipe.domains_from):
+        return (true, Variant("as labelled"))
+    given = mislabel(preset.options.recall, preset.options.precision)
+    return preset.variants if given.name == "1" else (true, given)
+
+
 def from_import(preset: Preset, size: str, store: Store, import_id: str) -> Preset:
     """Returns the preset at the size of an imported model.
 
-    ValueError unless the storage has it with a tokenizer.
+    ValueError unless the storage has the model with a tokenizer.
     """
     if not import_id.startswith(IMPORTED):
         raise invalid("start", import_id, f"an id that `gram import` has printed: {IMPORTED}...")
@@ -78,29 +90,21 @@ def recipes_of(
     `named`: the corpora with all labels. ValueError if no variant has enough labels.
     """
     recipe = next(iter(named.values()))
-    labels, found = _auxiliary_labels(recipe, choice.core_label), {}
+    has_core, recipes = choice.core_label or CORE in recipe.domain_of, {}
+    # All labels except core's.
+    labels = sorted(label for label, d in recipe.domain_of.items() if d != CORE or not has_core)
     for variant in preset.variants:
         number = variant.num_auxiliary
         pooled = tuple(label for label in recipe.domain_of if label not in labels[:number])
         if not number or number == len(recipe.domains) - 1 == len(labels):
-            found[variant] = named
+            recipes[variant] = named
         elif number <= len(labels) and pooled:
-            found[variant] = resolve_corpora(preset, choice, pooled)
-    if not found:
+            recipes[variant] = resolve_corpora(preset, choice, pooled)
+    if not recipes:
         fewest = min(variant.num_auxiliary for variant in preset.variants)
-        raise invalid(
-            "corpus",
-            choice.corpus,
-            f"a corpus with at least {fewest} auxiliary labels; it has {len(labels)}",
-        )
-    return found
-
-
-def _auxiliary_labels(recipe: CorpusRecipe, core_label: str) -> list[str]:
-    """Lists the labels that may be auxiliary domains: all except core's."""
-    if not core_label and CORE not in recipe.domain_of:
-        return sorted(recipe.domain_of)
-    return sorted(label for label, domain in recipe.domain_of.items() if domain != CORE)
+        allowed = f"a corpus with at least {fewest} auxiliary labels; it has {len(labels)}"
+        raise invalid("corpus", choice.corpus, allowed)
+    return recipes
 
 
 def _variant_settings(
@@ -110,14 +114,28 @@ def _variant_settings(
         for setting in settings_of(preset, choice, of_size):
             if variant.num_auxiliary:
                 # A scarce domain is repeated.
-                expected = _expected_sequences(of_size[setting.size.name])
+                expected = _estimate_sequences(of_size[setting.size.name])
                 safe = {domain: round(SAFE_SHARE * n) for domain, n in expected.items()}
                 setting = replace(setting, available=safe)
             yield replace(variant.changed(setting), variant=variant.name)
 
 
-def _expected_sequences(recipe: CorpusRecipe) -> dict[str, int]:
+def _estimate_sequences(recipe: CorpusRecipe) -> dict[str, int]:
     return {domain: recipe.estimate_sequences("train", domain) for domain in recipe.domains}
+
+
+def _add_parts(setting: Setting, recipe: CorpusRecipe, adjacent: tuple[str, ...]) -> Setting:
+    """Adds the text that is packed apart, and the pools of adjacent labels."""
+    parts, near = [], []
+    for pool in recipe.domains_from:
+        if {pool.domain, pool.seen_as} <= setting.num_sequences.keys():
+            near += [pool.name] * bool(set(adjacent) & set(pool.labels))
+            share = pool.num_bytes / sum(part.num_bytes for part in recipe.pools_of(pool.domain))
+            number = max(1, round(share * setting.num_sequences[pool.domain]))
+            part = pool.domain, pool.seen_as, Slice(pool.name, 0, number)
+            parts += [part] if pool.part_of else []
+    setting = replace(setting, parts=tuple(parts), adjacent=tuple(near))
+    return _with_repeats(setting, recipe)
 
 
 def _with_repeats(setting: Setting, recipe: CorpusRecipe) -> Setting:
@@ -127,37 +145,34 @@ def _with_repeats(setting: Setting, recipe: CorpusRecipe) -> Setting:
     low, high = 1 - EPOCH_TOLERANCE, 1 + EPOCH_TOLERANCE
     scarce = {
         domain: int(low * n)
-        for domain, n in _expected_sequences(recipe).items()
+        for domain, n in _estimate_sequences(recipe).items()
         if low * n < setting.num_sequences[domain] <= high * n
     }
     return replace(setting, available=scarce)
 
 
 def _require_searched(search_id: str, setting: Setting) -> None:
-    searched = dict(setting.options.maxent_profiles)
+    trials = dict(setting.options.maxent_profiles)
     for profile in setting.profiles:
-        if profile not in searched and set(profile) != set(setting.auxiliary):
+        if profile not in trials and set(profile) != set(setting.auxiliary):
             name = setting.profile_name(profile)
-            raise invalid(
-                "maxent",
-                search_id,
-                f"a search that covers every profile of the study; it lacks {name}",
-            )
+            expected = f"a search that covers every profile of the study; it lacks {name}"
+            raise invalid("maxent", search_id, expected)
 
 
 def resolve_corpora(
     preset: Preset, choice: Choice, core_labels: tuple[str, ...] = ()
 ) -> dict[str, CorpusRecipe]:
-    """Returns the corpus's recipe of each size; sizes share it unless the corpus is on the hub.
+    """Returns the corpus's recipe of each size; all sizes share it unless it grows with the size.
 
     `core_labels` overrides `--core-label`. ValueError unless an auxiliary domain is left.
     """
     if grows_with_size(choice.corpus):
-        return {name: _resolved(preset, choice, core_labels, name) for name in choice.sizes}
-    return dict.fromkeys(choice.sizes, _resolved(preset, choice, core_labels))
+        return {name: _resolve(preset, choice, core_labels, name) for name in choice.sizes}
+    return dict.fromkeys(choice.sizes, _resolve(preset, choice, core_labels))
 
 
-def _resolved(
+def _resolve(
     preset: Preset, choice: Choice, core_labels: tuple[str, ...], size: str = ""
 ) -> CorpusRecipe:
     packing = Packing(
@@ -170,15 +185,13 @@ def _resolved(
         tokenizer=preset.tokenizer,
         sample_bytes=preset.sample_bytes,
         core_tokenizer=choice.core_tokenizer,
+        adjacent=choice.adjacent,
         instructions=choice.instructions,
     )
     recipe = resolve(choice.corpus, packing, Store(choice.storage).data_root, say_bytes())
     if set(recipe.domains) <= {CORE}:
-        raise invalid(
-            "core_label",
-            choice.core_label,
-            "labels that leave at least one auxiliary domain in the corpus",
-        )
+        expected = "labels that leave at least one auxiliary domain in the corpus"
+        raise invalid("core_label", choice.core_label, expected)
     return recipe
 
 
@@ -190,14 +203,15 @@ def settings_of(
     ValueError for an unknown domain to retain.
     """
     recipe = next(iter(recipes.values()))
-    domains = preset.trained(recipe.domains)
+    domains = preset.select_domains(recipe.domains)
     profiles = _profiles(choice.retain, preset, tuple(d for d in domains if d != CORE))
     end = document_end(recipe.tokenizer, recipe.tokenizer_path) if preset.masks_documents else -1
     sizes = [preset.sizes[name] for name in choice.sizes]
     return tuple(
-        _with_repeats(
+        _add_parts(
             preset.setting(size, seed, recipes[size.name].data_id, domains, profiles, end),
             recipes[size.name],
+            choice.adjacent,
         )
         for size in sizes
         for seed in preset.seeds(size.name, choice.seeds, choice.first_seed)
@@ -209,36 +223,30 @@ def _profiles(
 ) -> tuple[Profile, ...]:
     """Returns the compared profiles: core with each domain in `retain`, or as the preset says.
 
-    Beside a single domain only core is compared, since core with that domain lacks nothing.
+    With a single auxiliary domain only core is compared, since the other profile lacks nothing.
     """
     for domain in retain:
         if domain not in auxiliary:
             raise invalid("retain", domain, one_of(domain, auxiliary, "the auxiliary domains: "))
     if retain and len(auxiliary) == 1:
-        raise invalid(
-            "retain",
-            retain[0],
-            "no domain: beside a single auxiliary domain core alone is compared",
-        )
+        expected = "no domain: with a single auxiliary domain only core is compared"
+        raise invalid("retain", retain[0], expected)
     if preset.core_only or len(auxiliary) == 1:
         return ((),)
     named = retain or ((preset.retain,) if preset.retain in auxiliary else ())
     chosen = named or (auxiliary if preset.every_single else auxiliary[:1])
-    alone = ((),) if preset.every_single else ()
-    return (*alone, *((domain,) for domain in sorted(set(chosen))))
+    return (*[()] * preset.every_single, *((domain,) for domain in sorted(set(chosen))))
 
 
 def load_best(store: Store, search_id: str, data_id: str) -> tuple[tuple[Profile, Unlearning], ...]:
-    """Returns the best trial's parameters of each profile in a stored search.
+    """Returns the parameters of each profile's best trial in a stored search.
 
-    ValueError for an unknown search, for other data than `data_id` and for a profile without a
-    trial.
+    ValueError for an unknown search, for a search on other data than `data_id`, and for a profile
+    without a trial.
     """
-    plain = (
-        store.search_dir(search_id).read_or_set_aside(BEST, dict)
-        if search_id in store.list_searches()
-        else {}
-    )
+    plain = {}
+    if search_id in store.list_searches():
+        plain = store.search_dir(search_id).read_or_set_aside(BEST, dict)
     if not plain:
         expected = f"the id of a MaxEnt search with complete trials in {store.root}"
     elif plain["data_id"] != data_id:

@@ -1,4 +1,4 @@
-"""Runs all studies together, and before them the MaxEnt searches that set their parameters.
+"""Runs studies together, and before them the MaxEnt searches that set their parameters.
 
 A search's trials start from its study's baselines, and the best trials are the study's runs.
 """
@@ -12,17 +12,17 @@ from gram_platform.config.terminal import say
 from gram_platform.store import Store
 from gram_platform.studies.build import with_nodes
 from gram_platform.studies.drive import approve_cost, drive
-from gram_platform.studies.library.maxent_search import NUM_SEEDS, SEARCH, searched
+from gram_platform.studies.library.maxent_search import NUM_SEEDS, SEARCH, prepare_search
 from gram_platform.studies.packing import pack_corpora, require_supply
-from gram_platform.studies.plan import Plan, StudyPlan, predicted, sharing, work_left
+from gram_platform.studies.plan import Plan, StudyPlan, predict, sharing, work_left
 from gram_platform.studies.searches.definition import optuna_place, search_plan_of
 from gram_platform.studies.searches.flags import OptunaFlags
 from gram_platform.studies.searches.maxent import METHOD
 from gram_platform.studies.searches.search_plan import SearchPlan
 from gram_platform.studies.workplace import (
     choose_device,
-    ended_of,
-    known_device,
+    find_device,
+    find_ended,
     require_gpu,
     with_ranks,
 )
@@ -33,72 +33,61 @@ def drive_campaign(plan: Plan, searches: Sequence[Plan] = ()) -> int:
 
     ValueError for bad input, before anything trains.
     """
-    needed = [one for part in plan.studies if (one := needed_search(plan, part))]
-    uses_optuna = needed or any(one.studies[0].study.needs_optuna for one in searches)
+    needed = [search for part in plan.studies if (search := find_search(plan, part))]
+    uses_optuna = needed or any(search.studies[0].study.needs_optuna for search in searches)
     if plan.optuna_uri and not uses_optuna:
-        expected = "no value: no search of Optuna comes before these studies"
+        expected = "no value: no Optuna search comes before these studies"
         raise invalid("optuna_uri", plan.optuna_uri, expected)
     if not (needed or searches) and len(plan.studies) == 1:
         return drive(plan)
-    left = {one.search_id: one for one in needed if not one.kind.is_complete(one)}
-    for one in left.values() if not plan.dry_run else ():
-        _require_ray(plan, one)
-    others = (part for one in searches for part in one.studies)
-    known = (*plan.studies, *(one.planned() for one in left.values()), *others)
+    left = {search.search_id: search for search in needed if not search.kind.is_complete(search)}
+    for search in left.values() if not plan.dry_run else ():
+        _require_ray(plan, search)
+    others = (part for search in searches for part in search.studies)
+    known = (*plan.studies, *(search.with_nodes() for search in left.values()), *others)
     everything = replace(plan, studies=known)
     if not (plan.dry_run or plan.export_nodes):
-        # Errors of a study must come before a search, and the price of everything.
-        plan = _prepared(plan, everything)
+        # Errors in a study, and the price of everything, must come before a search.
+        plan = _prepare(plan, everything)
     plan, ids, code = after_searches(plan)
     codes = [code, drive(plan)] if plan.studies else [code]
     if plan.dry_run and len(plan.studies) > 1:
         say(sharing(plan.studies))
     for search in searches:
+        (part,) = search.studies
         # A study may have begun with it.
-        if search.studies[0].search_id not in ids:
-            say(f"\n{search.studies[0].study.title}")
-            search = replace(search.on(plan.device), is_approved=plan.is_approved)
-            codes.append(drive(search))
+        if part.search_id not in ids:
+            say(f"\n{part.study.title}")
+            codes.append(drive(replace(search.on(plan.device), is_approved=plan.is_approved)))
     if plan.dry_run and len(everything.studies) > 1:
-        say(f"\nof all {price_line(everything)}")
+        say(f"\nof all {predict_all(everything)}")
     return worst(*codes)
 
 
-def _prepared(plan: Plan, everything: Plan) -> Plan:
-    """Packs the studies' corpora once the price of everything is approved.
-
-    Returns the plan on the device.
-    """
+def _prepare(plan: Plan, everything: Plan) -> Plan:
+    """Packs the corpora if the price of everything is approved; returns the plan on its device."""
     require_supply(everything.studies)
     store = Store(everything.storage).open_for_writing()
-    device = choose_device(everything, store)
-    approve_cost(everything.on(device), store)
-    require_gpu(everything.on(device), store)
-    plan, _ = with_ranks(replace(plan.on(device), is_approved=True), store)
+    everything = everything.on(choose_device(everything, store))
+    approve_cost(everything, store)
+    require_gpu(everything, store)
+    plan, _ = with_ranks(replace(plan.on(everything.device), is_approved=True), store)
     pack_corpora(plan, store)
     return plan
 
 
-def needed_search(plan: Plan, part: StudyPlan) -> SearchPlan | None:
+def find_search(plan: Plan, part: StudyPlan) -> SearchPlan | None:
     """Returns the search that must run before a study; None without MaxEnt, and with --maxent.
 
-    ValueError for several sizes, since each has its own best parameters.
+    ValueError as `read_ranges`.
     """
     preset = part.preset
     if preset.maxent_search is None or "maxent" in part.sources or METHOD not in part.methods:
         return None
-    search = replace(SEARCH, presets={part.preset_name: searched(preset)})
-    of_search = replace(
-        part,
-        study=search,
-        changes=(),
-        preset=search.presets[part.preset_name],
-        choice=replace(part.choice, seeds=NUM_SEEDS, instructions=""),
-        methods=(),
-        sources={},
-        law_doubts=(),
-        entries=(),
-    )
+    name, preset = part.preset_name, prepare_search(preset)
+    search = replace(SEARCH, presets={name: preset})
+    choice = replace(part.choice, seeds=NUM_SEEDS, instructions="")
+    of_search = StudyPlan(search, name, (), preset, choice, part.ranks)
     given = search.read(search, OptunaFlags(), of_search)
     uri = optuna_place(plan.optuna_uri, plan.storage, not plan.dry_run)
     return search_plan_of(of_search, given, uri, plan.dry_run)
@@ -107,38 +96,35 @@ def needed_search(plan: Plan, part: StudyPlan) -> SearchPlan | None:
 def after_searches(plan: Plan) -> tuple[Plan, set[str], int]:
     """Runs the searches; returns the plan with the best trials, the searches' ids, the exit code.
 
-    Leaves out a study whose search is not complete. A dry run keeps the preset's parameters.
+    The plan lacks studies whose search is not complete. A dry run keeps the preset's parameters.
     """
     ready, ids, code = [], set(), DONE
     for part in plan.studies:
-        needed = needed_search(plan, part)
+        needed = find_search(plan, part)
         if needed is None:
             ready.append(part)
             continue
         if not needed.kind.is_complete(needed) and needed.search_id not in ids:
-            number, profiles = needed.kind.target, needed.kind.profiles
             seeds = ", ".join(str(setting.seed) for setting in needed.settings)
-            trials = f"{number} trials of each of {len(profiles)} profiles on seed {seeds}"
-            say(f"{part.name} begins with the search {needed.named}: {trials}\n")
-            code = worst(code, drive(replace(plan, studies=(needed.planned(),))))
+            say(
+                f"{part.name} begins with the search {needed.label}: {needed.kind.target} trials of"
+                f" each of {len(needed.kind.profiles)} profiles on seed {seeds}\n"
+            )
+            code = worst(code, drive(replace(plan, studies=(needed.with_nodes(),))))
         ids.add(needed.search_id)
         if needed.kind.is_complete(needed):
-            say(
-                f"MaxEnt's parameters in {part.name}: the best trials of {needed.named}, which is"
-                " complete\n"
-            )
+            say(f"{part.name} has the best trials of {needed.label}, which is complete\n")
             sources = {**part.sources, "maxent": needed.search_id}
             ready.append(with_nodes(replace(part, sources=sources)))
         elif plan.dry_run:
             maxent = needed.settings[0].options.maxent
             values = f"learning rate {maxent.peak_lr:g} and retain weight {maxent.retain_weight:g}"
-            say(f"\nbelow, the preset's {values} stand in for what the search will find")
-            say("what both list, such as baselines, is trained once\n")
+            say(f"\nbelow, the preset's {values} replace the parameters that the search will find")
+            say("runs of both, such as baselines, are trained once\n")
             ready.append(part)
         else:
             say(
-                f"{part.name} waits for the search {needed.named}: some profile lacks trials;"
-                " submit again to go on"
+                f"{part.name} waits for the search {needed.label}, which lacks trials; submit again"
             )
             code = code or FAILED
     return replace(plan, studies=tuple(ready)), ids, code
@@ -148,16 +134,13 @@ def _require_ray(plan: Plan, needed: SearchPlan) -> None:
     """ValueError for a plan without Ray, which the search needs."""
     for name in ("in_process", "export_nodes"):
         if value := getattr(plan, name):
-            expected = (
-                f"a storage with the complete search {needed.named} (searches need Ray), --maxent,"
-                " or other --methods"
-            )
-            raise invalid(name, value, expected)
+            allowed = "--maxent, or other --methods (searches need Ray)"
+            raise invalid(name, value, f"a storage with the search {needed.label}, {allowed}")
 
 
-def price_line(plan: Plan) -> str:
-    """Returns `predicted` of a submission without asking Ray."""
+def predict_all(plan: Plan) -> str:
+    """Returns `predict` of a submission; needs no Ray."""
     store = Store(plan.storage)
-    ended = ended_of(plan.studies, store, plan.retry_failed)
-    known = [part.on(plan.device or known_device(part, store, ended)) for part in plan.studies]
-    return predicted(work_left(known, ended))
+    ended = find_ended(plan, store)
+    known = [part.on(plan.device or find_device(part, store, ended)) for part in plan.studies]
+    return predict(work_left(known, ended))

@@ -28,15 +28,12 @@ from gram_platform.methods.nodes import method_nodes
 from gram_platform.methods.setting import Setup
 from gram_platform.planner.ranks import AUTO, Ranks
 
-LOSSES_OF_DOMAINS = Losses()
 OURS, PAPER_FAMILY, AS_RUN_FAMILY = "ours", "paper", "as_run"
 # The origin of a preset's numbers, in a report's words.
 FAMILIES = {
     OURS: "a set-up of this platform, not the paper's",
     PAPER_FAMILY: "as the paper's text prints it",
-    AS_RUN_FAMILY: (
-        "as the authors' published settings have it, where these differ from the paper's text"
-    ),
+    AS_RUN_FAMILY: "as the authors' published settings have it, otherwise as the paper's text",
 }
 # What a report says of the flags that name where numbers are from.
 SOURCES = {
@@ -47,8 +44,8 @@ SOURCES = {
 }
 NOT_REPRODUCED = (
     "Not as the authors ran it: our block is StarCoder2's (LayerNorm, no biases of attention and"
-    " unembedding, whole rotary embeddings), so that profiles export; optimizer states are float32,"
-    " the initialisation is ours, and a micro-batch has one route on every rank."
+    " unembedding, whole rotary embeddings), which exports to transformers. Optimizer states are"
+    " float32, the initialisation is ours, and a micro-batch has one route on every rank."
 )
 
 
@@ -59,9 +56,9 @@ class Variant:
     # The name in tables; "" in studies that vary nothing else.
     name: str = ""
     changed: Callable[[Setting], Setting] = lambda setting: setting
-    # The study's methods that it has beside the baseline; (): all.
+    # The study's methods for this variant next to the baseline; (): all.
     methods: tuple[str, ...] = ()
-    # The number of auxiliary domains, the first ones by name; the others are core. 0: all.
+    # The number of auxiliary domains, in order of their names; the others are core. 0: all.
     num_auxiliary: int = 0
 
     def serves(self, method: str) -> bool:
@@ -69,6 +66,14 @@ class Variant:
 
 
 PLAIN = (Variant(),)
+# What a study of label noise varies.
+RECALL = "recall"
+
+
+def mislabel(recall: float = 1.0, precision: float = 1.0) -> Variant:
+    """Returns the variant with this label noise, named by the recall."""
+    name = f"{recall:g}" + f", precision {precision:g}" * (precision < 1.0)
+    return Variant(name, lambda s: s.with_options(recall=recall, precision=precision))
 
 
 @dataclass(frozen=True)
@@ -84,16 +89,16 @@ class MaxEntRanges:
 
 @dataclass(frozen=True, kw_only=True)
 class Preset(Setup):
-    """One scale of a study: its sizes, data and seeds, and every number that is not a flag."""
+    """A complete set of hyperparameters for one scale of a study."""
 
     sizes: dict[str, Size]
     num_seeds: int
     corpus: str
-    # Tokens of all auxiliary domains together over core's, spread evenly.
+    # Tokens of all auxiliary domains over core's tokens; the domains share them evenly.
     aux_share: float
-    # The domain of the compared profile; if the corpus lacks it, the first one or each.
+    # The domain of the compared profile; if the corpus lacks it, the first domain or each.
     retain: str = ""
-    # Compares core alone, and core with each domain unless one is named.
+    # Compares core alone, and core with each domain, or with `retain`.
     every_single: bool = False
     core_only: bool = False
     methods: tuple[str, ...] = ()
@@ -110,25 +115,24 @@ class Preset(Setup):
     masks_documents: bool = False
     family: str = OURS
     seeds_of_size: tuple[tuple[str, int], ...] = ()
-    # A set-up is reported on other seeds than it was chosen on.
+    # Results are from other seeds than those on which the preset was chosen.
     first_seed: int = 0
     variants: tuple[Variant, ...] = PLAIN
-    measurement: Losses = LOSSES_OF_DOMAINS
-    # Takes compute ratios against the same seed's baseline, not against all seeds' pooled.
+    measurement: Losses = field(default_factory=Losses)
+    # Takes compute ratios against the same seed's baseline, not the pooled baselines.
     own_baseline: bool = False
-    # Ranges of a search for MaxEnt's rate and weight before the study; None: `options` has both.
+    # A search for MaxEnt's rate and weight before the study; None: `options` has both.
     maxent_search: MaxEntRanges | None = None
 
     def __post_init__(self) -> None:
         require_int("preset.num_seeds", self.num_seeds, 1)
-        require_choice("preset.family", self.family, tuple(FAMILIES))
+        require_choice("preset.family", self.family, FAMILIES)
         require_int("preset.first_seed", self.first_seed, 0)
         require_real("preset.aux_share", self.aux_share, 0.0, 1.0, open_low=True)
         shapes = {(size.seq_len, size.vocab_size) for size in self.sizes.values()}
         if len(shapes) != 1:
-            raise invalid(
-                "preset.sizes", sorted(shapes), "one sequence length and vocabulary for all"
-            )
+            expected = "one sequence length and vocabulary for all"
+            raise invalid("preset.sizes", sorted(shapes), expected)
         names = [variant.name for variant in self.variants]
         if not names or len(set(names)) < len(names):
             raise invalid("preset.variants", names, "at least one variant, each name once")
@@ -142,15 +146,12 @@ class Preset(Setup):
         return max(self.num_eval_sequences, *(n for _, n in self.eval_sequences_of_size), 0)
 
     def seeds(self, size: str, number: int = 0, first: int = -1) -> range:
-        """Returns the seeds of a size; the preset has them where `number` is 0 or `first` -1."""
+        """Returns the seeds of a size; 0 and -1 stand for the preset's number and first seed."""
         begin = self.first_seed if first < 0 else first
         return range(begin, begin + (number or dict(self.seeds_of_size).get(size, self.num_seeds)))
 
-    def trained(self, domains: tuple[str, ...]) -> tuple[str, ...]:
-        """Returns the domains of a corpus without the one that only a finetuning stage sees.
-
-        ValueError if the corpus lacks the stage's domain.
-        """
+    def select_domains(self, domains: tuple[str, ...]) -> tuple[str, ...]:
+        """Leaves out the domain that only a finetuning stage sees; ValueError if it is missing."""
         text = self.options.finetuning.text if self.options.finetuning else CORE
         require_choice("options.finetuning.text", text, domains)
         return tuple(domain for domain in domains if domain == CORE or domain != text)
@@ -164,17 +165,14 @@ class Preset(Setup):
         return next(iter(self.sizes.values())).vocab_size
 
     def by_law(self, law: Law) -> "Preset":
-        sizes = {
-            name: apply_law(size, law, total_parameters(size.dense()))
-            for name, size in self.sizes.items()
-        }
+        pairs = self.sizes.items()
+        sizes = {name: apply_law(size, law, total_parameters(size.dense())) for name, size in pairs}
         return replace(self, sizes=sizes)
 
     def require_ranks(self, sizes: tuple[str, ...], ranks: Ranks) -> None:
-        """ValueError unless the ranks name sizes of the preset and divide the micro-batch of every
-        chosen size."""
+        """ValueError unless the ranks name sizes of the preset and divide their micro-batches."""
         for name, _ in ranks.of_size:
-            require_choice("num_workers", name, tuple(self.sizes))
+            require_choice("num_workers", name, self.sizes)
         for name in sizes:
             micro_batch, wanted = self.sizes[name].micro_batch, ranks.number_of(name)
             if wanted != AUTO and micro_batch % wanted:
@@ -182,18 +180,18 @@ class Preset(Setup):
                 raise invalid("num_workers", wanted, allowed)
 
     def with_size(self, name: str, size: Size, tokenizer: str) -> "Preset":
-        """Returns the preset with `size`, in place of the size `name`, as its only one."""
+        """Returns the preset with `size` alone, which replaces the size `name`."""
 
-        def renamed(values: tuple[tuple[str, object], ...]) -> tuple:
+        def rename(values: tuple[tuple[str, object], ...]) -> tuple:
             return tuple((size.name, value) for of_size, value in values if of_size == name)
 
         return replace(
             self,
             sizes={size.name: size},
             tokenizer=tokenizer,
-            accumulation_of_size=renamed(self.accumulation_of_size),
-            seeds_of_size=renamed(self.seeds_of_size),
-            eval_sequences_of_size=renamed(self.eval_sequences_of_size),
+            accumulation_of_size=rename(self.accumulation_of_size),
+            seeds_of_size=rename(self.seeds_of_size),
+            eval_sequences_of_size=rename(self.eval_sequences_of_size),
         )
 
     def setting(
@@ -207,7 +205,7 @@ class Preset(Setup):
     ) -> Setting:
         """Returns the setting of a size and seed on a corpus with these domains.
 
-        `document_end`: the token that ends its documents.
+        `document_end`: the token that ends a document.
         """
         auxiliary = [d for d in domains if d != CORE]
         core_sequences = size.core_tokens // size.seq_len
@@ -238,26 +236,20 @@ class Study(Description):
     presets: Mapping[str, Preset]
     default_preset: str = "demo"
     methods: tuple[str, ...] = ()
-    # The profile in figures against the variants, such as "mean"; "": the compared one.
+    # The profile in figures of variants, such as "mean"; "": the compared one.
     profile: str = ""
-    # The figures, tables and appendices of the paper that it makes, and what each shows.
+    # The paper's figures, tables and appendices in this study, and what each shows.
     paper: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def about(self) -> str:
         presets = [f"{name} ({', '.join(preset.sizes)})" for name, preset in self.presets.items()]
-        lists = [
-            f"Presets, with their sizes: {'; '.join(presets)}. Without --preset:"
-            f" {self.default_preset}."
-        ]
+        parts = [self.title, self.question]
+        parts.append(f"Presets, with their sizes: {'; '.join(presets)}.")
+        parts[-1] += f" Without --preset: {self.default_preset}."
         if self.methods:
-            lists.append(f"Methods: {', '.join(METHODS)}. This study's: {', '.join(self.methods)}.")
-        return "\n\n".join(
-            [self.title, self.question, *lists, f"Corpora: {', '.join(catalog_names())}."]
-        )
-
-
-# ------------------------------------------------------------------------------ changes of a preset
+            parts.append(f"Methods: {', '.join(METHODS)}. This study's: {', '.join(self.methods)}.")
+        return "\n\n".join([*parts, f"Corpora: {', '.join(catalog_names())}."])
 
 
 SUFFIX, BASE, SIZES = ".toml", "base", "sizes"
@@ -273,7 +265,7 @@ def with_preset(
 ) -> tuple[AnyStudy, str, tuple[str, ...]]:
     """Returns the study with a changed preset, the preset's name, and the changes as for `--set`.
 
-    `named`: the value of --preset, a name or a file whose `base` is the name. The file's changes
+    `named`: the value of --preset, a name, or a file with the name as `base`. The file's changes
     come before `changes`. ValueError with file, line and field.
     """
     presets = study.presets
@@ -287,8 +279,8 @@ def with_preset(
             raise written.error(invalid(BASE, named, allowed))
         parts = [replace(written, plain=plain), *parts]
         changes = (*assignments(plain), *changes)
-    require_choice("preset", named, tuple(presets))
-    changed = _changed(presets[named], together(parts))
+    require_choice("preset", named, presets)
+    changed = _apply_changes(presets[named], together(parts))
     return replace(study, presets={**presets, named: changed}), named, changes
 
 
@@ -303,7 +295,7 @@ def on_responses(study: Study, changes: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((f'options.finetuning.responses_after="{RESPONSE}"', *changes)))
 
 
-def shown_place(place: str) -> str:
+def mask_place(place: str) -> str:
     """Returns the last part of a local path, and other names without secrets, for public pages."""
     return Path(place).name if place.startswith(os.sep) else mask_secrets(place)
 
@@ -312,8 +304,8 @@ def preset_params(preset: str, changes: tuple[str, ...]) -> dict[str, str]:
     return {"preset": preset, **({"changes": "; ".join(changes)} if changes else {})}
 
 
-def _changed(preset: Preset, written: Written) -> Preset:
-    """Applies all changes at once; the outcome, if it differs, is not the paper's preset."""
+def _apply_changes(preset: Preset, written: Written) -> Preset:
+    """Applies all changes at once; a preset that changes is not the paper's any more."""
     with written.locate_errors():
         for name in DECLARED:
             if name in written.plain:
@@ -328,22 +320,21 @@ def _changed(preset: Preset, written: Written) -> Preset:
 
 
 def _sizes(preset: Preset, plain: Any) -> dict[str, Any]:
-    """Changes sizes of the preset, adds some on top of their `base`, and removes those set to
-    false."""
+    """Changes sizes of the preset, adds sizes to their `base`, and removes those set to false."""
     if not isinstance(plain, Mapping):
         raise invalid(SIZES, plain, "a table of sizes")
     sizes: dict[str, Any] = dict(preset.sizes)
-    for name, one in plain.items():
-        if one is False and name in sizes:
+    for name, size in plain.items():
+        if size is False and name in sizes:
             del sizes[name]
             continue
         base = name
-        if isinstance(one, Mapping):
-            one = {"name": name, **one}
-            base = one.pop(BASE, name)
-        if base != name and base not in tuple(preset.sizes):
-            raise invalid(f"{SIZES}.{name}.{BASE}", base, one_of(base, preset.sizes))
-        sizes[name] = overlaid(preset.sizes.get(base), one)
+        if isinstance(size, Mapping):
+            size = {"name": name, **size}
+            base = size.pop(BASE, name)
+        if base != name:
+            require_choice(f"{SIZES}.{name}.{BASE}", base, preset.sizes)
+        sizes[name] = overlaid(preset.sizes.get(base), size)
     return sizes
 
 

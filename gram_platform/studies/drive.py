@@ -14,20 +14,20 @@ from gram_platform.store.folders import open_folder
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.observers import Observers
 from gram_platform.studies.packing import pack_corpora, require_supply
-from gram_platform.studies.plan import Plan, predicted, price, sharing, work_left
+from gram_platform.studies.plan import Plan, predict, price, sharing
 from gram_platform.studies.workplace import (
     choose_device,
-    ended_of,
     executor_at,
+    find_left,
     open_workplace,
     require_gpu,
     with_ranks,
 )
-from gram_platform.tracking.connection import opened_by
+from gram_platform.tracking.connection import explain_opening
 
 
 def drive(plan: Plan) -> int:
-    """Executes whatever is not done, and writes every table and report; returns the exit code.
+    """Executes the nodes that are not done, writes tables and reports; returns the exit code.
 
     ValueError for bad input, before anything trains.
     """
@@ -55,7 +55,7 @@ def drive(plan: Plan) -> int:
                 observers.see(event)
                 if observers.limit_reached():
                     executor.stop_starting()
-        # Of a search; Ray Tune calls the observers.
+        # Ray Tune executes the trials of a search, and calls the observers.
         observers.run_trials(at)
         observers.flush()
         code = worst(sum_up(observers), observers.write_tables())
@@ -67,7 +67,7 @@ def observers_of(plan: Plan, store: Store) -> Observers:
 
 
 def write_again(plan: Plan) -> int:
-    """Writes the report of a search from what is stored; returns the exit code."""
+    """Writes the report of a search from the storage; returns the exit code."""
     store = Store(plan.storage).open_for_writing()
     pack_corpora(plan, store)
     say_heads(plan, store)
@@ -76,17 +76,18 @@ def write_again(plan: Plan) -> int:
 
 
 def approve_cost(plan: Plan, store: Store) -> None:
-    """Prints the predicted price of what is left; ValueError above --confirm-above.
+    """Prints the predicted price of the nodes that are left; ValueError above --confirm-above.
 
     Nobody is asked, because a job and a restart have no terminal.
     """
-    ended = ended_of(plan.studies, store, plan.retry_failed)
-    if plan.is_approved or not (work := work_left(plan.studies, ended)):
+    if plan.is_approved or not (work := find_left(plan, store)):
         return
-    say(predicted(work))
+    say(predict(work))
     if (dollars := price(work)[1]) > plan.confirm_above:
-        said = f"${dollars:,.2f} are more than --confirm-above {plan.confirm_above:g}"
-        expected = f"--yes, since {said}, or --max-cost DOLLARS, at which nothing more is started"
+        expected = (
+            f"--yes, since ${dollars:,.2f} are more than --confirm-above {plan.confirm_above:g}, or"
+            " --max-cost DOLLARS, at which nothing more is started"
+        )
         raise invalid("yes", False, expected)
 
 
@@ -115,13 +116,14 @@ def export_nodes(plan: Plan) -> int:
 
 
 def sum_up(observers: Observers) -> int:
-    """Says what was done, what failed and which limit is reached; returns the exit code."""
+    """Says how many nodes are done, which failed and which limit is reached.
+
+    Returns the exit code.
+    """
     failures = observers.failures()
-    for line in failures:
+    for line in [*failures, f"\n{observers.counts()}"]:
         observers.say(line)
-    observers.say(f"\n{observers.counts()}")
-    limit = observers.limit_reached() if observers.is_unfinished else ""
-    if limit:
+    if limit := observers.limit_reached() if observers.is_unfinished else "":
         observers.say(f"limit: {limit}; submit again with a higher one to go on")
     return worst(TIME_IS_UP if limit else DONE, FAILED if failures else DONE)
 
@@ -130,7 +132,7 @@ def finish(observers: Observers, code: int) -> int:
     """Writes the storage's index, and tells the webhook if the submission began; returns `code`."""
     uri = observers.plan.tracking_uri
     refresh_site(observers.store, uri, observers.say)
-    observers.say(f"{'MLflow':12} {opened_by(uri)}")
+    observers.say(f"{'MLflow':12} {explain_opening(uri)}")
     if observers.has_begun:
         observers.notify(code, observers.counts(), len(observers.failures()))
     return code
@@ -139,12 +141,12 @@ def finish(observers: Observers, code: int) -> int:
 def refresh_site(store: Store, tracking_uri: str, say: Callable[[str], None]) -> None:
     """Writes the storage's index, and the page to which reports link until MLflow is open.
 
-    The tables are written by now, so an error is only said.
+    Only prints an error, because the tables are written.
     """
     try:
         root = open_folder(store.root, writable=True)
         if not tracking_uri.startswith("http") and not root.exists(LINK_PAGE):
-            root.write(LINK_PAGE, link_page("", opened_by(tracking_uri)), durable=False)
+            root.write(LINK_PAGE, link_page("", explain_opening(tracking_uri)), durable=False)
         say(f"{'site':12} {write_index(store)}")
     except (OSError, ValueError) as error:
         say(f"the site was not built ({error}); `gram report` builds it")

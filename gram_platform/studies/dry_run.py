@@ -29,15 +29,15 @@ from gram_platform.studies.plan import (
     Plan,
     StudyPlan,
     amount,
-    planned_hours,
-    predicted,
+    plan_hours,
+    predict,
     work_left,
 )
 from gram_platform.studies.workplace import (
     device_rule,
-    ended_of,
+    find_device,
+    find_ended,
     is_compiled,
-    known_device,
     with_ranks,
 )
 
@@ -46,53 +46,50 @@ RUN_HEADER = ("method", "size", "runs", "done", "params", "tokens", "compute", "
 MEMORY_PARTS = ("weights", "copies", "gathered", "gradients", "optimizer", "activations", "logits")
 MEMORY_HEADER = ("method", "size", "attention", "ranks", "sequences", "passes", *MEMORY_PARTS)
 MEMORY_HEADER += ("peak", "recomputing", "disk")
-# Below this the parts of memory are not shown.
+# Bytes below which the parts of memory are not listed.
 LITTLE_MEMORY = GIB // 10
 # The configs of runs by method and size.
 Groups = Mapping[tuple[str, str], Sequence[RunConfig]]
 
 
 def describe(plan: Plan) -> str:
-    """Describes every study, and says how long all of them take; ValueError as `with_ranks`."""
+    """Describes every study, and predicts the time of all; ValueError as `with_ranks`."""
     store = Store(plan.storage)
-    ended = ended_of(plan.studies, store, plan.retry_failed)
-    devices = [plan.device or known_device(part, store, ended) for part in plan.studies]
+    ended = find_ended(plan, store)
+    devices = [plan.device or find_device(part, store, ended) for part in plan.studies]
     parts = [part.on(device) for part, device in zip(plan.studies, devices, strict=True)]
     plan, num_slots = with_ranks(replace(plan, studies=tuple(parts)), store, is_dry=True)
-    texts = [
-        _describe(plan, part, device, ended)
-        for part, device in zip(plan.studies, devices, strict=True)
-    ]
+    texts = [_describe(plan, *pair, ended) for pair in zip(plan.studies, devices, strict=True)]
     return "\n\n".join([*texts, *_summaries(plan, num_slots, ended)])
 
 
 def _summaries(plan: Plan, num_slots: int, ended: Collection[str]) -> Iterable[str]:
-    """Says in a sentence what is left to execute, how long it takes, and what it costs."""
+    """Describes the nodes that are left, their time on the machines, and their cost."""
     for ranks, work in plan.works():
         forecast, machine = work.forecast(num_slots, done=ended), ranks.machine
         left = [node for node in work.nodes if node.id not in ended]
         if not left:
             continue
-        slots = "CPUs" if machine.device == CPU else f"{machine.name} GPUs"
-        on = f"{num_slots or 'as many'} {slots}{'' if num_slots else ' as it can use'}"
-        idle = f" ({forecast.idle:.0%} of their time idle)"
+        is_free = machine.device == CPU
+        slots = "CPUs" if is_free else f"{machine.name} GPUs"
+        on = f"{num_slots} {slots}" if num_slots else f"as many {slots} as it can use"
+        if num_slots and not is_free:
+            on += f" ({forecast.idle:.0%} of their time idle)"
         runs = [node.config for node in left if isinstance(node.config, RunConfig)]
         mega = max(1.0, sum(4 * total_parameters(run.model) for run in runs) / 1e6)
         size = f"{mega:,.0f} MB" if mega < 1e3 else f"{mega / 1e3:,.0f} GB"
-        used = planned_hours(work.nodes, machine, {node.id for node in left})
+        used = plan_hours(work.nodes, machine, {node.id for node in left})
         dollars = (num_slots * forecast.hours or used) * machine.dollars_per_hour
-        is_free = machine.device == CPU
         yield (
-            f"{len(left)} runs and evaluations, about {_long(forecast.hours)} on {on}"
-            f"{idle if num_slots and not is_free else ''}, {size} of weights,"
-            f" {'free' if is_free else f'${dollars:,.0f}'}"
+            f"{len(left)} runs and evaluations, about {_long(forecast.hours)} on {on}, {size} of"
+            f" weights, {'free' if is_free else f'${dollars:,.0f}'}"
         )
 
 
 def _long(hours: float) -> str:
-    """Returns a time for people, as 3 minutes or 12 hours."""
+    """Formats a time, as `3 minutes` or `12 hours`."""
     if hours >= 2:
-        return f"{hours:,.3g} hours" if hours < 100 else f"{hours:,.0f} hours"
+        return f"{hours:{'.3g' if hours < 100 else ',.0f'}} hours"
     minutes = max(1, round(60 * hours))
     return f"{minutes} minute{'s' * (minutes > 1)}"
 
@@ -106,7 +103,7 @@ def _describe(plan: Plan, part: StudyPlan, device: str, ended: Collection[str]) 
     for node in runs.values():
         groups[node.method + (" attacks" if node.is_attack else ""), node.size].append(node.config)
     needed = {run_id: needs(node.config, 1, machine) for run_id, node in runs.items()}
-    hours = planned_hours(part.nodes, machine)
+    hours = plan_hours(part.nodes, machine)
     run_header = (*RUN_HEADER, f"{machine.name} hours", "cost $")
     lines = [
         f"study {part.study.name}, preset {part.preset_name}",
@@ -121,16 +118,16 @@ def _describe(plan: Plan, part: StudyPlan, device: str, ended: Collection[str]) 
         "",
         align_columns([run_header, *_run_rows(groups, needed, done, machine)], 2),
         "",
-        *_memory_lines(groups, machine, part.ranks),
+        *_memory_lines(groups, part.ranks),
         *_compile_line(plan.compiled, part),
         "",
         (
             f"{len(runs)} runs, {len(done)} done; {len(part.nodes) - len(runs)} evaluations,"
             f" {len(all_done - done)} done; {amount(hours)} {machine.name} hours in all"
         ),
-        predicted(work_left((part,), ended)),
+        predict(work_left((part,), ended)),
         *_legend(machine, [node.config for node in runs.values()]),
-        *(_published_rates(part, groups, needed) if part.preset.family != OURS else ()),
+        *(_rate_lines(part, groups, needed) if part.preset.family != OURS else ()),
     ]
     return "\n".join(lines)
 
@@ -143,26 +140,20 @@ def _size_rows(part: StudyPlan) -> Iterable[tuple]:
         ]
         rates = {run.optimizer.peak_lr for run in runs} or {size.peak_lr}
         batches = {run.batch_size for run in runs} or {size.batch_size}
-        yield (
-            name,
-            f"{total_parameters(size.dense()):,}",
-            _ends(rates, ".3g"),
-            _ends(batches, ",d"),
-            str(size.seq_len),
-        )
+        ends = _ends(rates, ".3g"), _ends(batches, ",d")
+        yield name, f"{total_parameters(size.dense()):,}", *ends, str(size.seq_len)
 
 
 def _ends(values: set, form: str) -> str:
-    low, high = min(values), max(values)
-    return f"{low:{form}}" if low == high else f"{low:{form}} to {high:{form}}"
+    return " to ".join(format(value, form) for value in sorted({min(values), max(values)}))
 
 
 def _run_rows(
     groups: Groups, needed: Mapping[str, Needs], done: set[str], machine: Machine
 ) -> Iterable[tuple]:
     for key, configs in groups.items():
-        wanted = [needed[c.run_id] for c in configs]
-        hours = sum(need.gpu_hours for need in wanted)
+        needs_of_runs = [needed[c.run_id] for c in configs]
+        hours = sum(need.gpu_hours for need in needs_of_runs)
         yield (
             *key,
             str(len(configs)),
@@ -170,13 +161,14 @@ def _run_rows(
             f"{max(total_parameters(c.model) for c in configs):,}",
             f"{sum(c.num_tokens for c in configs):,}",
             f"{sum(plan_compute_units(c) for c in configs):.3g}",
-            f"{sum(need.flops for need in wanted):.3g}",
+            f"{sum(need.flops for need in needs_of_runs):.3g}",
             amount(hours),
             f"{hours * machine.dollars_per_hour:,.2f}",
         )
 
 
-def _memory_lines(groups: Groups, machine: Machine, planned: Ranks) -> list[str]:
+def _memory_lines(groups: Groups, ranks: Ranks) -> list[str]:
+    machine = ranks.machine
     largest = {
         key: max(runs, key=lambda run: total_parameters(run.model)) for key, runs in groups.items()
     }
@@ -185,40 +177,38 @@ def _memory_lines(groups: Groups, machine: Machine, planned: Ranks) -> list[str]
         return [f"memory: at most {most / 2**20:.0f} MiB of a {machine.name} for a run"]
     return [
         f"memory of one {machine.name} in GiB, for the largest run of a line:",
-        align_columns([MEMORY_HEADER, *_memory_rows(largest, machine, planned)], 2),
+        align_columns([MEMORY_HEADER, *_memory_rows(largest, ranks)], 2),
         (
             "ranks: --num-workers, or the number with which the study ends first, with a peak"
             f" within {USABLE_MEMORY:.0%} of {machine.memory_bytes / GIB:.0f} GiB and at most"
             f" {MOST_HOURS:g} times the fewest hours"
         ),
-        "sequences: the most of a pass on each rank; passes: of an optimizer step",
-        "peak: what is alive at once; recomputing: ranks needed with activation checkpointing",
+        "sequences: the most in a pass of a rank; passes: in an optimizer step",
+        "peak: the most at once; recomputing: ranks needed with activation checkpointing",
         f"disk: the most while training ({NUM_CHECKPOINTS_KEPT} checkpoints and one being written)",
     ]
 
 
 def _compile_line(compiled: bool | None, part: StudyPlan) -> Iterable[str]:
-    """Says which sizes torch.compile compiles."""
     sizes = Counter(
         node.size
         for node in part.nodes
         if node.is_run and is_compiled(node, part.ranks, part.machine.device, compiled)
     )
     if sizes:
-        named = ", ".join(f"{number} of {size}" for size, number in sizes.items())
-        yield f"compiled runs: {named}; --no-compile compiles none"
+        counts = ", ".join(f"{number} of {size}" for size, number in sizes.items())
+        yield f"compiled runs: {counts}; --no-compile compiles none"
 
 
-def _memory_rows(
-    largest: Mapping[tuple[str, str], RunConfig], machine: Machine, planned: Ranks
-) -> Iterable[tuple]:
+def _memory_rows(largest: Mapping[tuple[str, str], RunConfig], planned: Ranks) -> Iterable[tuple]:
+    machine = planned.machine
     for key, run in largest.items():
         checkpointed = fewest_ranks(run, machine, checkpointing=True)
         ranks = planned.of(run, key[1])
         need = needs(run, ranks, machine)
-        passes = need.passes
-        parts = {part: getattr(passes.memory, part) for part in MEMORY_PARTS}
-        parts["gradients"] += passes.memory.reduction
+        passes, memory = need.passes, need.passes.memory
+        parts = {part: getattr(memory, part) for part in MEMORY_PARTS}
+        parts["gradients"] += memory.reduction
         num_sequences = run.micro_batch // ranks // passes.num_passes
         yield (
             *key,
@@ -226,8 +216,7 @@ def _memory_rows(
             str(ranks),
             str(num_sequences * passes.num_merged),
             str(-(-run.micro_batches_per_step // passes.num_merged) * passes.num_passes),
-            *(f"{value / GIB:.2f}" for value in parts.values()),
-            f"{passes.memory.total / GIB:.2f}",
+            *(f"{value / GIB:.2f}" for value in (*parts.values(), memory.total)),
             str(checkpointed or f">{run.micro_batch}"),
             f"{need.disk_bytes(NUM_CHECKPOINTS_KEPT) / GIB:.2f}",
         )
@@ -237,27 +226,27 @@ def _legend(machine: Machine, runs: Sequence[RunConfig]) -> list[str]:
     rows = {utilisation_of(machine.name, total_parameters(run.model)): None for run in runs}
     return [
         (
-            f"hours assume a share of {machine.flops_per_second / 1e12:g} TFLOP/s, that of the"
-            " nearest size, and include evaluations while training:"
+            f"hours assume the nearest size's share of {machine.flops_per_second / 1e12:g} TFLOP/s"
+            " and include evaluations while training:"
         ),
         *(f"  {row.text}" for row in rows),
         (
-            "compute is tokens x active parameters; tokens, compute, FLOPs and hours are of all"
-            " runs of a line"
+            "compute is tokens x active parameters; tokens, compute, FLOPs and hours are sums over"
+            " the runs of a line"
         ),
     ]
 
 
-def _published_rates(part: StudyPlan, groups: Groups, needed: Mapping[str, Needs]) -> list[str]:
+def _rate_lines(part: StudyPlan, groups: Groups, needed: Mapping[str, Needs]) -> list[str]:
     rows = []
     for size in (size for size in part.choice.sizes if size in PUBLISHED_RATES):
-        low, high, gram = (f"{rate:,}" for rate in PUBLISHED_RATES[size])
-        here = []
+        low, high, gram = PUBLISHED_RATES[size]
+        row = [size, _ends({low, high}, ","), f"{gram:,}"]
         for runs in (groups.get((method, size), []) for method in (BASELINE, "gram")):
             hours = sum(needed[run.run_id].gpu_hours for run in runs)
             tokens = sum(run.num_tokens for run in runs)
-            here.append(f"{tokens / hours / 3600:,.0f}" if runs else "-")
-        rows.append((size, low if low == high else f"{low} to {high}", gram, *here))
+            row.append(f"{tokens / hours / 3600:,.0f}" if runs else "-")
+        rows.append(row)
     head = ("size", "dense, authors", "GRAM, authors", "dense, here", "GRAM, here")
-    title = "tokens a second and GPU: in the authors' logs (medians), and by the hours above"
+    title = "tokens a second and GPU: medians in the authors' logs, and by the hours above"
     return ["", title, align_columns([head, *rows], 1)] if rows else []

@@ -1,7 +1,7 @@
 """Declares the flags of studies and searches, in the boxes of `--help`, and parses them.
 
-A box is a dataclass with a title. A command has one box of its own. Only `make_plan.py`, and
-searches, read the flags.
+A box is a dataclass with a title. A command has one box of its own. Only `make_plan.py` and
+searches read the flags.
 """
 
 import functools
@@ -25,25 +25,25 @@ from gram_platform.planner import MACHINES
 FLAG_STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
 
 
-def shown(kind: Any, metavar: str) -> Any:
+def show_as(kind: Any, metavar: str) -> Any:
     """Returns the type of a flag that `--help` shows as `metavar`, without its default."""
     return Annotated[kind, tyro.conf.arg(metavar=metavar, help_behavior_hint="")]
 
 
 def choice(*values: str) -> Any:
     """Returns the type of a flag with one of these values, or "" for its default."""
-    return shown(Literal["", *values], f"{{{','.join(values)}}}")
+    return show_as(Literal["", *values], f"{{{','.join(values)}}}")
 
 
 SET = tyro.conf.arg(name="set", metavar="FIELD=VALUE ...", help_behavior_hint="")
-Text, Texts = shown(str, "TEXT"), shown(tuple[str, ...], "TEXT ...")
-Place, Names = shown(str, "FOLDER|URL"), shown(tuple[str, ...], "NAME ...")
-Number, Amount = shown(int, "INT"), shown(float, "FLOAT")
+Text, Texts = show_as(str, "TEXT"), show_as(tuple[str, ...], "TEXT ...")
+Place, Names = show_as(str, "FOLDER|URL"), show_as(tuple[str, ...], "NAME ...")
+Number, Amount = show_as(int, "INT"), show_as(float, "FLOAT")
 # Off unless it is given.
 Switch = Annotated[bool, tyro.conf.arg(help_behavior_hint="")]
 
 
-# What sets the values for which other trainers and other commands have flags.
+# How to set values that have flags in other trainers and commands.
 SET_INSTEAD = {
     "--lr": "--set 'sizes[SIZE].peak_lr=1e-3'",
     "--batch-size": "--set 'sizes[SIZE].batch_size=16'",
@@ -51,8 +51,8 @@ SET_INSTEAD = {
     "--trials": "--lrs and --batches of lr_bs_grid, or --knobs of hyperparams",
 }
 
-# Lets `tyro.cli` suggest values too. The shell's completion needs the values that tyro itself
-# checks, so it is written without this.
+# Lets `tyro.cli` suggest values. The shell's completion needs the values that tyro itself checks,
+# so it is written without this registry.
 CHOICES = ConstructorRegistry()
 
 
@@ -95,33 +95,31 @@ class SubjectFlags:
     """What is trained, how often, and on which text.
 
     Args:
-        preset: one of those above; paper is as the paper's text prints it, as_run as the authors'
-            settings have it; or a file with `base`, the name of a preset, and the fields that it
-            changes (Studies in the documents)
+        preset: a preset above (paper: as the paper's text, as_run: as the authors' settings), or a
+            file with `base`, the name of a preset, and changed fields (Studies in the documents)
         changes: fields of the preset to change, as routing.p_aux_spread=0.1
             'sizes[0.6M].peak_lr=2e-3'
         sizes: names of sizes (default: all of the preset)
-        seeds: number of seeds of every size (default: the preset's, which may have fewer at large
-            sizes)
-        first_seed: the first seed, the others follow it (default: the preset's)
+        seeds: number of seeds of every size (default: the preset's, which may depend on the size)
+        first_seed: the first of the seeds, which are consecutive (default: the preset's)
         corpus: a corpus above, a folder of .jsonl/.parquet with `text` and `label`, a .json of
             labelled globs, a .toml recipe, or hf://ORG/NAME?label=FIELD&text=FIELD
             (Studies in the documents)
-        core_label: the label (or labels, with commas between) that is core, default core or the
-            catalog's own; every other label is an auxiliary domain
-        core_tokenizer: train the tokenizer on core's text alone: exports then ship no vocabulary of
-            removed domains
-        retain: auxiliary domains: each is compared in the profile core + that domain
+        core_label: the label of core, or several with commas (default: core, or the catalog's);
+            every other label is an auxiliary domain
+        core_tokenizer: train the tokenizer only on core's text, so that exports have no vocabulary
+            of removed domains
+        retain: auxiliary domains; compares the profile core + domain of each
     """
 
     title = "subject"
 
-    preset: shown(str, "NAME|FILE.toml") = ""
+    preset: show_as(str, "NAME|FILE.toml") = ""
     changes: Annotated[tuple[str, ...], SET] = ()
     sizes: Names = ()
     seeds: Number = 0
     first_seed: Number = -1
-    corpus: shown(str, "NAME|FOLDER|FILE|hf://...") = ""
+    corpus: show_as(str, "NAME|FOLDER|FILE|hf://...") = ""
     core_label: Text = ""
     core_tokenizer: Switch = False
     retain: Names = ()
@@ -132,16 +130,16 @@ class StorageFlags:
     """Where results go.
 
     Args:
-        storage: folder or fsspec URL of runs and results; default $GRAM_STORAGE, else ~/.gram
-        tracking_uri: MLflow server or database; default SQLite in the storage
-        optuna_uri: Optuna's database of searches; default SQLite in the storage
+        storage: folder or fsspec URL of runs and results (default: $GRAM_STORAGE, or ~/.gram)
+        tracking_uri: MLflow server or database (default: SQLite in the storage)
+        optuna_uri: Optuna's database of searches (default: SQLite in the storage)
     """
 
     title = "storage"
 
     storage: Place = ""
-    tracking_uri: shown(str, "URL") = ""
-    optuna_uri: shown(str, "URL") = ""
+    tracking_uri: show_as(str, "URL") = ""
+    optuna_uri: show_as(str, "URL") = ""
 
 
 @dataclass(frozen=True)
@@ -149,24 +147,24 @@ class DeviceFlags:
     """On which devices a run trains, and how.
 
     Args:
-        device: kept when the study is submitted again (default at first: cuda if Ray has a GPU;
-            must be given where the preset plans for GPUs and the cluster starts machines on demand)
+        device: remembered for each study (default: cuda if Ray has a GPU; required if the preset
+            plans for GPUs and the cluster starts machines on demand)
         num_workers: ranks of each run: a number, size=number for single sizes, a range as 4..8 for
-            as many as can be placed at each start, or auto for those that end the study first on
-            the GPUs that are there (default: auto on GPUs, 1 on CPUs)
-        threads: CPU threads of a rank: part of what makes a run repeat bit for bit
-        max_gpus: GPUs to ask the cluster for at once (default: what it has, or lets its autoscaler
-            start); CPU slots on CPUs
-        gpus_per_run: share of a GPU for a run of one rank, and for an evaluation: with 0.125 eight
+            as many as can be placed at each start, or auto for the numbers that end the study first
+            (default: auto on GPUs, 1 on CPUs)
+        threads: CPU threads of a rank; runs repeat bit for bit only with the same number
+        max_gpus: GPUs to use at once (default: all that the cluster has or can start); CPU slots on
+            CPUs
+        gpus_per_run: share of a GPU for a run of one rank, and for an evaluation; at 0.125 eight
             small runs share one
-        gpus_per_machine: GPUs of the machines that an autoscaler starts for several ranks: so many
-            ranks stay on one machine
-        activation_checkpointing: compute every block again in the backward pass: less memory, a
-            third more time (a dry run shows both)
+        gpus_per_machine: GPUs of the machines that an autoscaler starts; so many ranks stay on one
+            machine
+        activation_checkpointing: compute every block again in the backward pass, with less memory
+            and a third more time (a dry run shows both)
         compile: compile blocks and loss with torch.compile, if it can; timing.json has the number
             of graphs (default: on GPUs, for runs from 50M parameters and five minutes on)
         no_compile: compile nothing
-        deterministic: on a GPU, refuse algorithms whose sums have no fixed order: slower, the same
+        deterministic: on a GPU, refuse algorithms whose sums have no fixed order; slower, the same
             bytes on the same kind of GPU
     """
 
@@ -189,23 +187,22 @@ class CostFlags:
     """What it costs, and what it may cost.
 
     Args:
-        dry_run: print what would run, what it costs and what is done already; start nothing
-        hardware: machines to plan for, as 8xH100: their number decides how long the study takes
-            and the ranks of each run (default: those that are there)
-        machine: the kind of these machines, for hours, memory and prices (default: the preset's;
-            cpu beside --device cpu)
-        max_hours: stop starting runs or trials after this many machine hours (a slot's, or a
-            GPU's), summed over all submissions (default: no limit)
+        dry_run: print what would run, what it costs and what is done; start nothing
+        hardware: GPUs to plan for, as 8xH100; the number decides the time of the study and the
+            ranks of each run (default: those that are there)
+        machine: the kind of GPU, for hours, memory and prices (default: the preset's; cpu with
+            --device cpu)
+        max_hours: start no run or trial after so many hours of GPUs or CPU slots, summed over all
+            submissions (default: no limit)
         max_cost: the same in dollars, at the price of --machine (default: no limit)
-        confirm_above: dollars, predicted of what is not done, above which a submission needs --yes
-            or --max-cost
-        yes: start whatever is predicted: nobody is ever asked, so a job that restarts needs it too
+        confirm_above: predicted dollars above which a submission needs --yes or --max-cost
+        yes: start at any predicted cost; jobs that restart unattended need it too
     """
 
     title = "cost"
 
     dry_run: Switch = False
-    hardware: shown(str, "NxKIND") = ""
+    hardware: show_as(str, "NxKIND") = ""
     machine: choice(*MACHINES) = ""
     max_hours: Amount = 0.0
     max_cost: Amount = 0.0
@@ -218,16 +215,16 @@ class ExecutionFlags:
     """How processes work.
 
     Args:
-        checkpoint_every: seconds between checkpoints; auto: 30, or as many more as keep writing
-            them below two percent of the time
+        checkpoint_every: seconds between checkpoints; auto: 30, or more if writing takes more than
+            two percent of the time
         stall_timeout: seconds without a training step after which a run of one rank starts again;
-            also of an evaluation as a whole
-        collective_timeout: seconds after which ranks that wait for one another give up and start
-            again from the last checkpoint
-        retry_failed: train runs again that ended with a non-finite loss
-        notify: a webhook, of Slack or another, that gets a message when the submission ends: done,
-            failed or limit reached (On a cluster in the documents)
-        verbose: print what the workers print, into `ray job logs` too
+            for an evaluation, its seconds in all
+        collective_timeout: seconds after which ranks that wait for one another start again from the
+            last checkpoint
+        retry_failed: train runs with a non-finite loss again
+        notify: a webhook, such as Slack's, for a message at the end: done, failed or limit reached
+            (On a cluster in the documents)
+        verbose: print the workers' output, also into `ray job logs`
     """
 
     title = "execution"
@@ -236,7 +233,7 @@ class ExecutionFlags:
     stall_timeout: float = 7200.0
     collective_timeout: float = 600.0
     retry_failed: Switch = False
-    notify: shown(str, "URL") = ""
+    notify: show_as(str, "URL") = ""
     verbose: Switch = False
 
 
@@ -245,26 +242,30 @@ class StudyFlags:
     """Of this study.
 
     Args:
-        methods: names of those above (default: the preset's, else the study's); the baseline is
-            always there, it is the unit
-        through: train sizes one after another, up to this one, with a line of predicted against
-            spent hours after each
-        law: learning rates and batches by a law: paper, demo or a law.json of lr_bs_grid; default:
-            each size's own
-        trust_law: use a law against its evidence: one that is none, or more than ten times beyond
-            the sizes that it is fitted to
-        start: id of an imported model (gram import) that training begins with: its shape and
-            tokenizer, the batch, data, rate and module width of the one size in --sizes
-        maxent: id of a maxent_search whose best trials set MaxEnt's rate and weight of every
-            profile; default: the preset's, which may be those of a search that runs first
-        attack_steps: the most steps of every attack (default: the preset's); more make attacks anew
-        instructions: lines with `prompt` and `response` beside a corpus of local text, for the
-            study finetuning: counts the loss of responses alone
-        texts: lines with `text` and `label`, a domain: the sentences that token_localization
-            shades, or the prompts that samples continues, in place of validation text
-        in_process: run the nodes one after another in this process, without Ray; to stop in a
-            debugger at an unexpected error: python -m pdb -c continue -m gram_platform run scaling
-            --in-process
+        methods: methods above (default: the preset's, otherwise the study's); the baseline is
+            always added
+        through: train sizes one after another, up to this one; prints predicted and spent hours
+            after each
+        law: learning rates and batches by a law: paper, demo or a law.json of lr_bs_grid (default:
+            each size's own)
+        trust_law: use --law even if the fit was rejected, or if it is extrapolated more than ten
+            times
+        start: id of an imported model (gram import) to train on, with its shape and tokenizer, and
+            the batch, data, rate and module width of the one size in --sizes
+        maxent: id of a maxent_search, whose best trials set MaxEnt's rate and weight of every
+            profile (default: the preset's, or a search that runs first)
+        attack_steps: the most steps of every attack (default: the preset's)
+        instructions: lines with `prompt` and `response` next to a corpus of local text, for the
+            study finetuning, which then counts only the loss of responses
+        recall: the share of a domain's training text with its label; the rest has core's
+        precision: the share of the text with a domain's label that is the domain's; the rest is
+            adjacent text
+        adjacent: labels of the corpus whose text carries a domain's label by mistake (default: all
+            of core)
+        texts: lines with `text` and `label` (a domain), in place of validation text: sentences for
+            token_localization, or prompts for samples
+        in_process: run the nodes one after another in this process, without Ray, for a debugger
+            (Studies in the documents)
         export_nodes: write the missing nodes to this file, for a machine without Ray
             (On a cluster in the documents), and start nothing
     """
@@ -278,8 +279,11 @@ class StudyFlags:
     start: Text = ""
     maxent: Text = ""
     attack_steps: Number = 0
-    instructions: shown(str, "FILE.jsonl") = ""
-    texts: shown(str, "FILE.jsonl") = ""
+    instructions: show_as(str, "FILE.jsonl") = ""
+    recall: Amount = 1.0
+    precision: Amount = 1.0
+    adjacent: Names = ()
+    texts: show_as(str, "FILE.jsonl") = ""
     in_process: Switch = False
     export_nodes: Text = ""
 
@@ -290,7 +294,7 @@ class MemberFlags:
 
     Args:
         studies: names of studies (default: all), or none
-        searches: names of searches that follow the studies (default: all), or none
+        searches: names of searches to run after the studies (default: all), or none
     """
 
     title = "campaign"
@@ -321,7 +325,7 @@ def parse_flags(
     prog: str | None = None,
 ) -> Flags:
     """Parses the command line of `prog`; ends the process on `--help` and on unknown flags."""
-    description = "\n\n".join(map(_folded, description.split("\n\n")))
+    description = "\n\n".join(map(_fold, description.split("\n\n")))
     subject, its_own, storage, device, cost, execution = parse(
         boxes_of(own),
         sys.argv[1:] if arguments is None else arguments,
@@ -333,7 +337,7 @@ def parse_flags(
 
 
 def parse(form: Any, arguments: list[str], **how: Any) -> Any:
-    """Parses a command line with tyro, whose usage errors then repeat no secret of it."""
+    """Parses a command line with tyro; usage errors repeat no secrets."""
     names = _flag_names(form)
     endings.flag_names.clear()
     endings.flag_names.update(names)
@@ -354,18 +358,18 @@ def parse(form: Any, arguments: list[str], **how: Any) -> Any:
 
 
 def _flag_names(form: Any) -> set[str]:
-    """Returns the names of a command's flags, as its function or its boxes have them."""
+    """Returns the names of a command's flags, from its function or its boxes."""
     if isfunction(form):
         parameters = signature(form).parameters
-        kinds = {name: get_args(one.annotation)[1:] for name, one in parameters.items()}
+        kinds = {name: get_args(value.annotation)[1:] for name, value in parameters.items()}
         return {name for name, marks in kinds.items() if tyro.conf.Positional not in marks}
-    return {one.name for box in get_args(form) for one in fields(get_args(box)[0])}
+    return {field.name for box in get_args(form) for field in fields(get_args(box)[0])}
 
 
 def boxes_of(own: type, values: Mapping[str, Iterable[str]] | None = None) -> Any:
     """Returns the boxes of a command as the type that tyro parses.
 
-    `values` has the known values of flags, which the shell's completion offers.
+    `values`: the known values of flags, for the shell's completion.
     """
     groups = (SubjectFlags, own, StorageFlags, DeviceFlags, CostFlags, ExecutionFlags)
     boxes = [_with_values(box, values) for box in groups] if values else groups
@@ -374,15 +378,15 @@ def boxes_of(own: type, values: Mapping[str, Iterable[str]] | None = None) -> An
 
 def _with_values(box: type, values: Mapping[str, Iterable[str]]) -> type:
     """Returns a box in which flags with known values take no others."""
-    chosen = {one.name: one.default for one in fields(box) if one.name in values}
     declared = []
-    for name, default in chosen.items():
-        kind = Literal["", *values[name]]
-        declared.append((name, tuple[kind, ...] if default == () else kind, default))
+    for name, default in ((field.name, field.default) for field in fields(box)):
+        if name in values:
+            kind = Literal["", *values[name]]
+            declared.append((name, tuple[kind, ...] if default == () else kind, default))
     return make_dataclass(box.__name__, declared, bases=(box,), frozen=True)
 
 
-def _folded(paragraph: str) -> str:
+def _fold(paragraph: str) -> str:
     """Breaks a paragraph at the terminal's width; tyro joins lines that begin with no blank."""
     width = shutil.get_terminal_size().columns - 1
     return textwrap.fill(paragraph, width, subsequent_indent="    ", break_on_hyphens=False)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from itertools import accumulate
-from statistics import median
+from statistics import fmean, median
 from urllib import request
 
 from ray.util.metrics import Gauge
@@ -40,11 +40,11 @@ from gram_platform.tracking import Tracker, TrackingUnavailable
 
 # Seconds between two lines of a log, and between two changes of the bar.
 LINES_EVERY_S, BAR_EVERY_S = 15.0, 1.0
-# How many nodes of a kind and size say how long another one takes.
+# The last nodes of a kind and size whose durations predict the next one's.
 NUM_TIMED = 20
-# How often the curves of running nodes are sent to MLflow.
+# Seconds between two transfers of running nodes' curves to MLflow.
 LIVE_EVERY_S = 20.0
-# How long the end of a submission waits for a webhook.
+# Seconds that the end of a submission waits for a webhook.
 TIMEOUT_S = 10.0
 # The event by the submission's exit code.
 EVENTS = {DONE: "done", FAILED: "failed", TIME_IS_UP: "limit reached"}
@@ -68,13 +68,12 @@ class LiveView:
         self.nodes, self.store, self.name = {node.id: node for node in nodes}, store, name
         self.progress = Progress()
         self.hours = one_rank_hours(nodes, machine)
-        # The seconds of the last nodes that ended, by kind and size.
+        # The seconds of the nodes that ended last, by kind and size.
         self._took: dict[tuple, deque[float]] = defaultdict(partial(deque, maxlen=NUM_TIMED))
-        # When the first node to end began, since workers take long to start; None before its end.
+        # The time at which the first node to end began, since workers take long to start.
         self._began_s: float | None = None
         self._done_before: frozenset[str] = frozenset()
-        # The names of the running trials.
-        self.trials: set[str] = set()
+        self.running_trials: set[str] = set()
         # The monotonic time before which no progress is shown.
         self.next_s, self.console = 0.0, Console()
         # Without Ray there are no gauges, and plain lines leave the terminal to a debugger.
@@ -94,7 +93,7 @@ class LiveView:
         self.bar = self.bars.add_task("", total=None, left="")
 
     def start(self, nodes: Sequence[Node], progress: Progress) -> None:
-        """Begins to show the progress of nodes, under their names in the storage."""
+        """Begins to show the progress of these nodes, which have their names in the storage."""
         self.nodes, self.progress = {node.id: node for node in nodes}, progress
         self._done_before = frozenset(progress.done)
         self.bars.start()
@@ -109,27 +108,24 @@ class LiveView:
 
     def see(self, event: Event) -> None:
         if event.node is not None:
-            # The name that the storage's readers use.
+            # With the name in the storage.
             node = self.nodes.get(event.node.id, event.node)
             if event.kind == ENDED:
-                self._time(node)
+                took_s = self.store.node(node.kind, node.id).timing().get("elapsed_s", 0.0)
+                self._took[_kind(node)].append(took_s)
+                self._began_s = self._began_s or time.monotonic() - took_s
                 self._say_ended(node, event.text)
             elif event.kind == WARNED:
                 self.say(f"warning: {node.name}: {event.text}", "yellow")
 
-    def _time(self, node: Node) -> None:
-        took_s = self.store.node(node.kind, node.id).timing().get("elapsed_s", 0.0)
-        self._took[_kind(node)].append(took_s)
-        self._began_s = self._began_s or time.monotonic() - took_s
-
     def look(self) -> None:
-        """Shows the progress if the last time is some seconds ago."""
+        """Shows the progress, at most every few seconds."""
         if time.monotonic() >= self.next_s:
             self.next_s = time.monotonic() + (BAR_EVERY_S if self.has_bar else LINES_EVERY_S)
             self._show_nodes()
 
     def _say_ended(self, node: Node, failure: str) -> None:
-        """Says how a node ended; attacks and evaluations, which are many, only if they failed."""
+        """Prints how a node ended; attacks and evaluations, which are many, only if they failed."""
         count = f"[{len(self.progress.done) + len(self.progress.failed):>3}/{len(self.nodes)}]"
         if failure:
             self.say(f"{count} {node.name} FAILED: {failure}", "red")
@@ -145,27 +141,31 @@ class LiveView:
         states["waiting"] = len(self.nodes) - sum(states.values())
         if self.set_gauges is not None:
             self.set_gauges(states, running)
-        counts = [f"{done} of {len(self.nodes)} nodes done"]
-        counts += [f"{len(running)} training, {states['waiting']} waiting"]
-        counts += [f"{failed} failed, {blocked} blocked"] if failed else []
-        counts += [f"{sum(beat['tokens_per_second'] for _, beat in running):,.0f} tokens/s"]
         shares = dict.fromkeys(progress.done, 1.0) | {n.id: _share(beat) for n, beat in running}
         seconds = self._seconds()
         finished = sum(seconds.get(node_id, 0.0) * share for node_id, share in shares.items())
         total = sum(seconds.values())
         before = sum(seconds.get(node_id, 0.0) for node_id in self._done_before)
         left = self._time_left(finished - before, total - finished)
-        of_runs = ", ".join(f"{node.name} {_share(beat):.0%}" for node, beat in running)
-        text = " | ".join(filter(None, [*counts, of_runs]))
-        form = {"description": printable(text), "left": left}
-        self.bars.update(self.bar, completed=finished, total=total, **form)
+        parts = (
+            f"{done} of {len(self.nodes)} nodes done",
+            f"{len(running)} training, {states['waiting']} waiting",
+            f"{failed} failed, {blocked} blocked" if failed else "",
+            f"{sum(beat['tokens_per_second'] for _, beat in running):,.0f} tokens/s",
+            ", ".join(f"{node.name} {_share(beat):.0%}" for node, beat in running),
+        )
+        text = " | ".join(filter(None, parts))
+        description = printable(text)
+        self.bars.update(
+            self.bar, description=description, left=left, completed=finished, total=total
+        )
         if not self.has_bar:
             self.say(" | ".join(filter(None, [text, left])))
 
     def _seconds(self) -> dict[str, float]:
         """Estimates the seconds of each node that can be reached, by nodes of its kind and size.
 
-        Before the first of these has ended, by the planner's hours.
+        Before such a node has ended, the estimate is the planner's.
         """
         typical = {kind: median(took) for kind, took in self._took.items()}
         unreachable = {*self.progress.failed, *self.progress.blocked}
@@ -176,7 +176,7 @@ class LiveView:
         }
 
     def _time_left(self, done: float, rest: float) -> str:
-        """Says how long the rest takes at the speed of this submission so far; "" if unknown."""
+        """Returns the time for the rest at this submission's speed so far; "" if unknown."""
         if self._began_s is None or done <= 0:
             return ""
         seconds = rest * (time.monotonic() - self._began_s) / done
@@ -184,20 +184,23 @@ class LiveView:
 
     def _running(self) -> Running:
         """Returns the runs that have a process, with their heartbeats."""
-        at, beats = self.progress.running, self.progress.heartbeats
-        found = [(self.nodes[i], beats[i]) for i in at if i in beats]
-        return [(n, b) for n, b in found if b["time"] >= at[n.id] and not b.get("released")]
+        beats = self.progress.heartbeats
+        return [
+            (self.nodes[node_id], beat)
+            for node_id, start in self.progress.running.items()
+            if (beat := beats.get(node_id)) and beat["time"] >= start and not beat.get("released")
+        ]
 
     def begin_trials(self, number: int) -> None:
         self.bars.reset(self.bar, total=number)
         self._began_s = time.monotonic()
 
     def trial_started(self, name: str) -> None:
-        self.trials.add(name)
+        self.running_trials.add(name)
         self._show_trials()
 
     def trial_ended(self, name: str, line: str) -> None:
-        self.trials.discard(name)
+        self.running_trials.discard(name)
         self.bars.advance(self.bar)
         task = self.bars.tasks[0]
         self.say(f"[{task.completed:>3.0f}/{task.total}] {line}")
@@ -206,7 +209,8 @@ class LiveView:
     def _show_trials(self) -> None:
         task = self.bars.tasks[0]
         ended = f"{task.completed:.0f} of {task.total} trials ended"
-        text = " | ".join([ended, f"{len(self.trials)} running", ", ".join(sorted(self.trials))])
+        running = self.running_trials
+        text = " | ".join([ended, f"{len(running)} running", ", ".join(sorted(running))])
         left = self._time_left(task.completed, (task.total or 0.0) - task.completed)
         self.bars.update(self.bar, description=printable(text), left=left)
 
@@ -224,11 +228,11 @@ def progress_gauges(study: str) -> Callable[[Mapping[str, int], Running], None]:
 
     Needs Ray, whose exporter puts `ray_` before their names; `dashboards/grafana.json` draws them.
     """
-    about = "Runs and evaluations of a study, by state."
-    of_nodes = Gauge("gram_nodes", about, ("study", "state"))
-    about = "Tokens a second that the running runs of a study train on."
-    of_rate = Gauge("gram_tokens_per_second", about, ("study",))
-    about = "Mean of the last training losses of a study's running runs, in nats a token."
+    of_nodes = Gauge("gram_nodes", "Runs and evaluations of a study, by state", ("study", "state"))
+    of_rate = Gauge(
+        "gram_tokens_per_second", "Tokens a second of a study's running runs", ("study",)
+    )
+    about = "Mean of the last training losses of a study's running runs, in nats a token"
     of_loss = Gauge("gram_training_loss", about, ("study", "method", "size"))
 
     def set_all(num_nodes: Mapping[str, int], running: Running) -> None:
@@ -239,36 +243,35 @@ def progress_gauges(study: str) -> Callable[[Mapping[str, int], Running], None]:
         for node, beat in running:
             if "loss" in beat:
                 losses[node.method, node.size].append(beat["loss"])
-        for (method, size), found in losses.items():
-            tags = {"study": study, "method": method, "size": size}
-            of_loss.set(sum(found) / len(found), tags)
+        for (method, size), values in losses.items():
+            of_loss.set(fmean(values), {"study": study, "method": method, "size": size})
 
     return set_all
 
 
 def show_results(console: Console, text: str, brief: Callable[[bool], Brief] | None) -> None:
-    """Prints the text, or on a terminal `brief(is_wide)` in its place, if there is one."""
+    """Prints the text; a terminal shows `brief(is_wide)` instead, unless `brief` is None."""
     if brief is None or not console.is_terminal:
         console.print(Text(printable(text)), soft_wrap=True)
         return
-    shown = brief(console.width >= WIDE)
-    for title, frame in shown.tables.items():
+    summary = brief(console.width >= WIDE)
+    for title, frame in summary.tables.items():
         widths = [max(map(len, map(str, [name, *frame[name]]))) + 2 for name in frame]
         num_fitting = max(sum(width - 2 <= console.width for width in accumulate(widths)), 1)
         table = frame_text(frame.iloc[:, :num_fitting])
         console.print(Text(printable(f"{title}\n{table}\n")))
-    counts = [f"{shown.verdicts[name]} {name}" for name in VERDICTS if shown.verdicts.get(name)]
+    verdicts = summary.verdicts
+    counts = [f"{verdicts[name]} {name}" for name in VERDICTS if verdicts.get(name)]
     claims = f"claims: {', '.join(counts)}" if counts else ""
-    lines = filter(None, (shown.text, claims, shown.warning, "see the report for the rest"))
+    lines = filter(None, (summary.text, claims, summary.warning, "see the report for the rest"))
     console.print(Text(printable("\n".join(lines))))
 
 
-# ------------------------------------------------------------------------------------------ MLflow
-
-
 class Mirror:
-    """Mirrors nodes to MLflow as they end, and running nodes regularly; reports once if MLflow is
-    away."""
+    """Sends nodes to MLflow when they end, and running nodes regularly.
+
+    Warns once if MLflow does not answer.
+    """
 
     def __init__(self, tracker: Tracker, store: Store, say: Callable[[str], None]):
         self.tracker, self.store, self.say = tracker, store, say
@@ -291,34 +294,36 @@ class Mirror:
             thread.start()
 
     def stop(self, kind: type[BaseException] | None) -> None:
-        """Marks the running nodes as killed if the driver was asked to stop."""
+        """Marks the running runs as killed if the driver was asked to stop."""
         # Ctrl-C raises the first, SIGTERM of `ray job stop` the second.
-        if kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit):
+        if kind and issubclass(kind, KeyboardInterrupt | SystemExit):
             running = list(self._running.values())
             with contextlib.suppress(TrackingUnavailable):
                 self.tracker.mark_killed(node.id for node in running if node.is_run)
 
     def see(self, event: Event) -> None:
-        if event.node is not None and event.kind == STARTED:
+        if event.node is None:
+            return
+        if event.kind == STARTED:
             self._running[event.node.id] = event.node
-        elif event.node is not None and event.kind == ENDED:
-            self.ended(event.node)
+        elif event.kind == ENDED:
+            self.send_later(event.node)
 
-    def ended(self, node: Node) -> None:
+    def send_later(self, node: Node) -> None:
         self._running.pop(node.id, None)
         self._queue.put(node)
 
     def watch(self, running: Iterable[Node]) -> None:
-        """Replaces the running nodes, whose committed metrics are sent."""
+        """Replaces the nodes that are sent while they run."""
         self._running = {node.id: node for node in running}
 
     def finish(self, ids: Iterable[str]) -> None:
-        """Waits for the queue, then sends whatever MLflow lacks of these nodes."""
+        """Sends all nodes that MLflow still lacks among these ids."""
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads:
             thread.join()
-        # Nothing is left to be slowed, and the server may be back.
+        # Waiting slows no training now, and the server may answer again.
         self.tracker.ask_again()
         with self._reporting():
             self.tracker.sync(self.store, ids)
@@ -347,17 +352,14 @@ class Mirror:
             yield
         except TrackingUnavailable as error:
             if not self.is_away:
-                self.say(f"MLflow is away ({error}); training goes on, `gram sync` catches up")
+                self.say(f"MLflow is away ({error}); training continues, `gram sync` catches up")
             self.is_away = True
-
-
-# --------------------------------------------------------------------------------------- webhook
 
 
 def message_of(
     study: str, storage: str, code: int, what: str, num_failures: int, verdicts: Mapping[str, int]
 ) -> dict[str, object]:
-    """Returns what a webhook gets, without secrets; only the last part of the storage's place.
+    """Returns the message for a webhook, without secrets and with the storage's last folder only.
 
     `code`: the submission's exit code. `what`: the counts of nodes and trials, or the error.
     """
@@ -378,24 +380,21 @@ def message_of(
     }
 
 
+class _NoRedirect(request.HTTPRedirectHandler):
+    # A redirect would send a GET, without the message, to a host that nobody named.
+    def redirect_request(self, *_) -> None:
+        """Lets the answer be an error."""
+
+
 def post(url: str, message: Mapping[str, object]) -> str:
     """Posts a message as JSON within TIMEOUT_S; returns why that failed, or ""."""
     reasons = [f"no answer within {TIMEOUT_S:g} s"]
-    # No redirect is followed: it would send a GET, without the message, to a host nobody named.
-    opener = request.OpenerDirector()
-    for handler in (
-        request.ProxyHandler,
-        request.HTTPHandler,
-        request.HTTPSHandler,
-        request.HTTPDefaultErrorHandler,
-        request.HTTPErrorProcessor,
-    ):
-        opener.add_handler(handler())
+    opener = request.build_opener(_NoRedirect)
     body, head = json.dumps(message).encode(), {"Content-Type": "application/json"}
 
     def send() -> None:
         try:
-            # This time-out only ends the thread.
+            # This time-out ends the thread.
             with opener.open(request.Request(url, body, head), timeout=2 * TIMEOUT_S):
                 reasons.append("")
         except Exception as error:

@@ -1,6 +1,6 @@
-"""Reads the flags of a command, once, and plans what it submits.
+"""Reads the flags of a command, and plans its submission.
 
-It imports nothing that takes seconds: misspelt values are answered at once.
+It imports only fast modules, for errors in flags.
 """
 
 import math
@@ -46,15 +46,12 @@ from gram_platform.studies.plan import CPU, Choice, Plan, StudyPlan
 AUTO_INTERVAL = "auto"
 # Eleven days, which torch's clock in nanoseconds can hold.
 MAX_TIMEOUT_S = 1e6
-# Behind a webhook's host, many services have the key that lets anybody post.
+# The rest of a webhook's address is often a key.
 BEHIND_HOST = re.compile(r"(?<![:/])[/?#].*", re.DOTALL)
 
 
 def make_plan(study: Study, flags: Flags) -> Plan:
-    """Returns what a study's submission will do, with all its nodes.
-
-    ValueError naming the flag, before any work starts.
-    """
+    """Returns the plan of a study's submission, with all nodes; ValueError naming the flag."""
     own = flags.own
     assert isinstance(own, StudyFlags)
     # A misspelt name needs no MLflow.
@@ -65,6 +62,8 @@ def make_plan(study: Study, flags: Flags) -> Plan:
         changes = on_responses(study, changes)
     if own.attack_steps:
         changes = (*changes, f"options.elicitation.num_steps={own.attack_steps}")
+    shares = {"recall": own.recall, "precision": own.precision}
+    changes += tuple(f"options.{name}={share}" for name, share in shares.items() if share != 1.0)
     part = read_study(study, flags, changes)
     plan = plan_of(flags, (part,))
     methods = given or part.preset.methods or study.methods
@@ -76,7 +75,12 @@ def make_plan(study: Study, flags: Flags) -> Plan:
         sizes = sizes[: sizes.index(own.through) + 1]
     part = replace(
         part,
-        choice=replace(part.choice, sizes=sizes, instructions=instructions),
+        choice=replace(
+            part.choice,
+            sizes=sizes,
+            instructions=instructions,
+            adjacent=split_list(own.adjacent),
+        ),
         methods=methods,
         sources={flag: source for flag in SOURCES if (source := getattr(own, flag))},
     )
@@ -90,6 +94,8 @@ def make_plan(study: Study, flags: Flags) -> Plan:
     lengths = {n.config.num_steps for n in part.entries if n.is_attack}
     if own.attack_steps and lengths != {own.attack_steps}:
         raise invalid("attack_steps", own.attack_steps, "a study that does not vary them")
+    if own.adjacent and all(setting.options.precision == 1.0 for setting in part.settings):
+        raise invalid("adjacent", ", ".join(own.adjacent), "--precision beside it, below 1")
     return replace(
         plan,
         studies=(part,),
@@ -102,33 +108,33 @@ def make_plan(study: Study, flags: Flags) -> Plan:
 def _require_consistent(own: StudyFlags, part: StudyPlan) -> None:
     sizes, ranks = part.choice.sizes, part.ranks
     if own.start and len(sizes) > 1:
-        expected = "one size beside --start, whose batch, data and rate are taken"
+        expected = "one size with --start, for its batch, data and rate"
         raise invalid("sizes", ", ".join(sizes), expected)
     if own.start and ranks.of_size:
         given = ", ".join(f"{size}={number}" for size, number in ranks.of_size)
-        raise invalid("num_workers", given, "one number of ranks, or auto, beside --start")
-    for size in sizes if own.in_process else ():
-        if (wanted := ranks.number_of(size)) != 1:
-            raise invalid("num_workers", wanted, "1 for every size, beside --in-process")
+        raise invalid("num_workers", given, "one number of ranks, or auto, with --start")
+    for number in map(ranks.number_of, sizes) if own.in_process else ():
+        if number != 1:
+            raise invalid("num_workers", number, "1 for every size with --in-process")
     if own.export_nodes and own.start:
         expected = "a study without --start: imported weights are not exported"
         raise invalid("export_nodes", own.export_nodes, expected)
     if own.trust_law and not own.law:
-        raise invalid("trust_law", True, "--law beside it, the law to trust")
+        raise invalid("trust_law", True, "--law with it, the law to trust")
     if own.law:
         part.preset.by_law(load_law(own.law)).require_ranks(sizes, ranks)
 
 
-# Flags without an effect in this process, and on CPUs.
+# Flags without an effect in this process, and flags without an effect on CPUs.
 OF_RAY = ("max_gpus", "gpus_per_machine", "stall_timeout", "collective_timeout", "verbose")
 OF_GPUS = ("gpus_per_run", "gpus_per_machine", "no_compile", "deterministic")
 
 
 def _require_defaults(flags: Flags, names: Iterable[str], beside: str) -> None:
-    given, usual = (vars(one.device) | vars(one.execution) for one in (flags, Flags()))
+    given, usual = (vars(boxes.device) | vars(boxes.execution) for boxes in (flags, Flags()))
     for name in names:
         if given[name] != usual[name]:
-            raise invalid(name, given[name], f"no value: it has no effect beside {beside}")
+            raise invalid(name, given[name], f"no value: it has no effect with {beside}")
 
 
 def _require_methods(methods: Iterable[str]) -> None:
@@ -144,20 +150,20 @@ def _from_start(part: StudyPlan) -> StudyPlan:
 
 
 def _on_texts(part: StudyPlan, place: str) -> StudyPlan:
-    """Lets the measurement take a file's texts; ValueError if it measures losses."""
+    """Gives the measurement a file's texts; ValueError if it takes none."""
     if not place:
         return part
     measurement = part.preset.measurement
     if not isinstance(measurement, TokenIncreases | Samples):
-        expected = f"no file: {part.study.name} measures no chosen texts, as samples does"
+        expected = f"no file: {part.study.name}, unlike samples, measures no chosen texts"
         raise invalid("texts", place, expected)
     measurement = replace(measurement, texts=read_texts(place))
     return replace(part, preset=replace(part.preset, measurement=measurement))
 
 
 def _by_law(part: StudyPlan, name: str, is_trusted: bool) -> StudyPlan:
-    """Sets rates and batches by a law; ValueError for one whose evidence does not cover the sizes,
-    unless it is trusted."""
+    """Sets rates and batches by a law; ValueError without evidence for the sizes, unless it
+    `is_trusted`."""
     if not name:
         return part
     law, preset, doubts = load_law(name), part.preset, ()
@@ -170,25 +176,25 @@ def _by_law(part: StudyPlan, name: str, is_trusted: bool) -> StudyPlan:
 
 
 def read_study(study: Study, flags: Flags, changes: tuple[str, ...]) -> StudyPlan:
-    """Reads the flags that studies and searches share; plans no nodes."""
+    """Reads the flags that studies and searches share, without nodes."""
     given, device, cost = flags.subject, flags.device, flags.cost
     study, name, changes = with_preset(study, given.preset or study.default_preset, changes)
     preset = study.presets[name]
     sizes = split_list(given.sizes) or tuple(preset.sizes)
     for size in sizes:
         if size not in preset.sizes:
-            owners = [name for name, one in study.presets.items() if size in one.sizes]
-            of_others = f". --preset {' or '.join(owners)} has it" * bool(owners)
-            raise invalid("sizes", size, one_of(size, preset.sizes) + of_others)
+            owners = [name for name, other in study.presets.items() if size in other.sizes]
+            advice = f". --preset {' or '.join(owners)} has it" * bool(owners)
+            raise invalid("sizes", size, one_of(size, preset.sizes) + advice)
     _, hardware = read_hardware(cost.hardware)
     given_machine = hardware or cost.machine
     if device.device == CPU and given_machine not in ("", CPU):
-        expected = "no value or cpu beside --device cpu, which plans for CPUs"
+        expected = "no value or cpu with --device cpu, which plans for CPUs"
         raise invalid("hardware" if hardware else "machine", given_machine, expected)
     if hardware and cost.machine not in ("", hardware):
-        raise invalid("machine", cost.machine, f"no value beside --hardware {cost.hardware}")
+        raise invalid("machine", cost.machine, f"no value with --hardware {cost.hardware}")
     machine = CPU if device.device == CPU else hardware or cost.machine or preset.machine
-    require_choice("machine", machine, tuple(MACHINES))
+    require_choice("machine", machine, MACHINES)
     ranks = read_ranks(device.num_workers)
     ranks = replace(ranks, machine=MACHINES[machine], checkpointing=device.activation_checkpointing)
     require_fields("", given, 0, "seeds", high=1000)
@@ -204,8 +210,7 @@ def read_study(study: Study, flags: Flags, changes: tuple[str, ...]) -> StudyPla
         storage=storage_place(flags.storage.storage),
     )
     preset.require_ranks(choice.sizes, ranks)
-    shown = tuple(map(mask_secrets, changes))
-    return StudyPlan(study, name, shown, preset, choice, ranks)
+    return StudyPlan(study, name, tuple(map(mask_secrets, changes)), preset, choice, ranks)
 
 
 def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
@@ -217,7 +222,6 @@ def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
     require_fields("", device, 0, "gpus_per_run", high=1, open_low=True)
     for name in ("collective_timeout", "stall_timeout"):
         require_fields("", execution, 0, name, high=MAX_TIMEOUT_S, open_low=True)
-    require_choice("device", device.device or CPU, (CPU, "cuda"))
     if device.device == CPU:
         _require_defaults(flags, OF_GPUS, "--device cpu")
     require_webhook(execution.notify)
@@ -255,25 +259,25 @@ def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
         notify=execution.notify,
         optuna_uri=flags.storage.optuna_uri,
         num_slots=read_hardware(cost.hardware)[0],
-        compiled=_compiled(device),
+        compiled=_read_compile(device),
     )
 
 
-def _compiled(device: DeviceFlags) -> bool | None:
+def _read_compile(device: DeviceFlags) -> bool | None:
     """Returns whether all runs are compiled, or none; None: those for which it pays.
 
     Compiled code chooses the order of its sums by timing, which --deterministic rules out.
     """
     if device.compile and device.no_compile:
-        raise invalid("no_compile", True, "no value beside --compile")
-    if device.compile:
-        return True
-    return False if device.no_compile or device.deterministic else None
+        raise invalid("no_compile", True, "no value with --compile")
+    return device.compile or (False if device.no_compile or device.deterministic else None)
 
 
 def _checkpoint_interval(given: str) -> tuple[float, float]:
-    """Returns the seconds between checkpoints, and the most of the time that they may take; 0:
-    any."""
+    """Returns the seconds between checkpoints, and the largest share of time to write them.
+
+    The share 0 is no limit.
+    """
     if given == AUTO_INTERVAL:
         return 30.0, 0.02
     try:
@@ -283,9 +287,6 @@ def _checkpoint_interval(given: str) -> tuple[float, float]:
         expected = f"seconds above 0, or {AUTO_INTERVAL}"
         raise invalid("checkpoint_every", given, expected) from error
     return seconds, 0.0
-
-
-# ------------------------------------------------------------------------------- forms of flags
 
 
 def tracking_place(uri: str, storage: str) -> str:
@@ -303,7 +304,7 @@ def tracking_place(uri: str, storage: str) -> str:
 
 
 def corpus_place(corpus: str, preset: Preset) -> str:
-    """Makes a path absolute, and keeps a name; a path has a separator or exists."""
+    """Returns a name, or an absolute path; a path has a separator or exists."""
     if not corpus and preset.corpus in catalog_names():
         return preset.corpus
     corpus = corpus or preset.corpus
@@ -324,30 +325,27 @@ def read_hardware(text: str) -> tuple[int, str]:
 
 def read_ranks(texts: tuple[str, ...]) -> Ranks:
     """Reads --num-workers; by default the planner chooses on GPUs."""
-    found: dict[str, tuple[int, int]] = {}
+    ends_of: dict[str, tuple[int, int]] = {}
     for text in split_list(texts):
         size, _, value = text.rpartition("=")
-        if size in found:
+        if size in ends_of:
             raise invalid("num_workers", " ".join(texts), f"one number for {size or 'all sizes'}")
         ends = value.split("..", 1)
         numbers = [int(n) if n.isascii() and n.isdigit() else 0 for n in ends]
         if value == "auto":
             numbers = [AUTO]
         elif min(numbers) < len(ends) or numbers != sorted(numbers):
-            expected = (
-                "a number of ranks from 1 up, a range as 4..8 from 2 up, or auto, for one size as"
-                " size=number"
-            )
+            expected = "a number of ranks, a range as 4..8, or auto; for one size as size=number"
             raise invalid("num_workers", text, expected)
-        found[size] = numbers[0], numbers[-1]
-    most = tuple((size, most) for size, (fewest, most) in found.items() if most > fewest)
-    number, _ = found.pop("", (BY_DEVICE, 0))
-    of_size = tuple((size, fewest) for size, (fewest, _) in found.items())
+        ends_of[size] = numbers[0], numbers[-1]
+    most = tuple((size, most) for size, (fewest, most) in ends_of.items() if most > fewest)
+    number, _ = ends_of.pop("", (BY_DEVICE, 0))
+    of_size = tuple((size, fewest) for size, (fewest, _) in ends_of.items())
     return Ranks(number, of_size, most=most)
 
 
 def require_webhook(url: str) -> None:
-    """ValueError, which hides what follows the host, unless the text is "" or an address."""
+    """ValueError, which hides what follows the host, unless the text is empty or an address."""
     try:
         parts = urlsplit(url)
         is_address = (
@@ -356,8 +354,5 @@ def require_webhook(url: str) -> None:
     except ValueError:
         is_address = False
     if url and not (is_address and url.isascii() and not re.search(r"[\s@'\"\x00-\x1f\x7f]", url)):
-        expected = (
-            "a webhook's address such as https://host/path, without a user, a password, quotes and"
-            " blanks"
-        )
+        expected = "an address such as https://host/path, without user, password, quotes and blanks"
         raise invalid("notify", BEHIND_HOST.sub("/***", mask_secrets(url)), expected)

@@ -37,7 +37,7 @@ class Observers:
         self.progress, self.done_before = Progress(), frozenset[str]()
         machine = plan.studies[0].machine
         self.terminal = LiveView(nodes, store, plan.name, plan.in_process, machine)
-        self.tracker = Tracker(plan.tracking_uri)
+        self.say, self.tracker = self.terminal.say, Tracker(plan.tracking_uri)
         self.mirror = Mirror(self.tracker, store, self.say)
         self.mirror.prepare()
         # The ids that MLflow shall have.
@@ -56,9 +56,6 @@ class Observers:
             if isinstance(error, Exception):
                 self.notify(FAILED, f"{type(error).__name__}: {error}")
 
-    def say(self, text: str) -> None:
-        self.terminal.say(text)
-
     def begin(self, at: Workplace, executor: Executor) -> None:
         self.progress, self.done_before = executor.progress, at.done
         left = [node for node in self.nodes if node.id not in at.done]
@@ -76,11 +73,11 @@ class Observers:
         self.mirror.see(event)
 
     def source(self) -> Iterable[Sequence[Node]]:
-        """Returns the nodes for the executor, in groups that follow one another."""
+        """Returns groups of nodes, which are executed one after another."""
         return [self.nodes]
 
     def limit_reached(self) -> str:
-        """Returns the limit that the machine hours have reached, in words, or ""."""
+        """Describes the limit that the machine hours have reached; "" for none."""
         raise NotImplementedError
 
     def run_trials(self, at: Workplace) -> None:
@@ -97,9 +94,9 @@ class Observers:
     def submissions(
         self, folder: Folder, file: str, node_hours: float = 0.0
     ) -> tuple[Mapping, ...]:
-        """Reads the submissions in a record, and adds this one if it executes something.
+        """Returns the submissions in a record, with this one if it executes something.
 
-        `node_hours`: the hours of the nodes that this one has executed.
+        `node_hours`: the machine hours of the nodes that this submission has executed.
         """
         rows = folder.read_spare(file, Submissions).get("submissions", ())
         if self.provenance is None:
@@ -109,26 +106,24 @@ class Observers:
 
     @property
     def is_unfinished(self) -> bool:
-        found = self.progress
-        return len(self.nodes) > sum(map(len, (found.done, found.failed, found.blocked)))
+        ends = self.progress.done, self.progress.failed, self.progress.blocked
+        return len(self.nodes) > sum(map(len, ends))
 
     def failures(self) -> list[str]:
         names = {node.id: node.name for node in self.nodes}
         failed = [f"failed: {names[i]}: {text}" for i, text in self.progress.failed.items()]
         blocked = [
-            f"blocked: {names[i]} needs {', '.join(names[one] for one in of)}"
-            for i, of in self.progress.blocked.items()
+            f"blocked: {names[i]} needs {', '.join(map(names.get, needed))}"
+            for i, needed in self.progress.blocked.items()
         ]
         return failed + blocked
 
     def counts(self) -> str:
-        """Returns in words how many nodes were done now and before."""
+        """Describes how many nodes were done now and before."""
         elapsed_s = time.monotonic() - self.started
-        done, reused = len(self.progress.done), self.progress.reused
-        return (
-            f"{done} of {len(self.nodes)} nodes done: {done - reused} now in {elapsed_s:.0f} s,"
-            f" {reused} before"
-        )
+        done, before = len(self.progress.done), self.progress.reused
+        text = f"{done} of {len(self.nodes)} nodes done: {done - before} now in {elapsed_s:.0f} s"
+        return f"{text}, {before} before"
 
     def publish(
         self,
@@ -139,7 +134,7 @@ class Observers:
     ) -> None:
         """Writes a study's files, logs them to MLflow if it answers, and prints text and links.
 
-        A terminal shows `brief` in place of the text.
+        `brief` as in `show_results`.
         """
         paths = write_or_log(write, self.tracker, self.say)
         show_results(self.terminal.console, f"\n{text}\n", brief)
@@ -157,12 +152,12 @@ class Observers:
             self.say(f"no links to the study's pages ({error})")
 
     def notify(self, code: int, what: str, num_failures: int = 0) -> None:
-        """Tells the webhook of --notify how the submission ended; see `message_of`."""
+        """Sends `message_of` the submission to the webhook of --notify."""
         if self.plan.notify:
             root = str(self.store.root)
             message = message_of(self.plan.name, root, code, what, num_failures, self.verdicts)
             if reason := post(self.plan.notify, message):
-                self.say(f"warning: the webhook of --notify did not take the message: {reason}")
+                self.say(f"warning: the webhook of --notify failed: {reason}")
 
 
 class StudyObservers(Observers):
@@ -170,9 +165,8 @@ class StudyObservers(Observers):
 
     def __init__(self, plan: Plan, store: Store):
         super().__init__(plan, store, plan.nodes)
-        # The machine hours of nodes that have ended, over all submissions, and their sum; counted
-        # only for a limit or --through.
-        self.hours, self.total_hours = dict[str, float](), 0.0
+        # Machine hours of ended nodes, over all submissions; empty without a limit or --through.
+        self.hours: dict[str, float] = {}
         # Nodes without a result, by study and size.
         self.unwritten: dict[tuple[int, str], set[str]] = {}
 
@@ -181,7 +175,7 @@ class StudyObservers(Observers):
         for node in self.nodes:
             if node.id in at.done:
                 self._count_hours(node)
-        self.records = [self.traced(record_of(part)) for part in self.plan.studies]
+        self.records = [self.trace(record_of(part)) for part in self.plan.studies]
         for record in self.records:
             begin_record(self.store, record)
         for number, part in enumerate(self.plan.studies):
@@ -199,16 +193,13 @@ class StudyObservers(Observers):
     def _count_hours(self, node: Node) -> None:
         budget = self.plan.budget
         if budget.max_hours or budget.max_cost or self.plan.through:
-            hours = machine_hours(self.store, node)
-            # Summed step by step, because every event asks for the limit.
-            self.total_hours += hours - self.hours.get(node.id, 0.0)
-            self.hours[node.id] = hours
+            self.hours[node.id] = machine_hours(self.store, node)
 
     def limit_reached(self) -> str:
-        return self.plan.budget.name_reached_limit(self.total_hours)
+        return self.plan.budget.name_reached_limit(sum(self.hours.values()))
 
     def source(self) -> Iterator[Sequence[Node]]:
-        """Yields all nodes; with --through one size after another, while none fails."""
+        """Yields all nodes; with --through one size after another, until a node fails."""
         if not self.plan.through:
             yield from super().source()
             return
@@ -218,9 +209,9 @@ class StudyObservers(Observers):
         for number, size in enumerate(sizes):
             yield of_size[size]
             spent = sum(self.hours.get(node.id, 0.0) for node in of_size[size])
-            shown = {one: of_size[one] for one in sizes[number : number + 2]}
+            rungs = {rung: of_size[rung] for rung in sizes[number : number + 2]}
             has_failed = bool(self.progress.failed)
-            self.say(rung_text(shown, spent, part.machine, has_failed))
+            self.say(rung_text(rungs, spent, part.machine, has_failed))
             if has_failed or self.limit_reached():
                 return
 
@@ -228,9 +219,9 @@ class StudyObservers(Observers):
         """Writes the tables so far of studies in which this node is the last of its size."""
         for ids in self.unwritten.values():
             ids.discard(done)
-        full = [part for part, ids in self.unwritten.items() if not ids]
-        for part in full:
-            del self.unwritten[part]
+        full = [key for key, ids in self.unwritten.items() if not ids]
+        for key in full:
+            del self.unwritten[key]
         # The last table is written at the end.
         for number in dict.fromkeys(number for number, _ in full if self.unwritten):
             try:
@@ -251,15 +242,16 @@ class StudyObservers(Observers):
 
     def write_tables(self) -> int:
         code = DONE
-        for record in map(self.traced, self.records) if self.provenance else self.records:
+        for record in map(self.trace, self.records) if self.provenance else self.records:
             measurement = MEASUREMENTS[record.measurement]
             results, lost = read_or_lost(record, self.store, self.tracker, self.progress.done)
             for line in lost:
                 self.say(f"lost: {line}")
                 code = FAILED
             if results is None:
-                why = "no table: no baseline is complete with its evaluation yet"
-                self.say(f"{record.name}: {why}")
+                self.say(
+                    f"{record.name}: no table: no baseline is complete with its evaluation yet"
+                )
                 continue
             write = partial(measurement.write, record, self.store, results, self.progress.failed)
             text = f"{record.title}\n{measurement.text(record, results)}"
@@ -268,8 +260,8 @@ class StudyObservers(Observers):
                 self.say(f"read from {results.source}")
         return code
 
-    def traced(self, record: StudyRecord) -> StudyRecord:
-        """Returns the record with its submissions, and the hours of this one so far."""
+    def trace(self, record: StudyRecord) -> StudyRecord:
+        """Returns the record with its submissions, also this one and its machine hours so far."""
         done = (self.progress.done - self.done_before) & record.ids
         hours = sum(machine_hours(self.store, node) for node in self.nodes if node.id in done)
         rows = self.submissions(self.store.study_dir(record.name), STUDY_FILE, hours)

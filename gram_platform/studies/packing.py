@@ -24,7 +24,7 @@ from gram_platform.studies.plan import Plan, StudyPlan
 def pack_corpora(plan: Plan, store: Store) -> None:
     """Packs the missing corpora, by tasks of Ray unless the study runs in process.
 
-    ValueError for a run that fits no number of ranks, and for a label with too little packed text.
+    ValueError for a run that fits no number of ranks, and for a domain with too little packed text.
     """
     for part in plan.studies:
         for run in (node for node in part.nodes if node.is_run):
@@ -43,7 +43,7 @@ def pack_corpora(plan: Plan, store: Store) -> None:
 
 
 def ray_workers(anywhere: bool = False, is_verbose: bool = False) -> Workers:
-    """Returns `part_workers` that connect to Ray, or start it, once two tasks have work."""
+    """Returns `part_workers` that connect to Ray, or start it, when two tasks have work."""
     return part_workers(partial(connect, is_verbose), anywhere)
 
 
@@ -69,8 +69,8 @@ class Shortage:
         return f"domain {self.domain}: {amount}, {need}: {verb} {', '.join(self.sizes)}"
 
 
-def needed_sequences(nodes: Iterable[Node], data_id: str) -> dict[str, int]:
-    """Returns how many training sequences of each domain the runs on these data draw from."""
+def count_needed(nodes: Iterable[Node], data_id: str) -> dict[str, int]:
+    """Returns the number of training sequences of each domain that runs on these data need."""
     needed: dict[str, int] = defaultdict(int)
     for run in runs_on(nodes, data_id):
         for part in (part for budget in run.config.data.domains for part in budget.pool):
@@ -85,9 +85,9 @@ def runs_on(nodes: Iterable[Node], data_id: str) -> list[Node]:
 def shortages(
     nodes: Sequence[Node], preset: Preset, recipes: Mapping[str, Sequence[CorpusRecipe]]
 ) -> list[Shortage]:
-    """Returns every domain and split of which a size needs too much, the certain ones first.
+    """Returns the shortages of each domain and split, the certain ones first.
 
-    `recipes`: each size's.
+    `recipes`: the recipes of each size.
     """
     found: dict[tuple[str, str, bool], Shortage] = {}
     for size, recipes_of_size in recipes.items():
@@ -105,11 +105,11 @@ def _of_recipe(
     nodes: Sequence[Node], recipe: CorpusRecipe, size: str, preset: Preset
 ) -> Iterator[Shortage]:
     wanted = {
-        "train": needed_sequences(nodes, recipe.data_id),
+        "train": count_needed(nodes, recipe.data_id),
         "validation": dict.fromkeys(recipe.domains, preset.eval_sequences(size)),
     }
     for split in SPLITS:
-        for domain in recipe.domains:
+        for domain in recipe.pools:
             needed = wanted[split].get(domain, 0)
             expected = recipe.estimate_sequences(split, domain)
             if needed > expected:
@@ -119,10 +119,10 @@ def _of_recipe(
 
 
 def require_supply(studies: Iterable[StudyPlan]) -> None:
-    """ValueError for a domain with too little text under any tokenizer; needs no packed data."""
+    """ValueError for a domain with too little text for any tokenizer; needs no packed data."""
     for part in studies:
         short = shortages(part.nodes, part.preset, part.recipes)
-        if certain := [one.text for one in short if one.is_certain]:
+        if certain := [shortage.text for shortage in short if shortage.is_certain]:
             allowed = "\n  ".join(["a corpus with enough text of every domain.", *certain])
             raise invalid("corpus", part.choice.corpus, allowed)
 
@@ -130,16 +130,17 @@ def require_supply(studies: Iterable[StudyPlan]) -> None:
 def require_enough_data(part: StudyPlan, corpus: PackedCorpus) -> None:
     """ValueError for a domain with too few packed sequences for its budget or validation set."""
     runs = runs_on(part.nodes, corpus.data_id)
-    needed = needed_sequences(runs, corpus.data_id)
+    needed = count_needed(runs, corpus.data_id)
     evaluated = max((part.preset.eval_sequences(run.size) for run in runs), default=0)
-    for domain in corpus.domains:
-        for split, wanted in (("train", needed.get(domain, 0)), ("validation", evaluated)):
-            available = corpus.num_sequences(split, domain)
-            if available < wanted:
-                has = f"it has {available} sequences of {corpus.seq_len} tokens for {split}"
-                needs = f"preset {part.preset_name!r} needs {wanted}"
-                allowed = f"a domain with enough text: {has}; {needs}"
-                raise invalid("corpus", f"{part.choice.corpus} [domain {domain}]", allowed)
+    amounts = [("train", domain, number) for domain, number in needed.items()]
+    amounts += [("validation", domain, evaluated) for domain in corpus.domains]
+    for split, domain, wanted in amounts:
+        available = corpus.num_sequences(split, domain)
+        if available < wanted:
+            has = f"it has {available} sequences of {corpus.seq_len} tokens for {split}"
+            needs = f"preset {part.preset_name!r} needs {wanted}"
+            allowed = f"a domain with enough text: {has}; {needs}"
+            raise invalid("corpus", f"{part.choice.corpus} [domain {domain}]", allowed)
 
 
 def require_document_end(nodes: Iterable[Node], corpus: PackedCorpus) -> None:
@@ -151,27 +152,24 @@ def require_document_end(nodes: Iterable[Node], corpus: PackedCorpus) -> None:
         raise invalid("model.document_end", wrong, allowed)
 
 
-def supply_lines(part: StudyPlan) -> list[str]:
-    """Returns a dry run's lines on labels, text to fetch, characters that tokenizers lose, and
-    shortages."""
-    lines = []
+def supply_lines(part: StudyPlan) -> Iterator[str]:
+    """Yields a dry run's lines on labels, text to fetch, lost characters and shortages."""
     largest = part.choice.sizes[-1]
+    nodes = [node for node in part.nodes if node.size == largest]
     for recipe in part.recipes[largest]:
-        nodes = [node for node in part.nodes if node.size == largest]
-        lines += text_lines(recipe, needed_sequences(nodes, recipe.data_id), largest)
+        yield from text_lines(recipe, count_needed(nodes, recipe.data_id), largest)
     profiles = {name: None for s in part.settings for name in map(s.profile_name, s.profiles)}
-    lines += [f"compared profiles, as what is left switched on: {', '.join(profiles)}"]
-    fetched = {size: _fetched_bytes(recipes) for size, recipes in part.recipes.items()}
+    yield f"compared profiles, as what is left switched on: {', '.join(profiles)}"
+    fetched = {size: _count_bytes(recipes) for size, recipes in part.recipes.items()}
+    if len(fetched) > 1:
+        fetched["all sizes, which share it"] = _count_bytes(part.corpora)
     for size, num_bytes in fetched.items():
-        lines += [f"text to fetch for {size}: {num_bytes:,} bytes"] if num_bytes else []
-    if len(fetched) > 1 and (num_bytes := _fetched_bytes(part.corpora)):
-        lines.append(f"text to fetch for all sizes, which share it: {num_bytes:,} bytes")
-    store = Store(part.choice.storage)
+        if num_bytes:
+            yield f"text to fetch for {size}: {num_bytes:,} bytes"
     for recipe in part.corpora:
-        lines += lost_text(store, recipe.data_id)
+        yield from lost_text(Store(part.choice.storage), recipe.data_id)
     for short in shortages(part.nodes, part.preset, part.recipes):
-        lines.append(f"{'' if short.is_certain else 'possible '}shortage: {short.text}")
-    return lines
+        yield f"{'' if short.is_certain else 'possible '}shortage: {short.text}"
 
 
 def text_lines(
@@ -184,7 +182,7 @@ def text_lines(
     rows = [
         ("domain", "labels", "documents", "tokens, about", *([f"used by {size}"] if size else []))
     ]
-    for domain in map(recipe.of_domain, recipe.domains):
+    for domain in recipe.domains_from:
         labels = domain.labels if len(domain.labels) < 4 else (*domain.labels[:3], "...")
         tokens = recipe.estimate_sequences("train", domain.name) * recipe.seq_len
         uses = [f"{used.get(domain.name, 0) * recipe.seq_len:,}"] if used is not None else []
@@ -193,7 +191,7 @@ def text_lines(
     return align_columns(rows, 2).splitlines()
 
 
-def _fetched_bytes(recipes: Iterable[CorpusRecipe]) -> int:
+def _count_bytes(recipes: Iterable[CorpusRecipe]) -> int:
     """Returns the bytes to fetch from the hub for recipes, which share their sources."""
     most: dict[str, int] = defaultdict(int)
     for source in (recipe.source for recipe in recipes):

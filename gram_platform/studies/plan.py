@@ -1,8 +1,10 @@
-"""Defines the plan of a submission, which is decided before anything starts; predicts its price."""
+"""Defines the plan of a submission, and predicts its price."""
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Self
 
 from gram_platform.config.flops import total_parameters
@@ -26,7 +28,7 @@ CPU = "cpu"
 
 @dataclass(frozen=True)
 class Choice:
-    """Which runs of a preset are wanted, and on which text: the flags of the same names."""
+    """Chooses runs of a preset and their text, as the flags of the same names."""
 
     sizes: tuple[str, ...]
     seeds: int
@@ -38,14 +40,15 @@ class Choice:
     # Where fetched text is kept.
     storage: str
     instructions: str = ""
+    adjacent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class StudyPlan:
     """A study or a search on a corpus.
 
-    `entries` has a node once for each method that uses it, `nodes` once. A search has the nodes
-    that are known before its trials.
+    `entries` has a node once for each method that uses it, `nodes` once. A search has only the
+    nodes that are known before its trials.
     """
 
     study: Study
@@ -58,11 +61,11 @@ class StudyPlan:
     # With the machine whose hours are predicted.
     ranks: Ranks
     methods: tuple[str, ...] = ()
-    # Where numbers are from, by flag: law, maxent, start, texts.
+    # Sources of numbers and texts by flag: law, maxent, start, texts.
     sources: Mapping[str, str] = field(default_factory=dict)
     # The evidence against a law that --trust-law accepts.
     law_doubts: tuple[str, ...] = ()
-    # The recipes of each size, one for every way to divide the labels.
+    # The recipes of each size, one for each division of the labels.
     recipes: Mapping[str, tuple[CorpusRecipe, ...]] = field(default_factory=dict)
     settings: tuple[Setting, ...] = ()
     entries: tuple[Node, ...] = ()
@@ -82,19 +85,21 @@ class StudyPlan:
 
     @property
     def open_sizes(self) -> tuple[str, ...]:
-        """The sizes whose number of ranks is not chosen yet; a search leaves it to memory."""
-        wanted = self.ranks.number_of
-        return () if self.has_trials else tuple(s for s in self.choice.sizes if wanted(s) == AUTO)
+        """The sizes whose number of ranks the planner chooses; a search takes the fewest."""
+        number_of = self.ranks.number_of
+        return (
+            () if self.has_trials else tuple(s for s in self.choice.sizes if number_of(s) == AUTO)
+        )
 
     @cached_property
     def corpora(self) -> tuple[CorpusRecipe, ...]:
         """The distinct recipes of all sizes."""
-        found = (recipe for of_size in self.recipes.values() for recipe in of_size)
-        return tuple({recipe.data_id: recipe for recipe in found}.values())
+        recipes = chain.from_iterable(self.recipes.values())
+        return tuple({recipe.data_id: recipe for recipe in recipes}.values())
 
     @property
     def data_id(self) -> str:
-        """The ids of all data, joined by commas."""
+        """The ids of all corpora, joined by commas."""
         return ", ".join(recipe.data_id for recipe in self.corpora)
 
     @cached_property
@@ -103,12 +108,12 @@ class StudyPlan:
 
     @property
     def num_seeds(self) -> int:
-        """The most seeds that a size has."""
+        """The largest number of seeds of a size."""
         return len({setting.seed for setting in self.settings})
 
     @cached_property
     def baselines(self) -> list[Node]:
-        """The baseline of every setting, and its evaluation."""
+        """The baselines of all settings, and their evaluations."""
         return unique(node for setting in self.settings for node in method_nodes(BASELINE, setting))
 
     @cached_property
@@ -128,7 +133,7 @@ class StudyPlan:
         return 1.0
 
     def on(self, device: str) -> Self:
-        """Returns the study with its hours, memory and ranks predicted for CPUs on CPUs."""
+        """Returns the study, planned for CPUs if the device is cpu."""
         if device != CPU:
             return self
         return replace(self, ranks=replace(self.ranks, machine=MACHINES[CPU]))
@@ -143,10 +148,10 @@ class StudyPlan:
         # All seeds cost the same.
         settings = {(setting.size.name, setting.variant): setting for setting in self.settings}
         # Variants by size and cost.
-        variants_of: dict[tuple, list[str]] = {}
+        variants_of = defaultdict(list)
         for (size, name), setting in settings.items():
             for cost in method_costs(setting, self.methods_of(setting), self.methods):
-                variants_of.setdefault((("size", size), *cost.items()), []).append(name)
+                variants_of[("size", size), *cost.items()].append(name)
         rows = [
             dict(row) | ({VARIANT: ", ".join(names)} if any(names) else {})
             for row, names in variants_of.items()
@@ -179,13 +184,13 @@ class Plan:
     dry_run: bool = False
     # One size after another.
     through: bool = False
-    # The price of this plan and others was approved.
+    # The price was approved, with that of other plans.
     is_approved: bool = False
     # The file for the missing nodes; "": execute them.
     export_nodes: str = ""
     # The webhook for a message at the end.
     notify: str = ""
-    # Optuna's database as it was given; "": SQLite in the storage.
+    # Optuna's database, as given; "": SQLite in the storage.
     optuna_uri: str = ""
     # The most trials of a search at once; 0: as many as fit.
     max_concurrent: int = 0
@@ -193,7 +198,7 @@ class Plan:
     report_only: bool = False
     # Whether torch.compile compiles all runs, or none; None: those for which it pays on GPUs.
     compiled: bool | None = None
-    # The GPUs or CPU slots that --hardware plans for; 0: those that are there.
+    # The GPUs or CPU slots of --hardware; 0: those that are there.
     num_slots: int = 0
 
     @property
@@ -209,7 +214,7 @@ class Plan:
         return unique(node for part in self.studies for node in part.entries)
 
     def on(self, device: str) -> "Plan":
-        """Returns the plan on a device; everything is predicted for CPUs on CPUs."""
+        """Returns the plan on a device, planned for CPUs if the device is cpu."""
         studies, budget = tuple(part.on(device) for part in self.studies), self.budget
         if device == CPU:
             budget = replace(budget, dollars_per_hour=MACHINES[CPU].dollars_per_hour)
@@ -230,8 +235,8 @@ class Plan:
         """Returns the plan with a number of ranks for each size of its studies.
 
         A search keeps the fewest ranks that fit, because its trials fill the cluster. `num_slots`
-        as in `StudyWork.choose`. `begun`: the ranks of runs that have begun, by id. ValueError for
-        ranks that need more memory than a GPU has, or more GPUs than there are.
+        as in `StudyWork.choose`. `begun`: the ranks of runs that have begun, by id. ValueError if
+        the ranks need more memory than a GPU has, or more GPUs than there are.
         """
         for part in self.studies:
             if part.has_trials:
@@ -246,17 +251,14 @@ class Plan:
         )
 
 
-# ---------------------------------------------------------------------------------------- price
-
-
 def amount(value: float) -> str:
     return f"{value:,.2f}" if value >= 1 or not value else f"{value:.2g}"
 
 
-def planned_hours(
+def plan_hours(
     nodes: Iterable[Node], machine: Machine, ids: Collection[str] | None = None
 ) -> float:
-    """Returns the expected machine hours of the nodes whose ids are in `ids`, by default of all.
+    """Predicts the machine hours of the nodes with these ids, by default of all.
 
     `nodes` include the runs that evaluations need.
     """
@@ -275,13 +277,13 @@ def rung_text(
     `of_size`: the nodes of this size and of the next one, if any.
     """
     (size, predicted), *following = (
-        (one, planned_hours(nodes, machine)) for one, nodes in of_size.items()
+        (name, plan_hours(nodes, machine)) for name, nodes in of_size.items()
     )
     text = f"{size}: {spent:.3g} {machine.name} hours spent, {predicted:.3g} predicted"
-    for one, planned in following:
+    for name, planned in following:
         hours = planned * spent / predicted
         price = f"${hours * machine.dollars_per_hour:,.2f}"
-        text += f"; {one}: {planned:.3g} predicted, {hours:.3g} ({price}) at the ratio of {size}"
+        text += f"; {name}: {planned:.3g} predicted, {hours:.3g} ({price}) at the ratio of {size}"
         if has_failed:
             text += f"; it is not started, because nodes of {size} have failed"
     return text
@@ -293,49 +295,49 @@ class Left:
 
     part: StudyPlan
     ids: frozenset[str]
-    # The share of these nodes that will be executed: below 1 in an Optuna search with complete
-    # trials, whose nodes are other ones.
+    # The share of these nodes that will be executed, below 1 for an Optuna search with complete
+    # trials, which have other nodes.
     share: float
 
     def hours(self, machine: Machine) -> float:
-        return self.share * planned_hours(self.part.nodes, machine, self.ids)
+        return self.share * plan_hours(self.part.nodes, machine, self.ids)
 
 
 def work_left(studies: Iterable[StudyPlan], done: Collection[str]) -> list[Left]:
-    """Returns what is left of each study or search; `done` has the ids of finished nodes."""
-    seen, found = set(done), []
+    """Returns the nodes that are left of each study or search; `done`: ids of finished nodes."""
+    seen, work = set(done), []
     for part in studies:
         ids = {node.id for node in part.nodes} - seen
         seen |= ids
         if ids and (share := part.share_left()):
-            found.append(Left(part, frozenset(ids), share))
-    return found
+            work.append(Left(part, frozenset(ids), share))
+    return work
 
 
 def price(work: Iterable[Left], machine: Machine | None = None) -> tuple[str, float]:
-    """Returns the predicted hours and dollars as a text, and the dollars.
+    """Predicts hours and dollars; returns both as a text, and the dollars.
 
-    `machine`: executes all of it; by default each study has its own, see --machine.
+    `machine`: executes all nodes; by default each study has its own, see --machine.
     """
-    hours: dict[Machine, float] = {}
-    for one in work:
-        on = machine or one.part.machine
-        hours[on] = hours.get(on, 0.0) + one.hours(on)
+    hours = defaultdict[Machine, float](float)
+    for left in work:
+        on = machine or left.part.machine
+        hours[on] += left.hours(on)
     dollars = sum(number * on.dollars_per_hour for on, number in hours.items())
     text = " and ".join(f"{amount(number)} {on.name} hours" for on, number in hours.items())
     return f"{text}, ${dollars:,.2f}", dollars
 
 
-def predicted(work: Sequence[Left]) -> str:
+def predict(work: Sequence[Left]) -> str:
     if not work:
         return "predicted: nothing is left to execute"
-    names = ", ".join(dict.fromkeys(one.part.name for one in work))
-    number = sum(len(one.ids) for one in work)
+    names = ", ".join(dict.fromkeys(left.part.name for left in work))
+    number = sum(len(left.ids) for left in work)
     return f"predicted: {number} nodes of {names} are not done, {price(work)[0]}"
 
 
 def sharing(studies: Sequence[StudyPlan]) -> str:
-    """Returns the number of runs of all studies, and the saving by training each run once."""
+    """Describes the number of runs of all studies, and the saving by training each run once."""
     runs = [node for part in studies for node in part.nodes if node.is_run]
     machine, union = studies[0].machine, unique(runs)
     alone, together = (sum(estimate_hours(node, machine) for node in of) for of in (runs, union))

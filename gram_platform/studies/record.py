@@ -35,18 +35,16 @@ from gram_platform.studies.definition import (
     NOT_REPRODUCED,
     OURS,
     SOURCES,
+    mask_place,
     preset_params,
     seeds_text,
-    shown_place,
 )
 from gram_platform.studies.plan import StudyPlan
 
 
 def record_of(part: StudyPlan) -> StudyRecord:
     setting, preset, choice = part.settings[0], part.preset, part.choice
-    variants = dict.fromkeys(
-        names["variant"] for node in part.entries if "variant" in (names := node.names)
-    )
+    names = [node.names for node in part.entries]
     seeds_of = [preset.seeds(size, choice.seeds, choice.first_seed) for size in choice.sizes]
     seeds = seeds_text({s: len(found) for s, found in zip(choice.sizes, seeds_of, strict=True)})
     params = preset_params(part.preset_name, part.changes)
@@ -60,10 +58,10 @@ def record_of(part: StudyPlan) -> StudyRecord:
         params=params | part.sources,
         sizes=choice.sizes,
         parameters=part.parameters,
-        profile=part.study.profile or _compared_profile(setting),
+        profile=part.study.profile or _choose_profile(setting),
         entries=entries_of(part.entries),
         costs=part.costs,
-        variants=tuple(variants),
+        variants=tuple(dict.fromkeys(n["variant"] for n in names if "variant" in n)),
         measurement=preset.measurement.name,
         own_baseline=preset.own_baseline,
         probed=tuple(n.id for n in part.nodes if n.is_run and n.config.eval_points.num_probes),
@@ -75,16 +73,17 @@ def record_of(part: StudyPlan) -> StudyRecord:
 def _facts(part: StudyPlan, seeds: str, first_seed: int) -> Iterator[str]:
     setting, choice = part.settings[0], part.choice
     yield f"Preset {part.preset_name}: {FAMILIES[part.preset.family]}."
-    corpus, plural = f"{shown_place(choice.corpus)} (data {part.data_id})", "s" * (seeds != "1")
+    corpus, plural = f"{mask_place(choice.corpus)} (data {part.data_id})", "s" * (seeds != "1")
     yield f"Corpus {corpus}, {seeds} seed{plural} from {first_seed}."
+    if choice.adjacent:
+        yield f"Adjacent text: {', '.join(choice.adjacent)}."
     exceptions = "".join(f" ({domain} {factor:.3g})" for domain, factor in setting.aux_factor_of)
     kinds = dict.fromkeys(each.routing.accumulation for each in part.settings)
     yield (
         f"Routing: auxiliary batches that train core too (p_as) {setting.routing.p_aux_spread},"
         f" core batches that train a module too (p_cr) {setting.routing.p_core_robust}, weight of"
         f" auxiliary text (p_af) {setting.aux_factor:.3g}{exceptions}, {' or '.join(kinds)}"
-        f" accumulation; compute"
-        f" {'' if setting.equal_compute else 'not '}matched by lambda."
+        f" accumulation; compute {'' if setting.equal_compute else 'not '}matched by lambda."
     )
     store = Store(choice.storage)
     lost = (line for recipe in part.corpora for line in lost_text(store, recipe.data_id))
@@ -94,45 +93,44 @@ def _facts(part: StudyPlan, seeds: str, first_seed: int) -> Iterator[str]:
     if part.changes:
         yield f"Changed from the preset: {'; '.join(part.changes)}."
     for flag, source in part.sources.items():
-        yield SOURCES[flag].format(shown_place(source))
+        yield SOURCES[flag].format(mask_place(source))
     yield from (f"Against its evidence: {doubt}." for doubt in part.law_doubts)
 
 
-def _compared_profile(setting: Setting) -> str:
+def _choose_profile(setting: Setting) -> str:
     """Returns the first compared profile, or `mean` if core alone is one of several."""
     if () in setting.profiles and len(setting.profiles) > 1:
         return MEAN
     return "+".join((CORE, *setting.profiles[0]))
 
 
-# The study that measures the unit.
+# The study that measures the errors of compute ratios.
 CALIBRATION_STUDY = "calibration"
 
 
 def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
     """Returns the unit's known errors: `size, class, ratio, difference, num_shares, measured_on`.
 
-    The storage's calibration on the same data replaces the package's errors at the same size of the
-    corpus. `nearest_errors` chooses between all these.
+    The storage's calibration on the same data replaces the package's errors at the same size and
+    corpus. `nearest_errors` chooses among all errors.
     """
-    corpus, found = part.choice.corpus, []
-    own = measured_in(Store(part.choice.storage), corpus, part.data_id)
+    corpus, errors = part.choice.corpus, []
+    own = load_calibration(Store(part.choice.storage), corpus, part.data_id)
     rows = pd.concat([own, load_errors()] if len(own) else [load_errors()], ignore_index=True)
     rows = rows.drop_duplicates(["corpus", "parameters", "steps", "class"])
     steps = {n.size: n.config.num_steps for n in part.entries if n.is_run and n.method == BASELINE}
     for size in (size for size in part.parameters if size in steps):
         for row in nearest_errors(rows, corpus, part.parameters[size], steps[size]):
             error = {name: row[name] for name in ("class", "ratio", "difference", "num_shares")}
-            places = [f"{shown_place(place)}, {name}" for place, name in row["places"]]
-            found.append({"size": size, **error, "measured_on": " and ".join(places)})
-    return tuple(found)
+            places = [f"{mask_place(place)}, {name}" for place, name in row["places"]]
+            errors.append({"size": size, **error, "measured_on": " and ".join(places)})
+    return tuple(errors)
 
 
-def measured_in(store: Store, corpus: str, data_id: str = "") -> pd.DataFrame:
-    """Returns FILE_COLUMNS of the storage's calibration on this data, by default on any; no rows
-    without one.
+def load_calibration(store: Store, corpus: str, data_id: str = "") -> pd.DataFrame:
+    """Returns FILE_COLUMNS of the storage's calibration on this data, by default on any data.
 
-    Only complete sizes count: their longest baselines end first, and have small errors.
+    Only complete sizes have rows: their longest baselines end first, and have small errors.
     """
     record = readable_record(store, CALIBRATION_STUDY)
     # Another study may have this name.
@@ -141,7 +139,7 @@ def measured_in(store: Store, corpus: str, data_id: str = "") -> pd.DataFrame:
     results = read_calibration(record, store, None) if is_here else None
     if results is None:
         return pd.DataFrame(columns=FILE_COLUMNS)
-    is_finished = results.errors["size"].isin(finished_sizes(record, results.runs))
+    is_finished = results.errors["size"].isin(list_complete_sizes(record, results.runs))
     errors = measure_errors(results.errors[is_finished])
     parameters = errors["size"].map(record.parameters)
     last_step = results.analysis.fits.groupby("size")["last_step"].max()
@@ -149,20 +147,20 @@ def measured_in(store: Store, corpus: str, data_id: str = "") -> pd.DataFrame:
     return errors.assign(corpus=corpus, parameters=parameters, steps=steps)[FILE_COLUMNS]
 
 
-def finished_sizes(record: StudyRecord, runs: pd.DataFrame) -> set[str]:
-    """Returns the sizes whose nodes are all complete; `runs` as in `Results`."""
+def list_complete_sizes(record: StudyRecord, runs: pd.DataFrame) -> set[str]:
+    """Lists the sizes whose nodes are all complete; `runs` as in `Results`."""
     complete = set(runs.loc[runs["status"] == State.COMPLETE, "id"])
     left = (entry for entry in record.entries if entry["id"] not in complete)
     return set(record.sizes) - {entry["tags"].get("size", "") for entry in left}
 
 
-# ---------------------------------------------------------------- pages of earlier submissions
+# Pages of earlier submissions:
 #
 # `studies/STUDY/` has the newest submission. `studies/STUDY/history/DATE/` has the page that it
-# replaced at DATE, in UTC, if methods, sizes, seeds, preset or data differ. The page is copied,
-# report.html last; then the new record is written; then the old files are removed, report.html
-# last. So it is whole in one place at any time. After a kill in between, the folder's report is
-# also in history: the next submission finishes the move, or reverts it for the same choice.
+# replaced at DATE, in UTC, if methods, sizes, seeds, preset or data differ. The page is copied, the
+# new record is written, and the old files are removed; report.html is the last file each time, so
+# one place always has the whole page. If the move is interrupted, both places have the report, and
+# the next submission finishes the move, or reverts it if its choice is the same.
 
 MOST_KEPT = 10
 DATE = "%Y-%m-%dT%H%M%S"
@@ -171,38 +169,33 @@ CHOSEN_TAGS, CHOSEN_PARAMS = ("method", "size", "seed"), ("preset", "data_id")
 
 
 def begin_record(store: Store, record: StudyRecord) -> None:
-    """Writes the record of a submission that begins; moves another choice's page to history."""
+    """Writes the record of a new submission; moves the page of another choice to history."""
     folder, kept = store.study_dir(record.name), store.history_dirs(record.name)
     history = folder.child(HISTORY)
-    # A copy without a report was interrupted.
-    for date in [date for date, place in kept.items() if not place.exists(REPORT_FILE)]:
-        history.remove(date)
-        del kept[date]
+    for date, place in list(kept.items()):
+        # The copy was interrupted.
+        if not place.exists(REPORT_FILE):
+            history.remove(date)
+            del kept[date]
     report = folder.read(REPORT_FILE) if folder.exists(REPORT_FILE) else None
     copied = next((date for date in reversed(kept) if kept[date].read(REPORT_FILE) == report), "")
     # A submission that was killed while it moved the page may have left its record in the folder.
-    records = [
-        place.read_spare(STUDY_FILE, ChosenRuns) for place in (folder, kept.get(copied, folder))
-    ]
-    moves = report is not None and any(
-        one and _choice(one) != _choice(vars(record)) for one in records
-    )
+    places, choice = (folder, kept.get(copied, folder)), _choice(vars(record))
+    old = filter(None, (place.read_spare(STUDY_FILE, ChosenRuns) for place in places))
+    moves = report is not None and any(_choice(plain) != choice for plain in old)
     if copied and not moves:
         history.remove(copied)
     elif moves and not copied:
-        _copy(folder, history.child(_date(kept)), report)
+        target = history.child(_date(kept))
+        for name in (STUDY_FILE, *_tables(folder)):
+            target.write(name, folder.read(name))
+        target.write(REPORT_FILE, report)
     folder.remove(HASHES)
     folder.write(STUDY_FILE, record.to_json())
     for name in (*_tables(folder), REPORT_FILE) if moves else ():
         folder.remove(name)
     for date in list(store.history_dirs(record.name))[:-MOST_KEPT]:
         history.remove(date)
-
-
-def _copy(folder: Folder, target: Folder, report: bytes) -> None:
-    for name in (STUDY_FILE, *_tables(folder)):
-        target.write(name, folder.read(name))
-    target.write(REPORT_FILE, report)
 
 
 def _tables(folder: Folder) -> list[str]:
@@ -217,7 +210,7 @@ def _date(taken: Mapping[str, Folder]) -> str:
 
 
 def _choice(plain: Mapping) -> Mapping[str, object]:
-    chosen = {
-        name: {entry["tags"].get(name, "") for entry in plain["entries"]} for name in CHOSEN_TAGS
+    tags = [entry["tags"] for entry in plain["entries"]]
+    return {name: {tag.get(name, "") for tag in tags} for name in CHOSEN_TAGS} | {
+        name: plain["params"].get(name, "") for name in CHOSEN_PARAMS
     }
-    return chosen | {name: plain["params"].get(name, "") for name in CHOSEN_PARAMS}

@@ -1,8 +1,8 @@
-"""Decides on which device the nodes of a submission are executed, and how they are placed there."""
+"""Decides on which device the nodes of a submission are executed, and places them there."""
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -30,7 +30,7 @@ from gram_platform.engine.life import NodeLifecycle, find_ended_ids
 from gram_platform.engine.machine import num_cpus
 from gram_platform.engine.ray_executor import RayExecutor
 from gram_platform.engine.ray_private import largest_cluster
-from gram_platform.methods.nodes import Node, unique
+from gram_platform.methods.nodes import Node
 from gram_platform.planner import (
     MACHINES,
     Machine,
@@ -41,7 +41,7 @@ from gram_platform.planner import (
 from gram_platform.planner.ranks import Ranks
 from gram_platform.store import Store
 from gram_platform.store.root import HISTORY, write_cordoned
-from gram_platform.studies.plan import CPU, Plan, StudyPlan, price, work_left
+from gram_platform.studies.plan import CPU, Left, Plan, StudyPlan, price, work_left
 
 CUDA = "cuda"
 
@@ -52,22 +52,21 @@ class Workplace:
 
     execution: Execution
     cordon: Cordon
-    # False if nothing is left to execute.
+    # Both are False if nothing is left to execute.
     executes: bool
-    # False without anything to execute, too.
     uses_ray: bool
     # Places a node that a search proposes.
     place: Callable[[Node], Placement]
     # The placements of known nodes, by id.
     placements: Mapping[str, Placement]
-    # The ids of the nodes that were done before.
+    # The ids of nodes that were done before.
     done: frozenset[str]
 
 
 def open_workplace(plan: Plan, store: Store, say: Callable[[str], None]) -> Workplace:
     """Places each node that is left; connects to Ray if needed.
 
-    ValueError as `require_capacity` and `note_device`, PermissionError for a folder to write later.
+    ValueError as `require_capacity` and `note_device`, PermissionError without rights to write.
     """
     ends = NodeLifecycle(store).ends(plan.nodes)
     done = frozenset(node_id for node_id, end in ends.items() if end == "")
@@ -84,20 +83,17 @@ def open_workplace(plan: Plan, store: Store, say: Callable[[str], None]) -> Work
     ranks_of = {node.id: part.ranks for part in plan.studies[::-1] for node in part.entries}
 
     def place(node: Node) -> Placement:
-        ranks = ranks_of.get(node.id, plan.studies[0].ranks)
-        return placement_of(
-            node, ranks, execution.device, plan.resources.gpus_per_run, plan.compiled
-        )
+        ranks, share = ranks_of.get(node.id, plan.studies[0].ranks), plan.resources.gpus_per_run
+        return placement_of(node, ranks, execution.device, share, plan.compiled)
 
     placements = {node.id: place(node) for node in missing}
     if uses_ray:
         require_capacity(widest_missing(missing, placements, store), resources, say)
     if executes:
         note_device(plan, store, execution.device)
-    for part in plan.studies:
-        store.study_dir(part.name).child(HISTORY).require_rights()
-    for node in missing:
-        store.node(node.kind, node.id).folder.require_rights()
+    folders = [store.study_dir(part.name).child(HISTORY) for part in plan.studies]
+    for folder in (*folders, *(store.node(node.kind, node.id).folder for node in missing)):
+        folder.require_rights()
     cordon = Cordon(resources, on_cordon)
     return Workplace(execution, cordon, executes, uses_ray, place, placements, done)
 
@@ -121,41 +117,38 @@ def resources_on(plan: Plan, device: str) -> Resources:
 
 
 def require_gpu(plan: Plan, store: Store) -> None:
-    """ValueError if nodes are left for GPUs, and neither this machine nor a Ray to join has one.
+    """ValueError if nodes are left for GPUs, and this machine has no GPU and no Ray to join.
 
-    A Ray of several machines may start some with GPUs.
+    A Ray of several machines may start machines with GPUs.
     """
-    left = work_left(plan.studies, ended_of(plan.studies, store, plan.retry_failed))
-    if left and plan.device == CUDA and not (num_gpus() or connect(may_start=False)):
+    if plan.device != CUDA or not find_left(plan, store):
+        return
+    if not (num_gpus() or connect(may_start=False)):
         raise invalid("device", CUDA, "cpu, because this machine has no GPU, and no Ray to join")
 
 
 def with_ranks(plan: Plan, store: Store, is_dry: bool = False) -> tuple[Plan, int]:
-    """Returns the plan with the ranks of every size, and the GPUs or CPU slots that it is for.
+    """Returns the plan with the ranks of every size, and its number of GPUs or CPU slots.
 
-    The number is 0 for as many as the plan asks for. A dry run starts no Ray. ValueError as
+    The number is 0 for as many as the plan can use. A dry run starts no Ray. ValueError as
     `Plan.with_ranks`.
     """
     open_sizes = {size for part in plan.studies for size in part.open_sizes}
-    left = work_left(plan.studies, ended_of(plan.studies, store, plan.retry_failed))
-    ids = {node_id for one in left for node_id in one.ids}
+    ids = {node_id for left in find_left(plan, store) for node_id in left.ids}
     runs = [n.id for n in plan.nodes if n.is_run and n.id in ids and n.size in open_sizes]
     if not (is_dry or runs):
         return plan.with_ranks(0, {}), 0
     num_slots = plan.num_slots or _slots_there(plan, is_dry)
-    leases = store.concurrently(lambda run_id: store.run(run_id).progress(), runs)
-    begun = {
-        run_id: lease["num_ranks"]
-        for run_id, lease in zip(runs, leases, strict=True)
-        if lease and "num_ranks" in lease
-    }
+    leases = store.concurrently(lambda run_id: store.run(run_id).progress() or {}, runs)
+    pairs = zip(runs, leases, strict=True)
+    begun = {run_id: lease["num_ranks"] for run_id, lease in pairs if "num_ranks" in lease}
     return plan.with_ranks(num_slots, begun), num_slots
 
 
 def _slots_there(plan: Plan, is_dry: bool) -> int:
-    """Counts the ranks that Ray or this machine has GPUs or CPUs for, at most --max-gpus.
+    """Counts the ranks for which Ray or this machine has GPUs or CPUs, at most --max-gpus.
 
-    0 without GPUs, and on a cluster that grows as far as it is asked to.
+    Returns 0 without GPUs, and on a cluster that grows without a limit.
     """
     if plan.in_process:
         return 1
@@ -179,8 +172,8 @@ def placement_of(
 ) -> Placement:
     """Returns the placement of a node on `device`, cpu or cuda; an evaluation has one rank.
 
-    `gpu_share`: each process's share of a GPU's memory. `compiled` as in `Plan`. ValueError as
-    `Ranks.of`.
+    `gpu_share`: the share of a GPU's memory of each process. `compiled` as in `Plan`. ValueError
+    as `Ranks.of`.
     """
     config = node.config
     if not isinstance(config, RunConfig):
@@ -195,7 +188,7 @@ def placement_of(
 
 
 def is_compiled(node: Node, ranks: Ranks, device: str, compiled: bool | None) -> bool:
-    """Returns whether torch.compile compiles a run; arguments as of `placement_of`."""
+    """Returns whether torch.compile compiles a run; arguments as in `placement_of`."""
     if compiled is None and device == CUDA:
         hours = estimate_hours(node, ranks.machine) / ranks.choices(node.config, node.size)[-1]
         return pays_to_compile(node.config, hours)
@@ -205,7 +198,7 @@ def is_compiled(node: Node, ranks: Ranks, device: str, compiled: bool | None) ->
 def division_of(
     run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool = False
 ) -> Division:
-    """Divides a run over so many ranks by the machine's memory, with advice for when that lacks."""
+    """Divides a run over ranks by the machine's memory, with advice if memory runs out."""
 
     def gib(number: int, recomputes: bool) -> str:
         passes = plan_passes(run, number, machine, device, recomputes)
@@ -215,19 +208,18 @@ def division_of(
     more = next((n for n in larger if run.micro_batch % n == 0), None)
     remedies = [] if checkpointing else [f"--activation-checkpointing: {gib(num_ranks, True)}"]
     remedies += [f"--num-workers {more}: {gib(more, checkpointing)} each"] if more else []
-    counted = gib(num_ranks, checkpointing)
-    counted += f" on each of {num_ranks} ranks" if num_ranks > 1 else ""
-    less = f"Less with {', or '.join(remedies)}; else use" if remedies else "Use"
+    each = f" on each of {num_ranks} ranks" if num_ranks > 1 else ""
+    less = f"Less with {', or '.join(remedies)}; otherwise use" if remedies else "Use"
     advice = (
-        f"The planner counts {counted}, and about 1 GiB for the process itself. {less} a machine"
-        " with more memory."
+        f"The planner counts {gib(num_ranks, checkpointing)}{each}, and about 1 GiB for the process"
+        f" itself. {less} a machine with more memory."
     )
     passes = plan_passes(run, num_ranks, machine, device, checkpointing)
     return Division(num_ranks, passes.num_passes, passes.num_merged, passes.memory.total, advice)
 
 
 def machine_text(uses_ray: bool) -> str:
-    """Says where nodes are executed: on Ray's machines as they are now, or on this one."""
+    """Describes where nodes are executed: on Ray's present machines, or in this process."""
     if not uses_ray:
         return f"this process on {num_cpus()} cores"
     nodes, total = [node for node in ray.nodes() if node["Alive"]], ray.cluster_resources()
@@ -240,35 +232,35 @@ def machine_text(uses_ray: bool) -> str:
 
 
 def upload_of_job() -> str:
-    """Returns the name of a job's files at Ray, a hash of their content; "" outside a job."""
+    """Returns the hash of a Ray job's files; "" outside a job."""
     environment = ray.get_runtime_context().runtime_env if ray.is_initialized() else {}
     folder = environment.get("working_dir", "")
     return Path(folder).stem if folder.startswith("gcs://") else ""
 
 
-# The resource of machines for drivers, in the files of cluster/.
+# The resource of machines for drivers, as in `cluster/`.
 DRIVER = "driver"
 
 
 def advice_on_place() -> str:
-    """Returns advice for a driver on a cluster's head, which is small and must not fail, or ""."""
+    """Returns advice for a driver on a cluster's head, which is small and must not fail; or ""."""
     here = ray.get_runtime_context().get_node_id()
     cpus = sum(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["NodeID"] == here)
     if cpus or not (DRIVER in ray.cluster_resources() or not has_fixed_size()):
         return ""
     flag = f"--entrypoint-resources '{json.dumps({DRIVER: 1})}'"
     return (
-        f"this driver is on a machine without CPUs for work, as a head: `ray job submit {flag}`"
-        " gives it its own"
+        "this driver is on a machine without CPUs for work, such as a head:"
+        f" `ray job submit {flag}` starts it on a machine of its own"
     )
 
 
 def cordons_noted(
     store: Store, studies: Sequence[str], say: Callable[[str], None]
 ) -> Callable[[ProbeReport], None]:
-    """Returns a function that says on which machine nothing more is started.
+    """Returns a function that prints on which machine nothing more is started.
 
-    It stores these machines, in place of the last submission's, for `gram status` and reports.
+    It stores these machines for `gram status` and reports, and drops the last submission's.
     """
     machines: list[dict] = []
 
@@ -291,9 +283,6 @@ def machine_hours(store: Store, node: Node) -> float:
     return timing.get("elapsed_s", 0.0) * timing.get("num_ranks", 1) / 3600
 
 
-# -------------------------------------------------------------------------------------- device
-
-
 # The device of each preset on each corpus, in the folder of a study or a search.
 FILE = "devices.json"
 Devices = dict[str, Literal["cpu", "cuda"]]
@@ -302,11 +291,11 @@ Devices = dict[str, Literal["cpu", "cuda"]]
 def choose_device(plan: Plan, store: Store) -> str:
     """Returns --device, or the device of the studies so far, or a device of this process or of Ray.
 
-    "" if nothing is left to execute. ValueError for another device than a study began on, for a
-    missing GPU, and if a cluster that starts machines on demand leaves the choice open.
+    Returns "" if nothing is left. ValueError for another device than that of a study so far, for a
+    missing GPU, and if the choice is open on a cluster that starts machines on demand.
     """
-    ended = ended_of(plan.studies, store, plan.retry_failed)
-    known = (known_device(part, store, ended) for part in plan.studies)
+    ended = find_ended(plan, store)
+    known = (find_device(part, store, ended) for part in plan.studies)
     device = plan.device or next(filter(None, known), "")
     for part in plan.studies:
         _require_same(part, store, device)
@@ -322,7 +311,7 @@ def choose_device(plan: Plan, store: Store) -> str:
         return device
     connect(plan.verbose)
     has_gpus = lambda: bool(ray.cluster_resources().get("GPU"))  # noqa: E731
-    if not any(one.part.machine.device == CUDA for one in left):
+    if not any(work.part.machine.device == CUDA for work in left):
         return CUDA if has_gpus() else CPU
     if has_fixed_size() and has_gpus():
         return CUDA
@@ -330,26 +319,28 @@ def choose_device(plan: Plan, store: Store) -> str:
     await_report()
     if has_fixed_size():
         return CPU
-    # The machines that are up now say nothing about those that start on demand.
-    presets = ", ".join(dict.fromkeys(one.part.preset_name for one in left))
+    # The present machines say nothing about those that start on demand.
+    presets = ", ".join(dict.fromkeys(work.part.preset_name for work in left))
     on_gpus, on_cpus = price(left)[0], price(left, MACHINES[CPU])[0]
     expected = (
         f"--device cuda or --device cpu: the preset {presets} plans for GPUs, and this cluster"
-        f" starts machines on demand. cuda asks it for machines with GPUs ({on_gpus}); cpu trains"
-        f" on CPU cores and asks for no GPU ({on_cpus})"
+        f" starts machines on demand. cuda asks for machines with GPUs ({on_gpus}), cpu for none"
+        f" ({on_cpus})"
     )
     raise invalid("device", "", expected)
 
 
-def ended_of(studies: Iterable[StudyPlan], store: Store, retry_failed: bool) -> set[str]:
-    """Returns the ids of the nodes that a submission of the studies leaves as they are."""
-    return find_ended_ids(
-        unique(node for part in studies for node in part.nodes), store, retry_failed
-    )
+def find_ended(plan: Plan, store: Store) -> set[str]:
+    """Returns the ids of the nodes that the submission leaves as they are."""
+    return find_ended_ids(plan.nodes, store, plan.retry_failed)
 
 
-def known_device(part: StudyPlan, store: Store, ended: Collection[str]) -> str:
-    """Returns the device on which the part began, or a finished run's device, or ""."""
+def find_left(plan: Plan, store: Store) -> list[Left]:
+    return work_left(plan.studies, find_ended(plan, store))
+
+
+def find_device(part: StudyPlan, store: Store, ended: Collection[str]) -> str:
+    """Returns the device on which the study began, or a finished run's device, or ""."""
     if began := began_on(part, store):
         return began
     # A handover brings runs, but no devices.json.
@@ -379,7 +370,7 @@ def _require_same(part: StudyPlan, store: Store, device: str) -> None:
     if began not in ("", device):
         expected = (
             f"{began}, on which {part.name} ({_key(part)}) began: results of two devices are not"
-            f" comparable. For {device} give another --storage, or remove"
+            f" comparable. Use another --storage for {device}, or remove"
             f" {part.folder(store).path}/{FILE} to mix them"
         )
         raise invalid("device", device, expected)

@@ -104,9 +104,9 @@ class Connection:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[MlflowClient]:
-        """Does as `reaching`, to change something; first corrects the places in a moved database.
+        """Does as `reaching`, for calls that write; first corrects the places in a moved database.
 
-        TrackingUnavailable also for a database with a place that can never have been beside it.
+        TrackingUnavailable also for a place that can never have been next to the database.
         """
         with self.reaching() as client:
             if self.database is not None and not self._has_right_places:
@@ -151,7 +151,7 @@ class Connection:
                 self.client.set_experiment_tag(self.experiment_id, key, value)
 
     def describe(self) -> None:
-        """Links to the views in the experiment's description, unless people wrote another."""
+        """Writes links to the views into the experiment's description, unless people wrote one."""
         tags = self.experiment_tags()
         if ABOUT in tags.get(content.NOTE, ABOUT):
             self.set_experiment_tags({content.NOTE: experiment_note(tags, self.experiment_id)})
@@ -168,8 +168,8 @@ class Connection:
     def write_artifacts(self, run_id: str, files: Mapping[str, bytes]) -> None:
         """Writes files in UTF-8 as artifacts of a run, by a path such as `figures/curves.html`.
 
-        An SQLite database's artifacts are beside it, whatever places it names. TrackingUnavailable
-        also for an id or a path that is no safe name, and if something else has a folder's place.
+        Those of an SQLite database are next to it, whatever places it names. TrackingUnavailable
+        also for an id or a path that is no safe name, and if a folder's name is taken.
         """
         for file, data in files.items():
             if self.database is None:
@@ -222,28 +222,31 @@ class Connection:
             # Errors are raised, and need no log.
             logging.getLogger(name).setLevel(logging.CRITICAL)
         logging.getLogger("alembic").setLevel(logging.WARNING)
+        location, lock = None, contextlib.nullcontext()
         if self.database is None:
-            _probe(self.tracking_uri)
-            self._open(None)
-            return
-        require_regular(self.database)
-        folder = LocalFolder(str(self.database.parent), writable=True)
-        # Of eight processes that create one database at once, seven would fail.
-        with folder.lock("mlflow"):
-            self._open(artifacts_location(self.database))
-
-    def _open(self, artifact_location: str | None) -> None:
-        try:
-            if self.database is not None and not self.database.exists():
-                # The first client makes every table.
-                create_database(self.database, lambda path: MlflowClient(database_uri(path)))
-            client = MlflowClient(self.tracking_uri)
-            self.experiment_id = _ensure_experiment(client, artifact_location)
-        except MlflowException:
-            raise
-        except Exception as error:
-            # The database driver raises it, whose library need not be installed.
-            raise ConnectionError(f"{type(error).__name__}: {error}") from error
+            # MLflow would retry for minutes a database server that does not answer.
+            parts = urlsplit(self.tracking_uri)
+            scheme = parts.scheme.partition("+")[0]
+            port = parts.port or {"postgresql": 5432, "mysql": 3306}.get(scheme)
+            if parts.hostname and port and scheme not in SERVERS:
+                socket.create_connection((parts.hostname, port), timeout=3.0).close()
+        else:
+            require_regular(self.database)
+            location = artifacts_location(self.database)
+            # Of eight processes that create one database at once, seven would fail.
+            lock = LocalFolder(str(self.database.parent), writable=True).lock("mlflow")
+        with lock:
+            try:
+                if self.database is not None and not self.database.exists():
+                    # The first client makes every table.
+                    create_database(self.database, lambda path: MlflowClient(database_uri(path)))
+                client = MlflowClient(self.tracking_uri)
+                self.experiment_id = _ensure_experiment(client, location)
+            except MlflowException:
+                raise
+            except Exception as error:
+                # The database driver raises it, whose library need not be installed.
+                raise ConnectionError(f"{type(error).__name__}: {error}") from error
         self._client = client
 
 
@@ -262,7 +265,7 @@ def web_address(uri: str) -> str:
     return mask_secrets(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
 
 
-def opened_by(uri: str) -> str:
+def explain_opening(uri: str) -> str:
     """Returns a server's address, or the command that shows a database; without password."""
     if uri.startswith("http"):
         return web_address(uri)
@@ -313,29 +316,21 @@ EXPERIMENT_TAGS = {
 
 
 def _ensure_experiment(client: MlflowClient, artifact_location: str | None) -> str:
-    found = client.get_experiment_by_name(EXPERIMENT)
-    if found is None:
+    experiment = client.get_experiment_by_name(EXPERIMENT)
+    if experiment is None:
         try:
             return client.create_experiment(EXPERIMENT, artifact_location, tags=EXPERIMENT_TAGS)
         except MlflowException:
-            found = client.get_experiment_by_name(EXPERIMENT)
-            if found is None:
+            experiment = client.get_experiment_by_name(EXPERIMENT)
+            if experiment is None:
                 raise
-    if found.lifecycle_stage != "active":
-        client.restore_experiment(found.experiment_id)
+    if experiment.lifecycle_stage != "active":
+        client.restore_experiment(experiment.experiment_id)
     for key, value in EXPERIMENT_TAGS.items():
         # What people wrote stays.
-        if key not in found.tags:
-            client.set_experiment_tag(found.experiment_id, key, value)
-    return found.experiment_id
-
-
-def _probe(tracking_uri: str) -> None:
-    """Fails within seconds if a database server does not answer; MLflow would retry for minutes."""
-    parts = urlsplit(tracking_uri)
-    port = parts.port or {"postgresql": 5432, "mysql": 3306}.get(parts.scheme.partition("+")[0])
-    if parts.hostname and port and not parts.scheme.startswith("http"):
-        socket.create_connection((parts.hostname, port), timeout=3.0).close()
+        if key not in experiment.tags:
+            client.set_experiment_tag(experiment.experiment_id, key, value)
+    return experiment.experiment_id
 
 
 def first_line(error: BaseException) -> str:

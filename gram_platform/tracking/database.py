@@ -1,8 +1,8 @@
 """Names an SQLite database, and makes it name the artifacts in the folder `mlartifacts` beside it.
 
 MLflow writes the absolute place of every run's artifacts into its database. In a copy of the folder
-these are the original's places, and whoever edits the database names any. So files are written and
-read beside the database, whatever it says. Before anything is sent, the places in it are corrected
+these are the original's places, and a person who edits the database can name any place. So files
+are written and read next to the database. Before anything is sent, the places in it are corrected
 for MLflow's own pages.
 """
 
@@ -21,8 +21,7 @@ from gram_platform.config.identity import absolute_place, invalid
 ARTIFACTS = "mlartifacts"
 LOCK_TIMEOUT_S = 30.0
 JOURNALS = ("-journal", "-wal", "-shm")
-# The scheme of a URI with `%`. Of another one MLflow takes what follows `sqlite:///` for a path,
-# and makes its folder.
+# The scheme of a URI with `%`. MLflow would make a folder of what follows `sqlite:///`.
 ENCODED = "sqlite+pysqlite"
 OTHER_PLACES = (
     ("experiments", "artifact_location"),
@@ -82,16 +81,16 @@ def artifacts_location(database: Path) -> str:
 def correct_places(database: Path, experiment_id: str) -> None:
     """Makes a database that was moved or copied name the artifacts in its own folder.
 
-    ValueError, before anything is changed, for a place that no earlier folder can have had:
-    somebody else wrote it. Several processes may call it at once. OSError if the database cannot be
-    read or written.
+    Several processes may call it at once. Raises ValueError, before anything is changed, for a
+    place that no earlier folder can have had. Raises OSError if the database cannot be read or
+    written.
     """
     here = artifacts_location(database)
     try:
         with contextlib.closing(
             sqlite3.connect(database, timeout=LOCK_TIMEOUT_S, isolation_level=None)
         ) as connection:
-            if _moved(connection, experiment_id, here):
+            if _find_moved(connection, experiment_id, here):
                 connection.execute("BEGIN IMMEDIATE")
                 _correct(connection, experiment_id, here)
                 connection.execute("COMMIT")
@@ -99,7 +98,7 @@ def correct_places(database: Path, experiment_id: str) -> None:
         raise OSError(f"{database}: {error}") from error
 
 
-def _moved(connection: sqlite3.Connection, experiment_id: str, here: str) -> dict[str, str]:
+def _find_moved(connection: sqlite3.Connection, experiment_id: str, here: str) -> dict[str, str]:
     """Returns {run id: its right place} of misplaced runs, and the experiment's under ""."""
     places = connection.execute(
         "SELECT '', artifact_location FROM experiments WHERE experiment_id = :experiment "
@@ -121,7 +120,7 @@ def _moved(connection: sqlite3.Connection, experiment_id: str, here: str) -> dic
 
 
 def _correct(connection: sqlite3.Connection, experiment_id: str, here: str) -> None:
-    moved = _moved(connection, experiment_id, here)
+    moved = _find_moved(connection, experiment_id, here)
     if "" in moved:
         select = "SELECT artifact_location FROM experiments WHERE experiment_id = ?"
         ((old,),) = connection.execute(select, (experiment_id,))

@@ -11,12 +11,13 @@ has every step.
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 from mlflow.entities import Metric
 
 from gram_platform.config import RunConfig, State, node_from_plain
 from gram_platform.config.identity import canonical_json, metric_name, to_plain
+from gram_platform.config.plain import parse_json
 from gram_platform.config.terminal import warn
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.methods.nodes import node_name
@@ -27,7 +28,6 @@ from gram_platform.tracking.values import (
     LONGEST_NAME,
     is_short_name,
     milliseconds,
-    run_of_start,
     text_for_people,
     unescape,
     whole_tags,
@@ -49,7 +49,7 @@ MLFLOW_STATUS |= {State.INTERRUPTED: "KILLED"}
 LOSS, BEST_LOSS, SURPRISAL = "loss/", "loss_at_best/", "surprisal/"
 # Prefixes of the storage in MLflow and in frames.
 SHOWN = {VALIDATION: LOSS, PROGRESS: LOSS, BEST: BEST_LOSS}
-# A parameter of a run; 0: no frame has its `loss/`, which is of progress evaluations.
+# A parameter of a run. If it is 0, `loss/` is of progress evaluations, and no frame has it.
 NUM_EVAL_POINTS = "num_eval_points"
 # A task and metric follow, of evaluations on the LM Evaluation Harness.
 TASK = "task/"
@@ -61,7 +61,7 @@ TOKENS, COMPUTE = "train/tokens", "train/compute_units"
 # The names in frames of a run's last point.
 AT_END = {TOKENS: "num_tokens", COMPUTE: "compute_units"}
 STUDY, STUDY_ID = "gram.study", "gram.study_id"
-# A dot and a search follow: the numbers or names of its trials that use a run.
+# A dot and a search follow. The value lists the search's trials that use a run.
 SEARCH = "gram.search"
 # MLflow folds a run below its parent.
 PARENT = "mlflow.parentRunId"
@@ -90,66 +90,58 @@ class NodeEntry:
         return self.config.num_steps if self.config else 0
 
 
-def shown_name(name: str) -> str:
+def rename_metric(name: str) -> str:
     """Returns a stored metric's name in MLflow and in frames."""
     prefix = next(filter(name.startswith, SHOWN), "")
     return SHOWN.get(prefix, "") + name.removeprefix(prefix)
 
 
 def node_entry(node: RunDirectory | EvaluationDirectory) -> NodeEntry | None:
-    return run_entry(node) if isinstance(node, RunDirectory) else evaluation_entry(node)
+    """Describes a node; None, with a warning, if its config is damaged.
 
-
-def run_entry(run: RunDirectory) -> NodeEntry | None:
-    """Describes a run; None before its first attempt and, with a warning, for a bad config."""
-    status = run.status()
-    if status == State.ABSENT:
+    Also None for a run before its first attempt, and for an evaluation before its result.
+    """
+    is_run, kind, node_id = isinstance(node, RunDirectory), node.kind, node.node_id
+    status = node.status() if is_run else State.COMPLETE
+    result = None if status == State.ABSENT else node.result()
+    if status == State.ABSENT or (result is None and not is_run):
         return None
-    config, result, timing, tags = _config(run), run.result() or {}, run.timing(), run.tags()
-    if config is None:
+    try:
+        config: Any = node.config_as(lambda plain: node_from_plain(kind, plain))
+    except ValueError as error:
+        left_out = f"{kind} {node_id} is left out until it is submitted again"
+        warn(f"{left_out}: {error}", stacklevel=2)
         return None
-    message = (run.failure() or {}).get("message", "") if status == State.FAILED else ""
-    name, note = run_name("run", run.run_id, tags), run_note(config, run)
-    if status == State.COMPLETE and run.has_weights():
-        note += f"\n\nAs a model: `{export_command(config, run)}`."
-    about = {RUN_ID: run.run_id, FAILURE: text_for_people(message, 500)}
-    about |= {NOTE: text_for_people(note), NAME: name}
+    result, timing, tags, plain = result or {}, node.timing(), node.tags(), to_plain(config)
+    name, about = run_name(kind, node_id, tags), {KIND: kind, ID_TAGS[kind]: node_id}
+    if is_run:
+        message = (node.failure() or {}).get("message", "") if status == State.FAILED else ""
+        about[FAILURE] = text_for_people(message, 500)
+        note, params = run_note(config, node), run_params(config, plain)
+        parent = config.start.run_id if config.start and "elicited" in tags else ""
+        if status == State.COMPLETE and node.has_weights():
+            storage = shlex.quote(node.folder.path.rsplit("/", 2)[0])
+            modules = shlex.quote(",".join(config.model.module_domains))
+            command = f"gram export {node_id} --modules {modules} --out DIR --storage {storage}"
+            note += f"\n\nAs a model: `{command}`."
+    else:
+        about |= {VIEW_ID: config.view.view_id, VIEW_RUN: config.view.run_id}
+        note, parent = evaluation_note(plain), config.view.run_id
+        params = {key: plain[key] for key in EVALUATION_PARAMS if key in plain}
+        params["view"] = canonical_json(plain["view"])
+    about |= {NOTE: text_for_people(note), NAME: name, STATUS: status.value}
+    about |= code_tags(timing.get("code", ""))
     return NodeEntry(
-        kind="run",
-        node_id=run.run_id,
-        tags=_tags("run", tags, status, result, timing) | about,
+        kind=kind,
+        node_id=node_id,
         name=name,
         status=status,
-        params=run_params(config),
-        result_metrics=run_metrics(result, timing),
-        parent=config.start.run_id if config.start and "elicited" in tags else "",
-        config=config,
-        last_step=run.last_step(),
-        ended_ms=milliseconds(timing.get("ended", 0.0)),
-    )
-
-
-def evaluation_entry(evaluation: EvaluationDirectory) -> NodeEntry | None:
-    """Describes an evaluation; None before its result and, with a warning, for a bad config."""
-    result = evaluation.result()
-    if result is None:
-        return None
-    config, timing = _config(evaluation), evaluation.timing()
-    if config is None:
-        return None
-    view, plain, tags = config.view, to_plain(config), evaluation.tags()
-    name, note = run_name("evaluation", evaluation.eval_id, tags), evaluation_note(plain)
-    about = {EVAL_ID: evaluation.eval_id, VIEW_ID: view.view_id, VIEW_RUN: view.run_id}
-    about |= {NOTE: text_for_people(note), NAME: name}
-    return NodeEntry(
-        kind="evaluation",
-        node_id=evaluation.eval_id,
-        tags=_tags("evaluation", tags, State.COMPLETE, result, timing) | about,
-        name=name,
-        status=State.COMPLETE,
-        params=evaluation_params(plain),
-        result_metrics=evaluation_metrics(result, timing),
-        parent=view.run_id,
+        tags=study_tags(tags, result.get("sha256", "")) | about,
+        params={key: text_for_people(str(value)) for key, value in params.items()},
+        result_metrics=(run_metrics if is_run else evaluation_metrics)(result, timing),
+        parent=parent,
+        config=config if is_run else None,
+        last_step=node.last_step() if is_run else -1,
         ended_ms=milliseconds(timing.get("ended", 0.0)),
     )
 
@@ -180,14 +172,6 @@ def run_note(config: RunConfig, run: RunDirectory) -> str:
     return "\n\n".join(parts)
 
 
-def export_command(config: RunConfig, run: RunDirectory) -> str:
-    """Returns the command that writes a run with all of its modules as a stock checkpoint."""
-    storage = run.folder.path.rsplit("/", 2)[0]
-    modules = shlex.quote(",".join(config.model.module_domains))
-    place = f"--out DIR --storage {shlex.quote(storage)}"
-    return f"gram export {run.run_id} --modules {modules} {place}"
-
-
 def evaluation_note(config: Mapping) -> str:
     view = config["view"]
     num_sequences = config.get("num_sequences", len(config.get("documents", ())))
@@ -202,9 +186,8 @@ def evaluation_note(config: Mapping) -> str:
     return f"{measured}. View of run `{view['run_id']}`; modules switched on: {active}."
 
 
-def run_params(run: RunConfig) -> dict[str, str]:
-    """Picks the fields by which people tell runs apart."""
-    config = to_plain(run)
+def run_params(run: RunConfig, config: Mapping) -> dict[str, object]:
+    """Picks the fields by which people tell runs apart; `config` is the run as plain JSON."""
     model, routing, optimizer = config["model"], config["routing"], config["optimizer"]
     of_run = ("batch_size", "micro_batch", "seed", "precision", "objective")
     of_model = ("num_layers", "d_model", "d_mlp", "vocab_size", "seq_len")
@@ -216,14 +199,7 @@ def run_params(run: RunConfig) -> dict[str, str]:
     params |= {"modules": " ".join(modules), "sequences": " ".join(sequences)}
     params |= {"data_id": config["data"]["data_id"], "num_steps": run.num_steps}
     params[NUM_EVAL_POINTS] = config["eval_points"]["num_points"]
-    params["start"] = canonical_json(config["start"]) if run.start else ""
-    return {key: text_for_people(str(value)) for key, value in params.items()}
-
-
-def evaluation_params(config: Mapping) -> dict[str, str]:
-    params = {key: config[key] for key in EVALUATION_PARAMS if key in config}
-    params["view"] = canonical_json(config["view"])
-    return {key: text_for_people(str(value)) for key, value in params.items()}
+    return params | {"start": canonical_json(config["start"]) if run.start else ""}
 
 
 def run_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
@@ -237,12 +213,12 @@ def run_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
     values |= {key: timing[key] for key in TIMES if key in timing}
     final = result.get("final", {}).items()
     values |= {name: loss for name, loss in final if name.startswith(tuple(SHOWN))}
-    metrics = {shown_name(name): float(value) for name, value in values.items()}
+    metrics = {rename_metric(name): float(value) for name, value in values.items()}
     return last_as_best(metrics) | metrics
 
 
 def last_as_best(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Returns `loss_at_best/` of a run whose last evaluation was its best; others send theirs."""
+    """Returns `loss_at_best/` of a run whose last evaluation was its best."""
     return {
         BEST_LOSS + name.removeprefix(LOSS): loss
         for name, loss in metrics.items()
@@ -261,18 +237,19 @@ def evaluation_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
 
 
 def curve_metrics(records: Iterable[Mapping], entry: NodeEntry, after_step: int) -> list[Metric]:
-    """Lists the metrics of records above `after_step`, with stored times, always thinned alike.
+    """Lists the metrics of the records after `after_step`, with their times.
 
-    A metric whose name is too long for MLflow is left out. `train/tokens` and `train/compute_units`
-    are axes on which runs of different batches and sizes can be compared.
+    Which steps are left out depends only on the run. A metric whose name is too long for MLflow is
+    left out. Runs of different batches and sizes can be compared along `train/tokens` and
+    `train/compute_units`.
     """
     run, metrics, stride = entry.config, [], max(1, entry.num_steps // NUM_CURVE_POINTS)
     for record in (record for record in records if record["step"] > after_step):
-        step, found, time_ms = record["step"], record["metrics"], milliseconds(record["time"])
+        step, measured, time_ms = record["step"], record["metrics"], milliseconds(record["time"])
         kept = step % stride == 0 or step == entry.num_steps
         losses = (VALIDATION, PROGRESS)
-        names = [n for n in found if n.startswith(losses) or (kept and not n.startswith(NORM))]
-        values = {metric_name(shown_name(name)): found[name] for name in names}
+        names = [n for n in measured if n.startswith(losses) or (kept and not n.startswith(NORM))]
+        values = {metric_name(rename_metric(name)): measured[name] for name in names}
         if names:
             tokens = step * run.batch_size * run.model.seq_len
             values |= {TOKENS: tokens, COMPUTE: plan_compute_units(run, step)}
@@ -289,7 +266,7 @@ def result_metrics(entry: NodeEntry, records: Iterable[Mapping]) -> list[Metric]
     curves = {name: key for key, name in AT_END.items()}
     values = {curves.get(name, name): value for name, value in entry.result_metrics.items()}
     values.pop("num_steps", None)
-    known = {unescape(one.key): one.value for one in curve_metrics(records, entry, -1)}
+    known = {unescape(metric.key): metric.value for metric in curve_metrics(records, entry, -1)}
     known |= last_as_best(values)
     new = {metric_name(name): value for name, value in values.items() if known.get(name) != value}
     return [
@@ -300,36 +277,27 @@ def result_metrics(entry: NodeEntry, records: Iterable[Mapping]) -> list[Metric]
 
 
 def start_ms(records: Sequence[Mapping], entry: NodeEntry, now_s: float) -> int:
-    """Estimates when work began, in Unix milliseconds: the first record, else from the end."""
+    """Returns the time of the first record in Unix milliseconds, or an estimate from the end."""
     if records:
         return milliseconds(records[0]["time"])
     elapsed_s = entry.result_metrics.get("elapsed_s", 0.0)
     return (entry.ended_ms or milliseconds(now_s)) - milliseconds(elapsed_s)
 
 
-def _tags(
-    kind: str, tags: Mapping[str, str], status: State, result: Mapping, timing: Mapping
-) -> dict[str, str]:
-    of_study, code = study_tags(tags, result.get("sha256", "")), code_tags(timing.get("code", ""))
-    return {**of_study, KIND: kind, STATUS: status.value, **code}
+class Start(TypedDict):
+    run_id: str
 
 
-def shown_parent(tags: Mapping[str, str], params: Mapping[str, str]) -> str | None:
-    """Returns an entry's `parent` from its tags and parameters in MLflow; None if unknown."""
-    return tags.get(VIEW_RUN) or (
-        run_of_start(params.get("start", "")) if "elicited" in tags else ""
-    )
+def read_parent(tags: Mapping[str, str], params: Mapping[str, str]) -> str | None:
+    """Reads an entry's `parent` from its tags and parameters in MLflow; None if it is unknown."""
+    start = params.get("start", "") if "elicited" in tags else ""
+    if (run_id := tags.get(VIEW_RUN)) or not start:
+        return run_id or ""
+    try:
+        return parse_json(start, Start)["run_id"]
+    except ValueError:
+        return None
 
 
 def study_tags(tags: Mapping[str, str], sha256: str) -> dict[str, str]:
     return {**whole_tags(tags), RESULT: sha256}
-
-
-def _config(node: RunDirectory | EvaluationDirectory) -> Any:
-    """Reads a node's config; None, with a warning, if it is damaged."""
-    try:
-        return node.config_as(lambda plain: node_from_plain(node.kind, plain))
-    except ValueError as error:
-        left_out = f"{node.kind} {node.node_id} is left out until it is submitted again"
-        warn(f"{left_out}: {error}", stacklevel=3)
-        return None

@@ -7,7 +7,7 @@ has a result, sorted by kind and id. Texts are "" and numbers (float64) NaN wher
 - `run_id, view_id`: the run itself and "", or the evaluated view and its run.
 - `status`: complete, failed, running or interrupted.
 - `method, size, seed, profile, retained, ...`: the tags of the study, all texts.
-- `measure`, if any has one: "tokens", "samples" or "tasks"; "" for evaluations of losses.
+- `measure`, if a node has one: "tokens", "samples" or "tasks"; "" for evaluations of losses.
 - `num_steps, num_tokens, parameters, compute_units, hardware_flops, tokens_per_second`: of complete
   runs (num_steps: of every run). `elapsed_s`: of evaluations too.
 - `loss/<domain>`: validation loss of complete runs at their end, with every module on, and of
@@ -32,7 +32,6 @@ from gram_platform.store.runs import SIZES, TIMES
 from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking import entry as content
 from gram_platform.tracking.connection import first_line
-from gram_platform.tracking.entry import NodeEntry
 from gram_platform.tracking.sender import CURVE
 from gram_platform.tracking.values import curve_points, in_utf8, number_of, study_of, unescape
 
@@ -150,7 +149,12 @@ def final_frames(
 def _store_frame(store: Store, ids: Collection[str] | None, tags: Tags) -> pd.DataFrame:
     nodes = (node for node in store.nodes() if ids is None or node.node_id in ids)
     entries = store.concurrently(content.node_entry, nodes)
-    return _frame([_entry_row(entry) for entry in entries if entry is not None], tags)
+    rows = [
+        _row(entry.kind, entry.node_id, entry.tags, entry.result_metrics, entry.num_steps)
+        for entry in entries
+        if entry is not None
+    ]
+    return _frame(rows, tags)
 
 
 def _mlflow_frame(runs: MlflowRuns, tags: Tags) -> pd.DataFrame:
@@ -195,13 +199,6 @@ def _curves(rows: Iterable[tuple[str, int, str, float]]) -> pd.DataFrame:
     frame = pd.DataFrame(list(rows), columns=list(CURVE_TYPES)).astype(CURVE_TYPES)
     key = ["run_id", "step", "domain"]
     return frame.sort_values(key).drop_duplicates(key, ignore_index=True)
-
-
-# ---------------------------------------------------------------------------------------- a row
-
-
-def _entry_row(entry: NodeEntry) -> dict:
-    return _row(entry.kind, entry.node_id, entry.tags, entry.result_metrics, entry.num_steps)
 
 
 def _mlflow_row(kind: str, node_id: str, run: Run) -> dict:

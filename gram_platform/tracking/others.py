@@ -24,7 +24,7 @@ from gram_platform.tracking import entry as content
 from gram_platform.tracking.entry import NodeEntry
 from gram_platform.tracking.values import study_of, unescape
 
-# A file beside a node's events: once they are whole it has the hash of what they show.
+# A file next to a node's events. Once they are complete, it has the hash of what they show.
 WRITTEN = "written"
 # Bytes of a folder's name without the node's id.
 MOST_BYTES_OF_NAME = 200
@@ -43,10 +43,13 @@ def write_nodes(store: Store, tracker: str, folder: Path) -> dict[str, int]:
     for node in store.nodes():
         if (entry := content.node_entry(node)) is None:
             continue
-        place = folder / f"{_folder_name(entry.name)}_{entry.node_id}"
-        shown = short_hash({"tags": dict(entry.tags), "last_step": entry.last_step})
+        # A node's name may have any text of its tags.
+        name = re.sub(r"[/\\\s\x00-\x1f\x7f]", "_", entry.name).lstrip(".")
+        name = name.encode()[:MOST_BYTES_OF_NAME].decode(errors="ignore")
+        place = folder / f"{name}_{entry.node_id}"
+        digest = short_hash({"tags": dict(entry.tags), "last_step": entry.last_step})
         mark = place / WRITTEN
-        is_written = kind_of(mark) == A_FILE and mark.read_bytes() == shown.encode()
+        is_written = kind_of(mark) == A_FILE and mark.read_bytes() == digest.encode()
         counts["unchanged" if is_written else "written"] += 1
         if not is_written:
             # Other tags give the node's folder another name.
@@ -59,14 +62,8 @@ def write_nodes(store: Store, tracker: str, folder: Path) -> dict[str, int]:
             points = content.curve_metrics(records, entry, -1)
             points += content.result_metrics(entry, records)
             write(place, entry, sorted(points, key=lambda point: point.step))
-            mark.write_text(shown)
+            mark.write_text(digest)
     return counts
-
-
-def _folder_name(name: str) -> str:
-    """Returns a node's name, whose tags may hold any text, as one component of a path."""
-    plain = re.sub(r"[/\\\s\x00-\x1f\x7f]", "_", name).lstrip(".")
-    return plain.encode()[:MOST_BYTES_OF_NAME].decode(errors="ignore")
 
 
 def _tensorboard(place: Path, entry: NodeEntry, points: Sequence[Metric]) -> None:

@@ -83,10 +83,12 @@ class Sender:
         raise AssertionError("the last try returns or raises")
 
     def is_mirrored(self, run: Run, entry: NodeEntry) -> bool:
-        is_sent = has(run, entry.last_step, self._wanted(entry)) and not _other_times(run, entry)
+        is_sent = has(run, entry.last_step, self._collect_tags(entry)) and not _other_times(
+            run, entry
+        )
         return is_sent and run.info.status == content.MLFLOW_STATUS[entry.status]
 
-    def _wanted(self, entry: NodeEntry) -> dict[str, str]:
+    def _collect_tags(self, entry: NodeEntry) -> dict[str, str]:
         return {**entry.tags, **self.parent_tag(entry.parent)}
 
     def parent_tag(self, run_id: str) -> dict[str, str]:
@@ -98,16 +100,16 @@ class Sender:
         """Finds the node's MLflow run; deletes all but the oldest if several machines made one."""
         known = self.known.get((entry.kind, entry.node_id))
         if known is not None:
-            # It is looked for again if somebody deleted it by hand.
+            # If somebody deleted it by hand, another run is searched.
             with contextlib.suppress(MlflowException):
                 run = self._connection.client.get_run(known)
                 if run.info.lifecycle_stage == "active":
                     return run
         of_kind = f"tags.`{content.KIND}` = '{entry.kind}'"
         of_node = f"tags.`{content.ID_TAGS[entry.kind]}` = '{entry.node_id}'"
-        found = sorted(self._connection.search(f"{of_kind} and {of_node}"), key=age)
-        self.delete(found[1:])
-        return found[0] if found else None
+        runs = sorted(self._connection.search(f"{of_kind} and {of_node}"), key=age)
+        self.delete(runs[1:])
+        return runs[0] if runs else None
 
     def delete(self, runs: Iterable[Run]) -> None:
         """Deletes runs, though another machine may delete them too."""
@@ -157,11 +159,9 @@ class Sender:
         while len(metrics) > METRICS_PER_REQUEST:
             client.log_batch(run_id, metrics=metrics[:METRICS_PER_REQUEST])
             metrics = metrics[METRICS_PER_REQUEST:]
-        wanted = {**self._wanted(entry), **curves}
+        wanted = {**self._collect_tags(entry), **curves}
         wanted[content.MIRRORED_STEP] = str(max(entry.last_step, mirrored))
-        changed = [RunTag(*tag) for tag in wanted.items() if tags.get(tag[0], "") != tag[1]]
-        known = run.data.params
-        missing = [Param(*param) for param in entry.params.items() if param[0] not in known]
+        changed, missing = find_lacking(run, wanted, entry.params)
         # The last of them is `gram.mirrored_step`.
         while len(changed) > MOST_TAGS:
             client.log_batch(run_id, tags=changed[:MOST_TAGS])
@@ -186,6 +186,15 @@ def has(run: Run, last_step: int, wanted: Mapping[str, str]) -> bool:
     return is_sent and all(tags.get(key, "") == value for key, value in wanted.items())
 
 
+def find_lacking(
+    run: Run, tags: Mapping[str, str], params: Mapping[str, str]
+) -> tuple[list[RunTag], list[Param]]:
+    """Returns the tags and parameters that MLflow's run lacks, or has with another value."""
+    data = run.data
+    lacking = [RunTag(*tag) for tag in tags.items() if data.tags.get(tag[0], "") != tag[1]]
+    return lacking, [Param(*param) for param in params.items() if param[0] not in data.params]
+
+
 def _other_times(run: Run, entry: NodeEntry) -> dict[str, float]:
     """Returns the times that differ from MLflow's, as after a merge of two storages.
 
@@ -201,8 +210,8 @@ def age(run: Run) -> tuple[int, str]:
 
 
 def _step(tags: Mapping[str, str], key: str) -> int:
-    found = number_of(tags, key)
-    return -1 if found is None else found
+    step = number_of(tags, key)
+    return -1 if step is None else step
 
 
 def curve_tags(records: Iterable[Mapping], entry: NodeEntry) -> dict[str, str]:

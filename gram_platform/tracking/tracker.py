@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from mlflow.entities import Metric, Param, Run, RunTag
+from mlflow.entities import Metric, Run
 
 from gram_platform.config import View
 from gram_platform.config.identity import hash_file, require_choice, short_hash
@@ -26,16 +26,15 @@ from gram_platform.tracking.connection import (
     require_database,
     web_address,
 )
-from gram_platform.tracking.sender import Sender, age, has
+from gram_platform.tracking.sender import Sender, age, find_lacking, has
 from gram_platform.tracking.values import milliseconds, number_of, text_for_people
 from gram_platform.tracking.views import (
     LINE,
     TRAINING_RUNS,
     TRIAL_KIND,
-    VIEW_TAG,
     Line,
     StudyLog,
-    saved_views,
+    read_views,
     trials_filter,
 )
 
@@ -104,8 +103,8 @@ class Tracker:
             wanted = set(ids)
             nodes = [node for node in nodes if node.node_id in wanted]
             keys = [] if store.is_local else [(node.kind, node.node_id) for node in nodes]
-            found = store.read_finished(keys).items()
-            same = {i for i, end in found if end and self._has_finished(i, end, mirrored)}
+            finished = store.read_finished(keys).items()
+            same = {i for i, end in finished if end and self._has_finished(i, end, mirrored)}
             counts["unchanged"] = len(same)
             nodes = [node for node in nodes if node.node_id not in same]
         orphans: list[RunDirectory | EvaluationDirectory] = []
@@ -153,7 +152,7 @@ class Tracker:
         run = mirrored.get((kind, node_id))
         if run is None or run.info.status != "FINISHED":
             return False
-        parent = content.shown_parent(run.data.tags, run.data.params)
+        parent = content.read_parent(run.data.tags, run.data.params)
         if parent is None:
             return False
         wanted = content.study_tags(finished.tags, finished.sha256)
@@ -171,7 +170,10 @@ class Tracker:
         return {key: oldest for key, (oldest, *_) in self._copies().items()}
 
     def study_nodes(self, study: str) -> dict[tuple[str, str], Run]:
-        """Reads `runs` of a study or a search, as it was last logged; ValueError if it was not."""
+        """Reads the `runs` that a study or a search had when it was last logged.
+
+        ValueError if it never was.
+        """
         nodes = self.runs()
         with self._connection.reaching():
             tags = [run.data.tags for run in self._study_runs("tags.`gram.kind` = 'study'")]
@@ -195,9 +197,9 @@ class Tracker:
     def _copies(self) -> dict[tuple[str, str], list[Run]]:
         """Reads the runs of each node, the oldest first."""
         with self._connection.reaching():
-            found = self._connection.search("")
+            runs = self._connection.search("")
         copies: dict[tuple[str, str], list[Run]] = {}
-        for run in sorted(found, key=age):
+        for run in sorted(runs, key=age):
             kind = run.data.tags.get(content.KIND, "")
             node_id = run.data.tags.get(content.ID_TAGS.get(kind, ""))
             if node_id is not None:
@@ -207,8 +209,8 @@ class Tracker:
     def log_study(self, study: StudyLog) -> str:
         """Logs a study's files and figures as artifacts of one MLflow run; returns its id.
 
-        Also logs what the study's nodes and the experiment get. The run belongs to the study's name
-        and parameters: logging them again replaces the artifacts, and the runs that hold its lines.
+        Also sends what saved views need. A study with the same name and parameters has the same
+        run, whose artifacts and lines are then replaced.
         """
         of_study = {content.STUDY: study.name, content.STUDY_ID: study.identity}
         pages = {
@@ -222,8 +224,8 @@ class Tracker:
         tags = {content.KIND: "study", **of_study}
         with self._connection.writing() as client:
             present = self._connection.search(f"tags.`{content.STUDY_ID}` = '{study.identity}'")
-            found = [run for run in present if run.data.tags.get(content.KIND) == "study"]
-            run = min(found, key=age, default=None) or self._connection.create(
+            studies = [run for run in present if run.data.tags.get(content.KIND) == "study"]
+            run = min(studies, key=age, default=None) or self._connection.create(
                 f"study {study.name}", tags, time.time() * 1000
             )
             tags |= {**content.code_tags(study.code), content.NOTE: note}
@@ -238,8 +240,7 @@ class Tracker:
     def log_views(self, study: StudyLog) -> None:
         """Sends what saved views need: the views, tags and metrics of nodes, and trials."""
         with self._connection.writing():
-            views = {VIEW_TAG + view.key: view.to_tag() for view in study.views}
-            self._connection.set_experiment_tags(views)
+            self._connection.set_experiment_tags(study.views)
             self._connection.describe()
         runs = self.runs()
         self._mark_nodes(study, runs)
@@ -258,7 +259,7 @@ class Tracker:
     def _replace_lines(
         self, of_study: Mapping[str, str], present: Sequence[Run], lines: Sequence[Line]
     ) -> None:
-        """Makes a run for each line, with the tags `of_study`; keeps equal ones, deletes others.
+        """Makes a run for each line, with the tags `of_study`, and deletes runs of other lines.
 
         They are no children of the study's run, because MLflow's charts leave out the runs below a
         folded one.
@@ -332,18 +333,11 @@ class Tracker:
         metrics: Mapping[str, float],
     ) -> None:
         """Sends the tags, parameters and metrics that a run lacks."""
-        data, now = run.data, int(time.time() * 1000)
-        texts = {key: text_for_people(value) for key, value in tags.items()}
-        new_tags = [RunTag(*tag) for tag in texts.items() if data.tags.get(tag[0], "") != tag[1]]
-        new_params = [
-            Param(key, text_for_people(value))
-            for key, value in params.items()
-            if key not in data.params
-        ]
+        texts = ({key: text_for_people(text) for key, text in of.items()} for of in (tags, params))
+        new_tags, new_params = find_lacking(run, *texts)
+        known, now = run.data.metrics, int(time.time() * 1000)
         new_metrics = [
-            Metric(key, value, now, 0)
-            for key, value in metrics.items()
-            if data.metrics.get(key) != value
+            Metric(key, value, now, 0) for key, value in metrics.items() if known.get(key) != value
         ]
         if new_tags or new_params or new_metrics:
             self._connection.client.log_batch(run.info.run_id, new_metrics, new_params, new_tags)
@@ -382,22 +376,18 @@ class Tracker:
             return str(made.version)
 
     def view_urls(self, study: str, pages: str = LOCAL_UI) -> dict[str, str]:
-        """Gives {what it shows: address} of a study's saved views.
-
-        `pages`: where those of a database are.
-        """
+        """Returns {what it shows: address} of a study's saved views, as `run_url`."""
         with self._connection.reaching():
-            found = saved_views(self._connection.experiment_tags(), self._connection.experiment_id)
-        prefix = f"gram.{study}."
-        base = self._base(pages)
+            views = read_views(self._connection.experiment_tags(), self._connection.experiment_id)
+        prefix, base = f"gram.{study}.", self._base(pages)
         return {
-            key[len(prefix) :]: f"{base}{page}"
-            for key, (_, page) in found.items()
+            key.removeprefix(prefix): f"{base}{page}"
+            for key, (_, page) in views.items()
             if key.startswith(prefix)
         }
 
     def run_url(self, mlflow_run_id: str, pages: str = LOCAL_UI) -> str:
-        """Returns the address of a run's page; `pages`: where a database's pages are."""
+        """Returns the address of a run's page; `pages` is the address of a database's pages."""
         with self._connection.reaching():
             experiment_id = self._connection.experiment_id
         return (
@@ -413,7 +403,7 @@ class Tracker:
 
 
 def file_name(name: str) -> str:
-    """Returns a safe name for a file, another one for another name."""
+    """Returns a safe name for a file; no two names have the same."""
     return (
         name
         if is_safe_name(name)

@@ -33,7 +33,7 @@ def text_for_people(text: str, most: int = LONGEST_TEXT) -> str:
 
 
 def in_utf8(text: str) -> str:
-    """Returns a text that has UTF-8: half surrogates, which JSON may hold, are escaped."""
+    """Escapes half surrogates, which JSON may hold and UTF-8 cannot."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -54,18 +54,18 @@ def whole_tags(tags: Mapping[str, str]) -> dict[str, str]:
     of them as JSON, and the tags for people have the beginnings.
     """
     escaped = {metric_name(name): value for name, value in tags.items()}
-    shown = {
+    readable = {
         name: text_for_people(value)
         for name, value in escaped.items()
         if is_short_name(name) and not name.startswith(RESERVED)
     }
-    names = ",".join(sorted(shown))
-    if len(names) <= LONGEST_TEXT and shown == escaped:
-        return {**shown, TAG_NAMES: names, NUM_PARTS: ""}
+    names = ",".join(sorted(readable))
+    if len(names) <= LONGEST_TEXT and readable == escaped:
+        return {**readable, TAG_NAMES: names, NUM_PARTS: ""}
     text = canonical_json(dict(tags))
     parts = [text[start : start + LONGEST_TEXT] for start in range(0, len(text), LONGEST_TEXT)]
     hidden = {f"{TAG_PART}{number}": part for number, part in enumerate(parts)}
-    return {**shown, **hidden, TAG_NAMES: text_for_people(names), NUM_PARTS: str(len(parts))}
+    return {**readable, **hidden, TAG_NAMES: text_for_people(names), NUM_PARTS: str(len(parts))}
 
 
 def unescape(key: str) -> str:
@@ -110,12 +110,3 @@ def curve_points(text: str) -> list[tuple[int, float]] | None:
         ]
     except ValueError:
         return None
-
-
-def run_of_start(text: str) -> str | None:
-    """Reads the run's id in the parameter `start`, "" for no start; None for another text."""
-    try:
-        run_id = parse_json(text, dict).get("run_id") if text else ""
-    except ValueError:
-        return None
-    return run_id if isinstance(run_id, str) else None

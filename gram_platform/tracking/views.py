@@ -6,8 +6,10 @@ its page lists them under "Views". No document describes the tag. The format is 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypedDict
 from urllib.parse import quote
 
@@ -25,10 +27,21 @@ VIEW_TAG = "mlflow.sharedViewState."
 TRIAL_KIND = "trial"
 # Without this, MLflow's pages are those about traces of language models.
 TRAINING_RUNS = "workflowType=machine_learning"
-VIEW_COLUMNS = ("tags.`method`", "tags.`size`", "tags.`profile`", "tags.`seed`")
+_VIEW_COLUMNS = ("tags.`method`", "tags.`size`", "tags.`profile`", "tags.`seed`")
 # A class follows: compute ratios are metrics of an evaluation.
 RATIO = "ratio/"
-_NODE_COLUMNS = (*VIEW_COLUMNS, "tags.`elicited`", "metrics.`train/loss`")
+_NODE_COLUMNS = (*_VIEW_COLUMNS, "tags.`elicited`", "metrics.`train/loss`")
+# The fields of every chart of lines, against the step on a log axis.
+_LINE = {
+    "xAxisKey": "step",
+    "xAxisScaleType": "log",
+    "scaleType": "linear",
+    "yAxisKey": "metric",
+    "lineSmoothness": 0,
+    "range": {},
+    "displayPoints": True,
+    "useGlobalXaxisKey": False,
+}
 # Characters of the links in an experiment's description.
 MOST_LINKS = LONGEST_TEXT - 500
 ABOUT = "Runs that `gram_platform` trained"
@@ -58,69 +71,28 @@ def study_id(name: str, params: Mapping[str, str]) -> str:
 
 
 @dataclass(frozen=True)
-class SavedView:
-    """A saved view. A later one with the same key replaces it."""
-
-    key: str
-    name: str
-    filter_string: str
-    columns: tuple[str, ...] = ()
-    # Metrics of each chart, against the step on a log axis; the first names it.
-    charts: tuple[tuple[str, ...], ...] = ()
-    # Two parameters and a metric.
-    contours: tuple[tuple[str, str, str], ...] = ()
-    # The parameters and metrics of a chart of parallel coordinates.
-    parallel: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
-    # A column, lowest first.
-    order_by: str = ""
-
-    def to_tag(self) -> str:
-        """Encodes the view as MLflow's page does."""
-        state = {
-            "searchFilter": self.filter_string,
-            "selectedColumns": self.columns,
-            "runsHiddenMode": "SHOW_ALL",
-        }
-        if self.order_by:
-            state |= {"orderByKey": self.order_by, "orderByAsc": True}
-        charts = [_line_chart(self.key, metrics) for metrics in self.charts]
-        charts += [_parallel_chart(self.key, *self.parallel)] if any(self.parallel) else []
-        charts += [_contour_chart(*names) for names in self.contours]
-        if charts:
-            # The title of a contour is cut before its metric.
-            titles = {self.key: "By number of parameters" if self.charts else "Trials"}
-            titles |= {metric: unescape(metric) for _, _, metric in self.contours}
-            shown = {"display": True, "columns": 2}
-            sections = [{"uuid": key, "name": title, **shown} for key, title in titles.items()]
-            state |= {"compareRunSections": sections, "compareRunCharts": charts}
-            state |= {"isAccordionReordered": True}
-        view = {"name": self.name, "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)}
-        return json.dumps(view)
-
-
-@dataclass(frozen=True)
 class StudyLog:
     """What MLflow shows of a study or a search, next to its nodes."""
 
     name: str
-    # In UTF-8, by name.
+    # Bytes of UTF-8, by name.
     files: Mapping[str, bytes]
-    # Of plotly, by name.
+    # Plotly's figures, by name.
     figures: Mapping[str, Any]
     params: Mapping[str, str]
     lines: Sequence[Line] = ()
     # By the node's id, with which the node also gets `gram.study.NAME`.
     node_tags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    # The experiment's description links to them, unless people have written another.
-    views: Sequence[SavedView] = ()
+    # By tag of the experiment, whose description links to them unless people have changed it.
+    views: Mapping[str, str] = field(default_factory=dict)
     # The newest submission's, a text of `provenance.Code`.
     code: str = ""
-    # By the node's id, beside the metrics of its result.
+    # More metrics of nodes, by id.
     node_metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     trials: Sequence["TrialEntry"] = ()
     # The main results in sentences.
     answers: Sequence[str] = ()
-    # Of each method's runs and evaluations.
+    # The colours of nodes, by method.
     colours: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -130,9 +102,9 @@ class StudyLog:
 
 @dataclass(frozen=True)
 class TrialEntry:
-    """A trial of a search as a run of MLflow, no parent of its nodes: studies share these."""
+    """A trial of a search, a run in MLflow. Its nodes are no children of it: studies share them."""
 
-    # A hash of the search and the trial's point: a grid that grows numbers its trials anew.
+    # A hash of the search and the trial's point, since a grid that grows renumbers its trials.
     trial_id: str
     search: str
     trial: str
@@ -141,8 +113,8 @@ class TrialEntry:
     params: Mapping[str, str]
     metrics: Mapping[str, float]
     # The ids of its runs.
-    run_ids: tuple[str, ...] = ()
-    elapsed_s: float = 0.0
+    run_ids: tuple[str, ...]
+    elapsed_s: float
 
 
 def trials_filter(study_id: str) -> str:
@@ -155,73 +127,107 @@ def group_metric(objective: str, group: str) -> str:
 
 
 def search_view(
-    search: str, study_id: str, columns: TrialColumns, groups: Sequence[str]
-) -> SavedView:
-    """Returns the view of a search's trials, the best of each group first.
+    search: str, study_id: str, columns: TrialColumns, groups: Iterable[str]
+) -> dict[str, str]:
+    """Returns the view of a search's trials, the best of each group first, as a tag.
 
     It has parallel coordinates, and for each of the `groups` a contour over two parameters.
     """
-    varied = (*columns.groups, *columns.parameters)
-    contours = tuple(
-        (*columns.parameters[:2], group_metric(columns.objectives[0], group))
-        for group in groups
-        if len(columns.parameters) > 1
-    )
-    return SavedView(
-        f"gram.{search}.trials",
-        f"{search}: trials",
-        trials_filter(study_id),
-        (
-            f"metrics.`{RANK}`",
-            *(f"metrics.`{name}`" for name in columns.objectives),
-            *(f"params.`{name}`" for name in varied),
-            f"tags.`{STATUS}`",
-        ),
-        contours=contours,
-        order_by=f"metrics.`{RANK}`",
-        parallel=(varied, columns.objectives),
-    )
+    section, varied = f"gram.{search}.trials", (*columns.groups, *columns.parameters)
+    fields = {"selectedParams": varied, "selectedMetrics": columns.objectives, "showAllRuns": True}
+    charts, titles = [_chart("PARALLEL", section, "parallel", fields)], {section: "Trials"}
+    for group in groups if len(columns.parameters) > 1 else ():
+        x, y, z = *columns.parameters[:2], group_metric(columns.objectives[0], group)
+        axes = {"xaxis": ("PARAM", x), "yaxis": ("PARAM", y), "zaxis": ("METRIC", z)}
+        fields = {axis: {"key": key, "type": kind} for axis, (kind, key) in axes.items()}
+        charts.append(_chart("CONTOUR", z, "contour", fields))
+        # The title of a contour is cut before its metric, so its section has the metric's name.
+        titles[z] = unescape(z)
+    metrics = [f"metrics.`{name}`" for name in (RANK, *columns.objectives)]
+    listed = [*metrics, *(f"params.`{name}`" for name in varied), f"tags.`{STATUS}`"]
+    name = f"{search}: trials"
+    return _view(section, name, trials_filter(study_id), listed, metrics[0], charts, titles)
 
 
 def study_views(
-    study: str, study_id: str, shown: Mapping[str, str], charts: tuple[tuple[str, ...], ...]
-) -> tuple[SavedView, ...]:
-    """Returns the views of a study: charts of its lines, its evaluations, and all its nodes.
+    study: str, study_id: str, shown: Mapping[str, str], charts: Sequence[Sequence[str]]
+) -> dict[str, str]:
+    """Returns a study's views as tags: evaluations, charts of its lines, and all its nodes.
 
-    Without charts only the last. `charts`: as of `SavedView`; evaluations have the same ratios, the
-    best first.
+    `charts`: the metrics of each chart, the first of which names it. The best evaluation by the
+    same ratios comes first. Without charts the nodes are the only view.
     """
-    nodes = SavedView(f"gram.{study}.runs", f"{study}: runs", _nodes_of(study), _NODE_COLUMNS)
+    of_nodes, key = f"tags.`{STUDY}.{study}` != ''", f"gram.{study}."
+    nodes = _view(f"{key}runs", f"{study}: runs", of_nodes, _NODE_COLUMNS)
     if not charts:
-        return (nodes,)
+        return nodes
     tags = {KIND: LINE, STUDY_ID: study_id, **shown}
-    lines = " and ".join(
-        f"tags.`{tag}` = {_quoted(text_for_people(value))}" for tag, value in tags.items()
+    of_lines = " and ".join(
+        f"tags.`{tag}` = {_quote(text_for_people(value))}" for tag, value in tags.items()
     )
-    ratios = tuple(f"metrics.`{RATIO}{name}`" for name, *_ in charts)
-    of_evaluations = f"tags.`{KIND}` = 'evaluation' and {_nodes_of(study)}"
+    of_evaluations = f"tags.`{KIND}` = 'evaluation' and {of_nodes}"
+    ratios = [f"metrics.`{RATIO}{name}`" for name, *_ in charts]
     best = next((name for name in ratios if name.endswith("forget`")), ratios[0])
-    columns = (best, *(name for name in ratios if name != best), *VIEW_COLUMNS)
-    key, name = f"gram.{study}.evaluations", f"{study}: evaluations"
-    evaluations = SavedView(key, name, of_evaluations, columns, order_by=best)
-    key, name = f"gram.{study}.ratios", f"{study}: ratios by size"
-    return evaluations, SavedView(key, name, lines, charts=charts), nodes
+    columns = [best, *(name for name in ratios if name != best), *_VIEW_COLUMNS]
+    name, section = f"{study}: ratios by size", f"{key}ratios"
+    lines = [
+        _chart(
+            "LINE", section, names[0], _LINE | {"metricKey": names[0], "selectedMetricKeys": names}
+        )
+        for names in charts
+    ]
+    title = {section: "By number of parameters"}
+    return {
+        **_view(f"{key}evaluations", f"{study}: evaluations", of_evaluations, columns, best),
+        **_view(section, name, of_lines, charts=lines, titles=title),
+        **nodes,
+    }
 
 
-def _nodes_of(study: str) -> str:
-    return f"tags.`{STUDY}.{study}` != ''"
+def _view(
+    key: str,
+    name: str,
+    filter_string: str,
+    columns: Sequence[str] = (),
+    order_by: str = "",
+    charts: Sequence[Mapping] = (),
+    titles: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, str]:
+    """Encodes a saved view as MLflow's page does; a later one with the same key replaces it.
+
+    `order_by` is a column, lowest first. `titles` has the titles of the charts' sections.
+    """
+    state = {"searchFilter": filter_string, "selectedColumns": columns}
+    state |= {"runsHiddenMode": "SHOW_ALL"}
+    if order_by:
+        state |= {"orderByKey": order_by, "orderByAsc": True}
+    if charts:
+        layout = {"display": True, "columns": 2}
+        sections = [{"uuid": section, "name": title, **layout} for section, title in titles.items()]
+        state |= {"compareRunSections": sections, "compareRunCharts": charts}
+        state |= {"isAccordionReordered": True}
+    view = {"name": name, "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)}
+    return {VIEW_TAG + key: json.dumps(view)}
 
 
-def saved_views(tags: Mapping[str, str], experiment_id: str) -> dict[str, tuple[str, str]]:
+def _chart(kind: str, section: str, name: str, fields: Mapping[str, object]) -> dict[str, object]:
+    common = {"type": kind, "uuid": f"{section}.{name}", "metricSectionId": section}
+    return {**common, "runsCountToCompare": 100, **fields}
+
+
+def read_views(tags: Mapping[str, str], experiment_id: str) -> dict[str, tuple[str, str]]:
     """Reads our views among an experiment's tags: {key: (name, address below MLflow's own)}."""
-    found = {}
-    for tag, value in sorted(tags.items()):
-        if tag.startswith(f"{VIEW_TAG}gram.") and (view := _named_state(value)) is not None:
-            key, (name, state) = tag.removeprefix(VIEW_TAG), view
-            address = f"#/experiments/{experiment_id}/runs?{TRAINING_RUNS}"
-            address += f"&viewStateShareKey={quote(key)}"
-            found[key] = name, address + "&compareRunsMode=CHART" * ("compareRunCharts" in state)
-    return found
+    views = {}
+    for tag, text in sorted(tags.items()):
+        if tag.startswith(f"{VIEW_TAG}gram."):
+            # The next study replaces a text that people have changed.
+            with suppress(ValueError):
+                view, key = parse_json(text, StoredView), tag.removeprefix(VIEW_TAG)
+                has_charts = "compareRunCharts" in parse_json(view["state"], dict)
+                address = f"#/experiments/{experiment_id}/runs?{TRAINING_RUNS}"
+                address += f"&viewStateShareKey={quote(key)}"
+                views[key] = view["name"], address + "&compareRunsMode=CHART" * has_charts
+    return views
 
 
 class StoredView(TypedDict):
@@ -229,16 +235,7 @@ class StoredView(TypedDict):
     state: str
 
 
-def _named_state(text: str) -> tuple[str, dict] | None:
-    """Reads a view's name and state; None for another text, which the next study replaces."""
-    try:
-        view = parse_json(text, StoredView)
-        return view["name"], parse_json(view["state"], dict)
-    except ValueError:
-        return None
-
-
-def _quoted(value: str) -> str:
+def _quote(value: str) -> str:
     """Quotes a value for MLflow's filters, which know no escape.
 
     A text with both quotes loses the double ones.
@@ -252,53 +249,10 @@ def experiment_note(tags: Mapping[str, str], experiment_id: str) -> str:
     Links to our views come first, because the text is folded.
     """
     links = ""
-    for name, address in saved_views(tags, experiment_id).values():
+    for name, address in read_views(tags, experiment_id).values():
         link = f"{' · ' if links else ''}[{name}]({address})"
         if len(links) + len(link) > MOST_LINKS:
             links += " · ..."
             break
         links += link
     return f"Pretraining studies: {links}\n\n{EXPERIMENT_NOTE}" if links else EXPERIMENT_NOTE
-
-
-def _contour_chart(x: str, y: str, z: str) -> dict:
-    """Returns a chart in a section that has the name of its metric."""
-    keys = {"xaxis": ("PARAM", x), "yaxis": ("PARAM", y), "zaxis": ("METRIC", z)}
-    return {
-        "type": "CONTOUR",
-        "uuid": f"{z}.contour",
-        "metricSectionId": z,
-        "runsCountToCompare": 100,
-        **{axis: {"key": key, "type": kind} for axis, (kind, key) in keys.items()},
-    }
-
-
-def _parallel_chart(section: str, params: Sequence[str], metrics: Sequence[str]) -> dict:
-    return {
-        "type": "PARALLEL",
-        "uuid": f"{section}.parallel",
-        "metricSectionId": section,
-        "runsCountToCompare": 100,
-        "selectedParams": params,
-        "selectedMetrics": metrics,
-        "showAllRuns": True,
-    }
-
-
-def _line_chart(section: str, metrics: Sequence[str]) -> dict:
-    return {
-        "type": "LINE",
-        "uuid": f"{section}.{metrics[0]}",
-        "metricSectionId": section,
-        "metricKey": metrics[0],
-        "selectedMetricKeys": list(metrics),
-        "runsCountToCompare": 100,
-        "xAxisKey": "step",
-        "xAxisScaleType": "log",
-        "scaleType": "linear",
-        "yAxisKey": "metric",
-        "lineSmoothness": 0,
-        "range": {},
-        "displayPoints": True,
-        "useGlobalXaxisKey": False,
-    }

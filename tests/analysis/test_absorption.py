@@ -14,8 +14,8 @@ from gram_platform.analysis.variants import (
     module_shares,
     share_curves,
 )
-from gram_platform.pages.report.build import study_page
 from gram_platform.pages.report.modules import readable_shares
+from gram_platform.pages.report.sections import study_page
 from gram_platform.store import Store
 from tests.study_frames import curves, evaluations, study_of
 from tests.tiny import run_config

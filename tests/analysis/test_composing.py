@@ -12,7 +12,7 @@ import pytest
 from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.tables import CLASSES, Analysis, StudyLosses, analyse, over_seeds
 from gram_platform.analysis.variants import MODULES_CELL, by_number, drop_table
-from gram_platform.pages.report.build import study_page
+from gram_platform.pages.report.sections import study_page
 from gram_platform.pages.results.record import Results, StudyRecord
 from tests.study_frames import NUM_STEPS, loss_at
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gram_platform.analysis.lr_laws import SeedSpread, bootstrap_laws
+from gram_platform.analysis.lr_laws import bootstrap_laws, spread_interval
 from gram_platform.analysis.trends import fit_power_law
 from gram_platform.config.ladder import GRID_DEMO_SIZES, PAPER_LAW, apply_law
 from tests.analysis.test_seed_levels import trials
@@ -37,9 +37,8 @@ def coverage(
             axis=2
         )
         pooled = optima.mean(axis=1)
-        _, low, high = SeedSpread((resampled - pooled) * scale, freedoms).interval(
-            of, float(of @ pooled)
-        )
+        moved = (resampled - pooled) * scale
+        _, low, high = spread_interval(moved, freedoms, of, float(of @ pooled))
         hits.append(low < 0.0 < high)
     return float(np.mean(hits))
 

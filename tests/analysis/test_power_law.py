@@ -36,8 +36,8 @@ def test_planted_minima_of_upright_and_rotated_surfaces(hessian):
 
 def test_the_spans_hold_a_loss_a_thousandth_above_the_minimum():
     optimum = fit_quadratic(LR, BATCH, surface(LR, BATCH, 0.8e-3, 70.0))
-    for field, best, curvature in (("lr_span", 0.8e-3, 0.2), ("batch_span", 70.0, 0.1)):
-        low, high = getattr(optimum, field)
+    for field, best, curvature in (("lr", 0.8e-3, 0.2), ("batch", 70.0, 0.1)):
+        low, high = (getattr(optimum, f"{field}_{end}") for end in ("low", "high"))
         half = math.sqrt(2 * 0.001 * 3.0 / curvature)
         assert (low, high) == pytest.approx((best * math.exp(-half), best * math.exp(half)))
 
@@ -64,8 +64,8 @@ def test_surfaces_without_a_minimum(hessian):
     optimum = fit_quadratic(LR, BATCH, surface(LR, BATCH, 0.8e-3, 70.0, hessian))
     assert not optimum.convex
     assert all(
-        math.isnan(v)
-        for v in (optimum.lr, optimum.batch, optimum.loss, *optimum.lr_span, *optimum.batch_span)
+        math.isnan(getattr(optimum, name))
+        for name in ("lr", "batch", "loss", "lr_low", "lr_high", "batch_low", "batch_high")
     )
 
 

@@ -129,14 +129,14 @@ def test_a_surface_of_the_logarithm_is_found_and_predicted():
     x, y = np.log(2.0) * rng.uniform(-2, 2, (2, 40))
     loss = np.exp(1.0 + 0.3 * x**2 + 0.1 * x * y + 0.2 * y**2)
     columns = (1e-3 * np.exp(x), 64.0 * np.exp(y), loss)
-    surface = fit_surface(*columns, log_loss=True)
+    surface = fit_surface(*columns, fit=Fit(as_published=True))
     optimum = surface.optimum()
     assert (optimum.lr, optimum.batch, optimum.loss) == pytest.approx(
         (1e-3, 64.0, math.e), rel=1e-9
     )
     assert surface.loss(*columns[:2]) == pytest.approx(loss, rel=1e-9)
     assert surface.loss([optimum.lr], [optimum.batch])[0] == pytest.approx(optimum.loss)
-    high = optimum.lr_span[1]  # on the ellipse of 0.1%: some batch there has just that loss
+    high = optimum.lr_high  # on the ellipse of 0.1%: some batch there has just that loss
     along = np.geomspace(40.0, 100.0, 20001)
     assert surface.loss(np.full(len(along), high), along).min() == pytest.approx(
         1.001 * math.e, rel=1e-8
@@ -157,7 +157,7 @@ def test_a_repeated_trial_counts_twice_as_published_and_is_refused_otherwise():
     assert twice.loc[POOLED, "num_points"] == once.loc[POOLED, "num_points"] + 1
     columns = [doubled[name] for name in ("lr", "batch", "loss")]
     assert twice.loc[POOLED, "lr"] == pytest.approx(
-        fit_surface(*columns, log_loss=True).optimum().lr, rel=1e-9
+        fit_surface(*columns, fit=Fit(as_published=True)).optimum().lr, rel=1e-9
     )
     assert set(cells(doubled, may_repeat=True)["num_seeds"]) == {3}
 

@@ -76,9 +76,9 @@ def test_whole_grids_keep_the_optimum_of_the_plain_pool():
     assert (own.lr, own.batch, own.loss) == pytest.approx(
         (plain.lr, plain.batch, plain.loss), rel=1e-12
     )
-    assert own.lr_span == pytest.approx(plain.lr_span)
+    assert (own.lr_low, own.lr_high) == pytest.approx((plain.lr_low, plain.lr_high))
     assert plain.rms > 10 * own.rms
-    assert fit_surface(*columns, 0.02, frame["seed"]).optimum().lr == pytest.approx(
+    assert fit_surface(*columns, frame["seed"], Fit(0.02)).optimum().lr == pytest.approx(
         fit_quadratic(*columns, 0.02).lr
     )
 
@@ -95,7 +95,7 @@ def test_levels_cost_degrees_of_freedom():
     one = trials(3, 0.0, sizes=SIZES[:1])
     for _ in range(300):  # losses of twelve cells and three seeds: 36 - 6 - 2 degrees of freedom
         surface = fit_surface(
-            one["lr"], one["batch"], one["loss"] + 0.01 * rng.standard_normal(36), None, one["seed"]
+            one["lr"], one["batch"], one["loss"] + 0.01 * rng.standard_normal(36), one["seed"]
         )
         ratios.append(surface.rms**2 * 36 / 0.01**2)
     assert np.mean(ratios) == pytest.approx(28.0, rel=0.03)
@@ -108,7 +108,7 @@ def test_levels_cost_degrees_of_freedom():
             + 0.05 * np.log(flat["lr"] / BEST[1e8][0]) ** 2
             + 0.001 * rng.standard_normal(36)
         )
-        ts.append(fit_surface(flat["lr"], flat["batch"], noisy, None, flat["seed"]).curvature_t)
+        ts.append(fit_surface(flat["lr"], flat["batch"], noisy, flat["seed"]).curvature_t)
     assert np.std(ts) == pytest.approx(math.sqrt(28 / 26), rel=0.15)
 
 
@@ -136,12 +136,12 @@ def test_too_few_losses_for_the_levels_are_refused_and_say_so():
     half = frame[(frame["seed"] == 0) == (frame.index % 12 < 6)].iloc[[0, 1, 2, 3, 7, 11]]
     assert len(half) == 6
     with refused("lr, batch"):
-        fit_surface(half["lr"], half["batch"], half["loss"], None, half["seed"])
+        fit_surface(half["lr"], half["batch"], half["loss"], half["seed"])
     row = pooled(half).iloc[0]
     assert "levels of 2 seeds" in row["reason"]
     assert row["notes"].startswith("no fit")
     with refused("seeds", "3 seeds"):
-        fit_surface(half["lr"], half["batch"], half["loss"], None, [0, 1, 2])
+        fit_surface(half["lr"], half["batch"], half["loss"], [0, 1, 2])
 
 
 def test_levels_by_hand():

@@ -126,7 +126,10 @@ def test_a_minimum_below_zero_has_no_span():
     optimum = fit_quadratic(LR, BATCH, bent - bent.min() + 1e-3)
     assert optimum.convex
     assert optimum.loss < 0.0
-    assert all(math.isnan(end) for end in (*optimum.lr_span, *optimum.batch_span))
+    assert all(
+        math.isnan(end)
+        for end in (optimum.lr_low, optimum.lr_high, optimum.batch_low, optimum.batch_high)
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import optuna
 import pandas as pd
 import pytest
 
-from gram_platform.analysis.trials import best_lines, best_trial, linked, ranked
+from gram_platform.analysis.trials import best_lines, best_trial, link_trials, rank_trials
 from gram_platform.config.space import TrialColumns
 from gram_platform.studies.searches.optuna_studies import trials_frame
 from tests.refused import refused
@@ -78,7 +78,11 @@ def test_attributes_of_a_trial_of_another_shape_count_as_absent(value):
 
 def test_links_are_of_the_first_run_that_has_a_page():
     trials = frame([1] * 3).assign(runs=["a b", "c", ""])
-    assert list(linked(trials, {"a": None, "b": "http://x/b"})["url"]) == ["http://x/b", "", ""]
+    assert list(link_trials(trials, {"a": None, "b": "http://x/b"})["url"]) == [
+        "http://x/b",
+        "",
+        "",
+    ]
 
 
 def test_the_frame_has_every_trial_and_no_penalty(study):
@@ -127,7 +131,7 @@ def test_only_points_with_all_seeds_and_of_one_group_are_compared():
     ]
     trials = pd.DataFrame(lines, columns=["size", "seed", "lr", "batch", "loss", "state"])
     columns = TrialColumns(("lr", "batch"), ("loss",), ("size",))
-    assert ranked(trials, columns)["rank"].fillna(0).tolist() == [1, 1, 0, 0, 1, 0]
+    assert rank_trials(trials, columns)["rank"].fillna(0).tolist() == [1, 1, 0, 0, 1, 0]
     assert best_lines(trials, columns) == [
         "best: size tiny: loss 2.5 at lr 0.01, batch 1024",
         "best: size small: loss 0.5 at lr 0.0123, batch 8",

@@ -15,7 +15,7 @@ from gram_platform.analysis.tables import (
     analyse,
 )
 from gram_platform.analysis.variants import analyse_variants
-from gram_platform.pages.figures.variants import variant_figure
+from gram_platform.pages.figures.study import variant_figure
 from gram_platform.paper.claims import CLAIMS, paper_difference
 from gram_platform.paper.paper import beside_paper, read_printed
 from gram_platform.paper.verdicts import paper_claims

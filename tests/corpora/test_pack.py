@@ -348,7 +348,7 @@ def test_a_damaged_part_is_packed_anew(tmp_path, corpus, settings, monkeypatch):
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(pack, "_count_duplicates", stop)
+            patch.setattr(pack, "count_duplicates", stop)
             with pytest.raises(KeyboardInterrupt):
                 prepare(recipe, root)
         with pytest.raises(ValueError, match=name):

@@ -4,6 +4,7 @@ long."""
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from gram_platform.corpora import Packing, pack, prepare, resolve
@@ -75,8 +76,10 @@ def test_short_documents_are_sampled_whole_and_by_the_old_rule(
     prepare(recipe, tmp_path / "data")
     limit = 25_000 / sum(len(r["text"].encode()) for r in records) * 2**64
     splitter = splitter_of(recipe, [candidates(recipe, [(r["label"], r["text"]) for r in records])])
-    keyed = [(r["label"], r["text"], splitter.key(r["text"])) for r in records]
-    train = [(text, key) for label, text, key in keyed if splitter.split(label, key) == "train"]
+    keyed = [(r["text"], splitter.key(r["text"])) for r in records]
+    keys = np.array([key for _, key in keyed], np.uint64)
+    are_validation = splitter.are_validation([r["label"] for r in records], keys)
+    train = [pair for pair, held_out in zip(keyed, are_validation, strict=True) if not held_out]
     assert sampled == [text for text, key in train if (key << 32 | key >> 32) % 2**64 < limit]
     assert 0 < len(sampled) < len(train)
 

@@ -235,7 +235,7 @@ def test_a_crash_after_a_stall_is_not_called_a_stall(setting, execution):
     study._note("the next start", (found,))
     while not study._settle_error(found, WorkerCrashedError(), (found,), None):
         pass
-    assert "stall" not in study.waiting.failed.call_args.args[1]
+    assert "stall" not in study.waiting.fail.call_args.args[1]
 
 
 def test_a_study_whose_processes_do_not_start_tries_less_and_less_often_and_then_says_so(

@@ -93,7 +93,8 @@ def test_a_trial_diverges_with_the_run_that_it_waits_for(node, execution, other,
         monotonic=time.monotonic, sleep=lambda s: (waits.append(s), other.fail(*DIVERGED))
     )
     monkeypatch.setattr(trials, "time", clock)
+    lifecycle = life.NodeLifecycle(execution.store())
     with pytest.raises(TrainingDiverged):
-        trials._NodeRunner(execution, Resources(), False, {}).result(node)
+        trials._NodeRunner(execution, Resources(), {}, lifecycle).result(node)
     assert waits == [trials.HELD_RETRY_S]
     assert len(Store(execution.storage).run(node.id).attempts.list()) == 1

@@ -11,7 +11,8 @@ from gram_platform.config.identity import short_hash
 from gram_platform.config.ladder import PAPER_SIZES, SMOKE_SIZES
 from gram_platform.config.routing import EMBEDDINGS, Schedule, module_set
 from gram_platform.methods import METHODS, Setting, plan
-from gram_platform.methods.budgets import compute_lambda, core_budget, plan_compute_units
+from gram_platform.methods.budgets import compute_lambda, plan_compute_units
+from gram_platform.methods.labels import budget_label
 from gram_platform.methods.nodes import method_nodes, require_closed, unique
 from gram_platform.methods.setting import (
     Branching,
@@ -122,9 +123,11 @@ def test_core_may_be_left_one_micro_batch_and_no_less():
 
 def test_labelled_core_fills_what_unlabelled_text_leaves():
     hidden = (Slice(CORE, 100, 4), Slice("lisp", 50, 3))
-    assert core_budget(8, hidden).pool == (Slice(CORE, 0, 1), *hidden)
+    text = (Slice(CORE, 0, 4000),)
+    budget = budget_label(setting(), text, 1.0, 8, 8, hidden)
+    assert budget.pool == (Slice(CORE, 0, 1), *hidden)
     with refused("unlabelled_share", 7):
-        core_budget(7, hidden)
+        budget_label(setting(), text, 1.0, 7, 7, hidden)
 
 
 def baseline_of(num_sequences):

@@ -10,9 +10,8 @@ import pytest
 
 from gram_platform.analysis.tables import Analysis, StudyLosses, analyse, in_reading_order
 from gram_platform.pages.report.answers import answer_study, headline_rows
-from gram_platform.pages.report.build import report_sections, study_page
 from gram_platform.pages.report.page import Section, readable_runs, sections_html
-from gram_platform.pages.report.sections import trend_sections
+from gram_platform.pages.report.sections import report_sections, study_page, trend_sections
 from gram_platform.pages.results import results
 from gram_platform.pages.results.record import Results
 from gram_platform.paper.claims import GRAM_SEPARATES, STORIES_CLAIMS, follows
@@ -304,7 +303,7 @@ def test_costs_stand_beside_the_papers(stories):
 
 
 def test_a_study_that_the_paper_lacks_answers_by_retain_above_forget(study):
-    judged = results.judged(study.record, study.analysis)
+    judged = results.judge_study(study.record, study.analysis)
     _, ratios, answer = answer_study(replace(study, claims=judged))
     assert ratios.startswith("GRAM: core 0.9")
     assert answer.startswith("Is the forgotten domain forgotten? ")

@@ -11,15 +11,15 @@ from gram_platform.analysis.calibration import errors_by_class
 from gram_platform.analysis.tables import StudyLosses, analyse
 from gram_platform.cli.run import OURS, find_study
 from gram_platform.config import LOSSES
-from gram_platform.pages.report.build import report_sections, study_page
+from gram_platform.pages.report.answers import unit_warning
 from gram_platform.pages.report.claims import claim_sections
 from gram_platform.pages.report.page import Section
-from gram_platform.pages.report.warning import unit_warning
+from gram_platform.pages.report.sections import report_sections, study_page
 from gram_platform.pages.results.record import Results, record_from_plain
 from gram_platform.pages.results.results import (
     brief_results,
     count_verdicts,
-    judged,
+    judge_study,
     summary_text,
 )
 from gram_platform.paper.verdicts import TOO_LITTLE, UNJUDGED_PRESET
@@ -48,7 +48,9 @@ def study(*errors: dict, preset: str = "demo") -> Results:
         "unit_errors": errors,
     }
     found = study_of(analysis, curves(("tiny",)), runs_frame(), **about)
-    return study_of(analysis, found.curves, found.runs, judged(found.record, analysis), **about)
+    return study_of(
+        analysis, found.curves, found.runs, judge_study(found.record, analysis), **about
+    )
 
 
 RATIO = errors_by_class(rows("1", 1.0, 1.0))["1", "core"].ratio

@@ -4,8 +4,7 @@ rough."""
 import re
 from dataclasses import replace
 
-from gram_platform.pages.report.answers import headline_rows
-from gram_platform.pages.report.warning import limits_section, warning_sections
+from gram_platform.pages.report.answers import headline_rows, limits_section, warning_sections
 from gram_platform.pages.results.record import Results
 from gram_platform.pages.results.results import brief_results, summary_text
 from tests.pages.test_report import runs_frame

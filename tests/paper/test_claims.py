@@ -19,7 +19,7 @@ from gram_platform.pages.report.answers import answer_study, headline_rows
 from gram_platform.pages.report.claims import claim_sections, claims_matrix, readable_claims
 from gram_platform.pages.results.record import Card
 from gram_platform.pages.results.results import count_verdicts, summary_text
-from gram_platform.pages.results.results import judged as judged_claims
+from gram_platform.pages.results.results import judge_study as judged_claims
 from gram_platform.paper.claims import CLAIMS, COMPARED, POSITIVE, alike, not_above, not_below
 from gram_platform.paper.verdicts import (
     CLAIM_NATS,
@@ -399,7 +399,7 @@ def test_pages_show_claims_at_the_profile_of_the_tiles():
     about = {"compare_with": "scaling", "profile": profile, "sizes": tuple(SIZES)}
     study = study_of(analysis, curves(), pd.DataFrame({"id": []}), **about)
     claims = judged_claims(study.record, analysis)
-    assert set(claims["profile"]) == {profile} == {study.shown_profile}
+    assert set(claims["profile"]) == {profile} == {study.main_profile}
     table = analysis.table[
         (analysis.table["method"] == "gram") & (analysis.table["profile"] == profile)
     ]

@@ -94,7 +94,9 @@ def test_no_claim_is_there_twice():
 
 @pytest.mark.parametrize("verdict", VERDICTS)
 def test_the_claim_of_other_studies(verdict):
-    claim = Claim("", Side("gram", "retain", "mean"), Side("gram", "forget", "mean"))
+    claim = Claim(
+        "", Side("gram", "retain", profile="mean"), Side("gram", "forget", profile="mean")
+    )
     per_seed = planted("", claim, target(claim.within, verdict), SPREAD[verdict])
     assert [judgement.verdict for judgement in separation_claims(per_seed)] == [verdict]
 

@@ -19,7 +19,7 @@ from tokenizers import (
 from transformers import AutoTokenizer
 
 from gram_platform.corpora.tokenizer import load_tokenizer, train_tokenizer
-from gram_platform.release import files, verification
+from gram_platform.release import verification
 from gram_platform.release.files import TOKENIZER, write_tokenizer
 from gram_platform.release.serving.requests import CompletionRequest
 from gram_platform.release.serving.text import Vocabulary
@@ -119,15 +119,12 @@ GIVEN = {
 
 
 @pytest.fixture(params=GIVEN)
-def exported(request, tmp_path, monkeypatch) -> tuple[Tokenizer, Path]:
+def exported(request, tmp_path) -> tuple[Tokenizer, Path]:
     """(the tokenizer of training, the folder of an export with it)"""
     path, folder = tmp_path / "corpus.json", tmp_path / "out"
     GIVEN[request.param]().save(str(path))
-    monkeypatch.setattr(
-        files, "open_corpus", lambda store, data_id: SimpleNamespace(tokenizer_path=path)
-    )
     folder.mkdir()
-    write_tokenizer(None, "d" * 12, folder, seq_len=64)
+    write_tokenizer(SimpleNamespace(tokenizer_path=path), folder, seq_len=64)
     return load_tokenizer(path), folder
 
 
@@ -155,11 +152,12 @@ def test_the_server_reads_a_prompt_as_training_did(exported):
 @pytest.mark.parametrize("exported", ["end after a text", "as RoBERTa's"], indirect=True)
 def test_the_check_compares_texts(exported):
     trained, folder = exported
+    corpus = SimpleNamespace(tokenizer_path=folder.parent / "corpus.json")
     tokens_BT = torch.tensor([trained.encode(TEXTS[0], add_special_tokens=False).ids])
-    verification.require_same_ids(None, "d" * 12, folder, tokens_BT)
+    verification.require_same_ids(corpus, folder, tokens_BT)
     (folder / "tokenizer_config.json").write_text(
         '{"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}'
     )
     (folder / TOKENIZER).write_bytes((folder.parent / "corpus.json").read_bytes())
     with refused("export"):
-        verification.require_same_ids(None, "d" * 12, folder, tokens_BT)
+        verification.require_same_ids(corpus, folder, tokens_BT)

@@ -295,3 +295,14 @@ def test_a_stale_mount_is_not_an_absent_file(tmp_path, monkeypatch):
     with warnings.catch_warnings(action="ignore"):
         assert len(weights_of(Store(tmp_path).run(run.run_id))) == 1
     assert failures == []
+
+
+def test_a_part_without_validation_text_comes_back_too(place):
+    packing = Packing(seq_len=32, vocab_size=320, sample_bytes=50_000, adjacent=("canal",))
+    recipe = resolve("stories-smoke", packing)
+    packed = provide_corpus(recipe, Store(place.url).open_for_writing())
+    place.move_to("worker")
+    fetched = Execution(place.url).corpus(recipe.data_id)
+    assert_same(fetched, packed)
+    assert np.array_equal(fetched.train("core:core"), packed.train("core:core"))
+    assert packed.num_sequences("validation", "core:core") == 0

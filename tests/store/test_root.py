@@ -8,7 +8,7 @@ import tempfile
 import fsspec
 import pytest
 
-from gram_platform.cli.flags import stored
+from gram_platform.cli.flags import open_existing
 from gram_platform.config import Evaluation, View
 from gram_platform.config.identity import InvalidField
 from gram_platform.store import CorruptFile, RunDirectory, Store
@@ -60,7 +60,7 @@ def test_a_storage_of_another_version_is_refused_with_what_was_found(tmp_path, c
     path = tmp_path / "store.json"
     known = json.loads(path.read_text())
     path.write_text(json.dumps(known | {changed: 73}))
-    for open_it in (Store(tmp_path).open_for_writing, lambda: stored(str(tmp_path))):
+    for open_it in (Store(tmp_path).open_for_writing, lambda: open_existing(str(tmp_path))):
         with pytest.raises(InvalidField) as refused:
             open_it()
         assert (refused.value.field, refused.value.value) == ("storage", str(tmp_path))

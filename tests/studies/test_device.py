@@ -9,12 +9,12 @@ from gram_platform.planner import MACHINES
 from gram_platform.store import RunDirectory, Store
 from gram_platform.store.files import seal
 from gram_platform.studies import workplace
-from gram_platform.studies.campaign import price_line
+from gram_platform.studies.campaign import predict_all
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from gram_platform.studies.library.scaling import STUDY
-from gram_platform.studies.plan import predicted, work_left
-from gram_platform.studies.workplace import began_on, known_device, note_device
+from gram_platform.studies.plan import predict, work_left
+from gram_platform.studies.workplace import began_on, find_device, note_device
 from tests.refused import refused
 from tests.submitted import approved, execute, execute_campaign, plan_of
 
@@ -92,7 +92,7 @@ def test_a_resubmission_keeps_the_device_whatever_is_up(make, no_ray, storage):
     store = Store(storage).open_for_writing()
     note_device(make("--device", "cuda"), store, "cuda")
     assert approved(make()).device == "cuda"
-    assert known_device(make().studies[0], store, ()) == "cuda"
+    assert find_device(make().studies[0], store, ()) == "cuda"
     with refused("device", "cpu"):
         approved(make("--device", "cpu"))
     with refused("device", "cpu"):  # two that begin at once
@@ -107,8 +107,8 @@ def test_a_dry_run_plans_for_the_device_that_a_submission_keeps(no_ray, storage)
     store, plan = Store(storage).open_for_writing(), of_study()
     note_device(plan, store, "cpu")
     kept = approved(plan)
-    assert price_line(kept) in describe(dataclasses.replace(plan, num_slots=2)).splitlines()
-    assert price_line(plan) == price_line(kept) != predicted(work_left(plan.studies, ()))
+    assert predict_all(kept) in describe(dataclasses.replace(plan, num_slots=2)).splitlines()
+    assert predict_all(plan) == predict_all(kept) != predict(work_left(plan.studies, ()))
 
 
 @pytest.mark.parametrize(("name", "kept"), [("NVIDIA H100 80GB HBM3", "cuda"), ("cpu", "cpu")])

@@ -8,8 +8,8 @@ import pytest
 
 from gram_platform.analysis.tables import StudyLosses, analyse
 from gram_platform.pages.figures.style import whiskers
-from gram_platform.pages.report.build import study_page
-from gram_platform.pages.results.replication import published_studies
+from gram_platform.pages.report.sections import study_page
+from gram_platform.pages.results.replication import load_published_studies
 from gram_platform.store import Store
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from tests import stories_frames, study_frames
@@ -65,7 +65,7 @@ def test_every_figure_of_a_study(frames, about, seeds):
 @pytest.mark.slow
 def test_every_figure_of_the_published_studies():
     """2B and 5B have one seed beside three of other sizes."""
-    for study in published_studies():
+    for study in load_published_studies():
         figures = study_page(study.record, study, None).figures
         assert figures
         assert wrong_marks(figures) == []

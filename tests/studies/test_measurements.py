@@ -13,7 +13,7 @@ from gram_platform.methods import METHODS, Setting
 from gram_platform.methods.measurements import Samples, TokenIncreases
 from gram_platform.methods.nodes import method_nodes, require_closed
 from gram_platform.methods.setting import Elicitation, Options
-from gram_platform.pages.report.localization import increases_frame, shaded_html
+from gram_platform.pages.report.localization import increases_frame, shade_html
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.library import samples
 from gram_platform.studies.library.stories import STORIES_SMOKE_SIZES
@@ -120,7 +120,7 @@ def test_shaded_text_is_escaped():
     text = ShadedText(
         "lisp", ("a", " b", hostile, "", "\n"), np.full(4, 2.0), shading_scale(increases), views
     )
-    markup = shaded_html(text)
+    markup = shade_html(text)
     assert "<script" not in markup
     # Twice as a label, once as a token of each view.
     assert html.unescape(markup).count(hostile) == 4

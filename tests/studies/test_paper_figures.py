@@ -11,7 +11,7 @@ import pytest
 
 from gram_platform.cli.run import OURS, find_study
 from gram_platform.pages.index import PAPER_FILE
-from gram_platform.studies.campaign import needed_search
+from gram_platform.studies.campaign import find_search
 from gram_platform.studies.definition import Study
 from gram_platform.studies.plan import work_left
 from tests.submitted import plan_of
@@ -63,8 +63,8 @@ def cost(name: str) -> str:
     plan = plan_of(study, ["--preset", preset_of(study), "--storage", "/nowhere", "--dry-run"])
     plan = plan.with_ranks(0, {})
     studies = [part for part in plan.studies if not part.has_trials]
-    needed = [search for part in studies if (search := needed_search(plan, part))]
-    work = work_left((*(search.planned() for search in needed), *plan.studies), set())
+    needed = [search for part in studies if (search := find_search(plan, part))]
+    work = work_left((*(search.with_nodes() for search in needed), *plan.studies), set())
     (machine,) = {one.part.machine for one in work}
     hours = sum(one.hours(machine) for one in work)
     return f"{hours:,.0f} {machine.name.upper()} hours, ${hours * machine.dollars_per_hour:,.0f}"

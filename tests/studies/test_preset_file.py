@@ -8,7 +8,7 @@ import pytest
 from gram_platform.config.identity import InvalidField
 from gram_platform.config.ladder import SMOKE_SIZES
 from gram_platform.config.written import assignments
-from gram_platform.studies.definition import AS_RUN_FAMILY, OURS, shown_place
+from gram_platform.studies.definition import AS_RUN_FAMILY, OURS, mask_place
 from gram_platform.studies.dry_run import describe
 from gram_platform.studies.library import lr_bs_grid, scaling, stories
 from gram_platform.studies.library.scaling import SMOKE, STUDY
@@ -121,7 +121,7 @@ def test_the_record_has_no_local_path(tmp_path):
     assert "my_text" in facts
     assert "law.json" in facts
     assert "/home" not in facts
-    assert [shown_place(place) for place in ("demo", "hf://org/name?label=a")] == [
+    assert [mask_place(place) for place in ("demo", "hf://org/name?label=a")] == [
         "demo",
         "hf://org/name?label=a",
     ]

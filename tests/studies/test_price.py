@@ -13,7 +13,7 @@ from gram_platform.store.files import seal
 from gram_platform.studies.library.lr_bs_grid import SEARCH
 from gram_platform.studies.library.maxent_search import SEARCH as MAXENT
 from gram_platform.studies.library.scaling import STUDY
-from gram_platform.studies.plan import planned_hours, price, work_left
+from gram_platform.studies.plan import plan_hours, price, work_left
 from gram_platform.studies.searches.command import campaign_main, main
 from tests.refused import refused
 from tests.submitted import approved, plan_of, study_plan
@@ -29,14 +29,14 @@ def small_graph():
 
 def test_what_is_not_done_is_priced_once(storage):
     store, graph, cpu = Store(storage).open_for_writing(), small_graph(), MACHINES["cpu"]
-    everything = planned_hours(graph.nodes, cpu)
+    everything = plan_hours(graph.nodes, cpu)
     (work,) = work_left((graph, graph), ())
     assert (work.ids, work.hours(cpu)) == ({node.id for node in graph.nodes}, everything)
     run = next(node for node in graph.nodes if node.is_run)
     store.run(run.id).publish(seal({"run_id": run.id, "weights_sha256": "0" * 64}))
     (left,) = work_left((graph,), find_done_ids(graph.nodes, store))
     assert left.ids == work.ids - {run.id}
-    assert left.hours(cpu) == pytest.approx(everything - planned_hours([run], cpu))
+    assert left.hours(cpu) == pytest.approx(everything - plan_hours([run], cpu))
     (diverged,) = (
         node for node in graph.nodes if node.is_run and not node.is_attack and node.id != run.id
     )

@@ -71,4 +71,6 @@ def test_the_traced_run_of_the_documents(finished_study):
 
 
 def numbers(row: str) -> list[float]:
-    return [float(cell) for cell in row.split(",")[3:] if cell]
+    """Reads the cells of a row that are numbers, bounds such as `> 6.0` too."""
+    cells = (cell.removeprefix("> ") for cell in row.split(",")[3:])
+    return [float(cell) for cell in cells if re.fullmatch(r"[\d.]+", cell)]

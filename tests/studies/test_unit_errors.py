@@ -15,7 +15,7 @@ from gram_platform.store import Store
 from gram_platform.studies import record as record_module
 from gram_platform.studies.library import calibration, scaling
 from gram_platform.studies.plan import StudyPlan
-from gram_platform.studies.record import finished_sizes, record_of
+from gram_platform.studies.record import list_complete_sizes, record_of
 from tests.refused import refused
 from tests.submitted import execute, study_plan
 
@@ -58,7 +58,7 @@ def test_another_size_of_the_storages_calibration_does_not_hide_the_size_that_wa
     own = load_errors().assign(ratio=0.01, difference=0.01)
     own = own[own["corpus"] == "stories"]
     shipped = record_of(graph_of(tmp_path, *DEMO, "--sizes", "0.28M")).unit_errors
-    monkeypatch.setattr(record_module, "measured_in", lambda *of: own[own["size"] == "0.15M"])
+    monkeypatch.setattr(record_module, "load_calibration", lambda *of: own[own["size"] == "0.15M"])
     assert record_of(graph_of(tmp_path, *DEMO, "--sizes", "0.28M")).unit_errors == shipped
     small = record_of(graph_of(tmp_path, *DEMO, "--sizes", "0.15M")).unit_errors
     assert [row["ratio"] for row in small] == [0.01, 0.01]
@@ -79,10 +79,10 @@ def test_another_study_that_is_named_calibration_is_none(tmp_path, monkeypatch):
 def test_a_size_counts_when_every_node_is_complete(tmp_path):
     record = record_of(graph_of(tmp_path, "--preset", "smoke", "--methods", "baseline"))
     runs = pd.DataFrame([{"id": e["id"], "status": State.COMPLETE} for e in record.entries])
-    assert finished_sizes(record, runs) == {"tiny", "small"}
+    assert list_complete_sizes(record, runs) == {"tiny", "small"}
     last = max(place for place, e in enumerate(record.entries) if e["tags"]["size"] == "tiny")
-    assert finished_sizes(record, runs.drop(index=last)) == {"small"}
-    assert finished_sizes(record, runs.assign(status=State.INTERRUPTED)) == set()
+    assert list_complete_sizes(record, runs.drop(index=last)) == {"small"}
+    assert list_complete_sizes(record, runs.assign(status=State.INTERRUPTED)) == set()
 
 
 def test_a_record_with_a_huge_error_can_be_read_and_one_below_zero_cannot(tmp_path):

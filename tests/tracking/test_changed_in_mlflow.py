@@ -209,7 +209,7 @@ def test_long_studies_are_logged(database, monkeypatch):
     tracker.log_study(StudyLog("long", *arguments))
     for number in range(60):
         tracker._connection.set_experiment_tags(
-            {f"mlflow.sharedViewState.gram.{number}{'n' * 90}.runs": views[1].to_tag()}
+            {f"mlflow.sharedViewState.gram.{number}{'n' * 90}.runs": list(views.values())[1]}
         )
     tracker.log_study(StudyLog("long", *arguments))
     assert len(tracker._connection.experiment_tags()["mlflow.note.content"]) <= LONGEST_TEXT

@@ -11,7 +11,7 @@ from pandas.testing import assert_frame_equal
 from benchmarks.many_runs import write_study
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable
-from gram_platform.tracking.entry import curve_metrics, evaluation_entry, result_metrics, run_entry
+from gram_platform.tracking.entry import curve_metrics, node_entry, result_metrics
 from gram_platform.tracking.frame import load_curves, load_runs, load_store, load_store_curves
 from tests.store.training import in_process
 from tests.tracking.servers import Postgres, running_mlflow
@@ -52,10 +52,8 @@ def overlapping(ids: list[str], num_senders: int) -> list[list[str]]:
 def num_points(store: Store) -> int:
     """Of the whole storage, as the mirror thins them."""
     runs = [store.run(run_id) for run_id in store.list_runs()]
-    entries = [(run_entry(run), run.records()) for run in runs]
-    entries += [
-        (evaluation_entry(store.evaluation(eval_id)), []) for eval_id in store.list_evaluations()
-    ]
+    entries = [(node_entry(run), run.records()) for run in runs]
+    entries += [(node_entry(store.evaluation(eval_id)), []) for eval_id in store.list_evaluations()]
     return sum(
         len(curve_metrics(r, entry, -1)) + len(result_metrics(entry, r)) for entry, r in entries
     )

@@ -10,7 +10,7 @@ from tensorboardX.proto.event_pb2 import Event
 
 from gram_platform.config.identity import InvalidField
 from gram_platform.store import Store
-from gram_platform.tracking.entry import curve_metrics, result_metrics, run_entry, unescape
+from gram_platform.tracking.entry import curve_metrics, node_entry, result_metrics, unescape
 from gram_platform.tracking.others import write_nodes
 from tests.store.training import train
 from tests.tracking.planted import EVALUATION, RUN, TAGS, evaluate
@@ -55,7 +55,7 @@ def test_a_storage_as_event_files(store, tmp_path):
     assert write_nodes(store, "tensorboard", folder) == {"written": 0, "unchanged": 2}
     names = {f"gram_tiny_all_s0_{RUN.run_id}", f"gram_tiny_all_s0,_evaluated_{EVALUATION.eval_id}"}
     assert {path.name for path in folder.iterdir()} == names
-    entry, records = run_entry(directory), directory.records()
+    entry, records = node_entry(directory), directory.records()
     sent = curve_metrics(records, entry, -1) + result_metrics(entry, records)
     found = scalars(folder / f"gram_tiny_all_s0_{RUN.run_id}")
     assert {(name, step) for name, step, _, _ in found} == {(unescape(m.key), m.step) for m in sent}

@@ -25,7 +25,7 @@ grid,4,complete,tiny,0,0.04,8,2.25,d,
 """.encode()
 PARAMS = {"search_id": "0123", "preset": "smoke", "data_id": "4567"}
 LOG = trials_log("lr_bs_grid", PARAMS, TRIALS, GRID)
-STATE = json.loads(json.loads(LOG.views[0].to_tag())["state"])
+STATE = json.loads(json.loads(next(iter(LOG.views.values())))["state"])
 
 
 @pytest.fixture

@@ -33,7 +33,13 @@ from gram_platform.pages.results.record import links_note
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable, default_tracking_uri
 from gram_platform.tracking.connection import Connection, context_tags, mask_secrets
-from gram_platform.tracking.entry import NodeEntry, curve_metrics, run_entry, shown_name, unescape
+from gram_platform.tracking.entry import (
+    NodeEntry,
+    curve_metrics,
+    node_entry,
+    rename_metric,
+    unescape,
+)
 from gram_platform.tracking.frame import load_runs
 from gram_platform.tracking.values import text_for_people
 from gram_platform.tracking.views import Line, StudyLog, study_views
@@ -146,11 +152,11 @@ def test_a_send_that_was_cut_short_is_completed_without_repeating_a_step(store, 
     client.set_tag(mlflow_id, "gram.sending_step", "6")
     client.log_batch(
         mlflow_id,
-        metrics=curve_metrics([record(5, first_time=1.0e9)], run_entry(directory), -1)[:2],
+        metrics=curve_metrics([record(5, first_time=1.0e9)], node_entry(directory), -1)[:2],
     )
     train(store.root, RUN)
     Tracker(tracker.tracking_uri).mirror(directory)
-    for key in map(shown_name, record(1)["metrics"]):
+    for key in map(rename_metric, record(1)["metrics"]):
         assert sorted(m.step for m in client.get_metric_history(mlflow_id, key)) == list(
             range(1, 9)
         )
@@ -173,7 +179,7 @@ def test_killed_while_sending_and_sent_again(store, tracker):
     assert {run_id for _, run_id in tracker.runs()} == {run.run_id for run in runs}
     for mlflow_run in tracker.runs().values():
         assert mlflow_run.info.status == "FINISHED"
-        for key in map(shown_name, record(1)["metrics"]):
+        for key in map(rename_metric, record(1)["metrics"]):
             history = client.get_metric_history(mlflow_run.info.run_id, key)
             assert sorted(metric.step for metric in history) == list(range(1, 41))
     assert tracker.sync(store)["sent"] == 0

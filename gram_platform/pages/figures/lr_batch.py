@@ -17,10 +17,10 @@ from gram_platform.pages.figures.style import (
     VERMILION,
     Style,
     add_band,
+    lay_out,
     log_axis,
     log_ticks,
     size_axis,
-    styled,
     whiskers,
     with_notes,
     with_table,
@@ -61,7 +61,7 @@ def surface_figure(
             _add_minimum(figure, row, "minimum", star, True)
         elif not math.isnan(row["best_loss"]):
             _add_best_cell(figure, row)
-    styled(figure, with_notes(size, notes), AXIS_TITLES["lr"], AXIS_TITLES["batch"])
+    lay_out(figure, with_notes(size, notes), AXIS_TITLES["lr"], AXIS_TITLES["batch"])
     for axis, name in ((figure.update_xaxes, "lr"), (figure.update_yaxes, "batch")):
         values = sorted(set(of_size[name]))
         log_axis(axis, values)
@@ -93,7 +93,7 @@ def law_figure(
     _add_optima(figure, shown, quantity, False)
     _add_optima(figure, shown, quantity, True)
     text = with_notes("no law", law["no_law"]) if law["no_law"] else _law_text(law)
-    styled(figure, f"{AXIS_TITLES[quantity]}: {text}", "", AXIS_TITLES[quantity])
+    lay_out(figure, f"{AXIS_TITLES[quantity]}: {text}", "", AXIS_TITLES[quantity])
     size_axis(figure, optima)
     low, high = _extent(line, shown.loc[shown["seed"] == POOLED, quantity])
     log_axis(figure.update_yaxes, log_ticks(low, high))
@@ -142,7 +142,7 @@ def _add_cells(figure: go.Figure, cells: pd.DataFrame) -> None:
             continue
         facts = ["loss", "loss_low", "loss_high", "num_seeds", "num_diverged", "runs", "url"]
         shown = rows.assign(runs=["<br>".join(runs_text(ids)) for ids in rows["runs"]])
-        shown = shown.reindex(columns=facts).fillna({"url": ""})
+        shown = shown.reindex(columns=facts).astype({"url": object}).fillna({"url": ""})
         figure.add_scatter(
             x=rows["lr"],
             y=rows["batch"],

@@ -18,7 +18,7 @@ from gram_platform.analysis.trials import (
     STATE,
     TRIAL,
     URL,
-    finished,
+    select_finished,
 )
 from gram_platform.config import State
 from gram_platform.config.space import Parameter
@@ -28,9 +28,9 @@ from gram_platform.pages.figures.style import (
     GREY,
     INK,
     VERMILION,
+    lay_out,
     log_axis,
     log_ticks,
-    styled,
     with_table,
 )
 
@@ -56,7 +56,7 @@ def history_figure(trials: pd.DataFrame, objective: str) -> go.Figure:
     figure.update_traces(marker={"color": BLUE}, selector={"mode": "markers"})
     _add_facts(figure, trials, TRIAL, objective)
     figure.update_xaxes(tickformat="d", dtick=1 if len(trials) <= FEW_TRIALS else None)
-    return styled(figure, f"{objective} (lower is better)", "trial", objective)
+    return lay_out(figure, f"{objective} (lower is better)", "trial", objective)
 
 
 def slice_figure(trials: pd.DataFrame, parameter: Parameter, objective: str) -> go.Figure:
@@ -76,7 +76,7 @@ def slice_figure(trials: pd.DataFrame, parameter: Parameter, objective: str) -> 
         low, high = np.log10([low, high])
     margin = 0.04 * (high - low)
     figure.update_xaxes(range=[low - margin, high + margin])
-    return styled(figure, parameter.name, parameter.name, objective)
+    return lay_out(figure, parameter.name, parameter.name, objective)
 
 
 def search_figures(
@@ -96,7 +96,7 @@ def _study_of(
     if parameter:
         values = [parameter.low, parameter.high, *trials[parameter.name]]
         ranges = {parameter.name: FloatDistribution(min(values), max(values), log=parameter.log)}
-    done = finished(trials, objective).index
+    done = select_finished(trials, objective).index
     for place, trial in trials.sort_values(TRIAL).iterrows():
         state = TrialState.COMPLETE if place in done else TrialState.FAIL
         value, point = trial[objective] if place in done else None, trial[list(ranges)].to_dict()
@@ -116,7 +116,7 @@ def _add_facts(figure: go.Figure, trials: pd.DataFrame, x: str, objective: str) 
 
     Trials without a value have an invisible axis of their own, which is not zoomed.
     """
-    done = finished(trials, objective)
+    done = select_finished(trials, objective)
     if len(done):
         is_best = done.index == done[objective].idxmin()
         symbols, sizes = np.where(is_best, "star", "circle"), np.where(is_best, 14, 7)

@@ -1,6 +1,6 @@
 """Draws a study: compute ratios by size, method and profile, and the curves behind them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from textwrap import wrap
 
 import numpy as np
@@ -22,6 +22,7 @@ from gram_platform.pages.figures.style import (
     add_paper_points,
     add_points,
     domain_styles,
+    lay_out,
     log_axis,
     log_ticks,
     method_style,
@@ -29,11 +30,11 @@ from gram_platform.pages.figures.style import (
     ratio_hover,
     reference_line,
     size_axis,
-    styled,
     translucent,
     whiskers,
     with_table,
 )
+from gram_platform.paper.paper import read_printed
 
 CLASS_TITLES = {
     "core": "Core (higher is better)",
@@ -72,7 +73,7 @@ def aggregate_figure(
         places = rows.index[rows["method"].isin(beside["method"])] + OFFSET
         add_paper_points(figure, places, beside, value, IN_PAPER, GREY)
     reference_line(figure)
-    styled(figure, f"{CLASS_TITLES[value]}, {size}", "", "compute ratio")
+    lay_out(figure, f"{CLASS_TITLES[value]}, {size}", "", "compute ratio")
     labels = [method_style(method).label for method in rows["method"]]
     figure.update_xaxes(
         tickvals=list(range(len(rows))), ticktext=labels, range=[-0.6, len(rows) - 0.4]
@@ -124,7 +125,7 @@ def scaling_figure(
         hover = ratio_hover(line, f"{value}_", SIZE_HOVER, line["size"])
         add_line(figure, line, "parameters", value, method_style(method), hover)
     reference_line(figure)
-    styled(figure, CLASS_TITLES[value], "", "compute ratio")
+    lay_out(figure, CLASS_TITLES[value], "", "compute ratio")
     size_axis(figure, pd.concat([rows, theirs]))
     ratio_axis(figure, class_means(*shown))
     if len(published):
@@ -188,11 +189,11 @@ def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Fig
         )
         _add_profile_bars(figure, rows[rows["domain"] == domain], style)
     reference_line(figure)
-    styled(figure, f"{method_style(method).label}, {size}", "", "compute ratio")
+    lay_out(figure, f"{method_style(method).label}, {size}", "", "compute ratio")
     profiles = sorted(
         dict.fromkeys(of_size["profile"]), key=lambda name: (name == ALL, name.count("+"))
     )
-    text = [_wrapped(profile) for profile in profiles]
+    text = [_wrap(profile) for profile in profiles]
     figure.update_xaxes(
         type="category",
         categoryorder="array",
@@ -210,7 +211,7 @@ def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Fig
     return with_table(figure, rows)
 
 
-def _wrapped(profile: str) -> str:
+def _wrap(profile: str) -> str:
     lines = [
         part
         for domain in profile.replace("+", "\n+ ").split("\n")
@@ -271,7 +272,7 @@ def learning_curve_figure(curves: pd.DataFrame, fits: pd.DataFrame, size: str) -
         _add_points(figure, points[points["domain"] == domain], style, showlegend=not warning)
         if fit is not None:
             _add_fit(figure, fit, style, warning)
-    styled(figure, f"Baseline, {size}", "step", "loss (nats a token)")
+    lay_out(figure, f"Baseline, {size}", "step", "loss (nats a token)")
     for update, values in (
         (figure.update_xaxes, points["step"]),
         (figure.update_yaxes, points["loss"]),
@@ -326,3 +327,110 @@ def _add_fit(figure: go.Figure, fit: pd.Series, style: Style, warning: str) -> N
             f" %{{y:.4f}}<br>{law}<extra></extra>"
         ),
     )
+
+
+def variant_figure(
+    table: pd.DataFrame, varies: str, size: str, profile: str, value: str, study: str = ""
+) -> go.Figure:
+    """Draws one class of the rows of a size and profile against the column `variant`.
+
+    Hollow diamonds are the paper's values for `study`, at the paper's scale. The baseline is drawn
+    only if a value differs from 1. Variants that are no numbers are drawn only if there are fewer
+    than two numbers. The figure is empty if there is no value.
+    """
+    variants = list(dict.fromkeys(table[VARIANT]))
+    numbers = [variant for variant in variants if is_numeric([variant])]
+    variants = numbers if len(numbers) > 1 else variants
+    shown = _select(table[table[VARIANT].isin(variants)], size, profile)
+    rows = shown[shown[value].notna()]
+    figure = go.Figure()
+    if rows.empty:
+        return figure
+    for method, line in rows.groupby("method", sort=False):
+        _add_series(figure, line, value, f"{value}_", method_style(method), variants)
+    paper = read_printed(study)
+    is_unit = paper["method"].isin(HIDDEN) & (paper[value] == 1.0)
+    is_drawn = paper["method"].isin(rows["method"]) & paper[VARIANT].isin(variants) & ~is_unit
+    paper = paper[is_drawn & paper[value].notna()]
+    for method in dict.fromkeys(rows["method"]):
+        points, (label, colour, *_) = paper[paper["method"] == method], method_style(method)
+        if len(points):
+            x = points[VARIANT].astype(float) if is_numeric(variants) else points[VARIANT]
+            name = f"{label}, {IN_PAPER}"
+            add_paper_points(figure, x, points, value, name, colour, offsetgroup=label)
+    _finish(figure, f"{CLASS_TITLES[value]}, {size}", varies, variants)
+    ratio_axis(figure, [*class_means(shown), *paper[value]])
+    return with_table(figure, class_table(rows, value))
+
+
+def domain_variant_figure(domains: pd.DataFrame, varies: str, method: str, size: str) -> go.Figure:
+    """Draws every domain of a method against the variants, under the profile core+domain.
+
+    `domains` is `domain_table`'s frame with a column `variant`. A domain without this profile is
+    drawn under core. The figure is empty if there is no row.
+    """
+    rows = domains[(domains["method"] == method) & (domains["size"] == size)]
+    variants, figure, lines = list(dict.fromkeys(rows[VARIANT])), go.Figure(), []
+    for domain, style in domain_styles(rows["domain"]).items():
+        of_domain = rows[(rows["domain"] == domain) & (rows["class"] != "elicited")]
+        kept = of_domain[of_domain["profile"] == f"core+{domain}"]
+        line = kept if len(kept) else of_domain[of_domain["profile"] == "core"]
+        line = line.drop_duplicates(VARIANT)
+        if len(line):
+            lines.append(line)
+            _add_series(figure, line, "compute_ratio", "", style, variants)
+    if len(figure.data):
+        _finish(figure, f"{method_style(method).label} by domain, {size}", varies, variants)
+        ratio_axis(figure, pd.concat(lines)["compute_ratio"])
+        with_table(figure, pd.concat(lines))
+    return figure
+
+
+def _select(table: pd.DataFrame, size: str, profile: str) -> pd.DataFrame:
+    """Selects the rows of a profile, and the baseline's rows that are not 1 by construction."""
+    of_size = table[table["size"] == size]
+    of_profile = of_size[(of_size["profile"] == profile) & ~of_size["method"].isin(HIDDEN)]
+    differs = (of_size[["core", "retain"]] - 1.0).abs().max(axis="columns") > 1e-6
+    baselines = of_size[of_size["method"].isin(HIDDEN) & (of_size["profile"] == "all") & differs]
+    return pd.concat([of_profile, baselines])
+
+
+def is_numeric(variants: Sequence[str]) -> bool:
+    try:
+        return all(np.isfinite(float(variant)) for variant in variants)
+    except ValueError:
+        return False
+
+
+def _add_series(
+    figure: go.Figure,
+    line: pd.DataFrame,
+    value: str,
+    prefix: str,
+    style: Style,
+    variants: Sequence[str],
+) -> None:
+    numeric = is_numeric(variants)
+    series = go.Scatter(
+        ratio_hover(line, prefix, "<b>%{fullData.name}</b>, %{x}"),
+        x=line[VARIANT].astype(float) if numeric else line[VARIANT],
+        y=line[value],
+        name=style.label,
+        mode="lines+markers" if numeric else "markers",
+        line=style.line(2.5),
+        marker=style.marker(9),
+        error_y=whiskers(line, value, style.colour, width=4, prefix=prefix),
+        offsetgroup=style.label,
+    )
+    figure.add_trace(series)
+
+
+def _finish(figure: go.Figure, title: str, varies: str, variants: Sequence[str]) -> None:
+    reference_line(figure)
+    lay_out(figure, title, varies.replace("_", " "), "compute ratio")
+    if is_numeric(variants):
+        places = [float(variant) for variant in variants]
+        figure.update_xaxes(tickvals=places, ticktext=list(variants))
+    else:
+        figure.update_layout(scattermode="group", scattergap=0.5)
+        figure.update_xaxes(categoryorder="array", categoryarray=list(variants), type="category")

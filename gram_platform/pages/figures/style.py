@@ -98,7 +98,7 @@ def translucent(colour: str, opacity: float = 0.18) -> str:
     return f"rgba({red}, {green}, {blue}, {opacity})"
 
 
-def styled(figure: go.Figure, title: str, x: str, y: str) -> go.Figure:
+def lay_out(figure: go.Figure, title: str, x: str, y: str) -> go.Figure:
     """Gives the figure the common layout: transparent, as wide as its frame, the legend below."""
     legend = {
         "orientation": "h",
@@ -145,7 +145,7 @@ def with_notes(title: str, notes: str) -> str:
     return "<br>".join([title, *(f"<sub>{part}</sub>" for part in wrap(notes, TITLE_LETTERS))])
 
 
-def drawn(figures: Mapping[str, go.Figure]) -> dict[str, go.Figure]:
+def drop_empty(figures: Mapping[str, go.Figure]) -> dict[str, go.Figure]:
     """Leaves out figures without data."""
     return {name: figure for name, figure in figures.items() if len(figure.data)}
 
@@ -339,7 +339,7 @@ def cut_intervals(figure: go.Figure, axis: str, span: Sequence[float]) -> None:
                 figure.add_trace(arrows)
 
 
-def padded_range(values: Iterable[float]) -> list[float]:
+def pad_range(values: Iterable[float]) -> list[float]:
     """Returns the ends of an axis: the values' range and 5% on either side, without NaN."""
     numbers = np.array([*values])
     low, high = float(np.nanmin(numbers)), float(np.nanmax(numbers))

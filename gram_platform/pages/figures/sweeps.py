@@ -15,12 +15,12 @@ from gram_platform.pages.figures.style import (
     Style,
     add_band,
     add_line,
-    drawn,
+    drop_empty,
+    lay_out,
     log_axis,
     ratio_axis,
     ratio_hover,
     reference_line,
-    styled,
     with_table,
 )
 from gram_platform.paper.sweeps import PAPER_SWEEPS
@@ -54,7 +54,7 @@ def sweep_figure(table: pd.DataFrame, knob: str, method: str, size: str, value: 
         hover = ratio_hover(line, f"{name}_", f"<b>%{{fullData.name}}</b>, {knob} %{{x:g}}")
         add_line(figure, line, "value", name, CLASS_STYLES[name], hover)
     reference_line(figure)
-    styled(figure, f"{CLASS_TITLES[value]}, {size}", PAPER_SWEEPS[knob].title, "compute ratio")
+    lay_out(figure, f"{CLASS_TITLES[value]}, {size}", PAPER_SWEEPS[knob].title, "compute ratio")
     _scale(figure, rows, knob)
     columns = [name + end for name in names for end in ENDS]
     return with_table(
@@ -70,7 +70,7 @@ def sweep_figures(table: pd.DataFrame) -> dict[str, go.Figure]:
         for knob, method, size in sweeps
         for value in CLASS_TITLES
     }
-    return drawn(figures)
+    return drop_empty(figures)
 
 
 def _lines(knob: str, value: str) -> tuple[str, ...]:

@@ -25,14 +25,14 @@ from gram_platform.pages.figures.style import (
     ORANGE,
     Style,
     add_line,
-    drawn,
-    styled,
+    drop_empty,
+    lay_out,
     with_table,
 )
+from gram_platform.pages.report.answers import warning_sections
 from gram_platform.pages.report.measurements import LOSSES_PRESENTATION
 from gram_platform.pages.report.page import HOW_TO_READ, Page, Section, readable_runs, render
 from gram_platform.pages.report.sections import curve_sections, missing_sections
-from gram_platform.pages.report.warning import warning_sections
 from gram_platform.pages.results.record import Results, StudyRecord, study_report
 from gram_platform.pages.results.results import Brief, count_verdicts, read_results
 from gram_platform.store import Store
@@ -61,15 +61,11 @@ def read_calibration(
     ratios, curves = results.analysis.ratios, results.curves
     reference, points = (frame[frame[VARIANT] == record.unit] for frame in (ratios, curves))
     constant_rate = {}
-    for size, run_id in zip(points["size"], points["run_id"], strict=True):
-        if size not in constant_rate:
-            optimizer = store.run(run_id).config()["optimizer"]
-            constant_rate[size] = optimizer["warmup_fraction"], 1.0 - optimizer["decay_fraction"]
-    errors = [
-        unit_errors(ratios, curves, record.unit),
-        fit_errors(reference, points, constant_rate),
-    ]
-    errors = pd.concat([part for part in errors if len(part)] or errors[:1], ignore_index=True)
+    for size, run_id in points.groupby("size")["run_id"].first().items():
+        optimizer = store.run(run_id).config()["optimizer"]
+        constant_rate[size] = optimizer["warmup_fraction"], 1.0 - optimizer["decay_fraction"]
+    parts = unit_errors(ratios, curves, record.unit), fit_errors(reference, points, constant_rate)
+    errors = pd.concat([part for part in parts if len(part)] or parts[:1], ignore_index=True)
     return None if errors.empty else replace(results, errors=errors)
 
 
@@ -101,15 +97,13 @@ def share_table(errors: pd.DataFrame) -> pd.DataFrame:
 
 def calibration_page(record: StudyRecord, results: Results, tracker: Tracker | None) -> Page:
     sizes = dict.fromkeys(results.errors["size"])
-    figures = drawn(
-        {f"calibration-{size}": calibration_figure(results.errors, size) for size in sizes}
-    )
+    figures = {f"calibration-{size}": calibration_figure(results.errors, size) for size in sizes}
     errors, shares = readable_errors(results.errors), share_table(results.errors)
     about = render("calibration.html", lowest=LOWEST_SHARE)
     sections = [
         *warning_sections(results),
         Section(HOW_TO_READ, render("calibration_terms.html")),
-        Section("Errors", "", figures, table=errors, table_is_open=True, markup=about),
+        Section("Errors", "", drop_empty(figures), table=errors, table_is_open=True, markup=about),
         *missing_sections(results.analysis.missing),
         Section("Shares of the steps", SHARES_TEXT, table=shares, table_is_open=True),
         *curve_sections(results),
@@ -123,9 +117,9 @@ def calibration_figure(errors: pd.DataFrame, size: str) -> go.Figure:
 
     `errors` has ERROR_COLUMNS. Each of `STYLES` with values has a line.
     """
-    found, figure, lines = by_class(errors[errors["size"] == size]), go.Figure(), []
+    of_size, figure, lines = by_class(errors[errors["size"] == size]), go.Figure(), []
     for (error_of, domain), style in STYLES.items():
-        cell = found[(found["error_of"] == error_of) & (found["domain"] == domain)]
+        cell = of_size[(of_size["error_of"] == error_of) & (of_size["domain"] == domain)]
         rows = [
             {"share": share, **interval_columns("error", of["error"])}
             for share, of in cell.groupby("share")
@@ -134,12 +128,8 @@ def calibration_figure(errors: pd.DataFrame, size: str) -> go.Figure:
             add_line(figure, line := pd.DataFrame(rows), "share", "error", style)
             lines.append(line.assign(series=style.label))
     if lines:
-        styled(
-            figure,
-            f"Error of the compute ratio, {size}",
-            "true share of the steps",
-            "compute ratio minus share",
-        )
+        title, unit = f"Error of the compute ratio, {size}", "compute ratio minus share"
+        lay_out(figure, title, "true share of the steps", unit)
         figure.add_hline(y=0.0, line={"color": GREY, "dash": "dot", "width": 1.5})
         with_table(figure, pd.concat(lines))
     return figure

@@ -19,8 +19,8 @@ from gram_platform.pages.figures.style import (
     RATIO_END,
     VERMILION,
     cut_intervals,
-    padded_range,
-    styled,
+    lay_out,
+    pad_range,
     translucent,
     whiskers,
     with_table,
@@ -62,10 +62,10 @@ PARTIAL = (PROFILE, "size", VARIANT, UNIT_ERROR, "published", "paper", EXPLANATI
 
 
 def claim_sections(study: Results) -> list[Section]:
-    return judged_sections(study.claims, "", study.record.preset)
+    return verdict_sections(study.claims, "", study.record.preset)
 
 
-def judged_sections(claims: pd.DataFrame, note: str, preset: str = "") -> list[Section]:
+def verdict_sections(claims: pd.DataFrame, note: str, preset: str = "") -> list[Section]:
     """Shows verdicts below the folded rule and note, then differences; [] without claims."""
     if claims.empty:
         return []
@@ -94,8 +94,8 @@ def claims_matrix(claims: pd.DataFrame) -> pd.DataFrame:
     Claims that compare sizes have their verdict in the column OVER_SIZES. A study without sizes has
     a column `verdict`. Several profiles come last, since a phone shows the first columns.
     """
-    names = list(shown_columns(claims, ("claim", PROFILE, VARIANT)))
-    texts = list(shown_columns(claims, ("published", EXPLANATION)))
+    names = list(select_columns(claims, ("claim", PROFILE, VARIANT)))
+    texts = list(select_columns(claims, ("published", EXPLANATION)))
     has_sizes = "size" in claims and (claims["size"] != "").any()
     sizes = (
         claims["size"].replace("", OVER_SIZES) if has_sizes else pd.Series("verdict", claims.index)
@@ -127,14 +127,14 @@ def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
     for name in ("detectable", "paper"):
         if name in claims:
             readable[name] = [interval_text(value, math.nan, math.nan) for value in claims[name]]
-    return shown_columns(readable, SHOWN_OF_CLAIMS)
+    return select_columns(readable, SHOWN_OF_CLAIMS)
 
 
-def shown_columns(claims: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
+def select_columns(claims: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
     """Selects those columns that the claims have, without empty columns of PARTIAL."""
-    shown = claims.filter(list(order))
-    is_empty = (shown.isna() | (shown == "")).all()
-    return shown.drop(columns=[name for name in shown if name in PARTIAL and is_empty[name]])
+    columns = claims.filter(list(order))
+    is_empty = (columns.isna() | (columns == "")).all() & columns.columns.isin(PARTIAL)
+    return columns.loc[:, ~is_empty]
 
 
 LOOKS = {
@@ -159,28 +159,27 @@ def claims_figures(claims: pd.DataFrame) -> dict[str, go.Figure]:
     `variant`. All figures have one axis of differences. The range that the claim names is shaded.
     Thin lines are intervals with the unit's error.
     """
-    shown = claims.assign(**{name: "" for name in (PROFILE, VARIANT, "size") if name not in claims})
-    numbers = shown[["difference", "low", "high", UNIT_ERROR]].values
+    rows = claims.assign(**{name: "" for name in (PROFILE, VARIANT, "size") if name not in claims})
+    numbers = rows[["difference", "low", "high", UNIT_ERROR]].values
     ends = [widen(Interval(*row), error) for *row, error in numbers]
-    shown = shown.assign(wide_low=[end.low for end in ends], wide_high=[end.high for end in ends])
-    margins = [end for within in shown[WITHIN] for end in (within.left, within.right)]
-    drawn = shown[["difference", "wide_low", "wide_high"]].to_numpy().ravel()
-    near = np.clip([0.0, *filter(np.isfinite, margins), *drawn], -RATIO_END, RATIO_END)
-    span = padded_range([*near, *shown["difference"]])
-    place = f", profile {shown[PROFILE].iloc[0]}"
-    if shown[PROFILE].nunique() > 1:
-        place, shown["claim"] = "", shown["claim"] + ", profile " + shown[PROFILE]
-    groups = [
-        rows for _, rows in shown.groupby(["claim", PROFILE, VARIANT], sort=False, dropna=False)
-    ]
+    rows = rows.assign(wide_low=[end.low for end in ends], wide_high=[end.high for end in ends])
+    margins = [end for within in rows[WITHIN] for end in (within.left, within.right)]
+    means = rows[["difference", "wide_low", "wide_high"]].to_numpy().ravel()
+    near = np.clip([0.0, *filter(np.isfinite, margins), *means], -RATIO_END, RATIO_END)
+    span, title = pad_range([*near, *rows["difference"]]), "difference"
+    if rows[PROFILE].nunique() > 1:
+        rows["claim"] += ", profile " + rows[PROFILE]
+    else:
+        title += f", profile {rows[PROFILE].iloc[0]}"
+    by_claim = rows.groupby(["claim", PROFILE, VARIANT], sort=False, dropna=False)
+    groups = [of_claim for _, of_claim in by_claim]
     lines = np.array([*map(_num_lines, groups)])
     total, parts = lines.sum(), defaultdict(list)
     # The middle of a group decides on its figure, so that all figures have about as many lines.
     places = (lines.cumsum() - lines / 2.0) * math.ceil(total / MOST_LINES) // total
-    for rows, at in zip(groups, places, strict=True):
-        parts[at].append(rows)
-    about = f"difference{place}"
-    return {f"claims-{i}": _figure(part, span, about) for i, part in enumerate(parts.values(), 1)}
+    for of_claim, place in zip(groups, places, strict=True):
+        parts[place].append(of_claim)
+    return {f"claims-{i}": _figure(part, span, title) for i, part in enumerate(parts.values(), 1)}
 
 
 def _text_lines(rows: pd.DataFrame) -> list[str]:
@@ -214,8 +213,7 @@ def _figure(groups: Sequence[pd.DataFrame], span: Sequence[float], about: str) -
         line += _num_lines(rows)
     shown = pd.concat(placed)
     # The part of the axis on which the claim of each row holds.
-    left = np.array([max(within.left, span[0]) for within in shown[WITHIN]])
-    right = np.array([min(within.right, span[1]) for within in shown[WITHIN]])
+    left, right = np.clip([(w.left, w.right) for w in shown[WITHIN]], *span).T
     figure.add_bar(
         x=right - left,
         base=left,
@@ -227,7 +225,7 @@ def _figure(groups: Sequence[pd.DataFrame], span: Sequence[float], about: str) -
         hoverinfo="skip",
     )
     _add_differences(figure, shown)
-    styled(figure, "Differences of compute ratios", about, "")
+    lay_out(figure, "Differences of compute ratios", about, "")
     figure.add_vline(x=0.0, line={"color": GREY, "dash": "dot", "width": 1.5})
     cut_intervals(figure, "x", span)
     figure.update_xaxes(range=span)

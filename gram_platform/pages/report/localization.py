@@ -29,7 +29,7 @@ from gram_platform.analysis.ratios import ALL, MEAN, VIEW
 from gram_platform.analysis.tables import (
     frame_text,
     interval_text,
-    labelled,
+    label_methods,
     short_text,
     with_intervals,
 )
@@ -38,16 +38,16 @@ from gram_platform.corpora.tokenizer import load_tokenizer, text_tokens, token_t
 from gram_platform.methods.nodes import BASELINE
 from gram_platform.pages.figures.style import (
     GREY,
-    drawn,
+    drop_empty,
     hover_runs,
+    lay_out,
     level_line,
     method_style,
     ratio_hover,
-    styled,
     whiskers,
     with_table,
 )
-from gram_platform.pages.report.claims import judged_sections
+from gram_platform.pages.report.claims import verdict_sections
 from gram_platform.pages.report.measurements import Presentation
 from gram_platform.pages.report.page import HOW_TO_READ, Page, Section, readable_runs, render
 from gram_platform.pages.report.sections import missing_sections
@@ -107,11 +107,10 @@ def read_tokens(
     rows, texts = [], {}
     for size, seed in dict.fromkeys((e["tags"]["size"], e["tags"]["seed"]) for e in views):
         of_size = [e for e in views if e["tags"]["size"] == size and e["id"] in done]
-        measured = _loaded(store, [e for e in of_size if e["tags"]["seed"] == seed])
+        measured = _load(store, [e for e in of_size if e["tags"]["seed"] == seed])
         references = {(m.size, m.seed): m for m in measured if m.method == BASELINE}
-        control = _control(store, of_size, seed)
-        views_of_seed = [*(m for m in measured if m.method != BASELINE), *control]
-        rows.append(localize(views_of_seed, references))
+        others = [m for m in measured if m.method != BASELINE]
+        rows.append(localize(others + _control(store, of_size, seed), references))
         if references and size not in texts:
             texts[size] = _texts(store, of_size[0]["id"], measured, references[size, seed])
     lacking = [tuple(e["tags"][name] for name in VIEW) for e in views if e["id"] not in done]
@@ -123,20 +122,20 @@ def read_tokens(
 
 
 def tokens_text(record: StudyRecord, results: TokenResults) -> str:
-    means = readable_localization(results.found.means)
-    judged = [
-        f"{c['verdict']}: {c['claim']}, profile {c[PROFILE]} {c[EXPLANATION]}".rstrip()
-        for c in results.claims.to_dict("records")
-    ]
-    judged = [TOO_LITTLE] if record.preset == UNJUDGED_PRESET else judged
-    return "\n".join([frame_text(means), "", *judged]).rstrip()
+    lines = [frame_text(readable_localization(results.found.means)), ""]
+    if record.preset == UNJUDGED_PRESET:
+        return "\n".join([*lines, TOO_LITTLE])
+    for claim in results.claims.to_dict("records"):
+        line = f"{claim['verdict']}: {claim['claim']}, profile {claim[PROFILE]}"
+        lines.append(f"{line} {claim[EXPLANATION]}".rstrip())
+    return "\n".join(lines).rstrip()
 
 
 def brief_tokens(record: StudyRecord, results: TokenResults, is_wide: bool) -> Brief:
     means = results.found.means
     names = ["method", *(["size"] if means["size"].nunique() > 1 else []), "class"]
     cells = with_values(means, STATISTICS, interval_text if is_wide else short_text)
-    tables = {"means over domains and profiles": labelled(means[names]).assign(**cells)}
+    tables = {"means over domains and profiles": label_methods(means[names]).assign(**cells)}
     return Brief(tables, count_verdicts(results.claims))
 
 
@@ -149,13 +148,13 @@ def tokens_page(record: StudyRecord, results: TokenResults, tracker: Tracker | N
         figures |= {f"{v}-{size}": localization_bars(found.table, size, v) for v in TITLES}
     sections = [
         Section(HOW_TO_READ, markup=render("localization.html")),
-        Section("Concentration", CONCENTRATION, drawn(figures), table=means, table_is_open=True),
-        *judged_sections(results.claims, CLAIMS_TEXT, record.preset),
+        Section(
+            "Concentration", CONCENTRATION, drop_empty(figures), table=means, table_is_open=True
+        ),
+        *verdict_sections(results.claims, CLAIMS_TEXT, record.preset),
         *missing_sections(found.missing),
         *(
-            Section(
-                f"Tokens of {t.domain}", SHADED, markup=shaded_html(t), table=increases_frame(t)
-            )
+            Section(f"Tokens of {t.domain}", SHADED, markup=shade_html(t), table=increases_frame(t))
             for t in results.texts
         ),
         Section("Every profile and domain", table=readable_localization(found.table)),
@@ -196,7 +195,7 @@ def concentration_figure(curves: pd.DataFrame, size: str) -> go.Figure:
             ),
         )
     figure.add_shape(type="line", x0=0, y0=0, x1=1, y1=1, line={"color": GREY, "width": 1})
-    styled(figure, f"Forgotten domains, {size}", "share of the tokens", "share of the increase")
+    lay_out(figure, f"Forgotten domains, {size}", "share of the tokens", "share of the increase")
     figure.update_xaxes(tickformat=".0%", range=[0, 1])
     figure.update_yaxes(tickformat=".0%", range=[0, 1.02])
     return with_table(figure, rows)
@@ -216,7 +215,7 @@ def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
         colours = [method_style(method).colour for method in rows["method"]]
         bars = go.Bar(
             ratio_hover(rows, f"{value}_", "<b>%{x}</b>, %{fullData.name}"),
-            x=labelled(rows)["method"],
+            x=label_methods(rows)["method"],
             y=rows[value],
             name=name,
             marker={"color": colours, "pattern": {"shape": pattern, "size": 6}},
@@ -226,20 +225,20 @@ def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
     for level in means.loc[means["class"] == CONTROL, value]:
         level_line(figure, level, ANOTHER_SEED)
     title = TITLES[value]
-    styled(figure, f"{title[0].upper()}{title[1:]}, {size}", "", title)
+    lay_out(figure, f"{title[0].upper()}{title[1:]}, {size}", "", title)
     figure.update_layout(barmode="group", title_font_size=13)
     names = ["method", "size", "profile", "class", *(value + end for end in ENDS)]
     return with_table(figure, means.filter([*names, "num_seeds", "runs"]))
 
 
-def shaded_html(text: ShadedText) -> Markup:
+def shade_html(text: ShadedText) -> Markup:
     steps = np.linspace(0.0, 1.0, NUM_LEGEND) if text.scale == text.scale else ()
     legend = [(f"{step:.2f}", f"{step * text.scale:.2f}") for step in steps]
-    views = [(label, _shaded_tokens(text, increases)) for label, increases in text.views.items()]
+    views = [(label, _shade_tokens(text, increases)) for label, increases in text.views.items()]
     return render("tokens.html", legend=legend, first=_visible(text.pieces[0]), views=views)
 
 
-def _shaded_tokens(text: ShadedText, increases: np.ndarray) -> Iterator[tuple[str, str, str]]:
+def _shade_tokens(text: ShadedText, increases: np.ndarray) -> Iterator[tuple[str, str, str]]:
     """Yields (shade from 0 to 1, title, token), without the first token."""
     levels = shades(increases, text.scale)
     for piece, level, increase, loss in zip(
@@ -254,32 +253,29 @@ def _visible(piece: str) -> str:
 
 
 def increases_frame(text: ShadedText) -> pd.DataFrame:
-    tokens = {"token": [repr(piece)[1:-1] for piece in text.pieces[1:]]}
-    columns = {"baseline loss": text.baseline, **text.views}
-    numbers = {label: values.astype(float) for label, values in columns.items()}
-    return pd.DataFrame({**tokens, **numbers}).round(4)
+    numbers = pd.DataFrame({"baseline loss": text.baseline, **text.views}).astype(float).round(4)
+    numbers.insert(0, "token", [repr(piece)[1:-1] for piece in text.pieces[1:]])
+    return numbers
 
 
 def _is_baseline(entry: Mapping) -> bool:
     return (entry["tags"]["method"], entry["tags"]["profile"]) == (BASELINE, ALL)
 
 
-def _loaded(store: Store, entries: Sequence[Mapping]) -> list[MeasuredTokens]:
-    found = []
+def _load(store: Store, entries: Sequence[Mapping]) -> list[MeasuredTokens]:
+    measured = []
     for entry in entries:
         evaluation, tags = store.evaluation(entry["id"]), entry["tags"]
-        measured = MeasuredTokens(
-            tags["method"],
-            tags["size"],
-            tags["seed"],
-            tags["profile"],
+        result = evaluation.result()
+        view = MeasuredTokens(
+            *(tags[name] for name in ("method", "size", "seed", "profile")),
             tuple(filter(None, tags["retained"].split(","))),
             {domain: tensor.numpy() for domain, tensor in evaluation.tensors().items()},
-            evaluation.result()["run_id"],
-            tuple(np.array(of_text) for of_text in evaluation.result().get("text_losses", ())),
+            result["run_id"],
+            tuple(map(np.array, result.get("text_losses", ()))),
         )
-        found.append(measured)
-    return found
+        measured.append(view)
+    return measured
 
 
 def _control(store: Store, of_size: Sequence[Mapping], seed: str) -> list[MeasuredTokens]:
@@ -292,7 +288,7 @@ def _control(store: Store, of_size: Sequence[Mapping], seed: str) -> list[Measur
     if seed not in seeds or len(seeds) < 2:
         return []
     following = baselines[seeds[(seeds.index(seed) + 1) % len(seeds)]]
-    return [replace(measured, seed=seed) for measured in _loaded(store, [following])]
+    return [replace(measured, seed=seed) for measured in _load(store, [following])]
 
 
 def _texts(
@@ -308,28 +304,21 @@ def _texts(
     tokenizer, texts = load_tokenizer(corpus.tokenizer_path), []
     given = text_tokens(corpus.tokenizer_path, config.get("texts", ()), sys.maxsize)
     first = [(d, corpus.validation(d)[0, : NUM_SHADED + 1].tolist()) for d in baseline.losses]
-    for place, (domain, tokens) in enumerate(given or first):
-        num = len(tokens) - 1
-
-        def of_view(view, place=place, domain=domain, num=num):
-            return view.texts[place] if given else view.losses[domain][0, :num]
-
-        losses = of_view(baseline)
-        shown = [
-            m for m in measured if m.profile in (CORE, f"{CORE}+{domain}") and m.method != BASELINE
-        ]
-        views = {_label(m, domain): of_view(m) - losses for m in shown}
-        filtered = [m for m in shown if (m.method, m.profile) == (CALIBRATION_METHOD, CORE)]
-        scales = [shading_scale(views[_label(m, domain)]) for m in filtered]
+    for number, (domain, tokens) in enumerate(given or first):
+        part = (0, slice(len(tokens) - 1))
+        losses = baseline.texts[number] if given else baseline.losses[domain][part]
+        views, scale = {}, np.nan
+        for view in measured:
+            if view.profile in (CORE, f"{CORE}+{domain}") and view.method != BASELINE:
+                state = "kept" if domain in view.retained else "removed"
+                increases = (view.texts[number] if given else view.losses[domain][part]) - losses
+                views[f"{method_style(view.method).label}, {domain} {state}"] = increases
+                if (view.method, view.profile) == (CALIBRATION_METHOD, CORE):
+                    scale = shading_scale(increases)
+        name = f"{domain}, text {number + 1}" if given else domain
         pieces = tuple(token_texts(tokenizer, tokens))
-        name = f"{domain}, text {place + 1}" if given else domain
-        texts.append(ShadedText(name, pieces, losses, scales[0] if scales else np.nan, views))
+        texts.append(ShadedText(name, pieces, losses, scale, views))
     return tuple(texts)
-
-
-def _label(view: MeasuredTokens, domain: str) -> str:
-    state = "kept" if domain in view.retained else "removed"
-    return f"{method_style(view.method).label}, {domain} {state}"
 
 
 TOKENS_PRESENTATION = Presentation(

@@ -1,25 +1,37 @@
-"""Says how the results of each measurement are read and shown: the table `MEASUREMENTS`."""
+"""Says how the results of each measurement are read and shown: the table `MEASUREMENTS`.
 
+Studies of losses, and searches, are also read from MLflow without their storage.
+"""
+
+import io
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
-from gram_platform.analysis.tables import table_csv
-from gram_platform.config import State
+from gram_platform.analysis.lr_grid import ENDED
+from gram_platform.analysis.lr_laws import analyse_grid
+from gram_platform.analysis.tables import frame_text, table_csv, text_frame
+from gram_platform.analysis.trials import STATE
+from gram_platform.config import LOSSES, State
+from gram_platform.config.identity import invalid
+from gram_platform.config.plain import parse_json
 from gram_platform.config.plugins import Table
 from gram_platform.methods.measurements import Calibration, Losses, Samples, TokenIncreases
 from gram_platform.pages.index import PICTURE_FILE, describe_ratios
-from gram_platform.pages.report.build import study_page
-from gram_platform.pages.report.page import Page
-from gram_platform.pages.report.sections import renamed
+from gram_platform.pages.report.page import REPORT_FILE, Page
+from gram_platform.pages.report.sections import rename_variant, study_page
 from gram_platform.pages.results.record import (
+    SEARCH_FILE,
+    STUDY_FILE,
     Card,
     StudyRecord,
     mlflow_links,
     publish_files,
+    record_from_plain,
     study_log,
     with_links,
 )
@@ -36,7 +48,8 @@ from gram_platform.pages.results.results import (
 from gram_platform.store import Store
 from gram_platform.store.root import describe_cordoned
 from gram_platform.tracking import Tracker
-from gram_platform.tracking.frame import Frames, final_frames
+from gram_platform.tracking.frame import Frames, final_frames, mlflow_frames
+from gram_platform.tracking.tracker import LOCAL_UI
 from gram_platform.tracking.views import Line
 
 
@@ -81,17 +94,16 @@ class Presentation:
         `failures` are {node id: message}. Returns {name: path}.
         """
         linked = replace(results, runs=with_links(results.runs, failures, mlflow_links(tracker)))
-        with_machines = replace(
-            record, facts=(*record.facts, *describe_cordoned(store, record.name))
-        )
-        page = self.page(with_machines, linked, tracker)
+        facts = (*record.facts, *describe_cordoned(store, record.name))
+        page = self.page(replace(record, facts=facts), linked, tracker)
         headline, picture = self.describe(results)
         card = Card(headline, _state(record, results.runs), count_verdicts(page.claims))
         files = {"table.csv": table_csv(self.table(record, results)).encode(), **page.files}
         if picture:
             files[PICTURE_FILE] = picture.encode()
-        record, drawn = replace(record, card=card), (self.lines(results), self.ratios(results))
-        return publish_files(study_log(record, files, page.figures, *drawn), store, tracker)
+        lines, ratios = self.lines(results), self.ratios(results)
+        log = study_log(replace(record, card=card), files, page.figures, lines, ratios)
+        return publish_files(log, store, tracker)
 
 
 def _state(record: StudyRecord, runs: pd.DataFrame) -> str:
@@ -106,7 +118,7 @@ LOSSES_PRESENTATION = Presentation(
     read=read_results,
     text=summary_text,
     brief=brief_results,
-    table=lambda record, results: renamed(results.analysis.table, record.varies),
+    table=lambda record, results: rename_variant(results.analysis.table, record.varies),
     page=study_page,
     describe=describe_ratios,
     lines=ratio_lines,
@@ -141,3 +153,56 @@ def read_or_lost(
     except ValueError as error:
         return None, [f"{record.name}: {error}"]
     return results, measurement.lost(record, store, results, done)
+
+
+class Mirrored(NamedTuple):
+    """What MLflow knows of a study or a search: files by name, and the text for a log."""
+
+    files: Mapping[str, str]
+    text: str
+    brief: Callable[[bool], Brief]
+
+
+def read_mirrored(study: str, tracker: Tracker) -> Mirrored | None:
+    """Reads a study or a search; None if MLflow has neither. May raise TrackingUnavailable.
+
+    Optima and laws of learning rates and batches are fitted again to the trials. Other searches
+    have the table that was logged.
+    """
+    if (plain := tracker.study_file(study, STUDY_FILE)) is not None:
+        return _mirror_study(record_from_plain(parse_json(plain, dict)), tracker)
+    table = tracker.study_file(study, "table.csv")
+    return None if table is None else _mirror_search(study, table, tracker)
+
+
+def _mirror_study(record: StudyRecord, tracker: Tracker) -> Mirrored:
+    if record.measurement != LOSSES:
+        allowed = f"a study of losses; one of {record.measurement} needs its storage"
+        raise invalid("study", record.name, allowed)
+    results = read_results(record, None, mlflow_frames(tracker, record.ids, record.curve_runs))
+    if results is None:
+        raise invalid("study", record.name, "a study with a complete baseline and its evaluation")
+    linked = replace(results, runs=with_links(results.runs, {}, mlflow_links(tracker, LOCAL_UI)))
+    files = {
+        "table.csv": table_csv(rename_variant(results.analysis.table, record.varies)),
+        REPORT_FILE: study_page(record, linked, tracker).html(),
+    }
+    fits = frame_text(results.analysis.fits)
+    parts = [summary_text(record, results), "fits of the baseline's curves", fits]
+    if "the paper's claims" not in parts[0] and results.claims["verdict"].any():
+        parts += ["claims", frame_text(results.claims)]
+    return Mirrored(files, "\n\n".join(parts), partial(brief_results, record, results))
+
+
+def _mirror_search(study: str, table: str, tracker: Tracker) -> Mirrored:
+    report = tracker.study_file(study, REPORT_FILE) or ""
+    about = json.loads(tracker.study_file(study, SEARCH_FILE) or "{}")
+    trials = tracker.study_file(study, "trials.csv")
+    tables = {"table": pd.read_csv(io.StringIO(table))}
+    if trials is not None and "seq_len" in about:
+        frame = pd.read_csv(io.StringIO(trials))
+        grid = analyse_grid(frame[frame[STATE].isin(ENDED)], about["seq_len"], about["window"])
+        tables, table = {"optima": grid.optima, "laws": grid.laws}, table_csv(grid.optima, None)
+    text = "\n\n".join(f"{title}\n\n{frame_text(frame)}" for title, frame in tables.items())
+    brief = Brief({title: text_frame(frame) for title, frame in tables.items()})
+    return Mirrored({"table.csv": table, REPORT_FILE: report}, text, lambda is_wide: brief)

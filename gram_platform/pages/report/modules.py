@@ -23,19 +23,19 @@ from gram_platform.analysis.variants import (
 )
 from gram_platform.config import core_first
 from gram_platform.methods.nodes import VARIANT
+from gram_platform.pages.figures.study import variant_figure
 from gram_platform.pages.figures.style import (
     GREY,
     Style,
     add_band,
     domain_styles,
-    drawn,
+    drop_empty,
     hover_runs,
+    lay_out,
     level_line,
     method_style,
-    styled,
     with_table,
 )
-from gram_platform.pages.figures.variants import variant_figure
 from gram_platform.pages.report.page import Section, render, section_by_size
 from gram_platform.pages.results.record import Results
 
@@ -61,12 +61,12 @@ def absorption_sections(study: Results) -> list[Section]:
     names = [name for name in (VARIANT, "method", "size") if name in curves]
     several = [name for name in names if name == "size" or curves[name].nunique() > 1]
     for key, rows in curves.groupby(names, sort=False):
-        named = dict(zip(names, key, strict=True))
-        labels = [method_style(named[n]).label if n == "method" else named[n] for n in several]
+        cells = dict(zip(names, key, strict=True))
+        labels = [method_style(cells[n]).label if n == "method" else cells[n] for n in several]
         for domain in core_first(tuple(dict.fromkeys(rows["domain"]))):
             title = f"Batches of {', '.join([domain, *labels])}"
             panel = absorption_figure(rows, domain, title)
-            figures.setdefault(named["size"], {})["-".join(("absorption", *key, domain))] = panel
+            figures.setdefault(cells["size"], {})["-".join(("absorption", *key, domain))] = panel
     table = readable_shares(final_shares(study.absorption))
     table = table.rename(columns={VARIANT: study.record.varies or VARIANT})
     title = "Which module learns what is not labelled"
@@ -106,7 +106,7 @@ def absorption_figure(curves: pd.DataFrame, domain: str, title: str) -> go.Figur
             ),
         )
     level_line(figure, 1.0 / len(modules), "an even split")
-    styled(figure, title, "step", "share of the squared gradient")
+    lay_out(figure, title, "step", "share of the squared gradient")
     figure.update_xaxes(rangemode="tozero")
     figure.update_yaxes(range=[0.0, 1.0], tickformat=".0%")
     return with_table(figure, rows)
@@ -137,10 +137,10 @@ def composing_sections(study: Results) -> list[Section]:
     profiles = study.by_number.groupby(MODULES_CELL, sort=False)["num_profiles"].first()
     table = over_seeds(study.by_number, MODULES_CELL).assign(num_profiles=profiles.tolist())
     panels = {size: _number_panels(table, size) for size in dict.fromkeys(table["size"])}
-    shown = readable_table(table).rename(columns={MODULES: AXIS})
-    shown = shown.assign(num_profiles=table["num_profiles"])
+    readable = readable_table(table).rename(columns={MODULES: AXIS})
+    readable = readable.assign(num_profiles=table["num_profiles"])
     title = "By the number of modules on"
-    sections = [section_by_size(title, NUMBERS_TEXT, panels, shown, table_is_open=False)]
+    sections = [section_by_size(title, NUMBERS_TEXT, panels, readable, table_is_open=False)]
     drops = readable_drops(drop_table(study.by_number, study.analysis.per_seed))
     if len(drops):
         title = "From one module to all"
@@ -159,4 +159,4 @@ def _number_panels(table: pd.DataFrame, size: str) -> Mapping[str, go.Figure]:
     panels = {f"modules-{n}-{size}": variant_figure(rows, AXIS, size, "", n) for n in COMPOSED}
     for panel in panels.values():
         panel.update_xaxes(range=[-MARGIN, table[MODULES].max() + MARGIN])
-    return drawn(panels)
+    return drop_empty(panels)

@@ -22,7 +22,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from gram_platform.analysis.ratios import ELICITED
-from gram_platform.analysis.tables import labelled, table_csv
+from gram_platform.analysis.tables import label_methods, table_csv
 from gram_platform.paper.verdicts import UNWRITTEN, verdicts_text
 
 # A cell with more letters may be broken into lines. An interval has 23.
@@ -91,10 +91,10 @@ class Page:
 
     @property
     def figures(self) -> dict[str, go.Figure]:
-        found: dict[str, go.Figure] = {}
+        figures: dict[str, go.Figure] = {}
         for section in self.all_sections:
-            found |= {**section.figures, **section.more_figures}
-        return found
+            figures |= {**section.figures, **section.more_figures}
+        return figures
 
     @property
     def files(self) -> dict[str, bytes]:
@@ -105,8 +105,7 @@ class Page:
         return page
 
     def html(self) -> str:
-        """Renders the document. It runs only scripts with its nonce, a hash that no text in it can
-        hold."""
+        """Renders the document, which runs only scripts with its nonce, a hash of its texts."""
         has_claims = self.claims is not None and self.claims["verdict"].any()
         counted = [verdicts_text(Counter(self.claims["verdict"]))] if has_claims else []
         sections = self.all_sections
@@ -129,8 +128,10 @@ def section_by_size(
     table: pd.DataFrame,
     table_is_open: bool,
 ) -> Section:
-    """Shows the figures of the last size and folds the others; `figures` are {size: {name:
-    figure}}."""
+    """Shows the figures of the last size and folds the others.
+
+    `figures` are {size: {name: figure}}.
+    """
     *others, last = figures
     folded = {name: figure for size in others for name, figure in figures[size].items()}
     return Section(title, text, figures[last], folded, "The other sizes", table, table_is_open)
@@ -144,7 +145,7 @@ def sections_html(sections: Sequence[Section], source: str = "") -> Markup:
 
 
 def terms_section(attacks: bool, intervals: str = "") -> Section:
-    """`intervals` as in terms.html."""
+    """Explains the terms of a page; `intervals` as in terms.html."""
     markup = render("terms.html", attacks=attacks, intervals=intervals)
     return Section(HOW_TO_READ, markup=markup)
 
@@ -162,17 +163,17 @@ def asset(name: str) -> str:
 
 @cache
 def _templates() -> Environment:
-    blocks = {"trim_blocks": True, "lstrip_blocks": True}
-    loader = PackageLoader("gram_platform.pages")
-    found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **blocks)
-    found.filters |= {
-        "cells": _cells,
-        "paragraphs": _paragraphs,
-        "figure_json": _figure_json,
-        "anchor": anchor_of,
-    }
-    found.globals["asset"] = lambda name: Markup(asset(name))
-    return found
+    templates = Environment(
+        loader=PackageLoader("gram_platform.pages"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    filters = {"cells": _cells, "paragraphs": _paragraphs, "figure_json": _figure_json}
+    templates.filters |= {**filters, "anchor": anchor_of}
+    templates.globals["asset"] = lambda name: Markup(asset(name))
+    return templates
 
 
 def _paragraphs(text: str) -> Markup:
@@ -188,12 +189,11 @@ def _contents(sections: Sequence[Section]) -> Markup:
 
 
 def _anchors(titles: Iterable[str]) -> list[str]:
-    """Makes an id of each title, numbered from its second time on."""
-    anchors, seen = [], Counter()
-    for title in titles:
-        anchor = anchor_of(title)
-        seen[anchor] += 1
-        anchors.append(anchor if seen[anchor] == 1 else f"{anchor}--{seen[anchor]}")
+    """Makes an id of each title, with a number from its second time on."""
+    anchors, counts = [], Counter()
+    for anchor in map(anchor_of, titles):
+        counts[anchor] += 1
+        anchors.append(anchor if counts[anchor] == 1 else f"{anchor}--{counts[anchor]}")
     return anchors
 
 
@@ -203,15 +203,14 @@ def anchor_of(title: str) -> str:
 
 
 def _figure_json(figure: go.Figure) -> Markup:
-    """Writes a figure's JSON, in which no text ends the script element and plotly finds only our
-    tags."""
+    """Writes a figure's JSON. No text in it ends the script element, and it has only our tags."""
     text = _OTHER_TAG.sub(r"\1&lt;", str(figure.to_json()))
     return Markup(text.replace("<", "\\u003c"))
 
 
 def _cells(table: pd.DataFrame) -> tuple[list[tuple[str, str]], list[tuple]]:
     """Returns heads as (CSS class, name), and rows of cells as (CSS class, text, address or "")."""
-    table = labelled(table)
+    table = label_methods(table)
     heads, cells = [], []
     for name in table.columns:
         if name.endswith("_url") and name.removesuffix("_url") in table:

@@ -62,18 +62,14 @@ def read_samples(
         for entry in done
         for names, texts in _continuations(entry["tags"], results[entry["id"]], config)
     ]
-    samples = pd.DataFrame(rows, columns=SAMPLE_FIELDS).sort_values(
-        ["domain", "document"], kind="stable", ignore_index=True
-    )
+    samples = pd.DataFrame(rows, columns=SAMPLE_FIELDS)
+    samples = samples.sort_values(["domain", "document"], kind="stable", ignore_index=True)
     lacking = [
-        (
-            " ".join(entry["tags"][key] for key in ("method", "size", "profile")),
-            "its continuations are not there",
-        )
+        " ".join(entry["tags"][key] for key in ("method", "size", "profile"))
         for entry in views
-        if results[entry["id"]] is None
+        if entry not in done
     ]
-    missing = pd.DataFrame(lacking, columns=["what", "why"])
+    missing = pd.DataFrame({"what": lacking, "why": "its continuations are not there"})
     frame, _, source = frames or store_frames(store, record.ids, ())
     length = "given" if config.get("texts") else f"of {config['num_prompt_tokens']} tokens"
     sampling = (
@@ -85,26 +81,24 @@ def read_samples(
 
 def samples_text(record: StudyRecord, results: SampleResults) -> str:
     """Writes the first prompt and its continuations for a terminal."""
-    first = results.samples.sort_values(
-        "domain", key=lambda domain: domain == CORE, kind="stable"
-    ).iloc[0]
-    shown = results.samples[
-        (results.samples[["domain", "document"]] == first[["domain", "document"]]).all(axis=1)
-    ]
-    head = [f"{first['domain']}, document {first['document']}: {first['prompt'].strip()} ..."]
-    lines = [
-        f"{r['method']}, topic {r['topic']}: ...{r['continuation']}"
-        for r in shown.to_dict("records")
-    ]
-    return "\n".join([*head, *lines])
+    samples, names = results.samples, ["domain", "document"]
+    # Core comes last.
+    first = samples.loc[(samples["domain"] == CORE).idxmin()]
+    lines = [f"{first['domain']}, document {first['document']}: {first['prompt'].strip()} ..."]
+    for row in samples[(samples[names] == first[names]).all(axis=1)].to_dict("records"):
+        lines.append(f"{row['method']}, topic {row['topic']}: ...{row['continuation']}")
+    return "\n".join(lines)
 
 
 def samples_page(record: StudyRecord, results: SampleResults, tracker: Tracker | None) -> Page:
     terms = Section(HOW_TO_READ, results.sampling, markup=render("samples.html"))
-    sections = [terms, *missing_sections(results.missing)]
-    for (domain, document), rows in results.samples.groupby(["domain", "document"], sort=False):
-        sections.append(_prompt(domain, int(document), rows))
-    sections.append(Section("Runs", table=readable_runs(results.runs)))
+    prompts = results.samples.groupby(["domain", "document"], sort=False)
+    sections = [
+        terms,
+        *missing_sections(results.missing),
+        *(_prompt(*key, rows) for key, rows in prompts),
+        Section("Runs", table=readable_runs(results.runs)),
+    ]
     source = f"{results.source}; continuations from the storage"
     return study_report(record, sections, source, tracker)
 
@@ -114,23 +108,19 @@ def _prompt(domain: str, document: int, rows: pd.DataFrame) -> Section:
 
     Core, which no profile removes, has a row for each profile.
     """
-    first = rows.iloc[0]
-    quotes = (
-        ("Prompt, the same for all", first["prompt"].strip()),
-        ("The true text", first["truth"].strip()),
-    )
+    quotes = {"Prompt, the same for all": "prompt", "The true text": "truth"}
+    quotes = [(title, rows.iloc[0][name].strip()) for title, name in quotes.items()]
     names = ["method", *(name for name in ("size", "seed") if rows[name].nunique() > 1)]
     names += ["profile"] if domain == CORE else []
     table = []
     for key, group in rows.groupby(names, sort=False):
-        texts = {topic: part["continuation"].iloc[0] for topic, part in group.groupby("topic")}
+        texts = group.drop_duplicates("topic").set_index("topic")["continuation"]
         cells = {"topic kept": texts.get(KEPT, ""), "topic removed": texts.get(REMOVED, "")}
         if domain == CORE:
             cells = {"continuation": texts[KEPT]}
         table.append({**dict(zip(names, key, strict=True)), **cells})
-    frame = pd.DataFrame(table)
-    markup = render("quotes.html", quotes=quotes)
-    return Section(f"{domain}, document {document}", markup=markup, table=frame, table_is_open=True)
+    markup, title = render("quotes.html", quotes=quotes), f"{domain}, document {document}"
+    return Section(title, markup=markup, table=pd.DataFrame(table), table_is_open=True)
 
 
 def _continuations(tags: Mapping[str, str], result: Mapping, config: Mapping):

@@ -1,16 +1,19 @@
-"""Builds the sections of a study without variants, and those common to all studies."""
+"""Builds the page of a study, and the sections that the pages of measurements share."""
 
+import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
 from gram_platform.analysis.compute_ratio import PUBLISHED_STEP_RMS
-from gram_platform.analysis.ratios import ALL, MEAN, ROW
+from gram_platform.analysis.ratios import ALL, ELICITED, MEAN, PSEUDO, ROW
 from gram_platform.analysis.recovery import EVERY, RECOVERY
 from gram_platform.analysis.tables import (
     CLASSES,
     IN_NATS,
+    POINTS,
     domain_table,
     find_mean_profiles,
     in_reading_order,
@@ -24,19 +27,34 @@ from gram_platform.methods.nodes import VARIANT
 from gram_platform.pages.figures.study import (
     HIDDEN,
     aggregate_figure,
+    domain_variant_figure,
     learning_curve_figure,
     profile_bars_figure,
     scaling_figure,
+    variant_figure,
 )
-from gram_platform.pages.figures.style import drawn
+from gram_platform.pages.figures.style import drop_empty, method_style
+from gram_platform.pages.report.answers import (
+    answer_study,
+    headline_rows,
+    limits_section,
+    ratio_text,
+    unit_error,
+    warning_sections,
+)
+from gram_platform.pages.report.claims import claim_sections
+from gram_platform.pages.report.modules import absorption_sections, composing_sections
 from gram_platform.pages.report.page import (
+    Page,
     Section,
     is_attack,
     readable_attacks,
+    readable_runs,
     render,
     section_by_size,
+    terms_section,
 )
-from gram_platform.pages.results.record import Results
+from gram_platform.pages.results.record import Results, StudyRecord, study_report
 from gram_platform.paper.paper import (
     COST_PROFILES,
     COST_SIZE,
@@ -46,6 +64,8 @@ from gram_platform.paper.paper import (
     beside_published,
     read_printed,
 )
+from gram_platform.paper.verdicts import TOO_LITTLE, UNJUDGED_PRESET
+from gram_platform.tracking import Tracker
 
 TREND = """The largest size is left out, and predicted by a power law in the parameter count through
 the means of the others, three at least, beside the measured value. 90% interval: t, degrees of
@@ -61,6 +81,8 @@ differences from filtering's, paired by seed, on the profiles that both have."""
 AT_ITS_SCALE = (
     "Our numbers stand beside them for reading, and are compared only at the paper's scale."
 )
+PUBLISHED_ROWS = """Rows marked published are computed in the same way from the losses that the
+paper's authors published."""
 # Titles of sections.
 CURVES, MISSING, RUNS = "Learning curves and their fits", "Missing", "Runs"
 # A warning's table with at most so many rows is open.
@@ -68,9 +90,9 @@ FEW = 10
 
 
 def scaling_sections(study: Results) -> list[Section]:
-    """Shows compute ratio against model size; [] if a single size has bars that show the same."""
-    table, profile = study.table, study.shown_profile
-    if len(set(table["size"])) == 1 and _aggregated_sizes(table):
+    """Shows compute ratio against model size; [] for a single size whose bars show the same."""
+    table, profile = study.table, study.main_profile
+    if len(set(table["size"])) == 1 and _find_mean_sizes(table):
         return []
     text = (
         f"Compute ratio against model size for the profile {profile}; bands are 90% intervals over"
@@ -81,12 +103,12 @@ def scaling_sections(study: Results) -> list[Section]:
     rows = readable_table(table[table["profile"] == profile])
     shown = (table, study.record.parameters, profile)
     panels = {f"scaling-{n}": scaling_figure(*shown, n, study.published) for n in CLASSES}
-    return [Section("Scaling", text, drawn(panels), table=rows)]
+    return [Section("Scaling", text, drop_empty(panels), table=rows)]
 
 
 def aggregate_sections(study: Results) -> list[Section]:
-    """Shows the methods' means over profiles, next to the printed or else the published ones."""
-    table, sizes = study.table, _aggregated_sizes(study.table)
+    """Shows the methods' means over profiles, next to the printed or the published ones."""
+    table, sizes = study.table, _find_mean_sizes(study.table)
     if not sizes:
         return []
     text = "Compute ratios averaged over the profiles; error bars are 90% intervals over seeds."
@@ -102,11 +124,11 @@ def aggregate_sections(study: Results) -> list[Section]:
         if theirs.empty and published is not None:
             theirs = published[(published["profile"] == MEAN) & (published["size"] == size)]
         bars = {f"aggregate-{n}-{size}": aggregate_figure(table, size, n, theirs) for n in CLASSES}
-        panels[size] = drawn(bars)
+        panels[size] = drop_empty(bars)
     return [section_by_size(title, text, panels, means, table_is_open=False)]
 
 
-def _aggregated_sizes(table: pd.DataFrame) -> list[str]:
+def _find_mean_sizes(table: pd.DataFrame) -> list[str]:
     """Returns the sizes at which all methods have means over the same profiles."""
     sizes = []
     for size, rows in table[~table["method"].isin(HIDDEN)].groupby("size", sort=False):
@@ -135,7 +157,7 @@ def profile_sections(study: Results) -> list[Section]:
         "Compute ratio on every domain: solid bars are core and retained domains, hatched bars"
         " forgotten ones."
     )
-    if "elicited" in set(domains["class"]):
+    if ELICITED in set(domains["class"]):
         text += " The outline around a hatched bar: after the attack."
     text += " A profile without bars is one that the method was not trained for."
     table = domains.drop(columns="runs")
@@ -145,39 +167,36 @@ def profile_sections(study: Results) -> list[Section]:
 def trend_sections(study: Results) -> list[Section]:
     """Predicts core and forget at the largest size; [] unless a method has three other sizes."""
     table = study.table
-    shown = table[(table["profile"] == study.shown_profile) & ~table["method"].isin(HIDDEN)]
-    found = trend_table(shown, study.record.parameters)
-    if found.empty:
+    rows = table[(table["profile"] == study.main_profile) & ~table["method"].isin(HIDDEN)]
+    trends = trend_table(rows, study.record.parameters)
+    if trends.empty:
         return []
-    predicted = list(map(interval_text, found["predicted"], found["low"], found["high"]))
-    numbers = {name: [f"{value:.3f}" for value in found[name]] for name in ("exponent", "measured")}
-    table = found.drop(columns=["parameters", "low", "high"]).assign(**numbers, predicted=predicted)
+    texts = {name: trends[name].map("{:.3f}".format) for name in ("exponent", "measured")}
+    texts["predicted"] = [*map(interval_text, trends["predicted"], trends["low"], trends["high"])]
+    table = trends.drop(columns=["parameters", "low", "high"]).assign(**texts)
     title = "The largest size, predicted from the others"
     return [Section(title, TREND, table=table, table_is_open=True)]
 
 
-def published_sections(study: Results) -> list[Section]:
-    if study.published is None:
-        return []
-    beside = beside_published(study.table, study.published, study.shown_profile)
-    text = (
-        "Rows marked published are computed in the same way from the losses that the paper's"
-        " authors published."
-    )
-    section = Section("Beside the published", text, table=beside, table_is_open=True)
-    return [section] if len(beside) else []
-
-
 def paper_sections(study: Results) -> list[Section]:
-    """Puts the paper's rows below ours, for the means or, with variants, for the shown profile."""
-    paper, varies = study.record.compare_with, study.record.varies
-    if paper not in PAPER_SCALES or not (varies or _aggregated_sizes(study.table)):
-        return []
-    profile = study.shown_profile if varies else MEAN
-    text = f"Profile {profile}. The rows marked paper are the paper's. {AT_ITS_SCALE}"
-    beside = renamed(beside_paper(study.table, paper, profile), varies)
-    section = Section("Beside the paper", text, table=beside, table_is_open=True)
-    return [section] if len(beside) else []
+    """Puts the printed and the published rows below ours.
+
+    The printed rows are means over profiles or, with variants, of the study's main profile.
+    """
+    table, paper, varies, tables = study.table, study.record.compare_with, study.record.varies, {}
+    if paper in PAPER_SCALES and (varies or _find_mean_sizes(table)):
+        profile = study.main_profile if varies else MEAN
+        text = f"Profile {profile}. The rows marked paper are the paper's. {AT_ITS_SCALE}"
+        beside = rename_variant(beside_paper(table, paper, profile), varies)
+        tables["Beside the paper"] = text, beside
+    if study.published is not None:
+        beside = beside_published(table, study.published, study.main_profile)
+        tables["Beside the published"] = PUBLISHED_ROWS, beside
+    return [
+        Section(title, text, table=beside, table_is_open=True)
+        for title, (text, beside) in tables.items()
+        if len(beside)
+    ]
 
 
 def curve_sections(study: Results) -> list[Section]:
@@ -223,7 +242,7 @@ def missing_sections(missing: pd.DataFrame) -> list[Section]:
 
 
 def capabilities_section(study: Results) -> Section:
-    table = renamed(readable_table(in_reading_order(study.table)), study.record.varies)
+    table = rename_variant(readable_table(in_reading_order(study.table)), study.record.varies)
     return Section("Capabilities", _progress(study.runs), table=table, table_is_open=True)
 
 
@@ -231,14 +250,14 @@ def nats_sections(study: Results) -> list[Section]:
     """Lists the losses, which a published table does not have."""
     if IN_NATS[0] not in study.table:
         return []
-    table = renamed(nats_table(study.table), study.record.varies)
+    table = rename_variant(nats_table(study.table), study.record.varies)
     return [Section("Losses in nats a token", NATS, table=table)]
 
 
 def recovery_sections(study: Results) -> list[Section]:
     if EVERY not in study.table or (table := study.table[study.table[EVERY].notna()]).empty:
         return []
-    shown = renamed(table.filter([VARIANT, *ROW, *RECOVERY]), study.record.varies)
+    shown = rename_variant(table.filter([VARIANT, *ROW, *RECOVERY]), study.record.varies)
     return [Section("Steps to recover", table=shown)]
 
 
@@ -249,7 +268,7 @@ def attack_sections(study: Results) -> list[Section]:
     return [Section("Attacks", text, table=attacks)] if len(attacks) else []
 
 
-def renamed(frame: pd.DataFrame, varies: str) -> pd.DataFrame:
+def rename_variant(frame: pd.DataFrame, varies: str) -> pd.DataFrame:
     return frame.rename(columns={VARIANT: varies})
 
 
@@ -276,7 +295,7 @@ def cost_sections(study: Results) -> list[Section]:
     if table.empty:
         return []
     markup = render("cost.html", profiles=COST_PROFILES * ("from" in table))
-    table = renamed(table, study.record.varies)
+    table = rename_variant(table, study.record.varies)
     return [Section("Cost", markup=markup, table=table, table_is_open=True)]
 
 
@@ -309,5 +328,109 @@ def _cost_row(cost: Mapping, of_shown: str, source: Mapping[str, str]) -> dict[s
 
 def _times(value: float | Sequence[float]) -> str:
     """Writes 1.03 as 1.03x, and several values as 1.03x or 1.10x."""
-    values = value if isinstance(value, (list, tuple)) else [value]
-    return " or ".join(dict.fromkeys(f"{one:.2f}x" for one in values))
+    return " or ".join(dict.fromkeys(f"{times:.2f}x" for times in np.ravel(value)))
+
+
+def study_page(record: StudyRecord, study: Results, tracker: Tracker | None) -> Page:
+    """Builds the page of a study, complete or not; the page names what is missing."""
+    lead, others = report_sections(study)
+    answers = answer_study(study) + [TOO_LITTLE] * (record.preset == UNJUDGED_PRESET)
+    return study_report(
+        record, others, study.source, tracker, study.claims, answers=answers, lead=lead
+    )
+
+
+def report_sections(study: Results) -> tuple[list[Section], list[Section]]:
+    """Returns the sections before the set-up, which answer the question, and those after it."""
+    if study.record.varies:
+        main, others = _variant_sections(study), _domain_sections(study)
+    else:
+        main = [*composing_sections(study), *scaling_sections(study), *aggregate_sections(study)]
+        others = [*trend_sections(study), *profile_sections(study)]
+    has_attacks = is_attack(study.runs).any() or study.table[ELICITED].notna().any()
+    intervals = "jackknife" if PSEUDO in study.analysis.ratios else "fixed"
+    lead = [
+        *warning_sections(study),
+        *headline_sections(study),
+        *main[:1],
+        limits_section(study, headline_rows(study)),
+    ]
+    others = [
+        terms_section(has_attacks, intervals),
+        *absorption_sections(study),
+        *claim_sections(study),
+        *missing_sections(study.analysis.missing),
+        capabilities_section(study),
+        *nats_sections(study),
+        *recovery_sections(study),
+        *paper_sections(study),
+        *main[1:],
+        *others,
+        *cost_sections(study),
+        *curve_sections(study),
+        *([Section(RUNS, table=readable_runs(study.runs))] if len(study.runs) else []),
+        *attack_sections(study),
+    ]
+    return lead, others
+
+
+def headline_sections(study: Results) -> list[Section]:
+    methods = [
+        (method_style(row["method"]).colour, _tiles(row, study))
+        for row in headline_rows(study).to_dict("records")
+    ]
+    return [Section("At a glance", markup=render("tiles.html", methods=methods))] if methods else []
+
+
+def _tiles(row: dict, study: Results) -> list[tuple[str, str, str]]:
+    """Returns (label, number with one error, its parts) for each class with a value."""
+    label, tiles = method_style(row["method"]).label, []
+    for name in CLASSES:
+        if not (text := ratio_text(study, row, name)):
+            continue
+        half, points = (row[f"{name}_high"] - row[name]), row.get(name + POINTS, ())
+        listed = " and ".join(f"{point:.2f}" for point in points)
+        parts = [listed or "no interval" if math.isnan(half) else f"seeds \u00b1{half:.2f}"]
+        if not math.isnan(error := unit_error(study.record, row["size"], name).ratio):
+            parts.append(f"unit \u00b1{error:.2f}")
+        tiles.append((f"{label} {name}", text, ", ".join(parts)))
+    return tiles
+
+
+def _variant_sections(study: Results) -> list[Section]:
+    table, profile = study.table, study.main_profile
+    varies, paper = study.record.varies, study.record.compare_with
+    words = varies.replace("_", " ")
+    text = (
+        f"Compute ratio against {words} for the profile {profile}; error bars are 90% intervals"
+        " over seeds."
+    )
+    if paper in PAPER_SCALES:
+        text += f" Hollow diamonds are the paper's. {AT_ITS_SCALE}"
+    sections = []
+    for size in reversed(dict.fromkeys(table["size"])):
+        rows = table[(table["size"] == size) & (table["profile"] == profile)]
+        panels = {
+            f"{varies}-{name}-{size}": variant_figure(table, varies, size, profile, name, paper)
+            for name in CLASSES
+        }
+        if figures := drop_empty(panels):
+            below = rename_variant(readable_table(rows), varies)
+            sections.append(Section(f"Against {words}, {size}", text, figures, table=below))
+    return sections
+
+
+def _domain_sections(study: Results) -> list[Section]:
+    domains, varies = domain_table(study.analysis.ratios), study.record.varies
+    figures = {
+        f"domains-{method}-{size}": domain_variant_figure(domains, varies, method, size)
+        for method, size in dict.fromkeys(zip(domains["method"], domains["size"], strict=True))
+        if method not in HIDDEN
+    }
+    figures = drop_empty(figures)
+    text = (
+        "Core, and every other domain under the profile of core and that domain (under core alone"
+        " if a study lacks this profile)."
+    )
+    table = rename_variant(domains.drop(columns="runs"), varies)
+    return [Section("By domain", text, figures, table=table)] if figures else []

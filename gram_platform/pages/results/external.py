@@ -11,7 +11,8 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -22,7 +23,13 @@ from gram_platform.analysis.compute_ratio import MIN_POINTS
 from gram_platform.analysis.ratios import ELICITED
 from gram_platform.config import CORE
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.identity import invalid, local_path, require_name, suggest
+from gram_platform.config.identity import (
+    InvalidField,
+    invalid,
+    local_path,
+    require_name,
+    suggest,
+)
 from gram_platform.config.ladder import (
     DEMO_SIZES,
     GRID_DEMO_SIZES,
@@ -95,24 +102,23 @@ def read_external(folder: str | Path) -> External:
 
     `replication.py` checks the domains, which depend on the baselines.
     """
-    place = Path(os.path.realpath(local_path("folder", folder)))
+    path = Path(os.path.realpath(local_path("folder", folder)))
     for name in (LOSSES_FILE, CURVES_FILE):
-        if not (place / name).is_file():
+        if not (path / name).is_file():
             allowed = f"a folder with {LOSSES_FILE} and {CURVES_FILE}: there is no {name}"
-            raise invalid("folder", str(place), allowed)
-    # The first spelling of a size is shown.
-    spelt = {size_key(size): size for size in KNOWN_SIZES}
-    losses = pd.DataFrame(_losses(place / LOSSES_FILE), columns=LOSS_COLUMNS)
-    losses["size"] = [spelt.setdefault(size_key(size), size) for size in losses["size"]]
+            raise invalid("folder", str(path), allowed)
+    losses = pd.DataFrame(_losses(path / LOSSES_FILE), columns=LOSS_COLUMNS)
     if losses.empty:
         raise invalid(LOSSES_FILE, "no rows", "a row for each view and domain")
-    _require_once(LOSSES_FILE, losses, VIEW_AND_DOMAIN)
     studies = set(losses["study"])
-    curves = pd.DataFrame(_curves(place / CURVES_FILE, studies), columns=OUTSIDE_CURVE_COLUMNS)
-    curves["size"] = [spelt.setdefault(size_key(size), size) for size in curves["size"]]
-    heads = curves.drop_duplicates("row")
-    _require_once(CURVES_FILE, heads, CURVE_OF)
-    return External(place, losses, curves, _declared(place / STUDIES_FILE, studies))
+    curves = pd.DataFrame(_curves(path / CURVES_FILE, studies), columns=OUTSIDE_CURVE_COLUMNS)
+    # The first spelling of a size is shown.
+    spelt = {size_key(size): size for size in KNOWN_SIZES}
+    for frame in (losses, curves):
+        frame["size"] = [spelt.setdefault(size_key(size), size) for size in frame["size"]]
+    _require_once(LOSSES_FILE, losses, VIEW_AND_DOMAIN)
+    _require_once(CURVES_FILE, curves.drop_duplicates("row"), CURVE_OF)
+    return External(path, losses, curves, _read_declared(path / STUDIES_FILE, studies))
 
 
 def parameters_of(size: str) -> float:
@@ -123,6 +129,16 @@ def parameters_of(size: str) -> float:
     return math.nan if is_other else number
 
 
+@contextmanager
+def add_place(place: str) -> Iterator[None]:
+    """Writes the place in front of the field of an InvalidField."""
+    try:
+        yield
+    except InvalidField as error:
+        field = ", ".join(filter(None, (place, error.field)))
+        raise invalid(field, error.value, error.expected) from error
+
+
 def _losses(path: Path) -> Iterable[tuple]:
     text = read_text("folder", path, MAX_RECORD_BYTES)
     # A cell of another column may be a whole document.
@@ -130,16 +146,18 @@ def _losses(path: Path) -> Iterable[tuple]:
     reader = csv.DictReader(io.StringIO(text, newline=""))
     try:
         reader.fieldnames = [name.strip() for name in reader.fieldnames or []]
-        _require_columns(f"{path.name}, row 1", reader.fieldnames)
+        with add_place(f"{path.name}, row 1"):
+            _require_columns(reader.fieldnames)
         for cells in reader:
-            yield _loss(f"{path.name}, row {reader.line_num}", reader.line_num, cells)
+            with add_place(f"{path.name}, row {reader.line_num}"):
+                loss = _loss(cells)
+            yield reader.line_num, *loss
     except csv.Error as error:
-        raise invalid(
-            f"{path.name}, row {reader.line_num}", str(error), "comma-separated values"
-        ) from error
+        place = f"{path.name}, row {reader.line_num}"
+        raise invalid(place, str(error), "comma-separated values") from error
 
 
-def _require_columns(place: str, header: Sequence[str]) -> None:
+def _require_columns(header: Sequence[str]) -> None:
     absent = [name for name in REQUIRED_COLUMNS if name not in header]
     twice = sorted({name for name in (*REQUIRED_COLUMNS, VARIANT) if header.count(name) > 1})
     if absent or twice:
@@ -147,53 +165,44 @@ def _require_columns(place: str, header: Sequence[str]) -> None:
         allowed = (
             f"the columns {','.join(REQUIRED_COLUMNS)}, with commas between them: there {wrong}"
         )
-        raise invalid(place, ",".join(header), allowed)
+        raise invalid("", ",".join(header), allowed)
 
 
-def _loss(place: str, number: int, cells: dict) -> tuple:
+def _loss(cells: dict) -> tuple:
     # An index and the comma at the end of a row have no name.
     beyond = cells.pop(None, [])
     if any(beyond) or any(name and cell is None for name, cell in cells.items()):
-        raise invalid(
-            place, ",".join(filter(None, (*cells.values(), *beyond))), "a cell for each column"
-        )
+        row = ",".join(filter(None, (*cells.values(), *beyond)))
+        raise invalid("", row, "a cell for each column")
     cell = {name: (cells.get(name) or "").strip() for name in (*REQUIRED_COLUMNS, VARIANT)}
-    method = _method(f"{place}, method", cell["method"])
+    method, is_attack = _method(cell["method"]), cell[ELICITED]
     for name in REQUIRED_COLUMNS:
         if not cell[name] and not (name == "retained" and method == BASELINE):
-            raise invalid(f"{place}, {name}", "", "a value: the cell is empty")
-    if cell[ELICITED] not in FLAGS:
-        raise invalid(
-            f"{place}, {ELICITED}", cell[ELICITED], "1 for the best loss of an attack, else 0"
-        )
-    study, variant, size, seed, domain = _names(place, cell)
-    retained = _retained(f"{place}, retained", cell["retained"])
-    loss = _positive(f"{place}, loss", cell["loss"])
-    return number, study, variant, method, size, seed, retained, domain, FLAGS[cell[ELICITED]], loss
+            raise invalid(name, "", "a value: the cell is empty")
+    if is_attack not in FLAGS:
+        raise invalid(ELICITED, is_attack, "1 for the best loss of an attack, otherwise 0")
+    study, variant, size, seed, domain = _names(cell)
+    retained, loss = _read_profile(cell["retained"]), _number("loss", cell["loss"])
+    return study, variant, method, size, seed, retained, domain, FLAGS[is_attack], loss
 
 
-def _method(field: str, name: str) -> str:
+def _method(name: str) -> str:
     known = name.lower().replace("-", "_")
     method = METHOD_NAMES.get(known, known)
     if method not in METHODS:
-        known_too = f"or the authors' {', '.join(METHOD_NAMES)}"
-        raise invalid(
-            field, name, f"one of {', '.join(METHODS)}; {known_too}{suggest(known, METHODS)}"
-        )
+        allowed = f"one of {', '.join(METHODS)}; or the authors' {', '.join(METHOD_NAMES)}"
+        raise invalid("method", name, allowed + suggest(known, METHODS))
     return method
 
 
-def _retained(field: str, text: str) -> str:
+def _read_profile(text: str) -> str:
     """Turns `core+a+b` into `a,b`, and `a`, a view of one expert, into `a`."""
     names = [name.strip() for name in text.split("+")] if text else []
     if len(set(names)) < len(names) or "" in names:
-        raise invalid(
-            field,
-            text,
-            "domains joined by +, each once, such as core+virology; core for core alone",
-        )
+        allowed = "domains joined by +, each once, such as core+virology; core for core alone"
+        raise invalid("retained", text, allowed)
     for name in names:
-        require_name(field, name)
+        require_name("retained", name)
     return ",".join(sorted(set(names) - {CORE}))
 
 
@@ -202,73 +211,68 @@ def _curves(path: Path, studies: set[str]) -> Iterable[tuple]:
     lines = read_text("folder", path, MAX_RECORD_BYTES).split("\n")
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            place = f"{path.name}, row {number}"
-            head, points = _curve(place, _object(place, line))
-            if head[0] not in studies:
-                allowed = f"a study of {LOSSES_FILE}: {', '.join(sorted(studies))}"
-                raise invalid(f"{place}, study", head[0], allowed)
+            with add_place(f"{path.name}, row {number}"):
+                head, points = _curve(_object(line))
+                if head[0] not in studies:
+                    allowed = f"a study of {LOSSES_FILE}: {', '.join(sorted(studies))}"
+                    raise invalid("study", head[0], allowed)
             yield from ((number, *head, step, loss) for step, loss in points)
 
 
-def _curve(place: str, curve: Mapping) -> tuple[tuple, list]:
+def _curve(curve: Mapping) -> tuple[tuple, list]:
     """Returns ((study, variant, size, seed, domain), points)."""
     for name in CURVE_KEYS:
-        if curve.get(name) in (None, ""):
-            raise invalid(
-                f"{place}, {name}", curve.get(name), "a value: a curve has " + ", ".join(CURVE_KEYS)
-            )
-    cell = {name: _cell(f"{place}, {name}", curve.get(name)) for name in CURVE_OF}
+        if (value := curve.get(name)) in (None, ""):
+            raise invalid(name, value, f"a value: a curve has {', '.join(CURVE_KEYS)}")
+    cell = {name: _cell(name, curve.get(name, "")) for name in CURVE_OF}
     steps, losses = (curve[name] for name in ("steps", "losses"))
     for name, values in (("steps", steps), ("losses", losses)):
         if not isinstance(values, list) or len(values) < MIN_POINTS:
-            found = f"{len(values)} points" if isinstance(values, list) else type(values).__name__
-            raise invalid(f"{place}, {name}", found, f"a list of at least {MIN_POINTS} points")
+            given = f"{len(values)} points" if isinstance(values, list) else type(values).__name__
+            raise invalid(name, given, f"a list of at least {MIN_POINTS} points")
     if len(steps) != len(losses):
-        raise invalid(
-            f"{place}, losses", f"{len(losses)} points", f"as many as there are steps: {len(steps)}"
-        )
-    losses = [_positive(f"{place}, losses", loss) for loss in losses]
-    steps = [_number(f"{place}, steps", step, "a number of steps from 0 on", 0.0) for step in steps]
+        allowed = f"as many as there are steps: {len(steps)}"
+        raise invalid("losses", f"{len(losses)} points", allowed)
+    losses = [_number("losses", loss) for loss in losses]
+    steps = [_number("steps", step, "a number of steps from 0 on", 0.0) for step in steps]
     if any(later <= before for before, later in itertools.pairwise(steps)):
-        raise invalid(f"{place}, steps", "steps out of order", "each larger than the one before")
-    return _names(place, cell), list(zip(steps, losses, strict=True))
+        raise invalid("steps", "steps out of order", "each larger than the one before")
+    return _names(cell), list(zip(steps, losses, strict=True))
 
 
 def _cell(field: str, value: object) -> str:
-    """Writes a name as a table has it; "" for none."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, str | int | float)):
+    """Writes a name as a table has it; "" for None."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float | None):
         raise invalid(field, value, "a text or a number")
     return "" if value is None else str(value).strip()
 
 
-def _object(place: str, line: str) -> dict:
+def _object(line: str) -> dict:
     try:
-        found = parse_json(line, dict)
+        fields = parse_json(line, dict)
         # A page cannot hold half a surrogate pair.
-        json.dumps(found, ensure_ascii=False).encode()
-        return found
+        json.dumps(fields, ensure_ascii=False).encode()
+        return fields
     except ValueError as error:
-        raise invalid(place, line[:40], f"a JSON object ({error})") from error
+        raise invalid("", line[:40], f"a JSON object ({error})") from error
 
 
-def _names(place: str, cell: Mapping[str, str]) -> tuple[str, str, str, str, str]:
+def _names(cell: Mapping[str, str]) -> tuple[str, str, str, str, str]:
     """Returns (study, variant, size, seed, domain) as tables name them."""
     study, seed = STUDY_NAMES.get(cell["study"], cell["study"]), cell["seed"]
     if SEED.fullmatch(seed):
         seed = str(int(seed.partition(".")[0]))
     for name, value in (("study", study), ("seed", seed), ("domain", cell["domain"])):
-        require_name(f"{place}, {name}", value)
+        require_name(name, value)
     # A folder has this name.
-    safe_name(f"{place}, study", study)
+    safe_name("study", study)
     if seed.lower().lstrip("+-") in NO_NUMBERS:
-        raise invalid(f"{place}, seed", cell["seed"], "a number or a name: this is a gap")
+        raise invalid("seed", cell["seed"], "a number or a name: this is a gap")
     size = _plain(cell["size"])
     if size.isdecimal() and len(size) < 40:
         size = f"{int(size) / 1e6:.12g}M"
     if not 0.0 < parameters_of(size) < math.inf:
-        raise invalid(
-            f"{place}, size", cell["size"], "a number of parameters such as 0.3M, 800M or 2B"
-        )
+        raise invalid("size", cell["size"], "a number of parameters such as 0.3M, 800M or 2B")
     return study, _plain(cell[VARIANT]), size, seed, cell["domain"]
 
 
@@ -283,11 +287,12 @@ def _plain(name: str) -> str:
     return str(int(number)) if number == int(number) else f"{float(number):g}"
 
 
-def _positive(field: str, value: object) -> float:
-    return _number(field, value, "a positive finite number", math.ulp(0.0))
-
-
-def _number(field: str, value: object, allowed: str, low: float) -> float:
+def _number(
+    field: str,
+    value: object,
+    allowed: str = "a positive finite number",
+    low: float = math.ulp(0.0),
+) -> float:
     try:
         # Python reads 1_0 as 10.
         is_other = isinstance(value, bool) or "_" in str(value)
@@ -300,28 +305,24 @@ def _number(field: str, value: object, allowed: str, low: float) -> float:
 
 
 def _require_once(file: str, frame: pd.DataFrame, names: list[str]) -> None:
-    doubled = frame[frame.duplicated(names)]
-    if len(doubled):
-        second = doubled.iloc[0]
+    for _, second in frame[frame.duplicated(names)].iterrows():
         first = frame[(frame[names] == second[names]).all(axis="columns")].iloc[0]
         what = ", ".join(f"{name} {second[name]}" for name in names if second[name] != "")
-        raise invalid(
-            f"{file}, row {second['row']}", what, f"each once: row {first['row']} has it too"
-        )
+        allowed = f"each once: row {first['row']} has it too"
+        raise invalid(f"{file}, row {second['row']}", what, allowed)
 
 
-def _declared(path: Path, studies: set[str]) -> dict[str, dict]:
+def _read_declared(path: Path, studies: set[str]) -> dict[str, dict]:
     if not target_kind("folder", path):
         return {}
-    found = _object(path.name, read_text("folder", path))
-    declared = {STUDY_NAMES.get(name, name): given for name, given in found.items()}
-    for name, given in declared.items():
-        if name not in studies:
-            raise invalid(
-                path.name, name, f"studies of {LOSSES_FILE}: {', '.join(sorted(studies))}"
-            )
-        if not isinstance(given, dict):
-            raise invalid(
-                f"{path.name}, {name}", given, "an object such as {} or {'unit': 'heterogeneous'}"
-            )
+    with add_place(path.name):
+        fields = _object(read_text("folder", path))
+        declared = {STUDY_NAMES.get(name, name): given for name, given in fields.items()}
+        for name, given in declared.items():
+            if name not in studies:
+                allowed = f"studies of {LOSSES_FILE}: {', '.join(sorted(studies))}"
+                raise invalid("", name, allowed)
+            if not isinstance(given, dict):
+                allowed = "an object such as {} or {'unit': 'heterogeneous'}"
+                raise invalid(name, given, allowed)
     return declared

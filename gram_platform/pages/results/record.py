@@ -24,7 +24,7 @@ from gram_platform.pages.report.page import Page, Section
 from gram_platform.paper.verdicts import choose_profile
 from gram_platform.store import Store
 from gram_platform.tracking import Tracker, TrackingUnavailable
-from gram_platform.tracking.connection import opened_by
+from gram_platform.tracking.connection import explain_opening
 from gram_platform.tracking.views import Line, StudyLog, study_id, study_views
 
 # The records of a study and of a search in their folders. A search's driver has such a folder too.
@@ -219,8 +219,8 @@ class Results:
         return by_number(self.analysis.per_seed, declared)
 
     @property
-    def shown_profile(self) -> str:
-        """The record's profile if the table has it, else the one that most methods share."""
+    def main_profile(self) -> str:
+        """The record's profile if the table has it, otherwise the one that most methods share."""
         profile = self.record.profile
         return profile if (self.table["profile"] == profile).any() else choose_profile(self.table)
 
@@ -238,11 +238,11 @@ def study_log(
     """
     files = {**files, STUDY_FILE: record.to_json()}
     is_drawn = any(line.tags["profile"] == record.profile for line in lines)
-    shown = {"profile": record.profile} if is_drawn else {}
-    drawn = {name for line in lines for at in line.points.values() for name in at}
-    ends = [[name + end for end in ENDS if name + end in drawn] for name in CLASSES]
-    charts = tuple(tuple(names) for names in ends if names)
-    views = study_views(record.name, study_id(record.name, record.params), shown, charts)
+    profile = {"profile": record.profile} if is_drawn else {}
+    metrics = {name for line in lines for point in line.points.values() for name in point}
+    ends = [[name + end for end in ENDS if name + end in metrics] for name in CLASSES]
+    charts = list(filter(None, ends))
+    views = study_views(record.name, study_id(record.name, record.params), profile, charts)
     tags, code = {node_id: {} for node_id in record.ids}, code_text(record.submissions)
     return StudyLog(record.name, files, figures, record.params, lines, tags, views, code, ratios)
 
@@ -262,7 +262,7 @@ def write_or_log(
     tracker: Tracker | None,
     say: Callable[[str], None],
 ) -> dict[str, str]:
-    """Writes and logs by `write`; while MLflow is away, only writes, and says so."""
+    """Writes and logs by `write`; only writes, and says so, if MLflow is unreachable."""
     try:
         return write(tracker)
     except TrackingUnavailable as error:
@@ -299,13 +299,13 @@ def links_note(tracking_uri: str) -> str:
     """Says how to open links into a database; "" for a server."""
     if tracking_uri.startswith("http"):
         return ""
-    return f"Links to MLflow open while this command runs: {opened_by(tracking_uri)}"
+    return f"Links to MLflow open while this command runs: {explain_opening(tracking_uri)}"
 
 
 def sizes_text(parameters: Mapping[str, float]) -> str:
-    """Says that sizes are names, with the parameters of each; "" without a size."""
-    named = ", ".join(f"{size}: {count:,.0f} parameters" for size, count in parameters.items())
-    return f"Sizes are names, of dense models with these counts: {named}." if named else ""
+    """Lists the parameters of each size, whose name is nominal; "" without a size."""
+    counts = ", ".join(f"{size}: {count:,.0f} parameters" for size, count in parameters.items())
+    return f"Sizes are names, of dense models with these counts: {counts}." if counts else ""
 
 
 def study_report(

@@ -1,8 +1,15 @@
-"""Analyses studies of external losses like the platform's own, each with its baselines."""
+"""Analyses studies of external losses like the platform's own, each with its baselines.
 
-from collections.abc import Mapping
+The study's name or studies.json declares what the losses do not say about a study.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from gram_platform.analysis.intervals import CURVE_FIXED
@@ -15,29 +22,30 @@ from gram_platform.analysis.ratios import (
     PREFIX,
     VIEW,
 )
-from gram_platform.analysis.tables import Analysis, StudyLosses, frame_text
+from gram_platform.analysis.tables import (
+    NATS_COLUMNS,
+    TABLE_COLUMNS,
+    Analysis,
+    StudyLosses,
+    frame_text,
+)
 from gram_platform.config import CORE
 from gram_platform.config.identity import invalid, one_of
+from gram_platform.config.plain import from_plain, overlaid
 from gram_platform.methods import size_key
 from gram_platform.methods.nodes import BASELINE, VARIANT
 from gram_platform.methods.setting import profile_name
-from gram_platform.pages.results.declarations import (
-    Baseline,
-    BaselineRules,
-    Declaration,
-    declaration,
-    declarations,
-    known_studies,
-)
 from gram_platform.pages.results.external import (
     CURVES_FILE,
     LOSSES_FILE,
     STUDIES_FILE,
     External,
+    add_place,
     parameters_of,
 )
 from gram_platform.pages.results.record import Results, StudyRecord
-from gram_platform.pages.results.results import analysed, judged, summary_text
+from gram_platform.pages.results.results import analyse_study, judge_study, summary_text
+from gram_platform.paper.claims import CLAIMS
 from gram_platform.paper.paper import (
     JUDGED_BY,
     SOURCE,
@@ -45,6 +53,186 @@ from gram_platform.paper.paper import (
     load_published,
     tabulate_published,
 )
+from gram_platform.paper.verdicts import EXPLANATION, JUDGEMENT_COLUMNS
+
+# Names that `varies` may not have, since its tables have such columns.
+NOT_NAMES = (*TABLE_COLUMNS, *JUDGEMENT_COLUMNS, "seed", "retained", "domain", "class")
+NOT_NAMES += (*NATS_COLUMNS, "compute_ratio", "runs", "from", "paper", "published", EXPLANATION)
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A study's fields in studies.json."""
+
+    title: str
+    question: str = ""
+    varies: str = VARIANT
+    # The variant whose baselines are the reference of all variants.
+    unit: str = ""
+    # Each seed is compared with its own baseline.
+    own_baseline: bool = False
+    # The study that lends baselines to sizes without any; "": the only study that has some.
+    baseline_from: str = ""
+    # The paper's study whose claims are judged.
+    compare_with: str = ""
+    profile: str = ""
+    # The page leads with compute ratios against the number of active modules.
+    by_modules: bool = False
+
+    def record(
+        self,
+        name: str,
+        sizes: tuple[str, ...],
+        facts: Sequence[str],
+        variants: tuple[str, ...],
+        unit: str,
+    ) -> StudyRecord:
+        """Makes the record of a study without runs of ours, against the baselines of `unit`."""
+        fields = {**vars(self), "unit": unit, "varies": self.varies if variants else ""}
+        del fields["baseline_from"]
+        return StudyRecord(
+            name,
+            facts=tuple(facts),
+            params={},
+            sizes=sizes,
+            parameters={size: parameters_of(size) for size in sizes},
+            entries=(),
+            variants=variants,
+            **fields,
+        )
+
+
+@cache
+def read_known_studies() -> dict[str, Declaration]:
+    """Reads the declarations of the authors' studies, by name in their order."""
+    plain = json.loads(Path(__file__).with_name("known_studies.json").read_text(encoding="utf-8"))
+    return from_plain(dict[str, Declaration], plain)
+
+
+def declarations(external: External) -> dict[str, Declaration]:
+    """Returns {study: declaration}, known studies first; ValueError for a bad studies.json."""
+    names, known = list(dict.fromkeys(external.losses["study"])), list(read_known_studies())
+    names.sort(key=lambda name: known.index(name) if name in known else len(known))
+    return {name: declaration(name, external.declared.get(name, {}), names) for name in names}
+
+
+def declaration(name: str, given: Mapping, studies: list[str]) -> Declaration:
+    """Returns the known declaration of a name, changed by the fields `given` in studies.json."""
+    known = read_known_studies().get(name, Declaration(name))
+    if name in CLAIMS and not known.compare_with:
+        known = replace(known, compare_with=name)
+    with add_place(f"{STUDIES_FILE}, {name}"):
+        declared = from_plain(Declaration, overlaid(known, given))
+        varies, lender = given.get("varies"), given.get("baseline_from", "")
+        if varies in NOT_NAMES:
+            raise invalid("varies", varies, "a name that no other column of the table has")
+        if lender not in ("", *studies):
+            raise invalid("baseline_from", lender, f"a study of {LOSSES_FILE}")
+        if (paper := given.get("compare_with", "")) not in ("", *CLAIMS):
+            raise invalid("compare_with", paper, one_of(paper, CLAIMS))
+    return declared
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The baselines of a study, size and variant."""
+
+    study: str
+    losses: pd.DataFrame
+    # Empty if the folder has none.
+    curves: pd.DataFrame
+    # The study that the curves come from.
+    curves_from: str
+
+    @cached_property
+    def domains(self) -> set[str]:
+        return set(self.losses["domain"])
+
+
+class BaselineRules:
+    """Every baseline of a folder, with the rules that assign them to studies."""
+
+    def __init__(self, external: External, declared: Mapping[str, Declaration]) -> None:
+        losses, keys = external.losses, ["study", "size", VARIANT]
+        rows = losses[(losses["method"] == BASELINE) & ~losses[ELICITED]]
+        self.losses = dict(list(rows.groupby(keys, sort=False)))
+        self.curves = dict(list(external.curves.groupby(keys, sort=False)))
+        self.empty, self.declared = external.curves.iloc[:0], declared
+
+    def of(self, study: str, size: str, variant: str) -> Baseline:
+        """Returns the unit's baseline, the variant's, the one without a variant or the only one.
+
+        A study without baselines at a size borrows them by the same rules. ValueError if there are
+        none, or several to choose from.
+        """
+        source = study if self._variants(self.losses, study, size) else self._lender(study, size)
+        options = self._variants(self.losses, source, size)
+        wanted = [self.unit(source, size), *([variant] if source == study else []), ""]
+        wanted += options if len(options) == 1 else []
+        chosen = next((option for option in wanted if option in options), None)
+        if chosen is None:
+            what = f"study {study}, size {size}" + f", variant {variant}" * bool(variant)
+            allowed = (
+                f"a baseline of the variant, one without a variant, or a unit in {STUDIES_FILE}:"
+                f" {source} has baselines of {', '.join(options)}"
+            )
+            raise invalid(LOSSES_FILE, what, allowed)
+        losses = self.losses[source, size, chosen]
+        curves_from, curves = self._curves(source, size, chosen, losses)
+        return Baseline(source, losses, curves, curves_from)
+
+    def unit(self, study: str, size: str) -> str:
+        """Returns the declared unit, or the only variant with its name in it; "" for none."""
+        unit, options = self.declared[study].unit, self._variants(self.losses, study, size)
+        similar = [option for option in options if unit and unit in option]
+        return unit if unit in options else similar[0] if len(similar) == 1 else ""
+
+    def _lender(self, study: str, size: str) -> str:
+        wanted = self.declared[study].baseline_from
+        having = list(dict.fromkeys(s for s, z, _ in self.losses if z == size))
+        if wanted in having:
+            return wanted
+        with_curves = [name for name in having if self._variants(self.curves, name, size)]
+        lenders = with_curves or having
+        if len(lenders) == 1:
+            return lenders[0]
+        allowed = f"rows of method {BASELINE}, in this study or in one other study of that size"
+        if lenders:
+            allowed += f": choose with baseline_from in {STUDIES_FILE} from {', '.join(lenders)}"
+        raise invalid(LOSSES_FILE, f"study {study}, size {size}", allowed)
+
+    def _curves(
+        self, study: str, size: str, variant: str, losses: pd.DataFrame
+    ) -> tuple[str, pd.DataFrame]:
+        """Returns (study, curves) of the first of these baselines that has curves.
+
+        They are the variant's, the one without a variant if it is unambiguous, and another study's
+        with equal losses.
+        """
+        is_only = len(self._variants(self.losses, study, size)) == 1
+        options = self._variants(self.curves, study, size)
+        wanted = [variant]
+        wanted += [""] if is_only or variant == self.unit(study, size) else []
+        wanted += options if is_only and len(options) == 1 else []
+        for option in wanted:
+            if option in options:
+                return study, self.curves[study, size, option]
+        for (other, z, name), theirs in self.losses.items():
+            if z == size and (other, z, name) in self.curves and _is_equal(losses, theirs):
+                return other, self.curves[other, z, name]
+        return study, self.empty
+
+    @staticmethod
+    def _variants(groups: Mapping, study: str, size: str) -> list[str]:
+        return [variant for s, z, variant in groups if (s, z) == (study, size)]
+
+
+def _is_equal(losses: pd.DataFrame, others: pd.DataFrame) -> bool:
+    """Tells whether two baselines are the same models, by their final losses."""
+    ours, theirs = (frame.set_index(["seed", "domain"])["loss"] for frame in (losses, others))
+    is_same_index = ours.index.sort_values().equals(theirs.index.sort_values())
+    return is_same_index and np.allclose(ours, theirs[ours.index], rtol=1e-6)
+
 
 NO_RUNS, NO_NOTES = pd.DataFrame({"id": []}), pd.DataFrame(columns=["what", "why"])
 NO_CURVES = pd.DataFrame(columns=["size", "seed", "step", "domain", "loss"])
@@ -74,15 +262,14 @@ def _prepare(
     variants = _variants_of(losses)
     losses = _in_every_variant(losses, variants)
     used, parts, curves = {}, [], []
-    for size, variant in dict.fromkeys(zip(losses["size"], losses[VARIANT], strict=True)):
+    for (size, variant), here in losses.groupby(["size", VARIANT], sort=False):
         baseline = used[size, variant] = baselines.of(name, size, variant)
-        here = losses[(losses["size"] == size) & (losses[VARIANT] == variant)]
         _require_domains(here, baseline, size)
         if not (here["method"] == BASELINE).any():
             parts.append(baseline.losses.assign(study=name, **{VARIANT: variant}))
         parts.append(here)
         curves.append(baseline.curves.assign(**{VARIANT: variant}))
-    rows = _named(pd.concat(parts, ignore_index=True), used)
+    rows = _name_profiles(pd.concat(parts, ignore_index=True), used)
     units = {baselines.unit(name, size) for size, _ in used}
     given = external.declared.get(name, {})
     is_own = (losses["method"] == BASELINE).any()
@@ -119,9 +306,9 @@ def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Results:
     The intervals take the curve as fixed, like the published ones.
     """
     record, notes = prepared.record, pd.DataFrame(prepared.notes, columns=NO_NOTES.columns)
-    analysis = analysed(record, prepared.losses, CURVE_FIXED)
+    analysis = analyse_study(record, prepared.losses, CURVE_FIXED)
     analysis = replace(analysis, missing=pd.concat([analysis.missing, notes], ignore_index=True))
-    claims, curves = judged(record, analysis), prepared.losses.curves
+    claims, curves = judge_study(record, analysis), prepared.losses.curves
     results = Results(record, analysis, curves, NO_RUNS, claims, "the folder")
     if record.varies or not is_beside:
         return results
@@ -135,31 +322,35 @@ def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Results:
 
 
 def replication_text(study: Results) -> str:
-    parts = [summary_text(study.record, study)]
+    parts, missing = [summary_text(study.record, study)], study.analysis.missing
     if study.published is not None:
-        rows = beside_published(study.analysis.table, study.published, study.shown_profile)
-        parts.append(f"beside the published\n\n{frame_text(rows)}")
-    missing = study.analysis.missing
-    return "\n\n".join([*parts, *([f"missing\n\n{frame_text(missing)}"] if len(missing) else [])])
+        rows = beside_published(study.analysis.table, study.published, study.main_profile)
+        parts += ["beside the published", frame_text(rows)]
+    if len(missing):
+        parts += ["missing", frame_text(missing)]
+    return "\n\n".join(parts)
 
 
-def published_studies() -> list[Results]:
+def load_published_studies() -> list[Results]:
     """Returns the studies whose per-seed compute ratios ship with the package."""
-    return [_published(name) for name in known_studies() if tabulate_published(name) is not None]
+    return [
+        _load_published(name)
+        for name in read_known_studies()
+        if tabulate_published(name) is not None
+    ]
 
 
-def _published(name: str) -> Results:
+def _load_published(name: str) -> Results:
     table, per_seed = tabulate_published(name), load_published(name)
     variants = _variants_of(per_seed)
     per_seed = per_seed if variants else per_seed.drop(columns=VARIANT)
     declared, sizes = declaration(name, {}, []), tuple(dict.fromkeys(table["size"]))
-    record = declared.record(name, sizes, (f"{SOURCE}.",), variants)
-    record = replace(record, unit=declared.unit)
+    record = declared.record(name, sizes, [f"{SOURCE}."], variants, declared.unit)
     columns = [*([VARIANT] if variants else []), *VIEW, "retained", "domain", "class"]
     ratios = pd.DataFrame(columns=[*columns, "compute_ratio"])
     analysis = Analysis(table, per_seed, ratios, pd.DataFrame(columns=FIT_COLUMNS), NO_NOTES)
     return Results(
-        record, analysis, NO_CURVES, NO_RUNS, judged(record, analysis), "the shipped file"
+        record, analysis, NO_CURVES, NO_RUNS, judge_study(record, analysis), "the shipped file"
     )
 
 
@@ -189,48 +380,45 @@ def _in_every_variant(losses: pd.DataFrame, variants: tuple[str, ...]) -> pd.Dat
 def _require_domains(rows: pd.DataFrame, baseline: Baseline, size: str) -> None:
     known = baseline.domains | {CORE}
     allowed = f"a domain of the baselines of {baseline.study} {size}: {', '.join(sorted(known))}"
-    for number, domain, retained in zip(rows["row"], rows["domain"], rows["retained"], strict=True):
-        if domain not in known:
-            raise invalid(f"{LOSSES_FILE}, row {number}, domain", domain, allowed)
-        for name in filter(None, retained.split(",")):
-            if name not in known:
-                raise invalid(f"{LOSSES_FILE}, row {number}, retained", name, allowed)
-    for number, domain in (
-        baseline.curves[["row", "domain"]].drop_duplicates().itertuples(index=False)
+    retained = rows.assign(retained=rows["retained"].str.split(",")).explode("retained")
+    retained = retained[retained["retained"] != ""]
+    for file, frame, column in (
+        (LOSSES_FILE, rows, "domain"),
+        (LOSSES_FILE, retained, "retained"),
+        (CURVES_FILE, baseline.curves, "domain"),
     ):
-        if domain not in known:
-            raise invalid(f"{CURVES_FILE}, row {number}, domain", domain, allowed)
+        for number, domain in frame.loc[~frame[column].isin(known), ["row", column]].to_numpy():
+            raise invalid(f"{file}, row {number}, {column}", domain, allowed)
 
 
-def _named(rows: pd.DataFrame, used: Mapping[tuple[str, str], Baseline]) -> pd.DataFrame:
-    named = []
+def _name_profiles(rows: pd.DataFrame, used: Mapping[tuple[str, str], Baseline]) -> pd.DataFrame:
+    """Adds `profile`; a baseline retains every domain."""
+    retained, profiles = [], []
     for row in rows.to_dict("records"):
         domains = tuple(sorted(used[row["size"], row[VARIANT]].domains - {CORE}))
-        if row["method"] == BASELINE:
-            named.append((",".join(domains), ALL))
-        else:
-            kept = tuple(filter(None, row["retained"].split(",")))
-            named.append((row["retained"], profile_name(kept, domains)))
-    retained, profiles = zip(*named, strict=True)
+        is_baseline = row["method"] == BASELINE
+        kept = domains if is_baseline else tuple(filter(None, row["retained"].split(",")))
+        retained.append(",".join(kept))
+        profiles.append(ALL if is_baseline else profile_name(kept, domains))
     return rows.assign(retained=retained, profile=profiles)
 
 
 def _attacks(rows: pd.DataFrame, views: pd.DataFrame) -> tuple[pd.DataFrame, tuple]:
     """Returns the attacks on forgotten domains of known views, and notes on the others."""
-    keys, good, notes = [VARIANT, *VIEW], [], []
+    keys, attacks, notes = [VARIANT, *VIEW], [], []
     present = set(views[keys].itertuples(index=False, name=None))
     for row in rows.to_dict("records"):
         domain, why = row["domain"], ""
         if tuple(row[key] for key in keys) not in present:
             why = "the view has no losses without the attack"
-        elif domain == CORE or domain in row["retained"].split(","):
+        elif domain in (CORE, *row["retained"].split(",")):
             why = "the view keeps the domain"
+        else:
+            attacks.append({**row, ELICITED: domain})
         if why:
             names = (row[VARIANT], row["method"], row["size"], row["profile"], "seed", row["seed"])
             notes.append((f"{' '.join(filter(None, names))}, attack on {domain}", why))
-        else:
-            good.append({**row, ELICITED: domain})
-    return pd.DataFrame(good, columns=[VARIANT, *ATTACK_COLUMNS]), tuple(notes)
+    return pd.DataFrame(attacks, columns=[VARIANT, *ATTACK_COLUMNS]), tuple(notes)
 
 
 def _record(
@@ -247,13 +435,14 @@ def _record(
     facts = [f"Losses measured elsewhere, from {external.folder}: seeds {', '.join(seeds)}."]
     borrowed = dict.fromkeys((b.study, size) for (size, _), b in used.items() if b.study != name)
     facts += [f"The baseline of {size} is that of the study {study}." for study, size in borrowed]
-    copied = dict.fromkeys(
-        (b.curves_from, size) for (size, _), b in used.items() if b.curves_from != b.study
-    )
-    same = "whose losses are the same"
-    facts += [f"The curves of {size} are those of {study}, {same}." for study, size in copied]
+    copied = {(b.curves_from, size): b for (size, _), b in used.items()}
+    facts += [
+        f"The curves of {size} are those of {study}, whose losses are the same."
+        for (study, size), baseline in copied.items()
+        if study != baseline.study
+    ]
     if unit:
         facts.append(f"Every ratio is against the baseline of {unit}.")
     if declared.own_baseline:
         facts.append("Each seed is measured against the baseline of the same seed.")
-    return replace(declared.record(name, sizes, facts, variants), unit=unit)
+    return declared.record(name, sizes, facts, variants, unit)

@@ -20,7 +20,7 @@ from gram_platform.analysis.tables import (
     in_reading_order,
     interval_text,
     interval_texts,
-    labelled,
+    label_methods,
     readable_table,
     short_text,
 )
@@ -33,10 +33,10 @@ from gram_platform.analysis.variants import (
 from gram_platform.config import CORE, State
 from gram_platform.methods.nodes import BASELINE, VARIANT, node_name
 from gram_platform.pages.figures.style import method_style
-from gram_platform.pages.report.claims import shown_columns
+from gram_platform.pages.report.answers import terminal_warning
+from gram_platform.pages.report.claims import select_columns
 from gram_platform.pages.report.modules import readable_drops, readable_shares
-from gram_platform.pages.report.sections import renamed
-from gram_platform.pages.report.warning import terminal_warning
+from gram_platform.pages.report.sections import rename_variant
 from gram_platform.pages.results.record import Results, StudyRecord
 from gram_platform.paper.claims import CLAIMS
 from gram_platform.paper.paper import PAPER_SCALES, beside_paper
@@ -70,25 +70,25 @@ def read_results(
         frames = store_frames(store, record.ids, record.curve_runs)
     frame, curves, source = frames
     complete = frame[frame["status"] == State.COMPLETE]
-    evaluations = named(record.tags("evaluation"), complete)
-    runs = named(record.tags("run"), complete)
+    evaluations = join_tags(record.tags("evaluation"), complete)
+    runs = join_tags(record.tags("run"), complete)
     baselines = runs[runs["method"] == BASELINE]
     if evaluations.empty or not curves["run_id"].isin(record.baseline_runs).any():
         return None
     names = ["run_id", "method", "size", "seed", *([VARIANT] if record.variants else [])]
-    attacks = named_attacks(record.tags("attack"), complete)
+    attacks = join_attacks(record.tags("attack"), complete)
     by_run = curves.groupby(["run_id", "domain"])
     points = {key: [*zip(of["step"], of["loss"], strict=True)] for key, of in by_run}
     keys = zip(attacks["run_id"], attacks[ELICITED], strict=True)
     attacks[ATTACK_CURVE] = [points.get(key, ()) for key in keys]
     curves = curves.merge(baselines[names].drop_duplicates(), on="run_id")
     losses = StudyLosses(evaluations, curves, attacks, record.tags("evaluation"))
-    analysis = analysed(record, losses)
+    analysis = analyse_study(record, losses)
     absorption = None
     if record.probed and store:
         probed = runs[runs["id"].isin(record.probed)]
         absorption = module_shares(probed, lambda run_id: store.run(run_id).records())
-    nodes, claims = nodes_frame(record, frame), judged(record, analysis)
+    nodes, claims = nodes_frame(record, frame), judge_study(record, analysis)
     return Results(record, analysis, curves, nodes, claims, source, absorption)
 
 
@@ -100,8 +100,8 @@ def lost_rows(
     A new submission does not execute them. A curve that MLflow still has is not lost.
     """
     entries = {e["id"]: e for e in record.entries if e["id"] in done}
-    shown = entries.keys() if results is None else set(results.runs["id"])
-    found = {node_id: "it cannot be read" for node_id in entries if node_id not in shown}
+    readable = entries.keys() if results is None else set(results.runs["id"])
+    reasons = {node_id: "it cannot be read" for node_id in entries if node_id not in readable}
     runs = [run_id for run_id in dict.fromkeys(record.baseline_runs) if run_id in entries]
     if results is not None:
         steps = results.curves.groupby("run_id")["step"].nunique()
@@ -110,9 +110,9 @@ def lost_rows(
         ]
     for run_id in runs:
         if reason := store.run(run_id).lost_history():
-            found[run_id] = f"its curves cannot be read ({reason})"
+            reasons[run_id] = f"its curves cannot be read ({reason})"
     lines = []
-    for node_id, reason in found.items():
+    for node_id, reason in reasons.items():
         kind = entries[node_id]["kind"]
         directory = store.node(kind, node_id)
         name = node_name(kind, node_id, directory.tags() or entries[node_id]["tags"])
@@ -121,14 +121,14 @@ def lost_rows(
     return lines
 
 
-def analysed(record: StudyRecord, losses: StudyLosses, intervals: str = JACKKNIFE) -> Analysis:
+def analyse_study(record: StudyRecord, losses: StudyLosses, intervals: str = JACKKNIFE) -> Analysis:
     own, sizes = record.own_baseline, record.sizes
     if not record.variants:
         return analyse(losses, sizes, own_baseline=own, intervals=intervals)
     return analyse_variants(losses, record.variants, sizes, record.unit, own, intervals)
 
 
-def judged(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
+def judge_study(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
     """Judges the paper's claims about the study, with their verdicts on the published numbers.
 
     The profile is the record's even if the table lacks it: another would be chosen after there are
@@ -154,7 +154,7 @@ def summary_text(record: StudyRecord, results: Results) -> str:
     if table.empty:
         missing = results.analysis.missing.to_numpy()
         return "\n".join(["no table:", *(f"{what}: {why}" for what, why in missing)])
-    parts = [format_table(renamed(table, record.varies))]
+    parts = [format_table(rename_variant(table, record.varies))]
     if results.by_number is not None:
         drops = drop_table(results.by_number, results.analysis.per_seed)
         parts += ["from one module to all", frame_text(readable_drops(drops))]
@@ -162,19 +162,22 @@ def summary_text(record: StudyRecord, results: Results) -> str:
         shares = readable_shares(final_shares(results.absorption))
         parts += [
             "shares of the modules' squared gradient",
-            frame_text(renamed(shares, record.varies)),
+            frame_text(rename_variant(shares, record.varies)),
         ]
     if record.compare_with in PAPER_SCALES:
-        beside = renamed(beside_paper(table, record.compare_with, record.profile), record.varies)
+        beside = rename_variant(
+            beside_paper(table, record.compare_with, record.profile), record.varies
+        )
         parts += ["beside the paper's (for reading: another scale)", frame_text(beside)]
     if record.preset == UNJUDGED_PRESET:
         parts += [TOO_LITTLE]
     elif record.compare_with in CLAIMS:
         names = ["verdict", HOLM, "difference", "low", "high", UNIT_ERROR, "detectable", "paper"]
         names += [PROFILE, "size", VARIANT, "claim", "published", EXPLANATION]
-        found = shown_columns(results.claims, names)
-        found = found[[n for n in found if n not in ("size", VARIANT) or found[n].nunique() > 1]]
-        parts += ["the paper's claims", frame_text(renamed(found, record.varies))]
+        claims = select_columns(results.claims, names)
+        same = [n for n in ("size", VARIANT) if n in claims and claims[n].nunique() < 2]
+        claims = rename_variant(claims.drop(columns=same), record.varies)
+        parts += ["the paper's claims", frame_text(claims)]
     return "\n\n".join(filter(None, [*parts, terminal_warning(results)]))
 
 
@@ -202,12 +205,14 @@ def brief_results(record: StudyRecord, results: Results, is_wide: bool) -> Brief
     A single size or variant is left out.
     """
     table, text, tables = results.analysis.table, interval_text if is_wide else short_text, {}
-    for profile in dict.fromkeys((MEAN, results.shown_profile)) if len(table) else ():
+    for profile in dict.fromkeys((MEAN, results.main_profile)) if len(table) else ():
         rows = table[table["profile"] == profile]
         several = [name for name in ("size", VARIANT) if name in rows and rows[name].nunique() > 1]
         names = ["method", *several]
         cells = with_values(rows, CLASSES, text)
-        tables[f"profile {profile}"] = renamed(labelled(rows[names]).assign(**cells), record.varies)
+        tables[f"profile {profile}"] = rename_variant(
+            label_methods(rows[names]).assign(**cells), record.varies
+        )
     judged_not = TOO_LITTLE * (record.preset == UNJUDGED_PRESET)
     return Brief(tables, count_verdicts(results.claims), terminal_warning(results), judged_not)
 
@@ -224,16 +229,16 @@ def count_verdicts(claims: pd.DataFrame | None) -> Mapping[str, int]:
     return dict(Counter(filter(None, claims["verdict"]))) if has_claims else {}
 
 
-def named(
+def join_tags(
     tags: pd.DataFrame, frame: pd.DataFrame, how: Literal["inner", "left"] = "inner"
 ) -> pd.DataFrame:
     """Selects the rows of a frame in the order and under the names of `tags`."""
     return tags.merge(frame.drop(columns=tags.columns.drop("id"), errors="ignore"), how, on="id")
 
 
-def named_attacks(tags: pd.DataFrame, complete: pd.DataFrame) -> pd.DataFrame:
+def join_attacks(tags: pd.DataFrame, complete: pd.DataFrame) -> pd.DataFrame:
     """Makes the frame of attacks for `analyse`; the loss is NaN without a result."""
-    rows = _with_best_loss(named(tags, complete, "left"))
+    rows = _with_best_loss(join_tags(tags, complete, "left"))
     return rows.rename(columns={"best_loss": "loss"}).assign(run_id=rows["id"])
 
 
@@ -246,7 +251,7 @@ def _with_best_loss(attacks: pd.DataFrame) -> pd.DataFrame:
 
 def nodes_frame(record: StudyRecord, frame: pd.DataFrame) -> pd.DataFrame:
     """Lists every begun node: runs, evaluations, attacks, each in the study's order."""
-    parts = [named(record.tags(kind), frame) for kind in ("run", "evaluation", "attack")]
+    parts = [join_tags(record.tags(kind), frame) for kind in ("run", "evaluation", "attack")]
     parts[-1] = _with_best_loss(parts[-1])
     return pd.concat(parts, ignore_index=True).drop_duplicates("id", ignore_index=True)
 

@@ -14,7 +14,7 @@ from gram_platform.analysis.trials import (
     STATE,
     TRIAL,
     best_lines,
-    ranked,
+    rank_trials,
     values_text,
 )
 from gram_platform.config import State
@@ -49,14 +49,14 @@ def trials_log(
     texts = dict.fromkeys([SEARCH, TRIAL, RUNS, *columns.groups], "str")
     frame, identity = pd.read_csv(io.BytesIO(trials), dtype=texts), study_id(name, params)
     groups = [values_text(row, columns.groups) for row in frame.to_dict("records")]
-    view = search_view(name, identity, columns, list(dict.fromkeys(groups)))
+    view = search_view(name, identity, columns, dict.fromkeys(groups))
     return StudyLog(
         name,
         {},
         {},
         params,
         node_tags=trial_tags(trials),
-        views=(view, *study_views(name, identity, {}, ())),
+        views=view | study_views(name, identity, {}, ()),
         trials=trial_entries(frame, columns),
         answers=best_lines(frame, columns),
     )
@@ -67,7 +67,7 @@ def trial_entries(trials: pd.DataFrame, columns: TrialColumns) -> list[TrialEntr
     varied = [*columns.groups, *columns.parameters, *({"seed"} & {*trials})]
     named, (first, *_) = [name for name in varied if trials[name].nunique() > 1], columns.objectives
     entries, seen = [], Counter[str]()
-    for row in ranked(trials, columns).to_dict("records"):
+    for row in rank_trials(trials, columns).to_dict("records"):
         values = {name: row[name] for name in varied if pd.notna(row[name])}
         if row[STATE] == State.WAITING or len(values) < len(varied):
             continue

@@ -2,13 +2,13 @@
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from gram_platform.release.serving.batch import STOP, GenerationRequest
 from gram_platform.release.serving.engine import FAILED, Delivery
@@ -51,32 +51,19 @@ class Metrics:
 
     def text(self, profiles: Collection[str]) -> bytes:
         """Formats the metrics of these profiles, and the metrics without a profile."""
-        return generate_latest(_OfProfiles(self.registry, profiles))
-
-
-@dataclass(frozen=True)
-class _OfProfiles:
-    """A registry's metrics, without the samples of other profiles."""
-
-    registry: CollectorRegistry
-    profiles: Collection[str]
-
-    def collect(self) -> Iterator[Metric]:
-        for metric in self.registry.collect():
-            metric.samples = [
-                s for s in metric.samples if s.labels.get("profile") in (None, *self.profiles)
-            ]
-            yield metric
+        metrics, allowed = list(self.registry.collect()), (None, *profiles)
+        for metric in metrics:
+            metric.samples = [s for s in metric.samples if s.labels.get("profile") in allowed]
+        return generate_latest(SimpleNamespace(collect=lambda: metrics))
 
 
 class Completions(Protocol):
     def stream(
         self, digest: str, profile: str, request: GenerationRequest, whole: bool
     ) -> AsyncIterator[Delivery]:
-        """Yields deliveries, the first when generation is accepted; ModelLost if the model fails.
+        """Yields deliveries as `ModelServer.stream`; ModelLost if the model fails.
 
-        Closing the iterator abandons the request. `whole` means that the caller needs no tokens
-        before the end.
+        Closing the iterator abandons the request.
         """
 
     async def is_ready(self) -> bool:
@@ -84,7 +71,7 @@ class Completions(Protocol):
 
 
 class Answer:
-    """Generates the text of a granted request, and sets `finish_reason` at its end."""
+    """Generates the text of a granted request; sets `finish_reason` at its end."""
 
     def __init__(
         self,
@@ -102,9 +89,11 @@ class Answer:
         self._stops, self._text = stops, TextStream(vocabulary, stops)
 
     def usage(self) -> dict[str, int]:
-        num_prompt = len(self.request.prompt)
-        counts = {"prompt_tokens": num_prompt, "completion_tokens": self.num_drawn}
-        return counts | {"total_tokens": num_prompt + self.num_drawn}
+        counts = {
+            "prompt_tokens": len(self.request.prompt),
+            "completion_tokens": self.num_drawn,
+        }
+        return counts | {"total_tokens": sum(counts.values())}
 
     async def texts(self, whole: bool = False) -> AsyncIterator[str]:
         """Yields "" when generation is accepted, and then text; Refusal if it cannot finish."""
@@ -122,7 +111,11 @@ class Answer:
                     if delivery.tokens and not self.num_drawn:
                         metrics.first_token.labels(profile).observe(time.monotonic() - started)
                     self.num_drawn += len(delivery.tokens)
-                    yield self._show(delivery)
+                    if delivery.end in COMMON_REFUSALS:
+                        raise refusal(delivery.end)
+                    text = self._text.add(delivery.tokens, last=bool(delivery.end))
+                    self.finish_reason = STOP if self._text.stopped else delivery.end
+                    yield text
                     if self.finish_reason:
                         end = self.finish_reason
                         return
@@ -138,10 +131,3 @@ class Answer:
             metrics.drawn_tokens.labels(profile).inc(self.num_drawn)
             metrics.ended.labels(profile, end).inc()
             metrics.whole.labels(profile).observe(time.monotonic() - started)
-
-    def _show(self, delivery: Delivery) -> str:
-        if delivery.end in COMMON_REFUSALS:
-            raise refusal(delivery.end)
-        text = self._text.add(delivery.tokens, last=bool(delivery.end))
-        self.finish_reason = STOP if self._text.stopped else delivery.end
-        return text

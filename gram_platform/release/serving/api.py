@@ -82,7 +82,7 @@ class Api:
             Route(METRICS, self.scrape, methods=["GET"]),
             Route(PAGE, self.page, methods=["GET"]),
         ]
-        handlers = {Refusal: self._refused, HTTPException: self._no_route, Exception: self._failed}
+        handlers = {Refusal: self._refuse, HTTPException: self._no_route, Exception: self._fail}
         # Nobody reads this response.
         handlers[ClientDisconnect] = lambda *_: Response()
         app = Starlette(routes=routes, exception_handlers=handlers)
@@ -105,7 +105,10 @@ class Api:
             self.completions, digest, grant, generation, self.vocabulary, parsed.stop, self.metrics
         )
         if not parsed.stream:
-            return await self._at_once(answer, rule)
+            async with aclosing(self._texts(answer, rule, whole=True)) as parts:
+                text = "".join([part async for part in parts])
+            body = _body_of(answer, text, answer.finish_reason) | {"usage": answer.usage()}
+            return JSONResponse(body, headers=NO_STORE)
         events = self._events(answer, rule, parsed.stream_usage)
         # Awaited before the response starts, so that a refusal can still set the status.
         await anext(events)
@@ -122,10 +125,9 @@ class Api:
         is_confirmed = is_recent(self.confirmed_at)
         if is_confirmed and await self.completions.is_ready():
             errors = (
-                f", but the policy's file has errors: {self.num_left_out} of its parts are not in"
-                " force"
+                f"the policy's file has errors: {self.num_left_out} of its parts are not in force"
             )
-            text = f"ok{errors if self.num_left_out else ''}\n"
+            text = f"ok, but {errors}\n" if self.num_left_out else "ok\n"
             return PlainTextResponse(text, headers=NO_STORE)
         refused = refusal("unavailable" if is_confirmed else "policy_unconfirmed")
         return JSONResponse(refused.body(), refused.status, NO_STORE | refused.headers())
@@ -160,16 +162,10 @@ class Api:
         finally:
             self._num_open[rule.name] -= 1
 
-    async def _at_once(self, answer: Answer, rule: TokenRule) -> Response:
-        async with aclosing(self._texts(answer, rule, whole=True)) as parts:
-            texts = [part async for part in parts]
-        body = _body_of(answer, "".join(texts), answer.finish_reason) | {"usage": answer.usage()}
-        return JSONResponse(body, headers=NO_STORE)
-
     async def _events(self, answer: Answer, rule: TokenRule, usage: bool) -> AsyncIterator[str]:
-        """Yields server-sent events. The first is empty and comes when generation is accepted.
+        """Yields server-sent events: an empty one when generation is accepted, a refusal last.
 
-        A later error becomes the last event. `usage` is OpenAI's `include_usage`.
+        `usage` is OpenAI's `include_usage`.
         """
         no_usage = {"usage": None} if usage else {}
         async with aclosing(self._texts(answer, rule, whole=False)) as parts:
@@ -186,31 +182,26 @@ class Api:
                 yield _event(refused.body())
 
     def _caller(self, request: Request) -> tuple[str, TokenRule]:
-        """Returns (digest, rule) of the caller's token.
-
-        Raises Refusal 401 without a known token, and Refusal 503 without a confirmed policy.
-        """
+        """Returns (digest, rule) of the caller's token; Refusal 401 or 503 if there is none."""
         if not is_recent(self.confirmed_at):
             raise refusal("policy_unconfirmed")
         digest, rule = require_holder(self.policy, request.headers.getlist("authorization"))
         request.state.holder = rule.name
         return digest, rule
 
-    async def _refused(self, request: Request, refused: Refusal) -> Response:
+    async def _refuse(self, request: Request, refused: Refusal) -> Response:
         self._count(refused, getattr(request.state, "holder", "nobody known"))
         return JSONResponse(refused.body(), refused.status, NO_STORE | refused.headers())
 
     async def _no_route(self, request: Request, error: HTTPException) -> Response:
-        refused = refusal("not_found")
-        if error.status_code != refused.status:
-            refused = Refusal(
-                error.status_code, *(WRONG_METHOD if error.status_code == 405 else OTHER_ERROR)
-            )
+        status = error.status_code
+        other = Refusal(status, *(WRONG_METHOD if status == 405 else OTHER_ERROR))
+        refused = refusal("not_found") if status == 404 else other
         self._count(refused, "nobody known")
         return JSONResponse(refused.body(), refused.status, NO_STORE | dict(error.headers or {}))
 
-    async def _failed(self, request: Request, _: Exception) -> Response:
-        return await self._refused(
+    async def _fail(self, request: Request, _: Exception) -> Response:
+        return await self._refuse(
             request, Refusal(500, "internal", "internal error; the server's log has the cause")
         )
 
@@ -243,13 +234,13 @@ async def _body(request: Request) -> bytes:
 
 def _body_of(answer: Answer, text: str, finish_reason: str | None) -> dict:
     choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
-    head = {
+    return {
         "id": answer.id,
         "object": "text_completion",
         "created": answer.created,
         "model": answer.grant.profile,
+        "choices": [choice],
     }
-    return head | {"choices": [choice]}
 
 
 def _event(body: dict) -> str:

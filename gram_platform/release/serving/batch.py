@@ -53,7 +53,7 @@ class ActiveSequence:
 
 
 class Batch:
-    """The active sequences, which are advanced together. Not thread-safe."""
+    """The active sequences. Not thread-safe."""
 
     def __init__(self, reader: RowReader, vocab_size: int, end_of_text: int):
         self.reader, self.vocab_size, self.end_of_text = reader, vocab_size, end_of_text
@@ -75,9 +75,8 @@ class Batch:
             tokens_BT[row, : lengths_B[row]] = torch.tensor(sequence.request.prompt)
         self.sequences.extend(new)
         self._active = None
-        self._advance(
-            new, tokens_BT, torch.zeros_like(lengths_B), lengths_B, self._activation(new), first
-        )
+        seen_B = torch.zeros_like(lengths_B)
+        self._advance(new, tokens_BT, seen_B, lengths_B, self._activation(new), first)
         return list(new)
 
     def step(self) -> list[ActiveSequence]:
@@ -85,8 +84,7 @@ class Batch:
         sequences = list(self.sequences)
         if not sequences:
             return []
-        if self._active is None:
-            self._active = self._activation(sequences)
+        self._active = self._active or self._activation(sequences)
         tokens_B1 = torch.tensor([[s.drawn[-1]] for s in sequences])
         seen_B = torch.tensor([s.num_read for s in sequences])
         self._advance(sequences, tokens_B1, seen_B, torch.ones_like(seen_B), self._active, 0)
@@ -104,20 +102,16 @@ class Batch:
         self._active = None
 
     def _activation(self, sequences: Sequence[ActiveSequence]) -> Activation:
-        return activation(
-            self.reader.domains, [dict(s.grant.weights) for s in sequences], str(self.reader.device)
-        )
+        weights = [dict(s.grant.weights) for s in sequences]
+        return activation(self.reader.domains, weights, str(self.reader.device))
 
     def _advance(
         self, sequences, tokens_BT, seen_B, lengths_B, active: Activation, first: int
     ) -> None:
-        device = self.reader.device
-        inputs = (tokens_BT.to(device), seen_B.to(device), lengths_B.to(device))
+        inputs = (x.to(self.reader.device) for x in (tokens_BT, seen_B, lengths_B))
         logits_BV = self.reader.read(*inputs, active, first)[:, : self.vocab_size]
-        temperatures_B = torch.tensor(
-            [s.request.temperature for s in sequences], dtype=torch.float64
-        )
-        top_ps_B = torch.tensor([s.request.top_p for s in sequences], dtype=torch.float64)
+        pairs = [(s.request.temperature, s.request.top_p) for s in sequences]
+        temperatures_B, top_ps_B = torch.tensor(pairs, dtype=torch.float64).T
         uniforms_B = torch.stack([s.uniforms[len(s.drawn)] for s in sequences])
         tokens_B = next_tokens(logits_BV, temperatures_B, top_ps_B, uniforms_B)
         for sequence, token in zip(sequences, tokens_B.tolist(), strict=True):

@@ -83,7 +83,8 @@ class PreparedService:
 
     def lines(self) -> list[str]:
         """Returns lines for the terminal about modules in memory and about tokens' profiles."""
-        policy, granted = self.source.policy, self.source.policy.granted_modules
+        policy = self.source.policy
+        granted = policy.granted_modules
         absent = [module for module in self.run.model.module_domains if module not in granted]
         lines = [f"run {self.run.run_id}: {', '.join(('core', *granted))} in memory"]
         if absent:
@@ -97,13 +98,7 @@ def prepare(service: Service) -> PreparedService:
     Raises ValueError if the run is incomplete or cannot be served, or if the policy names modules
     that the run lacks.
     """
-    store, policy = Store(service.storage), load_policy(service.policy)
-    if not policy.tokens:
-        raise invalid(
-            "policy",
-            service.policy,
-            "a policy with at least one token: `gram token NAME --policy FILE` adds one",
-        )
+    store, policy = Store(service.storage), load_granting(service.policy)
     run_id = store.find_run(service.run_id)
     directory = store.run(run_id)
     directory.require_result()
@@ -172,17 +167,13 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
             is_over = threading.Event()
             ending.callback(is_over.set)
             arguments = (service.policy, prepared.source.policy, new_keeper(name), say, is_over)
-            threading.Thread(
-                target=follow_policy, args=arguments, name="gram-policy", daemon=True
-            ).start()
+            threading.Thread(target=follow_policy, args=arguments, daemon=True).start()
             port = start(service, prepared, name)
             for line in prepared.lines():
                 say(line)
             if service.host not in LOOPBACKS:
-                say(
-                    f"warning: other machines may reach {service.host}, and nothing here ends slow"
-                    " requests."
-                )
+                risk = "and nothing here ends slow requests."
+                say(f"warning: other machines may reach {service.host}, {risk}")
                 say("Let only a reverse proxy reach it, such as HAProxy with cluster/haproxy.cfg")
             say(f"ready: http://{service.host}:{port}")
             while True:
@@ -193,9 +184,8 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
             listen(ignore)
             say("stopping")
         except ClusterLost as error:
-            raise Stopped(
-                "Ray has died, and all models with it: start `gram serve` again"
-            ) from error
+            reason = "Ray has died, and all models with it: start `gram serve` again"
+            raise Stopped(reason) from error
         except (*CALL_ERRORS, RuntimeError) as error:
             reason = one_line(error) or type(error).__name__
             advice = "start `gram serve` again, where processors and memory are free"
@@ -238,6 +228,15 @@ def new_keeper(name: str) -> Confirm:
     return lambda *arguments: ray.get(keeper.confirm.remote(*arguments), timeout=LEASE_S)
 
 
+def load_granting(path: str) -> Policy:
+    """Reads a policy; ValueError also for one without tokens."""
+    policy = load_policy(path)
+    if not policy.tokens:
+        expected = "a policy with at least one token: `gram token NAME --policy FILE` adds one"
+        raise invalid("policy", path, expected)
+    return policy
+
+
 def follow_policy(
     path: str,
     policy: Policy,
@@ -248,8 +247,7 @@ def follow_policy(
     """Confirms the file's policy every `POLICY_CHECK_S`, and reports changes and errors once.
 
     The time of a confirmation is before the file was read, so that a late call does not prolong an
-    old policy. Profiles with modules that were not loaded at the start grant nothing until a
-    restart. A file that cannot be read is not confirmed, so replicas reject all requests after
+    old policy. A file that cannot be read is not confirmed, so replicas reject all requests after
     `LEASE_S`.
     """
     reported, loaded = (), policy.granted_modules
@@ -259,9 +257,8 @@ def follow_policy(
             policy, errors = update_policy(policy_text(path), before, loaded)
             confirm(policy, len(errors), read_at)
         except Exception as why:
-            errors = (
-                f"{why}; without a confirmed policy everybody is refused after {LEASE_S:.0f} s",
-            )
+            effect = f"without a confirmed policy everybody is refused after {LEASE_S:.0f} s"
+            errors = (f"{why}; {effect}",)
         if is_over.is_set():
             return
         if policy != before:
@@ -294,8 +291,8 @@ def require_own_serve() -> None:
 def end_application(name: str, is_private: bool) -> None:
     """Deletes this command's application, and shuts Ray Serve down if it has no other.
 
-    On a private Ray nothing is shut down, because Ray Serve ends with Ray. A shut-down before that
-    would print that Ray retries it for ever.
+    A private Ray ends later, with Ray Serve. A shut-down before that would print that Ray retries
+    it for ever.
     """
     from ray import serve
 
@@ -341,11 +338,7 @@ def choose_ray(address: str) -> str:
 
 
 def join_ray(address: str, num_cpus: int) -> bool:
-    """Joins the Ray of `choose_ray`, or starts a private Ray; returns whether it is private.
-
-    A private Ray accepts only holders of its token. Its ports listen on the loopback, except one
-    port of each replica. Raises the errors of `cluster.connect`.
-    """
+    """Joins the Ray of `choose_ray`, or starts a private Ray; returns whether it is private."""
     from gram_platform.engine.cluster import join
     from gram_platform.engine.cluster import start as start_ray
 

@@ -1,7 +1,7 @@
 """Deploys a run on Ray Serve. `Ingress` answers HTTP, and `Model` has the weights.
 
 The ingress is a process of its own, so that it can answer callers when a model's process dies. It
-sends a token's digest and no grant. The model's process looks the grant up in its own copy of the
+sends a token's digest and no grant, which the model's process looks up in its own copy of the
 policy.
 
 `gram serve` confirms the policy every two seconds in a `PolicyKeeper`, an actor that ends with the
@@ -12,7 +12,8 @@ after the last confirmation.
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
+from functools import partial
 
 import ray
 from ray import serve
@@ -29,7 +30,6 @@ from gram_platform.release.serving.model_server import ModelServer, ModelSource
 from gram_platform.release.serving.policy import LEASE_S, Policy
 from gram_platform.release.serving.text import Vocabulary
 
-# Ray's namespace of the keepers' names.
 NAMESPACE = "gram"
 # The time between two readings of the keeper's policy.
 LOOK_S = 1.0
@@ -38,7 +38,6 @@ FIRST_LOOK_S = 60.0
 LONGEST_SILENCE_S = 10.0
 # Errors of calls to Ray. CancelledError is not one if the caller itself was cancelled.
 CALL_ERRORS = (TimeoutError, RayError, RayServeException, asyncio.CancelledError)
-# The time-out of a readiness check.
 READY_S = 2.0
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 30.0
 # Far more than the engine accepts.
@@ -69,11 +68,10 @@ class PolicyKeeper:
         return policy, num_left_out, time.monotonic() - read_at
 
 
-def follow(keeper: str, take: Callable[[Policy, int, float], None]) -> None:
-    """Calls `take` from a thread each second; returns after the first call.
+def follow(keeper: str, replica: ModelServer | Api) -> None:
+    """Sets a replica's policy from a thread each second; returns after the first time.
 
-    The arguments are the policy, the number of parts of its file that are left out, and the time of
-    its confirmation. Raises RuntimeError without a policy, so that the replica does not start.
+    Raises RuntimeError without a policy, so that the replica does not start.
     """
     actor, has_taken = ray.get_actor(keeper, NAMESPACE), threading.Event()
 
@@ -82,14 +80,15 @@ def follow(keeper: str, take: Callable[[Policy, int, float], None]) -> None:
             asked_at = time.monotonic()
             try:
                 policy, num_left_out, age_s = ray.get(actor.read.remote(), timeout=LEASE_S)
-                take(policy, num_left_out, asked_at - age_s)
+                replica.policy, replica.num_left_out = policy, num_left_out
+                replica.confirmed_at = asked_at - age_s
                 has_taken.set()
             except Exception as why:
                 # The policy expires soon, unless a later look succeeds.
                 logger.warning("the policy cannot be read: %s", type(why).__name__)
             time.sleep(LOOK_S)
 
-    threading.Thread(target=look, name="gram-policy", daemon=True).start()
+    threading.Thread(target=look, daemon=True).start()
     if not has_taken.wait(FIRST_LOOK_S):
         raise RuntimeError("there is no confirmed policy")
 
@@ -99,10 +98,7 @@ class Model(ModelServer):
 
     def __init__(self, source: ModelSource, keeper: str):
         super().__init__(source)
-        follow(keeper, self._take)
-
-    def _take(self, policy: Policy, _: int, confirmed_at: float) -> None:
-        self.policy, self.confirmed_at = policy, confirmed_at
+        follow(keeper, self)
 
     def check_health(self) -> None:
         """Raises RuntimeError if the engine died or stalled, so that Serve replaces the replica."""
@@ -171,14 +167,7 @@ class Ingress:
     ):
         vocabulary = Vocabulary.of(tokenizer_json, context)
         self._api = Api(policy, vocabulary, RemoteCompletions(model), max_requests)
-        follow(keeper, self._take)
-
-    def _take(self, policy: Policy, num_left_out: int, confirmed_at: float) -> None:
-        self._api.policy, self._api.num_left_out, self._api.confirmed_at = (
-            policy,
-            num_left_out,
-            confirmed_at,
-        )
+        follow(keeper, self._api)
 
     def __serve_build_asgi_app__(self):
         return self._api.app()
@@ -198,27 +187,26 @@ def application(
     `PolicyKeeper`.
     """
     # There is no access log, because the metrics count requests.
-    quiet = LoggingConfig(enable_access_log=False)
-    resources = {"num_cpus": source.num_threads} | (
-        {"num_gpus": 1} if source.device == "cuda" else {}
+    deploy = partial(
+        serve.deployment,
+        health_check_period_s=HEALTH_PERIOD_S,
+        logging_config=LoggingConfig(enable_access_log=False),
     )
-    calls = source.limits.num_rows + source.limits.num_waiting + SPARE_CALLS
-    model = serve.deployment(
+    model = deploy(
         Model,
         num_replicas=num_replicas,
-        max_ongoing_requests=calls,
-        ray_actor_options=resources,
-        health_check_period_s=HEALTH_PERIOD_S,
+        max_ongoing_requests=source.limits.num_rows + source.limits.num_waiting + SPARE_CALLS,
+        ray_actor_options={
+            "num_cpus": source.num_threads,
+            "num_gpus": int(source.device == "cuda"),
+        },
         health_check_timeout_s=HEALTH_TIMEOUT_S,
-        logging_config=quiet,
     )
-    ingress = serve.deployment(
+    ingress = deploy(
         Ingress,
         max_ongoing_requests=MAX_CONNECTIONS,
         max_queued_requests=MAX_CONNECTIONS,
         ray_actor_options={"num_cpus": 0},
-        health_check_period_s=HEALTH_PERIOD_S,
-        logging_config=quiet,
     )
     replicas = model.bind(source, keeper)
     return ingress.bind(source.policy, tokenizer_json, context, max_requests, replicas, keeper)

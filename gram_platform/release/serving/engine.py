@@ -2,10 +2,10 @@
 
 Between two steps, ended, abandoned and late requests leave their rows, and a group of new requests
 fills free rows. The active rows wait while the group's prompts are read, which have at most
-MAX_PROMPT_TOKENS together unless there is only one. A free row goes to the holder with the fewest
-active requests, so that a holder with many requests does not delay others.
+MAX_PROMPT_TOKENS together unless there is only one.
 """
 
+import contextlib
 import logging
 import queue
 import threading
@@ -73,11 +73,10 @@ class _Job:
 
 
 class Engine:
-    """Runs a batch in a thread. The thread calls a request's `receive`, which must not block."""
+    """Runs a batch in a thread, which calls the requests' `receive`. They must not block."""
 
     def __init__(self, batch: Batch, limits: EngineLimits):
-        self.limits = limits
-        self._batch = batch
+        self.limits, self._batch = limits, batch
         # Guards `_num_open`, and `_arrivals` while the engine closes.
         self._lock = threading.Lock()
         # New requests, numbers of abandoned requests, and None, which wakes the thread up.
@@ -85,8 +84,7 @@ class Engine:
         # Waiting requests by holder. No queue is empty.
         self._waiting: dict[str, deque[_Job]] = {}
         self._active_jobs: dict[int, _Job] = {}
-        self._num_open = 0
-        self._closed = False
+        self._num_open, self._closed = 0, False
         self._last_step = self._next_late_check = time.monotonic()
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="gram-engine", daemon=True)
@@ -94,9 +92,8 @@ class Engine:
 
     def submit(self, request: GenerationRequest, grant: Grant, receive: Receive) -> int | None:
         """Queues a request; returns its number, or None if too many requests are open."""
-        job = _Job(
-            ActiveSequence(request, grant), receive, time.monotonic() + self.limits.deadline_s
-        )
+        deadline = time.monotonic() + self.limits.deadline_s
+        job = _Job(ActiveSequence(request, grant), receive, deadline)
         with self._lock:
             if self._closed or self._num_open >= self.limits.num_rows + self.limits.num_waiting:
                 return None
@@ -115,10 +112,6 @@ class Engine:
         idle_s = time.monotonic() - self._last_step
         if idle_s > STALL_S:
             raise RuntimeError(f"the engine has made no step for {idle_s:.0f} s")
-
-    def load(self) -> tuple[int, int]:
-        """Returns (number of active sequences, number of waiting requests)."""
-        return len(self._active_jobs), max(0, self._num_open - len(self._active_jobs))
 
     def close(self) -> None:
         """Ends the thread. Open requests end as failed."""
@@ -146,18 +139,14 @@ class Engine:
     def _collect(self) -> None:
         """Receives arrivals; waits for them if the engine is idle."""
         idle = not self._active_jobs and not self._waiting and not self._closed
-        try:
-            arrival = (
-                self._arrivals.get(timeout=LONGEST_WAIT_S) if idle else self._arrivals.get_nowait()
-            )
+        with contextlib.suppress(queue.Empty):
+            arrival = self._arrivals.get(idle, LONGEST_WAIT_S)
             while True:
                 if isinstance(arrival, _Job):
                     self._waiting.setdefault(arrival.holder, deque()).append(arrival)
                 elif arrival is not None:
                     self._drop(lambda job, number=arrival: job.sequence.number == number)
                 arrival = self._arrivals.get_nowait()
-        except queue.Empty:
-            return
 
     def _drop_late(self) -> None:
         now = time.monotonic()
@@ -182,7 +171,8 @@ class Engine:
     def _admit(self) -> None:
         """Admits a group of requests that fits the free rows and MAX_PROMPT_TOKENS.
 
-        The next one is always the oldest request of the holder with the fewest active requests.
+        The next request is the oldest of the holder with the fewest active requests, so that a
+        holder with many requests does not delay others.
         """
         jobs, longest, num_active = [], 0, Counter(job.holder for job in self._active_jobs.values())
         while self._waiting and len(jobs) < self._batch.num_free:

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
@@ -52,8 +53,8 @@ def require_servable(run: RunConfig, policy: Policy) -> None:
 def load_granted(source: ModelSource) -> Transformer:
     """Loads the run's model with only the modules that some token is granted.
 
-    The hash of the weights covers the other modules too. Their bytes are read into memory that is
-    returned to the system (`DiskTensors.sha256`).
+    Their hash covers the others too, whose bytes are read into memory that is returned to the
+    system (`DiskTensors.sha256`).
     """
     store = Store(source.storage)
     view = View.of(source.run_id, dict.fromkeys(source.policy.granted_modules, 1.0))
@@ -73,8 +74,8 @@ class ModelServer:
             RowReader(self.model, source.limits.num_rows), source.vocab_size, source.end_of_text
         )
         self.engine = Engine(batch, source.limits)
-        # The `time.monotonic` of the policy's confirmation, infinite without a keeper.
-        self.confirmed_at = math.inf
+        # As in `Api`.
+        self.confirmed_at, self.num_left_out = math.inf, 0
 
     async def stream(
         self, digest: str, profile: str, request: GenerationRequest, whole: bool
@@ -84,17 +85,16 @@ class ModelServer:
         Tokens are delivered several times a second, less often with `whole`. If there are none, an
         empty delivery is sent every `BEAT_S`, so a longer silence means that this process is lost.
 
-        The grant is checked before every delivery, so that a revocation also ends streams. The
-        caller is not trusted. It cannot name modules, and must send a token's digest.
+        The caller is not trusted, so the grant is checked before every delivery. A revocation also
+        ends streams.
         """
         grant = self._find_grant(digest, profile)
         if isinstance(grant, str):
             yield Delivery(end=grant)
             return
         loop, received = asyncio.get_running_loop(), asyncio.Queue()
-        number = self.engine.submit(
-            request, grant, lambda d: loop.call_soon_threadsafe(received.put_nowait, d)
-        )
+        receive = partial(loop.call_soon_threadsafe, received.put_nowait)
+        number = self.engine.submit(request, grant, receive)
         if number is None:
             yield Delivery(end=BUSY)
             return

@@ -18,9 +18,6 @@
     max_requests = 8                            # open at once; default: what `gram serve` says
 
 A token is 256 random bits, so its SHA-256 needs no salt.
-
-A server starts only with a text without errors. While it runs, it skips a new profile or token that
-has an error, so that this grants nothing, and uses the rest.
 """
 
 import contextlib
@@ -34,6 +31,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from gram_platform.config.identity import (
     invalid,
@@ -107,33 +105,31 @@ class Policy:
         return Grant(rule.name, name, dict(self.profiles)[name])
 
     @property
+    def _granted_profiles(self) -> dict[str, list[str]]:
+        """The modules of each profile that some token has."""
+        names = {name for rule in self.tokens for name in rule.profiles}
+        return {name: list(dict(weights)) for name, weights in self.profiles if name in names}
+
+    @property
     def granted_modules(self) -> tuple[str, ...]:
         """The modules that some token is granted. Only these are loaded."""
-        reachable = {name for rule in self.tokens for name in rule.profiles}
-        return tuple(
-            sorted({m for name, weights in self.profiles if name in reachable for m, _ in weights})
-        )
+        return tuple(sorted(set(chain.from_iterable(self._granted_profiles.values()))))
 
     def require_modules(self, available: tuple[str, ...]) -> None:
         """Raises ValueError for a module that the run lacks."""
         for name, weights in self.profiles:
             for module, _ in weights:
                 if module not in available:
-                    allowed = one_of(module, available, "the run's modules: ") + (
-                        "" if available else "it has none"
-                    )
+                    names = one_of(module, available, "the run's modules: ")
+                    allowed = names if available else f"{names}it has none"
                     raise invalid(f"profiles.{name}.modules", module, allowed)
 
     def not_loaded(self, loaded: Collection[str]) -> dict[str, ValueError]:
         """Returns an error, by profile, for profiles of tokens whose modules are not all loaded."""
-        granted, errors = {name for rule in self.tokens for name in rule.profiles}, {}
-        for name, weights in self.profiles:
-            missing = [module for module, _ in weights if module not in loaded]
-            if missing and name in granted:
-                allowed = (
-                    f"modules in the server's memory ({', '.join(loaded) or 'none'}): restart the"
-                    " server"
-                )
+        memory, errors = ", ".join(loaded) or "none", {}
+        for name, modules in self._granted_profiles.items():
+            if missing := [module for module in modules if module not in loaded]:
+                allowed = f"modules in the server's memory ({memory}): restart the server"
                 errors[name] = invalid(f"profiles.{name}.modules", ", ".join(missing), allowed)
         return errors
 
@@ -150,8 +146,7 @@ def update_policy(
 ) -> tuple[Policy, tuple[str, ...]]:
     """Returns (a running server's policy after its file has changed, errors of skipped parts).
 
-    Only parts of the text without errors grant anything, whatever `before` granted. A text without
-    a readable profile, which `policy_text` rejects, leaves `before` without tokens.
+    A text without a readable profile, which `policy_text` rejects, leaves `before` without tokens.
     """
     try:
         policy, errors = read_policy(text)
@@ -216,20 +211,15 @@ def read_policy(text: str) -> tuple[Policy, list[str]]:
     for field in ("name", "sha256"):
         # Entries with errors count too, because either entry may be the right one.
         counts = Counter(str(entry.get(field)) for entry in entries if isinstance(entry, Mapping))
-        repeated = sorted(
-            {getattr(rule, field) for rule in rules if counts[getattr(rule, field)] > 1}
-        )
-        errors += [
-            str(invalid(f"tokens.{field}", value, "a value that no other token has"))
-            for value in repeated
-        ]
-        rules = [rule for rule in rules if getattr(rule, field) not in repeated]
+        values = {getattr(rule, field) for rule in rules}
+        for value in sorted(value for value in values if counts[value] > 1):
+            errors.append(str(invalid(f"tokens.{field}", value, "a value that no other token has")))
+            rules = [rule for rule in rules if getattr(rule, field) != value]
     return Policy(tuple(profiles.items()), tuple(rules)).only(profiles), errors
 
 
 @contextlib.contextmanager
 def _collect_errors(errors: list[str]) -> Iterator[None]:
-    """Adds a ValueError of the block to `errors`."""
     try:
         yield
     except ValueError as error:
@@ -250,12 +240,11 @@ def token_entry(
         "sha256": token_digest(token),
         "profiles": list(profiles),
         "default": default,
+        "metrics": metrics or None,
+        "max_requests": max_requests,
     }
-    fields |= {"metrics": True} if metrics else {}
-    fields |= {} if max_requests is None else {"max_requests": max_requests}
-    return "\n[[tokens]]\n" + "".join(
-        f"{key} = {json.dumps(value)}\n" for key, value in fields.items()
-    )
+    lines = (f"{key} = {json.dumps(value)}\n" for key, value in fields.items() if value is not None)
+    return "\n[[tokens]]\n" + "".join(lines)
 
 
 def _require_keys(field: str, plain: object, allowed: tuple[str, ...]) -> None:
@@ -267,11 +256,8 @@ def _require_keys(field: str, plain: object, allowed: tuple[str, ...]) -> None:
 
 def _name(field: str, value: object) -> str:
     if not isinstance(value, str) or not NAME.fullmatch(value):
-        raise invalid(
-            field,
-            value,
-            "a name of up to 64 letters, digits, _ + -, beginning with a letter or digit",
-        )
+        allowed = "a name of up to 64 letters, digits, _ + -, beginning with a letter or digit"
+        raise invalid(field, value, allowed)
     return value
 
 
@@ -302,19 +288,15 @@ def _rule(index: int, entry: object) -> TokenRule:
     metrics, max_requests = entry.get("metrics", False), entry.get("max_requests")
     if not isinstance(sha256, str) or not DIGEST.fullmatch(sha256):
         raise ValueError(f"{field}.sha256 of {name!r}: expected 64 lower-case hexadecimal digits")
-    if (
-        not isinstance(profiles, list)
-        or not profiles
-        or len(set(map(str, profiles))) != len(profiles)
-    ):
+    is_list = isinstance(profiles, list) and profiles
+    if not is_list or len(set(map(str, profiles))) != len(profiles):
         raise invalid(f"{field}.profiles", profiles, "a list of at least one profile, each once")
     for profile in profiles:
         _name(f"{field}.profiles", profile)
     default = entry.get("default", profiles[0] if len(profiles) == 1 else None)
     if default not in profiles:
-        raise invalid(
-            f"{field}.default", default, one_of(default, profiles, "the token's profiles: ")
-        )
+        allowed = one_of(default, profiles, "the token's profiles: ")
+        raise invalid(f"{field}.default", default, allowed)
     if not isinstance(metrics, bool):
         raise invalid(f"{field}.metrics", metrics, "true or false")
     if max_requests is not None:

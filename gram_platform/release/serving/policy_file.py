@@ -25,15 +25,14 @@ EXAMPLE = (
 
 
 def load_policy(path: str) -> Policy:
-    """Reads and parses a policy file; ValueError, with field and value, if it has an error."""
+    """Reads and parses a policy file; ValueError if it has an error."""
     return parse_policy(policy_text(path))
 
 
 def policy_text(path: str) -> str:
     """Reads a policy file's text.
 
-    Raises ValueError if no profile can be read. Raises ValueError also if every user may write the
-    file, or a folder in its path, in which they could replace the file.
+    Raises ValueError if no profile can be read, or if every user could write or replace the file.
     """
     file_path = local_path("policy", path)
     try:
@@ -49,11 +48,8 @@ def policy_text(path: str) -> str:
     if not stat.S_ISREG(mode) or len(data) > MAX_POLICY_BYTES:
         raise invalid("policy", path, f"a regular file of at most {MAX_POLICY_BYTES:,} bytes")
     if mode & stat.S_IWOTH:
-        raise invalid(
-            "policy",
-            path,
-            f"a file that not everyone may write (mode {stat.S_IMODE(mode):o}): chmod o-w",
-        )
+        expected = f"a file that not everyone may write (mode {stat.S_IMODE(mode):o}): chmod o-w"
+        raise invalid("policy", path, expected)
     if open_folder:
         expected = f"a file that strangers cannot replace: everyone may write {open_folder}"
         raise invalid("policy", path, expected)
@@ -97,8 +93,8 @@ def add_token(
 def edit_policy(path: str, change: Callable[[str], str]) -> None:
     """Replaces a policy file's text by `change(text)` in one step; keeps mode, owner and links.
 
-    Other calls wait. If an editor changes the file meanwhile, it is read again. Raises ValueError
-    if the file cannot be read or replaced, or if the new text is not a policy.
+    If an editor changes the file meanwhile, it is read again. Raises ValueError if it cannot be
+    read or replaced, or if the new text is not a policy.
     """
     real = Path(os.path.realpath(local_path("policy", path)))
     try:

@@ -8,13 +8,8 @@ from typing import Any
 
 from gram_platform.release.serving.policy import Policy, TokenRule, token_digest
 
-COMPLETIONS, MODELS, HEALTH, METRICS, PAGE = (
-    "/v1/completions",
-    "/v1/models",
-    "/healthz",
-    "/metrics",
-    "/",
-)
+COMPLETIONS, MODELS = "/v1/completions", "/v1/models"
+HEALTH, METRICS, PAGE = "/healthz", "/metrics", "/"
 MAX_BODY_BYTES = 256 * 1024
 DEFAULT_MAX_TOKENS = 16
 MAX_TOKEN_LENGTH = 256
@@ -49,7 +44,6 @@ class CompletionRequest:
     """A request as its sender wrote it, with defaults."""
 
     prompt: str | tuple[int, ...]
-    # The request's field `model`.
     profile: str | None
     max_tokens: int
     temperature: float
@@ -75,11 +69,9 @@ def require_holder(policy: Policy, authorization: Sequence[str]) -> tuple[str, T
 def parse_request(body: bytes) -> CompletionRequest:
     """Parses a body; Refusal 400, which names the field, for a wrong value."""
     fields = _object(body)
-    for name in fields:
+    for name, given in fields.items():
         if name in NEUTRAL:
-            if not any(
-                fields[name] is value or _same(fields[name], value) for value in NEUTRAL[name]
-            ):
+            if not any(given is value or _same(given, value) for value in NEUTRAL[name]):
                 raise bad_request(name, "no value, since it is not supported here", "unsupported")
         elif name not in FIELDS:
             message = f"the body has an unknown field; known are {', '.join(FIELDS)}"
@@ -233,8 +225,5 @@ def bad_request(param: str, expected: str, code: str = "invalid_value") -> Refus
 
 
 def over_limit(max_requests: int) -> Refusal:
-    message = (
-        f"this token has {max_requests} requests at work or waiting, and may have no more; wait for"
-        " one to end"
-    )
-    return Refusal(429, "token_limit", message)
+    state = f"this token has {max_requests} requests at work or waiting, and may have no more"
+    return Refusal(429, "token_limit", f"{state}; wait for one to end")

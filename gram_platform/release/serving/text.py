@@ -39,13 +39,10 @@ class Vocabulary:
         # The model does not read the last drawn token.
         room = self.context + 1 - request.max_tokens
         if room < 1:
-            raise bad_request(
-                "max_tokens", f"at most {self.context}: the model reads {self.context} tokens"
-            )
-        fits = (
-            f"at most {room} tokens beside max_tokens = {request.max_tokens}: the model reads"
-            f" {self.context}"
-        )
+            allowed = f"at most {self.context}: the model reads {self.context} tokens"
+            raise bad_request("max_tokens", allowed)
+        reserved = f"beside max_tokens = {request.max_tokens}"
+        fits = f"at most {room} tokens {reserved}: the model reads {self.context}"
         if isinstance(request.prompt, str):
             # Such a text does not fit even in the longest tokens.
             if len(request.prompt) > room * self.longest_piece:

@@ -3,7 +3,14 @@
 from dataclasses import replace
 
 from gram_platform.studies import Study
-from gram_platform.studies.library.scaling import AS_RUN, DEMO, PAPER, SMOKE, accumulated, at_size
+from gram_platform.studies.library.scaling import (
+    AS_RUN,
+    DEMO,
+    PAPER,
+    SMOKE,
+    at_size,
+    vary_accumulation,
+)
 
 DEMO_WINDOWS = replace(DEMO.sizes["0.15M"], batch_size=16, micro_batch=4)
 # Windows of 192 micro-batches, one for each of their 32 processes and 6 passes.
@@ -18,10 +25,14 @@ STUDY = Study(
     ),
     methods=("baseline", "gram", "ft_lora"),
     presets={
-        "smoke": accumulated(at_size(SMOKE, "tiny")),
-        "demo": accumulated(at_size(DEMO, "0.15M", methods=(), sizes={"0.15M": DEMO_WINDOWS})),
-        "paper": accumulated(at_size(PAPER, "200M", num_seeds=1)),
-        "as_run": accumulated(at_size(AS_RUN, "200M", num_seeds=1, sizes={"200M": AS_RUN_WINDOWS})),
+        "smoke": vary_accumulation(at_size(SMOKE, "tiny")),
+        "demo": vary_accumulation(
+            at_size(DEMO, "0.15M", methods=(), sizes={"0.15M": DEMO_WINDOWS})
+        ),
+        "paper": vary_accumulation(at_size(PAPER, "200M", num_seeds=1)),
+        "as_run": vary_accumulation(
+            at_size(AS_RUN, "200M", num_seeds=1, sizes={"200M": AS_RUN_WINDOWS})
+        ),
     },
     compare_with="accumulation",
     varies="accumulation",

@@ -2,7 +2,7 @@
 
 from gram_platform.studies import Preset, Study
 from gram_platform.studies.library import scaling
-from gram_platform.studies.library.attack_kinds import attacked, attacking
+from gram_platform.studies.library.attack_kinds import attacking, vary_attack
 from gram_platform.studies.library.scaling import at_size
 
 
@@ -13,7 +13,7 @@ def spending(preset: Preset, sequences: tuple[int, ...], steps: tuple[int, ...])
         for n in sequences
         for s in steps
     ]
-    return attacked(preset, kinds)
+    return vary_attack(preset, kinds)
 
 
 STUDY = Study(

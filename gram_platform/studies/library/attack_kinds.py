@@ -12,18 +12,18 @@ from gram_platform.studies.library import stories
 
 
 def attacking(name: str, **kind) -> Variant:
-    """Returns the variant that changes these fields of the preset's attack."""
+    """Returns the variant with changed fields of the preset's attack."""
 
-    def changed(setting):
+    def change(setting):
         attack = setting.options.elicitation
         if attack is None:
             raise invalid("options.elicitation", False, "an attack, which this study varies")
         return setting.with_options(elicitation=replace(attack, **kind))
 
-    return Variant(name, changed)
+    return Variant(name, change)
 
 
-def attacked(preset: Preset, kinds: Sequence[Variant]) -> Preset:
+def vary_attack(preset: Preset, kinds: Sequence[Variant]) -> Preset:
     """Returns the preset with every kind of attack, only on the compared profile."""
     elicitation = replace(preset.options.elicitation, compared_only=True)
     preset = preset.with_options(elicitation=elicitation)
@@ -54,8 +54,8 @@ STUDY = Study(
     ),
     methods=("baseline", "filtering", "gram", "maxent", "rmu", "graddiff"),
     presets={
-        "smoke": attacked(replace(stories.STORIES_SMOKE, num_seeds=1), every_kind(rank=4)),
-        "demo": attacked(ATTACKED_DEMO, every_kind(rank=8)),
+        "smoke": vary_attack(replace(stories.STORIES_SMOKE, num_seeds=1), every_kind(rank=4)),
+        "demo": vary_attack(ATTACKED_DEMO, every_kind(rank=8)),
     },
     varies="attack",
 )

@@ -8,7 +8,7 @@ from gram_platform.studies.library.stories import (
     STORIES_DEMO,
     STORIES_PAPER,
     STORIES_SMOKE,
-    divided,
+    divide,
 )
 
 # Drawing the domains, a fifth of all tokens, twice would take too much from core.
@@ -20,11 +20,11 @@ STUDY = Study(
     question="Do core, retain and forget hold as one run separates more and more capabilities?",
     methods=("baseline", "gram"),
     presets={
-        "smoke": divided(STORIES_SMOKE, (2, 4)),
-        "demo": divided(STORIES_DEMO, (4, 8, 12, 16, 20), num_eval_sequences=64, **A_FIFTH),
-        "paper": divided(STORIES_PAPER, (4, 8, 12, 16, 20)),
+        "smoke": divide(STORIES_SMOKE, (2, 4)),
+        "demo": divide(STORIES_DEMO, (4, 8, 12, 16, 20), num_eval_sequences=64, **A_FIFTH),
+        "paper": divide(STORIES_PAPER, (4, 8, 12, 16, 20)),
         # p_as is .2, and .3 in the text; every profile is attacked.
-        "as_run": divided(
+        "as_run": divide(
             STORIES_AS_RUN,
             (4, 8, 12, 16, 20),
             attacks_core_alone=False,

@@ -13,7 +13,7 @@ from gram_platform.studies.library import scaling, stories
 # The baselines that rate all others.
 REFERENCE = "reference"
 SHARES = (0.25, 0.35, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1)
-# Added to the seeds of rated baselines.
+# Added to the seeds of the baselines that are rated.
 OTHER_SEEDS = 100
 BASES = {
     "demo": scaling.DEMO,
@@ -24,14 +24,14 @@ BASES = {
 }
 
 
-def rated(share: float) -> Variant:
+def rate(share: float) -> Variant:
     """Returns the variant of baselines with this share of the text and steps, on other seeds.
 
     Warm-up and decay are shares of the steps. Points of the learning curve are as many steps apart
     as the reference's.
     """
 
-    def changed(setting: Setting) -> Setting:
+    def change(setting: Setting) -> Setting:
         lengths = {domain: round(share * n) for domain, n in setting.num_sequences.items()}
         return replace(
             setting,
@@ -40,12 +40,12 @@ def rated(share: float) -> Variant:
             num_eval_points=max(1, round(share * setting.num_eval_points)),
         )
 
-    return Variant(f"{share:g}", changed)
+    return Variant(f"{share:g}", change)
 
 
-def calibrated(preset: Preset, sizes: Sequence[str], shares: Sequence[float] = SHARES) -> Preset:
+def calibrate(preset: Preset, sizes: Sequence[str], shares: Sequence[float] = SHARES) -> Preset:
     """Returns the preset at these sizes, with reference baselines and baselines of every share."""
-    variants = (Variant(REFERENCE), *map(rated, shares))
+    variants = (Variant(REFERENCE), *map(rate, shares))
     of_sizes = {name: preset.sizes[name] for name in sizes}
     return replace(preset, methods=(), sizes=of_sizes, variants=variants, measurement=Calibration())
 
@@ -59,8 +59,8 @@ STUDY = Study(
     ),
     methods=("baseline",),
     presets={
-        "smoke": calibrated(scaling.SMOKE, ["tiny"], shares=(0.5, 1.0)),
-        **{name: calibrated(BASES[name], sizes) for name, sizes in CALIBRATED_SIZES.items()},
+        "smoke": calibrate(scaling.SMOKE, ["tiny"], shares=(0.5, 1.0)),
+        **{name: calibrate(BASES[name], sizes) for name, sizes in CALIBRATED_SIZES.items()},
     },
     varies="share",
     unit=REFERENCE,

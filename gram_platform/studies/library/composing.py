@@ -11,7 +11,7 @@ STUDY = Study(
         " companion at a time, routed with random subsets, and as summed LoRAs?"
     ),
     methods=("baseline", "gram", "gram_subsets", "ft_lora"),
-    presets={name: dual_use.composed(each) for name, each in dual_use.STUDY.presets.items()},
+    presets={name: dual_use.compose(each) for name, each in dual_use.STUDY.presets.items()},
     compare_with="dual_use",
     paper={"Figure 5": "GRAM loses less than FT-LoRA with all modules on"},
 )

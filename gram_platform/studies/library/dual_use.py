@@ -8,7 +8,12 @@ from gram_platform.methods.setting import Branching, Options, Unlearning
 from gram_platform.studies import Study
 from gram_platform.studies.definition import MaxEntRanges, Preset, Variant
 from gram_platform.studies.library import scaling
-from gram_platform.studies.library.stories import AS_RUN_MAXENT, SMOKE_MAXENT, STORIES_SMOKE_ATTACK
+from gram_platform.studies.library.stories import (
+    AS_RUN_MAXENT,
+    SMOKE_MAXENT,
+    STORIES_DEMO,
+    STORIES_SMOKE_ATTACK,
+)
 
 # FT-Full: p_ca 4, p_lr 0.2 (app:realistic); the attack: up to 200 epochs of batches of 32.
 OPTIONS = replace(
@@ -51,48 +56,37 @@ DUAL_USE_AS_RUN = every_profile(
 # The scaling demo's set-up at its largest size, every method and profile. FT-Full gets p_ca 1 and
 # half the rate [ours]: p_ca 4 would leave its base too little of so short a run.
 DUAL_USE_DEMO = replace(
-    scaling.DEMO,
+    STORIES_DEMO,
     sizes={"0.28M": scaling.DEMO.sizes["0.28M"]},
-    methods=(),
-    every_single=True,
     options=replace(
-        DUAL_USE_PAPER.options,
+        STORIES_DEMO.options,
         branch_full=Branching(core_ratio=1.0, lr_factor=0.5),
         branch_module=Branching(core_ratio=1.0, lr_factor=1.0),
         # The stories demo's share of the baseline's rate, and its weight; not searched here.
         maxent=Unlearning(num_steps=500, peak_lr=8e-4, retain_weight=25.0),
-        elicitation=replace(scaling.DEMO_ATTACK, compared_only=False),
-        **scaling.DEMO_UNLEARNING,
     ),
 )
 DUAL_USE_SMOKE = replace(
-    DUAL_USE_DEMO,
+    scaling.SMOKE,
     sizes={"tiny": SMOKE_SIZES["tiny"]},
-    num_seeds=3,
-    first_seed=0,
-    corpus="stories-smoke",
     aux_share=0.2,
-    aux_factor=1.0,
-    routing=scaling.STORIES_ROUTING,
-    warmup_fraction=0.1,
-    num_eval_points=8,
-    num_eval_sequences=8,
-    sample_bytes=1_000_000,
+    every_single=True,
     options=replace(DUAL_USE_DEMO.options, maxent=SMOKE_MAXENT, elicitation=STORIES_SMOKE_ATTACK),
 )
 
 
-def titrated(preset: Preset, weights: tuple[float, ...], own_baseline: bool = True) -> Preset:
+def titrate(preset: Preset, weights: tuple[float, ...], own_baseline: bool = True) -> Preset:
     """Returns the preset with modules at each weight in views, without attacks."""
 
     def at(weight: float) -> Variant:
         return Variant(f"{weight:g}", lambda setting: setting.with_options(module_weight=weight))
 
-    preset = replace(preset.with_options(elicitation=None), own_baseline=own_baseline)
-    return replace(preset, variants=tuple(map(at, weights)))
+    variants = tuple(map(at, weights))
+    preset = preset.with_options(elicitation=None)
+    return replace(preset, own_baseline=own_baseline, variants=variants)
 
 
-def composed(preset: Preset) -> Preset:
+def compose(preset: Preset) -> Preset:
     """Returns the preset with every subset of modules on, without attacks."""
     return replace(preset.with_options(elicitation=None), every_subset=True)
 
@@ -102,25 +96,23 @@ def partly_labelled(widths: tuple[float, float]) -> Variant:
 
     `widths`: shares of the dense MLP's width for GRAM's core and modules.
     """
-    half = {"unlabelled_share": 0.5, "routed_widths": widths, "probes": True}
-    return Variant("0.5", lambda setting: setting.with_options(**half))
+    options = {"unlabelled_share": 0.5, "routed_widths": widths, "probes": True}
+    return Variant("0.5", lambda setting: setting.with_options(**options))
 
 
 # 1.25% of the demo's width is two hidden units.
 PAPER_WIDTHS, DEMO_WIDTHS = (0.95, 0.0125), (0.9, 0.125)
 # The authors' partial runs have p_as 0 and p_af 1 for all methods.
+PARTIAL = {"routing": RoutingConfig(p_core_robust=0.2, p_aux_spread=0.0), "aux_factor": 1.0}
 AS_RUN_PARTIAL = {
-    "routing": RoutingConfig(p_core_robust=0.2, p_aux_spread=0.0),
-    "aux_factor": 1.0,
+    **PARTIAL,
     "aux_factor_of": (),
     "num_eval_points": 200,
     "options": replace(DUAL_USE_AS_RUN.options, branch_module=Branching()),
 }
-# p_as 0 and p_af 1 as in the authors' runs; a fifth of core's tokens for the domains, since a
-# module sees half of them.
+# A fifth of core's tokens for the domains, since a module sees half of them.
 DEMO_PARTIAL = {
-    "routing": RoutingConfig(p_core_robust=0.2, p_aux_spread=0.0),
-    "aux_factor": 1.0,
+    **PARTIAL,
     "aux_share": 0.2,
     "options": replace(DUAL_USE_DEMO.options, branch_module=Branching()),
 }

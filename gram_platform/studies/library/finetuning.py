@@ -12,10 +12,10 @@ BEFORE, AFTER = "pretrained", "finetuned"
 VARIANTS = (Variant(BEFORE, lambda setting: setting.with_options(finetuning=None)), Variant(AFTER))
 
 
-def followed(preset: Preset, corpus: str, stage: Elicitation) -> Preset:
+def add_stage(preset: Preset, corpus: str, stage: Elicitation) -> Preset:
     """Returns the preset on a corpus with instructions, measured before and after a stage."""
     preset = preset.with_options(finetuning=replace(stage, text=INSTRUCTIONS))
-    return attack_kinds.attacked(replace(preset, corpus=corpus), VARIANTS)
+    return attack_kinds.vary_attack(replace(preset, corpus=corpus), VARIANTS)
 
 
 STUDY = Study(
@@ -27,14 +27,14 @@ STUDY = Study(
     ),
     methods=("baseline", "filtering", "gram", "maxent", "rmu", "graddiff"),
     presets={
-        "smoke": followed(
+        "smoke": add_stage(
             replace(stories.STORIES_SMOKE, num_seeds=1),
             "stories-instructed-smoke",
             Elicitation(64, 16, 0, batch_size=8),
         ),
         # Two epochs at a tenth of the peak rate: at a half, core loses half of its compute ratio
         # [ours].
-        "demo": followed(
+        "demo": add_stage(
             attack_kinds.ATTACKED_DEMO,
             "stories-instructed",
             Elicitation(512, 128, 0, batch_size=8, lr_factor=0.1),

@@ -4,35 +4,33 @@ from dataclasses import replace
 
 from gram_platform.analysis.lr_extension import Grid
 from gram_platform.config.ladder import GRID_DEMO_SIZES
-from gram_platform.studies.library.scaling import DEMO, PAPER_HET, SMOKE, STORIES_ROUTING
+from gram_platform.studies.library.scaling import DEMO, PAPER_HET, SMOKE
 from gram_platform.studies.searches.definition import Search
 from gram_platform.studies.searches.flags import GridFlags, Grids, read_grids
 
 # The paper's law rests on these sizes.
 FITTED = ("50M", "100M", "200M", "400M")
 FITTED_PAPER = replace(PAPER_HET, sizes={name: PAPER_HET.sizes[name] for name in FITTED})
+SMALL_GRID = Grid(lrs=(4e-4, 8e-4, 1.6e-3), batches=(32, 64, 128, 264))
 PUBLISHED_GRIDS = {
-    "50M": Grid(lrs=(4e-4, 8e-4, 1.6e-3), batches=(32, 64, 128, 264)),
-    "100M": Grid(lrs=(4e-4, 8e-4, 1.6e-3), batches=(32, 64, 128, 264)),
+    "50M": SMALL_GRID,
+    "100M": SMALL_GRID,
     "200M": Grid(lrs=(2e-4, 4e-4, 8e-4, 1.6e-3), batches=(64, 128, 264, 528)),
     "400M": Grid(lrs=(2e-4, 4e-4, 8e-4), batches=(128, 256, 528, 1056)),
 }
 
-# The set-up of the law `demo`, with the same runs; the validation split is made for 40 sequences.
-OF_THE_DEMO_LAW = {
-    "sizes": GRID_DEMO_SIZES,
-    "num_seeds": 2,
-    "first_seed": 0,
-    "methods": (),
-    "corpus": "stories-96",
-    "aux_share": 0.25,
-    "aux_factor": 1.0,
-    "routing": STORIES_ROUTING,
-    "warmup_fraction": 0.1,
-    "num_eval_points": 25,
-    "num_eval_sequences": 32,
-    "eval_sequences_of_size": (("0.2M", 24), ("0.6M", 40)),
-}
+# The runs of the law `demo`; the validation split is made for 40 sequences.
+GRID_DEMO = replace(
+    SMOKE,
+    sizes=GRID_DEMO_SIZES,
+    num_seeds=2,
+    corpus="stories-96",
+    num_eval_points=25,
+    num_eval_sequences=32,
+    eval_sequences_of_size=(("0.2M", 24), ("0.6M", 40)),
+    sample_bytes=DEMO.sample_bytes,
+    options=DEMO.options,
+)
 
 SEARCH = Search(
     name="lr_bs_grid",
@@ -46,7 +44,7 @@ SEARCH = Search(
     read=read_grids,
     presets={
         "smoke": replace(SMOKE, num_seeds=1),
-        "demo": replace(DEMO, **OF_THE_DEMO_LAW),
+        "demo": GRID_DEMO,
         "paper": FITTED_PAPER,
     },
     points={

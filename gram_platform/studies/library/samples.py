@@ -10,7 +10,7 @@ from gram_platform.studies import Preset, Study
 from gram_platform.studies.library import scaling, stories
 
 
-def measured(preset: Preset, num_prompt_tokens: int, num_tokens: int) -> Preset:
+def measure(preset: Preset, num_prompt_tokens: int, num_tokens: int) -> Preset:
     """Returns one seed of the preset, with samples in place of losses."""
     return replace(preset, num_seeds=1, measurement=Samples(num_prompt_tokens, num_tokens))
 
@@ -35,8 +35,6 @@ INSTALLED_DEMO = replace(
     corpus="installed",
     aux_share=0.25,
     routing=RoutingConfig(p_core_robust=0.5, p_aux_spread=0.25),
-    aux_factor=2.0,
-    warmup_fraction=0.05,
     num_eval_points=25,
     num_eval_sequences=32,
     retain="cpp",
@@ -59,10 +57,10 @@ STUDY = Study(
     ),
     methods=("baseline", "filtering", "maxent", "gram", "ft_lora", "ft_full", "demix"),
     presets={
-        "smoke": measured(stories.STORIES_SMOKE, 20, 44),
-        "demo": measured(stories.STORIES_DEMO, 20, 44),
+        "smoke": measure(stories.STORIES_SMOKE, 20, 44),
+        "demo": measure(stories.STORIES_DEMO, 20, 44),
         "installed": INSTALLED_DEMO,
-        "paper": measured(stories.STORIES_PAPER, 32, 80),
+        "paper": measure(stories.STORIES_PAPER, 32, 80),
     },
     paper={"Appendix K": "how every method continues a story"},
 )

@@ -33,15 +33,15 @@ def _as_run(name, lr, batch, micro_batch, num_parameters) -> Size:
 # one GPU, parameters. 2B and 5B: micro-batches of 24 (a divisor of 1,320) and 64 [ours], since
 # theirs of 5 and 2 cannot be sharded.
 AS_RUN_SIZES = {
-    size.name: size
-    for size in (
-        _as_run("50M", 0.0013294663255016177, 72, 9, 47_995_776),
-        _as_run("100M", 0.0010740633599129793, 128, 16, 103_201_984),
-        _as_run("200M", 0.0008677257023958782, 216, 27, 199_891_008),
-        _as_run("400M", 0.0007010274465180751, 368, 23, 402_064_768),
-        _as_run("800M", 0.0005663534909876918, 672, 12, 806_509_504),
-        _as_run("2B", 0.0004271833607529287, 1320, 24, 2_016_181_632),
-        _as_run("5B", 0.00032221152797331777, 2752, 64, 4_967_743_104),
+    row[0]: _as_run(*row)
+    for row in (
+        ("50M", 0.0013294663255016177, 72, 9, 47_995_776),
+        ("100M", 0.0010740633599129793, 128, 16, 103_201_984),
+        ("200M", 0.0008677257023958782, 216, 27, 199_891_008),
+        ("400M", 0.0007010274465180751, 368, 23, 402_064_768),
+        ("800M", 0.0005663534909876918, 672, 12, 806_509_504),
+        ("2B", 0.0004271833607529287, 1320, 24, 2_016_181_632),
+        ("5B", 0.00032221152797331777, 2752, 64, 4_967_743_104),
     )
 }
 # As in the authors' settings and code: at most 200 steps, each on the whole sample.
@@ -201,14 +201,14 @@ def at_size(preset: Preset, name: str, **changes) -> Preset:
 def accumulating(kind: str) -> Variant:
     """Returns the variant of every method, also the baseline, with this accumulation."""
 
-    def changed(setting):
+    def change(setting):
         routing = replace(setting.routing, accumulation=kind)
         return replace(setting, routing=routing, baseline_accumulation=kind)
 
-    return Variant(kind, changed)
+    return Variant(kind, change)
 
 
-def accumulated(preset: Preset) -> Preset:
+def vary_accumulation(preset: Preset) -> Preset:
     """Returns the preset with both kinds of accumulation, without attacks."""
     variants = (accumulating("uniform"), accumulating("heterogeneous"))
     return replace(preset.with_options(elicitation=None), variants=variants)

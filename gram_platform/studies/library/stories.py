@@ -2,13 +2,11 @@
 
 from dataclasses import replace
 
-from gram_platform.config import RoutingConfig
 from gram_platform.config.ladder import SMOKE_SIZES, STORIES_AUX_SHARE, STORIES_SIZES, Size
 from gram_platform.methods.setting import Branching, Demix, Elicitation, Options, Unlearning
 from gram_platform.studies import Study
 from gram_platform.studies.definition import (
     AS_RUN_FAMILY,
-    OURS,
     PAPER_FAMILY,
     MaxEntRanges,
     Preset,
@@ -43,7 +41,7 @@ STORIES_PAPER = Preset(
     corpus="simple-stories",
     family=PAPER_FAMILY,
     aux_share=STORIES_AUX_SHARE,
-    routing=RoutingConfig(p_core_robust=0.5, p_aux_spread=0.3),
+    routing=scaling.STORIES_ROUTING,
     warmup_fraction=0.1,
     decay_fraction=0.1,
     num_eval_points=100,
@@ -103,8 +101,7 @@ STORIES_DEMO = replace(
         **scaling.DEMO_UNLEARNING,
     ),
 )
-# The scaling demo's set-up at sizes for minutes on a GPU, one profile, one seed; rates are not
-# searched.
+# The scaling demo's set-up for minutes on a GPU, one profile, one seed; rates are not searched.
 GPU = replace(
     scaling.DEMO,
     sizes=STORIES_GPU_SIZES,
@@ -112,36 +109,24 @@ GPU = replace(
     methods=("baseline", "filtering", "gram", "maxent"),
     corpus="stories-100M",
     machine="h200",
-    options=replace(
-        STORIES_PAPER.options,
-        # The demo's, searched at 0.15M; not searched here.
-        maxent=Unlearning(num_steps=500, peak_lr=1.2e-3, retain_weight=25.0),
-        elicitation=scaling.DEMO_ATTACK,
-        **scaling.DEMO_UNLEARNING,
-    ),
+    # MaxEnt's parameters were searched at 0.15M.
+    options=replace(STORIES_DEMO.options, elicitation=scaling.DEMO_ATTACK),
 )
 STORIES_SMOKE = replace(
-    STORIES_PAPER,
-    family=OURS,
+    scaling.SMOKE,
     sizes=STORIES_SMOKE_SIZES,
-    num_seeds=3,
-    corpus="stories-smoke",
-    aux_share=0.25,
-    num_eval_points=8,
-    num_eval_sequences=8,
-    machine="cpu",
-    sample_bytes=1_000_000,
+    equal_compute=False,
+    every_single=True,
     options=replace(
         STORIES_PAPER.options,
         maxent=SMOKE_MAXENT,
         elicitation=STORIES_SMOKE_ATTACK,
         **scaling.SMOKE_UNLEARNING,
     ),
-    maxent_search=None,
 )
 
 
-def divided(
+def divide(
     preset: Preset, numbers: tuple[int, ...], attacks_core_alone: bool = True, **changes
 ) -> Preset:
     """Returns the preset with each number of auxiliary domains, a fifth of all tokens."""

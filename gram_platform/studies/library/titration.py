@@ -6,7 +6,7 @@ from gram_platform.studies.library.dual_use import (
     DUAL_USE_DEMO,
     DUAL_USE_PAPER,
     DUAL_USE_SMOKE,
-    titrated,
+    titrate,
 )
 
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -21,11 +21,11 @@ STUDY = Study(
     ),
     methods=("baseline", "gram", "ft_lora"),
     presets={
-        "smoke": titrated(DUAL_USE_SMOKE, (0.0, 0.5, 1.0)),
-        "demo": titrated(DUAL_USE_DEMO, WEIGHTS),
-        "paper": titrated(DUAL_USE_PAPER, FINE),
+        "smoke": titrate(DUAL_USE_SMOKE, (0.0, 0.5, 1.0)),
+        "demo": titrate(DUAL_USE_DEMO, WEIGHTS),
+        "paper": titrate(DUAL_USE_PAPER, FINE),
         # The authors' code pools the seeds' baselines, unlike the paper's text.
-        "as_run": titrated(DUAL_USE_AS_RUN, WEIGHTS, own_baseline=False),
+        "as_run": titrate(DUAL_USE_AS_RUN, WEIGHTS, own_baseline=False),
     },
     compare_with="titration",
     varies="weight",

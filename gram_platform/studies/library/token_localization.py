@@ -7,7 +7,7 @@ from gram_platform.studies import Preset, Study
 from gram_platform.studies.library import dual_use, stories
 
 
-def measured(preset: Preset) -> Preset:
+def measure(preset: Preset) -> Preset:
     return replace(preset, measurement=TokenIncreases())
 
 
@@ -20,10 +20,10 @@ STUDY = Study(
     ),
     methods=("baseline", "filtering", "gram", "ft_lora", "maxent"),
     presets={
-        "smoke": measured(stories.STORIES_SMOKE),
-        "demo": measured(stories.STORIES_DEMO),
-        "stories": measured(stories.STORIES_PAPER),
-        "paper": measured(dual_use.DUAL_USE_PAPER),
+        "smoke": measure(stories.STORIES_SMOKE),
+        "demo": measure(stories.STORIES_DEMO),
+        "stories": measure(stories.STORIES_PAPER),
+        "paper": measure(dual_use.DUAL_USE_PAPER),
     },
     paper={"Appendix L": "the loss rises on few tokens of a removed domain"},
 )

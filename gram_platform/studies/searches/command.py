@@ -1,6 +1,6 @@
 """Runs the command line of a search, of a study, and of all of them together.
 
-torch, Ray and MLflow are imported after the flags are read: help and misspelt values need none.
+torch, Ray and MLflow are imported after the flags are read: help and errors in flags come fast.
 """
 
 from collections.abc import Sequence
@@ -18,62 +18,59 @@ from gram_platform.studies.searches.definition import Search, make_search_plan
 NONE = "none"
 
 CAMPAIGN_ABOUT = (
-    "The searches that studies begin with, every study as one graph, then the other searches: what"
-    " any of them has trained is not trained again."
+    "Runs the searches that studies begin with, all studies, then the other searches. No run is"
+    " trained twice."
 )
 
 
 def main(study: Study, arguments: list[str] | None = None, prog: str | None = None) -> None:
     """Runs the command line `prog` of a study or a search, and ends the process."""
-    exit_with(lambda: _run(study, arguments, prog))
 
+    def run() -> int:
+        flags = parse_flags(own_flags(study), study.about, arguments, prog)
+        if isinstance(study, Search):
+            plan = make_search_plan(study, flags)
+            from gram_platform.studies.drive import drive
 
-def _run(study: Study, arguments: list[str] | None, prog: str | None) -> int:
-    flags = parse_flags(own_flags(study), study.about, arguments, prog)
-    if isinstance(study, Search):
-        plan = make_search_plan(study, flags)
-        from gram_platform.studies.drive import drive
+            return drive(plan)
+        plan = make_plan(study, flags)
+        from gram_platform.studies.campaign import drive_campaign
 
-        return drive(plan)
-    plan = make_plan(study, flags)
-    from gram_platform.studies.campaign import drive_campaign
+        return drive_campaign(plan)
 
-    return drive_campaign(plan)
+    exit_with(run)
 
 
 def campaign_main(
     studies: Sequence[Study], searches: Sequence[Search], arguments: list[str] | None = None
 ) -> None:
     """Runs the command line of studies and searches together, and ends the process."""
-    exit_with(lambda: _run_campaign(studies, searches, arguments))
 
+    def run() -> int:
+        flags = parse_flags(MemberFlags, CAMPAIGN_ABOUT, arguments)
+        plan, others = make_campaign_plan(studies, searches, flags)
+        from gram_platform.studies.campaign import drive_campaign
 
-def _run_campaign(
-    studies: Sequence[Study], searches: Sequence[Search], arguments: list[str] | None
-) -> int:
-    flags = parse_flags(MemberFlags, CAMPAIGN_ABOUT, arguments)
-    plan, others = make_campaign_plan(studies, searches, flags)
-    from gram_platform.studies.campaign import drive_campaign
+        return drive_campaign(plan, others)
 
-    return drive_campaign(plan, others)
+    exit_with(run)
 
 
 def make_campaign_plan(
     studies: Sequence[Study], searches: Sequence[Search], flags: Flags
 ) -> tuple[Plan, list[Plan]]:
-    """Returns one plan of all chosen studies, and a plan of each chosen search."""
+    """Returns one plan of the chosen studies, and a plan of each chosen search."""
     own = flags.own
     assert isinstance(own, MemberFlags)
     if sizes := split_list(flags.subject.sizes):
         expected = "no value: each study has its own sizes; give --sizes to one study"
         raise invalid("sizes", sizes, expected)
-    chosen = _chosen("studies", own.studies, studies)
+    chosen = _choose("studies", own.studies, studies)
     optuna_uri, of_search = flags.storage.optuna_uri, []
-    for search in _chosen("searches", own.searches, searches):
+    for search in _choose("searches", own.searches, searches):
         storage = replace(flags.storage, optuna_uri=optuna_uri if search.needs_optuna else "")
-        of_search.append(
-            make_search_plan(search, replace(flags, own=search.flags_type(), storage=storage))
-        )
+        search_flags = replace(flags, own=search.flags_type(), storage=storage)
+        of_search.append(make_search_plan(search, search_flags))
     of_study = [make_plan(study, replace(flags, own=StudyFlags())) for study in chosen]
     if not (plans := [*of_study, *of_search]):
         raise invalid("studies", NONE, "at least one study or search")
@@ -81,11 +78,11 @@ def make_campaign_plan(
     return replace(plans[0], studies=together, optuna_uri=optuna_uri), of_search
 
 
-def _chosen(field: str, names: tuple[str, ...], known: Sequence[Any]) -> list:
+def _choose(field: str, names: tuple[str, ...], known: Sequence[Any]) -> list:
     names = split_list(names)
     if names == (NONE,):
         return []
-    by_name = {one.name: one for one in known}
+    by_name = {study.name: study for study in known}
     for name in names:
         require_choice(field, name, (*by_name, NONE))
     return [by_name[name] for name in names or by_name]

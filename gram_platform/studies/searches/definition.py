@@ -1,13 +1,12 @@
 """Declares a search, and plans it.
 
-Ray, Optuna and MLflow are imported with the search's kind, after its flags are read: a declaration,
-its `--help` and misspelt values need none.
+Ray, Optuna and MLflow are imported with the search's kind, after its flags are read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +27,10 @@ class TrialFlags:
     """Of this search.
 
     Args:
-        max_concurrent: at most so many trials at once (default: what the cluster holds; on one that
-            can grow also the trials that depend on no result: all of a grid, the first ten of an
-            Optuna study)
-        report_only: build tables and report again from what is stored; start no trial
+        max_concurrent: the most trials at once (default: as many as the cluster holds; a cluster
+            that can grow gets all trials that depend on no result: a grid's, or the first ten of
+            an Optuna study)
+        report_only: only write tables and report again; start no trial
     """
 
     title = "search"
@@ -58,7 +57,7 @@ class Search(Study):
 def optuna_place(uri: str, storage: str, is_written: bool = False) -> str:
     """Returns the URL of Optuna's database, by default SQLite in a local storage.
 
-    PermissionError for a file that this user may not write, if it `is_written`.
+    `is_written`: PermissionError for a file that this user may not write.
     """
     from gram_platform.config.crash_safe import require_rights
     from gram_platform.tracking.database import (
@@ -101,7 +100,7 @@ def make_search_plan(search: Search, flags: Flags) -> Plan:
     elif plan.optuna_uri:
         expected = f"no value: {search.name} chooses its points itself"
         raise invalid("optuna_uri", plan.optuna_uri, expected)
-    searched = search_plan_of(part, given, uri, plan.dry_run).planned()
+    searched = search_plan_of(part, given, uri, plan.dry_run).with_nodes()
     return replace(
         plan,
         studies=(searched,),
@@ -119,11 +118,17 @@ def search_plan_of(
     recipes = resolve_corpora(part.preset, part.choice)
     settings = settings_of(part.preset, part.choice, recipes)
     kind = resolve_name(part.study.kind)(settings=settings, **given)
-    known = {field.name: getattr(part, field.name) for field in fields(StudyPlan)}
-    known |= {
+    return SearchPlan(
         # See `MaxEntRanges.search`.
-        "study": replace(part.study, name=getattr(kind, "name", part.study.name)),
-        "recipes": {size: (recipe,) for size, recipe in recipes.items()},
-        "settings": settings,
-    }
-    return SearchPlan(**known, kind=kind, optuna_uri=optuna_uri, is_dry=is_dry)
+        replace(part.study, name=getattr(kind, "name", part.study.name)),
+        part.preset_name,
+        part.changes,
+        part.preset,
+        part.choice,
+        part.ranks,
+        recipes={size: (recipe,) for size, recipe in recipes.items()},
+        settings=settings,
+        kind=kind,
+        optuna_uri=optuna_uri,
+        is_dry=is_dry,
+    )

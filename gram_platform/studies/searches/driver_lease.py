@@ -1,6 +1,7 @@
 """Gives each search one driver at a time, and lists the searches of a storage."""
 
 import time
+from collections.abc import Iterator
 
 from gram_platform.config.endings import Stopped
 from gram_platform.config.identity import invalid
@@ -14,10 +15,10 @@ LOOK_EVERY_S = 1.0
 
 
 class DriverLease:
-    """Holds the lease of a search for the length of a block; ValueError if another driver keeps it.
+    """Holds the lease of a search within a block; ValueError if another driver keeps it.
 
-    A lease expires after `DRIVER_LEASE_S` without renewal, as while its driver is suspended, or at
-    once if the driver's process on this machine is gone.
+    A lease expires after `DRIVER_LEASE_S` without renewal, for example while its driver is
+    suspended, or at once if the driver's process on this machine has ended.
     """
 
     def __init__(self, folder: Folder, name: str):
@@ -41,10 +42,7 @@ class DriverLease:
         if time.monotonic() < self._next_look:
             return
         if self._lease.is_lost():
-            raise Stopped(
-                "another driver leads this search since this one was suspended: stopping, nothing"
-                " is lost"
-            )
+            raise Stopped("another driver leads this search since this one was suspended")
         self._next_look = time.monotonic() + LOOK_EVERY_S
 
     def _take(self) -> bool:
@@ -55,13 +53,11 @@ class DriverLease:
         return True
 
 
-def search_lines(store: Store) -> list[str]:
-    """Returns one line for each search: id, name, preset and driver."""
-    lines = []
+def search_lines(store: Store) -> Iterator[str]:
+    """Yields a line for each search: id, name, preset and driver."""
     for search_id in store.list_searches():
         folder = store.search_dir(search_id)
         facts, lease = folder.read_spare("search.json"), read_lease(folder)
         name, preset = facts.get("name", "?"), facts.get("preset", "?")
         driver = f"led by {lease['owner']}" if is_fresh(lease) else "no driver"
-        lines.append(one_line(f"{search_id}  {name!s:16} {preset!s:8} {driver}"))
-    return lines
+        yield one_line(f"{search_id}  {name!s:16} {preset!s:8} {driver}")

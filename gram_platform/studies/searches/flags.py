@@ -1,6 +1,6 @@
 """Declares the flags of each kind of search, and reads them into the fields of its class.
 
-It imports nothing that takes seconds: help and misspelt values need no kind's own module.
+It imports only fast modules, for `--help` and misspelt values.
 """
 
 import math
@@ -28,9 +28,8 @@ class OptunaFlags(TrialFlags):
     """Of this search.
 
     Args:
-        trials: trials to be complete, in each Optuna study of the search (default: the preset's)
-        space: ranges in place of the preset's: name=low:high, name=log:low:high, or name=value to
-            hold one
+        trials: trials to complete in each Optuna study of the search (default: the preset's)
+        space: ranges in place of the preset's: name=low:high, name=log:low:high, or name=value
     """
 
     trials: Number = 0
@@ -42,8 +41,7 @@ class SweepFlags(TrialFlags):
     """Of this search.
 
     Args:
-        knobs: knobs to sweep (default: all of the preset): p_cr, p_as, p_ca, or one with its values
-            as p_cr=0:0.5:1
+        knobs: p_cr, p_as, p_ca, or one with its values as p_cr=0:0.5:1 (default: the preset's)
     """
 
     knobs: Texts = ()
@@ -56,9 +54,8 @@ class GridFlags(TrialFlags):
     Args:
         lrs: peak learning rates for every size; auto: the preset's, around each size's own
         batches: batches in sequences for every size; auto: the preset's, around each size's own
-        window: the fit uses cells within this fraction of the lowest loss (0.05: 5%; default: all
-            cells)
-        max_extensions: rows or columns that each side of a grid may grow by while its minimum lies
+        window: fit only cells within this fraction of the lowest loss (0.05: 5%; default: all)
+        max_extensions: rows or columns by which each side of a grid may grow while its minimum is
             there (default: the preset's)
     """
 
@@ -68,25 +65,24 @@ class GridFlags(TrialFlags):
     max_extensions: Number = -1
 
 
-# ---------------------------------------------------------------------- grid of rates and batches
-
-
 @dataclass(frozen=True)
 class Grids:
-    """The grids of a preset: each size's own, or rising factors of its peak rate and batch."""
+    """The grids of a preset: each size's, or rising factors of its peak rate and batch."""
 
-    # Rows or columns that each side may grow by.
+    # Rows or columns by which each side may grow.
     max_extensions: int
     lr_factors: tuple[float, ...] = ()
     batch_factors: tuple[float, ...] = ()
-    # Grids by size's name, which assume no law.
+    # Grids by the size's name, which assume no law.
     of_size: Mapping[str, Grid] | None = None
 
     def of(self, size: Size) -> Grid:
         """Returns a size's grid; ValueError if it has none."""
         if self.of_size is None:
             batches = [size.batch_size * factor for factor in self.batch_factors]
-            return Grid(tuple(size.peak_lr * factor for factor in self.lr_factors), whole(batches))
+            return Grid(
+                tuple(size.peak_lr * factor for factor in self.lr_factors), to_integers(batches)
+            )
         if size.name not in self.of_size:
             expected = one_of(size.name, self.of_size, "those with a grid in this preset: ")
             raise invalid("sizes", size.name, expected)
@@ -100,7 +96,7 @@ def read_grids(search: Search, flags: GridFlags, part: StudyPlan) -> dict[str, A
     """
     require_real("window", flags.window, 0.0)
     require_int("max_extensions", flags.max_extensions, -1)
-    lrs, batches = _numbers("lrs", flags.lrs), whole(_numbers("batches", flags.batches))
+    lrs, batches = _numbers("lrs", flags.lrs), to_integers(_numbers("batches", flags.batches))
     of_preset, grids = search.points[part.preset_name], {}
     for name in part.choice.sizes:
         size = part.preset.sizes[name]
@@ -117,18 +113,22 @@ def _numbers(field: str, texts: tuple[str, ...]) -> tuple[float, ...]:
     """Reads positive numbers in ascending order; () for auto."""
     if texts == (AUTO_AXIS,):
         return ()
-    items, numbers = split_list(texts), set()
-    if not items:
-        raise invalid(field, texts, f"positive numbers, at least one, or {AUTO_AXIS}")
-    for item in items:
-        try:
-            require_real(field, float(item), 0.0, open_low=True)
-        except ValueError as error:
-            raise invalid(field, item, "positive numbers") from error
-        numbers.add(float(item))
-    if len(numbers) != len(items):
-        raise invalid(field, items, "each value once")
-    return tuple(sorted(numbers))
+    allowed = f"positive numbers, or {AUTO_AXIS}"
+    numbers = _sort_numbers(field, split_list(texts), allowed)
+    if not numbers or not all(0 < number < math.inf for number in numbers):
+        raise invalid(field, texts, allowed)
+    return numbers
+
+
+def _sort_numbers(field: str, texts: Sequence[str], allowed: str) -> tuple[float, ...]:
+    """Reads numbers, each once, in ascending order."""
+    try:
+        numbers = tuple(sorted(map(float, texts)))
+    except ValueError as error:
+        raise invalid(field, texts, allowed) from error
+    if len(set(numbers)) != len(numbers):
+        raise invalid(field, texts, "each value once")
+    return numbers
 
 
 def why_not(ranks: Ranks, preset: Preset, size: Size, batch: int) -> str:
@@ -148,8 +148,8 @@ def why_not(ranks: Ranks, preset: Preset, size: Size, batch: int) -> str:
 def micro_batch_at(size: Size, batch: int) -> int:
     """Returns the size's micro-batch, or the largest smaller divisor of the batch.
 
-    Multiples of 8 come first, so that the 8 GPUs of a machine can share it: 264 sequences at 200M
-    (micro-batch 72) are trained in parts of 24, not 66.
+    Multiples of 8 come first, so that the 8 GPUs of a machine can share it: the micro-batch of 264
+    sequences at 200M (micro-batch 72) is 24, not 66.
     """
     if batch % size.micro_batch == 0:
         return size.micro_batch
@@ -157,15 +157,12 @@ def micro_batch_at(size: Size, batch: int) -> int:
     return max(divisors, key=lambda part: (part % MACHINE_RANKS == 0, part))
 
 
-def whole(batches: Iterable[float]) -> tuple[int, ...]:
+def to_integers(batches: Iterable[float]) -> tuple[int, ...]:
     """Returns the batches as integers; ValueError for a fraction."""
-    found = tuple(int(batch) if batch == int(batch) else batch for batch in batches)
-    for batch in found:
+    numbers = tuple(int(batch) if batch == int(batch) else batch for batch in batches)
+    for batch in numbers:
         require_int("batches", batch, 1)
-    return found
-
-
-# ------------------------------------------------------------------------------- knobs of a sweep
+    return numbers
 
 
 # The values of each knob, ascending.
@@ -185,29 +182,24 @@ class Knob:
     open_low: bool = False
 
 
-def _with_routing(setting: Setting, **changes: float) -> Setting:
-    return replace(setting, routing=replace(setting.routing, **changes))
-
-
 def _with_ratio(setting: Setting, value: float) -> Setting:
-    """Sets p_ca; with `constant_branches` also p_af = 2 / (1 + p_ca), which keeps the lengths of
-    branches."""
+    """Sets p_ca; `constant_branches` keeps the lengths of branches by p_af = 2 / (1 + p_ca)."""
     branching = replace(setting.options.branch_module, core_ratio=value)
     if setting.conventions.constant_branches:
         branching = replace(branching, aux_factor=2.0 / (1.0 + value))
     return replace(setting, options=replace(setting.options, branch_module=branching))
 
 
+def _routing_knob(name: str) -> Knob:
+    def turn(setting: Setting, value: float) -> Setting:
+        return replace(setting, routing=replace(setting.routing, **{name: value}))
+
+    return Knob("gram", lambda setting: getattr(setting.routing, name), turn, 1.0)
+
+
 KNOB = {
-    "p_cr": Knob(
-        "gram",
-        lambda s: s.routing.p_core_robust,
-        lambda s, v: _with_routing(s, p_core_robust=v),
-        1.0,
-    ),
-    "p_as": Knob(
-        "gram", lambda s: s.routing.p_aux_spread, lambda s, v: _with_routing(s, p_aux_spread=v), 1.0
-    ),
+    "p_cr": _routing_knob("p_core_robust"),
+    "p_as": _routing_knob("p_aux_spread"),
     "p_ca": Knob(
         "ft_lora", lambda s: s.options.branch_module.core_ratio, _with_ratio, open_low=True
     ),
@@ -219,26 +211,15 @@ def read_knobs(search: Search, flags: SweepFlags, part: StudyPlan) -> dict[str, 
     preset, chosen = search.points[part.preset_name], {}
     for text in split_list(flags.knobs) or tuple(preset):
         knob, separator, rest = text.partition("=")
-        require_choice("knobs", knob, tuple(KNOB))
+        require_choice("knobs", knob, KNOB)
         if not separator and knob not in preset:
             raise invalid("knobs", text, f"values, as {knob}=0.25:1, because the preset has none")
-        chosen[knob] = _checked_values(knob, text, rest.split(":")) if separator else preset[knob]
+        chosen[knob] = preset.get(knob, ())
+        if separator:
+            chosen[knob] = _sort_numbers("knobs", rest.split(":"), KNOB_FORM)
+        for value in chosen[knob]:
+            require_real(f"knobs.{knob}", value, 0.0, KNOB[knob].high, KNOB[knob].open_low)
     return {"values": {knob: chosen[knob] for knob in KNOB if knob in chosen}}
-
-
-def _checked_values(knob: str, text: str, numbers: Sequence[str]) -> tuple[float, ...]:
-    try:
-        values = tuple(sorted(float(number) for number in numbers))
-    except ValueError as error:
-        raise invalid("knobs", text, KNOB_FORM) from error
-    for value in values:
-        require_real(f"knobs.{knob}", value, 0.0, KNOB[knob].high, KNOB[knob].open_low)
-    if len(set(values)) != len(values):
-        raise invalid("knobs", text, "each value once")
-    return values
-
-
-# -------------------------------------------------------------------------------- MaxEnt's ranges
 
 
 MAXENT_LIMITS = (Parameter("peak_lr", 1e-8, 1.0), Parameter("retain_weight", 0.0, 1e6))
@@ -247,7 +228,7 @@ MAXENT_LIMITS = (Parameter("peak_lr", 1e-8, 1.0), Parameter("retain_weight", 0.0
 def read_ranges(search: Search, flags: OptunaFlags, part: StudyPlan) -> dict[str, Any]:
     """Reads the fields of `MaxEntSearch`.
 
-    ValueError for several sizes, since each has its own best parameters, and for a bad space.
+    ValueError for several sizes, since each size has its own best parameters, and for a bad space.
     """
     require_int("trials", flags.trials, 0)
     if len(sizes := part.choice.sizes) != 1:

@@ -1,6 +1,6 @@
 """Sweeps single hyperparameters: one knob moves, the others stay as in the preset.
 
-A trial is the whole method, with its evaluations and attacks, at one value of one knob, size and
+A trial is a method with its evaluations and attacks, at one value of one knob, one size and one
 seed. Sweeps and studies share the run at the preset's values.
 
 Source: the paper's "Hyperparameter Appendix" (`app:hyperparams`).
@@ -18,7 +18,7 @@ from gram_platform.analysis.tables import (
     StudyLosses,
     frame_text,
     interval_text,
-    labelled,
+    label_methods,
     short_text,
     table_csv,
 )
@@ -30,7 +30,7 @@ from gram_platform.methods import Setting
 from gram_platform.methods.nodes import BASELINE, Node, method_nodes, unique
 from gram_platform.pages.figures.study import learning_curve_figure
 from gram_platform.pages.figures.sweeps import sweep_figures
-from gram_platform.pages.report.claims import judged_sections, readable_claims
+from gram_platform.pages.report.claims import readable_claims, verdict_sections
 from gram_platform.pages.report.page import Section, terms_section
 from gram_platform.pages.report.sections import missing_sections
 from gram_platform.pages.results.record import run_links
@@ -38,7 +38,6 @@ from gram_platform.pages.results.results import Brief, count_verdicts, with_valu
 from gram_platform.paper.sweeps import PAPER_SWEEPS, beside_paper_sweeps, sweep_claims
 from gram_platform.paper.verdicts import conclude
 from gram_platform.store import Store
-from gram_platform.studies.definition import shown_place
 from gram_platform.studies.searches.flags import KNOB, Values
 from gram_platform.studies.searches.search_plan import (
     Round,
@@ -48,8 +47,8 @@ from gram_platform.studies.searches.search_plan import (
     baseline_frames,
     counts_text,
     curve_frame,
-    declared_frame,
     list_rounds,
+    name_views,
     result_frame,
     setting_at,
     trial_state,
@@ -58,17 +57,17 @@ from gram_platform.studies.searches.search_plan import (
 from gram_platform.tracking import Tracker
 from gram_platform.tracking.frame import final_frames
 
-SWEEP_RULE = """Here the unit's error is in no verdict, and "Paper" is the difference in the paper's
+SWEEP_RULE = """Verdicts leave out the unit's error. "Paper" is the difference in the paper's
 figure, at its scale."""
 
 
 def seed_metrics(sweep: SweepAnalysis, point: Point) -> dict[str, float]:
-    """Returns the values of one trial's classes, as far as it has any."""
+    """Returns the compute ratios of one trial by class, without those that are NaN."""
     rows = sweep.per_seed
     for name in ("knob", "value", "size", "seed"):
         rows = rows[rows[name] == (str(point[name]) if name == "seed" else point[name])]
-    found = rows[list(SWEEP_CLASSES)].to_dict("records")
-    return {name: float(v) for name, v in found[0].items() if pd.notna(v)} if found else {}
+    (values, *_) = [*rows[list(SWEEP_CLASSES)].to_dict("records"), {}]
+    return {name: float(value) for name, value in values.items() if pd.notna(value)}
 
 
 def _at(point: Point, frame: pd.DataFrame) -> pd.DataFrame:
@@ -92,7 +91,7 @@ class HyperparameterSweep:
     evaluations: pd.DataFrame = field(default_factory=pd.DataFrame)
     curves: pd.DataFrame = field(default_factory=pd.DataFrame)
 
-    minimised = None
+    best_by = None
 
     def nodes(self, point: Point) -> list[Node]:
         """Returns the nodes of the knob's method, tagged with all of its knobs."""
@@ -112,19 +111,15 @@ class HyperparameterSweep:
         sweep = analyse_sweeps(StudyLosses(evaluations, self.curves, attacks))
         metrics = seed_metrics(sweep, point)
         if "core" not in metrics:
-            missing = sweep.missing.to_dict("records")
-            why = "; ".join(f"{row['what']}: {row['why']}" for row in missing)
+            why = "; ".join(": ".join(pair) for pair in sweep.missing[["what", "why"]].to_numpy())
             raise invalid("core", None, f"a compute ratio, but there is none ({why})")
         return metrics
 
     def prerequisites(self, search: SearchPlan) -> list[Node]:
         return search.baselines
 
-    def share_left(self, search: SearchPlan) -> float:
-        return 1.0
-
     def identity(self, search: SearchPlan) -> dict:
-        """Has the nodes, which depend on data, sizes, seeds and all that the preset fixes."""
+        """Returns the nodes, which depend on data, sizes, seeds and the preset, and the values."""
         ids = [node.id for node in (*search.baselines, *self.example(search))]
         values = {knob: list(values) for knob, values in self.values.items()}
         return {"data_id": search.data_id, "knobs": values, "nodes": short_hash(ids)}
@@ -141,11 +136,11 @@ class HyperparameterSweep:
 
     def points(self) -> tuple[list[tuple[str, Point]], list[str]]:
         """Returns every point; a point that can reuse another point's runs comes after it."""
-        seen, first, again = set(), [], []
+        seen, points, later = set(), [], []
         for point, (run, *_) in self.trials():
-            (again if run.id in seen else first).append((trial_name(point), point))
+            (later if run.id in seen else points).append((trial_name(point), point))
             seen.add(run.id)
-        return first + again, []
+        return points + later, []
 
     def rounds(self, search: SearchPlan, store: Store, problem: Problem) -> Iterator[Round]:
         return list_rounds(search, store, problem, self.points)
@@ -164,7 +159,7 @@ class HyperparameterSweep:
         baseline_runs = [node.id for node in baselines if node.is_run]
         frame, curves, source = final_frames(store, tracker, ids, baseline_runs)
         curves = curve_frame(baselines, curves)
-        sweep = _analysed(trials, baselines, frame, curves, sizes)
+        sweep = _analyse(trials, baselines, frame, curves, sizes)
         if sweep is None:
             return None
         claims = conclude(sweep_claims(sweep.per_seed), search.preset_name)
@@ -175,14 +170,14 @@ class HyperparameterSweep:
         files = {name: table_csv(table).encode() for name, table in tables.items()}
         fixed = ", ".join(f"{name} {knob.read(self.settings[0]):g}" for name, knob in KNOB.items())
         facts = (
-            f"Preset {search.preset_name}, corpus {shown_place(search.choice.corpus)} (data"
-            f" {search.data_id}), {search.num_seeds} seeds. While one knob moves the others stay at"
-            f" {fixed}. {counts_text(rows)} Read from {source}. {about_links}"
+            f"Preset {search.preset_name}, {search.data_text}, {search.num_seeds} seeds. While one"
+            f" knob moves the others stay at {fixed}. {counts_text(rows)} Read from {source}."
+            f" {about_links}"
         )
         sections = [
             terms_section(attacks=True),
             *_knob_sections(sweep),
-            *judged_sections(claims, SWEEP_RULE, search.preset_name),
+            *verdict_sections(claims, SWEEP_RULE, search.preset_name),
             *missing_sections(sweep.missing),
             _learning_curves(curves, sweep, sizes),
             Section("Trials", table=_readable_trials(rows, links)),
@@ -193,58 +188,51 @@ class HyperparameterSweep:
         return log, _text(sweep, claims, source), _brief(sweep, claims)
 
 
-# ------------------------------------------------------------------------------------------- report
-
-
-def _analysed(
+def _analyse(
     trials: Sequence[Trial],
-    baselines: Sequence[Node],
+    baselines: list[Node],
     frame: pd.DataFrame,
     curves: pd.DataFrame,
     sizes: Sequence[str],
 ) -> SweepAnalysis | None:
     """Returns None without an evaluation of a trial, or of a baseline with a curve."""
 
-    def of_trials(frame_of: Callable[[list[Node]], pd.DataFrame]) -> pd.DataFrame:
+    def gather(
+        trials: Sequence[Trial], frame_of: Callable[[list[Node]], pd.DataFrame]
+    ) -> pd.DataFrame:
         frames = [_at(point, frame_of(nodes)) for point, nodes in trials]
         return pd.concat(frames, ignore_index=True)
 
-    def with_baselines(frame: pd.DataFrame, unit: pd.DataFrame) -> pd.DataFrame:
-        return pd.concat([unit.assign(knob="", value=math.nan), frame], ignore_index=True)
-
-    evaluations = of_trials(lambda nodes: view_frame(nodes, frame))
-    unit = view_frame(baselines, frame)
-    if evaluations.empty or unit.empty or curves.empty:
+    everything = [({"knob": "", "value": math.nan}, baselines), *trials]
+    views = gather(everything, lambda nodes: view_frame(nodes, frame))
+    if curves.empty or (views["knob"] == "").nunique() < 2:
         return None
-    views = with_baselines(evaluations, unit)
-    declared = with_baselines(of_trials(declared_frame), declared_frame(baselines))
-    attacks = of_trials(lambda nodes: attack_frame(nodes, frame))
+    attacks = gather(trials, lambda nodes: attack_frame(nodes, frame))
+    declared = gather(everything, name_views)
     return analyse_sweeps(StudyLosses(views, curves, attacks, declared), sizes)
 
 
 def _trial_rows(
     trials: Sequence[Trial], frame: pd.DataFrame, sweep: SweepAnalysis, store: Store, name: str
 ) -> pd.DataFrame:
-    elapsed = frame.set_index("id")["elapsed_s"].to_dict() if "elapsed_s" in frame else {}
+    elapsed = frame.set_index("id").reindex(columns=["elapsed_s"])["elapsed_s"]
     rows = []
     for point, nodes in trials:
         state, message = trial_state(nodes, frame, store)
         metrics = seed_metrics(sweep, point) if state == State.COMPLETE else {}
-        seconds = [elapsed[node.id] for node in nodes if pd.notna(elapsed.get(node.id, math.nan))]
         row = {"search": name, "trial": trial_name(point), "state": state, **point}
         row |= {metric: metrics.get(metric, math.nan) for metric in SWEEP_CLASSES}
         row["runs"] = " ".join(node.id for node in nodes if node.is_run)
-        row["elapsed_s"] = sum(seconds) if seconds else math.nan
+        row["elapsed_s"] = elapsed.reindex([node.id for node in nodes]).sum(min_count=1)
         rows.append({**row, "message": message})
     return pd.DataFrame(rows)
 
 
 def _knob_sections(sweep: SweepAnalysis) -> list[Section]:
     text = (
-        "Compute ratios averaged over the profiles; bands are 90% intervals over seeds. Core-Full"
-        " is the core without any module, Core-Partial the core with one. Dashed with hollow"
-        " markers: the paper's curves, set beside ours for reading; they are compared only at the"
-        " paper's scale."
+        "Compute ratios averaged over the profiles, with 90% intervals over seeds. Core-Full is the"
+        " core without any module, Core-Partial the core with one. Dashed with hollow markers: the"
+        " paper's curves, which are compared with ours only at the paper's scale."
     )
     sections = []
     for knob, rows in sweep.table.groupby("knob", sort=False):
@@ -258,14 +246,13 @@ def _learning_curves(curves: pd.DataFrame, sweep: SweepAnalysis, sizes: Sequence
     fitted = [size for size in sizes if size in set(sweep.fits["size"])]
     figures = {f"curves-{size}": learning_curve_figure(curves, sweep.fits, size) for size in fitted}
     text = (
-        "Validation losses of the baselines, all seeds, and the fitted curves that turn a loss into"
-        " steps."
+        "Validation losses of the baselines at all seeds, and the curves that turn them into steps."
     )
     return Section("Learning curves and their fits", text, figures, table=sweep.fits)
 
 
 def _readable_trials(trials: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFrame:
-    """Replaces the runs of each trial by the first one, which opens in MLflow."""
+    """Replaces the runs of each trial by the first run, with a link to MLflow."""
     first = trials["runs"].str.split(" ").str[0]
     readable = trials.drop(columns=["search", "runs", "elapsed_s"])
     for name in SWEEP_CLASSES:
@@ -277,9 +264,10 @@ def _readable_trials(trials: pd.DataFrame, links: Mapping[str, str]) -> pd.DataF
 
 def _text(sweep: SweepAnalysis, claims: pd.DataFrame, source: str) -> str:
     table = beside_paper_sweeps(sweep.table).drop(columns="run_ids", errors="ignore")
-    is_judged = claims["verdict"].any()
-    judged = frame_text(readable_claims(claims), "g", "nan") if is_judged else "none is judged"
-    parts = [frame_text(table, "g", "nan"), "the paper's claims", judged, f"read from {source}"]
+    verdicts = "none is judged"
+    if claims["verdict"].any():
+        verdicts = frame_text(readable_claims(claims), "g", "nan")
+    parts = [frame_text(table, "g", "nan"), "the paper's claims", verdicts, f"read from {source}"]
     return "\n\n".join(parts)
 
 
@@ -287,5 +275,5 @@ def _brief(sweep: SweepAnalysis, claims: pd.DataFrame) -> Brief:
     table = sweep.table
     names = ["knob", "value", *(name for name in ("method", "size") if table[name].nunique() > 1)]
     cells = with_values(table, dict.fromkeys((*CLASSES, *SWEEP_CLASSES)), short_text)
-    rows = labelled(table[names]).assign(value=table["value"].map("{:g}".format), **cells)
+    rows = label_methods(table[names]).assign(value=table["value"].map("{:g}".format), **cells)
     return Brief({"means over profiles": rows}, count_verdicts(claims))

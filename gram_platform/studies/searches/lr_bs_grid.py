@@ -1,8 +1,8 @@
 """Searches a grid of learning rates and batches at every size, for the ladder's laws.
 
-As in the paper's appendix "Learning Rate and Batch Size Scaling": cells in powers of two, three
-seeds, the mean of core and auxiliary validation losses. Ours: a grid may grow towards a minimum at
-its border, see `analysis.lr_extension`. Studies share the cell of their baseline.
+As in the paper's appendix "Learning Rate and Batch Size Scaling", cells are powers of two apart,
+and the loss is the mean of core's and the auxiliary validation losses. Ours: a grid may grow
+towards a minimum at its border, see `analysis.lr_extension`.
 """
 
 import math
@@ -22,7 +22,7 @@ from gram_platform.analysis.lr_laws import (
     predictions,
 )
 from gram_platform.analysis.tables import frame_text, table_csv, text_frame
-from gram_platform.analysis.trials import RUNS, STATE, linked
+from gram_platform.analysis.trials import RUNS, STATE, link_trials
 from gram_platform.config import CORE, State
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.identity import invalid, sum_in_order
@@ -36,7 +36,7 @@ from gram_platform.pages.report.page import Section
 from gram_platform.pages.results.record import run_links
 from gram_platform.pages.results.results import Brief
 from gram_platform.store import Store
-from gram_platform.studies.definition import shown_place
+from gram_platform.studies.definition import mask_place
 from gram_platform.studies.searches.flags import micro_batch_at, why_not
 from gram_platform.studies.searches.search_plan import (
     Round,
@@ -70,28 +70,29 @@ OBJECTIVE = (
 )
 ABOUT_TABLES = {
     "optima": (
-        "The minimum of each size's fitted surface, all seeds pooled (each with a level of its own,"
-        " the predicted loss at their mean) and for each seed; low and high hold a predicted loss"
-        " within 0.1% of it. best_ is the best cell. A curvature_t below 2 can be noise alone."
+        "The minimum of each size's fitted surface, for all seeds pooled (each seed has its own"
+        " level; the predicted loss is at their mean) and for each seed. Between low and high the"
+        " predicted loss is within 0.1% of it. best_ is the best cell. A curvature_t below 2 may be"
+        " noise."
     ),
     "laws": (
         "value = coefficient x parameters ^ exponent, batches in sequences. t: 90% t-interval of"
-        " the exponent over sizes; bootstrap: 90% interval over seeds redrawn within each size,"
-        " widened by what few seeds hide (it held the planted exponent in 89 to 95% of simulated"
-        " grids of 2 to 5 seeds); one seed has none. Optima at the edge of their grid, or of a"
-        " surface whose curvature may be noise, are left out while three others remain; without"
-        " three the fit is no law, and predicts nothing."
+        " the exponent over sizes. bootstrap: 90% interval over seeds redrawn within each size,"
+        " widened for few seeds (it held the planted exponent in 89 to 95% of simulated grids of 2"
+        " to 5 seeds); empty for one seed. Optima at the edge of their grid, or of a surface whose"
+        " curvature may be noise, are left out if three others remain. With fewer than three the"
+        " fit is no law and predicts nothing."
     ),
     "windows": (
         "The same laws from the cells within a fraction of each size's lowest loss (first row: all"
-        " cells). As far as the exponents move down this table, so little are they to be trusted."
+        " cells). The more an exponent varies here, the less it can be trusted."
     ),
     "predictions": (
-        "Peak learning rate and batch, in sequences of each size's own length, by our law, by the"
-        " paper's (converted by tokens) and as the ladder has them. Beyond the fitted sizes a law"
-        f" is an extrapolation; more than {REACH:g} times beyond it predicts nothing."
+        "Peak learning rate and batch, in sequences of each size's length, by our law, by the"
+        " paper's law (converted by tokens) and in the ladder. A law predicts nothing more than"
+        f" {REACH:g} times beyond the fitted sizes."
     ),
-    "cells": "Means over seeds. A cell of which any seed diverged is left out of every fit.",
+    "cells": "Means over seeds. A cell with a diverged seed is left out of every fit.",
 }
 
 
@@ -102,8 +103,10 @@ def at(size: Size, cell: Cell) -> Size:
 
 
 def objective(final: Mapping[str, float]) -> dict[str, float]:
-    """Returns `loss`, `core` and `auxiliary` from {validation/loss/<domain>: loss}; ValueError
-    unless finite."""
+    """Returns `loss`, `core` and `auxiliary` of {validation/loss/<domain>: loss}, in nats a token.
+
+    ValueError unless they are finite.
+    """
     core = final[END_LOSS + CORE]
     others = [loss for name, loss in final.items() if name != END_LOSS + CORE]
     auxiliary = sum_in_order(others) / len(others)
@@ -116,9 +119,9 @@ def objective(final: Mapping[str, float]) -> dict[str, float]:
 def trial_rows(
     size: Size, nodes: Mapping[tuple[Cell, int], Node], frame: pd.DataFrame, store: Store
 ) -> pd.DataFrame:
-    """Returns TRIAL_COLUMNS of one size's trials, for `analysis.lr_grid`; `frame` has stored runs.
+    """Returns one size's trials with TRIAL_COLUMNS; the loss is NaN unless a trial is complete.
 
-    The loss is NaN unless the trial is complete.
+    `frame`: the stored runs.
     """
     stored, parameters = frame.set_index("id"), total_parameters(size.dense())
     ends = {
@@ -144,10 +147,10 @@ class LrBatchGrid:
     grids: Mapping[str, Grid]
     # The fit uses cells within this fraction of the lowest loss; None: all cells.
     window: float | None
-    # Rows or columns that each side may grow by.
+    # As in `Grids`.
     max_extensions: int
 
-    minimised = SearchObjective("loss", math.inf)
+    best_by = SearchObjective("loss", math.inf)
 
     def nodes(self, point: Point) -> list[Node]:
         setting = setting_at(self.settings, point)
@@ -157,7 +160,7 @@ class LrBatchGrid:
         return [node.with_tags(lr=f"{lr:.6g}", batch=str(batch)) for node in runs]
 
     def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
-        """Returns the objective `loss` and its halves, in nats a token."""
+        """Returns `objective` of the run."""
         (result,) = results.values()
         final = result["final"]
         return objective({name: final[name] for name in final if name.startswith(END_LOSS)})
@@ -168,15 +171,12 @@ class LrBatchGrid:
     def prerequisites(self, search: SearchPlan) -> list[Node]:
         return []
 
-    def share_left(self, search: SearchPlan) -> float:
-        return 1.0
-
     def identity(self, search: SearchPlan) -> dict:
-        """Has the runs of the first grids, which depend on data, sizes, cells and seeds."""
+        """Returns the runs of the first grids, which depend on data, sizes, cells and seeds."""
         return {"runs": [node.id for node in self.example(search)], "core_weight": CORE_WEIGHT}
 
     def example(self, search: SearchPlan) -> list[Node]:
-        """Returns the nodes of the first grids; their growth is not known yet."""
+        """Returns the nodes of the first grids."""
         return [
             node
             for size, grid in self.grids.items()
@@ -187,12 +187,12 @@ class LrBatchGrid:
         return list_rounds(search, store, problem, lambda: self.points(search, store))
 
     def points(self, search: SearchPlan, store: Store) -> tuple[list[tuple[str, Point]], list[str]]:
-        """Returns the points of all grids, as far as they have grown, and announcements."""
+        """Returns the points of all grids, which grow with the results, and announcements."""
         points, messages = [], []
         for size in self.grids:
-            grid, said = self.grown(search, store, size)
+            grid, new = self.grow(search, store, size)
             points += self.cell_points(size, grid)
-            messages += said
+            messages += new
         return points, messages
 
     def cell_points(self, size: str, grid: Grid) -> list[tuple[str, Point]]:
@@ -210,16 +210,14 @@ class LrBatchGrid:
             for _, point in self.cell_points(size, grid)
         }
 
-    def grown(self, search: SearchPlan, store: Store, name: str) -> tuple[Grid, list[str]]:
-        """Returns one size's grid, which grows once all its trials have ended, and
-        announcements."""
+    def grow(self, search: SearchPlan, store: Store, name: str) -> tuple[Grid, list[str]]:
+        """Returns a size's grid, grown as far as its trials have ended, and announcements."""
         size, grid, messages = search.preset.sizes[name], self.grids[name], []
         while True:
             nodes = self.cell_nodes(name, grid)
             results = {node.id: store.run(node.id).result() for node in nodes.values()}
             done = [node for node in nodes.values() if results[node.id] is not None]
-            frame = result_frame(done, results)
-            trials = trial_rows(size, nodes, frame, store)
+            trials = trial_rows(size, nodes, result_frame(done, results), store)
             if not set(trials["state"]) <= set(ENDED):
                 return grid, messages
             allowed = lambda batch: why_not(search.ranks, search.preset, size, batch)  # noqa: E731
@@ -231,7 +229,7 @@ class LrBatchGrid:
 
     def write(self, search: SearchPlan, store: Store, tracker: Tracker | None) -> Written | None:
         nodes = {
-            name: self.cell_nodes(name, self.grown(search, store, name)[0]) for name in self.grids
+            name: self.cell_nodes(name, self.grow(search, store, name)[0]) for name in self.grids
         }
         ids = {node.id for of_size in nodes.values() for node in of_size.values()}
         frame, _, source = final_frames(store, tracker, ids, ())
@@ -252,51 +250,48 @@ def _report(
     sizes = {name: search.preset.sizes[name] for name in search.kind.grids} | PAPER_SIZES
     analysis = analyse_grid(trials[trials[STATE].isin(ENDED)], seq_len, window)
     measured = (
-        f"{search.name}, preset {search.preset_name} on {shown_place(search.choice.corpus)},"
+        f"{search.name}, preset {search.preset_name} on {mask_place(search.choice.corpus)},"
         f" search {search.search_id}"
     )
     law = make_law(analysis.laws, f"{search.preset_name}-{search.search_id}", seq_len, measured)
-    tables = {
-        "optima": analysis.optima,
-        "laws": analysis.laws,
-        "windows": analysis.windows,
-        "predictions": predictions(law, list(sizes.values())),
-        "cells": analysis.cells,
-    }
+    predicted = predictions(law, list(sizes.values()))
     links, about_links = run_links(tracker)
     figures = grid_figures(analysis, links)
     facts = (
-        f"Search {search.search_id}: preset {search.preset_name}, corpus"
-        f" {shown_place(search.choice.corpus)} (data {search.data_id}), {search.num_seeds} seeds."
-        f" Loss: {OBJECTIVE}. {counts_text(trials)} Read from {source}. {about_links}"
+        f"Search {search.search_id}: preset {search.preset_name}, {search.data_text},"
+        f" {search.num_seeds} seeds. Loss: {OBJECTIVE}. {counts_text(trials)} Read from {source}."
+        f" {about_links}"
     )
     # With trials.csv, `seq_len` is all that a fit needs.
     record = {"objective": OBJECTIVE, "window": window, "seq_len": seq_len}
     record["trials"] = trials["run_id"].tolist()
-    files = {"table.csv": analysis.optima, "trials.csv": trials_table(trials, search.full_name)}
-    files |= {f"{kind}.csv": frame for kind, frame in tables.items() if kind != "optima"}
-    data = {file: table_csv(frame, None).encode() for file, frame in files.items()}
-    data["law.json"] = json_file(law_json(law, analysis.laws))
+    tables = {
+        "table.csv": analysis.optima,
+        "trials.csv": trials_table(trials, search.full_name),
+        "laws.csv": analysis.laws,
+        "windows.csv": analysis.windows,
+        "predictions.csv": predicted,
+        "cells.csv": analysis.cells,
+    }
+    files = {name: table_csv(table, None).encode() for name, table in tables.items()}
+    files["law.json"] = json_file(law_json(law, analysis.laws))
     columns = TrialColumns(("lr", "batch"), ("loss",), ("size",))
-    sections = _sections(trials, tables, figures, links)
-    log = search.log(facts, sections, data, record, columns, figures)
-    return log, _text(trials, analysis, tables["predictions"]), _brief(trials, analysis)
-
-
-# ------------------------------------------------------------------------------------------- report
+    sections = _sections(trials, analysis, predicted, figures, links)
+    log = search.log(facts, sections, files, record, columns, figures)
+    return log, _text(trials, analysis, predicted), _brief(trials, analysis)
 
 
 def trials_table(trials: pd.DataFrame, search: str = "") -> pd.DataFrame:
-    """Numbers the trials, and names their runs as other searches do."""
-    numbered = trials.rename(columns={"run_id": RUNS})
-    numbered = numbered.assign(search=search, trial=range(len(trials)))
+    """Numbers the trials, and gives their columns the names of other searches."""
+    renamed = trials.rename(columns={"run_id": RUNS})
     columns = ["size", "parameters", "seed", "lr", "batch", "loss", RUNS, "elapsed_s", "message"]
+    numbered = renamed.assign(search=search, trial=range(len(trials)))
     return numbered[["search", "trial", STATE, *columns]]
 
 
 def grid_figures(analysis: GridAnalysis, links: Mapping[str, str]) -> dict:
     """Returns `surface-<size>` of every size, `law-lr` and `law-batch`."""
-    cells = linked(analysis.cells, links)
+    cells = link_trials(analysis.cells, links)
     figures = {
         f"surface-{size}": surface_figure(cells, analysis.optima, analysis.surfaces, size)
         for size in dict.fromkeys(analysis.cells["size"])
@@ -309,38 +304,37 @@ def grid_figures(analysis: GridAnalysis, links: Mapping[str, str]) -> dict:
 
 def _sections(
     trials: pd.DataFrame,
-    tables: Mapping[str, pd.DataFrame],
+    analysis: GridAnalysis,
+    predicted: pd.DataFrame,
     figures: Mapping,
     links: Mapping[str, str],
 ) -> list[Section]:
-    laws, optima = tables["laws"], tables["optima"]
+    laws, optima = analysis.laws, analysis.optima
     about = f"{_verdict(laws)}\n\n{ABOUT_TABLES['laws']}"
     drawn = {
         kind: {name: figure for name, figure in figures.items() if name.startswith(kind)}
         for kind in ("surface-", "law-")
     }
 
-    def opened(title: str, name: str, table: pd.DataFrame, kind: str = "") -> Section:
-        shown = drawn.get(kind, {})
-        return Section(title, ABOUT_TABLES[name], shown, table=table, table_is_open=True)
+    def open_section(title: str, name: str, table: pd.DataFrame, kind: str = "") -> Section:
+        return Section(
+            title, ABOUT_TABLES[name], drawn.get(kind, {}), table=table, table_is_open=True
+        )
 
     no_law = laws["no_law"].iloc[0] != ""
     sections = [
-        opened("Surfaces", "optima", optima[optima["seed"] == POOLED], "surface-"),
+        open_section("Surfaces", "optima", optima[optima["seed"] == POOLED], "surface-"),
         Section("Laws", about, drawn["law-"], table=laws, table_is_open=True, is_warning=no_law),
-        opened("How the laws move with the window", "windows", tables["windows"]),
-        opened("What the laws say", "predictions", tables["predictions"]),
+        open_section("How the laws move with the window", "windows", analysis.windows),
+        open_section("What the laws say", "predictions", predicted),
         Section("Optima of single seeds", table=optima),
-        Section("Cells", ABOUT_TABLES["cells"], table=tables["cells"].drop(columns="runs")),
+        Section("Cells", ABOUT_TABLES["cells"], table=analysis.cells.drop(columns="runs")),
         Section("Trials", table=with_run_links(trials_table(trials).drop(columns="search"), links)),
     ]
     left = trials[trials[STATE] != State.COMPLETE]
     if len(left):
         missing = left[["size", "seed", "lr", "batch", STATE, "message"]]
-        text = (
-            "Diverged cells are left out of every fit and counted; the others are not in the"
-            " figures and tables below."
-        )
+        text = "Fits leave out diverged cells. The other trials are missing below."
         section = Section("Not complete", text, table=missing, table_is_open=True, is_warning=True)
         sections.insert(0, section)
     return sections
@@ -352,10 +346,13 @@ def _verdict(laws: pd.DataFrame) -> str:
     return f"law.json is a law for sizes within {REACH:g} times of the fitted ones."
 
 
-def _text(trials: pd.DataFrame, analysis: GridAnalysis, predicted: pd.DataFrame) -> str:
-    """Returns the pooled optima, the laws, their change with the window, and the predictions."""
+def _select_pooled(analysis: GridAnalysis) -> pd.DataFrame:
     pooled = analysis.optima[analysis.optima["seed"] == POOLED]
-    optima = pooled.assign(notes=pooled["notes"] + pooled["reason"])[OPTIMA_SHOWN.split()]
+    return pooled.assign(notes=pooled["notes"] + pooled["reason"])
+
+
+def _text(trials: pd.DataFrame, analysis: GridAnalysis, predicted: pd.DataFrame) -> str:
+    optima = _select_pooled(analysis)[OPTIMA_SHOWN.split()]
     laws = analysis.laws[LAWS_SHOWN.split()]
     windows = analysis.windows[WINDOWS_SHOWN.split()]
     tables = [frame_text(frame, ".3g") for frame in (optima, laws, windows, predicted)]
@@ -364,10 +361,7 @@ def _text(trials: pd.DataFrame, analysis: GridAnalysis, predicted: pd.DataFrame)
 
 
 def _brief(trials: pd.DataFrame, analysis: GridAnalysis) -> Brief:
-    pooled = analysis.optima[analysis.optima["seed"] == POOLED]
-    optima = pooled[["size", "lr", "batch", "loss"]].assign(
-        notes=pooled["notes"] + pooled["reason"]
-    )
+    optima = _select_pooled(analysis)[["size", "lr", "batch", "loss", "notes"]]
     laws = analysis.laws[["quantity", "exponent", "t_low", "t_high", "coefficient", "r2", "sizes"]]
     tables = {"optima": text_frame(optima, ".3g"), "laws": text_frame(laws, ".3g")}
     return Brief(tables, text=f"{counts_text(trials)}\n{_verdict(analysis.laws)}")

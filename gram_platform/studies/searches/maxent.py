@@ -19,7 +19,7 @@ from gram_platform.analysis.maxent_objective import (
 )
 from gram_platform.analysis.ratios import Reference
 from gram_platform.analysis.tables import frame_text, table_csv, text_frame
-from gram_platform.analysis.trials import RUNS, STATE, TRIAL, best_trial, linked
+from gram_platform.analysis.trials import RUNS, STATE, TRIAL, best_trial, link_trials
 from gram_platform.config import State
 from gram_platform.config.identity import invalid, to_plain
 from gram_platform.config.space import SearchObjective, Space, TrialColumns
@@ -33,7 +33,6 @@ from gram_platform.pages.results.record import run_links
 from gram_platform.pages.results.results import Brief
 from gram_platform.store import Store
 from gram_platform.store.root import BEST
-from gram_platform.studies.definition import shown_place
 from gram_platform.studies.searches.optuna_studies import (
     open_storage,
     optuna_share_left,
@@ -51,65 +50,62 @@ from gram_platform.studies.searches.search_plan import (
 from gram_platform.tracking import Tracker
 
 METHOD, PROFILE = "maxent", "profile"
+MAXENT_PARAMETERS = ("peak_lr", "retain_weight")
 MAXENT_METRICS = (METRIC, "forget", "penalty", "core", "retain")
-MAXENT_OBJECTIVE = MaxEntObjective()
-# So close to an end of its range, as a share of the range, the report marks a best trial.
+# The share of a range, from its ends, in which the report marks a best trial.
 EDGE_SHARE = 0.05
 
 
 def maxent_at(setting: Setting, point: Point) -> Unlearning:
-    """Returns the setting's MaxEnt with a point's parameters."""
-    return replace(
-        setting.options.maxent,
-        peak_lr=float(point["peak_lr"]),
-        retain_weight=float(point["retain_weight"]),
-    )
+    values = {name: float(point[name]) for name in MAXENT_PARAMETERS}
+    return replace(setting.options.maxent, **values)
 
 
 def unlearning_nodes(setting: Setting, point: Point) -> list[Node]:
-    """Returns the run of a point, then its evaluation, as a study with its parameters has them."""
+    """Returns the run of a point and its evaluation, as in a study with the point's parameters."""
     maxent = maxent_at(setting, point)
     options = replace(setting.options, maxent=maxent, maxent_profiles=(), elicitation=None)
-    profile = searched_profiles(setting)[point[PROFILE]]
+    profile = name_profiles(setting)[point[PROFILE]]
     nodes = method_nodes(METHOD, replace(setting, profiles=(profile,), options=options))
-    rate, weight = f"{maxent.peak_lr:g}", f"{maxent.retain_weight:g}"
+    tags = {name: f"{getattr(maxent, name):g}" for name in MAXENT_PARAMETERS}
     # The baseline needs nothing.
-    return [node.with_tags(peak_lr=rate, retain_weight=weight) for node in nodes if node.needs]
+    return [node.with_tags(**tags) for node in nodes if node.needs]
 
 
-def searched_profiles(setting: Setting) -> dict[str, Profile]:
-    """Returns {name: profile} of the compared profiles that forget something.
+def name_profiles(setting: Setting) -> dict[str, Profile]:
+    """Returns {name: profile} of the compared profiles that forget a domain.
 
     ValueError if there is none.
     """
-    found = [p for p in setting.profiles if set(p) != set(setting.auxiliary)]
-    if not found:
+    profiles = [p for p in setting.profiles if set(p) != set(setting.auxiliary)]
+    if not profiles:
         allowed = "profiles that leave at least one domain to forget"
         raise invalid("retain", setting.profiles, allowed)
-    return {setting.profile_name(profile): profile for profile in found}
+    return {setting.profile_name(profile): profile for profile in profiles}
 
 
 def plain_space(space: Space) -> list[dict]:
-    """Returns the ranges for the search's id, which keeps a field of earlier versions."""
+    """Returns the ranges for the search's id, with a field of earlier versions."""
     return [{**to_plain(parameter), "is_integer": False} for parameter in space.parameters]
 
 
 def default_values(setting: Setting) -> Point:
-    maxent = setting.options.maxent
-    return {"peak_lr": maxent.peak_lr, "retain_weight": maxent.retain_weight}
+    return {name: getattr(setting.options.maxent, name) for name in MAXENT_PARAMETERS}
 
 
 @dataclass(frozen=True)
 class MaxEntSearch:
-    """Runs one Optuna study for each profile; a trial unlearns from the baseline of every seed."""
+    """Runs one Optuna study for each profile; a trial unlearns from the baseline of every seed.
 
-    # One size at every seed.
+    `settings` has one size.
+    """
+
     settings: tuple[Setting, ...]
     name: str
     space: Space
     # The number of trials to complete in each Optuna study.
     target: int
-    objective: MaxEntObjective = MAXENT_OBJECTIVE
+    objective: MaxEntObjective = field(default_factory=MaxEntObjective)
     # The pooled baselines by domain, for the scores of trials.
     references: Mapping[str, Reference] = field(default_factory=dict)
 
@@ -123,15 +119,14 @@ class MaxEntSearch:
 
     @property
     def profiles(self) -> dict[str, Profile]:
-        return searched_profiles(self.settings[0])
+        return name_profiles(self.settings[0])
 
     @property
-    def minimised(self) -> SearchObjective:
+    def best_by(self) -> SearchObjective:
         return SearchObjective(METRIC, self.objective.worst)
 
     def is_complete(self, search: SearchPlan) -> bool:
-        """Returns whether the storage has the preset's number of trials of every profile, and a
-        best one."""
+        """Returns whether the storage has the preset's number of trials of every profile."""
         best = search.folder(Store(search.choice.storage)).read_or_set_aside(BEST, dict)
         if not best or best["missing"]:
             return False
@@ -142,15 +137,11 @@ class MaxEntSearch:
 
     def groups(self, search: SearchPlan) -> list[Group]:
         storage = open_storage(search.optuna_uri)
-        return [
-            Group(
-                profile, {PROFILE: profile}, open_study(storage, name, METRIC), self.target, storage
-            )
-            for profile, name in self.study_names(search).items()
-        ]
+        studies = {p: open_study(storage, n, METRIC) for p, n in self.study_names(search).items()}
+        return [Group(p, {PROFILE: p}, s, self.target, storage) for p, s in studies.items()]
 
     def rounds(self, search: SearchPlan, store: Store, problem: Problem) -> Iterator[Round]:
-        yield optuna_round(OptunaSource(self.groups(search), self.space, self.minimised))
+        yield optuna_round(OptunaSource(self.groups(search), self.space, self.best_by))
 
     def share_left(self, search: SearchPlan) -> float:
         names = list(self.study_names(search).values())
@@ -160,7 +151,7 @@ class MaxEntSearch:
         return search.baselines
 
     def identity(self, search: SearchPlan) -> dict:
-        """Has the preset's nodes, which depend on data, size, seeds and what is not searched."""
+        """Returns the preset's nodes, which depend on all that is not searched, and the ranges."""
         preset = [default_values(self.settings[0])]
         return {
             "data_id": search.data_id,
@@ -171,7 +162,7 @@ class MaxEntSearch:
         }
 
     def example(self, search: SearchPlan) -> list[Node]:
-        """Returns the nodes of points that are spread over the ranges, as many as trials."""
+        """Returns the nodes of points that are spread over the ranges, one for each trial."""
         shares = [(index + 0.5) / self.target for index in range(self.target)]
         points = [{p.name: p.at(share) for p in self.space.parameters} for share in shares]
         return unique(self._nodes(points))
@@ -193,7 +184,7 @@ class MaxEntSearch:
     def write(self, search: SearchPlan, store: Store, tracker: Tracker | None) -> Written | None:
         groups, space, setting = self.groups(search), self.space, self.settings[0]
         facts = {"data_id": setting.data_id, "size": setting.size.name}
-        facts |= {"seeds": [one.seed for one in self.settings]}
+        facts |= {"seeds": [setting.seed for setting in self.settings]}
         histories = {group.name: history_of(group.name, group.study, space) for group in groups}
         best = [
             plain_best(profile, trials, setting)
@@ -214,9 +205,9 @@ class MaxEntSearch:
         if store.writable:
             search.folder(store).write_sealed(BEST, content)
         links, about_links = run_links(tracker)
-        shown = {profile: linked(trials, links) for profile, trials in histories.items()}
+        histories = {profile: link_trials(trials, links) for profile, trials in histories.items()}
         varied = [p for p in space.parameters if p.high > p.low]
-        drawn = {profile: search_figures(shown[profile], METRIC, varied) for profile in shown}
+        drawn = {name: search_figures(trials, METRIC, varied) for name, trials in histories.items()}
         record = {
             **facts,
             "studies": {group.name: group.study.study_name for group in groups},
@@ -233,7 +224,7 @@ class MaxEntSearch:
             for profile, of_profile in drawn.items()
             for number, figure in enumerate(of_profile.values())
         }
-        sections = _sections(shown, drawn, table, links)
+        sections = _sections(histories, drawn, table, links)
         columns = TrialColumns(tuple(p.name for p in varied), (METRIC,), (PROFILE,))
         about = f"{_about(search)} {about_links}"
         log = search.log(about, sections, files, record, columns, figures)
@@ -243,18 +234,14 @@ class MaxEntSearch:
 def _about(search: SearchPlan) -> str:
     objective, seeds = search.kind.objective, ", ".join(str(s.seed) for s in search.settings)
     return (
-        f"Search {search.search_id}: preset {search.preset_name}, size"
-        f" {search.settings[0].size.name}, corpus {shown_place(search.choice.corpus)} (data"
-        f" {search.data_id}), seeds {seeds}. Read from Optuna's database. Minimised: forget +"
+        f"Search {search.search_id}: preset {search.preset_name}, size {search.choice.sizes[0]},"
+        f" {search.data_text}, seeds {seeds}. Read from Optuna's database. Minimised: forget +"
         f" {objective.penalty_weight:g} x what core and retain each lack to {objective.floor:g}"
         f" of the baseline, as compute ratios, each clipped to 0 to {HIGHEST_RATIO:g} and"
-        f" averaged over seeds. A diverged trial counts as {objective.worst:g} for the searcher"
-        " and has no value here. Trials are chosen on the validation sequences that studies"
-        " report on, so a study on the same seeds sees them a little too well."
+        f" averaged over seeds. Optuna counts a diverged trial as {objective.worst:g}. Trials are"
+        " chosen on the validation sequences of studies, so a study on the same seeds reports"
+        " slightly too good results."
     )
-
-
-# ------------------------------------------------------------------------------------------- report
 
 
 # The trials of each profile.
@@ -270,28 +257,24 @@ def history_of(profile: str, study: optuna.Study, space: Space) -> pd.DataFrame:
     return trials
 
 
-def _count(trials: pd.DataFrame, state: str) -> int:
-    return int((trials[STATE] == state).sum())
-
-
 def plain_best(profile: str, trials: pd.DataFrame, setting: Setting) -> dict:
-    """Returns the entry of best.json: a profile's trial with the lowest objective."""
+    """Returns a profile's trial with the lowest objective, as in best.json."""
     row = best_trial(trials, METRIC)
     return {
         "profile": profile,
-        "retained": list(searched_profiles(setting)[profile]),
+        "retained": list(name_profiles(setting)[profile]),
         "trial": int(row[TRIAL]),
         "runs": row[RUNS].split(),
         "objective": float(row[METRIC]),
         "maxent": asdict(maxent_at(setting, row)),
-        "num_complete": _count(trials, State.COMPLETE),
+        "num_complete": int((trials[STATE] == State.COMPLETE).sum()),
     }
 
 
 def best_table(histories: Histories, space: Space, defaults: Mapping[str, float]) -> pd.DataFrame:
     """Returns one row for each profile: its best trial, and the numbers of trials.
 
-    `defaults`: the objectives of the preset's parameters, as far as a study has run them.
+    `defaults` as `default_objectives` returns them.
     """
     rows, states = [], (State.COMPLETE, State.DIVERGED, State.FAILED)
     for profile, trials in histories.items():
@@ -299,14 +282,14 @@ def best_table(histories: Histories, space: Space, defaults: Mapping[str, float]
         if (best := best_trial(trials, METRIC)) is not None:
             row |= {name: best[name] for name in (TRIAL, *space.names, *MAXENT_METRICS, RUNS)}
             row["at_edge"] = at_edge(space, best)
-        rows.append(row | {f"num_{state}": _count(trials, state) for state in states})
+        rows.append(row | {f"num_{state}": (trials[STATE] == state).sum() for state in states})
     columns = [PROFILE, TRIAL, *space.names, *MAXENT_METRICS, "preset_objective", "at_edge"]
     columns += [*(f"num_{state}" for state in states), RUNS]
     return pd.DataFrame(rows, columns=columns).astype({TRIAL: "Int64"})
 
 
 def trials_table(histories: Histories) -> pd.DataFrame:
-    """Returns every trial of every profile as trials.csv has it."""
+    """Returns all trials, as in trials.csv."""
     frame = pd.concat(histories.values(), ignore_index=True)
     first, last = ["search", TRIAL, STATE, PROFILE], [*MAXENT_METRICS, RUNS, "elapsed_s"]
     parameters = frame.columns.drop([*first, *last, "started", "url"], errors="ignore")
@@ -322,13 +305,13 @@ def at_edge(space: Space, point: Mapping[str, float]) -> str:
 
 def default_objectives(problem: MaxEntSearch, store: Store) -> dict[str, float]:
     """Returns the preset's objective of each profile, if a study has finished its runs."""
-    found = {}
+    objectives = {}
     for profile in problem.profiles:
         point = {PROFILE: profile, **default_values(problem.settings[0])}
         results = {n.id: store.node(n.kind, n.id).result() for n in problem.nodes(point)}
         if None not in results.values():
-            found[profile] = problem.score(point, results)[METRIC]
-    return found
+            objectives[profile] = problem.score(point, results)[METRIC]
+    return objectives
 
 
 def _sections(
@@ -336,17 +319,17 @@ def _sections(
 ) -> list[Section]:
     best = Section(
         "The best trials",
-        "The lowest objective of each profile. One at the end of a range (at_edge) may have better"
-        " ones beyond it. preset_objective is that of the preset's own parameters, where a study"
-        " has run them on these seeds.",
+        "The trial with the lowest objective of each profile. Better ones may lie beyond the end of"
+        " a range (at_edge). preset_objective: the preset's parameters, if a study has run them on"
+        " these seeds.",
         table=with_run_links(table, links),
         table_is_open=True,
     )
-    parts = []
+    sections = [best]
     for profile, trials in histories.items():
-        shown = with_run_links(trials.drop(columns=["search", "started", "url", PROFILE]), links)
-        parts.append(Section(profile, "", figures[profile], table=shown))
-    return [best, *parts]
+        table = with_run_links(trials.drop(columns=["search", "started", "url", PROFILE]), links)
+        sections.append(Section(profile, "", figures[profile], table=table))
+    return sections
 
 
 def _text(table: pd.DataFrame, search_id: str) -> str:
@@ -354,12 +337,9 @@ def _text(table: pd.DataFrame, search_id: str) -> str:
 
 
 def best_brief(table: pd.DataFrame, search_id: str) -> Brief:
-    hidden = [PROFILE, METRIC, TRIAL, RUNS]
-    shown = table[[PROFILE, METRIC, *table.columns.drop(hidden)]]
-    return Brief({"best trials": text_frame(shown, ".3g")}, text=_use(search_id))
+    columns = [PROFILE, METRIC, *table.columns.drop([PROFILE, METRIC, TRIAL, RUNS])]
+    return Brief({"best trials": text_frame(table[columns], ".3g")}, text=_use(search_id))
 
 
 def _use(search_id: str) -> str:
-    return (
-        f"a study given --maxent {search_id} trains each profile with its best trial's parameters"
-    )
+    return f"a study with --maxent {search_id} trains each profile with its best parameters"

@@ -23,7 +23,7 @@ from gram_platform.tracking.database import database_path, database_uri, require
 def open_storage(uri: str) -> optuna.storages.RDBStorage:
     """Opens or creates the database at `uri`; ValueError if Optuna cannot open it.
 
-    It must not be MLflow's: both keep their schema's version in a table of the same name.
+    It must not be MLflow's database: both have a table for their schema's version, of one name.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
@@ -52,9 +52,9 @@ def num_complete(storage: optuna.storages.RDBStorage, name: str) -> int:
 
 
 def optuna_share_left(uri: str, is_dry: bool, names: Sequence[str], target: int) -> float:
-    """Returns the share of the studies' trials that is not complete; creates nothing.
+    """Returns the share of the studies' trials that is not complete; creates no database.
 
-    `is_dry`: asks no server.
+    `is_dry`: do not ask a server; returns 1 then.
     """
     path = database_path(uri)
     if not (path.exists() if path else not is_dry):
@@ -83,23 +83,23 @@ ATTRIBUTES: dict[str, Any] = {
 
 def attributes(trial: FrozenTrial) -> dict[str, Any]:
     """Returns the attributes that the engine sets, except those of a wrong type."""
-    found = {}
+    values = {}
     for name in ATTRIBUTES.keys() & trial.user_attrs.keys():
         with suppress(InvalidField):
-            found[name] = from_plain(ATTRIBUTES[name], trial.user_attrs[name])
-    return found
+            values[name] = from_plain(ATTRIBUTES[name], trial.user_attrs[name])
+    return values
 
 
 def trials_frame(study: optuna.Study, metric: str) -> pd.DataFrame:
     """Returns one row for each trial, in order, with the columns of `analysis.trials`.
 
-    `metric` names the study's value. A metric that was not measured is NaN, also where Optuna got a
+    `metric` names the study's value. A metric that was not measured is NaN, also if Optuna got a
     penalty. ValueError if a parameter and a metric share a name.
     """
     trials = study.get_trials(deepcopy=False)
     metrics_of = {trial.number: _metrics(trial, metric) for trial in trials}
     parameters = dict.fromkeys(name for trial in trials for name in trial.params)
-    metrics = dict.fromkeys([metric, *(name for found in metrics_of.values() for name in found)])
+    metrics = dict.fromkeys([metric, *(name for values in metrics_of.values() for name in values)])
     columns = [SEARCH, TRIAL, STATE, *parameters, *metrics, RUNS, ELAPSED, STARTED]
     if doubled := sorted({name for name in columns if columns.count(name) > 1}):
         expected = "names that only one parameter, metric or other column has"
@@ -123,9 +123,9 @@ def trials_frame(study: optuna.Study, metric: str) -> pd.DataFrame:
 
 def _state(trial: FrozenTrial) -> str:
     """Returns the state by the engine if it has set a valid one, and otherwise by Optuna."""
-    found = attributes(trial).get("state")
-    is_valid = found in (*OPTUNA_STATES.values(), State.DIVERGED)
-    return found if is_valid else OPTUNA_STATES[trial.state]
+    state = attributes(trial).get("state")
+    is_valid = state in (*OPTUNA_STATES.values(), State.DIVERGED)
+    return state if is_valid else OPTUNA_STATES[trial.state]
 
 
 def _metrics(trial: FrozenTrial, metric: str) -> dict[str, float]:

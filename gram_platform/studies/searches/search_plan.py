@@ -1,15 +1,15 @@
-"""Plans a search on its corpora, proposes its trials in rounds, and makes what all reports share.
+"""Plans a search on its corpora, proposes its trials in rounds, and writes its files.
 
 A kind of search is a frozen class. Its fields are `settings`, one for each size and seed, and what
 `Search.read` returned. It has a property, and methods that take its `SearchPlan`:
 
-- `minimised`, the property: the metric of the best trial, or None
-- `identity(search)`: the content of the search's id, whatever the number of trials
+- `best_by`, the property: the metric of the best trial, or None
+- `identity(search)`: the content of the search's id, without the number of trials
 - `prerequisites(search)`: the nodes that all trials need, such as baselines
 - `example(search)`: the nodes of the trials that are known before any result
 - `problem(search, store)`: the nodes and scores of trials, once the prerequisites are complete
 - `rounds(search, store, problem)`: the missing trials
-- `share_left(search)`: the share of the trials that is not complete
+- `share_left(search)`, for Optuna: the share of the trials that is not complete
 - `write(search, store, tracker)`: tables, figures and report of the trials so far, or None
 """
 
@@ -35,12 +35,12 @@ from gram_platform.methods.nodes import Node
 from gram_platform.pages.index import PICTURE_FILE, draw_trials
 from gram_platform.pages.report.page import Page, Section
 from gram_platform.pages.results.record import SEARCH_FILE, Card, entries_of, sizes_text, tags_frame
-from gram_platform.pages.results.results import Brief, count_verdicts, named, named_attacks
+from gram_platform.pages.results.results import Brief, count_verdicts, join_attacks, join_tags
 from gram_platform.pages.results.trials import MLFLOW_PARAMS, TRIALS_FILE, trials_log
 from gram_platform.planner import estimate_hours
 from gram_platform.store import Folder, Store
 from gram_platform.store.root import describe_cordoned
-from gram_platform.studies.definition import preset_params
+from gram_platform.studies.definition import mask_place, preset_params
 from gram_platform.studies.plan import StudyPlan
 from gram_platform.studies.searches.optuna_studies import attributes
 from gram_platform.studies.workplace import machine_hours
@@ -57,9 +57,9 @@ class Round:
     """Trials to run before the search looks at results again."""
 
     source: Source
-    # Machine hours of the trials that have ended before.
+    # Machine hours of earlier submissions' trials.
     hours_before: float
-    # Ids of the nodes that MLflow may lack from earlier submissions.
+    # Ids of earlier submissions' nodes, which MLflow may lack.
     ids_before: Collection[str]
     # An announcement, or "".
     text: str
@@ -80,7 +80,7 @@ class SearchPlan(StudyPlan):
 
     @property
     def head(self) -> str:
-        return f"search {self.named}"
+        return f"search {self.label}"
 
     @cached_property
     def identity(self) -> dict:
@@ -92,7 +92,7 @@ class SearchPlan(StudyPlan):
         return short_hash({"version": SEARCH_VERSION, "search": self.name, **self.identity})
 
     @property
-    def named(self) -> str:
+    def label(self) -> str:
         """Name and id in sentences."""
         return f"{self.name} {self.search_id}"
 
@@ -101,22 +101,32 @@ class SearchPlan(StudyPlan):
         """Name and id in tables and in the names of Optuna's studies."""
         return f"{self.name}-{self.search_id}"
 
+    @property
+    def data_text(self) -> str:
+        return f"corpus {mask_place(self.choice.corpus)} (data {self.data_id})"
+
     def folder(self, store: Store) -> Folder:
         return store.search_dir(self.search_id)
 
-    def planned(self) -> Self:
+    def with_nodes(self) -> Self:
         entries = (*self.kind.prerequisites(self), *self.kind.example(self))
         return replace(self, entries=entries)
 
     def share_left(self) -> float:
-        return self.kind.share_left(self)
+        return self.kind.share_left(self) if self.study.needs_optuna else 1.0
 
     def record(self, submissions: Sequence[Mapping]) -> dict:
-        """Returns the content of search.json: what is searched, and by which submissions."""
-        about = {"name": self.name, "title": self.study.title, "question": self.study.question}
-        about |= preset_params(self.preset_name, self.changes)
-        about |= {"search_id": self.search_id, "data_id": self.data_id}
-        return {**about, "identity": self.identity, "submissions": submissions}
+        """Returns the content of search.json: the search and its submissions."""
+        return {
+            "name": self.name,
+            "title": self.study.title,
+            "question": self.study.question,
+            **preset_params(self.preset_name, self.changes),
+            "search_id": self.search_id,
+            "data_id": self.data_id,
+            "identity": self.identity,
+            "submissions": submissions,
+        }
 
     def log(
         self,
@@ -128,10 +138,10 @@ class SearchPlan(StudyPlan):
         figures: Mapping[str, object],
         claims: pd.DataFrame | None = None,
     ) -> StudyLog:
-        """Returns the search's files, for MLflow too: tables, report.html, claims.csv, search.json.
+        """Returns the search's files: tables, report.html, claims.csv and search.json.
 
-        `facts` follow the question in the report. `record` goes into search.json. MLflow shows the
-        `columns` of trials.csv.
+        `facts` follow the question in the report. `record` is added to search.json. MLflow shows
+        the `columns` of trials.csv.
         """
         store = Store(self.choice.storage)
         facts = " ".join([facts, sizes_text(self.parameters), *describe_cordoned(store, self.name)])
@@ -151,7 +161,7 @@ class SearchPlan(StudyPlan):
         return replace(log, files=files, figures=figures)
 
 
-# The files of a search, the text for a log, and what a terminal shows instead.
+# The files of a search, its text for a log, and its text for a terminal.
 Written = tuple[StudyLog, str, Brief]
 
 
@@ -163,23 +173,20 @@ def list_rounds(
 ) -> Iterator[Round]:
     """Yields the missing points of a list, which may grow with the results, longest trials first.
 
-    `points` returns all named points so far, and announcements.
+    `points` returns all points so far with their names, and announcements.
     """
-    seen, said = set(), set()
+    # Names and announcements.
+    seen = set()
     while True:
-        named, announcements = points()
-        lines = [text for text in dict.fromkeys(announcements) if text not in said]
-        new = {name: point for name, point in named if name not in seen}
+        points_so_far, announcements = points()
+        lines = [text for text in dict.fromkeys(announcements) if text not in seen]
+        new = {name: point for name, point in points_so_far if name not in seen}
         nodes_of = {name: problem.nodes(point) for name, point in new.items()}
         result_of = NodeLifecycle(store).result
-        done = {
-            name: nodes
-            for name, nodes in nodes_of.items()
-            if all(result_of(node) is not None for node in nodes)
-        }
+        done = {n for n, nodes in nodes_of.items() if None not in map(result_of, nodes)}
         if new:
             lines.append(f"{len(new)} trials, {len(done)} of them were done before")
-        hours = sum(machine_hours(store, node) for nodes in done.values() for node in nodes)
+        hours = sum(machine_hours(store, node) for name in done for node in nodes_of[name])
         ids = {node.id for nodes in nodes_of.values() for node in nodes}
         # No long trial may start when the others end; trials of about one length keep their order.
         predicted = {
@@ -191,8 +198,7 @@ def list_rounds(
         yield Round(PointList(left), hours, ids, "\n".join(lines))
         if not new:
             return
-        seen |= new.keys()
-        said |= set(announcements)
+        seen |= {*new, *announcements}
 
 
 def setting_at(settings: Sequence[Setting], point: Point) -> Setting:
@@ -207,13 +213,10 @@ def optuna_round(source: OptunaSource) -> Round:
         if trial.state.is_finished()
     ]
     num_resumed = sum(len(group.resumable) for group in source.groups)
-    hours = sum(found.get("rank_s", 0.0) for found in ended) / 3600
-    ids = {node_id for found in ended for node_id in found.get("nodes", ())}
-    text = f"{len(ended)} trials ended before, {num_resumed} were left running and are resumed"
+    hours = sum(trial.get("rank_s", 0.0) for trial in ended) / 3600
+    ids = {node_id for trial in ended for node_id in trial.get("nodes", ())}
+    text = f"{len(ended)} trials ended before, {num_resumed} were interrupted and are resumed"
     return Round(source, hours, ids, text)
-
-
-# --------------------------------------------------------------------------------------- reports
 
 
 def with_run_links(frame: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFrame:
@@ -233,21 +236,21 @@ def json_file(content: Mapping) -> bytes:
 
 
 def result_frame(nodes: Iterable[Node], results: Mapping[str, Mapping]) -> pd.DataFrame:
-    """Returns results by node id as a stored frame, for `view_frame` and `attack_frame`."""
+    """Returns the nodes' results as a stored frame, for `view_frame` and `attack_frame`."""
     rows = []
     for node in nodes:
-        result = results[node.id]
+        row = {"id": node.id, "run_id": node.id, "status": State.COMPLETE}
         if node.is_run:
-            run_id, losses = node.id, run_metrics(result, {})
+            row |= run_metrics(results[node.id], {})
         else:
-            run_id = node.config.view.run_id
-            losses = {PREFIX + domain: value for domain, value in result["losses"].items()}
-        rows.append({"id": node.id, "run_id": run_id, "status": State.COMPLETE, **losses})
+            row["run_id"] = node.config.view.run_id
+            row |= {PREFIX + domain: x for domain, x in results[node.id]["losses"].items()}
+        rows.append(row)
     return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["id", "run_id", "status"])
 
 
-def declared_frame(nodes: Iterable[Node]) -> pd.DataFrame:
-    """Returns the names of every view that the nodes evaluate: see `tags_frame`."""
+def name_views(nodes: Iterable[Node]) -> pd.DataFrame:
+    """Returns `tags_frame` of the nodes' evaluations."""
     return tags_frame(entries_of(nodes), "evaluation")
 
 
@@ -256,13 +259,13 @@ def declared_frame(nodes: Iterable[Node]) -> pd.DataFrame:
 
 def view_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:
     """Returns the complete evaluations of a stored frame under the nodes' names."""
-    return named(declared_frame(nodes), frame[frame["status"] == State.COMPLETE])
+    return join_tags(name_views(nodes), frame[frame["status"] == State.COMPLETE])
 
 
 def attack_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:
     """Returns every attack among the nodes; the loss is NaN without a result."""
     complete = frame[frame["status"] == State.COMPLETE]
-    return named_attacks(tags_frame(entries_of(nodes), "attack"), complete)
+    return join_attacks(tags_frame(entries_of(nodes), "attack"), complete)
 
 
 def curve_frame(nodes: Iterable[Node], curves: pd.DataFrame) -> pd.DataFrame:
@@ -285,10 +288,10 @@ def trial_state(nodes: Iterable[Node], frame: pd.DataFrame, store: Store) -> tup
     left = [node for node in nodes if node.id not in complete]
     if not left:
         return State.COMPLETE, ""
-    begun = [store.run(node.id) for node in left if node.is_run]
-    states = [run.status() for run in begun]
+    runs = [store.run(node.id) for node in left if node.is_run]
+    states = [run.status() for run in runs]
     if State.FAILED in states:
-        failure = begun[states.index(State.FAILED)].failure() or {}
+        failure = runs[states.index(State.FAILED)].failure() or {}
         state = State.DIVERGED if is_divergence(failure) else State.FAILED
         return state, str(failure.get("message", ""))
     return State.RUNNING if State.RUNNING in states else State.WAITING, ""

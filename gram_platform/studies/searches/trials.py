@@ -37,7 +37,7 @@ class SearchObservers(Observers, TrialWatch):
         self.running: dict[str, Sequence[Node]] = {}
         # Machine hours of earlier submissions' trials.
         self.hours_before = 0.0
-        # Whether trials are left.
+        # Whether a limit has left trials.
         self.is_cut = False
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_) -> None:
@@ -67,8 +67,7 @@ class SearchObservers(Observers, TrialWatch):
         return rows
 
     def run_trials(self, at: Workplace) -> None:
-        """Executes the missing trials until a limit is reached, unless nodes that all need have
-        failed."""
+        """Executes the missing trials until a limit is reached, if all prerequisites are done."""
         if super().failures():
             return
         search, kind = self.search, self.search.kind
@@ -77,15 +76,15 @@ class SearchObservers(Observers, TrialWatch):
             search.full_name,
             self.plan.max_concurrent,
             self.plan.retry_failed,
-            kind.minimised.metric if kind.minimised else "",
+            kind.best_by.metric if kind.best_by else "",
         )
         # Rounds beyond a limit may have results for MLflow.
-        for following in kind.rounds(search, self.store, self.problem):
-            self.hours_before += following.hours_before
-            self.ids.update(following.ids_before)
-            if following.text:
-                self.say(following.text)
-            source, self.is_cut = following.source, not self.may_start()
+        for step in kind.rounds(search, self.store, self.problem):
+            self.hours_before += step.hours_before
+            self.ids.update(step.ids_before)
+            if step.text:
+                self.say(step.text)
+            source, self.is_cut = step.source, not self.may_start()
             if source.num_left and not self.is_cut:
                 self.terminal.begin_trials(source.num_left)
                 run_trials(source, self.problem, at.execution, at.cordon, tuning, self, at.place)
@@ -107,15 +106,15 @@ class SearchObservers(Observers, TrialWatch):
         self.ids.update(outcome.nodes)
         self.terminal.trial_ended(outcome.name, trial_line(outcome))
         for node in self.running.pop(outcome.name):
-            self.mirror.ended(node)
+            self.mirror.send_later(node)
         self._watch_running()
 
     def _watch_running(self) -> None:
         self.mirror.watch([node for nodes in self.running.values() for node in nodes])
 
     def failures(self) -> list[str]:
-        failed = [one for one in self.outcomes.values() if one.state == State.FAILED]
-        return super().failures() + [f"failed: {one.name}: {one.message}" for one in failed]
+        failed = [o for o in self.outcomes.values() if o.state == State.FAILED]
+        return super().failures() + [f"failed: {o.name}: {o.message}" for o in failed]
 
     def counts(self) -> str:
         ended = self.outcomes.values()
@@ -126,11 +125,11 @@ class SearchObservers(Observers, TrialWatch):
 
     def write_tables(self) -> int:
         code = code_text(self._write_record())
-        written = self.search.kind.write(self.search, self.store, self.tracker)
-        if written is None:
+        report = self.search.kind.write(self.search, self.store, self.tracker)
+        if report is None:
             self.say("no table: no trial is complete yet")
             return FAILED
-        log, text, brief = written
+        log, text, brief = report
         write = partial(publish_files, replace(log, code=code), self.store)
         best = "\n".join(log.answers)
         brief = brief._replace(text=f"{brief.text}\n{best}".strip())

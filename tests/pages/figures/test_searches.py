@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gram_platform.analysis.trials import linked
+from gram_platform.analysis.trials import link_trials
 from gram_platform.config.space import Parameter
 from gram_platform.pages.figures.searches import WITH_VALUE, history_figure, slice_figure
 
@@ -38,7 +38,7 @@ def trials() -> pd.DataFrame:
         )
     frame = pd.DataFrame(rows).assign(elapsed_s=2.0, started=pd.Timestamp("2026-01-01"))
     frame.loc[12, ["rate", "share"]] = math.nan  # a waiting trial has no point yet
-    return linked(
+    return link_trials(
         frame, {f"run{number:02d}0": f"http://127.0.0.1:5000/#/{number}" for number in range(5)}
     )
 

@@ -12,11 +12,15 @@ from gram_platform.analysis.intervals import t_interval
 from gram_platform.analysis.tables import CLASSES
 from gram_platform.cli import main, reports
 from gram_platform.pages.index import read_shown
-from gram_platform.pages.report.build import report_sections
-from gram_platform.pages.results.declarations import known_studies
+from gram_platform.pages.report.sections import report_sections
 from gram_platform.pages.results.external import read_external
 from gram_platform.pages.results.record import Results
-from gram_platform.pages.results.replication import prepare, published_studies, replicate
+from gram_platform.pages.results.replication import (
+    load_published_studies,
+    prepare,
+    read_known_studies,
+    replicate,
+)
 from gram_platform.pages.results.results import summary_text
 from gram_platform.paper.paper import load_published, read_printed
 from gram_platform.store import Store
@@ -298,7 +302,7 @@ def test_the_published_losses_give_the_printed_table_and_what_ships(tmp_path):
             half = (row[f"{name}_high"] - row[f"{name}_low"]) / 2.0
             given = (theirs[name], theirs[f"{name}_error"])
             assert (row[name], half) == pytest.approx(given, abs=6e-4), (theirs["method"], name)
-    for shipped in published_studies():
+    for shipped in load_published_studies():
         ours = studies[shipped.record.name].analysis.table
         both = shipped.analysis.table.merge(
             ours, on=["method", "size", "profile"], suffixes=("", "_ours")
@@ -365,7 +369,7 @@ def test_the_documented_files_are_read(tmp_path):
     assert len(external.losses) == 8
     assert external.declared == json.loads(studies)
     assert [p.record.name for p in prepare(external)] == ["scaling", "widths"]
-    assert all(name in DOCS.read_text() for name in known_studies())
+    assert all(name in DOCS.read_text() for name in read_known_studies())
 
 
 def test_a_bad_folder_is_an_error_that_writes_nothing(tmp_path, capsys):
@@ -381,7 +385,7 @@ def test_an_unwritable_place_is_an_error_before_any_fit(
     tmp_path, capsys, monkeypatch, is_published
 ):
     monkeypatch.setattr(reports, "replicate", None)
-    monkeypatch.setattr(reports, "published_studies", None)
+    monkeypatch.setattr(reports, "load_published_studies", None)
     folder = [] if is_published else [str(write_folder(tmp_path, scaling_rows(), curve_lines()))]
     with pytest.raises(SystemExit) as stop:
         main(["replicate", *folder, "--out", "/proc/pages"])

@@ -19,8 +19,8 @@ from gram_platform.config import EvalPoints, Evaluation, View
 from gram_platform.config.identity import metric_name
 from gram_platform.methods.budgets import plan_compute_units
 from gram_platform.pages.figures.style import method_style
-from gram_platform.pages.report.build import report_sections
 from gram_platform.pages.report.measurements import LOSSES_PRESENTATION
+from gram_platform.pages.report.sections import report_sections
 from gram_platform.pages.results.record import StudyRecord, load_record, sizes_text
 from gram_platform.pages.results.results import ratio_lines, read_results, summary_text
 from gram_platform.store import Store

@@ -66,12 +66,12 @@ def test_a_study_has_its_main_result_how_much_is_done_and_its_verdicts(planted_r
     ]
     with (planted_root / "studies/scaling/claims.csv").open() as file:
         assert scaling.card.verdicts == Counter(row["verdict"] for row in csv.DictReader(file))
-    assert scaling.submitted == "2026-11-26T10:00:00+00:00"
+    assert scaling.submission_time == "2026-11-26T10:00:00+00:00"
 
 
 def test_a_study_that_has_not_begun_leads_nowhere(planted_root):
     begun = shown(planted_root)["A study that has not begun"]
-    assert (begun.links, begun.report, begun.picture, begun.submitted) == ((), "", "", "")
+    assert (begun.links, begun.report, begun.picture, begun.submission_time) == ((), "", "", "")
 
 
 def test_links_and_pictures_are_files_of_the_storage(planted_root):

@@ -14,7 +14,7 @@ import uvicorn
 
 from gram_platform.corpora.tokenizer import train_tokenizer
 from gram_platform.release.serving.api import Api
-from gram_platform.release.serving.engine import EngineLimits
+from gram_platform.release.serving.engine import Engine, EngineLimits
 from gram_platform.release.serving.model_server import ModelServer, ModelSource
 from gram_platform.release.serving.text import Vocabulary
 from tests.release.serving.planted import END_OF_TEXT, SEQ_LEN, Planted, planted, planted_model
@@ -113,6 +113,12 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def load_of(engine: Engine) -> tuple[int, int]:
+    """(active sequences, waiting requests)"""
+    num_active = len(engine._active_jobs)
+    return num_active, max(0, engine._num_open - num_active)
 
 
 def vocabulary() -> Vocabulary:

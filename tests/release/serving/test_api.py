@@ -10,7 +10,7 @@ import pytest
 from gram_platform.release.serving.api import MAX_BODY_BYTES
 from gram_platform.release.serving.engine import EngineLimits
 from gram_platform.release.serving.policy import LEASE_S
-from tests.release.serving.http import Served, served, vocabulary, wait_until
+from tests.release.serving.http import Served, load_of, served, vocabulary, wait_until
 from tests.release.serving.planted import ANSWERS, SEQ_LEN, planted
 
 
@@ -95,7 +95,7 @@ def test_a_stop_ends_the_text_before_it(site, says):
         assert "".join(t["text"] for t in texts) == ""
         assert texts[-1]["finish_reason"] == "stop"
     time.sleep(0.2)
-    assert site.server.engine.load() == (0, 0)
+    assert load_of(site.server.engine) == (0, 0)
 
 
 def test_token_ids_are_a_prompt_and_equal_seeds_are_equal(site):

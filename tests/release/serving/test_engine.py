@@ -26,6 +26,7 @@ from gram_platform.release.serving.engine import FAILED, LATE, Delivery, Engine,
 from gram_platform.release.serving.policy import Grant
 from gram_platform.train.evaluate import draw
 from tests import tiny
+from tests.release.serving.http import load_of
 from tests.release.serving.planted import ANSWERS, SEQ_LEN, WEIGHTS, planted, planted_model
 
 VOCAB = 300
@@ -175,7 +176,7 @@ def test_many_threads_get_their_own_answers(engine):
     for thread in threads:
         thread.join()
     assert not wrong
-    assert engine.load() == (0, 0)
+    assert load_of(engine) == (0, 0)
     engine.check()
 
 
@@ -192,7 +193,7 @@ def test_more_than_fit_are_refused_and_abandoned_ones_make_room(engine):
     ends = [all_tokens(received)[1] for _, received in taken]
     assert ends[-1] == LATE  # it had no row yet
     assert ends[1:-1] == [LENGTH] * 106
-    assert engine.load() == (0, 0)
+    assert load_of(engine) == (0, 0)
 
 
 def test_late_requests_end_and_free_their_rows():

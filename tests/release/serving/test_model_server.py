@@ -21,6 +21,7 @@ from gram_platform.release.serving.model_server import (
 from gram_platform.release.serving.policy import LEASE_S, token_digest
 from gram_platform.store import Store
 from tests.refused import refused
+from tests.release.serving.http import load_of
 from tests.release.serving.planted import END_OF_TEXT, planted, write_storage
 
 
@@ -58,7 +59,7 @@ def test_the_process_with_the_weights_looks_the_grant_up_itself(source):
         ("", "open"),
     ):
         assert answered(server, digest, profile, GenerationRequest((7,), 3)) == forbidden
-    assert server.engine.load() == (0, 0)
+    assert load_of(server.engine) == (0, 0)
     server.engine.close()
 
 

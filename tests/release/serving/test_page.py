@@ -3,7 +3,7 @@
 import pytest
 
 from tests.pages.site.browser import Browser, running_browser
-from tests.release.serving.http import served, wait_until
+from tests.release.serving.http import load_of, served, wait_until
 
 pytestmark = pytest.mark.browser
 
@@ -92,4 +92,4 @@ def test_refusals_are_shown_and_stop_stops(browser, site):
         assert "token" in note(browser, "a")
         browser.evaluate("document.getElementById('halt').click()")
         assert browser.wait_for("document.getElementById('note-b').textContent === 'stopped'")
-    wait_until(lambda: site.server.engine.load() == (0, 0))
+    wait_until(lambda: load_of(site.server.engine) == (0, 0))

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from gram_platform.release.serving.requests import MAX_BODY_BYTES
-from tests.release.serving.http import Served, served, wait_until
+from tests.release.serving.http import Served, load_of, served, wait_until
 from tests.release.serving.planted import ANSWERS
 from tests.release.serving.proxy import CONFIGURATION, Proxied, proxied, read_all
 
@@ -127,9 +127,9 @@ def test_a_caller_who_leaves_frees_the_row(proxy, inner):
     with inner.slowed(0.5):
         with proxy.connect() as connection:
             connection.sendall(inner.completion("open", max_tokens=60, stream=True))
-            wait_until(lambda: inner.server.engine.load() == (1, 0))
+            wait_until(lambda: load_of(inner.server.engine) == (1, 0))
         started = time.monotonic()
-        wait_until(lambda: inner.server.engine.load() == (0, 0))
+        wait_until(lambda: load_of(inner.server.engine) == (0, 0))
         assert time.monotonic() - started < 10  # and not the 30 s of sixty steps
 
 

@@ -54,7 +54,7 @@ class Planted:
 
     settings: tuple[Setting, ...]
 
-    minimised = OBJECTIVE
+    best_by = OBJECTIVE
 
     def identity(self, search):
         return {"data": search.corpora[0].data_id}

@@ -63,11 +63,11 @@ def test_one_driver_at_a_time(store, monkeypatch):
     with DriverLease(folder, "planted"):
         with refused("search", "planted"):
             DriverLease(folder, "planted").__enter__()
-        assert "planted" in search_lines(store)[0]
-        assert "led by" in search_lines(store)[0]
+        assert "planted" in next(search_lines(store))
+        assert "led by" in next(search_lines(store))
     with DriverLease(folder, "planted"):
         pass
-    assert search_lines(store)[0].endswith("no driver")
+    assert next(search_lines(store)).endswith("no driver")
 
 
 def test_a_driver_that_was_suspended_for_too_long_has_lost_its_search(store, monkeypatch):

@@ -231,7 +231,7 @@ def test_the_searchs_id_is_its_question(storage):
     heavier = dataclasses.replace(kind, objective=MaxEntObjective(penalty_weight=20.0))
     other = dataclasses.replace(setup_of(), kind=heavier)
     assert len(ids | {other.search_id}) == 5
-    assert heavier.minimised.worst > kind.minimised.worst
+    assert heavier.best_by.worst > kind.best_by.worst
 
 
 def test_the_dry_run_has_every_trial(storage):

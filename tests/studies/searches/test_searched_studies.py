@@ -37,9 +37,9 @@ NUM_TRIALS = 4  # 2 of each of 2 profiles
 NUM_RUNS = 1 + NUM_TRIALS + 3
 
 
-def needed_search(study, storage, **given):
+def find_search(study, storage, **given):
     plan = plan_of(study, flags_of(study, storage=str(storage), **given))
-    return campaign.needed_search(plan, plan.studies[0])
+    return campaign.find_search(plan, plan.studies[0])
 
 
 def nodes_of(study, storage, **given) -> list[Node]:
@@ -60,7 +60,7 @@ def dry(study, storage, capsys, **given) -> str:
 def test_the_search_is_the_experiments_own_and_starts_from_the_studys_baseline(
     tmp_path, study, preset
 ):
-    needed = needed_search(study, tmp_path, preset="paper")
+    needed = find_search(study, tmp_path, preset="paper")
     own = parse(SEARCH, ["--preset", preset, "--storage", str(tmp_path)])
     assert needed.search_id == study_plan(SEARCH, own).search_id
     assert [setting.seed for setting in needed.settings] == [0]
@@ -70,7 +70,7 @@ def test_the_search_is_the_experiments_own_and_starts_from_the_studys_baseline(
 
 def test_studies_share_a_search_where_they_share_the_runs(tmp_path):
     ids = {
-        study.name: needed_search(study, tmp_path, preset="paper").search_id
+        study.name: find_search(study, tmp_path, preset="paper").search_id
         for study in (stories.STUDY, samples.STUDY, dual_use.STUDY, token_localization.STUDY)
     }
     assert ids["stories"] == ids["samples"] != ids["dual_use"] == ids["token_localization"]
@@ -79,20 +79,20 @@ def test_studies_share_a_search_where_they_share_the_runs(tmp_path):
 def test_no_search_where_none_is_needed(tmp_path):
     for study in (stories.STUDY, dual_use.STUDY, titration.STUDY):
         for preset in ("smoke", "demo"):
-            assert needed_search(study, tmp_path, preset=preset, methods=("maxent",)) is None
+            assert find_search(study, tmp_path, preset=preset, methods=("maxent",)) is None
     own = {"preset": "paper", "methods": ("gram",)}
-    assert needed_search(dual_use.STUDY, tmp_path, **own) is None
+    assert find_search(dual_use.STUDY, tmp_path, **own) is None
     plan = plan_of(dual_use.STUDY, flags_of(dual_use.STUDY, storage=str(tmp_path), preset="paper"))
     given = replace(plan.studies[0], sources={"maxent": "abc"})
-    assert campaign.needed_search(plan, given) is None
-    assert needed_search(titration.STUDY, tmp_path, preset="paper") is None
+    assert campaign.find_search(plan, given) is None
+    assert find_search(titration.STUDY, tmp_path, preset="paper") is None
     for study in (aux_scaling.STUDY, partial_labels.STUDY):  # other data than the search would see
         assert study.presets["paper"].maxent_search is None
 
 
 def test_the_search_follows_the_flags_of_the_study(tmp_path):
-    known = {needed_search(STUDY, tmp_path).search_id}
-    other_seeds = needed_search(STUDY, tmp_path, seeds=3)
+    known = {find_search(STUDY, tmp_path).search_id}
+    other_seeds = find_search(STUDY, tmp_path, seeds=3)
     assert other_seeds.search_id in known
     assert other_seeds.choice.seeds == 1
     for given in (
@@ -100,7 +100,7 @@ def test_the_search_follows_the_flags_of_the_study(tmp_path):
         {"corpus": "stories"},
         {"law": "paper", "trust_law": True},
     ):
-        needed = needed_search(STUDY, tmp_path, **given)
+        needed = find_search(STUDY, tmp_path, **given)
         assert needed.search_id not in known
         known.add(needed.search_id)
         own = study_plan(STUDY, flags_of(STUDY, storage=str(tmp_path), **given))
@@ -138,7 +138,7 @@ def test_bad_input_of_the_study_is_refused_before_its_search(tmp_path):
 
 
 def test_a_search_is_complete_with_all_trials_of_every_profile(tmp_path):
-    needed = needed_search(STUDY, tmp_path)
+    needed = find_search(STUDY, tmp_path)
     assert needed.kind.target == 2
     assert not needed.kind.is_complete(needed)
     folder = needed.folder(Store(tmp_path).open_for_writing())
@@ -158,7 +158,7 @@ def test_a_search_is_complete_with_all_trials_of_every_profile(tmp_path):
 def require_whole(storage) -> None:
     """Every trial once, every run once, and MaxEnt's runs of the study with the best trials'
     parameters."""
-    needed = needed_search(STUDY, storage, retain=("airport",))
+    needed = find_search(STUDY, storage, retain=("airport",))
     url = f"sqlite:///{storage}/optuna.db"
     studies = [
         optuna.load_study(study_name=name, storage=url) for name in optuna.get_all_study_names(url)

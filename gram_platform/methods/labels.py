@@ -1,0 +1,86 @@
+"""Divides one epoch of text by the label that training sees, which may be wrong.
+
+Recall and precision are those of Shilov and others (2025, SGTM). The place of a sequence in the
+keyed permutation of its text decides its label, for every method and seed. Validation and attacks
+use true labels.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gram_platform.config import CORE, DomainBudget, Slice
+from gram_platform.config.identity import invalid
+from gram_platform.methods.setting import Setting
+
+# The slices that carry a label, first the one of the label's own domain.
+Text = tuple[Slice, ...]
+
+
+def divide_text(setting: Setting) -> tuple[Setting, dict[str, Text]]:
+    """Returns the text of every label in one epoch.
+
+    In a domain, text with a wrong label follows the text with its own, to which the returned
+    setting limits the domain. ValueError if the precision needs more adjacent text than there is.
+    """
+    recall, precision = setting.options.recall, setting.options.precision
+    own = dict(setting.num_sequences)
+    others: dict[str, list[Slice]] = {label: [] for label in setting.domains}
+    for domain, _, part in setting.parts:
+        own[part.domain] = part.num_sequences
+        own[domain] -= part.num_sequences
+
+    def relabel(pool: str, label: str, number: int) -> None:
+        own[pool] -= number
+        others[label] += [Slice(pool, own[pool], number)] if number else []
+
+    for domain in setting.auxiliary:
+        relabel(domain, CORE, own[domain] - max(1, round(recall * own[domain])))
+    for domain, number in [(domain, own[domain]) for domain in setting.auxiliary]:
+        near = {pool: own[pool] for pool in setting.adjacent or (CORE,) if pool != domain}
+        wanted, available = round(number / precision) - number, sum(near.values())
+        if wanted and wanted >= available:
+            allowed = f"more: {available:,} adjacent sequences are left for {number:,} of {domain}"
+            raise invalid("precision", precision, allowed)
+        for pool, size in near.items():
+            taken = round(wanted * size / max(1, available))
+            relabel(pool, domain, taken)
+            wanted, available = wanted - taken, available - size
+    for _, label, part in setting.parts:
+        relabel(part.domain, label, own[part.domain])
+    texts = {label: (Slice(label, 0, own[label]), *others[label]) for label in others}
+    limits = {d: own[d] for d, number in setting.num_sequences.items() if own[d] < number}
+    return replace(setting, available={**setting.available, **limits}), texts
+
+
+def restore_true_labels(setting: Setting) -> Setting:
+    parts = tuple((domain, domain, part) for domain, _, part in setting.parts)
+    return replace(setting.with_options(recall=1.0, precision=1.0), parts=parts)
+
+
+def count_sequences(slices: Iterable[Slice]) -> int:
+    return sum(part.num_sequences for part in slices)
+
+
+def budget_label(
+    setting: Setting,
+    text: Text,
+    scale: float,
+    num_sequences: int,
+    num_draws: int,
+    unlabelled: Text = (),
+) -> DomainBudget:
+    """Budgets a label: `scale` (lambda) of its other slices, at most all, then its own text.
+
+    Own text fills up `num_sequences` as far as there is any. ValueError if there is no place for
+    it.
+    """
+    (own, *slices), share = text, min(1.0, scale)
+    others = [replace(s, num_sequences=max(1, round(share * s.num_sequences))) for s in slices]
+    others += unlabelled
+    num_others = count_sequences(others)
+    if num_sequences <= num_others:
+        field = "unlabelled_share" if unlabelled else "recall"
+        raise invalid(field, num_sequences, f"a share that leaves text of {own.domain} its label")
+    number = setting.pool(own.domain, num_sequences - num_others)
+    pool = (replace(own, num_sequences=number), *others) if others else ()
+    return DomainBudget(own.domain, number + num_others, num_draws, pool)
