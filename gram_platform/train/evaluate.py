@@ -141,8 +141,7 @@ def token_losses(
 ) -> dict[str, Tensor]:
     """Returns each domain's cross entropies in nats: float32 [num_sequences, seq_len] on the CPU.
 
-    Column t is the loss of a row's token t + 1; token 0 has no prediction. Arguments as in
-    `domain_losses`.
+    Column t is the loss of token t + 1. Arguments as in `domain_losses`.
     """
     losses: dict[str, list[Tensor]] = {domain: [] for domain in domains}
     for domain, rows in _batches(model.config, arrays, domains, num_sequences, model.device):
@@ -152,7 +151,7 @@ def token_losses(
     return {domain: torch.cat(of_batches) for domain, of_batches in losses.items()}
 
 
-# Each a domain and its rows [batch, seq_len + 1], which are read from disk when used.
+# Pairs of a domain and its rows [batch, seq_len + 1], which are read from disk when used.
 Batches = list[tuple[str, np.ndarray]]
 
 

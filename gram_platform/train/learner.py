@@ -1,9 +1,9 @@
 """Holds what a run trains: model, float32 master weights by set, optimizers and gradients.
 
 This learner has one process; `sharding.py` has the learner of several ranks. In float32 the model
-is its own master. In bfloat16 the model computes with a bfloat16 copy of every weight, and each
-micro-batch's gradient is added in float32 to the master, as in FSDP2's mixed precision. Sets that a
-route does not train get no gradient, so AdamW skips them.
+is its own master. In bfloat16 the model has a bfloat16 copy of every weight, and adds each pass's
+gradient to the master in float32, as in FSDP2's mixed precision. Sets that a route does not train
+get no gradient, so AdamW skips them.
 """
 
 import contextlib
