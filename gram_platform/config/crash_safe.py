@@ -22,7 +22,7 @@ KIND_OF_MODE = {
     stat.S_IFBLK: "a device",
     stat.S_IFCHR: "a device",
 }
-# The errors of file systems whose folders cannot be flushed.
+# Errors of file systems that cannot flush folders.
 UNSYNCED = {errno.EINVAL, errno.ENOTSUP}
 
 

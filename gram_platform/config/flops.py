@@ -2,10 +2,10 @@
 
 `compute_units`   tokens x active parameters, the paper's unit, for budgets and lambda
                   (`app:equal-compute`).
-`hardware_flops`  2 x the multiply-adds that a step does, for utilisation. Includes attention;
-                  excludes weight gradients of untrained sets and unneeded input gradients. Equals
-                  torch's FlopCounterMode with attention's math kernel (the counter does not count
-                  the fused CPU kernel).
+`hardware_flops`  2 x the multiply-adds of a step, for utilisation. Includes attention; excludes
+                  weight gradients of untrained sets and unneeded input gradients. Equals torch's
+                  FlopCounterMode with attention's math kernel, since the counter leaves out the
+                  fused CPU kernel.
 """
 
 from collections.abc import Collection
@@ -37,10 +37,7 @@ def module_parameters(config: ModelConfig, domain: str) -> int:
 
 
 def core_parameters(config: ModelConfig) -> int:
-    """Counts the parameters that are always active.
-
-    These are embeddings, attention, norms, unembedding and core MLP.
-    """
+    """Counts the parameters that are always active: all except the modules'."""
     attention = config.d_model * config.qkv_width + config.d_model**2
     norm = config.d_model * (1 if config.is_llama else 2)
     core_mlp = (
@@ -89,10 +86,7 @@ def _mlp(
     trained: bool,
     hidden_grad: bool = False,
 ) -> int:
-    """Counts c_gate, c_fc and c_proj.
-
-    `c_proj` needs its input's gradient if any parameter before it is trained.
-    """
+    """Counts c_gate, c_fc and c_proj, which needs its input's gradient if hidden units do."""
     # SwiGLU has two projections up.
     up = (1 + config.is_llama) * _linear(num_tokens, config.d_model, width, input_grad, trained)
     return up + _linear(
@@ -126,11 +120,11 @@ def hardware_flops(
     backward: bool = True,
     embeddings_trained: bool = False,
 ) -> int:
-    """Counts the FLOPs of one forward (and backward) pass.
+    """Counts the FLOPs of one forward (and backward) pass of sequences of the model's length.
 
-    It has `num_sequences` sequences of `config.seq_len` tokens. Attention counts as two products
-    over all T x T positions forward and four backward, whichever kernel runs (a fused one skips the
-    masked half, but recomputes scores). Embedding look-ups, norms and element-wise work count as 0.
+    Attention counts as two products over all T x T positions forward and four backward, whichever
+    kernel runs (a fused kernel skips the masked half, but recomputes scores). Embedding look-ups,
+    norms and element-wise work count as 0.
     """
     tokens, d_model = num_sequences * config.seq_len, config.d_model
     loras = [m for m in config.modules if m.kind == "lora" and m.domain in active]
@@ -139,7 +133,7 @@ def hardware_flops(
     scores = 4 * num_sequences * config.num_heads * config.seq_len**2 * config.head_dim
     shared, core = shared_trained and backward, core_trained and backward
     trained = set(modules_trained) if backward else set()
-    # Whether the layer's input needs a gradient, since a parameter before it is trained.
+    # Whether the layer's input needs a gradient, because an earlier parameter is trained.
     flowing = shared or (embeddings_trained and backward)
     total = 0
     for _ in range(config.num_layers):

@@ -231,7 +231,7 @@ def _is_unseen(letter: str) -> bool:
 def printable(text: str) -> str:
     """Escapes control and invisible characters, which corpora may hold, and masks secrets."""
     return NOT_ASCII_OR_CONTROL.sub(
-        lambda found: ascii(found[0])[1:-1] if _is_unseen(found[0]) else found[0],
+        lambda match: ascii(match[0])[1:-1] if _is_unseen(match[0]) else match[0],
         mask_secrets(text),
     )
 
@@ -382,8 +382,8 @@ def flatten(plain: object, prefix: str = "") -> dict[str, object]:
 
 def differing_fields(flat: Collection[Mapping[str, object]]) -> dict[str, list[object]]:
     """Returns {field: its value in each config} of flat configs, for fields that differ."""
-    values = {name: [one.get(name) for one in flat] for name in sorted(set().union(*flat))}
-    return {name: of for name, of in values.items() if any(one != of[0] for one in of)}
+    fields = {name: [config.get(name) for config in flat] for name in sorted(set().union(*flat))}
+    return {name: v for name, v in fields.items() if any(value != v[0] for value in v)}
 
 
 def _item_key(item: object, index: int) -> str:

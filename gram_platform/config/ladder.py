@@ -267,16 +267,16 @@ def load_law(name_or_path: str) -> Law:
     try:
         stored = read_json(local_path("law", name_or_path))
     except ValueError as error:
-        known = f"one of {', '.join(LAWS)}, or a law's JSON file ({error})"
-        raise invalid("law", name_or_path, known + suggest(name_or_path, LAWS)) from error
+        allowed = f"one of {', '.join(LAWS)}, or a law's JSON file ({error})"
+        raise invalid("law", name_or_path, allowed + suggest(name_or_path, LAWS)) from error
     fields = {field.name: field.default for field in dataclasses.fields(Law)}
-    given = {name: stored[name] for name in fields if name in stored}
+    values = {name: stored[name] for name in fields if name in stored}
     needed = [name for name, default in fields.items() if default is dataclasses.MISSING]
-    if lacking := [name for name in needed if name not in given]:
-        why = f" (no law: {given['no_law']})" if given.get("no_law") else ""
+    if lacking := [name for name in needed if name not in values]:
+        why = f" (no law: {values['no_law']})" if values.get("no_law") else ""
         expected = f"a JSON object that also has {', '.join(lacking)}{why}"
         raise invalid("law", name_or_path, expected)
-    return from_plain(Law, given, ("law",))
+    return from_plain(Law, values, ("law",))
 
 
 def require_evidence(law: Law, name: str, sizes: Mapping[str, float]) -> None:

@@ -28,17 +28,15 @@ EVALUATION_LOGITS_BYTES = {"cpu": 64 * 2**20, "cuda": 2 * GIB}
 
 @dataclass(frozen=True)
 class Sharing:
-    """How the ranks of a run share its weights.
+    """How the ranks of a run share its weights."""
 
-    `num_shards`: the ranks that share one copy. `keeps_gathered`: the weights stay gathered between
-    passes. `reduces_every_pass`: gradients are reduced in every pass, not once a window, and each
-    rank only keeps its rows. `own_groups`: the domains whose modules are gathered apart from their
-    block, and only where they are active.
-    """
-
+    # Ranks that share one copy.
     num_shards: int
+    # Whether the weights stay gathered between passes.
     keeps_gathered: bool
+    # Whether each pass reduces gradients, so that a rank keeps only its rows, not each window.
     reduces_every_pass: bool
+    # Domains whose modules are gathered apart from their block, only where they are active.
     own_groups: frozenset[str]
 
 

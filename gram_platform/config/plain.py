@@ -81,15 +81,15 @@ def from_plain(kind: Any, plain: Any, steps: Steps = ()) -> Any:
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return plain if isinstance(plain, kind) else _build(kind, plain, steps)
     if origin is tuple and arguments:
-        return _tuple(arguments, plain, steps)
+        return _read_tuple(arguments, plain, steps)
     if origin is list and arguments:
         items = enumerate(_require(plain, list, steps, "an array"))
-        return [from_plain(arguments[0], one, (*steps, i)) for i, one in items]
+        return [from_plain(arguments[0], item, (*steps, i)) for i, item in items]
     if isinstance(origin, type) and issubclass(origin, Mapping):
         table = _require(plain, Mapping, steps, "a table")
         return {
-            k: from_plain(arguments[1], one, (*steps, k)) if arguments else one
-            for k, one in table.items()
+            key: from_plain(arguments[1], value, (*steps, key)) if arguments else value
+            for key, value in table.items()
         }
     if kind not in SCALARS:
         return _require(plain, origin, steps, "no value: it cannot be set in a file")
@@ -137,19 +137,16 @@ def _read_hints(kind: Any) -> tuple[dict[str, Any], list[str]]:
     return {f.name: hints[f.name] for f in fields}, needed
 
 
-def _tuple(arguments: tuple, plain: Any, steps: Steps) -> tuple:
-    part = arguments[0]
-    if isinstance(plain, Mapping) and get_origin(part) is tuple and get_args(part)[0] is str:
-        return tuple(
-            (key, from_plain(get_args(part)[1], one, (*steps, key))) for key, one in plain.items()
-        )
+def _read_tuple(arguments: tuple, plain: Any, steps: Steps) -> tuple:
+    first = arguments[0]
+    if isinstance(plain, Mapping) and get_origin(first) is tuple and get_args(first)[0] is str:
+        kind = get_args(first)[1]
+        return tuple((key, from_plain(kind, plain[key], (*steps, key))) for key in plain)
     _require(plain, list | tuple, steps, "an array")
-    parts = [part] * len(plain) if arguments[-1] is ... else list(arguments)
-    if len(parts) != len(plain):
-        raise _make_error(steps, plain, f"an array of {len(parts)} values")
-    return tuple(
-        from_plain(p, one, (*steps, i)) for i, (p, one) in enumerate(zip(parts, plain, strict=True))
-    )
+    kinds = [first] * len(plain) if arguments[-1] is ... else arguments
+    if len(kinds) != len(plain):
+        raise _make_error(steps, plain, f"an array of {len(kinds)} values")
+    return tuple(from_plain(kinds[i], item, (*steps, i)) for i, item in enumerate(plain))
 
 
 def _require(plain: Any, kind: Any, steps: Steps, expected: str) -> Any:

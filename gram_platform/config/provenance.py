@@ -92,31 +92,31 @@ NUM_KEPT = 20
 
 
 def code_text(rows: Sequence[Mapping]) -> str:
-    return str(_submission(rows[-1]).code) if rows else ""
+    return str(_read_code(rows[-1])) if rows else ""
 
 
 def submissions_text(rows: Sequence[Mapping]) -> str:
     """Says where a study's numbers come from, with the other code of earlier submissions."""
     if not rows:
         return ""
-    *earlier, newest = map(_submission, rows)
-    upload = f", upload {newest.upload}" if newest.upload else ""
-    versions = ", ".join(f"{name} {number}" for name, number in newest.versions.items())
+    *earlier, newest = rows
+    code = _read_code(newest)
+    upload = f", upload {newest['upload']}" if newest["upload"] else ""
+    versions = ", ".join(f"{name} {number}" for name, number in newest["versions"].items())
     before = ""
     if earlier:
-        others = (str(row.code) for row in earlier if row.code != newest.code)
-        codes = ", ".join(dict.fromkeys(others))
+        codes = ", ".join(dict.fromkeys(str(c) for c in map(_read_code, earlier) if c != code))
         of_codes = f", of {codes}" if codes else ""
-        before = f" After {len(earlier)} more since {earlier[0].started}{of_codes}."
+        before = f" After {len(earlier)} more since {earlier[0]['started']}{of_codes}."
     node_hours = sum(row["node_hours"] for row in rows)
     return (
-        f"Submitted {newest.started} as {newest.command}, {newest.code}{upload}; {versions};"
-        f" {newest.machine}.{before} {node_hours:.3g} node hours in all."
+        f"Submitted {newest['started']} as {newest['command']}, {code}{upload}; {versions};"
+        f" {newest['machine']}.{before} {node_hours:.3g} node hours in all."
     )
 
 
-def _submission(row: Mapping) -> Provenance:
-    return Provenance(**{name: row[name] for name in SubmissionRow.__annotations__})
+def _read_code(row: Mapping) -> Code:
+    return Code(row["commit"], row["sources"])
 
 
 def provenance(machine: str, upload: str = "") -> Provenance:

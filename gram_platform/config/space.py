@@ -1,7 +1,4 @@
-"""Defines what a search varies and optimises: ranges of parameters, a metric, columns of trials.
-
-A command line can replace the ranges.
-"""
+"""Defines what a search varies and optimises: ranges of parameters, a metric, columns of trials."""
 
 import math
 from collections.abc import Iterable
@@ -15,7 +12,7 @@ from gram_platform.config.identity import (
     require_real,
 )
 
-# The place of a trial in its group, by the first objective: a column and a metric.
+# The column and metric that rank a trial in its group by the first objective.
 RANK = "rank"
 FORM = "name=low:high, name=log:low:high, or name=value for a constant"
 
@@ -77,7 +74,7 @@ class Space:
         return tuple(p.name for p in self.parameters)
 
     def with_overrides(self, texts: Iterable[str]) -> "Space":
-        """Replaces ranges by texts of the form `FORM`; ValueError also for an unknown parameter."""
+        """Replaces ranges by texts of the form `FORM`; ValueError for others and unknown names."""
         ranges = {p.name: p for p in self.parameters}
         for text in texts:
             name, separator, rest = text.partition("=")

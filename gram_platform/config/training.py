@@ -150,9 +150,8 @@ class Slice:
 class DomainBudget:
     """The data that a run draws under one label: `num_draws` from a pool of `num_sequences`.
 
-    The pool is the first `num_sequences` of the domain's permutation, or `slices` of any domains
-    (unlabelled text). Sequences repeat only if num_draws > num_sequences. Then each pass over the
-    pool has a new order.
+    The pool is the first `num_sequences` of the domain's permutation, or `slices` of any domains.
+    Sequences repeat only if num_draws > num_sequences, in a new order for each pass over the pool.
     """
 
     name: str
@@ -254,7 +253,7 @@ class OptimizerConfig:
     weight_decay: float = 0.1
     # 0: no clipping.
     clip_norm: float = 1.0
-    # One norm over all sets [ours], the only value. The field stays because it is part of every id.
+    # One norm over all sets [ours], the only value. Every id contains the field.
     clip_scope: str = "global"
     # Decay biases and norms too.
     decay_vectors: bool = add_field(False)
@@ -273,10 +272,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class EvalPoints:
-    """Equally spaced evaluations on validation data with every module active.
-
-    The last is after training.
-    """
+    """Equally spaced evaluations on validation data with every module active, until the end."""
 
     # 0: no evaluation while training.
     num_points: int
@@ -285,8 +281,7 @@ class EvalPoints:
     domains: tuple[str, ...]
     # Stop after so many evaluations without a better mean loss over domains; 0: never.
     patience: int = 0
-    # Equally spaced steps after which `train/learner.py` measures each module's gradients on each
-    # domain.
+    # Equally spaced steps after which `probe_norms` measures each module's gradients.
     num_probes: int = add_field(0)
 
     def __post_init__(self) -> None:
@@ -315,9 +310,9 @@ class Objective:
     retain_weight: float = 1.0
     # Stop after the first step whose mean ME is at most this; 0: never.
     stop_below: float = add_field(0.0)
-    # Misdirection: layers up to the one whose output is compared; only they are trained.
+    # Misdirection: number of first layers, which are trained. The last layer's output is compared.
     steered_layers: int = add_field(0)
-    # Misdirection: length of the vector that forget activations are to equal.
+    # Misdirection: length of the forget domains' target vector.
     steering: float = add_field(0.0)
     # "": every token counts.
     responses_after: str = add_field("")

@@ -1,7 +1,4 @@
-"""Reads files that people name: text, JSON, and values in TOML into frozen dataclasses.
-
-An error names file, line and field. Only files are read, also through a user's link.
-"""
+"""Reads users' files: text, JSON, and values in TOML. Errors name file, line and field."""
 
 import contextlib
 import errno
@@ -29,9 +26,9 @@ from gram_platform.config.plain import (
     steps_of,
 )
 
-# Bytes of a record, a table or a tokenizer: a small packed file must not fill the memory.
+# Bytes of a record, a table or a tokenizer, since a small packed file must not fill the memory.
 MAX_RECORD_BYTES = 1 << 28
-# The beginning of the short text in place of a file that Git LFS has not fetched.
+# The first bytes of a file that Git LFS has not fetched.
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 HEADER = re.compile(r"\s*\[(\[?)([^\[\]]+)\]")
@@ -132,10 +129,10 @@ class Written:
     def error(self, error: InvalidField) -> InvalidField:
         """Adds the place of the error's field, in a document with its line."""
         # The last part that wrote the field comes first.
-        parts = [(part, part._steps(error)) for part in (*reversed(self.parts), self)]
+        parts = [(part, part._find_steps(error)) for part in (*reversed(self.parts), self)]
         part, steps = max(parts, key=lambda pair: len(pair[1]))
-        lines = _lines(part.text)
-        # A field inside a value is on the line of the value.
+        lines = _number_lines(part.text)
+        # A field inside a value gets the value's line.
         ends = range(len(steps), 0, -1)
         numbers = [n for end in ends for at, n in lines.items() if at[:end] == steps[:end]]
         place = f"{part.place}, line {numbers[0]}" if numbers else part.place
@@ -145,13 +142,13 @@ class Written:
             place = place.partition(" ")[0]
         return error.at(place)
 
-    def _steps(self, error: InvalidField) -> Steps:
+    def _find_steps(self, error: InvalidField) -> Steps:
         """Returns the steps to the error's field, or to a table around it."""
-        written = list(_walk(self.plain))
-        named = tuple(steps_of(error.field))
-        likely = (at for name in reversed(named[-2:]) for at in written if at[-1] == name)
-        steps = error.steps or (named if named in written else next(likely, ()))
-        while steps and steps not in written:
+        fields = list(_walk(self.plain))
+        name = tuple(steps_of(error.field))
+        likely = (field for step in reversed(name[-2:]) for field in fields if field[-1] == step)
+        steps = error.steps or (name if name in fields else next(likely, ()))
+        while steps and steps not in fields:
             steps = steps[:-1]
         return steps
 
@@ -219,40 +216,39 @@ def assignments(plain: Mapping[str, Any], steps: Steps = ()) -> list[str]:
         if isinstance(value, Mapping):
             texts += assignments(value, (*steps, key))
         else:
-            texts.append(f"{name_of((*steps, key))}={_toml(value)}")
+            texts.append(f"{name_of((*steps, key))}={_write_toml(value)}")
     return texts
 
 
-def _toml(value: Any) -> str:
+def _write_toml(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_toml(key)} = {_toml(one)}" for key, one in value.items()) + "}"
+        return (
+            "{" + ", ".join(f"{_write_toml(k)} = {_write_toml(v)}" for k, v in value.items()) + "}"
+        )
     if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(_write_toml, value))}]"
     if isinstance(value, str):
         # TOML's basic strings differ from JSON's strings only in DEL.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f")
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-def _lines(text: str) -> dict[Steps, int]:
-    """Returns the line of every table and key of a document.
-
-    Keys inside a value are on the line of the value.
-    """
+def _number_lines(text: str) -> dict[Steps, int]:
+    """Returns the line of every table and key of a document, except keys inside a value."""
     lines: dict[Steps, int] = {}
     table: Steps = ()
     count: dict[Steps, int] = {}
     for number, line in enumerate(text.split("\n"), start=1):
         if header := HEADER.match(line):
-            table = _steps(header[2])
+            table = _read_name(header[2])
             if header[1]:
                 count[table] = count.get(table, -1) + 1
                 table = (*table, count[table])
             lines.setdefault(table, number)
         elif key := KEY.match(line):
-            lines.setdefault((*table, *_steps(key[1])), number)
+            lines.setdefault((*table, *_read_name(key[1])), number)
     return lines
 
 
-def _steps(name: str) -> Steps:
+def _read_name(name: str) -> Steps:
     return tuple("".join(parts) for parts in PART.findall(name))

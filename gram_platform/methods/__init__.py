@@ -1,7 +1,7 @@
 """Lists the methods: functions from a setting to the runs to train and the views to compare.
 
-A method has an id, as `gram`, in flags, tags, names of nodes and table.csv, and a label, as GRAM,
-in tables for people, figures and claims.
+Flags, tags, names of nodes and table.csv have a method's id, such as `gram`. Figures, claims and
+tables for people have its label, such as GRAM.
 """
 
 import re

@@ -32,11 +32,7 @@ from gram_platform.config.routing import (
     module_set,
     route_counts,
 )
-from gram_platform.methods.labels import (
-    budget_label,
-    count_sequences,
-    divide_text,
-)
+from gram_platform.methods.labels import budget_label, count_sequences, divide_text
 from gram_platform.methods.setting import Setting
 
 
@@ -53,15 +49,15 @@ def data_budget(
     Auxiliary domains are drawn `factor` (p_af) times, in whole route units. Core fills up the
     rounded number of steps, so `factor` does not change the total; ValueError if nothing is left
     for core. Sequences repeat if `factor` is above 1, or if a domain has too few. Unlabelled
-    sequences of all domains join core, or have budgets of their own. Text with a wrong label counts
-    as that label's.
+    sequences of all domains join core, or have own budgets. Wrongly labelled text counts as its
+    label's.
     """
     setting, texts = divide_text(setting)
     labelled = 1.0 - setting.options.unlabelled_share
     lengths = {d: scale * count_sequences(texts[d]) * labelled for d in domains}
     pools = slice_unlabelled(setting, scale)
-    num_hidden = count_sequences(pools)
-    num_steps = max(1, round((sum(lengths.values()) + num_hidden) / setting.size.batch_size))
+    num_sequences = sum(lengths.values()) + count_sequences(pools)
+    num_steps = max(1, round(num_sequences / setting.size.batch_size))
     budgets = [
         budget_label(
             setting,
@@ -88,14 +84,14 @@ def _budget_unlabelled(
     pools: tuple[Slice, ...], route_unit: int, by_domain: bool
 ) -> list[DomainBudget]:
     """Budgets unlabelled sequences in whole route units, all domains together or each."""
-    if by_domain:
-        draws = {part: max(1, part.num_sequences // route_unit) * route_unit for part in pools}
-        return [
-            DomainBudget(UNLABELLED_OF + p.domain, p.num_sequences, n, (p,))
-            for p, n in draws.items()
-        ]
-    num_hidden = count_sequences(pools)
-    return [DomainBudget(UNLABELLED, num_hidden, num_hidden // route_unit * route_unit, pools)]
+    groups = {UNLABELLED_OF + p.domain: (p,) for p in pools} if by_domain else {UNLABELLED: pools}
+    budgets = []
+    for name, slices in groups.items():
+        number = count_sequences(slices)
+        # A small domain has at least one unit.
+        num_units = max(int(by_domain), number // route_unit)
+        budgets.append(DomainBudget(name, number, num_units * route_unit, slices))
+    return budgets
 
 
 def slice_unlabelled(setting: Setting, scale: float) -> tuple[Slice, ...]:
@@ -125,10 +121,9 @@ def training_run(
     num_probes: int = 0,
     **parts,
 ) -> RunConfig:
-    """Plans a run with the setting's batch, learning rate, schedule, seed and start.
+    """Plans a run with the setting's batch, learning rate, schedule, seed and start, or `parts`.
 
-    `parts` override them. ValueError if the core is not as wide as the imported model's to start
-    from.
+    ValueError if the core's MLP is not as wide as that of the imported model to start from.
     """
     size = setting.size
     rate = size.peak_lr * lr_factor
@@ -149,8 +144,8 @@ def training_run(
     }
     if size.start and "start" not in parts:
         if model.d_mlp != size.d_dense:
-            wide = f"methods with a core as wide as the imported MLP, {size.d_dense}"
-            raise invalid("start", size.start, f"{wide}; one has {model.d_mlp}")
+            allowed = f"methods with a core as wide as the imported MLP, {size.d_dense}"
+            raise invalid("start", size.start, f"{allowed}; one has {model.d_mlp}")
         parts["start"] = View.of(size.start)
     model = dataclasses.replace(model, document_end=setting.conventions.document_end)
     return RunConfig(model=model, data=data, routing=routing, **parts)
@@ -209,8 +204,7 @@ def compute_lambda(setting: Setting, model: ModelConfig) -> float:
 
 
 def plan_compute_units(run: RunConfig, num_steps: int | None = None) -> int:
-    """Counts compute_units of a run's first `num_steps` steps, by default all, with companions and
-    frozen parameters."""
+    """Counts compute_units of a run's first steps, by default all, with every active parameter."""
     tokens, counts = run.micro_batch * run.model.seq_len, route_counts(run, num_steps)
     return sum(
         compute_units(run.model, n * tokens, dict(route.active)) for (_, route), n in counts.items()
@@ -218,18 +212,15 @@ def plan_compute_units(run: RunConfig, num_steps: int | None = None) -> int:
 
 
 def run_flops(run: RunConfig, num_steps: int | None = None) -> int:
-    """Counts hardware_flops of a run's first `num_steps` steps, by default all."""
+    """Counts hardware_flops of a run's first steps, by default all."""
     total = 0
     for (_, route), count in route_counts(run, num_steps).items():
         active = tuple(dict(route.active))
         modules = [domain for domain in active if module_set(domain) in route.trained]
         trained = (SHARED in route.trained, CORE_MLP in route.trained, modules)
         has_embeddings = EMBEDDINGS in route.trained
+        number = count * run.micro_batch
         total += hardware_flops(
-            run.model,
-            count * run.micro_batch,
-            active,
-            *trained,
-            embeddings_trained=has_embeddings,
+            run.model, number, active, *trained, embeddings_trained=has_embeddings
         )
     return total

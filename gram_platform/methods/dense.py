@@ -1,5 +1,4 @@
-"""Dense models: the baseline on all data, the unit of compute ratios, and data filtering, a model
-for each profile."""
+"""Dense models: the baseline on all data, and data filtering, a model for each profile."""
 
 import dataclasses
 

@@ -37,14 +37,14 @@ def divide_text(setting: Setting) -> tuple[Setting, dict[str, Text]]:
         relabel(domain, CORE, own[domain] - max(1, round(recall * own[domain])))
     for domain, number in [(domain, own[domain]) for domain in setting.auxiliary]:
         near = {pool: own[pool] for pool in setting.adjacent or (CORE,) if pool != domain}
-        wanted, available = round(number / precision) - number, sum(near.values())
-        if wanted and wanted >= available:
+        missing, available = round(number / precision) - number, sum(near.values())
+        if missing and missing >= available:
             allowed = f"more: {available:,} adjacent sequences are left for {number:,} of {domain}"
             raise invalid("precision", precision, allowed)
         for pool, size in near.items():
-            taken = round(wanted * size / max(1, available))
-            relabel(pool, domain, taken)
-            wanted, available = wanted - taken, available - size
+            count = round(missing * size / max(1, available))
+            relabel(pool, domain, count)
+            missing, available = missing - count, available - size
     for _, label, part in setting.parts:
         relabel(part.domain, label, own[part.domain])
     texts = {label: (Slice(label, 0, own[label]), *others[label]) for label in others}
@@ -71,8 +71,7 @@ def budget_label(
 ) -> DomainBudget:
     """Budgets a label: `scale` (lambda) of its other slices, at most all, then its own text.
 
-    Own text fills up `num_sequences` as far as there is any. ValueError if there is no place for
-    it.
+    Own text fills up `num_sequences` as far as it reaches. ValueError if it has no place.
     """
     (own, *slices), share = text, min(1.0, scale)
     others = [replace(s, num_sequences=max(1, round(share * s.num_sequences))) for s in slices]

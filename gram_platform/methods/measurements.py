@@ -1,7 +1,4 @@
-"""Describes a study, and defines measurements: runs and evaluations of a method in a setting.
-
-`pages/report/measurements.py` reads and shows the results of a measurement by its `name`.
-"""
+"""Describes a study, and defines measurements: runs and evaluations of a method in a setting."""
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, fields, replace

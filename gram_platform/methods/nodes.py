@@ -202,20 +202,20 @@ def method_costs(
     """
     planned = {method: plan(method, setting) for method in dict.fromkeys((*methods, *compared))}
     served = {method: _list_served(plans, setting) for method, plans in planned.items()}
-    wanted = tuple(dict.fromkeys(chain.from_iterable(served.values())))
-    shown = next((profile for profile in setting.profiles if profile), setting.profiles[0])
-    alone = replace(setting, profiles=(shown,), every_subset=False)
+    profiles = tuple(dict.fromkeys(chain.from_iterable(served.values())))
+    example = next((profile for profile in setting.profiles if profile), setting.profiles[0])
+    alone = replace(setting, profiles=(example,), every_subset=False)
     base = next(iter(plan(BASELINE, setting).runs.values()))
     rows = []
     for method in methods:
         plans = planned[method]
-        if set(wanted) - set(served[method]):
-            plans = plan(method, replace(setting, profiles=wanted))
+        if set(profiles) - set(served[method]):
+            plans = plan(method, replace(setting, profiles=profiles))
         row = {
             "method": method,
             "profiles": len(served[method]),
-            "of_profiles": len(wanted),
-            "shown": setting.profile_name(shown),
+            "of_profiles": len(profiles),
+            "shown": setting.profile_name(example),
             "train_shown": _train_cost(plan(method, alone), base),
             "served": len(_list_served(plans, setting)),
         }

@@ -91,7 +91,7 @@ class Unlearning:
     retain_weight: float = 200.0
     # The kind of the objective.
     kind: str = "maxent_entropy"
-    # Then constant [ours].
+    # The rate is constant after the warm-up [ours].
     warmup_fraction: float = 0.02
     # Forget sequences, and as many retain sequences, in a step; 0: the size's batch [ours].
     batch_size: int = 0
@@ -169,7 +169,7 @@ class Elicitation:
     By default it is the attack on a removed domain.
     """
 
-    # The first sequences of a domain's training permutation; a minimum with `domain_share`.
+    # The first sequences of a domain's training permutation; with `domain_share` at least so many.
     num_sequences: int
     # The most steps.
     num_steps: int
@@ -178,7 +178,7 @@ class Elicitation:
     batch_size: int = 32
     # Multiplies the size's peak learning rate.
     lr_factor: float = 0.25
-    # Then constant [ours].
+    # The rate is constant after the warm-up [ours].
     warmup_fraction: float = 0.05
     # Attacks only the compared profiles.
     compared_only: bool = False
@@ -189,9 +189,9 @@ class Elicitation:
     domain_share: float = 0.0
     # Trains only LoRAs of this rank on every layer's MLP; 0: all parameters.
     rank: int = 0
-    # Whose text: the removed domain's, the neighbour's, or a domain's by name, such as core.
+    # The domain whose text it trains on: OWN, NEIGHBOUR or a name, such as core.
     text: str = OWN
-    # Counts only the loss of tokens after this text in each document; "": of all tokens.
+    # Counts only the loss of tokens after this text in each document; "": every token.
     responses_after: str = ""
 
     def __post_init__(self) -> None:
@@ -312,14 +312,14 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting(Setup):
-    """A set-up at one size, seed, corpus and variant: what a method needs to plan its runs."""
+    """A set-up at one size, seed, corpus and variant, from which a method plans its runs."""
 
     size: Size
     seed: int
     data_id: str
-    # One epoch of every domain, with core.
+    # Sequences in one epoch of every domain, with core.
     num_sequences: Mapping[str, int]
-    # All methods are compared on them; methods that retrain train them.
+    # Profiles on which all methods are compared, and which methods that retrain train.
     profiles: tuple[Profile, ...]
     # A tag of every node; "": the study varies only method and size.
     variant: str = ""
@@ -359,7 +359,7 @@ class Setting(Setup):
 
     @property
     def subsets(self) -> tuple[Profile, ...]:
-        """`subsets_of` the domains that compared profiles retain; () unless `every_subset`."""
+        """Subsets of the domains that compared profiles retain; () unless `every_subset`."""
         if not self.every_subset:
             return ()
         retained = {domain for profile in self.profiles for domain in profile}

@@ -1,7 +1,7 @@
-"""Computes GELU, rotary embedding and attention, on a CPU faster than torch.
+"""Computes GELU, rotary embedding and attention, on a CPU faster than torch (FINDINGS.md).
 
-Each kernel is the same function as torch's, with similar rounding; FINDINGS.md reports the
-speed-ups. Shapes as in `transformer.py`; G = H / K query heads share a key-value head.
+Each kernel is torch's function with similar rounding. Shapes as in `transformer.py`; G = H / K
+query heads share a key-value head.
 """
 
 import functools
@@ -43,9 +43,7 @@ GELU_3 = 0.044715 * GELU_1
 def require_first_order() -> None:
     """Raises RuntimeError under create_graph=True, which would take saved values as constants."""
     if torch.is_grad_enabled():
-        raise RuntimeError(
-            "create_graph=True: expected False, because these kernels have no second derivative"
-        )
+        raise RuntimeError("create_graph=True: expected False, as kernels lack second derivatives")
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -189,7 +187,7 @@ def _arguments(
 
 
 def repeats_keys(dtype: torch.dtype, head_dim: int, is_masked: bool) -> bool:
-    """Tells whether a GPU's kernel takes keys only for every head; a constant to torch.compile."""
+    """Tells whether a GPU's kernel needs keys for every head; a constant to torch.compile."""
     return attention_kernel("cuda", dtype.itemsize, head_dim, is_masked, gpu_kernels()) == EFFICIENT
 
 
@@ -218,7 +216,7 @@ BACKENDS = {
 
 
 def kernel_in_use(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> str:
-    """Names the kernel that trains this model; on a GPU, asks torch about the model's own shapes.
+    """Names the kernel that trains this model, on a GPU torch's choice for the model's shapes.
 
     ValueError if plain matrix products would attend in a long context on a GPU.
     """
@@ -313,7 +311,7 @@ class _CausalAttention(torch.autograd.Function):
 
 
 def _with_subtracted(x_BHTh: Tensor, scale: float, subtracted_BHT: Tensor) -> Tensor:
-    """Scales x and appends two columns whose sum is -subtracted, in twice one's precision."""
+    """Scales x and appends two columns whose sum is -subtracted, in twice the precision."""
     *shape, h = x_BHTh.shape
     out = x_BHTh.new_empty(*shape, h + 2)
     torch.mul(x_BHTh, scale, out=out[..., :h])

@@ -21,7 +21,7 @@ class Rows(NamedTuple):
     num_trained: int | None
 
 
-# By domain: a weight of the module in all sequences, or the sequences that have the module.
+# By domain, the module's weight in all sequences, or the sequences that have the module.
 ActiveModules = Mapping[str, float | Rows]
 
 
@@ -42,7 +42,7 @@ class Linear(nn.Linear):
 
 
 class _Linear(torch.autograd.Function):
-    """Takes all sequences in one product, and the first for its parameters' gradients."""
+    """Multiplies all sequences at once; only the first give the parameters gradients."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, num_trained: int) -> Tensor:

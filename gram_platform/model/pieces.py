@@ -25,7 +25,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class RowsOnDisk:
-    """A tensor whose rows are read when a slice, `rows_on_disk[first:stop]`, is asked for."""
+    """A tensor whose rows `rows_on_disk[first:stop]` are read on demand."""
 
     shape: tuple[int, ...]
     read: Callable[[int, int], Tensor]
@@ -52,6 +52,6 @@ def all_rows(name: str, shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def rank_rows(count: int, rank: int, num_ranks: int) -> tuple[int, int]:
-    """Returns [first, stop), a rank's rows of `count` under FSDP2; the last chunks are short."""
+    """Returns [first, stop), a rank's rows of `count` under FSDP2, whose last chunks are short."""
     size = -(-count // num_ranks)
     return min(rank * size, count), min((rank + 1) * size, count)

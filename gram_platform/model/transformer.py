@@ -192,12 +192,12 @@ class Block(nn.Module):
         mask_BTT: Tensor | None = None,
         num_trained: int | None = None,
     ) -> Tensor:
-        modules = [(self.aux[domain], given) for domain, given in active.items()]
+        modules = [(self.aux[domain], rows) for domain, rows in active.items()]
         loras = [pair for pair in modules if isinstance(pair[0], Lora)]
         x_BTD, normed_BTD = self.trunk(x_BTD, rotary, loras, mask_BTT, num_trained)
-        for module, given in modules:
+        for module, rows in modules:
             if not isinstance(module, Lora):
-                x_BTD = add_output(x_BTD, module, normed_BTD, given)
+                x_BTD = add_output(x_BTD, module, normed_BTD, rows)
         return x_BTD
 
     def trunk(
@@ -257,8 +257,8 @@ class Transformer(nn.Module):
         x_BTD = self.wte(tokens_BT, num_trained)
         ordered = {d: active[d] for d in self.config.module_domains if d in active}
         if len(ordered) != len(active):
-            known = ", ".join(self.config.module_domains)
-            raise invalid("active", dict(active), f"modules of this model: {known}")
+            allowed = "modules of this model: " + ", ".join(self.config.module_domains)
+            raise invalid("active", dict(active), allowed)
         is_kept = self.keeps_activations or not torch.is_grad_enabled()
         apply = Block.__call__ if is_kept else _checkpoint
         mask_BTT = document_mask(tokens_BT, self.config.document_end, x_BTD.dtype)

@@ -108,15 +108,15 @@ def profile_losses(
     batches = _batches(model.config, arrays, domains, num_sequences, model.device)
     losses: list[list[Tensor]] = [[] for _ in profiles]
     first, uncached = model.blocks[0], model.blocks[0].trunk
-    kept: list[tuple[Tensor, Tensor]] = []
+    outputs: list[tuple[Tensor, Tensor]] = []
 
     def trunk(x_BTD: Tensor, rotary: Rotary, loras: list, *others):
         # LoRAs change the core MLP.
         if loras:
             return uncached(x_BTD, rotary, loras, *others)
-        if not kept:
-            kept.append(uncached(x_BTD, rotary, loras, *others))
-        return kept[0]
+        if not outputs:
+            outputs.append(uncached(x_BTD, rotary, loras, *others))
+        return outputs[0]
 
     first.trunk = trunk
     try:
@@ -125,7 +125,7 @@ def profile_losses(
             for of_profile, active in zip(losses, profiles, strict=True):
                 logits_BTV = model(tokens_BT[:, :-1], active(domain))
                 of_profile.append(cross_entropy(logits_BTV, tokens_BT[:, 1:]))
-            kept.clear()
+            outputs.clear()
     finally:
         del first.trunk
     return [_means(batches, torch.stack(of_profile).tolist()) for of_profile in losses]
@@ -141,8 +141,7 @@ def token_losses(
 ) -> dict[str, Tensor]:
     """Returns each domain's cross entropies in nats: float32 [num_sequences, seq_len] on the CPU.
 
-    Column t is the loss of a row's token t + 1; token 0 has no prediction. Arguments as in
-    `domain_losses`.
+    Column t is the loss of token t + 1. Arguments as in `domain_losses`.
     """
     losses: dict[str, list[Tensor]] = {domain: [] for domain in domains}
     for domain, rows in _batches(model.config, arrays, domains, num_sequences, model.device):
@@ -152,7 +151,7 @@ def token_losses(
     return {domain: torch.cat(of_batches) for domain, of_batches in losses.items()}
 
 
-# Each a domain and its rows [batch, seq_len + 1], which are read from disk when used.
+# Pairs of a domain and its rows [batch, seq_len + 1], which are read from disk when used.
 Batches = list[tuple[str, np.ndarray]]
 
 

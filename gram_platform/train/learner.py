@@ -1,9 +1,9 @@
 """Holds what a run trains: model, float32 master weights by set, optimizers and gradients.
 
 This learner has one process; `sharding.py` has the learner of several ranks. In float32 the model
-is its own master. In bfloat16 the model computes with a bfloat16 copy of every weight, and each
-micro-batch's gradient is added in float32 to the master, as in FSDP2's mixed precision. Sets that a
-route does not train get no gradient, so AdamW skips them.
+is its own master. In bfloat16 the model has a bfloat16 copy of every weight, and adds each pass's
+gradient to the master in float32, as in FSDP2's mixed precision. Sets that a route does not train
+get no gradient, so AdamW skips them.
 """
 
 import contextlib
@@ -290,17 +290,17 @@ def starting_weights(
     """
     left = dict(start)
     for name, shape in parameter_shapes(config.model).items():
-        given = left.pop(name, None)
+        value = left.pop(name, None)
         expected = f"a start with {name} of shape {shape}"
-        if given is None and start and not is_module(name):
+        if value is None and start and not is_module(name):
             raise invalid("start", "nothing", expected)
-        if given is None:
+        if value is None:
             yield name, whole(initial_weight(config.model, config.seed, name, shape))
             continue
-        if tuple(given.shape) != shape:
-            raise invalid("start", tuple(given.shape), expected)
+        if tuple(value.shape) != shape:
+            raise invalid("start", tuple(value.shape), expected)
         first, stop = rows_of(f"model.{name}", shape)
-        yield name, Piece(given[first:stop], first, shape)
+        yield name, Piece(value[first:stop], first, shape)
     if left:
         raise invalid("start", sorted(left)[:4], "weights that the run's model has")
 
