@@ -8,7 +8,7 @@ again, so a repaired machine is used again.
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import ray
@@ -234,34 +234,21 @@ def require_capacity(widest: int, resources: Resources, say: Callable[[str], Non
     )
     if capacity >= widest:
         return
-    error = _shortage(widest, resources, machines, capacity)
+    threads = round(resources.cpus_per_rank)
+    of_device = [m for m in machines if m.get("GPU", 0) >= resources.gpus_per_rank]
+    if capacity:
+        expected = f"at most {capacity}, the ranks of {threads} CPUs that fit here"
+        error = invalid("num_workers", widest, expected)
+    elif not of_device:
+        error = invalid("device", "cuda", "cpu, because no machine of this cluster has a GPU")
+    else:
+        most = max(math.floor(machine.get("CPU", 0)) for machine in of_device)
+        expected = f"at most {most}, the CPUs of the largest machine of this cluster"
+        error = invalid("threads", threads, expected)
     await_report()
     if has_fixed_size():
         raise error
     say(f"waiting for machines that the cluster may yet start: {error}")
-
-
-def _shortage(
-    widest: int, resources: Resources, machines: Sequence[Mapping[str, float]], capacity: int
-) -> ValueError:
-    """Returns the error that says what the cluster lacks.
-
-    This is GPUs, CPUs on one machine, or CPUs on all machines together.
-    """
-    threads = round(resources.cpus_per_rank)
-    if capacity:
-        return invalid(
-            "num_workers", widest, f"at most {capacity}, the ranks of {threads} CPUs that fit here"
-        )
-    of_device = [
-        machine for machine in machines if machine.get("GPU", 0) >= resources.gpus_per_rank
-    ]
-    if not of_device:
-        return invalid("device", "cuda", "cpu, because no machine of this cluster has a GPU")
-    most = max(math.floor(machine.get("CPU", 0)) for machine in of_device)
-    return invalid(
-        "threads", threads, f"at most {most}, the CPUs of the largest machine of this cluster"
-    )
 
 
 # The most replacement machines that are requested before one passes its probe.

@@ -98,9 +98,6 @@ class Executor:
                 self.wait()
                 yield from self._take() or (Event(WAITED),)
 
-    def stop_starting(self) -> None:
-        self.is_stopping = True
-
     def advance(self) -> bool:
         """Starts the nodes that can start now; returns whether any node is left."""
         raise NotImplementedError

@@ -220,8 +220,8 @@ class WaitingNodes:
         self._queues: dict[tuple[str, int], list[tuple[Place, object]]] = {}
         # The number of needed nodes that are not done, by node id.
         self._open: dict[str, int] = {}
-        # A heap of (monotonic time, place, node).
-        self._delayed: list[tuple[float, Place, Node]] = []
+        # The nodes that wait before they are retried, as a heap of (monotonic time, place, node).
+        self.delayed: list[tuple[float, Place, Node]] = []
         # Ids of the delayed nodes that another driver executes.
         self._held: set[str] = set()
         # Ids of the nodes that get their own task, because a common task failed.
@@ -247,12 +247,7 @@ class WaitingNodes:
             self._make_ready_if_open(node, 0)
 
     def __bool__(self) -> bool:
-        return bool(self._tasks or self._open or self._delayed)
-
-    @property
-    def are_delayed(self) -> bool:
-        """Whether nodes wait before they are retried."""
-        return bool(self._delayed)
+        return bool(self._tasks or self._open or self.delayed)
 
     def tasks(self) -> Iterator[tuple[int, Iterator[Task]]]:
         """Yields (number of ranks, tasks that can start). The caller calls `start` for each task.
@@ -292,13 +287,13 @@ class WaitingNodes:
         self._alone |= {node.id} if alone else set()
         self._first -= 1
         self._place[node.id] = (-math.inf, self._first)
-        heapq.heappush(self._delayed, (time.monotonic() + after_s, self._place[node.id], node))
+        heapq.heappush(self.delayed, (time.monotonic() + after_s, self._place[node.id], node))
 
     def look_again(self) -> list[Node]:
         """Readies nodes whose delay is over; returns the nodes that another driver has ended."""
         ended = []
-        while self._delayed and self._delayed[0][0] <= time.monotonic():
-            _, _, node = heapq.heappop(self._delayed)
+        while self.delayed and self.delayed[0][0] <= time.monotonic():
+            _, _, node = heapq.heappop(self.delayed)
             end = self._lifecycle.ends([node])[node.id] if node.id in self._held else None
             self._held.discard(node.id)
             if end is None:

@@ -74,7 +74,7 @@ def train_rank(
     try:
         with stop_on_signal() as stop_request, freed_memory_kept():
             has_result = attempt and execution.store().current_result(attempt.run) is not None
-            is_complete = _broadcast_from_rank_0(has_result, patient)
+            is_complete = _from_all_ranks(has_result, patient)[0]
             reports = Reports(report, stop_request)
             stopped = None if is_complete else _train(run, execution, attempt, reports, patient)
     except Exception as error:
@@ -300,12 +300,7 @@ class ShardedExecution(RunExecution):
         return attempt and attempt.complete_shards(fields, files, digest, self.records, measured)
 
     def _from_rank_0(self, value):
-        return _broadcast_from_rank_0(value, self.patient)
-
-
-def _broadcast_from_rank_0(value, group: dist.ProcessGroup):
-    """Returns rank 0's value."""
-    return _from_all_ranks(value, group)[0]
+        return _from_all_ranks(value, self.patient)[0]
 
 
 def _from_all_ranks(value, group: dist.ProcessGroup) -> list:

@@ -82,7 +82,16 @@ class RayExecutor(Executor):
         return bool(self.in_flight or self.ended or is_waiting)
 
     def wait(self) -> None:
-        for node in self._collect_ended_nodes():
+        ended, self.ended = self.ended, []
+        references = [*self.in_flight, *self.slots.starting]
+        if not (ended or references):
+            time.sleep(self.poll_s)
+        elif not ended:
+            finished, rest = ray.wait(references, num_returns=1, timeout=self.poll_s)
+            if finished and rest:
+                finished += ray.wait(rest, num_returns=len(rest), timeout=0.0)[0]
+            ended = [node for reference in finished for node in self._take_back(reference)]
+        for node in ended:
             self.note_end(node)
 
     def _start(self, tasks: Sequence[Task]) -> None:
@@ -131,7 +140,7 @@ class RayExecutor(Executor):
                 if not free.take(ranks):
                     break
                 chosen.append(task)
-        if not (chosen or self.in_flight or self.waiting.are_delayed):
+        if not (chosen or self.in_flight or self.waiting.delayed):
             self.cordon.require_machines(too_wide)
         return chosen
 
@@ -163,20 +172,6 @@ class RayExecutor(Executor):
                     f"no {event} in {self.execution.stall_timeout_s:.0f} s (--stall-timeout)"
                 )
                 self.slots.kill(reference)
-
-    def _collect_ended_nodes(self) -> list[Node]:
-        """Returns the nodes of all tasks that have ended; waits for a task, at most `poll_s`."""
-        if self.ended:
-            ended, self.ended = self.ended, []
-            return ended
-        references = [*self.in_flight, *self.slots.starting]
-        if not references:
-            time.sleep(self.poll_s)
-            return []
-        finished, rest = ray.wait(references, num_returns=1, timeout=self.poll_s)
-        if finished and rest:
-            finished += ray.wait(rest, num_returns=len(rest), timeout=0.0)[0]
-        return [node for reference in finished for node in self._take_back(reference)]
 
     def _take_back(self, reference: ray.ObjectRef) -> list[Node]:
         """Records that a slot has started or that a task has ended; returns the ended nodes."""

@@ -125,22 +125,14 @@ def run_trials(
     placements_of = lambda point: {node.id: place(node) for node in problem.nodes(point)}  # noqa: E731
     searcher = _Searcher(source, tuning, watch, cordon, placements_of, saved_steps_of)
     trial = trial_class(problem, execution, cordon.resources, tuning.retry_diverged)
-    _tuner(trial, searcher, _Scheduler(searcher, cordon), tuning, execution.storage).fit()
-    if searcher.error is not None:
-        raise searcher.error
-
-
-def _tuner(
-    trainable, searcher: "_Searcher", scheduler: "_Scheduler", tuning: Tuning, storage: str
-) -> tune.Tuner:
-    place, filesystem = results_place(storage, TUNE_FOLDER, tuning.name)
-    return tune.Tuner(
-        trainable,
+    path, filesystem = results_place(execution.storage, TUNE_FOLDER, tuning.name)
+    tune.Tuner(
+        trial,
         tune_config=tune.TuneConfig(
             metric=tuning.metric or None,
             mode="min" if tuning.metric else None,
             search_alg=searcher,
-            scheduler=scheduler,
+            scheduler=_Scheduler(searcher, cordon),
             # The searcher decides when the search is finished.
             num_samples=sys.maxsize,
             reuse_actors=True,
@@ -148,7 +140,7 @@ def _tuner(
         ),
         run_config=tune.RunConfig(
             name=time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + f"-{os.getpid()}",
-            storage_path=place,
+            storage_path=path,
             storage_filesystem=filesystem,
             # Checkpoints of runs are in the storage.
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
@@ -157,7 +149,9 @@ def _tuner(
             stop=_EndOfSearch(searcher),
             verbose=0,
         ),
-    )
+    ).fit()
+    if searcher.error is not None:
+        raise searcher.error
 
 
 def _folder_name(trial) -> str:

@@ -330,22 +330,19 @@ class _NodeRunner:
             return result
         self.lifecycle.require_not_diverged(node)
         started, placement = time.monotonic(), self.placements.get(node.id, ON_ONE_RANK)
-        result = self._when_free(node, placement)
+        execution = self.execution.with_placement(placement)
+        while result is None:
+            try:
+                result = execute_node(node.config, node.names, execution, self.resources)
+            except LeaseHeld:
+                time.sleep(HELD_RETRY_S)
+                # The run may have diverged in the other process.
+                self.lifecycle.require_not_diverged(node)
         elapsed_s = time.monotonic() - started
         self.seconds += elapsed_s
         self.rank_seconds += elapsed_s * placement.fewest.num_ranks
         self.num_executed += 1
         return result
-
-    def _when_free(self, node: Node, placement: Placement) -> dict:
-        execution = self.execution.with_placement(placement)
-        while True:
-            try:
-                return execute_node(node.config, node.names, execution, self.resources)
-            except LeaseHeld:
-                time.sleep(HELD_RETRY_S)
-                # The run may have diverged in the other process.
-                self.lifecycle.require_not_diverged(node)
 
 
 def reservation(placements: Collection[Placement], resources: Resources) -> dict[str, float]:

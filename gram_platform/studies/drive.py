@@ -54,7 +54,7 @@ def drive(plan: Plan) -> int:
             for event in executor.events(observers.source()):
                 observers.see(event)
                 if observers.limit_reached():
-                    executor.stop_starting()
+                    executor.is_stopping = True
         # Of a search; Ray Tune calls the observers.
         observers.run_trials(at)
         observers.flush()
