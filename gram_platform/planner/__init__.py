@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gram_platform.config import AnyEvaluation, ModelConfig, RunConfig
+from gram_platform.config import ModelConfig, RunConfig
 from gram_platform.config.flops import hardware_flops, total_parameters
 from gram_platform.config.training import MISDIRECTION
 from gram_platform.methods.budgets import run_flops
@@ -168,17 +168,6 @@ def run_evaluation_flops(run: RunConfig) -> float:
     return float(hardware_flops(run.model, num_sequences, modules, backward=False) + probes)
 
 
-def evaluation_flops(evaluation: AnyEvaluation, model: ModelConfig) -> float:
-    """Counts the FLOPs of an evaluation's forward passes."""
-    forward = [
-        hardware_flops(
-            model, evaluation.num_sequences, tuple(evaluation.view.active(domain)), backward=False
-        )
-        for domain in evaluation.domains
-    ]
-    return float(sum(forward))
-
-
 def training_rate(model: ModelConfig, machine: Machine) -> float:
     """Returns the FLOPs a second that training reaches, by UTILISATIONS."""
     return machine.flops_per_second * utilisation_of(machine.name, total_parameters(model)).share
@@ -211,7 +200,16 @@ def evaluation_hours(nodes: Iterable[Node], runs: Mapping[str, Node], machine: M
     for evaluation in (node.config for node in nodes if not isinstance(node.config, RunConfig)):
         run = runs[evaluation.view.run_id].config
         assert isinstance(run, RunConfig), "a view is of a run"
-        seconds += evaluation_flops(evaluation, run.model) / training_rate(run.model, machine)
+        flops = sum(
+            hardware_flops(
+                run.model,
+                evaluation.num_sequences,
+                tuple(evaluation.view.active(domain)),
+                backward=False,
+            )
+            for domain in evaluation.domains
+        )
+        seconds += flops / training_rate(run.model, machine)
     return seconds / 3600
 
 

@@ -182,8 +182,9 @@ class NodeDirectory:
         """
         node_id = getattr(config, self.id_field)
         if node_id != self.node_id:
-            expected = f"the directory's {self.id_field}, {self.node_id}"
-            raise invalid(self.id_field, node_id, expected)
+            raise invalid(
+                self.id_field, node_id, f"the directory's {self.id_field}, {self.node_id}"
+            )
         if self.has_config():
             return
         if self.folder.exists(CONFIG):

@@ -114,7 +114,11 @@ class RunDirectory(NodeDirectory):
 
         with self.folder.lock("attempts"):
             self.require_free()
-            return Attempt(self, _next_id(self.attempt_ids()), owner, lease_seconds)
+            # The id sorts after all earlier ids, even if machines' clocks differ.
+            number = 1 + max(map(_number, self.attempt_ids()), default=0)
+            now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
+            attempt_id = f"{number:04d}-{now}-{secrets.token_hex(3)}"
+            return Attempt(self, attempt_id, owner, lease_seconds)
 
     def require_free(self) -> None:
         for attempt_id in self.attempt_ids():
@@ -253,20 +257,6 @@ class RunDirectory(NodeDirectory):
         the run again.
         """
         result = self.require_result()
-        for attempt_id in self._attempts_with_weights(result):
-            with self._intact_weights(attempt_id, result) as tensors:
-                if tensors is not None:
-                    yield tensors
-                    return
-        self.set_result_aside("no attempt has weights of this hash", "corrupted")
-        expected = f"a run with intact weights; to train this one again, {self.remedy}"
-        raise invalid("run_id", self.run_id, expected)
-
-    def _attempts_with_weights(self, result: dict) -> list[str]:
-        """Lists attempts with weights, first those with this result.
-
-        Raises ValueError if `drop_weights` has removed the weights.
-        """
         finished = [attempt_id for attempt_id, _ in self.list_finished_attempts(result)]
         attempt_ids = dict.fromkeys([*finished, *self.attempt_ids()])
         present = [i for i in attempt_ids if has_weights(self.attempt(i))]
@@ -274,7 +264,14 @@ class RunDirectory(NodeDirectory):
             remedy = f"to train it again, remove {self.folder.path}"
             expected = f"a run whose weights are kept, found one whose were removed; {remedy}"
             raise invalid("run_id", self.run_id, expected)
-        return present
+        for attempt_id in present:
+            with self._intact_weights(attempt_id, result) as tensors:
+                if tensors is not None:
+                    yield tensors
+                    return
+        self.set_result_aside("no attempt has weights of this hash", "corrupted")
+        expected = f"a run with intact weights; to train this one again, {self.remedy}"
+        raise invalid("run_id", self.run_id, expected)
 
     def has_weights(self) -> bool:
         """Returns whether an attempt has weights, without reading them."""
@@ -345,13 +342,6 @@ class RunDirectory(NodeDirectory):
         result = self.result()
         finished = self.list_finished_attempts(result) if result is not None else []
         return finished[0][1] if finished else newest_manifest(self.attempts)
-
-
-def _next_id(attempt_ids: list[str]) -> str:
-    """Returns an id that sorts after all earlier ids, even if machines' clocks differ."""
-    number = 1 + max(map(_number, attempt_ids), default=0)
-    now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
-    return f"{number:04d}-{now}-{secrets.token_hex(3)}"
 
 
 def _number(attempt_id: str) -> int:

@@ -105,9 +105,8 @@ def read_checkpoint(
     """
     folder = checkpoint_folder(attempts.child(attempt_id), step)
     manifest = _manifest(folder, CheckpointManifest)
-    files = manifest["files"]
-    pieces = _read_pieces(folder, files, rows_of)
-    state = _read_json(folder, STATE, files)
+    pieces = _read_pieces(folder, manifest["files"], rows_of)
+    state = _read_json(folder, STATE, manifest["files"])
     return Resumed(manifest["step"], pieces, state, manifest)
 
 
@@ -136,10 +135,10 @@ def open_weights(attempt: Folder) -> Iterator[DiskTensors]:
 
 def _manifest(folder: Folder, kind: type) -> dict:
     manifest = folder.read_sealed(MANIFEST, kind)
-    if manifest is not None and not all(map(is_safe_name, manifest["files"])):
-        raise CorruptFile(f"{folder.path}/{MANIFEST} names files of other folders")
     if manifest is None:
         raise FileNotFoundError(folder.file(MANIFEST))
+    if not all(map(is_safe_name, manifest["files"])):
+        raise CorruptFile(f"{folder.path}/{MANIFEST} names files of other folders")
     return manifest
 
 
@@ -170,7 +169,15 @@ def _choose(
     layouts: Mapping[str, Layout], selection: Mapping[str, Range]
 ) -> dict[str, dict[str, Range]]:
     """Chooses {shard: {name: rows to read}}. Rows that several shards have are read from one."""
-    overlaps = {shard: _overlaps(layout, selection) for shard, layout in layouts.items()}
+    overlaps = {
+        shard: {
+            name: (first, stop)
+            for name, stored in layout.items()
+            if (first := max(selection[name][0], stored.first))
+            < (stop := min(selection[name][1], stored.stop))
+        }
+        for shard, layout in layouts.items()
+    }
     by_size = sorted(
         overlaps, key=lambda shard: (-sum(b - a for a, b in overlaps[shard].values()), shard)
     )
@@ -182,16 +189,6 @@ def _choose(
         if new:
             chosen[shard] = new
     return chosen
-
-
-def _overlaps(layout: Layout, selection: Mapping[str, Range]) -> dict[str, Range]:
-    overlaps = {}
-    for name, stored in layout.items():
-        first, stop = selection[name]
-        first, stop = max(first, stored.first), min(stop, stored.stop)
-        if first < stop:
-            overlaps[name] = first, stop
-    return overlaps
 
 
 def _layout(folder: Folder, shard: str, files: Mapping[str, str]) -> Layout:
