@@ -78,8 +78,8 @@ def execute_sharded_run(
 
 def _failures(error: ray.train.TrainingFailedError) -> list[Exception]:
     # The attribute is missing if the group of workers did not start.
-    failures = getattr(error, "worker_failures", {})
-    return [getattr(failure, "health_check_failure", failure) for failure in failures.values()]
+    failures = getattr(error, "worker_failures", {}).values()
+    return [getattr(failure, "health_check_failure", failure) for failure in failures]
 
 
 def _raise_for_device(failures: list[Exception | None]) -> None:

@@ -235,9 +235,7 @@ def execute_task(
             execute_profiles(configs, tags, execution)
         else:
             execute_node(configs[0], tags[0], execution, resources, stop_request)
-    return [
-        str(warning.message) for warning in caught if issubclass(warning.category, RuntimeWarning)
-    ]
+    return [str(w.message) for w in caught if issubclass(w.category, RuntimeWarning)]
 
 
 def execute_node(

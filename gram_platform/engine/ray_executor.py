@@ -150,9 +150,10 @@ class RayExecutor(Executor):
         The task that waits for the ranks is on the driver's machine, which is not preempted.
         """
         here = ray.get_runtime_context().get_node_id()
-        on_this_machine = NodeAffinitySchedulingStrategy(here, soft=True)
         execute = _execute_gang.options(
-            name=task_name(task), num_cpus=0, scheduling_strategy=on_this_machine
+            name=task_name(task),
+            num_cpus=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=True),
         )
         execution = self.execution.with_placement(self.placement(task))
         return execute.remote(task, execution, self.cordon.resources)
@@ -168,9 +169,8 @@ class RayExecutor(Executor):
             elif time.monotonic() - since >= self.execution.stall_timeout_s:
                 del self.last_step[node.id]
                 event = "step" if node.is_run else "end"
-                self.stalls[node.id] = (
-                    f"no {event} in {self.execution.stall_timeout_s:.0f} s (--stall-timeout)"
-                )
+                limit = f"{self.execution.stall_timeout_s:.0f} s (--stall-timeout)"
+                self.stalls[node.id] = f"no {event} in {limit}"
                 self.slots.kill(reference)
 
     def _take_back(self, reference: ray.ObjectRef) -> list[Node]:
@@ -182,11 +182,8 @@ class RayExecutor(Executor):
                 # If other slots work, only one machine is at fault.
                 if self.in_flight or self.slots.idle:
                     return []
-                text = (
-                    f"Ray could not start a process, {MAX_FAILED_STARTS} times in a row:"
-                    f" {error}\n{SUBMIT_AGAIN}"
-                )
-                raise ClusterLost(text) from error
+                text = f"Ray could not start a process, {MAX_FAILED_STARTS} times in a row"
+                raise ClusterLost(f"{text}: {error}\n{SUBMIT_AGAIN}") from error
             return []
         task = self.in_flight.pop(reference)
         self.admission.in_flight[self._num_ranks(task)] -= 1

@@ -208,7 +208,7 @@ class _Scheduler(_StaysHere, FIFOScheduler):
             self._avoided[trial.trial_id] = probe.machine
 
     def on_trial_add(self, tune_controller, trial) -> None:
-        if self._searcher.is_over(trial.trial_id):
+        if trial.trial_id in self._searcher.over:
             tune_controller.stop_trial(trial)
             return
         resources = self._cordon.resources
@@ -262,7 +262,7 @@ class _Searcher(_StaysHere, Searcher):
         self._widest = 1
         self._running: dict[str, tuple[Proposal, float]] = {}
         # The outcomes of failed trials, which Ray Tune must not restart.
-        self._over: dict[str, Outcome] = {}
+        self.over: dict[str, Outcome] = {}
         # Kept here, because Ray Tune would turn the error into text and blame the trial.
         self.error: Exception | None = None
 
@@ -312,10 +312,10 @@ class _Searcher(_StaysHere, Searcher):
         proposal, started = self._running[trial_id]
         try:
             if KIND not in report:
-                self._over[trial_id] = outcome_in(proposal, report)
+                self.over[trial_id] = outcome_in(proposal, report)
             elif reason := self._why_failed(proposal, report):
                 point, elapsed_s = dict(proposal.point), time.time() - started
-                self._over[trial_id] = Outcome(
+                self.over[trial_id] = Outcome(
                     proposal.name, point, State.FAILED, started, elapsed_s, message=reason
                 )
             self._admission.resources = self._cordon.resources
@@ -333,15 +333,12 @@ class _Searcher(_StaysHere, Searcher):
         say(f"warning: {proposal.name}: {one_line(text)}; {start}")
         return ""
 
-    def is_over(self, trial_id: str) -> bool:
-        return trial_id in self._over
-
     def on_trial_complete(
         self, trial_id: str, result: dict | None = None, error: bool = False
     ) -> None:
         proposal, _ = self._running.pop(trial_id)
         self._admission.in_flight[self._ranks.pop(trial_id)] -= 1
-        outcome = self._over.pop(trial_id, None)
+        outcome = self.over.pop(trial_id, None)
         if outcome is None and result and SCORED in result:
             outcome = outcome_in(proposal, result)
             if probe := probe_in(result):

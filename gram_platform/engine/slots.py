@@ -176,9 +176,8 @@ class SlotPool:
             return None
         del self.idle[slot]
         execute = slot.execute.options(name=task_name(task))
-        reference = execute.remote(
-            task, self.execution.with_placement(placement), self.cordon.resources
-        )
+        execution = self.execution.with_placement(placement)
+        reference = execute.remote(task, execution, self.cordon.resources)
         self.busy[reference] = slot
         return reference
 
