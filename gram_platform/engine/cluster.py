@@ -60,10 +60,10 @@ class ClusterLost(Stopped):
 def connect(is_verbose: bool = False, may_start: bool = True) -> bool:
     """Joins the Ray at $RAY_ADDRESS or the one that `ray start` left here, otherwise starts one.
 
-    Returns whether a Ray is joined or started, which is False only with `may_start=False`. A Ray
-    that $RAY_ADDRESS does not name is skipped if it does not answer or is another user's. With
-    `is_verbose` the workers' output is printed. Raises ValueError if $RAY_ADDRESS cannot be joined,
-    and ClusterLost if Ray does not start.
+    Returns False if that would start a Ray and `may_start` is False. A Ray that $RAY_ADDRESS does
+    not name is skipped if it does not answer or is another user's. With `is_verbose` the workers'
+    output is printed. Raises ValueError if $RAY_ADDRESS cannot be joined, and ClusterLost if Ray
+    does not start.
     """
     if ray.is_initialized():
         require_ray()

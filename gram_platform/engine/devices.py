@@ -96,7 +96,7 @@ def is_device_error(error: BaseException | None) -> bool:
 
 @contextlib.contextmanager
 def probe_after_error(device: str) -> Iterator[None]:
-    """Turns a device error of the block into DeviceError with the report of a new probe."""
+    """Turns a device error of the block into DeviceError."""
     try:
         yield
     except Exception as error:

@@ -10,6 +10,7 @@ or table reads them.
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -75,8 +76,8 @@ def execute_profiles(
 ) -> list[dict]:
     """Executes evaluations with equal `common_work`, and reads the weights only once.
 
-    Results are bit for bit those of `execute_evaluation`. Each evaluation that is measured now
-    records an equal share of the elapsed time.
+    Results are bit for bit those of `execute_evaluation`. Evaluations record equal shares of the
+    elapsed time.
     """
     set_up_torch(execution)
     store, results, missing = execution.store(), {}, {}
@@ -169,9 +170,7 @@ def _continuations(
     from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer, text_tokens
 
     (evaluation,), end_of_text = evaluations, end_of_text_id(load_tokenizer(corpus.tokenizer_path))
-    fields: dict[str, dict] = {
-        name: {} for name in ("prompts", "truths", "continuations", "surprisals", "num_tokens")
-    }
+    fields: dict[str, dict] = defaultdict(dict)
     for domain in evaluation.domains:
         lengths = (evaluation.num_prompt_tokens, evaluation.num_tokens)
         documents: Sequence[int] = evaluation.documents
@@ -199,10 +198,11 @@ def _continuations(
                 stop = tokens.index(end_of_text) + 1 if end_of_text in tokens else len(tokens)
                 continuations.append((tokens[:stop], surprisals[:stop]))
         surprisals = [value for _, values in continuations for value in values]
-        values = (prompts, [truth for _, truth in pairs], [tokens for tokens, _ in continuations])
-        values += (float(np.mean(surprisals)), len(surprisals))
-        for name, value in zip(fields, values, strict=True):
-            fields[name][domain] = value
+        fields["prompts"][domain] = prompts
+        fields["truths"][domain] = [truth for _, truth in pairs]
+        fields["continuations"][domain] = [tokens for tokens, _ in continuations]
+        fields["surprisals"][domain] = float(np.mean(surprisals))
+        fields["num_tokens"][domain] = len(surprisals)
     return [(fields, {})]
 
 

@@ -2,7 +2,7 @@
 
 `RayExecutor` executes nodes on Ray. `LocalExecutor` executes them in this process, for debugging
 and for machines without Ray. The storage holds the state, and an executor only decides which node
-starts next. The driver reads the events and decides whether more nodes start.
+starts next.
 """
 
 import contextlib
@@ -247,9 +247,9 @@ def execute_node(
 ) -> dict:
     """Executes a node and returns its result.
 
-    A run of several ranks is executed on Ray Train, every other node in this process. `resources`
-    are Ray's, or None if every node has one rank. `stop_request` is that of `execute_run`. Raises
-    LeaseHeld, before any worker is requested, while another process works on the run.
+    A run of several ranks is executed on Ray Train with `resources`, every other node in this
+    process. `stop_request` is that of `execute_run`. Raises LeaseHeld, before any worker is
+    requested, while another process works on the run.
     """
     if not isinstance(config, RunConfig):
         return execute_evaluation(config, tags, execution)

@@ -361,10 +361,7 @@ def _read_finished(
 
 
 def with_stored_tags(nodes: Iterable[Node], store: Store) -> list[Node]:
-    """Returns the nodes with the tags that the storage has of them too; see `tags_to_add`.
-
-    A node's name follows from its tags, so a driver prints the same names as `gram`.
-    """
+    """Returns the nodes with the stored tags too, so that a driver prints the names of `gram`."""
     nodes = list(nodes)
     stored = store.concurrently(lambda node: store.node(node.kind, node.id).tags(), nodes)
     return [
@@ -374,10 +371,9 @@ def with_stored_tags(nodes: Iterable[Node], store: Store) -> list[Node]:
 
 
 def find_ended_ids(nodes: Iterable[Node], store: Store, retry_diverged: bool = False) -> set[str]:
-    """Returns the ids of nodes that no submission executes; only reads the storage.
+    """Reads the ids of nodes that are done and, unless `retry_diverged`, that can never be done.
 
-    They are done, have diverged or need a diverged run. With `retry_diverged` only done nodes
-    count.
+    These have diverged or need a diverged run.
     """
     nodes = list(nodes)
     stored, done = _read_finished(nodes, store)

@@ -58,7 +58,7 @@ def record_interval(run: RunConfig) -> int:
 
 
 class MetricsSummary:
-    """Averages the metrics of training steps over the steps of a record."""
+    """Averages metrics over the steps of a record."""
 
     def __init__(self, run: RunConfig):
         self.run, self.interval = run, record_interval(run)
@@ -250,11 +250,7 @@ class RunExecution:
         return self.complete()
 
     def _is_exhausted(self, record: StepRecord) -> bool:
-        """Returns whether to stop before the last step.
-
-        Training stops after too many evaluations without a better loss, or when MaxEnt has
-        unlearnt.
-        """
+        """Returns whether MaxEnt has unlearnt, or too many evaluations had no better loss."""
         stop_below = self.run.objective.stop_below
         is_unlearnt = stop_below > 0.0 and record.forgetting <= stop_below
         return is_unlearnt or 0 < self.run.eval_points.patience <= self.num_stale

@@ -52,8 +52,8 @@ def placement(anywhere: bool) -> PackingPlace | None:
     """Chooses where tasks run; None if no two tasks can ever run at once.
 
     With `anywhere` tasks run on the machines for packing if the cluster has or starts some, so that
-    packing neither starts machines with GPUs nor slows them down. Otherwise they run on any CPU.
-    Without `anywhere` they run on Ray's CPUs on this machine, or on all cores if Ray has none here.
+    packing neither starts nor slows down machines with GPUs, otherwise on any CPU. Without
+    `anywhere` they run on Ray's CPUs on this machine, or on all cores if Ray has none here.
     """
     if anywhere and _has_pack_machines():
         return PackingPlace(

@@ -280,7 +280,7 @@ def note_sigterm() -> None:
 def _receive_first(stop_request: StopRequest, signals: Sequence[int]) -> Callable[[], None]:
     """Makes `stop_request` receive the first of the signals, which restores the earlier handlers.
 
-    Returns a function that restores the earlier handlers.
+    Returns the function that restores them.
     """
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in signals}
 

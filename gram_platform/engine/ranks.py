@@ -183,9 +183,9 @@ class VotingLearner(ShardedLearner):
 
 
 class ShardedExecution(RunExecution):
-    """The execution of one rank. Rank 0 keeps the attempt, and its clock decides for all ranks.
+    """The execution of one rank. If one rank is asked to stop, all ranks stop.
 
-    The clock decides when to checkpoint and report. If one rank is asked to stop, all ranks stop.
+    Rank 0 keeps the attempt, and its clock decides when all ranks checkpoint and report.
     """
 
     def __init__(self, run, corpus, attempt, execution, start, reports, patient):
@@ -287,10 +287,7 @@ class ShardedExecution(RunExecution):
         return {name: digest for files, _ in parts for name, digest in files.items()}
 
     def _write_result(self, fields: dict, measured: dict) -> dict | None:
-        """Writes the result and the weights.
-
-        Rank 0 writes small weights as one file. Each rank writes its shard of large weights.
-        """
+        """Writes the result, and small weights as one file or each rank's shard of large ones."""
         attempt = self.attempt
         if 4 * total_parameters(self.run.model) < LARGE_WEIGHTS_BYTES:
             weights = self.learner.weights()

@@ -123,10 +123,10 @@ class RayExecutor(Executor):
         return self.placement(task).fewest.num_ranks
 
     def _fitting(self) -> list[Task]:
-        """Chooses the tasks that fit on the cluster in addition to those in flight.
+        """Chooses the tasks that fit on the cluster, now or once it has grown.
 
-        They fit now, or once the cluster has grown. Raises ClusterLost if nothing is in flight and
-        the next task would fit only on cordoned machines.
+        Raises ClusterLost if nothing is in flight and the next task would fit only on cordoned
+        machines.
         """
         free, chosen, too_wide = None, [], 0
         for ranks, tasks in self.waiting.tasks():

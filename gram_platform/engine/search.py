@@ -185,8 +185,7 @@ class _EndOfSearch(_StaysHere, tune.Stopper):
 class _Scheduler(_StaysHere, FIFOScheduler):
     """Places trials, tells the searcher why their processes ended, and stops failed trials.
 
-    Ray Tune calls this object with each report of a trial, when the trial's process ends, and
-    before each start of the trial. It restarts a trial whose process ended.
+    Ray Tune restarts a trial whose process ended.
     """
 
     def __init__(self, searcher: "_Searcher", cordon: Cordon):

@@ -166,9 +166,8 @@ class OptunaSource:
     """Proposes trials of Optuna studies, first of the study that has the most trials left.
 
     A search must have only one driver at a time. A trial that a dead driver left running is
-    proposed again with the same parameters, and its finished nodes are reused. So no trial is
-    duplicated or stays running in the database. A failed trial does not count as one of
-    `num_trials`.
+    proposed again with the same parameters, and its finished nodes are reused. A failed trial does
+    not count as one of `num_trials`.
     """
 
     def __init__(self, groups: Sequence[Group], space: Space, objective: SearchObjective):

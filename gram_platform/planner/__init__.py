@@ -155,10 +155,7 @@ class Needs:
     gpu_hours: float
 
     def disk_bytes(self, num_kept: int) -> int:
-        """Returns the most bytes that a run stores at once.
-
-        These are the kept checkpoints, and a new checkpoint or the result.
-        """
+        """Returns the bytes of the kept checkpoints, and of a new checkpoint or the result."""
         return num_kept * self.checkpoint + max(self.checkpoint, self.result)
 
 

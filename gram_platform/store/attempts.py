@@ -1,8 +1,8 @@
 """Writes the lease, checkpoints, result or failure of one attempt at a run into its own folder.
 
 An attempt may be killed at any point. The run then continues from the last commit, and ends with
-the same `result.json`. A commit is valid once its manifest is written. Two attempts at the same
-time write different files, but each removes all checkpoints older than its newest one.
+the same `result.json`. Two attempts at the same time write different files, but each removes all
+checkpoints older than its newest one.
 """
 
 import contextlib
@@ -237,7 +237,6 @@ class Attempt:
         self.release()
 
     def release(self) -> None:
-        """Releases the lease. Its last heartbeat stays readable."""
         self._lease.release()
 
     def _require_lease(self) -> None:

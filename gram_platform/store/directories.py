@@ -119,7 +119,7 @@ class NodeDirectory:
         return self.folder.read_or_set_aside(TAGS, dict[str, str])
 
     def add_tags(self, tags: Mapping[str, str]) -> None:
-        """Merges `tags` into the stored tags. New values replace old ones.
+        """Merges `tags` into the stored tags.
 
         On an object store, tags of the first of two writers at the same time are lost.
         """
@@ -142,7 +142,6 @@ class NodeDirectory:
         return result
 
     def status(self) -> State:
-        """Reads the state, which is absent or complete except for runs."""
         return State.ABSENT if self.result() is None else State.COMPLETE
 
     def require_result(self) -> dict:

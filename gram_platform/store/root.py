@@ -219,7 +219,6 @@ class Store:
         return self._folder.child("runs").list()
 
     def nodes(self) -> list[RunDirectory | EvaluationDirectory]:
-        """Lists the directories of all runs, and then of all evaluations."""
         return [*map(self.run, self.list_runs()), *map(self.evaluation, self.list_evaluations())]
 
     def list_evaluations(self) -> list[str]:
@@ -236,7 +235,6 @@ class Store:
         }
 
     def list_studies(self) -> list[str]:
-        """Lists the studies and searches that have written files."""
         return self._folder.child("studies").list()
 
     def search_dir(self, search_id: str) -> Folder:
@@ -289,8 +287,6 @@ class EntryId(TypedDict):
 
 
 class StudyEntries(TypedDict):
-    """The part of study.json that names the study's nodes."""
-
     entries: list[EntryId]
 
 

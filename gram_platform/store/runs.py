@@ -104,7 +104,6 @@ class RunDirectory(NodeDirectory):
         return self.attempts.child(attempt_id)
 
     def attempt_ids(self) -> list[str]:
-        """Lists the ids of all attempts, the first attempt first."""
         ids = filter(ATTEMPT.fullmatch, self.attempts.list())
         return sorted(ids, key=lambda name: (_number(name), name))
 
@@ -274,7 +273,6 @@ class RunDirectory(NodeDirectory):
         raise invalid("run_id", self.run_id, expected)
 
     def has_weights(self) -> bool:
-        """Returns whether an attempt has weights, without reading them."""
         return any(has_weights(self.attempt(i)) for i in self.attempt_ids())
 
     def weights_were_removed(self) -> bool:

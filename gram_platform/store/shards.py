@@ -3,10 +3,10 @@
     checkpoints/<step>/{tensors.safetensors, layout.json, state.json, manifest.json}
     checkpoints/<step>/{tensors-00000.safetensors, layout-00000.json, tensors-00001..., ...}
 
-One rank writes the files of the first line. Each of several ranks writes a shard with the rows that
-it holds, as in the second line. A layout lists which rows of each tensor are in its shard. Any
-number of ranks can read a checkpoint, and each reads only the rows that it needs. The manifest is
-written last, and every file is verified before it is used.
+One rank writes the files of the first line, and several ranks those of the second line, each a
+shard with the rows that it holds. A layout lists which rows of each tensor are in its shard. Any
+number of ranks can read a checkpoint, and each reads only the rows that it needs. Every file is
+verified before it is used.
 """
 
 import contextlib
