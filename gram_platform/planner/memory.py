@@ -269,12 +269,8 @@ class Memory:
     def total(self) -> int:
         before_end = self.activations + max(self.logits, self.kept_logits + self.recomputed)
         backward = self.gathered + max(before_end, self.reduction)
-        return (
-            self.weights
-            + self.copies
-            + self.optimizer
-            + max(self.gradients + backward, self.evaluation)
-        )
+        always = self.weights + self.copies + self.optimizer
+        return always + max(self.gradients + backward, self.evaluation)
 
 
 @lru_cache(maxsize=1024)
@@ -423,10 +419,9 @@ def _gradients(
     # A float32 gradient is added in place.
     fresh = 0 if width == FLOAT_BYTES and is_accumulated else width
     if num_ranks == 1:
-        converted = (
-            FLOAT_BYTES * max(_set_sizes(trained).values()) if device == "cuda" and fresh else 0
-        )
-        return (whole, fresh * _num_values(trained) + converted) if is_accumulated else (0, whole)
+        largest = max(_set_sizes(trained).values()) if device == "cuda" and fresh else 0
+        new = fresh * _num_values(trained) + FLOAT_BYTES * largest
+        return (whole, new) if is_accumulated else (0, whole)
     shards = FLOAT_BYTES * sum(w.shard(0, num_ranks) for w in trained)
     end = shards + (fresh + FLOAT_BYTES) * last
     if is_accumulated and is_each_reduced:

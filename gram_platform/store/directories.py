@@ -161,8 +161,8 @@ class NodeDirectory:
         if existing is None:
             return self.publish(data)
         if existing != unseal(data):
-            text = f"{self.kind} {self.node_id} finished again with another result"
-            warn(f"{text}; the first one stays", stacklevel=3)
+            node = f"{self.kind} {self.node_id}"
+            warn(f"{node} finished again with another result; the first one stays", stacklevel=3)
         return existing
 
     def set_result_aside(self, reason: str, fault: str = "outdated") -> None:
@@ -205,10 +205,6 @@ class EvaluationDirectory(NodeDirectory):
 
     def id_of(self, plain: Mapping) -> str:
         return evaluation_from_plain(plain).eval_id
-
-    @property
-    def eval_id(self) -> str:
-        return self.node_id
 
     def timing(self) -> dict:
         """Reads {"elapsed_s", "ended", "host"}; {} before the evaluation has ended."""

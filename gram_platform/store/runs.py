@@ -169,7 +169,7 @@ class RunDirectory(NodeDirectory):
     def last_step(self) -> int:
         """Reads the last step with a committed record; -1 without one."""
         head = self._head()
-        return -1 if head is None else last_step(head["segments"])
+        return last_step(head["segments"] if head else [])
 
     def read_committed_step(self) -> int:
         """Reads the step of the newest checkpoint; 0 if there is none."""
@@ -181,8 +181,7 @@ class RunDirectory(NodeDirectory):
 
         Skips a file of records that was altered on disk, with a warning.
         """
-        head = self._head()
-        records = []
+        head, records = self._head(), []
         for entry in head["segments"] if head else ():
             try:
                 records += read_segment(self.attempts, entry)
@@ -318,20 +317,17 @@ class RunDirectory(NodeDirectory):
 
         attempt = self.attempt(attempt_id)
         with contextlib.ExitStack() as stack:
-            intact, reason = None, ""
+            intact = None
             try:
                 tensors = stack.enter_context(open_weights(attempt))
-                if tensors.sha256() == result["weights_sha256"]:
-                    intact = tensors
-                else:
-                    reason = WRONG_HASH
+                if tensors.sha256() != result["weights_sha256"]:
+                    raise CorruptFile(WRONG_HASH)
+                intact = tensors
             except FileNotFoundError:
                 # The attempt has just removed its superfluous weights.
                 pass
             except ValueError as error:
-                reason = str(error)
-            if reason:
-                attempt.set_aside(WEIGHTS if attempt.exists(WEIGHTS) else SHARDS, reason)
+                attempt.set_aside(WEIGHTS if attempt.exists(WEIGHTS) else SHARDS, error)
                 attempt.set_aside(FINISHED, "its weights are corrupted")
             yield intact
 
