@@ -206,6 +206,10 @@ class EvaluationDirectory(NodeDirectory):
     def id_of(self, plain: Mapping) -> str:
         return evaluation_from_plain(plain).eval_id
 
+    @property
+    def eval_id(self) -> str:
+        return self.node_id
+
     def timing(self) -> dict:
         """Reads {"elapsed_s", "ended", "host"}; {} before the evaluation has ended."""
         return self.folder.read_or_set_aside(TIMING, EvaluationTiming)
