@@ -294,9 +294,8 @@ class Cordon:
         """Raises ClusterLost, which names machines and probes, if the cluster lacks capacity."""
         if self.lacks_capacity(num_ranks):
             failures = "\n".join(f"  {report}" for report in self.reports.values())
-            needs = "a device that works"
-            if num_ranks != 1:
-                needs = f"capacity for {num_ranks} ranks on devices that work"
+            needs = f"capacity for {num_ranks} ranks on devices that work"
+            needs = "a device that works" if num_ranks == 1 else needs
             text = f"this cluster has no machine with {needs}:\n{failures}\n{SUBMIT_AGAIN}"
             raise ClusterLost(text)
 

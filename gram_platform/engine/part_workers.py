@@ -60,9 +60,7 @@ def placement(anywhere: bool) -> PackingPlace | None:
             {"num_cpus": 0, "resources": {PACK: 1}, "scheduling_strategy": "SPREAD"}
         )
     node_id = ray.get_runtime_context().get_node_id()
-    nodes = [
-        node for node in ray.nodes() if node["Alive"] and (anywhere or node["NodeID"] == node_id)
-    ]
+    nodes = [n for n in ray.nodes() if n["Alive"] and (anywhere or n["NodeID"] == node_id)]
     cpus, cores = sum(node["Resources"].get("CPU", 0.0) for node in nodes), num_cores()
     here = NodeAffinitySchedulingStrategy(node_id, soft=False)
     if cpus >= 2 or (anywhere and not has_fixed_size()):

@@ -173,8 +173,7 @@ class RunDirectory(NodeDirectory):
 
     def read_committed_step(self) -> int:
         """Reads the step of the newest checkpoint; 0 if there is none."""
-        manifest = newest_manifest(self.attempts)
-        return 0 if manifest is None else manifest["step"]
+        return (newest_manifest(self.attempts) or {"step": 0})["step"]
 
     def records(self) -> list[dict]:
         """Reads the committed metric records, sorted by step, each step once.

@@ -178,12 +178,10 @@ def _choose(
         }
         for shard, layout in layouts.items()
     }
-    by_size = sorted(
-        overlaps, key=lambda shard: (-sum(b - a for a, b in overlaps[shard].values()), shard)
-    )
+    sizes = {shard: sum(b - a for a, b in rows.values()) for shard, rows in overlaps.items()}
     taken: set[tuple[str, Range]] = set()
     chosen: dict[str, dict[str, Range]] = {}
-    for shard in by_size:
+    for shard in sorted(sizes, key=lambda shard: (-sizes[shard], shard)):
         new = {name: rows for name, rows in overlaps[shard].items() if (name, rows) not in taken}
         taken |= set(new.items())
         if new:
