@@ -43,7 +43,6 @@ class Slot:
     """The process of one slot."""
 
     def probe(self, execution: Execution) -> ProbeReport:
-        """Probes the device and names the machine. This is the first call."""
         return probe_here(execution)
 
     def execute(self, task: Task, execution: Execution, resources: Resources) -> list[str]:

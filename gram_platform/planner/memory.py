@@ -384,8 +384,8 @@ def _num_gathered(
 ) -> int:
     """Counts the values that are gathered at the same time.
 
-    They are those of the embedding or the head, of a block and of the next block. With `keeps` they
-    are those of the embedding, the head, all blocks and the next block.
+    They are those of the embedding or the head, of a block and of the next block. With `keeps` the
+    embedding, the head and all blocks stay gathered.
     """
     groups: Counter[str] = Counter()
     for weight in weights:
