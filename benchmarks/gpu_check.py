@@ -227,4 +227,4 @@ def table_row(workload: Workload, flops_per_second: float) -> str:
     share = flops_per_second / dense if dense else float("nan")
     name, today = workload.size.name, datetime.date.today().isoformat()
     numbers = f'"{machine}", "{name}", {parameters}, {share:.3g}'
-    return f'Utilisation({numbers}, "FINDINGS, Speed", "{today}", True)'
+    return f'Utilisation({numbers}, "FINDINGS, Speed", "{today}")'

@@ -1,14 +1,14 @@
 """Decides how much work to request from a Ray cluster at once, and which machines to use.
 
 A machine is cordoned, so that it gets no more work, only if a probe of its device fails. The error
-of a run never cordons a machine. A cordon ends with its driver, and the next submission probes
-again, so a repaired machine is used again.
+of a run never cordons a machine. A cordon ends with its driver, so the next submission uses a
+repaired machine again.
 """
 
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import ray
@@ -63,10 +63,10 @@ class Admission:
     def free_resources(self, may_wait: bool = True) -> "FreeResources":
         """Returns what may be requested in addition to the nodes in flight.
 
-        On a cluster of fixed size this is what the cluster has. On a cluster that can grow it is
-        the maximum that the autoscaler reports, or room for `MOST_WAITING` more ranks if it reports
-        none. Ray queues what does not fit yet, which shows the autoscaler the demand. `--max-gpus`
-        limits both. With `may_wait=False` only the present machines count.
+        On a cluster that can grow this is the maximum that the autoscaler reports, or room for
+        `MOST_WAITING` more ranks if it reports none. Ray queues what does not fit yet, which shows
+        the autoscaler the demand. On a cluster of fixed size, or with `may_wait=False`, only the
+        present machines count.
         """
         resources = self.resources
         if time.monotonic() >= self._ask_again:
@@ -160,10 +160,7 @@ def most_gangs() -> int:
 
 
 def placement_strategy(resources: Resources, num_ranks: int) -> str:
-    """Returns Ray's placement strategy for a run's ranks.
-
-    The ranks are on one machine if its GPUs suffice, otherwise on as few machines as possible.
-    """
+    """Returns Ray's strategy that places a run's ranks on one machine, or on as few as possible."""
     if not resources.gpus_per_rank:
         return "PACK"
     of_machine = resources.gpus_per_machine
@@ -205,7 +202,6 @@ def has_fixed_size() -> bool:
 
 
 def await_report() -> None:
-    """Waits for an autoscaler's report, for at most `REPORT_TIMEOUT_S`."""
     deadline = time.monotonic() + REPORT_TIMEOUT_S
     while not machine_types() and time.monotonic() < deadline:
         time.sleep(0.5)
@@ -224,8 +220,8 @@ def widest_missing(nodes: Iterable[Node], placements: Mapping[str, Placement], s
 def require_capacity(widest: int, resources: Resources, say: Callable[[str], None]) -> None:
     """Raises ValueError, which names the flag, if the cluster can never hold `widest` ranks.
 
-    This is certain only on a cluster of fixed size, so an autoscaler gets time to report. It rarely
-    reports its limit, so on a cluster that can grow `say` gets a warning instead.
+    On a cluster that can grow, `say` gets a warning instead, because an autoscaler rarely reports
+    its limit.
     """
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     capacity = max(
@@ -234,34 +230,21 @@ def require_capacity(widest: int, resources: Resources, say: Callable[[str], Non
     )
     if capacity >= widest:
         return
-    error = _shortage(widest, resources, machines, capacity)
+    threads = round(resources.cpus_per_rank)
+    of_device = [m for m in machines if m.get("GPU", 0) >= resources.gpus_per_rank]
+    if capacity:
+        expected = f"at most {capacity}, the ranks of {threads} CPUs that fit here"
+        error = invalid("num_workers", widest, expected)
+    elif not of_device:
+        error = invalid("device", "cuda", "cpu, because no machine of this cluster has a GPU")
+    else:
+        most = max(math.floor(machine.get("CPU", 0)) for machine in of_device)
+        expected = f"at most {most}, the CPUs of the largest machine of this cluster"
+        error = invalid("threads", threads, expected)
     await_report()
     if has_fixed_size():
         raise error
     say(f"waiting for machines that the cluster may yet start: {error}")
-
-
-def _shortage(
-    widest: int, resources: Resources, machines: Sequence[Mapping[str, float]], capacity: int
-) -> ValueError:
-    """Returns the error that says what the cluster lacks.
-
-    This is GPUs, CPUs on one machine, or CPUs on all machines together.
-    """
-    threads = round(resources.cpus_per_rank)
-    if capacity:
-        return invalid(
-            "num_workers", widest, f"at most {capacity}, the ranks of {threads} CPUs that fit here"
-        )
-    of_device = [
-        machine for machine in machines if machine.get("GPU", 0) >= resources.gpus_per_rank
-    ]
-    if not of_device:
-        return invalid("device", "cuda", "cpu, because no machine of this cluster has a GPU")
-    most = max(math.floor(machine.get("CPU", 0)) for machine in of_device)
-    return invalid(
-        "threads", threads, f"at most {most}, the CPUs of the largest machine of this cluster"
-    )
 
 
 # The most replacement machines that are requested before one passes its probe.
@@ -311,9 +294,8 @@ class Cordon:
         """Raises ClusterLost, which names machines and probes, if the cluster lacks capacity."""
         if self.lacks_capacity(num_ranks):
             failures = "\n".join(f"  {report}" for report in self.reports.values())
-            needs = "a device that works"
-            if num_ranks != 1:
-                needs = f"capacity for {num_ranks} ranks on devices that work"
+            needs = f"capacity for {num_ranks} ranks on devices that work"
+            needs = "a device that works" if num_ranks == 1 else needs
             text = f"this cluster has no machine with {needs}:\n{failures}\n{SUBMIT_AGAIN}"
             raise ClusterLost(text)
 

@@ -60,10 +60,10 @@ class ClusterLost(Stopped):
 def connect(is_verbose: bool = False, may_start: bool = True) -> bool:
     """Joins the Ray at $RAY_ADDRESS or the one that `ray start` left here, otherwise starts one.
 
-    Returns whether a Ray is joined or started, which is False only with `may_start=False`. A Ray
-    that $RAY_ADDRESS does not name is skipped if it does not answer or is another user's. With
-    `is_verbose` the workers' output is printed. Raises ValueError if $RAY_ADDRESS cannot be joined,
-    and ClusterLost if Ray does not start.
+    Returns False if that would start a Ray and `may_start` is False. A Ray that $RAY_ADDRESS does
+    not name is skipped if it does not answer or is another user's. With `is_verbose` the workers'
+    output is printed. Raises ValueError if $RAY_ADDRESS cannot be joined, and ClusterLost if Ray
+    does not start.
     """
     if ray.is_initialized():
         require_ray()
@@ -87,11 +87,9 @@ def join(given: str, **options: object) -> None:
     `options` are passed to `ray.init`.
     """
     if given != "auto" and not HOST_PORT.fullmatch(given):
-        expected = (
-            "HOST:PORT of a Ray with a part on this machine (`ray job submit --address` takes the"
-            " others)"
-        )
-        raise invalid(ADDRESS, given, expected)
+        expected = "HOST:PORT of a Ray with a part on this machine"
+        others = "`ray job submit --address` takes the others"
+        raise invalid(ADDRESS, given, f"{expected} ({others})")
     try:
         address = address_of(given)
         refused = refusal(address, _token(is_named=True), PROBE_S)
@@ -279,10 +277,8 @@ def _folder() -> Path:
 
 
 def _require_writable(folder: Path) -> Path:
-    expected = (
-        f"a folder that can be written, whose path has at most {MAX_FOLDER_BYTES} bytes (Ray has"
-        " sockets there)"
-    )
+    room = f"{MAX_FOLDER_BYTES} bytes (Ray has sockets there)"
+    expected = f"a folder that can be written, whose path has at most {room}"
     if len(os.fsencode(folder.absolute())) > MAX_FOLDER_BYTES:
         raise invalid(FOLDER, str(folder), expected)
     try:

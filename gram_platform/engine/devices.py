@@ -96,7 +96,7 @@ def is_device_error(error: BaseException | None) -> bool:
 
 @contextlib.contextmanager
 def probe_after_error(device: str) -> Iterator[None]:
-    """Turns a device error of the block into DeviceError with the report of a new probe."""
+    """Turns a device error of the block into DeviceError."""
     try:
         yield
     except Exception as error:
@@ -123,11 +123,9 @@ def probe_afresh(device: str) -> ProbeReport:
 
     A lack of memory is not a failure, because this process may still hold the device's memory.
     """
-    command = [sys.executable, "-m", "gram_platform.engine.devices", device]
-    environment = os.environ | safe_path(*sys.path, str(PACKAGE.parent))
     probe = subprocess.Popen(
-        command,
-        env=environment,
+        [sys.executable, "-m", "gram_platform.engine.devices", device],
+        env=os.environ | safe_path(*sys.path, str(PACKAGE.parent)),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -162,10 +160,9 @@ def _failure_of_product(device: str, may_be_full: bool = False) -> str:
         nonlocal failure
         try:
             _multiply(device)
+            failure = ""
         except Exception as error:
             failure = "" if may_be_full and is_out_of_memory(error) else _summarise(error)
-        else:
-            failure = ""
 
     start_thread("probe", work).join(PRODUCT_S)
     return failure

@@ -33,10 +33,9 @@ def execute_sharded_run(
 ) -> dict:
     """Trains a run on Ray Train workers unless it has a result; returns the result.
 
-    Each start tries the placement's divisions in turn, the most ranks first. So a run that loses
-    ranks continues with fewer ranks, and a later restart may use more again. Ranks that were asked
-    to stop are started again. After a crash `CrashPolicy` decides whether the run restarts, and
-    Ray Train's error is raised if it does not.
+    Each start tries the placement's divisions in turn, the most ranks first, so a run that loses
+    ranks continues with fewer. Ranks that were asked to stop are started again. After a crash
+    `CrashPolicy` decides whether the run restarts, and Ray Train's error is raised if it does not.
 
     Errors that a restart would repeat are raised at once. They are LeaseHeld, DeviceError for a
     machine that fails a probe, and a rank's TrainingDiverged, OutOfMemory (with advice) or
@@ -78,8 +77,8 @@ def execute_sharded_run(
 
 def _failures(error: ray.train.TrainingFailedError) -> list[Exception]:
     # The attribute is missing if the group of workers did not start.
-    failures = getattr(error, "worker_failures", {})
-    return [getattr(failure, "health_check_failure", failure) for failure in failures.values()]
+    failures = getattr(error, "worker_failures", {}).values()
+    return [getattr(failure, "health_check_failure", failure) for failure in failures]
 
 
 def _raise_for_device(failures: list[Exception | None]) -> None:

@@ -10,6 +10,7 @@ or table reads them.
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -33,7 +34,6 @@ from gram_platform.engine.process import set_up_torch
 from gram_platform.methods.budgets import run_flops
 from gram_platform.methods.nodes import Node, tags_to_add
 from gram_platform.model.transformer import Transformer
-from gram_platform.store import Store
 from gram_platform.store.directories import SOURCE_HASHES
 from gram_platform.store.views import load_view
 from gram_platform.train.evaluate import (
@@ -76,8 +76,8 @@ def execute_profiles(
 ) -> list[dict]:
     """Executes evaluations with equal `common_work`, and reads the weights only once.
 
-    Results are bit for bit those of `execute_evaluation`. Each evaluation that is measured now
-    records an equal share of the elapsed time.
+    Results are bit for bit those of `execute_evaluation`. Evaluations record equal shares of the
+    elapsed time.
     """
     set_up_torch(execution)
     store, results, missing = execution.store(), {}, {}
@@ -90,8 +90,15 @@ def execute_profiles(
         results[evaluation] = result
     if missing:
         started, first = time.monotonic(), evaluations[0]
-        corpus = _corpus(first, store, execution)
-        view = _view_of_all([evaluation.view for evaluation in missing])
+        corpus = execution.corpus(first.data_id)
+        trained_on = store.run(first.view.run_id).require_result()["data_fingerprint"]
+        if trained_on != corpus.fingerprint:
+            expected = f"the data that the view's run was trained on: {trained_on}"
+            raise invalid("data", corpus.fingerprint, expected)
+        view = next(iter(missing)).view
+        if len(missing) > 1:
+            domains = (domain for evaluation in missing for domain, _ in evaluation.view.weights)
+            view = View.of(view.run_id, dict.fromkeys(domains, 1.0))
         sources = store.source_weights(view)
         _, model = load_view(store, view, first.precision)
         measured = MEASURES[first.measure](list(missing), corpus, model.to(execution.device))
@@ -108,23 +115,6 @@ def execute_profiles(
                 fields, {"elapsed_s": elapsed_s, "code": execution.code}, tensors
             )
     return list(results.values())
-
-
-def _view_of_all(views: Sequence[View]) -> View:
-    if len(views) == 1:
-        return views[0]
-    return View.of(views[0].run_id, {domain: 1.0 for view in views for domain, _ in view.weights})
-
-
-def _corpus(evaluation: AnyEvaluation, store: Store, execution: Execution) -> PackedCorpus:
-    """Opens the evaluation's data; ValueError if the view's run was trained on other data."""
-    corpus = execution.corpus(evaluation.data_id)
-    trained_on = store.run(evaluation.view.run_id).require_result()["data_fingerprint"]
-    if trained_on != corpus.fingerprint:
-        raise invalid(
-            "data", corpus.fingerprint, f"the data that the view's run was trained on: {trained_on}"
-        )
-    return corpus
 
 
 def _num_tokens(evaluation: Evaluation | TokenLosses, model: Transformer) -> dict[str, int]:
@@ -180,9 +170,7 @@ def _continuations(
     from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer, text_tokens
 
     (evaluation,), end_of_text = evaluations, end_of_text_id(load_tokenizer(corpus.tokenizer_path))
-    fields: dict[str, dict] = {
-        name: {} for name in ("prompts", "truths", "continuations", "surprisals", "num_tokens")
-    }
+    fields: dict[str, dict] = defaultdict(dict)
     for domain in evaluation.domains:
         lengths = (evaluation.num_prompt_tokens, evaluation.num_tokens)
         documents: Sequence[int] = evaluation.documents
@@ -210,10 +198,11 @@ def _continuations(
                 stop = tokens.index(end_of_text) + 1 if end_of_text in tokens else len(tokens)
                 continuations.append((tokens[:stop], surprisals[:stop]))
         surprisals = [value for _, values in continuations for value in values]
-        values = (prompts, [truth for _, truth in pairs], [tokens for tokens, _ in continuations])
-        values += (float(np.mean(surprisals)), len(surprisals))
-        for name, value in zip(fields, values, strict=True):
-            fields[name][domain] = value
+        fields["prompts"][domain] = prompts
+        fields["truths"][domain] = [truth for _, truth in pairs]
+        fields["continuations"][domain] = [tokens for tokens, _ in continuations]
+        fields["surprisals"][domain] = float(np.mean(surprisals))
+        fields["num_tokens"][domain] = len(surprisals)
     return [(fields, {})]
 
 

@@ -2,7 +2,7 @@
 
 `RayExecutor` executes nodes on Ray. `LocalExecutor` executes them in this process, for debugging
 and for machines without Ray. The storage holds the state, and an executor only decides which node
-starts next. The driver reads the events and decides whether more nodes start.
+starts next.
 """
 
 import contextlib
@@ -97,9 +97,6 @@ class Executor:
                 yield from self._take()
                 self.wait()
                 yield from self._take() or (Event(WAITED),)
-
-    def stop_starting(self) -> None:
-        self.is_stopping = True
 
     def advance(self) -> bool:
         """Starts the nodes that can start now; returns whether any node is left."""
@@ -238,9 +235,7 @@ def execute_task(
             execute_profiles(configs, tags, execution)
         else:
             execute_node(configs[0], tags[0], execution, resources, stop_request)
-    return [
-        str(warning.message) for warning in caught if issubclass(warning.category, RuntimeWarning)
-    ]
+    return [str(w.message) for w in caught if issubclass(w.category, RuntimeWarning)]
 
 
 def execute_node(
@@ -252,9 +247,9 @@ def execute_node(
 ) -> dict:
     """Executes a node and returns its result.
 
-    A run of several ranks is executed on Ray Train, every other node in this process. `resources`
-    are Ray's, or None if every node has one rank. `stop_request` is that of `execute_run`. Raises
-    LeaseHeld, before any worker is requested, while another process works on the run.
+    A run of several ranks is executed on Ray Train with `resources`, every other node in this
+    process. `stop_request` is that of `execute_run`. Raises LeaseHeld, before any worker is
+    requested, while another process works on the run.
     """
     if not isinstance(config, RunConfig):
         return execute_evaluation(config, tags, execution)

@@ -77,8 +77,7 @@ def missing_nodes(nodes: Sequence[Node], store: Store) -> list[Node]:
     The other machine trains these runs too, because weights are not exported.
     """
     by_id = {node.id: node for node in nodes}
-    done = find_done_ids(nodes, store)
-    open_ids = [node.id for node in nodes if node.id not in done]
+    open_ids = list(by_id.keys() - find_done_ids(nodes, store))
     missing: set[str] = set()
     while open_ids:
         node_id = open_ids.pop()
@@ -110,24 +109,18 @@ def read_nodes(path: Path) -> tuple[list[Node], dict[str, CorpusRecipe | None]]:
         nodes = [
             Node.of(node_from_plain(n["kind"], n["config"]), n["tags"]) for n in plain["nodes"]
         ]
-        recipes = {
-            data_id: recipe_from_plain(recipe) for data_id, recipe in plain["corpora"].items()
-        }
+        recipes = {i: recipe_from_plain(recipe) for i, recipe in plain["corpora"].items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise invalid(
-            "file", str(path), f"a file that --export-nodes has written ({error})"
-        ) from error
+        expected = f"a file that --export-nodes has written ({error})"
+        raise invalid("file", str(path), expected) from error
     ids = [node.id for node in nodes] + [recipe.data_id for recipe in recipes.values() if recipe]
     stored = [n["id"] for n in plain["nodes"]] + [i for i, recipe in recipes.items() if recipe]
     if ids != stored:
         expected = "a file of this version of the package, which gives its nodes other ids"
         raise invalid("file", str(path), expected)
     for node in nodes:
-        if lacking := node.needs - set(ids):
-            expected = (
-                f"a file with all runs that its nodes need: {node.id} needs"
-                f" {', '.join(sorted(lacking))}"
-            )
+        if lacking := ", ".join(sorted(node.needs - set(ids))):
+            expected = f"a file with all runs that its nodes need: {node.id} needs {lacking}"
             raise invalid("file", str(path), expected)
     return nodes, recipes
 
@@ -322,8 +315,7 @@ def _run(flags: argparse.Namespace, started: float) -> int:
         store.root, num_threads=flags.threads, device=device, code=str(code_of_process())
     )
     begin_work()
-    limit_s = 60 * flags.max_minutes - (time.monotonic() - started)
-    limit_s = limit_s if flags.max_minutes else math.inf
+    limit_s = (60 * flags.max_minutes or math.inf) - (time.monotonic() - started)
     try:
         with LocalExecutor(execution, limit_s=limit_s) as executor:
             progress = _execute(executor, with_stored_tags(nodes, store))

@@ -220,8 +220,8 @@ class WaitingNodes:
         self._queues: dict[tuple[str, int], list[tuple[Place, object]]] = {}
         # The number of needed nodes that are not done, by node id.
         self._open: dict[str, int] = {}
-        # A heap of (monotonic time, place, node).
-        self._delayed: list[tuple[float, Place, Node]] = []
+        # The nodes that wait before they are retried, as a heap of (monotonic time, place, node).
+        self.delayed: list[tuple[float, Place, Node]] = []
         # Ids of the delayed nodes that another driver executes.
         self._held: set[str] = set()
         # Ids of the nodes that get their own task, because a common task failed.
@@ -247,12 +247,7 @@ class WaitingNodes:
             self._make_ready_if_open(node, 0)
 
     def __bool__(self) -> bool:
-        return bool(self._tasks or self._open or self._delayed)
-
-    @property
-    def are_delayed(self) -> bool:
-        """Whether nodes wait before they are retried."""
-        return bool(self._delayed)
+        return bool(self._tasks or self._open or self.delayed)
 
     def tasks(self) -> Iterator[tuple[int, Iterator[Task]]]:
         """Yields (number of ranks, tasks that can start). The caller calls `start` for each task.
@@ -292,13 +287,13 @@ class WaitingNodes:
         self._alone |= {node.id} if alone else set()
         self._first -= 1
         self._place[node.id] = (-math.inf, self._first)
-        heapq.heappush(self._delayed, (time.monotonic() + after_s, self._place[node.id], node))
+        heapq.heappush(self.delayed, (time.monotonic() + after_s, self._place[node.id], node))
 
     def look_again(self) -> list[Node]:
         """Readies nodes whose delay is over; returns the nodes that another driver has ended."""
         ended = []
-        while self._delayed and self._delayed[0][0] <= time.monotonic():
-            _, _, node = heapq.heappop(self._delayed)
+        while self.delayed and self.delayed[0][0] <= time.monotonic():
+            _, _, node = heapq.heappop(self.delayed)
             end = self._lifecycle.ends([node])[node.id] if node.id in self._held else None
             self._held.discard(node.id)
             if end is None:
@@ -366,10 +361,7 @@ def _read_finished(
 
 
 def with_stored_tags(nodes: Iterable[Node], store: Store) -> list[Node]:
-    """Returns the nodes with the tags that the storage has of them too; see `tags_to_add`.
-
-    A node's name follows from its tags, so a driver prints the same names as `gram`.
-    """
+    """Returns the nodes with the stored tags too, so that a driver prints the names of `gram`."""
     nodes = list(nodes)
     stored = store.concurrently(lambda node: store.node(node.kind, node.id).tags(), nodes)
     return [
@@ -379,10 +371,9 @@ def with_stored_tags(nodes: Iterable[Node], store: Store) -> list[Node]:
 
 
 def find_ended_ids(nodes: Iterable[Node], store: Store, retry_diverged: bool = False) -> set[str]:
-    """Returns the ids of nodes that no submission executes; only reads the storage.
+    """Reads the ids of nodes that are done and, unless `retry_diverged`, that can never be done.
 
-    They are done, have diverged or need a diverged run. With `retry_diverged` only done nodes
-    count.
+    These have diverged or need a diverged run.
     """
     nodes = list(nodes)
     stored, done = _read_finished(nodes, store)

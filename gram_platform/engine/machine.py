@@ -59,26 +59,14 @@ def _quotas(
             group = PurePosixPath(path.lstrip("/"))
             # The last folder is the root, which a container sees as its own group.
             for folder in (group, *group.parents):
-                yield from (
-                    _quota(root / folder) if not controllers else _quota_v1(root / "cpu" / folder)
-                )
-
-
-def _quota(folder: Path) -> Iterator[float]:
-    # The file says `max` where there is no quota.
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = (folder / "cpu.max").read_text(encoding="utf-8").split()
-        yield int(quota) / int(period)
-
-
-def _quota_v1(folder: Path) -> Iterator[float]:
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = (
-            int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period")
-        )
-        # The file says -1 where there is no quota.
-        if quota > 0:
-            yield quota / period
+                place = root / "cpu" / folder if controllers else root / folder
+                names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
+                with contextlib.suppress(OSError, ValueError):
+                    words = " ".join((place / name).read_text(encoding="utf-8") for name in names)
+                    quota, period = map(int, words.split())
+                    # Without a quota, version 1 says -1, and version 2 says `max`.
+                    if quota > 0:
+                        yield quota / period
 
 
 def safe_path(*folders: str) -> dict[str, str]:

@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
+from itertools import chain
 
 import numpy as np
 
@@ -57,13 +58,12 @@ def record_interval(run: RunConfig) -> int:
 
 
 class MetricsSummary:
-    """Averages the metrics of training steps over the steps of a record."""
+    """Averages metrics over the steps of a record."""
 
     def __init__(self, run: RunConfig):
         self.run, self.interval = run, record_interval(run)
         self.tokens_per_second = 0.0
         self._reset()
-        self.start(0)
 
     def start(self, first_step: int) -> None:
         self.first_step, self.started = first_step, time.monotonic()
@@ -74,9 +74,7 @@ class MetricsSummary:
         return {"losses": losses, "norms": list(self.norms)} if self.norms else {}
 
     def load_state(self, state: Mapping) -> None:
-        self.losses.update(
-            {domain: list(losses) for domain, losses in state.get("losses", {}).items()}
-        )
+        self.losses.update(state.get("losses", {}))
         self.norms += state.get("norms", [])
 
     def _reset(self) -> None:
@@ -96,9 +94,7 @@ class MetricsSummary:
         if record.step % self.interval and record.step < self.run.num_steps:
             return {}
         metrics = {
-            "train/loss": float(
-                np.mean([loss for losses in self.losses.values() for loss in losses])
-            ),
+            "train/loss": float(np.mean(list(chain(*self.losses.values())))),
             "train/grad_norm": float(np.mean(self.norms)),
             "train/lr": record.learning_rate,
             "train/tokens_per_second": self.tokens_per_second,
@@ -254,15 +250,9 @@ class RunExecution:
         return self.complete()
 
     def _is_exhausted(self, record: StepRecord) -> bool:
-        """Returns whether to stop before the last step.
-
-        Training stops after too many evaluations without a better loss, or when MaxEnt has
-        unlearnt.
-        """
-        is_unlearnt = (
-            self.run.objective.stop_below > 0.0
-            and record.forgetting <= self.run.objective.stop_below
-        )
+        """Returns whether MaxEnt has unlearnt, or too many evaluations had no better loss."""
+        stop_below = self.run.objective.stop_below
+        is_unlearnt = stop_below > 0.0 and record.forgetting <= stop_below
         return is_unlearnt or 0 < self.run.eval_points.patience <= self.num_stale
 
     def _resume(self) -> int:
@@ -295,7 +285,6 @@ class RunExecution:
         self.summary.start(first_step)
         self._last_commit, self._commit_s = time.monotonic(), 0.0
         at_evaluations, at_probes = evaluation_steps(self.run), probe_steps(self.run)
-        heartbeat = (lambda *progress: None) if self.attempt is None else self.attempt.heartbeat
         steps = training_steps(
             self.learner, self.schedule, self.reader, first_step, self.summary.interval
         )
@@ -323,13 +312,14 @@ class RunExecution:
                 }
                 metrics |= self.usage.system()
                 self.records.append({"step": record.step, "time": time.time(), "metrics": metrics})
-            heartbeat(
-                record.step,
-                self.run.num_steps,
-                self.summary.tokens_per_second,
-                self.final.get("train/loss"),
-                self.learner.num_ranks,
-            )
+            if self.attempt:
+                self.attempt.heartbeat(
+                    record.step,
+                    self.run.num_steps,
+                    self.summary.tokens_per_second,
+                    self.final.get("train/loss"),
+                    self.learner.num_ranks,
+                )
             yield record
 
     def evaluate(self) -> dict[str, float]:

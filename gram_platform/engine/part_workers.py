@@ -52,17 +52,15 @@ def placement(anywhere: bool) -> PackingPlace | None:
     """Chooses where tasks run; None if no two tasks can ever run at once.
 
     With `anywhere` tasks run on the machines for packing if the cluster has or starts some, so that
-    packing neither starts machines with GPUs nor slows them down. Otherwise they run on any CPU.
-    Without `anywhere` they run on Ray's CPUs on this machine, or on all cores if Ray has none here.
+    packing neither starts nor slows down machines with GPUs, otherwise on any CPU. Without
+    `anywhere` they run on Ray's CPUs on this machine, or on all cores if Ray has none here.
     """
     if anywhere and _has_pack_machines():
         return PackingPlace(
             {"num_cpus": 0, "resources": {PACK: 1}, "scheduling_strategy": "SPREAD"}
         )
     node_id = ray.get_runtime_context().get_node_id()
-    nodes = [
-        node for node in ray.nodes() if node["Alive"] and (anywhere or node["NodeID"] == node_id)
-    ]
+    nodes = [n for n in ray.nodes() if n["Alive"] and (anywhere or n["NodeID"] == node_id)]
     cpus, cores = sum(node["Resources"].get("CPU", 0.0) for node in nodes), num_cores()
     here = NodeAffinitySchedulingStrategy(node_id, soft=False)
     if cpus >= 2 or (anywhere and not has_fixed_size()):

@@ -118,8 +118,14 @@ class ResourceUsage:
     def look(self) -> None:
         if self.device.type == "cuda":
             self.peak_bytes = torch.cuda.max_memory_allocated(self.device)
-        else:
-            self.peak_bytes = max(self.peak_bytes, resident_bytes())
+            return
+        try:
+            with open("/proc/self/statm") as file:
+                resident_bytes = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        except FileNotFoundError:
+            # Only systems without Linux's /proc need psutil.
+            resident_bytes = psutil.Process().memory_info().rss
+        self.peak_bytes = max(self.peak_bytes, resident_bytes)
 
     def system(self) -> dict[str, float]:
         """Measures the machine's processors, memory and GPU; {} within `SYSTEM_EVERY_S`.
@@ -168,15 +174,6 @@ def _gpu_memory(device: torch.device) -> dict[str, float]:
 
 def _gpu_use(device: torch.device) -> dict[str, float]:
     return {"gpu_0_utilization_percentage": float(torch.cuda.utilization(device))}
-
-
-def resident_bytes() -> int:
-    """Returns this process's resident memory. Only systems without Linux's /proc need psutil."""
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except FileNotFoundError:
-        return psutil.Process().memory_info().rss
 
 
 POLL_S = 10.0
@@ -280,7 +277,7 @@ def note_sigterm() -> None:
 def _receive_first(stop_request: StopRequest, signals: Sequence[int]) -> Callable[[], None]:
     """Makes `stop_request` receive the first of the signals, which restores the earlier handlers.
 
-    Returns a function that restores the earlier handlers.
+    Returns the function that restores them.
     """
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in signals}
 

@@ -74,7 +74,7 @@ def train_rank(
     try:
         with stop_on_signal() as stop_request, keep_freed_memory():
             has_result = attempt and execution.store().current_result(attempt.run) is not None
-            is_complete = _broadcast_from_rank_0(has_result, patient)
+            is_complete = _from_all_ranks(has_result, patient)[0]
             reports = Reports(report, stop_request)
             stopped = None if is_complete else _train(run, execution, attempt, reports, patient)
     except Exception as error:
@@ -183,9 +183,9 @@ class VotingLearner(ShardedLearner):
 
 
 class ShardedExecution(RunExecution):
-    """The execution of one rank. Rank 0 keeps the attempt, and its clock decides for all ranks.
+    """The execution of one rank. If one rank is asked to stop, all ranks stop.
 
-    The clock decides when to checkpoint and report. If one rank is asked to stop, all ranks stop.
+    Rank 0 keeps the attempt, and its clock decides when all ranks checkpoint and report.
     """
 
     def __init__(self, run, corpus, attempt, execution, start, reports, patient):
@@ -287,10 +287,7 @@ class ShardedExecution(RunExecution):
         return {name: digest for files, _ in parts for name, digest in files.items()}
 
     def _write_result(self, fields: dict, measured: dict) -> dict | None:
-        """Writes the result and the weights.
-
-        Rank 0 writes small weights as one file. Each rank writes its shard of large weights.
-        """
+        """Writes the result, and small weights as one file or each rank's shard of large ones."""
         attempt = self.attempt
         if 4 * total_parameters(self.run.model) < LARGE_WEIGHTS_BYTES:
             weights = self.learner.weights()
@@ -300,12 +297,7 @@ class ShardedExecution(RunExecution):
         return attempt and attempt.complete_shards(fields, files, digest, self.records, measured)
 
     def _from_rank_0(self, value):
-        return _broadcast_from_rank_0(value, self.patient)
-
-
-def _broadcast_from_rank_0(value, group: dist.ProcessGroup):
-    """Returns rank 0's value."""
-    return _from_all_ranks(value, group)[0]
+        return _from_all_ranks(value, self.patient)[0]
 
 
 def _from_all_ranks(value, group: dist.ProcessGroup) -> list:

@@ -82,7 +82,16 @@ class RayExecutor(Executor):
         return bool(self.in_flight or self.ended or is_waiting)
 
     def wait(self) -> None:
-        for node in self._collect_ended_nodes():
+        ended, self.ended = self.ended, []
+        references = [*self.in_flight, *self.slots.starting]
+        if not (ended or references):
+            time.sleep(self.poll_s)
+        elif not ended:
+            finished, rest = ray.wait(references, num_returns=1, timeout=self.poll_s)
+            if finished and rest:
+                finished += ray.wait(rest, num_returns=len(rest), timeout=0.0)[0]
+            ended = [node for reference in finished for node in self._take_back(reference)]
+        for node in ended:
             self.note_end(node)
 
     def _start(self, tasks: Sequence[Task]) -> None:
@@ -114,10 +123,10 @@ class RayExecutor(Executor):
         return self.placement(task).fewest.num_ranks
 
     def _fitting(self) -> list[Task]:
-        """Chooses the tasks that fit on the cluster in addition to those in flight.
+        """Chooses the tasks that fit on the cluster, now or once it has grown.
 
-        They fit now, or once the cluster has grown. Raises ClusterLost if nothing is in flight and
-        the next task would fit only on cordoned machines.
+        Raises ClusterLost if nothing is in flight and the next task would fit only on cordoned
+        machines.
         """
         free, chosen, too_wide = None, [], 0
         for ranks, tasks in self.waiting.tasks():
@@ -131,7 +140,7 @@ class RayExecutor(Executor):
                 if not free.take(ranks):
                     break
                 chosen.append(task)
-        if not (chosen or self.in_flight or self.waiting.are_delayed):
+        if not (chosen or self.in_flight or self.waiting.delayed):
             self.cordon.require_machines(too_wide)
         return chosen
 
@@ -141,9 +150,10 @@ class RayExecutor(Executor):
         The task that waits for the ranks is on the driver's machine, which is not preempted.
         """
         here = ray.get_runtime_context().get_node_id()
-        on_this_machine = NodeAffinitySchedulingStrategy(here, soft=True)
         execute = _execute_gang.options(
-            name=task_name(task), num_cpus=0, scheduling_strategy=on_this_machine
+            name=task_name(task),
+            num_cpus=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=True),
         )
         execution = self.execution.with_placement(self.placement(task))
         return execute.remote(task, execution, self.cordon.resources)
@@ -159,24 +169,9 @@ class RayExecutor(Executor):
             elif time.monotonic() - since >= self.execution.stall_timeout_s:
                 del self.last_step[node.id]
                 event = "step" if node.is_run else "end"
-                self.stalls[node.id] = (
-                    f"no {event} in {self.execution.stall_timeout_s:.0f} s (--stall-timeout)"
-                )
+                limit = f"{self.execution.stall_timeout_s:.0f} s (--stall-timeout)"
+                self.stalls[node.id] = f"no {event} in {limit}"
                 self.slots.kill(reference)
-
-    def _collect_ended_nodes(self) -> list[Node]:
-        """Returns the nodes of all tasks that have ended; waits for a task, at most `poll_s`."""
-        if self.ended:
-            ended, self.ended = self.ended, []
-            return ended
-        references = [*self.in_flight, *self.slots.starting]
-        if not references:
-            time.sleep(self.poll_s)
-            return []
-        finished, rest = ray.wait(references, num_returns=1, timeout=self.poll_s)
-        if finished and rest:
-            finished += ray.wait(rest, num_returns=len(rest), timeout=0.0)[0]
-        return [node for reference in finished for node in self._take_back(reference)]
 
     def _take_back(self, reference: ray.ObjectRef) -> list[Node]:
         """Records that a slot has started or that a task has ended; returns the ended nodes."""
@@ -187,11 +182,8 @@ class RayExecutor(Executor):
                 # If other slots work, only one machine is at fault.
                 if self.in_flight or self.slots.idle:
                     return []
-                text = (
-                    f"Ray could not start a process, {MAX_FAILED_STARTS} times in a row:"
-                    f" {error}\n{SUBMIT_AGAIN}"
-                )
-                raise ClusterLost(text) from error
+                text = f"Ray could not start a process, {MAX_FAILED_STARTS} times in a row"
+                raise ClusterLost(f"{text}: {error}\n{SUBMIT_AGAIN}") from error
             return []
         task = self.in_flight.pop(reference)
         self.admission.in_flight[self._num_ranks(task)] -= 1

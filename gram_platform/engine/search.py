@@ -125,22 +125,14 @@ def run_trials(
     placements_of = lambda point: {node.id: place(node) for node in problem.nodes(point)}  # noqa: E731
     searcher = _Searcher(source, tuning, watch, cordon, placements_of, saved_steps_of)
     trial = trial_class(problem, execution, cordon.resources, tuning.retry_diverged)
-    _tuner(trial, searcher, _Scheduler(searcher, cordon), tuning, execution.storage).fit()
-    if searcher.error is not None:
-        raise searcher.error
-
-
-def _tuner(
-    trainable, searcher: "_Searcher", scheduler: "_Scheduler", tuning: Tuning, storage: str
-) -> tune.Tuner:
-    place, filesystem = results_place(storage, TUNE_FOLDER, tuning.name)
-    return tune.Tuner(
-        trainable,
+    path, filesystem = results_place(execution.storage, TUNE_FOLDER, tuning.name)
+    tune.Tuner(
+        trial,
         tune_config=tune.TuneConfig(
             metric=tuning.metric or None,
             mode="min" if tuning.metric else None,
             search_alg=searcher,
-            scheduler=scheduler,
+            scheduler=_Scheduler(searcher, cordon),
             # The searcher decides when the search is finished.
             num_samples=sys.maxsize,
             reuse_actors=True,
@@ -148,7 +140,7 @@ def _tuner(
         ),
         run_config=tune.RunConfig(
             name=time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + f"-{os.getpid()}",
-            storage_path=place,
+            storage_path=path,
             storage_filesystem=filesystem,
             # Checkpoints of runs are in the storage.
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
@@ -157,7 +149,9 @@ def _tuner(
             stop=_EndOfSearch(searcher),
             verbose=0,
         ),
-    )
+    ).fit()
+    if searcher.error is not None:
+        raise searcher.error
 
 
 def _folder_name(trial) -> str:
@@ -191,8 +185,7 @@ class _EndOfSearch(_StaysHere, tune.Stopper):
 class _Scheduler(_StaysHere, FIFOScheduler):
     """Places trials, tells the searcher why their processes ended, and stops failed trials.
 
-    Ray Tune calls this object with each report of a trial, when the trial's process ends, and
-    before each start of the trial. It restarts a trial whose process ended.
+    Ray Tune restarts a trial whose process ended.
     """
 
     def __init__(self, searcher: "_Searcher", cordon: Cordon):
@@ -214,7 +207,7 @@ class _Scheduler(_StaysHere, FIFOScheduler):
             self._avoided[trial.trial_id] = probe.machine
 
     def on_trial_add(self, tune_controller, trial) -> None:
-        if self._searcher.is_over(trial.trial_id):
+        if trial.trial_id in self._searcher.over:
             tune_controller.stop_trial(trial)
             return
         resources = self._cordon.resources
@@ -268,7 +261,7 @@ class _Searcher(_StaysHere, Searcher):
         self._widest = 1
         self._running: dict[str, tuple[Proposal, float]] = {}
         # The outcomes of failed trials, which Ray Tune must not restart.
-        self._over: dict[str, Outcome] = {}
+        self.over: dict[str, Outcome] = {}
         # Kept here, because Ray Tune would turn the error into text and blame the trial.
         self.error: Exception | None = None
 
@@ -318,10 +311,10 @@ class _Searcher(_StaysHere, Searcher):
         proposal, started = self._running[trial_id]
         try:
             if KIND not in report:
-                self._over[trial_id] = outcome_in(proposal, report)
+                self.over[trial_id] = outcome_in(proposal, report)
             elif reason := self._why_failed(proposal, report):
                 point, elapsed_s = dict(proposal.point), time.time() - started
-                self._over[trial_id] = Outcome(
+                self.over[trial_id] = Outcome(
                     proposal.name, point, State.FAILED, started, elapsed_s, message=reason
                 )
             self._admission.resources = self._cordon.resources
@@ -339,15 +332,12 @@ class _Searcher(_StaysHere, Searcher):
         say(f"warning: {proposal.name}: {one_line(text)}; {start}")
         return ""
 
-    def is_over(self, trial_id: str) -> bool:
-        return trial_id in self._over
-
     def on_trial_complete(
         self, trial_id: str, result: dict | None = None, error: bool = False
     ) -> None:
         proposal, _ = self._running.pop(trial_id)
         self._admission.in_flight[self._ranks.pop(trial_id)] -= 1
-        outcome = self._over.pop(trial_id, None)
+        outcome = self.over.pop(trial_id, None)
         if outcome is None and result and SCORED in result:
             outcome = outcome_in(proposal, result)
             if probe := probe_in(result):

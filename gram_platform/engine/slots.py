@@ -43,7 +43,6 @@ class Slot:
     """The process of one slot."""
 
     def probe(self, execution: Execution) -> ProbeReport:
-        """Probes the device and names the machine. This is the first call."""
         return probe_here(execution)
 
     def execute(self, task: Task, execution: Execution, resources: Resources) -> list[str]:
@@ -176,9 +175,8 @@ class SlotPool:
             return None
         del self.idle[slot]
         execute = slot.execute.options(name=task_name(task))
-        reference = execute.remote(
-            task, self.execution.with_placement(placement), self.cordon.resources
-        )
+        execution = self.execution.with_placement(placement)
+        reference = execute.remote(task, execution, self.cordon.resources)
         self.busy[reference] = slot
         return reference
 

@@ -39,7 +39,7 @@ class Trial(tune.Trainable):
         self._is_over = False
 
     def step(self) -> dict:
-        """Executes the trial; returns its report. Raises an error if an earlier trial failed."""
+        """Executes the trial; returns its report."""
         if self._is_over:
             raise RuntimeError("this process takes no more trials")
         try:
@@ -77,8 +77,8 @@ def trial_class(
 ) -> type[Trial]:
     """Returns a class of trials whose attributes are what all trials of a search share.
 
-    `tune.with_parameters` would put these values into Ray's object store, where they are lost if
-    Ray's process on this machine dies. Ray would then end the driver without a message.
+    `tune.with_parameters` would put these values into Ray's object store. If Ray's process on this
+    machine died, Ray would end the driver without a message.
     """
     shared = {"problem": problem, "execution": execution, "resources": resources}
     # The name is `Trial`, because a user who reads Tune's results names this class.

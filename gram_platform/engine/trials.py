@@ -166,9 +166,8 @@ class OptunaSource:
     """Proposes trials of Optuna studies, first of the study that has the most trials left.
 
     A search must have only one driver at a time. A trial that a dead driver left running is
-    proposed again with the same parameters, and its finished nodes are reused. So no trial is
-    duplicated or stays running in the database. A failed trial does not count as one of
-    `num_trials`.
+    proposed again with the same parameters, and its finished nodes are reused. A failed trial does
+    not count as one of `num_trials`.
     """
 
     def __init__(self, groups: Sequence[Group], space: Space, objective: SearchObjective):
@@ -330,22 +329,19 @@ class _NodeRunner:
             return result
         self.lifecycle.require_not_diverged(node)
         started, placement = time.monotonic(), self.placements.get(node.id, ON_ONE_RANK)
-        result = self._when_free(node, placement)
+        execution = self.execution.with_placement(placement)
+        while result is None:
+            try:
+                result = execute_node(node.config, node.names, execution, self.resources)
+            except LeaseHeld:
+                time.sleep(HELD_RETRY_S)
+                # The run may have diverged in the other process.
+                self.lifecycle.require_not_diverged(node)
         elapsed_s = time.monotonic() - started
         self.seconds += elapsed_s
         self.rank_seconds += elapsed_s * placement.fewest.num_ranks
         self.num_executed += 1
         return result
-
-    def _when_free(self, node: Node, placement: Placement) -> dict:
-        execution = self.execution.with_placement(placement)
-        while True:
-            try:
-                return execute_node(node.config, node.names, execution, self.resources)
-            except LeaseHeld:
-                time.sleep(HELD_RETRY_S)
-                # The run may have diverged in the other process.
-                self.lifecycle.require_not_diverged(node)
 
 
 def reservation(placements: Collection[Placement], resources: Resources) -> dict[str, float]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gram_platform.config import AnyEvaluation, ModelConfig, RunConfig
+from gram_platform.config import ModelConfig, RunConfig
 from gram_platform.config.flops import hardware_flops, total_parameters
 from gram_platform.config.training import MISDIRECTION
 from gram_platform.methods.budgets import run_flops
@@ -61,7 +61,10 @@ class Utilisation:
     share: float
     source: str
     date: str
-    is_measured: bool = False
+
+    @property
+    def is_measured(self) -> bool:
+        return not self.source.startswith(REVIEW)
 
     @property
     def text(self) -> str:
@@ -83,15 +86,15 @@ UTILISATIONS = (
     Utilisation("h100", "100M", 103_201_984, 0.23, REVIEW, "2026-11-23"),
     Utilisation("h100", "800M", 806_509_504, 0.36, REVIEW, "2026-11-23"),
     Utilisation("h100", "5B", 4_967_743_104, 0.29, REVIEW + ", 8 ranks", "2026-11-23"),
-    Utilisation("h200", "26M", 26_252_288, 0.167, FIRST_GPU, "2026-11-26", is_measured=True),
-    Utilisation("h200", "50M", 47_944_704, 0.129, FIRST_GPU, "2026-11-26", is_measured=True),
-    Utilisation("h200", "100M", 103_149_440, 0.207, FIRST_GPU, "2026-11-26", is_measured=True),
-    Utilisation("h200", "800M", 806_441_600, 0.386, FIRST_GPU, "2026-11-26", is_measured=True),
-    Utilisation("cpu", "0.1M", 88_704, 0.28, SPEED, "2026-11-24", is_measured=True),
-    Utilisation("cpu", "0.28M", 219_800, 0.45, SPEED, "2026-11-24", is_measured=True),
-    Utilisation("cpu", "0.6M", 605_760, 0.67, SPEED, "2026-11-24", is_measured=True),
-    Utilisation("cpu", "3M", 2_836_992, 0.85, SPEED, "2026-11-24", is_measured=True),
-    Utilisation("cpu", "26M", 26_252_288, 2.77, SPEED, "2026-11-24", is_measured=True),
+    Utilisation("h200", "26M", 26_252_288, 0.167, FIRST_GPU, "2026-11-26"),
+    Utilisation("h200", "50M", 47_944_704, 0.129, FIRST_GPU, "2026-11-26"),
+    Utilisation("h200", "100M", 103_149_440, 0.207, FIRST_GPU, "2026-11-26"),
+    Utilisation("h200", "800M", 806_441_600, 0.386, FIRST_GPU, "2026-11-26"),
+    Utilisation("cpu", "0.1M", 88_704, 0.28, SPEED, "2026-11-24"),
+    Utilisation("cpu", "0.28M", 219_800, 0.45, SPEED, "2026-11-24"),
+    Utilisation("cpu", "0.6M", 605_760, 0.67, SPEED, "2026-11-24"),
+    Utilisation("cpu", "3M", 2_836_992, 0.85, SPEED, "2026-11-24"),
+    Utilisation("cpu", "26M", 26_252_288, 2.77, SPEED, "2026-11-24"),
 )
 # A GPU borrows the rows of this machine for sizes without a row.
 BORROWED = "h100"
@@ -152,10 +155,7 @@ class Needs:
     gpu_hours: float
 
     def disk_bytes(self, num_kept: int) -> int:
-        """Returns the most bytes that a run stores at once.
-
-        These are the kept checkpoints, and a new checkpoint or the result.
-        """
+        """Returns the bytes of the kept checkpoints, and of a new checkpoint or the result."""
         return num_kept * self.checkpoint + max(self.checkpoint, self.result)
 
 
@@ -166,17 +166,6 @@ def run_evaluation_flops(run: RunConfig) -> float:
     num_probed = points.num_probes * len(points.domains) * run.num_probed * run.micro_batch
     probes = hardware_flops(run.model, num_probed, modules, False, False, modules)
     return float(hardware_flops(run.model, num_sequences, modules, backward=False) + probes)
-
-
-def evaluation_flops(evaluation: AnyEvaluation, model: ModelConfig) -> float:
-    """Counts the FLOPs of an evaluation's forward passes."""
-    forward = [
-        hardware_flops(
-            model, evaluation.num_sequences, tuple(evaluation.view.active(domain)), backward=False
-        )
-        for domain in evaluation.domains
-    ]
-    return float(sum(forward))
 
 
 def training_rate(model: ModelConfig, machine: Machine) -> float:
@@ -211,7 +200,16 @@ def evaluation_hours(nodes: Iterable[Node], runs: Mapping[str, Node], machine: M
     for evaluation in (node.config for node in nodes if not isinstance(node.config, RunConfig)):
         run = runs[evaluation.view.run_id].config
         assert isinstance(run, RunConfig), "a view is of a run"
-        seconds += evaluation_flops(evaluation, run.model) / training_rate(run.model, machine)
+        flops = sum(
+            hardware_flops(
+                run.model,
+                evaluation.num_sequences,
+                tuple(evaluation.view.active(domain)),
+                backward=False,
+            )
+            for domain in evaluation.domains
+        )
+        seconds += flops / training_rate(run.model, machine)
     return seconds / 3600
 
 
@@ -291,12 +289,9 @@ def choose_num_merged(
     most = window if num_ranks > 1 else min(MOST_MERGED_TOKENS // tokens, window)
     sizes = dict.fromkeys(-(-window // number) for number in range(1, window))
     usable = USABLE_MEMORY * machine.memory_bytes
-    memory = (
-        (n, rank_memory(run, num_ranks, checkpointing, machine.device, 1, n).total)
-        for n in sizes
-        if n <= most
-    )
-    return next((number for number, total in memory if total <= usable), 1)
+    of_rank = run, num_ranks, checkpointing, machine.device, 1
+    fitting = (n for n in sizes if n <= most and rank_memory(*of_rank, n).total <= usable)
+    return next(fitting, 1)
 
 
 @dataclass(frozen=True)

@@ -269,12 +269,8 @@ class Memory:
     def total(self) -> int:
         before_end = self.activations + max(self.logits, self.kept_logits + self.recomputed)
         backward = self.gathered + max(before_end, self.reduction)
-        return (
-            self.weights
-            + self.copies
-            + self.optimizer
-            + max(self.gradients + backward, self.evaluation)
-        )
+        always = self.weights + self.copies + self.optimizer
+        return always + max(self.gradients + backward, self.evaluation)
 
 
 @lru_cache(maxsize=1024)
@@ -319,9 +315,22 @@ def rank_memory(
     gradients, reduction = _gradients(
         window, shards, width, is_accumulated, sharing.reduces_every_pass, device
     )
-    activations, recomputed = _activations(
-        below, routes, width, tokens, checkpointing, kernel, is_mixed
-    )
+    # The bytes that the largest route keeps of a micro-batch, and of a recomputed layer.
+    saved = [
+        count_saved_bytes(below, width, dict(route.active), route.trained, kernel, is_mixed)
+        for route in routes
+    ]
+    activations, recomputed = max(tokens * (sum(layers) + outside) for layers, outside in saved), 0
+    if checkpointing:
+        inputs = below.num_layers * width * below.d_model
+        activations = tokens * (inputs + max(outside for _, outside in saved))
+        recomputed = tokens * max(max(layers) for layers, _ in saved)
+    # The bytes of logits and gathered weights in an evaluation during training.
+    evaluation, points = 0, run.eval_points
+    if points.num_points:
+        whole = sum(shards * w.shard(0, shards) for w in weights) if shards > 1 else 0
+        values = min(points.num_sequences, batch) * run.model.seq_len * run.model.vocab_size
+        evaluation = width * (whole + values) + FLOAT_BYTES * _float_values(values, width)
     return Memory(
         weights=FLOAT_BYTES * sum(w.shard(0, shards) for w in held),
         copies=width * _num_values(held) if num_ranks == 1 and run.precision != "float32" else 0,
@@ -339,7 +348,7 @@ def rank_memory(
             else 0
         ),
         reduction=reduction,
-        evaluation=_evaluation_bytes(run, weights, shards, batch),
+        evaluation=evaluation,
     )
 
 
@@ -375,8 +384,8 @@ def _num_gathered(
 ) -> int:
     """Counts the values that are gathered at the same time.
 
-    They are those of the embedding or the head, of a block and of the next block. With `keeps` they
-    are those of the embedding, the head, all blocks and the next block.
+    They are those of the embedding or the head, of a block and of the next block. With `keeps` the
+    embedding, the head and all blocks stay gathered.
     """
     groups: Counter[str] = Counter()
     for weight in weights:
@@ -410,10 +419,9 @@ def _gradients(
     # A float32 gradient is added in place.
     fresh = 0 if width == FLOAT_BYTES and is_accumulated else width
     if num_ranks == 1:
-        converted = (
-            FLOAT_BYTES * max(_set_sizes(trained).values()) if device == "cuda" and fresh else 0
-        )
-        return (whole, fresh * _num_values(trained) + converted) if is_accumulated else (0, whole)
+        largest = max(_set_sizes(trained).values()) if device == "cuda" and fresh else 0
+        new = fresh * _num_values(trained) + FLOAT_BYTES * largest
+        return (whole, new) if is_accumulated else (0, whole)
     shards = FLOAT_BYTES * sum(w.shard(0, num_ranks) for w in trained)
     end = shards + (fresh + FLOAT_BYTES) * last
     if is_accumulated and is_each_reduced:
@@ -422,36 +430,3 @@ def _gradients(
         )
         return shards, end - shards + new_shards
     return (whole, max(0, end + FLOAT_BYTES * last - whole)) if is_accumulated else (0, end)
-
-
-def _activations(
-    model: ModelConfig,
-    routes: list[Route],
-    width: int,
-    tokens: int,
-    checkpointing: bool,
-    kernel: str,
-    is_mixed: bool,
-) -> tuple[int, int]:
-    """Returns the bytes kept of a micro-batch and of a recomputed layer, on the largest route."""
-    saved = [
-        count_saved_bytes(model, width, dict(route.active), route.trained, kernel, is_mixed)
-        for route in routes
-    ]
-    if not checkpointing:
-        return max(tokens * (sum(layers) + outside) for layers, outside in saved), 0
-    inputs = model.num_layers * width * model.d_model
-    return tokens * (inputs + max(outside for _, outside in saved)), tokens * max(
-        max(layers) for layers, _ in saved
-    )
-
-
-def _evaluation_bytes(run: RunConfig, weights: Iterable[Weight], num_ranks: int, batch: int) -> int:
-    """Counts the bytes of logits and gathered weights in an evaluation during training."""
-    if not run.eval_points.num_points:
-        return 0
-    width = BYTES[run.precision]
-    tokens = min(run.eval_points.num_sequences, batch) * run.model.seq_len
-    gathered = sum(num_ranks * w.shard(0, num_ranks) for w in weights) if num_ranks > 1 else 0
-    values = tokens * run.model.vocab_size
-    return width * (gathered + values) + FLOAT_BYTES * _float_values(values, width)

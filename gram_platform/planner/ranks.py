@@ -249,20 +249,21 @@ class StudyWork:
             return [fewest]
         most = min(MACHINE_RANKS, num_slots or MACHINE_RANKS)
         most = min(most, widest.micro_batch * widest.model.seq_len // LEAST_PASS_TOKENS)
-        costs = {n: self._gpu_hours(size, n) for n in numbers if n <= max(fewest, most)}
+        costs = {
+            n: sum(
+                self._hours[node_id] * self._factor(group, math.gcd(n, run.micro_batch))
+                for node_id, (group, run) in self._runs.items()
+                if group.size == size
+            )
+            for n in numbers
+            if n <= max(fewest, most)
+        }
         return [n for n, cost in costs.items() if cost <= MOST_HOURS * min(costs.values())]
 
     def _fits(self, run: RunConfig, number: int) -> bool:
         number = math.gcd(number, run.micro_batch)
         machine = replace(self.machine, memory_bytes=self._memory_bytes(number))
         return fits(run, number, machine, self.ranks.checkpointing)
-
-    def _gpu_hours(self, size: str, number: int) -> float:
-        return sum(
-            self._hours[node_id] * self._factor(group, math.gcd(number, run.micro_batch))
-            for node_id, (group, run) in self._runs.items()
-            if group.size == size
-        )
 
     def _factor(self, group: RunGroup, number: int) -> float:
         """Returns the GPU-hours of a run as a multiple of its GPU-hours on one rank."""

@@ -1,13 +1,14 @@
 """Writes the lease, checkpoints, result or failure of one attempt at a run into its own folder.
 
 An attempt may be killed at any point. The run then continues from the last commit, and ends with
-the same `result.json`. A commit is valid once its manifest is written. Two attempts at the same
-time write different files, but each removes all checkpoints older than its newest one.
+the same `result.json`. Two attempts at the same time write different files, but each removes all
+checkpoints older than its newest one.
 """
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -98,10 +99,8 @@ class Attempt:
                     folder.set_aside(step_name(step), error)
             except OSError as error:
                 unreadable = error
-                text = (
-                    f"run {self.run.run_id}: the checkpoint of step {step} cannot be read: {error}"
-                )
-                warn(text, stacklevel=2)
+                place = f"run {self.run.run_id}: the checkpoint of step {step}"
+                warn(f"{place} cannot be read: {error}", stacklevel=2)
             else:
                 self._chain = list(resumed.manifest["segments"])
                 self._step = resumed.step
@@ -181,13 +180,8 @@ class Attempt:
         commit. `measured` has seconds and facts about the machine for the run's `timing()`. Removes
         the run's checkpoints.
         """
-
-        def save() -> None:
-            self._folder.write_with(WEIGHTS, lambda path: save_tensors(path, tensors))
-
-        return self._finish(
-            save, {**final, "weights_sha256": hash_tensors(tensors)}, records, measured
-        )
+        save = partial(self._folder.write_with, WEIGHTS, partial(save_tensors, tensors=tensors))
+        return self._finish(save, final, hash_tensors(tensors), records, measured)
 
     def complete_shards(
         self,
@@ -201,17 +195,19 @@ class Attempt:
 
         `files` is that of `commit_shards`, and `weights_sha256` is `hash_tensors` of the weights.
         """
-
-        def save() -> None:
-            self._folder.child(SHARDS).write_sealed(MANIFEST, {"files": dict(files)})
-
-        return self._finish(save, {**final, "weights_sha256": weights_sha256}, records, measured)
+        save = partial(self._folder.child(SHARDS).write_sealed, MANIFEST, {"files": dict(files)})
+        return self._finish(save, final, weights_sha256, records, measured)
 
     def _finish(
-        self, save: Callable[[], None], final: Mapping, records: Sequence, measured: Mapping | None
+        self,
+        save: Callable[[], object],
+        final: Mapping,
+        weights_sha256: str,
+        records: Sequence,
+        measured: Mapping | None,
     ) -> dict:
         chain = self._extend_chain(records)
-        fields = {**final, "run_id": self.run.run_id}
+        fields = {**final, "weights_sha256": weights_sha256, "run_id": self.run.run_id}
         if self.run.result() is None:
             save()
             elapsed_s = self.elapsed_s
@@ -227,7 +223,7 @@ class Attempt:
             finish = {
                 "result": fields,
                 "segments": chain,
-                "elapsed_s": timing["elapsed_s"],
+                "elapsed_s": elapsed_s,
                 "timing": timing,
             }
             self._folder.write_sealed(FINISHED, finish)
@@ -241,7 +237,6 @@ class Attempt:
         self.release()
 
     def release(self) -> None:
-        """Releases the lease. Its last heartbeat stays readable."""
         self._lease.release()
 
     def _require_lease(self) -> None:

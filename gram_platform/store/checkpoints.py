@@ -181,8 +181,8 @@ def has_weights(attempt: Folder) -> bool:
 def clear_weights(attempts: Folder) -> None:
     """Removes the weights, whole or not, of attempts that ended before they finished.
 
-    Call it only if a finished attempt has the result's weights. A suspended process that was
-    presumed dead may then lose its copy of the weights, but the result's weights stay.
+    Call it only if a finished attempt has the result's weights, because a suspended process that
+    was presumed dead may lose its copy.
     """
     for attempt_id in attempts.list():
         attempt = attempts.child(attempt_id)

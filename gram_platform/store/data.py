@@ -64,16 +64,15 @@ def provide_corpus(
     # Imported here, because a machine that only trains lacks tokenizers.
     from gram_platform.corpora.pack import in_turn, prepare
 
-    workers = workers or in_turn
+    pack = partial(prepare, recipe, store.data_root, progress, workers or in_turn)
     if store.is_local:
-        return prepare(recipe, store.data_root, progress, workers)
+        return pack()
     stored = store.data_dir(recipe.data_id)
     assert isinstance(stored, RemoteFolder)
     try:
         parse_manifest(stored.read(MANIFEST), stored.file(MANIFEST))
     except (FileNotFoundError, CorruptCorpus):
-        packed = prepare(recipe, store.data_root, progress, workers)
-        _upload(packed, stored, progress)
+        _upload(pack(), stored, progress)
     # If two drivers upload at once, both open the last upload.
     return open_corpus(store, recipe.data_id)
 

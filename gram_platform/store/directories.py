@@ -119,7 +119,7 @@ class NodeDirectory:
         return self.folder.read_or_set_aside(TAGS, dict[str, str])
 
     def add_tags(self, tags: Mapping[str, str]) -> None:
-        """Merges `tags` into the stored tags. New values replace old ones.
+        """Merges `tags` into the stored tags.
 
         On an object store, tags of the first of two writers at the same time are lost.
         """
@@ -142,7 +142,6 @@ class NodeDirectory:
         return result
 
     def status(self) -> State:
-        """Reads the state, which is absent or complete except for runs."""
         return State.ABSENT if self.result() is None else State.COMPLETE
 
     def require_result(self) -> dict:
@@ -162,8 +161,8 @@ class NodeDirectory:
         if existing is None:
             return self.publish(data)
         if existing != unseal(data):
-            text = f"{self.kind} {self.node_id} finished again with another result"
-            warn(f"{text}; the first one stays", stacklevel=3)
+            node = f"{self.kind} {self.node_id}"
+            warn(f"{node} finished again with another result; the first one stays", stacklevel=3)
         return existing
 
     def set_result_aside(self, reason: str, fault: str = "outdated") -> None:
@@ -182,8 +181,9 @@ class NodeDirectory:
         """
         node_id = getattr(config, self.id_field)
         if node_id != self.node_id:
-            expected = f"the directory's {self.id_field}, {self.node_id}"
-            raise invalid(self.id_field, node_id, expected)
+            raise invalid(
+                self.id_field, node_id, f"the directory's {self.id_field}, {self.node_id}"
+            )
         if self.has_config():
             return
         if self.folder.exists(CONFIG):

@@ -11,7 +11,7 @@ import hashlib
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from gram_platform.config.endings import Unavailable
@@ -223,8 +223,10 @@ def keep_trying(work: Callable[[], Value], place: str) -> Value:
 
     Warnings and StorageAway name `place` and the last error.
     """
-    deadline = time.monotonic() + PATIENCE_S
-    for delay_s in _delays():
+    deadline, longest_s = time.monotonic() + PATIENCE_S, FIRST_DELAY_S
+    while True:
+        # Random, so that the clients of a storage do not retry together.
+        delay_s = longest_s * random.uniform(0.5, 1.0)
         try:
             return work()
         except Exception as error:
@@ -236,7 +238,7 @@ def keep_trying(work: Callable[[], Value], place: str) -> Value:
                 raise StorageAway(text) from error
             _warn(failure)
         time.sleep(delay_s)
-    raise AssertionError("delays never end")
+        longest_s = min(2 * longest_s, LONGEST_DELAY_S)
 
 
 def with_retries(method: Callable) -> Callable:
@@ -247,14 +249,6 @@ def with_retries(method: Callable) -> Callable:
         return keep_trying(lambda: method(self, *args, **kwargs), self.path)
 
     return retry
-
-
-def _delays() -> Iterator[float]:
-    """Yields delays that double up to `LONGEST_DELAY_S`, shortened at random to spread clients."""
-    delay_s = FIRST_DELAY_S
-    while True:
-        yield delay_s * random.uniform(0.5, 1.0)
-        delay_s = min(2 * delay_s, LONGEST_DELAY_S)
 
 
 def _warn(failure: str) -> None:

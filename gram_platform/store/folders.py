@@ -147,10 +147,7 @@ class LocalFolder(Folder):
 
     @with_retries
     def list(self) -> list[str]:
-        """Lists the safe names of files and folders, sorted; warns of other entries.
-
-        The list is empty if the folder is absent.
-        """
+        """Lists the safe names of files and folders, sorted; warns of other entries."""
         if not self._is_here():
             return []
         try:
@@ -251,8 +248,7 @@ class LocalFolder(Folder):
     def _look(self, work: Callable[[], Value]) -> Value:
         """Calls `work`, again after opening the folder if a name is absent.
 
-        An NFS client may remember for up to a minute that a name is absent, until the folder is
-        opened.
+        Until then an NFS client may remember for up to a minute that the name is absent.
         """
         try:
             return work()

@@ -103,8 +103,7 @@ class RemoteFolder(Folder):
     def versions(self, names: Collection[str]) -> dict[str, dict[str, str]]:
         """Returns the versions of the files with these names as {folder: {file: version}}.
 
-        One paged listing reads them. A file that is written again has another version. Folders that
-        have only other files are listed too.
+        One paged listing reads them. Folders that have only other files are listed too.
         """
         self.filesystem.invalidate_cache()
         versions: dict[str, dict[str, str]] = {}

@@ -219,7 +219,6 @@ class Store:
         return self._folder.child("runs").list()
 
     def nodes(self) -> list[RunDirectory | EvaluationDirectory]:
-        """Lists the directories of all runs, and then of all evaluations."""
         return [*map(self.run, self.list_runs()), *map(self.evaluation, self.list_evaluations())]
 
     def list_evaluations(self) -> list[str]:
@@ -236,7 +235,6 @@ class Store:
         }
 
     def list_studies(self) -> list[str]:
-        """Lists the studies and searches that have written files."""
         return self._folder.child("studies").list()
 
     def search_dir(self, search_id: str) -> Folder:
@@ -289,21 +287,21 @@ class EntryId(TypedDict):
 
 
 class StudyEntries(TypedDict):
-    """The part of study.json that names the study's nodes."""
-
     entries: list[EntryId]
 
 
 def _read_finished(node: NodeDirectory) -> Finished | None:
     result = node.result()
-    if result is None:
-        return None
-    return Finished(
-        sha256=result["sha256"],
-        tags=node.tags(),
-        has_config=node.has_config(),
-        weights_sha256=result.get("weights_sha256", ""),
-        sources=result.get(SOURCE_HASHES, {}),
+    return (
+        None
+        if result is None
+        else Finished(
+            sha256=result["sha256"],
+            tags=node.tags(),
+            has_config=node.has_config(),
+            weights_sha256=result.get("weights_sha256", ""),
+            sources=result.get(SOURCE_HASHES, {}),
+        )
     )
 
 
@@ -336,8 +334,8 @@ def read_cordoned(store: Store, study: str) -> list[dict]:
 
 def describe_cordoned(store: Store, study: str) -> list[str]:
     """Returns a line about each machine that was left out, with the date and the reason."""
-    lines = []
-    for machine in read_cordoned(store, study):
-        date = time.strftime("%Y-%m-%d %H:%M", time.gmtime(machine["time"]))
-        lines.append(f"Left out since {date} UTC: {machine['message']}.")
-    return lines
+    return [
+        time.strftime("Left out since %Y-%m-%d %H:%M UTC: ", time.gmtime(machine["time"]))
+        + f"{machine['message']}."
+        for machine in read_cordoned(store, study)
+    ]

@@ -104,7 +104,6 @@ class RunDirectory(NodeDirectory):
         return self.attempts.child(attempt_id)
 
     def attempt_ids(self) -> list[str]:
-        """Lists the ids of all attempts, the first attempt first."""
         ids = filter(ATTEMPT.fullmatch, self.attempts.list())
         return sorted(ids, key=lambda name: (_number(name), name))
 
@@ -114,7 +113,11 @@ class RunDirectory(NodeDirectory):
 
         with self.folder.lock("attempts"):
             self.require_free()
-            return Attempt(self, _next_id(self.attempt_ids()), owner, lease_seconds)
+            # The id sorts after all earlier ids, even if machines' clocks differ.
+            number = 1 + max(map(_number, self.attempt_ids()), default=0)
+            now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
+            attempt_id = f"{number:04d}-{now}-{secrets.token_hex(3)}"
+            return Attempt(self, attempt_id, owner, lease_seconds)
 
     def require_free(self) -> None:
         for attempt_id in self.attempt_ids():
@@ -170,20 +173,18 @@ class RunDirectory(NodeDirectory):
     def last_step(self) -> int:
         """Reads the last step with a committed record; -1 without one."""
         head = self._head()
-        return -1 if head is None else last_step(head["segments"])
+        return last_step(head["segments"] if head else [])
 
     def read_committed_step(self) -> int:
         """Reads the step of the newest checkpoint; 0 if there is none."""
-        manifest = newest_manifest(self.attempts)
-        return 0 if manifest is None else manifest["step"]
+        return (newest_manifest(self.attempts) or {"step": 0})["step"]
 
     def records(self) -> list[dict]:
         """Reads the committed metric records, sorted by step, each step once.
 
         Skips a file of records that was altered on disk, with a warning.
         """
-        head = self._head()
-        records = []
+        head, records = self._head(), []
         for entry in head["segments"] if head else ():
             try:
                 records += read_segment(self.attempts, entry)
@@ -257,7 +258,14 @@ class RunDirectory(NodeDirectory):
         the run again.
         """
         result = self.require_result()
-        for attempt_id in self._attempts_with_weights(result):
+        finished = [attempt_id for attempt_id, _ in self.list_finished_attempts(result)]
+        attempt_ids = dict.fromkeys([*finished, *self.attempt_ids()])
+        present = [i for i in attempt_ids if has_weights(self.attempt(i))]
+        if not present and self.weights_were_removed():
+            remedy = f"to train it again, remove {self.folder.path}"
+            expected = f"a run whose weights are kept, found one whose were removed; {remedy}"
+            raise invalid("run_id", self.run_id, expected)
+        for attempt_id in present:
             with self._intact_weights(attempt_id, result) as tensors:
                 if tensors is not None:
                     yield tensors
@@ -266,22 +274,7 @@ class RunDirectory(NodeDirectory):
         expected = f"a run with intact weights; to train this one again, {self.remedy}"
         raise invalid("run_id", self.run_id, expected)
 
-    def _attempts_with_weights(self, result: dict) -> list[str]:
-        """Lists attempts with weights, first those with this result.
-
-        Raises ValueError if `drop_weights` has removed the weights.
-        """
-        finished = [attempt_id for attempt_id, _ in self.list_finished_attempts(result)]
-        attempt_ids = dict.fromkeys([*finished, *self.attempt_ids()])
-        present = [i for i in attempt_ids if has_weights(self.attempt(i))]
-        if not present and self.weights_were_removed():
-            remedy = f"to train it again, remove {self.folder.path}"
-            expected = f"a run whose weights are kept, found one whose were removed; {remedy}"
-            raise invalid("run_id", self.run_id, expected)
-        return present
-
     def has_weights(self) -> bool:
-        """Returns whether an attempt has weights, without reading them."""
         return any(has_weights(self.attempt(i)) for i in self.attempt_ids())
 
     def weights_were_removed(self) -> bool:
@@ -327,20 +320,17 @@ class RunDirectory(NodeDirectory):
 
         attempt = self.attempt(attempt_id)
         with contextlib.ExitStack() as stack:
-            intact, reason = None, ""
+            intact = None
             try:
                 tensors = stack.enter_context(open_weights(attempt))
-                if tensors.sha256() == result["weights_sha256"]:
-                    intact = tensors
-                else:
-                    reason = WRONG_HASH
+                if tensors.sha256() != result["weights_sha256"]:
+                    raise CorruptFile(WRONG_HASH)
+                intact = tensors
             except FileNotFoundError:
                 # The attempt has just removed its superfluous weights.
                 pass
             except ValueError as error:
-                reason = str(error)
-            if reason:
-                attempt.set_aside(WEIGHTS if attempt.exists(WEIGHTS) else SHARDS, reason)
+                attempt.set_aside(WEIGHTS if attempt.exists(WEIGHTS) else SHARDS, error)
                 attempt.set_aside(FINISHED, "its weights are corrupted")
             yield intact
 
@@ -349,13 +339,6 @@ class RunDirectory(NodeDirectory):
         result = self.result()
         finished = self.list_finished_attempts(result) if result is not None else []
         return finished[0][1] if finished else newest_manifest(self.attempts)
-
-
-def _next_id(attempt_ids: list[str]) -> str:
-    """Returns an id that sorts after all earlier ids, even if machines' clocks differ."""
-    number = 1 + max(map(_number, attempt_ids), default=0)
-    now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S")
-    return f"{number:04d}-{now}-{secrets.token_hex(3)}"
 
 
 def _number(attempt_id: str) -> int:

@@ -3,10 +3,10 @@
     checkpoints/<step>/{tensors.safetensors, layout.json, state.json, manifest.json}
     checkpoints/<step>/{tensors-00000.safetensors, layout-00000.json, tensors-00001..., ...}
 
-One rank writes the files of the first line. Each of several ranks writes a shard with the rows that
-it holds, as in the second line. A layout lists which rows of each tensor are in its shard. Any
-number of ranks can read a checkpoint, and each reads only the rows that it needs. The manifest is
-written last, and every file is verified before it is used.
+One rank writes the files of the first line, and several ranks those of the second line, each a
+shard with the rows that it holds. A layout lists which rows of each tensor are in its shard. Any
+number of ranks can read a checkpoint, and each reads only the rows that it needs. Every file is
+verified before it is used.
 """
 
 import contextlib
@@ -105,9 +105,8 @@ def read_checkpoint(
     """
     folder = checkpoint_folder(attempts.child(attempt_id), step)
     manifest = _manifest(folder, CheckpointManifest)
-    files = manifest["files"]
-    pieces = _read_pieces(folder, files, rows_of)
-    state = _read_json(folder, STATE, files)
+    pieces = _read_pieces(folder, manifest["files"], rows_of)
+    state = _read_json(folder, STATE, manifest["files"])
     return Resumed(manifest["step"], pieces, state, manifest)
 
 
@@ -136,10 +135,10 @@ def open_weights(attempt: Folder) -> Iterator[DiskTensors]:
 
 def _manifest(folder: Folder, kind: type) -> dict:
     manifest = folder.read_sealed(MANIFEST, kind)
-    if manifest is not None and not all(map(is_safe_name, manifest["files"])):
-        raise CorruptFile(f"{folder.path}/{MANIFEST} names files of other folders")
     if manifest is None:
         raise FileNotFoundError(folder.file(MANIFEST))
+    if not all(map(is_safe_name, manifest["files"])):
+        raise CorruptFile(f"{folder.path}/{MANIFEST} names files of other folders")
     return manifest
 
 
@@ -170,28 +169,24 @@ def _choose(
     layouts: Mapping[str, Layout], selection: Mapping[str, Range]
 ) -> dict[str, dict[str, Range]]:
     """Chooses {shard: {name: rows to read}}. Rows that several shards have are read from one."""
-    overlaps = {shard: _overlaps(layout, selection) for shard, layout in layouts.items()}
-    by_size = sorted(
-        overlaps, key=lambda shard: (-sum(b - a for a, b in overlaps[shard].values()), shard)
-    )
+    overlaps = {
+        shard: {
+            name: (first, stop)
+            for name, stored in layout.items()
+            if (first := max(selection[name][0], stored.first))
+            < (stop := min(selection[name][1], stored.stop))
+        }
+        for shard, layout in layouts.items()
+    }
+    sizes = {shard: sum(b - a for a, b in rows.values()) for shard, rows in overlaps.items()}
     taken: set[tuple[str, Range]] = set()
     chosen: dict[str, dict[str, Range]] = {}
-    for shard in by_size:
+    for shard in sorted(sizes, key=lambda shard: (-sizes[shard], shard)):
         new = {name: rows for name, rows in overlaps[shard].items() if (name, rows) not in taken}
         taken |= set(new.items())
         if new:
             chosen[shard] = new
     return chosen
-
-
-def _overlaps(layout: Layout, selection: Mapping[str, Range]) -> dict[str, Range]:
-    overlaps = {}
-    for name, stored in layout.items():
-        first, stop = selection[name]
-        first, stop = max(first, stored.first), min(stop, stored.stop)
-        if first < stop:
-            overlaps[name] = first, stop
-    return overlaps
 
 
 def _layout(folder: Folder, shard: str, files: Mapping[str, str]) -> Layout:

@@ -177,9 +177,8 @@ def write_stream(
 ) -> None:
     """Writes one safetensors file from an iterator of tensors, in the order of `shapes`.
 
-    Tensors are converted to `dtype`, and only one is in memory at a time. `progress` is called with
-    the bytes of each tensor. The caller flushes the file to the disk. Raises OSError if the file
-    cannot be written.
+    Tensors are converted to `dtype`, and only one is in memory at a time. `progress` gets the bytes
+    of each tensor. The caller flushes the file to the disk.
     """
 
     def convert() -> Iterator[torch.Tensor]:

@@ -98,20 +98,17 @@ def view_model(store: Store, view: View) -> ModelConfig:
 
 def merge_mlp(
     config: ModelConfig, weights: Weights, active: Mapping[str, float], block: str
-) -> dict:
+) -> dict[str, torch.Tensor]:
     """Returns the merged weights of the MLP of `block` (`blocks.<layer>`); reads no others."""
 
     def read(name: str, first: int, stop: int) -> torch.Tensor:
         return weights[name][first:stop]
 
-    num_hidden = merge_config(config, active).d_mlp
-    rows = {"c_fc.weight": num_hidden, "c_proj.weight": config.d_model}
-    if config.is_llama:
-        rows["c_gate.weight"] = num_hidden
-    else:
-        rows |= {"c_fc.bias": num_hidden, "c_proj.bias": config.d_model}
-    names = {f"{block}.mlp.{part}": stop for part, stop in rows.items()}
-    return {name: merge_rows(config, read, active, name, 0, stop) for name, stop in names.items()}
+    return {
+        name: merge_rows(config, read, active, name, 0, shape[0])
+        for name, shape in parameter_shapes(merge_config(config, active)).items()
+        if name.startswith(f"{block}.mlp.")
+    }
 
 
 # Reads rows [first, stop) of a tensor by its name.

@@ -54,7 +54,7 @@ def drive(plan: Plan) -> int:
             for event in executor.events(observers.source()):
                 observers.see(event)
                 if observers.limit_reached():
-                    executor.stop_starting()
+                    executor.is_stopping = True
         # Ray Tune executes the trials of a search, and calls the observers.
         observers.run_trials(at)
         observers.flush()

@@ -340,7 +340,7 @@ def test_a_run_too_wide_for_the_machines_left_holds_up_no_other(cluster, setting
     study.in_flight.clear()
     study.waiting.retry(narrow)
     assert study._fitting() == [], "it can start in two seconds"
-    study.waiting._delayed.clear()
+    study.waiting.delayed.clear()
     with pytest.raises(ClusterLost):
         study._fitting()
 
