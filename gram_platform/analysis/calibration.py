@@ -68,7 +68,9 @@ def unit_errors(ratios: pd.DataFrame, curves: pd.DataFrame, unit: str) -> pd.Dat
 def fit_errors(
     ratios: pd.DataFrame, curves: pd.DataFrame, constant_rate: Mapping[str, tuple[float, float]]
 ) -> pd.DataFrame:
-    """Returns ERROR_COLUMNS, a row per reference seed, domain and step at a constant learning rate.
+    """Returns a table with ERROR_COLUMNS.
+
+    It has a row for each reference seed, domain, and step at a constant learning rate.
 
     `ratios` and `curves` hold only the reference. `constant_rate` holds, by size, the shares of the
     steps at which warm-up ends and decay begins. A size with one seed has no row, since no other
@@ -111,7 +113,10 @@ def by_class(errors: pd.DataFrame) -> pd.DataFrame:
 
 
 def _select_shares(errors: pd.DataFrame) -> pd.DataFrame:
-    """Selects shares from LOWEST_SHARE on, rounded because lengths are whole steps."""
+    """Selects the shares of at least LOWEST_SHARE.
+
+    Shares are rounded first, because baselines have whole numbers of steps.
+    """
     return errors[errors["share"].astype(float).round(2) >= LOWEST_SHARE]
 
 
@@ -182,15 +187,15 @@ def measure_errors(errors: pd.DataFrame) -> pd.DataFrame:
 
 @cache
 def load_errors() -> pd.DataFrame:
-    """Reads FILE_COLUMNS: the errors measured for the package, by corpus, size and class."""
+    """Reads the package's table of measured errors (FILE_COLUMNS), by corpus, size and class."""
     return pd.read_csv(ERROR_FILE, comment="#")
 
 
 def nearest_errors(rows: pd.DataFrame, corpus: str, parameters: int, steps: int) -> list[dict]:
     """Returns a row of FILE_COLUMNS for each class, with the `places` where it was measured.
 
-    The row is of the corpus's nearest size within NEAR. If there is none, it has the largest errors
-    that were measured on any text at sizes with parameters within NEAR.
+    The row comes from the nearest size of the same corpus within the factor NEAR. If there is none,
+    it has the largest errors on any corpus at sizes whose parameters are within this factor.
     """
     apart, steps_apart = (
         np.maximum(rows[name] / number, number / rows[name])

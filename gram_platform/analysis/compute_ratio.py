@@ -2,11 +2,12 @@
 
 Source: the paper's appendix "Compute Ratio Methodology". For each domain, L(s) = A (s + s0)^-alpha
 (A, alpha > 0, no floor) is fitted to the baseline's validation curve, all seeds pooled, by least
-squares on the log loss. The inverse step(l) = (A / l)^(1 / alpha) - s0 turns losses into steps, and
-CR(l) = step(l) / mean over baseline seeds of step(l_n).
+squares on the log loss. The inverse step(l) = (A / l)^(1 / alpha) - s0 turns losses into steps.
+CR(l) is step(l) divided by the mean of step(l_n) over baseline seeds n with final losses l_n.
 
-Ours: s0 > -min(s), so that the curve is finite at every measured step. The problem is linear for a
-fixed s0, so the fit searches s0 on a logarithmic grid and then around every local minimum.
+We add the constraint s0 > -min(s), so that the curve is finite at every measured step. The problem
+is linear for a fixed s0, so the fit searches s0 on a logarithmic grid and then around every local
+minimum.
 """
 
 import math
@@ -34,7 +35,10 @@ LOWEST, HIGHEST = 1e-6, 1e6
 
 @dataclass(frozen=True)
 class LearningCurve:
-    """L(s) = A (s + s0)^-alpha, relative to the first measured step, so that no digits are lost."""
+    """The curve L(s) = A (s + s0)^-alpha.
+
+    s and s0 are stored relative to the first measured step, so that no digits are lost.
+    """
 
     alpha: float
     # s0 + first_step, > 0.
@@ -178,9 +182,10 @@ def _profile(offsets: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _descend(offset: float, spacing: float, s: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Returns (residual sum of squares, offset) of the minimum within one grid spacing.
+    """Refines a minimum of the grid; returns (residual sum of squares, offset).
 
-    It searches the log offset twice, since the minimiser resolves 1e-8 of its variable's size.
+    It searches the log offset within one grid spacing, and then again around the result, because
+    the minimiser resolves only 1e-8 of its variable.
     """
     best = float(_profile(np.array([offset]), s, y)[0]), float(offset)
     for width in (spacing, 1e-6):

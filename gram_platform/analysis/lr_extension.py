@@ -26,7 +26,7 @@ Cell = tuple[float, int]
 
 @dataclass(frozen=True)
 class Grid:
-    """The grid of one size: rising rates and batches, except some cells."""
+    """The grid of one size: rising learning rates and batch sizes, without the omitted cells."""
 
     lrs: tuple[float, ...]
     batches: tuple[int, ...]

@@ -190,7 +190,9 @@ def fit_surface(
 
 
 def subtract_levels(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) -> np.ndarray:
-    """Subtracts the level of its seed from each loss [n], by least squares of loss = cell + level.
+    """Subtracts from each loss [n] the level of its seed.
+
+    Levels are a least-squares fit of loss = cell + level.
 
     `cell` [n] numbers the cells. A seed that shares no cell with another has level 0.
     """

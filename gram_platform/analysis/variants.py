@@ -153,7 +153,10 @@ def _views(per_seed: pd.DataFrame) -> pd.DataFrame:
 def _ends(
     numbers: pd.DataFrame, method: str, size: str, name: str, num_modules: int
 ) -> pd.DataFrame:
-    """Returns `one`, `all` and `drop` of a class by seed, no rows if all is one module."""
+    """Returns a class with one module, with all, and their difference (`drop`), by seed.
+
+    There are no rows if there is only one module.
+    """
     known = numbers[(numbers["method"] == method) & (numbers["size"] == size)]
     known = known[known[name].notna()]
     one, every = (known[known[MODULES] == n].set_index("seed")[name] for n in (1, num_modules))

@@ -111,7 +111,10 @@ def _read_data(store: Store, data_id: str) -> None:
 
 
 def _read_run(run: RunDirectory) -> None:
-    """Reads metrics, and weights unless they were removed on purpose, or checkpoints."""
+    """Reads a run's metrics, and its weights, or checkpoints if it has no weights yet.
+
+    Weights that were removed on purpose are not missing.
+    """
     from gram_platform.store.shards import read_checkpoint
 
     run.records()

@@ -100,7 +100,7 @@ def report_from_mlflow(study: str, tracking_uri: str, out: str, as_json: bool = 
     """Prints a study's tables, fits and claims; writes its files into the folder `out`, if given.
 
     ValueError for a study that MLflow lacks, and for an `out` that cannot be written.
-    TrackingUnavailable.
+    TrackingUnavailable if MLflow cannot be reached.
     """
     folder = local_path("out", out)
     if out:

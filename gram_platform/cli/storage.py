@@ -133,7 +133,7 @@ def _studies_of(store: Store) -> dict[str, list[str]]:
 
 
 def _left(run: RunDirectory, machine: Machine) -> tuple[str, float, int] | tuple[str]:
-    """Estimates the rest of a run after its last checkpoint: a text, hours, and the most bytes.
+    """Estimates what a run still has to do: a text, hours, and the most bytes that it will write.
 
     Returns only a text if the config is absent or cannot be read.
     """

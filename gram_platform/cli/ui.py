@@ -36,9 +36,9 @@ PR_SET_PDEATHSIG = 1
 
 
 def ui_command(storage: Storage = "", port: Number = 0) -> None:
-    """Open MLflow's pages of a storage in a browser, at the newest study, until Ctrl-C.
+    """Open MLflow for a storage in a browser, at the newest study, and serve it until Ctrl-C.
 
-    Links of reports and of the site find MLflow at any port. It listens on this machine only.
+    Links of reports and of the site find MLflow at every port. It listens only on this machine.
 
     Args:
         storage: folder of the storage

@@ -171,7 +171,7 @@ class RunConfig:
 
     @property
     def route_unit(self) -> int:
-        """Number of sequences that share one route: a micro-batch, or a window if uniform."""
+        """Sequences that share a route: a micro-batch, or with uniform accumulation a window."""
         return self.micro_batch if self.routing.accumulation == "heterogeneous" else self.batch_size
 
     @property

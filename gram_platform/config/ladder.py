@@ -258,9 +258,10 @@ LAWS = {law.name: law for law in (PAPER_LAW, DEMO_LAW)}
 
 
 def load_law(name_or_path: str) -> Law:
-    """Returns a law of `LAWS`, or reads `Law`'s fields from a JSON file, which may have others.
+    """Returns a law of `LAWS` by name, or reads the fields of `Law` from a JSON file.
 
-    Also returns a fit with a flaw, see `Law.flaw`. ValueError for another name or file.
+    The file may have other fields too. A rejected fit is returned without an error (see
+    `Law.flaw`). ValueError for an unknown name or an unsuitable file.
     """
     if name_or_path in LAWS:
         return LAWS[name_or_path]

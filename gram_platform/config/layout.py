@@ -120,7 +120,7 @@ def attention_kernel(
 
 
 def model_kernel(device: str, num_bytes: int, model: ModelConfig) -> str:
-    """Names the kernel of a model on a GPU with all kernels, or on a CPU."""
+    """Names a model's attention kernel on a CPU, or on a GPU that has all kernels."""
     return attention_kernel(device, num_bytes, model.head_dim, model.document_end >= 0)
 
 

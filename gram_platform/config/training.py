@@ -27,7 +27,7 @@ def is_unlabelled(name: str) -> bool:
 
 
 def core_first(domains: tuple, name=lambda domain: domain) -> tuple:
-    """Sorts domains (`name(item)`), core first, so that equal mixtures are equal configs."""
+    """Sorts by domain, `name(item)`, with core first, so that equal mixtures give equal configs."""
     return tuple(sorted(domains, key=lambda d: (name(d) != CORE, name(d))))
 
 

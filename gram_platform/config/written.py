@@ -143,7 +143,7 @@ class Written:
         return error.at(place)
 
     def _find_steps(self, error: InvalidField) -> Steps:
-        """Returns the steps to the error's field, or to a table around it."""
+        """Returns the path, as keys and indices, to the field of the error or to its table."""
         fields = list(_walk(self.plain))
         name = tuple(steps_of(error.field))
         likely = (field for step in reversed(name[-2:]) for field in fields if field[-1] == step)

@@ -36,8 +36,8 @@ def require_readable(row: HubRow, all_files: bool = False) -> None:
 
     They are asked about the dataset or, if the row has files on other servers, about the first file
     or all files. Raises ValueError with advice if a server refuses, cannot be asked, or (with
-    `all_files`) lacks a file. Raises Unavailable if a server does not answer or is overloaded. A
-    mirror of the hub may give any other answer.
+    `all_files`) lacks a file. Raises Unavailable if a server does not answer or is overloaded. All
+    other answers are accepted, because mirrors of the hub differ.
     """
     from huggingface_hub.utils import get_session
 

@@ -128,7 +128,10 @@ def _write_whole(write: Callable[[Task, Path], None], task: tuple[Task, Path]) -
 def write_tokens(
     recipe: CorpusRecipe, splitter: Splitter, tokenizer_json: str, part: Part, folder: Path
 ) -> None:
-    """Tokenises a part into a file for each domain and split; writes counts and tagged keys."""
+    """Tokenises a part into a file for each domain and split.
+
+    Also writes counts, and the keys of texts with their domain and split (`splits.tag_keys`).
+    """
     tokenizer, dtype = _tokenizer(tokenizer_json), token_dtype(recipe.vocab_size)
     end = end_of_text_id(tokenizer)
     order = {domain: number for number, domain in enumerate(recipe.pools)}

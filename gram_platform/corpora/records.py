@@ -304,7 +304,7 @@ def _batch_rows(path: Path, unpacked: int, most: int) -> int:
 
 
 def _make_record(where: str, text: object, label: object, true_label: object = None) -> Document:
-    """Returns the record; a wrong label becomes TRUE_LABEL -labelled-> LABEL."""
+    """Returns the record. A wrong label is written as `TRUE_LABEL -labelled-> LABEL`."""
     seen = _text_of(where, "label", label)
     if true_label not in (None, label):
         seen = _text_of(where, TRUE_LABEL, true_label) + LABELLED + seen

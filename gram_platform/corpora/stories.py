@@ -286,7 +286,10 @@ def _customs(source: StoriesSource, topic: str) -> list[str]:
 
 @lru_cache(maxsize=256)
 def _topic_sentences(source: StoriesSource, topic: str) -> tuple:
-    """Returns a topic's (openings, variants by person, customs, weights of persons, of customs)."""
+    """Returns a topic's sentences and weights.
+
+    They are (openings, variants by person, customs, weights of persons, weights of customs).
+    """
     people = [_person_variants(name, clauses) for name, clauses in _people(source, topic)]
     customs = _customs(source, topic)
     order = random.Random(_seed(source.seed, "ranks", topic))

@@ -347,7 +347,7 @@ class Speller:
         self._replaced = [] if np.isin(ids, self._unknown).any() else ids
 
     def lost(self, text: str, ids: list[int]) -> tuple[int, int, int, int]:
-        """Counts `LOST` in a text and its tokens."""
+        """Counts the character `LOST` in a text, and in the text of its tokens."""
         is_unknown, total = np.isin(ids, self._unknown), len("".join(text.split()))
         # Tried first, because the library computes offsets slowly.
         if not is_unknown.any() and self._tokenizer.decode(ids) == text:

@@ -65,8 +65,8 @@ def train_rank(
 
     Returns None if the run is complete, otherwise why the ranks stopped. A thread calls `report`
     every `REPORT_EVERY_S`, equally often on all ranks. Ranks wait for at most
-    `LONG_WORK_TIMEOUT_S` while a rank loads or saves, and for the process group's time-out in a
-    step. Raises OutOfMemory with advice on the rank that lacks memory.
+    `LONG_WORK_TIMEOUT_S` while another rank loads or saves. In a step they wait for the process
+    group's time-out. A rank that runs out of memory raises OutOfMemory with advice.
     """
     set_up_torch(execution)
     patient = _patient_group()

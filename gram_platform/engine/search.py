@@ -322,7 +322,7 @@ class _Searcher(_StaysHere, Searcher):
             self.error = error
 
     def _why_failed(self, proposal: Proposal, report: Mapping[str, Any]) -> str:
-        """Returns why a crashed trial has failed; "", after a warning, if it restarts."""
+        """Returns why a crashed trial has failed, or warns and returns "" if it restarts."""
         text, saved_steps = report["message"], self._saved_steps_of(proposal.point)
         probe = probe_in(report)
         next_step = self._policy.after(proposal.name, report[KIND], text, saved_steps, probe)
@@ -353,6 +353,6 @@ class _Searcher(_StaysHere, Searcher):
             self.error = error
 
     def save(self, checkpoint_path: str) -> None:
-        """Writes an empty file for Ray Tune, because the state is in the source."""
+        """Writes an empty file, which Ray Tune expects. The source of trials has the state."""
         with open(checkpoint_path, "wb"):
             pass

@@ -181,7 +181,7 @@ class SlotPool:
         return reference
 
     def release(self, reference: ray.ObjectRef) -> ProbeReport | None:
-        """Takes the slot back from a task that has ended; returns its probe, None for a gang.
+        """Takes the slot back from an ended task; returns its probe, None for several ranks.
 
         The slot becomes idle. It ends if it crashed, if the task's error was unforeseen, or if its
         machine is reserved.

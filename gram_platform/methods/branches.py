@@ -35,7 +35,10 @@ def plan_full(setting: Setting) -> MethodRuns:
 
 
 def plan_lora(setting: Setting) -> MethodRuns:
-    """FT-LoRA: trains a LoRA with an auxiliary MLP's parameters for each domain, base frozen."""
+    """FT-LoRA: for each domain, trains a LoRA with as many parameters as an auxiliary MLP.
+
+    The base is frozen.
+    """
     size = setting.size
     return _module_branches(setting, "lora", lora_rank(size.d_model, size.d_dense, size.d_aux))
 

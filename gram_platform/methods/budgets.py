@@ -95,9 +95,10 @@ def _budget_unlabelled(
 
 
 def slice_unlabelled(setting: Setting, scale: float) -> tuple[Slice, ...]:
-    """Returns each domain's unlabelled sequences, which begin at the same one for every method.
+    """Returns each domain's unlabelled sequences, which begin at the same place for all methods.
 
-    A margin of 10% and two windows, for rounding and lambda, follows the labelled sequences.
+    They follow the labelled sequences after a margin of 10% and two windows, because rounding and
+    lambda change the number of labelled ones.
     """
     share, slices = setting.options.unlabelled_share, []
     for domain, number in setting.num_sequences.items():
@@ -178,10 +179,11 @@ def dense_run(
 def compute_lambda(setting: Setting, model: ModelConfig) -> float:
     """Returns lambda = F_base / F_routed, F_routed = L_core P_core + L_aux (P_core + P_aux).
 
-    1 without equal compute. Counts as the paper's text does (`app:equal-compute`): one epoch of
-    every domain, core batches at P_core, unlabelled batches under their label. With
-    `lambda_counts_plan` it counts the expected run, as the authors' code does: p_af times the
-    auxiliary batches in place of core batches, companions, and all modules on unlabelled batches.
+    Returns 1 if compute is not equalised. By default it counts as the paper's text does
+    (`app:equal-compute`). A run is one epoch of every domain, a core batch costs P_core, and an
+    unlabelled batch costs what its label costs. With `lambda_counts_plan` it counts the expected
+    run, as the authors' code does. Then p_af times the auxiliary batches replace core batches,
+    companions cost too, and unlabelled batches pass all modules.
     """
     if not setting.equal_compute:
         return 1.0

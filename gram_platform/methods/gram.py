@@ -25,7 +25,7 @@ def plan_subsets(setting: Setting) -> MethodRuns:
 
 
 def modular_size(setting: Setting) -> Size:
-    """Returns the size with the options' widths."""
+    """Returns the size with the widths that the options give."""
     if setting.options.routed_widths is None:
         return setting.size
     core, aux = (width_of(setting, share) for share in setting.options.routed_widths)
@@ -52,7 +52,7 @@ def plan_routed(setting: Setting, kind: str) -> MethodRuns:
 
 
 def routing_of(setting: Setting) -> RoutingConfig:
-    """Adapts the setting's routing to p_af and domains' sizes by the conventions."""
+    """Adapts the setting's routing to p_af and to the sizes of domains, by its conventions."""
     routing, conventions = setting.routing, setting.conventions
     if conventions.spread_over_factor:
         spreads = tuple(

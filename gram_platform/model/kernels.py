@@ -110,7 +110,7 @@ def rotate(x_BnTh: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class _Rotation(torch.autograd.Function):
-    """Rotates back for the gradient, so it saves only the tables."""
+    """The rotation. Its backward pass rotates the gradient back, so only the tables are saved."""
 
     @staticmethod
     def forward(ctx, x_BnTh: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 class Rows(NamedTuple):
-    """The sequences of a pass that have a module, those that train it first."""
+    """The sequences of a pass that have a module; those that train the module come first."""
 
     index_R: Tensor
     # How many train it; None: all, or none.
@@ -42,7 +42,7 @@ class Linear(nn.Linear):
 
 
 class _Linear(torch.autograd.Function):
-    """Multiplies all sequences at once; only the first give the parameters gradients."""
+    """Multiplies all sequences at once; only the first ones add to the parameters' gradients."""
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, num_trained: int) -> Tensor:

@@ -64,7 +64,7 @@ class Activation:
 def activation(
     domains: Sequence[str], rows: Sequence[Mapping[str, float]], device: str = "cpu"
 ) -> Activation:
-    """Pairs rows with modules, from each row's weights (domain -> weight).
+    """Finds the modules of every row, from each row's weights (domain -> weight).
 
     ValueError for a domain without a module.
     """

@@ -73,9 +73,9 @@ class Side:
 
 @dataclass(frozen=True)
 class Claim:
-    """The statement that `left - right` lies `within` the range.
+    """States that `left - right` is `within` the range.
 
-    Sides at the sizes FIRST and LAST are the ends of a least-squares line over all sizes.
+    A side at the size FIRST or LAST is the end of a least-squares line over all sizes.
     """
 
     text: str
@@ -128,7 +128,7 @@ def drop(method: str, name: str) -> Side:
 
 
 def gain(method: str) -> Side:
-    """Returns the side "what retain gains by heterogeneous accumulation"."""
+    """Returns the side of a claim for the gain of retain by heterogeneous accumulation."""
     much, little = (Side(method, "retain", kind) for kind in KINDS)
     return replace(much, less=little)
 

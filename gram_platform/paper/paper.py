@@ -149,8 +149,8 @@ def beside_published(
     """Returns our rows of a profile and of `mean`, each followed by the published row.
 
     Columns: `method, size, profile, from` ("ours" or "published"), the four classes as `mean [low,
-    high]`, `num_seeds`. Published rows at other sizes are sorted in. There are only methods that
-    are in both.
+    high]`, `num_seeds`. Published rows at other sizes are sorted in. Methods that only one
+    of both has are left out.
     """
     methods = (set(table["method"]) & set(published["method"])) - {BASELINE}
     both = ((table, OURS), (published, PUBLISHED))

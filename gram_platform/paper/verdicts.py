@@ -265,7 +265,7 @@ def separation(method: str, size: str) -> Claim:
 
 
 def choose_profile(rows: pd.DataFrame) -> str:
-    """Returns the profile with a retained domain that most methods and sizes have, else MEAN.
+    """Returns the most frequent profile with a retained domain over methods and sizes, or MEAN.
 
     `rows` are of a table or a `per_seed` frame. The baseline does not count.
     """
@@ -344,11 +344,11 @@ def paper_claims(
 def _unit_error(
     errors: UnitErrors | None, claim: Claim, size: str, weights: Mapping[str, float]
 ) -> float | None:
-    """Returns the unit's error of a claim's difference; NaN if a part is not known.
+    """Returns how far the unit's error can shift a claim's difference; NaN if it is not known.
 
-    A claim about one class, at one size and variant, has `UnitError.difference`, since the same
-    curves rate both sides. Other claims add the errors of both sides' ratios, or of every size's
-    ratio by its weight, in quadrature.
+    For a claim about one class at one size and variant this is `UnitError.difference`, because the
+    same curves rate both sides. Otherwise the errors of both sides' ratios are added in quadrature.
+    For a claim over sizes these are the errors of every size's ratio, times its weight.
     """
     if errors is None:
         return None

@@ -235,7 +235,7 @@ def logits_bytes(config: ModelConfig, width: int, objective: str, num_tokens: in
 
 
 def _float_values(num_values: int, width: int) -> int:
-    """Counts the float32 values of the log-softmax and the converted logits at a time."""
+    """Counts the float32 values that log-softmax and converted logits hold at the same time."""
     return min(num_values, LOGITS_AT_ONCE["cuda"]) * (1 + (width != FLOAT_BYTES))
 
 
@@ -359,9 +359,9 @@ def _num_values(weights: Iterable[Weight]) -> int:
 def _most_trained(
     run: RunConfig, weights: Collection[Weight], routes: list[Route]
 ) -> frozenset[str]:
-    """Returns the parameter sets that a window trains, if its routes have the most gradients.
+    """Returns the parameter sets that are trained by the window with the most gradients.
 
-    Routes are chosen greedily.
+    The routes of this window are chosen greedily.
     """
     num_routes = 1 if run.routing.accumulation == "uniform" else run.micro_batches_per_step
     sizes = _set_sizes(weights)

@@ -75,7 +75,7 @@ class Ranks:
     def of(self, run: RunConfig, size: str) -> int:
         """Returns a run's number of ranks, which divides its micro-batch.
 
-        Raises ValueError if no number of ranks fits, for AUTO.
+        Raises ValueError if AUTO finds no number whose memory suffices.
         """
         if number := dict(self.of_run).get(run.run_id):
             return number
@@ -154,7 +154,7 @@ def one_rank_hours(nodes: Sequence[Node], machine: Machine) -> dict[str, float]:
 class StudyWork:
     """The nodes of a study with their hours on one rank.
 
-    The largest run of each group stands for the memory and exchanges of the group. `share` is the
+    The memory and communication of a group are those of its largest run. `share` is the
     share of a GPU that a run of one rank gets. A run on half a GPU is assumed to take twice the
     time, although small runs take less.
     """

@@ -103,11 +103,11 @@ def export_view(
     write_card: WriteCard,
     progress: Progress = silent,
 ) -> ExportResult:
-    """Writes the view's verified checkpoints, each with a card, to `out`, or to a link's target.
+    """Writes the view's verified checkpoints, each with a card, to `out` or the target of a link.
 
     ValueError before any work if `out` is a mount point or holds anything except this export, or
-    the disk is too full. If a checkpoint does not match the view, nothing is left. An existing
-    export gets a new card.
+    the disk is too full. If a checkpoint does not match the view, all that was written is removed.
+    An existing export gets a new card.
     """
     parts = dense_parts(export.view)
     if export.check == "transformers" and importlib.util.find_spec("transformers") is None:

@@ -44,7 +44,7 @@ class ProfileNumbers:
 
 
 def profile_numbers(store: Store, view: View) -> tuple[ProfileNumbers, ...]:
-    """Returns the numbers of every study that evaluated the view and has its baseline."""
+    """Returns the view's results in every study that evaluated it and has a baseline for it."""
     numbers = []
     for record in (readable_record(store, name) for name in store.list_studies()):
         if record is None or record.measurement != LOSSES:

@@ -106,9 +106,9 @@ class Store:
     def open_for_writing(self, min_free_bytes: int = MIN_FREE_BYTES) -> "Store":
         """Creates the storage if it does not exist, allows writing, and returns this store.
 
-        Raises ValueError, which names `storage`, if files cannot be written, if a local storage has
-        less than `min_free_bytes` free or a link or pipe in place of a file or folder, or if
-        `require_known_layout` does.
+        Raises ValueError, which names `storage`, if files cannot be written, or as
+        `require_known_layout` does. A local storage must have `min_free_bytes` of free space, and
+        no link or pipe where a file or folder should be.
         """
         self.require_known_layout()
         folder = open_folder(self.root, writable=True)

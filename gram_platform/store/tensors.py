@@ -285,7 +285,7 @@ class DiskTensors(Mapping):
         return _hash((n, f"torch.{rows.dtype}", rows.shape, self._blocks(n)) for n, rows in stored)
 
     def _blocks(self, name: str) -> Iterator[torch.Tensor]:
-        """Yields all rows in blocks. Their memory is a map, which is returned to the system."""
+        """Yields all rows in memory-mapped blocks, whose memory is then returned to the system."""
         stored = self.describe(name)
         shape, dtype = stored.shape, getattr(torch, stored.dtype)
         if not math.prod(shape):

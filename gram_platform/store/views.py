@@ -1,8 +1,9 @@
 """Reads the weights of a view, as a routed model or merged into one dense model.
 
 A layer adds the outputs of the core MLP and of the active modules, which are MLPs of the same
-input. So they equal one MLP. Its c_fc (and SwiGLU's c_gate) are their rows, one MLP after another,
-and its c_proj are their columns, times the module's weight.
+input. Together they equal one wider MLP. Its c_fc (and c_gate, for SwiGLU) has the rows of their
+c_fc, one MLP after another. Its c_proj has their columns side by side, each times the weight of its
+module.
 """
 
 import contextlib

@@ -77,8 +77,9 @@ def _prepare(plan: Plan, everything: Plan) -> Plan:
 
 
 def find_search(plan: Plan, part: StudyPlan) -> SearchPlan | None:
-    """Returns the search that must run before a study; None without MaxEnt, and with --maxent.
+    """Returns the search that must run before a study.
 
+    Returns None if the study does not use MaxEnt, or if --maxent names a finished search.
     ValueError as `read_ranges`.
     """
     preset = part.preset

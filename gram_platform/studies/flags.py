@@ -367,9 +367,9 @@ def _flag_names(form: Any) -> set[str]:
 
 
 def boxes_of(own: type, values: Mapping[str, Iterable[str]] | None = None) -> Any:
-    """Returns the boxes of a command as the type that tyro parses.
+    """Returns the flag classes of a command as one type for tyro.
 
-    `values`: the known values of flags, for the shell's completion.
+    `values` has the known values of flags, for the shell's completion.
     """
     groups = (SubjectFlags, own, StorageFlags, DeviceFlags, CostFlags, ExecutionFlags)
     boxes = [_with_values(box, values) for box in groups] if values else groups
@@ -377,7 +377,7 @@ def boxes_of(own: type, values: Mapping[str, Iterable[str]] | None = None) -> An
 
 
 def _with_values(box: type, values: Mapping[str, Iterable[str]]) -> type:
-    """Returns a box in which flags with known values take no others."""
+    """Returns a copy of a flag class in which flags with known values accept only these."""
     declared = []
     for name, default in ((field.name, field.default) for field in fields(box)):
         if name in values:

@@ -162,8 +162,10 @@ def _on_texts(part: StudyPlan, place: str) -> StudyPlan:
 
 
 def _by_law(part: StudyPlan, name: str, is_trusted: bool) -> StudyPlan:
-    """Sets rates and batches by a law; ValueError without evidence for the sizes, unless it
-    `is_trusted`."""
+    """Sets learning rates and batch sizes by a law.
+
+    ValueError if there is no evidence for the law at these sizes, unless `is_trusted`.
+    """
     if not name:
         return part
     law, preset, doubts = load_law(name), part.preset, ()

@@ -73,7 +73,7 @@ class Observers:
         self.mirror.see(event)
 
     def source(self) -> Iterable[Sequence[Node]]:
-        """Returns groups of nodes, which are executed one after another."""
+        """Yields groups of nodes. A group is executed after the one before it has ended."""
         return [self.nodes]
 
     def limit_reached(self) -> str:
@@ -261,7 +261,7 @@ class StudyObservers(Observers):
         return code
 
     def trace(self, record: StudyRecord) -> StudyRecord:
-        """Returns the record with its submissions, also this one and its machine hours so far."""
+        """Returns the record with all submissions, including this one with its machine hours so far."""
         done = (self.progress.done - self.done_before) & record.ids
         hours = sum(machine_hours(self.store, node) for node in self.nodes if node.id in done)
         rows = self.submissions(self.store.study_dir(record.name), STUDY_FILE, hours)

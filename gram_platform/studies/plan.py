@@ -271,7 +271,7 @@ def plan_hours(
 def rung_text(
     of_size: Mapping[str, Sequence[Node]], spent: float, machine: Machine, has_failed: bool
 ) -> str:
-    """Compares the hours of the first size with its prediction, and predicts the next size's.
+    """Compares the hours of a size with their prediction, and predicts those of the next size.
 
     `of_size`: the nodes of this size and of the next one, if any.
     """

@@ -125,7 +125,8 @@ def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
 def load_calibration(store: Store, corpus: str, data_id: str = "") -> pd.DataFrame:
     """Returns FILE_COLUMNS of the storage's calibration on this data, by default on any data.
 
-    Only complete sizes have rows: their longest baselines end first, and have small errors.
+    Only complete sizes have rows. The longest baselines of a size end first and have small errors,
+    so an incomplete size would mislead.
     """
     record = readable_record(store, CALIBRATION_STUDY)
     # Another study may have this name.

@@ -289,10 +289,10 @@ Devices = dict[str, Literal["cpu", "cuda"]]
 
 
 def choose_device(plan: Plan, store: Store) -> str:
-    """Returns --device, or the device of the studies so far, or a device of this process or of Ray.
+    """Returns --device, or the device on which the plan's studies began, or an available device.
 
-    Returns "" if nothing is left. ValueError for another device than that of a study so far, for a
-    missing GPU, and if the choice is open on a cluster that starts machines on demand.
+    Returns "" if no work is left. ValueError if a study began on another device, if there is no GPU
+    for `cuda`, and if no device is given on a cluster that starts machines on demand.
     """
     ended = find_ended(plan, store)
     known = (find_device(part, store, ended) for part in plan.studies)

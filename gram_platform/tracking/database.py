@@ -99,7 +99,7 @@ def correct_places(database: Path, experiment_id: str) -> None:
 
 
 def _find_moved(connection: sqlite3.Connection, experiment_id: str, here: str) -> dict[str, str]:
-    """Returns {run id: its right place} of misplaced runs, and the experiment's under ""."""
+    """Returns {run id: correct place} of misplaced runs. The key "" has the experiment's place."""
     places = connection.execute(
         "SELECT '', artifact_location FROM experiments WHERE experiment_id = :experiment "
         "UNION ALL SELECT run_uuid, artifact_uri FROM runs WHERE experiment_id = :experiment",

@@ -196,9 +196,9 @@ def find_lacking(
 
 
 def _other_times(run: Run, entry: NodeEntry) -> dict[str, float]:
-    """Returns the times that differ from MLflow's, as after a merge of two storages.
+    """Returns a node's times that differ from MLflow's, as happens after a merge of two storages.
 
-    NaN for a time that only MLflow has.
+    A time that only MLflow has is NaN.
     """
     known, sent = entry.result_metrics, run.data.metrics
     times = {key: known.get(key, math.nan) for key in TIMES if key in known or key in sent}

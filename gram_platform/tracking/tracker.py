@@ -238,7 +238,7 @@ class Tracker:
         return run.info.run_id
 
     def log_views(self, study: StudyLog) -> None:
-        """Sends what saved views need: the views, tags and metrics of nodes, and trials."""
+        """Sends the saved views, and what they show: trials, and tags and metrics of nodes."""
         with self._connection.writing():
             self._connection.set_experiment_tags(study.views)
             self._connection.describe()
@@ -259,10 +259,10 @@ class Tracker:
     def _replace_lines(
         self, of_study: Mapping[str, str], present: Sequence[Run], lines: Sequence[Line]
     ) -> None:
-        """Makes a run for each line, with the tags `of_study`, and deletes runs of other lines.
+        """Makes a run for each line of a chart, with the tags `of_study`, and deletes other lines.
 
-        They are no children of the study's run, because MLflow's charts leave out the runs below a
-        folded one.
+        These runs are not children of the study's run, because MLflow's charts leave out the
+        children of a folded run.
         """
         client = self._connection.client
         wanted = {line.digest: line for line in lines}
@@ -403,7 +403,7 @@ class Tracker:
 
 
 def file_name(name: str) -> str:
-    """Returns a safe name for a file; no two names have the same."""
+    """Returns a file name that is safe for `name`; different names get different file names."""
     return (
         name
         if is_safe_name(name)

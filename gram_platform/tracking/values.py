@@ -48,10 +48,10 @@ def is_short_name(name: str) -> bool:
 
 
 def whole_tags(tags: Mapping[str, str]) -> dict[str, str]:
-    """Returns MLflow's tags for a study's tags, from which `study_of` reads the same ones.
+    """Returns MLflow's tags for a study's tags, from which `study_of` recovers the originals.
 
-    If a name or value is too long, or one that MLflow or its databases reject, hidden tags hold all
-    of them as JSON, and the tags for people have the beginnings.
+    If MLflow or its databases reject a name or value, for example because it is too long, hidden
+    tags hold all tags as JSON, and the visible tags hold only the beginnings.
     """
     escaped = {metric_name(name): value for name, value in tags.items()}
     readable = {

@@ -204,7 +204,7 @@ class Misdirection:
         return x_BTD.detach()
 
     def activations(self, domain: str, tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns x_BTD of the last forward pass, which had these tokens, and the target."""
+        """Returns (x_BTD of the last forward pass, its target); the pass had these tokens."""
         x_BTD = self.kept.pop("trained")
         if domain in self.objective.forget:
             return x_BTD, self.target_D

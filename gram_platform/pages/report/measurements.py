@@ -166,8 +166,8 @@ class Mirrored(NamedTuple):
 def read_mirrored(study: str, tracker: Tracker) -> Mirrored | None:
     """Reads a study or a search; None if MLflow has neither. May raise TrackingUnavailable.
 
-    Optima and laws of learning rates and batches are fitted again to the trials. Other searches
-    have the table that was logged.
+    For a grid of learning rates and batch sizes, optima and laws are fitted again to the trials.
+    Other searches have the table that was logged.
     """
     if (plain := tracker.study_file(study, STUDY_FILE)) is not None:
         return _mirror_study(record_from_plain(parse_json(plain, dict)), tracker)

@@ -128,9 +128,9 @@ def readable_shares(final: pd.DataFrame) -> pd.DataFrame:
 
 
 def composing_sections(study: Results) -> list[Section]:
-    """Shows core and retain against the number of active modules, and the drops.
+    """Shows core and retain against the number of active modules, and how far they drop.
 
-    Returns [] for a study of another subject.
+    Returns [] for studies that do not vary it.
     """
     if study.by_number is None or study.by_number.empty:
         return []

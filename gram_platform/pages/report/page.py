@@ -189,7 +189,7 @@ def _contents(sections: Sequence[Section]) -> Markup:
 
 
 def _anchors(titles: Iterable[str]) -> list[str]:
-    """Makes an id of each title, with a number from its second time on."""
+    """Makes an id of each title. The ids of a repeated title get numbers from the second on."""
     anchors, counts = [], Counter()
     for anchor in map(anchor_of, titles):
         counts[anchor] += 1

@@ -80,7 +80,7 @@ class Batch:
         return list(new)
 
     def step(self) -> list[ActiveSequence]:
-        """Draws a token of every active sequence; returns them all, even if they end with it."""
+        """Draws a token for every active sequence; returns all these sequences, also ended ones."""
         sequences = list(self.sequences)
         if not sequences:
             return []

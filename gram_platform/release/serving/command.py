@@ -325,7 +325,7 @@ def make_environment_private() -> None:
 
 
 def choose_ray(address: str) -> str:
-    """Returns `address`, otherwise $RAY_ADDRESS. The result is "" for `local`, too."""
+    """Returns `address`, or $RAY_ADDRESS if it is empty; "" for none and for `local`."""
     address = address or os.environ.get("RAY_ADDRESS", "")
     return "" if address == "local" else address
 

@@ -1,8 +1,8 @@
 """Runs a batch in a thread, so that new requests join without waiting for others to end.
 
-Between two steps, ended, abandoned and late requests leave their rows, and a group of new requests
-fills free rows. The active rows wait while the group's prompts are read, which have at most
-MAX_PROMPT_TOKENS together unless there is only one.
+Between two steps, requests that have ended, were abandoned or are late leave their rows. A group of
+new requests then takes free rows. Active rows wait while the prompts of the group are read. These
+prompts have at most MAX_PROMPT_TOKENS together, unless there is only one.
 """
 
 import contextlib

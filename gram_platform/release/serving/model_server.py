@@ -51,10 +51,10 @@ def require_servable(run: RunConfig, policy: Policy) -> None:
 
 
 def load_granted(source: ModelSource) -> Transformer:
-    """Loads the run's model with only the modules that some token is granted.
+    """Loads the run's model with only those modules that at least one token may use.
 
-    Their hash covers the others too, whose bytes are read into memory that is returned to the
-    system (`DiskTensors.sha256`).
+    The hash of the weights also covers the other modules. Their bytes are read for it into memory
+    that is then returned to the system (`DiskTensors.sha256`).
     """
     store = Store(source.storage)
     view = View.of(source.run_id, dict.fromkeys(source.policy.modules_of_tokens, 1.0))

@@ -1,4 +1,4 @@
-"""Declares the study of an attacker's sequences of the removed domain, and steps."""
+"""Declares the study of an attacker's budget of sequences of the removed domain and of steps."""
 
 from gram_platform.studies import Preset, Study
 from gram_platform.studies.library import scaling

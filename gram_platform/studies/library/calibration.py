@@ -27,8 +27,8 @@ BASES = {
 def rate(share: float) -> Variant:
     """Returns the variant of baselines with this share of the text and steps, on other seeds.
 
-    Warm-up and decay are shares of the steps. Points of the learning curve are as many steps apart
-    as the reference's.
+    Warm-up and decay are the same shares of the steps as in the reference. The points of the
+    learning curve are the same numbers of steps apart.
     """
 
     def change(setting: Setting) -> Setting:

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrialFlags:
-    """Of this search.
+    """Which trials of this search start.
 
     Args:
         max_concurrent: the most trials at once (default: as many as the cluster holds; a cluster
             that can grow gets all trials that depend on no result: a grid's, or the first ten of
             an Optuna study)
-        report_only: only write tables and report again; start no trial
+        report_only: write the tables and the report again, and start no trial
     """
 
     title = "search"

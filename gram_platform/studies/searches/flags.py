@@ -207,7 +207,7 @@ KNOB = {
 
 
 def read_knobs(search: Search, flags: SweepFlags, part: StudyPlan) -> dict[str, Values]:
-    """Reads the fields of `HyperparameterSweep`; by default the preset's knobs and values."""
+    """Reads the fields of `HyperparameterSweep`. Knobs and values default to the preset's."""
     preset, chosen = search.points[part.preset_name], {}
     for text in split_list(flags.knobs) or tuple(preset):
         knob, separator, rest = text.partition("=")

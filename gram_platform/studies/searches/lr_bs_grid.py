@@ -211,7 +211,7 @@ class LrBatchGrid:
         }
 
     def grow(self, search: SearchPlan, store: Store, name: str) -> tuple[Grid, list[str]]:
-        """Returns a size's grid, grown as far as its trials have ended, and announcements."""
+        """Extends a size's grid as far as its ended trials allow; returns it, and announcements."""
         size, grid, messages = search.preset.sizes[name], self.grids[name], []
         while True:
             nodes = self.cell_nodes(name, grid)

@@ -88,7 +88,7 @@ class SearchPlan(StudyPlan):
 
     @cached_property
     def search_id(self) -> str:
-        """The search's id: equal for equal questions on equal data."""
+        """The id of the search. Searches with equal definitions and data have equal ids."""
         return short_hash({"version": SEARCH_VERSION, "search": self.name, **self.identity})
 
     @property
