@@ -147,7 +147,7 @@ class Preset(Setup):
         return max(self.num_eval_sequences, *(n for _, n in self.eval_sequences_of_size), 0)
 
     def seeds(self, size: str, number: int = 0, first: int = -1) -> range:
-        """Returns a size's seeds. The preset's values replace a number of 0 and a first seed of -1."""
+        """Returns a size's seeds; the preset's values replace a number of 0, a first seed of -1."""
         begin = self.first_seed if first < 0 else first
         return range(begin, begin + (number or dict(self.seeds_of_size).get(size, self.num_seeds)))
 

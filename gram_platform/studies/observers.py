@@ -261,7 +261,7 @@ class StudyObservers(Observers):
         return code
 
     def trace(self, record: StudyRecord) -> StudyRecord:
-        """Returns the record with all submissions, including this one with its machine hours so far."""
+        """Returns the record with all submissions, and the machine hours of this one so far."""
         done = (self.progress.done - self.done_before) & record.ids
         hours = sum(machine_hours(self.store, node) for node in self.nodes if node.id in done)
         rows = self.submissions(self.store.study_dir(record.name), STUDY_FILE, hours)

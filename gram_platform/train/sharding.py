@@ -174,7 +174,7 @@ class ShardedLearner(Learner):
 
     @property
     def has_first_copy(self) -> bool:
-        """Whether this rank has rows of the first copy of the weights. The other copies are equal."""
+        """Whether this rank has rows of the first copy of the weights; other copies are equal."""
         return self.mesh.ndim == 1 or self.mesh.get_local_rank(0) == 0
 
     def _local(self, value: Tensor) -> Tensor:
