@@ -84,7 +84,7 @@ def _glob_units(path: Path) -> tuple[Unit, ...]:
         plain = {"root": "."} | read_json(path, Globs)
     except ValueError as error:
         allowed = (
-            "records in a file named *.jsonl, or files of labels in a .json, as"
+            "records in a file named *.jsonl, with text and label a line, or globs in a .json, as"
             f' {{"globs": {{label: [patterns]}}}} ({error})'
         )
         raise invalid("corpus", str(path), allowed) from None

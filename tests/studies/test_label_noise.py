@@ -43,8 +43,9 @@ def test_the_demo_varies_recall_and_precision_and_shares_runs_with_the_scaling_s
 def test_a_user_gives_noise_to_every_study(tmp_path):
     graph = graph_of(STUDY, tmp_path, "--recall", "0.9")
     assert [variant.name for variant in graph.preset.variants] == ["1", "0.9"]
-    plain = graph_of(scaling.STUDY, tmp_path, "--sizes", "tiny")
-    noisy = graph_of(scaling.STUDY, tmp_path, "--sizes", "tiny", "--recall", "0.9")
+    of_scaling = ("--sizes", "tiny", "--methods", *STUDY.methods)
+    plain = graph_of(scaling.STUDY, tmp_path, *of_scaling)
+    noisy = graph_of(scaling.STUDY, tmp_path, *of_scaling, "--recall", "0.9")
     assert trained(graph, "1") == trained(plain)
     assert trained(plain) | trained(noisy) == trained(graph)
     near = ("--precision", "0.95", "--adjacent", "canal")

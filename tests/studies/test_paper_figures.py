@@ -22,7 +22,7 @@ PAGE = ROOT / "docs" / "studies.md"
 # The settings that the published figures come from, where the authors published them.
 PUBLISHED = ("as_run", "paper")
 # Sets of the paper's sizes without a figure of the paper.
-NOT_A_FIGURE = {"calibration", "maxent_search"}
+NOT_A_FIGURE = {"calibration", "label_noise", "maxent_search"}
 FINDINGS = {
     "scaling": "isolation",
     "composing": "core",
