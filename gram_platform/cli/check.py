@@ -111,7 +111,7 @@ def _read_data(store: Store, data_id: str) -> None:
 
 
 def _read_run(run: RunDirectory) -> None:
-    """Reads a run's metrics, and its weights, or checkpoints if it has no weights yet.
+    """Reads a run's metrics, and its weights, or its checkpoints while it has no result.
 
     Weights that were removed on purpose are not missing.
     """

@@ -34,7 +34,7 @@ def prepare_command(
         tokenizer: a tokenizer.json or a name on the hub; default: train one on the corpus
         core_tokens: hub only: download text for this many tokens of core; default: the catalog's
         aux_share: hub only: tokens of all auxiliary labels over core's; default: the catalog's
-        core_tokenizer: train the tokenizer on core's text alone, without the other labels'
+        core_tokenizer: train the tokenizer only on core's text, without the other labels'
         check_only: open one record of every source, validate its fields, and count the labels; pack
             nothing
     """
@@ -56,7 +56,7 @@ def prepare_command(
     )
     if check_only:
         if out:
-            raise invalid("out", out, "no value beside --check, which packs nothing")
+            raise invalid("out", out, "no value with --check, which packs nothing")
         results = check(corpus)
         for result in results:
             state = "ok" if result.ok else "FAILED"

@@ -106,7 +106,7 @@ def export_command(
     Args:
         run_id: a complete run or imported model, by its id or its name, or the beginning of one
         out: a new or empty folder
-        modules: modules to switch on beside core, such as virology,lisp=0.5; "" is core alone
+        modules: modules to switch on, such as virology,lisp=0.5; "" is only core
         all_modules: switch on every module
         sources: virology=RUN_ID, for modules that several branches have trained (FT-LoRA, FT-MLP)
         dtype: data type of the checkpoint
@@ -135,7 +135,7 @@ def export_command(
             f'names of {", ".join(model.modules)}, "" for core alone, or --all-modules',
         )
     if modules is not None and all_modules:
-        raise invalid("modules", modules, "no value beside --all-modules")
+        raise invalid("modules", modules, "no value with --all-modules")
     wanted = dict.fromkeys(model.modules, 1.0) if all_modules else parse_modules(modules or "")
     origins = {domain: store.find_run(run) for domain, run in parse_sources(sources).items()}
     if register:

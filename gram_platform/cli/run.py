@@ -97,7 +97,7 @@ def list_command(
         what: studies and searches; methods; presets with their corpus; corpora; sizes of presets,
             with layers, widths and parameters; mixtures of presets on the hub's datasets, with
             each source's tokens and share
-        study: presets, sizes and mixtures of this study alone (default: of all)
+        study: presets, sizes and mixtures only of this study (default: of all)
     """
     of_study = what in ("presets", "sizes", "mixtures")
     rows = list(LISTINGS[what](study) if of_study else LISTINGS[what]())

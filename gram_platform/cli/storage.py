@@ -133,7 +133,7 @@ def _studies_of(store: Store) -> dict[str, list[str]]:
 
 
 def _left(run: RunDirectory, machine: Machine) -> tuple[str, float, int] | tuple[str]:
-    """Estimates what a run still has to do: a text, hours, and the most bytes that it will write.
+    """Estimates what a run still needs: a text, hours, and the most bytes in the storage.
 
     Returns only a text if the config is absent or cannot be read.
     """

@@ -30,7 +30,7 @@ def sync_command(
     store = open_existing(storage)
     if to != "mlflow":
         if tracking_uri:
-            raise invalid("tracking_uri", tracking_uri, f"no value beside --to {to}")
+            raise invalid("tracking_uri", tracking_uri, f"no value with --to {to}")
         if not folder:
             raise invalid("folder", folder, f"a folder that {to} may write into")
         from gram_platform.tracking.others import write_nodes

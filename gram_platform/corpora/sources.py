@@ -117,7 +117,11 @@ def _matches(
         raise invalid(field, patterns, 'patterns relative to their file, or to its "root"')
     parts = {part for pattern in patterns for part in pattern.split("/")}
     if any(ANY_FOLDERS in part for part in parts - {ANY_FOLDERS}):
-        raise invalid(field, patterns, f"glob patterns with {ANY_FOLDERS} alone between slashes")
+        raise invalid(
+            field,
+            patterns,
+            f"glob patterns with only {ANY_FOLDERS} between slashes, if they have it",
+        )
     files = find_files(root, patterns)
     if not files:
         raise invalid(field, patterns, f"patterns that match at least one file below {root}")

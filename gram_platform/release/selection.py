@@ -10,7 +10,7 @@ from gram_platform.store import Store
 
 
 def parse_modules(text: str) -> dict[str, float]:
-    """Parses `virology,lisp=0.5` into {domain: weight}; "" is core alone."""
+    """Parses `virology,lisp=0.5` into {domain: weight}; "" is only core."""
     modules = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         domain, given, weight = part.partition("=")

@@ -36,7 +36,7 @@ from gram_platform.store.files import CorruptFile, Folder, seal
 from gram_platform.store.leases import GONE_AFTER_S, LeaseHeld, has_ended, is_fresh, read_lease
 
 ATTEMPT = re.compile("[0-9]{1,9}(-.*)?")
-# A file beside the result.
+# A file next to the result.
 REMOVED = "weights-removed.json"
 
 if TYPE_CHECKING:

@@ -53,7 +53,7 @@ NOT_REPRODUCED = (
 
 @dataclass(frozen=True)
 class Variant:
-    """One value of the quantity that a study varies beside method, size and profile."""
+    """One value of what a study varies in addition to method, size and profile."""
 
     # The name in tables; "" in studies that vary nothing else.
     name: str = ""
@@ -99,7 +99,7 @@ class Preset(Setup):
     aux_share: float
     # The domain of the compared profile; if the corpus lacks it, the first domain or each.
     retain: str = ""
-    # Compares core alone, and core with each domain, or with `retain`.
+    # Whether core with every single domain is compared, not only with `retain`; whether core is.
     every_single: bool = False
     core_only: bool = False
     methods: tuple[str, ...] = ()
@@ -181,7 +181,7 @@ class Preset(Setup):
                 raise invalid("num_workers", wanted, allowed)
 
     def with_size(self, name: str, size: Size, tokenizer: str) -> "Preset":
-        """Returns the preset with `size` alone, which replaces the size `name`."""
+        """Returns the preset with only `size`, which replaces the size `name`."""
 
         def rename(values: tuple[tuple[str, object], ...]) -> tuple:
             return tuple((size.name, value) for of_size, value in values if of_size == name)
@@ -253,7 +253,7 @@ class Study(Description):
 
 
 SUFFIX, BASE, SIZES = ".toml", "base", "sizes"
-# Fields that a study's Python file alone may set.
+# Fields that only a study's Python file may set.
 DECLARED = ("variants", "measurement", "family")
 # Methods of every study.
 TRIED = ("baseline", "gram")

@@ -305,7 +305,7 @@ class MemberFlags:
 
 @dataclass(frozen=True)
 class Flags:
-    """The flags of a command: `own` are those of its kind alone, the others are shared.
+    """The flags of a command: `own` are those of its kind, and the others are shared.
 
     Lists take values separated by blanks or commas.
     """

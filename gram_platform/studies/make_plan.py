@@ -95,7 +95,11 @@ def make_plan(study: Study, flags: Flags) -> Plan:
     if own.attack_steps and lengths != {own.attack_steps}:
         raise invalid("attack_steps", own.attack_steps, "a study that does not vary them")
     if own.adjacent and all(setting.options.precision == 1.0 for setting in part.settings):
-        raise invalid("adjacent", ", ".join(own.adjacent), "--precision beside it, below 1")
+        raise invalid(
+            "adjacent",
+            ", ".join(own.adjacent),
+            "also --precision below 1, without which no text has a wrong label",
+        )
     return replace(
         plan,
         studies=(part,),

@@ -73,7 +73,7 @@ class Observers:
         self.mirror.see(event)
 
     def source(self) -> Iterable[Sequence[Node]]:
-        """Yields groups of nodes. A group is executed after the one before it has ended."""
+        """Returns groups of nodes. A group is executed after the one before it has ended."""
         return [self.nodes]
 
     def limit_reached(self) -> str:

@@ -291,8 +291,8 @@ Devices = dict[str, Literal["cpu", "cuda"]]
 def choose_device(plan: Plan, store: Store) -> str:
     """Returns --device, or the device on which the plan's studies began, or an available device.
 
-    Returns "" if no work is left. ValueError if a study began on another device, if there is no GPU
-    for `cuda`, and if no device is given on a cluster that starts machines on demand.
+    If no work is left, it may be "". ValueError if a study began on another device, if there is no
+    GPU for `cuda`, and if no device is given on a cluster that starts machines on demand.
     """
     ended = find_ended(plan, store)
     known = (find_device(part, store, ended) for part in plan.studies)
@@ -305,7 +305,7 @@ def choose_device(plan: Plan, store: Store) -> str:
     if plan.in_process:
         device = device or (CUDA if num_gpus() else CPU)
         if device == CUDA and not num_gpus():
-            expected = "cpu beside --in-process: torch finds no GPU on this machine"
+            expected = "cpu with --in-process, because torch finds no GPU on this machine"
             raise invalid("device", device, expected)
     if device:
         return device

@@ -1,4 +1,4 @@
-"""Names an SQLite database, and makes it name the artifacts in the folder `mlartifacts` beside it.
+"""Names an SQLite database, and makes it name the artifacts in the folder `mlartifacts` next to it.
 
 MLflow writes the absolute place of every run's artifacts into its database. In a copy of the folder
 these are the original's places, and a person who edits the database can name any place. So files

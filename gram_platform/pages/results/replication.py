@@ -160,8 +160,9 @@ class BaselineRules:
         self.empty, self.declared = external.curves.iloc[:0], declared
 
     def of(self, study: str, size: str, variant: str) -> Baseline:
-        """Returns the first of these that exists: the baseline of the unit, of the variant, of no
-        variant, the only one.
+        """Returns the baseline to which a variant's losses are compared.
+
+        It is the first of the unit's, the variant's, the one without a variant and the only one.
 
         A study without baselines at a size borrows them by the same rules. ValueError if there are
         none, or several to choose from.
