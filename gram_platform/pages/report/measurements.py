@@ -189,7 +189,7 @@ def _mirror_study(record: StudyRecord, tracker: Tracker) -> Mirrored:
     }
     fits = frame_text(results.analysis.fits)
     parts = [summary_text(record, results), "fits of the baseline's curves", fits]
-    if "the paper's claims" not in parts[0] and results.claims["verdict"].any():
+    if "published claims" not in parts[0] and results.claims["verdict"].any():
         parts += ["claims", frame_text(results.claims)]
     return Mirrored(files, "\n\n".join(parts), partial(brief_results, record, results))
 

@@ -129,7 +129,7 @@ def analyse_study(record: StudyRecord, losses: StudyLosses, intervals: str = JAC
 
 
 def judge_study(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
-    """Judges the paper's claims about the study, with their verdicts on the published numbers.
+    """Judges the published claims about a study, with their verdicts on the published numbers.
 
     The profile is the record's even if the table lacks it: another would be chosen after there are
     data. A study without claims in the paper is judged on retain above forget, as means over
@@ -177,7 +177,7 @@ def summary_text(record: StudyRecord, results: Results) -> str:
         claims = select_columns(results.claims, names)
         same = [n for n in ("size", VARIANT) if n in claims and claims[n].nunique() < 2]
         claims = rename_variant(claims.drop(columns=same), record.varies)
-        parts += ["the paper's claims", frame_text(claims)]
+        parts += ["published claims", frame_text(claims)]
     return "\n\n".join(filter(None, [*parts, terminal_warning(results)]))
 
 
