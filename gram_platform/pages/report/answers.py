@@ -1,4 +1,4 @@
-"""Answers a study's question in sentences, and says what its numbers lack and how sure they are."""
+"""Answers a study's question in sentences, and names missing values and the sizes of errors."""
 
 import math
 import re
@@ -34,7 +34,7 @@ from gram_platform.paper.verdicts import (
     separation,
 )
 
-# By the class that a claim is about, the last of its sides in this order.
+# By class. A claim about two classes is about the later one.
 QUESTIONS = {
     "core": "Is core kept?",
     "retain": "Is the retained domain kept?",
@@ -48,9 +48,9 @@ FIRST = ("gram", "filtering")
 
 
 def answer_study(study: Results) -> list[str]:
-    """Returns the place of the main numbers, then a sentence for each group of claims there.
+    """Returns sentences: the methods, size and profile, then the answer of each group of claims.
 
-    The ratios come before the claims if no claim of the paper is about this place.
+    If no claim of the paper is about these numbers, the second sentence has the compute ratios.
     """
     main = headline_rows(study)
     if main.empty:
@@ -86,7 +86,10 @@ def _describe_place(study: Results, main: pd.DataFrame) -> str:
 
 
 def _claims_here(study: Results, main: pd.DataFrame) -> Iterator[tuple[Claim, Mapping]]:
-    """Yields the claims at the size and variant of `main` that compare methods or classes."""
+    """Yields the claims with their rows at the size and variant of `main`.
+
+    Claims that compare sizes or variants are left out, and claims about methods that `main` lacks.
+    """
     first, methods = main.iloc[0], set(main["method"])
     separations = (separation(method, first["size"]) for method in methods)
     claims = {claim.text: claim for claim in CLAIMS.get(study.record.compare_with, separations)}
@@ -126,7 +129,10 @@ def ratio_text(study: Results, row: Mapping[str, Any], name: str) -> str:
 
 
 def error_text(interval: Interval, unit: float) -> str:
-    """Writes a mean, with the error of seeds and unit if it has an interval; "" for NaN."""
+    """Writes "0.93 ± 0.05" for an interval, "0.93" without an interval, or "" for NaN.
+
+    The error is the half-width of the interval and the unit's error `unit`, added in quadrature.
+    """
     if math.isnan(interval.mean):
         return ""
     if math.isnan(interval.low):
@@ -136,10 +142,10 @@ def error_text(interval: Interval, unit: float) -> str:
 
 
 def headline_rows(study: Results) -> pd.DataFrame:
-    """Selects the rows of the two main methods at the shown profile, one size and variant.
+    """Selects the rows of the two main methods at the main profile and at one size and variant.
 
-    Places with numbers of both methods and their intervals come first, then the largest size, then
-    the last variant.
+    A size and variant with ratios of both methods is preferred, then one with intervals, then the
+    largest size, then the last variant.
     """
     table = study.table if VARIANT in study.table else study.table.assign(**{VARIANT: ""})
     methods = [method for method in dict.fromkeys(table["method"]) if method not in HIDDEN]
@@ -167,18 +173,18 @@ OF_TEXT = re.compile(r" --(?:corpus|core-label|storage)[ =](?:'[^']*'|\S+)")
 
 
 def warning_sections(study: Results) -> list[Section]:
-    """Says which nodes and values are missing; [] if none is."""
+    """Returns a section that names missing nodes and values, or [] if none is missing."""
     text = _describe_missing(study)
     return [Section("Not finished", text, is_warning=True)] if text else []
 
 
 def terminal_warning(study: Results) -> str:
-    """Says for a log or a terminal how rough compute ratios are; "" if nothing is known."""
+    """Says for a terminal how inexact compute ratios are, or returns "" if nothing is known."""
     return " ".join(filter(None, (_poor_fits(study), unit_warning(study.record))))
 
 
 def limits_section(study: Results, main: pd.DataFrame) -> Section:
-    """Tabulates the errors of seeds, unit and fits; `main` has the rows of the main numbers."""
+    """Tabulates the errors of seeds, unit and fits. `main` is the result of `headline_rows`."""
     record = study.record
     halves = pd.Series([half for n in CLASSES for half in main[f"{n}_high"] - main[n]], dtype=float)
     unit = [_describe(size, errors) for size, errors in _unit_by_size(record).items()]
@@ -230,9 +236,9 @@ def unit_error(record: StudyRecord, size: str, name: str) -> UnitError:
 
 
 def unit_warning(record: StudyRecord) -> str:
-    """Says by how much compute ratios may be off besides seeds, or how this is measured.
+    """Says how large the unit's error of compute ratios is, or how to measure it.
 
-    Returns "" if the runs are not ours, or if the preset is not judged.
+    Returns "" for numbers that were measured elsewhere, and for the preset without verdicts.
     """
     if record.preset in ("", UNJUDGED_PRESET):
         return ""
@@ -248,7 +254,7 @@ def unit_warning(record: StudyRecord) -> str:
     if unknown:
         parts.append(f"The unit's error is not known for this text at {', '.join(unknown)}.")
     for size in unknown:
-        # The preset that calibrates it, the study's where it has the size.
+        # Every preset that can calibrate the size. The study's preset is preferred.
         owners = [name for name, declared in CALIBRATED_SIZES.items() if size in declared]
         for preset in owners and [record.preset if record.preset in owners else owners[0]]:
             commands[preset].append(size)
