@@ -428,8 +428,7 @@ def frame_text(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> 
 
 
 def text_frame(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> pd.DataFrame:
-    """Writes every cell as a text. `digits` is the format of fractions, `missing` means no value.
-    """
+    """Writes every cell as a text: fractions in the format `digits`, and no value as `missing`."""
 
     def cell(value: object) -> str:
         if isinstance(value, bool):
