@@ -7,11 +7,11 @@ An error is a compute ratio minus a share. There are two kinds:
 - of the unit: finished baselines of other lengths and seeds, each with its own warm-up and decay,
   are rated like any model. The share is their steps over the reference's steps.
 
-The seeds of a study cannot show the error of its unit. This error is the root mean square, over
-shares, of the errors' means over seeds (`rms_of_means`). For a difference of two ratios by the same
-curves, it is the root mean square of the differences between neighbouring shares. `unit_errors.csv`
-has the errors that the package measured. A claim takes the half-width of their 90% interval, which
-is the root mean square times the t factor of its degrees of freedom.
+A study's seeds cannot show its unit's error. It is the root mean square, over shares, of the
+errors' means over seeds (`rms_of_means`). For a difference of two ratios by the same curves, it is
+that of the differences of neighbouring shares. `unit_errors.csv` has the package's measured errors.
+A claim takes the half-width of their 90% interval, the root mean square times the t factor of its
+degrees of freedom.
 """
 
 import math
@@ -100,8 +100,7 @@ def _errors(rated: pd.DataFrame) -> pd.DataFrame:
 def by_class(errors: pd.DataFrame) -> pd.DataFrame:
     """Returns the errors of core, and as AUXILIARY their mean over auxiliary domains within a seed.
 
-    Tables average domains in the same way. Two baselines of a seed whose lengths round to the same
-    share count as one.
+    Two baselines of a seed whose lengths round to the same share count as one.
     """
     classes = errors.assign(domain=errors["domain"].where(errors["domain"] == CORE, AUXILIARY))
     names = ["error_of", "size", "seed", "share", "domain"]
@@ -110,10 +109,6 @@ def by_class(errors: pd.DataFrame) -> pd.DataFrame:
 
 
 def _select_shares(errors: pd.DataFrame) -> pd.DataFrame:
-    """Selects the shares of at least LOWEST_SHARE.
-
-    Shares are rounded first, because baselines have whole numbers of steps.
-    """
     return errors[errors["share"].astype(float).round(2) >= LOWEST_SHARE]
 
 
@@ -140,7 +135,7 @@ def calibration_table(errors: pd.DataFrame) -> pd.DataFrame:
 def rms_of_means(cell: pd.DataFrame) -> float:
     """Returns the root mean square over shares of the errors' means over seeds.
 
-    `cell` has `share, seed, error`. NaN if no share has two seeds. The spread of the seeds is not
+    `cell` has `share, seed, error`. NaN if no share has two seeds. The spread of seeds is not
     subtracted, since with three seeds the result would often be 0. So the result is rather too
     large.
     """

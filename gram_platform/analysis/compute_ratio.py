@@ -186,8 +186,8 @@ def _profile(offsets: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
 def _descend(offset: float, spacing: float, s: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     """Refines a minimum of the grid. Returns (residual sum of squares, offset).
 
-    It searches the log offset within one grid spacing, and then again around the result, because
-    the minimiser resolves only 1e-8 of its variable.
+    It searches the log offset within one grid spacing and then again around the result, because the
+    minimiser resolves only 1e-8.
     """
     best = float(_profile(np.array([offset]), s, y)[0]), float(offset)
     for width in (spacing, 1e-6):
@@ -207,7 +207,6 @@ def _like(reference, values: np.ndarray):
 
 
 def _points(steps: Sequence[float], losses: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns steps and log losses [N], sorted by step."""
     s, values = floats("steps", steps), positive("losses", losses)
     if values.shape != s.shape:
         allowed = f"one loss for each step, of shape {s.shape}"

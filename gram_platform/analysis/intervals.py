@@ -150,7 +150,6 @@ def smallest_detectable(differences: Sequence[float], margin: float = math.nan) 
 
 @cache
 def _detectable_shift(num: int) -> float:
-    """Returns the smallest detectable difference in standard errors."""
     critical = float(stats.t.ppf(TAIL, num - 1))
     return optimize.brentq(
         lambda d: stats.nct.sf(critical, num - 1, d) - POWER, 0.0, 10.0 * critical + 10.0

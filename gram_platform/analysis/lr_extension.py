@@ -1,8 +1,7 @@
 """Extends a grid of learning rates and batches towards a minimum at its border [ours].
 
 The paper's grids are fixed. A minimum at the border is an extrapolation, so the grid grows on this
-side. It does not grow if all cells on the side diverged or failed, or if the side has reached its
-limit.
+side, unless all cells there diverged or failed, or the side has reached its limit.
 """
 
 import math
@@ -66,12 +65,12 @@ def extension(
     window: float | None = None,
     why_not: Callable[[int], str] = lambda batch: "",
 ) -> Extension:
-    """Extends the grid of one size by one step. `trials` are the size's, with columns of `lr_grid`.
+    """Extends the grid of one size by one step, from `trials` with the columns of `lr_grid`.
 
-    A side gets one more value if the pooled minimum lies at or beyond it, or, without a minimum, if
-    the best cell lies on it. The new value continues the ratio of the outermost two. A side gets at
-    most `limit` values, no batch for which `why_not` returns a reason, and no cell whose nearest
-    neighbour in the grid diverged, failed or was left out.
+    A side gets one more value, in the ratio of the outermost two, if the pooled minimum lies at or
+    beyond it, or if the best cell lies on it and there is no minimum. A side gets at most `limit`
+    values, no batch for which `why_not` returns a reason, and no cell whose nearest neighbour in
+    the grid diverged, failed or was left out.
     """
     from gram_platform.analysis.lr_grid import POOLED, cells, optima_table
     from gram_platform.analysis.surface import Fit

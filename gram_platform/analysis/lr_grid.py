@@ -1,10 +1,9 @@
 """Tabulates grids of learning rates and batches: cells, flagged optima, fitted surfaces.
 
-Every function takes `trials`, with a row per run. The columns are `size, parameters, seed, lr,
+Every function takes `trials`, with a row per run and the columns `size, parameters, seed, lr,
 batch` (in sequences), `loss`, `state` (complete, diverged or failed) and optionally `run_id`. Only
-the losses of complete runs count. The source of the fit is in `surface`. Ours: every fit leaves out
-a cell with a diverged seed, because its other seeds make it look too good. Pooled fits give each
-seed a level.
+losses of complete runs count. Ours: every fit leaves out a cell with a diverged seed, because its
+other seeds make it look too good. Pooled fits give each seed a level (see `surface`).
 """
 
 import math
@@ -80,10 +79,9 @@ def select_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFram
 def optima_table(trials: pd.DataFrame, fit: Fit = OUR_FIT) -> pd.DataFrame:
     """Returns OPTIMA_COLUMNS: for each size, the pooled optimum and then each seed's optimum.
 
-    `best_*` is the used cell with the lowest mean loss. If cells lack a seed, the seeds' levels are
-    subtracted first. `edges` are the `edge_names` of the minimum, or of the best cell if there is
-    no minimum. `notes` are warnings in words. A failed fit has a `reason` and no optimum.
-    `num_diverged` counts cells.
+    `best_*` is the used cell with the lowest mean loss, without the seeds' levels if cells lack a
+    seed. `edges` are the `edge_names` of the minimum, or of the best cell if there is no minimum.
+    `notes` are warnings. A failed fit has a `reason` and no optimum. `num_diverged` counts cells.
     """
     table, used = cells(trials, fit.as_published), select_trials(trials, fit.as_published)
     rows = []
@@ -123,9 +121,9 @@ def load_trials(path: str | Path, named_sizes: bool = False) -> pd.DataFrame:
 
     The columns are `size`, `parameters`, `seed`, `lr`, `batch` (in sequences), `state` (by default
     complete), and the loss in nats a token. The loss is `loss`, or half of `loss_core` plus half of
-    the mean of all `loss_<domain>`. Running and waiting trials are left out, so a search's
-    `trials.csv` can be read. `named_sizes` takes the parameters from the sizes' names, such as 50M,
-    as the authors' laws do. Raises ValueError for a missing value or a text that is no number.
+    the mean of all `loss_<domain>`. Running and waiting trials of a search are left out.
+    `named_sizes` takes the parameters from the sizes' names, such as 50M, as the authors' laws do.
+    Raises ValueError for a missing value or a text that is no number.
     """
     table = pd.read_csv(path, dtype={"size": str, "seed": str})
     domains = [name for name in table if name.startswith(DOMAIN_LOSS) and name != CORE_LOSS]
@@ -158,7 +156,7 @@ def _require_values(
 ) -> None:
     """Raises ValueError for the first row without a usable value in `names` or `state`.
 
-    `field` names the row and column in the error.
+    `field` names row and column in the error.
     """
     for name in names:
         rows = trials[trials[STATE] == State.COMPLETE] if name.startswith("loss") else trials

@@ -1,12 +1,10 @@
 """Fits power laws of learning rate and batch to the optima of a grid, with intervals over seeds.
 
 Source: the paper's appendix "Learning Rate and Batch Size Scaling". `as_published` follows the
-authors' code instead of their text.
-
-An optimum is weak if it is at the edge of its grid, or if its surface's curvature may be noise.
-Weak optima are left out if at least three others remain. Otherwise all optima enter, `no_law` says
-why the fit is no law, and nothing is predicted from it [ours]. On real grids the exponents change
-by a factor of two with the window, so read every law with `window_table`.
+authors' code instead of their text. Ours: an optimum is weak if it is at the edge of its grid, or
+if its surface's curvature may be noise. Weak optima are left out if at least three others remain.
+Otherwise all optima enter, `no_law` says why the fit is no law, and nothing is predicted from it.
+On real grids the exponents change by a factor of two with the window (`window_table`).
 """
 
 import dataclasses
@@ -69,8 +67,8 @@ def analyse_grid(
     """Returns all tables of the trials, which have the columns of `lr_grid`.
 
     `seq_len` is the length of the batch's sequences. `window` and `as_published` are fields of
-    `surface.Fit`. `as_published` gives the authors' laws to the last digit if `parameters` are the
-    numbers in the sizes' names (`named_sizes` of `lr_grid.load_trials`).
+    `surface.Fit`. `as_published` gives the authors' laws to the last digit if the trials were
+    loaded with `named_sizes`.
     """
     fit = Fit(window, as_published)
     optima = optima_table(trials, fit)
@@ -88,10 +86,10 @@ def analyse_grid(
 def laws_table(trials: pd.DataFrame, fit: Fit = OUR_FIT, num_resamples: int = 200) -> pd.DataFrame:
     """Returns LAW_COLUMNS of `lr` and of `batch`: exponents with t-interval and bootstrap interval.
 
-    The bootstrap needs two seeds (see `LawBootstrap`). `sizes` lists the sizes whose optimum
-    entered, and `smallest` and `largest` are their parameters. `left_out` names all other sizes
-    with reasons. `no_law` says why the fit is no law, and is "" for a law. The numbers are NaN with
-    fewer than two sizes, or if a coefficient is zero or infinite as a float.
+    `sizes` lists the sizes whose optimum entered, and `smallest` and `largest` are their
+    parameters. `left_out` names all other sizes with reasons. `no_law` says why the fit is no law,
+    or is "". The numbers are NaN with fewer than two sizes, or if a coefficient is zero or infinite
+    as a float. The bootstrap needs two seeds.
     """
     return _fit(trials, optima_table(trials, fit), fit, num_resamples)[1]
 
@@ -189,16 +187,16 @@ def _predict(law: Law | None, parameters: float, seq_len: int) -> tuple[float, f
 def spread_interval(
     deviations: np.ndarray, freedoms: np.ndarray, weights: np.ndarray, centre: float
 ) -> Interval:
-    """Returns the interval of a weighted sum of the log optima of J sizes, over seeds.
+    """Returns the interval of `weights` [J] @ log optima of J sizes around the pooled `centre`.
 
-    `weights` [J] are the weights, and `centre` is the sum for the pooled optima. `deviations` [R,
-    J] are the log optima of R resamples of seeds minus the pooled ones, NaN where a resample
-    failed. `freedoms` [J] are the numbers of seeds minus 1. A resample of n seeds spreads sqrt((n -
-    1) / n) times as much as n new seeds, so the deviations are already divided by this factor.
+    `deviations` [R, J] are the log optima of R resamples of seeds minus the pooled ones, NaN where
+    a resample failed. `freedoms` [J] are the numbers of seeds minus 1. A resample of n seeds
+    spreads sqrt((n - 1) / n) times as much as n new seeds, so the caller divides deviations by this
+    factor.
 
     Few seeds also estimate a spread badly, so the interval is widened by the t quantile over the
-    normal quantile. Its degrees of freedom are Welch and Satterthwaite's, where each size's freedom
-    is weighted by its share of the variance. The ends are NaN with fewer than two resamples.
+    normal quantile. The degrees of freedom are Welch and Satterthwaite's, with each size weighted
+    by its share of the variance. The ends are NaN with fewer than two resamples.
     """
     known = deviations[np.isfinite(deviations).all(axis=1)]
     if len(known) < 2 or not math.isfinite(centre):
@@ -274,8 +272,7 @@ def bootstrap_laws(
 def _optima(sizes: list[float], groups: list[list[np.ndarray]], fit: Fit) -> np.ndarray:
     """Returns learning rates and batches [2, J] of the pooled minima of J sizes.
 
-    The seeds of a size are arrays [n, 3] of lr, batch and loss. A seed that is drawn twice counts
-    as two seeds.
+    A size's seeds are arrays [n, 3] of lr, batch and loss. A seed drawn twice counts as two.
     """
     optima = []
     for seeds in groups:

@@ -8,10 +8,10 @@ does not give the objective. Ours is
 Forget, core and retain are means of compute ratios over the domains of their class. Ratios are
 first averaged over seeds, since a single baseline may be below the floor of 0.95.
 
-Compute ratios are not bounded. A loss above an untrained model's has a negative ratio, and on a
-flat curve a slightly lower loss can have a huge ratio. So every ratio is clipped to [0,
-HIGHEST_RATIO] before averaging [ours]. Otherwise a completely forgotten domain could make up for a
-domain that is still known. The tables of studies do not clip.
+A loss above an untrained model's has a negative ratio, and on a flat curve a slightly lower loss
+can have a huge one. So every ratio is clipped to [0, HIGHEST_RATIO] before averaging [ours].
+Otherwise a completely forgotten domain could make up for a domain that is still known. The tables
+of studies do not clip.
 """
 
 import math

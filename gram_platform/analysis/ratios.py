@@ -1,8 +1,8 @@
 """Computes the compute ratio of each view and domain from stored losses and baselines' curves.
 
 The curves are fitted to the baselines of all seeds. The jackknife measures the error of the curve
-(`pseudo_values`). It leaves out one seed at a time, with the seed's losses and baseline. Source:
-Tukey's pseudo-values, whose t-interval over n seeds has n - 1 degrees of freedom.
+by leaving out one seed at a time, its losses and its baseline. Source: Tukey's pseudo-values, whose
+t-interval over n seeds has n - 1 degrees of freedom.
 
 A value that cannot be computed becomes a note (what, why), never a number.
 """
@@ -78,9 +78,8 @@ def baseline_references(
 ) -> tuple[dict, Notes]:
     """Returns {(size, domain): Reference} of sizes with a finished baseline, and notes.
 
-    A baseline counts if it has a curve and final losses. Notes name the others. `leave_out` also
-    fits each curve without each seed, for the jackknife. `only_seed` is the seed of the frames if
-    they have just one.
+    A baseline counts if it has a curve and final losses. `leave_out` also fits each curve without
+    each seed, for the jackknife. `only_seed` is for notes, if the frames have just one seed.
     """
     references, notes, of_seed = {}, [], f", seed {only_seed}" if only_seed else ""
     baselines = evaluations[(evaluations["method"] == BASELINE) & (evaluations["profile"] == ALL)]
@@ -115,7 +114,6 @@ def baseline_references(
 
 
 def _reference(domain: str, finals: pd.Series, points: pd.DataFrame) -> Reference:
-    """Fits one domain's pooled curve to the points of one size. `finals` are {seed: final loss}."""
     unknown = ", ".join(finals.index[finals.isna()])
     if unknown:
         allowed = "a final loss of every baseline"

@@ -2,8 +2,8 @@
 
 Source: the paper's appendix "Learning Rate and Batch Size Scaling". Ours: a surface that is not
 convex has no minimum, a minimum at or beyond the edge of the grid is flagged, the fit can be
-restricted to cells near the best, and each seed has a level, a constant that is added to the
-surface. If the t-statistic of the smallest curvature is small, noise may have bent the surface.
+restricted to cells near the best, and a seed's level is a constant that is added to the surface. If
+the t-statistic of the smallest curvature is small, noise may have bent the surface.
 """
 
 import math
@@ -153,7 +153,7 @@ def fit_surface(
     `seeds` [n] names the seed of each loss, and the surface predicts at the mean level. If a cell
     lacks a seed, a minimum without `seeds` is not reliable. Raises ValueError if values are not
     finite and positive, if fewer than six cells are used, or if the cells do not determine the
-    quadratic and the levels. Examples are two rates, cells on one line, and fewer losses than
+    quadratic and the levels, as with two rates, cells on one line, or fewer losses than
     coefficients.
     """
     window, seeds = fit.window, None if fit.as_published else seeds
@@ -208,9 +208,8 @@ def subtract_levels(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) 
 def level_columns(seeds: Sequence | None, num: int) -> np.ndarray:
     """Returns the design [num, K - 1] of the levels of K seeds.
 
-    A seed's losses have 1 in the seed's column. The last seed's losses have -1 in all columns.
-    `seeds` names the seed of each of `num` losses. None stands for a single seed. Raises ValueError
-    for another length.
+    A seed's losses have 1 in its column, and the last seed's losses -1 in all. `seeds` names the
+    seed of each of `num` losses. None is a single seed. Raises ValueError for another length.
     """
     if seeds is None:
         return np.empty((num, 0))
@@ -241,7 +240,7 @@ def _cells(points: np.ndarray) -> np.ndarray:
 def _whiten(used: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
     """Returns the centre of cells [m, 2], and the matrix that gives them unit covariance.
 
-    The matrix is None if the cells lie on a line.
+    The matrix is None for cells on a line.
     """
     centre, width = used.mean(axis=0), np.ptp(used, axis=0)
     if not width.min() > 0.0:
@@ -260,10 +259,10 @@ def _design(w: np.ndarray) -> np.ndarray:
 def _least_squares(
     w: np.ndarray, loss: np.ndarray, levels: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, float] | None:
-    """Returns coefficients [6], their covariance and the rms of the residuals.
+    """Returns coefficients [6], their covariance, and the residuals' rms, or None.
 
-    The covariance is NaN without degrees of freedom. Returns None if the coefficients are not
-    determined. `levels` [n, K - 1] is the result of `level_columns`.
+    It returns None if the coefficients are not determined. The covariance is NaN without degrees of
+    freedom. `levels` [n, K - 1] are from `level_columns`.
     """
     design = np.concatenate([_design(w), levels], axis=1)
     norms = np.sqrt(np.mean(design**2, axis=0))

@@ -55,10 +55,9 @@ class SweepAnalysis:
 def analyse_sweeps(losses: StudyLosses, sizes: Sequence[str] = ()) -> SweepAnalysis:
     """Returns all tables of a sweep.
 
-    The frames of `losses` have two more columns, `knob` and `value`, which do not matter for the
-    baseline. Every other view has a row for each of its knobs. `runs` joins the `run_id`s, if the
-    evaluations have any. Notes name their points, unless all points have the note. Raises
-    ValueError as `tables.analyse` does.
+    The frames of `losses` also have `knob` and `value`, which do not matter for the baseline. Other
+    views have a row for each of their knobs. `runs` joins the `run_id`s, if there are any. Notes
+    name their points, unless all points have the note. Raises ValueError as `tables.analyse` does.
     """
     evaluations, attacks = losses.evaluations, losses.attacks
     views = pd.concat([evaluations, losses.views])

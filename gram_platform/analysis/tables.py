@@ -1,12 +1,10 @@
 """Averages compute ratios within seeds and then over seeds, and writes tables as CSV and text.
 
 Source of the averages: the paper's appendix "Compute Ratio Methodology" and the numbers of
-`tab:synthetic`. Within a seed, a class is the mean over all pairs of a profile and a domain
-(`pair_means`). It is not the mean of the profiles' means, since core forgets more domains than core
-with one domain. Over seeds, a class is the mean of the seed means with a 90% t-interval.
-
-The width of the interval comes from the jackknife's pseudo-values (JACKKNIFE,
-`ratios.pseudo_values`) or from the seed means, as in the paper (CURVE_FIXED). `missing` names each
+`tab:synthetic`. Within a seed, a class is the mean over all pairs of a profile and a domain, not
+over the means of profiles, since core forgets more domains than core with one domain. Over seeds, a
+class is the mean of the seed means with a 90% t-interval. Its width is that of the jackknife's
+pseudo-values (JACKKNIFE) or of the seed means, as in the paper (CURVE_FIXED). `missing` names each
 value that cannot be computed. Losses in nats a token are averaged in the same way.
 """
 
@@ -162,10 +160,7 @@ def analyse(
 
 
 def _minus_filtering(ratios: pd.DataFrame, declared: pd.DataFrame) -> pd.DataFrame:
-    """Returns VIEW and the classes' losses minus filtering's, with the suffix MINUS_FILTERING.
-
-    The profile `mean` is over the profiles that both methods have.
-    """
+    """Returns VIEW and the classes' losses minus filtering's, on the profiles that both have."""
     columns = {name: name + MINUS_FILTERING for name in CLASSES}
     is_theirs, same = ratios["method"] == FILTERING, ["size", "seed", "profile", "domain", "class"]
     both = ratios[~is_theirs].merge(

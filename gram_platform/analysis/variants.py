@@ -142,7 +142,6 @@ def drop_table(numbers: pd.DataFrame, per_seed: pd.DataFrame) -> pd.DataFrame:
 
 
 def _views(per_seed: pd.DataFrame) -> pd.DataFrame:
-    """Selects views of methods with modules, and adds the number of active modules."""
     views = per_seed[(per_seed["profile"] != MEAN) & (per_seed["method"] != BASELINE)]
     numbers = [len(retained.split(",")) if retained else 0 for retained in views["retained"]]
     return views.assign(**{MODULES: pd.Series(numbers, views.index, dtype="int64")})
@@ -151,10 +150,6 @@ def _views(per_seed: pd.DataFrame) -> pd.DataFrame:
 def _ends(
     numbers: pd.DataFrame, method: str, size: str, name: str, num_modules: int
 ) -> pd.DataFrame:
-    """Returns a class with one module, with all, and the difference `drop`, by seed.
-
-    If there is only one module, there are no rows.
-    """
     known = numbers[(numbers["method"] == method) & (numbers["size"] == size)]
     known = known[known[name].notna()]
     one, every = (known[known[MODULES] == n].set_index("seed")[name] for n in (1, num_modules))

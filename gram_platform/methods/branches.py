@@ -1,7 +1,7 @@
 """FT-Full, FT-LoRA and FT-MLP train a base on core, then a branch of the base for each domain.
 
-The base and all branches together cost as much as the baseline. The base gives up the batches that
-branches take from auxiliary domains and from core (rehearsal), even if fewer branches run.
+All runs together cost as much as the baseline. The base gives up the batches of all branches, both
+from auxiliary domains and from core (rehearsal), even if fewer branches run.
 """
 
 from dataclasses import dataclass, replace
@@ -138,7 +138,6 @@ def _base(setting: Setting, budget: BranchBudget) -> RunConfig:
 def _branch(
     setting: Setting, budget: BranchBudget, base: RunConfig, domain: str, module: ModuleSpec | None
 ) -> RunConfig:
-    """Plans a branch that trains only `module`, or without a module all parameters."""
     domains = [budget.aux[domain]]
     if domain in budget.core:
         rehearsal = budget.core[domain]

@@ -44,13 +44,13 @@ def data_budget(
     scale: float = 1.0,
     unlabelled_is_core: bool = True,
 ) -> DataConfig:
-    """Mixes one epoch of `domains`. The numbers of sequences are scaled by `scale` (lambda).
+    """Mixes one epoch of `domains`, whose lengths are scaled by `scale` (lambda).
 
     Auxiliary domains are drawn `factor` (p_af) times, in whole route units. Core fills up the
-    rounded number of steps, so `factor` does not change the total. Raises ValueError if nothing is
-    left for core. Sequences repeat if `factor` is above 1 or if a domain has too few. Unlabelled
-    sequences of all domains join core or have their own budgets. Wrongly labelled text belongs to
-    its label.
+    rounded number of steps, so `factor` does not change the total. Sequences repeat if `factor` is
+    above 1 or a domain has too few. Unlabelled sequences of all domains join core or have their own
+    budgets. Wrongly labelled text belongs to its label. Raises ValueError if nothing is left for
+    core.
     """
     setting, texts = divide_text(setting)
     labelled = 1.0 - setting.options.unlabelled_share
@@ -83,7 +83,6 @@ def data_budget(
 def _budget_unlabelled(
     pools: tuple[Slice, ...], route_unit: int, by_domain: bool
 ) -> list[DomainBudget]:
-    """Budgets unlabelled sequences in whole route units, for each domain or for all together."""
     groups = {UNLABELLED_OF + p.domain: (p,) for p in pools} if by_domain else {UNLABELLED: pools}
     budgets = []
     for name, slices in groups.items():
@@ -97,7 +96,7 @@ def _budget_unlabelled(
 def slice_unlabelled(setting: Setting, scale: float) -> tuple[Slice, ...]:
     """Returns each domain's unlabelled sequences, which begin at the same place for all methods.
 
-    A margin of 10% and two windows separates them from the labelled sequences, because rounding and
+    They follow the labelled sequences after a margin of 10% and two windows, since rounding and
     lambda change the number of labelled sequences.
     """
     share, slices = setting.options.unlabelled_share, []
@@ -179,11 +178,11 @@ def dense_run(
 def compute_lambda(setting: Setting, model: ModelConfig) -> float:
     """Returns lambda = F_base / F_routed, F_routed = L_core P_core + L_aux (P_core + P_aux).
 
-    Returns 1 if compute is not equalised. By default compute is counted as in the paper's text
-    (`app:equal-compute`): a run is one epoch of every domain, a core batch costs P_core, and an
-    unlabelled batch costs as much as its label's. With `lambda_counts_plan` the expected run is
-    counted, as in the authors' code. Then p_af times the auxiliary batches replace core batches,
-    companions cost too, and unlabelled batches pass all modules.
+    Returns 1 if compute is not equalised. By default a run is one epoch of every domain, core
+    batches cost P_core, and unlabelled batches cost as much as their label's, as in the paper's
+    text (`app:equal-compute`). With `lambda_counts_plan`, as in the authors' code, p_af times the
+    auxiliary batches replace core batches, companions cost too, and unlabelled batches pass all
+    modules.
     """
     if not setting.equal_compute:
         return 1.0

@@ -1,8 +1,8 @@
 """Divides one epoch of text by the labels that training sees, which may be wrong.
 
-Recall and precision are as in Shilov and others (2025, SGTM). A sequence's place in the keyed
-permutation of its text decides its label, for every method and seed. Validation and attacks use
-true labels.
+Recall and precision are as in Shilov and others (2025, SGTM). For every method and seed, the place
+of a sequence in the permutation of its text decides its label. Validation and attacks use true
+labels.
 """
 
 from collections.abc import Iterable
@@ -70,10 +70,10 @@ def budget_label(
     num_draws: int,
     unlabelled: Text = (),
 ) -> DomainBudget:
-    """Budgets a label's text: its slices from other domains, then text of its own domain.
+    """Budgets a label's text: a share `scale` (lambda) of its other slices, at most all of them.
 
-    A share `scale` (lambda) of the other slices is used, at most all. Own text fills up
-    `num_sequences` as far as it reaches. Raises ValueError if there is no place for own text.
+    Own text fills up `num_sequences` as far as it reaches. Raises ValueError if there is no place
+    for own text.
     """
     (own, *slices), share = text, min(1.0, scale)
     others = [replace(s, num_sequences=max(1, round(share * s.num_sequences))) for s in slices]

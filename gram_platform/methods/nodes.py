@@ -96,9 +96,8 @@ def node_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
 
     Examples are `gram tiny all s0`, `gram tiny core+lisp s0, heterogeneous, attacked for virology`
     and `gram tiny core s0, evaluated`. The study's variant follows the seed. A trial's parameters
-    come first, because MLflow's pages cut names: `batch 16, lr 0.004, tiny baseline s0`.
-    Evaluations of other measures than losses end in the measure. Callers prefer the tags in the
-    storage.
+    come first, because MLflow's pages cut names: `batch 16, lr 0.004, tiny baseline s0`. Other
+    evaluations than losses end in their measure.
     """
     name = [f"{key} {value}" for key, value in sorted(tags.items()) if key not in STUDY_TAGS]
     keys = ("size", "method", "profile") if name else ("method", "size", "profile")
@@ -197,12 +196,11 @@ def method_costs(
     The planned runs serve `profiles` of `of_profiles`. The compared profile `shown` costs
     `train_shown`.
 
-    The other columns are about the runs that serve all profiles, `served` in number, even if the
-    study trains fewer. `runs` has the numbers of runs from random weights and of runs from another
-    run. `train_all` is the compute_units of these runs as the paper counts them, with core batches
-    at P_core, and `plan_all` adds p_cr's companions. `active_mlp` has the fewest and the most MLP
-    parameters of a forward pass with at most one module. `total_mlp_all` has the MLP parameters of
-    all weights.
+    All other columns are about the runs that serve all profiles, `served` in number, even if the
+    study trains fewer. `runs` has the numbers of runs from random weights and from another run.
+    `train_all` has their compute_units as the paper counts them, with core batches at P_core, and
+    `plan_all` adds p_cr's companions. `active_mlp` has the fewest and the most MLP parameters of a
+    forward pass with at most one module, and `total_mlp_all` has all MLP parameters.
     """
     planned = {method: plan(method, setting) for method in dict.fromkeys((*methods, *compared))}
     served = {method: _list_served(plans, setting) for method, plans in planned.items()}

@@ -22,8 +22,8 @@ class Compilation:
 
     A function must be pure, because it is called again after a failure, and then raises its own
     errors. Functions that ran compiled earlier in the pass are recomputed compiled, because both
-    must save the same tensors. Each rank decides for itself, since a compiled function does not
-    communicate with other ranks.
+    must save the same tensors. Each rank decides for itself, since compiled functions do not
+    communicate.
     """
 
     def __init__(self, backend: str | Callable = "inductor"):
@@ -116,8 +116,7 @@ def fuse_cross_entropy(
     if compiling fails. Two compiled functions, for losses and for the gradient, convert and scale
     logits while they read them. On a GPU, separate operations move 32 bytes for each logit of 2
     bytes (log-softmax 6, exponential 8, division 8, copy 6, scaling 4). The compiled functions move
-    at most 8: they read the logit for the maximum, the sum and the gradient, and write its
-    gradient.
+    at most 8, for three reads of the logit and one write of its gradient.
 
     Shapes: B sequences, T tokens, V vocabulary, N = B x T, M micro-batches of a pass.
     """
@@ -136,8 +135,6 @@ def fuse_cross_entropy(
 
 
 class _CrossEntropies(torch.autograd.Function):
-    """Computes the gradient in the backward pass, where the scale of the loss is known."""
-
     @staticmethod
     def forward(
         ctx,

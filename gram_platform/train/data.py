@@ -154,10 +154,9 @@ def on_device(tokens: Tensor, device: torch.device | str) -> Tensor:
 
 
 def gpu_of_this_thread() -> Callable[[], None]:
-    """Returns a function that makes a new thread use the calling thread's GPU.
+    """Returns a function that makes a new thread use the calling thread's GPU, if it has one.
 
-    A thread begins with GPU 0, where each rank of a machine would create a context of .5 GiB. The
-    function does nothing without a GPU.
+    A thread begins with GPU 0, where each rank of a machine would create a context of .5 GiB.
     """
     if not torch.cuda.is_initialized():
         return lambda: None
@@ -175,8 +174,8 @@ def start_thread(name: str, target: Callable, *inputs: object) -> threading.Thre
 class Staging:
     """Copies tensors from a GPU on a side stream into pinned memory, which is reused.
 
-    Tensors that are not on a GPU are copied at once. The copies are complete after `wait`, which
-    any thread may call, and are valid until the next `copy`.
+    Other tensors are copied at once. The copies are complete after `wait`, which any thread may
+    call, and are valid until the next `copy`.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,9 @@
 """Holds what a run trains: the model, float32 master weights by set, optimizers and gradients.
 
 This learner has one process, and `sharding.py` has the learner of several ranks. In float32 the
-model is its own master. In bfloat16 the model has a bfloat16 copy of every weight, and the gradient
-of each pass is added to the master in float32, as in FSDP2's mixed precision. Sets that a route
-does not train get no gradient, so AdamW skips them.
+model is its own master. In bfloat16 the model has a copy of every weight, and each pass's gradient
+is added to the master in float32, as in FSDP2's mixed precision. Sets that a route does not train
+get no gradient, so AdamW skips them.
 """
 
 import contextlib
@@ -68,13 +68,11 @@ class Learner:
         """Builds the model from `start` (weights by name) and the seed, as `starting_weights` does.
 
         With `activation_checkpointing`, blocks keep only their inputs and recompute the rest in the
-        backward pass, for less memory, more time and the same bits. `compiled` compiles the blocks
-        and the loss as long as that works.
-
-        `num_passes` divides this process's sequences of a micro-batch, for less memory.
-        `num_merged` is the most micro-batches in one pass, of any routes, for fewer and longer
-        products. It is 1 for misdirection. Both give the same gradient up to rounding, and at least
-        one of them is 1.
+        backward pass, for less memory, more time and the same bits. `compiled` compiles blocks and
+        loss as long as that works. `num_passes` divides this process's sequences of a micro-batch,
+        for less memory. `num_merged` is the most micro-batches in a pass, for fewer and longer
+        products, and is 1 for misdirection. Both give the same gradient up to rounding, and one of
+        them is 1.
         """
         assert 1 in (num_passes, num_merged)
         self.config, self.num_passes, self.num_merged = config, num_passes, num_merged
@@ -205,9 +203,9 @@ class Learner:
     def pieces(self) -> dict[str, Piece]:
         """Copies this process's rows of the whole state to the CPU, without communication.
 
-        Weights are `model.<name>`. AdamW's states are
-        `optim.<set>.<name>.{step,exp_avg,exp_avg_sq}`. A set that never stepped has none. Copies
-        from a GPU are made during training, and `staging` tells when they are complete and valid.
+        Weights are `model.<name>`, and AdamW's states
+        `optim.<set>.<name>.{step,exp_avg,exp_avg_sq}`, which a set that never stepped lacks.
+        `staging` tells when copies from a GPU are complete.
         """
         copies = self.staging.copy({name: self._local(value) for name, value in self._tensors()})
         return {name: self._piece(name, value, copies[name]) for name, value in self._tensors()}
@@ -287,9 +285,9 @@ def starting_weights(
 ) -> Iterator[tuple[str, Piece]]:
     """Yields (name, float32 piece) of every parameter.
 
-    If `start` has the name, a piece has the rows of `rows_of`. Otherwise it has all rows, drawn
-    from the seed. `start` may lack modules, since a branch adds modules to its base. Raises
-    ValueError for any other difference.
+    A piece has the rows of `rows_of` if `start` has the name, otherwise all rows, drawn from the
+    seed. `start` may lack modules, since a branch adds modules to its base. Raises ValueError for
+    any other difference.
     """
     left = dict(start)
     for name, shape in parameter_shapes(config.model).items():
@@ -312,9 +310,9 @@ def probe_norms(learner: Learner, sequences: np.ndarray) -> dict[str, float]:
     """Returns {module's domain: gradient norm of the module's matrices} on a domain's sequences.
 
     `sequences` [num_sequences, seq_len + 1] are the domain's first. All modules are active and get
-    gradients, as in an unlabelled batch. The core gets none, which changes no module's gradient.
-    Biases are left out: MLP outputs are summed, so the gradient at the output bias is the same in
-    every module, and it dominates the norm of narrow modules.
+    gradients, as in an unlabelled batch, and the core gets none. Biases are left out: MLP outputs
+    are summed, so the gradient of the output bias is the same in every module, and it dominates the
+    norm of narrow modules.
 
     A norm is the root mean square over `num_probed` micro-batches. Weights, optimizer states and
     gradients do not change. All ranks must call this.

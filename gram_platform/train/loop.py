@@ -56,12 +56,12 @@ def training_steps(
 
     A step trains on one window, whose micro-batches differ in domain and route. A micro-batch runs
     in `num_passes` passes of the learner, or up to `num_merged` micro-batches share a pass. Up to
-    rounding, the gradient is always that of the mean of the micro-batches' losses. Parameter sets
-    that no micro-batch trains have no gradient.
+    rounding, the gradient is that of the mean of the micro-batches' losses. Parameter sets that no
+    micro-batch trains have no gradient.
 
-    Every `norms_every` steps (0 is never) and after the last step, the record has norms:
-    `gradient/<set>` before clipping, of the sets that the window trained, and `weights/<set>` after
-    the step. Raises TrainingDiverged before a non-finite gradient changes a weight.
+    Every `norms_every` steps (0 is never) and after the last step, records have the norms
+    `gradient/<set>` of the trained sets before clipping, and `weights/<set>` after the step. Raises
+    TrainingDiverged before a non-finite gradient changes a weight.
     """
     config = learner.config
     for step in range(first_step, config.num_steps):
@@ -90,10 +90,10 @@ def training_steps(
 def _accumulate_gradients(
     learner: Learner, window: list[MicroBatch], reader: ScheduleReader
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Runs every micro-batch forward and backward.
+    """Runs every micro-batch forward and backward. Returns cross entropies and minimised losses.
 
-    Returns the cross entropies and the minimised losses over all ranks. They are read from the
-    device once, after the whole window, because a read waits for all queued work.
+    They are means over ranks, and are read from the device once per window, because a read waits
+    for all queued work.
     """
     num_losses, ranks = len(window) * learner.num_passes, (learner.rank, learner.num_ranks)
     values, num_done = torch.zeros(2, len(window), device=learner.device), 0
@@ -122,9 +122,8 @@ def _run_pass(
 ) -> Tensor:
     """Runs a pass of `passes_of_window`, or a part of a micro-batch, forward and backward.
 
-    Returns the cross entropy and the minimised loss of each micro-batch, [2, len(micro_batches)],
-    detached. `num_losses` counts the losses of the window, and `is_last` marks the window's last
-    pass.
+    Returns each micro-batch's cross entropy and minimised loss, [2, len(micro_batches)], detached.
+    `num_losses` counts the window's losses, and `is_last` marks its last pass.
     """
     number = len(micro_batches)
     trained = frozenset().union(*(micro_batch.route.trained for micro_batch in micro_batches))
@@ -173,7 +172,6 @@ def active_rows(
 
 
 def _forgetting(objective: Objective, domains: Sequence[str], minimised: Sequence[float]) -> float:
-    """Averages the forget term over the forget micro-batches, without the 2 of `training_loss`."""
     losses = zip(domains, minimised, strict=True)
     terms = [value / 2.0 for domain, value in losses if domain in objective.forget]
     return sum_in_order(terms) / len(terms) if terms else math.inf

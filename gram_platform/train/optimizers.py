@@ -1,7 +1,7 @@
-"""Updates parameter sets: learning-rate schedule, AdamW for each set, clipping, and norms by set.
+"""Updates parameter sets: learning rate, AdamW for each set, clipping, and norms by set.
 
-Functions work on lists of tensors, for which a GPU needs few kernels, and on this rank's rows of
-sharded tensors.
+Functions take lists of tensors, for which a GPU needs few kernels. Sharded tensors have only this
+rank's rows.
 """
 
 import math
@@ -20,8 +20,8 @@ Sets = Mapping[str, Mapping[str, nn.Parameter]]
 def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
     """Returns the learning rate of step 0 <= step < num_steps: warm-up, constant, decay.
 
-    The rate rises linearly from peak/warmup_steps to peak, is constant, and falls linearly to
-    peak/decay_steps at the last step. Fractions are of the run's steps, rounded to whole steps.
+    It is linear from peak/warmup_steps to peak, constant, then linear to peak/decay_steps at the
+    last step. Fractions are of the run's steps, rounded to whole steps.
     """
     warmup_steps = round(config.warmup_fraction * num_steps)
     decay_steps = round(config.decay_fraction * num_steps)
@@ -68,10 +68,10 @@ def clip_gradients(sets: Sets, config: OptimizerConfig) -> float:
 
 
 def add_gradients(pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
-    """Moves the gradient of each copy to its float32 master, in pairs (copy, master).
+    """Moves the gradient of each copy to its float32 master. `pairs` are (copy, master).
 
-    A GPU adds lists of one dtype with few kernels, so gradients are converted first. A CPU converts
-    while it adds.
+    A GPU adds lists of one dtype with few kernels, so it converts first. A CPU converts while it
+    adds.
     """
     pairs = [pair for pair in pairs if pair[0].grad is not None]
     gradients = [copy.grad for copy, _ in pairs]
@@ -90,9 +90,9 @@ def add_gradients(pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
 
 
 def gradient_norms(sets: Sets) -> dict[str, float]:
-    """Measures the norm of the gradients of every set that has any.
+    """Measures the norm of every set's gradients, except of sets without gradients.
 
-    All ranks must call this, since there is one reduction for all sets.
+    All ranks must call this.
     """
     groups = {}
     for name, named in sets.items():
@@ -107,7 +107,6 @@ def weight_norms(sets: Sets) -> dict[str, float]:
 
 
 def _norms(groups: Mapping[str, Sequence[Tensor]]) -> dict[str, float]:
-    """Combines the norms of each group's tensors, with a single transfer from the device."""
     tensors = [tensor for group in groups.values() for tensor in group]
     left = iter(_tensor_norms(tensors).tolist())
     return {name: math.hypot(*(next(left) for _ in tensors)) for name, tensors in groups.items()}

@@ -91,7 +91,6 @@ def search_figures(
 def _study_of(
     trials: pd.DataFrame, objective: str, parameter: Parameter | None = None
 ) -> optuna.Study:
-    """Makes an Optuna study in memory of the trials. Trials without a value have failed."""
     study, ranges = optuna.create_study(), {}
     if parameter:
         values = [parameter.low, parameter.high, *trials[parameter.name]]
@@ -112,10 +111,7 @@ def runs_text(runs: str) -> list[str]:
 
 
 def _add_facts(figure: go.Figure, trials: pd.DataFrame, x: str, objective: str) -> None:
-    """Marks the best trial, adds trials without a value, and sets the texts of hovers.
-
-    Trials without a value have a second, invisible axis, so zooming does not move them.
-    """
+    """Marks the best trial, adds trials without a value on a second axis, and sets hover texts."""
     done = select_finished(trials, objective)
     if len(done):
         is_best = done.index == done[objective].idxmin()

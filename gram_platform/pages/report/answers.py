@@ -86,10 +86,7 @@ def _describe_place(study: Results, main: pd.DataFrame) -> str:
 
 
 def _claims_here(study: Results, main: pd.DataFrame) -> Iterator[tuple[Claim, Mapping]]:
-    """Yields the claims with their rows at the size and variant of `main`.
-
-    Claims that compare sizes or variants are left out, and claims about methods that `main` lacks.
-    """
+    """Yields (claim, row) for claims at one size and variant, those of `main`."""
     first, methods = main.iloc[0], set(main["method"])
     separations = (separation(method, first["size"]) for method in methods)
     claims = {claim.text: claim for claim in CLAIMS.get(study.record.compare_with, separations)}
@@ -144,8 +141,8 @@ def error_text(interval: Interval, unit: float) -> str:
 def headline_rows(study: Results) -> pd.DataFrame:
     """Selects the rows of the two main methods at the main profile and at one size and variant.
 
-    A size and variant with ratios of both methods is preferred, then one with intervals, then the
-    largest size, then the last variant.
+    Places with ratios of both methods come first, then places with intervals, then the largest
+    size, then the last variant.
     """
     table = study.table if VARIANT in study.table else study.table.assign(**{VARIANT: ""})
     methods = [method for method in dict.fromkeys(table["method"]) if method not in HIDDEN]

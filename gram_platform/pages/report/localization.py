@@ -276,10 +276,7 @@ def _load(store: Store, entries: Sequence[Mapping]) -> list[MeasuredTokens]:
 
 
 def _load_control(store: Store, of_size: Sequence[Mapping], seed: str) -> list[MeasuredTokens]:
-    """Loads the baseline of the next seed under the name of this seed, as a control.
-
-    The first seed follows the last. Returns [] if there is only one seed.
-    """
+    """Loads the next seed's baseline as a view of this seed, or [] if there is only one seed."""
     baselines = {entry["tags"]["seed"]: entry for entry in of_size if _is_baseline(entry)}
     seeds = list(baselines)
     if seed not in seeds or len(seeds) < 2:
@@ -293,8 +290,8 @@ def _shade_texts(
 ) -> tuple[ShadedText, ...]:
     """Shades the chosen texts, or else the beginning of every domain's first validation sequence.
 
-    Each text is shaded under the profiles core and core+domain, in the order of `measured`. The
-    model that is filtered to core sets the scale.
+    Each text has a row for the profiles core and core+domain of every method. The model that is
+    filtered to core sets the scale.
     """
     config = store.evaluation(eval_id).config()
     corpus = open_corpus(store, config["data_id"])

@@ -219,7 +219,6 @@ def _curves(path: Path, studies: set[str]) -> Iterable[tuple]:
 
 
 def _curve(curve: Mapping) -> tuple[tuple, list]:
-    """Returns ((study, variant, size, seed, domain), points)."""
     for name in CURVE_KEYS:
         if (value := curve.get(name)) in (None, ""):
             raise invalid(name, value, f"a value: a curve has {', '.join(CURVE_KEYS)}")
@@ -256,7 +255,6 @@ def _read_object(line: str) -> dict:
 
 
 def _read_names(cell: Mapping[str, str]) -> tuple[str, str, str, str, str]:
-    """Returns (study, variant, size, seed, domain) under the names of this platform's tables."""
     study, seed = STUDY_NAMES.get(cell["study"], cell["study"]), cell["seed"]
     if SEED.fullmatch(seed):
         seed = str(int(seed.partition(".")[0]))

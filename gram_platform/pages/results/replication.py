@@ -355,7 +355,6 @@ def _load_published(name: str) -> Results:
 
 
 def _variants_of(rows: pd.DataFrame) -> tuple[str, ...]:
-    """Returns the variants, sorted if all are numbers, otherwise in the file's order."""
     names = list(filter(None, dict.fromkeys(rows[VARIANT])))
     try:
         return tuple(sorted(names, key=float))
@@ -364,10 +363,7 @@ def _variants_of(rows: pd.DataFrame) -> tuple[str, ...]:
 
 
 def _in_every_variant(losses: pd.DataFrame, variants: tuple[str, ...]) -> pd.DataFrame:
-    """Copies rows without a variant into every variant.
-
-    Baselines without a variant are left out, since `BaselineRules` assigns them.
-    """
+    """Copies rows without a variant into every variant, except baselines (see `BaselineRules`)."""
     plain = losses[losses[VARIANT] == ""]
     if not variants or plain.empty:
         return losses
@@ -403,7 +399,6 @@ def _name_profiles(rows: pd.DataFrame, used: Mapping[tuple[str, str], Baseline])
 
 
 def _select_attacks(rows: pd.DataFrame, views: pd.DataFrame) -> tuple[pd.DataFrame, tuple]:
-    """Returns the attacks on forgotten domains of known views, and notes on all other attacks."""
     keys, attacks, notes = [VARIANT, *VIEW], [], []
     present = set(views[keys].itertuples(index=False, name=None))
     for row in rows.to_dict("records"):

@@ -93,7 +93,6 @@ def trial_entries(trials: pd.DataFrame, columns: TrialColumns) -> list[TrialEntr
 
 
 def _short(name: str, value: object) -> str:
-    """Writes a seed as `s0`, another number with its name, and a text without its name."""
     if name == "seed":
         return f"s{value}"
     return value if isinstance(value, str) else values_text({name: value}, [name])
