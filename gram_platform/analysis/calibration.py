@@ -7,11 +7,11 @@ An error is a compute ratio minus a share. There are two kinds:
 - of the unit: finished baselines of other lengths and seeds, each with its own warm-up and decay,
   are rated like any model. The share is their steps over the reference's steps.
 
-A study's seeds cannot show its unit's error. It is the root mean square, over shares, of the
-errors' means over seeds (`rms_of_means`). For a difference of two ratios by the same curves, it is
-that of the differences of neighbouring shares. `unit_errors.csv` has the package's measured errors.
-A claim takes the half-width of their 90% interval, the root mean square times the t factor of its
-degrees of freedom.
+The seeds of a study cannot show the error of its unit. This error is the root mean square over
+shares of the errors' means over seeds. The error of a difference of two ratios by the same curves
+is computed likewise from differences of neighbouring shares. `unit_errors.csv` has the package's
+measured errors. A claim takes the half-width of their 90% interval, which is the root mean square
+times the t factor of its degrees of freedom.
 """
 
 import math

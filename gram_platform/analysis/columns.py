@@ -9,7 +9,6 @@ from rich.text import Text
 
 from gram_platform.config.identity import printable
 
-# More letters than the widest table has.
 ENDLESS = 100_000
 
 

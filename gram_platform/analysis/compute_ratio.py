@@ -21,7 +21,6 @@ from scipy.optimize import minimize_scalar
 from gram_platform.analysis.intervals import floats, positive
 from gram_platform.config.identity import invalid
 
-# The distinct steps that a fit of three parameters needs.
 MIN_POINTS = 3
 # s0 is at its bound if s0 + min(s) is below this share of `_scale`, or as near its upper end.
 BOUND_FRACTION = 0.05
@@ -44,12 +43,11 @@ class LearningCurve:
     alpha: float
     # s0 + first_step, > 0.
     offset: float
-    # The smallest and the largest measured step.
     first_step: float
     last_step: float
     # The fitted log loss at first_step.
     log_loss_first: float
-    # The root mean square of the residuals of the log loss.
+    # Of the residuals of the log loss.
     rms: float
     # s0 is at an end of its range, so the curve is unreliable.
     at_bound: bool

@@ -11,9 +11,7 @@ from scipy import optimize, stats
 
 from gram_platform.config.identity import invalid
 
-# The confidence of every interval, in the paper and here.
 CONFIDENCE = 0.90
-# The quantile of the upper end.
 TAIL = 0.5 + CONFIDENCE / 2.0
 # The probability that the smallest detectable difference is detected.
 POWER = 0.8
@@ -35,7 +33,7 @@ def floats(field: str, values: object) -> np.ndarray:
 
 
 def positive(field: str, values: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Returns values [n] as floats. Raises ValueError for the first not finite and positive one."""
+    """Returns values [n] as floats. Raises ValueError unless all are finite and positive."""
     array = floats(field, values)
     if array.ndim != 1:
         allowed = "one dimension: one value for each run or size"

@@ -29,7 +29,6 @@ STATISTICS = ("gini", "top_share", "positive", "increase")
 TOKEN_ROW = ["method", "size", "profile", "domain", "class"]
 LOCALIZATION_COLUMNS = [*TOKEN_ROW, *(name + end for name in STATISTICS for end in ENDS)]
 LOCALIZATION_COLUMNS += ["num_tokens", "num_seeds"]
-# The number of points of a curve.
 NUM_POINTS = 101
 # The shares of the tokens at a curve's points, the largest increases first.
 TOKEN_SHARES = np.linspace(0.0, 1.0, NUM_POINTS)
@@ -134,7 +133,7 @@ def _measure(losses: np.ndarray, reference: np.ndarray) -> dict:
 
 
 def localization_tables(rows: pd.DataFrame, missing: Sequence[tuple] = ()) -> Localization:
-    """Returns all tables from the rows of `localize`. `missing` has VIEW of views without losses.
+    """Returns all tables from the rows of `localize`. `missing` names views without losses by VIEW.
 
     In rows whose profile and domain are `mean`, a class is averaged within a seed over all pairs of
     profile and domain, for the profiles of core with at most one auxiliary domain. If a seed lacks

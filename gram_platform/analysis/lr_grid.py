@@ -34,7 +34,6 @@ TRIAL_FIELDS = ["size", "parameters", "seed", "lr", "batch", "loss"]
 # The arguments of `fit_surface`.
 SURFACE_INPUTS = ["lr", "batch", "loss", "seed"]
 CELL = ["size", "parameters", "lr", "batch"]
-# The seeds of a cell in each state of ENDED.
 NUM_ENDED = ["num_seeds", "num_diverged", "num_failed"]
 # In place of a seed: all seeds of the size together.
 POOLED = "pooled"
@@ -43,7 +42,6 @@ OPTIMA_COLUMNS = ["size", "parameters", "seed", *OPTIMUM, "num_diverged"]
 OPTIMA_COLUMNS += ["best_lr", "best_batch", "best_loss", "edges", "notes", "reason"]
 # A curvature below this many standard errors may be only noise.
 NOISE_T = 2.0
-# The number of points of a surface along each axis.
 SURFACE_POINTS = 25
 CORE_LOSS, DOMAIN_LOSS = "loss_core", "loss_"
 
@@ -154,10 +152,7 @@ def load_trials(path: str | Path, named_sizes: bool = False) -> pd.DataFrame:
 def _require_values(
     trials: pd.DataFrame, names: Sequence[str], field: Callable[[Any, str], str]
 ) -> None:
-    """Raises ValueError for the first row without a usable value in `names` or `state`.
-
-    `field` names row and column in the error.
-    """
+    """Raises ValueError for the first row without a usable value in `names` or `state`."""
     for name in names:
         rows = trials[trials[STATE] == State.COMPLETE] if name.startswith("loss") else trials
         if name in ("size", "seed"):
@@ -211,7 +206,6 @@ def check_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame
 def _optimum_row(group: pd.DataFrame, fit: Fit) -> dict:
     axes = ["lr", "batch"]
     by_cell = group.groupby(axes)
-    # The number of cells that lack a seed.
     lacking = int((by_cell["seed"].nunique() < group["seed"].nunique()).sum())
     losses = group["loss"]
     if lacking:

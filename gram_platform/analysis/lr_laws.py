@@ -37,7 +37,6 @@ WINDOWS = (None, 0.2, 0.1, 0.05, 0.02, 0.01)
 LAW_NUMBERS = ["coefficient", "exponent", "r2", "t_low", "t_high"]
 LAW_NUMBERS += ["bootstrap_low", "bootstrap_high"]
 LAW_COLUMNS = ["quantity", *LAW_NUMBERS, "num_resamples", "num_failed"]
-# The columns that are equal for rate and batch.
 OF_BOTH = ["num_sizes", "sizes", "smallest", "largest", "left_out", "no_law"]
 LAW_COLUMNS += OF_BOTH
 LAW_POINTS = 40
@@ -178,7 +177,6 @@ def _line_rows(
 
 
 def _predict(law: Law | None, parameters: float, seq_len: int) -> tuple[float, float]:
-    """Returns learning rate and batch, both NaN if there is no law or the law does not predict."""
     if law is None or not law.predicts(parameters):
         return math.nan, math.nan
     return law.lr(parameters), law.batch(parameters, seq_len)
@@ -226,7 +224,6 @@ class LawBootstrap:
     # Resamples without a convex surface at every size, which the intervals leave out.
     num_failed: int
     sizes: tuple[float, ...]
-    # The arguments of `spread_interval`.
     spreads: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(compare=False)
 
     def predict(self, quantity: str, size: float) -> Interval:

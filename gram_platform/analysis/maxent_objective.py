@@ -6,12 +6,10 @@ does not give the objective. Ours is
     forget + penalty_weight (max(0, floor - core) + max(0, floor - retain)).
 
 Forget, core and retain are means of compute ratios over the domains of their class. Ratios are
-first averaged over seeds, since a single baseline may be below the floor of 0.95.
-
-A loss above an untrained model's has a negative ratio, and on a flat curve a slightly lower loss
-can have a huge one. So every ratio is clipped to [0, HIGHEST_RATIO] before averaging [ours].
-Otherwise a completely forgotten domain could make up for a domain that is still known. The tables
-of studies do not clip.
+first averaged over seeds, since a single baseline may be below the floor. A loss above an untrained
+model's has a negative ratio, and on a flat curve a slightly lower loss can have a huge one. So
+every ratio is clipped to [0, HIGHEST_RATIO] first. Otherwise a completely forgotten domain could
+make up for a domain that is still known. The tables of studies do not clip.
 """
 
 import math
@@ -26,7 +24,6 @@ from gram_platform.config import CORE
 from gram_platform.config.identity import invalid, require_real
 
 HIGHEST_RATIO = 4.0
-# The objective's name among a trial's metrics.
 METRIC = "objective"
 
 

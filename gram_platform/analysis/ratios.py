@@ -22,9 +22,7 @@ from gram_platform.config.identity import differing_fields, invalid
 from gram_platform.methods import method_key, seed_key, size_key
 from gram_platform.methods.nodes import BASELINE
 
-# The profile of the reference.
 ALL = "all"
-# The profile of the rows that average over profiles.
 MEAN = "mean"
 ELICITED = "elicited"
 ROW = ["method", "size", "profile"]

@@ -38,7 +38,6 @@ class Optimum:
 
     lr: float
     batch: float
-    # The loss that is predicted at the minimum.
     loss: float
     # The ends of the spans, see SPAN_RISE.
     lr_low: float
@@ -51,7 +50,7 @@ class Optimum:
     # The numbers of distinct (lr, batch) and of losses used.
     num_cells: int
     num_points: int
-    # The residuals' root mean square, in nats, or of the log loss if this is fitted.
+    # Of the residuals, in nats, or of the log loss if this is fitted.
     rms: float
     # The smallest curvature over its standard error. NaN without residual degrees of freedom.
     curvature_t: float
@@ -223,7 +222,6 @@ def level_columns(seeds: Sequence | None, num: int) -> np.ndarray:
 def _within(
     points: np.ndarray, loss: np.ndarray, window: float | None, seeds: Sequence | None
 ) -> np.ndarray:
-    """Tells which points [n] lie in cells whose mean loss is within `window` of the lowest."""
     if window is None:
         return np.ones(len(loss), bool)
     if not len(loss):

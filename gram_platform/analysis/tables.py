@@ -58,14 +58,12 @@ TABLE_COLUMNS = [*ROW, *(name + end for name in CLASSES for end in ENDS), "num_s
 # Suffixes of a class's mean loss in nats a token, this loss minus filtering's, and mean PER_NAT.
 NATS, MINUS_FILTERING, SLOPE = "_nats", "_nats_minus_filtering", "_ratio_per_nat"
 FILTERING = "filtering"
-# For each class and each column of RECOVERY.
 NUM_DOMAINS_OF = NUM_DOMAINS | dict.fromkeys(RECOVERY, NUM_DOMAINS[ELICITED])
 IN_NATS = tuple(name + suffix for suffix in (NATS, MINUS_FILTERING) for name in CLASSES)
 NATS_COLUMNS = [name + end for name in IN_NATS for end in ENDS]
 FORMULA = re.compile(r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20].", re.DOTALL)
 # The suffix of columns with the values of two seeds, which have no interval. No file has them.
 POINTS = "_points"
-# The most run ids that `runs` names.
 MOST_RUNS = 6
 
 

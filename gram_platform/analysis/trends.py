@@ -1,7 +1,7 @@
-"""Fits power laws in the parameter count, and predicts the largest size from smaller sizes.
+"""Fits power laws in the parameter count, and predicts the largest size from smaller ones [ours].
 
-Source: the paper's appendix "Learning Rate and Batch Size Scaling", whose laws are log-log least
-squares of the optima on the parameter count. The prediction of the largest size is ours.
+Source of the laws: the paper's appendix "Learning Rate and Batch Size Scaling", log-log least
+squares of the optima on the parameter count.
 """
 
 import math
@@ -78,7 +78,6 @@ def fall_weights(places: Sequence[float]) -> np.ndarray:
 class Trend(NamedTuple):
     """The prediction of the largest size by a law that was fitted to smaller sizes."""
 
-    # The largest size.
     parameters: float
     num_fitted: int
     exponent: float

@@ -29,7 +29,6 @@ from gram_platform.store.checkpoints import PROBE
 
 # Without forget, since a forgotten domain's module is off, whichever others are on.
 COMPOSED = ("core", "retain")
-# The column of the number of modules that are on.
 MODULES = "modules"
 MODULES_CELL = ["method", "size", MODULES]
 DROP_COLUMNS = ["method", "size", "class"]

@@ -44,7 +44,6 @@ METHOD_LABELS = {
     "demix": "DEMix",
     "sgtm": "SGTM",
 }
-# The units of sizes.
 UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 

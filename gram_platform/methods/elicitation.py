@@ -26,7 +26,7 @@ from gram_platform.methods.setting import NEIGHBOUR, OWN, Elicitation, MethodRun
 def plan_attacks(
     setting: Setting, profile: Profile, view: View, runs: Iterable[RunConfig]
 ) -> dict[str, RunConfig]:
-    """Plans an attack on each domain that the profile removes. {} if there are no attacks on it."""
+    """Plans an attack on each domain that the profile removes, or none if it is not attacked."""
     options = setting.options.elicitation
     if options is None or (options.compared_only and profile not in setting.profiles):
         return {}
@@ -48,8 +48,8 @@ def view_to_attack(view: View, domain: str) -> View:
 def choose_text(setting: Setting, options: Elicitation, domain: str) -> str:
     """Returns the domain whose text an attack on `domain` trains on.
 
-    The neighbour is the next auxiliary domain by name [ours]. The first follows the last. Raises
-    ValueError if the corpus lacks the domain.
+    `options.text` is OWN, NEIGHBOUR or a domain. The neighbour is the next auxiliary domain by
+    name, and the first follows the last [ours]. Raises ValueError if the corpus lacks the domain.
     """
     auxiliary = setting.auxiliary
     if options.text == OWN:
@@ -116,7 +116,7 @@ def finetuning_run(
 
 
 def _micro_batch(options: Elicitation, micro_batch: int) -> int:
-    """Returns the size's micro-batch, or the whole batch if this is not a multiple.
+    """Returns the size's micro-batch, or the whole batch if it is not a multiple of this.
 
     A batch of the whole sample is always divided. This affects only memory and rounding, since an
     attack has one route.

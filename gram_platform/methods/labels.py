@@ -19,9 +19,8 @@ Text = tuple[Slice, ...]
 def divide_text(setting: Setting) -> tuple[Setting, dict[str, Text]]:
     """Returns (setting, {label: text}) for one epoch.
 
-    In a domain, text with a wrong label follows the text with the true label, to which the returned
-    setting limits the domain. Raises ValueError if the precision needs more adjacent text than
-    there is.
+    In a domain, text with the true label comes first, and the returned setting limits the domain to
+    this text. Raises ValueError if the precision needs more adjacent text than there is.
     """
     recall, precision = setting.options.recall, setting.options.precision
     own = dict(setting.num_sequences)

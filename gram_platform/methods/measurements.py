@@ -29,7 +29,6 @@ class Description:
 
     @property
     def description(self) -> dict:
-        """The fields of the description by name."""
         return {field.name: getattr(self, field.name) for field in fields(Description)}
 
 
@@ -41,7 +40,6 @@ class Losses:
     name: ClassVar[str] = LOSSES
 
     def nodes(self, method: str, setting: Setting) -> list[Node]:
-        """Returns the runs and evaluations of a method in a setting."""
         return method_nodes(method, setting)
 
 

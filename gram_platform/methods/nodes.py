@@ -84,7 +84,6 @@ class Node:
 
     @property
     def name(self) -> str:
-        """See `node_name`."""
         return node_name(self.kind, self.id, self.names)
 
     def with_tags(self, **tags: str) -> "Node":
@@ -92,7 +91,7 @@ class Node:
 
 
 def node_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
-    """Names a node for people, in the terminal, `gram status`, MLflow, the site and Ray.
+    """Names a node for people.
 
     Examples are `gram tiny all s0`, `gram tiny core+lisp s0, heterogeneous, attacked for virology`
     and `gram tiny core s0, evaluated`. The study's variant follows the seed. A trial's parameters

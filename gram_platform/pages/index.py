@@ -66,7 +66,6 @@ MARK_LOOKS = (
     ("M0,-5.5L5,4H-5z", PURPLE),
     ("M-5,-1.5h3.5v-3.5h3v3.5h3.5v3h-3.5v3.5h-3v-3.5h-3.5z", ORANGE),
 )
-# For intervals that end beyond the frame.
 LEFT_ARROW, RIGHT_ARROW = "M4,-4L-4,0L4,4z", "M-4,-4L4,0L-4,4z"
 QUESTION = "Which capabilities of a language model can be switched off, and what does it cost?"
 
@@ -75,7 +74,6 @@ QUESTION = "Which capabilities of a language model can be switched off, and what
 class Shown:
     """The card of a study or a search. Its addresses are relative to the index."""
 
-    # Fields of the record.
     title: str
     question: str
     card: Card
@@ -83,7 +81,6 @@ class Shown:
     # "" before they are written.
     report: str
     picture: str
-    # Pairs of a text and an address.
     links: tuple[tuple[str, str], ...]
 
     @property
@@ -119,7 +116,7 @@ def index_page(store: Store) -> Page:
 
 
 def figures_of_paper(reports: Collection[str]) -> Section:
-    """Lists the paper's figures with their commands; `reports` has the addresses of all reports."""
+    """Lists the paper's figures with their commands. `reports` has the addresses of all reports."""
     table = pd.read_json(Path(__file__).with_name(PAPER_FILE))
     links = "../studies/" + table["our page"] + f"/{REPORT_FILE}"
     table["our page_url"] = links.where(links.isin(reports))

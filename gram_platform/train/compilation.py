@@ -45,7 +45,7 @@ class Compilation:
         self.used: set[Callable] = set()
 
     def graphs_of(self, function: Callable[..., Result]) -> Callable[..., Result]:
-        """Returns the function, which compiles itself at the first call with new shapes."""
+        """Returns a function that compiles `function` at the first call with each shape."""
 
         @functools.cache
         def graphs() -> Callable[..., Result]:
@@ -114,9 +114,8 @@ def fuse_cross_entropy(
 
     It takes a pass's logits, a number of losses and `plain`, and returns the losses, or `plain()`
     if compiling fails. Two compiled functions, for losses and for the gradient, convert and scale
-    logits while they read them. On a GPU, separate operations move 32 bytes for each logit of 2
-    bytes (log-softmax 6, exponential 8, division 8, copy 6, scaling 4). The compiled functions move
-    at most 8, for three reads of the logit and one write of its gradient.
+    logits while they read them. On a GPU, they move at most 8 bytes for each logit of 2 bytes, for
+    three reads of the logit and one write of its gradient. Separate operations move 32 bytes.
 
     Shapes: B sequences, T tokens, V vocabulary, N = B x T, M micro-batches of a pass.
     """

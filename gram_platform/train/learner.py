@@ -96,7 +96,6 @@ class Learner:
         self.misdirection = self._misdirection(start or {}) if steers else None
 
     def _build(self, weights: Iterable[tuple[str, Piece]]) -> tuple[nn.Module, Sets]:
-        """Returns the model and the master weights by set, which in float32 are the model's."""
         rows = ((name, piece.rows) for name, piece in weights)
         master = build(self.config.model, rows).to(self.device)
         master_sets = parameters_by_set(master)
@@ -241,19 +240,12 @@ class Learner:
                 self._fill(parameter, f"model.{name}", state[f"model.{name}"])
                 prefix = f"optim.{set_name}.{name}."
                 if prefix + "step" in state:
-                    self.optimizers[set_name].state[parameter] = self._slots(
-                        state, prefix, parameter
-                    )
+                    step = as_piece(state[prefix + "step"]).rows.to(self.device, copy=True)
+                    slots = self.optimizers[set_name].state[parameter] = {"step": step}
+                    for slot in ("exp_avg", "exp_avg_sq"):
+                        slots[slot] = torch.empty_like(parameter, requires_grad=False)
+                        self._fill(slots[slot], prefix + slot, state[prefix + slot])
         self._publish(self.master_sets)
-
-    def _slots(
-        self, state: Mapping[str, Tensor | Piece], prefix: str, parameter: nn.Parameter
-    ) -> dict:
-        slots = {"step": as_piece(state[prefix + "step"]).rows.to(self.device, copy=True)}
-        for slot in ("exp_avg", "exp_avg_sq"):
-            slots[slot] = torch.empty_like(parameter, requires_grad=False)
-            self._fill(slots[slot], prefix + slot, state[prefix + slot])
-        return slots
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.masters.items():

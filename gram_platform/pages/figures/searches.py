@@ -35,7 +35,6 @@ from gram_platform.pages.figures.style import (
 )
 
 FEW_TRIALS = 12
-# The most run ids in a hover.
 MAX_RUNS = 3
 WITH_VALUE = "trial (star: the best)"
 # The height of trials without a value is on a second axis from 0 to 1.
@@ -104,7 +103,7 @@ def _study_of(
 
 
 def runs_text(runs: str) -> list[str]:
-    """Returns one line for a hover that names the first runs, in a list, or [] without a run."""
+    """Returns a list with one hover line, which names the first runs, or [] without a run."""
     ids = str(runs).split()
     more = f" and {len(ids) - MAX_RUNS} more" if len(ids) > MAX_RUNS else ""
     return [f"runs {' '.join(ids[:MAX_RUNS])}{more}"] if ids else []

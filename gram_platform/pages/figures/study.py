@@ -54,10 +54,10 @@ MAX_LETTERS, LINE_HEIGHT = 10, 13
 def aggregate_figure(
     table: pd.DataFrame, size: str, value: str, theirs: pd.DataFrame | None = None
 ) -> go.Figure:
-    """Draws one class of the `mean` rows at one size, as a bar with an interval for each method.
+    """Draws the means of one class at one size, as a bar with an interval for each method.
 
     `theirs` has the columns of table.csv, and is drawn as hollow diamonds with intervals. The
-    figures of the four classes share one scale. The figure is empty if no method has a value.
+    figures of the four classes share one scale.
     """
     means = table[
         (table["profile"] == MEAN) & (table["size"] == size) & ~table["method"].isin(HIDDEN)
@@ -104,9 +104,9 @@ def scaling_figure(
 ) -> go.Figure:
     """Draws one class at one profile against the number of parameters, on a log axis.
 
-    `parameters` gives the count of each size. `published` has the columns of `table`, and its
-    methods that `table` has are drawn as thin lines with hollow markers. Methods without the
-    profile or the class have no line.
+    `parameters` gives the count of each size. `published` is a table like `table`. Its rows for the
+    methods of `table` are thin lines with hollow markers. A method without the profile or the class
+    has no line.
     """
     if published is None:
         published = table.iloc[:0]
@@ -166,7 +166,7 @@ def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Fig
 
     The outline around a hatched bar is the value after an attack on the domain. `domains` is the
     result of `domain_table`. All methods at a size have the same axes, so a profile that a method
-    lacks has no bars. The figure is empty if `domains` lacks the method or the size.
+    lacks has no bars.
     """
     of_size = domains[(domains["size"] == size) & ~domains["method"].isin(HIDDEN)]
     rows, figure = of_size[of_size["method"] == method], go.Figure()
@@ -323,7 +323,7 @@ def variant_figure(
 
     Hollow diamonds are the paper's values for `study`, at the paper's scale. The baseline is drawn
     only if one of its values differs from 1. If at least two variants are numbers, the others are
-    left out. The figure is empty if there is no value.
+    left out.
     """
     variants = list(dict.fromkeys(table[VARIANT]))
     numbers = [variant for variant in variants if is_numeric([variant])]
@@ -359,7 +359,7 @@ def domain_variant_figure(domains: pd.DataFrame, varies: str, method: str, size:
     """Draws every domain of a method against the variants, under the profile core+domain.
 
     `domains` is the result of `domain_table` with a column `variant`. A domain without this profile
-    is drawn under core. The figure is empty if there is no row.
+    is drawn under core.
     """
     rows = domains[(domains["method"] == method) & (domains["size"] == size)]
     variants, figure, lines = list(dict.fromkeys(rows[VARIANT])), go.Figure(), []

@@ -22,11 +22,9 @@ BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, GREY = "#CC79A7", "#56B4E9", "#8C8C8C"
 # A dark page recolours both.
 INK, GRID = "#5f6368", "rgba(128, 128, 128, 0.28)"
-# What a legend calls a published value.
 IN_PAPER = "the paper, at its scale"
 # The heights of a figure, of a row of its legend and of a further line of its title, in pixels.
 HEIGHT, LEGEND_ROW, TITLE_ROW = 360, 20, 18
-# The most letters in a further line of a title.
 TITLE_LETTERS = 64
 # Where an axis of compute ratios ends if no mean is higher.
 RATIO_END = 1.2
@@ -231,7 +229,7 @@ def add_band(
 def add_line(
     figure: go.Figure, rows: pd.DataFrame, x: str, y: str, style: Style, hover: dict | None = None
 ) -> None:
-    """Adds a line of column `y` with a band of its intervals, or with an error bar for only one."""
+    """Adds a line of column `y` with a band of its intervals, or an error bar for a single one."""
     low, high = rows[f"{y}_low"], rows[f"{y}_high"]
     is_sure = low.notna() & high.notna()
     has_band = is_sure.sum() > 1
@@ -309,7 +307,7 @@ def ratio_axis(figure: go.Figure, means: Iterable[float]) -> None:
 
 
 def cut_intervals(figure: go.Figure, axis: str, span: Sequence[float]) -> None:
-    """Cuts intervals at the ends of an axis. The hover of an arrow there has the true end."""
+    """Cuts intervals at the ends of an axis, with an arrow whose hover has the true end."""
     other = "yx"["xy".index(axis)]
     for trace in figure.data:
         error, middle = trace[f"error_{axis}"], np.array(trace[axis], float)

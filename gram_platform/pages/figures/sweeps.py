@@ -39,8 +39,7 @@ def sweep_figure(table: pd.DataFrame, knob: str, method: str, size: str, value: 
     """Draws one class against the values of a knob. `table` is `SweepAnalysis.table`.
 
     If the paper's figure shows core with one module and with none, core has two lines. The paper's
-    curves are dashed with hollow markers. The panels of a knob share one scale. The figure is empty
-    if the table has no value.
+    curves are dashed with hollow markers. The panels of a knob share one scale.
     """
     is_shown = (table["knob"] == knob) & (table["method"] == method) & (table["size"] == size)
     rows, names = table[is_shown].sort_values("value", kind="stable"), _lines(knob, value)
@@ -63,7 +62,7 @@ def sweep_figure(table: pd.DataFrame, knob: str, method: str, size: str, value: 
 
 
 def sweep_figures(table: pd.DataFrame) -> dict[str, go.Figure]:
-    """Draws every panel that has a value. A panel's name is such as `p_cr-gram-0.4M-core`."""
+    """Returns {name: figure} of the panels with a value. A name is `p_cr-gram-0.4M-core`."""
     sweeps = dict.fromkeys(zip(table["knob"], table["method"], table["size"], strict=True))
     figures = {
         f"{knob}-{method}-{size}-{value}": sweep_figure(table, knob, method, size, value)

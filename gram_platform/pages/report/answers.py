@@ -43,7 +43,6 @@ QUESTIONS = {
 }
 ANSWERS = {AGREE: "Yes", DISAGREE: "No", CANNOT_TELL: "Cannot tell", "": "Not judged"}
 ANSWERS |= {NOT_MEASURABLE: "Not measurable here"}
-# The methods that the main numbers prefer.
 FIRST = ("gram", "filtering")
 
 
@@ -86,7 +85,7 @@ def _describe_place(study: Results, main: pd.DataFrame) -> str:
 
 
 def _claims_here(study: Results, main: pd.DataFrame) -> Iterator[tuple[Claim, Mapping]]:
-    """Yields (claim, row) for claims at one size and variant, those of `main`."""
+    """Yields (claim, row) of the claims about ratios at the size and variant of `main`."""
     first, methods = main.iloc[0], set(main["method"])
     separations = (separation(method, first["size"]) for method in methods)
     claims = {claim.text: claim for claim in CLAIMS.get(study.record.compare_with, separations)}
@@ -141,8 +140,8 @@ def error_text(interval: Interval, unit: float) -> str:
 def headline_rows(study: Results) -> pd.DataFrame:
     """Selects the rows of the two main methods at the main profile and at one size and variant.
 
-    Places with ratios of both methods come first, then places with intervals, then the largest
-    size, then the last variant.
+    A size and variant with ratios of both methods comes first, then one with intervals, then the
+    largest size, then the last variant.
     """
     table = study.table if VARIANT in study.table else study.table.assign(**{VARIANT: ""})
     methods = [method for method in dict.fromkeys(table["method"]) if method not in HIDDEN]
@@ -171,7 +170,20 @@ OF_TEXT = re.compile(r" --(?:corpus|core-label|storage)[ =](?:'[^']*'|\S+)")
 
 def warning_sections(study: Results) -> list[Section]:
     """Returns a section that names missing nodes and values, or [] if none is missing."""
-    text = _describe_missing(study)
+    runs, num_missing = study.runs, len(study.analysis.missing)
+    counts = Counter(runs.get("status", ()))
+    counts[NOT_BEGUN] = len(study.record.ids - set(runs.get("id", ())))
+    states = {state: n for state, n in counts.items() if n and state != State.COMPLETE}
+    numbers = ", ".join(f"{number} {state}" for state, number in states.items())
+    lacking = f"Tables and figures lack {num_missing} value{'s' * (num_missing > 1)}."
+    parts = [
+        f"{sum(states.values())} of {counts.total()} nodes had no result when this page was written"
+        f" ({numbers})." * bool(states),
+        lacking * bool(num_missing),
+        f"Submit the study again to execute them; gram report {study.record.name} writes the page"
+        " again." * bool(states),
+    ]
+    text = " ".join(filter(None, parts))
     return [Section("Not finished", text, is_warning=True)] if text else []
 
 
@@ -196,23 +208,6 @@ def limits_section(study: Results, main: pd.DataFrame) -> Section:
     table = pd.DataFrame(rows, columns=["error", "how large", "counted in"])
     title = "What limits these numbers"
     return Section(title, unit_warning(record), table=table, table_is_open=True)
-
-
-def _describe_missing(study: Results) -> str:
-    runs, num_missing = study.runs, len(study.analysis.missing)
-    counts = Counter(runs.get("status", ()))
-    counts[NOT_BEGUN] = len(study.record.ids - set(runs.get("id", ())))
-    states = {state: n for state, n in counts.items() if n and state != State.COMPLETE}
-    numbers = ", ".join(f"{number} {state}" for state, number in states.items())
-    lacking = f"Tables and figures lack {num_missing} value{'s' * (num_missing > 1)}."
-    parts = [
-        f"{sum(states.values())} of {counts.total()} nodes had no result when this page was written"
-        f" ({numbers})." * bool(states),
-        lacking * bool(num_missing),
-        f"Submit the study again to execute them; gram report {study.record.name} writes the page"
-        " again." * bool(states),
-    ]
-    return " ".join(filter(None, parts))
 
 
 def _poor_fits(study: Results) -> str:

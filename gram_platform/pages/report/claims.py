@@ -53,11 +53,9 @@ from gram_platform.paper.verdicts import (
 DIFFERENCES = """The mean difference of every claim, its first side minus its second, with its 90%
 interval over seeds. Shaded: where the claim holds. A thin line: with the unit's error."""
 MARKS = {AGREE: "\u2713", CANNOT_TELL: "?", DISAGREE: "\u2717", NOT_MEASURABLE: "\u2013"}
-# The column of claims that compare sizes.
 OVER_SIZES = "over sizes"
 SHOWN_OF_CLAIMS = ("verdict", HOLM, "claim", PROFILE, VARIANT, "size", "difference", "detectable")
 SHOWN_OF_CLAIMS += ("num_seeds", *CLAIM_NATS, "published", "paper", "source", EXPLANATION)
-# Columns that may be empty.
 OPTIONAL_COLUMNS = [PROFILE, "size", VARIANT, UNIT_ERROR, "published", "paper", EXPLANATION]
 OPTIONAL_COLUMNS += CLAIM_NATS
 

@@ -68,16 +68,13 @@ from gram_platform.tracking.frame import Frames, store_frames
 
 # The method whose model of core sets the scale of colours.
 CALIBRATION_METHOD = "filtering"
-# The most tokens of a shaded text.
 NUM_SHADED = 96
 SHADED = "The same text under every view, without and with this domain."
 CONCENTRATION = (
     "Fewer tokens carry the loss of the removed domains if a curve rises higher at its left end."
 )
-# Steps of the legend's scale.
 NUM_LEGEND = 5
 TITLES = {"gini": "Gini coefficient of increases", "increase": "increase of the loss (nats)"}
-# The name and pattern of each class's bars.
 BARS = {FORGET: ("forgotten", ""), RETAIN: ("retained", "/")}
 ANOTHER_SEED = "another seed's baseline"
 CLAIMS_TEXT = "The paper's observations on single sentences are judged over whole sequences."

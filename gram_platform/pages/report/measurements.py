@@ -71,7 +71,6 @@ class Presentation:
     brief: Callable[[StudyRecord, Any, bool], Brief] | None = None
     # The main result in a sentence and a small picture as SVG. Each may be "".
     describe: Callable[[Any], tuple[str, str]] = lambda results: ("", "")
-    # The lines that MLflow draws.
     lines: Callable[[Any], Sequence[Line]] = lambda results: ()
     # Metrics of evaluations in MLflow, by id.
     ratios: Callable[[Any], Mapping[str, Mapping[str, float]]] = lambda results: {}

@@ -84,7 +84,6 @@ def absorption_figure(curves: pd.DataFrame, domain: str, title: str) -> go.Figur
     """
     rows, figure = curves[curves["domain"] == domain], go.Figure()
     styles = domain_styles(curves["domain"])
-    # The domain's module is drawn on top.
     modules = sorted(set(rows["module"]), key=lambda module: (module == domain, module))
     for module in modules:
         style = styles.get(module, Style(module, GREY, "circle", "solid"))
@@ -143,7 +142,7 @@ def composing_sections(study: Results) -> list[Section]:
     readable = readable_table(table).rename(columns={MODULES: AXIS})
     readable = readable.assign(num_profiles=table["num_profiles"])
     title = "By the number of modules on"
-    sections = [section_by_size(title, NUMBERS_TEXT, panels, readable, table_is_open=False)]
+    sections = [section_by_size(title, NUMBERS_TEXT, panels, readable)]
     drops = readable_drops(drop_table(study.by_number, study.analysis.per_seed))
     if len(drops):
         title = "From one module to all"

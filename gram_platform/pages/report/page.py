@@ -32,7 +32,6 @@ PLOTLY = "plotly.min.js"
 # So few sections need no table of contents.
 FEW_SECTIONS = 3
 HOW_TO_READ = "How to read"
-# The address of the paragraph with command and commit.
 SOURCE_ID = "source"
 REPORT_FILE, CLAIMS_FILE = "report.html", "claims.csv"
 # A tag in JSON that our figures do not have, such as <a>, which plotly would make a link. The < may
@@ -55,7 +54,6 @@ class Section:
     text: str = ""
     # The keys may be names of files.
     figures: Mapping[str, go.Figure] = field(default_factory=dict)
-    # Folded away, under `more_label`.
     more_figures: Mapping[str, go.Figure] = field(default_factory=dict)
     more_label: str = "More"
     table: pd.DataFrame | None = None
@@ -127,7 +125,7 @@ def section_by_size(
     text: str,
     figures: Mapping[str, Mapping[str, go.Figure]],
     table: pd.DataFrame,
-    table_is_open: bool,
+    table_is_open: bool = False,
 ) -> Section:
     """Makes a section that shows the figures of the last size and folds all others.
 

@@ -107,7 +107,6 @@ def samples_page(record: StudyRecord, results: SampleResults, tracker: Tracker |
 
 
 def _show_prompt(domain: str, document: int, rows: pd.DataFrame) -> Section:
-    """Shows a document's prompt, its true text, and a table of continuations."""
     quotes = {"Prompt, the same for all": "prompt", "The true text": "truth"}
     quotes = [(title, rows.iloc[0][name].strip()) for title, name in quotes.items()]
     names = ["method", *(name for name in ("size", "seed") if rows[name].nunique() > 1)]

@@ -129,7 +129,7 @@ def aggregate_sections(study: Results) -> list[Section]:
             theirs = published[(published["profile"] == MEAN) & (published["size"] == size)]
         bars = {f"aggregate-{n}-{size}": aggregate_figure(table, size, n, theirs) for n in CLASSES}
         panels[size] = drop_empty(bars)
-    return [section_by_size(title, text, panels, means, table_is_open=False)]
+    return [section_by_size(title, text, panels, means)]
 
 
 def _find_mean_sizes(table: pd.DataFrame) -> list[str]:
@@ -164,8 +164,7 @@ def profile_sections(study: Results) -> list[Section]:
     if ELICITED in set(domains["class"]):
         text += " The outline around a hatched bar: after the attack."
     text += " A profile without bars is one that the method was not trained for."
-    table = domains.drop(columns="runs")
-    return [section_by_size("Profiles", text, figures, table, table_is_open=False)]
+    return [section_by_size("Profiles", text, figures, domains.drop(columns="runs"))]
 
 
 def trend_sections(study: Results) -> list[Section]:
@@ -186,7 +185,7 @@ def trend_sections(study: Results) -> list[Section]:
 
 
 def paper_sections(study: Results) -> list[Section]:
-    """Tabulates our rows above the rows that the paper prints and that its authors published.
+    """Tabulates our rows, then rows that the paper prints and rows that its authors published.
 
     The printed rows are means over profiles or, in a study with variants, of the main profile.
     """

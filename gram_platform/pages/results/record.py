@@ -65,7 +65,6 @@ class Card:
 
     # The main result in a sentence; "" before there is one.
     headline: str = ""
-    # How much is done.
     state: str = ""
     # How many claims have each verdict.
     verdicts: Mapping[str, int] = field(default_factory=dict)
@@ -77,7 +76,6 @@ class StudyRecord(Description):
 
     # Sentences on how the study was run.
     facts: tuple[str, ...]
-    # The flags, as MLflow shows them.
     params: Mapping[str, str]
     sizes: tuple[str, ...]
     # The parameters of each size's dense model.
@@ -101,7 +99,6 @@ class StudyRecord(Description):
     unit_errors: tuple[UnitError, ...] = ()
     # The submissions that executed nodes, the newest last: fields of `Provenance`.
     submissions: tuple[SubmissionRow, ...] = ()
-    # Empty before the report is written.
     card: Card = Card()
 
     @property
@@ -137,8 +134,8 @@ def entries_of(nodes: Iterable[Node]) -> tuple[Entry, ...]:
 def tags_frame(entries: Iterable[Mapping], kind: str, view: Sequence[str] = VIEW) -> pd.DataFrame:
     """Makes a frame of the entries of one kind, which is run, attack or evaluation.
 
-    The columns are `id`, those of `view`, `retained` and `elicited`. A missing tag is "". Attacks
-    do not count as runs.
+    The columns are `id`, the names in `view`, `retained` and `elicited`. A missing tag is "".
+    Attacks do not count as runs.
     """
     of_kind = [e for e in entries if ("attack" if ELICITED in e["tags"] else e["kind"]) == kind]
     rows = [{"retained": "", ELICITED: "", **entry["tags"], "id": entry["id"]} for entry in of_kind]
@@ -168,7 +165,7 @@ def readable_record(store: Store, name: str) -> StudyRecord | None:
 
 
 def record_from_plain(plain: Mapping, place: str = STUDY_FILE) -> StudyRecord:
-    """Decodes study.json. An InvalidField names the wrong field and `place`, the file."""
+    """Decodes study.json. Raises InvalidField, which names the wrong field and the file `place`."""
     try:
         record = from_plain(StudyRecord, plain)
         for entry in record.entries:
@@ -192,7 +189,6 @@ class Results:
 
     record: StudyRecord
     analysis: Analysis
-    # The points given to `analyse`.
     curves: pd.DataFrame
     runs: pd.DataFrame
     # As `claims_frame` makes them.
@@ -317,7 +313,6 @@ def study_report(
     answers: Sequence[str] = (),
     lead: Sequence[Section] = (),
 ) -> Page:
-    """Makes the page of a stored study."""
     note = "" if tracker is None else links_note(tracker.tracking_uri)
     about = [*record.facts, sizes_text(record.parameters), f"Read from {source}.", note]
     claims = None if claims is None else claims.rename(columns={VARIANT: record.varies})

@@ -110,7 +110,7 @@ def read_known_studies() -> dict[str, Declaration]:
 
 
 def declarations(external: External) -> dict[str, Declaration]:
-    """Returns {study: declaration}, known studies first. ValueError for a bad studies.json."""
+    """Returns {study: declaration}, known studies first. Raises ValueError for bad declarations."""
     names, known = list(dict.fromkeys(external.losses["study"])), list(read_known_studies())
     names.sort(key=lambda name: known.index(name) if name in known else len(known))
     return {name: declaration(name, external.declared.get(name, {}), names) for name in names}
@@ -141,7 +141,6 @@ class Baseline:
     losses: pd.DataFrame
     # Empty if the folder has none.
     curves: pd.DataFrame
-    # The study that the curves come from.
     curves_from: str
 
     @cached_property
@@ -244,12 +243,11 @@ class ExternalStudy:
 
     record: StudyRecord
     losses: StudyLosses
-    # Pairs of what is left out and why.
     notes: tuple[tuple[str, str], ...]
 
 
 def prepare(external: External) -> list[ExternalStudy]:
-    """Prepares every study of a folder. ValueError for a domain or size without baselines."""
+    """Prepares all studies of a folder. Raises ValueError if a domain or size has no baselines."""
     declared = declarations(external)
     baselines = BaselineRules(external, declared)
     return [_prepare(name, external, declared[name], baselines) for name in declared]
