@@ -136,8 +136,7 @@ def rms_of_means(cell: pd.DataFrame) -> float:
     """Returns the root mean square over shares of the errors' means over seeds.
 
     `cell` has `share, seed, error`. NaN if no share has two seeds. The spread of seeds is not
-    subtracted, since with three seeds the result would often be 0. So the result is rather too
-    large.
+    subtracted, since with three seeds the result would often be 0.
     """
     means = cell.groupby(["share", "seed"])["error"].mean().groupby("share").agg(["mean", "count"])
     means = means.loc[means["count"] > 1, "mean"]

@@ -27,7 +27,7 @@ BOUND_FRACTION = 0.05
 # The smallest and the largest `step_rms` of the published curves (docs/findings/unit.md).
 PUBLISHED_STEP_RMS = (0.18, 0.71)
 GRID_POINTS = 400
-# The most numbers in an array of offsets x points: 8 MB.
+# The most numbers, 8 MB, in an array of offsets x points.
 NUMBERS_AT_ONCE = 2**20
 # The range of s0 + min(s), in units of `_scale` and of the last step.
 LOWEST, HIGHEST = 1e-6, 1e6

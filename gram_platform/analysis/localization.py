@@ -30,7 +30,6 @@ TOKEN_ROW = ["method", "size", "profile", "domain", "class"]
 LOCALIZATION_COLUMNS = [*TOKEN_ROW, *(name + end for name in STATISTICS for end in ENDS)]
 LOCALIZATION_COLUMNS += ["num_tokens", "num_seeds"]
 NUM_POINTS = 101
-# The shares of the tokens at a curve's points, the largest increases first.
 TOKEN_SHARES = np.linspace(0.0, 1.0, NUM_POINTS)
 
 

@@ -31,7 +31,6 @@ from gram_platform.methods import seed_key, size_key
 
 ENDED = (State.COMPLETE, State.DIVERGED, State.FAILED)
 TRIAL_FIELDS = ["size", "parameters", "seed", "lr", "batch", "loss"]
-# The arguments of `fit_surface`.
 SURFACE_INPUTS = ["lr", "batch", "loss", "seed"]
 CELL = ["size", "parameters", "lr", "batch"]
 NUM_ENDED = ["num_seeds", "num_diverged", "num_failed"]

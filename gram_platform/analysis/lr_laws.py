@@ -289,7 +289,7 @@ def _from_mean(sizes: Sequence[float], size: float | Sequence[float]) -> np.ndar
 
 
 def _slope_weights(sizes: Sequence[float]) -> np.ndarray:
-    """Returns weights [J]. The sum of the weighted log optima is the least-squares exponent."""
+    """Returns weights [J] of the log optima whose sum is the least-squares exponent."""
     centred = _from_mean(sizes, sizes)
     return centred / (centred @ centred)
 

@@ -27,7 +27,6 @@ MEAN = "mean"
 ELICITED = "elicited"
 ROW = ["method", "size", "profile"]
 VIEW = ["method", "size", "seed", "profile"]
-# The jackknife's column, next to compute_ratio.
 PSEUDO = "pseudo_value"
 # How much the ratio falls for each nat that the loss rises.
 PER_NAT = "ratio_per_nat"

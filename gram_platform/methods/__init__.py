@@ -13,7 +13,7 @@ from gram_platform.methods.setting import MethodRuns, Profile, Setting
 
 METHODS = Table(
     "gram.methods",
-    # In the order of tables; methods of installed packages follow.
+    # In the order of tables. Methods of installed packages follow.
     {
         "baseline": dense.plan_baseline,
         "filtering": dense.plan_filtering,

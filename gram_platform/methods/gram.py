@@ -19,10 +19,7 @@ def plan_lora(setting: Setting) -> MethodRuns:
 
 
 def plan_subsets(setting: Setting) -> MethodRuns:
-    """Plans GRAM with random subsets of modules as companions [ours].
-
-    Half of the auxiliary batches have companions too.
-    """
+    """Plans GRAM with random subsets as companions, of half of the auxiliary batches too [ours]."""
     subsets = replace(setting.routing, companions="subset", p_aux_companion=0.5)
     return plan(replace(setting, routing=subsets))
 

@@ -24,7 +24,7 @@ class Description:
     compare_with: str = ""
     # The column of the variants, such as "accumulation".
     varies: str = ""
-    # The variant whose baselines set the unit; "": each variant has its own.
+    # The variant whose baselines set the unit. By default each variant has its own.
     unit: str = ""
 
     @property

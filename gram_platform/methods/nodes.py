@@ -21,7 +21,7 @@ from gram_platform.methods.setting import MethodRuns, Profile, Setting
 
 # The method that sets the unit of compute ratios, and the tag of a study's variant.
 BASELINE, VARIANT = "baseline", "variant"
-# The tags of every study; a search adds the parameters of its trials.
+# The tags of every study. A search adds the parameters of its trials.
 STUDY_TAGS = frozenset(("method", "size", "profile", "retained", "seed", "kind", "measure"))
 STUDY_TAGS |= {VARIANT, "elicited"}
 

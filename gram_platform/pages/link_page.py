@@ -40,7 +40,7 @@ def link_page(address: str, command: str) -> bytes:
 
 def write_link_page(database: Path, address: str = "") -> None:
     """Writes the page for MLflow at `address`, or for a closed MLflow. Warns if writing fails."""
-    # Imported here: it takes a second.
+    # This import takes a second.
     from gram_platform.tracking.connection import explain_opening
     from gram_platform.tracking.database import database_uri
 

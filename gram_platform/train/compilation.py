@@ -12,7 +12,7 @@ from gram_platform.model.kernels import repeats_keys, require_first_order
 from gram_platform.model.transformer import Mlp, Transformer
 from gram_platform.train.objectives import rows_at_once
 
-# Graphs of one function: by the sequences of a pass, how many train it, and evaluations' batches.
+# A function has a graph for each number of sequences of a pass, and of sequences that train it.
 MAX_GRAPHS = 32
 Result = TypeVar("Result")
 
@@ -89,7 +89,7 @@ def compile_blocks(model: Transformer, compilation: Compilation) -> None:
     The hooks of FSDP2 stay outside the graphs.
     """
     torch.compiler.assume_constant_result(repeats_keys)
-    # At a forward pass the last one is not recomputed any more.
+    # The last pass is not recomputed any more.
     model.register_forward_pre_hook(lambda *_: compilation.used.clear())
     for block in model.blocks:
         block.trunk = compilation.compile(block.trunk)

@@ -38,7 +38,7 @@ class Separator:
         A sequence begins inside a response if its first mark is the end of a document. Otherwise it
         begins in a prompt.
         """
-        # 1: a response begins after this token, -1: a prompt does.
+        # 1 if a response begins after the token, -1 if a prompt does.
         begins = np.zeros(sequences.shape, dtype=np.int8)
         begins[sequences == self.end] = -1
         begins[:, len(self.tokens) - 1 :][self.places(sequences)] = 1

@@ -42,7 +42,7 @@ CLASS_TITLES = {
     "forget": "Forget (lower is better)",
     "elicited": "Elicited forget (lower is better)",
 }
-# Methods without a series: the baseline is the line at 1.
+# Methods without a series. The baseline is the line at 1.
 HIDDEN = ("baseline",)
 SIZE_HOVER = "<b>%{fullData.name}</b>, %{customdata[0]} (%{x:.3s})"
 # If both are drawn, our bar moves to the left and the paper's point to the right by this.

@@ -1,7 +1,7 @@
 """Defines colours, markers, dashes and the layout of all figures, for light and dark pages.
 
 Colours are Okabe and Ito's set for colour-blind readers, without black and yellow, which vanish on
-a dark or a white page. Series also differ in markers and dashes.
+a dark or a white page.
 """
 
 import math

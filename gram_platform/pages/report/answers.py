@@ -47,7 +47,7 @@ FIRST = ("gram", "filtering")
 
 
 def answer_study(study: Results) -> list[str]:
-    """Returns sentences: the methods, size and profile, then the answer of each group of claims.
+    """Returns sentences: methods, size and profile, then an answer for each group of claims.
 
     If no claim of the paper is about these numbers, the second sentence has the compute ratios.
     """

@@ -92,8 +92,7 @@ def claims_matrix(claims: pd.DataFrame) -> pd.DataFrame:
     """Makes a table with a row for each claim, profile and variant, and a column for each size.
 
     Claims that compare sizes have their verdict in the column OVER_SIZES. A study without sizes has
-    one column `verdict`. Published verdicts and explanations follow. If there are several profiles,
-    their column is the last, since a phone shows only the first columns.
+    a column `verdict`. Several profiles come last, since a phone shows only the first columns.
     """
     names = list(select_columns(claims, ("claim", PROFILE, VARIANT)))
     texts = list(select_columns(claims, ("published", EXPLANATION)))

@@ -64,7 +64,6 @@ class Presentation:
     read: Callable[[StudyRecord, Store, Frames | None], Any]
     # For a log, and for `gram report`.
     text: Callable[[StudyRecord, Any], str]
-    # The content of table.csv.
     table: Callable[[StudyRecord, Any], pd.DataFrame]
     page: Callable[[StudyRecord, Any, Tracker | None], Page]
     # For a wide or a narrow terminal. By default a terminal gets the text.

@@ -52,7 +52,6 @@ class Section:
 
     title: str
     text: str = ""
-    # The keys may be names of files.
     figures: Mapping[str, go.Figure] = field(default_factory=dict)
     more_figures: Mapping[str, go.Figure] = field(default_factory=dict)
     more_label: str = "More"

@@ -63,7 +63,7 @@ UnitError = TypedDict(
 class Card:
     """What the index of a storage shows of a study or a search, besides title and question."""
 
-    # The main result in a sentence; "" before there is one.
+    # The main result in a sentence, or "".
     headline: str = ""
     state: str = ""
     # How many claims have each verdict.
@@ -91,13 +91,13 @@ class StudyRecord(Description):
     measurement: str = LOSSES
     # Each seed is compared with its own baseline, not with the baselines of all seeds.
     own_baseline: bool = False
-    # The ids of runs with probes: see `module_shares`.
+    # The ids of runs with probes (see `module_shares`).
     probed: tuple[str, ...] = ()
     # The page leads with compute ratios against the number of active modules.
     by_modules: bool = False
     # See `analysis.calibration`.
     unit_errors: tuple[UnitError, ...] = ()
-    # The submissions that executed nodes, the newest last: fields of `Provenance`.
+    # The submissions that executed nodes, the newest last.
     submissions: tuple[SubmissionRow, ...] = ()
     card: Card = Card()
 
@@ -156,7 +156,7 @@ def load_record(store: Store, name: str) -> StudyRecord:
 
 
 def readable_record(store: Store, name: str) -> StudyRecord | None:
-    """Reads a study's record. Returns None for a search, or after a warning for a damaged file."""
+    """Reads a study's record. Returns None for a search, and warns of a damaged file."""
     try:
         return load_record(store, name) if store.study_dir(name).exists(STUDY_FILE) else None
     except ValueError as error:
@@ -193,7 +193,7 @@ class Results:
     runs: pd.DataFrame
     # As `claims_frame` makes them.
     claims: pd.DataFrame
-    # Where the numbers come from: see `Frames`.
+    # Where the numbers come from, as in `Frames`.
     source: str
     # Made by `module_shares`, in a study whose runs have probes.
     absorption: pd.DataFrame | None = None

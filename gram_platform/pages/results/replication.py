@@ -274,7 +274,7 @@ def _prepare(
     if given.get("unit") and is_own and not any(units):
         allowed = f"a variant of {LOSSES_FILE} with baselines"
         raise invalid(f"{STUDIES_FILE}, {name}, unit", given["unit"], allowed)
-    # The reference of all variants; "" if each has its own.
+    # The reference of all variants, or "" if each has its own.
     unit = units.pop() if variants and len(units) == 1 else ""
     views = rows[~rows[ELICITED]]
     views = views.pivot(index=[VARIANT, *VIEW, "retained"], columns="domain", values="loss")
@@ -290,8 +290,7 @@ def _prepare(
     points["run_id"] = points["study"] + " " + points["size"] + " seed " + points["seed"]
     points = points[["run_id", VARIANT, "size", "seed", "step", "domain", "loss"]]
     views, points, attacks = (frame.drop(columns=dropped) for frame in (views, points, attacks))
-    # Every profile of a method at a size is declared for all of its seeds there, so that `missing`
-    # names the lost ones.
+    # All seeds of a method and size have the same profiles, so that `missing` names lost ones.
     names = [name for name in (VARIANT, "method", "size") if name in views]
     declared = views[[*names, "profile", "retained"]].drop_duplicates()
     declared = declared.merge(views[[*names, "seed"]].drop_duplicates(), on=names)
