@@ -98,7 +98,7 @@ def _errors(rated: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_class(errors: pd.DataFrame) -> pd.DataFrame:
-    """Returns the errors of core, and as AUXILIARY their mean over auxiliary domains within a seed.
+    """Returns core's errors, and as AUXILIARY the mean errors over auxiliary domains in a seed.
 
     Two baselines of a seed whose lengths round to the same share count as one.
     """

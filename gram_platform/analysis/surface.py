@@ -147,7 +147,7 @@ def fit_surface(
     seeds: Sequence | None = None,
     fit: Fit = OUR_FIT,
 ) -> Surface:
-    """Fits loss [n] by a quadratic in (log lr, log batch). Pooled seeds repeat a cell.
+    """Fits loss [n] by a quadratic in (log lr, log batch). A cell may have several seeds.
 
     `seeds` [n] names the seed of each loss, and the surface predicts at the mean level. If a cell
     lacks a seed, a minimum without `seeds` is not reliable. Raises ValueError if values are not

@@ -273,7 +273,7 @@ def _load(store: Store, entries: Sequence[Mapping]) -> list[MeasuredTokens]:
 
 
 def _load_control(store: Store, of_size: Sequence[Mapping], seed: str) -> list[MeasuredTokens]:
-    """Loads the next seed's baseline as a view of this seed, or [] if there is only one seed."""
+    """Loads the next seed's baseline as the control of a seed, or [] if there is no other seed."""
     baselines = {entry["tags"]["seed"]: entry for entry in of_size if _is_baseline(entry)}
     seeds = list(baselines)
     if seed not in seeds or len(seeds) < 2:

@@ -1,4 +1,4 @@
-"""Shows which module learns unlabelled text, and what more active modules cost."""
+"""Shows which module learns unlabelled text, and how ratios drop with more active modules."""
 
 from collections.abc import Mapping
 

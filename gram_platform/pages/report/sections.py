@@ -218,7 +218,7 @@ def curve_sections(study: Results) -> list[Section]:
 
 
 def curve_figures(study: Results) -> dict[str, go.Figure]:
-    """Draws the curves of each size, variant and separately fitted seed, but equal fits once."""
+    """Draws the curves of each size, variant and separately fitted seed, without repeated fits."""
     all_fits, figures, seen = study.analysis.fits, {}, set()
     names = [name for name in ("size", VARIANT, "seed") if name in all_fits]
     for key, fits in all_fits.groupby(names, sort=False):

@@ -216,7 +216,8 @@ class Results:
 
     @property
     def main_profile(self) -> str:
-        """The record's profile if the table has it, otherwise the profile of the most methods."""
+        """The record's profile if the table has it, otherwise the profile that most methods have.
+        """
         profile = self.record.profile
         return profile if (self.table["profile"] == profile).any() else choose_profile(self.table)
 
@@ -269,7 +270,7 @@ def write_or_log(
 def with_links(
     runs: pd.DataFrame, failures: Mapping[str, str], links: Mapping[str, str]
 ) -> pd.DataFrame:
-    """Adds the columns `run_id_url` and `error` from {node id: address} and {node id: message}."""
+    """Adds the column `run_id_url` from `links` and `error` from `failures`, both by node id."""
     errors = [failures.get(node_id, "") for node_id in runs["id"]]
     return runs.assign(run_id_url=runs["id"].map(links), run_id=runs["id"], error=errors)
 
