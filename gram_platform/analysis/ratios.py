@@ -76,7 +76,8 @@ def baseline_references(
     """Returns {(size, domain): Reference} of sizes with a finished baseline, and notes.
 
     A baseline counts if it has a curve and final losses. `leave_out` also fits each curve without
-    each seed, for the jackknife. `only_seed` is for notes, if the frames have just one seed.
+    each seed, for the jackknife. If the frames have just one seed, `only_seed` is its name for the
+    notes.
     """
     references, notes, of_seed = {}, [], f", seed {only_seed}" if only_seed else ""
     baselines = evaluations[(evaluations["method"] == BASELINE) & (evaluations["profile"] == ALL)]

@@ -290,9 +290,9 @@ def over_seeds(
 def join_notes(
     missing: Mapping[Hashable, pd.DataFrame], named: Callable[[list], str]
 ) -> pd.DataFrame:
-    """Joins the notes `what, why` of several frames, in front of which it names the frames.
+    """Joins the notes `what, why` of several frames, each with the names of its frames.
 
-    Equal notes are joined. A note that all frames have gets no names.
+    A note that all frames have gets no names.
     """
     places: dict[tuple[str, str], list] = {}
     for place, frame in missing.items():

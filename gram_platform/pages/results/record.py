@@ -216,8 +216,7 @@ class Results:
 
     @property
     def main_profile(self) -> str:
-        """The record's profile if the table has it, otherwise the profile that most methods have.
-        """
+        """The record's profile if the table has it, otherwise the one that most methods have."""
         profile = self.record.profile
         return profile if (self.table["profile"] == profile).any() else choose_profile(self.table)
 
