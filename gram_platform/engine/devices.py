@@ -1,8 +1,8 @@
 """Recognises errors of a device, and probes whether a device works.
 
-After an error of its device a process is useless, because later calls fail too, so a new process
-probes the device. `python -m gram_platform.engine.devices cuda` is such a process. Its exit code is
-1 if the device does not work.
+After an error of its device a process is useless, because all later calls fail. So a new process,
+`python -m gram_platform.engine.devices cuda`, probes the device. Its exit code is 1 if the device
+does not work.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ PRODUCT_S = 120.0
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """The outcome of a matrix product on a device; `failure` says what failed, or is ""."""
+    """The outcome of a matrix product on a device. `failure` says what failed, or is ""."""
 
     # Ray's id of the machine, which changes with each start of Ray there; "" without Ray.
     machine: str
@@ -66,7 +66,7 @@ class ProbeReport:
 
 
 class DeviceError(RuntimeError):
-    """A task's device failed. `probe` is the report of a probe of the device afterwards."""
+    """A task's device failed. `probe` is the report of a later probe of the device."""
 
     def __init__(self, message: str, probe: ProbeReport):
         # Pickling needs both arguments.
@@ -80,7 +80,7 @@ class DeviceError(RuntimeError):
 
 
 def is_device_error(error: BaseException | None) -> bool:
-    """Returns whether an error, or its cause, is a device's error other than a lack of memory."""
+    """Returns whether a device caused an error, or an error behind it, except by lack of memory."""
     while error is not None:
         if is_out_of_memory(error):
             return False
@@ -96,7 +96,7 @@ def is_device_error(error: BaseException | None) -> bool:
 
 @contextlib.contextmanager
 def probe_after_error(device: str) -> Iterator[None]:
-    """Turns a device error of the block into DeviceError."""
+    """Turns a device error of the block into DeviceError, after a probe of the device."""
     try:
         yield
     except Exception as error:
@@ -119,7 +119,7 @@ def probe_here(execution: Execution) -> ProbeReport:
 
 
 def probe_afresh(device: str) -> ProbeReport:
-    """Probes the same device in a new process.
+    """Probes a device in a new process.
 
     A lack of memory is not a failure, because this process may still hold the device's memory.
     """
@@ -150,7 +150,7 @@ def _report(device: str, failure: str) -> ProbeReport:
 
 
 def _failure_of_product(device: str, may_be_full: bool = False) -> str:
-    """Multiplies two matrices on the device; returns what failed, or "".
+    """Multiplies two matrices on the device; returns what failed, or "" if nothing did.
 
     With `may_be_full` a lack of memory is not a failure.
     """

@@ -3,9 +3,9 @@
 An evaluation measures a view's losses, the loss of every token, or continuations. Losses of several
 profiles of one run are measured together (`common_work`).
 
-A run is evaluated at the points of its config. A run without points gets a few progress
-evaluations for people to watch. Their losses have other metric names, and no result, learning curve
-or table reads them.
+A run is evaluated at the points of its config. A run without points gets a few progress evaluations
+for people to watch. Their metrics have other names, and no result, learning curve or table reads
+them.
 """
 
 import math
@@ -54,15 +54,15 @@ def execute_evaluation(
 ) -> dict:
     """Measures an evaluation unless it has a current result; returns the result.
 
-    ValueError if the run was trained on other data.
+    Raises ValueError if the run was trained on other data.
     """
     return execute_profiles([evaluation], [tags], execution)[0]
 
 
 def common_work(evaluation: AnyEvaluation) -> tuple | None:
-    """Returns a key that is equal for evaluations that can be measured together, or None.
+    """Returns a key that is equal for evaluations that can be measured together.
 
-    They measure losses of several profiles of one run on the same data.
+    These measure the losses of profiles of one run on the same data. For others returns None.
     """
     view = evaluation.view
     if evaluation.measure != LOSSES or view.rule != "constant" or view.sources:
@@ -76,8 +76,8 @@ def execute_profiles(
 ) -> list[dict]:
     """Executes evaluations with equal `common_work`, and reads the weights only once.
 
-    Results are bit for bit those of `execute_evaluation`. Evaluations record equal shares of the
-    elapsed time.
+    The results are bit for bit those of `execute_evaluation`. The elapsed time is recorded in equal
+    shares.
     """
     set_up_torch(execution)
     store, results, missing = execution.store(), {}, {}
@@ -136,8 +136,8 @@ def _token_losses(
 ) -> list[Measured]:
     """Measures every token's loss, as a tensor [num_sequences, seq_len] for each domain.
 
-    The result has the means. Its `text_losses` are the token losses of each text, which is put
-    after an end-of-text token.
+    The result's `losses` are the means by domain. Its `text_losses` are lists of the token losses
+    of each text, which is read after an end-of-text token.
     """
     (evaluation,) = evaluations
     arrays = {domain: corpus.validation(domain) for domain in evaluation.domains}
@@ -163,8 +163,8 @@ def _continuations(
 ) -> list[Measured]:
     """Draws continuations, as one list of token ids for each document of each domain.
 
-    A continuation ends at the first end-of-text token. `surprisals` are the mean -log probabilities
-    of the drawn tokens in nats, by domain.
+    A continuation ends at the first end-of-text token. `surprisals` are the means by domain of -log
+    probability of the drawn tokens, in nats.
     """
     # Imported here, because only continuations need a tokenizer.
     from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer, text_tokens
@@ -221,7 +221,8 @@ NUM_PROGRESS_POINTS = 6
 
 
 class ProgressPlan(NamedTuple):
-    """The steps of a run's progress evaluations, and the number of sequences of each domain."""
+    """The steps of a run's progress evaluations, and how many sequences of each domain they read.
+    """
 
     steps: frozenset[int]
     num_sequences: int
@@ -236,7 +237,7 @@ def probe_steps(run: RunConfig) -> frozenset[int]:
 
 
 def progress_of(run: RunConfig, num_available: int) -> ProgressPlan:
-    """Plans up to NUM_PROGRESS_POINTS progress evaluations within PROGRESS_SHARE.
+    """Plans up to NUM_PROGRESS_POINTS evaluations that take at most PROGRESS_SHARE of the FLOPs.
 
     A run whose config has evaluation points gets none, and a run that is too short gets fewer.
     `num_available` is the number of validation sequences in the smallest domain.

@@ -105,11 +105,13 @@ class Execution:
         return self.placement.fewest.num_ranks
 
     def corpus(self, data_id: str, ahead: Mapping[str, int] = NOTHING_AHEAD) -> PackedCorpus:
-        """Opens packed data, as `open_corpus` does; ValueError if it is missing or damaged."""
+        """Opens packed data as `open_corpus` does. Raises ValueError if it is missing or damaged.
+        """
         return open_corpus(Store(self.storage), data_id, ahead)
 
     def corpus_of(self, run: RunConfig) -> PackedCorpus:
-        """Opens a run's data, and fetches the rows that it draws from an object store ahead."""
+        """Opens a run's data, and starts to fetch the rows that the run draws from an object store.
+        """
         ahead: dict[str, int] = {}
         for budget in run.data.domains:
             for part in budget.pool:
@@ -150,7 +152,7 @@ class Resources:
         return {"CPU": self.cpus_per_rank, **gpus}
 
     def compute_request(self, num_ranks: int) -> dict[str, float]:
-        """Returns Ray's resources of a node with so many ranks."""
+        """Returns Ray's resources of a node with this number of ranks."""
         gpus = num_ranks * self.gpus_per_rank if num_ranks > 1 else self.gpus_per_run
         return {"CPU": num_ranks * self.cpus_per_rank, "GPU": gpus}
 
@@ -158,7 +160,7 @@ class Resources:
 def results_place(storage: str, *folder: str) -> tuple[str, "FileSystem | None"]:
     """Returns Ray's `storage_path` and `storage_filesystem` for a folder of the storage.
 
-    For a URL this is the storage's own file system, because Ray would look for credentials
+    For a URL the second is the storage's own file system, because Ray would look for credentials
     elsewhere. Raises ValueError if a link leads to the folder.
     """
     from pyarrow.fs import FSSpecHandler, PyFileSystem

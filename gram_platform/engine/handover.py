@@ -72,9 +72,9 @@ class NodesFile(TypedDict):
 
 
 def missing_nodes(nodes: Sequence[Node], store: Store) -> list[Node]:
-    """Returns the nodes without a result, and the runs that they need even if these are done.
+    """Returns the nodes without a result and the runs that they need.
 
-    The other machine trains these runs too, because weights are not exported.
+    The other machine trains runs again that are done here, because weights are not exported.
     """
     by_id = {node.id: node for node in nodes}
     open_ids = list(by_id.keys() - find_done_ids(nodes, store))
@@ -87,7 +87,7 @@ def missing_nodes(nodes: Sequence[Node], store: Store) -> list[Node]:
 
 
 def write_nodes(path: Path, nodes: Sequence[Node], recipes: Sequence[CorpusRecipe]) -> None:
-    """Writes nodes and the recipes of their data as JSON. A node comes after those it needs."""
+    """Writes nodes, each after the nodes that it needs, and the recipes of their data as JSON."""
     data_ids = {node.data_id for node in nodes}
     corpora = {recipe.data_id: recipe.plain() for recipe in recipes if recipe.data_id in data_ids}
     plain = [
@@ -98,7 +98,7 @@ def write_nodes(path: Path, nodes: Sequence[Node], recipes: Sequence[CorpusRecip
 
 
 def read_nodes(path: Path) -> tuple[list[Node], dict[str, CorpusRecipe | None]]:
-    """Reads (nodes, recipe by data_id); ValueError for a file with other content.
+    """Reads (nodes, recipe by data_id). Raises ValueError for a file with other content.
 
     A recipe is None if its corpus cannot be packed from the recipe alone.
     """
@@ -126,7 +126,7 @@ def read_nodes(path: Path) -> tuple[list[Node], dict[str, CorpusRecipe | None]]:
 
 
 def provide_data(recipes: Mapping[str, CorpusRecipe | None], store: Store) -> None:
-    """Packs generated stories; ValueError names the folder of other data that must be copied."""
+    """Packs generated stories. Raises ValueError if the storage lacks other data of the nodes."""
     for data_id, recipe in recipes.items():
         if recipe is not None:
             say(f"data {data_id}: packing, unless it is there")
@@ -144,8 +144,8 @@ def provide_data(recipes: Mapping[str, CorpusRecipe | None], store: Store) -> No
 def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
     """Packs all files of ended nodes, except weights and checkpoints, into a .tar.gz.
 
-    Returns the number of nodes. When the archive is unpacked in another storage, these nodes are
-    done or diverged there. A node that needs their weights fails there.
+    Returns the number of nodes. In a storage where the archive is unpacked, these nodes are done or
+    diverged. Nodes that need their weights fail there.
     """
     lifecycle, root = NodeLifecycle(store), Path(store.root)
     ends = lifecycle.ends(nodes)
@@ -185,10 +185,10 @@ def unpack_archive(path: Path, store: Store) -> int:
 
 
 def _read_archive(path: Path) -> Iterator[tuple[tuple[str, ...], int, gzip.GzipFile]]:
-    """Yields (the names of the path, number of bytes, the stream at the content) of each file.
+    """Yields (parts of the path, number of bytes, stream at the content) of each file.
 
     Accepts only the headers that `write_archive` makes, which are of files and of long names before
-    them. `tarfile` would read other headers whole, of any size.
+    them. `tarfile` would read any other header into memory, however long it is.
     """
     target_kind("archive", path)
     num_files, long_name = 0, ""

@@ -31,11 +31,11 @@ LOOK_AT_PARTS_EVERY_S = 1.0
 
 
 def part_workers(connect: Callable[[], None], anywhere: bool) -> Workers:
-    """Returns workers that call `connect` to join Ray when there is more than one task.
+    """Returns workers that pack on Ray if there is more than one task, after a call of `connect`.
 
-    With `anywhere` tasks run on all machines of the cluster, which must see the same files, and
-    otherwise on this machine (`placement`). A task whose process dies is retried. Raises
-    ClusterLost if the Ray dies.
+    With `anywhere` tasks run on all machines of the cluster, which must see the same files,
+    otherwise on this machine. A task whose process dies is retried. Raises ClusterLost if the Ray
+    dies.
     """
     return partial(_spread, connect, anywhere)
 
@@ -49,11 +49,11 @@ class PackingPlace:
 
 
 def placement(anywhere: bool) -> PackingPlace | None:
-    """Chooses where tasks run; None if no two tasks can ever run at once.
+    """Chooses where tasks run. Returns None if no two tasks can ever run at once.
 
-    With `anywhere` tasks run on the machines for packing if the cluster has or starts some, so that
-    packing neither starts nor slows down machines with GPUs, otherwise on any CPU. Without
-    `anywhere` they run on Ray's CPUs on this machine, or on all cores if Ray has none here.
+    With `anywhere` tasks run on the machines for packing if the cluster has or starts any, so that
+    packing neither starts nor slows down machines with GPUs. If it has none, they run on any CPU.
+    Without `anywhere` they run on Ray's CPUs on this machine, or on all cores if Ray has none here.
     """
     if anywhere and _has_pack_machines():
         return PackingPlace(
@@ -121,7 +121,8 @@ def _spread(
 
 
 def _result(reference: ray.ObjectRef) -> object:
-    """Returns a task's result; raises the task's own error, or Stopped if its processes died."""
+    """Returns a task's result. Raises the task's own error, or Stopped if Ray could not execute it.
+    """
     try:
         return ray.get(reference)
     except RayTaskError as error:

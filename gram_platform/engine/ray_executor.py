@@ -159,7 +159,8 @@ class RayExecutor(Executor):
         return execute.remote(task, execution, self.cordon.resources)
 
     def _kill_stalled(self) -> None:
-        """Kills the slots of tasks without progress for `stall_timeout_s`, which is a crash."""
+        """Kills slots whose task made no progress for `stall_timeout_s`, which counts as a crash.
+        """
         for reference in list(self.slots.busy):
             node = self.in_flight[reference][0]
             step = self.progress.heartbeats.get(node.id, {}).get("step", 0)
@@ -174,7 +175,7 @@ class RayExecutor(Executor):
                 self.slots.kill(reference)
 
     def _take_back(self, reference: ray.ObjectRef) -> list[Node]:
-        """Records that a slot has started or that a task has ended; returns the ended nodes."""
+        """Records that a slot has started or a task has ended; returns the task's ended nodes."""
         if reference in self.slots.starting:
             try:
                 self.slots.note_start(reference)
@@ -195,9 +196,9 @@ class RayExecutor(Executor):
     def _settle(
         self, node: Node, reference: ray.ObjectRef, task: Task, probe: ProbeReport | None = None
     ) -> bool:
-        """Records the outcome of a node; returns False if the node will be retried.
+        """Records the outcome of a node. Returns False if the node will be retried.
 
-        The warnings of a task are those of its first node.
+        The warnings of a task are reported for its first node.
         """
         try:
             warnings = ray.get(reference)
@@ -212,7 +213,6 @@ class RayExecutor(Executor):
     def _settle_error(
         self, node: Node, error: RayError, task: Task, probe: ProbeReport | None
     ) -> bool:
-        """Does what the crash policy decides; returns False if the node will be retried."""
         if isinstance(error, RayTaskError):
             cause = error.cause
             kind, text = kind_of(cause), failure_message(cause)

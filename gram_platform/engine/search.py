@@ -88,10 +88,10 @@ class Tuning:
 
 
 class TrialWatch:
-    """Observes trials, and decides whether the next one starts. Its errors end the search."""
+    """Observes trials, and decides whether the next trial starts. Its errors end the search."""
 
     def may_start(self) -> bool:
-        """Returns whether another trial may start. After a limit is reached none may."""
+        """Returns whether another trial may start. None may after a limit is reached."""
         return True
 
     def require_lead(self) -> None:
@@ -155,7 +155,7 @@ def run_trials(
 
 
 def _folder_name(trial) -> str:
-    """Names the folder of a trial's results by its point, which TensorBoard shows."""
+    """Names the folder of a trial's results by its point, because TensorBoard shows the name."""
     return re.sub(r"[^\w.+-]+", "_", trial.config["name"])[:100] + f"-{trial.trial_id}"
 
 
@@ -170,7 +170,7 @@ class _StaysHere:
 
 
 class _EndOfSearch(_StaysHere, tune.Stopper):
-    """Ends all running trials if the search has an error. Their checkpoints stay."""
+    """Ends all running trials if the search has an error. The checkpoints of their runs stay."""
 
     def __init__(self, searcher: "_Searcher"):
         self._searcher = searcher
@@ -185,7 +185,7 @@ class _EndOfSearch(_StaysHere, tune.Stopper):
 class _Scheduler(_StaysHere, FIFOScheduler):
     """Places trials, tells the searcher why their processes ended, and stops failed trials.
 
-    Ray Tune restarts a trial whose process ended.
+    Ray Tune would restart every trial whose process ended.
     """
 
     def __init__(self, searcher: "_Searcher", cordon: Cordon):
@@ -240,7 +240,7 @@ def machines_for(bundle: Mapping[str, float], cordon: Cordon, avoided: str = "")
 
 
 class _Searcher(_StaysHere, Searcher):
-    """Adapts a source to Ray Tune."""
+    """Proposes the trials of a source to Ray Tune, and tells the source their outcomes."""
 
     def __init__(
         self,
@@ -295,9 +295,9 @@ class _Searcher(_StaysHere, Searcher):
         """Returns whether one more trial may be proposed.
 
         A trial that depends on results is proposed only when it can start, so that Optuna knows as
-        many earlier results as possible. On a cluster that can grow, a trial that depends on none
-        may wait in Ray's queue, which makes the autoscaler start machines. With `max_concurrent`
-        every trial may wait.
+        many earlier results as possible. On a cluster that can grow, a trial that depends on no
+        results may wait in Ray's queue, so that the autoscaler starts machines. With
+        `max_concurrent` every trial may wait.
         """
         max_concurrent = self._tuning.max_concurrent
         if not self._running:
@@ -322,7 +322,7 @@ class _Searcher(_StaysHere, Searcher):
             self.error = error
 
     def _why_failed(self, proposal: Proposal, report: Mapping[str, Any]) -> str:
-        """Returns why a crashed trial has failed, or warns and returns "" if it restarts."""
+        """Returns why a crashed trial has failed, or "" (after a warning) if it restarts."""
         text, saved_steps = report["message"], self._saved_steps_of(proposal.point)
         probe = probe_in(report)
         next_step = self._policy.after(proposal.name, report[KIND], text, saved_steps, probe)

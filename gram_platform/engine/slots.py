@@ -1,7 +1,7 @@
 """Keeps the processes that execute nodes of one rank.
 
 A slot is a Ray actor with the CPU threads of a rank and, on a cluster with GPUs, a GPU or a share
-of one. It executes one task after another and keeps its GPU until it ends. So no two runs share a
+of a GPU. It executes one task after another and keeps its GPU until it ends. So no two runs share a
 GPU while another GPU is idle, and CUDA starts once for many tasks.
 
 Slots wait for a machine without a time limit, and an autoscaler sees them as demand. A slot without
@@ -77,10 +77,10 @@ class SlotPool:
     def request(self, number: int, reserved: str = "") -> None:
         """Starts or ends slots, so that `number` slots are free.
 
-        Surplus slots that have not started end at once, and idle ones after `IDLE_S`. After a
+        Surplus slots that have not started end at once, and idle slots after `IDLE_S`. After a
         failed start no slot starts for 1 s, then for 2 s, 4 s and so on. `reserved` is a machine
         that is kept free for a run of several ranks. The slots on it end without another task, and
-        no slot starts on any machine meanwhile.
+        meanwhile no slot starts on any machine.
         """
         now = time.monotonic()
         self._reserved_machine = reserved
@@ -106,7 +106,7 @@ class SlotPool:
             self._end_idle(slot)
 
     def machines_in_use(self) -> dict[str, int]:
-        """Returns the number of busy slots on each machine that has slots, by its id."""
+        """Returns the number of busy slots on each machine that has slots, by the machine's id."""
         counts = {probe.machine: 0 for probe in self.probes.values()}
         for slot in self.busy.values():
             counts[self.probes[slot].machine] += 1
@@ -163,7 +163,8 @@ class SlotPool:
     def submit(
         self, task: Task, placement: Placement = ON_ONE_RANK, avoided: ProbeReport | None = None
     ) -> ray.ObjectRef | None:
-        """Gives a task to an idle slot; returns the reference to its warnings, None without a slot.
+        """Gives a task to an idle slot. Returns the reference to its warnings, or None without a
+        slot.
 
         A slot at `avoided` gets the task only if all slots are there.
         """
@@ -181,10 +182,10 @@ class SlotPool:
         return reference
 
     def release(self, reference: ray.ObjectRef) -> ProbeReport | None:
-        """Takes the slot back from an ended task; returns its probe, None for several ranks.
+        """Takes the slot back from an ended task, and returns the slot's probe.
 
         The slot becomes idle. It ends if it crashed, if the task's error was unforeseen, or if its
-        machine is reserved.
+        machine is reserved. A task of several ranks has no slot, so its probe is None.
         """
         slot = self.busy.pop(reference, None)
         if slot is None:
@@ -197,7 +198,6 @@ class SlotPool:
         return probe
 
     def kill(self, reference: ray.ObjectRef) -> None:
-        """Kills a task's slot, which counts as a crash."""
         ray.kill(self.busy[reference])
 
     def close(self) -> None:

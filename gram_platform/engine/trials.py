@@ -1,7 +1,7 @@
 """Proposes the trials of a search, executes and scores a trial, and computes its Ray resources.
 
-A source proposes trials from a list of points or from Optuna studies. The nodes of a trial are like
-those of a study. Finished nodes of any study or search are reused, and interrupted nodes continue.
+A source proposes trials from a list of points or from Optuna studies. A trial has nodes like a
+study. Finished nodes of any study or search are reused, and interrupted nodes continue.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ class Problem(Protocol):
         """
 
     def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
-        """Computes finite metrics from the results by node id; ValueError if that is impossible."""
+        """Computes finite metrics from the results by node id. Raises ValueError if it cannot."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A trial to run. Only the source that proposed it interprets `key`."""
+    """A trial to run. Only the source that proposed the trial uses `key`."""
 
     name: str
     point: Point
@@ -123,7 +123,7 @@ class PointList:
         return Proposal(name, point)
 
     def tell(self, proposal: Proposal, outcome: Outcome) -> None:
-        """Ignores the outcome, on which no proposal depends."""
+        """Does nothing, because no proposal depends on an outcome."""
 
 
 @dataclass
@@ -182,7 +182,7 @@ class OptunaSource:
     def is_independent(self) -> bool:
         """Whether the next proposal is independent of running trials' results.
 
-        It is if it resumes a trial, or is one of the first proposals, which are random.
+        This is so if it resumes a trial, or is one of the first proposals, which are random.
         """
         group = self._next_group()
         if group is None or group.resumable:
@@ -194,7 +194,7 @@ class OptunaSource:
         return max(open_groups, key=lambda g: self._left[g.name] - g.num_started, default=None)
 
     def next(self) -> Proposal | None:
-        """Proposes the next trial; None if no trial is left."""
+        """Proposes the next trial, or returns None if no trial is left."""
         group = self._next_group()
         if group is None:
             return None
@@ -264,9 +264,9 @@ def execute_trial(
 ) -> Outcome:
     """Executes the missing nodes of a trial; returns its outcome with the metrics.
 
-    An error of the trial becomes the outcome's message. Raises the errors that another process may
-    not meet, which are device errors, a lack of memory and Unavailable. Raises SystemExit if this
-    process gets SIGTERM or its machine is drained.
+    An error of the trial becomes the outcome's message. Errors that may not occur in another
+    process are raised, which are device errors, a lack of memory and Unavailable. Raises SystemExit
+    if this process gets SIGTERM or its machine is drained.
     """
     started, clock = time.time(), time.monotonic()
     store = Store(execution.storage)
@@ -348,8 +348,8 @@ def reservation(placements: Collection[Placement], resources: Resources) -> dict
     """Returns Ray's resources for a trial whose nodes have these placements.
 
     A trial of one rank reserves the CPUs and GPUs of a run, and without GPUs also the memory of its
-    largest node. A trial of several ranks only waits for Ray Train's workers, which have their own
-    reservations. Such trials are on the driver's machine, whose memory limits their number
+    largest node. A trial of several ranks only waits for Ray Train's workers, which reserve for
+    themselves. It is on the driver's machine, whose memory limits how many such trials run
     (`most_gangs`).
     """
     if trial_ranks(placements) > 1:
@@ -362,5 +362,5 @@ def reservation(placements: Collection[Placement], resources: Resources) -> dict
 
 
 def trial_ranks(placements: Iterable[Placement]) -> int:
-    """Returns the most ranks of a trial's node. Nodes of a trial run one after another."""
+    """Returns the most ranks of any node of a trial, whose nodes run one after another."""
     return max((placement.fewest.num_ranks for placement in placements), default=1)
