@@ -172,8 +172,7 @@ def placement_strategy(resources: Resources, num_ranks: int) -> str:
 
 
 def wait_for_more_s() -> float:
-    """Returns how many seconds a run waits for extra ranks, because machines take minutes to start.
-    """
+    """Returns how many seconds a run waits for extra ranks. New machines take minutes to start."""
     return WAIT_FOR_MORE_S if has_fixed_size() else WAIT_FOR_MACHINES_S
 
 
@@ -198,8 +197,7 @@ def count_slots(resources: Resources, total: Mapping[str, float]) -> int:
 
 
 def has_fixed_size() -> bool:
-    """Returns whether the cluster cannot grow, because no autoscaler has reported. Does not wait.
-    """
+    """Returns whether the cluster cannot grow, because no autoscaler has reported. Never waits."""
     return machine_types() <= {f"node_{node['NodeID']}" for node in ray.nodes()}
 
 

@@ -145,8 +145,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _initialise(failure: str, **options: object) -> None:
-    """Calls `ray.init`, and keeps the caller's handler of SIGTERM. Raises ClusterLost if it fails.
-    """
+    """Calls `ray.init`, but keeps the old handler of SIGTERM. Raises ClusterLost if it fails."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(job_config=own_job(), **options)
@@ -328,8 +327,7 @@ def _processes_of(node_id: str) -> list[psutil.Process]:
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    """Returns whether a process runs, or True if this cannot be found out, as without free files.
-    """
+    """Returns whether a process runs, or True if that cannot be told, as without free files."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -89,8 +89,7 @@ def _raise_for_device(failures: list[Exception | None]) -> None:
 
 
 def _raise_permanent(failures: list[Exception], directory: RunDirectory) -> None:
-    """Raises an error that would occur again after a restart, before the errors that it has caused.
-    """
+    """Raises an error that would occur again after a restart, before errors that it has caused."""
     for kind in (LeaseHeld, OutOfMemory, ValueError):
         for failure in failures:
             if not isinstance(failure, kind):

@@ -221,8 +221,7 @@ NUM_PROGRESS_POINTS = 6
 
 
 class ProgressPlan(NamedTuple):
-    """The steps of a run's progress evaluations, and how many sequences of each domain they read.
-    """
+    """The steps of a run's progress evaluations, and their number of sequences of each domain."""
 
     steps: frozenset[int]
     num_sequences: int

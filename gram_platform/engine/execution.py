@@ -105,13 +105,11 @@ class Execution:
         return self.placement.fewest.num_ranks
 
     def corpus(self, data_id: str, ahead: Mapping[str, int] = NOTHING_AHEAD) -> PackedCorpus:
-        """Opens packed data as `open_corpus` does. Raises ValueError if it is missing or damaged.
-        """
+        """Opens packed data by `open_corpus`. Raises ValueError if it is missing or damaged."""
         return open_corpus(Store(self.storage), data_id, ahead)
 
     def corpus_of(self, run: RunConfig) -> PackedCorpus:
-        """Opens a run's data, and starts to fetch the rows that the run draws from an object store.
-        """
+        """Opens a run's data, and begins to fetch the rows that it draws from an object store."""
         ahead: dict[str, int] = {}
         for budget in run.data.domains:
             for part in budget.pool:

@@ -107,8 +107,7 @@ class Executor:
         raise NotImplementedError
 
     def look_at_runs(self) -> bool:
-        """Calls `look`, and reads heartbeats into `progress`; returns whether there were new ones.
-        """
+        """Calls `look`, and reads heartbeats into `progress`; returns whether they are new."""
         running = (i for i in self.progress.running if i in self._begun_runs)
         has_new = self._heartbeats.look(running)
         self.progress.heartbeats = self._heartbeats.latest

@@ -56,8 +56,7 @@ class Heartbeats:
         self._next = ended + max(SHORTEST_PAUSE_S, PAUSE_RATIO * (ended - started))
 
     def _beat_of(self, run_id: str) -> dict | None:
-        """Reads the lease of the last known attempt; lists all attempts only if it has not changed.
-        """
+        """Reads the known attempt's lease, or all attempts' if that has no new heartbeat."""
         run, before = self._store.run(run_id), self.latest.get(run_id)
         lease = read_lease(run.attempt(before["attempt"])) if before else None
         if before and lease and not lease["released"] and lease["time"] > before["time"]:

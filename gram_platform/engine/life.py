@@ -289,9 +289,7 @@ class WaitingNodes:
         heapq.heappush(self.delayed, (time.monotonic() + after_s, self._place[node.id], node))
 
     def look_again(self) -> list[Node]:
-        """Lets delayed nodes start when their delay is over; returns nodes that another driver
-        ended.
-        """
+        """Readies nodes whose delay is over. Returns the nodes that another driver has ended."""
         ended = []
         while self.delayed and self.delayed[0][0] <= time.monotonic():
             _, _, node = heapq.heappop(self.delayed)

@@ -105,8 +105,7 @@ class OwnFolder:
 
 
 def remove_at_end(folder: Path) -> None:
-    """Waits for standard input to end, kills Ray and removes the folder; KEEP as input prevents it.
-    """
+    """Kills Ray and removes the folder when standard input ends, unless it says KEEP."""
     if sys.stdin.buffer.readline() == KEEP:
         return
     deadline = time.monotonic() + CLEARING_S

@@ -85,9 +85,7 @@ def address_record() -> Path:
 
 
 def address_of(given: str | None) -> str:
-    """Returns the HOST:PORT that `ray.init(address=given)` would join. Raises ConnectionError if
-    none.
-    """
+    """Returns the HOST:PORT that `ray.init(address=given)` would join; ConnectionError if none."""
     return canonicalize_bootstrap_address(given)
 
 

@@ -163,10 +163,10 @@ class SlotPool:
     def submit(
         self, task: Task, placement: Placement = ON_ONE_RANK, avoided: ProbeReport | None = None
     ) -> ray.ObjectRef | None:
-        """Gives a task to an idle slot. Returns the reference to its warnings, or None without a
-        slot.
+        """Gives a task to an idle slot, and returns the reference to its warnings.
 
-        A slot at `avoided` gets the task only if all slots are there.
+        Returns None if no slot is idle. A slot at `avoided` gets the task only if all slots are
+        there.
         """
         # The slot that was used last gets the task, so that the others can end.
         slot = next((s for s in reversed(self.idle) if self.probes[s] != avoided), None)
