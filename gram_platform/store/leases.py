@@ -3,10 +3,10 @@
 A lease only avoids duplicate work, because two attempts at a run give the same result, on CPUs bit
 for bit. If a process cannot renew its lease before it expires, it stops (`LeaseLost`).
 
-A lease is fresh if its last heartbeat is at most `lease_seconds` away from now, in either
-direction. So a clock that is wrong by more makes every lease stale, which costs duplicate work but
-never blocks a run. On the machine and in the pid namespace of its process, a lease is also stale if
-the process is gone.
+A lease is fresh if its last heartbeat differs from the current time by at most `lease_seconds`. So
+a clock that is wrong by more makes every lease stale, which costs duplicate work but never blocks a
+run. A lease whose process ran on this machine, in this pid namespace, is also stale if the process
+is gone.
 """
 
 import os
@@ -75,9 +75,9 @@ class Lease:
     """This process's lease on a folder. It is written at once, and renewed until `release`.
 
     A thread renews the lease while `is_working()` is true, and writes each `report` within
-    `interval_s`. Raises OSError if the first write fails. Later failures give one warning with the
-    text `warning`, or none if it is "". If the folder is `contested`, another process may take over
-    an expired lease, after which this process writes no more leases.
+    `interval_s`. Raises OSError if the first write fails. Later failures give one warning, which
+    begins with `warning`, or none if that is "". If the folder is `contested`, another process may
+    take over an expired lease. This process then writes no more leases.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ def new_lease(owner: str, lease_seconds: float) -> dict:
 
 
 def read_lease(folder: Folder) -> dict | None:
-    """Reads a folder's lease; None if it is missing or damaged."""
+    """Reads a folder's lease, or returns None if it is missing or damaged."""
     try:
         lease = folder.read_json(LEASE, LeaseFields)
     except CorruptFile:
@@ -188,8 +188,8 @@ def has_ended(lease: dict | None) -> bool:
     """Returns whether the lease's owner has ended, so that its half-written files can be removed.
 
     On this machine this is known even for a process that was suspended for long. A process of
-    another machine has ended if its last heartbeat is older than GONE_AFTER_S. Should it wake up
-    after all, it writes removed files again.
+    another machine has ended if its last heartbeat is older than GONE_AFTER_S. If it wakes up after
+    all, it writes removed files again.
     """
     if not lease:
         return False

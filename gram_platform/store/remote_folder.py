@@ -73,7 +73,7 @@ class RemoteFolder(Folder):
 
     @with_retries
     def create(self, name: str, data: bytes) -> bool:
-        """Writes the file unless it exists; returns whether it did. Atomic on S3 and GCS."""
+        """Writes the file unless it exists, and returns whether it did. Atomic on S3 and GCS."""
         self._check_writable()
         try:
             self._put(lambda: self.filesystem.pipe_file(self.file(name), data, mode="create"))
@@ -103,7 +103,7 @@ class RemoteFolder(Folder):
     def versions(self, names: Collection[str]) -> dict[str, dict[str, str]]:
         """Returns the versions of the files with these names as {folder: {file: version}}.
 
-        One paged listing reads them. Folders that have only other files are listed too.
+        Folders that have only other files are included. One paged listing reads all versions.
         """
         self.filesystem.invalidate_cache()
         versions: dict[str, dict[str, str]] = {}
@@ -127,7 +127,7 @@ class RemoteFolder(Folder):
         self.filesystem.mv(self.file(old), self.file(new), recursive=True)
 
     def _put(self, put: Callable[[], None]) -> None:
-        """Calls `put`, again after creating the directory if the file system needs one."""
+        """Calls `put`. If the directory is missing, creates it and calls `put` again."""
         try:
             put()
         except FileNotFoundError:

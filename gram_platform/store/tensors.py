@@ -49,7 +49,7 @@ BLOCK_SIZE = 2**19
 
 
 def save_tensors(path: str | os.PathLike, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Writes tensors of any shapes as one safetensors file; OSError if that fails.
+    """Writes tensors of any shapes as one safetensors file. Raises OSError if that fails.
 
     The bytes are those of `safetensors.torch.save_file`.
     """
@@ -60,14 +60,15 @@ def save_tensors(path: str | os.PathLike, tensors: Mapping[str, torch.Tensor]) -
 
 
 def load_tensors(path: str | os.PathLike) -> dict[str, torch.Tensor]:
-    """Reads all tensors of a safetensors file; ValueError if the file is not whole."""
+    """Reads all tensors of a safetensors file. Raises ValueError if the file is not whole."""
     with open_tensors(path) as file:
         return dict(DiskTensors.of_files([file]))
 
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Rows [first, stop) of a tensor with this whole `shape` in a file. A scalar is one row."""
+    """Rows [first, stop) of a tensor in a file. `shape` is the whole tensor's. A scalar is one row.
+    """
 
     first: int
     stop: int
@@ -110,7 +111,7 @@ class TensorFile:
     _attempt: Attempt
 
     def read(self, name: str, first: int, into: torch.Tensor) -> None:
-        """Fills a contiguous CPU tensor with the rows from `first` on; ValueError if they lack."""
+        """Fills a contiguous CPU tensor with the rows from `first` on, or raises ValueError."""
         if name not in self._starts:
             raise ValueError(f"{self._path} lacks {name}")
         start = self._starts[name] + first * into.nbytes // max(num_rows(into.shape), 1)
@@ -238,7 +239,7 @@ def _plain(dtype: torch.dtype) -> str:
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
-    """Returns a tensor's bytes, without a copy of a contiguous tensor on the CPU."""
+    """Returns a tensor's bytes, without a copy if it is contiguous and on the CPU."""
     return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
@@ -246,7 +247,7 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 class DiskTensors(Mapping):
     """Maps names to tensors of open files. Each access reads the tensor from disk.
 
-    `holders` are the files that have rows of a tensor, with these rows, by the tensor's name.
+    `holders` are, by the tensor's name, the files that have rows of the tensor, each with its rows.
     """
 
     holders: Mapping[str, Sequence[tuple[TensorFile, StoredRows]]]
@@ -263,7 +264,8 @@ class DiskTensors(Mapping):
         return self.rows(name, 0, num_rows(self.describe(name).shape))
 
     def rows(self, name: str, first: int, stop: int) -> torch.Tensor:
-        """Reads only the rows [first, stop) of a tensor; ValueError if a row is in no file."""
+        """Reads only the rows [first, stop) of a tensor. Raises ValueError if a row is in no file.
+        """
         piece = self.describe(name).empty(first, stop)
         self._fill(name, piece)
         return piece.rows
@@ -280,7 +282,7 @@ class DiskTensors(Mapping):
             raise ValueError(f"no file has the rows {done} to {stop} of {name}")
 
     def sha256(self) -> str:
-        """Computes `hash_tensors`, with one block in memory at a time; ValueError as in `rows`."""
+        """Computes `hash_tensors` with one block in memory. Raises ValueError as `rows` does."""
         stored = ((name, self.describe(name)) for name in sorted(self))
         return _hash((n, f"torch.{rows.dtype}", rows.shape, self._blocks(n)) for n, rows in stored)
 
