@@ -1,9 +1,9 @@
 # ruff: noqa: F401 - other rooms import the names of runs and views from here
-"""Defines a run as a value: frozen dataclasses that determine a training stage, and their ids.
+"""Defines a run as a value, in frozen dataclasses that determine a training stage, and its id.
 
-`RunConfig` holds everything that can change a result and nothing else: no paths, names, hardware or
-tracking. Equal configs are the same run on every machine; `run_id` hashes the config's canonical
-JSON. `dataclasses.replace(run, ...)` makes a variant. The dataclasses need only the standard
+`RunConfig` has everything that can change a result. It has no paths, names, hardware or tracking.
+`run_id` is a hash of the config's canonical JSON, so equal configs are the same run on every
+machine. `dataclasses.replace(run, ...)` makes a variant. The dataclasses need only the standard
 library.
 """
 
@@ -166,12 +166,12 @@ class RunConfig:
 
     @property
     def num_probed(self) -> int:
-        """Number of each domain's validation micro-batches in one probe."""
+        """The number of validation micro-batches of each domain in one probe."""
         return min(MOST_PROBED, self.eval_points.num_sequences // self.micro_batch)
 
     @property
     def route_unit(self) -> int:
-        """Sequences that share a route: a micro-batch, or with uniform accumulation a window."""
+        """Sequences that share a route, which is one per micro-batch or per window (uniform)."""
         return self.micro_batch if self.routing.accumulation == "heterogeneous" else self.batch_size
 
     @property
@@ -200,5 +200,5 @@ def run_from_plain(plain: Mapping) -> RunConfig:
 
 
 def node_from_plain(kind: str, plain: Mapping) -> RunConfig | AnyEvaluation | TaskScores:
-    """Reads the config of a node of this kind, run or evaluation; KeyError for other kinds."""
+    """Reads the config of a node, whose `kind` is run or evaluation (otherwise KeyError)."""
     return {"run": run_from_plain, "evaluation": evaluation_from_plain}[kind](plain)

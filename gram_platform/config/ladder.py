@@ -1,7 +1,7 @@
 """Lists the sizes of models, and laws for other sizes.
 
 The sizes are the paper's ladder from 50M to 5B, Simple Stories and the demo's. The paper's numbers
-are as printed (`tab:grmoe-scaling-training`); [ours] marks choices that it leaves open.
+are as printed (`tab:grmoe-scaling-training`). [ours] marks choices that the paper leaves open.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ SHAPE += ("seq_len", "rope_theta", "norm_eps", "architecture")
 
 @dataclass(frozen=True)
 class Size:
-    """One rung of the ladder: shape, module width, batch, data and learning rate."""
+    """One rung of the ladder, with its shape, module width, batch, data and learning rate."""
 
     name: str
     num_layers: int
@@ -109,7 +109,8 @@ def _paper(name, layers, d_mlp, d_aux, batch, micro_batch, core_tokens, peak_lr)
 def _small(name, layers, d_model, d_aux, batch, micro_batch, core_tokens, peak_lr) -> Size:
     """Makes a size for minutes on a CPU core [ours], whose MLP is four times as wide as the model.
 
-    It computes in float32, because bfloat16 is no faster at this width (FINDINGS.md).
+    Models of this size compute in float32, because bfloat16 is no faster at this width
+    (FINDINGS.md).
     """
     shape = (name, layers, d_model, 4, 2, 4 * d_model, 4 * d_model, d_aux)
     return Size(*shape, batch, micro_batch, core_tokens, peak_lr, 64, 1024, "float32")
@@ -202,19 +203,19 @@ class Law:
         return self.lr_coefficient * num_parameters**self.lr_exponent
 
     def batch(self, num_parameters: float, seq_len: int | None = None) -> float:
-        """Returns the batch in sequences of `seq_len` tokens (default: the law's)."""
+        """Returns the batch in sequences of `seq_len` tokens, by default the law's sequences."""
         sequences = self.batch_coefficient * num_parameters**self.batch_exponent
         return sequences * self.seq_len / (seq_len or self.seq_len)
 
     @property
     def flaw(self) -> str:
-        """What the fit lacks to be a law, in words; "" for a law."""
+        """What the fit lacks to be a law, in words, or "" for a law."""
         if self.no_law or self.num_sizes >= FEWEST_SIZES:
             return self.no_law
         return f"fitted to {self.num_sizes} sizes, at least {FEWEST_SIZES} are needed"
 
     def times_beyond(self, num_parameters: float) -> float:
-        """Returns how many times a model is beyond the fitted sizes; 1 between them."""
+        """Returns how many times a model is beyond the fitted sizes, which is 1 between them."""
         if not self.num_sizes:
             return math.inf
         return max(num_parameters / self.largest, self.smallest / num_parameters, 1.0)
@@ -223,7 +224,7 @@ class Law:
         return not self.flaw and self.times_beyond(num_parameters) <= REACH
 
     def doubts(self, sizes: Mapping[str, float]) -> tuple[str, ...]:
-        """Says why the law should not serve these sizes, {name: parameters}; () if it may."""
+        """Says why the law should not serve these sizes, {name: parameters}, or () if it may."""
         doubts = [f"no law: {self.flaw}"] if self.flaw else []
         beyond = {name: self.times_beyond(number) for name, number in sizes.items()}
         far = [f"{name} is {times:,.3g} times" for name, times in beyond.items() if times > REACH]
@@ -261,7 +262,7 @@ def load_law(name_or_path: str) -> Law:
     """Returns a law of `LAWS` by name, or reads the fields of `Law` from a JSON file.
 
     The file may have other fields too. A rejected fit is returned without an error (see
-    `Law.flaw`). ValueError for an unknown name or an unsuitable file.
+    `Law.flaw`). Raises ValueError for an unknown name or an unsuitable file.
     """
     if name_or_path in LAWS:
         return LAWS[name_or_path]
@@ -289,10 +290,10 @@ def require_evidence(law: Law, name: str, sizes: Mapping[str, float]) -> None:
 def apply_law(size: Size, law: Law, num_parameters: int) -> Size:
     """Returns the size with the law's peak learning rate and batch.
 
-    `num_parameters` counts the dense model's. The batch keeps the law's tokens if sequence lengths
-    differ, and is rounded to a multiple of the micro-batch. If that is 0, batch and micro-batch
-    become the micro-batch's divisor that is nearest in ratio, so that the same numbers of ranks
-    divide it. ValueError unless the law's values are positive and finite.
+    `num_parameters` counts the dense model's parameters. The batch has the law's tokens even if
+    sequence lengths differ, and is rounded to a multiple of the micro-batch. If that is 0, batch
+    and micro-batch become the divisor of the micro-batch that is nearest in ratio, so that the same
+    numbers of ranks divide it. Raises ValueError unless the law's values are positive and finite.
     """
     try:
         peak_lr = law.lr(num_parameters)

@@ -43,10 +43,10 @@ class Sharing:
 def sharing_of(model: ModelConfig, precision: str, num_ranks: int, device: str) -> Sharing:
     """Returns how `num_ranks` ranks on cpu or cuda share a model.
 
-    Models of at most `KEPT_BYTES` in this precision stay gathered. Large models reduce every pass,
-    as do bfloat16 models with LoRAs. A LoRA is in its block's group, whose gradients must have one
-    dtype, while gradients that wait for a window's end are float32. Large MLPs have own groups, as
-    do all bfloat16 MLPs whose gradients wait.
+    Models of at most `KEPT_BYTES` in this precision stay gathered. Large models reduce gradients in
+    every pass. bfloat16 models with LoRAs do so too, because gradients that wait for a window's end
+    are float32, but a LoRA is in its block's group, whose gradients must have one dtype. Large MLPs
+    have their own groups. In bfloat16 models whose gradients wait, all MLPs have.
     """
     parameters, in_float32 = total_parameters(model), precision == "float32"
     has_loras = any(module.kind == "lora" for module in model.modules)
@@ -66,7 +66,7 @@ def sharing_of(model: ModelConfig, precision: str, num_ranks: int, device: str) 
 
 
 def num_shards(num_ranks: int, device: str) -> int:
-    """Counts the ranks that share one copy of the weights: all, or those of a machine of GPUs.
+    """Counts the ranks that share one copy of the weights, which are all or a GPU machine's.
 
     Several machines of GPUs exchange only gradients, so a rank's memory does not fall below its
     part of `MACHINE_RANKS`.
@@ -100,15 +100,15 @@ def attention_kernel(
     is_masked: bool,
     available: Collection[str] = GPU_KERNELS,
 ) -> str:
-    """Names the kernel that attends on `device` (cpu or cuda).
+    """Names the kernel that computes attention on `device` (cpu or cuda).
 
     A value has `num_bytes`, 4 in float32 and 2 in bfloat16. `is_masked` says that attention ends
     where a document ends. `available` are the kernels of torch and of the GPU.
 
-    torch's flash and cuDNN kernels take grouped keys of 16-bit values up to a head of 256, and no
-    mask of documents. The memory-efficient kernel takes float32, larger heads and masks, but only
-    with keys and values repeated for every head (`sdp_utils.cpp` of torch 2.13). Otherwise plain
-    matrix products ("math") keep every score.
+    torch's flash and cuDNN kernels take 16-bit values with grouped keys and heads of up to 256, and
+    no mask of documents. The memory-efficient kernel takes float32, larger heads and masks, but
+    only with keys and values repeated for every head (`sdp_utils.cpp` of torch 2.13). Otherwise
+    plain matrix products ("math") keep every score.
     """
     if device == "cpu":
         return ON_CPU if num_bytes == 4 else ON_CPU_IN_BLOCKS
@@ -125,7 +125,7 @@ def model_kernel(device: str, num_bytes: int, model: ModelConfig) -> str:
 
 
 def require_fast_attention(kernel: str, model: ModelConfig) -> None:
-    """ValueError for plain matrix products whose scores would fill the memory."""
+    """Raises ValueError for plain matrix products whose scores would fill the memory."""
     if kernel == MATH and model.seq_len > MATH_TOKENS:
         allowed = (
             f"flash, cuDNN or memory-efficient attention above {MATH_TOKENS} tokens (here"

@@ -1,4 +1,4 @@
-"""Defines what a search varies and optimises: ranges of parameters, a metric, columns of trials."""
+"""Defines what a search varies and optimises, and the columns of its trials."""
 
 import math
 from collections.abc import Iterable
@@ -74,7 +74,7 @@ class Space:
         return tuple(p.name for p in self.parameters)
 
     def with_overrides(self, texts: Iterable[str]) -> "Space":
-        """Replaces ranges by texts of the form `FORM`; ValueError for others and unknown names."""
+        """Replaces ranges by texts of the form `FORM`, or raises ValueError."""
         ranges = {p.name: p for p in self.parameters}
         for text in texts:
             name, separator, rest = text.partition("=")
@@ -87,7 +87,7 @@ class Space:
 
 @dataclass(frozen=True)
 class SearchObjective:
-    """A metric to minimise; the sampler gets `worst` for a diverged trial."""
+    """A metric to minimise. The sampler gets `worst` for a diverged trial."""
 
     metric: str
     worst: float

@@ -1,4 +1,4 @@
-"""Defines a view, a run with some of its modules active, and the evaluation of a view."""
+"""Defines a view, which is a run with some of its modules active, and evaluations of views."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ IMPORTED = "imported-"
 
 @dataclass(frozen=True)
 class View:
-    """A model to evaluate: a run with some of its modules, or with modules of other runs."""
+    """A run with some of its modules, or with modules of other runs, to be evaluated."""
 
     run_id: str
     # (domain, weight), sorted, zeros dropped.
@@ -68,21 +68,22 @@ class View:
 
     @property
     def origins(self) -> dict[str, str]:
-        """By domain, the run or imported model that the view's module comes from."""
+        """The run or imported model that each module comes from, by domain."""
         domains = [domain for domain, _ in self.weights] + [CORE] * (self.rule == "by_domain")
         return dict.fromkeys(domains, self.run_id) | dict(self.sources)
 
     def model(self, model_of: Callable[[str], ModelConfig]) -> ModelConfig:
         """Returns the model's config with only the view's modules.
 
-        `model_of` reads the config of a run or imported model. ValueError if a run lacks a module.
+        `model_of` reads the config of a run or imported model. Raises ValueError if a module is
+        missing.
         """
         specs = (_find_module(model_of(run_id), run_id, d) for d, run_id in self.origins.items())
         return replace(model_of(self.run_id), modules=tuple(specs))
 
     @property
     def run_ids(self) -> frozenset[str]:
-        """The runs whose weights the view takes, without imported models."""
+        """The runs whose weights the view uses, without imported models."""
         origins = {self.run_id, *self.origins.values()}
         return frozenset(origin for origin in origins if not origin.startswith(IMPORTED))
 
@@ -189,7 +190,7 @@ class Continuations(_Identified):
 
     @property
     def num_sequences(self) -> int:
-        """Documents of each domain; a continuation costs at most one sequence's forward pass."""
+        """Documents of each domain. A continuation costs at most one sequence's forward pass."""
         return len(self.texts or self.documents)
 
 
@@ -224,7 +225,7 @@ AnyEvaluation = Evaluation | TokenLosses | Continuations
 
 
 def evaluation_from_plain(plain: Mapping) -> AnyEvaluation | TaskScores:
-    """Reads an evaluation of any kind from its JSON; ValueError for an unknown measure."""
+    """Reads an evaluation of any kind from its JSON. Raises ValueError for an unknown measure."""
     kinds = {kind.measure: kind for kind in (Evaluation, TokenLosses, Continuations, TaskScores)}
     measure = plain.get("measure", LOSSES)
     require_choice("evaluation.measure", measure, tuple(kinds))

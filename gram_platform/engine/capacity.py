@@ -172,7 +172,6 @@ def placement_strategy(resources: Resources, num_ranks: int) -> str:
 
 
 def wait_for_more_s() -> float:
-    """Returns how many seconds a run waits for extra ranks. New machines take minutes to start."""
     return WAIT_FOR_MORE_S if has_fixed_size() else WAIT_FOR_MACHINES_S
 
 

@@ -304,7 +304,6 @@ def require_ray() -> None:
 
 
 def _is_ray_alive() -> bool:
-    """Returns whether Ray's processes on this machine are alive, or True without a Ray."""
     if not ray.is_initialized():
         return True
     node_id = ray.get_runtime_context().get_node_id()

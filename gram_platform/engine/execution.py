@@ -51,7 +51,6 @@ class Placement:
 
     @property
     def fewest(self) -> Division:
-        """The division over the fewest ranks."""
         return self.divisions[-1]
 
 
@@ -172,5 +171,4 @@ def results_place(storage: str, *folder: str) -> tuple[str, "FileSystem | None"]
 
 
 def owner() -> str:
-    """Returns the name of this process in leases, `host:pid`."""
     return f"{socket.gethostname()}:{os.getpid()}"

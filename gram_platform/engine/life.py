@@ -146,7 +146,6 @@ class NodeLifecycle:
         self._store, self._retry_diverged = store, retry_diverged
 
     def result(self, node: Node) -> dict | None:
-        """Reads a node's result, or None if the node is not done."""
         result = self._store.current_result(self._store.node(node.kind, node.id))
         if result is not None:
             self._describe(node)

@@ -139,7 +139,6 @@ class Reports(StopRequest):
     """
 
     def __init__(self, report: Report | None, stop_request: StopRequest):
-        """`stop_request` is the request of this rank's process."""
         super().__init__(asks_ray=False)
         self._report, self._of_process = report, stop_request
         self._next = time.monotonic() + REPORT_EVERY_S

@@ -39,7 +39,6 @@ class Trial(tune.Trainable):
         self._is_over = False
 
     def step(self) -> dict:
-        """Executes the trial, and returns its report."""
         if self._is_over:
             raise RuntimeError("this process takes no more trials")
         try:

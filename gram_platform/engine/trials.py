@@ -311,8 +311,6 @@ def count_committed_steps(problem: Problem, point: Point, store: Store) -> int:
 
 @dataclass
 class _NodeRunner:
-    """Executes a trial's nodes one by one, and counts nodes and seconds."""
-
     execution: Execution
     resources: Resources
     placements: Mapping[str, Placement]

@@ -246,8 +246,7 @@ class Attempt:
 
     @contextlib.contextmanager
     def _detect_takeover(self) -> Iterator[None]:
-        """Raises LeaseLost if the lease has expired or if another attempt removes files meanwhile.
-        """
+        """Raises LeaseLost if the lease has expired or another attempt removes files meanwhile."""
         self._require_lease()
         try:
             yield

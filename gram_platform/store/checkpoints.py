@@ -170,7 +170,6 @@ def read_segment(attempts: Folder, entry: dict) -> list[dict]:
 
 
 def last_step(chain: Sequence[dict]) -> int:
-    """Returns the last step with records in a list of entries, or -1 if the list is empty."""
     return chain[-1]["last_step"] if chain else -1
 
 

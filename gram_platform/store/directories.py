@@ -86,7 +86,6 @@ class NodeDirectory:
         return f"{first}submit again"
 
     def id_of(self, plain: Mapping) -> str:
-        """Returns the id that belongs to a config."""
         raise NotImplementedError
 
     def config(self) -> dict:

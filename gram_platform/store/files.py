@@ -117,17 +117,14 @@ class Folder:
             raise CorruptFile(f"{self.path}/{name}: {error}") from error
 
     def read_spare(self, name: str, kind: Any = dict) -> Any:
-        """Reads the JSON of a file that is not essential, or returns {} if it is absent or damaged.
-        """
+        """Reads the JSON of a file that is not essential. Returns {} if it is absent or damaged."""
         try:
             return self.read_json(name, kind) or {}
         except CorruptFile:
             return {}
 
     def read_or_set_aside(self, name: str, kind: Any) -> Any:
-        """Reads JSON by `unseal_if_sealed`. Returns {} if it is absent or damaged, and so set
-        aside.
-        """
+        """Reads JSON by `unseal_if_sealed`, or returns {}. Sets a damaged file aside."""
         try:
             return self._read_as(name, lambda data: from_plain(kind, unseal_if_sealed(data))) or {}
         except CorruptFile as error:

@@ -206,7 +206,6 @@ def _boot_time() -> float:
 
 
 def _process_is_gone(lease: dict) -> bool:
-    """Returns whether the owner was a process of this machine that has ended."""
     return lease["place"] == this_place() and not process_is_alive(
         lease["pid"], lease["process_start"]
     )

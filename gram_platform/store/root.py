@@ -139,7 +139,6 @@ class Store:
         return EvaluationDirectory(self._folder.child("evaluations", eval_id), eval_id)
 
     def node(self, kind: str, node_id: str) -> RunDirectory | EvaluationDirectory:
-        """Returns the directory of a node, whose `kind` is run or evaluation."""
         return self.run(node_id) if kind == "run" else self.evaluation(node_id)
 
     def read_finished(self, nodes: Iterable[tuple[str, str]]) -> dict[str, Finished | None]:
@@ -182,8 +181,7 @@ class Store:
         return self.import_dir(run_id) if run_id.startswith(IMPORTED) else self.run(run_id)
 
     def source_weights(self, view: View | None) -> dict[str, str]:
-        """Reads {id: weights_sha256} of a view's sources. Raises ValueError if one has no result.
-        """
+        """Reads {id: weights_sha256} of a view's sources. Each must have a result (ValueError)."""
         ids = sorted({view.run_id, *view.origins.values()}) if view else ()
         return {i: self.origin(i).require_result()["weights_sha256"] for i in ids}
 
@@ -196,8 +194,7 @@ class Store:
         return ""
 
     def current_result(self, node: RunDirectory | EvaluationDirectory) -> dict | None:
-        """Reads a node's result, or returns None if it is missing or was made from other weights.
-        """
+        """Reads a node's result, or returns None if it is missing or made from other weights."""
         result = node.result()
         return None if result is None or self.explain_outdated(result) else result
 
@@ -213,7 +210,7 @@ class Store:
         return self._folder.child("imports").list()
 
     def find_run(self, beginning: str) -> str:
-        """Returns the id of the one run or import that begins so, or raises ValueError."""
+        """Returns the id of a run or import by its beginning. Raises ValueError unless one fits."""
         ids = (*self.list_runs(), *self.list_imports())
         return find_id("run_id", beginning, ids, f"a run in {self.root}, as `gram status` prints")
 

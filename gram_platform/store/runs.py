@@ -136,9 +136,7 @@ class RunDirectory(NodeDirectory):
         return State.INTERRUPTED if self.failure() is None else State.FAILED
 
     def failure(self) -> dict | None:
-        """Reads {"message", "details", "time", "attempt"} if the last attempt failed, otherwise
-        None.
-        """
+        """Reads {"message", "details", "time", "attempt"} if the last attempt failed, or None."""
         attempt_ids = self.attempt_ids()
         if not attempt_ids:
             return None
@@ -157,9 +155,7 @@ class RunDirectory(NodeDirectory):
         self.attempt(attempt_id).write_json("failure.json", {**failure, "time": time.time()})
 
     def progress(self) -> dict | None:
-        """Reads the last attempt's lease and adds the attempt's id as `attempt`; None without a
-        lease.
-        """
+        """Reads the last attempt's lease, with the attempt's id as `attempt`, or None."""
         attempt_ids = self.attempt_ids()
         lease = read_lease(self.attempt(attempt_ids[-1])) if attempt_ids else None
         return None if lease is None else {**lease, "attempt": attempt_ids[-1]}
@@ -233,8 +229,7 @@ class RunDirectory(NodeDirectory):
         super().set_result_aside(reason, fault)
 
     def list_finished_attempts(self, result: dict | None = None) -> list[tuple[str, dict]]:
-        """Lists (attempt_id, finish) of finished attempts, if `result` is given only those with it.
-        """
+        """Lists (attempt_id, finish) of finished attempts, or only of those with this `result`."""
         expected = result and {key: value for key, value in result.items() if key != "sha256"}
         attempts = []
         for attempt_id in self.attempt_ids():

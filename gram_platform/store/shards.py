@@ -209,7 +209,6 @@ def _layout_name(shard: str) -> str:
 
 @contextlib.contextmanager
 def _open_verified(folder: Folder, name: str, digest: str) -> Iterator[str]:
-    """Yields a local path of the file. Raises CorruptFile if the file has another hash."""
     with folder.local_copy(name) as path:
         if keep_trying(lambda: hash_file(path), path) != digest:
             raise CorruptFile(f"{folder.path}/{name} does not match its sha256")

@@ -67,8 +67,7 @@ def load_tensors(path: str | os.PathLike) -> dict[str, torch.Tensor]:
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Rows [first, stop) of a tensor in a file. `shape` is the whole tensor's. A scalar is one row.
-    """
+    """Rows [first, stop) of a tensor with this whole `shape` in a file. A scalar is one row."""
 
     first: int
     stop: int
@@ -264,8 +263,7 @@ class DiskTensors(Mapping):
         return self.rows(name, 0, num_rows(self.describe(name).shape))
 
     def rows(self, name: str, first: int, stop: int) -> torch.Tensor:
-        """Reads only the rows [first, stop) of a tensor. Raises ValueError if a row is in no file.
-        """
+        """Reads the rows [first, stop) of a tensor. Raises ValueError if a row is in no file."""
         piece = self.describe(name).empty(first, stop)
         self._fill(name, piece)
         return piece.rows
