@@ -1,10 +1,9 @@
 # ruff: noqa: F401 - other rooms import the names of runs and views from here
 """Defines a run as a value, in frozen dataclasses that determine a training stage, and its id.
 
-`RunConfig` has everything that can change a result. It has no paths, names, hardware or tracking.
-`run_id` is a hash of the config's canonical JSON, so equal configs are the same run on every
-machine. `dataclasses.replace(run, ...)` makes a variant. The dataclasses need only the standard
-library.
+`RunConfig` has everything that can change a result, and no paths, names, hardware or tracking.
+`run_id` hashes the config's canonical JSON, so equal configs are the same run on every machine.
+`dataclasses.replace(run, ...)` makes a variant. The dataclasses need only the standard library.
 """
 
 from collections.abc import Mapping

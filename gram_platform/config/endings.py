@@ -1,8 +1,8 @@
 """Ends commands, with exit codes, signals, and output that a terminal or a file cannot take.
 
-The exit codes are 0 (done), 1 (something failed, or the work stopped in the middle), 2 (nothing was
-started, because of bad input or a file that this user may not read or write), 3 (the allowed time
-or money is used up, and work is left), 130 (interrupted by Ctrl-C) and 143 (ended by SIGTERM).
+Exit codes are 0 (done), 1 (something failed, or the work stopped), 2 (nothing was started, because
+of bad input or a file that this user may not read or write), 3 (the allowed time or money is used
+up, and work is left), 130 (interrupted by Ctrl-C) and 143 (ended by SIGTERM).
 """
 
 import atexit

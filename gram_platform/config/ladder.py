@@ -1,7 +1,7 @@
 """Lists the sizes of models, and laws for other sizes.
 
 The sizes are the paper's ladder from 50M to 5B, Simple Stories and the demo's. The paper's numbers
-are as printed (`tab:grmoe-scaling-training`). [ours] marks choices that the paper leaves open.
+are as printed (`tab:grmoe-scaling-training`). [ours] marks choices that it leaves open.
 """
 
 import dataclasses
@@ -261,8 +261,8 @@ LAWS = {law.name: law for law in (PAPER_LAW, DEMO_LAW)}
 def load_law(name_or_path: str) -> Law:
     """Returns a law of `LAWS` by name, or reads the fields of `Law` from a JSON file.
 
-    The file may have other fields too. A rejected fit is returned without an error (see
-    `Law.flaw`). Raises ValueError for an unknown name or an unsuitable file.
+    The file may have other fields. A rejected fit is returned without an error (see `Law.flaw`).
+    Raises ValueError for an unknown name or an unsuitable file.
     """
     if name_or_path in LAWS:
         return LAWS[name_or_path]
@@ -290,10 +290,10 @@ def require_evidence(law: Law, name: str, sizes: Mapping[str, float]) -> None:
 def apply_law(size: Size, law: Law, num_parameters: int) -> Size:
     """Returns the size with the law's peak learning rate and batch.
 
-    `num_parameters` counts the dense model's parameters. The batch has the law's tokens even if
-    sequence lengths differ, and is rounded to a multiple of the micro-batch. If that is 0, batch
-    and micro-batch become the divisor of the micro-batch that is nearest in ratio, so that the same
-    numbers of ranks divide it. Raises ValueError unless the law's values are positive and finite.
+    `num_parameters` counts the dense model's parameters. The batch has the law's tokens at any
+    sequence length, and is rounded to a multiple of the micro-batch. If that is 0, both become the
+    micro-batch's divisor that is nearest in ratio, so that the same numbers of ranks divide it.
+    Raises ValueError unless the law's values are positive and finite.
     """
     try:
         peak_lr = law.lr(num_parameters)

@@ -1,7 +1,7 @@
 """Decides what training and the planner must decide alike.
 
-Pure functions choose which ranks share weights, what they gather and when they reduce, the batch of
-an evaluation, and the kernel of attention.
+This is which ranks share weights, what they gather and when they reduce, the batch of an
+evaluation, and the kernel of attention.
 """
 
 from collections.abc import Collection
@@ -44,9 +44,9 @@ def sharing_of(model: ModelConfig, precision: str, num_ranks: int, device: str) 
     """Returns how `num_ranks` ranks on cpu or cuda share a model.
 
     Models of at most `KEPT_BYTES` in this precision stay gathered. Large models reduce gradients in
-    every pass. bfloat16 models with LoRAs do so too, because gradients that wait for a window's end
-    are float32, but a LoRA is in its block's group, whose gradients must have one dtype. Large MLPs
-    have their own groups. In bfloat16 models whose gradients wait, all MLPs have.
+    every pass. bfloat16 models with LoRAs do too, because a LoRA is in its block's group, whose
+    gradients must have one dtype, but gradients that wait for a window's end are float32. Large
+    MLPs have their own groups. In bfloat16 models whose gradients wait, all MLPs do.
     """
     parameters, in_float32 = total_parameters(model), precision == "float32"
     has_loras = any(module.kind == "lora" for module in model.modules)
@@ -68,8 +68,7 @@ def sharing_of(model: ModelConfig, precision: str, num_ranks: int, device: str) 
 def num_shards(num_ranks: int, device: str) -> int:
     """Counts the ranks that share one copy of the weights, which are all or a GPU machine's.
 
-    Several machines of GPUs exchange only gradients, so a rank's memory does not fall below its
-    part of `MACHINE_RANKS`.
+    GPU machines exchange only gradients, so a rank's share does not fall below 1/`MACHINE_RANKS`.
     """
     return MACHINE_RANKS if device == "cuda" and num_ranks % MACHINE_RANKS == 0 else num_ranks
 
@@ -106,9 +105,9 @@ def attention_kernel(
     where a document ends. `available` are the kernels of torch and of the GPU.
 
     torch's flash and cuDNN kernels take 16-bit values with grouped keys and heads of up to 256, and
-    no mask of documents. The memory-efficient kernel takes float32, larger heads and masks, but
-    only with keys and values repeated for every head (`sdp_utils.cpp` of torch 2.13). Otherwise
-    plain matrix products ("math") keep every score.
+    no mask of documents. The memory-efficient kernel takes all but unaligned heads, with keys and
+    values repeated for every head (`sdp_utils.cpp` of torch 2.13). Plain matrix products ("math")
+    keep every score.
     """
     if device == "cpu":
         return ON_CPU if num_bytes == 4 else ON_CPU_IN_BLOCKS

@@ -1,10 +1,10 @@
 """Reads plain values of JSON, TOML or `--set` as values of a type.
 
-Values are merged first, and then validated. A frozen dataclass describes a file that we write
-completely, a TypedDict a file that may have more fields than we need.
+Values are merged first, and then validated. A dataclass describes a file that we write completely,
+a TypedDict a file that may have more fields than we need.
 
 No library does this. cattrs makes 3 of "3", msgspec and pydantic drop unknown fields, and msgspec
-tells the place of an error only in its text. Besides, this room needs only torch and numpy.
+tells the place of an error only in its text.
 """
 
 import dataclasses
@@ -49,8 +49,8 @@ def overlaid(base: Any, changes: Any) -> Any:
 def parse_json(text: str | bytes, kind: Any = object) -> Any:
     """Reads JSON as a value of this type (see `from_plain`).
 
-    Raises InvalidField for a value of another type, and ValueError for other text and for JSON that
-    is too deep or too long.
+    Raises InvalidField for a value of another type, and ValueError for text that is not JSON, too
+    deep or too long.
     """
     if len(text) > MOST_JSON_BYTES:
         raise ValueError(f"it has more than {MOST_JSON_BYTES >> 20} MiB")
@@ -62,7 +62,7 @@ def from_plain(kind: Any, plain: Any, steps: Steps = ()) -> Any:
 
     `steps` lead to the value in its document. A table becomes a dataclass, and a dataclass is kept.
     A TypedDict is a table that may have further fields. Where the type says so, arrays and tables
-    of pairs become tuples, integers become floats, and `false` stands for None. Raises InvalidField
+    of pairs become tuples, integers become floats, and `false` becomes None. Raises InvalidField
     for an unknown, missing or wrong field, and for a field that a dataclass rejects.
     """
     options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)

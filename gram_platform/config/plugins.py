@@ -10,9 +10,9 @@ from typing import Any
 class Table(MutableMapping[str, Any]):
     """Values of one kind by name, first ours in their order, then those of installed packages.
 
-    A package declares a value as an entry point of `group`. The value is imported at its first use.
-    So is a value of ours that is written module:name. Raises ValueError, which names the package,
-    for a name that is ours, in `reserved` or another package's, and for a value that cannot be
+    A package declares a value as an entry point of `group`. The value is imported at its first use,
+    as is a value of ours that is written module:name. Raises ValueError, which names the package,
+    for a name that is ours, `reserved` or another package's, and for a value that cannot be
     imported or is not `is_usable`.
     """
 

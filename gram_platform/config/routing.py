@@ -1,6 +1,6 @@
 """Plans a run, which means the domain, route and sequences of every micro-batch.
 
-Only the config determines the schedule. Counter-based hashes of the seed replace a random
+The schedule follows from the config only. Hashes of the seed and a counter replace a random
 generator's state, so the schedule is the same on every rank and after every interruption. Memory
 holds one small array, the domain of each route unit. A keyed permutation maps a micro-batch's
 cursor to its sequences, so no array grows with the data.
@@ -86,9 +86,9 @@ def uniforms(key: int, counters: np.ndarray) -> np.ndarray:
 def permute(size: int, keys: np.ndarray, indices: np.ndarray, inverse: bool = False) -> np.ndarray:
     """Permutes int64 indices in [0, size), each by its own uint64 key.
 
-    Returns int64 images, or with `inverse` the indices that have these images. Repeats a balanced
-    Feistel network of six rounds over the next even power of two until the image is in range (Black
-    and Rogaway 2002, "Ciphers with arbitrary finite domains").
+    Returns int64 images, or with `inverse` the indices of images. Repeats a balanced Feistel
+    network of six rounds over the next even power of two until the image is in range (Black and
+    Rogaway 2002, "Ciphers with arbitrary finite domains").
     """
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     values = _feistel(indices.astype(_U64), keys, half_bits, inverse)
@@ -113,7 +113,7 @@ def _feistel(values: np.ndarray, keys: np.ndarray, half_bits: int, inverse: bool
 class Schedule:
     """A run's micro-batches. `schedule[t]` is micro-batch t, and `len(schedule)` their number.
 
-    A route unit is what has one route, a micro-batch (heterogeneous accumulation) or a window
+    A route unit shares one route. It is a micro-batch (heterogeneous accumulation) or a window
     (uniform).
     """
 
@@ -228,10 +228,10 @@ class Schedule:
     def _route(self, unit: int, domain: str) -> Route:
         """Routes a unit as in the paper (`sec:method`).
 
-        A domain without a module always trains the core. A core batch trains its companions. An
+        A domain without a module always trains the core. A core batch trains its companions, and an
         auxiliary batch does not [ours]. An unlabelled batch activates and trains everything
-        (`app:partial`). With `freeze_core` only modules are trained, and with `spreads_embeddings`
-        an auxiliary batch may train `EMBEDDINGS`.
+        (`app:partial`). With `freeze_core` only modules are trained. With `spreads_embeddings` an
+        auxiliary batch may train `EMBEDDINGS`.
         """
         routing = self.config.routing
         core_sets = set() if routing.freeze_core else {SHARED, CORE_MLP}

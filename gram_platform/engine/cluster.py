@@ -60,10 +60,10 @@ class ClusterLost(Stopped):
 def connect(is_verbose: bool = False, may_start: bool = True) -> bool:
     """Joins the Ray at $RAY_ADDRESS or the one that `ray start` left here, otherwise starts a Ray.
 
-    With `may_start=False` it starts none, and returns whether it joined a Ray. A Ray that
-    $RAY_ADDRESS does not name is skipped if it does not answer or belongs to another user. With
-    `is_verbose` the workers' output is printed. Raises ValueError if the Ray at $RAY_ADDRESS cannot
-    be joined, and ClusterLost if Ray does not start.
+    With `may_start=False` it starts none, and returns whether it joined a Ray. A Ray that `ray
+    start` left is skipped if it does not answer or belongs to another user. With `is_verbose` the
+    workers' output is printed. Raises ValueError if $RAY_ADDRESS cannot be joined, and ClusterLost
+    if Ray does not start.
     """
     if ray.is_initialized():
         require_ray()
@@ -294,10 +294,10 @@ _processes: dict[str, list[psutil.Process]] = {}
 
 
 def require_ray() -> None:
-    """Raises ClusterLost if a process of Ray on this machine is dead.
+    """Raises ClusterLost if a process of Ray on this machine is dead. Drivers call this often.
 
-    Drivers call this often. Ray itself notices a lost machine only after 15 s, and may then end the
-    driver without a message. A head on another machine is watched by Ray only.
+    Ray itself notices a lost machine only after 15 s, and may then end the driver without a
+    message. Ray watches a head on another machine.
     """
     if not _is_ray_alive():
         raise ClusterLost(CLUSTER_LOST)

@@ -33,13 +33,12 @@ def execute_sharded_run(
 ) -> dict:
     """Trains a run on Ray Train workers unless it has a result; returns the result.
 
-    Each start tries the placement's numbers of ranks in turn, the largest first, so a run that
-    loses ranks continues with fewer. Ranks that were asked to stop are started again. After a crash
-    `CrashPolicy` decides whether the run restarts. If it does not, Ray Train's error is raised.
+    Each start tries the placement's numbers of ranks, the largest first, so a run that loses ranks
+    continues with fewer. Ranks that were asked to stop are started again. After a crash
+    `CrashPolicy` decides whether the run restarts or Ray Train's error is raised.
 
-    Errors that would occur again after a restart are raised at once. These are LeaseHeld,
-    DeviceError for a machine that fails a probe, and a rank's TrainingDiverged, OutOfMemory (with
-    advice) or ValueError. The last three are recorded as the run's failure.
+    LeaseHeld and the DeviceError of a failed probe are raised at once. A rank's TrainingDiverged,
+    OutOfMemory (with advice) and ValueError are also recorded as the run's failure.
     """
     store = execution.store()
     directory = store.run(run.run_id)

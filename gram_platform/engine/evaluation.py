@@ -1,11 +1,10 @@
 """Executes evaluations in this process, and plans at which steps a training run is evaluated.
 
 An evaluation measures a view's losses, the loss of every token, or continuations. Losses of several
-profiles of one run are measured together (`common_work`).
+profiles of one run are measured together.
 
 A run is evaluated at the points of its config. A run without points gets a few progress evaluations
-for people to watch. Their metrics have other names, and no result, learning curve or table reads
-them.
+for people to watch. No result, learning curve or table reads their metrics.
 """
 
 import math
@@ -136,8 +135,8 @@ def _token_losses(
 ) -> list[Measured]:
     """Measures every token's loss, as a tensor [num_sequences, seq_len] for each domain.
 
-    The result's `losses` are the means by domain. Its `text_losses` are lists of the token losses
-    of each text, which is read after an end-of-text token.
+    `losses` are the means by domain. `text_losses` are the token losses of each text, which is read
+    after an end-of-text token.
     """
     (evaluation,) = evaluations
     arrays = {domain: corpus.validation(domain) for domain in evaluation.domains}
@@ -238,8 +237,8 @@ def probe_steps(run: RunConfig) -> frozenset[int]:
 def progress_of(run: RunConfig, num_available: int) -> ProgressPlan:
     """Plans up to NUM_PROGRESS_POINTS evaluations that take at most PROGRESS_SHARE of the FLOPs.
 
-    A run whose config has evaluation points gets none, and a run that is too short gets fewer.
-    `num_available` is the number of validation sequences in the smallest domain.
+    A run whose config has evaluation points gets none, and a short run gets fewer. `num_available`
+    is the number of validation sequences in the smallest domain.
     """
     points, modules = run.eval_points, run.model.module_domains
     most = min(points.num_sequences, num_available)

@@ -1,8 +1,7 @@
 """Executes the nodes of a source, and yields an event for everything that happens to them.
 
 `RayExecutor` executes nodes on Ray. `LocalExecutor` executes them in this process, for debugging
-and for machines without Ray. An executor only decides which node starts next. The state of the
-nodes is in the storage.
+and for machines without Ray. The state of the nodes is in the storage.
 """
 
 import contextlib
@@ -248,8 +247,8 @@ def execute_node(
     """Executes a node and returns its result.
 
     A run of several ranks is executed on Ray Train with `resources`, every other node in this
-    process. `stop_request` is passed to `execute_run`. If another process works on a run of several
-    ranks, raises LeaseHeld before any worker is requested.
+    process. `stop_request` is passed to `execute_run`. Raises LeaseHeld if another process works on
+    the run, before it requests any worker.
     """
     if not isinstance(config, RunConfig):
         return execute_evaluation(config, tags, execution)

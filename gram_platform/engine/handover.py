@@ -187,8 +187,8 @@ def unpack_archive(path: Path, store: Store) -> int:
 def _read_archive(path: Path) -> Iterator[tuple[tuple[str, ...], int, gzip.GzipFile]]:
     """Yields (parts of the path, number of bytes, stream at the content) of each file.
 
-    Accepts only the headers that `write_archive` makes, which are of files and of long names before
-    them. `tarfile` would read any other header into memory, however long it is.
+    Accepts only headers that `write_archive` makes, of files and of long names before them.
+    `tarfile` would read any other header into memory, however long it is.
     """
     target_kind("archive", path)
     num_files, long_name = 0, ""

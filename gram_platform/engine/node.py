@@ -118,7 +118,7 @@ def execute_run(
     SIGTERM, or the caller's `stop_request`, ends the process after the current step, with a
     checkpoint. Raises LeaseHeld while another process works on the run, and ValueError if the
     checkpoint is of other data. TrainingDiverged, OutOfMemory (with advice) and unforeseen errors
-    are recorded as the run's failure, and raised.
+    are raised, and recorded as the run's failure.
     """
     set_up_torch(execution)
     store = execution.store()

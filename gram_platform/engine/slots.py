@@ -1,12 +1,12 @@
 """Keeps the processes that execute nodes of one rank.
 
-A slot is a Ray actor with the CPU threads of a rank and, on a cluster with GPUs, a GPU or a share
-of a GPU. It executes one task after another and keeps its GPU until it ends. So no two runs share a
-GPU while another GPU is idle, and CUDA starts once for many tasks.
+A slot is a Ray actor with the CPU threads of a rank and, if there are GPUs, a GPU or a share of a
+GPU. It executes one task after another and keeps its GPU until it ends. So no two runs share a GPU
+while another GPU is idle, and CUDA starts once for many tasks.
 
-Slots wait for a machine without a time limit, and an autoscaler sees them as demand. A slot without
-work ends after `IDLE_S`, so that its machine can be released. A slot probes its device before its
-first task. It ends after an unforeseen error, because its process may be unusable.
+A slot waits for a machine without a time limit, which an autoscaler sees as demand. It probes its
+device before its first task. It ends after `IDLE_S` without work, so that its machine can be
+released, and after an unforeseen error, because its process may be unusable.
 """
 
 import time
@@ -77,10 +77,10 @@ class SlotPool:
     def request(self, number: int, reserved: str = "") -> None:
         """Starts or ends slots, so that `number` slots are free.
 
-        Surplus slots that have not started end at once, and idle slots after `IDLE_S`. After a
-        failed start no slot starts for 1 s, then for 2 s, 4 s and so on. `reserved` is a machine
-        that is kept free for a run of several ranks. The slots on it end without another task, and
-        meanwhile no slot starts on any machine.
+        Surplus slots end at once if they have not started, otherwise after `IDLE_S` without work.
+        After a failed start no slot starts for 1 s, then for 2 s, 4 s and so on. `reserved` is a
+        machine that is kept free for a run of several ranks. Its slots end without another task,
+        and meanwhile no slot starts on any machine.
         """
         now = time.monotonic()
         self._reserved_machine = reserved
@@ -184,8 +184,8 @@ class SlotPool:
     def release(self, reference: ray.ObjectRef) -> ProbeReport | None:
         """Takes the slot back from an ended task, and returns the slot's probe.
 
-        The slot becomes idle. It ends if it crashed, if the task's error was unforeseen, or if its
-        machine is reserved. A task of several ranks has no slot, so its probe is None.
+        The slot ends if it crashed, if the task's error was unforeseen, or if its machine is
+        reserved. For a task of several ranks, which has no slot, returns None.
         """
         slot = self.busy.pop(reference, None)
         if slot is None:

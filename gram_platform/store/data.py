@@ -1,8 +1,8 @@
 """Fetches packed corpora from the storage to this machine, and uploads new corpora.
 
 A permuted corpus in an object store is fetched block by block, when a row of the block is first
-read. All processes of a machine share one sparse file for each domain. Before a process first reads
-a block, it compares the block's SHA-256 with the manifest's, and fetches the block if they differ.
+read. All processes of a machine share one sparse file for each domain. A process fetches a block if
+its SHA-256 is not the manifest's.
 """
 
 import contextlib
@@ -80,11 +80,11 @@ def provide_corpus(
 def open_corpus(
     store: Store, data_id: str, ahead: Mapping[str, int] = NOTHING_AHEAD
 ) -> PackedCorpus:
-    """Opens a packed corpus on this machine. From an object store it is fetched first if necessary.
+    """Opens a packed corpus on this machine, after a download if it is in an object store.
 
-    Training sequences of a permuted corpus are fetched when they are read. The first `ahead`
-    sequences of each domain are fetched in the background. Raises ValueError if the storage lacks
-    the corpus, if the stored copy is corrupted, or if this machine's disk is full.
+    Training sequences of a permuted corpus are fetched when they are read, and the first `ahead`
+    sequences of each domain in the background. Raises ValueError if the storage lacks the corpus,
+    if the stored copy is corrupted, or if this machine's disk is full.
     """
     stored, target = store.data_dir(data_id), store.data_root / data_id
     if store.is_local:
@@ -198,8 +198,8 @@ class FetchedRows:
     """The training sequences of a domain as an array of token ids [num_sequences, seq_len + 1].
 
     A row is fetched when it is read. `path` is this machine's copy of the stored file. Its blocks
-    have equal sizes, except the last block. `hashes` are their SHA-256. `fetch(first, stop)` reads
-    bytes of the stored file.
+    have equal sizes, except the last. `hashes` are their SHA-256. `fetch(first, stop)` reads bytes
+    of the stored file.
     """
 
     def __init__(

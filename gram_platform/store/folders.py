@@ -1,9 +1,9 @@
 """Reads and writes local folders of a storage, and opens the folders of a path or a URL.
 
-A storage has only files and folders. Nothing is read, written or removed through a link, because a
-link could lead anywhere on the machine. In place of a folder a link counts as absent, and in place
-of a file a link or a pipe counts as a damaged file. Only the storage itself may be a link, which
-its user has made.
+A storage has only files and folders. Nothing is read, written or removed through a link, because it
+could lead anywhere on the machine. In place of a folder a link counts as absent. In place of a file
+a link or a pipe counts as damaged. Only the storage itself, which its user has named, may be a
+link.
 """
 
 import contextlib

@@ -3,10 +3,9 @@
 A lease only avoids duplicate work, because two attempts at a run give the same result, on CPUs bit
 for bit. If a process cannot renew its lease before it expires, it stops (`LeaseLost`).
 
-A lease is fresh if its last heartbeat differs from the current time by at most `lease_seconds`. So
-a clock that is wrong by more makes every lease stale, which costs duplicate work but never blocks a
-run. A lease whose process ran on this machine, in this pid namespace, is also stale if the process
-is gone.
+A lease is fresh if its last heartbeat is within `lease_seconds` of the current time. So a clock
+that is wrong by more makes every lease stale, which costs duplicate work but never blocks a run.
+The lease of a process on this machine, in this pid namespace, is also stale if the process is gone.
 """
 
 import os
@@ -76,8 +75,8 @@ class Lease:
 
     A thread renews the lease while `is_working()` is true, and writes each `report` within
     `interval_s`. Raises OSError if the first write fails. Later failures give one warning, which
-    begins with `warning`, or none if that is "". If the folder is `contested`, another process may
-    take over an expired lease. This process then writes no more leases.
+    begins with `warning`, or none if that is "". If the folder is `contested`, an expired lease may
+    be taken over by another process. This process then writes no more leases.
     """
 
     def __init__(
@@ -187,9 +186,8 @@ def is_fresh(lease: dict | None) -> bool:
 def has_ended(lease: dict | None) -> bool:
     """Returns whether the lease's owner has ended, so that its half-written files can be removed.
 
-    On this machine this is known even for a process that was suspended for long. A process of
-    another machine has ended if its last heartbeat is older than GONE_AFTER_S. If it wakes up after
-    all, it writes removed files again.
+    On this machine this is certain. A process of another machine has ended if its last heartbeat is
+    older than GONE_AFTER_S. If it wakes up after all, it writes removed files again.
     """
     if not lease:
         return False

@@ -3,10 +3,9 @@
     checkpoints/<step>/{tensors.safetensors, layout.json, state.json, manifest.json}
     checkpoints/<step>/{tensors-00000.safetensors, layout-00000.json, tensors-00001..., ...}
 
-A run of one rank has the files of the first line. With several ranks each writes a shard with the
-rows that it holds, as in the second line. A layout lists which rows of each tensor are in its
-shard. Any number of ranks can read a checkpoint, and each reads only the rows that it needs. Every
-file is verified before it is used.
+One rank writes the files of the first line. Of several ranks each writes a shard with the rows that
+it holds, as in the second line. A layout lists a shard's rows of each tensor. Any number of ranks
+can read a checkpoint, each only the rows that it needs. Every file is verified before it is used.
 """
 
 import contextlib
