@@ -1,8 +1,7 @@
 """Decides how much work to request from a Ray cluster at once, and which machines to use.
 
-A driver cordons a machine, which means that it starts nothing more there, only if a probe of the
-machine's device fails. An error of a run cordons no machine. A cordon ends with its driver, so the
-next submission uses a repaired machine again.
+A driver cordons a machine (starts nothing more there) only if a probe of its device fails. An error
+of a run cordons no machine. The next submission uses a repaired machine again.
 """
 
 import math
@@ -64,9 +63,8 @@ class Admission:
         """Returns what may be requested in addition to the nodes in flight.
 
         On a cluster that can grow, this is the maximum that the autoscaler reports, or room for
-        `MOST_WAITING` more ranks if it reports none. Ray queues what does not fit yet, so that the
-        autoscaler sees the demand. Otherwise, or with `may_wait=False`, only the present machines
-        count.
+        `MOST_WAITING` more ranks. Ray queues what does not fit yet, so that the autoscaler sees the
+        demand. Otherwise, or with `may_wait=False`, only the present machines count.
         """
         resources = self.resources
         if time.monotonic() >= self._ask_again:
@@ -94,7 +92,7 @@ class Admission:
         """Returns the id of the machine to reserve for a run of several ranks, or "".
 
         A run that needs one machine for its ranks would wait for ever while other work uses a part
-        of each machine. `count_busy` counts this driver's tasks on each machine that has slots.
+        of each. `count_busy` counts this driver's tasks on each machine that has slots.
         """
         if not self.resources.gpus_per_rank or time.monotonic() < self._next_look:
             return self._reserved_machine
@@ -207,7 +205,7 @@ def await_report() -> None:
 
 
 def widest_missing(nodes: Iterable[Node], placements: Mapping[str, Placement], store: Store) -> int:
-    """Returns the most ranks of any node without a result, or 0 if all nodes have results."""
+    """Returns the most ranks of any node without a result, or 0."""
     widest = 0
     for node in nodes:
         ranks = placements[node.id].fewest.num_ranks
@@ -219,7 +217,7 @@ def widest_missing(nodes: Iterable[Node], placements: Mapping[str, Placement], s
 def require_capacity(widest: int, resources: Resources, say: Callable[[str], None]) -> None:
     """Raises ValueError, which names the flag, if the cluster can never hold `widest` ranks.
 
-    On a cluster that can grow it calls `say` with a warning instead, because an autoscaler rarely
+    If the cluster can grow, calls `say` with a warning instead, because an autoscaler rarely
     reports its limit.
     """
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]

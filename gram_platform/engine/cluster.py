@@ -82,10 +82,7 @@ def connect(is_verbose: bool = False, may_start: bool = True) -> bool:
 
 
 def join(given: str, **options: object) -> None:
-    """Joins the Ray at `given`, which is HOST:PORT or auto. Raises ValueError if that fails.
-
-    `options` are passed to `ray.init`.
-    """
+    """Joins the Ray at `given`, which is HOST:PORT or auto. Raises ValueError if that fails."""
     if given != "auto" and not HOST_PORT.fullmatch(given):
         expected = "HOST:PORT of a Ray with a part on this machine"
         others = "`ray job submit --address` takes the others"
@@ -111,8 +108,8 @@ def _join(address: str, given: str | None, **options: object) -> None:
 def start(**options: object) -> None:
     """Starts a Ray on this machine that ends with this process. `options` go to `ray.init`.
 
-    Ray writes to a new folder. It gets a random token unless the user has set a token. If Ray does
-    not start, raises ClusterLost and keeps the logs.
+    Ray gets a new folder, and a random token unless the user has set one. If it does not start,
+    raises ClusterLost and keeps the logs.
     """
     if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
@@ -207,7 +204,7 @@ def _time_limit(
 ) -> Iterator[None]:
     """Calls `before` and ends the process if the block exceeds the time limit.
 
-    An exception would not be enough, because Ray may wait for ever without handling signals.
+    Ray may wait for ever, and handles no signals meanwhile.
     """
 
     def end() -> None:
@@ -229,9 +226,9 @@ def _give_up(seconds: float, failure: str) -> None:
 
 
 def _find_address() -> str:
-    """Returns the address of the Ray that `ray start` left on this machine.
+    """Returns the address of the Ray that `ray start` left on this machine, or "".
 
-    If there is none, or this user cannot join it, returns "". In the second case it prints why.
+    If this user cannot join that Ray, prints why.
     """
     record = address_record()
     if not record.is_file():
@@ -313,7 +310,7 @@ def _is_ray_alive() -> bool:
 
 
 def _processes_of(node_id: str) -> list[psutil.Process]:
-    """Finds the raylet with this id, and the head of its Ray if the head runs on this machine."""
+    """Finds the raylet with this id, and the head of its Ray if it runs on this machine."""
     commands: dict[str, list] = {"raylet": [], "gcs_server": []}
     for process in psutil.process_iter(["name", "cmdline"]):
         if process.info["name"] in commands:

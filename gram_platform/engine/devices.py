@@ -109,8 +109,8 @@ def probe_here(execution: Execution) -> ProbeReport:
     """Probes the execution's device in this process, which has not used the device yet.
 
     A new process probes a GPU first, because a broken driver may abort the process that uses it,
-    and this process must live to report the machine. `set_up_torch` comes first, because torch
-    decides at the first product on a GPU whether products are deterministic.
+    and this process must live to report the machine. `set_up_torch` must precede the first product
+    on a GPU.
     """
     set_up_torch(execution)
     if execution.device.startswith("cuda") and (report := probe_afresh(execution.device)).failure:
@@ -150,7 +150,7 @@ def _report(device: str, failure: str) -> ProbeReport:
 
 
 def _failure_of_product(device: str, may_be_full: bool = False) -> str:
-    """Multiplies two matrices on the device; returns what failed, or "" if nothing did.
+    """Multiplies two matrices on the device; returns what failed, or "".
 
     With `may_be_full` a lack of memory is not a failure.
     """

@@ -182,9 +182,6 @@ def _train_worker(config: Mapping) -> Any:
 
 
 def report_to_ray_train(progress: Mapping[str, Any]) -> bool:
-    """Reports a rank's progress; returns whether Ray will preempt a machine of the run.
-
-    Waits until all ranks report.
-    """
+    """Reports a rank's progress when all ranks do; returns whether a machine will be preempted."""
     ray.train.report(dict(progress))
     return ray.train.get_preemption_info() is not None

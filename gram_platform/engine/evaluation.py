@@ -75,8 +75,7 @@ def execute_profiles(
 ) -> list[dict]:
     """Executes evaluations with equal `common_work`, and reads the weights only once.
 
-    The results are bit for bit those of `execute_evaluation`. The elapsed time is recorded in equal
-    shares.
+    Results are bit for bit those of `execute_evaluation`. All record equal shares of the time.
     """
     set_up_torch(execution)
     store, results, missing = execution.store(), {}, {}

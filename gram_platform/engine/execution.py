@@ -104,7 +104,7 @@ class Execution:
         return self.placement.fewest.num_ranks
 
     def corpus(self, data_id: str, ahead: Mapping[str, int] = NOTHING_AHEAD) -> PackedCorpus:
-        """Opens packed data by `open_corpus`. Raises ValueError if it is missing or damaged."""
+        """Opens packed data by `open_corpus`, and raises its errors."""
         return open_corpus(Store(self.storage), data_id, ahead)
 
     def corpus_of(self, run: RunConfig) -> PackedCorpus:
@@ -157,8 +157,8 @@ class Resources:
 def results_place(storage: str, *folder: str) -> tuple[str, "FileSystem | None"]:
     """Returns Ray's `storage_path` and `storage_filesystem` for a folder of the storage.
 
-    For a URL the second is the storage's own file system, because Ray would look for credentials
-    elsewhere. Raises ValueError if a link leads to the folder.
+    For a URL Ray gets the storage's file system, because it would look for credentials elsewhere.
+    Raises ValueError if a link leads to the folder.
     """
     from pyarrow.fs import FSSpecHandler, PyFileSystem
 

@@ -31,8 +31,7 @@ class Heartbeats:
     def look(self, run_ids: Iterable[str]) -> bool:
         """Returns whether a reading has ended since the last call. Never waits.
 
-        If no reading is under way and the pause is over, starts to read the heartbeats of these
-        runs. If the last reading failed, raises its error.
+        After a pause starts to read the heartbeats of these runs. Raises the last reading's error.
         """
         now = time.monotonic()
         if self._job.is_busy:

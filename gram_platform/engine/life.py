@@ -1,8 +1,8 @@
 """Decides which nodes can start, and what follows when a node ends or crashes.
 
 `docs/architecture.md` has a table of a node's states and of what follows each. Preemptions do not
-fail a run that makes progress, because a new checkpoint resets the count of crashes. Crashes on a
-machine whose device does not work (`Cordon`) are not counted.
+fail a run that makes progress, because a new checkpoint resets the count of crashes. A crash on a
+machine that is then cordoned is not counted.
 """
 
 import functools
@@ -98,7 +98,7 @@ class CrashPolicy:
         """Returns what follows an error of the node or trial with this name.
 
         `kind` is the error's `kind_of`, `text` its message, and `saved_step` the step of the last
-        checkpoint. `probe` is the last probe of the device, which cordons the machine if it failed.
+        checkpoint. `probe` is the device's last probe, which cordons the machine if it failed.
         """
         if kind == HELD:
             return NextStep(HELD)
@@ -137,10 +137,7 @@ def kind_of(error: BaseException | None) -> str:
 
 
 class NodeLifecycle:
-    """Reads from the storage how nodes have ended.
-
-    Also writes an ended node's tags, and its config if the storage has lost it.
-    """
+    """Reads how nodes have ended. Stores an ended node's tags, and its config if that is lost."""
 
     def __init__(self, store: Store, retry_diverged: bool = False):
         self._store, self._retry_diverged = store, retry_diverged
@@ -251,8 +248,8 @@ class WaitingNodes:
         """Yields (number of ranks, tasks that can start). The caller calls `start` for each task.
 
         Evaluations come first, because they are short and fill the table. The runs with the most
-        ranks follow, because other runs would take their resources. Runs with equally many ranks
-        are sorted by the hours of the longest chain of nodes that begins with them.
+        ranks follow, because other runs would take their resources. Of runs with equally many
+        ranks, those that begin the longest chains of nodes, in hours, come first.
         """
         for (_, minus_ranks), queue in sorted(self._queues.items()):
             yield -minus_ranks, (tuple(self._tasks[key]) for _, key in queue)
@@ -278,8 +275,8 @@ class WaitingNodes:
     ) -> None:
         """Retries a node after a delay, before all other nodes of its queue.
 
-        `held` means that another driver executes the node. `alone` means that the node gets its own
-        task from now on.
+        `held` means that another driver executes the node, `alone` that it gets its own task from
+        now on.
         """
         self._held |= {node.id} if held else set()
         self._alone |= {node.id} if alone else set()
@@ -337,8 +334,8 @@ def _read_finished(
 ) -> tuple[Mapping[str, Finished | None], set[str]]:
     """Returns `store.read_finished` of nodes and the runs they need, and the ids of done nodes.
 
-    A node is done if it has a result, the nodes that it needs are done, and their weights are still
-    those that it was made from.
+    A node is done if it has a result, the nodes that it needs are done, and their weights are those
+    that it was made from.
     """
     needs_of = {node.id: node.needs for node in nodes}
     keys = [(node.kind, node.id) for node in nodes]
@@ -369,10 +366,7 @@ def with_stored_tags(nodes: Iterable[Node], store: Store) -> list[Node]:
 
 
 def find_ended_ids(nodes: Iterable[Node], store: Store, retry_diverged: bool = False) -> set[str]:
-    """Reads the ids of nodes that are done or, unless `retry_diverged`, can never be done.
-
-    The latter are diverged runs and the nodes that need them.
-    """
+    """Reads the ids of nodes that are done or, unless `retry_diverged`, can never be done."""
     nodes = list(nodes)
     stored, done = _read_finished(nodes, store)
     progress = Progress(done)

@@ -29,7 +29,7 @@ CLEARING_S = 10.0
 def free_port(*wanted: int) -> int:
     """Returns the first free port of `wanted`, otherwise a random free port.
 
-    A random port is from a range in which neither the system nor Ray chooses ports.
+    Neither the system nor Ray chooses ports from the range of the random ports.
     """
     candidates = list(wanted)
     while True:

@@ -398,7 +398,7 @@ class RunExecution:
         self.attempt.commit(step, pieces, state, records)
 
     def complete(self) -> dict:
-        """Writes the weights and the result; returns the result, whose fields are deterministic."""
+        """Writes the weights and the result; returns the result."""
         fields = {
             **self.identity,
             **({SOURCE_HASHES: self.sources} if self.sources else {}),

@@ -34,8 +34,7 @@ def part_workers(connect: Callable[[], None], anywhere: bool) -> Workers:
     """Returns workers that pack on Ray if there is more than one task, after a call of `connect`.
 
     With `anywhere` tasks run on all machines of the cluster, which must see the same files,
-    otherwise on this machine. A task whose process dies is retried. Raises ClusterLost if the Ray
-    dies.
+    otherwise on this machine. A task whose process dies is retried. Raises ClusterLost if Ray dies.
     """
     return partial(_spread, connect, anywhere)
 
@@ -51,9 +50,9 @@ class PackingPlace:
 def placement(anywhere: bool) -> PackingPlace | None:
     """Chooses where tasks run. Returns None if no two tasks can ever run at once.
 
-    With `anywhere` tasks run on the machines for packing if the cluster has or starts any, so that
-    packing neither starts nor slows down machines with GPUs. If it has none, they run on any CPU.
-    Without `anywhere` they run on Ray's CPUs on this machine, or on all cores if Ray has none here.
+    With `anywhere` tasks run on the cluster's machines for packing, so that packing neither starts
+    nor slows down machines with GPUs, or without such machines on any CPU. Otherwise they run on
+    Ray's CPUs on this machine, or on all its cores if Ray has none here.
     """
     if anywhere and _has_pack_machines():
         return PackingPlace(

@@ -129,8 +129,7 @@ class ResourceUsage:
     def system(self) -> dict[str, float]:
         """Measures the machine's processors, memory and GPU, or returns {} within `SYSTEM_EVERY_S`.
 
-        The keys are MLflow's names. A metric that cannot be measured is skipped, because its error
-        must not end a run.
+        The keys are MLflow's names. A metric that cannot be measured is skipped.
         """
         if time.monotonic() < self._next_system:
             return {}
@@ -181,7 +180,7 @@ POLL_S = 10.0
 class StopRequest:
     """A request to stop this process, by a signal or because Ray drains its machine.
 
-    Runs read `received` after every step. Each read calls `look(request)`. With `asks_ray=False`
+    Runs read `received` after every step, which also calls `look(request)`. With `asks_ray=False`
     the caller asks Ray and calls `receive`.
     """
 
@@ -246,7 +245,7 @@ def stop_on_signal(
     """Turns the first of the signals into a stop request during the block.
 
     A second signal runs the previous handler. Only a main thread can handle signals. Another thread
-    gets the request of `note_sigterm`, if that was called.
+    gets the request of `note_sigterm`, if there is one.
     """
     if threading.current_thread() is not threading.main_thread():
         yield stop_request or _request_of_process or StopRequest()

@@ -1,7 +1,7 @@
 """Executes nodes on Ray, as many at once as fit, each after the nodes that it needs.
 
-A node whose process crashes restarts from its last checkpoint. A node that fails blocks only the
-nodes that need it. Slots execute nodes of one rank, and Ray Train workers nodes of several ranks.
+A node whose process crashes restarts from its last checkpoint. A node that fails blocks only its
+dependants. Slots execute nodes of one rank, and Ray Train workers nodes of several ranks.
 """
 
 import time
@@ -125,8 +125,7 @@ class RayExecutor(Executor):
     def _fitting(self) -> list[Task]:
         """Chooses the tasks that fit on the cluster, now or once it has grown.
 
-        Raises ClusterLost if nothing is in flight and the next task would fit only on cordoned
-        machines.
+        Raises ClusterLost if no task runs and the next task would fit only on cordoned machines.
         """
         free, chosen, too_wide = None, [], 0
         for ranks, tasks in self.waiting.tasks():
@@ -147,7 +146,7 @@ class RayExecutor(Executor):
     def _submit_gang(self, task: Task) -> ray.ObjectRef:
         """Starts a run of several ranks; returns the reference to its warnings.
 
-        The task that waits for the ranks is on the driver's machine, which is not preempted.
+        The driver's machine waits for the ranks, because it is not preempted.
         """
         here = ray.get_runtime_context().get_node_id()
         execute = _execute_gang.options(
@@ -195,10 +194,7 @@ class RayExecutor(Executor):
     def _settle(
         self, node: Node, reference: ray.ObjectRef, task: Task, probe: ProbeReport | None = None
     ) -> bool:
-        """Records the outcome of a node. Returns False if the node will be retried.
-
-        The warnings of a task are reported for its first node.
-        """
+        """Records the outcome of a node. Returns False if the node will be retried."""
         try:
             warnings = ray.get(reference)
             self.warn(node, warnings if node is task[0] else [])

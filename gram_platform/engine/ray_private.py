@@ -65,10 +65,9 @@ def draining_machines() -> set[str]:
 
 
 def machine_types() -> set[str]:
-    """Returns the types of machines that Ray's autoscaler has reported.
+    """Returns the types of machines that Ray's autoscaler has reported, by its config.
 
-    The types are names in the autoscaler's config. Even without an autoscaler Ray may make a
-    report, in which each machine's type is `node_<id>`.
+    Even without an autoscaler Ray may report, and each machine's type is then `node_<id>`.
     """
     if is_autoscaler_v2(fetch_from_server=True):
         status = get_cluster_status(ray.get_runtime_context().gcs_address)
@@ -149,7 +148,7 @@ def adapt(trainer: Any) -> Any:
     """Changes a trainer to request a run's ranks only once, as a placement group; returns it.
 
     Ray Train would also request each rank by itself, so that the autoscaler starts machines of one
-    GPU that no rank uses. It would also keep a process for datasets, which no run has.
+    GPU that no rank uses, and keep a process for datasets, which no run has.
     """
     from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
     from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy

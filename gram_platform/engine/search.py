@@ -222,8 +222,8 @@ class _Scheduler(_StaysHere, FIFOScheduler):
 def machines_for(bundle: Mapping[str, float], cordon: Cordon, avoided: str = "") -> dict[str, str]:
     """Returns Ray's label selector of the machines that may execute a trial; {} for all machines.
 
-    If the cluster must not grow, only present machines may. A trial of several ranks only waits for
-    its ranks, so it is on the driver's machine, which is not preempted. The machine with the id
+    If the cluster must not grow, only present machines may. A trial of several ranks, which only
+    waits for its ranks, is on the driver's machine, which is not preempted. The machine with the id
     `avoided` is used only if there is no other.
     """
     if not {"CPU", "GPU"} & bundle.keys():
@@ -295,9 +295,8 @@ class _Searcher(_StaysHere, Searcher):
         """Returns whether one more trial may be proposed.
 
         A trial that depends on results is proposed only when it can start, so that Optuna knows as
-        many earlier results as possible. On a cluster that can grow, a trial that depends on no
-        results may wait in Ray's queue, so that the autoscaler starts machines. With
-        `max_concurrent` every trial may wait.
+        many earlier results as possible. On a cluster that can grow, other trials may wait in Ray's
+        queue, so that the autoscaler starts machines. With `max_concurrent` every trial may.
         """
         max_concurrent = self._tuning.max_concurrent
         if not self._running:

@@ -1,7 +1,7 @@
 """Proposes the trials of a search, executes and scores a trial, and computes its Ray resources.
 
-A source proposes trials from a list of points or from Optuna studies. A trial has nodes like a
-study. Finished nodes of any study or search are reused, and interrupted nodes continue.
+Trials are proposed from a list of points or from Optuna studies. Finished nodes of any study or
+search are reused, and interrupted nodes continue.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ class Problem(Protocol):
     def nodes(self, point: Point) -> list[Node]:
         """Lists the nodes of a trial, each after the nodes that it needs.
 
-        Nodes that all trials share are done before.
+        Nodes that all trials share are executed before.
         """
 
     def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
@@ -182,7 +182,7 @@ class OptunaSource:
     def is_independent(self) -> bool:
         """Whether the next proposal is independent of running trials' results.
 
-        This is so if it resumes a trial, or is one of the first proposals, which are random.
+        This is so if it resumes a trial or is one of the first, random proposals.
         """
         group = self._next_group()
         if group is None or group.resumable:
@@ -233,8 +233,8 @@ Source = PointList | OptunaSource
 def open_study(storage: optuna.storages.BaseStorage, name: str, metric: str) -> optuna.Study:
     """Opens or creates the study with this name, with a TPE sampler that minimises the metric.
 
-    The sampler's seed depends on the name and the number of trials, so that the next driver does
-    not draw the same random points again.
+    The sampler's seed depends on the name and the number of trials, so that the next driver draws
+    other random points.
     """
     study = optuna.create_study(
         storage=storage, study_name=name, direction="minimize", load_if_exists=True
@@ -264,9 +264,9 @@ def execute_trial(
 ) -> Outcome:
     """Executes the missing nodes of a trial; returns its outcome with the metrics.
 
-    An error of the trial becomes the outcome's message. Errors that may not occur in another
-    process are raised, which are device errors, a lack of memory and Unavailable. Raises SystemExit
-    if this process gets SIGTERM or its machine is drained.
+    An error of the trial becomes the outcome's message. A device error, a lack of memory and
+    Unavailable are raised, because another process may not meet them. Raises SystemExit if this
+    process gets SIGTERM or its machine is drained.
     """
     started, clock = time.time(), time.monotonic()
     store = Store(execution.storage)
@@ -347,8 +347,7 @@ def reservation(placements: Collection[Placement], resources: Resources) -> dict
 
     A trial of one rank reserves the CPUs and GPUs of a run, and without GPUs also the memory of its
     largest node. A trial of several ranks only waits for Ray Train's workers, which reserve for
-    themselves. It is on the driver's machine, whose memory limits how many such trials run
-    (`most_gangs`).
+    themselves. It waits on the driver's machine, whose memory limits how many can (`most_gangs`).
     """
     if trial_ranks(placements) > 1:
         return {"memory": MEMORY_STEP}
