@@ -105,8 +105,7 @@ def execute_profiles(
             missing.items(), measured, strict=True
         ):
             view = evaluation.view
-            ids = {"run_id": view.run_id, "view_id": view.view_id}
-            fields |= {"eval_id": evaluation.eval_id, **ids}
+            fields |= {"run_id": view.run_id, "view_id": view.view_id}
             fields |= {"data_fingerprint": corpus.fingerprint, SOURCE_HASHES: sources}
             store.set_outdated_aside(directory)
             results[evaluation] = directory.complete(

@@ -64,9 +64,9 @@ class Executor:
     def __init__(
         self,
         execution: Execution,
-        placements: Mapping[str, Placement] = ALL_ON_ONE_RANK,
-        retry_diverged: bool = False,
-        done: Collection[str] = (),
+        placements: Mapping[str, Placement],
+        retry_diverged: bool,
+        done: Collection[str],
     ):
         self.execution, self.placements, self.store = execution, placements, execution.store()
         self.progress, self.lifecycle = Progress(), NodeLifecycle(self.store, retry_diverged)

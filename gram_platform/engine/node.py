@@ -52,16 +52,11 @@ from gram_platform.train.loop import StepRecord, TrainingDiverged, require_finit
 NUM_TRAIN_RECORDS = 100
 
 
-def record_interval(run: RunConfig) -> int:
-    """Returns how many steps are averaged in one record of training metrics."""
-    return max(1, run.num_steps // NUM_TRAIN_RECORDS)
-
-
 class MetricsSummary:
-    """Averages metrics over the steps of a record."""
+    """Averages training metrics over the `interval` steps of a record."""
 
     def __init__(self, run: RunConfig):
-        self.run, self.interval = run, record_interval(run)
+        self.run, self.interval = run, max(1, run.num_steps // NUM_TRAIN_RECORDS)
         self.tokens_per_second = 0.0
         self._reset()
 

@@ -192,7 +192,7 @@ class RayExecutor(Executor):
         return [node for node in task if self._settle(node, reference, task, probe)]
 
     def _settle(
-        self, node: Node, reference: ray.ObjectRef, task: Task, probe: ProbeReport | None = None
+        self, node: Node, reference: ray.ObjectRef, task: Task, probe: ProbeReport | None
     ) -> bool:
         """Records the outcome of a node. Returns False if the node will be retried."""
         try:

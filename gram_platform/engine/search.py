@@ -146,7 +146,7 @@ def run_trials(
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
             # Tune always restarts a trial, and the scheduler stops a trial that has failed.
             failure_config=tune.FailureConfig(max_failures=-1),
-            stop=_EndOfSearch(searcher),
+            stop=searcher,
             verbose=0,
         ),
     ).fit()
@@ -167,19 +167,6 @@ class _StaysHere:
 
     def __deepcopy__(self, memo):
         return self
-
-
-class _EndOfSearch(_StaysHere, tune.Stopper):
-    """Ends all running trials if the search has an error. The checkpoints of their runs stay."""
-
-    def __init__(self, searcher: "_Searcher"):
-        self._searcher = searcher
-
-    def __call__(self, trial_id: str, result: dict) -> bool:
-        return False
-
-    def stop_all(self) -> bool:
-        return self._searcher.has_failed()
 
 
 class _Scheduler(_StaysHere, FIFOScheduler):
@@ -239,8 +226,11 @@ def machines_for(bundle: Mapping[str, float], cordon: Cordon, avoided: str = "")
     return {NODE_ID: f"in({','.join(i for i in alive if i not in resources.cordoned)})"}
 
 
-class _Searcher(_StaysHere, Searcher):
-    """Proposes the trials of a source to Ray Tune, and tells the source their outcomes."""
+class _Searcher(_StaysHere, Searcher, tune.Stopper):
+    """Proposes the trials of a source to Ray Tune, and tells the source their outcomes.
+
+    Ends all running trials if the search has an error. The checkpoints of their runs stay.
+    """
 
     def __init__(
         self,
@@ -274,6 +264,12 @@ class _Searcher(_StaysHere, Searcher):
         except Stopped as error:
             self.error = error
         return self.error is not None
+
+    def __call__(self, trial_id: str, result: dict) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        return self.has_failed()
 
     def suggest(self, trial_id: str) -> dict | str | None:
         if self.has_failed() or not self._watch.may_start():

@@ -41,7 +41,6 @@ class RemoteFolder(Folder):
 
     @with_retries
     def write(self, name: str, data: bytes, durable: bool = True) -> None:
-        self._check_writable()
         self._put(lambda: self.filesystem.pipe_file(self.file(name), data))
 
     def write_with(self, name: str, writer: Callable[[str], object]) -> str:
@@ -54,7 +53,6 @@ class RemoteFolder(Folder):
 
     @with_retries
     def upload(self, name: str, path: str) -> None:
-        self._check_writable()
         self._put(lambda: self.filesystem.put_file(path, self.file(name)))
 
     def download(self, name: str, path: str) -> None:
@@ -74,7 +72,6 @@ class RemoteFolder(Folder):
     @with_retries
     def create(self, name: str, data: bytes) -> bool:
         """Writes the file unless it exists, and returns whether it did. Atomic on S3 and GCS."""
-        self._check_writable()
         try:
             self._put(lambda: self.filesystem.pipe_file(self.file(name), data, mode="create"))
         except FileExistsError:
@@ -128,6 +125,7 @@ class RemoteFolder(Folder):
 
     def _put(self, put: Callable[[], None]) -> None:
         """Calls `put`. If the directory is missing, creates it and calls `put` again."""
+        self._check_writable()
         try:
             put()
         except FileNotFoundError:
