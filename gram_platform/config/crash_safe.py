@@ -31,7 +31,7 @@ def whole_file(path: str | Path, durable: bool = False) -> Iterator[str]:
     """Yields a temporary path to fill, which replaces `path` if the block succeeds.
 
     Readers see the old file or the new file. If `durable`, the content survives a crash of the
-    machine. The name does after `sync` of the folder.
+    machine, and the name does after `sync` of the folder.
     """
     with temporary_beside(path) as temporary:
         yield temporary
@@ -156,7 +156,7 @@ def create_database(path: Path, make: Callable[[Path], object]) -> None:
     """Calls `make` to create an SQLite database under another name, and then renames it.
 
     So a kill leaves no half-made database. The file's mode follows the umask. Only one process at a
-    time may call this, because it removes the leftovers of a killed process.
+    time may call this, because it removes the leftovers of a kill.
     """
     unfinished = path.with_name(f".{path.name}.unfinished")
     for name in (unfinished.name, f"{unfinished.name}-journal"):

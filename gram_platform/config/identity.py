@@ -40,7 +40,7 @@ UNSEEN = re.compile(
 NOT_ASCII_OR_CONTROL = re.compile("[^\t\n -~]")
 # User and password of an address, keys in its query, and the webhook in a command line. Digits
 # before a slash are a port, except in a database's address. MLflow's charts have a public key.
-# Each part ends where the next one may begin: a long text takes a time in line with its length.
+# Each part ends where the next may begin, so that the time is linear in a text's length.
 SECRET = re.compile(
     r"(?P<database>\b(?:postgres\w*|mysql|mariadb|mssql|oracle|mongodb|redis\w*)(?:\+\w+)?://)"
     r"(?:[^\s/?#]*|[^\s/:@]*:(?:(?!://)[^\s@])*)(?=@)"
@@ -51,9 +51,9 @@ SECRET = re.compile(
     r"|(?P<flag>--notify[ =])(?:'[^']*'|[^\s']*[:/][^\s']*)",
     re.IGNORECASE,
 )
-# Letters of a field or a value in an error: it may be a whole document.
+# Letters of a field or a value in an error, which may be a whole document.
 LONGEST_SHOWN = 1000
-# From the top of a document to a value in it: keys, and indices of arrays.
+# Keys, and indices of arrays, from the top of a document to a value.
 Steps = tuple[str | int, ...]
 
 
@@ -61,8 +61,8 @@ class InvalidField(ValueError):
     """A user's field that does not have the `expected` value.
 
     Its text is `storage='/x': expected a folder, found a file`. `place` says where the field was
-    written, such as `my.toml, line 3`. `steps` lead to the field from the top of the document that
-    `plain.from_plain` read.
+    written, such as `my.toml, line 3`. `steps` lead to the field in the document that `from_plain`
+    read.
     """
 
     def __init__(
@@ -267,8 +267,8 @@ def is_url(place: str) -> bool:
 def absolute_place(field: str, place: str) -> str:
     """Makes a path absolute, and keeps a URL.
 
-    Raises ValueError for an unknown home, and for a relative path inside a Ray job, whose working
-    directory is an upload that changes with every edit.
+    Raises ValueError for an unknown home, and for a relative path inside a Ray job, because the
+    job's working directory changes with every edit.
     """
     if is_url(place):
         return place

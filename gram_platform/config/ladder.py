@@ -23,7 +23,7 @@ from gram_platform.config.written import read_json
 
 # The fewest sizes that a law is fitted to, since it fits any two sizes.
 FEWEST_SIZES = 3
-# A law predicts up to so many times beyond its fitted sizes, at either end.
+# How many times beyond its fitted sizes, at either end, a law predicts.
 REACH = 10.0
 # The GPT-Neo tokenizer's 50,257 tokens, padded.
 PAPER_VOCAB = 50_304
@@ -59,7 +59,7 @@ class Size:
     rope_theta: float = ModelConfig.rope_theta
     norm_eps: float = ModelConfig.norm_eps
     architecture: str = ModelConfig.architecture
-    # Id of an imported dense model to start from; "": random weights.
+    # Id of an imported dense model to start from, or "" for random weights.
     start: str = ""
 
     def model(self, d_mlp: int, modules: tuple[ModuleSpec, ...] = ()) -> ModelConfig:
@@ -109,8 +109,7 @@ def _paper(name, layers, d_mlp, d_aux, batch, micro_batch, core_tokens, peak_lr)
 def _small(name, layers, d_model, d_aux, batch, micro_batch, core_tokens, peak_lr) -> Size:
     """Makes a size for minutes on a CPU core [ours], whose MLP is four times as wide as the model.
 
-    Models of this size compute in float32, because bfloat16 is no faster at this width
-    (FINDINGS.md).
+    It computes in float32, because bfloat16 is no faster at this width (FINDINGS.md).
     """
     shape = (name, layers, d_model, 4, 2, 4 * d_model, 4 * d_model, d_aux)
     return Size(*shape, batch, micro_batch, core_tokens, peak_lr, 64, 1024, "float32")
@@ -130,10 +129,10 @@ PAPER_SIZES = _ladder(
 )
 
 
-# For two CPU cores, minutes to a night. Chosen on seeds 0 to 3, see FINDINGS.md: 9 core tokens for
-# each parameter except the embedding, modules half as wide as the MLP, one route a step, 0.6 x the
-# demo law's rate. 3M lies 10.6 times beyond the sizes of that law, and has 1.4 times the rate for
-# its batch of 16.
+# For two CPU cores, minutes to a night. They were chosen on seeds 0 to 3 (FINDINGS.md), with 9 core
+# tokens for each parameter except the embedding, modules half as wide as the MLP, one route a step,
+# and 0.6 x the demo law's rate. 3M is 10.6 times beyond that law's sizes, and has 1.4 times the
+# rate for its batch of 16.
 DEMO_SIZES = _ladder(
     _small("0.1M", 2, 32, 64, 8, 8, 800_000, 3.9e-3),
     _small("0.15M", 2, 40, 80, 8, 8, 1_060_000, 3.2e-3),
@@ -142,7 +141,7 @@ DEMO_SIZES = _ladder(
     _small("1.2M", 5, 128, 256, 8, 8, 10_520_000, 8e-4),
     _small("3M", 6, 192, 384, 16, 16, 25_530_000, 7e-4),
 )
-# To fit laws: few steps, since a grid trains every size two dozen times.
+# To fit laws, with few steps, because a grid trains every size two dozen times.
 GRID_DEMO_SIZES = _ladder(
     _small("0.1M", 2, 32, 16, 32, 8, 300_000, 6e-3),
     _small("0.2M", 2, 48, 24, 32, 8, 400_000, 5e-3),
@@ -153,9 +152,9 @@ SMOKE_SIZES = _ladder(
     _small("small", 2, 48, 24, 16, 4, 60_000, 6e-3),
 )
 
-# Simple Stories: core and one module are together as wide as the dense MLP, so a forward pass costs
-# the same. One epoch: the authors' logs have 16,544 steps of 128 x 256 tokens, 99% of 501,664,802
-# core + 46,188,871 auxiliary tokens.
+# Simple Stories. Core and one module are together as wide as the dense MLP, so a forward pass costs
+# the same. The authors' logs have one epoch of 16,544 steps of 128 x 256 tokens, which are 99% of
+# 501,664,802 core + 46,188,871 auxiliary tokens.
 STORIES_STEPS, STORIES_CORE, STORIES_AUX = 16_544, 501_664_802, 46_188_871
 STORIES_AUX_SHARE = STORIES_AUX / STORIES_CORE
 _STORIES_TOKENS = round(STORIES_STEPS * 128 * 256 / (1 + STORIES_AUX_SHARE))
@@ -235,9 +234,8 @@ class Law:
         return tuple(doubts)
 
 
-# The authors fitted it to these sizes by name (50e6). It set the rates of 800M, 2B and 5B too,
-# whose printed values the presets hold: the evidence ends at 4B, so 5B by the law, 12.4 times
-# beyond, needs --trust-law (FINDINGS.md).
+# The authors fitted it to these sizes by name (50e6). The presets have its printed rates for 800M,
+# 2B and 5B too. The evidence ends at 4B, so the law itself needs --trust-law for 5B (FINDINGS.md).
 PAPER_SOURCE = "the paper, `app:lr-bs-scaling`: 50M to 400M"
 PAPER_LAW = Law("paper", 0.311, -0.308, 4.93e-5, 0.799, PAPER_CONTEXT, PAPER_SOURCE, 4, 50e6, 400e6)
 # Fitted to small models on generated stories, where the best batch does not depend on size; not for
@@ -291,9 +289,9 @@ def apply_law(size: Size, law: Law, num_parameters: int) -> Size:
     """Returns the size with the law's peak learning rate and batch.
 
     `num_parameters` counts the dense model's parameters. The batch has the law's tokens at any
-    sequence length, and is rounded to a multiple of the micro-batch. If that is 0, both become the
-    micro-batch's divisor that is nearest in ratio, so that the same numbers of ranks divide it.
-    Raises ValueError unless the law's values are positive and finite.
+    sequence length, and is rounded to a multiple of the micro-batch. If this is 0, batch and
+    micro-batch become the micro-batch's divisor that is nearest in ratio, so that the same numbers
+    of ranks divide it. Raises ValueError unless the law's values are positive and finite.
     """
     try:
         peak_lr = law.lr(num_parameters)

@@ -1,8 +1,4 @@
-"""Decides what training and the planner must decide alike.
-
-This is which ranks share weights, what they gather and when they reduce, the batch of an
-evaluation, and the kernel of attention.
-"""
+"""Decides what training and the planner must decide alike, such as how ranks share weights."""
 
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -31,9 +31,8 @@ PACKAGES = ("gram-platform", "torch", "ray", "mlflow")
 class Code:
     """The code of a process.
 
-    `commit` is the checkout's, followed by CHANGED if tracked files differ, or "" without a
-    checkout. `sources` hashes the package's files, which are equal in a checkout, an upload and a
-    wheel.
+    `commit` is the checkout's, with CHANGED if tracked files differ, or "" without a checkout.
+    `sources` hashes the package's files, which are equal in a checkout, an upload and a wheel.
     """
 
     commit: str
@@ -48,8 +47,8 @@ class Provenance:
     """One submission of a study or a search.
 
     `started` is UTC in ISO 8601. `upload` is Ray's name of the job's files, a hash, or "" without a
-    job. `node_hours` sums the hours of executed nodes, times their ranks. It is 0 until the
-    submission ends.
+    job. `node_hours` are the hours of executed nodes times their ranks, or 0 until the submission
+    ends.
     """
 
     started: str

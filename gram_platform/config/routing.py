@@ -139,9 +139,8 @@ class Schedule:
     def _draw_companions(self) -> np.ndarray:
         """Draws each unit's companions, as bits of int64 [num_units].
 
-        Companions are modules that are active next to the module of the unit's domain. A core batch
-        has the paper's one companion, a random subset [ours] or all. `_route` decides which are
-        trained.
+        Companions are active next to the module of the unit's domain. A core batch has the paper's
+        one companion, a random subset [ours] or all. `_route` decides which are trained.
         """
         routing, num_subsets = self.config.routing, 1 << len(self._modules)
         beside = np.zeros(len(self._units), dtype=np.int64)
@@ -282,8 +281,8 @@ def domain_permutation(
 ) -> Callable[[np.ndarray], np.ndarray]:
     """Returns the fixed permutation of a domain's training sequences, as a function.
 
-    It maps int64 indices in [0, num_available) to int64 images, or images to indices if `inverse`,
-    and stores none. Pools are prefixes or slices of the permutation.
+    It maps int64 indices in [0, num_available) to int64 images, or back if `inverse`, and stores
+    none. Pools are prefixes or slices of the permutation.
     """
     key = _U64(hash_key(data_id, "domain", domain))
     return lambda indices: permute(num_available, np.full(indices.shape, key), indices, inverse)

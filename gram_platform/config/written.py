@@ -39,8 +39,8 @@ PART = re.compile(r"\"([^\"]*)\"|'([^']*)'|([\w-]+)")
 def target_kind(field: str, path: Path | str) -> str:
     """Follows links, and returns A_FILE, A_FOLDER, or "" for nothing.
 
-    `field` names the user's path in errors. Raises ValueError for a pipe, socket or device, for a
-    link without a target, and for a path that cannot be reached.
+    `field` names the user's path in errors. Raises ValueError for a pipe, socket or device, a link
+    without a target, and a path that cannot be reached.
     """
     try:
         kind = KIND_OF_MODE[stat.S_IFMT(os.stat(path).st_mode)]
@@ -90,8 +90,7 @@ def read_text(field: str, path: Path, most: int = MOST_JSON_BYTES) -> str:
 def read_json(path: Path, kind: Any = dict) -> Any:
     """Reads a JSON file as a value of this type (see `from_plain`).
 
-    Raises ValueError for a file that is not JSON. InvalidField names file, field, value and
-    expectation.
+    Raises ValueError for other text, and InvalidField, with the file, for a wrong field.
     """
     text = read_text("file", path)
     try:

@@ -1,7 +1,7 @@
 """Decides how much work to request from a Ray cluster at once, and which machines to use.
 
-A driver cordons a machine (starts nothing more there) only if a probe of its device fails. An error
-of a run cordons no machine. The next submission uses a repaired machine again.
+Only a failed probe of its device cordons a machine, which then gets no more work of this driver.
+The next submission uses a repaired machine again.
 """
 
 import math
@@ -25,9 +25,8 @@ from gram_platform.store import Store
 
 # Autoscalers report every five seconds.
 REPORT_TIMEOUT_S = 10.0
-# Memory on the driver's machine for the driver, and for a gang (a run of several ranks, of which
-# all start or none). The process that waits for a gang and Ray Train's controller and actors were
-# measured to use .86 GB.
+# Memory on the driver's machine for the driver, and for a gang (a run of several ranks), whose
+# process that waits and Ray Train's actors were measured to use .86 GB.
 DRIVER_BYTES, GANG_BYTES = 2 * GIB, 7 * GIB // 8
 # The most ranks that wait for machines if the autoscaler does not report its maximum.
 MOST_WAITING = 256
@@ -50,7 +49,7 @@ class Admission:
 
     def __init__(self, resources: Resources):
         self.resources = resources
-        # How many nodes of each number of ranks have been requested and have not ended.
+        # The number of requested nodes that have not ended, by their ranks.
         self.in_flight: Counter[int] = Counter()
         self._present: Mapping[str, float] = {}
         self._largest: Mapping[str, float] = {}

@@ -36,17 +36,17 @@ JOIN_S, START_S, LEAVE_S = 90.0, 300.0, 45.0
 RECONNECT, RECONNECT_S = "RAY_gcs_rpc_server_reconnect_timeout_s", 60.0
 LOOK_FOR_RAY_S = 0.5
 HOST_PORT = re.compile(r"(\[[\da-fA-F:.]+\]|[^\s:/\[\]]+):\d{1,5}")
-# The longest path of a folder for Ray, because the path of a socket has at most 107 bytes.
+# The longest path of Ray's folder, because the path of a socket has at most 107 bytes.
 MAX_FOLDER_BYTES = 107 - len(
     f"/ray-12345678/r/session_2026-01-01_00-00-00_000000_{os.getpid()}/sockets/plasma_store"
 )
-# Ray's session folder, as it stands in the command lines of Ray's processes.
+# Ray's session folder in the command lines of Ray's processes.
 SESSION = re.compile(r"/session_[\d_-]+")
 CURE = (
     f"`ray stop` clears what a dead Ray has left, without {ADDRESS} a Ray is started here, and with"
     " --in-process studies need none"
 )
-# The folder of the Ray that this process has started.
+# The folder of this process's own Ray.
 _own_folders: list[OwnFolder] = []
 # Set when leaving Ray begins, and when it is done.
 _LEAVING, _LEFT = threading.Event(), threading.Event()

@@ -1,8 +1,5 @@
 """Executes evaluations in this process, and plans at which steps a training run is evaluated.
 
-An evaluation measures a view's losses, the loss of every token, or continuations. Losses of several
-profiles of one run are measured together.
-
 A run is evaluated at the points of its config. A run without points gets a few progress evaluations
 for people to watch. No result, learning curve or table reads their metrics.
 """
@@ -59,7 +56,7 @@ def execute_evaluation(
 
 
 def common_work(evaluation: AnyEvaluation) -> tuple | None:
-    """Returns a key that is equal for evaluations that can be measured together.
+    """Returns an equal key for evaluations that can be measured together.
 
     These measure the losses of profiles of one run on the same data. For others returns None.
     """
@@ -144,7 +141,7 @@ def _token_losses(
     means = {domain: float(tensor.double().mean()) for domain, tensor in losses.items()}
     fields = {"losses": means, "num_tokens": _num_tokens(evaluation, model)}
     if evaluation.texts:
-        # Imported here, because only texts need a tokenizer.
+        # Imported in functions, because losses need no tokenizer.
         from gram_platform.corpora.tokenizer import text_tokens
 
         fields["text_losses"], longest = [], model.config.seq_len
@@ -163,7 +160,6 @@ def _continuations(
     A continuation ends at the first end-of-text token. `surprisals` are the means by domain of -log
     probability of the drawn tokens, in nats.
     """
-    # Imported here, because only continuations need a tokenizer.
     from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer, text_tokens
 
     (evaluation,), end_of_text = evaluations, end_of_text_id(load_tokenizer(corpus.tokenizer_path))

@@ -33,7 +33,7 @@ class Division:
     num_passes: int = 1
     # Micro-batches in one pass. It is 1 on CPUs, where results must repeat exactly.
     num_merged: int = 1
-    # The planner's estimate for the rank that needs the most memory; 0 without an estimate.
+    # The planner's estimate for the rank that needs the most memory, or 0.
     memory_bytes: int = 0
     # A text with the planner's estimate and with what would need less memory.
     advice: str = ""
@@ -55,7 +55,7 @@ class Placement:
 
 
 ON_ONE_RANK = Placement()
-# Placements by node id. A node without one has one rank, so here all nodes have one.
+# Placements by node id. A node without a placement has one rank.
 ALL_ON_ONE_RANK: Mapping[str, Placement] = {}
 
 
@@ -126,9 +126,9 @@ class Resources:
     gpus_per_run: float = 0.0
     # GPUs of the machines that an autoscaler starts for runs of several ranks.
     gpus_per_machine: int = 8
-    # The most GPUs (without GPUs, CPU slots) requested at once; 0 for no limit.
+    # The most GPUs (without GPUs, ranks) that are requested at once, or 0 for no limit.
     max_gpus: int = 0
-    # Ids of machines that get no more work, see `Cordon`.
+    # Ids of cordoned machines, see `Cordon`.
     cordoned: tuple[str, ...] = ()
 
     @property

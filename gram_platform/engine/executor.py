@@ -1,7 +1,6 @@
 """Executes the nodes of a source, and yields an event for everything that happens to them.
 
-`RayExecutor` executes nodes on Ray. `LocalExecutor` executes them in this process, for debugging
-and for machines without Ray. The state of the nodes is in the storage.
+The state of the nodes is in the storage, and an executor only decides which node starts next.
 """
 
 import contextlib
@@ -64,9 +63,9 @@ class Executor:
     def __init__(
         self,
         execution: Execution,
-        placements: Mapping[str, Placement],
-        retry_diverged: bool,
-        done: Collection[str],
+        placements: Mapping[str, Placement] = ALL_ON_ONE_RANK,
+        retry_diverged: bool = False,
+        done: Collection[str] = (),
     ):
         self.execution, self.placements, self.store = execution, placements, execution.store()
         self.progress, self.lifecycle = Progress(), NodeLifecycle(self.store, retry_diverged)
@@ -142,20 +141,13 @@ class LocalExecutor(Executor):
     code `TIME_IS_UP`) stop the process after the current step, with a checkpoint.
     """
 
-    def __init__(
-        self,
-        execution: Execution,
-        placements: Mapping[str, Placement] = ALL_ON_ONE_RANK,
-        retry_diverged: bool = False,
-        done: Collection[str] = (),
-        limit_s: float = math.inf,
-    ):
-        super().__init__(execution, placements, retry_diverged, done)
-        self._deadline, self._next_look_s = time.monotonic() + limit_s, 0.0
-        self._signals = contextlib.ExitStack()
-        self._next_task: Task = ()
+    # The seconds from the start of the block after which the process stops.
+    limit_s = math.inf
+    _next_look_s = 0.0
+    _next_task: Task = ()
 
     def __enter__(self) -> "LocalExecutor":
+        self._deadline, self._signals = time.monotonic() + self.limit_s, contextlib.ExitStack()
         # A debugger, which replaces the handler, keeps its Ctrl-C.
         has_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
         signals = (signal.SIGTERM, signal.SIGINT) if has_default else (signal.SIGTERM,)

@@ -270,30 +270,14 @@ def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m gram_platform.engine.handover", description=__doc__
     )
-    parser.add_argument(
-        "file", help="what --export-nodes has written; with --unpack what --archive has written"
-    )
-    parser.add_argument(
-        "--unpack", action="store_true", help="write the results that the storage lacks, and end"
-    )
-    parser.add_argument(
-        "--storage", required=True, help="local folder of runs, results and packed data"
-    )
-    parser.add_argument(
-        "--archive", default="", help="a .tar.gz for the results, without weights and checkpoints"
-    )
-    parser.add_argument(
-        "--max-minutes", type=float, default=0.0, help="then end with a checkpoint and exit code 3"
-    )
-    parser.add_argument(
-        "--device", default="", help="cpu or cuda (default: cuda if there is a GPU)"
-    )
-    parser.add_argument(
-        "--threads",
-        type=int,
-        default=1,
-        help="CPU threads: part of what makes a run repeat exactly",
-    )
+    flag = parser.add_argument
+    flag("file", help="what --export-nodes has written; with --unpack what --archive has written")
+    flag("--unpack", action="store_true", help="write the results that the storage lacks, and end")
+    flag("--storage", required=True, help="local folder of runs, results and packed data")
+    flag("--archive", default="", help="a .tar.gz for the results, without weights and checkpoints")
+    flag("--max-minutes", type=float, default=0, help="then end with a checkpoint and exit code 3")
+    flag("--device", default="", help="cpu or cuda (default: cuda if there is a GPU)")
+    flag("--threads", type=int, default=1, help="CPU threads, on which a run's exact bits depend")
     return parser.parse_args(arguments)
 
 
@@ -315,9 +299,10 @@ def _run(flags: argparse.Namespace, started: float) -> int:
         store.root, num_threads=flags.threads, device=device, code=str(code_of_process())
     )
     begin_work()
-    limit_s = (60 * flags.max_minutes or math.inf) - (time.monotonic() - started)
+    executor = LocalExecutor(execution)
+    executor.limit_s = (60 * flags.max_minutes or math.inf) - (time.monotonic() - started)
     try:
-        with LocalExecutor(execution, limit_s=limit_s) as executor:
+        with executor:
             progress = _execute(executor, with_stored_tags(nodes, store))
     finally:
         if flags.archive:

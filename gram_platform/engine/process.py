@@ -265,7 +265,7 @@ def note_sigterm() -> None:
     """Turns the first SIGTERM into a stop request for the threads of this process.
 
     Call it in the main thread of a Ray Train worker, which trains in a second thread. Ray Train
-    itself reports a drained machine (`dispatch.report_to_ray_train`).
+    itself reports a drained machine.
     """
     global _request_of_process
     _request_of_process = StopRequest(asks_ray=False)

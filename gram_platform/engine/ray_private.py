@@ -1,7 +1,7 @@
 """Wraps Ray's private functions, for which Ray 2.60 has no public ones.
 
-No other module imports a private name of Ray. Ray Train and Ray Tune take a second to import, so
-they are imported in the functions that need them.
+No other module imports a private name of Ray. Ray Train and Ray Tune are imported in functions,
+because that takes a second.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Runs the trials of a search on Ray Tune, as many at once as fit on the cluster.
 
 Ray Tune places trials, reuses their processes and restarts crashed processes. Our searcher proposes
-trials and enforces limits. A search is resumed from Optuna's database and the storage. Tune's own
-results in `<storage>/tune` are never read.
+trials and enforces limits. A search is resumed from Optuna's database and the storage, and never
+from Tune's own results in `<storage>/tune`.
 """
 
 import logging
@@ -44,7 +44,6 @@ from gram_platform.engine.trial_process import (
 )
 from gram_platform.engine.trials import (
     Outcome,
-    Point,
     Problem,
     Proposal,
     Source,
@@ -55,9 +54,9 @@ from gram_platform.engine.trials import (
 from gram_platform.methods.nodes import Node
 
 TUNE = {
-    # The number of processes that start at once, which is 1 for a searcher by default. Tune gives a
-    # waiting trial the next free process and cancels its pending start. So if processes started one
-    # by one, trials shorter than a start would never use more than one process.
+    # The processes that start at once, by default 1. Tune gives a waiting trial the next free
+    # process and cancels its pending start. So if processes started one by one, trials shorter than
+    # a start would never use more than one process.
     "TUNE_MAX_PENDING_TRIALS_PG": "64",
     # With Tune's handler an interrupted search would look as if it had ended.
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
@@ -80,10 +79,10 @@ class Tuning:
 
     # The name of the folder of Tune's files.
     name: str
-    # The most trials at once; 0 for as many as the cluster may hold.
+    # The most trials at once, or 0 for as many as the cluster may hold.
     max_concurrent: int = 0
     retry_diverged: bool = False
-    # The metric that `get_best_result()` of Tune's results minimises; "" without one.
+    # The metric that `get_best_result()` of Tune's results minimises, or "".
     metric: str = ""
 
 
@@ -121,9 +120,7 @@ def run_trials(
     for name, value in TUNE.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
-    saved_steps_of = lambda point: count_committed_steps(problem, point, execution.store())  # noqa: E731
-    placements_of = lambda point: {node.id: place(node) for node in problem.nodes(point)}  # noqa: E731
-    searcher = _Searcher(source, tuning, watch, cordon, placements_of, saved_steps_of)
+    searcher = _Searcher(source, problem, execution, cordon, tuning, watch, place)
     trial = trial_class(problem, execution, cordon.resources, tuning.retry_diverged)
     path, filesystem = results_place(execution.storage, TUNE_FOLDER, tuning.name)
     tune.Tuner(
@@ -235,19 +232,20 @@ class _Searcher(_StaysHere, Searcher, tune.Stopper):
     def __init__(
         self,
         source: Source,
+        problem: Problem,
+        execution: Execution,
+        cordon: Cordon,
         tuning: Tuning,
         watch: TrialWatch,
-        cordon: Cordon,
-        placements_of: Callable[[Point], Mapping[str, Placement]],
-        saved_steps_of: Callable[[Point], int],
+        place: Callable[[Node], Placement],
     ):
         super().__init__()
         self._source, self._tuning, self._watch = source, tuning, watch
-        self._placements_of, self._saved_steps_of = placements_of, saved_steps_of
+        self._problem, self._execution, self._place = problem, execution, place
         self._cordon, self._admission = cordon, Admission(cordon.resources)
         self._policy = CrashPolicy(cordon)
         self._ranks: dict[str, int] = {}
-        # The most ranks of any trial so far, which stands for the unknown ranks of the next trial.
+        # The most ranks of any trial so far, as a guess for the next trial.
         self._widest = 1
         self._running: dict[str, tuple[Proposal, float]] = {}
         # The outcomes of failed trials, which Ray Tune must not restart.
@@ -280,7 +278,7 @@ class _Searcher(_StaysHere, Searcher, tune.Stopper):
         if proposal is None:
             return Searcher.FINISHED
         self._running[trial_id] = (proposal, time.time())
-        placements = self._placements_of(proposal.point)
+        placements = {node.id: self._place(node) for node in self._problem.nodes(proposal.point)}
         self._ranks[trial_id] = trial_ranks(placements.values())
         self._admission.in_flight[self._ranks[trial_id]] += 1
         self._widest = max(self._widest, self._ranks[trial_id])
@@ -318,8 +316,8 @@ class _Searcher(_StaysHere, Searcher, tune.Stopper):
 
     def _why_failed(self, proposal: Proposal, report: Mapping[str, Any]) -> str:
         """Returns why a crashed trial has failed, or "" (after a warning) if it restarts."""
-        text, saved_steps = report["message"], self._saved_steps_of(proposal.point)
-        probe = probe_in(report)
+        text, store, probe = report["message"], self._execution.store(), probe_in(report)
+        saved_steps = count_committed_steps(self._problem, proposal.point, store)
         next_step = self._policy.after(proposal.name, report[KIND], text, saved_steps, probe)
         if next_step.action == FAILED:
             return next_step.text

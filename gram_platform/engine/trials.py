@@ -43,13 +43,13 @@ from gram_platform.train.loop import TrainingDiverged
 
 Point = Mapping[str, float | int | str]
 
-# The number of random trials before Optuna's sampler uses results, Optuna's default.
+# Random trials before Optuna's sampler uses results. This is Optuna's default.
 NUM_RANDOM_TRIALS = 10
 # The fields of an outcome that are stored in Optuna's database.
 TOLD = ("state", "message", "elapsed_s", "trained_s", "rank_s")
 # A worker's memory without a model, for Python, torch, Ray and mapped files.
 PROCESS_BYTES = GIB
-# Requests are rounded up to a multiple of this, so that trials of similar sizes reuse processes.
+# Requests are rounded up to a multiple, so that trials of similar sizes reuse processes.
 MEMORY_STEP = GIB // 4
 
 
@@ -62,7 +62,7 @@ class Problem(Protocol):
     def nodes(self, point: Point) -> list[Node]:
         """Lists the nodes of a trial, each after the nodes that it needs.
 
-        Nodes that all trials share are executed before.
+        Nodes that all trials share are executed before the trials.
         """
 
     def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
@@ -166,8 +166,7 @@ class OptunaSource:
     """Proposes trials of Optuna studies, first of the study that has the most trials left.
 
     A search must have only one driver at a time. A trial that a dead driver left running is
-    proposed again with the same parameters, and its finished nodes are reused. A failed trial does
-    not count as one of `num_trials`.
+    proposed again with the same parameters. A failed trial does not count as one of `num_trials`.
     """
 
     def __init__(self, groups: Sequence[Group], space: Space, objective: SearchObjective):

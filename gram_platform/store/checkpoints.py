@@ -18,7 +18,7 @@ TENSORS, LAYOUT, STATE = "tensors.safetensors", "layout", "state.json"
 FINISHED = "complete.json"
 CHECKPOINTS, WEIGHTS, SHARDS = "checkpoints", "weights.safetensors", "weights"
 NUM_CHECKPOINTS_KEPT = 2
-# Written after all files that it names, which then are valid.
+# Written last, which makes the files that it names valid.
 MANIFEST = "manifest.json"
 # Names of metrics begin with these. `<domain>` follows for the losses at a run's evaluation points,
 VALIDATION, BEST = "validation/loss/", "best/loss/"
@@ -117,10 +117,7 @@ def prune(attempts: Folder, keep: int, writer_id: str | None = None) -> list:
 
 
 def clear_debris(attempts: Folder) -> list:
-    """Removes half-written checkpoints and files of ended attempts.
-
-    Returns a PermissionError for each file that this user may not remove.
-    """
+    """Removes half-written checkpoints and files of ended attempts; returns errors as `prune`."""
     errors: list = []
     for attempt_id in attempts.list():
         attempt = attempts.child(attempt_id)
@@ -183,8 +180,8 @@ def has_weights(attempt: Folder) -> bool:
 def clear_weights(attempts: Folder) -> None:
     """Removes the weights, even half-written, of attempts that ended before they finished.
 
-    Call it only if a finished attempt has the result's weights, because a suspended process that
-    seemed dead may lose its weights.
+    Call it only if a finished attempt has the result's weights, because an attempt that only seemed
+    dead may lose its weights.
     """
     for attempt_id in attempts.list():
         attempt = attempts.child(attempt_id)

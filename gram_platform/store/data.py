@@ -1,8 +1,8 @@
 """Fetches packed corpora from the storage to this machine, and uploads new corpora.
 
 A permuted corpus in an object store is fetched block by block, when a row of the block is first
-read. All processes of a machine share one sparse file for each domain. A process fetches a block if
-its SHA-256 is not the manifest's.
+read and the local copy does not have the manifest's SHA-256. All processes of a machine share one
+sparse file for each domain.
 """
 
 import contextlib
@@ -58,8 +58,7 @@ def provide_corpus(
     """Opens the recipe's corpus. If the storage lacks it, packs and uploads it first.
 
     `store` is open for writing. `workers` are passed to `prepare`, and must see this machine's
-    files. Without them this process packs the corpus. Raises the errors of `prepare` and
-    `open_corpus`.
+    files. Raises the errors of `prepare` and `open_corpus`.
     """
     # Imported here, because a machine that only trains lacks tokenizers.
     from gram_platform.corpora.pack import in_turn, prepare
@@ -290,8 +289,8 @@ class FetchedRows:
 def open_rows(stored: RemoteFolder, manifest: Mapping, folder: Path) -> dict[str, FetchedRows]:
     """Opens the training sequences of a permuted corpus, by domain.
 
-    `folder` is a local folder for this manifest only. Raises ValueError if the manifest's rows do
-    not match the stored files.
+    `folder` is a local folder for this manifest only. Raises ValueError if the manifest does not
+    match the stored files.
     """
     names = {domain: sequence_path("train", domain) for domain in manifest["domains"]}
     digests = [manifest["files"][name] for name in names.values()]
@@ -327,8 +326,8 @@ def fetch_ahead(rows: Mapping[str, FetchedRows], num_rows: Mapping[str, int]) ->
 def _bring_each(left: "queue.SimpleQueue[tuple[FetchedRows, int]]") -> None:
     """Fetches blocks until none is left or a fetch fails.
 
-    Errors are ignored, because the run gets the same error when it reads the block. While a process
-    ends, drivers of object stores raise RuntimeError.
+    Errors are ignored, because the run gets them again when it reads the block. At the end of a
+    process drivers of object stores raise RuntimeError.
     """
     with contextlib.suppress(queue.Empty, OSError, ValueError, RuntimeError):
         while True:

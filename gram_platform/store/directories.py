@@ -94,8 +94,8 @@ class NodeDirectory:
     def config_as(self, read: Callable[[Mapping], Config]) -> Config:
         """Reads the config by `run_from_plain` or another reader.
 
-        Raises ValueError if the storage has no such node. Raises ValueError, which names the file,
-        if the config's hash is not the directory's id, or if `read` rejects the config.
+        Raises ValueError if the storage has no such node, if the config's hash is not the
+        directory's id, or if `read` rejects the config. The last two errors name the file.
         """
         plain = self.folder.read_json(CONFIG)
         if plain is None:
@@ -194,8 +194,8 @@ class NodeDirectory:
 class EvaluationDirectory(NodeDirectory):
     """`<storage>/evaluations/<eval_id>/{config.json, tags.json, result.json, timing.json}`.
 
-    Tensors are in `tensors-<hash>.safetensors`. The result contains this hash, so that a result
-    never belongs to another writer's tensors.
+    Tensors are in `tensors-<hash>.safetensors`. The result has this hash, so it never belongs to
+    another writer's tensors.
     """
 
     kind = "evaluation"
@@ -221,8 +221,8 @@ class EvaluationDirectory(NodeDirectory):
     ) -> dict:
         """Writes the tensors, and the result unless there is one. Returns the result.
 
-        `result` has only deterministic fields. `eval_id`, `sha256` and the hash of `tensors` are
-        added. `timing` may have `elapsed_s`, and `ended` and `host` are added.
+        `result` has only deterministic fields, and gets `eval_id`, `sha256` and the hash of
+        `tensors`. `timing` may have `elapsed_s`, and gets `ended` and `host`.
         """
         if self.result() is None:
             facts = {**(timing or {}), "ended": time.time(), "host": socket.gethostname()}
@@ -287,7 +287,7 @@ class ImportDirectory(NodeDirectory):
         """Stores an imported model, and returns its result.
 
         `write` writes the weights to a local path. `fields` are `weights_sha256` and the origin.
-        `tokenizer` is the content of the checkpoint's tokenizer.json.
+        `tokenizer` is the content of tokenizer.json.
         """
         expected = import_id(model, fields["weights_sha256"], tokenizer)
         if self.node_id != expected:
@@ -336,7 +336,7 @@ class ImportDirectory(NodeDirectory):
 def import_id(model: ModelConfig, weights_sha256: str, tokenizer: bytes | None = None) -> str:
     """Returns an imported model's id, a hash of its config, weights and tokenizer.
 
-    `tokenizer` is the content of tokenizer.json, if there is one. Views name the model by this id.
+    `tokenizer` is the content of tokenizer.json, if there is one.
     """
     hashes = {"weights_sha256": weights_sha256}
     if tokenizer is not None:

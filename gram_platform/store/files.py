@@ -1,7 +1,7 @@
 """Defines what local and remote folders share, such as sealed JSON, damaged files and retries.
 
-Every file is written whole or not at all (`folders.py`). A read-only folder rejects all changes. A
-name is one path component of safe characters, so no path can leave the storage's root.
+Every file is written whole or not at all. A read-only folder rejects all changes. A name is one
+path component of safe characters, so no path can leave the storage's root.
 """
 
 import contextlib

@@ -1,9 +1,8 @@
 """Reads and writes local folders of a storage, and opens the folders of a path or a URL.
 
-A storage has only files and folders. Nothing is read, written or removed through a link, because it
-could lead anywhere on the machine. In place of a folder a link counts as absent. In place of a file
-a link or a pipe counts as damaged. Only the storage itself, which its user has named, may be a
-link.
+A storage has only files and folders. Nothing is read, written or removed through a link, because a
+link could lead anywhere. In place of a folder a link counts as absent. In place of a file a link or
+a pipe counts as damaged. Only the storage itself may be a link.
 """
 
 import contextlib
@@ -47,9 +46,9 @@ from gram_platform.store.remote_folder import RemoteFolder
 
 
 def retry_if_removed(method: Callable) -> Callable:
-    """Decorates a method that writes a file so that it retries if its unfinished file was removed.
+    """Decorates a method that writes a file, and calls it again if the unfinished file was removed.
 
-    Another process removes the file if this process was suspended for so long that it seemed dead.
+    Other processes remove it if this process was suspended for so long that it seemed dead.
     """
 
     @functools.wraps(method)
@@ -227,8 +226,8 @@ class LocalFolder(Folder):
     def lock(self, name: str) -> Iterator[None]:
         """Locks out other processes of this machine during the block.
 
-        The lock only avoids duplicate work. So if the file system has no locks, or the lock's name
-        is a link, the block runs after a warning.
+        The lock only avoids duplicate work. So the block also runs, after a warning, if the file
+        system has no locks or the lock's name is a link.
         """
         self._check_writable()
         with contextlib.ExitStack() as stack:

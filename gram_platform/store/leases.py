@@ -3,9 +3,9 @@
 A lease only avoids duplicate work, because two attempts at a run give the same result, on CPUs bit
 for bit. If a process cannot renew its lease before it expires, it stops (`LeaseLost`).
 
-A lease is fresh if its last heartbeat is within `lease_seconds` of the current time. So a clock
-that is wrong by more makes every lease stale, which costs duplicate work but never blocks a run.
-The lease of a process on this machine, in this pid namespace, is also stale if the process is gone.
+A lease is fresh if its last heartbeat is within `lease_seconds` of the current time. So a wrong
+clock makes every lease stale, which costs duplicate work but never blocks a run. The lease of a
+process on this machine, in this pid namespace, is also stale if the process is gone.
 """
 
 import os
@@ -74,9 +74,9 @@ class Lease:
     """This process's lease on a folder. It is written at once, and renewed until `release`.
 
     A thread renews the lease while `is_working()` is true, and writes each `report` within
-    `interval_s`. Raises OSError if the first write fails. Later failures give one warning, which
-    begins with `warning`, or none if that is "". If the folder is `contested`, an expired lease may
-    be taken over by another process. This process then writes no more leases.
+    `interval_s`. Raises OSError if the first write fails. Later failures give one warning that
+    begins with `warning`, or none if that is "". If the folder is `contested`, another process may
+    take over an expired lease. This process then writes no more leases.
     """
 
     def __init__(

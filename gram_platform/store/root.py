@@ -36,8 +36,8 @@ BEST = "best.json"
 HISTORY = "history"
 HISTORY_DATE = re.compile(r"\d{4}-\d\d-\d\dT\d{6}")
 FOLDERS = {"run": "runs", "evaluation": "evaluations"}
-# The file with the content of an object store's results, tags and configs at the versions of the
-# last listing, so that only new and changed files are read.
+# The file with what an object store's results, tags and configs had at the last listing, so that
+# only new and changed files are read.
 INDEX = "index.json"
 THREADS = 32
 
@@ -55,8 +55,8 @@ class Finished:
     """What the storage says of a node that has a result.
 
     `sha256` is the result's hash. `weights_sha256` is the hash of its weights, or "" for an
-    evaluation. `sources` are the hashes, by id, of the weights that the node was made from.
-    `has_config` is whether the config is intact.
+    evaluation. `sources` are the hashes, by id, of the weights that it was made from. `has_config`
+    is whether the config is intact.
     """
 
     sha256: str
@@ -107,8 +107,8 @@ class Store:
         """Creates the storage if it does not exist, allows writing, and returns this store.
 
         Raises ValueError, which names `storage`, if files cannot be written, or as
-        `require_known_layout` does. A local storage must have `min_free_bytes` of free space, and
-        no link or pipe in place of a file or folder.
+        `require_known_layout` does. A local storage needs `min_free_bytes` of free space, and may
+        have no link or pipe.
         """
         self.require_known_layout()
         folder = open_folder(self.root, writable=True)

@@ -205,10 +205,10 @@ class RunDirectory(NodeDirectory):
         return ""
 
     def result(self) -> dict | None:
-        """Reads the sealed result, or returns None if there is none.
+        """Reads the sealed result, or returns None if there is none. Sets a corrupted result aside.
 
-        A corrupted result is set aside with a warning. A store opened for writing restores a
-        missing result from a finished attempt, unless its weights are corrupted.
+        A store opened for writing restores a missing result from a finished attempt, unless its
+        weights are corrupted.
         """
         result = super().result()
         if result is not None or not self.folder.writable:
@@ -254,8 +254,8 @@ class RunDirectory(NodeDirectory):
         """Yields the final weights, verified. Each access to a tensor reads it from disk.
 
         Raises ValueError if the run is not complete or has no intact weights. A store opened for
-        writing then sets corrupted weights and the result aside, so that submitting again trains
-        the run again.
+        writing then sets corrupted weights and the result aside, so that submitting trains the run
+        again.
         """
         result = self.require_result()
         finished = [attempt_id for attempt_id, _ in self.list_finished_attempts(result)]
@@ -312,10 +312,7 @@ class RunDirectory(NodeDirectory):
 
     @contextlib.contextmanager
     def _intact_weights(self, attempt_id: str, result: dict) -> "Iterator[DiskTensors | None]":
-        """Yields an attempt's weights, or None if they are missing or have another hash.
-
-        Weights with another hash are set aside.
-        """
+        """Yields an attempt's weights, or None unless they are intact. Sets damaged files aside."""
         from gram_platform.store.shards import open_weights
 
         attempt = self.attempt(attempt_id)

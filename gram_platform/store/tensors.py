@@ -1,7 +1,7 @@
 """Writes and reads tensors as safetensors files, one tensor at a time, and hashes weights.
 
-The safetensors library itself is not used to write and read, because its files do not follow the
-umask, and its errors lack the numbers of the operating system's errors.
+The safetensors library is not used to write and read, because its files do not follow the umask,
+and its errors lack the operating system's numbers.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from gram_platform.config.identity import invalid, require_choice, require_int
 from gram_platform.model.pieces import Piece, num_rows
 from gram_platform.store.files import keep_trying
 
-# The names of torch's dtypes in safetensors files, in the order in which tensors are sorted there.
+# The names of torch's dtypes in safetensors files, where tensors are sorted in this order.
 FILE_DTYPES = {
     "uint64": "U64",
     "int64": "I64",
@@ -177,8 +177,8 @@ def write_stream(
 ) -> None:
     """Writes one safetensors file from an iterator of tensors, in the order of `shapes`.
 
-    Tensors are converted to `dtype`, and only one is in memory at a time. `progress` gets the bytes
-    of each tensor. The caller flushes the file to the disk.
+    Tensors are converted to `dtype`, one at a time. `progress` gets the bytes of each. The caller
+    flushes the file to the disk.
     """
 
     def convert() -> Iterator[torch.Tensor]:
@@ -209,7 +209,7 @@ def _stream_header(shapes: Shapes, dtype: torch.dtype) -> bytes:
 def _header(kinds: Iterable[tuple[str, Sequence[int], torch.dtype]], **entries: Any) -> bytes:
     """Returns a file's first bytes, which are the length of the JSON header and the header.
 
-    The header has `entries` and then an entry for each tensor of `kinds`.
+    It has `entries` and then an entry for each tensor of `kinds`.
     """
     end = 0
     for name, shape, dtype in kinds:
@@ -246,7 +246,7 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 class DiskTensors(Mapping):
     """Maps names to tensors of open files. Each access reads the tensor from disk.
 
-    `holders` are, by the tensor's name, the files that have rows of the tensor, each with its rows.
+    `holders` are, by the tensor's name, the files that have rows of it, each with these rows.
     """
 
     holders: Mapping[str, Sequence[tuple[TensorFile, StoredRows]]]
