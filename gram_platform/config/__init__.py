@@ -3,7 +3,7 @@
 
 `RunConfig` has everything that can change a result, and no paths, names, hardware or tracking.
 `run_id` hashes the config's canonical JSON, so equal configs are the same run on every machine.
-`dataclasses.replace(run, ...)` makes a variant. The dataclasses need only the standard library.
+`dataclasses.replace(run, ...)` makes a variant.
 """
 
 from collections.abc import Mapping
@@ -77,11 +77,11 @@ class RunConfig:
     optimizer: OptimizerConfig
     # Sequences in an optimizer step (a window).
     batch_size: int
-    # Sequences in a forward pass, split over ranks; routes depend on it, so results do too.
+    # Sequences in a forward pass over all ranks. Routes, and so results, depend on it.
     micro_batch: int
     eval_points: EvalPoints
     seed: int
-    # The precision of passes; master weights and optimizer states are float32.
+    # The precision of passes. Master weights and optimizer states are float32.
     precision: str = "bfloat16"
     objective: Objective = CROSS_ENTROPY
     start: View | None = None
@@ -170,7 +170,7 @@ class RunConfig:
 
     @property
     def route_unit(self) -> int:
-        """Sequences that share a route, which is one per micro-batch or per window (uniform)."""
+        """Sequences that share a route, a micro-batch or (if accumulation is uniform) a window."""
         return self.micro_batch if self.routing.accumulation == "heterogeneous" else self.batch_size
 
     @property

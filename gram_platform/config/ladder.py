@@ -238,8 +238,8 @@ class Law:
 # 2B and 5B too. The evidence ends at 4B, so the law itself needs --trust-law for 5B (FINDINGS.md).
 PAPER_SOURCE = "the paper, `app:lr-bs-scaling`: 50M to 400M"
 PAPER_LAW = Law("paper", 0.311, -0.308, 4.93e-5, 0.799, PAPER_CONTEXT, PAPER_SOURCE, 4, 50e6, 400e6)
-# Fitted to small models on generated stories, where the best batch does not depend on size; not for
-# large models. No preset reads it: the demo's rates are written above.
+# Fitted to small models on generated stories, where the best batch does not depend on size. It does
+# not hold for large models. No preset reads it.
 DEMO_LAW = Law(
     name="demo",
     lr_coefficient=6.607885487742214,

@@ -15,10 +15,10 @@ OWN_GROUP_PARAMETERS = 2**23
 LARGE_GRADIENTS_BYTES = 4 * GIB
 # GPUs of one machine, between which bytes are cheap.
 MACHINE_RANKS = 8
-# Logits that are converted to float32 together: they fit a CPU's cache, or fill a GPU.
+# Logits that are converted to float32 together, to fit a CPU's cache or fill a GPU.
 LOGITS_AT_ONCE = {"cpu": 2**21, "cuda": 2**26}
-# Float32 logits of one evaluation batch: the batch, hence the rounding, depends on the config and
-# the kind of device.
+# Float32 logits of one evaluation batch. So its size, and hence the rounding, depends on the config
+# and the kind of device.
 EVALUATION_LOGITS_BYTES = {"cpu": 64 * 2**20, "cuda": 2 * GIB}
 
 
@@ -80,7 +80,7 @@ FLASH, CUDNN, EFFICIENT, MATH = "flash", "cuDNN", "memory-efficient", "math"
 ON_CPU, ON_CPU_IN_BLOCKS = "flash for CPUs", "flash for CPUs, backward in blocks"
 # The kernels of a GPU since Ampere.
 GPU_KERNELS = frozenset((FLASH, CUDNN, EFFICIENT))
-# The largest head that a kernel takes on every such GPU; cuDNN's is larger on some.
+# The largest head that a kernel takes on every such GPU. cuDNN's is larger on some.
 LARGEST_HEAD = {FLASH: 256, CUDNN: 128}
 # The memory-efficient kernel reads heads in units of this size.
 ALIGNED_BYTES = 16

@@ -1,9 +1,8 @@
 """Plans a run, which means the domain, route and sequences of every micro-batch.
 
 The schedule follows from the config only. Hashes of the seed and a counter replace a random
-generator's state, so the schedule is the same on every rank and after every interruption. Memory
-holds one small array, the domain of each route unit. A keyed permutation maps a micro-batch's
-cursor to its sequences, so no array grows with the data.
+generator's state, so the schedule is the same on every rank and after every interruption. A keyed
+permutation maps a micro-batch's cursor to its sequences, so no array grows with the data.
 """
 
 import hashlib

@@ -56,7 +56,7 @@ class Space:
     """The parameters of a search, and the limits outside which values make no sense."""
 
     parameters: tuple[Parameter, ...]
-    # The widest ranges allowed; a parameter without one has no limit.
+    # The widest ranges allowed. Other parameters have no limit.
     limits: tuple[Parameter, ...] = ()
 
     def __post_init__(self) -> None:
@@ -99,7 +99,7 @@ class TrialColumns:
 
     # What the search varies.
     parameters: tuple[str, ...] = ()
-    # What it measures; the first decides which trial is best.
+    # What it measures. The first decides which trial is best.
     objectives: tuple[str, ...] = ()
     # Only trials with equal values here are compared.
     groups: tuple[str, ...] = ()

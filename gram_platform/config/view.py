@@ -25,7 +25,7 @@ Texts = tuple[tuple[str, str], ...]
 EVAL_VERSION = 1
 VIEW_RULES = ("constant", "by_domain")
 PRECISIONS = ("float32", "bfloat16")
-# Prefix of the id that stands for a run_id if weights are imported: see `store/directories.py`.
+# The prefix of an imported model's id, which stands for a run_id.
 IMPORTED = "imported-"
 
 
@@ -38,7 +38,7 @@ class View:
     weights: tuple[tuple[str, float], ...] = ()
     # (domain, run_id) for modules of other runs.
     sources: Texts = ()
-    # by_domain, for DEMix: the domain's expert if it has a weight, otherwise the core's.
+    # With by_domain (DEMix) a domain uses its expert if that has a weight, otherwise the core's.
     rule: str = "constant"
 
     def __post_init__(self) -> None:
@@ -115,7 +115,7 @@ class Evaluation(_Identified):
     """A view's mean losses on fixed sequences of a split."""
 
     _kind = "evaluation"
-    # The kind of evaluation, see `engine.evaluation`; not part of the JSON.
+    # The kind of evaluation (see `engine.evaluation`), which is not part of the JSON.
     measure: ClassVar[str] = "losses"
     view: View
     data_id: str
@@ -204,11 +204,11 @@ class TaskScores(_Identified):
     data_id: str
     tasks: tuple[str, ...]
     harness: str
-    # Hash of the folder that defines the user's own tasks; "" without one.
+    # Hash of the folder that defines the user's own tasks, or "".
     files_sha256: str = ""
-    # Examples before each question; -1: as the task says.
+    # Examples before each question, or -1 for the task's own number.
     num_fewshot: int = -1
-    # First documents of each task; 0: all.
+    # How many first documents of each task are scored, or 0 for all.
     limit: int = 0
     precision: str = "float32"
     measure: Literal["tasks"] = "tasks"

@@ -208,8 +208,8 @@ def widest_missing(nodes: Iterable[Node], placements: Mapping[str, Placement], s
     widest = 0
     for node in nodes:
         ranks = placements[node.id].fewest.num_ranks
-        if ranks > widest:
-            widest = widest if store.current_result(store.node(node.kind, node.id)) else ranks
+        if ranks > widest and not store.current_result(store.node(node.kind, node.id)):
+            widest = ranks
     return widest
 
 

@@ -22,9 +22,8 @@ from gram_platform.engine.machine import safe_path
 from gram_platform.engine.process import is_out_of_memory, set_up_torch
 from gram_platform.train.data import start_thread
 
-# Texts in device errors, which torch raises as RuntimeErrors. They come from CUDA, cuBLAS, cuSPARSE
-# ("CUDA error"), cuDNN, NCCL (ATen/cuda/Exceptions.h and NCCLUtils.hpp of torch 2.13), Triton's
-# kernels, and machines without a driver or GPU.
+# Texts in device errors, which torch raises as RuntimeErrors. They come from CUDA, its libraries,
+# NCCL (ATen/cuda/Exceptions.h and NCCLUtils.hpp of torch 2.13), Triton, and machines without a GPU.
 DEVICE_ERRORS = (
     "CUDA error",
     "CUDA driver error",

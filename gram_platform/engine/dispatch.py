@@ -139,7 +139,6 @@ class _RankBackend(TorchConfig().backend_cls):
     """
 
     def on_start(self, worker_group, backend_config) -> None:
-        """Starts the process group. Raises DeviceError first if a rank's device does not work."""
         for report in worker_group.execute(_probe_rank, backend_config.execution):
             if report.failure:
                 raise DeviceError(report.failure, report)

@@ -179,7 +179,6 @@ class LocalExecutor(Executor):
         return True
 
     def wait(self) -> None:
-        """Executes the task that was started, or waits while other drivers execute all nodes."""
         if self._next_task:
             self._execute(self._next_task)
         else:

@@ -247,7 +247,6 @@ class RunExecution:
         return self.complete()
 
     def _is_exhausted(self, record: StepRecord) -> bool:
-        """Returns whether MaxEnt has unlearnt, or too many evaluations had no better loss."""
         stop_below = self.run.objective.stop_below
         is_unlearnt = stop_below > 0.0 and record.forgetting <= stop_below
         return is_unlearnt or 0 < self.run.eval_points.patience <= self.num_stale

@@ -20,10 +20,9 @@ from gram_platform.engine.cluster import CLUSTER_LOST, ClusterLost, require_ray
 from gram_platform.engine.life import MAX_CRASHES
 from gram_platform.engine.machine import num_cpus as num_cores
 
-# A custom resource of Ray. A machine for fetching and packing offers one for each of its cores.
+# A custom resource of Ray, one for each core of a machine for fetching and packing.
 PACK = "pack"
-# A variable that is 1 if the cluster's autoscaler starts machines for packing. The cluster's files
-# set it, because Ray's autoscalers do not tell a driver which machines they can start.
+# This variable is 1 if the cluster's autoscaler starts machines for packing. Ray does not say so.
 STARTS_PACK_MACHINES = "GRAM_PACK_MACHINES"
 # Tasks submitted to Ray at once, which is the demand that an autoscaler sees.
 IN_FLIGHT = 512

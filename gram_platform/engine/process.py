@@ -20,8 +20,7 @@ except ImportError:
     # A machine that only trains does not need it.
     psutil = None
 
-# Texts in the messages of memory errors without a class of their own. They come from torch's CPU
-# allocator, CUDA and CUDA's libraries.
+# Texts in memory errors of torch's CPU allocator, CUDA and its libraries that have no class.
 ALLOCATORS = (
     "DefaultCPUAllocator",
     "not enough memory",
@@ -31,7 +30,7 @@ ALLOCATORS = (
 )
 
 
-# The size of cuBLAS's buffers in KiB and their number, with which its products are deterministic.
+# The size in KiB and number of cuBLAS's buffers with which its products are deterministic.
 CUBLAS_VARIABLE, CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 
 

@@ -201,7 +201,6 @@ class ShardedExecution(RunExecution):
         self.writers = _patient_group()
 
     def _load_checkpoint(self) -> Resumed | None:
-        """Reads this rank's rows of the newest intact checkpoint, which rank 0 chooses."""
         if self.attempt:
             resumed = self.attempt.resume(
                 lambda _, *position: self._read_together(self._from_rank_0(position))
@@ -264,7 +263,6 @@ class ShardedExecution(RunExecution):
     def _write_checkpoint(
         self, step: int, pieces: dict[str, Piece], state: dict, records: list[dict]
     ) -> None:
-        """Writes this rank's shard. When all shards are written, rank 0 writes the manifest."""
         files = self._write_shards(checkpoint_folder(self.folder, step), pieces)
         if self.attempt:
             self.attempt.commit_shards(step, files, state, records)
@@ -286,7 +284,6 @@ class ShardedExecution(RunExecution):
         return {name: digest for files, _ in parts for name, digest in files.items()}
 
     def _write_result(self, fields: dict, measured: dict) -> dict | None:
-        """Writes the result and the weights, which are one file if small, otherwise shards."""
         attempt = self.attempt
         if 4 * total_parameters(self.run.model) < LARGE_WEIGHTS_BYTES:
             weights = self.learner.weights()

@@ -158,7 +158,6 @@ class RayExecutor(Executor):
         return execute.remote(task, execution, self.cordon.resources)
 
     def _kill_stalled(self) -> None:
-        """Kills slots whose task made no progress for `stall_timeout_s`. This counts as a crash."""
         for reference in list(self.slots.busy):
             node = self.in_flight[reference][0]
             step = self.progress.heartbeats.get(node.id, {}).get("step", 0)

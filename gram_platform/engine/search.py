@@ -97,10 +97,10 @@ class TrialWatch:
         """Raises Stopped if another driver leads the search."""
 
     def trial_started(self, proposal: Proposal) -> None:
-        """Is called when a trial starts."""
+        pass
 
     def trial_ended(self, outcome: Outcome) -> None:
-        """Is called when a trial has ended."""
+        pass
 
 
 def run_trials(

@@ -141,7 +141,6 @@ def _upload(corpus: PackedCorpus, stored: RemoteFolder, progress: Progress) -> N
 def _open_blocks(
     stored: RemoteFolder, text: bytes, manifest: dict, target: Path, ahead: Mapping[str, int]
 ) -> PackedCorpus:
-    """Opens a corpus whose training sequences are fetched in blocks. Downloads the other files."""
     with _explain_damage(stored, target):
         rows = open_rows(stored, manifest, target)
     try:
@@ -266,7 +265,6 @@ class FetchedRows:
         return number * self._block_bytes, min((number + 1) * self._block_bytes, self._num_bytes)
 
     def _is_intact(self, number: int, block: bytes | None = None) -> bool:
-        """Returns whether a block, by default this machine's copy, has the manifest's hash."""
         if block is None:
             start, stop = self._range(number)
             block = os.pread(self._file.fileno(), stop - start, start)

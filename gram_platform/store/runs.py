@@ -332,7 +332,6 @@ class RunDirectory(NodeDirectory):
             yield intact
 
     def _head(self) -> dict | None:
-        """Reads the finish of a complete run, otherwise the newest manifest."""
         result = self.result()
         finished = self.list_finished_attempts(result) if result is not None else []
         return finished[0][1] if finished else newest_manifest(self.attempts)
