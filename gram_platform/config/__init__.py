@@ -170,7 +170,7 @@ class RunConfig:
 
     @property
     def route_unit(self) -> int:
-        """Sequences that share a route, a micro-batch or (if accumulation is uniform) a window."""
+        """Sequences that share a route (a window if accumulation is uniform, or a micro-batch)."""
         return self.micro_batch if self.routing.accumulation == "heterogeneous" else self.batch_size
 
     @property

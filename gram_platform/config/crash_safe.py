@@ -31,7 +31,7 @@ def whole_file(path: str | Path, durable: bool = False) -> Iterator[str]:
     """Yields a temporary path to fill, which replaces `path` if the block succeeds.
 
     Readers see the old file or the new file. If `durable`, the content survives a crash of the
-    machine, and the name does after `sync` of the folder.
+    machine. So does the name after `sync` of the folder.
     """
     with temporary_beside(path) as temporary:
         yield temporary
@@ -183,7 +183,7 @@ def this_place() -> str:
 def process_is_alive(pid: int, start: int | None = None) -> bool:
     """Returns whether a process of this machine and pid namespace runs.
 
-    `start`, its `process_start`, excludes zombies and later processes with the same pid.
+    If `start` is given, a zombie or a process with another `process_start` does not count.
     """
     try:
         # PermissionError means another user's process.

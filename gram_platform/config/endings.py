@@ -124,7 +124,7 @@ flag_names: set[str] = set()
 
 
 def explain_error(error: BaseException) -> str:
-    """Returns an error's text, with flags for fields, a missing permission or the locale."""
+    """Returns an error's text, which names flags, the missing permission or the encoding."""
     if isinstance(error, InvalidField):
         return error.for_command(flag_names)
     if isinstance(error, PermissionError) and error.filename:

@@ -163,7 +163,7 @@ def require_each_once(field: str, values: Collection) -> None:
 
 
 def one_of(value: object, choices: Iterable[str], of: str = "") -> str:
-    """Says which values are allowed, which is one of the choices, after the words `of`."""
+    """Lists the allowed choices after the words `of`, and suggests one for a misspelt value."""
     choices = tuple(choices)
     return f"one of {of}{', '.join(choices)}{suggest(value, choices)}"
 
@@ -203,7 +203,7 @@ def require_metric_name(field: str, value: str) -> None:
 
 
 def require_tellable(field: str, names: Collection[str], others: Iterable[str] = ()) -> None:
-    """Raises ValueError for a new corpus's label with invisible characters or like another label.
+    """Raises ValueError if a new corpus's label has unseen characters or looks like another.
 
     Labels look alike if they are equal except for case and compatible characters (Unicode's NFKC),
     such as K and the Kelvin sign. Similar letters of two alphabets are accepted.

@@ -289,9 +289,9 @@ def apply_law(size: Size, law: Law, num_parameters: int) -> Size:
     """Returns the size with the law's peak learning rate and batch.
 
     `num_parameters` counts the dense model's parameters. The batch has the law's tokens at any
-    sequence length, and is rounded to a multiple of the micro-batch. If this is 0, batch and
-    micro-batch become the micro-batch's divisor that is nearest in ratio, so that the same numbers
-    of ranks divide it. Raises ValueError unless the law's values are positive and finite.
+    sequence length, in whole micro-batches. If it rounds to 0, batch and micro-batch become the
+    micro-batch's divisor that is nearest in ratio, so that the same numbers of ranks divide it.
+    Raises ValueError unless the law's values are positive and finite.
     """
     try:
         peak_lr = law.lr(num_parameters)

@@ -101,9 +101,9 @@ def attention_kernel(
     where a document ends. `available` are the kernels of torch and of the GPU.
 
     torch's flash and cuDNN kernels take 16-bit values with grouped keys and heads of up to 256, and
-    no mask of documents. The memory-efficient kernel takes all but unaligned heads, with keys and
-    values repeated for every head (`sdp_utils.cpp` of torch 2.13). Plain matrix products ("math")
-    keep every score.
+    no mask of documents. The memory-efficient kernel takes all but unaligned heads, if keys and
+    values are repeated for every head (`sdp_utils.cpp` of torch 2.13). Plain matrix products
+    ("math") keep every score.
     """
     if device == "cpu":
         return ON_CPU if num_bytes == 4 else ON_CPU_IN_BLOCKS

@@ -65,7 +65,7 @@ class Provenance:
         return Code(self.commit, self.sources)
 
     def after(self, earlier: Sequence[Mapping]) -> tuple[Mapping, ...]:
-        """Returns the first and the newest submissions as fields, this submission last."""
+        """Returns the fields of the first and the newest submissions, of which this is the last."""
         rows: list[Mapping] = [*earlier, {**asdict(self), "versions": dict(self.versions)}]
         return tuple(rows if len(rows) <= NUM_KEPT else [rows[0], *rows[1 - NUM_KEPT :]])
 

@@ -69,7 +69,8 @@ def hash_key(*parts: object) -> int:
 def hash_counters(key: int | np.ndarray, counters: np.ndarray) -> np.ndarray:
     """Hashes counters by SplitMix64 of key + counter x golden ratio, to uint64 of their shape.
 
-    This is the generator of Steele et al. (2014). `key` may be a uint64 array, a key a counter.
+    This is the generator of Steele et al. (2014). `key` may be an array of uint64, one for each
+    counter.
     """
     z = np.asarray(key, _U64) + (counters.astype(_U64) + _U64(1)) * _U64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)

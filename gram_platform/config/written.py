@@ -115,7 +115,7 @@ class Written:
     parts: tuple["Written", ...] = ()
 
     def build(self, kind: Any, start: Any = None) -> Any:
-        """Makes a dataclass of this kind, or changes `start`. InvalidField has place and line."""
+        """Makes a dataclass of this kind, or changes `start`. Errors have the place and line."""
         with self.locate_errors():
             return from_plain(kind, overlaid(start, self.plain))
 
@@ -167,7 +167,7 @@ def _walk(plain: Any, steps: Steps = ()) -> Iterator[Steps]:
 
 
 def read_toml(field: str, path: Path) -> Written:
-    """Reads a TOML file. Raises ValueError, which names the field, or file and line."""
+    """Reads a TOML file. Raises ValueError if it cannot be read or is not TOML."""
     text = read_text(field, path)
     try:
         return Written(str(path), parse_with(tomllib.loads, text), text)

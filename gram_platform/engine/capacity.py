@@ -63,7 +63,7 @@ class Admission:
 
         On a cluster that can grow, this is the maximum that the autoscaler reports, or room for
         `MOST_WAITING` more ranks. Ray queues what does not fit yet, so that the autoscaler sees the
-        demand. Otherwise, or with `may_wait=False`, only the present machines count.
+        demand. On other clusters, or with `may_wait=False`, only the present machines count.
         """
         resources = self.resources
         if time.monotonic() >= self._ask_again:
@@ -282,7 +282,7 @@ class Cordon:
 
     @property
     def may_grow(self) -> bool:
-        """Whether new machines may be requested. At most `MAX_REPLACEMENTS` may fail in a row."""
+        """Whether new machines may be requested. False if `MAX_REPLACEMENTS` in a row failed."""
         return self._failures_in_a_row <= MAX_REPLACEMENTS
 
     def require_machines(self, num_ranks: int = 1) -> None:

@@ -78,7 +78,7 @@ class DeviceError(RuntimeError):
 
 
 def is_device_error(error: BaseException | None) -> bool:
-    """Returns whether a device caused an error, or an error behind it, except by lack of memory."""
+    """Returns whether an error or its cause comes from a device, except for a lack of memory."""
     while error is not None:
         if is_out_of_memory(error):
             return False

@@ -165,7 +165,7 @@ def _probe_rank(execution: Execution) -> ProbeReport:
 def _device_of_rank(execution: Execution) -> str:
     """Names this rank's device.
 
-    If torch sees no GPU, Ray Train would say cpu. This says cuda, so that the probe fails.
+    If torch sees no GPU, this is cuda, so that the probe fails. Ray Train would say cpu.
     """
     is_numbered = execution.device == "cuda" and torch.cuda.is_available()
     return str(get_device()) if is_numbered else execution.device

@@ -72,7 +72,7 @@ def execute_profiles(
 ) -> list[dict]:
     """Executes evaluations with equal `common_work`, and reads the weights only once.
 
-    Results are bit for bit those of `execute_evaluation`. All record equal shares of the time.
+    Results are bit for bit those of `execute_evaluation`. Each records an equal share of the time.
     """
     set_up_torch(execution)
     store, results, missing = execution.store(), {}, {}

@@ -74,7 +74,7 @@ class NodesFile(TypedDict):
 def missing_nodes(nodes: Sequence[Node], store: Store) -> list[Node]:
     """Returns the nodes without a result and the runs that they need.
 
-    The other machine trains runs again that are done here, because weights are not exported.
+    These runs are returned even if they are done, because weights are not exported.
     """
     by_id = {node.id: node for node in nodes}
     open_ids = list(by_id.keys() - find_done_ids(nodes, store))
@@ -187,8 +187,8 @@ def unpack_archive(path: Path, store: Store) -> int:
 def _read_archive(path: Path) -> Iterator[tuple[tuple[str, ...], int, gzip.GzipFile]]:
     """Yields (parts of the path, number of bytes, stream at the content) of each file.
 
-    Accepts only headers of files and of long names before them, as `write_archive` makes. `tarfile`
-    would read other headers into memory, however long they are.
+    Accepts only headers of files and of their long names, as `write_archive` makes. `tarfile` would
+    read other headers into memory, however long they are.
     """
     target_kind("archive", path)
     num_files, long_name = 0, ""

@@ -105,7 +105,7 @@ class OwnFolder:
 
 
 def remove_at_end(folder: Path) -> None:
-    """Kills Ray and removes the folder when standard input ends, unless it says KEEP."""
+    """Kills Ray and removes the folder when standard input ends, unless the input is KEEP."""
     if sys.stdin.buffer.readline() == KEEP:
         return
     deadline = time.monotonic() + CLEARING_S

@@ -101,7 +101,7 @@ SYSTEM_EVERY_S = 10.0
 
 
 class ResourceUsage:
-    """Measures a rank's machine and its peak memory, on a CPU the highest at any call of `look`."""
+    """Measures a rank's machine, and its peak memory over calls of `look`."""
 
     def __init__(self, device: str):
         self.device = torch.device(device)
@@ -179,8 +179,8 @@ POLL_S = 10.0
 class StopRequest:
     """A request to stop this process, by a signal or because Ray drains its machine.
 
-    Runs read `received` after every step, which also calls `look(request)`. With `asks_ray=False`
-    the caller asks Ray and calls `receive`.
+    Runs read `received` after every step. This also calls `look(request)`. With `asks_ray=False`
+    this object does not ask Ray, and its owner calls `receive`.
     """
 
     def __init__(

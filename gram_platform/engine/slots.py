@@ -77,10 +77,10 @@ class SlotPool:
     def request(self, number: int, reserved: str = "") -> None:
         """Starts or ends slots, so that `number` slots are free.
 
-        Surplus slots end at once if they have not started, otherwise after `IDLE_S` without work.
-        After a failed start no slot starts for 1 s, then for 2 s, 4 s and so on. `reserved` is a
-        machine that is kept free for a run of several ranks. Its slots end without another task,
-        and meanwhile no slot starts on any machine.
+        Surplus slots that have not started end at once, others after `IDLE_S` without work. After a
+        failed start no slot starts for 1 s, then for 2 s, 4 s and so on. `reserved` is a machine
+        that is kept free for a run of several ranks. Its slots end without another task, and
+        meanwhile no slot starts on any machine.
         """
         now = time.monotonic()
         self._reserved_machine = reserved

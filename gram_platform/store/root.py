@@ -142,9 +142,10 @@ class Store:
         return self.run(node_id) if kind == "run" else self.evaluation(node_id)
 
     def read_finished(self, nodes: Iterable[tuple[str, str]]) -> dict[str, Finished | None]:
-        """Reads what is stored of each node (kind, id), by id. The value is None without a result.
+        """Reads what is stored of each node, by id, or None for a node without a result.
 
-        An object store is listed only twice, and nodes without any file there are left out.
+        `nodes` are pairs of kind and id. An object store is listed only twice, and nodes without
+        any file there are left out.
         """
         directories = (self.node(kind, node_id) for kind, node_id in nodes)
         folder = self._folder

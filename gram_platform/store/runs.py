@@ -163,7 +163,7 @@ class RunDirectory(NodeDirectory):
     def timing(self) -> dict:
         """Reads `elapsed_s` and, of a complete run, tokens_per_second, host, started and ended.
 
-        `elapsed_s` is the sum over attempts, each up to the commit from which the next continued.
+        `elapsed_s` is the sum over attempts, without the work that a later attempt did again.
         """
         head = self._head()
         if head is None:
@@ -229,7 +229,7 @@ class RunDirectory(NodeDirectory):
         super().set_result_aside(reason, fault)
 
     def list_finished_attempts(self, result: dict | None = None) -> list[tuple[str, dict]]:
-        """Lists (attempt_id, finish) of finished attempts, or only of those with this `result`."""
+        """Lists (attempt_id, finish) of the finished attempts, or of those with this `result`."""
         expected = result and {key: value for key, value in result.items() if key != "sha256"}
         attempts = []
         for attempt_id in self.attempt_ids():

@@ -128,7 +128,7 @@ class TensorFile:
 def open_tensors(path: str | os.PathLike, attempt: Attempt = keep_trying) -> Iterator[TensorFile]:
     """Opens a safetensors file. `attempt` is `once` for a file that is not in a storage.
 
-    Raises ValueError if the file is not whole, and OSError with its number if it cannot be read.
+    Raises ValueError if the file is not whole, and OSError with a number if it cannot be read.
     """
     name = os.fspath(path)
     with attempt(lambda: open(name, "rb", buffering=0), name) as file:
@@ -256,7 +256,7 @@ class DiskTensors(Mapping):
         return cls({name: [(file, rows)] for file in files for name, rows in file.held.items()})
 
     def describe(self, name: str) -> StoredRows:
-        """Returns the rows that one file has of a tensor, for the tensor's shape and dtype."""
+        """Returns a tensor's shape and dtype, with the rows that its first file has."""
         return self.holders[name][0][1]
 
     def __getitem__(self, name: str) -> torch.Tensor:
