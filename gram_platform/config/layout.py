@@ -62,9 +62,10 @@ def sharing_of(model: ModelConfig, precision: str, num_ranks: int, device: str) 
 
 
 def num_shards(num_ranks: int, device: str) -> int:
-    """Counts the ranks that share one copy of the weights, which are all or a GPU machine's.
+    """Counts the ranks that share one copy of the weights.
 
-    GPU machines exchange only gradients, so a rank's share does not fall below 1/`MACHINE_RANKS`.
+    These are all ranks, or the ranks of one of several full GPU machines. Such machines exchange
+    only gradients, so a rank's share does not fall below 1/`MACHINE_RANKS`.
     """
     return MACHINE_RANKS if device == "cuda" and num_ranks % MACHINE_RANKS == 0 else num_ranks
 

@@ -1,8 +1,8 @@
 """Decides which nodes can start, and what follows when a node ends or crashes.
 
-`docs/architecture.md` has a table of a node's states and of what follows each. Preemptions do not
-fail a run that makes progress, because a new checkpoint resets the count of crashes. A crash on a
-machine that is then cordoned is not counted.
+`docs/architecture.md` has a table of a node's states. Preemptions do not fail a run that makes
+progress, because a new checkpoint resets the count of crashes. A crash on a machine that is then
+cordoned is not counted.
 """
 
 import functools

@@ -86,7 +86,7 @@ class BackgroundJob:
         return self._job is not None and not self._job.done()
 
     def start(self, job: Callable[[], object]) -> None:
-        """Starts a job. The caller has waited for the last one."""
+        """Starts a job. Call it after `wait`."""
         self._job = self._executor.submit(job)
 
     def wait(self) -> None:

@@ -146,7 +146,7 @@ class RayExecutor(Executor):
     def _submit_gang(self, task: Task) -> ray.ObjectRef:
         """Starts a run of several ranks; returns the reference to its warnings.
 
-        The driver's machine waits for the ranks, because it is not preempted.
+        The task that waits for the ranks is on the driver's machine, which is not preempted.
         """
         here = ray.get_runtime_context().get_node_id()
         execute = _execute_gang.options(

@@ -254,7 +254,7 @@ class _Searcher(_StaysHere, Searcher, tune.Stopper):
         self.error: Exception | None = None
 
     def has_failed(self) -> bool:
-        """Returns whether the search has an error. Ray Tune asks at every step and trial."""
+        """Returns whether the search has an error."""
         try:
             require_ray()
             self._watch.require_lead()
