@@ -75,7 +75,7 @@ def require_fetched(field: str, path: Path, most: float = math.inf) -> None:
 def read_text(field: str, path: Path, most: int = MOST_JSON_BYTES) -> str:
     r"""Reads UTF-8 text without its byte order mark. Lines end in \n.
 
-    Raises ValueError for another file, or more than `most` bytes.
+    Raises ValueError if the file is not such text or has more than `most` bytes.
     """
     if (kind := target_kind(field, path)) != A_FILE:
         raise invalid(field, str(path), f"a file of text, found {kind or 'nothing'}")

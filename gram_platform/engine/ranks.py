@@ -64,9 +64,9 @@ def train_rank(
     """Trains this rank's part of a run in an initialised process group.
 
     Returns None if the run is complete, otherwise why the ranks stopped. A thread calls `report`
-    every `REPORT_EVERY_S`, equally often on all ranks. Ranks wait for another rank that loads or
-    saves for at most `LONG_WORK_TIMEOUT_S`, and in a step for the process group's time-out. A rank
-    that runs out of memory raises OutOfMemory with advice.
+    every `REPORT_EVERY_S`, equally often on all ranks. A rank waits for others that load or save
+    for at most `LONG_WORK_TIMEOUT_S`, and in a step for the process group's time-out. If a rank
+    runs out of memory, it raises OutOfMemory with advice.
     """
     set_up_torch(execution)
     patient = _patient_group()

@@ -90,7 +90,7 @@ class TrialWatch:
     """Observes trials, and decides whether the next trial starts. Its errors end the search."""
 
     def may_start(self) -> bool:
-        """Returns whether another trial may start. None may after a limit is reached."""
+        """Returns whether another trial may start, which is so until a limit is reached."""
         return True
 
     def require_lead(self) -> None:
@@ -206,9 +206,9 @@ class _Scheduler(_StaysHere, FIFOScheduler):
 def machines_for(bundle: Mapping[str, float], cordon: Cordon, avoided: str = "") -> dict[str, str]:
     """Returns Ray's label selector of the machines that may execute a trial; {} for all machines.
 
-    If the cluster must not grow, only present machines may. A trial of several ranks, which only
-    waits for its ranks, is on the driver's machine, which is not preempted. The machine with the id
-    `avoided` is used only if there is no other.
+    If the cluster must not grow, it selects only present machines. A trial of several ranks, which
+    only waits for its ranks, is on the driver's machine, which is not preempted. The machine with
+    the id `avoided` is used only if there is no other.
     """
     if not {"CPU", "GPU"} & bundle.keys():
         return {NODE_ID: ray.get_runtime_context().get_node_id()}

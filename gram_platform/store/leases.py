@@ -186,8 +186,9 @@ def is_fresh(lease: dict | None) -> bool:
 def has_ended(lease: dict | None) -> bool:
     """Returns whether the lease's owner has ended, so that its half-written files can be removed.
 
-    This is certain for a process of this machine. Another has ended if its last heartbeat is older
-    than GONE_AFTER_S. If it wakes up after all, it writes removed files again.
+    This is certain for a process of this machine. A process of another machine has ended if its
+    last heartbeat is older than GONE_AFTER_S. If it wakes up after all, it writes removed files
+    again.
     """
     if not lease:
         return False

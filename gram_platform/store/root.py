@@ -182,7 +182,7 @@ class Store:
         return self.import_dir(run_id) if run_id.startswith(IMPORTED) else self.run(run_id)
 
     def source_weights(self, view: View | None) -> dict[str, str]:
-        """Reads {id: weights_sha256} of a view's sources. Each must have a result (ValueError)."""
+        """Reads {id: weights_sha256} of a view's sources. Raises ValueError without a result."""
         ids = sorted({view.run_id, *view.origins.values()}) if view else ()
         return {i: self.origin(i).require_result()["weights_sha256"] for i in ids}
 

@@ -128,7 +128,7 @@ class TensorFile:
 def open_tensors(path: str | os.PathLike, attempt: Attempt = keep_trying) -> Iterator[TensorFile]:
     """Opens a safetensors file. `attempt` is `once` for a file that is not in a storage.
 
-    Raises ValueError if the file is not whole, and OSError with a number if it cannot be read.
+    Raises ValueError if the file is not whole, and OSError if it cannot be read.
     """
     name = os.fspath(path)
     with attempt(lambda: open(name, "rb", buffering=0), name) as file:
