@@ -1,5 +1,6 @@
 """Executes nodes to their end, and returns what has become of them."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,10 +31,13 @@ def run_in_process(
     nodes: Sequence[Node],
     execution: Execution,
     on_change: OnChange = lambda progress, node: None,
+    limit_s: float = math.inf,
     **how: Any,
 ) -> Progress:
     """Executes nodes in this process; as `run_graph`."""
-    return _executed(LocalExecutor(execution, **how), nodes, on_change)
+    executor = LocalExecutor(execution, **how)
+    executor.limit_s = limit_s
+    return _executed(executor, nodes, on_change)
 
 
 def _executed(executor: Executor, nodes: Sequence[Node], on_change: OnChange) -> Progress:

@@ -1,10 +1,9 @@
 # ruff: noqa: F401 - other rooms import the names of runs and views from here
-"""Defines a run as a value: frozen dataclasses that determine a training stage, and their ids.
+"""Defines a run as a value, in frozen dataclasses that determine a training stage, and its id.
 
-`RunConfig` holds everything that can change a result and nothing else: no paths, names, hardware or
-tracking. Equal configs are the same run on every machine; `run_id` hashes the config's canonical
-JSON. `dataclasses.replace(run, ...)` makes a variant. The dataclasses need only the standard
-library.
+`RunConfig` has everything that can change a result, and no paths, names, hardware or tracking.
+`run_id` hashes the config's canonical JSON, so equal configs are the same run on every machine.
+`dataclasses.replace(run, ...)` makes a variant.
 """
 
 from collections.abc import Mapping
@@ -78,11 +77,11 @@ class RunConfig:
     optimizer: OptimizerConfig
     # Sequences in an optimizer step (a window).
     batch_size: int
-    # Sequences in a forward pass, split over ranks; routes depend on it, so results do too.
+    # Sequences in a forward pass over all ranks. Routes, and so results, depend on it.
     micro_batch: int
     eval_points: EvalPoints
     seed: int
-    # The precision of passes; master weights and optimizer states are float32.
+    # The precision of passes. Master weights and optimizer states are float32.
     precision: str = "bfloat16"
     objective: Objective = CROSS_ENTROPY
     start: View | None = None
@@ -166,12 +165,12 @@ class RunConfig:
 
     @property
     def num_probed(self) -> int:
-        """Number of each domain's validation micro-batches in one probe."""
+        """The number of validation micro-batches of each domain in one probe."""
         return min(MOST_PROBED, self.eval_points.num_sequences // self.micro_batch)
 
     @property
     def route_unit(self) -> int:
-        """Sequences that share a route: a micro-batch, or with uniform accumulation a window."""
+        """Sequences that share a route (a window if accumulation is uniform, or a micro-batch)."""
         return self.micro_batch if self.routing.accumulation == "heterogeneous" else self.batch_size
 
     @property
@@ -200,5 +199,5 @@ def run_from_plain(plain: Mapping) -> RunConfig:
 
 
 def node_from_plain(kind: str, plain: Mapping) -> RunConfig | AnyEvaluation | TaskScores:
-    """Reads the config of a node of this kind, run or evaluation; KeyError for other kinds."""
+    """Reads the config of a node, whose `kind` is run or evaluation (otherwise KeyError)."""
     return {"run": run_from_plain, "evaluation": evaluation_from_plain}[kind](plain)

@@ -30,8 +30,8 @@ UNSYNCED = {errno.EINVAL, errno.ENOTSUP}
 def whole_file(path: str | Path, durable: bool = False) -> Iterator[str]:
     """Yields a temporary path to fill, which replaces `path` if the block succeeds.
 
-    Readers see the old file or the new one. `durable` content survives a crash of the machine, as
-    does the name after `sync` of the folder.
+    Readers see the old file or the new file. If `durable`, the content survives a crash of the
+    machine. So does the name after `sync` of the folder.
     """
     with temporary_beside(path) as temporary:
         yield temporary
@@ -65,7 +65,7 @@ def sync(path: str) -> None:
 
 
 def kind_of(path: str | Path) -> str:
-    """Returns "a file", "a pipe", "a link" and so on; "" for nothing. Follows no link."""
+    """Returns "a file", "a pipe", "a link" and so on, or "" for nothing. Follows no link."""
     try:
         return KIND_OF_MODE[stat.S_IFMT(os.lstat(path).st_mode)]
     except (FileNotFoundError, NotADirectoryError):
@@ -73,7 +73,7 @@ def kind_of(path: str | Path) -> str:
 
 
 def special_entries(folder: str | Path) -> Iterator[tuple[str, str]]:
-    """Yields (path, kind) of all links, pipes and devices below a folder; follows no link."""
+    """Yields (path, kind) of all links, pipes and devices below a folder. Follows no link."""
     folders = [os.fspath(folder)]
     while folders:
         with (
@@ -88,7 +88,7 @@ def special_entries(folder: str | Path) -> Iterator[tuple[str, str]]:
 
 
 def remove_whole(path: str | Path) -> None:
-    """Removes a folder with its content, or a file, link or pipe; ignores errors."""
+    """Removes a folder with its content, or a file, link or pipe. Ignores errors."""
     # `rmtree` opens what it is given, and would wait for a pipe.
     if kind_of(path) == A_FOLDER:
         shutil.rmtree(path, ignore_errors=True)
@@ -98,9 +98,9 @@ def remove_whole(path: str | Path) -> None:
 
 
 def require_plain(folder: str | Path) -> None:
-    """ValueError if a storage's folder is a link, or contains other things than files and folders.
+    """Raises ValueError if a storage's folder is or contains a link, pipe or device.
 
-    Whoever can write the storage can make a link, which may lead anywhere on this machine.
+    Everybody who can write to the storage can make a link, which may lead anywhere on this machine.
     """
     if (kind := kind_of(folder)) not in (A_FOLDER, ""):
         raise unplain(folder, kind, A_FOLDER)
@@ -115,9 +115,9 @@ def unplain(path: str | Path, kind: str, expected: str) -> ValueError:
 
 
 def missing_right(path: str | Path) -> str:
-    """Says which rights this user lacks on an absolute path; "" for none.
+    """Says which rights this user lacks on an absolute path, or "" if none.
 
-    The nearest folder above stands for a path that does not exist.
+    If the path does not exist, its nearest parent that exists is checked.
     """
     while not os.path.lexists(path):
         path = os.path.dirname(path)
@@ -133,7 +133,7 @@ def require_rights(path: str | Path) -> None:
 
 
 def make_folders(path: str, durable: bool = False) -> None:
-    """Creates a folder and its missing parents; `durable` names survive a crash of the machine."""
+    """Creates a folder and its missing parents. If `durable`, they survive a machine's crash."""
     path = os.path.abspath(path)
     try:
         os.mkdir(path)
@@ -153,10 +153,10 @@ def make_folders(path: str, durable: bool = False) -> None:
 
 
 def create_database(path: Path, make: Callable[[Path], object]) -> None:
-    """Calls `make` to create an SQLite database under another name, then renames it.
+    """Calls `make` to create an SQLite database under another name, and then renames it.
 
-    So a kill leaves no half-made database. Its mode follows the umask. Only one process at a time
-    may call this, because it removes the leftovers of a killed process.
+    So a kill leaves no half-made database. The file's mode follows the umask. Only one process at a
+    time may call this, because it removes the leftovers of a kill.
     """
     unfinished = path.with_name(f".{path.name}.unfinished")
     for name in (unfinished.name, f"{unfinished.name}-journal"):
@@ -183,7 +183,7 @@ def this_place() -> str:
 def process_is_alive(pid: int, start: int | None = None) -> bool:
     """Returns whether a process of this machine and pid namespace runs.
 
-    `start`, its `process_start`, excludes zombies and later processes with the same pid.
+    If `start` is given, a zombie or a process with another `process_start` does not count.
     """
     try:
         # PermissionError means another user's process.
@@ -197,7 +197,7 @@ def process_is_alive(pid: int, start: int | None = None) -> bool:
 def process_start(pid: int) -> int:
     """Returns a process's start in clock ticks since boot (proc(5), stat, field 22).
 
-    0 for zombies and without /proc.
+    Returns 0 for zombies and without /proc.
     """
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
         fields = file.read().rpartition(")")[2].split()

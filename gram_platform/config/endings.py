@@ -1,8 +1,8 @@
-"""Ends commands: exit codes, signals, and output that a terminal or a file cannot take.
+"""Ends commands, with exit codes, signals, and output that a terminal or a file cannot take.
 
-0: done. 1: something failed, or the work stopped in the middle. 2: bad input, or a file that this
-user may not read or write, and nothing was started. 3: the allowed time (or money) is used up, and
-work is left. 130: interrupted by Ctrl-C. 143: ended by SIGTERM.
+Exit codes are 0 (done), 1 (something failed, or the work stopped), 2 (nothing was started, because
+of bad input or a file that this user may not read or write), 3 (the allowed time or money is used
+up, and work is left), 130 (interrupted by Ctrl-C) and 143 (ended by SIGTERM).
 """
 
 import atexit
@@ -35,15 +35,15 @@ _has_begun = False
 
 
 class Stopped(RuntimeError):
-    """The work stops for a reason outside the program: one line, exit code 1."""
+    """The work stops for a reason outside the program, with one line of text and exit code 1."""
 
 
 class Unavailable(Stopped):
-    """A service on the network does not answer or is overloaded; a later request may succeed."""
+    """A service on the network does not answer or is overloaded. A later request may succeed."""
 
 
 def exit_with(work: Callable[[], int]) -> None:
-    """Ends the process with the exit code of `work`, or of its error, see `exit_codes`."""
+    """Ends the process with the exit code of `work`, or of its error (see `exit_codes`)."""
     # The collections at shutdown would walk every object of torch and Ray, which takes .8 s of CPU.
     atexit.register(gc.freeze)
     outlive_output()
@@ -124,7 +124,7 @@ flag_names: set[str] = set()
 
 
 def explain_error(error: BaseException) -> str:
-    """Returns an error's text, with flags for fields, a missing permission or the locale."""
+    """Returns an error's text, which names flags, the missing permission or the encoding."""
     if isinstance(error, InvalidField):
         return error.for_command(flag_names)
     if isinstance(error, PermissionError) and error.filename:
@@ -137,7 +137,7 @@ def explain_error(error: BaseException) -> str:
 
 
 def worst(*codes: int) -> int:
-    """Returns the exit code of several works: a failure's, otherwise TIME_IS_UP, otherwise 0."""
+    """Returns the worst of several exit codes, which are ranked 2, 1, 3, 0."""
     return next(
         (code for code in (BAD_INPUT, FAILED, TIME_IS_UP) if code in codes),
         max(codes, default=DONE),
@@ -150,7 +150,7 @@ def worst(*codes: int) -> int:
 def escape_output() -> None:
     """Lets standard output and error escape what their encoding cannot spell.
 
-    Also sets a width for a terminal without one.
+    Also sets a width for a terminal without a width.
     """
     width = shutil.get_terminal_size().columns
     if "COLUMNS" in os.environ or width < FEWEST_COLUMNS:

@@ -1,4 +1,4 @@
-"""Validates fields, writes canonical JSON and hashes it: every id of the platform is made here."""
+"""Validates fields, writes canonical JSON and hashes it, which makes every id of the platform."""
 
 import dataclasses
 import difflib
@@ -40,7 +40,7 @@ UNSEEN = re.compile(
 NOT_ASCII_OR_CONTROL = re.compile("[^\t\n -~]")
 # User and password of an address, keys in its query, and the webhook in a command line. Digits
 # before a slash are a port, except in a database's address. MLflow's charts have a public key.
-# Each part ends where the next one may begin: a long text takes a time in line with its length.
+# Each part ends where the next may begin, so that the time is linear in a text's length.
 SECRET = re.compile(
     r"(?P<database>\b(?:postgres\w*|mysql|mariadb|mssql|oracle|mongodb|redis\w*)(?:\+\w+)?://)"
     r"(?:[^\s/?#]*|[^\s/:@]*:(?:(?!://)[^\s@])*)(?=@)"
@@ -51,9 +51,9 @@ SECRET = re.compile(
     r"|(?P<flag>--notify[ =])(?:'[^']*'|[^\s']*[:/][^\s']*)",
     re.IGNORECASE,
 )
-# Letters of a field or a value in an error: it may be a whole document.
+# Letters of a field or a value in an error, which may be a whole document.
 LONGEST_SHOWN = 1000
-# From the top of a document to a value in it: keys, and indices of arrays.
+# Keys, and indices of arrays, from the top of a document to a value.
 Steps = tuple[str | int, ...]
 
 
@@ -61,8 +61,8 @@ class InvalidField(ValueError):
     """A user's field that does not have the `expected` value.
 
     Its text is `storage='/x': expected a folder, found a file`. `place` says where the field was
-    written, such as `my.toml, line 3`. `steps` lead to the field from the top of the document that
-    `plain.from_plain` read.
+    written, such as `my.toml, line 3`. `steps` lead to the field in the document that `from_plain`
+    read.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class InvalidField(ValueError):
 
 
 def invalid(field: str, value: object, expected: str) -> InvalidField:
-    """Makes every user-facing error, in one form."""
+    """Makes an error about a user's field. All user-facing errors have this form."""
     return InvalidField(field, mask_secrets(value) if isinstance(value, str) else value, expected)
 
 
@@ -123,9 +123,10 @@ def require_real(
 def require_fields(
     owner: str, value: Any, low: float, *names: str, high: float = math.inf, open_low: bool = False
 ) -> None:
-    """ValueError unless these fields of a dataclass lie in the range; int fields hold integers.
+    """Raises ValueError unless these fields of a dataclass are in the range.
 
-    An error names a field `owner.name`, or `name` if `owner` is "".
+    Fields of type int must be integers. An error names a field `owner.name`, or `name` if `owner`
+    is "".
     """
     types = {
         field.name: getattr(field.type, "__origin__", field.type)
@@ -140,7 +141,7 @@ def require_fields(
 
 
 def find_id(field: str, beginning: str, known: Collection[str], expected: str) -> str:
-    """Returns the known id that is or begins with `beginning`; ValueError for none or several."""
+    """Returns the one known id that is or begins with `beginning`, or raises ValueError."""
     ids = [beginning] if beginning in known else [i for i in known if i.startswith(beginning)]
     if not beginning or not ids:
         raise invalid(field, beginning, f"{expected}: its id, or the beginning of it")
@@ -162,20 +163,20 @@ def require_each_once(field: str, values: Collection) -> None:
 
 
 def one_of(value: object, choices: Iterable[str], of: str = "") -> str:
-    """Says which values are allowed: one of the choices, after the words `of`."""
+    """Lists the allowed choices after the words `of`, and suggests one for a misspelt value."""
     choices = tuple(choices)
     return f"one of {of}{', '.join(choices)}{suggest(value, choices)}"
 
 
 def suggest(value: object, choices: Iterable[str]) -> str:
-    """Suggests the choices that a misspelt value may mean, in tyro's words; "" for none."""
+    """Suggests the choices that a misspelt value may mean, in tyro's words, or returns ""."""
     spelt = {choice.lower(): choice for choice in choices}
     similar = difflib.get_close_matches(str(value).lower(), spelt, cutoff=SIMILAR)
     return f". Perhaps you meant: {', '.join(spelt[name] for name in similar)}" if similar else ""
 
 
 def require_name(field: str, value: Any) -> None:
-    """ValueError unless a name can also name parameters, metrics, columns and files."""
+    """Raises ValueError unless a name can also name parameters, metrics, columns and files."""
     is_text = isinstance(value, str) and value and value == value.strip()
     if not is_text or NOT_IN_NAMES.search(value):
         allowed = "a non-empty name without . / , + = \\, control characters or surrounding blanks"
@@ -185,12 +186,12 @@ def require_name(field: str, value: Any) -> None:
 
 
 def metric_name(name: str) -> str:
-    """Escapes a metric's or tag's name: a character that MLflow rejects becomes `:<hex code>:`."""
+    """Escapes a metric's or tag's name. A character that MLflow rejects becomes `:<hex code>:`."""
     return NOT_IN_METRICS.sub(lambda match: f":{ord(match[0]):x}:", name)
 
 
 def require_metric_name(field: str, value: str) -> None:
-    """ValueError if the name of a new corpus's domain is too long for MLflow.
+    """Raises ValueError if the name of a new corpus's domain is too long for MLflow.
 
     Stored configs may be older than this rule.
     """
@@ -202,7 +203,7 @@ def require_metric_name(field: str, value: str) -> None:
 
 
 def require_tellable(field: str, names: Collection[str], others: Iterable[str] = ()) -> None:
-    """ValueError if a new corpus's label has invisible characters or looks like another label.
+    """Raises ValueError if a new corpus's label has unseen characters or looks like another.
 
     Labels look alike if they are equal except for case and compatible characters (Unicode's NFKC),
     such as K and the Kelvin sign. Similar letters of two alphabets are accepted.
@@ -222,7 +223,6 @@ def _fold_look(name: str) -> str:
 
 
 def _is_unseen(letter: str) -> bool:
-    """Returns whether a character is invisible, ends a line, or changes the text's direction."""
     return unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Zl", "Zp") or bool(
         UNSEEN.match(letter)
     )
@@ -250,7 +250,7 @@ def without_secrets(plain: Any) -> Any:
 
 
 def local_path(field: str, place: str | Path) -> Path:
-    """Makes a user's path absolute; ValueError for a URL or an unknown home."""
+    """Makes a user's path absolute. Raises ValueError for a URL or an unknown home."""
     if is_url(str(place)):
         raise invalid(field, str(place), "a path, not a URL")
     try:
@@ -260,15 +260,15 @@ def local_path(field: str, place: str | Path) -> Path:
 
 
 def is_url(place: str) -> bool:
-    """Returns whether a place begins like `s3://`; `/data/a://b` is a path."""
+    """Returns whether a place begins like `s3://`. `/data/a://b` is a path."""
     return re.match(r"[^/~]+://", place) is not None
 
 
 def absolute_place(field: str, place: str) -> str:
     """Makes a path absolute, and keeps a URL.
 
-    ValueError for an unknown home, and for a relative path inside a Ray job, whose working
-    directory is an upload that changes with every edit.
+    Raises ValueError for an unknown home, and for a relative path inside a Ray job, because the
+    job's working directory changes with every edit.
     """
     if is_url(place):
         return place
@@ -280,7 +280,7 @@ def absolute_place(field: str, place: str) -> str:
 
 
 def parse_with(parse: Callable[[Any], Any], text: str | bytes) -> Any:
-    """Returns `parse(text)`; ValueError if it is nested more than `DEEPEST` levels deep.
+    """Returns `parse(text)`. Raises ValueError if it is nested more than `DEEPEST` levels deep.
 
     Python could not compare, show or write deeper values, because its recursion is limited.
     """
@@ -315,7 +315,7 @@ def identity_fields(value: Any) -> dict[dataclasses.Field, Any]:
 def to_plain(value: object) -> object:
     """Converts dataclasses, lists, mappings and scalars to JSON values.
 
-    TypeError for others, InvalidField for inf and nan.
+    Raises InvalidField for inf and nan, and TypeError for other types.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
@@ -336,9 +336,9 @@ def to_plain(value: object) -> object:
 
 
 def canonical_json(value: object) -> str:
-    """Writes equal values as equal text: sorted keys, no blanks, shortest floats.
+    """Writes equal values as equal text, with sorted keys, no blanks and the shortest floats.
 
-    `float` fields are always floats.
+    An integer in a `float` field is written as a float.
     """
     return json.dumps(
         to_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False

@@ -1,7 +1,7 @@
 """Lists the sizes of models, and laws for other sizes.
 
 The sizes are the paper's ladder from 50M to 5B, Simple Stories and the demo's. The paper's numbers
-are as printed (`tab:grmoe-scaling-training`); [ours] marks choices that it leaves open.
+are as printed (`tab:grmoe-scaling-training`). [ours] marks choices that it leaves open.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from gram_platform.config.written import read_json
 
 # The fewest sizes that a law is fitted to, since it fits any two sizes.
 FEWEST_SIZES = 3
-# A law predicts up to so many times beyond its fitted sizes, at either end.
+# How many times beyond its fitted sizes, at either end, a law predicts.
 REACH = 10.0
 # The GPT-Neo tokenizer's 50,257 tokens, padded.
 PAPER_VOCAB = 50_304
@@ -35,7 +35,7 @@ SHAPE += ("seq_len", "rope_theta", "norm_eps", "architecture")
 
 @dataclass(frozen=True)
 class Size:
-    """One rung of the ladder: shape, module width, batch, data and learning rate."""
+    """One rung of the ladder, with its shape, module width, batch, data and learning rate."""
 
     name: str
     num_layers: int
@@ -59,7 +59,7 @@ class Size:
     rope_theta: float = ModelConfig.rope_theta
     norm_eps: float = ModelConfig.norm_eps
     architecture: str = ModelConfig.architecture
-    # Id of an imported dense model to start from; "": random weights.
+    # Id of an imported dense model to start from, or "" for random weights.
     start: str = ""
 
     def model(self, d_mlp: int, modules: tuple[ModuleSpec, ...] = ()) -> ModelConfig:
@@ -129,10 +129,10 @@ PAPER_SIZES = _ladder(
 )
 
 
-# For two CPU cores, minutes to a night. Chosen on seeds 0 to 3, see FINDINGS.md: 9 core tokens for
-# each parameter except the embedding, modules half as wide as the MLP, one route a step, 0.6 x the
-# demo law's rate. 3M lies 10.6 times beyond the sizes of that law, and has 1.4 times the rate for
-# its batch of 16.
+# For two CPU cores, minutes to a night. They were chosen on seeds 0 to 3 (FINDINGS.md), with 9 core
+# tokens for each parameter except the embedding, modules half as wide as the MLP, one route a step,
+# and 0.6 x the demo law's rate. 3M is 10.6 times beyond that law's sizes, and has 1.4 times the
+# rate for its batch of 16.
 DEMO_SIZES = _ladder(
     _small("0.1M", 2, 32, 64, 8, 8, 800_000, 3.9e-3),
     _small("0.15M", 2, 40, 80, 8, 8, 1_060_000, 3.2e-3),
@@ -141,7 +141,7 @@ DEMO_SIZES = _ladder(
     _small("1.2M", 5, 128, 256, 8, 8, 10_520_000, 8e-4),
     _small("3M", 6, 192, 384, 16, 16, 25_530_000, 7e-4),
 )
-# To fit laws: few steps, since a grid trains every size two dozen times.
+# To fit laws, with few steps, because a grid trains every size two dozen times.
 GRID_DEMO_SIZES = _ladder(
     _small("0.1M", 2, 32, 16, 32, 8, 300_000, 6e-3),
     _small("0.2M", 2, 48, 24, 32, 8, 400_000, 5e-3),
@@ -152,9 +152,9 @@ SMOKE_SIZES = _ladder(
     _small("small", 2, 48, 24, 16, 4, 60_000, 6e-3),
 )
 
-# Simple Stories: core and one module are together as wide as the dense MLP, so a forward pass costs
-# the same. One epoch: the authors' logs have 16,544 steps of 128 x 256 tokens, 99% of 501,664,802
-# core + 46,188,871 auxiliary tokens.
+# Simple Stories. Core and one module are together as wide as the dense MLP, so a forward pass costs
+# the same. The authors' logs have one epoch of 16,544 steps of 128 x 256 tokens, which are 99% of
+# 501,664,802 core + 46,188,871 auxiliary tokens.
 STORIES_STEPS, STORIES_CORE, STORIES_AUX = 16_544, 501_664_802, 46_188_871
 STORIES_AUX_SHARE = STORIES_AUX / STORIES_CORE
 _STORIES_TOKENS = round(STORIES_STEPS * 128 * 256 / (1 + STORIES_AUX_SHARE))
@@ -202,19 +202,19 @@ class Law:
         return self.lr_coefficient * num_parameters**self.lr_exponent
 
     def batch(self, num_parameters: float, seq_len: int | None = None) -> float:
-        """Returns the batch in sequences of `seq_len` tokens (default: the law's)."""
+        """Returns the batch in sequences of `seq_len` tokens, by default the law's sequences."""
         sequences = self.batch_coefficient * num_parameters**self.batch_exponent
         return sequences * self.seq_len / (seq_len or self.seq_len)
 
     @property
     def flaw(self) -> str:
-        """What the fit lacks to be a law, in words; "" for a law."""
+        """What the fit lacks to be a law, in words, or "" for a law."""
         if self.no_law or self.num_sizes >= FEWEST_SIZES:
             return self.no_law
         return f"fitted to {self.num_sizes} sizes, at least {FEWEST_SIZES} are needed"
 
     def times_beyond(self, num_parameters: float) -> float:
-        """Returns how many times a model is beyond the fitted sizes; 1 between them."""
+        """Returns how many times a model is beyond the fitted sizes, which is 1 between them."""
         if not self.num_sizes:
             return math.inf
         return max(num_parameters / self.largest, self.smallest / num_parameters, 1.0)
@@ -223,7 +223,7 @@ class Law:
         return not self.flaw and self.times_beyond(num_parameters) <= REACH
 
     def doubts(self, sizes: Mapping[str, float]) -> tuple[str, ...]:
-        """Says why the law should not serve these sizes, {name: parameters}; () if it may."""
+        """Says why the law should not serve these sizes, {name: parameters}, or () if it may."""
         doubts = [f"no law: {self.flaw}"] if self.flaw else []
         beyond = {name: self.times_beyond(number) for name, number in sizes.items()}
         far = [f"{name} is {times:,.3g} times" for name, times in beyond.items() if times > REACH]
@@ -234,13 +234,12 @@ class Law:
         return tuple(doubts)
 
 
-# The authors fitted it to these sizes by name (50e6). It set the rates of 800M, 2B and 5B too,
-# whose printed values the presets hold: the evidence ends at 4B, so 5B by the law, 12.4 times
-# beyond, needs --trust-law (FINDINGS.md).
+# The authors fitted it to these sizes by name (50e6). The presets have its printed rates for 800M,
+# 2B and 5B too. The evidence ends at 4B, so the law itself needs --trust-law for 5B (FINDINGS.md).
 PAPER_SOURCE = "the paper, `app:lr-bs-scaling`: 50M to 400M"
 PAPER_LAW = Law("paper", 0.311, -0.308, 4.93e-5, 0.799, PAPER_CONTEXT, PAPER_SOURCE, 4, 50e6, 400e6)
-# Fitted to small models on generated stories, where the best batch does not depend on size; not for
-# large models. No preset reads it: the demo's rates are written above.
+# Fitted to small models on generated stories, where the best batch does not depend on size. It does
+# not hold for large models. No preset reads it.
 DEMO_LAW = Law(
     name="demo",
     lr_coefficient=6.607885487742214,
@@ -260,8 +259,8 @@ LAWS = {law.name: law for law in (PAPER_LAW, DEMO_LAW)}
 def load_law(name_or_path: str) -> Law:
     """Returns a law of `LAWS` by name, or reads the fields of `Law` from a JSON file.
 
-    The file may have other fields too. A rejected fit is returned without an error (see
-    `Law.flaw`). ValueError for an unknown name or an unsuitable file.
+    The file may have other fields. A rejected fit is returned without an error (see `Law.flaw`).
+    Raises ValueError for an unknown name or an unsuitable file.
     """
     if name_or_path in LAWS:
         return LAWS[name_or_path]
@@ -289,10 +288,10 @@ def require_evidence(law: Law, name: str, sizes: Mapping[str, float]) -> None:
 def apply_law(size: Size, law: Law, num_parameters: int) -> Size:
     """Returns the size with the law's peak learning rate and batch.
 
-    `num_parameters` counts the dense model's. The batch keeps the law's tokens if sequence lengths
-    differ, and is rounded to a multiple of the micro-batch. If that is 0, batch and micro-batch
-    become the micro-batch's divisor that is nearest in ratio, so that the same numbers of ranks
-    divide it. ValueError unless the law's values are positive and finite.
+    `num_parameters` counts the dense model's parameters. The batch has the law's tokens at any
+    sequence length, in whole micro-batches. If it rounds to 0, batch and micro-batch become the
+    micro-batch's divisor that is nearest in ratio, so that the same numbers of ranks divide it.
+    Raises ValueError unless the law's values are positive and finite.
     """
     try:
         peak_lr = law.lr(num_parameters)

@@ -1,8 +1,4 @@
-"""Decides what training and the planner must decide alike.
-
-Pure functions choose which ranks share weights, what they gather and when they reduce, the batch of
-an evaluation, and the kernel of attention.
-"""
+"""Decides what training and the planner must decide alike, such as how ranks share weights."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -19,10 +15,10 @@ OWN_GROUP_PARAMETERS = 2**23
 LARGE_GRADIENTS_BYTES = 4 * GIB
 # GPUs of one machine, between which bytes are cheap.
 MACHINE_RANKS = 8
-# Logits that are converted to float32 together: they fit a CPU's cache, or fill a GPU.
+# Logits that are converted to float32 together, to fit a CPU's cache or fill a GPU.
 LOGITS_AT_ONCE = {"cpu": 2**21, "cuda": 2**26}
-# Float32 logits of one evaluation batch: the batch, hence the rounding, depends on the config and
-# the kind of device.
+# Float32 logits of one evaluation batch. So its size, and hence the rounding, depends on the config
+# and the kind of device.
 EVALUATION_LOGITS_BYTES = {"cpu": 64 * 2**20, "cuda": 2 * GIB}
 
 
@@ -43,10 +39,10 @@ class Sharing:
 def sharing_of(model: ModelConfig, precision: str, num_ranks: int, device: str) -> Sharing:
     """Returns how `num_ranks` ranks on cpu or cuda share a model.
 
-    Models of at most `KEPT_BYTES` in this precision stay gathered. Large models reduce every pass,
-    as do bfloat16 models with LoRAs. A LoRA is in its block's group, whose gradients must have one
-    dtype, while gradients that wait for a window's end are float32. Large MLPs have own groups, as
-    do all bfloat16 MLPs whose gradients wait.
+    Models of at most `KEPT_BYTES` in this precision stay gathered. Large models reduce gradients in
+    every pass. bfloat16 models with LoRAs do too, because a LoRA is in its block's group, whose
+    gradients must have one dtype, but gradients that wait for a window's end are float32. Large
+    MLPs have their own groups. In bfloat16 models whose gradients wait, all MLPs do.
     """
     parameters, in_float32 = total_parameters(model), precision == "float32"
     has_loras = any(module.kind == "lora" for module in model.modules)
@@ -66,10 +62,10 @@ def sharing_of(model: ModelConfig, precision: str, num_ranks: int, device: str) 
 
 
 def num_shards(num_ranks: int, device: str) -> int:
-    """Counts the ranks that share one copy of the weights: all, or those of a machine of GPUs.
+    """Counts the ranks that share one copy of the weights.
 
-    Several machines of GPUs exchange only gradients, so a rank's memory does not fall below its
-    part of `MACHINE_RANKS`.
+    These are all ranks, or the ranks of one of several full GPU machines. Such machines exchange
+    only gradients, so a rank's share does not fall below 1/`MACHINE_RANKS`.
     """
     return MACHINE_RANKS if device == "cuda" and num_ranks % MACHINE_RANKS == 0 else num_ranks
 
@@ -85,7 +81,7 @@ FLASH, CUDNN, EFFICIENT, MATH = "flash", "cuDNN", "memory-efficient", "math"
 ON_CPU, ON_CPU_IN_BLOCKS = "flash for CPUs", "flash for CPUs, backward in blocks"
 # The kernels of a GPU since Ampere.
 GPU_KERNELS = frozenset((FLASH, CUDNN, EFFICIENT))
-# The largest head that a kernel takes on every such GPU; cuDNN's is larger on some.
+# The largest head that a kernel takes on every such GPU. cuDNN's is larger on some.
 LARGEST_HEAD = {FLASH: 256, CUDNN: 128}
 # The memory-efficient kernel reads heads in units of this size.
 ALIGNED_BYTES = 16
@@ -100,15 +96,15 @@ def attention_kernel(
     is_masked: bool,
     available: Collection[str] = GPU_KERNELS,
 ) -> str:
-    """Names the kernel that attends on `device` (cpu or cuda).
+    """Names the kernel that computes attention on `device` (cpu or cuda).
 
     A value has `num_bytes`, 4 in float32 and 2 in bfloat16. `is_masked` says that attention ends
     where a document ends. `available` are the kernels of torch and of the GPU.
 
-    torch's flash and cuDNN kernels take grouped keys of 16-bit values up to a head of 256, and no
-    mask of documents. The memory-efficient kernel takes float32, larger heads and masks, but only
-    with keys and values repeated for every head (`sdp_utils.cpp` of torch 2.13). Otherwise plain
-    matrix products ("math") keep every score.
+    torch's flash and cuDNN kernels take 16-bit values with grouped keys and heads of up to 256, and
+    no mask of documents. The memory-efficient kernel takes all but unaligned heads, if keys and
+    values are repeated for every head (`sdp_utils.cpp` of torch 2.13). Plain matrix products
+    ("math") keep every score.
     """
     if device == "cpu":
         return ON_CPU if num_bytes == 4 else ON_CPU_IN_BLOCKS
@@ -125,7 +121,7 @@ def model_kernel(device: str, num_bytes: int, model: ModelConfig) -> str:
 
 
 def require_fast_attention(kernel: str, model: ModelConfig) -> None:
-    """ValueError for plain matrix products whose scores would fill the memory."""
+    """Raises ValueError for plain matrix products whose scores would fill the memory."""
     if kernel == MATH and model.seq_len > MATH_TOKENS:
         allowed = (
             f"flash, cuDNN or memory-efficient attention above {MATH_TOKENS} tokens (here"

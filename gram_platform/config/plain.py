@@ -1,10 +1,10 @@
 """Reads plain values of JSON, TOML or `--set` as values of a type.
 
-Values are merged first, then validated. A frozen dataclass describes a file that we write whole, a
-TypedDict a file that may have more fields than we need.
+Values are merged first, and then validated. A dataclass describes a file that we write completely,
+a TypedDict a file that may have more fields than we need.
 
-No library does this: cattrs makes 3 of "3", msgspec and pydantic drop unknown fields, and msgspec
-tells the place of an error only in its text. Besides, this room needs only torch and numpy.
+No library does this. cattrs makes 3 of "3", msgspec and pydantic drop unknown fields, and msgspec
+tells the place of an error only in its text.
 """
 
 import dataclasses
@@ -25,19 +25,19 @@ STEP = re.compile(r"\[([^\]]*)\]|\.?([\w-]+)")
 
 
 def name_of(steps: Steps) -> str:
-    """Spells the steps to a field: `sizes[0.6M].peak_lr`, `rows[1].label`."""
+    """Spells the steps to a field, such as `sizes[0.6M].peak_lr` or `rows[1].label`."""
     is_name = re.compile(r"[A-Za-z_]\w*").fullmatch
     names = [f".{step}" if is_name(str(step)) else f"[{step}]" for step in steps]
     return "".join(names).removeprefix(".")
 
 
 def steps_of(name: str) -> list[str]:
-    """Returns the steps that a field's name spells, but arrays' indices as texts."""
+    """Returns the steps that a field's name spells. Indices of arrays remain texts."""
     return [bracketed or plain for bracketed, plain in STEP.findall(name)]
 
 
 def overlaid(base: Any, changes: Any) -> Any:
-    """Lays plain values over a dataclass or plain values; tables change the fields they name."""
+    """Lays plain values over a dataclass or plain values. A table changes only the fields in it."""
     if dataclasses.is_dataclass(base):
         fields = [field.name for field in dataclasses.fields(base) if field.init]
         base = {name: getattr(base, name) for name in fields}
@@ -47,9 +47,10 @@ def overlaid(base: Any, changes: Any) -> Any:
 
 
 def parse_json(text: str | bytes, kind: Any = object) -> Any:
-    """Reads JSON as a value of this type, see `from_plain`.
+    """Reads JSON as a value of this type (see `from_plain`).
 
-    InvalidField for a value of another type; ValueError for other text, or too deep or long JSON.
+    Raises InvalidField for a value of another type, and ValueError for text that is not JSON, too
+    deep or too long.
     """
     if len(text) > MOST_JSON_BYTES:
         raise ValueError(f"it has more than {MOST_JSON_BYTES >> 20} MiB")
@@ -60,9 +61,9 @@ def from_plain(kind: Any, plain: Any, steps: Steps = ()) -> Any:
     """Builds a value of this type from plain values, and validates it.
 
     `steps` lead to the value in its document. A table becomes a dataclass, and a dataclass is kept.
-    A TypedDict is a table that may have more fields than its own. Arrays and tables of pairs become
-    tuples, and integers become floats, where the type says so; `false` stands for None.
-    InvalidField for an unknown, missing or wrong field, and for a field that a dataclass rejects.
+    A TypedDict is a table that may have further fields. Where the type says so, arrays and tables
+    of pairs become tuples, integers become floats, and `false` becomes None. Raises InvalidField
+    for an unknown, missing or wrong field, and for a field that a dataclass rejects.
     """
     options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     if NoneType in options and (plain is None or plain is False):
@@ -101,7 +102,6 @@ def from_plain(kind: Any, plain: Any, steps: Steps = ()) -> Any:
 
 
 def _read_table(kind: Any, plain: Any, steps: Steps) -> dict[str, Any]:
-    """Reads the fields of a dataclass, or those of a TypedDict and any others."""
     hints, needed = _read_hints(kind)
     _require(plain, Mapping, steps, "a table with fields of: " + ", ".join(hints))
     for name, value in plain.items():

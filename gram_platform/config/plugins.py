@@ -8,12 +8,12 @@ from typing import Any
 
 
 class Table(MutableMapping[str, Any]):
-    """Values of one kind by name: ours, in their order, then the values of installed packages.
+    """Values of one kind by name, first ours in their order, then those of installed packages.
 
-    A package declares a value as an entry point of `group`. It is imported at its first use, as is
-    a value of ours that is written module:name. ValueError for a name that is ours, in `reserved`,
-    or another package's, and for a value that cannot be imported or is not `is_usable`. The error
-    names the package.
+    A package declares a value as an entry point of `group`. The value is imported at its first use,
+    as is a value of ours that is written module:name. Raises ValueError, which names the package,
+    for a name that is ours, `reserved` or another package's, and for a value that cannot be
+    imported or is not `is_usable`.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Table(MutableMapping[str, Any]):
 
     @functools.cached_property
     def _entries(self) -> dict[str, EntryPoint]:
-        """The entry points by name; reading every package's metadata takes tens of milliseconds."""
+        """The entry points by name. To read every package's metadata takes tens of milliseconds."""
         entries: dict[str, EntryPoint] = {}
         for entry in entry_points(group=self.group):
             taken = f"{self._about(entry)}: the name is taken by"

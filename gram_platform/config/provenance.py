@@ -1,4 +1,4 @@
-"""Says where numbers come from: the code, versions, machine, command and start of a submission."""
+"""Says where numbers come from, which is the code, machine, command and start of a submission."""
 
 import os
 import platform
@@ -31,7 +31,7 @@ PACKAGES = ("gram-platform", "torch", "ray", "mlflow")
 class Code:
     """The code of a process.
 
-    `commit` is the checkout's, followed by CHANGED if tracked files differ; "" without a checkout.
+    `commit` is the checkout's, with CHANGED if tracked files differ, or "" without a checkout.
     `sources` hashes the package's files, which are equal in a checkout, an upload and a wheel.
     """
 
@@ -46,9 +46,9 @@ class Code:
 class Provenance:
     """One submission of a study or a search.
 
-    `started` is UTC in ISO 8601. `upload` is Ray's name of the job's files, a hash; "" without a
-    job. `machine` is in words. `node_hours` sums the hours of executed nodes, times their ranks; 0
-    before the submission's end.
+    `started` is UTC in ISO 8601. `upload` is Ray's name of the job's files, a hash, or "" without a
+    job. `node_hours` are the hours of executed nodes times their ranks, or 0 until the submission
+    ends.
     """
 
     started: str
@@ -65,7 +65,7 @@ class Provenance:
         return Code(self.commit, self.sources)
 
     def after(self, earlier: Sequence[Mapping]) -> tuple[Mapping, ...]:
-        """Returns the fields of the first and the newest submissions, this one last."""
+        """Returns the fields of the first and the newest submissions, of which this is the last."""
         rows: list[Mapping] = [*earlier, {**asdict(self), "versions": dict(self.versions)}]
         return tuple(rows if len(rows) <= NUM_KEPT else [rows[0], *rows[1 - NUM_KEPT :]])
 
@@ -148,7 +148,7 @@ def code_of_process() -> Code:
 
 
 def _commit() -> str:
-    """Returns the package's commit; "" for an upload, a wheel or a machine without git."""
+    """Returns the package's commit, or "" for an upload, a wheel or a machine without git."""
     try:
         if not _git("ls-files", "--error-unmatch", "--", str(PACKAGE / "__init__.py")):
             return ""

@@ -1,9 +1,8 @@
-"""Plans a run: the domain, route and sequences of every micro-batch.
+"""Plans a run, which means the domain, route and sequences of every micro-batch.
 
-Only the config determines the schedule. Counter-based hashes of the seed replace a random
-generator's state, so the schedule is the same on every rank and after every interruption. Memory
-holds one small array, the domain of each route unit. A keyed permutation maps a micro-batch's
-cursor to its sequences, so no array grows with the data.
+The schedule follows from the config only. Hashes of the seed and a counter replace a random
+generator's state, so the schedule is the same on every rank and after every interruption. A keyed
+permutation maps a micro-batch's cursor to its sequences, so no array grows with the data.
 """
 
 import hashlib
@@ -36,7 +35,7 @@ class Route:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One micro-batch of a schedule; `cursor` counts earlier draws of the domain's sequences."""
+    """One micro-batch of a schedule. `cursor` counts earlier draws of the domain's sequences."""
 
     index: int
     domain: str
@@ -47,7 +46,7 @@ class MicroBatch:
 def passes_of_window(window: Sequence[MicroBatch], most: int) -> list[list[MicroBatch]]:
     """Divides a window into the fewest passes of at most `most` micro-batches.
 
-    Micro-batches that train the core come first, except in passes of one.
+    Micro-batches that train the core come first, except in passes of one micro-batch.
     """
     number = -(-len(window) // most)
     size = -(-len(window) // number)
@@ -68,9 +67,10 @@ def hash_key(*parts: object) -> int:
 
 
 def hash_counters(key: int | np.ndarray, counters: np.ndarray) -> np.ndarray:
-    """Hashes counters by SplitMix64 of key + counter x golden ratio: uint64 of their shape.
+    """Hashes counters by SplitMix64 of key + counter x golden ratio, to uint64 of their shape.
 
-    This is the generator of Steele et al. (2014). `key` may be a uint64 array, a key a counter.
+    This is the generator of Steele et al. (2014). `key` may be an array of uint64, one for each
+    counter.
     """
     z = np.asarray(key, _U64) + (counters.astype(_U64) + _U64(1)) * _U64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
@@ -86,9 +86,9 @@ def uniforms(key: int, counters: np.ndarray) -> np.ndarray:
 def permute(size: int, keys: np.ndarray, indices: np.ndarray, inverse: bool = False) -> np.ndarray:
     """Permutes int64 indices in [0, size), each by its own uint64 key.
 
-    Returns int64 images, or origins if `inverse`. Repeats a balanced Feistel network of six rounds
-    over the next even power of two until the image is in range (Black and Rogaway 2002, "Ciphers
-    with arbitrary finite domains").
+    Returns int64 images, or with `inverse` the indices of images. Repeats a balanced Feistel
+    network of six rounds over the next even power of two until the image is in range (Black and
+    Rogaway 2002, "Ciphers with arbitrary finite domains").
     """
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     values = _feistel(indices.astype(_U64), keys, half_bits, inverse)
@@ -100,7 +100,7 @@ def permute(size: int, keys: np.ndarray, indices: np.ndarray, inverse: bool = Fa
 
 
 def _feistel(values: np.ndarray, keys: np.ndarray, half_bits: int, inverse: bool) -> np.ndarray:
-    """Applies the network; the inverse swaps the halves and reverses the rounds."""
+    """Applies the network. The inverse swaps the halves and reverses the rounds."""
     mask, shift = _U64((1 << half_bits) - 1), _U64(half_bits)
     halves, rounds = (values >> shift, values & mask), range(NUM_ROUNDS)
     left, right = halves[::-1] if inverse else halves
@@ -111,9 +111,9 @@ def _feistel(values: np.ndarray, keys: np.ndarray, half_bits: int, inverse: bool
 
 
 class Schedule:
-    """A run's micro-batches: `schedule[t]` is micro-batch t, `len(schedule)` their number.
+    """A run's micro-batches. `schedule[t]` is micro-batch t, and `len(schedule)` their number.
 
-    A route unit, which has one route, is a micro-batch (heterogeneous accumulation) or a window
+    A route unit shares one route. It is a micro-batch (heterogeneous accumulation) or a window
     (uniform).
     """
 
@@ -129,11 +129,11 @@ class Schedule:
         self._beside = self._draw_companions()
 
     def _hash_units(self, name: str) -> np.ndarray:
-        """Draws a number for each unit: uint64 [num_units]."""
+        """Hashes each unit to a random number, uint64 [num_units]."""
         return hash_counters(hash_key(self.config.seed, name), self._units)
 
     def _draw(self, name: str, probability: float | np.ndarray) -> np.ndarray:
-        """Draws for each unit whether an event happens: bool [num_units]."""
+        """Draws for each unit whether an event happens, bool [num_units]."""
         return uniforms(hash_key(self.config.seed, name), self._units) < probability
 
     def _draw_companions(self) -> np.ndarray:
@@ -162,7 +162,7 @@ class Schedule:
         return beside
 
     def _draw_companion(self) -> np.ndarray:
-        """Draws the index of one module for each unit: int64 [num_units]."""
+        """Draws the index of one module for each unit, int64 [num_units]."""
         draws = self._hash_units("robust module")
         weights = dict(self.config.routing.companion_weights)
         if not weights:
@@ -171,7 +171,7 @@ class Schedule:
         return np.searchsorted(edges / edges[-1], (draws >> _U64(11)) * 2.0**-53, side="right")
 
     def _shuffle_domains(self) -> np.ndarray:
-        """Shuffles the mixture's exact counts by the seed: domain indices, int16 [num_units].
+        """Shuffles the mixture's exact counts by the seed, to domain indices int16 [num_units].
 
         In unlearning runs, forget and retain units alternate, each kind in shuffled order.
         """
@@ -217,7 +217,7 @@ class Schedule:
 
     @cached_property
     def _unit_rank(self) -> np.ndarray:
-        """Number of earlier units of the same domain, int64 [num_units]."""
+        """The number of earlier units of the same domain, int64 [num_units]."""
         rank = np.empty(len(self._domain_of_unit), dtype=np.int64)
         for index in range(len(self.domains)):
             mine = self._domain_of_unit == index
@@ -227,10 +227,10 @@ class Schedule:
     def _route(self, unit: int, domain: str) -> Route:
         """Routes a unit as in the paper (`sec:method`).
 
-        A domain without a module always trains the core. A core batch trains its companions, an
+        A domain without a module always trains the core. A core batch trains its companions, and an
         auxiliary batch does not [ours]. An unlabelled batch activates and trains everything
-        (`app:partial`). With `freeze_core` only modules are trained, and with `spreads_embeddings`
-        an auxiliary batch may train `EMBEDDINGS`.
+        (`app:partial`). With `freeze_core` only modules are trained. With `spreads_embeddings` an
+        auxiliary batch may train `EMBEDDINGS`.
         """
         routing = self.config.routing
         core_sets = set() if routing.freeze_core else {SHARED, CORE_MLP}
@@ -245,7 +245,7 @@ class Schedule:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of every unit's domain and route, for results and to compare ranks."""
+        """A hash of every unit's domain and route, for results and to compare ranks."""
         digest = hashlib.sha256(self._domain_of_unit.astype("<i2").tobytes())
         for unit, domain_index in enumerate(self._domain_of_unit):
             route = self._route(unit, self.domains[domain_index])
@@ -281,8 +281,8 @@ def domain_permutation(
 ) -> Callable[[np.ndarray], np.ndarray]:
     """Returns the fixed permutation of a domain's training sequences, as a function.
 
-    Pools are prefixes or slices of it. It maps int64 indices in [0, num_available) to int64 images,
-    or images to indices if `inverse`, and stores none.
+    It maps int64 indices in [0, num_available) to int64 images, or back if `inverse`, and stores
+    none. Pools are prefixes or slices of the permutation.
     """
     key = _U64(hash_key(data_id, "domain", domain))
     return lambda indices: permute(num_available, np.full(indices.shape, key), indices, inverse)

@@ -1,4 +1,4 @@
-"""Defines what a search varies and optimises: ranges of parameters, a metric, columns of trials."""
+"""Defines what a search varies and optimises, and the columns of its trials."""
 
 import math
 from collections.abc import Iterable
@@ -56,7 +56,7 @@ class Space:
     """The parameters of a search, and the limits outside which values make no sense."""
 
     parameters: tuple[Parameter, ...]
-    # The widest ranges allowed; a parameter without one has no limit.
+    # The widest ranges allowed. Other parameters have no limit.
     limits: tuple[Parameter, ...] = ()
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class Space:
         return tuple(p.name for p in self.parameters)
 
     def with_overrides(self, texts: Iterable[str]) -> "Space":
-        """Replaces ranges by texts of the form `FORM`; ValueError for others and unknown names."""
+        """Replaces ranges by texts of the form `FORM`, or raises ValueError."""
         ranges = {p.name: p for p in self.parameters}
         for text in texts:
             name, separator, rest = text.partition("=")
@@ -87,7 +87,7 @@ class Space:
 
 @dataclass(frozen=True)
 class SearchObjective:
-    """A metric to minimise; the sampler gets `worst` for a diverged trial."""
+    """A metric to minimise. The sampler gets `worst` for a diverged trial."""
 
     metric: str
     worst: float
@@ -99,7 +99,7 @@ class TrialColumns:
 
     # What the search varies.
     parameters: tuple[str, ...] = ()
-    # What it measures; the first decides which trial is best.
+    # What it measures. The first decides which trial is best.
     objectives: tuple[str, ...] = ()
     # Only trials with equal values here are compared.
     groups: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Prints and warns for the whole package, since text may hold control characters and secrets."""
+"""Prints and warns for the whole package, because text may hold control characters and secrets."""
 
 import sys
 import time
@@ -18,13 +18,13 @@ def say(text: object = "", file: TextIO | None = None) -> None:
 
 
 def say_progress(text: str) -> None:
-    """Replaces the line of standard error if it is a terminal; otherwise prints nothing."""
+    """Replaces the last line of a terminal on standard error. Otherwise prints nothing."""
     if sys.stderr.isatty():
         print(f"\r{one_line(printable(text))}   ", end="", file=sys.stderr, flush=True)
 
 
 def say_bytes() -> Callable[[str, int, int | None], None]:
-    """Returns a function that prints at most every 5 s how much is read or packed."""
+    """Returns a function that prints, at most every 5 s, how much is read or packed."""
     last = time.monotonic()
 
     def report(what: str, done: int, total: int | None) -> None:
@@ -42,6 +42,6 @@ def warn(text: str, stacklevel: int = 1) -> None:
 
 
 def one_line(text: object) -> str:
-    """Puts a text into one line without secrets, cut if it is long."""
+    """Puts a text into one line without secrets, and cuts it if it is long."""
     line = " ".join(mask_secrets(str(text)).split())
     return line if len(line) <= LONGEST_CELL else f"{line[:LONGEST_CELL]}..."

@@ -1,4 +1,4 @@
-"""Defines a view, a run with some of its modules active, and the evaluation of a view."""
+"""Defines a view, which is a run with some of its modules active, and evaluations of views."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -25,20 +25,20 @@ Texts = tuple[tuple[str, str], ...]
 EVAL_VERSION = 1
 VIEW_RULES = ("constant", "by_domain")
 PRECISIONS = ("float32", "bfloat16")
-# Prefix of the id that stands for a run_id if weights are imported: see `store/directories.py`.
+# The prefix of an imported model's id, which stands for a run_id.
 IMPORTED = "imported-"
 
 
 @dataclass(frozen=True)
 class View:
-    """A model to evaluate: a run with some of its modules, or with modules of other runs."""
+    """A run with some of its modules, or with modules of other runs, to be evaluated."""
 
     run_id: str
     # (domain, weight), sorted, zeros dropped.
     weights: tuple[tuple[str, float], ...] = ()
     # (domain, run_id) for modules of other runs.
     sources: Texts = ()
-    # by_domain, for DEMix: the domain's expert if it has a weight, otherwise the core's.
+    # With by_domain (DEMix) a domain uses its expert if that has a weight, otherwise the core's.
     rule: str = "constant"
 
     def __post_init__(self) -> None:
@@ -68,21 +68,22 @@ class View:
 
     @property
     def origins(self) -> dict[str, str]:
-        """By domain, the run or imported model that the view's module comes from."""
+        """The run or imported model that each module comes from, by domain."""
         domains = [domain for domain, _ in self.weights] + [CORE] * (self.rule == "by_domain")
         return dict.fromkeys(domains, self.run_id) | dict(self.sources)
 
     def model(self, model_of: Callable[[str], ModelConfig]) -> ModelConfig:
         """Returns the model's config with only the view's modules.
 
-        `model_of` reads the config of a run or imported model. ValueError if a run lacks a module.
+        `model_of` reads the config of a run or imported model. Raises ValueError if a module is
+        missing.
         """
         specs = (_find_module(model_of(run_id), run_id, d) for d, run_id in self.origins.items())
         return replace(model_of(self.run_id), modules=tuple(specs))
 
     @property
     def run_ids(self) -> frozenset[str]:
-        """The runs whose weights the view takes, without imported models."""
+        """The runs whose weights the view uses, without imported models."""
         origins = {self.run_id, *self.origins.values()}
         return frozenset(origin for origin in origins if not origin.startswith(IMPORTED))
 
@@ -114,7 +115,7 @@ class Evaluation(_Identified):
     """A view's mean losses on fixed sequences of a split."""
 
     _kind = "evaluation"
-    # The kind of evaluation, see `engine.evaluation`; not part of the JSON.
+    # The kind of evaluation (see `engine.evaluation`), which is not part of the JSON.
     measure: ClassVar[str] = "losses"
     view: View
     data_id: str
@@ -189,7 +190,7 @@ class Continuations(_Identified):
 
     @property
     def num_sequences(self) -> int:
-        """Documents of each domain; a continuation costs at most one sequence's forward pass."""
+        """Documents of each domain. A continuation costs at most one sequence's forward pass."""
         return len(self.texts or self.documents)
 
 
@@ -203,11 +204,11 @@ class TaskScores(_Identified):
     data_id: str
     tasks: tuple[str, ...]
     harness: str
-    # Hash of the folder that defines the user's own tasks; "" without one.
+    # Hash of the folder that defines the user's own tasks, or "".
     files_sha256: str = ""
-    # Examples before each question; -1: as the task says.
+    # Examples before each question, or -1 for the task's own number.
     num_fewshot: int = -1
-    # First documents of each task; 0: all.
+    # How many first documents of each task are scored, or 0 for all.
     limit: int = 0
     precision: str = "float32"
     measure: Literal["tasks"] = "tasks"
@@ -224,7 +225,7 @@ AnyEvaluation = Evaluation | TokenLosses | Continuations
 
 
 def evaluation_from_plain(plain: Mapping) -> AnyEvaluation | TaskScores:
-    """Reads an evaluation of any kind from its JSON; ValueError for an unknown measure."""
+    """Reads an evaluation of any kind from its JSON. Raises ValueError for an unknown measure."""
     kinds = {kind.measure: kind for kind in (Evaluation, TokenLosses, Continuations, TaskScores)}
     measure = plain.get("measure", LOSSES)
     require_choice("evaluation.measure", measure, tuple(kinds))

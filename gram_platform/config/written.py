@@ -1,4 +1,4 @@
-"""Reads users' files: text, JSON, and values in TOML. Errors name file, line and field."""
+"""Reads users' files of text, JSON and TOML. Errors name file, line and field."""
 
 import contextlib
 import errno
@@ -39,8 +39,8 @@ PART = re.compile(r"\"([^\"]*)\"|'([^']*)'|([\w-]+)")
 def target_kind(field: str, path: Path | str) -> str:
     """Follows links, and returns A_FILE, A_FOLDER, or "" for nothing.
 
-    `field` names the user's path in errors. ValueError for a pipe, socket or device, for a link
-    without a target, and for a path that cannot be reached.
+    `field` names the user's path in errors. Raises ValueError for a pipe, socket or device, a link
+    without a target, and a path that cannot be reached.
     """
     try:
         kind = KIND_OF_MODE[stat.S_IFMT(os.stat(path).st_mode)]
@@ -62,7 +62,7 @@ def target_kind(field: str, path: Path | str) -> str:
 def require_fetched(field: str, path: Path, most: float = math.inf) -> None:
     """Raises ValueError if Git LFS has not fetched the file, or if it has more than `most` bytes.
 
-    OSError if it cannot be read.
+    Raises OSError if the file cannot be read.
     """
     with path.open("rb") as handle:
         if handle.read(len(LFS_POINTER)) == LFS_POINTER:
@@ -73,9 +73,9 @@ def require_fetched(field: str, path: Path, most: float = math.inf) -> None:
 
 
 def read_text(field: str, path: Path, most: int = MOST_JSON_BYTES) -> str:
-    r"""Reads UTF-8 text without its byte order mark; lines end in \n.
+    r"""Reads UTF-8 text without its byte order mark. Lines end in \n.
 
-    ValueError for another file, or more than `most` bytes.
+    Raises ValueError if the file is not such text or has more than `most` bytes.
     """
     if (kind := target_kind(field, path)) != A_FILE:
         raise invalid(field, str(path), f"a file of text, found {kind or 'nothing'}")
@@ -88,9 +88,9 @@ def read_text(field: str, path: Path, most: int = MOST_JSON_BYTES) -> str:
 
 
 def read_json(path: Path, kind: Any = dict) -> Any:
-    """Reads a JSON file as a value of this type, see `from_plain`.
+    """Reads a JSON file as a value of this type (see `from_plain`).
 
-    ValueError for a file that is not JSON; InvalidField names file, field, value and expectation.
+    Raises ValueError for other text, and InvalidField, with the file, for a wrong field.
     """
     text = read_text("file", path)
     try:
@@ -115,7 +115,7 @@ class Written:
     parts: tuple["Written", ...] = ()
 
     def build(self, kind: Any, start: Any = None) -> Any:
-        """Makes a dataclass of this kind, or changes `start`; InvalidField has place and line."""
+        """Makes a dataclass of this kind, or changes `start`. Errors have the place and line."""
         with self.locate_errors():
             return from_plain(kind, overlaid(start, self.plain))
 
@@ -154,7 +154,7 @@ class Written:
 
 
 def together(parts: Sequence[Written]) -> Written:
-    """Joins the fields of several documents; later ones win."""
+    """Joins the fields of several documents. Later documents win."""
     plain: dict[str, Any] = functools.reduce(overlaid, (part.plain for part in parts), {})
     return Written(parts[0].place if parts else "", plain, parts=tuple(parts))
 
@@ -167,7 +167,7 @@ def _walk(plain: Any, steps: Steps = ()) -> Iterator[Steps]:
 
 
 def read_toml(field: str, path: Path) -> Written:
-    """Reads a TOML file; ValueError names the field, or file and line."""
+    """Reads a TOML file. Raises ValueError if it cannot be read or is not TOML."""
     text = read_text(field, path)
     try:
         return Written(str(path), parse_with(tomllib.loads, text), text)
@@ -179,7 +179,7 @@ def read_toml(field: str, path: Path) -> Written:
 def read_assignment(text: str) -> Written:
     """Reads a field and its value, such as `sizes[0.6M].peak_lr=2e-3`.
 
-    The value is TOML or a plain word. ValueError for another form.
+    The value is TOML or a plain word. Raises ValueError for another form.
     """
     name, separator, value = text.partition("=")
     name = name.strip()

@@ -1,8 +1,7 @@
 """Decides how much work to request from a Ray cluster at once, and which machines to use.
 
-A machine is cordoned, so that it gets no more work, only if a probe of its device fails. The error
-of a run never cordons a machine. A cordon ends with its driver, so the next submission uses a
-repaired machine again.
+Only a failed probe of its device cordons a machine, which then gets no more work of this driver.
+The next submission uses a repaired machine again.
 """
 
 import math
@@ -26,9 +25,8 @@ from gram_platform.store import Store
 
 # Autoscalers report every five seconds.
 REPORT_TIMEOUT_S = 10.0
-# Memory on the driver's machine for the driver, and for a gang (a run of several ranks, of which
-# all start or none). The process that waits for a gang and Ray Train's controller and actors were
-# measured to use .86 GB.
+# Memory on the driver's machine for the driver, and for a gang (a run of several ranks), whose
+# process that waits and Ray Train's actors were measured to use .86 GB.
 DRIVER_BYTES, GANG_BYTES = 2 * GIB, 7 * GIB // 8
 # The most ranks that wait for machines if the autoscaler does not report its maximum.
 MOST_WAITING = 256
@@ -51,7 +49,7 @@ class Admission:
 
     def __init__(self, resources: Resources):
         self.resources = resources
-        # How many nodes of each number of ranks have been requested and have not ended.
+        # The number of requested nodes that have not ended, by their ranks.
         self.in_flight: Counter[int] = Counter()
         self._present: Mapping[str, float] = {}
         self._largest: Mapping[str, float] = {}
@@ -63,10 +61,9 @@ class Admission:
     def free_resources(self, may_wait: bool = True) -> "FreeResources":
         """Returns what may be requested in addition to the nodes in flight.
 
-        On a cluster that can grow this is the maximum that the autoscaler reports, or room for
-        `MOST_WAITING` more ranks if it reports none. Ray queues what does not fit yet, which shows
-        the autoscaler the demand. On a cluster of fixed size, or with `may_wait=False`, only the
-        present machines count.
+        On a cluster that can grow, this is the maximum that the autoscaler reports, or room for
+        `MOST_WAITING` more ranks. Ray queues what does not fit yet, so that the autoscaler sees the
+        demand. On other clusters, or with `may_wait=False`, only the present machines count.
         """
         resources = self.resources
         if time.monotonic() >= self._ask_again:
@@ -91,10 +88,10 @@ class Admission:
         return unclaimed
 
     def machine_to_reserve(self, count_busy: Callable[[], Mapping[str, int]]) -> str:
-        """Returns the id of the machine to keep free for an overdue run of several ranks, or "".
+        """Returns the id of the machine to reserve for a run of several ranks, or "".
 
-        The run's ranks need one machine, and would wait for ever while other work occupies a part
-        of each machine. `count_busy` counts this driver's tasks on each machine that has slots.
+        A run that needs one machine for its ranks would wait for ever while other work uses a part
+        of each. `count_busy` counts this driver's tasks on each machine that has slots.
         """
         if not self.resources.gpus_per_rank or time.monotonic() < self._next_look:
             return self._reserved_machine
@@ -123,16 +120,16 @@ class Admission:
 
 
 class FreeResources:
-    """The CPUs, GPUs and gangs that may still be requested."""
+    """The CPUs and GPUs, and the number of runs of several ranks, that may still be requested."""
 
     def __init__(self, resources: Resources, free: dict[str, float], num_gangs: int):
         self.resources, self.free, self.num_gangs = resources, free, num_gangs
         self.is_untouched = True
 
     def take(self, num_ranks: int) -> bool:
-        """Subtracts a node's resources if they are free; returns whether they were.
+        """Takes a node's resources if they are free; returns whether it took them.
 
-        The first node is always accepted, because Ray then reports what the node waits for.
+        The first node always gets its resources, because Ray then reports what the node waits for.
         """
         request = self.resources.compute_request(num_ranks).items()
         fits = (num_ranks == 1 or self.num_gangs > 0) and all(
@@ -151,7 +148,7 @@ class FreeResources:
 
 
 def most_gangs() -> int:
-    """Returns for how many gangs the driver's machine has memory, at least one."""
+    """Returns how many runs of several ranks the driver's memory allows, at least one."""
     here = ray.get_runtime_context().get_node_id()
     memory = sum(
         node["Resources"].get("memory", 0.0) for node in ray.nodes() if node["NodeID"] == here
@@ -160,7 +157,7 @@ def most_gangs() -> int:
 
 
 def placement_strategy(resources: Resources, num_ranks: int) -> str:
-    """Returns Ray's strategy that places a run's ranks on one machine, or on as few as possible."""
+    """Returns STRICT_PACK if all GPUs of a run fit on one machine, otherwise PACK."""
     if not resources.gpus_per_rank:
         return "PACK"
     of_machine = resources.gpus_per_machine
@@ -172,7 +169,6 @@ def placement_strategy(resources: Resources, num_ranks: int) -> str:
 
 
 def wait_for_more_s() -> float:
-    """Returns how many seconds a run waits for extra ranks. Machines take minutes to start."""
     return WAIT_FOR_MORE_S if has_fixed_size() else WAIT_FOR_MACHINES_S
 
 
@@ -197,7 +193,7 @@ def count_slots(resources: Resources, total: Mapping[str, float]) -> int:
 
 
 def has_fixed_size() -> bool:
-    """Returns whether no autoscaler has reported, so that the cluster cannot grow. Never waits."""
+    """Returns whether the cluster cannot grow, because no autoscaler has reported. Never waits."""
     return machine_types() <= {f"node_{node['NodeID']}" for node in ray.nodes()}
 
 
@@ -208,20 +204,20 @@ def await_report() -> None:
 
 
 def widest_missing(nodes: Iterable[Node], placements: Mapping[str, Placement], store: Store) -> int:
-    """Returns the most ranks of a node that has no result; 0 if every node has one."""
+    """Returns the most ranks of any node without a result, or 0."""
     widest = 0
     for node in nodes:
         ranks = placements[node.id].fewest.num_ranks
-        if ranks > widest:
-            widest = widest if store.current_result(store.node(node.kind, node.id)) else ranks
+        if ranks > widest and not store.current_result(store.node(node.kind, node.id)):
+            widest = ranks
     return widest
 
 
 def require_capacity(widest: int, resources: Resources, say: Callable[[str], None]) -> None:
     """Raises ValueError, which names the flag, if the cluster can never hold `widest` ranks.
 
-    On a cluster that can grow, `say` gets a warning instead, because an autoscaler rarely reports
-    its limit.
+    If the cluster can grow, calls `say` with a warning instead, because an autoscaler rarely
+    reports its limit.
     """
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     capacity = max(
@@ -252,15 +248,14 @@ MAX_REPLACEMENTS = 3
 
 
 class Cordon:
-    """The machines that get no more work from one driver, because their devices failed a probe.
+    """The machines on which a driver starts nothing more, because their devices failed a probe.
 
-    `resources` are the driver's resources without these machines.
+    `resources` are the driver's resources without them. `on_cordon` gets each failed probe.
     """
 
     def __init__(
         self, resources: Resources, on_cordon: Callable[[ProbeReport], None] = lambda report: None
     ):
-        """`on_cordon` gets the report of each machine that is cordoned."""
         self.resources, self._on_cordon = resources, on_cordon
         self.reports: dict[str, ProbeReport] = {}
         self._passed: set[str] = set()
@@ -272,7 +267,7 @@ class Cordon:
         self._is_fixed: bool | None = None
 
     def note(self, report: ProbeReport) -> bool:
-        """Cordons the machine if its probe failed; returns whether the device works."""
+        """Cordons the probed machine if its device failed; returns whether the device works."""
         if not report.failure:
             if report.machine not in self._passed:
                 self._failures_in_a_row = 0
@@ -287,11 +282,11 @@ class Cordon:
 
     @property
     def may_grow(self) -> bool:
-        """Whether machines may be requested. After `MAX_REPLACEMENTS` failures they may not."""
+        """Whether new machines may be requested. False if `MAX_REPLACEMENTS` in a row failed."""
         return self._failures_in_a_row <= MAX_REPLACEMENTS
 
     def require_machines(self, num_ranks: int = 1) -> None:
-        """Raises ClusterLost, which names machines and probes, if the cluster lacks capacity."""
+        """Raises ClusterLost, which lists the failed probes, if `lacks_capacity` is true."""
         if self.lacks_capacity(num_ranks):
             failures = "\n".join(f"  {report}" for report in self.reports.values())
             needs = f"capacity for {num_ranks} ranks on devices that work"
@@ -302,7 +297,7 @@ class Cordon:
     def lacks_capacity(self, num_ranks: int) -> bool:
         """Returns whether the machines that work can never hold the ranks.
 
-        False until a machine is cordoned, because waiting for machines has no time limit.
+        Returns False until a machine is cordoned, because waiting for machines has no time limit.
         """
         if not self.reports:
             return False

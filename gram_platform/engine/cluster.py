@@ -36,17 +36,17 @@ JOIN_S, START_S, LEAVE_S = 90.0, 300.0, 45.0
 RECONNECT, RECONNECT_S = "RAY_gcs_rpc_server_reconnect_timeout_s", 60.0
 LOOK_FOR_RAY_S = 0.5
 HOST_PORT = re.compile(r"(\[[\da-fA-F:.]+\]|[^\s:/\[\]]+):\d{1,5}")
-# The longest path of a folder for Ray, because the path of a socket has at most 107 bytes.
+# The longest path of Ray's folder, because the path of a socket has at most 107 bytes.
 MAX_FOLDER_BYTES = 107 - len(
     f"/ray-12345678/r/session_2026-01-01_00-00-00_000000_{os.getpid()}/sockets/plasma_store"
 )
-# Ray's session folder, as it stands in the command lines of Ray's processes.
+# Ray's session folder in the command lines of Ray's processes.
 SESSION = re.compile(r"/session_[\d_-]+")
 CURE = (
     f"`ray stop` clears what a dead Ray has left, without {ADDRESS} a Ray is started here, and with"
     " --in-process studies need none"
 )
-# The folder of the Ray that this process has started.
+# The folder of this process's own Ray.
 _own_folders: list[OwnFolder] = []
 # Set when leaving Ray begins, and when it is done.
 _LEAVING, _LEFT = threading.Event(), threading.Event()
@@ -58,12 +58,12 @@ class ClusterLost(Stopped):
 
 
 def connect(is_verbose: bool = False, may_start: bool = True) -> bool:
-    """Joins the Ray at $RAY_ADDRESS or the one that `ray start` left here, otherwise starts one.
+    """Joins the Ray at $RAY_ADDRESS or the one that `ray start` left here, otherwise starts a Ray.
 
-    Returns False if that would start a Ray and `may_start` is False. A Ray that $RAY_ADDRESS does
-    not name is skipped if it does not answer or is another user's. With `is_verbose` the workers'
-    output is printed. Raises ValueError if $RAY_ADDRESS cannot be joined, and ClusterLost if Ray
-    does not start.
+    With `may_start=False` it starts none, and returns whether it joined a Ray. A Ray that `ray
+    start` left is skipped if it does not answer or belongs to another user. With `is_verbose` the
+    workers' output is printed. Raises ValueError if $RAY_ADDRESS cannot be joined, and ClusterLost
+    if Ray does not start.
     """
     if ray.is_initialized():
         require_ray()
@@ -82,10 +82,7 @@ def connect(is_verbose: bool = False, may_start: bool = True) -> bool:
 
 
 def join(given: str, **options: object) -> None:
-    """Joins the Ray at an address, which is HOST:PORT or auto; ValueError if that fails.
-
-    `options` are passed to `ray.init`.
-    """
+    """Joins the Ray at `given`, which is HOST:PORT or auto. Raises ValueError if that fails."""
     if given != "auto" and not HOST_PORT.fullmatch(given):
         expected = "HOST:PORT of a Ray with a part on this machine"
         others = "`ray job submit --address` takes the others"
@@ -111,8 +108,8 @@ def _join(address: str, given: str | None, **options: object) -> None:
 def start(**options: object) -> None:
     """Starts a Ray on this machine that ends with this process. `options` go to `ray.init`.
 
-    Ray's files are in a new folder. Ray requires a random token unless the user has set a token.
-    Raises ClusterLost, and keeps the logs, if Ray does not start.
+    Ray gets a new folder, and a random token unless the user has set one. If it does not start,
+    raises ClusterLost and keeps the logs.
     """
     if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
@@ -145,7 +142,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _initialise(failure: str, **options: object) -> None:
-    """Calls `ray.init` and keeps the caller's handler of SIGTERM; ClusterLost if it fails."""
+    """Calls `ray.init`, but keeps the old handler of SIGTERM. Raises ClusterLost if it fails."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(job_config=own_job(), **options)
@@ -167,7 +164,7 @@ def _initialise(failure: str, **options: object) -> None:
 
 
 def leave() -> None:
-    """Leaves the Ray of this command; ends the Ray if this command started it."""
+    """Leaves this command's Ray, and ends the Ray if this command started it."""
     _LEAVING.set()
     ray.shutdown()
     while _own_folders:
@@ -178,7 +175,7 @@ def leave() -> None:
 def _watch_ray() -> None:
     """Ends the process with a message if Ray dies or if leaving Ray takes too long.
 
-    A thread runs this from the start, because no thread can be started while Python exits.
+    This runs in a thread from the start, because no thread can be started while Python exits.
     """
     patience_s = 0.8 * float(os.environ.get(RECONNECT, RECONNECT_S))
     last_alive = time.monotonic()
@@ -205,9 +202,9 @@ def _size() -> str:
 def _time_limit(
     seconds: float, failure: str, before: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
-    """Ends the process, after calling `before`, if the block exceeds the time limit.
+    """Calls `before` and ends the process if the block exceeds the time limit.
 
-    Ray may wait for ever, and no signal is handled meanwhile.
+    Ray may wait for ever, and handles no signals meanwhile.
     """
 
     def end() -> None:
@@ -231,7 +228,7 @@ def _give_up(seconds: float, failure: str) -> None:
 def _find_address() -> str:
     """Returns the address of the Ray that `ray start` left on this machine, or "".
 
-    If this user cannot join the Ray, a message says why, and the address is "".
+    If this user cannot join that Ray, prints why.
     """
     record = address_record()
     if not record.is_file():
@@ -249,9 +246,9 @@ def _find_address() -> str:
 
 
 def _token(is_named: bool) -> str:
-    """Returns the token that `ray.init` would send, or "".
+    """Returns the token that `ray.init` would send, or "" if it would send none.
 
-    A Ray that the user has named gets a token only if $RAY_AUTH_MODE is token.
+    For a Ray that the user has named, Ray sends a token only if $RAY_AUTH_MODE is token.
     """
     mode = os.environ.get("RAY_AUTH_MODE", "disabled" if is_named else "token")
     if mode.lower() != "token":
@@ -267,7 +264,7 @@ def _token(is_named: bool) -> str:
 def _folder() -> Path:
     """Returns the parent of Ray's folder, which is $RAY_TMPDIR, otherwise $TMPDIR or /tmp.
 
-    ValueError if the path is too long for sockets or the folder is not writable.
+    Raises ValueError if $RAY_TMPDIR or /tmp is too long for sockets or cannot be written.
     """
     if named := os.environ.get(FOLDER, ""):
         return _require_writable(Path(named))
@@ -294,17 +291,16 @@ _processes: dict[str, list[psutil.Process]] = {}
 
 
 def require_ray() -> None:
-    """Raises ClusterLost if Ray's process on this machine is dead, or its head on this machine.
+    """Raises ClusterLost if a process of Ray on this machine is dead. Drivers call this often.
 
-    Drivers call this often. Ray itself notices a lost machine only after 15 s, and may then end the
-    driver without a message. Ray watches a head on another machine.
+    Ray itself notices a lost machine only after 15 s, and may then end the driver without a
+    message. Ray watches a head on another machine.
     """
     if not _is_ray_alive():
         raise ClusterLost(CLUSTER_LOST)
 
 
 def _is_ray_alive() -> bool:
-    """Returns whether Ray's processes here are alive; True without a Ray."""
     if not ray.is_initialized():
         return True
     node_id = ray.get_runtime_context().get_node_id()
@@ -314,7 +310,7 @@ def _is_ray_alive() -> bool:
 
 
 def _processes_of(node_id: str) -> list[psutil.Process]:
-    """Finds the raylet with this id, and the head of the same Ray if it runs here."""
+    """Finds the raylet with this id, and the head of its Ray if it runs on this machine."""
     commands: dict[str, list] = {"raylet": [], "gcs_server": []}
     for process in psutil.process_iter(["name", "cmdline"]):
         if process.info["name"] in commands:
@@ -327,7 +323,7 @@ def _processes_of(node_id: str) -> list[psutil.Process]:
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    """Returns whether a process runs; True if this cannot be found out, as without free files."""
+    """Returns whether a process runs, or True if that cannot be told, as without free files."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,8 +1,8 @@
 """Recognises errors of a device, and probes whether a device works.
 
-After an error of its device a process is useless, because later calls fail too, so a new process
-probes the device. `python -m gram_platform.engine.devices cuda` is such a process. Its exit code is
-1 if the device does not work.
+After an error of its device a process is useless, because all later calls fail. So a new process,
+`python -m gram_platform.engine.devices cuda`, probes the device. Its exit code is 1 if the device
+does not work.
 """
 
 import contextlib
@@ -22,10 +22,8 @@ from gram_platform.engine.machine import safe_path
 from gram_platform.engine.process import is_out_of_memory, set_up_torch
 from gram_platform.train.data import start_thread
 
-# Texts in the messages of device errors, which torch raises as RuntimeErrors. They come from CUDA's
-# runtime, cuBLAS and cuSPARSE ("CUDA error"), CUDA's driver, cuDNN ("Frontend" in attention), NCCL
-# (ATen/cuda/Exceptions.h and NCCLUtils.hpp of torch 2.13), Triton's kernels, and machines without a
-# driver or GPU.
+# Texts in device errors, which torch raises as RuntimeErrors. They come from CUDA, its libraries,
+# NCCL (ATen/cuda/Exceptions.h and NCCLUtils.hpp of torch 2.13), Triton, and machines without a GPU.
 DEVICE_ERRORS = (
     "CUDA error",
     "CUDA driver error",
@@ -50,7 +48,7 @@ PRODUCT_S = 120.0
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """The outcome of a matrix product on a device; `failure` says what failed, or is ""."""
+    """The outcome of a matrix product on a device. `failure` says what failed, or is ""."""
 
     # Ray's id of the machine, which changes with each start of Ray there; "" without Ray.
     machine: str
@@ -66,7 +64,7 @@ class ProbeReport:
 
 
 class DeviceError(RuntimeError):
-    """A task's device failed. `probe` is the report of a probe of the device afterwards."""
+    """A task's device failed. `probe` is the report of a later probe of the device."""
 
     def __init__(self, message: str, probe: ProbeReport):
         # Pickling needs both arguments.
@@ -80,7 +78,7 @@ class DeviceError(RuntimeError):
 
 
 def is_device_error(error: BaseException | None) -> bool:
-    """Returns whether an error, or its cause, is a device's error other than a lack of memory."""
+    """Returns whether an error or its cause comes from a device, except for a lack of memory."""
     while error is not None:
         if is_out_of_memory(error):
             return False
@@ -96,7 +94,7 @@ def is_device_error(error: BaseException | None) -> bool:
 
 @contextlib.contextmanager
 def probe_after_error(device: str) -> Iterator[None]:
-    """Turns a device error of the block into DeviceError."""
+    """Turns a device error of the block into DeviceError, after a probe of the device."""
     try:
         yield
     except Exception as error:
@@ -109,8 +107,8 @@ def probe_here(execution: Execution) -> ProbeReport:
     """Probes the execution's device in this process, which has not used the device yet.
 
     A new process probes a GPU first, because a broken driver may abort the process that uses it,
-    and this process must live to report the machine. `set_up_torch` comes first, because torch
-    decides at the first product on a GPU whether products are deterministic.
+    and this process must live to report the machine. `set_up_torch` must precede the first product
+    on a GPU.
     """
     set_up_torch(execution)
     if execution.device.startswith("cuda") and (report := probe_afresh(execution.device)).failure:
@@ -119,7 +117,7 @@ def probe_here(execution: Execution) -> ProbeReport:
 
 
 def probe_afresh(device: str) -> ProbeReport:
-    """Probes the same device in a new process.
+    """Probes a device in a new process.
 
     A lack of memory is not a failure, because this process may still hold the device's memory.
     """

@@ -33,13 +33,12 @@ def execute_sharded_run(
 ) -> dict:
     """Trains a run on Ray Train workers unless it has a result; returns the result.
 
-    Each start tries the placement's divisions in turn, the most ranks first, so a run that loses
-    ranks continues with fewer. Ranks that were asked to stop are started again. After a crash
-    `CrashPolicy` decides whether the run restarts, and Ray Train's error is raised if it does not.
+    Each start tries the placement's numbers of ranks, the largest first, so a run that loses ranks
+    continues with fewer. Ranks that were asked to stop are started again. After a crash
+    `CrashPolicy` decides whether the run restarts or Ray Train's error is raised.
 
-    Errors that a restart would repeat are raised at once. They are LeaseHeld, DeviceError for a
-    machine that fails a probe, and a rank's TrainingDiverged, OutOfMemory (with advice) or
-    ValueError. The last three are recorded as the run's failure.
+    LeaseHeld and the DeviceError of a failed probe are raised at once. A rank's TrainingDiverged,
+    OutOfMemory (with advice) and ValueError are also recorded as the run's failure.
     """
     store = execution.store()
     directory = store.run(run.run_id)
@@ -89,7 +88,7 @@ def _raise_for_device(failures: list[Exception | None]) -> None:
 
 
 def _raise_permanent(failures: list[Exception], directory: RunDirectory) -> None:
-    """Raises an error that a restart would repeat, before the errors that are its consequences."""
+    """Raises an error that would occur again after a restart, before errors that it has caused."""
     for kind in (LeaseHeld, OutOfMemory, ValueError):
         for failure in failures:
             if not isinstance(failure, kind):
@@ -140,7 +139,6 @@ class _RankBackend(TorchConfig().backend_cls):
     """
 
     def on_start(self, worker_group, backend_config) -> None:
-        """Starts the process group; first raises DeviceError if a rank's device does not work."""
         for report in worker_group.execute(_probe_rank, backend_config.execution):
             if report.failure:
                 raise DeviceError(report.failure, report)
@@ -167,7 +165,7 @@ def _probe_rank(execution: Execution) -> ProbeReport:
 def _device_of_rank(execution: Execution) -> str:
     """Names this rank's device.
 
-    This is cuda even if torch sees no GPU, so that the probe fails. Ray Train would say cpu.
+    If torch sees no GPU, this is cuda, so that the probe fails. Ray Train would say cpu.
     """
     is_numbered = execution.device == "cuda" and torch.cuda.is_available()
     return str(get_device()) if is_numbered else execution.device
@@ -183,9 +181,6 @@ def _train_worker(config: Mapping) -> Any:
 
 
 def report_to_ray_train(progress: Mapping[str, Any]) -> bool:
-    """Reports a rank's progress; returns whether a machine of the run will be preempted.
-
-    Waits until all ranks report.
-    """
+    """Reports a rank's progress when all ranks do; returns whether a machine will be preempted."""
     ray.train.report(dict(progress))
     return ray.train.get_preemption_info() is not None

@@ -1,11 +1,7 @@
 """Executes evaluations in this process, and plans at which steps a training run is evaluated.
 
-An evaluation measures a view's losses, the loss of every token, or continuations. Losses of several
-profiles of one run are measured together (`common_work`).
-
-A run is evaluated at the points of its config. A run without points gets a few progress
-evaluations for people to watch. Their losses have other metric names, and no result, learning curve
-or table reads them.
+A run is evaluated at the points of its config. A run without points gets a few progress evaluations
+for people to watch. No result, learning curve or table reads their metrics.
 """
 
 import math
@@ -54,15 +50,15 @@ def execute_evaluation(
 ) -> dict:
     """Measures an evaluation unless it has a current result; returns the result.
 
-    ValueError if the run was trained on other data.
+    Raises ValueError if the run was trained on other data.
     """
     return execute_profiles([evaluation], [tags], execution)[0]
 
 
 def common_work(evaluation: AnyEvaluation) -> tuple | None:
-    """Returns a key that is equal for evaluations that can be measured together, or None.
+    """Returns an equal key for evaluations that can be measured together.
 
-    They measure losses of several profiles of one run on the same data.
+    These measure the losses of profiles of one run on the same data. For others returns None.
     """
     view = evaluation.view
     if evaluation.measure != LOSSES or view.rule != "constant" or view.sources:
@@ -76,8 +72,7 @@ def execute_profiles(
 ) -> list[dict]:
     """Executes evaluations with equal `common_work`, and reads the weights only once.
 
-    Results are bit for bit those of `execute_evaluation`. Evaluations record equal shares of the
-    elapsed time.
+    Results are bit for bit those of `execute_evaluation`. Each records an equal share of the time.
     """
     set_up_torch(execution)
     store, results, missing = execution.store(), {}, {}
@@ -107,8 +102,7 @@ def execute_profiles(
             missing.items(), measured, strict=True
         ):
             view = evaluation.view
-            ids = {"run_id": view.run_id, "view_id": view.view_id}
-            fields |= {"eval_id": evaluation.eval_id, **ids}
+            fields |= {"run_id": view.run_id, "view_id": view.view_id}
             fields |= {"data_fingerprint": corpus.fingerprint, SOURCE_HASHES: sources}
             store.set_outdated_aside(directory)
             results[evaluation] = directory.complete(
@@ -136,7 +130,7 @@ def _token_losses(
 ) -> list[Measured]:
     """Measures every token's loss, as a tensor [num_sequences, seq_len] for each domain.
 
-    The result has the means. Its `text_losses` are the token losses of each text, which is put
+    `losses` are the means by domain. `text_losses` are the token losses of each text, which is read
     after an end-of-text token.
     """
     (evaluation,) = evaluations
@@ -147,7 +141,7 @@ def _token_losses(
     means = {domain: float(tensor.double().mean()) for domain, tensor in losses.items()}
     fields = {"losses": means, "num_tokens": _num_tokens(evaluation, model)}
     if evaluation.texts:
-        # Imported here, because only texts need a tokenizer.
+        # Imported in functions, because losses need no tokenizer.
         from gram_platform.corpora.tokenizer import text_tokens
 
         fields["text_losses"], longest = [], model.config.seq_len
@@ -163,10 +157,9 @@ def _continuations(
 ) -> list[Measured]:
     """Draws continuations, as one list of token ids for each document of each domain.
 
-    A continuation ends at the first end-of-text token. `surprisals` are the mean -log probabilities
-    of the drawn tokens in nats, by domain.
+    A continuation ends at the first end-of-text token. `surprisals` are the means by domain of -log
+    probability of the drawn tokens, in nats.
     """
-    # Imported here, because only continuations need a tokenizer.
     from gram_platform.corpora.tokenizer import end_of_text_id, load_tokenizer, text_tokens
 
     (evaluation,), end_of_text = evaluations, end_of_text_id(load_tokenizer(corpus.tokenizer_path))
@@ -221,7 +214,7 @@ NUM_PROGRESS_POINTS = 6
 
 
 class ProgressPlan(NamedTuple):
-    """The steps of a run's progress evaluations, and the number of sequences of each domain."""
+    """The steps of a run's progress evaluations, and their number of sequences of each domain."""
 
     steps: frozenset[int]
     num_sequences: int
@@ -236,10 +229,10 @@ def probe_steps(run: RunConfig) -> frozenset[int]:
 
 
 def progress_of(run: RunConfig, num_available: int) -> ProgressPlan:
-    """Plans up to NUM_PROGRESS_POINTS progress evaluations within PROGRESS_SHARE.
+    """Plans up to NUM_PROGRESS_POINTS evaluations that take at most PROGRESS_SHARE of the FLOPs.
 
-    A run whose config has evaluation points gets none, and a run that is too short gets fewer.
-    `num_available` is the number of validation sequences in the smallest domain.
+    A run whose config has evaluation points gets none, and a short run gets fewer. `num_available`
+    is the number of validation sequences in the smallest domain.
     """
     points, modules = run.eval_points, run.model.module_domains
     most = min(points.num_sequences, num_available)

@@ -33,7 +33,7 @@ class Division:
     num_passes: int = 1
     # Micro-batches in one pass. It is 1 on CPUs, where results must repeat exactly.
     num_merged: int = 1
-    # The planner's estimate for the rank that needs the most memory; 0 without an estimate.
+    # The planner's estimate for the rank that needs the most memory, or 0.
     memory_bytes: int = 0
     # A text with the planner's estimate and with what would need less memory.
     advice: str = ""
@@ -51,12 +51,11 @@ class Placement:
 
     @property
     def fewest(self) -> Division:
-        """The division over the fewest ranks."""
         return self.divisions[-1]
 
 
 ON_ONE_RANK = Placement()
-# Placements by node id. A node without one has one rank, so here all nodes have one.
+# Placements by node id. A node without a placement has one rank.
 ALL_ON_ONE_RANK: Mapping[str, Placement] = {}
 
 
@@ -105,11 +104,11 @@ class Execution:
         return self.placement.fewest.num_ranks
 
     def corpus(self, data_id: str, ahead: Mapping[str, int] = NOTHING_AHEAD) -> PackedCorpus:
-        """Opens packed data, as `open_corpus` does; ValueError if it is missing or damaged."""
+        """Opens packed data by `open_corpus`, and raises its errors."""
         return open_corpus(Store(self.storage), data_id, ahead)
 
     def corpus_of(self, run: RunConfig) -> PackedCorpus:
-        """Opens a run's data, and fetches the rows that it draws from an object store ahead."""
+        """Opens a run's data, and begins to fetch the rows that it draws from an object store."""
         ahead: dict[str, int] = {}
         for budget in run.data.domains:
             for part in budget.pool:
@@ -127,9 +126,9 @@ class Resources:
     gpus_per_run: float = 0.0
     # GPUs of the machines that an autoscaler starts for runs of several ranks.
     gpus_per_machine: int = 8
-    # The most GPUs (without GPUs, CPU slots) requested at once; 0 for no limit.
+    # The most GPUs (without GPUs, ranks) that are requested at once, or 0 for no limit.
     max_gpus: int = 0
-    # Ids of machines that get no more work, see `Cordon`.
+    # Ids of cordoned machines, see `Cordon`.
     cordoned: tuple[str, ...] = ()
 
     @property
@@ -150,7 +149,7 @@ class Resources:
         return {"CPU": self.cpus_per_rank, **gpus}
 
     def compute_request(self, num_ranks: int) -> dict[str, float]:
-        """Returns Ray's resources of a node with so many ranks."""
+        """Returns Ray's resources of a node with this number of ranks."""
         gpus = num_ranks * self.gpus_per_rank if num_ranks > 1 else self.gpus_per_run
         return {"CPU": num_ranks * self.cpus_per_rank, "GPU": gpus}
 
@@ -158,8 +157,8 @@ class Resources:
 def results_place(storage: str, *folder: str) -> tuple[str, "FileSystem | None"]:
     """Returns Ray's `storage_path` and `storage_filesystem` for a folder of the storage.
 
-    For a URL this is the storage's own file system, because Ray would look for credentials
-    elsewhere. Raises ValueError if a link leads to the folder.
+    For a URL Ray gets the storage's file system, because it would look for credentials elsewhere.
+    Raises ValueError if a link leads to the folder.
     """
     from pyarrow.fs import FSSpecHandler, PyFileSystem
 
@@ -172,5 +171,4 @@ def results_place(storage: str, *folder: str) -> tuple[str, "FileSystem | None"]
 
 
 def owner() -> str:
-    """Returns the name of this process in leases, `host:pid`."""
     return f"{socket.gethostname()}:{os.getpid()}"

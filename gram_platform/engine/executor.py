@@ -1,8 +1,6 @@
 """Executes the nodes of a source, and yields an event for everything that happens to them.
 
-`RayExecutor` executes nodes on Ray. `LocalExecutor` executes them in this process, for debugging
-and for machines without Ray. The storage holds the state, and an executor only decides which node
-starts next.
+The state of the nodes is in the storage, and an executor only decides which node starts next.
 """
 
 import contextlib
@@ -56,10 +54,10 @@ class Event:
 
 
 class Executor:
-    """Executes nodes. The subclasses differ in where.
+    """Executes nodes. Subclasses define where.
 
-    The storage is not read for nodes in `done`, which are known to be done. `placements` are by
-    node id, and a node without one has one rank.
+    `done` are ids of nodes that are known to be done, so the storage is not read for them.
+    `placements` are by node id. A node without a placement has one rank.
     """
 
     def __init__(
@@ -86,7 +84,7 @@ class Executor:
     def events(self, source: Iterable[Sequence[Node]]) -> Iterator[Event]:
         """Executes the source's nodes that are not done, and yields events.
 
-        The next nodes are taken from the source when all earlier ones have ended.
+        The next nodes are taken from the source when all earlier nodes have ended.
         """
         for nodes in source:
             self.progress.done |= self._known & {node.id for node in nodes}
@@ -107,7 +105,7 @@ class Executor:
         raise NotImplementedError
 
     def look_at_runs(self) -> bool:
-        """Calls `look` and updates the heartbeats in `progress`; returns whether they are new."""
+        """Calls `look`, and reads heartbeats into `progress`; returns whether they are new."""
         running = (i for i in self.progress.running if i in self._begun_runs)
         has_new = self._heartbeats.look(running)
         self.progress.heartbeats = self._heartbeats.latest
@@ -138,25 +136,18 @@ class LocalExecutor(Executor):
     """Executes nodes one after another in this process, without Ray.
 
     A ValueError, a non-finite loss or a lack of memory fails a node and blocks its dependants. A
-    device error becomes Stopped, with the result of a probe. Any other error is raised as it is, so
-    that a debugger stops where it happened. SIGTERM, Ctrl-C and the end of `limit_s` (exit code
-    `TIME_IS_UP`) stop the process after the current step, with a checkpoint.
+    device error becomes Stopped, with the result of a probe. All other errors are raised unchanged,
+    so that a debugger stops where they happened. SIGTERM, Ctrl-C and the end of `limit_s` (exit
+    code `TIME_IS_UP`) stop the process after the current step, with a checkpoint.
     """
 
-    def __init__(
-        self,
-        execution: Execution,
-        placements: Mapping[str, Placement] = ALL_ON_ONE_RANK,
-        retry_diverged: bool = False,
-        done: Collection[str] = (),
-        limit_s: float = math.inf,
-    ):
-        super().__init__(execution, placements, retry_diverged, done)
-        self._deadline, self._next_look_s = time.monotonic() + limit_s, 0.0
-        self._signals = contextlib.ExitStack()
-        self._next_task: Task = ()
+    # The seconds from the start of the block after which the process stops.
+    limit_s = math.inf
+    _next_look_s = 0.0
+    _next_task: Task = ()
 
     def __enter__(self) -> "LocalExecutor":
+        self._deadline, self._signals = time.monotonic() + self.limit_s, contextlib.ExitStack()
         # A debugger, which replaces the handler, keeps its Ctrl-C.
         has_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
         signals = (signal.SIGTERM, signal.SIGINT) if has_default else (signal.SIGTERM,)
@@ -188,7 +179,6 @@ class LocalExecutor(Executor):
         return True
 
     def wait(self) -> None:
-        """Executes the task that was started, or waits while other drivers hold all nodes."""
         if self._next_task:
             self._execute(self._next_task)
         else:
@@ -227,7 +217,7 @@ def execute_task(
     resources: Resources | None = None,
     stop_request: StopRequest | None = None,
 ) -> list[str]:
-    """Executes a node, or evaluations with common work; returns the warnings."""
+    """Executes a node, or evaluations with common work, and returns the warnings."""
     configs, tags = [node.config for node in task], [node.names for node in task]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)
@@ -248,8 +238,8 @@ def execute_node(
     """Executes a node and returns its result.
 
     A run of several ranks is executed on Ray Train with `resources`, every other node in this
-    process. `stop_request` is that of `execute_run`. Raises LeaseHeld, before any worker is
-    requested, while another process works on the run.
+    process. `stop_request` is passed to `execute_run`. Raises LeaseHeld if another process works on
+    the run, before it requests any worker.
     """
     if not isinstance(config, RunConfig):
         return execute_evaluation(config, tags, execution)

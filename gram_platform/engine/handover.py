@@ -72,9 +72,9 @@ class NodesFile(TypedDict):
 
 
 def missing_nodes(nodes: Sequence[Node], store: Store) -> list[Node]:
-    """Returns the nodes without a result, and the runs that they need even if these are done.
+    """Returns the nodes without a result and the runs that they need.
 
-    The other machine trains these runs too, because weights are not exported.
+    These runs are returned even if they are done, because weights are not exported.
     """
     by_id = {node.id: node for node in nodes}
     open_ids = list(by_id.keys() - find_done_ids(nodes, store))
@@ -87,7 +87,7 @@ def missing_nodes(nodes: Sequence[Node], store: Store) -> list[Node]:
 
 
 def write_nodes(path: Path, nodes: Sequence[Node], recipes: Sequence[CorpusRecipe]) -> None:
-    """Writes nodes and the recipes of their data as JSON. A node comes after those it needs."""
+    """Writes nodes, each after the nodes that it needs, and the recipes of their data as JSON."""
     data_ids = {node.data_id for node in nodes}
     corpora = {recipe.data_id: recipe.plain() for recipe in recipes if recipe.data_id in data_ids}
     plain = [
@@ -98,7 +98,7 @@ def write_nodes(path: Path, nodes: Sequence[Node], recipes: Sequence[CorpusRecip
 
 
 def read_nodes(path: Path) -> tuple[list[Node], dict[str, CorpusRecipe | None]]:
-    """Reads (nodes, recipe by data_id); ValueError for a file with other content.
+    """Reads (nodes, recipe by data_id). Raises ValueError for a file with other content.
 
     A recipe is None if its corpus cannot be packed from the recipe alone.
     """
@@ -126,7 +126,7 @@ def read_nodes(path: Path) -> tuple[list[Node], dict[str, CorpusRecipe | None]]:
 
 
 def provide_data(recipes: Mapping[str, CorpusRecipe | None], store: Store) -> None:
-    """Packs generated stories; ValueError names the folder of other data that must be copied."""
+    """Packs generated stories. Raises ValueError if the storage lacks other data of the nodes."""
     for data_id, recipe in recipes.items():
         if recipe is not None:
             say(f"data {data_id}: packing, unless it is there")
@@ -144,8 +144,8 @@ def provide_data(recipes: Mapping[str, CorpusRecipe | None], store: Store) -> No
 def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
     """Packs all files of ended nodes, except weights and checkpoints, into a .tar.gz.
 
-    Returns the number of nodes. When the archive is unpacked in another storage, these nodes are
-    done or diverged there. A node that needs their weights fails there.
+    Returns the number of nodes. Where the archive is unpacked, these nodes are done or diverged,
+    but nodes that need their weights fail.
     """
     lifecycle, root = NodeLifecycle(store), Path(store.root)
     ends = lifecycle.ends(nodes)
@@ -165,8 +165,8 @@ def write_archive(path: Path, nodes: Sequence[Node], store: Store) -> int:
 def unpack_archive(path: Path, store: Store) -> int:
     """Writes the files of an archive that the storage lacks; returns their number.
 
-    Raises ValueError, before anything is written, if the archive has content that `write_archive`
-    does not write, such as a link or a path that leads out of the storage.
+    Raises ValueError, before anything is written, for content that `write_archive` does not write,
+    such as a link or a path that leads out of the storage.
     """
     files, folders = set(), set()
     for names, *_ in _read_archive(path):
@@ -185,10 +185,10 @@ def unpack_archive(path: Path, store: Store) -> int:
 
 
 def _read_archive(path: Path) -> Iterator[tuple[tuple[str, ...], int, gzip.GzipFile]]:
-    """Yields (the names of the path, number of bytes, the stream at the content) of each file.
+    """Yields (parts of the path, number of bytes, stream at the content) of each file.
 
-    Accepts only the headers that `write_archive` makes, which are of files and of long names before
-    them. `tarfile` would read other headers whole, of any size.
+    Accepts only headers of files and of their long names, as `write_archive` makes. `tarfile` would
+    read other headers into memory, however long they are.
     """
     target_kind("archive", path)
     num_files, long_name = 0, ""
@@ -270,30 +270,14 @@ def _flags(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m gram_platform.engine.handover", description=__doc__
     )
-    parser.add_argument(
-        "file", help="what --export-nodes has written; with --unpack what --archive has written"
-    )
-    parser.add_argument(
-        "--unpack", action="store_true", help="write the results that the storage lacks, and end"
-    )
-    parser.add_argument(
-        "--storage", required=True, help="local folder of runs, results and packed data"
-    )
-    parser.add_argument(
-        "--archive", default="", help="a .tar.gz for the results, without weights and checkpoints"
-    )
-    parser.add_argument(
-        "--max-minutes", type=float, default=0.0, help="then end with a checkpoint and exit code 3"
-    )
-    parser.add_argument(
-        "--device", default="", help="cpu or cuda (default: cuda if there is a GPU)"
-    )
-    parser.add_argument(
-        "--threads",
-        type=int,
-        default=1,
-        help="CPU threads: part of what makes a run repeat exactly",
-    )
+    flag = parser.add_argument
+    flag("file", help="what --export-nodes has written; with --unpack what --archive has written")
+    flag("--unpack", action="store_true", help="write the results that the storage lacks, and end")
+    flag("--storage", required=True, help="local folder of runs, results and packed data")
+    flag("--archive", default="", help="a .tar.gz for the results, without weights and checkpoints")
+    flag("--max-minutes", type=float, default=0, help="then end with a checkpoint and exit code 3")
+    flag("--device", default="", help="cpu or cuda (default: cuda if there is a GPU)")
+    flag("--threads", type=int, default=1, help="CPU threads, on which a run's exact bits depend")
     return parser.parse_args(arguments)
 
 
@@ -315,9 +299,10 @@ def _run(flags: argparse.Namespace, started: float) -> int:
         store.root, num_threads=flags.threads, device=device, code=str(code_of_process())
     )
     begin_work()
-    limit_s = (60 * flags.max_minutes or math.inf) - (time.monotonic() - started)
+    executor = LocalExecutor(execution)
+    executor.limit_s = (60 * flags.max_minutes or math.inf) - (time.monotonic() - started)
     try:
-        with LocalExecutor(execution, limit_s=limit_s) as executor:
+        with executor:
             progress = _execute(executor, with_stored_tags(nodes, store))
     finally:
         if flags.archive:

@@ -1,8 +1,8 @@
 """Decides which nodes can start, and what follows when a node ends or crashes.
 
-`docs/architecture.md` has a table of a node's states and of what follows each. Preemptions do not
-fail a run that makes progress, because a new checkpoint resets the count of crashes. A crash on a
-machine whose device does not work (`Cordon`) is not counted.
+`docs/architecture.md` has a table of a node's states. Preemptions do not fail a run that makes
+progress, because a new checkpoint resets the count of crashes. A crash on a machine that is then
+cordoned is not counted.
 """
 
 import functools
@@ -60,7 +60,7 @@ class Progress:
                 self.dependants[needed].append(node)
 
     def fail(self, node_id: str, message: str) -> list[str]:
-        """Records a failed node; returns the ids of all nodes that need it, directly or not."""
+        """Records a failed node. Returns the ids of all nodes that need it, directly or not."""
         self.failed[node_id] = message
         culprits = [node_id]
         for culprit in culprits:
@@ -95,11 +95,10 @@ class CrashPolicy:
     def after(
         self, name: str, kind: str, text: str, saved_step: int, probe: ProbeReport | None = None
     ) -> NextStep:
-        """Returns what follows an error of a node with this name.
+        """Returns what follows an error of the node or trial with this name.
 
-        `kind` is that of `kind_of`, `text` the error's message, and `saved_step` the step of the
-        last checkpoint. `probe` is the last probe of the device, which cordons the machine if it
-        failed.
+        `kind` is the error's `kind_of`, `text` its message, and `saved_step` the step of the last
+        checkpoint. `probe` is the device's last probe, which cordons the machine if it failed.
         """
         if kind == HELD:
             return NextStep(HELD)
@@ -115,7 +114,7 @@ class CrashPolicy:
         return NextStep(FAILED, f"{text} ({MAX_CRASHES} crashes without a checkpoint in between)")
 
     def _count(self, name: str, saved_step: int, machine: str) -> int:
-        """Counts a crash; returns the crashes on working machines since the last checkpoint."""
+        """Counts a crash; returns the number on working machines since the last checkpoint."""
         machines, step = self._crashes.get(name, ([], 0))
         machines = [*(machines if saved_step <= step else ()), machine]
         self._crashes[name] = machines, saved_step
@@ -138,16 +137,12 @@ def kind_of(error: BaseException | None) -> str:
 
 
 class NodeLifecycle:
-    """Reads from the storage how nodes have ended.
-
-    Writes an ended node's tags, and its config if that is lost.
-    """
+    """Reads how nodes have ended. Stores an ended node's tags, and its config if that is lost."""
 
     def __init__(self, store: Store, retry_diverged: bool = False):
         self._store, self._retry_diverged = store, retry_diverged
 
     def result(self, node: Node) -> dict | None:
-        """Reads the result of a done node; None if it is not done."""
         result = self._store.current_result(self._store.node(node.kind, node.id))
         if result is not None:
             self._describe(node)
@@ -159,7 +154,7 @@ class NodeLifecycle:
         directory.add_tags(tags_to_add(directory.tags(), node.names))
 
     def divergence(self, node: Node) -> str:
-        """Reads why a run diverged; "" if it did not, or if diverged runs are trained again."""
+        """Reads why a run diverged, or "" if it did not or if diverged runs are trained again."""
         if self._retry_diverged or not node.is_run:
             return ""
         failure = self._store.run(node.id).failure()
@@ -169,9 +164,9 @@ class NodeLifecycle:
         return failure["message"]
 
     def ends(self, nodes: Iterable[Node]) -> dict[str, str | None]:
-        """Reads, by id, "" for a done node, why a diverged run diverged, and None for the others.
+        """Reads how nodes ended, by id. The listing of an object store is read once for all nodes.
 
-        The listing of an object store is read once for all nodes.
+        The value is "" for a done node, the reason for a diverged run, and None for all others.
         """
         nodes = list(nodes)
         stored, done = _read_finished(nodes, self._store)
@@ -253,8 +248,8 @@ class WaitingNodes:
         """Yields (number of ranks, tasks that can start). The caller calls `start` for each task.
 
         Evaluations come first, because they are short and fill the table. The runs with the most
-        ranks follow, because other runs would take their resources. Runs with equally many ranks
-        are sorted by the hours of the longest chain of nodes that begins with them.
+        ranks follow, because other runs would take their resources. Of runs with equally many
+        ranks, those that begin the longest chains of nodes, in hours, come first.
         """
         for (_, minus_ranks), queue in sorted(self._queues.items()):
             yield -minus_ranks, (tuple(self._tasks[key]) for _, key in queue)
@@ -280,8 +275,8 @@ class WaitingNodes:
     ) -> None:
         """Retries a node after a delay, before all other nodes of its queue.
 
-        `held` means that another driver executes the node. `alone` means that the node gets its own
-        task from now on.
+        `held` means that another driver executes the node, `alone` that it gets its own task from
+        now on.
         """
         self._held |= {node.id} if held else set()
         self._alone |= {node.id} if alone else set()
@@ -290,7 +285,7 @@ class WaitingNodes:
         heapq.heappush(self.delayed, (time.monotonic() + after_s, self._place[node.id], node))
 
     def look_again(self) -> list[Node]:
-        """Readies nodes whose delay is over; returns the nodes that another driver has ended."""
+        """Readies nodes whose delay is over. Returns the nodes that another driver has ended."""
         ended = []
         while self.delayed and self.delayed[0][0] <= time.monotonic():
             _, _, node = heapq.heappop(self.delayed)
@@ -339,8 +334,8 @@ def _read_finished(
 ) -> tuple[Mapping[str, Finished | None], set[str]]:
     """Returns `store.read_finished` of nodes and the runs they need, and the ids of done nodes.
 
-    A node is done if it has a result, the nodes that it needs are done, and their weights are still
-    those that it was made from.
+    A node is done if it has a result, the nodes that it needs are done, and their weights are those
+    that it was made from.
     """
     needs_of = {node.id: node.needs for node in nodes}
     keys = [(node.kind, node.id) for node in nodes]
@@ -361,7 +356,7 @@ def _read_finished(
 
 
 def with_stored_tags(nodes: Iterable[Node], store: Store) -> list[Node]:
-    """Returns the nodes with the stored tags too, so that a driver prints the names of `gram`."""
+    """Adds the stored tags to nodes, so that a driver prints the same names as `gram`."""
     nodes = list(nodes)
     stored = store.concurrently(lambda node: store.node(node.kind, node.id).tags(), nodes)
     return [
@@ -371,10 +366,7 @@ def with_stored_tags(nodes: Iterable[Node], store: Store) -> list[Node]:
 
 
 def find_ended_ids(nodes: Iterable[Node], store: Store, retry_diverged: bool = False) -> set[str]:
-    """Reads the ids of nodes that are done and, unless `retry_diverged`, that can never be done.
-
-    These have diverged or need a diverged run.
-    """
+    """Reads the ids of nodes that are done or, unless `retry_diverged`, can never be done."""
     nodes = list(nodes)
     stored, done = _read_finished(nodes, store)
     progress = Progress(done)

@@ -27,9 +27,9 @@ CLEARING_S = 10.0
 
 
 def free_port(*wanted: int) -> int:
-    """Returns a port without a listener, the first free one of `wanted` if there is one.
+    """Returns the first free port of `wanted`, otherwise a random free port.
 
-    Otherwise the port is from a range in which neither the system nor Ray chooses ports.
+    Neither the system nor Ray chooses ports from the range of the random ports.
     """
     candidates = list(wanted)
     while True:
@@ -72,7 +72,7 @@ def _quotas(
 def safe_path(*folders: str) -> dict[str, str]:
     """Returns variables that keep a new Python process from importing from the current folder.
 
-    Its PYTHONPATH has `folders`, by default those of this process's PYTHONPATH.
+    PYTHONPATH becomes `folders`, by default this process's folders.
     """
     path = folders or os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(filter(None, path))}
@@ -81,7 +81,7 @@ def safe_path(*folders: str) -> dict[str, str]:
 class OwnFolder:
     """A new folder that only this user can enter, removed when this process ends.
 
-    `path` is a folder inside it, which Ray opens to everybody.
+    `path` is a folder inside it, which Ray makes accessible to everybody.
     """
 
     def __init__(self, place: Path) -> None:
@@ -105,7 +105,7 @@ class OwnFolder:
 
 
 def remove_at_end(folder: Path) -> None:
-    """Kills Ray and removes the folder when standard input ends, unless it says KEEP."""
+    """Kills Ray and removes the folder when standard input ends, unless the input is KEEP."""
     if sys.stdin.buffer.readline() == KEEP:
         return
     deadline = time.monotonic() + CLEARING_S

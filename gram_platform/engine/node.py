@@ -52,16 +52,11 @@ from gram_platform.train.loop import StepRecord, TrainingDiverged, require_finit
 NUM_TRAIN_RECORDS = 100
 
 
-def record_interval(run: RunConfig) -> int:
-    """Returns how many steps are averaged in one record of training metrics."""
-    return max(1, run.num_steps // NUM_TRAIN_RECORDS)
-
-
 class MetricsSummary:
-    """Averages metrics over the steps of a record."""
+    """Averages training metrics over the `interval` steps of a record."""
 
     def __init__(self, run: RunConfig):
-        self.run, self.interval = run, record_interval(run)
+        self.run, self.interval = run, max(1, run.num_steps // NUM_TRAIN_RECORDS)
         self.tokens_per_second = 0.0
         self._reset()
 
@@ -69,7 +64,7 @@ class MetricsSummary:
         self.first_step, self.started = first_step, time.monotonic()
 
     def state(self) -> dict:
-        """Returns the losses and norms since the last record as JSON; {} if there are none."""
+        """Returns the losses and norms since the last record as JSON, or {} if there are none."""
         losses = {domain: list(losses) for domain, losses in self.losses.items()}
         return {"losses": losses, "norms": list(self.norms)} if self.norms else {}
 
@@ -82,7 +77,7 @@ class MetricsSummary:
         self.norms: list[float] = []
 
     def add(self, record: StepRecord) -> dict[str, float]:
-        """Adds a step; returns the metrics of the record that the step completes, or {}."""
+        """Adds a step. Returns the metrics of a record if the step completes it, otherwise {}."""
         for domain, loss in zip(record.domains, record.losses, strict=True):
             self.losses[domain].append(loss)
         self.norms.append(record.grad_norm)
@@ -118,7 +113,7 @@ def execute_run(
     SIGTERM, or the caller's `stop_request`, ends the process after the current step, with a
     checkpoint. Raises LeaseHeld while another process works on the run, and ValueError if the
     checkpoint is of other data. TrainingDiverged, OutOfMemory (with advice) and unforeseen errors
-    are recorded as the run's failure, and raised.
+    are raised, and recorded as the run's failure.
     """
     set_up_torch(execution)
     store = execution.store()
@@ -172,7 +167,7 @@ def starting_point(run: RunConfig, execution: Execution) -> Iterator[Start]:
 
 
 def schedule_reader(run: RunConfig, corpus: PackedCorpus) -> ScheduleReader:
-    """Opens the sequences that a run draws; with a separator only responses are trained on."""
+    """Opens the sequences of a run. Only responses are trained on if `responses_after` is set."""
     domains = sorted({piece.domain for budget in run.data.domains for piece in budget.pool})
     text = run.objective.responses_after
     separator = Separator(*separator_tokens(corpus.tokenizer_path, text)) if text else None
@@ -195,7 +190,10 @@ def new_learner(kind: type[Learner], run: RunConfig, execution: Execution, start
 
 
 class RunExecution:
-    """One attempt at a run, which trains, evaluates, commits checkpoints and writes the result."""
+    """One attempt at a run, which trains, evaluates, commits checkpoints and writes the result.
+
+    `attempt` is None on all ranks except rank 0.
+    """
 
     def __init__(
         self,
@@ -206,7 +204,6 @@ class RunExecution:
         learner: Learner,
         stop_request: StopRequest,
     ):
-        """`attempt` is None on all ranks except rank 0."""
         self.run, self.corpus, self.attempt, self.execution = run, corpus, attempt, execution
         # The hashes of the weights that the run starts from, by run id.
         self.sources = execution.store().source_weights(run.start)
@@ -232,7 +229,7 @@ class RunExecution:
 
     @property
     def identity(self) -> dict:
-        """The hashes of data and plan, which must be those of the checkpoint that is continued."""
+        """The hashes of data and plan, which must equal the checkpoint's when a run is resumed."""
         return {
             "data_fingerprint": self.corpus.fingerprint,
             "plan_sha256": self.schedule.fingerprint,
@@ -250,7 +247,6 @@ class RunExecution:
         return self.complete()
 
     def _is_exhausted(self, record: StepRecord) -> bool:
-        """Returns whether MaxEnt has unlearnt, or too many evaluations had no better loss."""
         stop_below = self.run.objective.stop_below
         is_unlearnt = stop_below > 0.0 and record.forgetting <= stop_below
         return is_unlearnt or 0 < self.run.eval_points.patience <= self.num_stale
@@ -281,7 +277,7 @@ class RunExecution:
         return resumed
 
     def _steps(self, first_step: int) -> Iterator[StepRecord]:
-        """Trains step by step; adds a step's metrics to `records` and then yields the step."""
+        """Trains step by step. Adds a step's metrics to `records` before it yields the step."""
         self.summary.start(first_step)
         self._last_commit, self._commit_s = time.monotonic(), 0.0
         at_evaluations, at_probes = evaluation_steps(self.run), probe_steps(self.run)
@@ -327,7 +323,7 @@ class RunExecution:
             return validation_losses(self.learner, self.validation)
 
     def evaluate_progress(self) -> dict[str, float]:
-        """Measures `progress/loss/<domain>`, which may be infinite or NaN, on few sequences."""
+        """Measures `progress/loss/<domain>` on few sequences. The losses may be infinite or NaN."""
         with self._as_evaluation():
             losses = progress_losses(self.learner, self.validation, self.progress.num_sequences)
         return {PROGRESS + domain: loss for domain, loss in losses.items()}
@@ -365,7 +361,6 @@ class RunExecution:
         )
 
     def _stop_if_requested(self) -> None:
-        """Waits for the checkpoint and ends the process, if it was asked to stop."""
         if self.stop_request.received:
             self.background.wait()
             self.stop_request.exit()
@@ -397,7 +392,7 @@ class RunExecution:
         self.attempt.commit(step, pieces, state, records)
 
     def complete(self) -> dict:
-        """Writes the weights and the result; returns the result, whose fields are deterministic."""
+        """Writes the weights and the result; returns the result."""
         fields = {
             **self.identity,
             **({SOURCE_HASHES: self.sources} if self.sources else {}),

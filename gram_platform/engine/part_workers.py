@@ -20,10 +20,9 @@ from gram_platform.engine.cluster import CLUSTER_LOST, ClusterLost, require_ray
 from gram_platform.engine.life import MAX_CRASHES
 from gram_platform.engine.machine import num_cpus as num_cores
 
-# A custom resource of Ray. A machine for fetching and packing offers one for each of its cores.
+# A custom resource of Ray, one for each core of a machine for fetching and packing.
 PACK = "pack"
-# A variable that is 1 if the cluster's autoscaler starts machines for packing. The cluster's files
-# set it, because Ray's autoscalers do not tell a driver which machines they can start.
+# This variable is 1 if the cluster's autoscaler starts machines for packing. Ray does not say so.
 STARTS_PACK_MACHINES = "GRAM_PACK_MACHINES"
 # Tasks submitted to Ray at once, which is the demand that an autoscaler sees.
 IN_FLIGHT = 512
@@ -31,11 +30,10 @@ LOOK_AT_PARTS_EVERY_S = 1.0
 
 
 def part_workers(connect: Callable[[], None], anywhere: bool) -> Workers:
-    """Returns workers that call `connect` to join Ray when there is more than one task.
+    """Returns workers that pack on Ray if there is more than one task, after a call of `connect`.
 
-    With `anywhere` tasks run on all machines of the cluster, which must see the same files, and
-    otherwise on this machine (`placement`). A task whose process dies is retried. Raises
-    ClusterLost if the Ray dies.
+    With `anywhere` tasks run on all machines of the cluster, which must see the same files,
+    otherwise on this machine. A task whose process dies is retried. Raises ClusterLost if Ray dies.
     """
     return partial(_spread, connect, anywhere)
 
@@ -49,11 +47,11 @@ class PackingPlace:
 
 
 def placement(anywhere: bool) -> PackingPlace | None:
-    """Chooses where tasks run; None if no two tasks can ever run at once.
+    """Chooses where tasks run. Returns None if no two tasks can ever run at once.
 
-    With `anywhere` tasks run on the machines for packing if the cluster has or starts some, so that
-    packing neither starts nor slows down machines with GPUs, otherwise on any CPU. Without
-    `anywhere` they run on Ray's CPUs on this machine, or on all cores if Ray has none here.
+    With `anywhere` tasks run on the cluster's machines for packing, so that packing neither starts
+    nor slows down machines with GPUs, or without such machines on any CPU. Otherwise they run on
+    Ray's CPUs on this machine, or on all its cores if Ray has none here.
     """
     if anywhere and _has_pack_machines():
         return PackingPlace(
@@ -121,7 +119,7 @@ def _spread(
 
 
 def _result(reference: ray.ObjectRef) -> object:
-    """Returns a task's result; raises the task's own error, or Stopped if its processes died."""
+    """Returns a task's result. Raises the task's own error, or Stopped if Ray failed."""
     try:
         return ray.get(reference)
     except RayTaskError as error:

@@ -20,8 +20,7 @@ except ImportError:
     # A machine that only trains does not need it.
     psutil = None
 
-# Texts in the messages of memory errors without a class of their own. They come from torch's CPU
-# allocator, CUDA and CUDA's libraries.
+# Texts in memory errors of torch's CPU allocator, CUDA and its libraries that have no class.
 ALLOCATORS = (
     "DefaultCPUAllocator",
     "not enough memory",
@@ -31,12 +30,12 @@ ALLOCATORS = (
 )
 
 
-# The size of cuBLAS's buffers in KiB and their number, with which its products are deterministic.
+# The size in KiB and number of cuBLAS's buffers with which its products are deterministic.
 CUBLAS_VARIABLE, CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
 
 
 def set_up_torch(execution: Execution) -> None:
-    """Sets this process's threads and determinism. Call it before the first product on a GPU."""
+    """Sets this process's threads and determinism, before its first product on a GPU."""
     torch.set_num_threads(execution.num_threads)
     # The setter imports torch's compiler, so it is called only for a change.
     if torch.are_deterministic_algorithms_enabled() != execution.deterministic:
@@ -66,8 +65,7 @@ def memory_advice(error: BaseException, division: Division) -> str:
 class BackgroundJob:
     """Runs one job at a time in a thread.
 
-    As a context manager it waits for the last job at the end of the block. `wait` raises the error
-    of the last job.
+    `wait` waits for the job and raises its error. The end of a `with` block does the same.
     """
 
     def __init__(self) -> None:
@@ -88,7 +86,7 @@ class BackgroundJob:
         return self._job is not None and not self._job.done()
 
     def start(self, job: Callable[[], object]) -> None:
-        """Starts a job. The caller has waited for the last one."""
+        """Starts a job. Call it after `wait`."""
         self._job = self._executor.submit(job)
 
     def wait(self) -> None:
@@ -103,7 +101,7 @@ SYSTEM_EVERY_S = 10.0
 
 
 class ResourceUsage:
-    """Measures a rank's machine and its peak memory. On a CPU the peak is over calls of `look`."""
+    """Measures a rank's machine, and its peak memory over calls of `look`."""
 
     def __init__(self, device: str):
         self.device = torch.device(device)
@@ -128,10 +126,9 @@ class ResourceUsage:
         self.peak_bytes = max(self.peak_bytes, resident_bytes)
 
     def system(self) -> dict[str, float]:
-        """Measures the machine's processors, memory and GPU; {} within `SYSTEM_EVERY_S`.
+        """Measures the machine's processors, memory and GPU, or returns {} within `SYSTEM_EVERY_S`.
 
-        The keys are MLflow's names. A metric that cannot be measured is skipped, because its error
-        must not end a run.
+        The keys are MLflow's names. A metric that cannot be measured is skipped.
         """
         if time.monotonic() < self._next_system:
             return {}
@@ -182,8 +179,8 @@ POLL_S = 10.0
 class StopRequest:
     """A request to stop this process, by a signal or because Ray drains its machine.
 
-    Runs read `received` after every step, which calls `look(request)`. With `asks_ray=False` the
-    caller asks Ray and calls `receive`.
+    Runs read `received` after every step. This also calls `look(request)`. With `asks_ray=False`
+    this object does not ask Ray, and its owner calls `receive`.
     """
 
     def __init__(
@@ -225,7 +222,7 @@ class StopRequest:
 
 
 def is_draining() -> bool:
-    """Returns whether Ray drains this machine, as it does before an announced preemption."""
+    """Returns whether Ray drains this machine, as before an announced preemption."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return False
@@ -246,8 +243,8 @@ def stop_on_signal(
 ) -> Iterator[StopRequest]:
     """Turns the first of the signals into a stop request during the block.
 
-    The second signal runs the previous handler. Only a main thread can handle signals. Any other
-    thread gets the request of `note_sigterm`, if that was called.
+    A second signal runs the previous handler. Only a main thread can handle signals. Another thread
+    gets the request of `note_sigterm`, if there is one.
     """
     if threading.current_thread() is not threading.main_thread():
         yield stop_request or _request_of_process or StopRequest()
@@ -267,7 +264,7 @@ def note_sigterm() -> None:
     """Turns the first SIGTERM into a stop request for the threads of this process.
 
     Call it in the main thread of a Ray Train worker, which trains in a second thread. Ray Train
-    itself reports a drained machine (`dispatch.report_to_ray_train`).
+    itself reports a drained machine.
     """
     global _request_of_process
     _request_of_process = StopRequest(asks_ray=False)
@@ -275,7 +272,7 @@ def note_sigterm() -> None:
 
 
 def _receive_first(stop_request: StopRequest, signals: Sequence[int]) -> Callable[[], None]:
-    """Makes `stop_request` receive the first of the signals, which restores the earlier handlers.
+    """Makes `stop_request` receive the first of the signals, and then restores the old handlers.
 
     Returns the function that restores them.
     """

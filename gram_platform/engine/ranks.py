@@ -64,9 +64,9 @@ def train_rank(
     """Trains this rank's part of a run in an initialised process group.
 
     Returns None if the run is complete, otherwise why the ranks stopped. A thread calls `report`
-    every `REPORT_EVERY_S`, equally often on all ranks. Ranks wait for at most
-    `LONG_WORK_TIMEOUT_S` while another rank loads or saves. In a step they wait for the process
-    group's time-out. A rank that runs out of memory raises OutOfMemory with advice.
+    every `REPORT_EVERY_S`, equally often on all ranks. A rank waits for others that load or save
+    for at most `LONG_WORK_TIMEOUT_S`, and in a step for the process group's time-out. If a rank
+    runs out of memory, it raises OutOfMemory with advice.
     """
     set_up_torch(execution)
     patient = _patient_group()
@@ -119,7 +119,7 @@ def _train(
 
 
 def _start_attempt(run: RunConfig, execution: Execution) -> Attempt:
-    """Starts rank 0's attempt, once the lease of a lost worker has expired."""
+    """Starts rank 0's attempt. Waits until the lease of a lost worker has expired."""
     directory = execution.store().run(run.run_id)
     deadline = time.monotonic() + execution.lease_s + LEASE_MARGIN_S
     while True:
@@ -135,11 +135,10 @@ class Reports(StopRequest):
     """Reports this rank's progress in a thread, because a report waits for ranks and Ray's head.
 
     All ranks must report equally often. So they vote on when to report, and no rank starts a report
-    while a rank's last report is under way.
+    while the last report of any rank is under way.
     """
 
     def __init__(self, report: Report | None, stop_request: StopRequest):
-        """`stop_request` is that of this rank's process."""
         super().__init__(asks_ray=False)
         self._report, self._of_process = report, stop_request
         self._next = time.monotonic() + REPORT_EVERY_S
@@ -202,7 +201,6 @@ class ShardedExecution(RunExecution):
         self.writers = _patient_group()
 
     def _load_checkpoint(self) -> Resumed | None:
-        """Reads this rank's rows of the newest intact checkpoint, which rank 0 chooses."""
         if self.attempt:
             resumed = self.attempt.resume(
                 lambda _, *position: self._read_together(self._from_rank_0(position))
@@ -265,7 +263,6 @@ class ShardedExecution(RunExecution):
     def _write_checkpoint(
         self, step: int, pieces: dict[str, Piece], state: dict, records: list[dict]
     ) -> None:
-        """Writes this rank's shard. When all ranks have, rank 0 writes the manifest."""
         files = self._write_shards(checkpoint_folder(self.folder, step), pieces)
         if self.attempt:
             self.attempt.commit_shards(step, files, state, records)
@@ -273,7 +270,7 @@ class ShardedExecution(RunExecution):
     def _write_shards(self, folder: Folder, pieces: dict[str, Piece]) -> dict[str, str]:
         """Writes this rank's shard; returns the SHA-256 of all ranks' files by name.
 
-        Raises OSError on all ranks if a rank fails.
+        If a rank fails, all ranks raise OSError.
         """
         files, error = {}, None
         try:
@@ -287,7 +284,6 @@ class ShardedExecution(RunExecution):
         return {name: digest for files, _ in parts for name, digest in files.items()}
 
     def _write_result(self, fields: dict, measured: dict) -> dict | None:
-        """Writes the result, and small weights as one file or each rank's shard of large ones."""
         attempt = self.attempt
         if 4 * total_parameters(self.run.model) < LARGE_WEIGHTS_BYTES:
             weights = self.learner.weights()
@@ -303,7 +299,7 @@ class ShardedExecution(RunExecution):
 def _from_all_ranks(value, group: dist.ProcessGroup) -> list:
     """Returns the values of all ranks, in the order of ranks.
 
-    They are sent as JSON, because torch's own functions for objects unpickle what they receive.
+    Values are sent as JSON, because torch's own functions for objects would unpickle them.
     """
     encoded = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]

@@ -1,7 +1,7 @@
 """Executes nodes on Ray, as many at once as fit, each after the nodes that it needs.
 
-A node whose process crashes restarts from its last checkpoint. A node that fails blocks only the
-nodes that need it. Slots execute nodes of one rank, and Ray Train workers nodes of several ranks.
+A node whose process crashes restarts from its last checkpoint. A node that fails blocks only its
+dependants. Slots execute nodes of one rank, and Ray Train workers nodes of several ranks.
 """
 
 import time
@@ -125,8 +125,7 @@ class RayExecutor(Executor):
     def _fitting(self) -> list[Task]:
         """Chooses the tasks that fit on the cluster, now or once it has grown.
 
-        Raises ClusterLost if nothing is in flight and the next task would fit only on cordoned
-        machines.
+        Raises ClusterLost if no task runs and the next task would fit only on cordoned machines.
         """
         free, chosen, too_wide = None, [], 0
         for ranks, tasks in self.waiting.tasks():
@@ -159,7 +158,6 @@ class RayExecutor(Executor):
         return execute.remote(task, execution, self.cordon.resources)
 
     def _kill_stalled(self) -> None:
-        """Kills the slots of tasks without progress for `stall_timeout_s`, which is a crash."""
         for reference in list(self.slots.busy):
             node = self.in_flight[reference][0]
             step = self.progress.heartbeats.get(node.id, {}).get("step", 0)
@@ -174,7 +172,7 @@ class RayExecutor(Executor):
                 self.slots.kill(reference)
 
     def _take_back(self, reference: ray.ObjectRef) -> list[Node]:
-        """Records that a slot has started or that a task has ended; returns the ended nodes."""
+        """Records that a slot has started or a task has ended; returns the task's ended nodes."""
         if reference in self.slots.starting:
             try:
                 self.slots.note_start(reference)
@@ -193,12 +191,9 @@ class RayExecutor(Executor):
         return [node for node in task if self._settle(node, reference, task, probe)]
 
     def _settle(
-        self, node: Node, reference: ray.ObjectRef, task: Task, probe: ProbeReport | None = None
+        self, node: Node, reference: ray.ObjectRef, task: Task, probe: ProbeReport | None
     ) -> bool:
-        """Records the outcome of a node; returns False if the node will be retried.
-
-        The warnings of a task are those of its first node.
-        """
+        """Records the outcome of a node. Returns False if the node will be retried."""
         try:
             warnings = ray.get(reference)
             self.warn(node, warnings if node is task[0] else [])
@@ -212,7 +207,6 @@ class RayExecutor(Executor):
     def _settle_error(
         self, node: Node, error: RayError, task: Task, probe: ProbeReport | None
     ) -> bool:
-        """Does what the crash policy decides; returns False if the node will be retried."""
         if isinstance(error, RayTaskError):
             cause = error.cause
             kind, text = kind_of(cause), failure_message(cause)

@@ -1,7 +1,7 @@
 """Wraps Ray's private functions, for which Ray 2.60 has no public ones.
 
-No other module imports a private name of Ray. Ray Train and Ray Tune take a second to import, so
-they are imported in the functions that need them.
+No other module imports a private name of Ray. Ray Train and Ray Tune are imported in functions,
+because that takes a second.
 """
 
 import json
@@ -49,9 +49,9 @@ def own_job() -> JobConfig:
 
 
 def largest_cluster() -> dict[str, float]:
-    """Returns the cluster's maximum resources; {} if no autoscaler has reported them.
+    """Returns the cluster's maximum resources, or {} if no autoscaler has reported them.
 
-    The autoscalers of `ray up` and KubeRay do not report them. A vendor's autoscaler may.
+    The autoscalers of `ray up` and KubeRay never report them. A vendor's autoscaler may.
     """
     return (state.get_max_resources_from_cluster_config() or {}) if ray.is_initialized() else {}
 
@@ -65,10 +65,9 @@ def draining_machines() -> set[str]:
 
 
 def machine_types() -> set[str]:
-    """Returns the types of machines in the report of Ray's autoscaler; empty without a report.
+    """Returns the types of machines that Ray's autoscaler has reported, by its config.
 
-    The types are names in the autoscaler's config. Ray may make a report even without an
-    autoscaler, in which each machine's type is `node_<id>`.
+    Even without an autoscaler Ray may report, and each machine's type is then `node_<id>`.
     """
     if is_autoscaler_v2(fetch_from_server=True):
         status = get_cluster_status(ray.get_runtime_context().gcs_address)
@@ -90,7 +89,7 @@ def address_of(given: str | None) -> str:
 
 
 def refusal(address: str, token: str, timeout_s: float) -> str:
-    """Returns why the Ray at HOST:PORT cannot be joined, or ""; takes at most `timeout_s`."""
+    """Returns why the Ray at HOST:PORT cannot be joined, or "". Takes at most `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     try:
         with _channel(address) as channel:
@@ -146,10 +145,10 @@ def _channel(address: str) -> grpc.Channel:
 
 
 def adapt(trainer: Any) -> Any:
-    """Returns the trainer, changed to request a run's ranks only once, as a placement group.
+    """Changes a trainer to request a run's ranks only once, as a placement group; returns it.
 
     Ray Train would also request each rank by itself, so that the autoscaler starts machines of one
-    GPU that no rank uses. It would also keep a process for datasets, which no run has.
+    GPU that no rank uses, and keep a process for datasets, which no run has.
     """
     from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
     from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
@@ -175,7 +174,7 @@ def error_of_trial(trial: Any) -> Exception:
 def treat_memory_kill_as_crash() -> None:
     """Makes Ray Tune restart a trial whose process Ray's memory monitor has killed.
 
-    Ray Tune does not know the error that Ray raises for it, so the search would end.
+    Otherwise the search would end, because Ray Tune does not know the error that Ray raises.
     """
     from ray.air.execution._internal import actor_manager
 

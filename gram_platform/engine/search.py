@@ -1,8 +1,8 @@
 """Runs the trials of a search on Ray Tune, as many at once as fit on the cluster.
 
 Ray Tune places trials, reuses their processes and restarts crashed processes. Our searcher proposes
-trials and enforces limits. A search is resumed from Optuna's database and the storage. Tune's own
-results in `<storage>/tune` are never read.
+trials and enforces limits. A search is resumed from Optuna's database and the storage, and never
+from Tune's own results in `<storage>/tune`.
 """
 
 import logging
@@ -44,7 +44,6 @@ from gram_platform.engine.trial_process import (
 )
 from gram_platform.engine.trials import (
     Outcome,
-    Point,
     Problem,
     Proposal,
     Source,
@@ -55,9 +54,9 @@ from gram_platform.engine.trials import (
 from gram_platform.methods.nodes import Node
 
 TUNE = {
-    # The number of processes that start at once, which is 1 for a searcher by default. Tune gives a
-    # waiting trial the next free process and cancels its pending start. So if processes started one
-    # by one, trials shorter than a start would never use more than one process.
+    # The processes that start at once, by default 1. Tune gives a waiting trial the next free
+    # process and cancels its pending start. So if processes started one by one, trials shorter than
+    # a start would never use more than one process.
     "TUNE_MAX_PENDING_TRIALS_PG": "64",
     # With Tune's handler an interrupted search would look as if it had ended.
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
@@ -80,28 +79,28 @@ class Tuning:
 
     # The name of the folder of Tune's files.
     name: str
-    # The most trials at once; 0 for as many as the cluster may hold.
+    # The most trials at once, or 0 for as many as the cluster may hold.
     max_concurrent: int = 0
     retry_diverged: bool = False
-    # The metric that `get_best_result()` of Tune's results minimises; "" without one.
+    # The metric that `get_best_result()` of Tune's results minimises, or "".
     metric: str = ""
 
 
 class TrialWatch:
-    """Observes trials, and decides whether the next one starts. Its errors end the search."""
+    """Observes trials, and decides whether the next trial starts. Its errors end the search."""
 
     def may_start(self) -> bool:
-        """Returns whether another trial may start. After a limit is reached none may."""
+        """Returns whether another trial may start, which is so until a limit is reached."""
         return True
 
     def require_lead(self) -> None:
         """Raises Stopped if another driver leads the search."""
 
     def trial_started(self, proposal: Proposal) -> None:
-        """Is called when a trial starts."""
+        pass
 
     def trial_ended(self, outcome: Outcome) -> None:
-        """Is called when a trial has ended."""
+        pass
 
 
 def run_trials(
@@ -121,9 +120,7 @@ def run_trials(
     for name, value in TUNE.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
-    saved_steps_of = lambda point: count_committed_steps(problem, point, execution.store())  # noqa: E731
-    placements_of = lambda point: {node.id: place(node) for node in problem.nodes(point)}  # noqa: E731
-    searcher = _Searcher(source, tuning, watch, cordon, placements_of, saved_steps_of)
+    searcher = _Searcher(source, problem, execution, cordon, tuning, watch, place)
     trial = trial_class(problem, execution, cordon.resources, tuning.retry_diverged)
     path, filesystem = results_place(execution.storage, TUNE_FOLDER, tuning.name)
     tune.Tuner(
@@ -146,7 +143,7 @@ def run_trials(
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
             # Tune always restarts a trial, and the scheduler stops a trial that has failed.
             failure_config=tune.FailureConfig(max_failures=-1),
-            stop=_EndOfSearch(searcher),
+            stop=searcher,
             verbose=0,
         ),
     ).fit()
@@ -155,7 +152,7 @@ def run_trials(
 
 
 def _folder_name(trial) -> str:
-    """Names the folder of a trial's results by its point, which TensorBoard shows."""
+    """Names the folder of a trial's results by its point, because TensorBoard shows the name."""
     return re.sub(r"[^\w.+-]+", "_", trial.config["name"])[:100] + f"-{trial.trial_id}"
 
 
@@ -169,23 +166,10 @@ class _StaysHere:
         return self
 
 
-class _EndOfSearch(_StaysHere, tune.Stopper):
-    """Ends all running trials if the search has an error. Their checkpoints stay."""
-
-    def __init__(self, searcher: "_Searcher"):
-        self._searcher = searcher
-
-    def __call__(self, trial_id: str, result: dict) -> bool:
-        return False
-
-    def stop_all(self) -> bool:
-        return self._searcher.has_failed()
-
-
 class _Scheduler(_StaysHere, FIFOScheduler):
     """Places trials, tells the searcher why their processes ended, and stops failed trials.
 
-    Ray Tune restarts a trial whose process ended.
+    Ray Tune would restart every trial whose process ended.
     """
 
     def __init__(self, searcher: "_Searcher", cordon: Cordon):
@@ -222,9 +206,9 @@ class _Scheduler(_StaysHere, FIFOScheduler):
 def machines_for(bundle: Mapping[str, float], cordon: Cordon, avoided: str = "") -> dict[str, str]:
     """Returns Ray's label selector of the machines that may execute a trial; {} for all machines.
 
-    If the cluster must not grow, only present machines may. A trial of several ranks only waits for
-    its ranks, so it is on the driver's machine, which is not preempted. The machine with the id
-    `avoided` is used only if there is no other.
+    If the cluster must not grow, it selects only present machines. A trial of several ranks, which
+    only waits for its ranks, is on the driver's machine, which is not preempted. The machine with
+    the id `avoided` is used only if there is no other.
     """
     if not {"CPU", "GPU"} & bundle.keys():
         return {NODE_ID: ray.get_runtime_context().get_node_id()}
@@ -239,25 +223,29 @@ def machines_for(bundle: Mapping[str, float], cordon: Cordon, avoided: str = "")
     return {NODE_ID: f"in({','.join(i for i in alive if i not in resources.cordoned)})"}
 
 
-class _Searcher(_StaysHere, Searcher):
-    """Adapts a source to Ray Tune."""
+class _Searcher(_StaysHere, Searcher, tune.Stopper):
+    """Proposes the trials of a source to Ray Tune, and tells the source their outcomes.
+
+    Ends all running trials if the search has an error. The checkpoints of their runs stay.
+    """
 
     def __init__(
         self,
         source: Source,
+        problem: Problem,
+        execution: Execution,
+        cordon: Cordon,
         tuning: Tuning,
         watch: TrialWatch,
-        cordon: Cordon,
-        placements_of: Callable[[Point], Mapping[str, Placement]],
-        saved_steps_of: Callable[[Point], int],
+        place: Callable[[Node], Placement],
     ):
         super().__init__()
         self._source, self._tuning, self._watch = source, tuning, watch
-        self._placements_of, self._saved_steps_of = placements_of, saved_steps_of
+        self._problem, self._execution, self._place = problem, execution, place
         self._cordon, self._admission = cordon, Admission(cordon.resources)
         self._policy = CrashPolicy(cordon)
         self._ranks: dict[str, int] = {}
-        # The most ranks of any trial so far, which stands for the unknown ranks of the next trial.
+        # The most ranks of any trial so far, as a guess for the next trial.
         self._widest = 1
         self._running: dict[str, tuple[Proposal, float]] = {}
         # The outcomes of failed trials, which Ray Tune must not restart.
@@ -266,7 +254,7 @@ class _Searcher(_StaysHere, Searcher):
         self.error: Exception | None = None
 
     def has_failed(self) -> bool:
-        """Returns whether the search has an error. Ray Tune asks at every step and trial."""
+        """Returns whether the search has an error."""
         try:
             require_ray()
             self._watch.require_lead()
@@ -274,6 +262,12 @@ class _Searcher(_StaysHere, Searcher):
         except Stopped as error:
             self.error = error
         return self.error is not None
+
+    def __call__(self, trial_id: str, result: dict) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        return self.has_failed()
 
     def suggest(self, trial_id: str) -> dict | str | None:
         if self.has_failed() or not self._watch.may_start():
@@ -284,7 +278,7 @@ class _Searcher(_StaysHere, Searcher):
         if proposal is None:
             return Searcher.FINISHED
         self._running[trial_id] = (proposal, time.time())
-        placements = self._placements_of(proposal.point)
+        placements = {node.id: self._place(node) for node in self._problem.nodes(proposal.point)}
         self._ranks[trial_id] = trial_ranks(placements.values())
         self._admission.in_flight[self._ranks[trial_id]] += 1
         self._widest = max(self._widest, self._ranks[trial_id])
@@ -295,9 +289,8 @@ class _Searcher(_StaysHere, Searcher):
         """Returns whether one more trial may be proposed.
 
         A trial that depends on results is proposed only when it can start, so that Optuna knows as
-        many earlier results as possible. On a cluster that can grow, a trial that depends on none
-        may wait in Ray's queue, which makes the autoscaler start machines. With `max_concurrent`
-        every trial may wait.
+        many earlier results as possible. On a cluster that can grow, other trials may wait in Ray's
+        queue, so that the autoscaler starts machines. With `max_concurrent` every trial may.
         """
         max_concurrent = self._tuning.max_concurrent
         if not self._running:
@@ -322,9 +315,9 @@ class _Searcher(_StaysHere, Searcher):
             self.error = error
 
     def _why_failed(self, proposal: Proposal, report: Mapping[str, Any]) -> str:
-        """Returns why a crashed trial has failed, or warns and returns "" if it restarts."""
-        text, saved_steps = report["message"], self._saved_steps_of(proposal.point)
-        probe = probe_in(report)
+        """Returns why a crashed trial has failed, or "" (after a warning) if it restarts."""
+        text, store, probe = report["message"], self._execution.store(), probe_in(report)
+        saved_steps = count_committed_steps(self._problem, proposal.point, store)
         next_step = self._policy.after(proposal.name, report[KIND], text, saved_steps, probe)
         if next_step.action == FAILED:
             return next_step.text

@@ -1,12 +1,12 @@
 """Keeps the processes that execute nodes of one rank.
 
-A slot is a Ray actor with the CPU threads of a rank and, on a cluster with GPUs, a GPU or a share
-of one. It executes one task after another and keeps its GPU until it ends. So no two runs share a
-GPU while another GPU is idle, and CUDA starts once for many tasks.
+A slot is a Ray actor with the CPU threads of a rank and, if there are GPUs, a GPU or a share of a
+GPU. It executes one task after another and keeps its GPU until it ends. So no two runs share a GPU
+while another GPU is idle, and CUDA starts once for many tasks.
 
-Slots wait for a machine without a time limit, and an autoscaler sees them as demand. A slot without
-work ends after `IDLE_S`, so that its machine can be released. A slot probes its device before its
-first task. It ends after an unforeseen error, because its process may be unusable.
+A slot waits for a machine without a time limit, which an autoscaler sees as demand. It probes its
+device before its first task. It ends after `IDLE_S` without work, so that its machine can be
+released, and after an unforeseen error, because its process may be unusable.
 """
 
 import time
@@ -77,10 +77,10 @@ class SlotPool:
     def request(self, number: int, reserved: str = "") -> None:
         """Starts or ends slots, so that `number` slots are free.
 
-        Surplus slots that have not started end at once, and idle ones after `IDLE_S`. After a
+        Surplus slots that have not started end at once, others after `IDLE_S` without work. After a
         failed start no slot starts for 1 s, then for 2 s, 4 s and so on. `reserved` is a machine
-        that is kept free for a run of several ranks. The slots on it end without another task, and
-        no slot starts on any machine meanwhile.
+        that is kept free for a run of several ranks. Its slots end without another task, and
+        meanwhile no slot starts on any machine.
         """
         now = time.monotonic()
         self._reserved_machine = reserved
@@ -106,7 +106,7 @@ class SlotPool:
             self._end_idle(slot)
 
     def machines_in_use(self) -> dict[str, int]:
-        """Returns the number of busy slots on each machine that has slots, by its id."""
+        """Returns the number of busy slots on each machine that has slots, by the machine's id."""
         counts = {probe.machine: 0 for probe in self.probes.values()}
         for slot in self.busy.values():
             counts[self.probes[slot].machine] += 1
@@ -163,9 +163,10 @@ class SlotPool:
     def submit(
         self, task: Task, placement: Placement = ON_ONE_RANK, avoided: ProbeReport | None = None
     ) -> ray.ObjectRef | None:
-        """Gives a task to an idle slot; returns the reference to its warnings, None without a slot.
+        """Gives a task to an idle slot, and returns the reference to its warnings.
 
-        A slot at `avoided` gets the task only if all slots are there.
+        Returns None if no slot is idle. A slot at `avoided` gets the task only if all slots are
+        there.
         """
         # The slot that was used last gets the task, so that the others can end.
         slot = next((s for s in reversed(self.idle) if self.probes[s] != avoided), None)
@@ -181,10 +182,10 @@ class SlotPool:
         return reference
 
     def release(self, reference: ray.ObjectRef) -> ProbeReport | None:
-        """Takes the slot back from an ended task; returns its probe, None for several ranks.
+        """Takes the slot back from an ended task, and returns the slot's probe.
 
-        The slot becomes idle. It ends if it crashed, if the task's error was unforeseen, or if its
-        machine is reserved.
+        The slot ends if it crashed, if the task's error was unforeseen, or if its machine is
+        reserved. For a task of several ranks, which has no slot, returns None.
         """
         slot = self.busy.pop(reference, None)
         if slot is None:
@@ -197,7 +198,6 @@ class SlotPool:
         return probe
 
     def kill(self, reference: ray.ObjectRef) -> None:
-        """Kills a task's slot, which counts as a crash."""
         ray.kill(self.busy[reference])
 
     def close(self) -> None:

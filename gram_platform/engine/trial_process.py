@@ -1,7 +1,7 @@
 """Executes trials in a process of Ray Tune, and defines its reports to the driver.
 
-A process executes one trial after another, until a trial fails or crashes in it. It reports this,
-and raises an error in the next step, because Ray Tune ends a process only after an error.
+A process executes one trial after another. If a trial fails or crashes in it, it reports this and
+raises an error in the next step, because Ray Tune ends a process only after an error.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,6 @@ class Trial(tune.Trainable):
         self._is_over = False
 
     def step(self) -> dict:
-        """Executes the trial; returns its report."""
         if self._is_over:
             raise RuntimeError("this process takes no more trials")
         try:
@@ -56,7 +55,6 @@ class Trial(tune.Trainable):
         return True
 
     def _execute(self) -> Outcome:
-        """Executes a trial. Before the first trial of one rank, probes this process's device."""
         name, point, placements = (self._config[key] for key in ("name", "point", "placements"))
         resources = replace(self.resources, cordoned=tuple(self._config["cordoned"]))
         try:
@@ -75,10 +73,10 @@ class Trial(tune.Trainable):
 def trial_class(
     problem: Problem, execution: Execution, resources: Resources, retry_diverged: bool
 ) -> type[Trial]:
-    """Returns a class of trials whose attributes are what all trials of a search share.
+    """Returns a class of trials with these values, which all trials of a search share.
 
-    `tune.with_parameters` would put these values into Ray's object store. If Ray's process on this
-    machine died, Ray would end the driver without a message.
+    `tune.with_parameters` would put them into Ray's object store. If Ray's process on this machine
+    died, Ray would then end the driver without a message.
     """
     shared = {"problem": problem, "execution": execution, "resources": resources}
     # The name is `Trial`, because a user who reads Tune's results names this class.

@@ -1,7 +1,7 @@
 """Proposes the trials of a search, executes and scores a trial, and computes its Ray resources.
 
-A source proposes trials from a list of points or from Optuna studies. The nodes of a trial are like
-those of a study. Finished nodes of any study or search are reused, and interrupted nodes continue.
+Trials are proposed from a list of points or from Optuna studies. Finished nodes of any study or
+search are reused, and interrupted nodes continue.
 """
 
 import contextlib
@@ -43,13 +43,13 @@ from gram_platform.train.loop import TrainingDiverged
 
 Point = Mapping[str, float | int | str]
 
-# The number of random trials before Optuna's sampler uses results, Optuna's default.
+# Random trials before Optuna's sampler uses results. This is Optuna's default.
 NUM_RANDOM_TRIALS = 10
 # The fields of an outcome that are stored in Optuna's database.
 TOLD = ("state", "message", "elapsed_s", "trained_s", "rank_s")
 # A worker's memory without a model, for Python, torch, Ray and mapped files.
 PROCESS_BYTES = GIB
-# Requests are rounded up to a multiple of this, so that trials of similar sizes reuse processes.
+# Requests are rounded up to a multiple, so that trials of similar sizes reuse processes.
 MEMORY_STEP = GIB // 4
 
 
@@ -62,11 +62,11 @@ class Problem(Protocol):
     def nodes(self, point: Point) -> list[Node]:
         """Lists the nodes of a trial, each after the nodes that it needs.
 
-        Nodes that all trials share are done before.
+        Nodes that all trials share are executed before the trials.
         """
 
     def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
-        """Computes finite metrics from the results by node id; ValueError if that is impossible."""
+        """Computes finite metrics from the results by node id. Raises ValueError if it cannot."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A trial to run. Only the source that proposed it interprets `key`."""
+    """A trial to run. Only the source that proposed the trial uses `key`."""
 
     name: str
     point: Point
@@ -123,7 +123,7 @@ class PointList:
         return Proposal(name, point)
 
     def tell(self, proposal: Proposal, outcome: Outcome) -> None:
-        """Ignores the outcome, on which no proposal depends."""
+        """Does nothing, because no proposal depends on an outcome."""
 
 
 @dataclass
@@ -166,8 +166,7 @@ class OptunaSource:
     """Proposes trials of Optuna studies, first of the study that has the most trials left.
 
     A search must have only one driver at a time. A trial that a dead driver left running is
-    proposed again with the same parameters, and its finished nodes are reused. A failed trial does
-    not count as one of `num_trials`.
+    proposed again with the same parameters. A failed trial does not count as one of `num_trials`.
     """
 
     def __init__(self, groups: Sequence[Group], space: Space, objective: SearchObjective):
@@ -182,7 +181,7 @@ class OptunaSource:
     def is_independent(self) -> bool:
         """Whether the next proposal is independent of running trials' results.
 
-        It is if it resumes a trial, or is one of the first proposals, which are random.
+        This is so if it resumes a trial or is one of the first, random proposals.
         """
         group = self._next_group()
         if group is None or group.resumable:
@@ -194,7 +193,7 @@ class OptunaSource:
         return max(open_groups, key=lambda g: self._left[g.name] - g.num_started, default=None)
 
     def next(self) -> Proposal | None:
-        """Proposes the next trial; None if no trial is left."""
+        """Proposes the next trial, or returns None if no trial is left."""
         group = self._next_group()
         if group is None:
             return None
@@ -233,8 +232,8 @@ Source = PointList | OptunaSource
 def open_study(storage: optuna.storages.BaseStorage, name: str, metric: str) -> optuna.Study:
     """Opens or creates the study with this name, with a TPE sampler that minimises the metric.
 
-    The sampler's seed depends on the name and the number of trials, so that the next driver does
-    not draw the same random points again.
+    The sampler's seed depends on the name and the number of trials, so that the next driver draws
+    other random points.
     """
     study = optuna.create_study(
         storage=storage, study_name=name, direction="minimize", load_if_exists=True
@@ -264,8 +263,8 @@ def execute_trial(
 ) -> Outcome:
     """Executes the missing nodes of a trial; returns its outcome with the metrics.
 
-    An error of the trial becomes the outcome's message. Raises the errors that another process may
-    not meet, which are device errors, a lack of memory and Unavailable. Raises SystemExit if this
+    An error of the trial becomes the outcome's message. A device error, a lack of memory and
+    Unavailable are raised, because another process may not meet them. Raises SystemExit if this
     process gets SIGTERM or its machine is drained.
     """
     started, clock = time.time(), time.monotonic()
@@ -311,8 +310,6 @@ def count_committed_steps(problem: Problem, point: Point, store: Store) -> int:
 
 @dataclass
 class _NodeRunner:
-    """Executes a trial's nodes one by one, and counts nodes and seconds."""
-
     execution: Execution
     resources: Resources
     placements: Mapping[str, Placement]
@@ -348,9 +345,8 @@ def reservation(placements: Collection[Placement], resources: Resources) -> dict
     """Returns Ray's resources for a trial whose nodes have these placements.
 
     A trial of one rank reserves the CPUs and GPUs of a run, and without GPUs also the memory of its
-    largest node. A trial of several ranks only waits for Ray Train's workers, which have their own
-    reservations. Such trials are on the driver's machine, whose memory limits their number
-    (`most_gangs`).
+    largest node. A trial of several ranks only waits for Ray Train's workers, which reserve for
+    themselves. It waits on the driver's machine, whose memory limits how many can (`most_gangs`).
     """
     if trial_ranks(placements) > 1:
         return {"memory": MEMORY_STEP}
@@ -362,5 +358,5 @@ def reservation(placements: Collection[Placement], resources: Resources) -> dict
 
 
 def trial_ranks(placements: Iterable[Placement]) -> int:
-    """Returns the most ranks of a trial's node. Nodes of a trial run one after another."""
+    """Returns the most ranks of any node of a trial, whose nodes run one after another."""
     return max((placement.fewest.num_ranks for placement in placements), default=1)

@@ -1,8 +1,8 @@
 """Writes the lease, checkpoints, result or failure of one attempt at a run into its own folder.
 
 An attempt may be killed at any point. The run then continues from the last commit, and ends with
-the same `result.json`. Two attempts at the same time write different files, but each removes all
-checkpoints older than its newest one.
+the same `result.json`. Simultaneous attempts write different files, but each removes all
+checkpoints older than its newest checkpoint.
 """
 
 import contextlib
@@ -44,10 +44,10 @@ from gram_platform.store.tensors import hash_tensors, save_tensors
 
 
 class Attempt:
-    """An attempt that `RunDirectory.start_attempt` started. Leaving its block releases the lease.
+    """An attempt of `RunDirectory.start_attempt`. The end of its block releases the lease.
 
-    A thread renews the lease, because a step or an evaluation may take longer than the lease. If
-    the lease expires before it is renewed, `heartbeat` and commits raise LeaseLost.
+    A thread renews the lease, because a step may take longer. If the lease expires before it is
+    renewed, `heartbeat` and commits raise LeaseLost.
     """
 
     def __init__(self, run, attempt_id: str, owner: str, lease_seconds: float) -> None:
@@ -75,17 +75,17 @@ class Attempt:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds of work, including earlier attempts up to the commit that this one continues."""
+        """Seconds of work, including earlier attempts up to the commit where this one began."""
         return self._earlier_s + time.monotonic() - self._clock
 
     def resume(
         self, read: Callable[[Folder, int, str], Resumed] = read_checkpoint
     ) -> Resumed | None:
-        """Reads the run's newest intact checkpoint, from which this attempt continues; or None.
+        """Reads the run's newest intact checkpoint, from which this attempt continues, or None.
 
-        `read(attempts, step, attempt_id)` reads a checkpoint. If it raises CorruptFile, the
-        checkpoint is set aside with a warning. If it raises OSError, an older checkpoint is read,
-        and without one the OSError is raised, because starting over would lose all work.
+        If `read(attempts, step, attempt_id)` raises CorruptFile, the checkpoint is set aside with a
+        warning. If it raises OSError, an older checkpoint is read. Without an older one the OSError
+        is raised, because starting over would lose all work.
         """
         unreadable = None
         clear_debris(self._attempts)
@@ -134,7 +134,7 @@ class Attempt:
     ) -> None:
         """Commits shards that are already in this attempt's folder.
 
-        `files` are the SHA-256 of all ranks' files by name, as `write_shard` returned them.
+        `files` are the SHA-256 of all ranks' files by name, as `write_shard` returns them.
         """
         self._require_above_last(step)
         with self._detect_takeover():
@@ -175,10 +175,9 @@ class Attempt:
     ) -> dict:
         """Saves the final weights and writes `result.json`, unless the run has a result.
 
-        Returns the run's result. It has the fields of `final`, which must be deterministic, and
+        Returns the run's result, which has the fields of `final` (they must be deterministic),
         `run_id`, `weights_sha256` and `sha256`. `records` are the metric records since the last
-        commit. `measured` has seconds and facts about the machine for the run's `timing()`. Removes
-        the run's checkpoints.
+        commit. `measured` is added to the run's `timing()`. Removes the run's checkpoints.
         """
         save = partial(self._folder.write_with, WEIGHTS, partial(save_tensors, tensors=tensors))
         return self._finish(save, final, hash_tensors(tensors), records, measured)
@@ -193,7 +192,7 @@ class Attempt:
     ) -> dict:
         """Completes the run with weights that are already written as shards.
 
-        `files` is that of `commit_shards`, and `weights_sha256` is `hash_tensors` of the weights.
+        `files` are as in `commit_shards`, and `weights_sha256` is `hash_tensors` of the weights.
         """
         save = partial(self._folder.child(SHARDS).write_sealed, MANIFEST, {"files": dict(files)})
         return self._finish(save, final, weights_sha256, records, measured)
@@ -245,7 +244,7 @@ class Attempt:
 
     @contextlib.contextmanager
     def _detect_takeover(self) -> Iterator[None]:
-        """Raises LeaseLost if the lease has expired, or another attempt removes files meanwhile."""
+        """Raises LeaseLost if the lease has expired or another attempt removes files meanwhile."""
         self._require_lease()
         try:
             yield

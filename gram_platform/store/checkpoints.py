@@ -18,7 +18,7 @@ TENSORS, LAYOUT, STATE = "tensors.safetensors", "layout", "state.json"
 FINISHED = "complete.json"
 CHECKPOINTS, WEIGHTS, SHARDS = "checkpoints", "weights.safetensors", "weights"
 NUM_CHECKPOINTS_KEPT = 2
-# Written after all files that it names, which then are valid.
+# Written last, which makes the files that it names valid.
 MANIFEST = "manifest.json"
 # Names of metrics begin with these. `<domain>` follows for the losses at a run's evaluation points,
 VALIDATION, BEST = "validation/loss/", "best/loss/"
@@ -76,7 +76,7 @@ def list_checkpoints(attempts: Folder) -> list[tuple[int, str]]:
 
 
 def newest_manifest(attempts: Folder) -> dict | None:
-    """Reads the newest manifest that is intact. The checkpoint's tensors are not verified."""
+    """Reads the newest intact manifest, or None. The checkpoint's tensors are not verified."""
     for step, attempt_id in reversed(list_checkpoints(attempts)):
         try:
             folder = attempts.child(attempt_id, CHECKPOINTS, step_name(step))
@@ -101,7 +101,7 @@ def collect_denied(errors: list) -> Iterator[None]:
 def prune(attempts: Folder, keep: int, writer_id: str | None = None) -> list:
     """Removes the run's checkpoints, except the newest `keep` and the newest of `writer_id`.
 
-    Returns the PermissionErrors of the files that it may not remove.
+    Returns a PermissionError for each file that this user may not remove.
     """
     errors: list = []
     checkpoints = list_checkpoints(attempts)
@@ -117,7 +117,7 @@ def prune(attempts: Folder, keep: int, writer_id: str | None = None) -> list:
 
 
 def clear_debris(attempts: Folder) -> list:
-    """Removes half-written checkpoints and files of ended attempts; returns PermissionErrors."""
+    """Removes half-written checkpoints and files of ended attempts; returns errors as `prune`."""
     errors: list = []
     for attempt_id in attempts.list():
         attempt = attempts.child(attempt_id)
@@ -139,7 +139,7 @@ def clear_debris(attempts: Folder) -> list:
 def write_segment(
     attempt: Folder, attempt_id: str, records: Sequence[Mapping], after_step: int
 ) -> dict:
-    """Writes records as one file; returns its entry. Steps must rise and be above `after_step`."""
+    """Writes records to one file and returns its entry. Steps must rise and exceed `after_step`."""
     steps = [record["step"] for record in records]
     if any(b <= a for a, b in zip([after_step, *steps], steps, strict=False)):
         raise invalid("records", steps, f"rising steps above {after_step}, the last one committed")
@@ -153,7 +153,7 @@ def write_segment(
 
 
 def read_segment(attempts: Folder, entry: dict) -> list[dict]:
-    """Reads the records of an entry; CorruptFile if the file is missing or altered."""
+    """Reads the records of an entry. Raises CorruptFile if the file is missing or altered."""
     path = f"{attempts.path}/{entry['attempt']}/segments/{entry['file']}"
     try:
         data = attempts.child(entry["attempt"], "segments").read(entry["file"])
@@ -167,7 +167,6 @@ def read_segment(attempts: Folder, entry: dict) -> list[dict]:
 
 
 def last_step(chain: Sequence[dict]) -> int:
-    """Returns the last step with records in a list of entries; -1 for an empty list."""
     return chain[-1]["last_step"] if chain else -1
 
 
@@ -179,10 +178,10 @@ def has_weights(attempt: Folder) -> bool:
 
 
 def clear_weights(attempts: Folder) -> None:
-    """Removes the weights, whole or not, of attempts that ended before they finished.
+    """Removes the weights, even half-written, of attempts that ended before they finished.
 
-    Call it only if a finished attempt has the result's weights, because a suspended process that
-    was presumed dead may lose its copy.
+    Call it only if a finished attempt has the result's weights, because an attempt that only seemed
+    dead may lose its weights.
     """
     for attempt_id in attempts.list():
         attempt = attempts.child(attempt_id)
@@ -191,7 +190,7 @@ def clear_weights(attempts: Folder) -> None:
 
 
 def remove_weights(attempt: Folder) -> int:
-    """Removes the attempt's weights, whole or not; returns the freed bytes."""
+    """Removes the attempt's weights, even half-written, and returns the freed bytes."""
     shards = attempt.child(SHARDS)
     num_bytes = sum(shards.size(name) for name in shards.list())
     # Without their manifest half-removed weights count as absent.

@@ -1,8 +1,8 @@
-"""Fetches packed corpora from the storage to this machine, and uploads new ones.
+"""Fetches packed corpora from the storage to this machine, and uploads new corpora.
 
 A permuted corpus in an object store is fetched block by block, when a row of the block is first
-read. All processes of a machine share one sparse file for each domain. Before a process reads a
-row, it compares the block's SHA-256 with the manifest's, and fetches the block if they differ.
+read and the local copy does not have the manifest's SHA-256. All processes of a machine share one
+sparse file for each domain.
 """
 
 import contextlib
@@ -55,11 +55,10 @@ def provide_corpus(
     progress: Progress = silent,
     workers: "Workers | None" = None,
 ) -> PackedCorpus:
-    """Opens the recipe's corpus; first packs and uploads it if the storage lacks it.
+    """Opens the recipe's corpus. If the storage lacks it, packs and uploads it first.
 
-    `store` is open for writing. `workers` are those of `prepare`, and must see this machine's
-    files. Without them this process packs the corpus. Raises the errors of `prepare` and
-    `open_corpus`.
+    `store` is open for writing. `workers` are passed to `prepare`, and must see this machine's
+    files. Raises the errors of `prepare` and `open_corpus`.
     """
     # Imported here, because a machine that only trains lacks tokenizers.
     from gram_platform.corpora.pack import in_turn, prepare
@@ -80,11 +79,11 @@ def provide_corpus(
 def open_corpus(
     store: Store, data_id: str, ahead: Mapping[str, int] = NOTHING_AHEAD
 ) -> PackedCorpus:
-    """Opens a packed corpus on this machine; first fetches it from an object store if necessary.
+    """Opens a packed corpus on this machine, after a download if it is in an object store.
 
-    Training sequences of a permuted corpus are fetched when they are read. The first `ahead`
-    sequences of each domain are fetched in the background. Raises ValueError if the storage lacks
-    the corpus, if the stored copy is corrupted, or if this machine's disk is full.
+    Training sequences of a permuted corpus are fetched when they are read, and the first `ahead`
+    sequences of each domain in the background. Raises ValueError if the storage lacks the corpus,
+    if the stored copy is corrupted, or if this machine's disk is full.
     """
     stored, target = store.data_dir(data_id), store.data_root / data_id
     if store.is_local:
@@ -109,7 +108,7 @@ def open_corpus(
 
 
 def lost_text(store: Store, data_id: str) -> list[str]:
-    """Describes the text that the tokenizer of a packed corpus cannot encode, as lines."""
+    """Describes, in lines, the text that the tokenizer of a packed corpus cannot encode."""
     stored = store.data_dir(data_id)
     try:
         return describe_unspelled(parse_manifest(stored.read(MANIFEST), stored.file(MANIFEST)))
@@ -122,7 +121,7 @@ def _absent(store: Store, expected: str) -> ValueError:
 
 
 def _copy_of(manifest: dict, target: Path) -> PackedCorpus | None:
-    """Opens this machine's copy; None unless it is whole and has the manifest's fingerprint."""
+    """Opens this machine's copy, or returns None if it is not whole or has another fingerprint."""
     corpus = open_complete(target)
     return corpus if corpus is not None and corpus.fingerprint == manifest["fingerprint"] else None
 
@@ -142,7 +141,6 @@ def _upload(corpus: PackedCorpus, stored: RemoteFolder, progress: Progress) -> N
 def _open_blocks(
     stored: RemoteFolder, text: bytes, manifest: dict, target: Path, ahead: Mapping[str, int]
 ) -> PackedCorpus:
-    """Opens a corpus whose training sequences are fetched in blocks; downloads the other files."""
     with _explain_damage(stored, target):
         rows = open_rows(stored, manifest, target)
     try:
@@ -171,7 +169,7 @@ def _explain_damage(stored: RemoteFolder, folder: Path) -> Iterator[None]:
 
 
 def _fetch(stored: RemoteFolder, text: bytes, manifest: dict, target: Path) -> PackedCorpus:
-    """Starts or continues a download next to the target, verifies it, and renames it."""
+    """Starts or continues a download to a hidden folder, verifies it, and renames the folder."""
     partial = target.with_name(f".fetch-{target.name}")
     try:
         with _explain_damage(stored, partial):
@@ -198,7 +196,8 @@ class FetchedRows:
     """The training sequences of a domain as an array of token ids [num_sequences, seq_len + 1].
 
     A row is fetched when it is read. `path` is this machine's copy of the stored file. Its blocks
-    have equal sizes, except the last one.
+    have equal sizes, except the last. `hashes` are their SHA-256. `fetch(first, stop)` reads bytes
+    of the stored file.
     """
 
     def __init__(
@@ -210,7 +209,6 @@ class FetchedRows:
         hashes: Sequence[str],
         fetch: Callable[[int, int], bytes],
     ):
-        """`hashes` are the blocks' SHA-256. `fetch(first, stop)` reads bytes of the stored file."""
         self.path, self._block_bytes = path, block_bytes
         self._row_bytes = shape[1] * dtype.itemsize
         self._num_bytes = shape[0] * self._row_bytes
@@ -247,11 +245,11 @@ class FetchedRows:
         return np.unique((first[:, None] + between).clip(max=last[:, None])).tolist()
 
     def first(self, num_rows: int) -> list[int]:
-        """Lists the blocks of the first rows."""
+        """Lists the numbers of the blocks that contain the first rows."""
         return list(range(-(-min(num_rows, len(self)) * self._row_bytes // self._block_bytes)))
 
     def bring(self, number: int) -> None:
-        """Fetches the block unless this machine has it.
+        """Fetches a block unless this machine has it.
 
         Raises ValueError if the storage's copy is damaged or this machine's disk is full, and
         OSError if the storage cannot be reached.
@@ -267,7 +265,6 @@ class FetchedRows:
         return number * self._block_bytes, min((number + 1) * self._block_bytes, self._num_bytes)
 
     def _is_intact(self, number: int, block: bytes | None = None) -> bool:
-        """Returns whether a block, by default this machine's copy, has the manifest's hash."""
         if block is None:
             start, stop = self._range(number)
             block = os.pread(self._file.fileno(), stop - start, start)
@@ -290,8 +287,8 @@ class FetchedRows:
 def open_rows(stored: RemoteFolder, manifest: Mapping, folder: Path) -> dict[str, FetchedRows]:
     """Opens the training sequences of a permuted corpus, by domain.
 
-    `folder` is a local folder for this manifest only. Raises ValueError if the manifest's rows do
-    not match the stored files.
+    `folder` is a local folder for this manifest only. Raises ValueError if the manifest does not
+    match the stored files.
     """
     names = {domain: sequence_path("train", domain) for domain in manifest["domains"]}
     digests = [manifest["files"][name] for name in names.values()]
@@ -327,8 +324,8 @@ def fetch_ahead(rows: Mapping[str, FetchedRows], num_rows: Mapping[str, int]) ->
 def _bring_each(left: "queue.SimpleQueue[tuple[FetchedRows, int]]") -> None:
     """Fetches blocks until none is left or a fetch fails.
 
-    Errors are ignored, because the run gets the same error when it reads the block. While a process
-    ends, drivers of object stores raise RuntimeError.
+    Errors are ignored, because the run gets them again when it reads the block. At the end of a
+    process drivers of object stores raise RuntimeError.
     """
     with contextlib.suppress(queue.Empty, OSError, ValueError, RuntimeError):
         while True:

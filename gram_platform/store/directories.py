@@ -86,7 +86,6 @@ class NodeDirectory:
         return f"{first}submit again"
 
     def id_of(self, plain: Mapping) -> str:
-        """Returns the id that belongs to a config."""
         raise NotImplementedError
 
     def config(self) -> dict:
@@ -95,8 +94,8 @@ class NodeDirectory:
     def config_as(self, read: Callable[[Mapping], Config]) -> Config:
         """Reads the config by `run_from_plain` or another reader.
 
-        Raises ValueError if the storage has no such node. Raises ValueError, which names the file,
-        if the config's hash is not the directory's id, or if `read` rejects the config.
+        Raises ValueError if the storage has no such node, if the config's hash is not the
+        directory's id, or if `read` rejects the config. The last two errors name the file.
         """
         plain = self.folder.read_json(CONFIG)
         if plain is None:
@@ -111,7 +110,7 @@ class NodeDirectory:
             raise error.at(self.folder.file(CONFIG)) from error
 
     def model_config(self) -> ModelConfig:
-        """Reads the model's config of a run or an import; ValueError as `config_as`."""
+        """Reads the model's config of a run or an import. Raises the errors of `config_as`."""
         return self.config_as(lambda plain: from_plain(ModelConfig, plain.get("model"), ("model",)))
 
     def tags(self) -> dict[str, str]:
@@ -121,7 +120,7 @@ class NodeDirectory:
     def add_tags(self, tags: Mapping[str, str]) -> None:
         """Merges `tags` into the stored tags.
 
-        On an object store, tags of the first of two writers at the same time are lost.
+        If two processes write at once to an object store, the tags of the first are lost.
         """
         if not all(isinstance(text, str) for pair in tags.items() for text in pair):
             raise invalid("tags", dict(tags), "names and values that are strings")
@@ -131,7 +130,7 @@ class NodeDirectory:
             self.folder.write_sealed(TAGS, {**self.tags(), **tags}, durable=False)
 
     def result(self) -> dict | None:
-        """Reads the sealed result; None if it is missing, or corrupted and therefore set aside."""
+        """Reads the sealed result, or None if it is missing. A corrupted result is set aside."""
         try:
             result = self.folder.read_sealed(RESULT, self.result_kind)
             if result is not None and result[self.id_field] != self.node_id:
@@ -151,7 +150,7 @@ class NodeDirectory:
         return result
 
     def publish(self, data: bytes) -> dict:
-        """Makes `data` the result unless there is one; returns the result.
+        """Makes `data` the result unless there is a result, and returns the result.
 
         Warns if the existing result differs from `data`.
         """
@@ -195,8 +194,8 @@ class NodeDirectory:
 class EvaluationDirectory(NodeDirectory):
     """`<storage>/evaluations/<eval_id>/{config.json, tags.json, result.json, timing.json}`.
 
-    Tensors are in `tensors-<hash>.safetensors`. The result has the hash, so that it belongs to the
-    tensors of the same writer.
+    Tensors are in `tensors-<hash>.safetensors`. The result has this hash, so it never belongs to
+    another writer's tensors.
     """
 
     kind = "evaluation"
@@ -211,7 +210,7 @@ class EvaluationDirectory(NodeDirectory):
         return self.node_id
 
     def timing(self) -> dict:
-        """Reads {"elapsed_s", "ended", "host"}; {} before the evaluation has ended."""
+        """Reads {"elapsed_s", "ended", "host"}, or {} before the evaluation has ended."""
         return self.folder.read_or_set_aside(TIMING, EvaluationTiming)
 
     def complete(
@@ -220,7 +219,7 @@ class EvaluationDirectory(NodeDirectory):
         timing: Mapping | None = None,
         tensors: Mapping[str, "torch.Tensor"] | None = None,
     ) -> dict:
-        """Writes the tensors and the result, unless there is a result; returns the result.
+        """Writes the tensors, and the result unless there is one. Returns the result.
 
         `result` has only deterministic fields, and gets `eval_id`, `sha256` and the hash of
         `tensors`. `timing` may have `elapsed_s`, and gets `ended` and `host`.
@@ -237,7 +236,7 @@ class EvaluationDirectory(NodeDirectory):
         return self.publish(seal({**result, "eval_id": self.node_id}))
 
     def tensors(self) -> dict[str, "torch.Tensor"]:
-        """Reads the verified tensors of a complete evaluation; ValueError if it has none.
+        """Reads the verified tensors of a complete evaluation. Raises ValueError if it has none.
 
         Sets corrupted tensors and their result aside, so that submitting measures them again.
         """
@@ -285,10 +284,10 @@ class ImportDirectory(NodeDirectory):
         write: Callable[[str], None],
         tokenizer: bytes | None = None,
     ) -> dict:
-        """Stores an imported model; returns its result.
+        """Stores an imported model, and returns its result.
 
         `write` writes the weights to a local path. `fields` are `weights_sha256` and the origin.
-        `tokenizer` is the content of the checkpoint's tokenizer.json.
+        `tokenizer` is the content of tokenizer.json.
         """
         expected = import_id(model, fields["weights_sha256"], tokenizer)
         if self.node_id != expected:
@@ -301,7 +300,10 @@ class ImportDirectory(NodeDirectory):
         return self.result() or self.publish(seal({**fields, "import_id": self.node_id}))
 
     def tokenizer(self, local: Path) -> Path | None:
-        """Returns a local path of tokenizer.json, a copy in `local` if it is remote; or None."""
+        """Returns a local path of tokenizer.json, or None if the model has none.
+
+        A remote tokenizer is copied to `local`.
+        """
         expected = self.require_result().get("tokenizer_sha256")
         if expected is None:
             return None
@@ -317,7 +319,7 @@ class ImportDirectory(NodeDirectory):
 
     @contextlib.contextmanager
     def open_weights(self) -> "Iterator[DiskTensors]":
-        """Yields the weights, which are read one by one; CorruptFile if they were altered."""
+        """Yields the weights, which are read one by one. Raises CorruptFile if they are altered."""
         from gram_platform.store.shards import open_weights
 
         result = self.require_result()
@@ -334,7 +336,7 @@ class ImportDirectory(NodeDirectory):
 def import_id(model: ModelConfig, weights_sha256: str, tokenizer: bytes | None = None) -> str:
     """Returns an imported model's id, a hash of its config, weights and tokenizer.
 
-    `tokenizer` is the content of tokenizer.json, if there is one. Views name a model by its id.
+    `tokenizer` is the content of tokenizer.json, if there is one.
     """
     hashes = {"weights_sha256": weights_sha256}
     if tokenizer is not None:

@@ -1,7 +1,7 @@
 """Defines what local and remote folders share, such as sealed JSON, damaged files and retries.
 
-Every file is written whole or not at all (`folders.py`). A read-only folder rejects all changes. A
-name is one path component of safe characters, so no path can leave the storage's root.
+Every file is written whole or not at all. A read-only folder rejects all changes. A name is one
+path component of safe characters, so no path can leave the storage's root.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_+.=@-]{0,199}")
 
 
 class CorruptFile(ValueError):
-    """A file is damaged, which its hash or invalid content shows."""
+    """A file is damaged, as its hash or its invalid content shows."""
 
 
 def safe_name(field: str, name: str) -> str:
-    """Returns `name`; ValueError, which names `field`, if it cannot be a component of a path."""
+    """Returns `name`. Raises ValueError, which names `field`, unless it can be part of a path."""
     if not is_safe_name(name):
         allowed = "at most 200 letters, digits and _ + . = @ -, the first a letter, digit or _"
         raise invalid(field, name, allowed)
@@ -43,13 +43,13 @@ def is_safe_name(name: Any) -> bool:
 
 
 def seal(fields: Mapping) -> bytes:
-    """Returns canonical JSON of `fields` and the hash of this JSON as `sha256`."""
+    """Returns canonical JSON of `fields`, with the hash of this JSON added as `sha256`."""
     digest = hashlib.sha256(canonical_json(fields).encode()).hexdigest()
     return (canonical_json({**fields, "sha256": digest}) + "\n").encode()
 
 
 def unseal(data: bytes) -> dict:
-    """Reads sealed JSON, with `sha256`; CorruptFile unless the bytes are what `seal` returned."""
+    """Reads JSON that `seal` returned, with `sha256`. Raises CorruptFile for any other bytes."""
     try:
         fields = parse_json(data, dict)
         intact = seal({k: v for k, v in fields.items() if k != "sha256"}) == data
@@ -61,7 +61,7 @@ def unseal(data: bytes) -> dict:
 
 
 def unseal_if_sealed(data: bytes) -> dict:
-    """Reads JSON without its `sha256`; CorruptFile if its seal is wrong. Old files have no seal."""
+    """Reads JSON without its `sha256`. Raises CorruptFile for a wrong seal. Old files have none."""
     fields = parse_json(data, dict)
     # A hash under another name belongs to a damaged seal.
     if "sha256" in fields or any(_HASH.fullmatch(str(value)) for value in fields.values()):
@@ -92,18 +92,18 @@ class Folder:
         return f"{self.path}/{safe_name('file', name)}"
 
     def address(self, name: str) -> str:
-        """Returns the path or the URL with protocol by which a person opens a file."""
+        """Returns the path, or the URL with protocol, by which a person opens a file."""
         return self.file(name)
 
     def read_json(self, name: str, kind: Any = dict) -> Any:
-        """Reads a file's JSON as a value of type `kind`; None if the file is absent.
+        """Reads a file's JSON as a value of type `kind`, or returns None if the file is absent.
 
-        Raises CorruptFile, which names the file and the field, for other content.
+        For other content raises CorruptFile, which names the file and the field.
         """
         return self._read_as(name, lambda data: parse_json(data, kind))
 
     def read_sealed(self, name: str, kind: Any = dict) -> Any:
-        """Reads sealed JSON as `read_json` does; CorruptFile also if the hash is wrong."""
+        """Reads sealed JSON as `read_json` does. Also raises CorruptFile if the hash is wrong."""
         return self._read_as(name, lambda data: from_plain(kind, unseal(data)))
 
     def _read_as(self, name: str, read: Callable[[bytes], Value]) -> Value | None:
@@ -117,14 +117,14 @@ class Folder:
             raise CorruptFile(f"{self.path}/{name}: {error}") from error
 
     def read_spare(self, name: str, kind: Any = dict) -> Any:
-        """Reads the JSON of a file that is not essential; {} if it is absent or damaged."""
+        """Reads the JSON of a file that is not essential. Returns {} if it is absent or damaged."""
         try:
             return self.read_json(name, kind) or {}
         except CorruptFile:
             return {}
 
     def read_or_set_aside(self, name: str, kind: Any) -> Any:
-        """Reads JSON by `unseal_if_sealed`; {} if it is absent, or damaged and so set aside."""
+        """Reads JSON by `unseal_if_sealed`, or returns {}. Sets a damaged file aside."""
         try:
             return self._read_as(name, lambda data: from_plain(kind, unseal_if_sealed(data))) or {}
         except CorruptFile as error:
@@ -152,7 +152,7 @@ class Folder:
                 raise CorruptFile(f"{self.file(name)} does not have its SHA-256: submit again")
 
     def set_aside(self, name: str, reason: object, fault: str = "corrupted") -> None:
-        """Warns of a corrupted file or directory; renames it if the folder is writable.
+        """Warns of a corrupted file or directory, and renames it if the folder is writable.
 
         The new name is `<name>.corrupt-<n>`.
         """
@@ -219,7 +219,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def keep_trying(work: Callable[[], Value], place: str) -> Value:
-    """Retries `work()` on transient errors for `PATIENCE_S`, then raises StorageAway.
+    """Retries `work()` on transient errors for `PATIENCE_S`, and then raises StorageAway.
 
     Warnings and StorageAway name `place` and the last error.
     """
@@ -242,7 +242,7 @@ def keep_trying(work: Callable[[], Value], place: str) -> Value:
 
 
 def with_retries(method: Callable) -> Callable:
-    """Decorates a method of a folder, whose transient errors are then retried."""
+    """Decorates a method of a folder so that it is retried on transient errors."""
 
     @functools.wraps(method)
     def retry(self, *args, **kwargs):

@@ -1,9 +1,8 @@
 """Reads and writes local folders of a storage, and opens the folders of a path or a URL.
 
 A storage has only files and folders. Nothing is read, written or removed through a link, because a
-link could lead anywhere on the machine. In place of a folder a link counts as absent, and in place
-of a file a link or a pipe counts as a damaged file. Only the storage itself may be a link, which
-its user has made.
+link could lead anywhere. In place of a folder a link counts as absent. In place of a file a link or
+a pipe counts as damaged. Only the storage itself may be a link.
 """
 
 import contextlib
@@ -47,7 +46,7 @@ from gram_platform.store.remote_folder import RemoteFolder
 
 
 def retry_if_removed(method: Callable) -> Callable:
-    """Decorates a method that writes a file, and retries if its unfinished file was removed.
+    """Decorates a method that writes a file, and calls it again if the unfinished file was removed.
 
     Other processes remove it if this process was suspended for so long that it seemed dead.
     """
@@ -96,7 +95,7 @@ class LocalFolder(Folder):
     @with_retries
     @retry_if_removed
     def write_with(self, name: str, writer: Callable[[str], object]) -> str:
-        """Calls `writer` with a temporary path, and renames the file; returns its SHA-256.
+        """Calls `writer` with a temporary path, and renames the file. Returns its SHA-256.
 
         A crash of the machine may lose the file until the folder's next durable write.
         """
@@ -107,9 +106,9 @@ class LocalFolder(Folder):
     @with_retries
     @retry_if_removed
     def create(self, name: str, data: bytes) -> bool:
-        """Writes the file unless the name exists; returns True to the one writer that created it.
+        """Writes the file unless the name exists. Returns True only to the writer that created it.
 
-        After a transient error the writer may get False, although the file has its bytes.
+        After a transient error that writer may get False too.
         """
         path = self._target(name)
         with temporary_beside(path) as temporary:
@@ -136,7 +135,7 @@ class LocalFolder(Folder):
 
     @with_retries
     def exists(self, name: str) -> bool:
-        """Returns whether the name exists; raises OSError if a mount fails."""
+        """Returns whether the name exists. Raises OSError if a mount fails."""
         if not self._is_here():
             return False
         try:
@@ -147,7 +146,7 @@ class LocalFolder(Folder):
 
     @with_retries
     def list(self) -> list[str]:
-        """Lists the safe names of files and folders, sorted; warns of other entries."""
+        """Lists the safe names of files and folders, sorted. Warns of other entries."""
         if not self._is_here():
             return []
         try:
@@ -167,7 +166,7 @@ class LocalFolder(Folder):
         require_rights(self.path)
 
     def require_folders(self) -> None:
-        """Raises ValueError if this folder, or one above it in the storage, is a link or a file."""
+        """Raises ValueError if this folder or a parent in the storage is a link or a file."""
         if obstacle := self._obstacle():
             raise unplain(obstacle, kind_of(obstacle), A_FOLDER)
 
@@ -209,7 +208,7 @@ class LocalFolder(Folder):
 
     @with_retries
     def plain_file(self, name: str) -> str:
-        """Returns the path of a file; CorruptFile if it is a link or a pipe."""
+        """Returns the path of a file. Raises CorruptFile if it is a link or a pipe."""
         self._require_here(name)
         return self._plain(name)
 
@@ -227,8 +226,8 @@ class LocalFolder(Folder):
     def lock(self, name: str) -> Iterator[None]:
         """Locks out other processes of this machine during the block.
 
-        The lock only avoids duplicate work. So if the file system has no locks, or the lock's name
-        is a link, the block runs after a warning.
+        The lock only avoids duplicate work. So the block also runs, after a warning, if the file
+        system has no locks or the lock's name is a link.
         """
         self._check_writable()
         with contextlib.ExitStack() as stack:
@@ -246,9 +245,9 @@ class LocalFolder(Folder):
         return open(os.path.join(self.path, f".{name}.lock"), "a", opener=_open_without_link)
 
     def _look(self, work: Callable[[], Value]) -> Value:
-        """Calls `work`, again after opening the folder if a name is absent.
+        """Calls `work`. If a name is absent, opens the folder and calls it again.
 
-        Until then an NFS client may remember for up to a minute that the name is absent.
+        Without this an NFS client may remember for up to a minute that the name is absent.
         """
         try:
             return work()
@@ -272,7 +271,7 @@ class LocalFolder(Folder):
         return ""
 
     def _is_here(self) -> bool:
-        """Returns whether only folders lead here; otherwise warns."""
+        """Returns whether only folders lead here. Otherwise warns."""
         if obstacle := self._obstacle():
             _warn_of(obstacle)
         return not obstacle
@@ -318,7 +317,7 @@ def _open_folder(path: str) -> None:
 
 
 def open_folder(root: str, writable: bool = False) -> Folder:
-    """Returns the folder at a local path (`~` expanded) or fsspec URL; ValueError if unknown."""
+    """Returns the folder at a local path (`~` expanded) or fsspec URL, or raises ValueError."""
     protocol, _, path = root.partition("://") if is_url(root) else ("file", "", root)
     if protocol in ("file", "local"):
         return LocalFolder(os.path.abspath(os.path.expanduser(path)), writable)

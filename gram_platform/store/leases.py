@@ -3,10 +3,9 @@
 A lease only avoids duplicate work, because two attempts at a run give the same result, on CPUs bit
 for bit. If a process cannot renew its lease before it expires, it stops (`LeaseLost`).
 
-A lease is fresh if its last heartbeat is at most `lease_seconds` away from now, in either
-direction. So a clock that is wrong by more makes every lease stale, which costs duplicate work but
-never blocks a run. On the machine and in the pid namespace of its process, a lease is also stale if
-the process is gone.
+A lease is fresh if its last heartbeat is within `lease_seconds` of the current time. So a wrong
+clock makes every lease stale, which costs duplicate work but never blocks a run. The lease of a
+process on this machine, in this pid namespace, is also stale if the process is gone.
 """
 
 import os
@@ -75,9 +74,9 @@ class Lease:
     """This process's lease on a folder. It is written at once, and renewed until `release`.
 
     A thread renews the lease while `is_working()` is true, and writes each `report` within
-    `interval_s`. Raises OSError if the first write fails. Later failures give one warning with the
-    text `warning`, or none if it is "". If the folder is `contested`, another process may take over
-    an expired lease, after which this process writes no more leases.
+    `interval_s`. Raises OSError if the first write fails. Later failures give one warning that
+    begins with `warning`, or none if that is "". If the folder is `contested`, another process may
+    take over an expired lease. This process then writes no more leases.
     """
 
     def __init__(
@@ -168,7 +167,7 @@ def new_lease(owner: str, lease_seconds: float) -> dict:
 
 
 def read_lease(folder: Folder) -> dict | None:
-    """Reads a folder's lease; None if it is missing or damaged."""
+    """Reads a folder's lease, or returns None if it is missing or damaged."""
     try:
         lease = folder.read_json(LEASE, LeaseFields)
     except CorruptFile:
@@ -187,9 +186,9 @@ def is_fresh(lease: dict | None) -> bool:
 def has_ended(lease: dict | None) -> bool:
     """Returns whether the lease's owner has ended, so that its half-written files can be removed.
 
-    On this machine this is known even for a process that was suspended for long. A process of
-    another machine has ended if its last heartbeat is older than GONE_AFTER_S. Should it wake up
-    after all, it writes removed files again.
+    This is certain for a process of this machine. A process of another machine has ended if its
+    last heartbeat is older than GONE_AFTER_S. If it wakes up after all, it writes removed files
+    again.
     """
     if not lease:
         return False
@@ -206,7 +205,6 @@ def _boot_time() -> float:
 
 
 def _process_is_gone(lease: dict) -> bool:
-    """Returns whether the owner was a process of this machine that has ended."""
     return lease["place"] == this_place() and not process_is_alive(
         lease["pid"], lease["process_start"]
     )

@@ -41,7 +41,6 @@ class RemoteFolder(Folder):
 
     @with_retries
     def write(self, name: str, data: bytes, durable: bool = True) -> None:
-        self._check_writable()
         self._put(lambda: self.filesystem.pipe_file(self.file(name), data))
 
     def write_with(self, name: str, writer: Callable[[str], object]) -> str:
@@ -54,7 +53,6 @@ class RemoteFolder(Folder):
 
     @with_retries
     def upload(self, name: str, path: str) -> None:
-        self._check_writable()
         self._put(lambda: self.filesystem.put_file(path, self.file(name)))
 
     def download(self, name: str, path: str) -> None:
@@ -73,8 +71,7 @@ class RemoteFolder(Folder):
 
     @with_retries
     def create(self, name: str, data: bytes) -> bool:
-        """Writes the file unless it exists; returns whether it did. Atomic on S3 and GCS."""
-        self._check_writable()
+        """Writes the file unless it exists, and returns whether it did. Atomic on S3 and GCS."""
         try:
             self._put(lambda: self.filesystem.pipe_file(self.file(name), data, mode="create"))
         except FileExistsError:
@@ -103,7 +100,7 @@ class RemoteFolder(Folder):
     def versions(self, names: Collection[str]) -> dict[str, dict[str, str]]:
         """Returns the versions of the files with these names as {folder: {file: version}}.
 
-        One paged listing reads them. Folders that have only other files are listed too.
+        Folders that have only other files are included. One paged listing reads all versions.
         """
         self.filesystem.invalidate_cache()
         versions: dict[str, dict[str, str]] = {}
@@ -127,7 +124,8 @@ class RemoteFolder(Folder):
         self.filesystem.mv(self.file(old), self.file(new), recursive=True)
 
     def _put(self, put: Callable[[], None]) -> None:
-        """Calls `put`, again after creating the directory if the file system needs one."""
+        """Calls `put`. If the directory is missing, creates it and calls `put` again."""
+        self._check_writable()
         try:
             put()
         except FileNotFoundError:

@@ -36,8 +36,8 @@ BEST = "best.json"
 HISTORY = "history"
 HISTORY_DATE = re.compile(r"\d{4}-\d\d-\d\dT\d{6}")
 FOLDERS = {"run": "runs", "evaluation": "evaluations"}
-# The file with the content of an object store's results, tags and configs at the versions of the
-# last listing, so that only new and changed files are read.
+# The file with what an object store's results, tags and configs had at the last listing, so that
+# only new and changed files are read.
 INDEX = "index.json"
 THREADS = 32
 
@@ -54,9 +54,9 @@ class StoreFacts(TypedDict):
 class Finished:
     """What the storage says of a node that has a result.
 
-    `sha256` is the result's hash, `weights_sha256` that of its weights ("" for an evaluation).
-    `sources` are the hashes, by id, of the weights that the node was made from. `has_config` is
-    whether the config is intact.
+    `sha256` is the result's hash. `weights_sha256` is the hash of its weights, or "" for an
+    evaluation. `sources` are the hashes, by id, of the weights that it was made from. `has_config`
+    is whether the config is intact.
     """
 
     sha256: str
@@ -107,8 +107,8 @@ class Store:
         """Creates the storage if it does not exist, allows writing, and returns this store.
 
         Raises ValueError, which names `storage`, if files cannot be written, or as
-        `require_known_layout` does. A local storage must have `min_free_bytes` of free space, and
-        no link or pipe where a file or folder should be.
+        `require_known_layout` does. A local storage needs `min_free_bytes` of free space, and may
+        have no link or pipe.
         """
         self.require_known_layout()
         folder = open_folder(self.root, writable=True)
@@ -139,13 +139,13 @@ class Store:
         return EvaluationDirectory(self._folder.child("evaluations", eval_id), eval_id)
 
     def node(self, kind: str, node_id: str) -> RunDirectory | EvaluationDirectory:
-        """Returns the directory of a node, whose `kind` is run or evaluation."""
         return self.run(node_id) if kind == "run" else self.evaluation(node_id)
 
     def read_finished(self, nodes: Iterable[tuple[str, str]]) -> dict[str, Finished | None]:
-        """Reads, by id, what is stored of each node (kind, id); None if it has no result.
+        """Reads what is stored of each node, by id, or None for a node without a result.
 
-        Of an object store, which is listed only twice, nodes without any file are left out.
+        `nodes` are pairs of kind and id. An object store is listed only twice, and nodes without
+        any file there are left out.
         """
         directories = (self.node(kind, node_id) for kind, node_id in nodes)
         folder = self._folder
@@ -171,7 +171,7 @@ class Store:
         return {node.node_id: index.get(key) for key, node in present.items()}
 
     def concurrently(self, work: Callable[[Item], Outcome], items: Iterable[Item]) -> list[Outcome]:
-        """Returns `work(item)` of all items in order, computed in threads for an object store."""
+        """Returns `work(item)` of all items in order. For an object store, threads do the work."""
         if self.is_local:
             return [work(item) for item in items]
         with ThreadPoolExecutor(THREADS) as threads:
@@ -182,12 +182,12 @@ class Store:
         return self.import_dir(run_id) if run_id.startswith(IMPORTED) else self.run(run_id)
 
     def source_weights(self, view: View | None) -> dict[str, str]:
-        """Reads {id: weights_sha256} of a view's sources; ValueError if one has no result."""
+        """Reads {id: weights_sha256} of a view's sources. Raises ValueError without a result."""
         ids = sorted({view.run_id, *view.origins.values()}) if view else ()
         return {i: self.origin(i).require_result()["weights_sha256"] for i in ids}
 
     def explain_outdated(self, result: Mapping) -> str:
-        """Says which source of a result has other weights now; "" if none is known to have."""
+        """Says which source of a result has other weights now, or "" if none is known to have."""
         for run_id, before in result.get(SOURCE_HASHES, {}).items():
             now = self.origin(run_id).result()
             if now is not None and now["weights_sha256"] != before:
@@ -195,7 +195,7 @@ class Store:
         return ""
 
     def current_result(self, node: RunDirectory | EvaluationDirectory) -> dict | None:
-        """Reads a node's result; None if it has none, or was made from other weights."""
+        """Reads a node's result, or returns None if it is missing or made from other weights."""
         result = node.result()
         return None if result is None or self.explain_outdated(result) else result
 
@@ -211,7 +211,7 @@ class Store:
         return self._folder.child("imports").list()
 
     def find_run(self, beginning: str) -> str:
-        """Returns the id of a run or import by its beginning; ValueError unless there is one."""
+        """Returns the id of a run or import by its beginning. Raises ValueError unless one fits."""
         ids = (*self.list_runs(), *self.list_imports())
         return find_id("run_id", beginning, ids, f"a run in {self.root}, as `gram status` prints")
 

@@ -108,7 +108,7 @@ class RunDirectory(NodeDirectory):
         return sorted(ids, key=lambda name: (_number(name), name))
 
     def start_attempt(self, owner: str, lease_seconds: float = 30.0) -> "Attempt":
-        """Starts an attempt with a lease of `owner`; LeaseHeld if another lease is fresh."""
+        """Starts an attempt with a lease of `owner`. Raises LeaseHeld if another lease is fresh."""
         from gram_platform.store.attempts import Attempt
 
         with self.folder.lock("attempts"):
@@ -136,7 +136,7 @@ class RunDirectory(NodeDirectory):
         return State.INTERRUPTED if self.failure() is None else State.FAILED
 
     def failure(self) -> dict | None:
-        """Reads {"message", "details", "time", "attempt"} if the last attempt failed."""
+        """Reads {"message", "details", "time", "attempt"} if the last attempt failed, or None."""
         attempt_ids = self.attempt_ids()
         if not attempt_ids:
             return None
@@ -146,7 +146,7 @@ class RunDirectory(NodeDirectory):
             return {"message": str(error), "details": {}, "attempt": attempt_ids[-1]}
 
     def record_failure(self, attempt_id: str, message: str, details: Mapping | None = None) -> None:
-        """Records that an attempt failed, so that the run is failed until another one starts."""
+        """Records that an attempt failed. The run counts as failed until another attempt starts."""
         failure = {
             "message": mask_secrets(message),
             "details": details or {},
@@ -155,7 +155,7 @@ class RunDirectory(NodeDirectory):
         self.attempt(attempt_id).write_json("failure.json", {**failure, "time": time.time()})
 
     def progress(self) -> dict | None:
-        """Reads the last attempt's lease, with the attempt's id as `attempt`; None without one."""
+        """Reads the last attempt's lease, with the attempt's id as `attempt`, or None."""
         attempt_ids = self.attempt_ids()
         lease = read_lease(self.attempt(attempt_ids[-1])) if attempt_ids else None
         return None if lease is None else {**lease, "attempt": attempt_ids[-1]}
@@ -163,7 +163,7 @@ class RunDirectory(NodeDirectory):
     def timing(self) -> dict:
         """Reads `elapsed_s` and, of a complete run, tokens_per_second, host, started and ended.
 
-        `elapsed_s` is the sum over attempts, each up to the commit from which the next continued.
+        `elapsed_s` is the sum over attempts, without the work that a later attempt did again.
         """
         head = self._head()
         if head is None:
@@ -171,12 +171,12 @@ class RunDirectory(NodeDirectory):
         return head.get("timing") or {"elapsed_s": head["elapsed_s"]}
 
     def last_step(self) -> int:
-        """Reads the last step with a committed record; -1 without one."""
+        """Reads the last step with a committed record, or -1 without one."""
         head = self._head()
         return last_step(head["segments"] if head else [])
 
     def read_committed_step(self) -> int:
-        """Reads the step of the newest checkpoint; 0 if there is none."""
+        """Reads the step of the newest checkpoint, or 0 if there is none."""
         return (newest_manifest(self.attempts) or {"step": 0})["step"]
 
     def records(self) -> list[dict]:
@@ -193,7 +193,7 @@ class RunDirectory(NodeDirectory):
         return records
 
     def lost_history(self) -> str:
-        """Says which records of a complete run cannot be read; "" if all can be read."""
+        """Says which records of a complete run cannot be read, or "" if all can be read."""
         head = self._head()
         if head is None:
             return f"no attempt in {self.attempts.path} has a {FINISHED}"
@@ -205,10 +205,10 @@ class RunDirectory(NodeDirectory):
         return ""
 
     def result(self) -> dict | None:
-        """Reads the sealed result; None if there is none.
+        """Reads the sealed result, or returns None if there is none. Sets a corrupted result aside.
 
-        A corrupted result is set aside with a warning. A store opened for writing restores a
-        missing result from a finished attempt with intact weights.
+        A store opened for writing restores a missing result from a finished attempt, unless its
+        weights are corrupted.
         """
         result = super().result()
         if result is not None or not self.folder.writable:
@@ -229,7 +229,7 @@ class RunDirectory(NodeDirectory):
         super().set_result_aside(reason, fault)
 
     def list_finished_attempts(self, result: dict | None = None) -> list[tuple[str, dict]]:
-        """Lists (attempt_id, finish) of finished attempts, with `result` of those that have it."""
+        """Lists (attempt_id, finish) of the finished attempts, or of those with this `result`."""
         expected = result and {key: value for key, value in result.items() if key != "sha256"}
         attempts = []
         for attempt_id in self.attempt_ids():
@@ -254,8 +254,8 @@ class RunDirectory(NodeDirectory):
         """Yields the final weights, verified. Each access to a tensor reads it from disk.
 
         Raises ValueError if the run is not complete or has no intact weights. A store opened for
-        writing then sets corrupted weights and the result aside, so that submitting again trains
-        the run again.
+        writing then sets corrupted weights and the result aside, so that submitting trains the run
+        again.
         """
         result = self.require_result()
         finished = [attempt_id for attempt_id, _ in self.list_finished_attempts(result)]
@@ -281,7 +281,7 @@ class RunDirectory(NodeDirectory):
         return self.folder.exists(REMOVED)
 
     def drop_weights(self) -> int:
-        """Removes the weights of a complete run; returns the freed bytes. Losses stay.
+        """Removes the weights of a complete run, and returns the freed bytes. Losses stay.
 
         Raises ValueError if the run is not complete, because it would be trained again.
         """
@@ -295,7 +295,7 @@ class RunDirectory(NodeDirectory):
         return 0 if self.result() is None else len(list_checkpoints(self.attempts))
 
     def remove_remains(self) -> list:
-        """Removes half-written files of killed attempts; returns PermissionErrors, as `prune`.
+        """Removes half-written files of killed attempts. Returns PermissionErrors as `prune` does.
 
         Also removes checkpoints and superfluous weights of a complete run.
         """
@@ -312,10 +312,7 @@ class RunDirectory(NodeDirectory):
 
     @contextlib.contextmanager
     def _intact_weights(self, attempt_id: str, result: dict) -> "Iterator[DiskTensors | None]":
-        """Yields an attempt's weights, or None if they are missing or have another hash.
-
-        Weights with another hash are set aside.
-        """
+        """Yields an attempt's weights, or None unless they are intact. Sets damaged files aside."""
         from gram_platform.store.shards import open_weights
 
         attempt = self.attempt(attempt_id)
@@ -335,7 +332,6 @@ class RunDirectory(NodeDirectory):
             yield intact
 
     def _head(self) -> dict | None:
-        """Reads the finish of a complete run, or otherwise the newest manifest."""
         result = self.result()
         finished = self.list_finished_attempts(result) if result is not None else []
         return finished[0][1] if finished else newest_manifest(self.attempts)

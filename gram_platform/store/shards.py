@@ -3,10 +3,9 @@
     checkpoints/<step>/{tensors.safetensors, layout.json, state.json, manifest.json}
     checkpoints/<step>/{tensors-00000.safetensors, layout-00000.json, tensors-00001..., ...}
 
-One rank writes the files of the first line, and several ranks those of the second line, each a
-shard with the rows that it holds. A layout lists which rows of each tensor are in its shard. Any
-number of ranks can read a checkpoint, and each reads only the rows that it needs. Every file is
-verified before it is used.
+One rank writes the files of the first line. Of several ranks each writes a shard with the rows that
+it holds, as in the second line. A layout lists a shard's rows of each tensor. Any number of ranks
+can read a checkpoint, each only the rows that it needs. Every file is verified before it is used.
 """
 
 import contextlib
@@ -61,7 +60,7 @@ def checkpoint_folder(attempt: Folder, step: int) -> Folder:
 def write_shard(
     folder: Folder, tensors: Mapping[str, torch.Tensor | Piece], rank: int = 0, num_ranks: int = 1
 ) -> dict[str, str]:
-    """Writes one rank's files, which are not valid without a manifest; returns {name: SHA-256}."""
+    """Writes one rank's files, which need a manifest to be valid. Returns {name: SHA-256}."""
     pieces = {name: as_piece(value) for name, value in tensors.items()}
     rows = {name: piece.rows for name, piece in pieces.items()}
     text = canonical_json({name: StoredRows.of(piece) for name, piece in pieces.items()})
@@ -209,7 +208,6 @@ def _layout_name(shard: str) -> str:
 
 @contextlib.contextmanager
 def _open_verified(folder: Folder, name: str, digest: str) -> Iterator[str]:
-    """Yields a local path of the file; CorruptFile if the file has another hash."""
     with folder.local_copy(name) as path:
         if keep_trying(lambda: hash_file(path), path) != digest:
             raise CorruptFile(f"{folder.path}/{name} does not match its sha256")

@@ -1,7 +1,7 @@
 """Writes and reads tensors as safetensors files, one tensor at a time, and hashes weights.
 
-The safetensors library itself is not used to write and read, because its files do not follow the
-umask, and its errors lack the numbers of the operating system's errors.
+The safetensors library is not used to write and read, because its files do not follow the umask,
+and its errors lack the operating system's numbers.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from gram_platform.config.identity import invalid, require_choice, require_int
 from gram_platform.model.pieces import Piece, num_rows
 from gram_platform.store.files import keep_trying
 
-# The names of torch's dtypes in safetensors files, in the order in which tensors are sorted there.
+# The names of torch's dtypes in safetensors files, where tensors are sorted in this order.
 FILE_DTYPES = {
     "uint64": "U64",
     "int64": "I64",
@@ -49,7 +49,7 @@ BLOCK_SIZE = 2**19
 
 
 def save_tensors(path: str | os.PathLike, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Writes tensors of any shapes as one safetensors file; OSError if that fails.
+    """Writes tensors of any shapes as one safetensors file. Raises OSError if that fails.
 
     The bytes are those of `safetensors.torch.save_file`.
     """
@@ -60,7 +60,7 @@ def save_tensors(path: str | os.PathLike, tensors: Mapping[str, torch.Tensor]) -
 
 
 def load_tensors(path: str | os.PathLike) -> dict[str, torch.Tensor]:
-    """Reads all tensors of a safetensors file; ValueError if the file is not whole."""
+    """Reads all tensors of a safetensors file. Raises ValueError if the file is not whole."""
     with open_tensors(path) as file:
         return dict(DiskTensors.of_files([file]))
 
@@ -110,7 +110,7 @@ class TensorFile:
     _attempt: Attempt
 
     def read(self, name: str, first: int, into: torch.Tensor) -> None:
-        """Fills a contiguous CPU tensor with the rows from `first` on; ValueError if they lack."""
+        """Fills a contiguous CPU tensor with the rows from `first` on, or raises ValueError."""
         if name not in self._starts:
             raise ValueError(f"{self._path} lacks {name}")
         start = self._starts[name] + first * into.nbytes // max(num_rows(into.shape), 1)
@@ -128,7 +128,7 @@ class TensorFile:
 def open_tensors(path: str | os.PathLike, attempt: Attempt = keep_trying) -> Iterator[TensorFile]:
     """Opens a safetensors file. `attempt` is `once` for a file that is not in a storage.
 
-    Raises ValueError if the file is not whole, and OSError with its number if it cannot be read.
+    Raises ValueError if the file is not whole, and OSError if it cannot be read.
     """
     name = os.fspath(path)
     with attempt(lambda: open(name, "rb", buffering=0), name) as file:
@@ -177,8 +177,8 @@ def write_stream(
 ) -> None:
     """Writes one safetensors file from an iterator of tensors, in the order of `shapes`.
 
-    Tensors are converted to `dtype`, and only one is in memory at a time. `progress` gets the bytes
-    of each tensor. The caller flushes the file to the disk.
+    Tensors are converted to `dtype`, one at a time. `progress` gets the bytes of each. The caller
+    flushes the file to the disk.
     """
 
     def convert() -> Iterator[torch.Tensor]:
@@ -209,7 +209,7 @@ def _stream_header(shapes: Shapes, dtype: torch.dtype) -> bytes:
 def _header(kinds: Iterable[tuple[str, Sequence[int], torch.dtype]], **entries: Any) -> bytes:
     """Returns a file's first bytes, which are the length of the JSON header and the header.
 
-    The header has `entries` and then an entry for each tensor of `kinds`.
+    It has `entries` and then an entry for each tensor of `kinds`.
     """
     end = 0
     for name, shape, dtype in kinds:
@@ -238,7 +238,7 @@ def _plain(dtype: torch.dtype) -> str:
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
-    """Returns a tensor's bytes, without a copy of a contiguous tensor on the CPU."""
+    """Returns a tensor's bytes, without a copy if it is contiguous and on the CPU."""
     return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
@@ -246,7 +246,7 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 class DiskTensors(Mapping):
     """Maps names to tensors of open files. Each access reads the tensor from disk.
 
-    `holders` are the files that have rows of a tensor, with these rows, by the tensor's name.
+    `holders` are, by the tensor's name, the files that have rows of it, each with these rows.
     """
 
     holders: Mapping[str, Sequence[tuple[TensorFile, StoredRows]]]
@@ -256,14 +256,14 @@ class DiskTensors(Mapping):
         return cls({name: [(file, rows)] for file in files for name, rows in file.held.items()})
 
     def describe(self, name: str) -> StoredRows:
-        """Returns the rows that one file has of a tensor, for the tensor's shape and dtype."""
+        """Returns a tensor's shape and dtype, with the rows that its first file has."""
         return self.holders[name][0][1]
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.rows(name, 0, num_rows(self.describe(name).shape))
 
     def rows(self, name: str, first: int, stop: int) -> torch.Tensor:
-        """Reads only the rows [first, stop) of a tensor; ValueError if a row is in no file."""
+        """Reads the rows [first, stop) of a tensor. Raises ValueError if a row is in no file."""
         piece = self.describe(name).empty(first, stop)
         self._fill(name, piece)
         return piece.rows
@@ -280,7 +280,7 @@ class DiskTensors(Mapping):
             raise ValueError(f"no file has the rows {done} to {stop} of {name}")
 
     def sha256(self) -> str:
-        """Computes `hash_tensors`, with one block in memory at a time; ValueError as in `rows`."""
+        """Computes `hash_tensors` with one block in memory. Raises ValueError as `rows` does."""
         stored = ((name, self.describe(name)) for name in sorted(self))
         return _hash((n, f"torch.{rows.dtype}", rows.shape, self._blocks(n)) for n, rows in stored)
 

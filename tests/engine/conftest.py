@@ -124,7 +124,7 @@ def slow_steps(step_s: float):
 def longer_run(setting: Setting) -> RunConfig:
     """66 steps, 16 to a record of training metrics."""
     found = longer(plan("gram", setting).runs["all"], 6)
-    assert node.record_interval(found) > 10
+    assert node.MetricsSummary(found).interval > 10
     return found
 
 

@@ -101,7 +101,15 @@ def test_the_memory_of_the_drivers_machine_limits_runs_of_several_ranks(machines
     assert capacity.most_gangs() == most
 
 
-no_steps = lambda point: 0
+def searcher_of(source, of_point, max_concurrent=0, max_gpus=0) -> _Searcher:
+    """A searcher whose trials have the placements `of_point(point)` by node id."""
+
+    def nodes(point) -> list:
+        return [SimpleNamespace(id=i, placement=p) for i, p in of_point(point).items()]
+
+    problem, place = SimpleNamespace(nodes=nodes), lambda node: node.placement
+    cordon, tuning = Cordon(Resources(max_gpus=max_gpus)), Tuning("a", max_concurrent)
+    return _Searcher(source, problem, None, cordon, tuning, TrialWatch(), place)
 
 
 def test_studies_and_searches_have_one_limit_of_runs_of_several_ranks(nodes, execution, cluster):
@@ -112,8 +120,7 @@ def test_studies_and_searches_have_one_limit_of_runs_of_several_ranks(nodes, exe
     study._note(nodes[12].id, (nodes[12],))
     assert Counter(task[0].size for task in study._fitting()) == {"wide": 1, "narrow": 12}
     points = PointList([(str(k), {}) for k in range(5)])
-    of_point = lambda point: {"run": on_ranks(4)}
-    searcher = _Searcher(points, Tuning("a"), TrialWatch(), Cordon(Resources()), of_point, no_steps)
+    searcher = searcher_of(points, lambda point: {"run": on_ranks(4)})
     assert [searcher.suggest(trial) is not None for trial in "abcd"] == [True, True, False, False]
 
 
@@ -318,14 +325,7 @@ def test_trials_leave_resources_for_the_widest_so_far(nodes, cluster):
     cluster({"CPU": 8.0})
     of_point = lambda point: placements_of([nodes[point["index"]]])
     points = [(str(i), {"index": i}) for i in (12, 0, 13, 1)]
-    searcher = _Searcher(
-        PointList(points),
-        Tuning("a"),
-        TrialWatch(),
-        Cordon(Resources()),
-        of_point,
-        no_steps,
-    )
+    searcher = searcher_of(PointList(points), of_point)
     first, second, third = (searcher.suggest(trial) for trial in "abc")
     # 4 + 1 of 8 are in use.
     assert (first["point"], second["point"], third) == ({"index": 12}, {"index": 0}, None)
@@ -351,17 +351,9 @@ def test_trials_that_depend_on_results_wait_only_for_machines_that_may_yet_come(
     cluster, can_grow, cpus, max_concurrent, max_gpus, handed
 ):
     cluster({"CPU": cpus}, None, can_grow)
-    resources = Resources(max_gpus=max_gpus)
 
     def num_handed(source) -> int:
-        searcher = _Searcher(
-            source,
-            Tuning("a", max_concurrent),
-            TrialWatch(),
-            Cordon(resources),
-            lambda point: {},
-            no_steps,
-        )
+        searcher = searcher_of(source, lambda point: {}, max_concurrent, max_gpus)
         return sum(searcher.suggest(str(k)) is not None for k in range(64))
 
     assert num_handed(PointList([(str(k), {}) for k in range(64)])) == handed["grid"]

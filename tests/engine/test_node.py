@@ -15,10 +15,10 @@ from gram_platform.engine import node, process
 from gram_platform.engine.evaluation import evaluation_steps, execute_evaluation, probe_steps
 from gram_platform.engine.execution import Placement
 from gram_platform.engine.node import (
+    MetricsSummary,
     RunExecution,
     execute_run,
     new_learner,
-    record_interval,
     starting_point,
 )
 from gram_platform.engine.process import SYSTEM, set_up_torch
@@ -118,7 +118,7 @@ def test_a_record_of_several_steps_has_those_before_a_kill(
 ):
     run, other = plan("baseline", setting).runs["all"], elsewhere(execution, tmp_path, "other")
     monkeypatch.setattr(node, "NUM_TRAIN_RECORDS", 1)
-    assert record_interval(run) == run.num_steps > 2
+    assert MetricsSummary(run).interval == run.num_steps > 2
     execute_run(run, {}, other)
     with monkeypatch.context() as patch:
         stop_after(patch, 2)
@@ -200,7 +200,7 @@ def test_the_baselines_curve_ends_with_what_its_evaluation_finds(execution, sett
     ]
     assert curve == sorted(evaluation_steps(run_node.config))
     assert curve[-1] == run_node.config.num_steps
-    assert record_interval(run_node.config) == 1
+    assert MetricsSummary(run_node.config).interval == 1
 
 
 def test_views_differ_where_their_modules_act(execution, setting):
