@@ -28,7 +28,7 @@ RunText = Positional[show_as(str, "RUN")]
 
 
 def open_existing(storage: str) -> Store:
-    """Opens a storage to read; ValueError if there is none, or another version made it."""
+    """Opens a storage to read. Raises ValueError if there is none, or its layout is unknown."""
     place = storage_place(storage)
     store = Store(place)
     if store.is_local and not Path(store.root).is_dir():
@@ -38,9 +38,10 @@ def open_existing(storage: str) -> Store:
 
 
 def find_run(store: Store, text: str) -> str:
-    """Returns the run or import whose id or name, as `gram status` prints it, begins with `text`.
+    """Returns the id of the run or import whose id or name in `gram status` begins with `text`.
 
-    An id comes before a whole name, which comes before beginnings. ValueError for none or several.
+    Ids come before whole names, and whole names before beginnings. Raises ValueError for none or
+    several.
     """
     try:
         return store.find_run(text)
@@ -56,7 +57,7 @@ def find_run(store: Store, text: str) -> str:
 
 
 def make_folder(path: str) -> None:
-    """Makes a local folder; ValueError if nothing can be written there."""
+    """Makes a local folder. Raises ValueError if nothing can be written there."""
     try:
         os.makedirs(path, exist_ok=True)
         require_rights(path)

@@ -1,6 +1,6 @@
 """Implements `gram run`, which runs studies and searches by name, and `gram list`.
 
-torch, Ray and MLflow are imported when a study is run: lists, help and misspelt names need none.
+torch, Ray and MLflow are imported when a study is run, so lists and help come fast.
 """
 
 import inspect
@@ -47,7 +47,7 @@ def run_named(name: str, arguments: list[str]) -> None:
 
 
 def run_with_studies() -> Any:
-    """Returns `gram run` for the shell's completion: each study is a command with its flags."""
+    """Returns `gram run` for the shell's completion, with a command for each study."""
     forms = {}
     for name in study_names():
         study = find_study(name)
@@ -58,7 +58,7 @@ def run_with_studies() -> Any:
 
 
 def list_with_kinds() -> Any:
-    """Returns `gram list` for the shell's completion: each kind is a command."""
+    """Returns `gram list` for the shell's completion, with a command for each kind."""
     return _subcommands({what: partial(list_command, what) for what in LISTINGS})
 
 
@@ -68,12 +68,12 @@ def _subcommands(forms: Mapping[str, Any]) -> Any:
 
 
 def study_names() -> tuple[str, ...]:
-    """Returns the names of studies and searches, ours before those of installed packages."""
+    """Returns the names of studies and searches, first ours, then those of installed packages."""
     return (*OURS, *OFFERED)
 
 
 def find_study(name: str) -> Study:
-    """Returns the study or search with this name; ValueError if there is none."""
+    """Returns the study or search with this name. Raises ValueError if there is none."""
     require_choice("study", name, study_names())
     if name in OFFERED:
         return OFFERED[name]

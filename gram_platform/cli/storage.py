@@ -45,8 +45,8 @@ def status_command(
     Runs are sorted by study, size, method, profile and seed. A run that several studies share is
     listed under all their names. More than 200 runs are counted by study, size, method and state,
     and only the failed and interrupted ones are listed. Folders with neither a config nor an
-    attempt are left out. The last lines name the machines that a study's last submission left out
-    because their device failed its test.
+    attempt are left out. The last lines name machines on which a study's last submission stopped
+    starting work, because a device failed its test.
 
     Args:
         study: name of a submitted study: lists only its runs (default: all)
@@ -133,9 +133,9 @@ def _studies_of(store: Store) -> dict[str, list[str]]:
 
 
 def _left(run: RunDirectory, machine: Machine) -> tuple[str, float, int] | tuple[str]:
-    """Estimates what a run still needs: a text, hours, and the most bytes in the storage.
+    """Returns a text about what a run still needs, its hours left, and its most bytes in storage.
 
-    Returns only a text if the config is absent or cannot be read.
+    If the config cannot be read, returns only a text.
     """
     try:
         config = run.config_as(run_from_plain)
@@ -224,10 +224,10 @@ def compare_command(
 def gc_command(storage: Storage = "", dry_run: Switch = False) -> None:
     """Remove weights of finished attacks that nothing needs, and leftovers of killed processes.
 
-    The attacks' losses, which are their result, stay.
+    The losses of the attacks stay.
 
     Args:
-        dry_run: report and remove nothing
+        dry_run: only report
     """
     store = open_existing(storage)
     if not dry_run:
@@ -265,9 +265,9 @@ def gc_command(storage: Storage = "", dry_run: Switch = False) -> None:
 
 
 def _find_needed_view(node: RunDirectory | EvaluationDirectory) -> View | None:
-    """Returns the view of a node that has a config and no result.
+    """Returns the view that a node without a result needs, or None.
 
-    ValueError for a config that cannot be read.
+    Raises ValueError for a config that cannot be read.
     """
     if node.result() is not None or not node.folder.exists(CONFIG):
         return None

@@ -119,9 +119,9 @@ PUBLISHED_RATES = {
 
 
 def utilisation_of(machine: str, parameters: int) -> Utilisation:
-    """Returns the row of the machine whose number of parameters has the nearest ratio to this one.
+    """Returns the utilisation that was measured nearest to this number of parameters, by ratio.
 
-    A GPU without a row for a size borrows the row of BORROWED.
+    A GPU borrows the rows of BORROWED for sizes that it lacks.
     """
     rows = [row for row in UTILISATIONS if row.machine == machine]
     if machine != "cpu":
@@ -214,7 +214,7 @@ def evaluation_hours(nodes: Iterable[Node], runs: Mapping[str, Node], machine: M
 
 
 def pays_to_compile(run: RunConfig, hours: float) -> bool:
-    """Returns whether torch.compile makes a run of so many hours on GPUs end earlier."""
+    """Returns whether a run of so many hours on GPUs ends earlier with torch.compile."""
     return total_parameters(run.model) >= COMPILED_PARAMETERS and 3600 * hours > COMPILED_S
 
 
@@ -233,7 +233,8 @@ def fits(
 ) -> bool:
     """Returns whether a rank's peak memory is within USABLE_MEMORY of the machine.
 
-    A rank runs its share of a micro-batch in `num_passes`, or with 0 in any possible number.
+    A rank divides its share of a micro-batch into `num_passes`, or into any possible number if it
+    is 0.
     """
     possible = (num_passes,) if num_passes else reversed(possible_passes(run, num_ranks, machine))
     needed = (rank_memory(run, num_ranks, checkpointing, machine.device, n).total for n in possible)
@@ -296,7 +297,7 @@ def choose_num_merged(
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits on machine hours and on their cost, over all submissions; 0 for no limit."""
+    """Limits on machine hours and on their cost, over all submissions. 0 is no limit."""
 
     max_hours: float = 0.0
     # Dollars.
@@ -304,7 +305,7 @@ class Budget:
     dollars_per_hour: float = 0.0
 
     def name_reached_limit(self, hours: float) -> str:
-        """Returns a text about the limit that so many machine hours reach; "" for no limit."""
+        """Describes the limit that this number of machine hours reaches, or returns ""."""
         if self.max_hours and hours >= self.max_hours:
             return f"{hours:.2f} machine hours are used, max_hours is {self.max_hours:g}"
         if self.max_cost and hours * self.dollars_per_hour >= self.max_cost:

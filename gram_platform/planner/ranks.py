@@ -39,7 +39,7 @@ NONE_BEGUN: Mapping[str, int] = {}
 
 
 def fewest_ranks(run: RunConfig, machine: Machine, checkpointing: bool = False) -> int | None:
-    """Returns the fewest ranks that divide the micro-batch and fit; None if no number fits."""
+    """Returns the fewest ranks that divide the micro-batch and fit, or None."""
     return next((n for n in _divisors(run) if fits(run, n, machine, checkpointing)), None)
 
 
@@ -66,7 +66,7 @@ class Ranks:
     of_run: tuple[tuple[str, int], ...] = ()
 
     def number_of(self, size: str) -> int:
-        """Returns the number of ranks that a size was given, or AUTO."""
+        """Returns the number of ranks that the user gave for a size, or AUTO."""
         number = dict(self.of_size).get(size, self.number)
         if number == BY_DEVICE:
             return AUTO if self.machine.device == "cuda" else 1
@@ -93,7 +93,6 @@ class Ranks:
         return (*(n for n in range(most, fewest, -1) if run.micro_batch % n == 0), fewest)
 
     def too_small(self, size: str) -> ValueError:
-        """Returns the error for a size that fits on no number of ranks."""
         expected = f"a machine with memory for a rank of a run of {size}"
         return invalid("machine", self.machine.name, expected)
 
@@ -125,7 +124,7 @@ def exchange_hours(
 
 @dataclass(frozen=True)
 class Forecast:
-    """How long a study takes on a number of GPUs, or of CPU slots."""
+    """How long a study takes on a number of GPUs or CPU slots."""
 
     hours: float
     # The share of the slots' time in which they execute nothing.
@@ -142,7 +141,7 @@ class RunGroup(NamedTuple):
 
 
 def one_rank_hours(nodes: Sequence[Node], machine: Machine) -> dict[str, float]:
-    """Estimates, by id, the hours of each run or evaluation on one rank, including NODE_S."""
+    """Estimates the hours of each run and evaluation on one rank by id, including NODE_S."""
     runs = {node.id: node for node in nodes if node.is_run}
     return {
         node.id: NODE_S / 3600
@@ -231,7 +230,7 @@ class StudyWork:
                 raise invalid("num_workers", number, expected)
 
     def _memory_bytes(self, num_ranks: int) -> float:
-        """Returns the memory of a rank, which has a share of a GPU only if it is the run's only."""
+        """Returns the memory of a rank. Only a run of one rank may have a share of a GPU."""
         return self.machine.memory_bytes * (self.share if num_ranks == 1 else 1.0)
 
     def _possible(self, size: str, num_slots: int) -> list[int]:
@@ -278,7 +277,7 @@ class StudyWork:
     ) -> Forecast:
         """Predicts how long the nodes that are not done take, if no machine crashes.
 
-        `num_slots` is that of `choose`. Raises ValueError if a node needs more slots.
+        `num_slots` is as in `choose`. Raises ValueError if a node needs more slots.
         """
         ranks = ranks or self.ranks
         # A slot is the share of a GPU that a run of one rank gets.

@@ -1,4 +1,4 @@
-"""Defines a study as a value: presets, variants, and how a file or `--set` changes a preset."""
+"""Defines studies, presets and variants, and changes a preset by a file or by `--set`."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -53,7 +53,7 @@ NOT_REPRODUCED = (
 
 @dataclass(frozen=True)
 class Variant:
-    """One value of what a study varies in addition to method, size and profile."""
+    """One value of the quantity that a study varies in addition to method, size and profile."""
 
     # The name in tables; "" in studies that vary nothing else.
     name: str = ""
@@ -72,14 +72,14 @@ RECALL = "recall"
 
 
 def mislabel(recall: float = 1.0, precision: float = 1.0) -> Variant:
-    """Returns the variant with this label noise, named by the recall."""
+    """Returns the variant with this recall and precision of the labels."""
     name = f"{recall:g}" + f", precision {precision:g}" * (precision < 1.0)
     return Variant(name, lambda s: s.with_options(recall=recall, precision=precision))
 
 
 @dataclass(frozen=True)
 class MaxEntRanges:
-    """The logarithmic ranges of a MaxEnt search, and its trials for each profile."""
+    """The ranges of a MaxEnt search on logarithmic scales, and its trials for each profile."""
 
     peak_lr: tuple[float, float]
     retain_weight: tuple[float, float]
@@ -147,12 +147,15 @@ class Preset(Setup):
         return max(self.num_eval_sequences, *(n for _, n in self.eval_sequences_of_size), 0)
 
     def seeds(self, size: str, number: int = 0, first: int = -1) -> range:
-        """Returns a size's seeds; the preset's values replace a number of 0, a first seed of -1."""
+        """Returns the seeds of a size. A number of 0 and a first seed of -1 are the preset's."""
         begin = self.first_seed if first < 0 else first
         return range(begin, begin + (number or dict(self.seeds_of_size).get(size, self.num_seeds)))
 
     def select_domains(self, domains: tuple[str, ...]) -> tuple[str, ...]:
-        """Leaves out the domain that only a finetuning stage sees; ValueError if it is missing."""
+        """Returns the domains without the domain that only a finetuning stage trains on.
+
+        Raises ValueError if this domain is missing.
+        """
         text = self.options.finetuning.text if self.options.finetuning else CORE
         require_choice("options.finetuning.text", text, domains)
         return tuple(domain for domain in domains if domain == CORE or domain != text)
@@ -171,7 +174,9 @@ class Preset(Setup):
         return replace(self, sizes=sizes)
 
     def require_ranks(self, sizes: tuple[str, ...], ranks: Ranks) -> None:
-        """ValueError unless the ranks name sizes of the preset and divide their micro-batches."""
+        """Raises ValueError unless ranks are given for sizes of the preset and divide
+        micro-batches.
+        """
         for name, _ in ranks.of_size:
             require_choice("num_workers", name, self.sizes)
         for name in sizes:
@@ -181,7 +186,7 @@ class Preset(Setup):
                 raise invalid("num_workers", wanted, allowed)
 
     def with_size(self, name: str, size: Size, tokenizer: str) -> "Preset":
-        """Returns the preset with only `size`, which replaces the size `name`."""
+        """Returns the preset with only `size`, which takes over the settings of the size `name`."""
 
         def rename(values: tuple[tuple[str, object], ...]) -> tuple:
             return tuple((size.name, value) for of_size, value in values if of_size == name)
@@ -206,7 +211,7 @@ class Preset(Setup):
     ) -> Setting:
         """Returns the setting of a size and seed on a corpus with these domains.
 
-        `document_end`: the token that ends a document.
+        `document_end` is the token that ends a document, or -1 if attention may cross documents.
         """
         auxiliary = [d for d in domains if d != CORE]
         core_sequences = size.core_tokens // size.seq_len
@@ -231,7 +236,7 @@ class Preset(Setup):
 
 @dataclass(frozen=True)
 class Study(Description):
-    """The declaration of a study."""
+    """A study as it is declared in a file, before any flag changes it."""
 
     presets: Mapping[str, Preset]
     default_preset: str = "demo"
@@ -263,10 +268,11 @@ AnyStudy = TypeVar("AnyStudy", bound=Study)
 def with_preset(
     study: AnyStudy, named: str, changes: tuple[str, ...]
 ) -> tuple[AnyStudy, str, tuple[str, ...]]:
-    """Returns the study with a changed preset, the preset's name, and the changes as for `--set`.
+    """Returns the study with a changed preset, the preset's name, and all changes as `--set` takes
+    them.
 
-    `named`: the value of --preset, a name, or a file with the name as `base`. The file's changes
-    come before `changes`. ValueError with file, line and field.
+    `named` is the value of --preset, which is a preset's name, or a file that has this name as
+    `base`. The file's changes come before `changes`. Raises ValueError with file, line and field.
     """
     presets = study.presets
     parts = list(map(read_assignment, changes))
@@ -285,9 +291,9 @@ def with_preset(
 
 
 def on_responses(study: Study, changes: tuple[str, ...]) -> tuple[str, ...]:
-    """Adds the change by which a finetuning stage counts only the loss of responses.
+    """Adds the change that makes a finetuning stage count only the loss of responses.
 
-    ValueError for a study without such a stage.
+    Raises ValueError for a study without a finetuning stage.
     """
     if not any(preset.options.finetuning for preset in study.presets.values()):
         allowed = "a study with a finetuning stage, such as finetuning"
@@ -296,7 +302,7 @@ def on_responses(study: Study, changes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def mask_place(place: str) -> str:
-    """Returns the last part of a local path, and other names without secrets, for public pages."""
+    """Hides the folders of a local path, and the secrets of other names, for public pages."""
     return Path(place).name if place.startswith(os.sep) else mask_secrets(place)
 
 
@@ -305,7 +311,7 @@ def preset_params(preset: str, changes: tuple[str, ...]) -> dict[str, str]:
 
 
 def _apply_changes(preset: Preset, written: Written) -> Preset:
-    """Applies all changes at once; a preset that changes is not the paper's any more."""
+    """Applies all changes at once. A changed preset does not count as the paper's."""
     with written.locate_errors():
         for name in DECLARED:
             if name in written.plain:
@@ -320,7 +326,7 @@ def _apply_changes(preset: Preset, written: Written) -> Preset:
 
 
 def _sizes(preset: Preset, plain: Any) -> dict[str, Any]:
-    """Changes sizes of the preset, adds sizes to their `base`, and removes those set to false."""
+    """Returns the changed sizes. A new size starts from its `base`, and false removes a size."""
     if not isinstance(plain, Mapping):
         raise invalid(SIZES, plain, "a table of sizes")
     sizes: dict[str, Any] = dict(preset.sizes)
@@ -339,7 +345,7 @@ def _sizes(preset: Preset, plain: Any) -> dict[str, Any]:
 
 
 def _require_usable(preset: Preset) -> None:
-    """ValueError unless every size can be planned with two auxiliary domains."""
+    """Raises ValueError unless every size can be planned with two auxiliary domains."""
     for size in preset.sizes.values():
         require_int("micro_batch", size.micro_batch, 1)
         require_int("batch_size", size.batch_size, size.micro_batch)
@@ -351,7 +357,7 @@ def _require_usable(preset: Preset) -> None:
 
 
 def seeds_text(of_size: Mapping[str, int]) -> str:
-    """Returns the most common number of seeds, then other sizes' numbers: `3 (2B 1, 5B 1)`."""
+    """Describes the number of seeds, and sizes with other numbers, as in `3 (2B 1, 5B 1)`."""
     counts = list(of_size.values())
     common = max(counts, key=counts.count)
     others = ", ".join(f"{size} {number}" for size, number in of_size.items() if number != common)

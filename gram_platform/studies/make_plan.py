@@ -1,6 +1,6 @@
 """Reads the flags of a command, and plans its submission.
 
-It imports only fast modules, for errors in flags.
+It imports only fast modules, so that errors in flags come fast.
 """
 
 import math
@@ -51,7 +51,7 @@ BEHIND_HOST = re.compile(r"(?<![:/])[/?#].*", re.DOTALL)
 
 
 def make_plan(study: Study, flags: Flags) -> Plan:
-    """Returns the plan of a study's submission, with all nodes; ValueError naming the flag."""
+    """Plans a study's submission with all its nodes. Raises a ValueError that names the flag."""
     own = flags.own
     assert isinstance(own, StudyFlags)
     # A misspelt name needs no MLflow.
@@ -154,7 +154,7 @@ def _from_start(part: StudyPlan) -> StudyPlan:
 
 
 def _on_texts(part: StudyPlan, place: str) -> StudyPlan:
-    """Gives the measurement a file's texts; ValueError if it takes none."""
+    """Sets the texts that the study measures. Raises ValueError if it measures no chosen texts."""
     if not place:
         return part
     measurement = part.preset.measurement
@@ -168,7 +168,7 @@ def _on_texts(part: StudyPlan, place: str) -> StudyPlan:
 def _by_law(part: StudyPlan, name: str, is_trusted: bool) -> StudyPlan:
     """Sets learning rates and batch sizes by a law.
 
-    ValueError if there is no evidence for the law at these sizes, unless `is_trusted`.
+    Raises ValueError if the law has no evidence at these sizes, unless `is_trusted`.
     """
     if not name:
         return part
@@ -182,7 +182,7 @@ def _by_law(part: StudyPlan, name: str, is_trusted: bool) -> StudyPlan:
 
 
 def read_study(study: Study, flags: Flags, changes: tuple[str, ...]) -> StudyPlan:
-    """Reads the flags that studies and searches share, without nodes."""
+    """Returns a study or search, without nodes, from the flags that studies and searches share."""
     given, device, cost = flags.subject, flags.device, flags.cost
     study, name, changes = with_preset(study, given.preset or study.default_preset, changes)
     preset = study.presets[name]
@@ -220,7 +220,7 @@ def read_study(study: Study, flags: Flags, changes: tuple[str, ...]) -> StudyPla
 
 
 def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
-    """Returns the submission of studies, with the flags that all of them share."""
+    """Plans the submission of `studies` from the flags for storage, device, cost and execution."""
     first, device, cost, execution = studies[0], flags.device, flags.cost, flags.execution
     require_fields("", cost, 0, "max_hours", "max_cost", "confirm_above")
     require_fields("", device, 0, "max_gpus")
@@ -270,9 +270,10 @@ def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
 
 
 def _read_compile(device: DeviceFlags) -> bool | None:
-    """Returns whether all runs are compiled, or none; None: those for which it pays.
+    """Returns whether runs are compiled. With None, runs are compiled if it saves time.
 
-    Compiled code chooses the order of its sums by timing, which --deterministic rules out.
+    Compiled code chooses the order of its sums by timing, so --deterministic makes the default
+    False.
     """
     if device.compile and device.no_compile:
         raise invalid("no_compile", True, "no value with --compile")
@@ -280,9 +281,9 @@ def _read_compile(device: DeviceFlags) -> bool | None:
 
 
 def _checkpoint_interval(given: str) -> tuple[float, float]:
-    """Returns the seconds between checkpoints, and the largest share of time to write them.
+    """Returns the seconds between checkpoints, and the largest share of time for writing them.
 
-    The share 0 is no limit.
+    A share of 0 sets no limit.
     """
     if given == AUTO_INTERVAL:
         return 30.0, 0.02
@@ -296,7 +297,7 @@ def _checkpoint_interval(given: str) -> tuple[float, float]:
 
 
 def tracking_place(uri: str, storage: str) -> str:
-    """Returns MLflow's URI with an absolute path, by default SQLite in the storage."""
+    """Returns MLflow's URI with an absolute path. The default is SQLite in the storage."""
     from gram_platform.tracking import default_tracking_uri
     from gram_platform.tracking.connection import require_tracking_uri
     from gram_platform.tracking.database import with_absolute_path
@@ -310,7 +311,7 @@ def tracking_place(uri: str, storage: str) -> str:
 
 
 def corpus_place(corpus: str, preset: Preset) -> str:
-    """Returns a name, or an absolute path; a path has a separator or exists."""
+    """Returns a corpus's name, or its absolute path if it looks like a path or exists."""
     if not corpus and preset.corpus in catalog_names():
         return preset.corpus
     corpus = corpus or preset.corpus
@@ -319,7 +320,7 @@ def corpus_place(corpus: str, preset: Preset) -> str:
 
 
 def read_hardware(text: str) -> tuple[int, str]:
-    """Reads a number of machines of one kind, as 8xH100; (0, "") for no text."""
+    """Reads a number and a kind of machine, such as 8xH100. No text gives 0 and ""."""
     if not text:
         return 0, ""
     number, _, kind = text.lower().partition("x")
@@ -330,7 +331,7 @@ def read_hardware(text: str) -> tuple[int, str]:
 
 
 def read_ranks(texts: tuple[str, ...]) -> Ranks:
-    """Reads --num-workers; by default the planner chooses on GPUs."""
+    """Reads --num-workers. By default the planner chooses on GPUs, and CPUs have one rank."""
     ends_of: dict[str, tuple[int, int]] = {}
     for text in split_list(texts):
         size, _, value = text.rpartition("=")
@@ -351,7 +352,7 @@ def read_ranks(texts: tuple[str, ...]) -> Ranks:
 
 
 def require_webhook(url: str) -> None:
-    """ValueError, which hides what follows the host, unless the text is empty or an address."""
+    """Raises ValueError unless the URL is empty or valid. The error hides what follows the host."""
     try:
         parts = urlsplit(url)
         is_address = (

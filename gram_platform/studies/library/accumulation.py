@@ -1,4 +1,6 @@
-"""Declares the study of accumulation (the paper's "Heterogeneous Accumulation")."""
+"""Declares the study of uniform and heterogeneous accumulation (the paper's "Heterogeneous
+Accumulation").
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,6 @@
-"""Declares the study of the paper's "Scaling the number of auxiliary capabilities"."""
+"""Declares the study of many auxiliary domains (the paper's "Scaling the number of auxiliary
+capabilities").
+"""
 
 from gram_platform.config import RoutingConfig
 from gram_platform.studies import Study

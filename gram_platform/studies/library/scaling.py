@@ -24,7 +24,7 @@ ONE_SEED = (("2B", 1), ("5B", 1))
 
 
 def _as_run(name, lr, batch, micro_batch, num_parameters) -> Size:
-    """Makes a size with the authors' rate, and 20 core tokens for each of their parameters."""
+    """Returns a size with the authors' rate and batches, and 20 core tokens a parameter."""
     size, tokens = PAPER_SIZES[name], 20 * num_parameters
     return replace(size, batch_size=batch, micro_batch=micro_batch, core_tokens=tokens, peak_lr=lr)
 
@@ -165,7 +165,7 @@ PAPER = replace(
 
 
 def as_run(preset: Preset, **changes) -> Preset:
-    """Returns a paper preset with the authors' settings where they differ from the text."""
+    """Returns a preset of the paper with the authors' settings, where they differ from the text."""
     settings = {
         "family": AS_RUN_FAMILY,
         "sizes": {name: AS_RUN_SIZES[name] for name in preset.sizes},
@@ -181,9 +181,9 @@ AS_RUN = as_run(PAPER)
 
 
 def at_size(preset: Preset, name: str, **changes) -> Preset:
-    """Returns one size of a ladder as the paper's studies of architecture and accumulation have it.
+    """Returns one size, set up as in the paper's studies of architecture and accumulation.
 
-    It is compared on core and core with each domain, with p_af 1 and heterogeneous accumulation.
+    Core and core with each domain are compared, with p_af 1 and heterogeneous accumulation.
     """
     settings = {
         "sizes": {name: preset.sizes[name]},
@@ -199,7 +199,7 @@ def at_size(preset: Preset, name: str, **changes) -> Preset:
 
 
 def accumulating(kind: str) -> Variant:
-    """Returns the variant of every method, also the baseline, with this accumulation."""
+    """Returns the variant in which all methods, also the baseline, have this accumulation."""
 
     def change(setting):
         routing = replace(setting.routing, accumulation=kind)

@@ -1,4 +1,4 @@
-"""Declares the study of the paper's "Continuous Control of Capability Profiles"."""
+"""Declares the study of weights (the paper's "Continuous Control of Capability Profiles")."""
 
 from gram_platform.studies import Study
 from gram_platform.studies.library.dual_use import (

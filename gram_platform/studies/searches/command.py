@@ -1,6 +1,6 @@
-"""Runs the command line of a search, of a study, and of all of them together.
+"""Runs the command line of a study, of a search, and of all of them together.
 
-torch, Ray and MLflow are imported after the flags are read: help and errors in flags come fast.
+torch, Ray and MLflow are imported after the flags are read, so help and errors in flags come fast.
 """
 
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ def campaign_main(
 def make_campaign_plan(
     studies: Sequence[Study], searches: Sequence[Search], flags: Flags
 ) -> tuple[Plan, list[Plan]]:
-    """Returns one plan of the chosen studies, and a plan of each chosen search."""
+    """Returns one plan for the chosen studies, and a plan for each chosen search."""
     own = flags.own
     assert isinstance(own, MemberFlags)
     if sizes := split_list(flags.subject.sizes):
