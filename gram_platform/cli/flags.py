@@ -57,7 +57,6 @@ def find_run(store: Store, text: str) -> str:
 
 
 def make_folder(path: str) -> None:
-    """Makes a local folder. Raises ValueError if nothing can be written there."""
     try:
         os.makedirs(path, exist_ok=True)
         require_rights(path)

@@ -77,7 +77,6 @@ def _say_tables(
     names: Iterable[str],
     read: Callable[[str], bytes],
 ) -> None:
-    """Prints a study as JSON, with the rows of its .csv files. Unnamed columns are left out."""
     tables = {
         name.removesuffix(".csv"): pd.read_csv(io.BytesIO(read(name)))
         .filter(regex="^(?!Unnamed)")

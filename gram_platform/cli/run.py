@@ -68,7 +68,6 @@ def _subcommands(forms: Mapping[str, Any]) -> Any:
 
 
 def study_names() -> tuple[str, ...]:
-    """Returns the names of studies and searches, first ours, then those of installed packages."""
     return (*OURS, *OFFERED)
 
 

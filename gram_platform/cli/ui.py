@@ -116,7 +116,6 @@ def _running(database: Path, port: int, log: IO[bytes]) -> Iterator[subprocess.P
 
 
 def _answers(server: subprocess.Popen, address: str) -> bool:
-    """Waits for the server. Returns False if it ends or does not answer in time."""
     directly = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     deadline = time.monotonic() + ANSWER_TIMEOUT_S
     while time.monotonic() < deadline and server.poll() is None:

@@ -169,7 +169,6 @@ def run_evaluation_flops(run: RunConfig) -> float:
 
 
 def training_rate(model: ModelConfig, machine: Machine) -> float:
-    """Returns the FLOPs a second that training reaches, by UTILISATIONS."""
     return machine.flops_per_second * utilisation_of(machine.name, total_parameters(model)).share
 
 
@@ -214,7 +213,6 @@ def evaluation_hours(nodes: Iterable[Node], runs: Mapping[str, Node], machine: M
 
 
 def pays_to_compile(run: RunConfig, hours: float) -> bool:
-    """Returns whether a run of so many hours on GPUs ends earlier with torch.compile."""
     return total_parameters(run.model) >= COMPILED_PARAMETERS and 3600 * hours > COMPILED_S
 
 

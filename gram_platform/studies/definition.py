@@ -72,7 +72,6 @@ RECALL = "recall"
 
 
 def mislabel(recall: float = 1.0, precision: float = 1.0) -> Variant:
-    """Returns the variant with this recall and precision of the labels."""
     name = f"{recall:g}" + f", precision {precision:g}" * (precision < 1.0)
     return Variant(name, lambda s: s.with_options(recall=recall, precision=precision))
 

@@ -64,7 +64,6 @@ def describe(plan: Plan) -> str:
 
 
 def _summaries(plan: Plan, num_slots: int, ended: Collection[str]) -> Iterable[str]:
-    """Describes the nodes that are left, with their time on the machines and their cost."""
     for ranks, work in plan.works():
         forecast, machine = work.forecast(num_slots, done=ended), ranks.machine
         left = [node for node in work.nodes if node.id not in ended]

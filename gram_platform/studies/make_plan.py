@@ -154,7 +154,6 @@ def _from_start(part: StudyPlan) -> StudyPlan:
 
 
 def _on_texts(part: StudyPlan, place: str) -> StudyPlan:
-    """Sets the texts that the study measures. Raises ValueError if it measures no chosen texts."""
     if not place:
         return part
     measurement = part.preset.measurement
@@ -166,10 +165,6 @@ def _on_texts(part: StudyPlan, place: str) -> StudyPlan:
 
 
 def _by_law(part: StudyPlan, name: str, is_trusted: bool) -> StudyPlan:
-    """Sets learning rates and batch sizes by a law.
-
-    Raises ValueError if the law has no evidence at these sizes, unless `is_trusted`.
-    """
     if not name:
         return part
     law, preset, doubts = load_law(name), part.preset, ()

@@ -93,7 +93,6 @@ class StudyPlan:
 
     @cached_property
     def corpora(self) -> tuple[CorpusRecipe, ...]:
-        """The distinct recipes of all sizes."""
         recipes = chain.from_iterable(self.recipes.values())
         return tuple({recipe.data_id: recipe for recipe in recipes}.values())
 
@@ -117,7 +116,6 @@ class StudyPlan:
 
     @cached_property
     def parameters(self) -> dict[str, int]:
-        """The number of parameters of the dense model by size."""
         return {s.size.name: total_parameters(s.size.dense()) for s in self.settings}
 
     @property

@@ -190,7 +190,7 @@ def placement_of(
 
 
 def is_compiled(node: Node, ranks: Ranks, device: str, compiled: bool | None) -> bool:
-    """Returns whether torch.compile compiles a run. The arguments are those of `placement_of`."""
+    """Returns whether torch.compile compiles a run."""
     if compiled is None and device == CUDA:
         hours = estimate_hours(node, ranks.machine) / ranks.choices(node.config, node.size)[-1]
         return pays_to_compile(node.config, hours)
@@ -221,7 +221,6 @@ def division_of(
 
 
 def machine_text(uses_ray: bool) -> str:
-    """Describes Ray's machines, or without Ray this process."""
     if not uses_ray:
         return f"this process on {num_cpus()} cores"
     nodes, total = [node for node in ray.nodes() if node["Alive"]], ray.cluster_resources()
@@ -280,7 +279,6 @@ def cordons_noted(
 
 
 def machine_hours(store: Store, node: Node) -> float:
-    """Returns the machine hours of a finished node, summed over its ranks."""
     timing = store.node(node.kind, node.id).timing()
     return timing.get("elapsed_s", 0.0) * timing.get("num_ranks", 1) / 3600
 

@@ -76,8 +76,6 @@ DUAL_USE_SMOKE = replace(
 
 
 def titrate(preset: Preset, weights: tuple[float, ...], own_baseline: bool = True) -> Preset:
-    """Returns the preset with a variant for each weight of the modules, without attacks."""
-
     def at(weight: float) -> Variant:
         return Variant(f"{weight:g}", lambda setting: setting.with_options(module_weight=weight))
 
@@ -87,7 +85,6 @@ def titrate(preset: Preset, weights: tuple[float, ...], own_baseline: bool = Tru
 
 
 def compose(preset: Preset) -> Preset:
-    """Returns the preset with views of every subset of modules, without attacks."""
     return replace(preset.with_options(elicitation=None), every_subset=True)
 
 

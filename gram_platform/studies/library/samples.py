@@ -11,7 +11,6 @@ from gram_platform.studies.library import scaling, stories
 
 
 def measure(preset: Preset, num_prompt_tokens: int, num_tokens: int) -> Preset:
-    """Returns the preset with one seed, and with samples in place of losses."""
     return replace(preset, num_seeds=1, measurement=Samples(num_prompt_tokens, num_tokens))
 
 

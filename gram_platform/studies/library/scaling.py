@@ -199,8 +199,6 @@ def at_size(preset: Preset, name: str, **changes) -> Preset:
 
 
 def accumulating(kind: str) -> Variant:
-    """Returns the variant in which all methods, also the baseline, have this accumulation."""
-
     def change(setting):
         routing = replace(setting.routing, accumulation=kind)
         return replace(setting, routing=routing, baseline_accumulation=kind)
@@ -209,7 +207,6 @@ def accumulating(kind: str) -> Variant:
 
 
 def vary_accumulation(preset: Preset) -> Preset:
-    """Returns the preset with both kinds of accumulation, without attacks."""
     variants = (accumulating("uniform"), accumulating("heterogeneous"))
     return replace(preset.with_options(elicitation=None), variants=variants)
 

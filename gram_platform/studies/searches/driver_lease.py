@@ -54,7 +54,6 @@ class DriverLease:
 
 
 def search_lines(store: Store) -> Iterator[str]:
-    """Yields a line with id, name, preset and driver for each search."""
     for search_id in store.list_searches():
         folder = store.search_dir(search_id)
         facts, lease = folder.read_spare("search.json"), read_lease(folder)

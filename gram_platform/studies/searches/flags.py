@@ -77,7 +77,6 @@ class Grids:
     of_size: Mapping[str, Grid] | None = None
 
     def of(self, size: Size) -> Grid:
-        """Returns a size's grid. Raises ValueError if the size has none."""
         if self.of_size is None:
             batches = [size.batch_size * factor for factor in self.batch_factors]
             return Grid(
@@ -110,7 +109,6 @@ def read_grids(search: Search, flags: GridFlags, part: StudyPlan) -> dict[str, A
 
 
 def _numbers(field: str, texts: tuple[str, ...]) -> tuple[float, ...]:
-    """Reads positive numbers in ascending order, and () from auto."""
     if texts == (AUTO_AXIS,):
         return ()
     allowed = f"positive numbers, or {AUTO_AXIS}"
@@ -157,7 +155,6 @@ def micro_batch_at(size: Size, batch: int) -> int:
 
 
 def to_integers(batches: Iterable[float]) -> tuple[int, ...]:
-    """Returns the batches as integers. Raises ValueError for a fraction."""
     numbers = tuple(int(batch) if batch == int(batch) else batch for batch in batches)
     for batch in numbers:
         require_int("batches", batch, 1)
@@ -235,7 +232,6 @@ def read_ranges(search: Search, flags: OptunaFlags, part: StudyPlan) -> dict[str
 
 
 def space_of(peak_lr: tuple[float, float], retain_weight: tuple[float, float]) -> Space:
-    """Returns the space of MaxEnt's learning rate and retain weight, on logarithmic scales."""
     ranges = {"peak_lr": peak_lr, "retain_weight": retain_weight}
     axes = (Parameter(name, low, high, log=True) for name, (low, high) in ranges.items())
     return Space(tuple(axes), MAXENT_LIMITS)

@@ -94,7 +94,6 @@ class HyperparameterSweep:
     best_by = None
 
     def nodes(self, point: Point) -> list[Node]:
-        """Returns the nodes of a trial, with the values of all knobs of its method as tags."""
         knob = KNOB[point["knob"]]
         setting = knob.turned(setting_at(self.settings, point), float(point["value"]))
         values = {
@@ -103,7 +102,6 @@ class HyperparameterSweep:
         return [node.with_tags(**values) for node in method_nodes(knob.method, setting)]
 
     def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
-        """Returns a trial's compute ratios by class. Raises ValueError if core has none."""
         nodes = self.nodes(point)
         frame = result_frame(nodes, results)
         evaluations = pd.concat([self.evaluations, _at(point, view_frame(nodes, frame))])

@@ -286,7 +286,6 @@ def trials_table(trials: pd.DataFrame, search: str = "") -> pd.DataFrame:
 
 
 def grid_figures(analysis: GridAnalysis, links: Mapping[str, str]) -> dict:
-    """Returns the figures `surface-SIZE` of every size, `law-lr` and `law-batch`."""
     cells = link_trials(analysis.cells, links)
     figures = {
         f"surface-{size}": surface_figure(cells, analysis.optima, analysis.surfaces, size)

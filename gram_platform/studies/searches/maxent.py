@@ -113,7 +113,6 @@ class MaxEntSearch:
         return [node for setting in self.settings for node in unlearning_nodes(setting, point)]
 
     def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
-        """Returns MAXENT_METRICS, averaged over seeds. Raises ValueError if a loss is NaN."""
         losses = [results[node.id]["losses"] for node in self.nodes(point) if not node.is_run]
         return self.objective.score_losses(self.references, losses, self.profiles[point[PROFILE]])
 
@@ -248,7 +247,6 @@ Histories = Mapping[str, pd.DataFrame]
 
 
 def history_of(profile: str, study: optuna.Study, space: Space) -> pd.DataFrame:
-    """Returns an Optuna study's trials with a column for every parameter and metric."""
     trials = trials_frame(study, METRIC).assign(profile=profile)
     for name in (*space.names, *MAXENT_METRICS):
         if name not in trials:
@@ -257,7 +255,6 @@ def history_of(profile: str, study: optuna.Study, space: Space) -> pd.DataFrame:
 
 
 def plain_best(profile: str, trials: pd.DataFrame, setting: Setting) -> dict:
-    """Returns a profile's trial with the lowest objective, as best.json stores it."""
     row = best_trial(trials, METRIC)
     return {
         "profile": profile,

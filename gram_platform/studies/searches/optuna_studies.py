@@ -128,7 +128,6 @@ def _state(trial: FrozenTrial) -> str:
 
 
 def _metrics(trial: FrozenTrial, metric: str) -> dict[str, float]:
-    """Returns the engine's metrics of a complete trial, or Optuna's value if there are none."""
     if _state(trial) != State.COMPLETE:
         return {}
     value = {} if trial.value is None else {metric: trial.value}

@@ -93,7 +93,6 @@ class SearchPlan(StudyPlan):
 
     @property
     def label(self) -> str:
-        """The name and id of the search, in sentences."""
         return f"{self.name} {self.search_id}"
 
     @property
@@ -116,7 +115,7 @@ class SearchPlan(StudyPlan):
         return self.kind.share_left(self) if self.study.needs_optuna else 1.0
 
     def record(self, submissions: Sequence[Mapping]) -> dict:
-        """Returns the content of search.json: the search and its submissions."""
+        """Returns the content of search.json."""
         return {
             "name": self.name,
             "title": self.study.title,
