@@ -59,7 +59,7 @@ def _problems(check: Callable[[], object]) -> list[str]:
 
 
 def _checks(store: Store, unknown: list[str]) -> Iterator[Check]:
-    """Yields all checks of a storage. Nodes that do not name their source go into `unknown`."""
+    """Yields all checks of a storage. They add results without a known source to `unknown`."""
     if store.is_local:
         for path, kind in special_entries(store.root):
             yield f"{kind} in the storage", partial(_refuse, path, kind)

@@ -15,8 +15,9 @@ from gram_platform.store import Store
 from gram_platform.store.root import storage_place
 from gram_platform.studies.flags import Place, Switch, show_as
 
-STORAGE_HELP = "folder or URL of the storage; default $GRAM_STORAGE, else ~/.gram"
-Storage = Annotated[Place, tyro.conf.arg(help=STORAGE_HELP)]
+Storage = Annotated[
+    Place, tyro.conf.arg(help="folder or URL of the storage; default $GRAM_STORAGE, or ~/.gram")
+]
 TrackingUri = Annotated[
     show_as(str, "URL"),
     tyro.conf.arg(help="MLflow server or database; default SQLite in the storage"),

@@ -52,7 +52,7 @@ def eval_command(
     right answers, not its accuracy.
 
     Args:
-        run_id: a complete run, by its id or its name, or the beginning of one
+        run_id: a complete run, by the beginning of its id or name
         tasks: names of tasks, such as wmdp_bio mmlu hellaswag
         profiles: profiles to compare: core, core+virology, all
         include_path: folder with task files (.yaml) of your own
@@ -104,7 +104,7 @@ def export_command(
     Modules that the view lacks are physically absent.
 
     Args:
-        run_id: a complete run or imported model, by its id or its name, or the beginning of one
+        run_id: a complete run or imported model, by the beginning of its id or name
         out: a new or empty folder
         modules: modules to switch on, such as virology,lisp=0.5; "" is only core
         all_modules: switch on every module

@@ -29,7 +29,7 @@ OURS = tuple(sorted(module.name for module in iter_modules(library.__path__)))
 OFFERED = Table("gram.studies", {}, is_usable=lambda study: isinstance(study, Study), reserved=OURS)
 
 
-STUDY_HELP = f"{', '.join(OURS)}, or one of an installed package; its own flags follow"
+STUDY_HELP = f"{', '.join(OURS)}, or a study of an installed package; its own flags follow"
 
 
 def run_command(
@@ -93,9 +93,8 @@ def list_command(
     """List what `gram run` can use: studies, methods, presets, corpora, sizes or mixtures.
 
     Args:
-        what: studies and searches; methods; presets with their corpus; corpora; sizes of presets,
-            with layers, widths and parameters; mixtures of presets on the hub's datasets, with
-            each source's tokens and share
+        what: what to list; sizes have layers, widths and parameters, and mixtures have the tokens
+            and shares of the hub's datasets in presets
         study: presets, sizes and mixtures only of this study (default: of all)
     """
     of_study = what in ("presets", "sizes", "mixtures")

@@ -149,7 +149,6 @@ class Needs:
     checkpoint: int
     # Bytes of the final weights.
     result: int
-    # FLOPs of training.
     flops: float
     # Hours of all ranks together.
     gpu_hours: float
@@ -189,7 +188,7 @@ def training_hours(run: RunConfig, machine: Machine) -> float:
 
 
 def estimate_hours(node: Node, machine: Machine) -> float:
-    """Estimates the machine hours of a run; 0 for an evaluation, which is short."""
+    """Estimates the machine hours of a run. An evaluation is short, and has 0."""
     return training_hours(node.config, machine) if isinstance(node.config, RunConfig) else 0.0
 
 
@@ -231,8 +230,7 @@ def fits(
 ) -> bool:
     """Returns whether a rank's peak memory is within USABLE_MEMORY of the machine.
 
-    A rank divides its share of a micro-batch into `num_passes`, or into any possible number if it
-    is 0.
+    A rank divides its share of a micro-batch into `num_passes`, or if this is 0 into any number.
     """
     possible = (num_passes,) if num_passes else reversed(possible_passes(run, num_ranks, machine))
     needed = (rank_memory(run, num_ranks, checkpointing, machine.device, n).total for n in possible)
@@ -297,10 +295,9 @@ def choose_num_merged(
 class Budget:
     """Limits on machine hours and on their cost, over all submissions. 0 is no limit."""
 
-    max_hours: float = 0.0
-    # Dollars.
-    max_cost: float = 0.0
-    dollars_per_hour: float = 0.0
+    max_hours: float
+    max_cost: float
+    dollars_per_hour: float
 
     def name_reached_limit(self, hours: float) -> str:
         """Describes the limit that this number of machine hours reaches, or returns ""."""

@@ -181,8 +181,8 @@ class StudyWork:
         good numbers. A number must fit into memory and cost at most MOST_HOURS times the fewest
         GPU-hours. `num_slots` is the number of GPUs of the cluster, or 0 if it grows with the
         demand. `begun` are the ranks of runs that have begun, by id, which they keep. Raises
-        ValueError if no number fits, if a run needs more ranks than there are GPUs, or if a number
-        that the user gave needs more memory than a GPU has.
+        ValueError if a size fits on no number of ranks up to `num_slots`, or not on the number that
+        the user gave.
         """
         self.require_memory()
         hours: dict[str, float] = defaultdict(float)
@@ -303,9 +303,8 @@ def predict_makespan(
 ) -> float:
     """Returns the hours from the start of a study until its last node ends.
 
-    `hours` are by node id. `num_slots` is the number of GPUs or CPU slots. `ranks` are the slots
-    that a node occupies, by id, 1 by default. Raises ValueError if a node has more ranks than there
-    are slots.
+    `hours` are by node id. `ranks` are the GPUs or CPU slots that a node occupies, by id, 1 by
+    default. Raises ValueError if a node has more ranks than `num_slots`.
 
     A node can start once the runs that it needs have ended and enough slots are free. Needed runs
     that are not among `nodes` count as done. The order is the engine's, which is evaluations first,

@@ -57,8 +57,7 @@ def with_nodes(part: StudyPlan) -> StudyPlan:
 
 
 def _choose_variants(preset: Preset, recipe: CorpusRecipe) -> tuple[Variant, ...]:
-    """Returns a variant with true labels, and a variant with wrong labels of the corpus or the
-    flags.
+    """Returns variants with the true labels and with the wrong labels of the corpus or the flags.
 
     Without wrong labels, returns the preset's variants.
     """
@@ -166,8 +165,7 @@ def _require_searched(search_id: str, setting: Setting) -> None:
 def resolve_corpora(
     preset: Preset, choice: Choice, core_labels: tuple[str, ...] = ()
 ) -> dict[str, CorpusRecipe]:
-    """Returns the corpus's recipe for each size. All are equal unless the corpus grows with the
-    size.
+    """Returns each size's recipe of the corpus, which is the same unless it grows with the size.
 
     `core_labels` overrides `--core-label`. Raises ValueError if no auxiliary domain is left.
     """
@@ -245,8 +243,8 @@ def _profiles(
 def load_best(store: Store, search_id: str, data_id: str) -> tuple[tuple[Profile, Unlearning], ...]:
     """Returns the parameters of each profile's best trial in a stored search.
 
-    Raises ValueError for an unknown search, for a search on other data than `data_id`, and for a
-    profile without a trial.
+    Raises ValueError for an unknown search, other data than `data_id`, or a profile without a
+    trial.
     """
     plain = {}
     if search_id in store.list_searches():

@@ -1,7 +1,6 @@
 """Runs several studies, after the MaxEnt searches that set their parameters.
 
-The trials of a search start from its study's baselines. The study reuses the runs of the best
-trials.
+A search's trials start from its study's baselines, and the best trials are runs of the study.
 """
 
 from collections.abc import Sequence
@@ -80,8 +79,8 @@ def _prepare(plan: Plan, everything: Plan) -> Plan:
 def find_search(plan: Plan, part: StudyPlan) -> SearchPlan | None:
     """Returns the search that must run before a study.
 
-    Returns None if the study does not train MaxEnt, if its preset has no search, or if --maxent
-    names a finished search. Raises the errors of `read_ranges`.
+    Returns None if the study trains no MaxEnt, if its preset has no search, or if --maxent is
+    given. Raises the errors of `read_ranges`.
     """
     preset = part.preset
     if preset.maxent_search is None or "maxent" in part.sources or METHOD not in part.methods:
@@ -98,9 +97,8 @@ def find_search(plan: Plan, part: StudyPlan) -> SearchPlan | None:
 def after_searches(plan: Plan) -> tuple[Plan, set[str], int]:
     """Runs the searches that studies need before them.
 
-    Returns the plan with the parameters of the best trials, the ids of the searches, and the exit
-    code. The plan lacks studies whose search is not complete. In a dry run they have the preset's
-    parameters.
+    Returns the plan with the best trials' parameters, the searches' ids, and the exit code. The
+    plan lacks studies whose search is not complete. A dry run keeps the preset's parameters.
     """
     ready, ids, code = [], set(), DONE
     for part in plan.studies:

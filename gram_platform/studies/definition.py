@@ -58,9 +58,9 @@ class Variant:
     # The name in tables; "" in studies that vary nothing else.
     name: str = ""
     changed: Callable[[Setting], Setting] = lambda setting: setting
-    # The study's methods for this variant next to the baseline; (): all.
+    # The study's methods for this variant next to the baseline. () is all.
     methods: tuple[str, ...] = ()
-    # The number of auxiliary domains, in order of their names; the others are core. 0: all.
+    # The number of auxiliary domains, in order of names. The others are core. 0 is all.
     num_auxiliary: int = 0
 
     def serves(self, method: str) -> bool:
@@ -94,34 +94,34 @@ class Preset(Setup):
     sizes: dict[str, Size]
     num_seeds: int
     corpus: str
-    # Tokens of all auxiliary domains over core's tokens; the domains share them evenly.
+    # Tokens of all auxiliary domains over core's. The domains share them evenly.
     aux_share: float
-    # The domain of the compared profile; if the corpus lacks it, the first domain or each.
+    # The domain of the compared profile. A corpus without it is compared on its first or each.
     retain: str = ""
-    # Whether core with every single domain is compared, not only with `retain`; whether core is.
+    # Whether core and core with each domain are compared, or only core.
     every_single: bool = False
     core_only: bool = False
     methods: tuple[str, ...] = ()
-    # Sizes whose routed methods accumulate differently, as in the paper.
+    # Sizes whose routed methods accumulate differently.
     accumulation_of_size: tuple[tuple[str, str], ...] = ()
     eval_sequences_of_size: tuple[tuple[str, int], ...] = ()
     # The machine that --dry-run plans for.
     machine: str = "cpu"
     # Bytes of text on which a tokenizer is trained.
     sample_bytes: int = 4_000_000
-    # A tokenizer.json; "": the corpus's, or one trained on it.
+    # A tokenizer.json. "" is the corpus's, or a tokenizer trained on the corpus.
     tokenizer: str = ""
     # Attention does not cross documents.
     masks_documents: bool = False
     family: str = OURS
     seeds_of_size: tuple[tuple[str, int], ...] = ()
-    # Results are from other seeds than those on which the preset was chosen.
+    # Results need other seeds than the choice of the preset.
     first_seed: int = 0
     variants: tuple[Variant, ...] = (Variant(),)
     measurement: Losses = field(default_factory=Losses)
     # Takes compute ratios against the same seed's baseline, not the pooled baselines.
     own_baseline: bool = False
-    # A search for MaxEnt's rate and weight before the study; None: `options` has both.
+    # The search for MaxEnt's rate and weight before the study. With None `options` has both.
     maxent_search: MaxEntRanges | None = None
 
     def __post_init__(self) -> None:
@@ -138,7 +138,6 @@ class Preset(Setup):
             raise invalid("preset.variants", names, "at least one variant, each name once")
 
     def eval_sequences(self, size: str) -> int:
-        """Returns the number of validation sequences of each domain at a size."""
         return dict(self.eval_sequences_of_size).get(size, self.num_eval_sequences)
 
     @property
@@ -146,7 +145,7 @@ class Preset(Setup):
         return max(self.num_eval_sequences, *(n for _, n in self.eval_sequences_of_size), 0)
 
     def seeds(self, size: str, number: int = 0, first: int = -1) -> range:
-        """Returns the seeds of a size. A number of 0 and a first seed of -1 are the preset's."""
+        """Returns the seeds of a size. The preset replaces a number of 0 and a first seed of -1."""
         begin = self.first_seed if first < 0 else first
         return range(begin, begin + (number or dict(self.seeds_of_size).get(size, self.num_seeds)))
 
@@ -173,9 +172,7 @@ class Preset(Setup):
         return replace(self, sizes=sizes)
 
     def require_ranks(self, sizes: tuple[str, ...], ranks: Ranks) -> None:
-        """Raises ValueError unless ranks are given for sizes of the preset and divide
-        micro-batches.
-        """
+        """Raises ValueError for an unknown size, and for ranks that cannot divide a micro-batch."""
         for name, _ in ranks.of_size:
             require_choice("num_workers", name, self.sizes)
         for name in sizes:
@@ -240,38 +237,37 @@ class Study(Description):
     presets: Mapping[str, Preset]
     default_preset: str = "demo"
     methods: tuple[str, ...] = ()
-    # The profile in figures of variants, such as "mean"; "": the compared one.
+    # The profile in figures of variants, such as "mean". "" is the compared profile.
     profile: str = ""
-    # The paper's figures, tables and appendices in this study, and what each shows.
+    # What each figure, table and appendix of the paper shows.
     paper: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def about(self) -> str:
         presets = [f"{name} ({', '.join(preset.sizes)})" for name, preset in self.presets.items()]
-        parts = [self.title, self.question]
-        parts.append(f"Presets, with their sizes: {'; '.join(presets)}.")
-        parts[-1] += f" Without --preset: {self.default_preset}."
-        if self.methods:
-            parts.append(f"Methods: {', '.join(METHODS)}. This study's: {', '.join(self.methods)}.")
-        return "\n\n".join([*parts, f"Corpora: {', '.join(catalog_names())}."])
+        methods = f"Methods: {', '.join(METHODS)}. This study's: {', '.join(self.methods)}."
+        parts = [
+            self.title,
+            self.question,
+            f"Presets, with their sizes: {'; '.join(presets)}."
+            f" Without --preset: {self.default_preset}.",
+            *([methods] if self.methods else []),
+            f"Corpora: {', '.join(catalog_names())}.",
+        ]
+        return "\n\n".join(parts)
 
 
 SUFFIX, BASE, SIZES = ".toml", "base", "sizes"
-# Fields that only a study's Python file may set.
-DECLARED = ("variants", "measurement", "family")
-# Methods of every study.
-TRIED = ("baseline", "gram")
 AnyStudy = TypeVar("AnyStudy", bound=Study)
 
 
 def with_preset(
     study: AnyStudy, named: str, changes: tuple[str, ...]
 ) -> tuple[AnyStudy, str, tuple[str, ...]]:
-    """Returns the study with a changed preset, the preset's name, and all changes as `--set` takes
-    them.
+    """Returns the study with a changed preset, the preset's name, and all changes as for `--set`.
 
-    `named` is the value of --preset, which is a preset's name, or a file that has this name as
-    `base`. The file's changes come before `changes`. Raises ValueError with file, line and field.
+    `named` is the value of --preset, which is a preset's name or a file with this name as `base`.
+    The file's changes come before `changes`. Raises ValueError with file, line and field.
     """
     presets = study.presets
     parts = list(map(read_assignment, changes))
@@ -312,7 +308,7 @@ def preset_params(preset: str, changes: tuple[str, ...]) -> dict[str, str]:
 def _apply_changes(preset: Preset, written: Written) -> Preset:
     """Applies all changes at once. A changed preset does not count as the paper's."""
     with written.locate_errors():
-        for name in DECLARED:
+        for name in ("variants", "measurement", "family"):
             if name in written.plain:
                 allowed = "no value: a study's Python file declares it"
                 raise invalid(name, written.plain[name], allowed)
@@ -351,7 +347,7 @@ def _require_usable(preset: Preset) -> None:
         require_int("core_tokens", size.core_tokens, size.seq_len)
         require_real("peak_lr", size.peak_lr, 0.0, open_low=True)
         setting = preset.setting(size, 0, "0" * 12, (CORE, "a", "b"), ((), ("a",)))
-        for method in TRIED:
+        for method in ("baseline", "gram"):
             method_nodes(method, setting)
 
 

@@ -116,9 +116,7 @@ def export_nodes(plan: Plan) -> int:
 
 
 def sum_up(observers: Observers) -> int:
-    """Prints failures, the number of nodes that are done, and a reached limit. Returns the exit
-    code.
-    """
+    """Prints failures, the number of finished nodes, and a reached limit. Returns the exit code."""
     failures = observers.failures()
     for line in [*failures, f"\n{observers.counts()}"]:
         observers.say(line)
@@ -128,9 +126,7 @@ def sum_up(observers: Observers) -> int:
 
 
 def finish(observers: Observers, code: int) -> int:
-    """Writes the storage's index, and sends the webhook's message if anything began. Returns
-    `code`.
-    """
+    """Writes the storage's index, and notifies the webhook if anything began. Returns `code`."""
     uri = observers.plan.tracking_uri
     refresh_site(observers.store, uri, observers.say)
     observers.say(f"{'MLflow':12} {explain_opening(uri)}")

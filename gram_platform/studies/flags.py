@@ -85,8 +85,7 @@ def _integer(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
         except ValueError:
             raise ValueError(f"{texts[0]!r}: expected an integer") from None
 
-    is_integer = lambda value: type(value) is int  # noqa: E731
-    return PrimitiveConstructorSpec(1, "INT", read, is_integer, lambda number: [str(number)])
+    return PrimitiveConstructorSpec(1, "INT", read, lambda n: type(n) is int, lambda n: [str(n)])
 
 
 @dataclass(frozen=True)
@@ -159,9 +158,9 @@ class DeviceFlags:
         gpus_per_machine: GPUs of each machine that an autoscaler starts; up to so many ranks of a
             run stay on one machine
         activation_checkpointing: compute every block again in the backward pass, with less memory
-            and a third more time (a dry run shows both)
-        compile: compile blocks and loss with torch.compile if possible; timing.json has the number
-            of graphs (default: on GPUs, for runs from 50M parameters and five minutes on)
+            and a third more time
+        compile: compile blocks and loss with torch.compile if possible (default: on GPUs, for runs
+            from 50M parameters and five minutes on)
         no_compile: compile nothing
         deterministic: on GPUs, refuse algorithms whose sums have no fixed order; slower, but
             repeats byte for byte on the same kind of GPU
@@ -187,8 +186,8 @@ class CostFlags:
 
     Args:
         dry_run: print what would run, what it costs and what is done; start nothing
-        hardware: GPUs to plan for, as 8xH100; the number decides the time of the study and the
-            ranks of each run (default: those that are there)
+        hardware: GPUs to plan for, as 8xH100, which decide the predicted time and the ranks of runs
+            (default: those that are there)
         machine: the kind of GPU, for hours, memory and prices (default: the preset's; cpu with
             --device cpu)
         max_hours: start no run or trial after so many hours of GPUs or CPU slots, summed over all
@@ -238,7 +237,7 @@ class ExecutionFlags:
 
 @dataclass(frozen=True)
 class StudyFlags:
-    """What only studies have.
+    """Flags that only studies have.
 
     Args:
         methods: methods above (default: the preset's, otherwise the study's); the baseline is
@@ -247,8 +246,7 @@ class StudyFlags:
             after each
         law: law of learning rates and batches: paper, demo or a law.json of lr_bs_grid (default:
             each size's own)
-        trust_law: use --law even if the fit was rejected, or if it is extrapolated more than ten
-            times
+        trust_law: use --law even if its fit was rejected or is extrapolated more than ten times
         start: id of an imported model (gram import) to train on, with its shape and tokenizer, and
             the batch, data, rate and module width of the one size in --sizes
         maxent: id of a maxent_search, whose best trials set MaxEnt's rate and weight of every
@@ -263,8 +261,7 @@ class StudyFlags:
             of core)
         texts: lines with `text` and `label` (a domain), in place of validation text: sentences for
             token_localization, or prompts for samples
-        in_process: run the nodes one after another in this process, without Ray, for example for a
-            debugger (Studies in the documents)
+        in_process: run the nodes in this process without Ray, for example in a debugger
         export_nodes: write the missing nodes to this file, for a machine without Ray, and start
             nothing (On a cluster in the documents)
     """
@@ -304,7 +301,7 @@ class MemberFlags:
 
 @dataclass(frozen=True)
 class Flags:
-    """The flags of a command. `own` are the flags of its kind, and all commands share the others.
+    """The flags of a command. All commands share them, except `own`.
 
     The values of a list are separated by blanks or commas.
     """
@@ -357,7 +354,7 @@ def parse(form: Any, arguments: list[str], **how: Any) -> Any:
 
 
 def _flag_names(form: Any) -> set[str]:
-    """Returns the names of a command's flags. `form` is a function or the type of `boxes_of`."""
+    """Returns the names of a command's flags. `form` is a function, or comes from `boxes_of`."""
     if isfunction(form):
         parameters = signature(form).parameters
         kinds = {name: get_args(value.annotation)[1:] for name, value in parameters.items()}

@@ -163,8 +163,7 @@ class LiveView:
     def _seconds(self) -> dict[str, float]:
         """Estimates the seconds of each node that has not failed and is not blocked.
 
-        The estimate is the median of ended nodes of the same kind and size. Without any, it is the
-        planner's.
+        The estimate is the median of ended nodes of the same kind and size, or else the planner's.
         """
         typical = {kind: median(took) for kind, took in self._took.items()}
         unreachable = {*self.progress.failed, *self.progress.blocked}
@@ -240,7 +239,7 @@ def progress_gauges(study: str) -> Callable[[Mapping[str, int], Running], None]:
 
 
 def show_results(console: Console, text: str, brief: Callable[[bool], Brief] | None) -> None:
-    """Prints the text, or on a terminal `brief(is_wide)` unless `brief` is None."""
+    """Prints the text. A terminal shows `brief(is_wide)` instead, if there is one."""
     if brief is None or not console.is_terminal:
         console.print(Text(printable(text)), soft_wrap=True)
         return
@@ -304,7 +303,6 @@ class Mirror:
         self._queue.put(node)
 
     def watch(self, running: Iterable[Node]) -> None:
-        """Replaces the running nodes, which are sent regularly."""
         self._running = {node.id: node for node in running}
 
     def finish(self, ids: Iterable[str]) -> None:
@@ -348,7 +346,7 @@ class Mirror:
 def message_of(
     study: str, storage: str, code: int, what: str, num_failures: int, verdicts: Mapping[str, int]
 ) -> dict[str, object]:
-    """Returns the message for a webhook, without secrets and without the folders above the storage.
+    """Returns the message for a webhook, without secrets and with only the storage's last folder.
 
     `code` is the exit code. `what` has the counts of nodes and trials, or the error.
     """

@@ -89,8 +89,10 @@ def make_plan(study: Study, flags: Flags) -> Plan:
     _require_consistent(own, part)
     if own.in_process:
         _require_defaults(flags, OF_RAY, "--in-process")
-    part = _on_texts(_from_start(part), own.texts)
-    part = with_nodes(_by_law(part, own.law, own.trust_law))
+    if own.start:
+        preset = from_import(part.preset, sizes[0], Store(part.choice.storage), own.start)
+        part = replace(part, preset=preset, choice=replace(part.choice, sizes=tuple(preset.sizes)))
+    part = with_nodes(_by_law(_on_texts(part, own.texts), own.law, own.trust_law))
     lengths = {n.config.num_steps for n in part.entries if n.is_attack}
     if own.attack_steps and lengths != {own.attack_steps}:
         raise invalid("attack_steps", own.attack_steps, "a study that does not vary them")
@@ -144,13 +146,6 @@ def _require_defaults(flags: Flags, names: Iterable[str], beside: str) -> None:
 def _require_methods(methods: Iterable[str]) -> None:
     for method in methods:
         require_choice("methods", method, METHODS)
-
-
-def _from_start(part: StudyPlan) -> StudyPlan:
-    if not (start := part.sources.get("start")):
-        return part
-    preset = from_import(part.preset, part.choice.sizes[0], Store(part.choice.storage), start)
-    return replace(part, preset=preset, choice=replace(part.choice, sizes=tuple(preset.sizes)))
 
 
 def _on_texts(part: StudyPlan, place: str) -> StudyPlan:
@@ -265,10 +260,9 @@ def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
 
 
 def _read_compile(device: DeviceFlags) -> bool | None:
-    """Returns whether runs are compiled. With None, runs are compiled if it saves time.
+    """Returns whether runs are compiled. None means those that end earlier when compiled.
 
-    Compiled code chooses the order of its sums by timing, so --deterministic makes the default
-    False.
+    Compiled code chooses the order of its sums by timing, so --deterministic changes None to False.
     """
     if device.compile and device.no_compile:
         raise invalid("no_compile", True, "no value with --compile")

@@ -90,9 +90,7 @@ class Observers:
         self.terminal.stop()
         self.mirror.finish(self.ids)
 
-    def submissions(
-        self, folder: Folder, file: str, node_hours: float = 0.0
-    ) -> tuple[Mapping, ...]:
+    def submissions(self, folder: Folder, file: str, node_hours: float) -> tuple[Mapping, ...]:
         """Returns the submissions in a record, and this submission if it executes something.
 
         `node_hours` are the machine hours of the nodes that this submission has executed.
@@ -213,7 +211,7 @@ class StudyObservers(Observers):
                 return
 
     def _write_full_tables(self, done: str) -> None:
-        """Writes the table of each study that had only the node `done` left at a size."""
+        """Writes the tables of studies in which the node `done` was the last of a size."""
         for ids in self.unwritten.values():
             ids.discard(done)
         full = [key for key, ids in self.unwritten.items() if not ids]

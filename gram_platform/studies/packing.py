@@ -49,9 +49,7 @@ def ray_workers(anywhere: bool = False, is_verbose: bool = False) -> Workers:
 
 @dataclass(frozen=True)
 class Shortage:
-    """A domain with too little text in a split. Amounts are in tokens for the first size in
-    `sizes`.
-    """
+    """A domain with too little text in a split. Amounts are in tokens at the first size."""
 
     domain: str
     split: str

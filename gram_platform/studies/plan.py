@@ -111,7 +111,6 @@ class StudyPlan:
 
     @cached_property
     def baselines(self) -> list[Node]:
-        """The baselines of all settings, and their evaluations."""
         return unique(node for setting in self.settings for node in method_nodes(BASELINE, setting))
 
     @cached_property
@@ -164,10 +163,9 @@ class Plan:
 
     studies: tuple[StudyPlan, ...]
     tracking_uri: str
-    # Without what the device decides: see `execution_of`.
+    # `execution_of` adds what the device decides.
     execution: Execution
     resources: Resources
-    # The most that all submissions may cost.
     budget: Budget
     # The predicted dollars above which nothing is started; infinite with --yes and --max-cost.
     confirm_above: float
@@ -176,26 +174,24 @@ class Plan:
     in_process: bool = False
     # Trains diverged runs again.
     retry_failed: bool = False
-    # Prints what the workers print.
     verbose: bool = False
     dry_run: bool = False
     # One size after another.
     through: bool = False
     # The price was approved, with that of other plans.
     is_approved: bool = False
-    # The file for the missing nodes; "": execute them.
+    # The file for the missing nodes. With "" they are executed.
     export_nodes: str = ""
-    # The webhook for a message at the end.
     notify: str = ""
-    # Optuna's database, as given; "": SQLite in the storage.
+    # Optuna's database as given. "" is SQLite in the storage.
     optuna_uri: str = ""
-    # The most trials of a search at once; 0: as many as fit.
+    # The most trials of a search at once. 0 is as many as fit.
     max_concurrent: int = 0
     # Writes the report of a search again, and starts no trial.
     report_only: bool = False
-    # Whether torch.compile compiles all runs, or none; None: those for which it pays on GPUs.
+    # Whether torch.compile compiles runs. None means runs for which it pays on GPUs.
     compiled: bool | None = None
-    # The GPUs or CPU slots of --hardware; 0: those that are there.
+    # The GPUs or CPU slots of --hardware. 0 is those that are there.
     num_slots: int = 0
 
     @property
@@ -231,9 +227,8 @@ class Plan:
     def with_ranks(self, num_slots: int, begun: Mapping[str, int]) -> "Plan":
         """Returns the plan with a number of ranks for each size of its studies.
 
-        A search keeps the fewest ranks that fit, because its trials fill the cluster. `num_slots`
-        and `begun` are as in `StudyWork.choose`. Raises ValueError if the ranks need more memory
-        than a GPU has, or more GPUs than there are.
+        A search keeps the fewest ranks that fit, because its trials fill the cluster. The arguments
+        and errors are those of `StudyWork.choose`.
         """
         for part in self.studies:
             if part.has_trials:

@@ -104,7 +104,7 @@ CALIBRATION_STUDY = "calibration"
 
 
 def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
-    """Returns the measured errors of compute ratios at the sizes that are nearest to the study's.
+    """Returns the errors of compute ratios that were measured nearest to the study's sizes.
 
     An error has `size, class, ratio, difference, num_shares, measured_on`. Errors of a calibration
     in the storage on the same data replace the package's errors at the same size and corpus.
@@ -123,10 +123,10 @@ def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
 
 
 def load_calibration(store: Store, corpus: str, data_id: str = "") -> pd.DataFrame:
-    """Returns the errors that a calibration in the storage has measured, in FILE_COLUMNS.
+    """Returns the errors of the storage's calibration on this data, by default on any data.
 
-    It must be on the data `data_id` unless this is "". Only complete sizes have rows. The longest
-    baselines of a size end first and have small errors, so an incomplete size would mislead.
+    The columns are FILE_COLUMNS. Only complete sizes have rows. The longest baselines of a size end
+    first and have small errors, so an incomplete size would mislead.
     """
     record = readable_record(store, CALIBRATION_STUDY)
     # Another study may have this name.
@@ -154,9 +154,9 @@ def list_complete_sizes(record: StudyRecord, runs: pd.DataFrame) -> set[str]:
 #
 # `studies/STUDY/` has the newest submission. `studies/STUDY/history/DATE/` has the page that it
 # replaced at DATE, in UTC, if methods, sizes, seeds, preset or data differ. The page is copied, the
-# new record is written, and the old files are removed; report.html is the last file each time, so
-# one place always has the whole page. If the move is interrupted, both places have the report, and
-# the next submission finishes the move, or reverts it if its choice is the same.
+# new record is written, and the old files are removed. report.html is always the last file, so one
+# place has the whole page. After an interruption both places have the report, and the next
+# submission finishes the move, or reverts it if the choice is the same.
 
 MOST_KEPT = 10
 DATE = "%Y-%m-%dT%H%M%S"
@@ -165,7 +165,7 @@ CHOSEN_TAGS, CHOSEN_PARAMS = ("method", "size", "seed"), ("preset", "data_id")
 
 
 def begin_record(store: Store, record: StudyRecord) -> None:
-    """Writes the record of a new submission, and moves the page of another choice to history."""
+    """Writes a new submission's record, and moves a page of other runs or data to the history."""
     folder, kept = store.study_dir(record.name), store.history_dirs(record.name)
     history = folder.child(HISTORY)
     for date, place in list(kept.items()):

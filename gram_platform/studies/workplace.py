@@ -57,7 +57,6 @@ class Workplace:
     uses_ray: bool
     # Places a node that a search proposes.
     place: Callable[[Node], Placement]
-    # The placements of known nodes, by id.
     placements: Mapping[str, Placement]
     # The ids of nodes that were done before.
     done: frozenset[str]
@@ -118,8 +117,7 @@ def resources_on(plan: Plan, device: str) -> Resources:
 
 
 def require_gpu(plan: Plan, store: Store) -> None:
-    """Raises ValueError if a node needs a GPU, and this machine has neither a GPU nor a Ray to
-    join.
+    """Raises ValueError if nodes need a GPU, and this machine has no GPU and no Ray to join.
 
     A Ray of several machines may start machines with GPUs.
     """
@@ -130,7 +128,7 @@ def require_gpu(plan: Plan, store: Store) -> None:
 
 
 def with_ranks(plan: Plan, store: Store, is_dry: bool = False) -> tuple[Plan, int]:
-    """Returns the plan with a number of ranks for every size, and the number of GPUs or CPU slots.
+    """Returns the plan with a number of ranks for every size, and the number of slots.
 
     0 slots mean as many as the plan can use. A dry run does not start Ray. Raises the errors of
     `Plan.with_ranks`.
@@ -198,7 +196,7 @@ def is_compiled(node: Node, ranks: Ranks, device: str, compiled: bool | None) ->
 
 
 def division_of(
-    run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool = False
+    run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool
 ) -> Division:
     """Divides a run over ranks by the machine's memory, with advice in case memory runs out."""
 
@@ -311,10 +309,10 @@ def choose_device(plan: Plan, store: Store) -> str:
     if device:
         return device
     connect(plan.verbose)
-    has_gpus = lambda: bool(ray.cluster_resources().get("GPU"))  # noqa: E731
+    has_gpus = bool(ray.cluster_resources().get("GPU"))
     if not any(work.part.machine.device == CUDA for work in left):
-        return CUDA if has_gpus() else CPU
-    if has_fixed_size() and has_gpus():
+        return CUDA if has_gpus else CPU
+    if has_fixed_size() and has_gpus:
         return CUDA
     # Waits for an autoscaler that has just started.
     await_report()
@@ -378,7 +376,7 @@ def _require_same(part: StudyPlan, store: Store, device: str) -> None:
 
 
 def note_device(plan: Plan, store: Store, device: str) -> None:
-    """Stores the device on which studies or a search begin. Raises ValueError if it is another."""
+    """Stores the device on which studies begin. Raises ValueError if another device is stored."""
     for part in plan.studies:
         folder = part.folder(store)
         if began_on(part, store) != device:

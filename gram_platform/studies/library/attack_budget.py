@@ -7,7 +7,6 @@ from gram_platform.studies.library.scaling import at_size
 
 
 def spending(preset: Preset, sequences: tuple[int, ...], steps: tuple[int, ...]) -> Preset:
-    """Returns the preset with an attack for each number of sequences and limit on steps."""
     kinds = [
         attacking(f"{n}x{s}", num_sequences=n, num_steps=s, domain_share=0.0)
         for n in sequences

@@ -44,7 +44,6 @@ def rate(share: float) -> Variant:
 
 
 def calibrate(preset: Preset, sizes: Sequence[str], shares: Sequence[float] = SHARES) -> Preset:
-    """Returns the preset at these sizes, with reference baselines and a baseline for each share."""
     variants = (Variant(REFERENCE), *map(rate, shares))
     of_sizes = {name: preset.sizes[name] for name in sizes}
     return replace(preset, methods=(), sizes=of_sizes, variants=variants, measurement=Calibration())

@@ -13,18 +13,15 @@ STORIES_ROUTING = RoutingConfig(p_core_robust=0.5, p_aux_spread=0.3)
 # The dual-use routing (app:realistic): p_af 4 for code, else 3; below 5B all but baselines
 # accumulate uniformly.
 CODE, CODE_FACTOR, FACTOR = "lisp", 4.0, 3.0
-PAPER_ROUTING = RoutingConfig(p_core_robust=0.2, p_aux_spread=0.5)
 UNIFORM_SIZES = tuple((name, "uniform") for name in PAPER_SIZES if name != "5B")
 
 PAPER_ATTACK = Elicitation(num_sequences=512, num_steps=3200, patience=5, compared_only=True)
 PAPER_OPTIONS = Options(
     branch_module=Branching(aux_factor_of=((CODE, 2.0),)), elicitation=PAPER_ATTACK
 )
-ONE_SEED = (("2B", 1), ("5B", 1))
 
 
 def _as_run(name, lr, batch, micro_batch, num_parameters) -> Size:
-    """Returns a size with the authors' rate and batches, and 20 core tokens a parameter."""
     size, tokens = PAPER_SIZES[name], 20 * num_parameters
     return replace(size, batch_size=batch, micro_batch=micro_batch, core_tokens=tokens, peak_lr=lr)
 
@@ -59,9 +56,6 @@ AS_RUN_CONVENTIONS = Conventions(
 )
 # 1.3% of a domain's training sequences, at least two; epochs as in the paper's stories.
 DEMO_ATTACK = Elicitation(2, 19, patience=0, batch_size=8, compared_only=True, domain_share=0.013)
-SMOKE_ATTACK = Elicitation(
-    num_sequences=4, num_steps=6, patience=0, batch_size=4, compared_only=True
-)
 
 # Chosen at 0.15M on seed 0 among 14 trials of RMU and five of GradDiff, for the highest loss on
 # removed domains if core's rises by less than .02 nats [ours].
@@ -92,7 +86,10 @@ SMOKE = Preset(
     num_eval_points=8,
     num_eval_sequences=8,
     sample_bytes=1_000_000,
-    options=Options(elicitation=SMOKE_ATTACK, **SMOKE_UNLEARNING),
+    options=Options(
+        elicitation=Elicitation(4, 6, patience=0, batch_size=4, compared_only=True),
+        **SMOKE_UNLEARNING,
+    ),
 )
 # The domains have 3% of core's tokens, drawn twice (p_af) so that modules get enough batches. A
 # tenth of the batches train the core (p_as). Chosen on seeds 0 to 3 (FINDINGS.md).
@@ -145,14 +142,14 @@ PAPER_HET = Preset(
     num_seeds=3,
     corpus="dual-use",
     aux_share=0.01,
-    routing=PAPER_ROUTING,
+    routing=RoutingConfig(p_core_robust=0.2, p_aux_spread=0.5),
     warmup_fraction=0.02,
     decay_fraction=0.1,
     num_eval_points=100,
     num_eval_sequences=512,
     retain="virology",
     machine="h100",
-    seeds_of_size=ONE_SEED,
+    seeds_of_size=(("2B", 1), ("5B", 1)),
     options=PAPER_OPTIONS,
 )
 PAPER = replace(

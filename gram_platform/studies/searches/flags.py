@@ -25,7 +25,7 @@ AUTO_AXIS = "auto"
 
 @dataclass(frozen=True)
 class OptunaFlags(TrialFlags):
-    """What only searches with Optuna have.
+    """Flags that only searches with Optuna have.
 
     Args:
         trials: trials to complete in each Optuna study of the search (default: the preset's)
@@ -38,7 +38,7 @@ class OptunaFlags(TrialFlags):
 
 @dataclass(frozen=True)
 class SweepFlags(TrialFlags):
-    """What only sweeps have.
+    """Flags that only sweeps have.
 
     Args:
         knobs: p_cr, p_as or p_ca, also with values, as p_cr=0:0.5:1 (default: the preset's)
@@ -49,7 +49,7 @@ class SweepFlags(TrialFlags):
 
 @dataclass(frozen=True)
 class GridFlags(TrialFlags):
-    """What only grids have.
+    """Flags that only grids have.
 
     Args:
         lrs: peak learning rates for every size; auto: the preset's, around each size's own
@@ -164,8 +164,6 @@ def to_integers(batches: Iterable[float]) -> tuple[int, ...]:
 # The values of each knob, ascending.
 Values = Mapping[str, tuple[float, ...]]
 
-KNOB_FORM = "p_cr, p_as or p_ca, or one with its values: p_cr=0:0.5:1"
-
 
 @dataclass(frozen=True)
 class Knob:
@@ -212,13 +210,11 @@ def read_knobs(search: Search, flags: SweepFlags, part: StudyPlan) -> dict[str, 
             raise invalid("knobs", text, f"values, as {knob}=0.25:1, because the preset has none")
         chosen[knob] = preset.get(knob, ())
         if separator:
-            chosen[knob] = _sort_numbers("knobs", rest.split(":"), KNOB_FORM)
+            allowed = "p_cr, p_as or p_ca, or one with its values: p_cr=0:0.5:1"
+            chosen[knob] = _sort_numbers("knobs", rest.split(":"), allowed)
         for value in chosen[knob]:
             require_real(f"knobs.{knob}", value, 0.0, KNOB[knob].high, KNOB[knob].open_low)
     return {"values": {knob: chosen[knob] for knob in KNOB if knob in chosen}}
-
-
-MAXENT_LIMITS = (Parameter("peak_lr", 1e-8, 1.0), Parameter("retain_weight", 0.0, 1e6))
 
 
 def read_ranges(search: Search, flags: OptunaFlags, part: StudyPlan) -> dict[str, Any]:
@@ -234,4 +230,5 @@ def read_ranges(search: Search, flags: OptunaFlags, part: StudyPlan) -> dict[str
 def space_of(peak_lr: tuple[float, float], retain_weight: tuple[float, float]) -> Space:
     ranges = {"peak_lr": peak_lr, "retain_weight": retain_weight}
     axes = (Parameter(name, low, high, log=True) for name, (low, high) in ranges.items())
-    return Space(tuple(axes), MAXENT_LIMITS)
+    limits = Parameter("peak_lr", 1e-8, 1.0), Parameter("retain_weight", 0.0, 1e6)
+    return Space(tuple(axes), limits)

@@ -131,7 +131,7 @@ class HyperparameterSweep:
         return [(point, self.nodes(point)) for point in points]
 
     def points(self) -> tuple[list[tuple[str, Point]], list[str]]:
-        """Returns all points. Points whose run another point also has come last."""
+        """Returns all points. Points that share the run of an earlier point come last."""
         seen, points, later = set(), [], []
         for point, (run, *_) in self.trials():
             (later if run.id in seen else points).append((trial_name(point), point))

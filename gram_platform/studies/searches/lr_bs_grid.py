@@ -8,6 +8,7 @@ may grow towards a minimum at its border (`analysis.lr_extension`).
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 
 import pandas as pd
@@ -184,7 +185,6 @@ class LrBatchGrid:
         return list_rounds(search, store, problem, lambda: self.points(search, store))
 
     def points(self, search: SearchPlan, store: Store) -> tuple[list[tuple[str, Point]], list[str]]:
-        """Returns the points of all grids after growth, and announcements."""
         points, messages = [], []
         for size in self.grids:
             grid, new = self.grow(search, store, size)
@@ -216,7 +216,7 @@ class LrBatchGrid:
             trials = trial_rows(size, nodes, result_frame(done, results), store)
             if not set(trials["state"]) <= set(ENDED):
                 return grid, messages
-            allowed = lambda batch: why_not(search.ranks, search.preset, size, batch)  # noqa: E731
+            allowed = partial(why_not, search.ranks, search.preset, size)
             step = extension(trials, grid, self.max_extensions, self.window, allowed)
             messages += step.messages
             if not step.new_cells:
@@ -278,7 +278,7 @@ def _report(
 
 
 def trials_table(trials: pd.DataFrame, search: str = "") -> pd.DataFrame:
-    """Numbers the trials, and gives the columns the names of other searches."""
+    """Numbers the trials, and names their columns as in other searches."""
     renamed = trials.rename(columns={"run_id": RUNS})
     columns = ["size", "parameters", "seed", "lr", "batch", "loss", RUNS, "elapsed_s", "message"]
     numbered = renamed.assign(search=search, trial=range(len(trials)))

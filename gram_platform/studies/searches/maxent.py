@@ -62,7 +62,7 @@ def maxent_at(setting: Setting, point: Point) -> Unlearning:
 
 
 def unlearning_nodes(setting: Setting, point: Point) -> list[Node]:
-    """Returns a point's run and evaluation, equal to a study's with the point's parameters."""
+    """Returns a point's run and evaluation, as a study with these parameters has them."""
     maxent = maxent_at(setting, point)
     options = replace(setting.options, maxent=maxent, maxent_profiles=(), elicitation=None)
     profile = name_profiles(setting)[point[PROFILE]]
@@ -160,7 +160,6 @@ class MaxEntSearch:
         }
 
     def example(self, search: SearchPlan) -> list[Node]:
-        """Returns the nodes of as many points as trials, which are spread over the ranges."""
         shares = [(index + 0.5) / self.target for index in range(self.target)]
         points = [{p.name: p.at(share) for p in self.space.parameters} for share in shares]
         return unique(self._nodes(points))
@@ -226,7 +225,7 @@ class MaxEntSearch:
         columns = TrialColumns(tuple(p.name for p in varied), (METRIC,), (PROFILE,))
         about = f"{_about(search)} {about_links}"
         log = search.log(about, sections, files, record, columns, figures)
-        return log, _text(table, search.search_id), best_brief(table, search.search_id)
+        return log, *_texts(table, search.search_id)
 
 
 def _about(search: SearchPlan) -> str:
@@ -327,14 +326,8 @@ def _sections(
     return sections
 
 
-def _text(table: pd.DataFrame, search_id: str) -> str:
-    return f"{frame_text(table.drop(columns=[RUNS]), '.3g')}\n\n{_use(search_id)}"
-
-
-def best_brief(table: pd.DataFrame, search_id: str) -> Brief:
+def _texts(table: pd.DataFrame, search_id: str) -> tuple[str, Brief]:
+    use = f"a study with --maxent {search_id} trains each profile with its best parameters"
     columns = [PROFILE, METRIC, *table.columns.drop([PROFILE, METRIC, TRIAL, RUNS])]
-    return Brief({"best trials": text_frame(table[columns], ".3g")}, text=_use(search_id))
-
-
-def _use(search_id: str) -> str:
-    return f"a study with --maxent {search_id} trains each profile with its best parameters"
+    brief = Brief({"best trials": text_frame(table[columns], ".3g")}, text=use)
+    return f"{frame_text(table.drop(columns=[RUNS]), '.3g')}\n\n{use}", brief

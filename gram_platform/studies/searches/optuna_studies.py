@@ -23,7 +23,7 @@ from gram_platform.tracking.database import database_path, database_uri, require
 def open_storage(uri: str) -> optuna.storages.RDBStorage:
     """Opens or creates the database at `uri`. Raises ValueError if Optuna cannot open it.
 
-    MLflow's database is not possible, because both programs have a table of the same name.
+    MLflow's database cannot be used, because both programs have a table of the same name.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:

@@ -174,7 +174,6 @@ def list_rounds(
 
     `points` returns all points so far by name, and announcements. Results may add points.
     """
-    # Names and announcements.
     seen = set()
     while True:
         points_so_far, announcements = points()

@@ -33,9 +33,7 @@ class SearchObservers(Observers, TrialWatch):
         self.search, self.folder = search, search.folder(store)
         self.lease = DriverLease(self.folder, search.name)
         self.outcomes: dict[str, Outcome] = {}
-        # The nodes of each running trial.
         self.running: dict[str, Sequence[Node]] = {}
-        # Machine hours of earlier submissions' trials.
         self.hours_before = 0.0
         # Whether a limit has left trials.
         self.is_cut = False
@@ -61,7 +59,6 @@ class SearchObservers(Observers, TrialWatch):
         return sum(outcome.rank_s for outcome in self.outcomes.values()) / 3600
 
     def _write_record(self) -> Sequence[Mapping]:
-        """Writes search.json. Returns all submissions in it."""
         rows = self.submissions(self.folder, SEARCH_FILE, self.hours_now())
         self.folder.write(SEARCH_FILE, json_file(self.search.record(rows)))
         return rows
