@@ -118,7 +118,6 @@ class LiveView:
                 self.say(f"warning: {node.name}: {event.text}", "yellow")
 
     def look(self) -> None:
-        """Shows the progress, unless it was shown a moment ago."""
         if time.monotonic() >= self.next_s:
             self.next_s = time.monotonic() + (BAR_EVERY_S if self.has_bar else LINES_EVERY_S)
             self._show_nodes()

@@ -98,7 +98,6 @@ class StudyPlan:
 
     @property
     def data_id(self) -> str:
-        """The ids of all corpora, joined by commas."""
         return ", ".join(recipe.data_id for recipe in self.corpora)
 
     @cached_property

@@ -144,7 +144,7 @@ def load_calibration(store: Store, corpus: str, data_id: str = "") -> pd.DataFra
 
 
 def list_complete_sizes(record: StudyRecord, runs: pd.DataFrame) -> set[str]:
-    """Lists the sizes whose nodes are all complete. `runs` is the frame of `Results`."""
+    """Lists the sizes whose nodes are all complete. `runs` is as in `Results`."""
     complete = set(runs.loc[runs["status"] == State.COMPLETE, "id"])
     left = (entry for entry in record.entries if entry["id"] not in complete)
     return set(record.sizes) - {entry["tags"].get("size", "") for entry in left}

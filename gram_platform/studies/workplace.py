@@ -309,10 +309,10 @@ def choose_device(plan: Plan, store: Store) -> str:
     if device:
         return device
     connect(plan.verbose)
-    has_gpus = bool(ray.cluster_resources().get("GPU"))
+    has_gpus = lambda: bool(ray.cluster_resources().get("GPU"))  # noqa: E731
     if not any(work.part.machine.device == CUDA for work in left):
-        return CUDA if has_gpus else CPU
-    if has_fixed_size() and has_gpus:
+        return CUDA if has_gpus() else CPU
+    if has_fixed_size() and has_gpus():
         return CUDA
     # Waits for an autoscaler that has just started.
     await_report()

@@ -33,7 +33,6 @@ MAXENT_SEARCH = MaxEntRanges(
 
 
 def every_profile(preset: Preset, options: Options) -> Preset:
-    """Returns the preset's size 800M, compared on core and on core with each domain."""
     return replace(
         preset,
         sizes={"800M": preset.sizes["800M"]},

@@ -13,7 +13,6 @@ VARIANTS = (Variant(BEFORE, lambda setting: setting.with_options(finetuning=None
 
 
 def add_stage(preset: Preset, corpus: str, stage: Elicitation) -> Preset:
-    """Returns the preset with a finetuning stage on instructions, measured before and after it."""
     preset = preset.with_options(finetuning=replace(stage, text=INSTRUCTIONS))
     return attack_kinds.vary_attack(replace(preset, corpus=corpus), VARIANTS)
 

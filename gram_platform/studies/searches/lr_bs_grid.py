@@ -98,7 +98,7 @@ ABOUT_TABLES = {
 
 
 def at(size: Size, cell: Cell) -> Size:
-    """Returns the size with a cell's rate and batch, and with a micro-batch that fits them."""
+    """Returns the size with a cell's rate and batch, and a micro-batch that fits."""
     lr, batch = cell
     return replace(size, peak_lr=lr, batch_size=batch, micro_batch=micro_batch_at(size, batch))
 

@@ -81,7 +81,7 @@ ATTRIBUTES: dict[str, Any] = {
 
 
 def attributes(trial: FrozenTrial) -> dict[str, Any]:
-    """Returns the attributes that the engine has set, without values of a wrong type."""
+    """Returns the attributes that the engine has set, if they have the right types."""
     values = {}
     for name in ATTRIBUTES.keys() & trial.user_attrs.keys():
         with suppress(InvalidField):
