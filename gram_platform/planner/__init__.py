@@ -252,7 +252,7 @@ def choose_num_passes(
 ) -> int:
     """Returns the fewest passes of a rank's share of a micro-batch that fit into memory.
 
-    Returns the most possible passes if none fit.
+    If none fit, returns the most possible passes.
     """
     possible = possible_passes(run, num_ranks, machine)
     return next(

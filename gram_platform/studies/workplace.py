@@ -242,7 +242,7 @@ DRIVER = "driver"
 
 
 def advice_on_place() -> str:
-    """Returns advice for a driver on a cluster's head, which must not fail, or "" elsewhere."""
+    """Returns advice if the driver is on a cluster's head, which must not fail, otherwise ""."""
     here = ray.get_runtime_context().get_node_id()
     cpus = sum(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["NodeID"] == here)
     if cpus or not (DRIVER in ray.cluster_resources() or not has_fixed_size()):

@@ -1,4 +1,4 @@
-"""Declares the study of an attacker's numbers of sequences and steps."""
+"""Declares the study of how many sequences and steps an attacker has."""
 
 from gram_platform.studies import Preset, Study
 from gram_platform.studies.library import scaling

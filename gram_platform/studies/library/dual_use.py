@@ -88,9 +88,10 @@ def compose(preset: Preset) -> Preset:
 
 
 def partly_labelled(widths: tuple[float, float]) -> Variant:
-    """Returns the variant in which half of the sequences have no label, with probes in GRAM.
+    """Returns the variant in which half of the sequences have no label.
 
-    `widths` are the widths of GRAM's core and modules as shares of the dense MLP's.
+    `widths` are the widths of GRAM's core and modules as shares of the dense MLP's. GRAM's runs
+    also measure the gradients of each module.
     """
     options = {"unlabelled_share": 0.5, "routed_widths": widths, "probes": True}
     return Variant("0.5", lambda setting: setting.with_options(**options))

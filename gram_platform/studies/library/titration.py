@@ -1,4 +1,7 @@
-"""Declares the study of weights (the paper's "Continuous Control of Capability Profiles")."""
+"""Declares the study of module weights.
+
+Source: the paper's "Continuous Control of Capability Profiles".
+"""
 
 from gram_platform.studies import Study
 from gram_platform.studies.library.dual_use import (
