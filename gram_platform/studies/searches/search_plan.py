@@ -115,7 +115,6 @@ class SearchPlan(StudyPlan):
         return self.kind.share_left(self) if self.study.needs_optuna else 1.0
 
     def record(self, submissions: Sequence[Mapping]) -> dict:
-        """Returns the content of search.json."""
         return {
             "name": self.name,
             "title": self.study.title,
