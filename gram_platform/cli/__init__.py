@@ -1,6 +1,6 @@
-"""Runs the `gram` command: studies, corpora, storages, exports, imports and serving.
+"""Runs the commands of `gram`.
 
-A command's module is imported when it is used: torch, Ray and MLflow take seconds.
+A command's module is imported when it is used, because torch, Ray and MLflow take seconds.
 """
 
 import ast
@@ -119,5 +119,4 @@ def _about(name: str) -> str:
 
 
 def find_command(name: str) -> Callable[..., None]:
-    """Imports a command's module and returns its function."""
     return getattr(import_module(f"{__name__}.{COMMANDS[name]}"), f"{name}_command")

@@ -21,13 +21,13 @@ Check = tuple[str, Callable[[], object]]
 
 
 def check_command(storage: Storage = "", exports: tuple[str, ...] = ()) -> None:
-    """Read everything a storage keeps and compare it with its hashes; change nothing.
+    """Read everything in a storage and compare it with its hashes, without changing anything.
 
     The exit code is 1 if something is lost, or was made from other weights than its run has now. It
-    is 2 if only permissions to read are missing. MLflow's files and the site are not read.
+    is 2 if nothing is lost but files may not be read. MLflow's files and the site are not read.
 
     Args:
-        exports: folders that `gram export` wrote, to be checked too
+        exports: folders of `gram export` to check too
     """
     places, lost, barred, unknown = set(), {}, {}, []
     for place, check in [*_checks(open_existing(storage), unknown), *map(_check_export, exports)]:
@@ -59,7 +59,7 @@ def _problems(check: Callable[[], object]) -> list[str]:
 
 
 def _checks(store: Store, unknown: list[str]) -> Iterator[Check]:
-    """Yields all checks of a storage, which add nodes whose source is unknown to `unknown`."""
+    """Yields all checks of a storage. They add results without a known source to `unknown`."""
     if store.is_local:
         for path, kind in special_entries(store.root):
             yield f"{kind} in the storage", partial(_refuse, path, kind)
@@ -111,7 +111,7 @@ def _read_data(store: Store, data_id: str) -> None:
 
 
 def _read_run(run: RunDirectory) -> None:
-    """Reads a run's metrics, and its weights, or its checkpoints while it has no result.
+    """Reads a run's metrics, and its weights if it has a result, otherwise its checkpoints.
 
     Weights that were removed on purpose are not missing.
     """

@@ -15,8 +15,9 @@ from gram_platform.store import Store
 from gram_platform.store.root import storage_place
 from gram_platform.studies.flags import Place, Switch, show_as
 
-STORAGE_HELP = "folder or URL of the storage; default $GRAM_STORAGE, else ~/.gram"
-Storage = Annotated[Place, tyro.conf.arg(help=STORAGE_HELP)]
+Storage = Annotated[
+    Place, tyro.conf.arg(help="folder or URL of the storage; default $GRAM_STORAGE, or ~/.gram")
+]
 TrackingUri = Annotated[
     show_as(str, "URL"),
     tyro.conf.arg(help="MLflow server or database; default SQLite in the storage"),
@@ -28,7 +29,7 @@ RunText = Positional[show_as(str, "RUN")]
 
 
 def open_existing(storage: str) -> Store:
-    """Opens a storage to read; ValueError if there is none, or another version made it."""
+    """Opens a storage to read. Raises ValueError if there is none, or its layout is unknown."""
     place = storage_place(storage)
     store = Store(place)
     if store.is_local and not Path(store.root).is_dir():
@@ -38,9 +39,10 @@ def open_existing(storage: str) -> Store:
 
 
 def find_run(store: Store, text: str) -> str:
-    """Returns the run or import whose id or name, as `gram status` prints it, begins with `text`.
+    """Returns the id of the run or import whose id or name in `gram status` begins with `text`.
 
-    An id comes before a whole name, which comes before beginnings. ValueError for none or several.
+    Ids come before whole names, and whole names before beginnings. Raises ValueError for none or
+    several.
     """
     try:
         return store.find_run(text)
@@ -56,7 +58,6 @@ def find_run(store: Store, text: str) -> str:
 
 
 def make_folder(path: str) -> None:
-    """Makes a local folder; ValueError if nothing can be written there."""
     try:
         os.makedirs(path, exist_ok=True)
         require_rights(path)

@@ -48,15 +48,15 @@ def eval_command(
 ) -> None:
     """Score profiles of a run on tasks of the LM Evaluation Harness (needs the extra `eval`).
 
-    Scores are kept in the storage and not made twice. Where a small model's accuracy is that of a
-    guess, compare the bits a byte of the right answers.
+    Scores are stored and reused. If a small model only guesses, compare the bits a byte of the
+    right answers, not its accuracy.
 
     Args:
-        run_id: a complete run, by its id or its name, or the beginning of one
+        run_id: a complete run, by the beginning of its id or name
         tasks: names of tasks, such as wmdp_bio mmlu hellaswag
         profiles: profiles to compare: core, core+virology, all
         include_path: folder with task files (.yaml) of your own
-        limit: first documents of each task (default: all)
+        limit: number of documents of each task, from the first (default: all)
         num_fewshot: examples before each question (default: as the task says)
         device: cpu or cuda
         precision: float32 or bfloat16
@@ -104,13 +104,13 @@ def export_command(
     Modules that the view lacks are physically absent.
 
     Args:
-        run_id: a complete run or imported model, by its id or its name, or the beginning of one
+        run_id: a complete run or imported model, by the beginning of its id or name
         out: a new or empty folder
         modules: modules to switch on, such as virology,lisp=0.5; "" is only core
         all_modules: switch on every module
         sources: virology=RUN_ID, for modules that several branches have trained (FT-LoRA, FT-MLP)
         dtype: data type of the checkpoint
-        max_file_gb: split a larger checkpoint into files of at most this size
+        max_file_gb: the largest size of a file; a larger checkpoint is split
         check: own reads the files back by layers; transformers also loads them with that library
         push: ORG/NAME, a model of the Hugging Face hub for the checkpoint; a new model is private
         register: name of a model in MLflow's registry, of which the checkpoint becomes a version
@@ -218,19 +218,19 @@ def serve_command(
     threads: int = 1,
     ray_address: Text = "",
 ) -> None:
-    """Serve a run over HTTP; a caller's token decides which modules answer. Ctrl-C stops it.
+    """Serve a run over HTTP, with the modules that a caller's token allows. Ctrl-C stops it.
 
     Args:
-        run_id: a complete run, such as one of GRAM's
+        run_id: a complete run, such as a GRAM run
         policy: the file that maps tokens to profiles and profiles to modules
-        host: address to listen on, by default for this machine only; another one in a container
-            behind a proxy
+        host: address to listen on; the default serves only this machine, so a container behind a
+            proxy needs another
         port: port to listen on; 0 takes a free one
         replicas: processes that each hold the model
         rows: completions that one replica continues at once
         waiting: further requests that may wait; more are refused with status 429
-        max_requests: requests that a token may have at work or waiting; more are refused with 429,
-            and a policy's entry may have a max_requests of its own
+        max_requests: requests of a token at work or waiting, unless its policy has another number;
+            more are refused with 429
         deadline: seconds after which a request is abandoned
         precision: float32 or bfloat16
         device: cpu or cuda
@@ -269,15 +269,15 @@ def token_command(
     metrics: Switch = False,
     max_requests: show_as(int | None, "INT") = None,
 ) -> None:
-    """Make a token, add its hash to a policy, and print it once; it cannot be recovered.
+    """Make a token, add its hash to a policy, and print the token, which is not stored.
 
     Args:
         name: the owner, for people and logs
-        profiles: profiles of the policy that it may use
-        policy: the file to add it to, which must define the profiles
-        default: the profile of a request that names none; required with several
-        metrics: whether it may read /metrics
-        max_requests: its requests at work or waiting at once; default: what `gram serve` says
+        profiles: profiles of the policy that the token may use
+        policy: the policy's file, which must define the profiles
+        default: the profile of a request that names none; required with several profiles
+        metrics: whether the token may read /metrics
+        max_requests: the token's requests at work or waiting; default: as `gram serve` has it
     """
     from gram_platform.release.serving.policy_file import add_token
 

@@ -1,6 +1,6 @@
-"""Makes what `gram report` and `gram replicate` print and write.
+"""Prints and writes the results of `gram report` and `gram replicate`.
 
-Its imports take seconds: MLflow, pandas, plotly.
+Its imports take seconds, because of MLflow, pandas and plotly.
 """
 
 import io
@@ -41,9 +41,9 @@ from gram_platform.tracking.frame import mlflow_frames
 
 
 def rebuild_report(store: Store, study: str, tracking_uri: str, as_json: bool) -> None:
-    """Writes a study's table and report again, and prints them; reads MLflow at a `tracking_uri`.
+    """Writes and prints a study's table and report again, from MLflow if `tracking_uri` is given.
 
-    ValueError for an unknown study, and for one without a complete baseline.
+    Raises ValueError for an unknown study, and for a study without a complete baseline.
     """
     record = load_record(store, study)
     store.open_for_writing()
@@ -77,10 +77,6 @@ def _say_tables(
     names: Iterable[str],
     read: Callable[[str], bytes],
 ) -> None:
-    """Prints a study as JSON, with the rows of those of its files that are tables.
-
-    Columns without a name are left out.
-    """
     tables = {
         name.removesuffix(".csv"): pd.read_csv(io.BytesIO(read(name)))
         .filter(regex="^(?!Unnamed)")
@@ -97,9 +93,9 @@ def say_files(paths: Mapping[str, str]) -> None:
 
 
 def report_from_mlflow(study: str, tracking_uri: str, out: str, as_json: bool = False) -> None:
-    """Prints a study's tables, fits and claims; writes its files into the folder `out`, if given.
+    """Prints a study's tables, fits and claims, and writes its files if there is a folder `out`.
 
-    ValueError for a study that MLflow lacks, and for an `out` that cannot be written.
+    Raises ValueError for a study that MLflow lacks, and for an `out` that cannot be written. Raises
     TrackingUnavailable if MLflow cannot be reached.
     """
     folder = local_path("out", out)
@@ -120,10 +116,10 @@ def report_from_mlflow(study: str, tracking_uri: str, out: str, as_json: bool = 
 
 
 def write_replicated(folder: str, out: str, is_beside: bool) -> None:
-    """Analyses the losses in `folder`, by default the published ones; prints and writes each study.
+    """Analyses the losses in `folder`, by default the published losses, and writes each study.
 
-    The folder `out` becomes a storage without runs. ValueError for losses that cannot be read, and
-    for an `out` that cannot be written, before the first fit.
+    The folder `out` becomes a storage without runs. Raises ValueError for losses that cannot be
+    read, and for an `out` that cannot be written, before the first fit.
     """
     started, place, prepared = time.monotonic(), str(local_path("out", out)), []
     if folder:

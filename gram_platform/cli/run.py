@@ -1,6 +1,6 @@
 """Implements `gram run`, which runs studies and searches by name, and `gram list`.
 
-torch, Ray and MLflow are imported when a study is run: lists, help and misspelt names need none.
+torch, Ray and MLflow are imported when a study is run, so lists and help come fast.
 """
 
 import inspect
@@ -29,7 +29,7 @@ OURS = tuple(sorted(module.name for module in iter_modules(library.__path__)))
 OFFERED = Table("gram.studies", {}, is_usable=lambda study: isinstance(study, Study), reserved=OURS)
 
 
-STUDY_HELP = f"{', '.join(OURS)}, or one of an installed package; its own flags follow"
+STUDY_HELP = f"{', '.join(OURS)}, or a study of an installed package; its own flags follow"
 
 
 def run_command(
@@ -47,7 +47,7 @@ def run_named(name: str, arguments: list[str]) -> None:
 
 
 def run_with_studies() -> Any:
-    """Returns `gram run` for the shell's completion: each study is a command with its flags."""
+    """Returns `gram run` for the shell's completion, with a command for each study."""
     forms = {}
     for name in study_names():
         study = find_study(name)
@@ -58,7 +58,7 @@ def run_with_studies() -> Any:
 
 
 def list_with_kinds() -> Any:
-    """Returns `gram list` for the shell's completion: each kind is a command."""
+    """Returns `gram list` for the shell's completion, with a command for each kind."""
     return _subcommands({what: partial(list_command, what) for what in LISTINGS})
 
 
@@ -68,12 +68,11 @@ def _subcommands(forms: Mapping[str, Any]) -> Any:
 
 
 def study_names() -> tuple[str, ...]:
-    """Returns the names of studies and searches, ours before those of installed packages."""
     return (*OURS, *OFFERED)
 
 
 def find_study(name: str) -> Study:
-    """Returns the study or search with this name; ValueError if there is none."""
+    """Returns the study or search with this name. Raises ValueError if there is none."""
     require_choice("study", name, study_names())
     if name in OFFERED:
         return OFFERED[name]
@@ -94,9 +93,8 @@ def list_command(
     """List what `gram run` can use: studies, methods, presets, corpora, sizes or mixtures.
 
     Args:
-        what: studies and searches; methods; presets with their corpus; corpora; sizes of presets,
-            with layers, widths and parameters; mixtures of presets on the hub's datasets, with
-            each source's tokens and share
+        what: what to list; sizes have layers, widths and parameters, and mixtures have the tokens
+            and shares of the hub's datasets in presets
         study: presets, sizes and mixtures only of this study (default: of all)
     """
     of_study = what in ("presets", "sizes", "mixtures")

@@ -30,7 +30,6 @@ from gram_platform.studies.flags import Switch, Text
 
 # `gram status` counts more runs.
 MOST_LISTED = 200
-UNREADABLE = "its config.json cannot be read: submit again"
 
 
 def status_command(
@@ -42,14 +41,13 @@ def status_command(
 ) -> None:
     """List every run of a storage: state, step, speed, and what unfinished runs still need.
 
-    Runs are sorted by study, size, method, profile and seed. A run that several studies share is
+    Runs are sorted by study, size, method, profile and seed. A run of several studies is
     listed under all their names. More than 200 runs are counted by study, size, method and state,
-    and only the failed and interrupted ones are listed. Folders with neither a config nor an
-    attempt are left out. The last lines name the machines that a study's last submission left out
-    because their device failed its test.
+    and only failed and interrupted runs are listed. The last lines name machines that a study's
+    last submission avoids, because a device failed its test.
 
     Args:
-        study: name of a submitted study: lists only its runs (default: all)
+        study: a submitted study, to list only its runs (default: all)
         machine: machine for the expected hours
         full: list every run, however many there are
     """
@@ -78,17 +76,10 @@ def status_command(
         name, of = node_name("run", run_id, tags), studies_of.get(run_id, [])
         about = "; ".join(filter(None, facts))
         row = {"id": run_id, "state": str(state), "name": name, "about": about, "studies": of}
-        key = (
-            not of,
-            of,
-            size_key(tags.get("size", "")),
-            method_key(tags.get("method", "")),
-            tags.get("profile", ""),
-            seed_key(tags.get("seed", "")),
-            name,
-            run_id,
-        )
-        rows.append((key, row, (tags.get("size", ""), tags.get("method", ""), str(state))))
+        tagged = (tags.get(tag, "") for tag in ("size", "method", "profile", "seed"))
+        size, method, profile, seed = tagged
+        order = size_key(size), method_key(method), profile, seed_key(seed)
+        rows.append(((not of, of, *order, name, run_id), row, (size, method, str(state))))
     rows.sort(key=lambda each: each[0])
     num_of_kind = Counter((", ".join(row["studies"]) or "no study", *kind) for _, row, kind in rows)
     rows = [row for _, row, _ in rows]
@@ -133,14 +124,14 @@ def _studies_of(store: Store) -> dict[str, list[str]]:
 
 
 def _left(run: RunDirectory, machine: Machine) -> tuple[str, float, int] | tuple[str]:
-    """Estimates what a run still needs: a text, hours, and the most bytes in the storage.
+    """Returns a text about what a run still needs, its hours left, and its most bytes in storage.
 
-    Returns only a text if the config is absent or cannot be read.
+    If the config cannot be read, returns only a text.
     """
     try:
         config = run.config_as(run_from_plain)
     except ValueError:
-        return (UNREADABLE,)
+        return ("its config.json cannot be read: submit again",)
     need, share_done = needs(config, 1, machine), run.read_committed_step() / config.num_steps
     hours, num_bytes = (1 - share_done) * need.gpu_hours, need.disk_bytes(NUM_CHECKPOINTS_KEPT)
     text = f"{total_parameters(config.model):,} parameters, {share_done:.0%} of the steps saved, "
@@ -166,7 +157,7 @@ def show_command(node_id: Positional[str], storage: Storage = "", as_json: AsJso
     """Show what a storage knows of a run or an evaluation: state, studies, config, result, times.
 
     Args:
-        node_id: id of a run or an evaluation, or the beginning of it
+        node_id: a run or an evaluation, by the beginning of its id
     """
     store = open_existing(storage)
     nodes = {node.node_id: node for node in store.nodes()}
@@ -205,8 +196,8 @@ def compare_command(
     """Print the difference of two runs' configs, field by field.
 
     Args:
-        first: a run id, or the beginning of it
-        second: another run id, or the beginning of it
+        first: a run, by the beginning of its id or name
+        second: another run
     """
     store = open_existing(storage)
     ids = [find_run(store, run) for run in (first, second)]
@@ -224,10 +215,10 @@ def compare_command(
 def gc_command(storage: Storage = "", dry_run: Switch = False) -> None:
     """Remove weights of finished attacks that nothing needs, and leftovers of killed processes.
 
-    The attacks' losses, which are their result, stay.
+    The losses of the attacks stay.
 
     Args:
-        dry_run: report and remove nothing
+        dry_run: only report
     """
     store = open_existing(storage)
     if not dry_run:
@@ -265,9 +256,9 @@ def gc_command(storage: Storage = "", dry_run: Switch = False) -> None:
 
 
 def _find_needed_view(node: RunDirectory | EvaluationDirectory) -> View | None:
-    """Returns the view of a node that has a config and no result.
+    """Returns the view that a node without a result needs, or None.
 
-    ValueError for a config that cannot be read.
+    Raises ValueError for a config that cannot be read.
     """
     if node.result() is not None or not node.folder.exists(CONFIG):
         return None

@@ -23,9 +23,9 @@ def sync_command(
     Sending again changes nothing.
 
     Args:
-        to: mlflow, or what gets only curves in --folder: tensorboard, wandb (`wandb sync` uploads
-            them) or a package's tracker
-        folder: where another tracker than MLflow writes
+        to: mlflow, or a tracker that gets only curves in --folder: tensorboard, wandb (`wandb sync`
+            uploads them) or a package's own
+        folder: folder for another tracker than MLflow
     """
     store = open_existing(storage)
     if to != "mlflow":
@@ -60,8 +60,8 @@ def report_command(
 ) -> None:
     """Rebuild a study's table and report; without a study, the index of all reports.
 
-    With --tracking-uri the results are read from MLflow. The storage may lack the study; its files
-    are then written into --out, if given.
+    With --tracking-uri the results are read from MLflow. If the storage lacks the study, its files
+    are written into --out, if given.
 
     Args:
         study: name of a submitted study, such as scaling (default: the index of all reports)
@@ -107,13 +107,13 @@ def search_command(storage: Storage = "") -> None:
 def replicate_command(
     folder: Positional[Place] = "", out: str = "replication", beside_published: Switch = True
 ) -> None:
-    """Make tables, claims and reports from losses measured elsewhere; trains nothing.
+    """Make tables, claims and reports from losses measured elsewhere, without training.
 
     Args:
         folder: folder with losses.csv and curves.jsonl, in the format of the documents (Numbers
             that were measured elsewhere); default: the per-seed ratios of the paper's authors
-        out: folder of the reports and tables, a storage of their own
-        beside_published: leave out the published points, added where study and method are the same
+        out: folder of the reports and tables, which becomes a storage
+        beside_published: leave out the published points, shown where study and method are the same
     """
     from gram_platform.cli.reports import write_replicated
 

@@ -38,7 +38,7 @@ PR_SET_PDEATHSIG = 1
 def ui_command(storage: Storage = "", port: Number = 0) -> None:
     """Open MLflow for a storage in a browser, at the newest study, and serve it until Ctrl-C.
 
-    Links of reports and of the site find MLflow at every port. It listens only on this machine.
+    Links of reports find MLflow at every port. It listens only on this machine.
 
     Args:
         storage: folder of the storage
@@ -75,7 +75,7 @@ def ui_command(storage: Storage = "", port: Number = 0) -> None:
 
 @contextmanager
 def _running(database: Path, port: int, log: IO[bytes]) -> Iterator[subprocess.Popen]:
-    """Runs MLflow's server, with its workers, for the length of a block."""
+    """Runs MLflow's server with its workers during a block."""
     from gram_platform.tracking.database import database_uri
 
     def end_with_parent() -> None:
@@ -116,7 +116,6 @@ def _running(database: Path, port: int, log: IO[bytes]) -> Iterator[subprocess.P
 
 
 def _answers(server: subprocess.Popen, address: str) -> bool:
-    """Waits for the server's answer; returns False if it ends, or does not answer in time."""
     directly = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     deadline = time.monotonic() + ANSWER_TIMEOUT_S
     while time.monotonic() < deadline and server.poll() is None:
@@ -127,7 +126,7 @@ def _answers(server: subprocess.Popen, address: str) -> bool:
 
 
 def _newest(store: Store, database: Path, address: str) -> tuple[str, str]:
-    """Returns the study that was submitted last and the address of its charts, or of all runs."""
+    """Returns the newest study and the address of its charts, or the address of all runs."""
     from gram_platform.tracking import Tracker, TrackingUnavailable
     from gram_platform.tracking.database import database_uri
 

@@ -119,9 +119,9 @@ PUBLISHED_RATES = {
 
 
 def utilisation_of(machine: str, parameters: int) -> Utilisation:
-    """Returns the row of the machine whose number of parameters has the nearest ratio to this one.
+    """Returns the utilisation that was measured nearest to this number of parameters, by ratio.
 
-    A GPU without a row for a size borrows the row of BORROWED.
+    A GPU borrows the rows of BORROWED for sizes that it lacks.
     """
     rows = [row for row in UTILISATIONS if row.machine == machine]
     if machine != "cpu":
@@ -149,7 +149,6 @@ class Needs:
     checkpoint: int
     # Bytes of the final weights.
     result: int
-    # FLOPs of training.
     flops: float
     # Hours of all ranks together.
     gpu_hours: float
@@ -169,7 +168,6 @@ def run_evaluation_flops(run: RunConfig) -> float:
 
 
 def training_rate(model: ModelConfig, machine: Machine) -> float:
-    """Returns the FLOPs a second that training reaches, by UTILISATIONS."""
     return machine.flops_per_second * utilisation_of(machine.name, total_parameters(model)).share
 
 
@@ -190,7 +188,7 @@ def training_hours(run: RunConfig, machine: Machine) -> float:
 
 
 def estimate_hours(node: Node, machine: Machine) -> float:
-    """Estimates the machine hours of a run; 0 for an evaluation, which is short."""
+    """Estimates the machine hours of a run. An evaluation is short, and has 0."""
     return training_hours(node.config, machine) if isinstance(node.config, RunConfig) else 0.0
 
 
@@ -214,7 +212,6 @@ def evaluation_hours(nodes: Iterable[Node], runs: Mapping[str, Node], machine: M
 
 
 def pays_to_compile(run: RunConfig, hours: float) -> bool:
-    """Returns whether torch.compile makes a run of so many hours on GPUs end earlier."""
     return total_parameters(run.model) >= COMPILED_PARAMETERS and 3600 * hours > COMPILED_S
 
 
@@ -233,7 +230,7 @@ def fits(
 ) -> bool:
     """Returns whether a rank's peak memory is within USABLE_MEMORY of the machine.
 
-    A rank runs its share of a micro-batch in `num_passes`, or with 0 in any possible number.
+    A rank divides its share of a micro-batch into `num_passes`, or if this is 0 into any number.
     """
     possible = (num_passes,) if num_passes else reversed(possible_passes(run, num_ranks, machine))
     needed = (rank_memory(run, num_ranks, checkpointing, machine.device, n).total for n in possible)
@@ -255,7 +252,7 @@ def choose_num_passes(
 ) -> int:
     """Returns the fewest passes of a rank's share of a micro-batch that fit into memory.
 
-    Returns the most possible passes if none fit.
+    If none fit, returns the most possible passes.
     """
     possible = possible_passes(run, num_ranks, machine)
     return next(
@@ -296,15 +293,14 @@ def choose_num_merged(
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits on machine hours and on their cost, over all submissions; 0 for no limit."""
+    """Limits on machine hours and on their cost, over all submissions. 0 is no limit."""
 
-    max_hours: float = 0.0
-    # Dollars.
-    max_cost: float = 0.0
-    dollars_per_hour: float = 0.0
+    max_hours: float
+    max_cost: float
+    dollars_per_hour: float
 
     def name_reached_limit(self, hours: float) -> str:
-        """Returns a text about the limit that so many machine hours reach; "" for no limit."""
+        """Describes the limit that this number of machine hours reaches, or returns ""."""
         if self.max_hours and hours >= self.max_hours:
             return f"{hours:.2f} machine hours are used, max_hours is {self.max_hours:g}"
         if self.max_cost and hours * self.dollars_per_hour >= self.max_cost:

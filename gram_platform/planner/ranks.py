@@ -39,7 +39,7 @@ NONE_BEGUN: Mapping[str, int] = {}
 
 
 def fewest_ranks(run: RunConfig, machine: Machine, checkpointing: bool = False) -> int | None:
-    """Returns the fewest ranks that divide the micro-batch and fit; None if no number fits."""
+    """Returns the fewest ranks that divide the micro-batch and fit, or None."""
     return next((n for n in _divisors(run) if fits(run, n, machine, checkpointing)), None)
 
 
@@ -66,7 +66,7 @@ class Ranks:
     of_run: tuple[tuple[str, int], ...] = ()
 
     def number_of(self, size: str) -> int:
-        """Returns the number of ranks that a size was given, or AUTO."""
+        """Returns the number of ranks that the user gave for a size, or AUTO."""
         number = dict(self.of_size).get(size, self.number)
         if number == BY_DEVICE:
             return AUTO if self.machine.device == "cuda" else 1
@@ -93,7 +93,6 @@ class Ranks:
         return (*(n for n in range(most, fewest, -1) if run.micro_batch % n == 0), fewest)
 
     def too_small(self, size: str) -> ValueError:
-        """Returns the error for a size that fits on no number of ranks."""
         expected = f"a machine with memory for a rank of a run of {size}"
         return invalid("machine", self.machine.name, expected)
 
@@ -125,7 +124,7 @@ def exchange_hours(
 
 @dataclass(frozen=True)
 class Forecast:
-    """How long a study takes on a number of GPUs, or of CPU slots."""
+    """How long a study takes on a number of GPUs or CPU slots."""
 
     hours: float
     # The share of the slots' time in which they execute nothing.
@@ -142,7 +141,7 @@ class RunGroup(NamedTuple):
 
 
 def one_rank_hours(nodes: Sequence[Node], machine: Machine) -> dict[str, float]:
-    """Estimates, by id, the hours of each run or evaluation on one rank, including NODE_S."""
+    """Estimates the hours of each run and evaluation on one rank by id, including NODE_S."""
     runs = {node.id: node for node in nodes if node.is_run}
     return {
         node.id: NODE_S / 3600
@@ -182,8 +181,8 @@ class StudyWork:
         good numbers. A number must fit into memory and cost at most MOST_HOURS times the fewest
         GPU-hours. `num_slots` is the number of GPUs of the cluster, or 0 if it grows with the
         demand. `begun` are the ranks of runs that have begun, by id, which they keep. Raises
-        ValueError if no number fits, if a run needs more ranks than there are GPUs, or if a number
-        that the user gave needs more memory than a GPU has.
+        ValueError if a size fits on no number of ranks up to `num_slots`, or not on the number that
+        the user gave.
         """
         self.require_memory()
         hours: dict[str, float] = defaultdict(float)
@@ -231,7 +230,7 @@ class StudyWork:
                 raise invalid("num_workers", number, expected)
 
     def _memory_bytes(self, num_ranks: int) -> float:
-        """Returns the memory of a rank, which has a share of a GPU only if it is the run's only."""
+        """Returns the memory of a rank. Only a run of one rank may have a share of a GPU."""
         return self.machine.memory_bytes * (self.share if num_ranks == 1 else 1.0)
 
     def _possible(self, size: str, num_slots: int) -> list[int]:
@@ -278,7 +277,7 @@ class StudyWork:
     ) -> Forecast:
         """Predicts how long the nodes that are not done take, if no machine crashes.
 
-        `num_slots` is that of `choose`. Raises ValueError if a node needs more slots.
+        `num_slots` is as in `choose`. Raises ValueError if a node needs more slots.
         """
         ranks = ranks or self.ranks
         # A slot is the share of a GPU that a run of one rank gets.
@@ -304,9 +303,8 @@ def predict_makespan(
 ) -> float:
     """Returns the hours from the start of a study until its last node ends.
 
-    `hours` are by node id. `num_slots` is the number of GPUs or CPU slots. `ranks` are the slots
-    that a node occupies, by id, 1 by default. Raises ValueError if a node has more ranks than there
-    are slots.
+    `hours` are by node id. `ranks` are the GPUs or CPU slots that a node occupies, by id, 1 by
+    default. Raises ValueError if a node has more ranks than `num_slots`.
 
     A node can start once the runs that it needs have ended and enough slots are free. Needed runs
     that are not among `nodes` count as done. The order is the engine's, which is evaluations first,

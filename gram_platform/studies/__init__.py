@@ -1,4 +1,7 @@
-"""Declares and runs studies and searches; imports Ray only to execute nodes."""
+"""Declares and runs studies and searches.
+
+Ray is imported only when nodes are executed.
+"""
 
 from gram_platform.config.endings import exit_with
 from gram_platform.studies.definition import Preset, Study
@@ -7,7 +10,7 @@ __all__ = ["Preset", "Study", "main"]
 
 
 def main(study: Study, arguments: list[str] | None = None) -> None:
-    """Runs the command line of a study without a search, and ends the process."""
+    """Runs the command line of a study without the searches before it, and ends the process."""
 
     def run() -> int:
         from gram_platform.studies.flags import StudyFlags, parse_flags

@@ -29,9 +29,9 @@ EPOCH_TOLERANCE = 0.05
 
 
 def with_nodes(part: StudyPlan) -> StudyPlan:
-    """Returns the study with its corpora, settings and nodes; needs no packed data.
+    """Returns the study with its corpora, settings and nodes.
 
-    ValueError for a corpus that lacks labels or text.
+    No packed data is needed. Raises ValueError if the corpus lacks labels.
     """
     preset, choice = part.preset, part.choice
     named = resolve_corpora(preset, choice)
@@ -57,7 +57,10 @@ def with_nodes(part: StudyPlan) -> StudyPlan:
 
 
 def _choose_variants(preset: Preset, recipe: CorpusRecipe) -> tuple[Variant, ...]:
-    """Returns the variants of true and given labels, or the preset's if no labels are given."""
+    """Returns variants with the true labels and with the wrong labels of the corpus or the flags.
+
+    Without wrong labels, returns the preset's variants.
+    """
     true = Variant("1", restore_true_labels)
     if any(pool.seen_as != pool.domain for pool in recipe.domains_from):
         return (true, Variant("as labelled"))
@@ -66,9 +69,9 @@ def _choose_variants(preset: Preset, recipe: CorpusRecipe) -> tuple[Variant, ...
 
 
 def from_import(preset: Preset, size: str, store: Store, import_id: str) -> Preset:
-    """Returns the preset at the size of an imported model.
+    """Returns the preset with one size, which has the shape of an imported model.
 
-    ValueError unless the storage has the model with a tokenizer.
+    Raises ValueError unless the storage has the model with a tokenizer.
     """
     if not import_id.startswith(IMPORTED):
         raise invalid("start", import_id, f"an id that `gram import` has printed: {IMPORTED}...")
@@ -85,9 +88,9 @@ def from_import(preset: Preset, size: str, store: Store, import_id: str) -> Pres
 def recipes_of(
     preset: Preset, choice: Choice, named: dict[str, CorpusRecipe]
 ) -> dict[Variant, dict[str, CorpusRecipe]]:
-    """Returns the variants for which the corpus has enough labels, each with its corpora by size.
+    """Returns the corpora by variant and size, for variants that have enough labels.
 
-    `named`: the corpora with all labels. ValueError if no variant has enough labels.
+    `named` are the corpora with all labels. Raises ValueError if no variant has enough labels.
     """
     recipe = next(iter(named.values()))
     has_core, recipes = choice.core_label or CORE in recipe.domain_of, {}
@@ -125,7 +128,6 @@ def _estimate_sequences(recipe: CorpusRecipe) -> dict[str, int]:
 
 
 def _add_parts(setting: Setting, recipe: CorpusRecipe, adjacent: tuple[str, ...]) -> Setting:
-    """Adds the text that is packed apart, and the pools of adjacent labels."""
     parts, near = [], []
     for pool in recipe.domains_from:
         if {pool.domain, pool.seen_as} <= setting.num_sequences.keys():
@@ -139,7 +141,7 @@ def _add_parts(setting: Setting, recipe: CorpusRecipe, adjacent: tuple[str, ...]
 
 
 def _with_repeats(setting: Setting, recipe: CorpusRecipe) -> Setting:
-    """Lets the text of a hub domain repeat if one epoch needs nearly all that is expected."""
+    """Lets the text of a hub domain repeat if a run needs almost all of the expected text."""
     if not isinstance(recipe.source, HubSource):
         return setting
     low, high = 1 - EPOCH_TOLERANCE, 1 + EPOCH_TOLERANCE
@@ -163,9 +165,9 @@ def _require_searched(search_id: str, setting: Setting) -> None:
 def resolve_corpora(
     preset: Preset, choice: Choice, core_labels: tuple[str, ...] = ()
 ) -> dict[str, CorpusRecipe]:
-    """Returns the corpus's recipe of each size; all sizes share it unless it grows with the size.
+    """Returns each size's recipe of the corpus, which is the same unless it grows with the size.
 
-    `core_labels` overrides `--core-label`. ValueError unless an auxiliary domain is left.
+    `core_labels` overrides `--core-label`. Raises ValueError if no auxiliary domain is left.
     """
     if grows_with_size(choice.corpus):
         return {name: _resolve(preset, choice, core_labels, name) for name in choice.sizes}
@@ -198,9 +200,9 @@ def _resolve(
 def settings_of(
     preset: Preset, choice: Choice, recipes: Mapping[str, CorpusRecipe]
 ) -> tuple[Setting, ...]:
-    """Returns the setting of every size and seed, sizes first.
+    """Returns a setting for each size and seed, in the order of sizes.
 
-    ValueError for an unknown domain to retain.
+    Raises ValueError for an unknown domain to retain.
     """
     recipe = next(iter(recipes.values()))
     domains = preset.select_domains(recipe.domains)
@@ -221,9 +223,9 @@ def settings_of(
 def _profiles(
     retain: tuple[str, ...], preset: Preset, auxiliary: tuple[str, ...]
 ) -> tuple[Profile, ...]:
-    """Returns the compared profiles: core with each domain in `retain`, or as the preset says.
+    """Returns the compared profiles. `retain` replaces the domains that the preset retains.
 
-    With a single auxiliary domain only core is compared, since the other profile lacks nothing.
+    With one auxiliary domain only core is compared, because the other profile has every domain.
     """
     for domain in retain:
         if domain not in auxiliary:
@@ -241,8 +243,8 @@ def _profiles(
 def load_best(store: Store, search_id: str, data_id: str) -> tuple[tuple[Profile, Unlearning], ...]:
     """Returns the parameters of each profile's best trial in a stored search.
 
-    ValueError for an unknown search, for a search on other data than `data_id`, and for a profile
-    without a trial.
+    Raises ValueError for an unknown search, other data than `data_id`, or a profile without a
+    trial.
     """
     plain = {}
     if search_id in store.list_searches():

@@ -1,6 +1,6 @@
-"""Runs studies together, and before them the MaxEnt searches that set their parameters.
+"""Runs several studies, after the MaxEnt searches that set their parameters.
 
-A search's trials start from its study's baselines, and the best trials are the study's runs.
+A search's trials start from its study's baselines, and the best trials are runs of the study.
 """
 
 from collections.abc import Sequence
@@ -29,9 +29,9 @@ from gram_platform.studies.workplace import (
 
 
 def drive_campaign(plan: Plan, searches: Sequence[Plan] = ()) -> int:
-    """Runs or describes studies, the searches before them and `searches`; returns the exit code.
+    """Runs or describes studies, the searches that they need, and then `searches`.
 
-    ValueError for bad input, before anything trains.
+    Returns the exit code. Raises ValueError for bad input before anything trains.
     """
     needed = [search for part in plan.studies if (search := find_search(plan, part))]
     uses_optuna = needed or any(search.studies[0].study.needs_optuna for search in searches)
@@ -65,7 +65,7 @@ def drive_campaign(plan: Plan, searches: Sequence[Plan] = ()) -> int:
 
 
 def _prepare(plan: Plan, everything: Plan) -> Plan:
-    """Packs the corpora if the price of everything is approved; returns the plan on its device."""
+    """Checks the price of `everything` and packs the corpora. Returns the plan on its device."""
     require_supply(everything.studies)
     store = Store(everything.storage).open_for_writing()
     everything = everything.on(choose_device(everything, store))
@@ -79,8 +79,8 @@ def _prepare(plan: Plan, everything: Plan) -> Plan:
 def find_search(plan: Plan, part: StudyPlan) -> SearchPlan | None:
     """Returns the search that must run before a study.
 
-    Returns None if the study does not use MaxEnt, or if --maxent names a finished search.
-    ValueError as `read_ranges`.
+    Returns None if the study trains no MaxEnt, if its preset has no search, or if --maxent is
+    given. Raises the errors of `read_ranges`.
     """
     preset = part.preset
     if preset.maxent_search is None or "maxent" in part.sources or METHOD not in part.methods:
@@ -95,9 +95,10 @@ def find_search(plan: Plan, part: StudyPlan) -> SearchPlan | None:
 
 
 def after_searches(plan: Plan) -> tuple[Plan, set[str], int]:
-    """Runs the searches; returns the plan with the best trials, the searches' ids, the exit code.
+    """Runs the searches that studies need before them.
 
-    The plan lacks studies whose search is not complete. A dry run keeps the preset's parameters.
+    Returns the plan with the best trials' parameters, the searches' ids, and the exit code. The
+    plan lacks studies whose search is not complete. A dry run keeps the preset's parameters.
     """
     ready, ids, code = [], set(), DONE
     for part in plan.studies:
@@ -132,7 +133,6 @@ def after_searches(plan: Plan) -> tuple[Plan, set[str], int]:
 
 
 def _require_ray(plan: Plan, needed: SearchPlan) -> None:
-    """ValueError for a plan without Ray, which the search needs."""
     for name in ("in_process", "export_nodes"):
         if value := getattr(plan, name):
             allowed = "--maxent, or other --methods (searches need Ray)"
@@ -140,7 +140,7 @@ def _require_ray(plan: Plan, needed: SearchPlan) -> None:
 
 
 def predict_all(plan: Plan) -> str:
-    """Returns `predict` of a submission; needs no Ray."""
+    """Predicts the price of the nodes that are left, without Ray."""
     store = Store(plan.storage)
     ended = find_ended(plan, store)
     known = [part.on(plan.device or find_device(part, store, ended)) for part in plan.studies]

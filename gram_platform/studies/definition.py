@@ -1,4 +1,4 @@
-"""Defines a study as a value: presets, variants, and how a file or `--set` changes a preset."""
+"""Defines studies, presets and variants, and changes a preset by a file or by `--set`."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -53,14 +53,14 @@ NOT_REPRODUCED = (
 
 @dataclass(frozen=True)
 class Variant:
-    """One value of what a study varies in addition to method, size and profile."""
+    """One value of the quantity that a study varies in addition to method, size and profile."""
 
     # The name in tables; "" in studies that vary nothing else.
     name: str = ""
     changed: Callable[[Setting], Setting] = lambda setting: setting
-    # The study's methods for this variant next to the baseline; (): all.
+    # The study's methods for this variant next to the baseline. () is all.
     methods: tuple[str, ...] = ()
-    # The number of auxiliary domains, in order of their names; the others are core. 0: all.
+    # The number of auxiliary domains, in order of names. The others are core. 0 is all.
     num_auxiliary: int = 0
 
     def serves(self, method: str) -> bool:
@@ -72,14 +72,13 @@ RECALL = "recall"
 
 
 def mislabel(recall: float = 1.0, precision: float = 1.0) -> Variant:
-    """Returns the variant with this label noise, named by the recall."""
     name = f"{recall:g}" + f", precision {precision:g}" * (precision < 1.0)
     return Variant(name, lambda s: s.with_options(recall=recall, precision=precision))
 
 
 @dataclass(frozen=True)
 class MaxEntRanges:
-    """The logarithmic ranges of a MaxEnt search, and its trials for each profile."""
+    """The ranges of a MaxEnt search on logarithmic scales, and its trials for each profile."""
 
     peak_lr: tuple[float, float]
     retain_weight: tuple[float, float]
@@ -95,34 +94,34 @@ class Preset(Setup):
     sizes: dict[str, Size]
     num_seeds: int
     corpus: str
-    # Tokens of all auxiliary domains over core's tokens; the domains share them evenly.
+    # Tokens of all auxiliary domains over core's. The domains share them evenly.
     aux_share: float
-    # The domain of the compared profile; if the corpus lacks it, the first domain or each.
+    # The domain of the compared profile. A corpus without it is compared on its first or each.
     retain: str = ""
-    # Whether core with every single domain is compared, not only with `retain`; whether core is.
+    # Whether core and core with each domain are compared, or only core.
     every_single: bool = False
     core_only: bool = False
     methods: tuple[str, ...] = ()
-    # Sizes whose routed methods accumulate differently, as in the paper.
+    # Sizes whose routed methods accumulate differently.
     accumulation_of_size: tuple[tuple[str, str], ...] = ()
     eval_sequences_of_size: tuple[tuple[str, int], ...] = ()
     # The machine that --dry-run plans for.
     machine: str = "cpu"
     # Bytes of text on which a tokenizer is trained.
     sample_bytes: int = 4_000_000
-    # A tokenizer.json; "": the corpus's, or one trained on it.
+    # A tokenizer.json. "" is the corpus's, or a tokenizer trained on the corpus.
     tokenizer: str = ""
     # Attention does not cross documents.
     masks_documents: bool = False
     family: str = OURS
     seeds_of_size: tuple[tuple[str, int], ...] = ()
-    # Results are from other seeds than those on which the preset was chosen.
+    # Results need other seeds than the choice of the preset.
     first_seed: int = 0
     variants: tuple[Variant, ...] = (Variant(),)
     measurement: Losses = field(default_factory=Losses)
     # Takes compute ratios against the same seed's baseline, not the pooled baselines.
     own_baseline: bool = False
-    # A search for MaxEnt's rate and weight before the study; None: `options` has both.
+    # The search for MaxEnt's rate and weight before the study. With None `options` has both.
     maxent_search: MaxEntRanges | None = None
 
     def __post_init__(self) -> None:
@@ -139,7 +138,6 @@ class Preset(Setup):
             raise invalid("preset.variants", names, "at least one variant, each name once")
 
     def eval_sequences(self, size: str) -> int:
-        """Returns the number of validation sequences of each domain at a size."""
         return dict(self.eval_sequences_of_size).get(size, self.num_eval_sequences)
 
     @property
@@ -147,12 +145,15 @@ class Preset(Setup):
         return max(self.num_eval_sequences, *(n for _, n in self.eval_sequences_of_size), 0)
 
     def seeds(self, size: str, number: int = 0, first: int = -1) -> range:
-        """Returns a size's seeds; the preset's values replace a number of 0, a first seed of -1."""
+        """Returns the seeds of a size. The preset replaces a number of 0 and a first seed of -1."""
         begin = self.first_seed if first < 0 else first
         return range(begin, begin + (number or dict(self.seeds_of_size).get(size, self.num_seeds)))
 
     def select_domains(self, domains: tuple[str, ...]) -> tuple[str, ...]:
-        """Leaves out the domain that only a finetuning stage sees; ValueError if it is missing."""
+        """Returns the domains without the domain that only a finetuning stage trains on.
+
+        Raises ValueError if this domain is missing.
+        """
         text = self.options.finetuning.text if self.options.finetuning else CORE
         require_choice("options.finetuning.text", text, domains)
         return tuple(domain for domain in domains if domain == CORE or domain != text)
@@ -171,7 +172,7 @@ class Preset(Setup):
         return replace(self, sizes=sizes)
 
     def require_ranks(self, sizes: tuple[str, ...], ranks: Ranks) -> None:
-        """ValueError unless the ranks name sizes of the preset and divide their micro-batches."""
+        """Raises ValueError for an unknown size, and for ranks that cannot divide a micro-batch."""
         for name, _ in ranks.of_size:
             require_choice("num_workers", name, self.sizes)
         for name in sizes:
@@ -181,7 +182,7 @@ class Preset(Setup):
                 raise invalid("num_workers", wanted, allowed)
 
     def with_size(self, name: str, size: Size, tokenizer: str) -> "Preset":
-        """Returns the preset with only `size`, which replaces the size `name`."""
+        """Returns the preset with only `size`, which takes over the settings of the size `name`."""
 
         def rename(values: tuple[tuple[str, object], ...]) -> tuple:
             return tuple((size.name, value) for of_size, value in values if of_size == name)
@@ -206,7 +207,7 @@ class Preset(Setup):
     ) -> Setting:
         """Returns the setting of a size and seed on a corpus with these domains.
 
-        `document_end`: the token that ends a document.
+        `document_end` is the token that ends a document, or -1 if attention may cross documents.
         """
         auxiliary = [d for d in domains if d != CORE]
         core_sequences = size.core_tokens // size.seq_len
@@ -231,42 +232,42 @@ class Preset(Setup):
 
 @dataclass(frozen=True)
 class Study(Description):
-    """The declaration of a study."""
+    """A study as it is declared in a file, before any flag changes it."""
 
     presets: Mapping[str, Preset]
     default_preset: str = "demo"
     methods: tuple[str, ...] = ()
-    # The profile in figures of variants, such as "mean"; "": the compared one.
+    # The profile in figures of variants, such as "mean". "" is the compared profile.
     profile: str = ""
-    # The paper's figures, tables and appendices in this study, and what each shows.
+    # What each figure, table and appendix of the paper shows.
     paper: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def about(self) -> str:
         presets = [f"{name} ({', '.join(preset.sizes)})" for name, preset in self.presets.items()]
-        parts = [self.title, self.question]
-        parts.append(f"Presets, with their sizes: {'; '.join(presets)}.")
-        parts[-1] += f" Without --preset: {self.default_preset}."
-        if self.methods:
-            parts.append(f"Methods: {', '.join(METHODS)}. This study's: {', '.join(self.methods)}.")
-        return "\n\n".join([*parts, f"Corpora: {', '.join(catalog_names())}."])
+        methods = f"Methods: {', '.join(METHODS)}. This study's: {', '.join(self.methods)}."
+        parts = [
+            self.title,
+            self.question,
+            f"Presets, with their sizes: {'; '.join(presets)}."
+            f" Without --preset: {self.default_preset}.",
+            *([methods] if self.methods else []),
+            f"Corpora: {', '.join(catalog_names())}.",
+        ]
+        return "\n\n".join(parts)
 
 
 SUFFIX, BASE, SIZES = ".toml", "base", "sizes"
-# Fields that only a study's Python file may set.
-DECLARED = ("variants", "measurement", "family")
-# Methods of every study.
-TRIED = ("baseline", "gram")
 AnyStudy = TypeVar("AnyStudy", bound=Study)
 
 
 def with_preset(
     study: AnyStudy, named: str, changes: tuple[str, ...]
 ) -> tuple[AnyStudy, str, tuple[str, ...]]:
-    """Returns the study with a changed preset, the preset's name, and the changes as for `--set`.
+    """Returns the study with a changed preset, the preset's name, and all changes as for `--set`.
 
-    `named`: the value of --preset, a name, or a file with the name as `base`. The file's changes
-    come before `changes`. ValueError with file, line and field.
+    `named` is the value of --preset, which is a preset's name or a file with this name as `base`.
+    The file's changes come before `changes`. Raises ValueError with file, line and field.
     """
     presets = study.presets
     parts = list(map(read_assignment, changes))
@@ -285,9 +286,9 @@ def with_preset(
 
 
 def on_responses(study: Study, changes: tuple[str, ...]) -> tuple[str, ...]:
-    """Adds the change by which a finetuning stage counts only the loss of responses.
+    """Adds the change that makes a finetuning stage count only the loss of responses.
 
-    ValueError for a study without such a stage.
+    Raises ValueError for a study without a finetuning stage.
     """
     if not any(preset.options.finetuning for preset in study.presets.values()):
         allowed = "a study with a finetuning stage, such as finetuning"
@@ -296,7 +297,7 @@ def on_responses(study: Study, changes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def mask_place(place: str) -> str:
-    """Returns the last part of a local path, and other names without secrets, for public pages."""
+    """Hides the folders of a local path, and the secrets of other names, for public pages."""
     return Path(place).name if place.startswith(os.sep) else mask_secrets(place)
 
 
@@ -305,9 +306,9 @@ def preset_params(preset: str, changes: tuple[str, ...]) -> dict[str, str]:
 
 
 def _apply_changes(preset: Preset, written: Written) -> Preset:
-    """Applies all changes at once; a preset that changes is not the paper's any more."""
+    """Applies all changes at once. A changed preset does not count as the paper's."""
     with written.locate_errors():
-        for name in DECLARED:
+        for name in ("variants", "measurement", "family"):
             if name in written.plain:
                 allowed = "no value: a study's Python file declares it"
                 raise invalid(name, written.plain[name], allowed)
@@ -320,7 +321,7 @@ def _apply_changes(preset: Preset, written: Written) -> Preset:
 
 
 def _sizes(preset: Preset, plain: Any) -> dict[str, Any]:
-    """Changes sizes of the preset, adds sizes to their `base`, and removes those set to false."""
+    """Returns the changed sizes. A new size starts from its `base`, and false removes a size."""
     if not isinstance(plain, Mapping):
         raise invalid(SIZES, plain, "a table of sizes")
     sizes: dict[str, Any] = dict(preset.sizes)
@@ -339,19 +340,19 @@ def _sizes(preset: Preset, plain: Any) -> dict[str, Any]:
 
 
 def _require_usable(preset: Preset) -> None:
-    """ValueError unless every size can be planned with two auxiliary domains."""
+    """Raises ValueError unless every size can be planned with two auxiliary domains."""
     for size in preset.sizes.values():
         require_int("micro_batch", size.micro_batch, 1)
         require_int("batch_size", size.batch_size, size.micro_batch)
         require_int("core_tokens", size.core_tokens, size.seq_len)
         require_real("peak_lr", size.peak_lr, 0.0, open_low=True)
         setting = preset.setting(size, 0, "0" * 12, (CORE, "a", "b"), ((), ("a",)))
-        for method in TRIED:
+        for method in ("baseline", "gram"):
             method_nodes(method, setting)
 
 
 def seeds_text(of_size: Mapping[str, int]) -> str:
-    """Returns the most common number of seeds, then other sizes' numbers: `3 (2B 1, 5B 1)`."""
+    """Describes the number of seeds, and sizes with other numbers, as in `3 (2B 1, 5B 1)`."""
     counts = list(of_size.values())
     common = max(counts, key=counts.count)
     others = ", ".join(f"{size} {number}" for size, number in of_size.items() if number != common)

@@ -1,4 +1,4 @@
-"""Describes a study without starting it: nodes, compute, memory, disk, hours, cost."""
+"""Describes the nodes, compute, memory, disk space, hours and cost of a study before it starts."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -53,7 +53,7 @@ Groups = Mapping[tuple[str, str], Sequence[RunConfig]]
 
 
 def describe(plan: Plan) -> str:
-    """Describes every study, and predicts the time of all; ValueError as `with_ranks`."""
+    """Describes every study, and predicts the time of all. Raises the errors of `with_ranks`."""
     store = Store(plan.storage)
     ended = find_ended(plan, store)
     devices = [plan.device or find_device(part, store, ended) for part in plan.studies]
@@ -64,7 +64,6 @@ def describe(plan: Plan) -> str:
 
 
 def _summaries(plan: Plan, num_slots: int, ended: Collection[str]) -> Iterable[str]:
-    """Describes the nodes that are left, their time on the machines, and their cost."""
     for ranks, work in plan.works():
         forecast, machine = work.forecast(num_slots, done=ended), ranks.machine
         left = [node for node in work.nodes if node.id not in ended]
@@ -87,7 +86,6 @@ def _summaries(plan: Plan, num_slots: int, ended: Collection[str]) -> Iterable[s
 
 
 def _long(hours: float) -> str:
-    """Formats a time, as `3 minutes` or `12 hours`."""
     if hours >= 2:
         return f"{hours:{'.3g' if hours < 100 else ',.0f'}} hours"
     minutes = max(1, round(60 * hours))

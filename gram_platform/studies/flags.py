@@ -1,7 +1,7 @@
-"""Declares the flags of studies and searches, in the boxes of `--help`, and parses them.
+"""Declares and parses the flags of studies and searches.
 
-A box is a dataclass with a title. A command has one box of its own. Only `make_plan.py` and
-searches read the flags.
+`--help` shows a box for each dataclass. A command has one box of its own, and shares the others.
+Only `make_plan.py` and searches read the values.
 """
 
 import functools
@@ -26,12 +26,12 @@ FLAG_STYLE = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
 
 
 def show_as(kind: Any, metavar: str) -> Any:
-    """Returns the type of a flag that `--help` shows as `metavar`, without its default."""
+    """Returns the type of a flag for which `--help` shows `metavar` and no default."""
     return Annotated[kind, tyro.conf.arg(metavar=metavar, help_behavior_hint="")]
 
 
 def choice(*values: str) -> Any:
-    """Returns the type of a flag with one of these values, or "" for its default."""
+    """Returns the type of a flag that has one of these values, or "" if it is not given."""
     return show_as(Literal["", *values], f"{{{','.join(values)}}}")
 
 
@@ -58,7 +58,7 @@ CHOICES = ConstructorRegistry()
 
 @CHOICES.primitive_rule
 def _choice(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    """Constructs a Literal of texts; "" is a default that nobody types."""
+    """Reads a flag whose type is a Literal of texts. The text "" is only a default."""
     if info.type_origin is not Literal:
         return None
     values = get_args(info.type)
@@ -76,7 +76,6 @@ def _choice(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
 
 @CHOICES.primitive_rule
 def _integer(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    """Constructs an integer."""
     if info.type is not int:
         return None
 
@@ -86,18 +85,17 @@ def _integer(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
         except ValueError:
             raise ValueError(f"{texts[0]!r}: expected an integer") from None
 
-    is_integer = lambda value: type(value) is int  # noqa: E731
-    return PrimitiveConstructorSpec(1, "INT", read, is_integer, lambda number: [str(number)])
+    return PrimitiveConstructorSpec(1, "INT", read, lambda n: type(n) is int, lambda n: [str(n)])
 
 
 @dataclass(frozen=True)
 class SubjectFlags:
-    """What is trained, how often, and on which text.
+    """What is trained, on how many seeds, and on which text.
 
     Args:
         preset: a preset above (paper: as the paper's text, as_run: as the authors' settings), or a
             file with `base`, the name of a preset, and changed fields (Studies in the documents)
-        changes: fields of the preset to change, as routing.p_aux_spread=0.1
+        changes: fields of the preset to change, such as routing.p_aux_spread=0.1
             'sizes[0.6M].peak_lr=2e-3'
         sizes: names of sizes (default: all of the preset)
         seeds: number of seeds of every size (default: the preset's, which may depend on the size)
@@ -109,7 +107,7 @@ class SubjectFlags:
             every other label is an auxiliary domain
         core_tokenizer: train the tokenizer only on core's text, so that exports have no vocabulary
             of removed domains
-        retain: auxiliary domains; compares the profile core + domain of each
+        retain: auxiliary domains to compare, each in the profile core + domain
     """
 
     title = "subject"
@@ -127,7 +125,7 @@ class SubjectFlags:
 
 @dataclass(frozen=True)
 class StorageFlags:
-    """Where results go.
+    """Where results are stored.
 
     Args:
         storage: folder or fsspec URL of runs and results (default: $GRAM_STORAGE, or ~/.gram)
@@ -147,25 +145,25 @@ class DeviceFlags:
     """On which devices a run trains, and how.
 
     Args:
-        device: remembered for each study (default: cuda if Ray has a GPU; required if the preset
-            plans for GPUs and the cluster starts machines on demand)
+        device: where runs train, remembered for each study (default: cuda if Ray has a GPU;
+            required if the preset plans for GPUs and the cluster starts machines on demand)
         num_workers: ranks of each run: a number, size=number for single sizes, a range as 4..8 for
             as many as can be placed at each start, or auto for the numbers that end the study
             first (default: auto on GPUs, 1 on CPUs)
         threads: CPU threads of a rank; runs repeat bit for bit only with the same number
-        max_gpus: GPUs to use at once (default: all that the cluster has or can start); CPU slots on
-            CPUs
+        max_gpus: GPUs, or CPU slots on CPUs, to use at once (default: all that the cluster has or
+            can start)
         gpus_per_run: share of a GPU for a run of one rank, and for an evaluation; at 0.125 eight
             small runs share one
-        gpus_per_machine: GPUs of the machines that an autoscaler starts; so many ranks stay on one
-            machine
+        gpus_per_machine: GPUs of each machine that an autoscaler starts; up to so many ranks of a
+            run stay on one machine
         activation_checkpointing: compute every block again in the backward pass, with less memory
-            and a third more time (a dry run shows both)
-        compile: compile blocks and loss with torch.compile, if it can; timing.json has the number
-            of graphs (default: on GPUs, for runs from 50M parameters and five minutes on)
+            and a third more time
+        compile: compile blocks and loss with torch.compile if possible (default: on GPUs, for runs
+            from 50M parameters and five minutes on)
         no_compile: compile nothing
-        deterministic: on a GPU, refuse algorithms whose sums have no fixed order; slower, the same
-            bytes on the same kind of GPU
+        deterministic: on GPUs, refuse algorithms whose sums have no fixed order; slower, but
+            repeats byte for byte on the same kind of GPU
     """
 
     title = "device"
@@ -184,12 +182,12 @@ class DeviceFlags:
 
 @dataclass(frozen=True)
 class CostFlags:
-    """What it costs, and what it may cost.
+    """What a submission may cost, and how its cost is predicted.
 
     Args:
         dry_run: print what would run, what it costs and what is done; start nothing
-        hardware: GPUs to plan for, as 8xH100; the number decides the time of the study and the
-            ranks of each run (default: those that are there)
+        hardware: GPUs to plan for, as 8xH100, which decide the predicted time and the ranks of runs
+            (default: those that are there)
         machine: the kind of GPU, for hours, memory and prices (default: the preset's; cpu with
             --device cpu)
         max_hours: start no run or trial after so many hours of GPUs or CPU slots, summed over all
@@ -212,13 +210,13 @@ class CostFlags:
 
 @dataclass(frozen=True)
 class ExecutionFlags:
-    """How processes work.
+    """How processes save, time out and report.
 
     Args:
         checkpoint_every: seconds between checkpoints; auto: 30, or more if writing takes more than
             two percent of the time
         stall_timeout: seconds without a training step after which a run of one rank starts again;
-            for an evaluation, its seconds in all
+            for an evaluation, the seconds in all
         collective_timeout: seconds after which ranks that wait for one another start again from the
             last checkpoint
         retry_failed: train runs with a non-finite loss again
@@ -239,17 +237,16 @@ class ExecutionFlags:
 
 @dataclass(frozen=True)
 class StudyFlags:
-    """Of this study.
+    """Flags that only studies have.
 
     Args:
         methods: methods above (default: the preset's, otherwise the study's); the baseline is
             always added
         through: train sizes one after another, up to this one; prints predicted and spent hours
             after each
-        law: learning rates and batches by a law: paper, demo or a law.json of lr_bs_grid (default:
+        law: law of learning rates and batches: paper, demo or a law.json of lr_bs_grid (default:
             each size's own)
-        trust_law: use --law even if the fit was rejected, or if it is extrapolated more than ten
-            times
+        trust_law: use --law even if its fit was rejected or is extrapolated more than ten times
         start: id of an imported model (gram import) to train on, with its shape and tokenizer, and
             the batch, data, rate and module width of the one size in --sizes
         maxent: id of a maxent_search, whose best trials set MaxEnt's rate and weight of every
@@ -257,15 +254,14 @@ class StudyFlags:
         attack_steps: the most steps of every attack (default: the preset's)
         instructions: lines with `prompt` and `response` next to a corpus of local text, for the
             study finetuning, which then counts only the loss of responses
-        recall: the share of a domain's training text with its label; the rest has core's
-        precision: the share of the text with a domain's label that is the domain's; the rest is
-            adjacent text
+        recall: the share of a domain's training text with its label; the rest has the label core
+        precision: of the text with a domain's label, the share that belongs to the domain; the rest
+            is adjacent text
         adjacent: labels of the corpus whose text carries a domain's label by mistake (default: all
             of core)
         texts: lines with `text` and `label` (a domain), in place of validation text: sentences for
             token_localization, or prompts for samples
-        in_process: run the nodes one after another in this process, without Ray, for example for a
-            debugger (Studies in the documents)
+        in_process: run the nodes in this process without Ray, for example in a debugger
         export_nodes: write the missing nodes to this file, for a machine without Ray, and start
             nothing (On a cluster in the documents)
     """
@@ -290,7 +286,7 @@ class StudyFlags:
 
 @dataclass(frozen=True)
 class MemberFlags:
-    """Which studies and searches.
+    """Which studies and searches are run.
 
     Args:
         studies: names of studies (default: all), or none
@@ -305,9 +301,9 @@ class MemberFlags:
 
 @dataclass(frozen=True)
 class Flags:
-    """The flags of a command: `own` are those of its kind, and the others are shared.
+    """The flags of a command. All commands share them, except `own`.
 
-    Lists take values separated by blanks or commas.
+    The values of a list are separated by blanks or commas.
     """
 
     own: Any = StudyFlags()
@@ -324,7 +320,7 @@ def parse_flags(
     arguments: list[str] | None = None,
     prog: str | None = None,
 ) -> Flags:
-    """Parses the command line of `prog`; ends the process on `--help` and on unknown flags."""
+    """Parses the command line of `prog`. The process ends on `--help` and on unknown flags."""
     description = "\n\n".join(map(_fold, description.split("\n\n")))
     subject, its_own, storage, device, cost, execution = parse(
         boxes_of(own),
@@ -337,7 +333,7 @@ def parse_flags(
 
 
 def parse(form: Any, arguments: list[str], **how: Any) -> Any:
-    """Parses a command line with tyro; usage errors repeat no secrets."""
+    """Parses a command line with tyro. Error messages do not repeat secrets."""
     names = _flag_names(form)
     endings.flag_names.clear()
     endings.flag_names.update(names)
@@ -358,7 +354,7 @@ def parse(form: Any, arguments: list[str], **how: Any) -> Any:
 
 
 def _flag_names(form: Any) -> set[str]:
-    """Returns the names of a command's flags, from its function or its boxes."""
+    """Returns the names of a command's flags. `form` is a function, or comes from `boxes_of`."""
     if isfunction(form):
         parameters = signature(form).parameters
         kinds = {name: get_args(value.annotation)[1:] for name, value in parameters.items()}
@@ -377,7 +373,7 @@ def boxes_of(own: type, values: Mapping[str, Iterable[str]] | None = None) -> An
 
 
 def _with_values(box: type, values: Mapping[str, Iterable[str]]) -> type:
-    """Returns a copy of a flag class in which flags with known values accept only these."""
+    """Returns a copy of a flag class whose flags in `values` accept only the known values."""
     declared = []
     for name, default in ((field.name, field.default) for field in fields(box)):
         if name in values:
@@ -387,7 +383,7 @@ def _with_values(box: type, values: Mapping[str, Iterable[str]]) -> type:
 
 
 def _fold(paragraph: str) -> str:
-    """Breaks a paragraph at the terminal's width; tyro joins lines that begin with no blank."""
+    """Wraps a paragraph at the terminal's width. Indented lines keep tyro from joining them."""
     width = shutil.get_terminal_size().columns - 1
     return textwrap.fill(paragraph, width, subsequent_indent="    ", break_on_hyphens=False)
 

@@ -1,6 +1,6 @@
 """Shows a study's progress in the terminal, in Ray's metrics, in MLflow and to a webhook.
 
-A terminal has a bar and tables, a log has lines.
+A terminal gets a bar and tables. A log gets lines.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ Running = Sequence[tuple[Node, Mapping]]
 
 
 class LiveView:
-    """Shows which nodes or trials are done, what runs, and the time left."""
+    """Shows in the terminal which nodes or trials are done, what runs, and the time left."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class LiveView:
         self.bar = self.bars.add_task("", total=None, left="")
 
     def start(self, nodes: Sequence[Node], progress: Progress) -> None:
-        """Begins to show the progress of these nodes, which have their names in the storage."""
+        """Begins to show `progress`. The nodes have the names under which they are stored."""
         self.nodes, self.progress = {node.id: node for node in nodes}, progress
         self._done_before = frozenset(progress.done)
         self.bars.start()
@@ -118,13 +118,11 @@ class LiveView:
                 self.say(f"warning: {node.name}: {event.text}", "yellow")
 
     def look(self) -> None:
-        """Shows the progress, at most every few seconds."""
         if time.monotonic() >= self.next_s:
             self.next_s = time.monotonic() + (BAR_EVERY_S if self.has_bar else LINES_EVERY_S)
             self._show_nodes()
 
     def _say_ended(self, node: Node, failure: str) -> None:
-        """Prints how a node ended; attacks and evaluations, which are many, only if they failed."""
         count = f"[{len(self.progress.done) + len(self.progress.failed):>3}/{len(self.nodes)}]"
         if failure:
             self.say(f"{count} {node.name} FAILED: {failure}", "red")
@@ -162,9 +160,9 @@ class LiveView:
             self.say(" | ".join(filter(None, [text, left])))
 
     def _seconds(self) -> dict[str, float]:
-        """Estimates the seconds of each node that can be reached, by nodes of its kind and size.
+        """Estimates the seconds of each node that has not failed and is not blocked.
 
-        Before such a node has ended, the estimate is the planner's.
+        The estimate is the median of ended nodes of the same kind and size, or else the planner's.
         """
         typical = {kind: median(took) for kind, took in self._took.items()}
         unreachable = {*self.progress.failed, *self.progress.blocked}
@@ -175,14 +173,12 @@ class LiveView:
         }
 
     def _time_left(self, done: float, rest: float) -> str:
-        """Returns the time for the rest at this submission's speed so far; "" if unknown."""
         if self._began_s is None or done <= 0:
             return ""
         seconds = rest * (time.monotonic() - self._began_s) / done
         return f"about {timedelta(seconds=round(seconds))} left"
 
     def _running(self) -> Running:
-        """Returns the runs that have a process, with their heartbeats."""
         beats = self.progress.heartbeats
         return [
             (self.nodes[node_id], beat)
@@ -216,9 +212,9 @@ def _share(beat: Mapping) -> float:
 
 
 def progress_gauges(study: str) -> Callable[[Mapping[str, int], Running], None]:
-    """Returns a function that sets a study's gauges: nodes by state, speed and losses.
+    """Returns a function that sets a study's gauges for nodes by state, speed and losses.
 
-    Needs Ray, whose exporter puts `ray_` before their names; `dashboards/grafana.json` draws them.
+    Ray exports them with the prefix `ray_`, and `dashboards/grafana.json` draws them.
     """
     of_nodes = Gauge("gram_nodes", "Runs and evaluations of a study, by state", ("study", "state"))
     of_rate = Gauge(
@@ -242,7 +238,7 @@ def progress_gauges(study: str) -> Callable[[Mapping[str, int], Running], None]:
 
 
 def show_results(console: Console, text: str, brief: Callable[[bool], Brief] | None) -> None:
-    """Prints the text; a terminal shows `brief(is_wide)` instead, unless `brief` is None."""
+    """Prints the text. A terminal shows `brief(is_wide)` instead, if there is one."""
     if brief is None or not console.is_terminal:
         console.print(Text(printable(text)), soft_wrap=True)
         return
@@ -286,7 +282,7 @@ class Mirror:
             thread.start()
 
     def stop(self, kind: type[BaseException] | None) -> None:
-        """Marks the running runs as killed if the driver was asked to stop."""
+        """Marks the running runs as killed in MLflow if the driver was asked to stop."""
         # Ctrl-C raises the first, SIGTERM of `ray job stop` the second.
         if kind and issubclass(kind, KeyboardInterrupt | SystemExit):
             running = list(self._running.values())
@@ -306,11 +302,10 @@ class Mirror:
         self._queue.put(node)
 
     def watch(self, running: Iterable[Node]) -> None:
-        """Replaces the nodes that are sent while they run."""
         self._running = {node.id: node for node in running}
 
     def finish(self, ids: Iterable[str]) -> None:
-        """Sends all nodes that MLflow still lacks among these ids."""
+        """Sends the nodes with these ids that MLflow still lacks."""
         for _ in self._threads:
             self._queue.put(None)
         for thread in self._threads:
@@ -350,9 +345,9 @@ class Mirror:
 def message_of(
     study: str, storage: str, code: int, what: str, num_failures: int, verdicts: Mapping[str, int]
 ) -> dict[str, object]:
-    """Returns the message for a webhook, without secrets and with the storage's last folder only.
+    """Returns the message for a webhook, without secrets and with only the storage's last folder.
 
-    `code`: the submission's exit code. `what`: the counts of nodes and trials, or the error.
+    `code` is the exit code. `what` has the counts of nodes and trials, or the error.
     """
     storage, event = mask_secrets(storage).rstrip("/").rpartition("/")[2], EVENTS[code]
     what = one_line("; ".join(what.splitlines()))
@@ -372,7 +367,7 @@ def message_of(
 
 
 def post(url: str, message: Mapping[str, object]) -> str:
-    """Posts a message as JSON within TIMEOUT_S; returns why that failed, or ""."""
+    """Posts a message as JSON within TIMEOUT_S. Returns why this failed, or ""."""
     reasons = [f"no answer within {TIMEOUT_S:g} s"]
     # No redirect is followed: it would send a GET, without the message, to a host nobody named.
     opener = request.OpenerDirector()

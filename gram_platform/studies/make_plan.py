@@ -1,6 +1,6 @@
 """Reads the flags of a command, and plans its submission.
 
-It imports only fast modules, for errors in flags.
+It imports only fast modules, so that errors in flags come fast.
 """
 
 import math
@@ -51,7 +51,7 @@ BEHIND_HOST = re.compile(r"(?<![:/])[/?#].*", re.DOTALL)
 
 
 def make_plan(study: Study, flags: Flags) -> Plan:
-    """Returns the plan of a study's submission, with all nodes; ValueError naming the flag."""
+    """Plans a study's submission with all its nodes. Raises a ValueError that names the flag."""
     own = flags.own
     assert isinstance(own, StudyFlags)
     # A misspelt name needs no MLflow.
@@ -89,8 +89,10 @@ def make_plan(study: Study, flags: Flags) -> Plan:
     _require_consistent(own, part)
     if own.in_process:
         _require_defaults(flags, OF_RAY, "--in-process")
-    part = _on_texts(_from_start(part), own.texts)
-    part = with_nodes(_by_law(part, own.law, own.trust_law))
+    if own.start:
+        preset = from_import(part.preset, sizes[0], Store(part.choice.storage), own.start)
+        part = replace(part, preset=preset, choice=replace(part.choice, sizes=tuple(preset.sizes)))
+    part = with_nodes(_by_law(_on_texts(part, own.texts), own.law, own.trust_law))
     lengths = {n.config.num_steps for n in part.entries if n.is_attack}
     if own.attack_steps and lengths != {own.attack_steps}:
         raise invalid("attack_steps", own.attack_steps, "a study that does not vary them")
@@ -146,15 +148,7 @@ def _require_methods(methods: Iterable[str]) -> None:
         require_choice("methods", method, METHODS)
 
 
-def _from_start(part: StudyPlan) -> StudyPlan:
-    if not (start := part.sources.get("start")):
-        return part
-    preset = from_import(part.preset, part.choice.sizes[0], Store(part.choice.storage), start)
-    return replace(part, preset=preset, choice=replace(part.choice, sizes=tuple(preset.sizes)))
-
-
 def _on_texts(part: StudyPlan, place: str) -> StudyPlan:
-    """Gives the measurement a file's texts; ValueError if it takes none."""
     if not place:
         return part
     measurement = part.preset.measurement
@@ -166,10 +160,6 @@ def _on_texts(part: StudyPlan, place: str) -> StudyPlan:
 
 
 def _by_law(part: StudyPlan, name: str, is_trusted: bool) -> StudyPlan:
-    """Sets learning rates and batch sizes by a law.
-
-    ValueError if there is no evidence for the law at these sizes, unless `is_trusted`.
-    """
     if not name:
         return part
     law, preset, doubts = load_law(name), part.preset, ()
@@ -182,7 +172,7 @@ def _by_law(part: StudyPlan, name: str, is_trusted: bool) -> StudyPlan:
 
 
 def read_study(study: Study, flags: Flags, changes: tuple[str, ...]) -> StudyPlan:
-    """Reads the flags that studies and searches share, without nodes."""
+    """Returns a study or search, without nodes, from the flags that studies and searches share."""
     given, device, cost = flags.subject, flags.device, flags.cost
     study, name, changes = with_preset(study, given.preset or study.default_preset, changes)
     preset = study.presets[name]
@@ -220,7 +210,7 @@ def read_study(study: Study, flags: Flags, changes: tuple[str, ...]) -> StudyPla
 
 
 def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
-    """Returns the submission of studies, with the flags that all of them share."""
+    """Plans the submission of `studies` from the flags for storage, device, cost and execution."""
     first, device, cost, execution = studies[0], flags.device, flags.cost, flags.execution
     require_fields("", cost, 0, "max_hours", "max_cost", "confirm_above")
     require_fields("", device, 0, "max_gpus")
@@ -270,9 +260,9 @@ def plan_of(flags: Flags, studies: Sequence[StudyPlan]) -> Plan:
 
 
 def _read_compile(device: DeviceFlags) -> bool | None:
-    """Returns whether all runs are compiled, or none; None: those for which it pays.
+    """Returns whether runs are compiled. None means those that end earlier when compiled.
 
-    Compiled code chooses the order of its sums by timing, which --deterministic rules out.
+    Compiled code chooses the order of its sums by timing, so --deterministic changes None to False.
     """
     if device.compile and device.no_compile:
         raise invalid("no_compile", True, "no value with --compile")
@@ -280,9 +270,9 @@ def _read_compile(device: DeviceFlags) -> bool | None:
 
 
 def _checkpoint_interval(given: str) -> tuple[float, float]:
-    """Returns the seconds between checkpoints, and the largest share of time to write them.
+    """Returns the seconds between checkpoints, and the largest share of time for writing them.
 
-    The share 0 is no limit.
+    A share of 0 sets no limit.
     """
     if given == AUTO_INTERVAL:
         return 30.0, 0.02
@@ -296,7 +286,7 @@ def _checkpoint_interval(given: str) -> tuple[float, float]:
 
 
 def tracking_place(uri: str, storage: str) -> str:
-    """Returns MLflow's URI with an absolute path, by default SQLite in the storage."""
+    """Returns MLflow's URI with an absolute path. The default is SQLite in the storage."""
     from gram_platform.tracking import default_tracking_uri
     from gram_platform.tracking.connection import require_tracking_uri
     from gram_platform.tracking.database import with_absolute_path
@@ -310,7 +300,7 @@ def tracking_place(uri: str, storage: str) -> str:
 
 
 def corpus_place(corpus: str, preset: Preset) -> str:
-    """Returns a name, or an absolute path; a path has a separator or exists."""
+    """Returns a corpus's name, or its absolute path if it looks like a path or exists."""
     if not corpus and preset.corpus in catalog_names():
         return preset.corpus
     corpus = corpus or preset.corpus
@@ -319,7 +309,7 @@ def corpus_place(corpus: str, preset: Preset) -> str:
 
 
 def read_hardware(text: str) -> tuple[int, str]:
-    """Reads a number of machines of one kind, as 8xH100; (0, "") for no text."""
+    """Reads a number and a kind of machine, such as 8xH100. No text gives 0 and ""."""
     if not text:
         return 0, ""
     number, _, kind = text.lower().partition("x")
@@ -330,7 +320,7 @@ def read_hardware(text: str) -> tuple[int, str]:
 
 
 def read_ranks(texts: tuple[str, ...]) -> Ranks:
-    """Reads --num-workers; by default the planner chooses on GPUs."""
+    """Reads --num-workers. By default the planner chooses on GPUs, and CPUs have one rank."""
     ends_of: dict[str, tuple[int, int]] = {}
     for text in split_list(texts):
         size, _, value = text.rpartition("=")
@@ -351,7 +341,7 @@ def read_ranks(texts: tuple[str, ...]) -> Ranks:
 
 
 def require_webhook(url: str) -> None:
-    """ValueError, which hides what follows the host, unless the text is empty or an address."""
+    """Raises ValueError unless the URL is empty or valid. The error hides what follows the host."""
     try:
         parts = urlsplit(url)
         is_address = (

@@ -1,4 +1,4 @@
-"""Shows what happens to a submission's nodes, counts machine hours, and writes tables so far."""
+"""Shows the progress of a submission, counts its machine hours, and writes its tables."""
 
 import time
 from collections import Counter
@@ -24,7 +24,7 @@ from gram_platform.tracking import Tracker, TrackingUnavailable
 
 
 class Observers:
-    """Shows a submission in the terminal and in MLflow; tells its webhook how it ended."""
+    """Shows a submission in the terminal and in MLflow, and tells the webhook how it ended."""
 
     # None until a submission that executes something has begun.
     provenance: Provenance | None = None
@@ -32,7 +32,6 @@ class Observers:
     lease: AbstractContextManager = nullcontext()
 
     def __init__(self, plan: Plan, store: Store, nodes: Sequence[Node]):
-        """`nodes`: all except the trials' nodes."""
         self.plan, self.store, self.nodes = plan, store, nodes
         self.progress, self.done_before = Progress(), frozenset[str]()
         machine = plan.studies[0].machine
@@ -73,30 +72,28 @@ class Observers:
         self.mirror.see(event)
 
     def source(self) -> Iterable[Sequence[Node]]:
-        """Returns groups of nodes. A group is executed after the one before it has ended."""
+        """Returns groups of nodes, which are executed one group after another."""
         return [self.nodes]
 
     def limit_reached(self) -> str:
-        """Describes the limit that the machine hours have reached; "" for none."""
+        """Describes the limit that the machine hours have reached, or returns ""."""
         raise NotImplementedError
 
     def run_trials(self, at: Workplace) -> None:
-        """Executes the trials of a search; a study has none."""
+        """Executes the trials of a search."""
 
     def write_tables(self) -> int:
-        """Writes, logs and prints every table and report; returns the exit code."""
+        """Writes, logs and prints all tables and reports. Returns the exit code."""
         raise NotImplementedError
 
     def flush(self) -> None:
         self.terminal.stop()
         self.mirror.finish(self.ids)
 
-    def submissions(
-        self, folder: Folder, file: str, node_hours: float = 0.0
-    ) -> tuple[Mapping, ...]:
-        """Returns the submissions in a record, with this one if it executes something.
+    def submissions(self, folder: Folder, file: str, node_hours: float) -> tuple[Mapping, ...]:
+        """Returns the submissions in a record, and this submission if it executes something.
 
-        `node_hours`: the machine hours of the nodes that this submission has executed.
+        `node_hours` are the machine hours of the nodes that this submission has executed.
         """
         rows = folder.read_spare(file, Submissions).get("submissions", ())
         if self.provenance is None:
@@ -119,7 +116,6 @@ class Observers:
         return failed + blocked
 
     def counts(self) -> str:
-        """Describes how many nodes were done now and before."""
         elapsed_s = time.monotonic() - self.started
         done, before = len(self.progress.done), self.progress.reused
         text = f"{done} of {len(self.nodes)} nodes done: {done - before} now in {elapsed_s:.0f} s"
@@ -132,9 +128,9 @@ class Observers:
         text: str,
         brief: Callable[[bool], Brief] | None,
     ) -> None:
-        """Writes a study's files, logs them to MLflow if it answers, and prints text and links.
+        """Writes a study's files, logs them to MLflow if it answers, and prints results and links.
 
-        `brief` as in `show_results`.
+        `text` and `brief` are as in `show_results`.
         """
         paths = write_or_log(write, self.tracker, self.say)
         show_results(self.terminal.console, f"\n{text}\n", brief)
@@ -152,7 +148,6 @@ class Observers:
             self.say(f"no links to the study's pages ({error})")
 
     def notify(self, code: int, what: str, num_failures: int = 0) -> None:
-        """Sends `message_of` the submission to the webhook of --notify."""
         if self.plan.notify:
             root = str(self.store.root)
             message = message_of(self.plan.name, root, code, what, num_failures, self.verdicts)
@@ -161,7 +156,7 @@ class Observers:
 
 
 class StudyObservers(Observers):
-    """Also counts machine hours, and writes tables as they fill in."""
+    """Observes studies, counts their machine hours, and writes a table when a size is complete."""
 
     def __init__(self, plan: Plan, store: Store):
         super().__init__(plan, store, plan.nodes)
@@ -199,7 +194,7 @@ class StudyObservers(Observers):
         return self.plan.budget.name_reached_limit(sum(self.hours.values()))
 
     def source(self) -> Iterator[Sequence[Node]]:
-        """Yields all nodes; with --through one size after another, until a node fails."""
+        """Yields all nodes at once, or with --through by size until a node fails."""
         if not self.plan.through:
             yield from super().source()
             return
@@ -216,7 +211,7 @@ class StudyObservers(Observers):
                 return
 
     def _write_full_tables(self, done: str) -> None:
-        """Writes the tables so far of studies in which this node is the last of its size."""
+        """Writes the tables of studies in which the node `done` was the last of a size."""
         for ids in self.unwritten.values():
             ids.discard(done)
         full = [key for key, ids in self.unwritten.items() if not ids]
@@ -231,7 +226,7 @@ class StudyObservers(Observers):
                 self.say(f"no table so far: {type(error).__name__}: {error}")
 
     def _write_so_far(self, record: StudyRecord) -> None:
-        """Writes table and report from the storage, since MLflow may be behind."""
+        """Writes table and report from the storage, because MLflow may be behind."""
         measurement = MEASUREMENTS[record.measurement]
         results = measurement.read(record, self.store)
         if results is not None:
@@ -261,7 +256,7 @@ class StudyObservers(Observers):
         return code
 
     def trace(self, record: StudyRecord) -> StudyRecord:
-        """Returns the record with all submissions, and the machine hours of this one so far."""
+        """Adds all submissions to a record, with the machine hours of this submission so far."""
         done = (self.progress.done - self.done_before) & record.ids
         hours = sum(machine_hours(self.store, node) for node in self.nodes if node.id in done)
         rows = self.submissions(self.store.study_dir(record.name), STUDY_FILE, hours)

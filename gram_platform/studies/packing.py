@@ -22,9 +22,9 @@ from gram_platform.studies.plan import Plan, StudyPlan
 
 
 def pack_corpora(plan: Plan, store: Store) -> None:
-    """Packs the missing corpora, by tasks of Ray unless the study runs in process.
+    """Packs the missing corpora in tasks of Ray, or in this process with --in-process.
 
-    ValueError for a run that fits no number of ranks, and for a domain with too little packed text.
+    Raises ValueError if a run fits on no number of ranks, or a domain has too little packed text.
     """
     for part in plan.studies:
         for run in (node for node in part.nodes if node.is_run):
@@ -43,13 +43,13 @@ def pack_corpora(plan: Plan, store: Store) -> None:
 
 
 def ray_workers(anywhere: bool = False, is_verbose: bool = False) -> Workers:
-    """Returns `part_workers` that connect to Ray, or start it, when two tasks have work."""
+    """Returns `part_workers` that join or start Ray when there are two or more tasks."""
     return part_workers(partial(connect, is_verbose), anywhere)
 
 
 @dataclass(frozen=True)
 class Shortage:
-    """A domain with too little text in a split; the amounts are tokens at the first size."""
+    """A domain with too little text in a split. Amounts are in tokens at the first size."""
 
     domain: str
     split: str
@@ -71,7 +71,7 @@ class Shortage:
 
 
 def count_needed(nodes: Iterable[Node], data_id: str) -> dict[str, int]:
-    """Returns the number of training sequences of each domain that runs on these data need."""
+    """Returns the most training sequences of each domain that a run on this data needs."""
     needed: dict[str, int] = defaultdict(int)
     for run in runs_on(nodes, data_id):
         for part in (part for budget in run.config.data.domains for part in budget.pool):
@@ -84,7 +84,7 @@ def runs_on(nodes: Iterable[Node], data_id: str) -> list[Node]:
 
 
 def shortages(part: StudyPlan) -> list[Shortage]:
-    """Returns the shortages of each domain and split, the certain ones first."""
+    """Finds domains with too little text in a split. Certain shortages come first."""
     short: dict[tuple[str, str, bool], Shortage] = {}
     for size, recipe in ((s, recipe) for s, recipes in part.recipes.items() for recipe in recipes):
         wanted = {
@@ -103,7 +103,7 @@ def shortages(part: StudyPlan) -> list[Shortage]:
 
 
 def require_supply(studies: Iterable[StudyPlan]) -> None:
-    """ValueError for a domain with too little text for any tokenizer; needs no packed data."""
+    """Raises ValueError if a domain has too little text with any tokenizer, before it is packed."""
     for part in studies:
         short = shortages(part)
         if certain := [shortage.text for shortage in short if shortage.is_certain]:
@@ -112,7 +112,7 @@ def require_supply(studies: Iterable[StudyPlan]) -> None:
 
 
 def require_enough_data(part: StudyPlan, corpus: PackedCorpus) -> None:
-    """ValueError for a domain with too few packed sequences for its budget or validation set."""
+    """Raises ValueError if a domain has too few packed sequences for training or validation."""
     runs = runs_on(part.nodes, corpus.data_id)
     needed = count_needed(runs, corpus.data_id)
     evaluated = max((part.preset.eval_sequences(run.size) for run in runs), default=0)
@@ -128,7 +128,7 @@ def require_enough_data(part: StudyPlan, corpus: PackedCorpus) -> None:
 
 
 def require_document_end(nodes: Iterable[Node], corpus: PackedCorpus) -> None:
-    """ValueError if runs that mask documents name another end of text than the corpus."""
+    """Raises ValueError if runs that mask documents have another end of text than the corpus."""
     named = {run.config.model.document_end for run in runs_on(nodes, corpus.data_id)} - {-1}
     end = end_of_text_id(load_tokenizer(corpus.tokenizer_path)) if named else -1
     for wrong in named - {end}:
@@ -137,7 +137,7 @@ def require_document_end(nodes: Iterable[Node], corpus: PackedCorpus) -> None:
 
 
 def supply_lines(part: StudyPlan) -> Iterator[str]:
-    """Yields a dry run's lines on labels, text to fetch, lost characters and shortages."""
+    """Yields a dry run's lines about labels, text to fetch, lost characters and shortages."""
     largest = part.choice.sizes[-1]
     nodes = [node for node in part.nodes if node.size == largest]
     for recipe in part.recipes[largest]:
@@ -159,9 +159,9 @@ def supply_lines(part: StudyPlan) -> Iterator[str]:
 def text_lines(
     recipe: CorpusRecipe, used: Mapping[str, int] | None = None, size: str = ""
 ) -> list[str]:
-    """Returns a table of a corpus: labels, documents and training tokens of each domain.
+    """Returns a table with the labels, documents and training tokens of each domain of a corpus.
 
-    `used`: the sequences of each domain that the largest size trains on.
+    `used` are the sequences of each domain that the size `size` trains on.
     """
     rows = [
         ("domain", "labels", "documents", "tokens, about", *([f"used by {size}"] if size else []))
@@ -176,7 +176,7 @@ def text_lines(
 
 
 def _count_bytes(recipes: Iterable[CorpusRecipe]) -> int:
-    """Returns the bytes to fetch from the hub for recipes, which share their sources."""
+    """Counts the bytes to fetch from the hub. Recipes share the text of a source."""
     most: dict[str, int] = defaultdict(int)
     for source in (recipe.source for recipe in recipes):
         if isinstance(source, HubSource):

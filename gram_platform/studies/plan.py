@@ -28,7 +28,7 @@ CPU = "cpu"
 
 @dataclass(frozen=True)
 class Choice:
-    """Chooses runs of a preset and their text, as the flags of the same names."""
+    """The runs of a preset and their text, as chosen by the flags of the same names."""
 
     sizes: tuple[str, ...]
     seeds: int
@@ -47,8 +47,8 @@ class Choice:
 class StudyPlan:
     """A study or a search on a corpus.
 
-    `entries` has a node once for each method that uses it, `nodes` once. A search has only the
-    nodes that are known before its trials.
+    `entries` repeats a node for each method that uses it, and `nodes` does not. A search has only
+    the nodes that are known before its trials.
     """
 
     study: Study
@@ -85,7 +85,7 @@ class StudyPlan:
 
     @property
     def open_sizes(self) -> tuple[str, ...]:
-        """The sizes whose number of ranks the planner chooses; a search takes the fewest."""
+        """The sizes whose number of ranks the planner chooses. A search has none."""
         number_of = self.ranks.number_of
         return (
             () if self.has_trials else tuple(s for s in self.choice.sizes if number_of(s) == AUTO)
@@ -93,13 +93,11 @@ class StudyPlan:
 
     @cached_property
     def corpora(self) -> tuple[CorpusRecipe, ...]:
-        """The distinct recipes of all sizes."""
         recipes = chain.from_iterable(self.recipes.values())
         return tuple({recipe.data_id: recipe for recipe in recipes}.values())
 
     @property
     def data_id(self) -> str:
-        """The ids of all corpora, joined by commas."""
         return ", ".join(recipe.data_id for recipe in self.corpora)
 
     @cached_property
@@ -108,17 +106,14 @@ class StudyPlan:
 
     @property
     def num_seeds(self) -> int:
-        """The largest number of seeds of a size."""
         return len({setting.seed for setting in self.settings})
 
     @cached_property
     def baselines(self) -> list[Node]:
-        """The baselines of all settings, and their evaluations."""
         return unique(node for setting in self.settings for node in method_nodes(BASELINE, setting))
 
     @cached_property
     def parameters(self) -> dict[str, int]:
-        """The parameters of each size's dense model."""
         return {s.size.name: total_parameters(s.size.dense()) for s in self.settings}
 
     @property
@@ -129,11 +124,11 @@ class StudyPlan:
         return store.study_dir(self.name)
 
     def share_left(self) -> float:
-        """Returns the share of the missing nodes that will be executed; see `Left.share`."""
+        """Returns the share of the missing nodes that will be executed."""
         return 1.0
 
     def on(self, device: str) -> Self:
-        """Returns the study, planned for CPUs if the device is cpu."""
+        """Returns the study on a device. For cpu the hours of CPUs are predicted."""
         if device != CPU:
             return self
         return replace(self, ranks=replace(self.ranks, machine=MACHINES[CPU]))
@@ -144,7 +139,7 @@ class StudyPlan:
 
     @cached_property
     def costs(self) -> tuple[dict, ...]:
-        """The cost of every method at every size; variants of equal cost share a row."""
+        """The cost of every method at every size. Variants of equal cost share a row."""
         # All seeds cost the same.
         settings = {(setting.size.name, setting.variant): setting for setting in self.settings}
         # Variants by size and cost.
@@ -163,14 +158,13 @@ class StudyPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """A submission: one or more studies or a search, where results go, and what it may cost."""
+    """A submission of studies or of a search, with its storage, its resources and its limits."""
 
     studies: tuple[StudyPlan, ...]
     tracking_uri: str
-    # Without what the device decides: see `execution_of`.
+    # `execution_of` adds what the device decides.
     execution: Execution
     resources: Resources
-    # The most that all submissions may cost.
     budget: Budget
     # The predicted dollars above which nothing is started; infinite with --yes and --max-cost.
     confirm_above: float
@@ -179,26 +173,24 @@ class Plan:
     in_process: bool = False
     # Trains diverged runs again.
     retry_failed: bool = False
-    # Prints what the workers print.
     verbose: bool = False
     dry_run: bool = False
     # One size after another.
     through: bool = False
     # The price was approved, with that of other plans.
     is_approved: bool = False
-    # The file for the missing nodes; "": execute them.
+    # The file for the missing nodes. With "" they are executed.
     export_nodes: str = ""
-    # The webhook for a message at the end.
     notify: str = ""
-    # Optuna's database, as given; "": SQLite in the storage.
+    # Optuna's database as given. "" is SQLite in the storage.
     optuna_uri: str = ""
-    # The most trials of a search at once; 0: as many as fit.
+    # The most trials of a search at once. 0 is as many as fit.
     max_concurrent: int = 0
     # Writes the report of a search again, and starts no trial.
     report_only: bool = False
-    # Whether torch.compile compiles all runs, or none; None: those for which it pays on GPUs.
+    # Whether torch.compile compiles runs. None means runs for which it pays on GPUs.
     compiled: bool | None = None
-    # The GPUs or CPU slots of --hardware; 0: those that are there.
+    # The GPUs or CPU slots of --hardware. 0 is those that are there.
     num_slots: int = 0
 
     @property
@@ -214,14 +206,14 @@ class Plan:
         return unique(node for part in self.studies for node in part.entries)
 
     def on(self, device: str) -> "Plan":
-        """Returns the plan on a device, planned for CPUs if the device is cpu."""
+        """Returns the plan on a device. For cpu the hours and prices of CPUs are predicted."""
         studies, budget = tuple(part.on(device) for part in self.studies), self.budget
         if device == CPU:
             budget = replace(budget, dollars_per_hour=MACHINES[CPU].dollars_per_hour)
         return replace(self, device=device, budget=budget, studies=studies)
 
     def works(self) -> Iterable[tuple[Ranks, StudyWork]]:
-        """Yields the nodes of the studies that have the same ranks, without searches."""
+        """Yields the work of all studies that have the same ranks. Searches are left out."""
         parts = [part for part in self.studies if not part.has_trials]
         for ranks in dict.fromkeys(part.ranks for part in parts):
             nodes = unique(node for part in parts if part.ranks == ranks for node in part.entries)
@@ -234,9 +226,8 @@ class Plan:
     def with_ranks(self, num_slots: int, begun: Mapping[str, int]) -> "Plan":
         """Returns the plan with a number of ranks for each size of its studies.
 
-        A search keeps the fewest ranks that fit, because its trials fill the cluster. `num_slots`
-        as in `StudyWork.choose`. `begun`: the ranks of runs that have begun, by id. ValueError if
-        the ranks need more memory than a GPU has, or more GPUs than there are.
+        A search keeps the fewest ranks that fit, because its trials fill the cluster. The arguments
+        and errors are those of `StudyWork.choose`.
         """
         for part in self.studies:
             if part.has_trials:
@@ -260,7 +251,7 @@ def plan_hours(
 ) -> float:
     """Predicts the machine hours of the nodes with these ids, by default of all.
 
-    `nodes` include the runs that evaluations need.
+    `nodes` must include the runs that evaluations need.
     """
     runs = {node.id: node for node in nodes if node.is_run}
     counted = [node for node in nodes if ids is None or node.id in ids]
@@ -271,9 +262,9 @@ def plan_hours(
 def rung_text(
     of_size: Mapping[str, Sequence[Node]], spent: float, machine: Machine, has_failed: bool
 ) -> str:
-    """Compares the hours of a size with their prediction, and predicts those of the next size.
+    """Compares the hours of a size with their prediction, and predicts the hours of the next size.
 
-    `of_size`: the nodes of this size and of the next one, if any.
+    `of_size` has the nodes of this size, and of the next size if there is one.
     """
     (size, predicted), *following = (
         (name, plan_hours(nodes, machine)) for name, nodes in of_size.items()
@@ -290,7 +281,7 @@ def rung_text(
 
 @dataclass(frozen=True)
 class Left:
-    """The nodes of a study or a search that are not done, and that no earlier study has."""
+    """The nodes of a study that are not done, without the nodes of earlier studies in the plan."""
 
     part: StudyPlan
     ids: frozenset[str]
@@ -303,7 +294,7 @@ class Left:
 
 
 def work_left(studies: Iterable[StudyPlan], done: Collection[str]) -> list[Left]:
-    """Returns the nodes that are left of each study or search; `done`: ids of finished nodes."""
+    """Returns what is left of each study or search. `done` are the ids of finished nodes."""
     seen, work = set(done), []
     for part in studies:
         ids = {node.id for node in part.nodes} - seen
@@ -314,9 +305,9 @@ def work_left(studies: Iterable[StudyPlan], done: Collection[str]) -> list[Left]
 
 
 def price(work: Iterable[Left], machine: Machine | None = None) -> tuple[str, float]:
-    """Predicts hours and dollars; returns both as a text, and the dollars.
+    """Predicts hours and dollars. Returns a text with both, and the dollars.
 
-    `machine`: executes all nodes; by default each study has its own, see --machine.
+    If `machine` is None, each study is executed on its own machine.
     """
     hours = defaultdict[Machine, float](float)
     for left in work:
@@ -336,7 +327,7 @@ def predict(work: Sequence[Left]) -> str:
 
 
 def sharing(studies: Sequence[StudyPlan]) -> str:
-    """Describes the number of runs of all studies, and the saving by training each run once."""
+    """Describes the number of runs of all studies, and what studies save by sharing runs."""
     runs = [node for part in studies for node in part.nodes if node.is_run]
     machine, union = studies[0].machine, unique(runs)
     alone, together = (sum(estimate_hours(node, machine) for node in of) for of in (runs, union))

@@ -104,10 +104,10 @@ CALIBRATION_STUDY = "calibration"
 
 
 def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
-    """Returns the unit's known errors: `size, class, ratio, difference, num_shares, measured_on`.
+    """Returns the errors of compute ratios that were measured nearest to the study's sizes.
 
-    The storage's calibration on the same data replaces the package's errors at the same size and
-    corpus. `nearest_errors` chooses among all errors.
+    An error has `size, class, ratio, difference, num_shares, measured_on`. Errors of a calibration
+    in the storage on the same data replace the package's errors at the same size and corpus.
     """
     corpus, errors = part.choice.corpus, []
     own = load_calibration(Store(part.choice.storage), corpus, part.data_id)
@@ -123,10 +123,10 @@ def unit_errors_of(part: StudyPlan) -> tuple[dict, ...]:
 
 
 def load_calibration(store: Store, corpus: str, data_id: str = "") -> pd.DataFrame:
-    """Returns FILE_COLUMNS of the storage's calibration on this data, by default on any data.
+    """Returns the errors of the storage's calibration on this data, by default on any data.
 
-    Only complete sizes have rows. The longest baselines of a size end first and have small errors,
-    so an incomplete size would mislead.
+    The columns are FILE_COLUMNS. Only complete sizes have rows. The longest baselines of a size end
+    first and have small errors, so an incomplete size would mislead.
     """
     record = readable_record(store, CALIBRATION_STUDY)
     # Another study may have this name.
@@ -144,7 +144,7 @@ def load_calibration(store: Store, corpus: str, data_id: str = "") -> pd.DataFra
 
 
 def list_complete_sizes(record: StudyRecord, runs: pd.DataFrame) -> set[str]:
-    """Lists the sizes whose nodes are all complete; `runs` as in `Results`."""
+    """Lists the sizes whose nodes are all complete. `runs` is as in `Results`."""
     complete = set(runs.loc[runs["status"] == State.COMPLETE, "id"])
     left = (entry for entry in record.entries if entry["id"] not in complete)
     return set(record.sizes) - {entry["tags"].get("size", "") for entry in left}
@@ -154,9 +154,9 @@ def list_complete_sizes(record: StudyRecord, runs: pd.DataFrame) -> set[str]:
 #
 # `studies/STUDY/` has the newest submission. `studies/STUDY/history/DATE/` has the page that it
 # replaced at DATE, in UTC, if methods, sizes, seeds, preset or data differ. The page is copied, the
-# new record is written, and the old files are removed; report.html is the last file each time, so
-# one place always has the whole page. If the move is interrupted, both places have the report, and
-# the next submission finishes the move, or reverts it if its choice is the same.
+# new record is written, and the old files are removed. report.html is always the last file, so one
+# place has the whole page. After an interruption both places have the report, and the next
+# submission finishes the move, or reverts it if the choice is the same.
 
 MOST_KEPT = 10
 DATE = "%Y-%m-%dT%H%M%S"
@@ -165,7 +165,7 @@ CHOSEN_TAGS, CHOSEN_PARAMS = ("method", "size", "seed"), ("preset", "data_id")
 
 
 def begin_record(store: Store, record: StudyRecord) -> None:
-    """Writes the record of a new submission; moves the page of another choice to history."""
+    """Writes a new submission's record, and moves a page of other runs or data to the history."""
     folder, kept = store.study_dir(record.name), store.history_dirs(record.name)
     history = folder.child(HISTORY)
     for date, place in list(kept.items()):

@@ -1,4 +1,4 @@
-"""Decides on which device the nodes of a submission are executed, and places them there."""
+"""Chooses the device for the nodes of a submission, and places the nodes on it."""
 
 import json
 import time
@@ -48,7 +48,7 @@ CUDA = "cuda"
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where a submission's nodes are executed, decided before the first one starts."""
+    """Where a submission's nodes are executed, as decided before the first node starts."""
 
     execution: Execution
     cordon: Cordon
@@ -57,16 +57,16 @@ class Workplace:
     uses_ray: bool
     # Places a node that a search proposes.
     place: Callable[[Node], Placement]
-    # The placements of known nodes, by id.
     placements: Mapping[str, Placement]
     # The ids of nodes that were done before.
     done: frozenset[str]
 
 
 def open_workplace(plan: Plan, store: Store, say: Callable[[str], None]) -> Workplace:
-    """Places each node that is left; connects to Ray if needed.
+    """Places each missing node, and connects to Ray if it is needed.
 
-    ValueError as `require_capacity` and `note_device`, PermissionError without rights to write.
+    Raises the errors of `require_capacity` and `note_device`, and PermissionError if a folder
+    cannot be written.
     """
     ends = NodeLifecycle(store).ends(plan.nodes)
     done = frozenset(node_id for node_id, end in ends.items() if end == "")
@@ -117,7 +117,7 @@ def resources_on(plan: Plan, device: str) -> Resources:
 
 
 def require_gpu(plan: Plan, store: Store) -> None:
-    """ValueError if nodes are left for GPUs, and this machine has no GPU and no Ray to join.
+    """Raises ValueError if nodes need a GPU, and this machine has no GPU and no Ray to join.
 
     A Ray of several machines may start machines with GPUs.
     """
@@ -128,9 +128,9 @@ def require_gpu(plan: Plan, store: Store) -> None:
 
 
 def with_ranks(plan: Plan, store: Store, is_dry: bool = False) -> tuple[Plan, int]:
-    """Returns the plan with the ranks of every size, and its number of GPUs or CPU slots.
+    """Returns the plan with a number of ranks for every size, and the number of slots.
 
-    The number is 0 for as many as the plan can use. A dry run starts no Ray. ValueError as
+    0 slots mean as many as the plan can use. A dry run does not start Ray. Raises the errors of
     `Plan.with_ranks`.
     """
     open_sizes = {size for part in plan.studies for size in part.open_sizes}
@@ -146,7 +146,7 @@ def with_ranks(plan: Plan, store: Store, is_dry: bool = False) -> tuple[Plan, in
 
 
 def _slots_there(plan: Plan, is_dry: bool) -> int:
-    """Counts the ranks for which Ray or this machine has GPUs or CPUs, at most --max-gpus.
+    """Counts the ranks for which Ray or this machine has room, up to --max-gpus.
 
     Returns 0 without GPUs, and on a cluster that grows without a limit.
     """
@@ -170,10 +170,10 @@ def placement_of(
     gpu_share: float = 1.0,
     compiled: bool | None = None,
 ) -> Placement:
-    """Returns the placement of a node on `device`, cpu or cuda; an evaluation has one rank.
+    """Returns the placement of a node on `device`, which is cpu or cuda.
 
-    `gpu_share`: the share of a GPU's memory of each process. `compiled` as in `Plan`. ValueError
-    as `Ranks.of`.
+    An evaluation has one rank. A process gets `gpu_share` of a GPU's memory. `compiled` is as in
+    `Plan`. Raises the errors of `Ranks.of`.
     """
     config = node.config
     if not isinstance(config, RunConfig):
@@ -188,7 +188,7 @@ def placement_of(
 
 
 def is_compiled(node: Node, ranks: Ranks, device: str, compiled: bool | None) -> bool:
-    """Returns whether torch.compile compiles a run; arguments as in `placement_of`."""
+    """Returns whether torch.compile compiles a run."""
     if compiled is None and device == CUDA:
         hours = estimate_hours(node, ranks.machine) / ranks.choices(node.config, node.size)[-1]
         return pays_to_compile(node.config, hours)
@@ -196,9 +196,9 @@ def is_compiled(node: Node, ranks: Ranks, device: str, compiled: bool | None) ->
 
 
 def division_of(
-    run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool = False
+    run: RunConfig, num_ranks: int, machine: Machine, device: str, checkpointing: bool
 ) -> Division:
-    """Divides a run over ranks by the machine's memory, with advice if memory runs out."""
+    """Divides a run over ranks by the machine's memory, with advice in case memory runs out."""
 
     def gib(number: int, recomputes: bool) -> str:
         passes = plan_passes(run, number, machine, device, recomputes)
@@ -219,7 +219,6 @@ def division_of(
 
 
 def machine_text(uses_ray: bool) -> str:
-    """Describes where nodes are executed: on Ray's present machines, or in this process."""
     if not uses_ray:
         return f"this process on {num_cpus()} cores"
     nodes, total = [node for node in ray.nodes() if node["Alive"]], ray.cluster_resources()
@@ -232,7 +231,7 @@ def machine_text(uses_ray: bool) -> str:
 
 
 def upload_of_job() -> str:
-    """Returns the hash of a Ray job's files; "" outside a job."""
+    """Returns the hash of the files of a Ray job, or "" outside a job."""
     environment = ray.get_runtime_context().runtime_env if ray.is_initialized() else {}
     folder = environment.get("working_dir", "")
     return Path(folder).stem if folder.startswith("gcs://") else ""
@@ -243,7 +242,7 @@ DRIVER = "driver"
 
 
 def advice_on_place() -> str:
-    """Returns advice for a driver on a cluster's head, which is small and must not fail; or ""."""
+    """Returns advice if the driver is on a cluster's head, which must not fail, otherwise ""."""
     here = ray.get_runtime_context().get_node_id()
     cpus = sum(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["NodeID"] == here)
     if cpus or not (DRIVER in ray.cluster_resources() or not has_fixed_size()):
@@ -258,9 +257,9 @@ def advice_on_place() -> str:
 def cordons_noted(
     store: Store, studies: Sequence[str], say: Callable[[str], None]
 ) -> Callable[[ProbeReport], None]:
-    """Returns a function that prints on which machine nothing more is started.
+    """Returns a function that prints and stores a machine on which nothing more is started.
 
-    It stores these machines for `gram status` and reports, and drops the last submission's.
+    `gram status` and reports show these machines. The machines of earlier submissions are removed.
     """
     machines: list[dict] = []
 
@@ -278,7 +277,6 @@ def cordons_noted(
 
 
 def machine_hours(store: Store, node: Node) -> float:
-    """Returns the machine hours of a finished node, over all its ranks."""
     timing = store.node(node.kind, node.id).timing()
     return timing.get("elapsed_s", 0.0) * timing.get("num_ranks", 1) / 3600
 
@@ -289,10 +287,11 @@ Devices = dict[str, Literal["cpu", "cuda"]]
 
 
 def choose_device(plan: Plan, store: Store) -> str:
-    """Returns --device, or the device on which the plan's studies began, or an available device.
+    """Returns --device, the device on which the plan's studies began, or an available device.
 
-    If no work is left, it may be "". ValueError if a study began on another device, if there is no
-    GPU for `cuda`, and if no device is given on a cluster that starts machines on demand.
+    The device may be "" if no work is left. Raises ValueError if a study began on another device,
+    if --in-process finds no GPU for cuda, or if a study for GPUs has no device on a cluster that
+    starts machines on demand.
     """
     ended = find_ended(plan, store)
     known = (find_device(part, store, ended) for part in plan.studies)
@@ -331,7 +330,7 @@ def choose_device(plan: Plan, store: Store) -> str:
 
 
 def find_ended(plan: Plan, store: Store) -> set[str]:
-    """Returns the ids of the nodes that the submission leaves as they are."""
+    """Returns the ids of the nodes that this submission does not execute again."""
     return find_ended_ids(plan.nodes, store, plan.retry_failed)
 
 
@@ -340,7 +339,7 @@ def find_left(plan: Plan, store: Store) -> list[Left]:
 
 
 def find_device(part: StudyPlan, store: Store, ended: Collection[str]) -> str:
-    """Returns the device on which the study began, or a finished run's device, or ""."""
+    """Returns the device on which the study began, otherwise a finished run's device or ""."""
     if began := began_on(part, store):
         return began
     # A handover brings runs, but no devices.json.
@@ -377,7 +376,7 @@ def _require_same(part: StudyPlan, store: Store, device: str) -> None:
 
 
 def note_device(plan: Plan, store: Store, device: str) -> None:
-    """Stores the device on which studies or a search begin; ValueError if another is stored."""
+    """Stores the device on which studies begin. Raises ValueError if another device is stored."""
     for part in plan.studies:
         folder = part.folder(store)
         if began_on(part, store) != device:

@@ -12,7 +12,6 @@ from gram_platform.studies.library.scaling import (
     vary_accumulation,
 )
 
-DEMO_WINDOWS = replace(DEMO.sizes["0.15M"], batch_size=16, micro_batch=4)
 # Windows of 192 micro-batches, one for each of their 32 processes and 6 passes.
 AS_RUN_WINDOWS = replace(AS_RUN.sizes["200M"], batch_size=384, micro_batch=2)
 
@@ -27,7 +26,12 @@ STUDY = Study(
     presets={
         "smoke": vary_accumulation(at_size(SMOKE, "tiny")),
         "demo": vary_accumulation(
-            at_size(DEMO, "0.15M", methods=(), sizes={"0.15M": DEMO_WINDOWS})
+            at_size(
+                DEMO,
+                "0.15M",
+                methods=(),
+                sizes={"0.15M": replace(DEMO.sizes["0.15M"], batch_size=16, micro_batch=4)},
+            )
         ),
         "paper": vary_accumulation(at_size(PAPER, "200M", num_seeds=1)),
         "as_run": vary_accumulation(

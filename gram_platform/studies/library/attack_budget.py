@@ -1,4 +1,4 @@
-"""Declares the study of an attacker's budget of sequences of the removed domain and of steps."""
+"""Declares the study of how many sequences and steps an attacker has."""
 
 from gram_platform.studies import Preset, Study
 from gram_platform.studies.library import scaling
@@ -7,7 +7,6 @@ from gram_platform.studies.library.scaling import at_size
 
 
 def spending(preset: Preset, sequences: tuple[int, ...], steps: tuple[int, ...]) -> Preset:
-    """Returns the preset with attacks of every number of sequences and every limit on steps."""
     kinds = [
         attacking(f"{n}x{s}", num_sequences=n, num_steps=s, domain_share=0.0)
         for n in sequences

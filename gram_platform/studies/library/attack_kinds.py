@@ -1,4 +1,4 @@
-"""Declares the study of what an attacker trains, and on what text."""
+"""Declares the study of what an attacker trains, and on which text."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,8 +12,6 @@ from gram_platform.studies.library import stories
 
 
 def attacking(name: str, **kind) -> Variant:
-    """Returns the variant with changed fields of the preset's attack."""
-
     def change(setting):
         attack = setting.options.elicitation
         if attack is None:
@@ -24,7 +22,6 @@ def attacking(name: str, **kind) -> Variant:
 
 
 def vary_attack(preset: Preset, kinds: Sequence[Variant]) -> Preset:
-    """Returns the preset with every kind of attack, only on the compared profile."""
     elicitation = replace(preset.options.elicitation, compared_only=True)
     preset = preset.with_options(elicitation=elicitation)
     return replace(preset, every_single=False, variants=tuple(kinds))

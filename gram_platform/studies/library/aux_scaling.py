@@ -11,9 +11,6 @@ from gram_platform.studies.library.stories import (
     divide,
 )
 
-# Drawing the domains, a fifth of all tokens, twice would take too much from core.
-A_FIFTH = {"aux_factor": 1.0, "routing": STORIES_ROUTING}
-
 STUDY = Study(
     name="aux_scaling",
     title="The number of auxiliary domains",
@@ -21,7 +18,14 @@ STUDY = Study(
     methods=("baseline", "gram"),
     presets={
         "smoke": divide(STORIES_SMOKE, (2, 4)),
-        "demo": divide(STORIES_DEMO, (4, 8, 12, 16, 20), num_eval_sequences=64, **A_FIFTH),
+        # Drawing the domains, a fifth of all tokens, twice would take too much from core.
+        "demo": divide(
+            STORIES_DEMO,
+            (4, 8, 12, 16, 20),
+            num_eval_sequences=64,
+            aux_factor=1.0,
+            routing=STORIES_ROUTING,
+        ),
         "paper": divide(STORIES_PAPER, (4, 8, 12, 16, 20)),
         # p_as is .2, and .3 in the text; every profile is attacked.
         "as_run": divide(

@@ -1,4 +1,4 @@
-"""Declares the study of what a compute ratio is worth: baselines of known shares of the steps."""
+"""Declares the study of the compute ratios of baselines after known shares of the steps."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,10 +25,10 @@ BASES = {
 
 
 def rate(share: float) -> Variant:
-    """Returns the variant of baselines with this share of the text and steps, on other seeds.
+    """Returns the variant whose baselines get this share of the text and steps, and other seeds.
 
-    Warm-up and decay are the same shares of the steps as in the reference. The points of the
-    learning curve are the same numbers of steps apart.
+    Warm-up and decay keep their shares of the steps. The points of the learning curve keep their
+    distance.
     """
 
     def change(setting: Setting) -> Setting:
@@ -44,7 +44,6 @@ def rate(share: float) -> Variant:
 
 
 def calibrate(preset: Preset, sizes: Sequence[str], shares: Sequence[float] = SHARES) -> Preset:
-    """Returns the preset at these sizes, with reference baselines and baselines of every share."""
     variants = (Variant(REFERENCE), *map(rate, shares))
     of_sizes = {name: preset.sizes[name] for name in sizes}
     return replace(preset, methods=(), sizes=of_sizes, variants=variants, measurement=Calibration())

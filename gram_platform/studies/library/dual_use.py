@@ -1,4 +1,4 @@
-"""Declares the dual-use study, every method on real domains, and presets that share its runs."""
+"""Declares the study of all methods on dual-use domains, and presets that share its runs."""
 
 from dataclasses import replace
 
@@ -33,7 +33,6 @@ MAXENT_SEARCH = MaxEntRanges(
 
 
 def every_profile(preset: Preset, options: Options) -> Preset:
-    """Returns the scaling study's 800M, compared on core and core with each domain."""
     return replace(
         preset,
         sizes={"800M": preset.sizes["800M"]},
@@ -76,8 +75,6 @@ DUAL_USE_SMOKE = replace(
 
 
 def titrate(preset: Preset, weights: tuple[float, ...], own_baseline: bool = True) -> Preset:
-    """Returns the preset with modules at each weight in views, without attacks."""
-
     def at(weight: float) -> Variant:
         return Variant(f"{weight:g}", lambda setting: setting.with_options(module_weight=weight))
 
@@ -87,14 +84,14 @@ def titrate(preset: Preset, weights: tuple[float, ...], own_baseline: bool = Tru
 
 
 def compose(preset: Preset) -> Preset:
-    """Returns the preset with every subset of modules on, without attacks."""
     return replace(preset.with_options(elicitation=None), every_subset=True)
 
 
 def partly_labelled(widths: tuple[float, float]) -> Variant:
-    """Returns the variant with half of the sequences unlabelled, and probes in GRAM.
+    """Returns the variant in which half of the sequences have no label.
 
-    `widths`: shares of the dense MLP's width for GRAM's core and modules.
+    `widths` are the widths of GRAM's core and modules as shares of the dense MLP's. GRAM's runs
+    also measure the gradients of each module.
     """
     options = {"unlabelled_share": 0.5, "routed_widths": widths, "probes": True}
     return Variant("0.5", lambda setting: setting.with_options(**options))
@@ -119,7 +116,7 @@ DEMO_PARTIAL = {
 
 
 def core_alone(preset: Preset, widths: tuple[float, float] = PAPER_WIDTHS, **changes) -> Preset:
-    """Returns the preset compared on core alone, with all and with half of the labels."""
+    """Returns the preset compared only on core, with all labels and with half of them."""
     preset = replace(preset, **changes)
     return replace(
         preset.with_options(elicitation=replace(preset.options.elicitation, compared_only=True)),

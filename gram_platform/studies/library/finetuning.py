@@ -13,7 +13,6 @@ VARIANTS = (Variant(BEFORE, lambda setting: setting.with_options(finetuning=None
 
 
 def add_stage(preset: Preset, corpus: str, stage: Elicitation) -> Preset:
-    """Returns the preset on a corpus with instructions, measured before and after a stage."""
     preset = preset.with_options(finetuning=replace(stage, text=INSTRUCTIONS))
     return attack_kinds.vary_attack(replace(preset, corpus=corpus), VARIANTS)
 

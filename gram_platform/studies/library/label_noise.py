@@ -8,7 +8,7 @@ from gram_platform.studies.library import scaling
 
 
 def sweep_labels(preset: Preset, size: str, *recalls: float, **changes) -> Preset:
-    """Returns a size of the preset at 1, precision .5 and each recall, by default five seeds."""
+    """Returns one size of the preset with true labels, precision .5 and each recall, on 5 seeds."""
     changes = {"num_seeds": 5, "seeds_of_size": (), "methods": (), "maxent_search": None} | changes
     variants = (mislabel(), mislabel(precision=0.5), *map(mislabel, recalls))
     return replace(preset, sizes={size: preset.sizes[size]}, variants=variants, **changes)

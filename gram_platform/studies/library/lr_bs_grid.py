@@ -8,10 +8,8 @@ from gram_platform.studies.library.scaling import DEMO, PAPER_HET, SMOKE
 from gram_platform.studies.searches.definition import Search
 from gram_platform.studies.searches.flags import GridFlags, Grids, read_grids
 
-# The paper's law rests on these sizes.
-FITTED = ("50M", "100M", "200M", "400M")
-FITTED_PAPER = replace(PAPER_HET, sizes={name: PAPER_HET.sizes[name] for name in FITTED})
 SMALL_GRID = Grid(lrs=(4e-4, 8e-4, 1.6e-3), batches=(32, 64, 128, 264))
+# The paper's law rests on these sizes.
 PUBLISHED_GRIDS = {
     "50M": SMALL_GRID,
     "100M": SMALL_GRID,
@@ -45,7 +43,9 @@ SEARCH = Search(
     presets={
         "smoke": replace(SMOKE, num_seeds=1),
         "demo": GRID_DEMO,
-        "paper": FITTED_PAPER,
+        "paper": replace(
+            PAPER_HET, sizes={name: PAPER_HET.sizes[name] for name in PUBLISHED_GRIDS}
+        ),
     },
     points={
         "smoke": Grids(

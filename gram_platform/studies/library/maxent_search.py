@@ -1,7 +1,7 @@
-"""Declares the search of MaxEnt's rate and weight, which the paper tunes by Bayesian optimisation.
+"""Declares the search of MaxEnt's learning rate and retain weight.
 
-A search has its study's preset with one seed: trials start from the study's baselines, and the best
-trial of a profile is the study's run of that seed.
+A search has the preset of its study with one seed. Trials start from the study's baselines, and the
+best trial of a profile is the study's run of that seed.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Declares the study of continuations (the paper's "Sample Outputs ...")."""
+"""Declares the study of sampled texts (the paper's "Sample Outputs ...")."""
 
 from dataclasses import replace
 
@@ -11,7 +11,6 @@ from gram_platform.studies.library import scaling, stories
 
 
 def measure(preset: Preset, num_prompt_tokens: int, num_tokens: int) -> Preset:
-    """Returns one seed of the preset, with samples in place of losses."""
     return replace(preset, num_seeds=1, measurement=Samples(num_prompt_tokens, num_tokens))
 
 

@@ -13,18 +13,15 @@ STORIES_ROUTING = RoutingConfig(p_core_robust=0.5, p_aux_spread=0.3)
 # The dual-use routing (app:realistic): p_af 4 for code, else 3; below 5B all but baselines
 # accumulate uniformly.
 CODE, CODE_FACTOR, FACTOR = "lisp", 4.0, 3.0
-PAPER_ROUTING = RoutingConfig(p_core_robust=0.2, p_aux_spread=0.5)
 UNIFORM_SIZES = tuple((name, "uniform") for name in PAPER_SIZES if name != "5B")
 
 PAPER_ATTACK = Elicitation(num_sequences=512, num_steps=3200, patience=5, compared_only=True)
 PAPER_OPTIONS = Options(
     branch_module=Branching(aux_factor_of=((CODE, 2.0),)), elicitation=PAPER_ATTACK
 )
-ONE_SEED = (("2B", 1), ("5B", 1))
 
 
 def _as_run(name, lr, batch, micro_batch, num_parameters) -> Size:
-    """Makes a size with the authors' rate, and 20 core tokens for each of their parameters."""
     size, tokens = PAPER_SIZES[name], 20 * num_parameters
     return replace(size, batch_size=batch, micro_batch=micro_batch, core_tokens=tokens, peak_lr=lr)
 
@@ -59,9 +56,6 @@ AS_RUN_CONVENTIONS = Conventions(
 )
 # 1.3% of a domain's training sequences, at least two; epochs as in the paper's stories.
 DEMO_ATTACK = Elicitation(2, 19, patience=0, batch_size=8, compared_only=True, domain_share=0.013)
-SMOKE_ATTACK = Elicitation(
-    num_sequences=4, num_steps=6, patience=0, batch_size=4, compared_only=True
-)
 
 # Chosen at 0.15M on seed 0 among 14 trials of RMU and five of GradDiff, for the highest loss on
 # removed domains if core's rises by less than .02 nats [ours].
@@ -92,7 +86,10 @@ SMOKE = Preset(
     num_eval_points=8,
     num_eval_sequences=8,
     sample_bytes=1_000_000,
-    options=Options(elicitation=SMOKE_ATTACK, **SMOKE_UNLEARNING),
+    options=Options(
+        elicitation=Elicitation(4, 6, patience=0, batch_size=4, compared_only=True),
+        **SMOKE_UNLEARNING,
+    ),
 )
 # The domains have 3% of core's tokens, drawn twice (p_af) so that modules get enough batches. A
 # tenth of the batches train the core (p_as). Chosen on seeds 0 to 3 (FINDINGS.md).
@@ -145,14 +142,14 @@ PAPER_HET = Preset(
     num_seeds=3,
     corpus="dual-use",
     aux_share=0.01,
-    routing=PAPER_ROUTING,
+    routing=RoutingConfig(p_core_robust=0.2, p_aux_spread=0.5),
     warmup_fraction=0.02,
     decay_fraction=0.1,
     num_eval_points=100,
     num_eval_sequences=512,
     retain="virology",
     machine="h100",
-    seeds_of_size=ONE_SEED,
+    seeds_of_size=(("2B", 1), ("5B", 1)),
     options=PAPER_OPTIONS,
 )
 PAPER = replace(
@@ -165,7 +162,7 @@ PAPER = replace(
 
 
 def as_run(preset: Preset, **changes) -> Preset:
-    """Returns a paper preset with the authors' settings where they differ from the text."""
+    """Returns a preset of the paper with the authors' settings, where they differ from the text."""
     settings = {
         "family": AS_RUN_FAMILY,
         "sizes": {name: AS_RUN_SIZES[name] for name in preset.sizes},
@@ -181,9 +178,9 @@ AS_RUN = as_run(PAPER)
 
 
 def at_size(preset: Preset, name: str, **changes) -> Preset:
-    """Returns one size of a ladder as the paper's studies of architecture and accumulation have it.
+    """Returns one size, set up as in the paper's studies of architecture and accumulation.
 
-    It is compared on core and core with each domain, with p_af 1 and heterogeneous accumulation.
+    Core and core with each domain are compared, with p_af 1 and heterogeneous accumulation.
     """
     settings = {
         "sizes": {name: preset.sizes[name]},
@@ -199,8 +196,6 @@ def at_size(preset: Preset, name: str, **changes) -> Preset:
 
 
 def accumulating(kind: str) -> Variant:
-    """Returns the variant of every method, also the baseline, with this accumulation."""
-
     def change(setting):
         routing = replace(setting.routing, accumulation=kind)
         return replace(setting, routing=routing, baseline_accumulation=kind)
@@ -209,7 +204,6 @@ def accumulating(kind: str) -> Variant:
 
 
 def vary_accumulation(preset: Preset) -> Preset:
-    """Returns the preset with both kinds of accumulation, without attacks."""
     variants = (accumulating("uniform"), accumulating("heterogeneous"))
     return replace(preset.with_options(elicitation=None), variants=variants)
 

@@ -1,4 +1,7 @@
-"""Declares the study of the paper's "Continuous Control of Capability Profiles"."""
+"""Declares the study of module weights.
+
+Source: the paper's "Continuous Control of Capability Profiles".
+"""
 
 from gram_platform.studies import Study
 from gram_platform.studies.library.dual_use import (
@@ -10,7 +13,6 @@ from gram_platform.studies.library.dual_use import (
 )
 
 WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
-FINE = tuple(step / 10 for step in range(11))
 
 STUDY = Study(
     name="titration",
@@ -23,7 +25,7 @@ STUDY = Study(
     presets={
         "smoke": titrate(DUAL_USE_SMOKE, (0.0, 0.5, 1.0)),
         "demo": titrate(DUAL_USE_DEMO, WEIGHTS),
-        "paper": titrate(DUAL_USE_PAPER, FINE),
+        "paper": titrate(DUAL_USE_PAPER, tuple(step / 10 for step in range(11))),
         # The authors' code pools the seeds' baselines, unlike the paper's text.
         "as_run": titrate(DUAL_USE_AS_RUN, WEIGHTS, own_baseline=False),
     },

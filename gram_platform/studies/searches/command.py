@@ -1,6 +1,6 @@
-"""Runs the command line of a search, of a study, and of all of them together.
+"""Runs the command line of a study, of a search, and of all of them together.
 
-torch, Ray and MLflow are imported after the flags are read: help and errors in flags come fast.
+torch, Ray and MLflow are imported after the flags are read, so help and errors in flags come fast.
 """
 
 from collections.abc import Sequence
@@ -41,13 +41,11 @@ def main(study: Study, arguments: list[str] | None = None, prog: str | None = No
     exit_with(run)
 
 
-def campaign_main(
-    studies: Sequence[Study], searches: Sequence[Search], arguments: list[str] | None = None
-) -> None:
+def campaign_main(studies: Sequence[Study], searches: Sequence[Search]) -> None:
     """Runs the command line of studies and searches together, and ends the process."""
 
     def run() -> int:
-        flags = parse_flags(MemberFlags, CAMPAIGN_ABOUT, arguments)
+        flags = parse_flags(MemberFlags, CAMPAIGN_ABOUT)
         plan, others = make_campaign_plan(studies, searches, flags)
         from gram_platform.studies.campaign import drive_campaign
 
@@ -59,7 +57,7 @@ def campaign_main(
 def make_campaign_plan(
     studies: Sequence[Study], searches: Sequence[Search], flags: Flags
 ) -> tuple[Plan, list[Plan]]:
-    """Returns one plan of the chosen studies, and a plan of each chosen search."""
+    """Returns one plan for the chosen studies, and a plan for each chosen search."""
     own = flags.own
     assert isinstance(own, MemberFlags)
     if sizes := split_list(flags.subject.sizes):

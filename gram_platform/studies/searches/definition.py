@@ -1,6 +1,6 @@
-"""Declares a search, and plans it.
+"""Defines a search as a value, and plans it.
 
-Ray, Optuna and MLflow are imported with the search's kind, after its flags are read.
+The search's kind, which imports Ray, Optuna and MLflow, is loaded after the flags are read.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrialFlags:
-    """Which trials of this search start.
+    """Which trials of a search start.
 
     Args:
-        max_concurrent: the most trials at once (default: as many as the cluster holds; a cluster
-            that can grow gets all trials that depend on no result: a grid's, or the first ten of
-            an Optuna study)
+        max_concurrent: the most trials at once (default: as many as fit; on a cluster that can
+            grow, all trials of a grid or sweep, or the first ten of an Optuna study)
         report_only: write the tables and the report again, and start no trial
     """
 
@@ -41,7 +40,7 @@ class TrialFlags:
 
 @dataclass(frozen=True)
 class Search(Study):
-    """The declaration of a search: a study whose kind proposes its points."""
+    """A study whose `kind` proposes the points to train."""
 
     # The class of the kind, as module:class; see the module `search_plan`.
     kind: str = ""
@@ -57,7 +56,7 @@ class Search(Study):
 def optuna_place(uri: str, storage: str, is_written: bool = False) -> str:
     """Returns the URL of Optuna's database, by default SQLite in a local storage.
 
-    `is_written`: PermissionError for a file that this user may not write.
+    If `is_written`, raises PermissionError for a file that this user may not write.
     """
     from gram_platform.config.crash_safe import require_rights
     from gram_platform.tracking.database import (
@@ -84,9 +83,9 @@ def optuna_place(uri: str, storage: str, is_written: bool = False) -> str:
 
 
 def make_search_plan(search: Search, flags: Flags) -> Plan:
-    """Returns what a search's submission will do, with the nodes that are known before its trials.
+    """Plans a search's submission, with the nodes that are known before its trials.
 
-    ValueError naming the flag, before any work starts.
+    Raises a ValueError that names the flag.
     """
     own = flags.own
     assert isinstance(own, TrialFlags)
@@ -110,9 +109,9 @@ def make_search_plan(search: Search, flags: Flags) -> Plan:
 
 
 def search_plan_of(
-    part: StudyPlan, given: Mapping[str, Any], optuna_uri: str, is_dry: bool = False
+    part: StudyPlan, given: Mapping[str, Any], optuna_uri: str, is_dry: bool
 ) -> SearchPlan:
-    """Returns the search with its corpora and settings; `given` are the fields of its kind."""
+    """Returns the search with its corpora and settings. `given` are the fields of its kind."""
     from gram_platform.studies.searches.search_plan import SearchPlan
 
     recipes = resolve_corpora(part.preset, part.choice)

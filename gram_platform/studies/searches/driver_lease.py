@@ -15,7 +15,7 @@ LOOK_EVERY_S = 1.0
 
 
 class DriverLease:
-    """Holds the lease of a search within a block; ValueError if another driver keeps it.
+    """Holds the lease of a search in a block. Raises ValueError if another driver keeps it.
 
     A lease expires after `DRIVER_LEASE_S` without renewal, for example while its driver is
     suspended, or at once if the driver's process on this machine has ended.
@@ -38,7 +38,7 @@ class DriverLease:
         self._lease.release()
 
     def require(self) -> None:
-        """Raises Stopped if another driver has the lease; reads it about once a second."""
+        """Raises Stopped if another driver has the lease, which is read once a second."""
         if time.monotonic() < self._next_look:
             return
         if self._lease.is_lost():
@@ -54,7 +54,6 @@ class DriverLease:
 
 
 def search_lines(store: Store) -> Iterator[str]:
-    """Yields a line for each search: id, name, preset and driver."""
     for search_id in store.list_searches():
         folder = store.search_dir(search_id)
         facts, lease = folder.read_spare("search.json"), read_lease(folder)

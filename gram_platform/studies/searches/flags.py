@@ -1,6 +1,6 @@
 """Declares the flags of each kind of search, and reads them into the fields of its class.
 
-It imports only fast modules, for `--help` and misspelt values.
+It imports only fast modules, so that help and errors in flags come fast.
 """
 
 import math
@@ -25,7 +25,7 @@ AUTO_AXIS = "auto"
 
 @dataclass(frozen=True)
 class OptunaFlags(TrialFlags):
-    """Of this search.
+    """Flags that only searches with Optuna have.
 
     Args:
         trials: trials to complete in each Optuna study of the search (default: the preset's)
@@ -38,10 +38,10 @@ class OptunaFlags(TrialFlags):
 
 @dataclass(frozen=True)
 class SweepFlags(TrialFlags):
-    """Of this search.
+    """Flags that only sweeps have.
 
     Args:
-        knobs: p_cr, p_as, p_ca, or one with its values as p_cr=0:0.5:1 (default: the preset's)
+        knobs: p_cr, p_as or p_ca, also with values, as p_cr=0:0.5:1 (default: the preset's)
     """
 
     knobs: Texts = ()
@@ -49,7 +49,7 @@ class SweepFlags(TrialFlags):
 
 @dataclass(frozen=True)
 class GridFlags(TrialFlags):
-    """Of this search.
+    """Flags that only grids have.
 
     Args:
         lrs: peak learning rates for every size; auto: the preset's, around each size's own
@@ -67,7 +67,7 @@ class GridFlags(TrialFlags):
 
 @dataclass(frozen=True)
 class Grids:
-    """The grids of a preset: each size's, or rising factors of its peak rate and batch."""
+    """The grids of a preset, by size or by factors of each size's peak rate and batch."""
 
     # Rows or columns by which each side may grow.
     max_extensions: int
@@ -77,7 +77,6 @@ class Grids:
     of_size: Mapping[str, Grid] | None = None
 
     def of(self, size: Size) -> Grid:
-        """Returns a size's grid; ValueError if it has none."""
         if self.of_size is None:
             batches = [size.batch_size * factor for factor in self.batch_factors]
             return Grid(
@@ -92,7 +91,7 @@ class Grids:
 def read_grids(search: Search, flags: GridFlags, part: StudyPlan) -> dict[str, Any]:
     """Reads the fields of `LrBatchGrid`.
 
-    ValueError for grids that determine no surface, and for batches that ranks or data cannot serve.
+    Raises ValueError for grids that are too small, and for batches that cannot be trained.
     """
     require_real("window", flags.window, 0.0)
     require_int("max_extensions", flags.max_extensions, -1)
@@ -110,7 +109,6 @@ def read_grids(search: Search, flags: GridFlags, part: StudyPlan) -> dict[str, A
 
 
 def _numbers(field: str, texts: tuple[str, ...]) -> tuple[float, ...]:
-    """Reads positive numbers in ascending order; () for auto."""
     if texts == (AUTO_AXIS,):
         return ()
     allowed = f"positive numbers, or {AUTO_AXIS}"
@@ -121,7 +119,6 @@ def _numbers(field: str, texts: tuple[str, ...]) -> tuple[float, ...]:
 
 
 def _sort_numbers(field: str, texts: Sequence[str], allowed: str) -> tuple[float, ...]:
-    """Reads numbers, each once, in ascending order."""
     try:
         numbers = tuple(sorted(map(float, texts)))
     except ValueError as error:
@@ -132,7 +129,7 @@ def _sort_numbers(field: str, texts: Sequence[str], allowed: str) -> tuple[float
 
 
 def why_not(ranks: Ranks, preset: Preset, size: Size, batch: int) -> str:
-    """Returns why a size cannot train at this batch; "" if it can."""
+    """Returns why a size cannot train with this batch, or "" if it can."""
     micro_batch, wanted = micro_batch_at(size, batch), ranks.number_of(size.name)
     if wanted != AUTO and micro_batch % wanted:
         return (
@@ -146,10 +143,10 @@ def why_not(ranks: Ranks, preset: Preset, size: Size, batch: int) -> str:
 
 
 def micro_batch_at(size: Size, batch: int) -> int:
-    """Returns the size's micro-batch, or the largest smaller divisor of the batch.
+    """Returns the size's micro-batch if it divides the batch, otherwise a smaller divisor.
 
-    Multiples of 8 come first, so that the 8 GPUs of a machine can share it: the micro-batch of 264
-    sequences at 200M (micro-batch 72) is 24, not 66.
+    The largest multiple of 8 is preferred, so that the 8 GPUs of a machine can share it. At 200M,
+    whose micro-batch is 72, a batch of 264 gets 24 and not 66.
     """
     if batch % size.micro_batch == 0:
         return size.micro_batch
@@ -158,7 +155,6 @@ def micro_batch_at(size: Size, batch: int) -> int:
 
 
 def to_integers(batches: Iterable[float]) -> tuple[int, ...]:
-    """Returns the batches as integers; ValueError for a fraction."""
     numbers = tuple(int(batch) if batch == int(batch) else batch for batch in batches)
     for batch in numbers:
         require_int("batches", batch, 1)
@@ -168,12 +164,10 @@ def to_integers(batches: Iterable[float]) -> tuple[int, ...]:
 # The values of each knob, ascending.
 Values = Mapping[str, tuple[float, ...]]
 
-KNOB_FORM = "p_cr, p_as or p_ca, or one with its values: p_cr=0:0.5:1"
-
 
 @dataclass(frozen=True)
 class Knob:
-    """A number of a setting on which one method depends, and its range from 0 to `high`."""
+    """A hyperparameter of one method, with a range from 0 to `high`."""
 
     method: str
     read: Callable[[Setting], float]
@@ -183,7 +177,7 @@ class Knob:
 
 
 def _with_ratio(setting: Setting, value: float) -> Setting:
-    """Sets p_ca; `constant_branches` keeps the lengths of branches by p_af = 2 / (1 + p_ca)."""
+    """Sets p_ca. With `constant_branches`, p_af = 2 / (1 + p_ca) keeps the lengths of branches."""
     branching = replace(setting.options.branch_module, core_ratio=value)
     if setting.conventions.constant_branches:
         branching = replace(branching, aux_factor=2.0 / (1.0 + value))
@@ -216,20 +210,15 @@ def read_knobs(search: Search, flags: SweepFlags, part: StudyPlan) -> dict[str, 
             raise invalid("knobs", text, f"values, as {knob}=0.25:1, because the preset has none")
         chosen[knob] = preset.get(knob, ())
         if separator:
-            chosen[knob] = _sort_numbers("knobs", rest.split(":"), KNOB_FORM)
+            allowed = "p_cr, p_as or p_ca, or one with its values: p_cr=0:0.5:1"
+            chosen[knob] = _sort_numbers("knobs", rest.split(":"), allowed)
         for value in chosen[knob]:
             require_real(f"knobs.{knob}", value, 0.0, KNOB[knob].high, KNOB[knob].open_low)
     return {"values": {knob: chosen[knob] for knob in KNOB if knob in chosen}}
 
 
-MAXENT_LIMITS = (Parameter("peak_lr", 1e-8, 1.0), Parameter("retain_weight", 0.0, 1e6))
-
-
 def read_ranges(search: Search, flags: OptunaFlags, part: StudyPlan) -> dict[str, Any]:
-    """Reads the fields of `MaxEntSearch`.
-
-    ValueError for several sizes, since each size has its own best parameters, and for a bad space.
-    """
+    """Reads the fields of `MaxEntSearch`. Raises ValueError for several sizes or a bad space."""
     require_int("trials", flags.trials, 0)
     if len(sizes := part.choice.sizes) != 1:
         raise invalid("sizes", sizes, "one size: each size has its own best parameters")
@@ -239,7 +228,7 @@ def read_ranges(search: Search, flags: OptunaFlags, part: StudyPlan) -> dict[str
 
 
 def space_of(peak_lr: tuple[float, float], retain_weight: tuple[float, float]) -> Space:
-    """Makes the space of two logarithmic ranges; the authors' for the rate, ours for the weight."""
     ranges = {"peak_lr": peak_lr, "retain_weight": retain_weight}
     axes = (Parameter(name, low, high, log=True) for name, (low, high) in ranges.items())
-    return Space(tuple(axes), MAXENT_LIMITS)
+    limits = Parameter("peak_lr", 1e-8, 1.0), Parameter("retain_weight", 0.0, 1e6)
+    return Space(tuple(axes), limits)

@@ -1,4 +1,4 @@
-"""Sweeps single hyperparameters: one knob moves, the others stay as in the preset.
+"""Sweeps one hyperparameter (a knob) at a time, while the others stay as in the preset.
 
 A trial is a method with its evaluations and attacks, at one value of one knob, one size and one
 seed. Sweeps and studies share the run at the preset's values.
@@ -62,7 +62,7 @@ figure, at its scale."""
 
 
 def seed_metrics(sweep: SweepAnalysis, point: Point) -> dict[str, float]:
-    """Returns the compute ratios of one trial by class, without those that are NaN."""
+    """Returns the compute ratios of one trial by class, without NaN."""
     rows = sweep.per_seed
     for name in ("knob", "value", "size", "seed"):
         rows = rows[rows[name] == (str(point[name]) if name == "seed" else point[name])]
@@ -94,7 +94,6 @@ class HyperparameterSweep:
     best_by = None
 
     def nodes(self, point: Point) -> list[Node]:
-        """Returns the nodes of the knob's method, tagged with all of its knobs."""
         knob = KNOB[point["knob"]]
         setting = knob.turned(setting_at(self.settings, point), float(point["value"]))
         values = {
@@ -103,7 +102,6 @@ class HyperparameterSweep:
         return [node.with_tags(**values) for node in method_nodes(knob.method, setting)]
 
     def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
-        """Returns this seed's compute ratios over profiles; ValueError if core has none."""
         nodes = self.nodes(point)
         frame = result_frame(nodes, results)
         evaluations = pd.concat([self.evaluations, _at(point, view_frame(nodes, frame))])
@@ -119,13 +117,11 @@ class HyperparameterSweep:
         return search.baselines
 
     def identity(self, search: SearchPlan) -> dict:
-        """Returns the nodes, which depend on data, sizes, seeds and the preset, and the values."""
         ids = [node.id for node in (*search.baselines, *self.example(search))]
         values = {knob: list(values) for knob, values in self.values.items()}
         return {"data_id": search.data_id, "knobs": values, "nodes": short_hash(ids)}
 
     def trials(self) -> list[Trial]:
-        """Returns every point with its nodes, by knob, value, size and seed."""
         points = [
             {"knob": knob, "value": value, "size": setting.size.name, "seed": setting.seed}
             for knob, values in self.values.items()
@@ -135,7 +131,7 @@ class HyperparameterSweep:
         return [(point, self.nodes(point)) for point in points]
 
     def points(self) -> tuple[list[tuple[str, Point]], list[str]]:
-        """Returns every point; a point that can reuse another point's runs comes after it."""
+        """Returns all points. Points that share the run of an earlier point come last."""
         seen, points, later = set(), [], []
         for point, (run, *_) in self.trials():
             (later if run.id in seen else points).append((trial_name(point), point))
@@ -195,7 +191,7 @@ def _analyse(
     curves: pd.DataFrame,
     sizes: Sequence[str],
 ) -> SweepAnalysis | None:
-    """Returns None without an evaluation of a trial, or of a baseline with a curve."""
+    """Returns None unless a trial, and a baseline with a curve, have an evaluation."""
 
     def gather(
         trials: Sequence[Trial], frame_of: Callable[[list[Node]], pd.DataFrame]
@@ -252,7 +248,6 @@ def _learning_curves(curves: pd.DataFrame, sweep: SweepAnalysis, sizes: Sequence
 
 
 def _readable_trials(trials: pd.DataFrame, links: Mapping[str, str]) -> pd.DataFrame:
-    """Replaces the runs of each trial by the first run, with a link to MLflow."""
     first = trials["runs"].str.split(" ").str[0]
     readable = trials.drop(columns=["search", "runs", "elapsed_s"])
     for name in SWEEP_CLASSES:

@@ -1,13 +1,14 @@
-"""Searches a grid of learning rates and batches at every size, for the ladder's laws.
+"""Searches a grid of learning rates and batches at every size, to fit laws over sizes.
 
 As in the paper's appendix "Learning Rate and Batch Size Scaling", cells are powers of two apart,
-and the loss is the mean of core's and the auxiliary validation losses. Ours: a grid may grow
-towards a minimum at its border, see `analysis.lr_extension`.
+and the loss is the mean of core's loss and the auxiliary domains' mean loss. Unlike there, a grid
+may grow towards a minimum at its border (`analysis.lr_extension`).
 """
 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 
 import pandas as pd
@@ -97,15 +98,15 @@ ABOUT_TABLES = {
 
 
 def at(size: Size, cell: Cell) -> Size:
-    """Returns the size at a cell's rate and batch; the micro-batch is `micro_batch_at`."""
+    """Returns the size with a cell's rate and batch, and a micro-batch that fits."""
     lr, batch = cell
     return replace(size, peak_lr=lr, batch_size=batch, micro_batch=micro_batch_at(size, batch))
 
 
 def objective(final: Mapping[str, float]) -> dict[str, float]:
-    """Returns `loss`, `core` and `auxiliary` of {validation/loss/<domain>: loss}, in nats a token.
+    """Returns a run's `loss`, `core` and `auxiliary`, in nats a token.
 
-    ValueError unless they are finite.
+    `final` has losses under validation/loss/DOMAIN. Raises ValueError unless they are finite.
     """
     core = final[END_LOSS + CORE]
     others = [loss for name, loss in final.items() if name != END_LOSS + CORE]
@@ -119,9 +120,9 @@ def objective(final: Mapping[str, float]) -> dict[str, float]:
 def trial_rows(
     size: Size, nodes: Mapping[tuple[Cell, int], Node], frame: pd.DataFrame, store: Store
 ) -> pd.DataFrame:
-    """Returns one size's trials with TRIAL_COLUMNS; the loss is NaN unless a trial is complete.
+    """Returns one size's trials with TRIAL_COLUMNS. The loss of an incomplete trial is NaN.
 
-    `frame`: the stored runs.
+    `frame` has the stored runs.
     """
     stored, parameters = frame.set_index("id"), total_parameters(size.dense())
     ends = {
@@ -140,7 +141,7 @@ def trial_rows(
 
 @dataclass(frozen=True)
 class LrBatchGrid:
-    """Runs the grids of all sizes; a trial is the baseline of one size and seed at one cell."""
+    """Runs the grids of all sizes. A trial is the baseline of one size and seed at one cell."""
 
     settings: tuple[Setting, ...]
     # The first grid of each size.
@@ -160,7 +161,6 @@ class LrBatchGrid:
         return [node.with_tags(lr=f"{lr:.6g}", batch=str(batch)) for node in runs]
 
     def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
-        """Returns `objective` of the run."""
         (result,) = results.values()
         final = result["final"]
         return objective({name: final[name] for name in final if name.startswith(END_LOSS)})
@@ -172,11 +172,9 @@ class LrBatchGrid:
         return []
 
     def identity(self, search: SearchPlan) -> dict:
-        """Returns the runs of the first grids, which depend on data, sizes, cells and seeds."""
         return {"runs": [node.id for node in self.example(search)], "core_weight": CORE_WEIGHT}
 
     def example(self, search: SearchPlan) -> list[Node]:
-        """Returns the nodes of the first grids."""
         return [
             node
             for size, grid in self.grids.items()
@@ -187,7 +185,6 @@ class LrBatchGrid:
         return list_rounds(search, store, problem, lambda: self.points(search, store))
 
     def points(self, search: SearchPlan, store: Store) -> tuple[list[tuple[str, Point]], list[str]]:
-        """Returns the points of all grids, which grow with the results, and announcements."""
         points, messages = [], []
         for size in self.grids:
             grid, new = self.grow(search, store, size)
@@ -196,7 +193,6 @@ class LrBatchGrid:
         return points, messages
 
     def cell_points(self, size: str, grid: Grid) -> list[tuple[str, Point]]:
-        """Returns a named point for each seed of each cell, a cell's seeds together."""
         seeds = [setting.seed for setting in self.settings if setting.size.name == size]
         points = []
         for (lr, batch), seed in product(grid.cells, seeds):
@@ -211,7 +207,7 @@ class LrBatchGrid:
         }
 
     def grow(self, search: SearchPlan, store: Store, name: str) -> tuple[Grid, list[str]]:
-        """Extends a size's grid as far as its ended trials allow; returns it, and announcements."""
+        """Extends a size's grid as far as ended trials allow. Returns it and announcements."""
         size, grid, messages = search.preset.sizes[name], self.grids[name], []
         while True:
             nodes = self.cell_nodes(name, grid)
@@ -220,7 +216,7 @@ class LrBatchGrid:
             trials = trial_rows(size, nodes, result_frame(done, results), store)
             if not set(trials["state"]) <= set(ENDED):
                 return grid, messages
-            allowed = lambda batch: why_not(search.ranks, search.preset, size, batch)  # noqa: E731
+            allowed = partial(why_not, search.ranks, search.preset, size)
             step = extension(trials, grid, self.max_extensions, self.window, allowed)
             messages += step.messages
             if not step.new_cells:
@@ -282,7 +278,7 @@ def _report(
 
 
 def trials_table(trials: pd.DataFrame, search: str = "") -> pd.DataFrame:
-    """Numbers the trials, and gives their columns the names of other searches."""
+    """Numbers the trials, and names their columns as in other searches."""
     renamed = trials.rename(columns={"run_id": RUNS})
     columns = ["size", "parameters", "seed", "lr", "batch", "loss", RUNS, "elapsed_s", "message"]
     numbered = renamed.assign(search=search, trial=range(len(trials)))
@@ -290,7 +286,6 @@ def trials_table(trials: pd.DataFrame, search: str = "") -> pd.DataFrame:
 
 
 def grid_figures(analysis: GridAnalysis, links: Mapping[str, str]) -> dict:
-    """Returns `surface-<size>` of every size, `law-lr` and `law-batch`."""
     cells = link_trials(analysis.cells, links)
     figures = {
         f"surface-{size}": surface_figure(cells, analysis.optima, analysis.surfaces, size)

@@ -62,7 +62,7 @@ def maxent_at(setting: Setting, point: Point) -> Unlearning:
 
 
 def unlearning_nodes(setting: Setting, point: Point) -> list[Node]:
-    """Returns the run of a point and its evaluation, as in a study with the point's parameters."""
+    """Returns a point's run and evaluation, as a study with these parameters has them."""
     maxent = maxent_at(setting, point)
     options = replace(setting.options, maxent=maxent, maxent_profiles=(), elicitation=None)
     profile = name_profiles(setting)[point[PROFILE]]
@@ -73,9 +73,9 @@ def unlearning_nodes(setting: Setting, point: Point) -> list[Node]:
 
 
 def name_profiles(setting: Setting) -> dict[str, Profile]:
-    """Returns {name: profile} of the compared profiles that forget a domain.
+    """Returns the compared profiles that forget a domain, by name.
 
-    ValueError if there is none.
+    Raises ValueError if there is none.
     """
     profiles = [p for p in setting.profiles if set(p) != set(setting.auxiliary)]
     if not profiles:
@@ -85,7 +85,7 @@ def name_profiles(setting: Setting) -> dict[str, Profile]:
 
 
 def plain_space(space: Space) -> list[dict]:
-    """Returns the ranges for the search's id, with a field of earlier versions."""
+    """Returns the ranges for the search's id, with a field that keeps ids of earlier versions."""
     return [{**to_plain(parameter), "is_integer": False} for parameter in space.parameters]
 
 
@@ -95,9 +95,9 @@ def default_values(setting: Setting) -> Point:
 
 @dataclass(frozen=True)
 class MaxEntSearch:
-    """Runs one Optuna study for each profile; a trial unlearns from the baseline of every seed.
+    """Runs one Optuna study for each profile. A trial unlearns from the baseline of every seed.
 
-    `settings` has one size.
+    All `settings` have the same size.
     """
 
     settings: tuple[Setting, ...]
@@ -113,7 +113,6 @@ class MaxEntSearch:
         return [node for setting in self.settings for node in unlearning_nodes(setting, point)]
 
     def score(self, point: Point, results: Mapping[str, Mapping]) -> dict[str, float]:
-        """Returns MAXENT_METRICS, averaged over seeds; ValueError for a loss of NaN."""
         losses = [results[node.id]["losses"] for node in self.nodes(point) if not node.is_run]
         return self.objective.score_losses(self.references, losses, self.profiles[point[PROFILE]])
 
@@ -126,7 +125,7 @@ class MaxEntSearch:
         return SearchObjective(METRIC, self.objective.worst)
 
     def is_complete(self, search: SearchPlan) -> bool:
-        """Returns whether the storage has the preset's number of trials of every profile."""
+        """Returns whether every profile has the preset's number of trials in the storage."""
         best = search.folder(Store(search.choice.storage)).read_or_set_aside(BEST, dict)
         if not best or best["missing"]:
             return False
@@ -151,7 +150,6 @@ class MaxEntSearch:
         return search.baselines
 
     def identity(self, search: SearchPlan) -> dict:
-        """Returns the preset's nodes, which depend on all that is not searched, and the ranges."""
         preset = [default_values(self.settings[0])]
         return {
             "data_id": search.data_id,
@@ -162,7 +160,6 @@ class MaxEntSearch:
         }
 
     def example(self, search: SearchPlan) -> list[Node]:
-        """Returns the nodes of points that are spread over the ranges, one for each trial."""
         shares = [(index + 0.5) / self.target for index in range(self.target)]
         points = [{p.name: p.at(share) for p in self.space.parameters} for share in shares]
         return unique(self._nodes(points))
@@ -176,7 +173,7 @@ class MaxEntSearch:
         ]
 
     def problem(self, search: SearchPlan, store: Store) -> "MaxEntSearch":
-        """ValueError unless the baselines are complete."""
+        """Adds the baselines' curves. Raises ValueError unless the baselines are complete."""
         evaluations, curves = baseline_frames(store, search.baselines)
         references = references_of(evaluations, curves, self.settings[0].size.name)
         return replace(self, references=references)
@@ -228,7 +225,7 @@ class MaxEntSearch:
         columns = TrialColumns(tuple(p.name for p in varied), (METRIC,), (PROFILE,))
         about = f"{_about(search)} {about_links}"
         log = search.log(about, sections, files, record, columns, figures)
-        return log, _text(table, search.search_id), best_brief(table, search.search_id)
+        return log, *_texts(table, search.search_id)
 
 
 def _about(search: SearchPlan) -> str:
@@ -249,7 +246,6 @@ Histories = Mapping[str, pd.DataFrame]
 
 
 def history_of(profile: str, study: optuna.Study, space: Space) -> pd.DataFrame:
-    """Returns a study's trials with a column for every parameter and metric."""
     trials = trials_frame(study, METRIC).assign(profile=profile)
     for name in (*space.names, *MAXENT_METRICS):
         if name not in trials:
@@ -258,7 +254,6 @@ def history_of(profile: str, study: optuna.Study, space: Space) -> pd.DataFrame:
 
 
 def plain_best(profile: str, trials: pd.DataFrame, setting: Setting) -> dict:
-    """Returns a profile's trial with the lowest objective, as in best.json."""
     row = best_trial(trials, METRIC)
     return {
         "profile": profile,
@@ -272,9 +267,9 @@ def plain_best(profile: str, trials: pd.DataFrame, setting: Setting) -> dict:
 
 
 def best_table(histories: Histories, space: Space, defaults: Mapping[str, float]) -> pd.DataFrame:
-    """Returns one row for each profile: its best trial, and the numbers of trials.
+    """Returns a row for each profile, with its best trial and its numbers of trials.
 
-    `defaults` as `default_objectives` returns them.
+    `defaults` is the result of `default_objectives`.
     """
     rows, states = [], (State.COMPLETE, State.DIVERGED, State.FAILED)
     for profile, trials in histories.items():
@@ -289,7 +284,6 @@ def best_table(histories: Histories, space: Space, defaults: Mapping[str, float]
 
 
 def trials_table(histories: Histories) -> pd.DataFrame:
-    """Returns all trials, as in trials.csv."""
     frame = pd.concat(histories.values(), ignore_index=True)
     first, last = ["search", TRIAL, STATE, PROFILE], [*MAXENT_METRICS, RUNS, "elapsed_s"]
     parameters = frame.columns.drop([*first, *last, "started", "url"], errors="ignore")
@@ -297,14 +291,14 @@ def trials_table(histories: Histories) -> pd.DataFrame:
 
 
 def at_edge(space: Space, point: Mapping[str, float]) -> str:
-    """Returns the parameters near an end of their range, as `retain_weight low, peak_lr high`."""
+    """Names the parameters near an end of their range, as `retain_weight low, peak_lr high`."""
     ends = [(p.name, p.share_of(point[p.name])) for p in space.parameters if p.high > p.low]
     low = [f"{name} low" for name, share in ends if share < EDGE_SHARE]
     return ", ".join(low + [f"{name} high" for name, share in ends if share > 1.0 - EDGE_SHARE])
 
 
 def default_objectives(problem: MaxEntSearch, store: Store) -> dict[str, float]:
-    """Returns the preset's objective of each profile, if a study has finished its runs."""
+    """Returns each profile's objective at the preset's parameters, if a study has run them."""
     objectives = {}
     for profile in problem.profiles:
         point = {PROFILE: profile, **default_values(problem.settings[0])}
@@ -332,14 +326,8 @@ def _sections(
     return sections
 
 
-def _text(table: pd.DataFrame, search_id: str) -> str:
-    return f"{frame_text(table.drop(columns=[RUNS]), '.3g')}\n\n{_use(search_id)}"
-
-
-def best_brief(table: pd.DataFrame, search_id: str) -> Brief:
+def _texts(table: pd.DataFrame, search_id: str) -> tuple[str, Brief]:
+    use = f"a study with --maxent {search_id} trains each profile with its best parameters"
     columns = [PROFILE, METRIC, *table.columns.drop([PROFILE, METRIC, TRIAL, RUNS])]
-    return Brief({"best trials": text_frame(table[columns], ".3g")}, text=_use(search_id))
-
-
-def _use(search_id: str) -> str:
-    return f"a study with --maxent {search_id} trains each profile with its best parameters"
+    brief = Brief({"best trials": text_frame(table[columns], ".3g")}, text=use)
+    return f"{frame_text(table.drop(columns=[RUNS]), '.3g')}\n\n{use}", brief

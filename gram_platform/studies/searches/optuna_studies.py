@@ -1,4 +1,4 @@
-"""Opens the database of a search, and reads its trials as a frame."""
+"""Opens Optuna's database, and reads the trials of a search as a frame."""
 
 import math
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ from gram_platform.tracking.database import database_path, database_uri, require
 
 
 def open_storage(uri: str) -> optuna.storages.RDBStorage:
-    """Opens or creates the database at `uri`; ValueError if Optuna cannot open it.
+    """Opens or creates the database at `uri`. Raises ValueError if Optuna cannot open it.
 
-    It must not be MLflow's database: both have a table for their schema's version, of one name.
+    MLflow's database cannot be used, because both programs have a table of the same name.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
@@ -43,7 +43,6 @@ def open_storage(uri: str) -> optuna.storages.RDBStorage:
 
 
 def num_complete(storage: optuna.storages.RDBStorage, name: str) -> int:
-    """Counts the complete trials of an Optuna study; 0 without the study."""
     try:
         study = optuna.load_study(study_name=name, storage=storage)
     except KeyError:
@@ -52,9 +51,9 @@ def num_complete(storage: optuna.storages.RDBStorage, name: str) -> int:
 
 
 def optuna_share_left(uri: str, is_dry: bool, names: Sequence[str], target: int) -> float:
-    """Returns the share of the studies' trials that is not complete; creates no database.
+    """Returns the share of the studies' trials that is not complete. Creates no database.
 
-    `is_dry`: do not ask a server; returns 1 then.
+    If `is_dry`, no database server is asked, and the share is 1.
     """
     path = database_path(uri)
     if not (path.exists() if path else not is_dry):
@@ -82,7 +81,7 @@ ATTRIBUTES: dict[str, Any] = {
 
 
 def attributes(trial: FrozenTrial) -> dict[str, Any]:
-    """Returns the attributes that the engine sets, except those of a wrong type."""
+    """Returns the attributes that the engine has set, if they have the right types."""
     values = {}
     for name in ATTRIBUTES.keys() & trial.user_attrs.keys():
         with suppress(InvalidField):
@@ -94,7 +93,7 @@ def trials_frame(study: optuna.Study, metric: str) -> pd.DataFrame:
     """Returns one row for each trial, in order, with the columns of `analysis.trials`.
 
     `metric` names the study's value. A metric that was not measured is NaN, also if Optuna got a
-    penalty. ValueError if a parameter and a metric share a name.
+    penalty. Raises ValueError if a parameter and a metric share a name.
     """
     trials = study.get_trials(deepcopy=False)
     metrics_of = {trial.number: _metrics(trial, metric) for trial in trials}
@@ -122,14 +121,13 @@ def trials_frame(study: optuna.Study, metric: str) -> pd.DataFrame:
 
 
 def _state(trial: FrozenTrial) -> str:
-    """Returns the state by the engine if it has set a valid one, and otherwise by Optuna."""
+    """Returns the state that the engine has set, or Optuna's if it is invalid or missing."""
     state = attributes(trial).get("state")
     is_valid = state in (*OPTUNA_STATES.values(), State.DIVERGED)
     return state if is_valid else OPTUNA_STATES[trial.state]
 
 
 def _metrics(trial: FrozenTrial, metric: str) -> dict[str, float]:
-    """Returns the metrics of a complete trial, or its value if the engine set none."""
     if _state(trial) != State.COMPLETE:
         return {}
     value = {} if trial.value is None else {metric: trial.value}

@@ -54,7 +54,7 @@ SEARCH_VERSION = 1
 
 @dataclass(frozen=True)
 class Round:
-    """Trials to run before the search looks at results again."""
+    """Trials that run before the search looks at results again."""
 
     source: Source
     # Machine hours of earlier submissions' trials.
@@ -93,12 +93,11 @@ class SearchPlan(StudyPlan):
 
     @property
     def label(self) -> str:
-        """Name and id in sentences."""
         return f"{self.name} {self.search_id}"
 
     @property
     def full_name(self) -> str:
-        """Name and id in tables and in the names of Optuna's studies."""
+        """The name and id of the search, in tables and in Optuna's database."""
         return f"{self.name}-{self.search_id}"
 
     @property
@@ -116,7 +115,6 @@ class SearchPlan(StudyPlan):
         return self.kind.share_left(self) if self.study.needs_optuna else 1.0
 
     def record(self, submissions: Sequence[Mapping]) -> dict:
-        """Returns the content of search.json: the search and its submissions."""
         return {
             "name": self.name,
             "title": self.study.title,
@@ -138,9 +136,9 @@ class SearchPlan(StudyPlan):
         figures: Mapping[str, object],
         claims: pd.DataFrame | None = None,
     ) -> StudyLog:
-        """Returns the search's files: tables, report.html, claims.csv and search.json.
+        """Returns the search's files, which are tables, report.html, claims.csv and search.json.
 
-        `facts` follow the question in the report. `record` is added to search.json. MLflow shows
+        In the report `facts` follow the question. `record` is added to search.json. MLflow shows
         the `columns` of trials.csv.
         """
         store = Store(self.choice.storage)
@@ -171,11 +169,10 @@ def list_rounds(
     problem: Problem,
     points: Callable[[], tuple[list[tuple[str, Point]], list[str]]],
 ) -> Iterator[Round]:
-    """Yields the missing points of a list, which may grow with the results, longest trials first.
+    """Yields rounds of missing points, the longest trials first, until there is no new point.
 
-    `points` returns all points so far with their names, and announcements.
+    `points` returns all points so far by name, and announcements. Results may add points.
     """
-    # Names and announcements.
     seen = set()
     while True:
         points_so_far, announcements = points()
@@ -230,13 +227,13 @@ def counts_text(trials: pd.DataFrame) -> str:
 
 
 def json_file(content: Mapping) -> bytes:
-    """Returns the bytes of a JSON file, the same for equal content."""
+    """Returns the bytes of a JSON file, which are equal for equal content."""
     text = json.dumps(to_plain(content), indent=1, sort_keys=True, allow_nan=False)
     return f"{text}\n".encode()
 
 
 def result_frame(nodes: Iterable[Node], results: Mapping[str, Mapping]) -> pd.DataFrame:
-    """Returns the nodes' results as a stored frame, for `view_frame` and `attack_frame`."""
+    """Returns the nodes' results in a frame for `view_frame` and `attack_frame`."""
     rows = []
     for node in nodes:
         row = {"id": node.id, "run_id": node.id, "status": State.COMPLETE}
@@ -250,7 +247,6 @@ def result_frame(nodes: Iterable[Node], results: Mapping[str, Mapping]) -> pd.Da
 
 
 def name_views(nodes: Iterable[Node]) -> pd.DataFrame:
-    """Returns `tags_frame` of the nodes' evaluations."""
     return tags_frame(entries_of(nodes), "evaluation")
 
 
@@ -258,12 +254,12 @@ def name_views(nodes: Iterable[Node]) -> pd.DataFrame:
 
 
 def view_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns the complete evaluations of a stored frame under the nodes' names."""
+    """Returns the complete evaluations in a frame of results, with the nodes' names."""
     return join_tags(name_views(nodes), frame[frame["status"] == State.COMPLETE])
 
 
 def attack_frame(nodes: Iterable[Node], frame: pd.DataFrame) -> pd.DataFrame:
-    """Returns every attack among the nodes; the loss is NaN without a result."""
+    """Returns the attacks among the nodes. The loss of an attack without a result is NaN."""
     complete = frame[frame["status"] == State.COMPLETE]
     return join_attacks(tags_frame(entries_of(nodes), "attack"), complete)
 
@@ -275,7 +271,7 @@ def curve_frame(nodes: Iterable[Node], curves: pd.DataFrame) -> pd.DataFrame:
 
 
 def baseline_frames(store: Store, nodes: Sequence[Node]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Returns (evaluations, curves) of the baselines in the storage, for compute ratios."""
+    """Returns the evaluations and curves of stored baselines, for compute ratios."""
     results = {n.id: store.evaluation(n.id).result() for n in nodes if not n.is_run}
     done = [node for node in nodes if results.get(node.id) is not None]
     curves = load_store_curves(store, [n.id for n in nodes if n.is_run])

@@ -1,4 +1,4 @@
-"""Observes a search: the nodes that all trials need, the trials, and the report."""
+"""Executes and observes the trials of a search, and writes its report."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ from gram_platform.tracking.connection import first_line
 
 
 class SearchObservers(Observers, TrialWatch):
-    """Runs and observes the trials of a search, and writes its report."""
+    """Executes and observes the trials of one search, and writes its report."""
 
     def __init__(self, plan: Plan, store: Store):
         (search,) = plan.studies
@@ -33,9 +33,7 @@ class SearchObservers(Observers, TrialWatch):
         self.search, self.folder = search, search.folder(store)
         self.lease = DriverLease(self.folder, search.name)
         self.outcomes: dict[str, Outcome] = {}
-        # The nodes of each running trial.
         self.running: dict[str, Sequence[Node]] = {}
-        # Machine hours of earlier submissions' trials.
         self.hours_before = 0.0
         # Whether a limit has left trials.
         self.is_cut = False
@@ -61,13 +59,12 @@ class SearchObservers(Observers, TrialWatch):
         return sum(outcome.rank_s for outcome in self.outcomes.values()) / 3600
 
     def _write_record(self) -> Sequence[Mapping]:
-        """Writes search.json; returns its submissions, with this one."""
         rows = self.submissions(self.folder, SEARCH_FILE, self.hours_now())
         self.folder.write(SEARCH_FILE, json_file(self.search.record(rows)))
         return rows
 
     def run_trials(self, at: Workplace) -> None:
-        """Executes the missing trials until a limit is reached, if all prerequisites are done."""
+        """Executes the missing trials until a limit is reached, unless a prerequisite failed."""
         if super().failures():
             return
         search, kind = self.search, self.search.kind
