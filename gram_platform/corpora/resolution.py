@@ -41,44 +41,44 @@ from gram_platform.corpora.records import TRUE_LABEL, Unit, find_jsonl
 from gram_platform.corpora.sources import Progress, content_of, find_units, scan_units, silent
 from gram_platform.corpora.tokenizer import DEFAULT_SAMPLE_BYTES, tokenizer_recipe
 
-# More text is fetched than one epoch needs, because bytes per token are estimates and, with partial
-# labels, budgets are rounded to whole windows, in the paper's presets by 6% of core and 10% of an
-# auxiliary domain.
+# More text is fetched than one epoch needs. Bytes per token are estimates. With partial labels,
+# budgets are rounded to whole windows, which adds 6% to core and 10% to an auxiliary domain in the
+# paper's presets.
 CORE_MARGIN, AUX_MARGIN = 1.10, 1.20
-# The factor on a row's estimated available bytes that is enough for all of the row.
+# The estimated bytes of a row times this factor are enough for all of the row.
 UNKNOWN = 1.25
 # The most labels that an error names.
 MOST_NAMED = 100
 
 # Documents and bytes of text by label.
 Counts = dict[str, tuple[int, int]]
-# One or more labels of core: a tuple, or separated by commas.
+# Labels of core, as a tuple or separated by commas.
 CoreLabel = str | tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
 class Packing:
-    """The choices of a user about how to pack a corpus."""
+    """A user's choices about how to pack a corpus."""
 
     seq_len: int
     # The size of a tokenizer that is trained on the corpus, and the most of any other tokenizer.
     vocab_size: int
-    # The labels of core; None for the catalog's. Every other label is an auxiliary domain.
+    # The labels of core, or None for the catalog's. Every other label is an auxiliary domain.
     core_label: CoreLabel = None
-    # A file or a name on the hub; "" for the catalog's tokenizer, or one trained on the corpus.
+    # A file, a name on the hub, or "" for the catalog's or a newly trained tokenizer.
     tokenizer: str = ""
     # The fewest sequences of each domain, see `CorpusRecipe.validation_share`.
     validation_sequences: int = 32
-    # The core tokens for which text of a hub corpus is fetched, and auxiliary tokens as a share of
-    # them; 0 for the catalog's. Other corpora are packed whole.
+    # How much text of a hub corpus is fetched, as tokens of core and as auxiliary tokens for each
+    # of them, or 0 for the catalog's. Other corpora are packed whole.
     core_tokens: int = 0
     aux_share: float = 0.0
     sample_bytes: int = DEFAULT_SAMPLE_BYTES
-    # Labels of text that can carry another label by mistake. Those of core are packed separately.
+    # Labels of text that can carry another label by mistake. Labels of core are packed separately.
     adjacent: tuple[str, ...] = ()
     # Whether the tokenizer is trained only on text of core.
     core_tokenizer: bool = False
-    # A .jsonl with `prompt` and `response`, which is added to local text as label `instructions`.
+    # A .jsonl with `prompt` and `response`, which adds the label `instructions` to local text.
     instructions: str = ""
 
 
@@ -99,8 +99,8 @@ def resolve(
     that cannot be domains, local domains with a single document, and an unfit tokenizer.
     """
     description, core_label, units = read_description(corpus), packing.core_label, ()
-    flags = (("core_label", core_label), ("tokenizer", packing.tokenizer))
-    with locate_errors(corpus, [name for name, value in flags if value]):
+    flags = [name for name in ("core_label", "tokenizer") if getattr(packing, name)]
+    with locate_errors(corpus, flags):
         given = packing.tokenizer or getattr(description, "tokenizer", "")
         end = getattr(description, "end_of_text", "")
         tokenizer, tokenizer_path = tokenizer_recipe(
@@ -147,7 +147,7 @@ def catalog_names() -> tuple[str, ...]:
 
 
 def describe_corpus(name: str) -> str:
-    """Returns one line about where the text of a named corpus comes from."""
+    """Returns a line about the origin of a named corpus."""
     corpus = read_description(name)
     if isinstance(corpus, StoriesCorpus):
         counts = f"{corpus.core_documents:,} of core, {corpus.aux_documents:,} of each other topic"
@@ -162,9 +162,9 @@ def describe_corpus(name: str) -> str:
 
 
 def mixture(name: str, core_tokens: int, aux_share: float) -> dict[tuple[str, str], float]:
-    """Returns {(domain, dataset): training tokens} of a named hub corpus; {} for other corpora.
+    """Returns {(domain, dataset): training tokens} of a named hub corpus, or {} for other corpora.
 
-    The auxiliary domains share `aux_share` times the core's tokens evenly.
+    The auxiliary domains together have `aux_share` times the tokens of core, all equally many.
     """
     corpus = read_description(name) if name in catalog_names() else None
     if not isinstance(corpus, HubCorpus):
@@ -185,12 +185,12 @@ def mixture(name: str, core_tokens: int, aux_share: float) -> dict[tuple[str, st
 
 
 def grows_with_size(corpus: str | Path) -> bool:
-    """Returns whether the amount of text depends on the tokens to train on. It does for the hub."""
+    """Returns whether the tokens to train on decide how much text is packed, as for the hub."""
     return isinstance(read_description(corpus), HubCorpus)
 
 
 def existing_path(corpus: str | Path) -> Path:
-    """Returns the absolute path of a corpus without a name; ValueError if it does not exist."""
+    """Returns the absolute path of an unnamed corpus. Raises ValueError if it does not exist."""
     path = local_path("corpus", corpus)
     if not target_kind("corpus", path):
         names = catalog_names()
@@ -202,9 +202,9 @@ def existing_path(corpus: str | Path) -> Path:
 def core_labels(
     given: CoreLabel, labels: Collection[str], default: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
-    """Returns `given`, otherwise `default`, otherwise all labels except the first few by name.
+    """Returns core's labels: `given`, otherwise `default`, otherwise all but the first by name.
 
-    Raises ValueError unless these are labels of the corpus, but not all its labels.
+    Raises ValueError for a label that the corpus lacks, or if no label is left for other domains.
     """
     core = given or default or tuple(sorted(labels))[catalog.DEFAULT_NUM_AUX :]
     if isinstance(core, str):
@@ -228,7 +228,7 @@ def _list_names(labels: Collection[str]) -> str:
 
 
 def _auxiliary_labels(labels: Collection[str], core: tuple[str, ...]) -> list[str]:
-    """Returns the labels except core's, sorted; ValueError if one cannot name a domain."""
+    """Returns the other labels, sorted. Raises ValueError for a label that cannot name a domain."""
     auxiliary = sorted(set(labels) - set(core))
     for label in auxiliary:
         if label == CORE:
@@ -259,7 +259,7 @@ def _of_stories(
 
 
 def stories_of(corpus: StoriesCorpus, core: tuple[str, ...]) -> StoriesSource:
-    """Makes the source, in which core's documents and instructions are spread over its topics."""
+    """Makes a source that spreads core's documents and instructions evenly over core's topics."""
     share, rest = divmod(corpus.core_documents, len(core))
     documents = {topic: share + (rank < rest) for rank, topic in enumerate(core)}
     documents |= {topic: corpus.aux_documents for topic in stories.TOPICS if topic not in core}
@@ -272,7 +272,7 @@ def stories_of(corpus: StoriesCorpus, core: tuple[str, ...]) -> StoriesSource:
 
 
 def _of_hub(corpus: HubCorpus, packing: Packing) -> tuple[HubSource, tuple[DomainRecipe, ...]]:
-    """Decides the bytes to take from each row, whose labels are assumed to be equally frequent."""
+    """Decides the bytes to take from each row. The labels of a row count as equally frequent."""
     core_tokens = packing.core_tokens or corpus.core_tokens
     aux_share = packing.aux_share or corpus.aux_share
     rows = replace(corpus, core_tokens=core_tokens, aux_share=aux_share).rows
@@ -307,7 +307,7 @@ def _of_hub(corpus: HubCorpus, packing: Packing) -> tuple[HubSource, tuple[Domai
 
 
 def _with_validation(trained_bytes: float, floor: float, has_held_out: bool) -> float:
-    """Returns the bytes of text whose training part has `trained_bytes`.
+    """Returns how many bytes of text leave `trained_bytes` after validation is split off.
 
     It inverts `CorpusRecipe.validation_share`.
     """
@@ -335,7 +335,7 @@ def _hub_domain(
 def _of_files(
     corpus: str, units: tuple[Unit, ...], core_label: CoreLabel
 ) -> tuple[FilesSource, tuple[DomainRecipe, ...], Counts]:
-    """Text of a domain that has the label of another one becomes a part, `DOMAIN:OTHER`."""
+    """Puts text of a domain that has the label of another domain into the part `DOMAIN:OTHER`."""
     counts: Counts = {}
     for label, (documents, num_bytes) in chain.from_iterable(u.labels.items() for u in units):
         before = counts.get(label, (0, 0))
@@ -390,7 +390,7 @@ def _domain(pair: tuple[str, ...], labels: tuple[str, ...], counts: Counts) -> D
 
 
 def _choose_sample(recipe: CorpusRecipe) -> TokenizerRecipe:
-    """Chooses passages instead of documents if one document would dominate a partial sample."""
+    """Chooses passages instead of documents if one document would dominate the sample."""
     tokenizer, largest = recipe.tokenizer, max(unit.largest for unit in recipe.units)
     is_part = tokenizer.sample_bytes < sum(domain.num_bytes for domain in recipe.sample_domains)
     if tokenizer.kind == "bpe" and is_part and largest * MIN_SAMPLED > tokenizer.sample_bytes:

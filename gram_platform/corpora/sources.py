@@ -39,7 +39,7 @@ SCANS, FETCHED = "scans", "hub"
 MOST_SHOWN = 9
 # The name of a split in a file's name, such as `train-00000-of-00001.parquet`.
 SPLIT = re.compile(r"(?:^|[-_. ])(train|test|validation|valid|val|dev|eval)(?=[-_. ]|$)", re.I)
-# The least bytes of a piece. Its value does not change what is packed.
+# The least bytes of a piece. Other values give the same packed corpus.
 PIECE_BYTES = 1 << 22
 
 
@@ -73,7 +73,7 @@ def find_units(corpus: Path) -> tuple[Unit, ...]:
 
 
 class Globs(TypedDict):
-    """Patterns of files by label, relative to `root`, which is relative to this file's folder."""
+    """Patterns of files by label, below `root`, which is relative to the JSON's folder."""
 
     globs: dict[str, Any]
     root: NotRequired[str]
@@ -108,7 +108,7 @@ def find_labelled_units(globs: Mapping[str, object], root: Path) -> tuple[Unit, 
 def _matches(
     root: Path, label: str, patterns: object, label_of: dict[str, str]
 ) -> tuple[Path, ...]:
-    """Finds a label's files, and adds them to `label_of`; ValueError for another label's file."""
+    """Finds a label's files and adds them to `label_of`, which must not have them already."""
     field = f"globs[{label}]"
     is_list = isinstance(patterns, list) and all(isinstance(p, str) and p for p in patterns)
     if not label.strip() or not is_list:
@@ -117,11 +117,7 @@ def _matches(
         raise invalid(field, patterns, 'patterns relative to their file, or to its "root"')
     parts = {part for pattern in patterns for part in pattern.split("/")}
     if any(ANY_FOLDERS in part for part in parts - {ANY_FOLDERS}):
-        raise invalid(
-            field,
-            patterns,
-            f"glob patterns with only {ANY_FOLDERS} between slashes, if they have it",
-        )
+        raise invalid(field, patterns, f"glob patterns with {ANY_FOLDERS} only between slashes")
     files = find_files(root, patterns)
     if not files:
         raise invalid(field, patterns, f"patterns that match at least one file below {root}")
@@ -134,10 +130,10 @@ def _matches(
 def scan_units(
     units: tuple[Unit, ...], cache_dir: Path | None, progress: Progress = silent
 ) -> list[Unit]:
-    """Reads every unit whose scan is not in the cache; returns all scans, sorted by content.
+    """Returns the scans of all units, sorted by content. Reads units without a scan in the cache.
 
-    Raises ValueError, with file and line, for the first bad record, and before reading if the cache
-    cannot be written.
+    Raises ValueError, with file and line, for the first bad record. Raises ValueError, before it
+    reads, if the cache cannot be written.
     """
     if cache_dir is not None:
         require_plain(cache_dir / SCANS)
@@ -149,7 +145,7 @@ def scan_units(
     sizes = [sum(map(size_of, unit.paths)) for unit in units]
     done, total, scanned = 0, sum(sizes), []
     for unit, size in zip(units, sizes, strict=True):
-        # Computed first, because the name depends on the files' times before they are read.
+        # Computed first, so that the name has the files' times before they are read.
         cache = cache_dir and _cache_path(unit, cache_dir)
         scan = cache and _read_cache(unit, cache)
         if not scan:
@@ -187,7 +183,7 @@ def _scan(unit: Unit, report: Callable[[int], object]) -> Unit:
 
 
 def _pieces(unit: Unit) -> tuple[Unit, ...]:
-    """Cuts a unit of text files into groups of files, and a plain .jsonl at ends of lines."""
+    """Cuts a unit of text files between files, and a plain .jsonl between lines."""
     if unit.label:
         return tuple(replace(unit, paths=paths) for paths in group_pieces(unit.paths, size_of))
     (path,) = unit.paths
@@ -197,7 +193,7 @@ def _pieces(unit: Unit) -> tuple[Unit, ...]:
 
 
 def group_pieces(items: Sequence[Item], size_of: Callable[[Item], int]) -> list[tuple[Item, ...]]:
-    """Groups consecutive items until each group has `PIECE_BYTES` or more."""
+    """Groups consecutive items, so that every group except the last has `PIECE_BYTES` or more."""
     groups, size = [], PIECE_BYTES
     for item in items:
         if size >= PIECE_BYTES:
@@ -209,7 +205,7 @@ def group_pieces(items: Sequence[Item], size_of: Callable[[Item], int]) -> list[
 
 
 def _line_spans(path: Path) -> list[tuple[int, int | None, int]]:
-    """Returns spans (first byte, end, number of lines before). The last span has no end."""
+    """Returns spans (first byte, end, number of lines before). The last span's end is None."""
     spans, first, before, position, lines = [], 0, 0, 0, 0
     with reading(path), path.open("rb") as handle:
         while block := handle.read(BLOCK_BYTES):
@@ -222,7 +218,7 @@ def _line_spans(path: Path) -> list[tuple[int, int | None, int]]:
 
 
 def forget(units: Sequence[Unit], changed: Sequence[Path], cache_dir: Path) -> None:
-    """Removes the scans of units, and changed files that were fetched, so that both are renewed."""
+    """Removes scans of units, and changed files that were fetched, so that both are made again."""
     for unit in units:
         # A missing file has no scan.
         with contextlib.suppress(ValueError):
@@ -326,11 +322,8 @@ def _parts(pattern: str) -> Parts:
 
 
 def _names(folder: str, part: str, skipped: set[str] | None) -> list[str]:
-    """Lists the visible names in a folder that a part of a pattern matches.
-
-    `**` matches folders and links.
-    """
-    # A plain name is looked up, because this needs no right to list the folder.
+    """Lists the visible names that a part of a pattern matches. `**` matches folders and links."""
+    # Looking up a plain name needs no right to list the folder.
     if not MAGIC.search(part):
         path = os.path.join(folder, part)
         is_there = os.path.islink(path) or target_kind("corpus", path)
