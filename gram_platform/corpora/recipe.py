@@ -24,14 +24,14 @@ from gram_platform.config.identity import (
 )
 from gram_platform.config.plain import from_plain
 
-# Raise this version when an equal recipe would give other tokens. It changes every data_id.
+# Raise this version when an equal recipe would give other tokens. Every data_id changes.
 PACK_VERSION = 1
 TRAINED = ("bpe", "bpe-passages")
 # The tokens of 256 bytes and of the end of text.
 MIN_BPE_VOCAB = 257
 # The fewest documents or passages for which a tokenizer's sample has room.
 MIN_SAMPLED = 64
-# Bytes per token while the tokenizer is unknown. These are estimates of the mean, the least, and the
+# Bytes per token while the tokenizer is unknown: estimates of the mean, the least, and the
 # most for validation text.
 BYTES_PER_TOKEN = 4.0
 FEWEST_BYTES_PER_TOKEN = 2.0

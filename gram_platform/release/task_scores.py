@@ -1,7 +1,7 @@
 """Scores views on tasks of the LM Evaluation Harness, and stores the scores as evaluations.
 
 Small models often answer multiple-choice questions no better than a guess, whatever they know. So
-a score comes with the accuracy of a guess, and with the bits per byte of the right answers.
+a score has the accuracy of a guess and the bits per byte of the right answers too.
 """
 
 import hashlib
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 # Names of files and folders that do not define tasks.
 NOT_OF_TASKS = re.compile(r"\..*|__pycache__|.*\.pyc|.*~|#.*#")
-# The field of a YAML file that includes other files, on one line or several.
+# The field of a YAML file that includes other files, on one or more lines.
 INCLUDES = re.compile(r"^include:(.*(?:\n[ \t-].*)*)", re.MULTILINE)
 # The names of files in this field.
 INCLUDED_NAMES = re.compile(r"[^\s\[\],\"']+")
 # The standard errors on each side of a 90% interval.
 LEVEL = 1.645
-# The harness's names of accuracies. The first one that a task has is used.
+# The harness's names of accuracies. The first that a task has is used.
 ACCURACIES = ("acc_norm", "acc")
 AT_CHANCE, ABOVE, BELOW = "cannot tell from guessing", "above chance", "below chance"
 SCORE_COLUMNS = ["profile", "task", "documents", "accuracy", "low", "high", "chance", "verdict"]
@@ -79,7 +79,7 @@ class Benchmark:
 
 
 def contents_sha256(folder: Path, tasks: Iterable["Task"]) -> str:
-    """Hashes a folder's files, the files that they include, and documents on this machine.
+    """Hashes a folder's files, the files that they include, and local documents of the tasks.
 
     Imported modules outside the folder are not covered. Raises ValueError for an unreadable file.
     """
@@ -92,10 +92,7 @@ def contents_sha256(folder: Path, tasks: Iterable["Task"]) -> str:
 
 
 def folder_sha256(folder: Path) -> str:
-    """Returns a hash of names and contents of a folder's files.
-
-    Hidden files, and files that Python and editors write, are left out.
-    """
+    """Hashes names and contents of a folder's files, without hidden and generated files."""
     digest = hashlib.sha256()
     for path in _files(folder):
         digest.update(f"{path.relative_to(folder).as_posix()} {hash_file(path)}\n".encode())
@@ -173,10 +170,10 @@ def score_profiles(
     precision: str,
     say: Callable[[str], None],
 ) -> pd.DataFrame:
-    """Scores each view without stored scores; returns a row for each profile and task.
+    """Scores each view that has no stored scores. Returns a row for each profile and task.
 
-    Intervals are 90% intervals over documents. Raises ValueError for a task that cannot be built or
-    that this function cannot score, before anything is written, and if the run's data is missing.
+    Intervals are 90% intervals over documents. Raises ValueError, before anything is written, for a
+    task that cannot be built or scored, and if the run's data is missing.
     """
     rows, manager, files_sha256 = [], None, ""
     if benchmark.folder:
@@ -214,7 +211,7 @@ def score_profiles(
 
 
 def _loadable(benchmark: Benchmark) -> tuple["TaskManager", list["Task"]]:
-    """Returns (the harness's index of tasks, the tasks); ValueError if one cannot be built."""
+    """Returns (the harness's index, the tasks). Raises ValueError if a task cannot be built."""
     from lm_eval.tasks import TaskManager, get_task_dict
 
     manager, built = TaskManager(include_path=benchmark.folder or None), []
@@ -268,8 +265,7 @@ def _score(store: Store, scores: TaskScores, manager: "TaskManager", device: str
 def task_fields(metrics: Mapping[str, object], samples: Sequence[Mapping]) -> dict[str, float]:
     """Returns a task's numbers, which are the harness's metrics, standard errors, and `answers`.
 
-    `metrics` is the harness's `{"acc,none": ..., "acc_stderr,none": ...}`. `samples` are its
-    records of the documents.
+    The harness made `metrics`, such as `{"acc,none": ...}`, and `samples`, a record a document.
     """
     numbers = ((key, value) for key, value in metrics.items() if isinstance(value, float))
     fields = {key.removesuffix(",none"): float(value) for key, value in numbers}

@@ -27,14 +27,14 @@ EXAMPLE = (
 
 
 def load_policy(path: str) -> Policy:
-    """Reads and parses a policy file; ValueError if it has an error."""
+    """Reads and parses a policy file. Raises ValueError if it has an error."""
     return parse_policy(policy_text(path))
 
 
 def policy_text(path: str) -> str:
     """Reads a policy file's text.
 
-    Raises ValueError if no profile can be read, or if every user could write or replace the file.
+    Raises ValueError if no profile can be read, or if every user may write or replace the file.
     """
     file_path = local_path("policy", path)
     try:
@@ -60,10 +60,10 @@ def policy_text(path: str) -> str:
 
 
 def _find_open_folder(path: Path) -> str:
-    """Returns a folder in the path of the file or of a link, in which every user can replace it.
+    """Returns a folder on the way to a file in which every user can replace an entry, or "".
 
-    Returns "" if there is none. In a folder with the sticky bit, such as /tmp, only an entry's
-    owner can replace it, who must be this user or root. On a read-only file system nobody can.
+    Links are followed, and their folders count too. With the sticky bit, as in /tmp, only the owner
+    can replace an entry, and must be this user or root. On a read-only file system nobody can.
     """
     steps = [path]
     while steps[-1].is_symlink():
@@ -85,7 +85,7 @@ def add_token(
     metrics: bool,
     max_requests: int | None,
 ) -> str:
-    """Adds the entry of a new token to a policy file; returns the token."""
+    """Adds the entry of a new token to a policy file, and returns the token."""
     token = new_token()
     rule = TokenRule(name, token_digest(token), profiles, default, metrics, max_requests)
     entry = token_entry(rule)
@@ -94,10 +94,10 @@ def add_token(
 
 
 def edit_policy(path: str, change: Callable[[str], str]) -> None:
-    """Replaces a policy file's text by `change(text)` in one step; keeps mode, owner and links.
+    """Replaces a policy file's text by `change(text)` atomically, and keeps mode, owner and links.
 
-    If an editor changes the file meanwhile, it is read again. Raises ValueError if it cannot be
-    read or replaced, or if the new text is not a policy.
+    If the file has changed meanwhile, it is read again. Raises ValueError if it cannot be read or
+    replaced, or if the new text is not a policy.
     """
     real = Path(os.path.realpath(local_path("policy", path)))
     try:

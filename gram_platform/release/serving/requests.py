@@ -14,7 +14,7 @@ MAX_TOKEN_LENGTH = 256
 MAX_STOPS, MAX_STOP_LENGTH = 4, 256
 FIELDS = ("model", "prompt", "max_tokens", "temperature", "top_p", "seed", "stop", "stream")
 FIELDS += ("stream_options", "n", "user")
-# Fields of OpenAI's API that are not supported, with their values that have no effect.
+# Fields of OpenAI's API that are not supported, with the values that have no effect.
 NEUTRAL = {
     "best_of": (1, None),
     "echo": (False, None),
@@ -28,7 +28,7 @@ NEUTRAL = {
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """A request as its sender wrote it, with defaults."""
+    """The fields of a request, with defaults for missing ones."""
 
     prompt: str | tuple[int, ...]
     profile: str | None
@@ -43,7 +43,7 @@ class CompletionRequest:
 
 
 def parse_request(body: bytes) -> CompletionRequest:
-    """Parses a body; Refusal 400, which names the field, for a wrong value."""
+    """Parses a body. Raises Refusal 400, which names the field, for a wrong value."""
     fields = _object(body)
     for name, given in fields.items():
         if name in NEUTRAL:
@@ -150,7 +150,7 @@ def _stops(fields: Mapping) -> tuple[str, ...]:
     return tuple(stops)
 
 
-# (status, message, the wrong field if any) by code. No message repeats a caller's text.
+# (status, message, perhaps the wrong field) by code. No message repeats a caller's text.
 COMMON_REFUSALS = {
     # The message does not reveal whether the profile exists.
     "model_not_found": (

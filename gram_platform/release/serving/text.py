@@ -32,9 +32,9 @@ class Vocabulary:
         return cls(tokenizer, max(ids.values()) + 1, context, end_of_text_id(tokenizer), longest)
 
     def prompt_ids(self, request: CompletionRequest) -> tuple[int, ...]:
-        """Returns the prompt's token ids; Refusal 400 if there are too many.
+        """Returns the prompt's token ids, or for an empty prompt an end of text.
 
-        An empty prompt becomes an end of text.
+        Raises Refusal 400 for too many tokens, and for text or ids that the tokenizer lacks.
         """
         # The model does not read the last drawn token.
         room = self.context + 1 - request.max_tokens
@@ -64,8 +64,8 @@ class Vocabulary:
 class TextStream:
     """Decodes tokens one delivery after another.
 
-    An incomplete character, and text that may begin a stop, are held back. The text ends before a
-    stop, and `stopped` is then True.
+    Holds back an incomplete character and text that may begin a stop. The text ends before a stop,
+    and `stopped` is then True.
     """
 
     def __init__(self, vocabulary: Vocabulary, stops: tuple[str, ...]):
