@@ -31,8 +31,8 @@ TRAINED = ("bpe", "bpe-passages")
 MIN_BPE_VOCAB = 257
 # The fewest documents or passages for which a tokenizer's sample has room.
 MIN_SAMPLED = 64
-# Bytes per token while the tokenizer is unknown: estimates of the mean, the least, and the
-# most for validation text.
+# Estimated bytes per token while the tokenizer is unknown. The third is the most that validation
+# text has.
 BYTES_PER_TOKEN = 4.0
 FEWEST_BYTES_PER_TOKEN = 2.0
 FLOOR_BYTES_PER_TOKEN = 6.0

@@ -1,4 +1,4 @@
-"""Sends one node to MLflow: finds or makes its MLflow run, and sends what it lacks."""
+"""Finds or creates the MLflow run of a node, and sends what the run lacks."""
 
 import contextlib
 import json
@@ -29,18 +29,18 @@ NUM_TRIES, LONGEST_PAUSE_S = 8, 0.25
 
 
 class Sender:
-    """Sends through one connection; several threads may do so at once."""
+    """Sends nodes through one connection. Several threads may do so at once."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self.known: dict[tuple[str, str], str] = {}
-        # Runs of which MLflow lacks records that the storage has lost.
+        # Runs with records that MLflow lacks and the storage has lost.
         self.incomplete: set[str] = set()
 
     def mirror(
         self, node: RunDirectory | EvaluationDirectory, entry: NodeEntry | None
     ) -> str | None:
-        """Sends what MLflow lacks of a node; returns the MLflow run id, None without an entry."""
+        """Sends what MLflow lacks of a node. Returns the MLflow run id, or None without `entry`."""
         if entry is None:
             return None
         records: Sequence[Mapping] = []
@@ -50,7 +50,7 @@ class Sender:
             has_lost = entry.status == State.COMPLETE and node.lost_history() != ""
         lock = node.folder.lock("mlflow") if node.folder.writable else contextlib.nullcontext()
         with lock, self._connection.writing():
-            # Until the storage has all records again, no step of them counts as sent.
+            # Until the storage has all records again, no step counts as sent.
             run = self._bring_up(replace(entry, last_step=-1) if has_lost else entry, records)
         if has_lost and _step(run.data.tags, content.MIRRORED_STEP) < max(entry.last_step, 0):
             self.incomplete.add(entry.node_id)
@@ -58,11 +58,10 @@ class Sender:
         return run.info.run_id
 
     def _bring_up(self, entry: NodeEntry, records: Sequence[Mapping]) -> Run:
-        """Finds or makes the node's MLflow run and sends the difference.
+        """Finds or creates the node's MLflow run, and sends what it lacks.
 
-        Retries if another machine interferes: it may have deleted our duplicate, or written the
-        same values first. If MLflow has another result than the storage, the node was made again,
-        and a new MLflow run replaces the old one.
+        Retries if another machine has deleted our duplicate, or written the same values first. If
+        MLflow has another result than the storage, a new MLflow run replaces the old run.
         """
         same = ("", entry.tags[content.RESULT])
         for num_left in reversed(range(NUM_TRIES)):
@@ -92,15 +91,15 @@ class Sender:
         return {**entry.tags, **self.parent_tag(entry.parent)}
 
     def parent_tag(self, run_id: str) -> dict[str, str]:
-        """Returns the tag by which MLflow folds a node below its parent, if that is known."""
+        """Returns the tag by which MLflow folds a node below its parent, if the parent is known."""
         parent = self.known.get(("run", run_id))
         return {content.PARENT: parent} if parent else {}
 
     def find(self, entry: NodeEntry) -> Run | None:
-        """Finds the node's MLflow run; deletes all but the oldest if several machines made one."""
+        """Finds the node's MLflow run. Keeps only the oldest if several machines created one."""
         known = self.known.get((entry.kind, entry.node_id))
         if known is not None:
-            # If somebody deleted it by hand, another run is searched.
+            # If somebody has deleted it, another run is searched.
             with contextlib.suppress(MlflowException):
                 run = self._connection.client.get_run(known)
                 if run.info.lifecycle_stage == "active":
@@ -112,7 +111,7 @@ class Sender:
         return runs[0] if runs else None
 
     def delete(self, runs: Iterable[Run]) -> None:
-        """Deletes runs, though another machine may delete them too."""
+        """Deletes runs, which another machine may delete at the same time."""
         for run in runs:
             try:
                 self._connection.client.delete_run(run.info.run_id)
@@ -137,7 +136,7 @@ class Sender:
         client, run_id, tags = self._connection.client, run.info.run_id, run.data.tags
         mirrored = _step(tags, content.MIRRORED_STEP)
         metrics = content.curve_metrics(records, entry, mirrored)
-        # A step that somebody has removed or changed tells nothing.
+        # Somebody may have removed or changed the tags of steps.
         is_doubtful = mirrored < 0 or _step(tags, content.SENDING_STEP) > mirrored
         if metrics and is_doubtful and not is_new:
             keys = sorted({metric.key for metric in metrics})
@@ -147,7 +146,7 @@ class Sender:
         if tags.get(content.RESULT, "") != entry.tags[content.RESULT]:
             metrics += content.result_metrics(entry, records)
         elif times := _other_times(run, entry):
-            # MLflow shows a step's newest point, which a clock that was ahead may have made.
+            # MLflow shows a step's newest point, which may be from a clock that was ahead.
             points = [one for key in times for one in client.get_metric_history(run_id, key)]
             now = max(round(time.time() * 1000), *(point.timestamp + 1 for point in points))
             metrics += [Metric(key, times[key], now, entry.num_steps) for key in times]
@@ -189,14 +188,14 @@ def has(run: Run, last_step: int, wanted: Mapping[str, str]) -> bool:
 def find_lacking(
     run: Run, tags: Mapping[str, str], params: Mapping[str, str]
 ) -> tuple[list[RunTag], list[Param]]:
-    """Returns the tags and parameters that MLflow's run lacks, or has with another value."""
+    """Returns an MLflow run's missing or different tags, and its missing parameters."""
     data = run.data
     lacking = [RunTag(*tag) for tag in tags.items() if data.tags.get(tag[0], "") != tag[1]]
     return lacking, [Param(*param) for param in params.items() if param[0] not in data.params]
 
 
 def _other_times(run: Run, entry: NodeEntry) -> dict[str, float]:
-    """Returns a node's times that differ from MLflow's, as happens after a merge of two storages.
+    """Returns a node's times that MLflow has with other values, as after a merge of two storages.
 
     A time that only MLflow has is NaN.
     """
@@ -215,11 +214,10 @@ def _step(tags: Mapping[str, str], key: str) -> int:
 
 
 def curve_tags(records: Iterable[Mapping], entry: NodeEntry) -> dict[str, str]:
-    """Writes each validation curve of a complete run as a text, `<step>:<loss> <step>:<loss> ...`.
+    """Writes the validation curves of a complete run as tags, `<step>:<loss> <step>:<loss> ...`.
 
-    Tags come with their run, a thousand runs in one request. A metric's history needs its own
-    request, which takes 40 s for the curves of a thousand runs. A curve that is too long for a tag
-    gets none.
+    A request reads the tags of a thousand runs. The histories of their metrics take 40 s, because
+    each needs its own request. A curve that is too long gets no tag.
     """
     curves: dict[str, list[str]] = {}
     for record in records if entry.kind == "run" and entry.status == State.COMPLETE else ():

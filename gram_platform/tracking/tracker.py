@@ -1,9 +1,9 @@
-"""Sends the storage to MLflow: one MLflow run for each node, and nothing sent twice.
+"""Sends the storage to MLflow, as one MLflow run for each node.
 
-Any call may fail with TrackingUnavailable, and nothing is lost: the next `mirror` or `sync`
-compares MLflow with the storage and sends the difference. After an interrupted send, which leaves
-the tag `gram.sending_step`, whole histories are compared. Processes of one machine lock a node;
-`sender.py` says what happens when two machines send one.
+Any call may fail with TrackingUnavailable. Nothing is lost, because the next `mirror` or `sync`
+compares MLflow with the storage and sends the difference. After an interrupted call, which leaves
+the tag `gram.sending_step`, whole histories are compared. Processes of one machine lock the node
+that they send. `sender.py` handles two machines that send the same node.
 """
 
 import re
@@ -43,13 +43,13 @@ NUM_SENDERS = 8
 LOCAL_UI = "http://127.0.0.1:5000/"
 # Nodes that `sync` has in memory.
 NODES_AT_ONCE = 1000
-# A tag of a model version: the hash of its export's record.
+# The tag of a model version with the hash of its export's record.
 EXPORT = "gram.export"
 TRIAL_ID = "gram.trial_id"
 
 
 class Tracker:
-    """Writes to one MLflow. It connects at the first call; `connection.py` describes failures."""
+    """Writes to one MLflow. The first call connects. `connection.py` describes failures."""
 
     def __init__(self, tracking_uri: str) -> None:
         self.tracking_uri = tracking_uri
@@ -57,11 +57,11 @@ class Tracker:
         # SQLite has one writer.
         self.num_senders = 1 if tracking_uri.startswith("sqlite") else NUM_SENDERS
         self._sender = Sender(self._connection)
-        # Whether the last `sync` sent everything, so that final tables are read from MLflow.
+        # Whether the last `sync` sent everything, so that MLflow is complete.
         self.has_sent_all = False
 
     def prepare_database(self) -> None:
-        """Creates the database and the experiment if need be, before workers start."""
+        """Creates the database and the experiment if they are missing."""
         with self._connection.writing():
             pass
 
@@ -70,21 +70,21 @@ class Tracker:
         self._connection.ask_again()
 
     def mirror(self, node: RunDirectory | EvaluationDirectory) -> str | None:
-        """Sends what MLflow lacks of a node; returns the MLflow run id.
+        """Sends what MLflow lacks of a node, and returns the MLflow run id.
 
-        None for a run that was never attempted, and for an evaluation before its result.
+        Returns None if `node_entry` does.
         """
         return self._sender.mirror(node, content.node_entry(node))
 
     def mark_killed(self, run_ids: Iterable[str]) -> None:
-        """Gives the status KILLED to sent runs that lose their driver."""
+        """Sets the status KILLED of sent runs that have lost their driver."""
         sent = filter(None, [self._sender.known.get(("run", run_id)) for run_id in run_ids])
         with self._connection.writing() as client:
             for mlflow_id in sent:
                 client.set_terminated(mlflow_id, "KILLED")
 
     def sync(self, store: Store, ids: Iterable[str] | None = None) -> dict[str, int]:
-        """Mirrors all runs and evaluations, or those of these ids; counts {"sent", "unchanged"}.
+        """Mirrors all nodes, or only the nodes `ids`. Counts {"sent", "unchanged"}.
 
         With `ids`, finished nodes of an object store are not read if MLflow has their results and
         tags.
@@ -125,7 +125,7 @@ class Tracker:
     ) -> list:
         """Sends what MLflow lacks, and adds to `counts`.
 
-        Returns the nodes that wait for their parents, unless `are_orphans`.
+        Returns the nodes whose parents MLflow lacks. With `are_orphans`, sends them too.
         """
         orphans = []
         with ThreadPoolExecutor(self.num_senders) as threads:
@@ -162,17 +162,17 @@ class Tracker:
         return last_step is not None and has(run, last_step, wanted)
 
     def runs(self) -> dict[tuple[str, str], Run]:
-        """Reads {(kind, node_id): MLflow run} of the whole experiment, a thousand runs a request.
+        """Reads the MLflow run of each (kind, node_id) of the whole experiment.
 
-        TrackingUnavailable also if the file of a database is missing.
+        Raises TrackingUnavailable also if the file of a database is missing.
         """
         require_database(self.tracking_uri)
         return {key: oldest for key, (oldest, *_) in self._copies().items()}
 
     def study_nodes(self, study: str) -> dict[tuple[str, str], Run]:
-        """Reads the `runs` that a study or a search had when it was last logged.
+        """Reads those `runs` that a study or a search had when it was last logged.
 
-        ValueError if it never was.
+        Raises ValueError if it was never logged.
         """
         nodes = self.runs()
         with self._connection.reaching():
@@ -183,13 +183,13 @@ class Tracker:
         return {key: run for key, run in nodes.items() if wanted in run.data.tags.items()}
 
     def _study_runs(self, filter_string: str) -> list[Run]:
-        """Reads the MLflow runs of studies, the one that was written last at the end."""
+        """Reads the MLflow runs of studies, sorted by the time of the last write."""
         runs = self._connection.search(filter_string)
         runs = [run for run in runs if run.data.tags.get(content.KIND) == "study"]
         return sorted(runs, key=lambda run: run.info.end_time or 0)
 
     def history(self, run: Run, key: str) -> list[tuple[int, float]]:
-        """Reads (step, value) of a metric's points."""
+        """Reads a metric's (step, value) points."""
         with self._connection.reaching() as client:
             points = client.get_metric_history(run.info.run_id, key)
         return [(point.step, point.value) for point in points]
@@ -207,10 +207,10 @@ class Tracker:
         return copies
 
     def log_study(self, study: StudyLog) -> str:
-        """Logs a study's files and figures as artifacts of one MLflow run; returns its id.
+        """Logs a study's files and figures as artifacts of one MLflow run, and returns its id.
 
-        Also sends what saved views need. A study with the same name and parameters has the same
-        run, whose artifacts and lines are then replaced.
+        Also sends what saved views need. If the run of this name and these parameters exists, its
+        artifacts and lines are replaced.
         """
         of_study = {content.STUDY: study.name, content.STUDY_ID: study.identity}
         pages = {
@@ -238,7 +238,7 @@ class Tracker:
         return run.info.run_id
 
     def log_views(self, study: StudyLog) -> None:
-        """Sends the saved views, and what they show: trials, and tags and metrics of nodes."""
+        """Sends the saved views, and the trials, tags and metrics that they show."""
         with self._connection.writing():
             self._connection.set_experiment_tags(study.views)
             self._connection.describe()
@@ -247,7 +247,7 @@ class Tracker:
         self._send_trials(study, runs)
 
     def study_file(self, study: str, file: str) -> str | None:
-        """Reads a file of the study's MLflow run that was written last; None without one."""
+        """Reads a file of a study's last written MLflow run that has it; None without one."""
         require_database(self.tracking_uri)
         if not is_safe_name(study):
             return None
@@ -259,9 +259,9 @@ class Tracker:
     def _replace_lines(
         self, of_study: Mapping[str, str], present: Sequence[Run], lines: Sequence[Line]
     ) -> None:
-        """Makes a run for each line of a chart, with the tags `of_study`, and deletes other lines.
+        """Makes a run for each line of a chart, with the tags `of_study`, and deletes old lines.
 
-        These runs are not children of the study's run, because MLflow's charts leave out the
+        These runs are no children of the study's run, because MLflow's charts leave out the
         children of a folded run.
         """
         client = self._connection.client
@@ -293,10 +293,7 @@ class Tracker:
                 self._log_missing(run, tags, {}, study.node_metrics.get(node_id, {}))
 
     def _send_trials(self, study: StudyLog, runs: Mapping[tuple[str, str], Run]) -> None:
-        """Sends what MLflow lacks of each trial, the status last; deletes another sender's copies.
-
-        A trial's run is found by its id, so nothing is sent twice.
-        """
+        """Sends what MLflow lacks of each trial, the status last. Deletes duplicates of trials."""
         with self._connection.writing() as client:
             present: dict[str, Run] = {}
             for run in sorted(self._connection.search(trials_filter(study.identity)), key=age):
@@ -332,7 +329,6 @@ class Tracker:
         params: Mapping[str, str],
         metrics: Mapping[str, float],
     ) -> None:
-        """Sends the tags, parameters and metrics that a run lacks."""
         texts = ({key: text_for_people(text) for key, text in of.items()} for of in (tags, params))
         new_tags, new_params = find_lacking(run, *texts)
         known, now = run.data.metrics, int(time.time() * 1000)
@@ -347,9 +343,8 @@ class Tracker:
     ) -> str:
         """Makes the folder of an export's `record` the newest version of model `name`.
 
-        Returns the version's number. The files become artifacts of the MLflow run of the view's
-        `run`, which is sent before. An export that is registered under the name keeps its version
-        and gets the tags.
+        Returns the version's number. Sends the view's `run` first, whose MLflow run then has the
+        files as artifacts. If the export is already a version, only its tags are set.
         """
         digest, mlflow_run_id = hash_file(record), self.mirror(run)
         assert mlflow_run_id is not None, "an exported run was attempted"
@@ -376,7 +371,7 @@ class Tracker:
             return str(made.version)
 
     def view_urls(self, study: str, pages: str = LOCAL_UI) -> dict[str, str]:
-        """Returns {what it shows: address} of a study's saved views, as `run_url`."""
+        """Returns {content: address} of a study's saved views. `pages` is as in `run_url`."""
         with self._connection.reaching():
             views = read_views(self._connection.experiment_tags(), self._connection.experiment_id)
         prefix, base = f"gram.{study}.", self._base(pages)
@@ -403,7 +398,7 @@ class Tracker:
 
 
 def file_name(name: str) -> str:
-    """Returns a file name that is safe for `name`; different names get different file names."""
+    """Returns a safe file name, which differs for different names."""
     return (
         name
         if is_safe_name(name)
