@@ -341,8 +341,11 @@ def _record(row: HubRow, record: dict) -> Document | None:
         return None
     label = row.label or _field(record, row.label_field).strip()
     if label not in row.all_labels:
-        allowed = f"one of the {len(row.labels)} labels of its row: {ADD_LABELS}"
-        raise invalid(f"{row.dataset}: {row.label_field}", label, allowed)
+        raise invalid(
+            f"{row.dataset}: {row.label_field}",
+            label,
+            f"one of the {len(row.labels)} labels of its row: {ADD_LABELS}",
+        )
     return Document(label, text)
 
 

@@ -72,8 +72,11 @@ def _questions(row: HubRow, all_files: bool) -> Iterator[tuple[str, dict[str, st
         return
     token = get_token() or ""
     if stray := {sign for sign in token if not (sign.isascii() and sign.isprintable())}:
-        allowed = "a token without such characters, as quotation marks or a BOM"
-        raise invalid(TOKEN, "".join(sorted(stray)), allowed)
+        raise invalid(
+            TOKEN,
+            "".join(sorted(stray)),
+            "a token without such characters, as quotation marks or a BOM",
+        )
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     yield f"{datasets.config.HF_ENDPOINT}/api/datasets/{quote(row.dataset)}/auth-check", headers
 

@@ -219,8 +219,9 @@ def _train_tokenizer(
     texts = chain.from_iterable(samples)
     first = next(texts, None)
     if first is None:
-        allowed = "enough bytes to hold some text"
-        raise invalid("sample_bytes", recipe.tokenizer.sample_bytes, allowed)
+        raise invalid(
+            "sample_bytes", recipe.tokenizer.sample_bytes, "enough bytes to hold some text"
+        )
     size = min(recipe.tokenizer.sample_bytes, files.num_bytes)
     return interruptible(
         partial(train_tokenizer, vocab_size=recipe.vocab_size),

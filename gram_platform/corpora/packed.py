@@ -314,8 +314,11 @@ def parse_manifest(text: bytes, where: object) -> dict:
         for domain in manifest["domains"]:
             require_name("domain", domain)
         if manifest["files"].keys() != bytes_of_files(manifest).keys():
-            allowed = f"{TOKENIZER} and one file a domain and split"
-            raise invalid("files", sorted(manifest["files"])[:4], allowed)
+            raise invalid(
+                "files",
+                sorted(manifest["files"])[:4],
+                f"{TOKENIZER} and one file a domain and split",
+            )
         if "blocks" in manifest:
             require_int("blocks.num_bytes", manifest["blocks"]["num_bytes"], 1, 2**30)
     except ValueError as error:

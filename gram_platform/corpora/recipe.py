@@ -179,8 +179,9 @@ class TokenizerRecipe:
     def __post_init__(self) -> None:
         require_int("tokenizer.sample_bytes", self.sample_bytes, 1 if self.is_trained else 0)
         if self.core_only and not self.is_trained:
-            allowed = f"False: this tokenizer is not trained here ({self.source})"
-            raise invalid("core_tokenizer", True, allowed)
+            raise invalid(
+                "core_tokenizer", True, f"False: this tokenizer is not trained here ({self.source})"
+            )
 
     @property
     def is_trained(self) -> bool:
@@ -274,8 +275,9 @@ class CorpusRecipe:
         if len(set(names)) != len(names) or CORE not in names:
             raise invalid("corpus.domains", names, f"each domain once, {CORE!r} among them")
         if len(names) > MAX_DOMAINS:
-            allowed = f"at most {MAX_DOMAINS:,}: pool labels in core_label"
-            raise invalid("corpus.domains", len(names), allowed)
+            raise invalid(
+                "corpus.domains", len(names), f"at most {MAX_DOMAINS:,}: pool labels in core_label"
+            )
 
     @property
     def tokenizer_name(self) -> str:

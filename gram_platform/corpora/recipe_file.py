@@ -133,14 +133,23 @@ def _from_url(url: str) -> HubCorpus:
     fields = dict(written)
     for name, value in written:
         if name not in IN_URL:
-            expected = f"one of the fields {', '.join(IN_URL)} in {url}{suggest(name, IN_URL)}"
-            raise invalid(f"corpus: {name}", value, expected)
+            raise invalid(
+                f"corpus: {name}",
+                value,
+                f"one of the fields {', '.join(IN_URL)} in {url}{suggest(name, IN_URL)}",
+            )
         if value != fields[name]:
-            expected = f"each field once, several values separated by commas, in {url}"
-            raise invalid(f"corpus: {name}", value, expected)
+            raise invalid(
+                f"corpus: {name}",
+                value,
+                f"each field once, several values separated by commas, in {url}",
+            )
     if not fields.get("label") or not (dataset.count("/") == 1 or dataset in BUILDERS):
-        expected = f"{SCHEME}ORG/NAME?label=FIELD&text=FIELD, or {SCHEME}ORG/NAME@REVISION?..."
-        raise invalid("corpus", url, expected)
+        raise invalid(
+            "corpus",
+            url,
+            f"{SCHEME}ORG/NAME?label=FIELD&text=FIELD, or {SCHEME}ORG/NAME@REVISION?...",
+        )
     lists = {
         name: tuple(_unquote(part) for part in fields.get(name, "").split(",") if part)
         for name in ("text", "labels", "core", "files")

@@ -107,8 +107,9 @@ def resolve(
             given or None, packing.vocab_size, packing.sample_bytes, end
         )
         if packing.instructions and isinstance(description, StoriesCorpus | HubCorpus):
-            allowed = "none, unless the corpus is local text"
-            raise invalid("instructions", packing.instructions, allowed)
+            raise invalid(
+                "instructions", packing.instructions, "none, unless the corpus is local text"
+            )
         if isinstance(description, StoriesCorpus):
             source, domains, counts = _of_stories(description, core_label)
         elif isinstance(description, HubCorpus):
@@ -213,8 +214,7 @@ def core_labels(
         core = tuple(sorted(parts))
     if missing := [label for label in core if label not in labels]:
         names = _list_names(labels) + suggest(missing[0], labels)
-        allowed = f"labels of this corpus, which are {names}"
-        raise invalid("core_label", ", ".join(missing), allowed)
+        raise invalid("core_label", ", ".join(missing), f"labels of this corpus, which are {names}")
     if len(core) == len(labels):
         allowed = "fewer than all labels: at least one stays an auxiliary domain"
         raise invalid("core_label", ", ".join(core), allowed)

@@ -68,8 +68,11 @@ def tokenizer_recipe(
         return TokenizerRecipe("file", hash_file(path), end_of_text="" if is_plain else end), path
     if is_on_hub(given):
         return TokenizerRecipe("hub", given, end_of_text=end_of_text), None
-    allowed = "a tokenizer.json, a folder that holds one, or owner/name@revision on the hub"
-    raise invalid("tokenizer", given, allowed)
+    raise invalid(
+        "tokenizer",
+        given,
+        "a tokenizer.json, a folder that holds one, or owner/name@revision on the hub",
+    )
 
 
 def is_on_hub(given: str) -> bool:
@@ -121,10 +124,12 @@ def hub_tokenizer(source: str) -> Tokenizer:
         return configure(Tokenizer.from_pretrained(name, revision=revision))
     except Exception as error:
         if is_passing(error):
-            text = f"the tokenizer {source} cannot be read from the hub: {error}"
-            raise Unavailable(text) from error
-        expected = f"a tokenizer that the hub can provide ({error})"
-        raise invalid("tokenizer", source, expected) from None
+            raise Unavailable(
+                f"the tokenizer {source} cannot be read from the hub: {error}"
+            ) from error
+        raise invalid(
+            "tokenizer", source, f"a tokenizer that the hub can provide ({error})"
+        ) from None
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -230,8 +235,11 @@ def end_of_text_id(tokenizer: Tokenizer, named: str = "") -> int:
     for name in (_of_template(tokenizer), *KNOWN_ENDS):
         if name in special:
             return tokenizer.token_to_id(name)
-    allowed = f"one of the special tokens {', '.join(KNOWN_ENDS)}, or a recipe with end_of_text"
-    raise invalid("tokenizer", "no end of text", allowed)
+    raise invalid(
+        "tokenizer",
+        "no end of text",
+        f"one of the special tokens {', '.join(KNOWN_ENDS)}, or a recipe with end_of_text",
+    )
 
 
 def with_end(tokenizer: Tokenizer, name: str) -> Tokenizer:

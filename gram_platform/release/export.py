@@ -126,8 +126,11 @@ def export_view(
         return ExportResult(out, verified_before, is_new=False)
     # No folder can be moved onto a mount point.
     if os.path.ismount(out):
-        allowed = f"a folder that is no mount point, such as a new one in it: {out / 'model'}"
-        raise invalid("out", str(out), allowed)
+        raise invalid(
+            "out",
+            str(out),
+            f"a folder that is no mount point, such as a new one in it: {out / 'model'}",
+        )
     dtype, files = DTYPES[export.dtype], {}
     with open_view(store, export.view) as (config, weights):
         for name, part in parts.items():
@@ -136,8 +139,11 @@ def export_view(
         total = sum(stream_bytes(s, dtype) for group in files.values() for s in group.values())
         existing = next(parent for parent in out.parents if parent.exists())
         if (free := shutil.disk_usage(existing).free) < total:
-            allowed = f"a disk with {total / 1e9:,.2f} GB free, found {free / 1e9:,.2f} GB"
-            raise invalid("out", str(out), allowed)
+            raise invalid(
+                "out",
+                str(out),
+                f"a disk with {total / 1e9:,.2f} GB free, found {free / 1e9:,.2f} GB",
+            )
         with atomic_folder(out) as staging:
             on_bytes, agreements = byte_counter(progress, "exporting", total), {}
             for name, part in parts.items():
@@ -218,8 +224,11 @@ def require_unchanged(out: Path) -> None:
         raise invalid("out", str(out), f"an export whose files can be read ({error})") from error
     if changed := sorted({name for name, _ in expected.items() ^ present.items()}):
         names = ", ".join(changed[:4])
-        allowed = f"an unchanged export: its files have changed ({names}), remove the folder"
-        raise invalid("out", str(out), allowed)
+        raise invalid(
+            "out",
+            str(out),
+            f"an unchanged export: its files have changed ({names}), remove the folder",
+        )
 
 
 def _record(out: Path) -> ExportRecord:
@@ -258,8 +267,9 @@ def atomic_folder(out: Path) -> Iterator[Path]:
     except OSError as error:
         if error.errno not in USER_ERRNOS:
             raise
-        allowed = f"a folder that accepts the export ({error.strerror})"
-        raise invalid("out", str(out), allowed) from error
+        raise invalid(
+            "out", str(out), f"a folder that accepts the export ({error.strerror})"
+        ) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

@@ -97,14 +97,18 @@ def file_names(folder: Path) -> list[str]:
                 raise invalid(INDEX, name, "safetensors files of the same folder")
             # `Path.is_file` would raise for an impossible name.
             if not os.path.isfile(folder / name):
-                allowed = f"a complete checkpoint, {name} is missing"
-                raise invalid("checkpoint", str(folder), allowed)
+                raise invalid(
+                    "checkpoint", str(folder), f"a complete checkpoint, {name} is missing"
+                )
         return names
     if (folder / SINGLE).is_file():
         return [SINGLE]
     if pickled := sorted(path.name for pattern in PICKLES for path in folder.glob(pattern)):
-        allowed = f"{SINGLE}: loading a pickled file can run any code, convert it elsewhere"
-        raise invalid("checkpoint", pickled[0], allowed)
+        raise invalid(
+            "checkpoint",
+            pickled[0],
+            f"{SINGLE}: loading a pickled file can run any code, convert it elsewhere",
+        )
     raise invalid("checkpoint", str(folder), f"a folder with {SINGLE} or {INDEX}")
 
 

@@ -108,8 +108,11 @@ def read_config(folder: Path) -> dict:
     try:
         return read_json(folder / CONFIG)
     except ValueError as error:
-        allowed = f"a folder with a {CONFIG} that can be read as a JSON object ({error})"
-        raise invalid("checkpoint", str(folder), allowed) from None
+        raise invalid(
+            "checkpoint",
+            str(folder),
+            f"a folder with a {CONFIG} that can be read as a JSON object ({error})",
+        ) from None
 
 
 def _tokenizer(folder: Path, model: ModelConfig) -> tuple[bytes | None, str]:

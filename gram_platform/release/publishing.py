@@ -11,8 +11,9 @@ from gram_platform.release.export import RECORD, ExportRecord
 def require_hub(name: str) -> None:
     """Raises ValueError if the hub's library or a login is missing, or the name is invalid."""
     if importlib.util.find_spec("huggingface_hub") is None:
-        allowed = "huggingface_hub to be installed: pip install 'gram-platform[hub]'"
-        raise invalid("push", name, allowed)
+        raise invalid(
+            "push", name, "huggingface_hub to be installed: pip install 'gram-platform[hub]'"
+        )
     from huggingface_hub import get_token
     from huggingface_hub.utils import validate_repo_id
 
@@ -51,6 +52,7 @@ def push_export(folder: Path, name: str) -> tuple[str, str]:
     except (OSError, HTTPError, RuntimeError) as error:
         # A failed upload of a file raises RuntimeError.
         cause = printable(str(error.__cause__ or error))
-        allowed = f"a model of the hub that this login may write ({cause})"
-        raise invalid("push", name, allowed) from None
+        raise invalid(
+            "push", name, f"a model of the hub that this login may write ({cause})"
+        ) from None
     return f"{api.endpoint}/{name}", commit.oid

@@ -19,8 +19,9 @@ def parse_modules(text: str) -> dict[str, float]:
         try:
             modules[domain] = float(weight) if given else 1.0
         except ValueError:
-            allowed = "a name, or name=weight with a number from 0 to 1"
-            raise invalid("modules", part, allowed) from None
+            raise invalid(
+                "modules", part, "a name, or name=weight with a number from 0 to 1"
+            ) from None
     return modules
 
 
@@ -55,11 +56,15 @@ class AvailableModules:
         if not self.modules:
             raise invalid("modules", domain, f"none: run {self.run_id} is dense")
         if not runs:
-            allowed = one_of(domain, self.modules, f"run {self.run_id}'s modules: ")
-            raise invalid("modules", domain, allowed)
+            raise invalid(
+                "modules", domain, one_of(domain, self.modules, f"run {self.run_id}'s modules: ")
+            )
         if len(runs) > 1:
-            allowed = f"{domain}=RUN_ID, because several runs trained it: {', '.join(runs)}"
-            raise invalid("sources", "", allowed)
+            raise invalid(
+                "sources",
+                "",
+                f"{domain}=RUN_ID, because several runs trained it: {', '.join(runs)}",
+            )
         return runs[0]
 
     def view(self, modules: Mapping[str, float], sources: Mapping[str, str]) -> View:

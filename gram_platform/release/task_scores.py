@@ -63,8 +63,11 @@ class Benchmark:
         Raises ValueError if lm-eval is not installed, a task is unknown or the folder is missing.
         """
         if importlib.util.find_spec("lm_eval") is None:
-            allowed = "an installed lm-eval: pip install 'gram-platform[eval]'"
-            raise invalid("tasks", ", ".join(self.tasks), allowed)
+            raise invalid(
+                "tasks",
+                ", ".join(self.tasks),
+                "an installed lm-eval: pip install 'gram-platform[eval]'",
+            )
         from lm_eval.tasks import TaskManager
 
         folder = self.folder and os.path.realpath(local_path("include_path", self.folder))
@@ -154,11 +157,17 @@ def parse_profile(available: AvailableModules, name: str) -> View:
     """Returns the view of a profile such as `core`, `core+virology` or `all`."""
     core, *modules = ("core", *available.modules) if name == "all" else name.split("+")
     if core != "core":
-        allowed = "all, core, or core+MODULE+..., with modules " + ", ".join(available.modules)
-        raise invalid("profiles", name, allowed)
+        raise invalid(
+            "profiles",
+            name,
+            "all, core, or core+MODULE+..., with modules " + ", ".join(available.modules),
+        )
     if not available.has_core:
-        allowed = "a run with a core: this one has an expert for each domain; export one"
-        raise invalid("run_id", available.run_id, allowed)
+        raise invalid(
+            "run_id",
+            available.run_id,
+            "a run with a core: this one has an expert for each domain; export one",
+        )
     return available.view(dict.fromkeys(modules, 1.0), {})
 
 
@@ -223,11 +232,15 @@ def _loadable(benchmark: Benchmark) -> tuple["TaskManager", list["Task"]]:
             allowed = "a network for the hub's documents, or --include-path with local documents"
             raise invalid("tasks", name, f"{allowed} ({type(error).__name__}: {error})") from error
         except Exception as error:
-            allowed = f"a task that can be built ({type(error).__name__}: {error})"
-            raise invalid("tasks", name, allowed) from error
+            raise invalid(
+                "tasks", name, f"a task that can be built ({type(error).__name__}: {error})"
+            ) from error
         if any(task.OUTPUT_TYPE == "generate_until" for task in tasks):
-            allowed = "a task that generates no text: export the profile for `lm_eval --model hf`"
-            raise invalid("tasks", name, allowed)
+            raise invalid(
+                "tasks",
+                name,
+                "a task that generates no text: export the profile for `lm_eval --model hf`",
+            )
         built += tasks
     return manager, built
 

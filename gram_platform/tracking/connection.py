@@ -114,8 +114,9 @@ class Connection:
                 try:
                     correct_places(self.database, self.experiment_id)
                 except ValueError as error:
-                    reason = f"MLflow at {self.tracking_uri} is not used: {error}"
-                    raise TrackingUnavailable(reason) from error
+                    raise TrackingUnavailable(
+                        f"MLflow at {self.tracking_uri} is not used: {error}"
+                    ) from error
                 self._has_right_places = True
             yield client
 
@@ -212,8 +213,9 @@ class Connection:
         except UnicodeDecodeError:
             raise
         except ValueError as error:
-            reason = f"artifacts of MLflow at {self.tracking_uri}: {error}"
-            raise TrackingUnavailable(reason) from error
+            raise TrackingUnavailable(
+                f"artifacts of MLflow at {self.tracking_uri}: {error}"
+            ) from error
 
     def _connect(self) -> None:
         for name, value in SETTINGS.items():
@@ -297,8 +299,11 @@ def default_tracking_uri(storage: str) -> str:
     """Returns the URI of a local storage's database. Raises ValueError for an object store."""
     store = Store(storage)
     if not store.is_local:
-        allowed = f"the address of an MLflow server or database, because {storage} cannot hold one"
-        raise invalid("tracking_uri", None, allowed)
+        raise invalid(
+            "tracking_uri",
+            None,
+            f"the address of an MLflow server or database, because {storage} cannot hold one",
+        )
     return database_uri(Path(store.root) / "mlflow.db")
 
 

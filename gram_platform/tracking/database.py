@@ -37,8 +37,11 @@ def database_uri(path: str | Path) -> str:
     for uri in (plain, encoded):
         if make_url(uri).database == str(path) and not make_url(uri).query:
             return uri
-    allowed = "a path without `?` and `%`, which mean something in the URI of a database"
-    raise invalid("storage", str(path), allowed)
+    raise invalid(
+        "storage",
+        str(path),
+        "a path without `?` and `%`, which mean something in the URI of a database",
+    )
 
 
 def database_path(uri: str) -> Path | None:
@@ -112,8 +115,9 @@ def _find_moved(connection: sqlite3.Connection, experiment_id: str, here: str) -
         pattern = rf"(file://)?/([^?#]*/)?{ARTIFACTS}{re.escape(rest)}"
         if not (isinstance(place, str) and re.fullmatch(pattern, place)):
             earlier = f"or {ARTIFACTS}{rest} in a folder that had the database before: {REMEDY}"
-            field = "artifact_uri" if run_id else "artifact_location"
-            raise invalid(field, place, f"{here}{rest}, {earlier}")
+            raise invalid(
+                "artifact_uri" if run_id else "artifact_location", place, f"{here}{rest}, {earlier}"
+            )
         moved[run_id] = here + rest
     return moved
 

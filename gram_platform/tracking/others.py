@@ -82,8 +82,9 @@ def _wandb(place: Path, entry: NodeEntry, points: Sequence[Metric]) -> None:
     try:
         import wandb
     except ImportError as error:
-        allowed = "an installed wandb: pip install 'gram-platform[wandb]'"
-        raise invalid("to", "wandb", allowed) from error
+        raise invalid(
+            "to", "wandb", "an installed wandb: pip install 'gram-platform[wandb]'"
+        ) from error
     quiet = wandb.Settings(
         silent=True, console="off", x_disable_stats=True, x_disable_meta=True, disable_git=True
     )

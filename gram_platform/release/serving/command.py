@@ -183,8 +183,9 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
             listen(ignore)
             say("stopping")
         except ClusterLost as error:
-            reason = "Ray has died, and all models with it: start `gram serve` again"
-            raise Stopped(reason) from error
+            raise Stopped(
+                "Ray has died, and all models with it: start `gram serve` again"
+            ) from error
         except (*CALL_ERRORS, RuntimeError) as error:
             reason = one_line(error) or type(error).__name__
             advice = "start `gram serve` again, where processors and memory are free"
@@ -225,8 +226,11 @@ def load_granting(path: str) -> Policy:
     """Reads a policy. Raises ValueError also for a policy without tokens."""
     policy = load_policy(path)
     if not policy.tokens:
-        expected = "a policy with at least one token: `gram token NAME --policy FILE` adds one"
-        raise invalid("policy", path, expected)
+        raise invalid(
+            "policy",
+            path,
+            "a policy with at least one token: `gram token NAME --policy FILE` adds one",
+        )
     return policy
 
 
@@ -273,9 +277,11 @@ def require_own_serve() -> None:
         raise invalid("ray_address", head, "a Ray whose head is this machine")
     status = serve.status()
     if status.applications or status.proxies:
-        names = ", ".join(sorted(status.applications)) or "no application"
-        expected = "a Ray without Ray Serve; `serve shutdown` there ends one that is left over"
-        raise invalid("ray_address", names, expected)
+        raise invalid(
+            "ray_address",
+            ", ".join(sorted(status.applications)) or "no application",
+            "a Ray without Ray Serve; `serve shutdown` there ends one that is left over",
+        )
 
 
 def end_application(name: str, is_private: bool) -> None:

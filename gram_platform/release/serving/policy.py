@@ -121,8 +121,11 @@ class Policy:
             for module, _ in weights:
                 if module not in available:
                     names = one_of(module, available, "the run's modules: ")
-                    allowed = names if available else f"{names}it has none"
-                    raise invalid(f"profiles.{name}.modules", module, allowed)
+                    raise invalid(
+                        f"profiles.{name}.modules",
+                        module,
+                        names if available else f"{names}it has none",
+                    )
 
     def not_loaded(self, loaded: Collection[str]) -> dict[str, ValueError]:
         """Returns an error for each profile of a token with a module that is not loaded."""
@@ -242,8 +245,11 @@ def _require_keys(field: str, plain: object, allowed: tuple[str, ...]) -> None:
 
 def _name(field: str, value: object) -> str:
     if not isinstance(value, str) or not NAME.fullmatch(value):
-        allowed = "a name of up to 64 letters, digits, _ + -, beginning with a letter or digit"
-        raise invalid(field, value, allowed)
+        raise invalid(
+            field,
+            value,
+            "a name of up to 64 letters, digits, _ + -, beginning with a letter or digit",
+        )
     return value
 
 
@@ -281,8 +287,9 @@ def _rule(index: int, entry: object) -> TokenRule:
         _name(f"{field}.profiles", profile)
     default = entry.get("default", profiles[0] if len(profiles) == 1 else None)
     if default not in profiles:
-        allowed = one_of(default, profiles, "the token's profiles: ")
-        raise invalid(f"{field}.default", default, allowed)
+        raise invalid(
+            f"{field}.default", default, one_of(default, profiles, "the token's profiles: ")
+        )
     if not isinstance(metrics, bool):
         raise invalid(f"{field}.metrics", metrics, "true or false")
     if max_requests is not None:

@@ -50,11 +50,17 @@ def policy_text(path: str) -> str:
     if not stat.S_ISREG(mode) or len(data) > MAX_POLICY_BYTES:
         raise invalid("policy", path, f"a regular file of at most {MAX_POLICY_BYTES:,} bytes")
     if mode & stat.S_IWOTH:
-        expected = f"a file that not everyone may write (mode {stat.S_IMODE(mode):o}): chmod o-w"
-        raise invalid("policy", path, expected)
+        raise invalid(
+            "policy",
+            path,
+            f"a file that not everyone may write (mode {stat.S_IMODE(mode):o}): chmod o-w",
+        )
     if open_folder:
-        expected = f"a file that strangers cannot replace: everyone may write {open_folder}"
-        raise invalid("policy", path, expected)
+        raise invalid(
+            "policy",
+            path,
+            f"a file that strangers cannot replace: everyone may write {open_folder}",
+        )
     read_policy(text)
     return text
 

@@ -50,8 +50,11 @@ def parse_request(body: bytes) -> CompletionRequest:
             if not any(given is value or _same(given, value) for value in NEUTRAL[name]):
                 raise bad_request(name, "no value, since it is not supported here", "unsupported")
         elif name not in FIELDS:
-            message = f"the body has an unknown field; known are {', '.join(FIELDS)}"
-            raise Refusal(400, "unknown_field", message)
+            raise Refusal(
+                400,
+                "unknown_field",
+                f"the body has an unknown field; known are {', '.join(FIELDS)}",
+            )
     if fields.get("n", 1) not in (1, None) or isinstance(fields.get("n"), bool):
         raise bad_request("n", "1", "unsupported")
     seed = _number(fields, "seed", None, -(2**63), 2**63 - 1)
@@ -78,8 +81,9 @@ def _object(body: bytes) -> Mapping:
             body.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
         )
     except (ValueError, RecursionError):
-        message = "the body is not valid JSON in UTF-8, or it repeats a name"
-        raise Refusal(400, "invalid_json", message) from None
+        raise Refusal(
+            400, "invalid_json", "the body is not valid JSON in UTF-8, or it repeats a name"
+        ) from None
     if not isinstance(fields, Mapping):
         raise Refusal(400, "invalid_json", "the body is not a JSON object")
     return fields

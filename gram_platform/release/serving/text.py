@@ -39,8 +39,9 @@ class Vocabulary:
         # The model does not read the last drawn token.
         room = self.context + 1 - request.max_tokens
         if room < 1:
-            allowed = f"at most {self.context}: the model reads {self.context} tokens"
-            raise bad_request("max_tokens", allowed)
+            raise bad_request(
+                "max_tokens", f"at most {self.context}: the model reads {self.context} tokens"
+            )
         reserved = f"beside max_tokens = {request.max_tokens}"
         fits = f"at most {room} tokens {reserved}: the model reads {self.context}"
         if isinstance(request.prompt, str):
