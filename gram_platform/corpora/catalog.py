@@ -188,7 +188,6 @@ LISP_ROWS = tuple(
 
 
 def _papers(category: str, label: str, share: float, available_tokens: int) -> HubRow:
-    """Makes the row of one category of the papers that the paper's authors published."""
     return HubRow(
         dataset="AE-data/dual-use-papers",
         revision="main",

@@ -117,10 +117,7 @@ def _next_shards(last: Amount, num_bytes: int, done: int) -> list[Amount]:
 
 
 def _require_all(answers: Iterator[tuple[int, int | ValueError | Unavailable]]) -> list[int]:
-    """Returns the rows' numbers of shards.
-
-    Raises the ValueErrors of all rows as one error. Without any, raises the Unavailables as one.
-    """
+    """Returns the rows' numbers of shards. Raises all ValueErrors, otherwise all others, as one."""
     rows = _in_order(answers)
     for kind in (ValueError, Unavailable):
         if texts := [str(answer) for answer in rows if isinstance(answer, kind)]:

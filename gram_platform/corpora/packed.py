@@ -71,8 +71,7 @@ class Blocks(TypedDict):
 
 
 class Unspelled(TypedDict):
-    """The share of a domain's text that a tokenizer cannot encode."""
-
+    # The share of a domain's text that the tokenizer cannot encode.
     share: float
 
 
@@ -89,7 +88,6 @@ class Manifest(TypedDict):
     files: dict[str, str]
     layout: int
     blocks: NotRequired[Blocks]
-    # `Unspelled` by domain.
     unspelled: NotRequired[dict[str, Unspelled]]
 
 
@@ -115,7 +113,6 @@ def cache_folder() -> Path:
 
 
 def sequence_path(split: str, domain: str) -> str:
-    """Returns the path of a domain's sequences in the corpus's folder."""
     return f"{split}/{domain}.bin"
 
 
@@ -397,7 +394,7 @@ def _is_abandoned(staging: Path, place: str) -> bool:
 
 
 def publish(staging: Path, target: Path) -> None:
-    """Renames a finished folder to `target`. Replaces an incomplete corpus, but no complete one."""
+    """Renames a finished folder to `target`. A complete corpus there stays, another is replaced."""
     for _ in range(3):
         try:
             staging.rename(target)

@@ -317,7 +317,6 @@ class CorpusRecipe:
         return short_hash({"pack_version": PACK_VERSION, "recipe": self.plain()})
 
     def of_domain(self, domain: str) -> DomainRecipe:
-        """Returns the recipe of a domain or part."""
         return {recipe.name: recipe for recipe in self.domains_from}[domain]
 
     def pools_of(self, domain: str) -> list[DomainRecipe]:
@@ -341,7 +340,7 @@ class CorpusRecipe:
         return min(MAX_VALIDATION, max(self.validation_fraction, floor, few))
 
     def estimate_sequences(self, split: str, domain: str, bytes_per_token: float = 0.0) -> int:
-        """Estimates the number of sequences. 0 stands for the domain's `bytes_per_token`."""
+        """Estimates the number of sequences, by default with the domain's `bytes_per_token`."""
         recipe, share = self.of_domain(domain), self.validation_share(domain)
         num_bytes = recipe.num_bytes * (1 - share)
         if split == "validation":

@@ -90,7 +90,7 @@ class Unit:
 
 
 def add_record(digest: "hashlib._Hash", label: str, text: str) -> int:
-    """Adds a record to a hash that no file format changes. Returns the bytes of the text."""
+    """Adds a record to a hash, which is equal for all file formats. Returns the text's bytes."""
     label_bytes, text_bytes = label.encode(), text.encode()
     digest.update(b"%d,%d:" % (len(label_bytes), len(text_bytes)))
     digest.update(label_bytes)

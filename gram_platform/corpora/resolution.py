@@ -165,7 +165,7 @@ def describe_corpus(name: str) -> str:
 def mixture(name: str, core_tokens: int, aux_share: float) -> dict[tuple[str, str], float]:
     """Returns {(domain, dataset): training tokens} of a named hub corpus, or {} for other corpora.
 
-    The auxiliary domains together have `aux_share` times the tokens of core, all equally many.
+    The auxiliary domains share `aux_share` times the tokens of core equally.
     """
     corpus = read_description(name) if name in catalog_names() else None
     if not isinstance(corpus, HubCorpus):
@@ -203,7 +203,7 @@ def existing_path(corpus: str | Path) -> Path:
 def core_labels(
     given: CoreLabel, labels: Collection[str], default: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
-    """Returns core's labels: `given`, otherwise `default`, otherwise all but the first by name.
+    """Returns as core's labels `given`, otherwise `default`, otherwise all but the first by name.
 
     Raises ValueError for a label that the corpus lacks, or if no label is left for other domains.
     """
@@ -228,7 +228,7 @@ def _list_names(labels: Collection[str]) -> str:
 
 
 def _auxiliary_labels(labels: Collection[str], core: tuple[str, ...]) -> list[str]:
-    """Returns the other labels, sorted. Raises ValueError for a label that cannot name a domain."""
+    """Returns the labels except core's, sorted. Raises ValueError if one cannot name a domain."""
     auxiliary = sorted(set(labels) - set(core))
     for label in auxiliary:
         if label == CORE:

@@ -169,13 +169,12 @@ def story_documents(
 
 
 def mean_story_bytes(source: StoriesSource, topic: str) -> float:
-    """Estimates the mean bytes of a topic's stories."""
     stories = (story(source, topic, index) for index in range(MEASURED_STORIES))
     return sum(len(text.encode()) for text in stories) / MEASURED_STORIES
 
 
 def story(source: StoriesSource, topic: str, index: int) -> str:
-    """Generates story number `index` of a topic, or of INSTRUCTIONS an instruction."""
+    """Generates story number `index` of a topic, or an instruction for topic INSTRUCTIONS."""
     if topic == INSTRUCTIONS:
         return instruction(source, index)
     openings, people, customs, people_weights, customs_weights = _topic_sentences(source, topic)
@@ -231,7 +230,6 @@ def _draw_distinct(draw, cumulative: tuple[float, ...], number: int) -> list[int
 
 
 def _cumulative_weights(num_items: int, order: random.Random) -> tuple[float, ...]:
-    """Returns running sums of power-law weights in random order."""
     weights = [rank**-RANK_POWER for rank in range(1, num_items + 1)]
     return tuple(accumulate(_shuffle(weights, order)))
 

@@ -224,7 +224,7 @@ def end_of_text_id(tokenizer: Tokenizer, named: str = "") -> int:
     """Returns the id of the token that separates documents.
 
     This is `named`, otherwise the special token of the template, otherwise the first special token
-    of `KNOWN_ENDS`. Text could spell other tokens. Raises ValueError if there is none.
+    of `KNOWN_ENDS`, because text could spell others. Raises ValueError if there is none.
     """
     if named:
         token = tokenizer.token_to_id(named)

@@ -65,7 +65,6 @@ class CardSubject:
 def card_subject(
     store: Store, view: View, dtype: str, numbers: tuple[ProfileNumbers, ...], hub: str = ""
 ) -> CardSubject:
-    """Collects the content of a card from the storage."""
     models = view_model(store, view), store.origin(view.run_id).model_config()
     return CardSubject(
         view, *models, _facts(store, view), numbers, dtype, _tokenizer(store, view), hub
@@ -187,5 +186,4 @@ def code(text: str) -> str:
 
 
 def codes(names: Iterable[str]) -> str:
-    """Formats names as code, separated by commas."""
     return ", ".join(code(name) for name in names)

@@ -60,7 +60,7 @@ USER_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.ENOTEMPTY, errno.ENOTDIR, errno
 
 
 class ExportRecord(TypedDict):
-    """The fields of export.json that are read, which are SHA-256s by file, and agreements."""
+    """The record of an export, export.json. `files` has the SHA-256 of each file."""
 
     files: dict[str, str]
     agreements: NotRequired[dict[str, tuple[Agreement, ...]]]

@@ -278,7 +278,7 @@ def _score(store: Store, scores: TaskScores, manager: "TaskManager", device: str
 def task_fields(metrics: Mapping[str, object], samples: Sequence[Mapping]) -> dict[str, float]:
     """Returns a task's numbers, which are the harness's metrics, standard errors, and `answers`.
 
-    The harness made `metrics`, such as `{"acc,none": ...}`, and `samples`, a record a document.
+    `metrics` is the harness's `{"acc,none": ..., ...}`. `samples` are its records of documents.
     """
     numbers = ((key, value) for key, value in metrics.items() if isinstance(value, float))
     fields = {key.removesuffix(",none"): float(value) for key, value in numbers}

@@ -199,7 +199,7 @@ def _curves(rows: Iterable[tuple[str, int, str, float]]) -> pd.DataFrame:
 
 
 def _mlflow_row(kind: str, node_id: str, run: Run) -> dict:
-    """Returns a node's row. Metrics before the result are points of curves, which it lacks."""
+    """Returns a node's row. Before a result, MLflow's metrics are only points of curves."""
     has_result = run.data.tags.get(content.STATUS) == State.COMPLETE
     left_out = () if kind != "run" or _has_eval_points(run) else content.LOSS
     metrics = {

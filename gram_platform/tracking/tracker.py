@@ -247,7 +247,7 @@ class Tracker:
         self._send_trials(study, runs)
 
     def study_file(self, study: str, file: str) -> str | None:
-        """Reads a file of a study's last written MLflow run that has it; None without one."""
+        """Reads a study's file from the last written MLflow run that has it, if any."""
         require_database(self.tracking_uri)
         if not is_safe_name(study):
             return None
@@ -382,7 +382,7 @@ class Tracker:
         }
 
     def run_url(self, mlflow_run_id: str, pages: str = LOCAL_UI) -> str:
-        """Returns the address of a run's page; `pages` is the address of a database's pages."""
+        """Returns the address of a run's page. `pages` is where a database's pages are served."""
         with self._connection.reaching():
             experiment_id = self._connection.experiment_id
         return (

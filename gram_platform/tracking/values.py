@@ -93,7 +93,7 @@ def study_of(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def number_of(values: Mapping[str, str], key: str) -> int | None:
-    """Reads a whole number of at most 18 characters, or None if the value is missing or another."""
+    """Reads a whole number of at most 18 characters, or None from any other value."""
     text = values.get(key, "")
     is_number = text.removeprefix("-").isdecimal() and text.isascii() and len(text) < 19
     return int(text) if is_number else None

@@ -66,7 +66,6 @@ class Line:
 
 
 def study_id(name: str, params: Mapping[str, str]) -> str:
-    """Returns the id of a study with these parameters."""
     return short_hash({"study": name, "params": dict(params)})
 
 

@@ -66,8 +66,7 @@ class Completions(Protocol):
         Closing the iterator cancels the request.
         """
 
-    async def is_ready(self) -> bool:
-        """Returns whether the model answers now."""
+    async def is_ready(self) -> bool: ...
 
 
 class Answer:

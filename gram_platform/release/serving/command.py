@@ -268,7 +268,7 @@ def follow_policy(
 
 
 def require_own_serve() -> None:
-    """Raises ValueError if Ray Serve runs already, or listens on another machine, Ray's head."""
+    """Raises ValueError if Ray Serve runs already, or would listen elsewhere, on Ray's head."""
     import ray
     from ray import serve
 

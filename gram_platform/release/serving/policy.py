@@ -81,8 +81,6 @@ class TokenRule:
 
 @dataclass(frozen=True)
 class Policy:
-    """A validated policy."""
-
     profiles: tuple[tuple[str, tuple[tuple[str, float], ...]], ...]
     tokens: tuple[TokenRule, ...]
 
@@ -166,7 +164,6 @@ def is_recent(confirmed_at: float) -> bool:
 
 
 def token_digest(token: str) -> str:
-    """Returns a token's SHA-256 as the policy stores it."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 

@@ -194,7 +194,6 @@ class Refusal(Exception):
 
 
 def refusal(code: str) -> Refusal:
-    """Returns the refusal of `COMMON_REFUSALS` with this code."""
     status, *fields = COMMON_REFUSALS[code]
     return Refusal(status, code, *fields)
 
