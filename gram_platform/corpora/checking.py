@@ -43,8 +43,8 @@ def check(corpus: str | Path) -> list[CheckResult]:
         results = [_check_row(row) for row in described.rows]
     elif isinstance(described, StoriesCorpus):
         source = stories_of(described, core_labels(None, stories.TOPICS))
-        documents = stories.story_documents(source)
-        results = [_check("generated stories", "", partial(next, documents))]
+        read = partial(next, stories.story_documents(source))
+        results = [_check("generated stories", "", read)]
     else:
         units = _units(corpus, described)
         results = [_check(str(unit.paths[0]), unit.label, partial(_first, unit)) for unit in units]

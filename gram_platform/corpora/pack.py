@@ -72,7 +72,6 @@ from gram_platform.corpora.tokenizer import (
     with_end,
 )
 
-# The most characters of a passage in a tokenizer's sample.
 PASSAGE_CHARS = 4096
 # KEY_RANGE / golden ratio, whose multiples spread evenly over the range.
 GOLDEN = 0x9E3779B97F4A7C15

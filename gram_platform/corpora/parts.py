@@ -30,7 +30,6 @@ from gram_platform.corpora.splits import Splitter, tag_keys
 from gram_platform.corpora.tokenizer import Speller, configure, end_of_text_id, name_faults
 
 STORIES_PER_PART = 1 << 13
-# Text that is tokenised and written at once.
 BATCH_CHARS = 1 << 20
 # Files of a part next to its tokens.
 KEYS, COUNTS = "keys.bin", "counts.json"
@@ -223,9 +222,7 @@ def _encode(
 
 
 def _batches(stream: Iterator[tuple[str, str]]) -> Iterator[tuple[list[str], list[str]]]:
-    domains: list[str] = []
-    texts: list[str] = []
-    num_chars = 0
+    domains, texts, num_chars = [], [], 0
     for domain, text in stream:
         domains.append(domain)
         texts.append(text)

@@ -72,7 +72,6 @@ class Unit:
 
     paths: tuple[Path, ...]
     label: str = ""
-    # Whether all records are validation.
     held_out: bool = False
     # The hash of the records. This and the following fields are known after a scan.
     digest: str = ""

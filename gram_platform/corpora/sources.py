@@ -314,7 +314,7 @@ def find_files(
 
 
 def _parts(pattern: str) -> Parts:
-    parts: list[str] = []
+    parts = []
     for part in pattern.split("/"):
         if part not in ("", ".") and not (part == ANY_FOLDERS and parts[-1:] == [ANY_FOLDERS]):
             parts.append(part)

@@ -221,7 +221,7 @@ def _pick(draw, choices):
 
 
 def _draw_distinct(draw, cumulative: tuple[float, ...], number: int) -> list[int]:
-    indices: list[int] = []
+    indices = []
     while len(indices) < min(number, len(cumulative)):
         index = bisect.bisect_right(cumulative, draw() * cumulative[-1])
         if index not in indices:

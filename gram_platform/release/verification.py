@@ -33,7 +33,6 @@ from gram_platform.store.views import Weights, load_view
 FLOAT32_TOLERANCE, BFLOAT16_TOLERANCE = 1e-4, 0.05
 # The most tokens of each domain.
 NUM_TOKENS = 256
-# Rows of a matrix that are compared at once.
 ROWS_AT_ONCE = 1024
 TEXT_ENDINGS = (".json", ".md")
 RANDOM_SEED = 0
@@ -47,7 +46,6 @@ class Agreement:
     largest_logit: float
     tolerance: float
     num_tokens: int
-    # Where the tokens come from.
     tokens: str
 
     def __str__(self) -> str:

@@ -131,10 +131,10 @@ def node_entry(node: RunDirectory | EvaluationDirectory) -> NodeEntry | None:
     about |= {NOTE: text_for_people(note), NAME: name, STATUS: status.value}
     about |= code_tags(timing.get("code", ""))
     return NodeEntry(
-        kind=kind,
-        node_id=node_id,
-        name=name,
-        status=status,
+        kind,
+        node_id,
+        name,
+        status,
         tags=study_tags(tags, result.get("sha256", "")) | about,
         params={key: text_for_people(str(value)) for key, value in params.items()},
         result_metrics=(run_metrics if is_run else evaluation_metrics)(result, timing),

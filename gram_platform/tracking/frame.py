@@ -33,6 +33,7 @@ from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking import entry as content
 from gram_platform.tracking.connection import first_line
 from gram_platform.tracking.sender import CURVE
+from gram_platform.tracking.tracker import Runs
 from gram_platform.tracking.values import curve_points, in_utf8, number_of, study_of, unescape
 
 NUMBER_COLUMNS = (*SIZES, *TIMES)
@@ -42,7 +43,6 @@ TEXT_COLUMNS = ("kind", "id", "run_id", "view_id", "status")
 CURVE_TYPES = {"run_id": "str", "step": "int64", "domain": "str", "loss": "float64"}
 
 Tags = Mapping[str, str | Iterable[str]]
-MlflowRuns = Mapping[tuple[str, str], Run]
 
 
 def load_runs(tracking_uri: str, study: str = "", **tags: str | Iterable[str]) -> pd.DataFrame:
@@ -119,8 +119,8 @@ class Frames(NamedTuple):
 
 def store_frames(store: Store, ids: Collection[str], curves_of: Iterable[str]) -> Frames:
     """Reads the nodes `ids`, and the curves of the runs `curves_of`, from the storage."""
-    curves = load_store_curves(store, curves_of)
-    return Frames(_store_frame(store, ids, {}), curves, "the storage")
+    nodes = _store_frame(store, ids, {})
+    return Frames(nodes, load_store_curves(store, curves_of), "the storage")
 
 
 def mlflow_frames(tracker: Tracker, ids: Collection[str], curves_of: Collection[str]) -> Frames:
@@ -156,7 +156,7 @@ def _store_frame(store: Store, ids: Collection[str] | None, tags: Tags) -> pd.Da
     return _frame(rows, tags)
 
 
-def _mlflow_frame(runs: MlflowRuns, tags: Tags) -> pd.DataFrame:
+def _mlflow_frame(runs: Runs, tags: Tags) -> pd.DataFrame:
     return _frame([_mlflow_row(kind, node_id, run) for (kind, node_id), run in runs.items()], tags)
 
 
@@ -174,9 +174,7 @@ def _frame(rows: list[dict], tags: Tags) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def _mlflow_curves(
-    runs: MlflowRuns, tracker: Tracker, run_ids: Iterable[str] | None
-) -> pd.DataFrame:
+def _mlflow_curves(runs: Runs, tracker: Tracker, run_ids: Iterable[str] | None) -> pd.DataFrame:
     wanted = None if run_ids is None else set(run_ids)
     return _curves(
         (run_id, step, unescape(key).removeprefix(content.LOSS), loss)

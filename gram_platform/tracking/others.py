@@ -88,13 +88,20 @@ def _wandb(place: Path, entry: NodeEntry, points: Sequence[Metric]) -> None:
     quiet = wandb.Settings(
         silent=True, console="off", x_disable_stats=True, x_disable_meta=True, disable_git=True
     )
-    about = {"name": entry.name, "notes": entry.tags[content.NOTE], "job_type": entry.kind}
-    about |= {"id": entry.node_id, "group": entry.parent or entry.node_id, "resume": "allow"}
-    tags = [f"{name}: {value}"[:64] for name, value in study_of(entry.tags).items()]
-    about |= {"project": os.environ.get("WANDB_PROJECT", "gram")}
-    about |= {"mode": os.environ.get("WANDB_MODE", "offline")}
-    params = dict(entry.params)
-    with wandb.init(dir=place, config=params, tags=tags, settings=quiet, **about) as run:
+    with wandb.init(
+        dir=place,
+        settings=quiet,
+        id=entry.node_id,
+        resume="allow",
+        project=os.environ.get("WANDB_PROJECT", "gram"),
+        mode=os.environ.get("WANDB_MODE", "offline"),
+        name=entry.name,
+        notes=entry.tags[content.NOTE],
+        job_type=entry.kind,
+        group=entry.parent or entry.node_id,
+        config=dict(entry.params),
+        tags=[f"{name}: {value}"[:64] for name, value in study_of(entry.tags).items()],
+    ) as run:
         for step, group in groupby(points, key=lambda point: point.step):
             run.log({unescape(point.key): point.value for point in group}, step=step)
 

@@ -32,7 +32,7 @@ class Sender:
     """Sends nodes through one connection. Several threads may do so at once."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        self._mlflow = connection
         self.known: dict[tuple[str, str], str] = {}
         # Runs with records that MLflow lacks and the storage has lost.
         self.incomplete: set[str] = set()
@@ -49,7 +49,7 @@ class Sender:
             records = node.records()
             has_lost = entry.status == State.COMPLETE and node.lost_history() != ""
         lock = node.folder.lock("mlflow") if node.folder.writable else contextlib.nullcontext()
-        with lock, self._connection.writing():
+        with lock, self._mlflow.writing():
             # Until the storage has all records again, no step counts as sent.
             run = self._bring_up(replace(entry, last_step=-1) if has_lost else entry, records)
         if has_lost and _step(run.data.tags, content.MIRRORED_STEP) < max(entry.last_step, 0):
@@ -76,7 +76,7 @@ class Sender:
                     self._send(run, entry, records, is_new)
                 return run
             except MlflowException as error:
-                if not num_left or not self._connection.has_refused(error):
+                if not num_left or not self._mlflow.has_refused(error):
                     raise
             time.sleep(random.uniform(0.0, LONGEST_PAUSE_S))
         raise AssertionError("the last try returns or raises")
@@ -101,12 +101,12 @@ class Sender:
         if known is not None:
             # If somebody has deleted it, another run is searched.
             with contextlib.suppress(MlflowException):
-                run = self._connection.client.get_run(known)
+                run = self._mlflow.client.get_run(known)
                 if run.info.lifecycle_stage == "active":
                     return run
         of_kind = f"tags.`{content.KIND}` = '{entry.kind}'"
         of_node = f"tags.`{content.ID_TAGS[entry.kind]}` = '{entry.node_id}'"
-        runs = sorted(self._connection.search(f"{of_kind} and {of_node}"), key=age)
+        runs = sorted(self._mlflow.search(f"{of_kind} and {of_node}"), key=age)
         self.delete(runs[1:])
         return runs[0] if runs else None
 
@@ -114,9 +114,9 @@ class Sender:
         """Deletes runs, which another machine may delete at the same time."""
         for run in runs:
             try:
-                self._connection.client.delete_run(run.info.run_id)
+                self._mlflow.client.delete_run(run.info.run_id)
             except MlflowException as error:
-                if not self._connection.has_refused(error):
+                if not self._mlflow.has_refused(error):
                     raise
 
     def _create(self, entry: NodeEntry, records: Sequence[Mapping]) -> Run:
@@ -124,16 +124,16 @@ class Sender:
         if entry.last_step >= 0:
             tags[content.SENDING_STEP] = str(entry.last_step)
         start_ms = content.start_ms(records, entry, time.time())
-        run, data_id = self._connection.create(entry.name, tags, start_ms), entry.params["data_id"]
+        run, data_id = self._mlflow.create(entry.name, tags, start_ms), entry.params["data_id"]
         dataset = Dataset(f"packed {data_id}", data_id, "gram", json.dumps({"data_id": data_id}))
         purpose = "training" if entry.kind == "run" else "evaluation"
         context = InputTag("mlflow.data.context", purpose)
-        self._connection.client.log_inputs(run.info.run_id, [DatasetInput(dataset, [context])])
+        self._mlflow.client.log_inputs(run.info.run_id, [DatasetInput(dataset, [context])])
         return self.find(entry) or run
 
     def _send(self, run: Run, entry: NodeEntry, records: Sequence[Mapping], is_new: bool) -> None:
         """Sends curves and results, then tags (also `gram.mirrored_step`), then the status."""
-        client, run_id, tags = self._connection.client, run.info.run_id, run.data.tags
+        client, run_id, tags = self._mlflow.client, run.info.run_id, run.data.tags
         mirrored = _step(tags, content.MIRRORED_STEP)
         metrics = content.curve_metrics(records, entry, mirrored)
         # Somebody may have removed or changed the tags of steps.

@@ -23,7 +23,6 @@ from gram_platform.tracking.values import LONGEST_TEXT, text_for_people, unescap
 LINE = "line"
 # The view's key follows.
 VIEW_TAG = "mlflow.sharedViewState."
-# The kind of MLflow's runs that are trials of a search.
 TRIAL_KIND = "trial"
 # Without this, MLflow shows pages about traces of language models.
 TRAINING_RUNS = "workflowType=machine_learning"
@@ -111,7 +110,6 @@ class TrialEntry:
     status: str
     params: Mapping[str, str]
     metrics: Mapping[str, float]
-    # The ids of its runs.
     run_ids: tuple[str, ...]
     elapsed_s: float
 

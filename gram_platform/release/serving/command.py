@@ -155,8 +155,7 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
         ending.callback(leave)
         listen(interrupt)
         try:
-            num_cpus = service.num_replicas * service.num_threads
-            is_private = join_ray(service.ray_address, num_cpus)
+            is_private = join_ray(service.ray_address, service.num_replicas * service.num_threads)
             # Set again, because ray.init has replaced the signal handlers.
             listen(interrupt)
             require_gpu(service.device)
@@ -206,8 +205,14 @@ def start(service: Service, prepared: PreparedService, name: str) -> int:
     port, within_s = service.find_port(), service.limits.deadline_s + SLOW_CALLER_S
     http_options = {"host": service.host, "port": port, "request_timeout_s": within_s}
     serve.start(proxy_location="HeadOnly", http_options=http_options)
-    parts = (prepared.source, prepared.tokenizer_json, prepared.run.model.seq_len)
-    app = application(*parts, service.max_requests, service.num_replicas, name)
+    app = application(
+        prepared.source,
+        prepared.tokenizer_json,
+        prepared.run.model.seq_len,
+        service.max_requests,
+        service.num_replicas,
+        name,
+    )
     serve.run(app, name=name, route_prefix="/")
     return port
 
