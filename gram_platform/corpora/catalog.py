@@ -86,8 +86,8 @@ class TextCorpus:
 
 # A story has about 160 tokens with a vocabulary of 1,024. So "stories" has 3M training tokens of
 # core and 0.2M of each topic, "stories-long" 30M of core, and "stories-100M" 100M of core and 0.9M
-# of each topic. The law `demo` was measured on "stories-96". A topic has many facts, because a
-# model would learn few facts from a part of the topic's text. A tenth is private to the topic.
+# of each topic. The law `demo` was measured on "stories-96". A topic has many facts, so a model
+# learns few of them from a part of the topic's text. A tenth is private to the topic.
 STORIES = {
     "stories": StoriesCorpus(20_000, 1_350, 384, 0.9),
     "stories-96": StoriesCorpus(16_500, 1_350, 96, 0.3),

@@ -283,7 +283,7 @@ def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
             streaming=True,
         )
     except Exception as error:
-        # The library raises many kinds of errors. The server's answer is a better reason.
+        # The server's answer is a better reason than the library's error.
         require_readable(row, all_files=True)
         raise row_error(row, error) from error
     if shard[1] > 1:

@@ -108,7 +108,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def cache_folder() -> Path:
-    """Returns this machine's cache folder, which is `$GRAM_CACHE` or `~/.cache/gram`."""
+    """Returns the folder `$GRAM_CACHE`, by default `~/.cache/gram`."""
     return local_path("GRAM_CACHE", os.environ.get("GRAM_CACHE", "~/.cache/gram"))
 
 
@@ -117,7 +117,7 @@ def sequence_path(split: str, domain: str) -> str:
 
 
 def bytes_of_files(manifest: Mapping, splits: Sequence[str] = SPLITS) -> dict[str, int]:
-    """Returns the sizes in bytes of the tokenizer and of the files of these splits, by path."""
+    """Returns the bytes of the tokenizer and of the splits' files, by path."""
     row_bytes = (manifest["seq_len"] + 1) * np.dtype(manifest["dtype"]).itemsize
     sizes = {TOKENIZER: manifest["tokenizer_bytes"]}
     for split, (domain, counts) in product(splits, manifest["domains"].items()):
@@ -143,8 +143,8 @@ class TokenRows(Protocol):
 class PackedCorpus:
     """An opened packed corpus.
 
-    `fetched` has training sequences, by domain, that come from an object store when they are read.
-    It is None if all files are on this machine.
+    `fetched` has training sequences, by domain, that are read from an object store. It is None if
+    all files are on this machine.
     """
 
     path: Path

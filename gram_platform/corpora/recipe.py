@@ -31,8 +31,7 @@ TRAINED = ("bpe", "bpe-passages")
 MIN_BPE_VOCAB = 257
 # The fewest documents or passages for which a tokenizer's sample has room.
 MIN_SAMPLED = 64
-# Estimated bytes per token while the tokenizer is unknown. The third is the most that validation
-# text has.
+# Bytes per token of an unknown tokenizer, as the mean, the least, and the most in validation.
 BYTES_PER_TOKEN = 4.0
 FEWEST_BYTES_PER_TOKEN = 2.0
 FLOOR_BYTES_PER_TOKEN = 6.0
@@ -42,7 +41,7 @@ FLOOR_DOCUMENTS = 8
 VALIDATION_FRACTION = 0.05
 MAX_VALIDATION = 0.5
 # The bytes of text in the smallest and the largest part of a hub row. Between these limits a part
-# has an eighth of the text before it, so that whole parts have little more than the needed text.
+# has an eighth of the text before it, so that little is fetched in vain.
 FIRST_PART_BYTES = 1 << 22
 PART_BYTES = 1 << 26
 GROWTH = 8
@@ -57,7 +56,7 @@ BUILDERS = ("json", "parquet", "text")
 
 @dataclass(frozen=True)
 class HubRow:
-    """One dataset of the Hugging Face hub, as a row of `catalog.py` or of a user's recipe.
+    """One dataset of the Hugging Face hub.
 
     All records have the label `label`, or each has its label in `label_field`, and `labels` lists
     all labels. `keep` and `drop` are (field, regular expression) pairs. A record is read if every

@@ -41,9 +41,8 @@ from gram_platform.corpora.records import TRUE_LABEL, Unit, find_jsonl
 from gram_platform.corpora.sources import Progress, content_of, find_units, scan_units, silent
 from gram_platform.corpora.tokenizer import DEFAULT_SAMPLE_BYTES, tokenizer_recipe
 
-# More text is fetched than one epoch needs. Bytes per token are estimates. With partial labels,
-# budgets are rounded to whole windows, which adds 6% to core and 10% to an auxiliary domain in the
-# paper's presets.
+# More text is fetched than one epoch needs, because bytes per token are estimates. Partial labels
+# round budgets to whole windows, in the paper's presets by 6% of core and 10% of other domains.
 CORE_MARGIN, AUX_MARGIN = 1.10, 1.20
 # The estimated bytes of a row times this factor are enough for all of the row.
 UNKNOWN = 1.25
@@ -69,8 +68,8 @@ class Packing:
     tokenizer: str = ""
     # The fewest sequences of each domain, see `CorpusRecipe.validation_share`.
     validation_sequences: int = 32
-    # How much text of a hub corpus is fetched, as tokens of core and as auxiliary tokens for each
-    # of them, or 0 for the catalog's. Other corpora are packed whole.
+    # Tokens of core to fetch from the hub, and auxiliary tokens as a share of them, or 0 for the
+    # catalog's numbers. Other corpora are packed whole.
     core_tokens: int = 0
     aux_share: float = 0.0
     sample_bytes: int = DEFAULT_SAMPLE_BYTES
@@ -92,8 +91,7 @@ def resolve(
 
     `corpus` is a name in the catalog, a folder or file of .jsonl or .parquet (plain, .gz or .zst)
     with `text` and `label`, a .json file of labelled globs, a recipe in TOML, or
-    hf://ORG/NAME?label=FIELD&text=FIELD. Each local file is read once, and its scan is stored in
-    `cache_dir` by path, size and time.
+    hf://ORG/NAME?label=FIELD&text=FIELD. Scans of local files are stored in `cache_dir`.
 
     Raises ValueError for an unknown corpus or core label, bad records (with file and line), labels
     that cannot be domains, local domains with a single document, and an unfit tokenizer.
@@ -216,8 +214,11 @@ def core_labels(
         names = _list_names(labels) + suggest(missing[0], labels)
         raise invalid("core_label", ", ".join(missing), f"labels of this corpus, which are {names}")
     if len(core) == len(labels):
-        allowed = "fewer than all labels: at least one stays an auxiliary domain"
-        raise invalid("core_label", ", ".join(core), allowed)
+        raise invalid(
+            "core_label",
+            ", ".join(core),
+            "fewer than all labels: at least one stays an auxiliary domain",
+        )
     return core
 
 
@@ -232,11 +233,17 @@ def _auxiliary_labels(labels: Collection[str], core: tuple[str, ...]) -> list[st
     auxiliary = sorted(set(labels) - set(core))
     for label in auxiliary:
         if label == CORE:
-            allowed = f"another name than {CORE!r}, the domain of core_label {', '.join(core)}"
-            raise invalid("label", label, allowed)
+            raise invalid(
+                "label",
+                label,
+                f"another name than {CORE!r}, the domain of core_label {', '.join(core)}",
+            )
         if is_unlabelled(label):
-            allowed = f"a label of core_label, or a name that does not begin with {UNLABELLED!r}"
-            raise invalid("label", label, allowed)
+            raise invalid(
+                "label",
+                label,
+                f"a label of core_label, or a name that does not begin with {UNLABELLED!r}",
+            )
         require_name("label", label)
         require_metric_name("label", label)
     require_tellable("label", auxiliary, (CORE, *core))
@@ -307,10 +314,7 @@ def _of_hub(corpus: HubCorpus, packing: Packing) -> tuple[HubSource, tuple[Domai
 
 
 def _with_validation(trained_bytes: float, floor: float, has_held_out: bool) -> float:
-    """Returns how many bytes of text leave `trained_bytes` after validation is split off.
-
-    It inverts `CorpusRecipe.validation_share`.
-    """
+    """Returns how many bytes of text leave `trained_bytes` after validation is split off."""
     if has_held_out:
         return trained_bytes + floor
     whole = trained_bytes / (1 - VALIDATION_FRACTION)
@@ -346,8 +350,11 @@ def _of_files(
     for label in sorted({unit.label for unit in units} - counts.keys() - {""}):
         raise invalid("label", label, "text in at least one of its files")
     if core_label is None and CORE not in counts:
-        allowed = "one or more labels of this corpus, which are " + _list_names(labels)
-        raise invalid("core_label", None, allowed)
+        raise invalid(
+            "core_label",
+            None,
+            "one or more labels of this corpus, which are " + _list_names(labels),
+        )
     core = core_labels(core_label, labels, (CORE,))
     domain_of = dict.fromkeys(core, CORE)
     domain_of |= {label: label for label in _auxiliary_labels(labels, core)}
@@ -356,8 +363,11 @@ def _of_files(
         names = label.split(LABELLED)
         for field, name in zip((TRUE_LABEL, "label"), names, strict=False):
             if name not in domain_of:
-                allowed = f"{one_of(name, labels)}, which text has without another {TRUE_LABEL}"
-                raise invalid(field, name, allowed)
+                raise invalid(
+                    field,
+                    name,
+                    f"{one_of(name, labels)}, which text has without another {TRUE_LABEL}",
+                )
         pair = tuple(dict.fromkeys(domain_of[name] for name in names))
         pools[pair] = (*pools.get(pair, ()), label)
     domains = tuple(_domain(pair, labels, counts) for pair, labels in pools.items())
@@ -383,8 +393,11 @@ def _divide_core(
 def _domain(pair: tuple[str, ...], labels: tuple[str, ...], counts: Counts) -> DomainRecipe:
     documents, num_bytes = (sum(counts[label][i] for label in labels) for i in (0, 1))
     if documents < 2:
-        expected = f"two documents or more, for training and validation, found {documents}"
-        raise invalid("label", ", ".join(sorted(labels)), expected)
+        raise invalid(
+            "label",
+            ", ".join(sorted(labels)),
+            f"two documents or more, for training and validation, found {documents}",
+        )
     part_of = pair[0] if len(pair) > 1 else ""
     return DomainRecipe(":".join(pair), labels, documents, num_bytes, part_of=part_of)
 

@@ -31,7 +31,7 @@ from gram_platform.corpora.records import (
 Item = TypeVar("Item")
 # A callback with (activity, done, total or None).
 Progress = Callable[[str, int, int | None], None]
-# Raise this version when a scan of the same file would have another result.
+# Raise this version when a scan of an equal file would have another result.
 SCAN_VERSION = 5
 REPORT_EVERY_RECORDS = 2000
 # The cache's folders of scans and of fetched text.
@@ -277,8 +277,8 @@ def find_files(
 
     `**` matches any number of folders. Hidden files and folders are skipped. If `skipped` is given,
     folders named `_*` are skipped too, and skipped folders are added to it. A file with several
-    paths is returned once, by a path without a link if there is one. Raises ValueError for a folder
-    that cannot be read, a link whose target is missing, and a pipe, socket or device.
+    paths is returned once, by a path without a link if there is one. Raises ValueError for an
+    unreadable folder, a broken link, a pipe, a socket and a device.
     """
     # (is a link, path) of each file, by its path without links.
     found: dict[str, tuple[bool, Path]] = {}

@@ -1,8 +1,8 @@
 """Generates stories on 48 topics that share a grammar and a lexicon, with facts to memorise.
 
-A fact associates words of the lexicon. It is about a person or a custom of the topic. A reader who
-never saw a topic can predict the grammar and the facts that all topics share, but not the topic's
-private facts. Facts recur with power-law frequencies, so that they are learned one after another.
+A fact associates words of the lexicon. It is about a person or a custom of the topic. A model that
+never saw a topic can predict grammar and shared facts, but not the topic's private facts. Facts
+recur with power-law frequencies, so that they are learned one after another.
 """
 
 import bisect

@@ -301,11 +301,10 @@ def text_tokens(tokenizer_path: Path, texts: Texts, most: int) -> list[tuple[str
     return encoded
 
 
-# A tokenizer is tested on so many first characters of each text.
 PAGE_CHARS = 4096
 # A byte is normally one token, and a decomposed letter up to four.
 MOST_TOKENS_PER_BYTE = 8
-# The limits of memory in bytes and of CPU time in seconds. A test normally takes milliseconds.
+# Limits in bytes of memory and seconds of CPU. A test normally takes milliseconds.
 MAX_PAGE_BYTES, MAX_PAGE_S = 1 << 31, 20
 # What `Speller` counts.
 LOST = ("unknown_tokens", "lost_characters", "tokens", "characters")
@@ -340,7 +339,7 @@ class Speller:
     """Counts the characters of a text for which a tokenizer has no token.
 
     White space, accents and control characters do not count, because tokenizers drop them on
-    purpose. The token `end`, which ends a text, counts as unknown.
+    purpose. The token `end` counts as unknown.
     """
 
     def __init__(self, tokenizer: Tokenizer, end: int) -> None:

@@ -35,9 +35,8 @@ class CardSubject:
     """The content of a model card."""
 
     view: View
-    # The model's config with the view's modules.
+    # The model's config with the view's modules, and with all modules of the run.
     model: ModelConfig
-    # The model's config with all modules of the run.
     origin: ModelConfig
     # The run's data, seed and tags, in Markdown.
     facts: Mapping[str, str]
@@ -79,7 +78,6 @@ def _tokenizer(store: Store, view: View) -> str:
         recipe = corpus.manifest["recipe"]["tokenizer"]
         kind, is_of_core = recipe["kind"], recipe.get("core_only")
     except (LookupError, TypeError):
-        # The manifest has no recipe.
         return ""
     if kind not in TRAINED:
         return "The tokenizer was not trained here: what text it has seen, and names, is not known."

@@ -1,9 +1,8 @@
 """Verifies an export by reading the checkpoint back and comparing its logits with the view's.
 
-Both models process the same tokens with one layer of each in memory. They compute in float64
-(positions in float32), so that any difference comes from the file and not from the order of sums.
-bfloat16 changes logits by some thousandths of the largest logit. So the tensors are also compared
-bit by bit with the rounded merged weights.
+One layer of each model is in memory at a time. Both compute in float64 (positions in float32), so
+that any difference comes from the file and not from the order of sums. bfloat16 changes logits by
+some thousandths of the largest logit, so tensors are also compared bit by bit with the merged ones.
 """
 
 import json
@@ -31,7 +30,6 @@ from gram_platform.store.views import Weights, load_view
 
 # The largest difference of equal logits, for bfloat16 as a share of the largest logit.
 FLOAT32_TOLERANCE, BFLOAT16_TOLERANCE = 1e-4, 0.05
-# The most tokens of each domain.
 NUM_TOKENS = 256
 ROWS_AT_ONCE = 1024
 TEXT_ENDINGS = (".json", ".md")

@@ -236,7 +236,6 @@ def curve_metrics(records: Iterable[Mapping], entry: NodeEntry, after_step: int)
     """Lists the metrics of the records after `after_step`, with their times.
 
     Which steps are thinned out depends only on the run. Metrics with too long names are left out.
-    Along `train/tokens` and `train/compute_units`, runs of different sizes can be compared.
     """
     run, metrics, stride = entry.config, [], max(1, entry.num_steps // NUM_CURVE_POINTS)
     for record in (record for record in records if record["step"] > after_step):

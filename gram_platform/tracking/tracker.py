@@ -21,11 +21,7 @@ from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.files import is_safe_name
 from gram_platform.store.root import Finished
 from gram_platform.tracking import entry as content
-from gram_platform.tracking.connection import (
-    Connection,
-    require_database,
-    web_address,
-)
+from gram_platform.tracking.connection import Connection, require_database, web_address
 from gram_platform.tracking.sender import Sender, age, find_lacking, has
 from gram_platform.tracking.values import milliseconds, number_of, text_for_people
 from gram_platform.tracking.views import (
@@ -68,14 +64,11 @@ class Tracker:
             pass
 
     def ask_again(self) -> None:
-        """Lets the next call reach MLflow at once, however recent the last failure is."""
+        """Lets the next call reach MLflow, even soon after a failure."""
         self._mlflow.ask_again()
 
     def mirror(self, node: RunDirectory | EvaluationDirectory) -> str | None:
-        """Sends what MLflow lacks of a node, and returns the MLflow run id.
-
-        Returns None if `node_entry` does.
-        """
+        """Sends what MLflow lacks of a node. Returns the MLflow run id, or None as `node_entry`."""
         return self._sender.mirror(node, content.node_entry(node))
 
     def mark_killed(self, run_ids: Iterable[str]) -> None:
@@ -172,10 +165,7 @@ class Tracker:
         return {key: oldest for key, (oldest, *_) in self._copies().items()}
 
     def study_nodes(self, study: str) -> Runs:
-        """Reads those `runs` that a study or a search had when it was last logged.
-
-        Raises ValueError if it was never logged.
-        """
+        """Reads the runs of a study or search. Raises ValueError if it was never logged."""
         nodes = self.runs()
         with self._mlflow.reaching():
             tags = [run.data.tags for run in self._study_runs("tags.`gram.kind` = 'study'")]
@@ -211,8 +201,7 @@ class Tracker:
     def log_study(self, study: StudyLog) -> str:
         """Logs a study's files and figures as artifacts of one MLflow run, and returns its id.
 
-        Also sends what saved views need. If the run of this name and these parameters exists, its
-        artifacts and lines are replaced.
+        Replaces artifacts and lines of an earlier log of this study. Also sends its saved views.
         """
         of_study = {content.STUDY: study.name, content.STUDY_ID: study.identity}
         pages = {
@@ -284,7 +273,7 @@ class Tracker:
             client.set_terminated(run.info.run_id, "FINISHED")
 
     def _mark_nodes(self, study: StudyLog, runs: Runs) -> None:
-        """Sets nodes' colours, metrics and tags, by which a filter lists a study's runs."""
+        """Sets colours and metrics of nodes, and tags by which filters find a study's runs."""
         with self._mlflow.writing():
             for (_, node_id), run in runs.items():
                 tags = dict(study.node_tags.get(node_id, {}))
@@ -345,8 +334,8 @@ class Tracker:
     ) -> str:
         """Makes the folder of an export's `record` the newest version of model `name`.
 
-        Returns the version's number. Sends the view's `run` first, whose MLflow run then has the
-        files as artifacts. If the export is already a version, only its tags are set.
+        Returns the version's number. Also sends the view's `run`, to which the files belong as
+        artifacts. If the export is already a version, only its tags are set.
         """
         digest, mlflow_run_id = hash_file(record), self.mirror(run)
         assert mlflow_run_id is not None, "an exported run was attempted"

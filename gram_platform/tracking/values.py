@@ -50,8 +50,8 @@ def is_short_name(name: str) -> bool:
 def whole_tags(tags: Mapping[str, str]) -> dict[str, str]:
     """Returns MLflow's tags for a study's tags, from which `study_of` recovers the originals.
 
-    If MLflow or its databases reject a name or value, for example because it is too long, hidden
-    tags have all tags as JSON, and visible tags have only beginnings of values.
+    If MLflow or its databases reject a name or value, such as a long one, hidden tags have all tags
+    as JSON, and visible tags have only beginnings of values.
     """
     escaped = {metric_name(name): value for name, value in tags.items()}
     readable = {

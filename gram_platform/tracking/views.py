@@ -1,8 +1,8 @@
 """Builds saved views of MLflow's page of runs. A click on a view shows a study's charts or runs.
 
-A saved view is a filter, columns and charts. MLflow stores it as a tag of the experiment, and lists
-it under "Views". No document describes the tag. The format is what the page of MLflow 3.17 writes
-and reads, and `test_mlflow_pages.py` opens our views in a browser.
+A saved view has a filter, columns and charts. MLflow stores it as a tag of the experiment. No
+document describes the tag, so the format is what the page of MLflow 3.17 writes and reads.
+`test_mlflow_pages.py` opens our views in a browser.
 """
 
 import json

@@ -58,7 +58,7 @@ from gram_platform.release.serving.requests import (
 )
 from gram_platform.release.serving.text import Vocabulary
 
-# A child of the logger whose lines Ray Serve writes to files.
+# Ray Serve writes lines of such a logger to files.
 logger = logging.getLogger("ray.serve.gram")
 WRONG_METHOD = ("method_not_allowed", "this path does not accept this method")
 OTHER_ERROR = ("http_error", "the server does not understand this request")

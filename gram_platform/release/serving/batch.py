@@ -132,8 +132,8 @@ def next_tokens(
 ) -> torch.Tensor:
     """Draws tokens_B (int64, on the CPU), each with its row's temperature and random number.
 
-    Below the temperature COLDEST, the likeliest token with the lowest id is taken. Tokens are drawn
-    from the fewest likeliest tokens whose probabilities sum to `top_p`.
+    Below COLDEST, the likeliest token with the lowest id is taken. Otherwise a token is one of the
+    fewest likeliest tokens whose probabilities sum to `top_p`.
     """
     tokens_B = logits_BV.argmax(dim=-1).cpu()
     warm = (temperatures_B >= COLDEST).nonzero()[:, 0]

@@ -249,8 +249,7 @@ def follow_policy(
     """Confirms the file's policy every `POLICY_CHECK_S`, and reports changes and errors once.
 
     A confirmation has the time before the file was read, so that a late call does not prolong an
-    old policy. A file that cannot be read is not confirmed, so replicas reject all requests after
-    `LEASE_S`.
+    old policy. If the file cannot be read, replicas reject all requests after `LEASE_S`.
     """
     reported, loaded = (), policy.modules_of_tokens
     while not is_over.is_set():
@@ -292,8 +291,7 @@ def require_own_serve() -> None:
 def end_application(name: str, is_private: bool) -> None:
     """Deletes this command's application, and shuts Ray Serve down if it has no other.
 
-    A private Ray ends later together with Ray Serve. Shutting Ray Serve down before would print
-    that Ray retries for ever.
+    A private Ray ends later with Ray Serve, which would otherwise print that Ray retries for ever.
     """
     from ray import serve
 

@@ -19,7 +19,7 @@ from gram_platform.config.identity import require_int, require_real
 from gram_platform.release.serving.batch import ActiveSequence, Batch, GenerationRequest
 from gram_platform.release.serving.policy import Grant
 
-# A child of the logger whose lines Ray Serve writes to files.
+# Ray Serve writes lines of such a logger to files.
 logger = logging.getLogger("ray.serve.gram.engine")
 # Ends of requests without a completion, which are codes of `requests.COMMON_REFUSALS`.
 BUSY, LATE, FAILED = "busy", "deadline", "interrupted"
