@@ -100,7 +100,7 @@ def provide_installed_text(
 
 def first_units() -> list[Unit]:
     """Returns the first file of every label. Raises ValueError for a label without files."""
-    first: dict[str, Unit] = {}
+    first = {}
     for file in list_installed_files(package_folders()):
         if file.label not in first and next(_documents(file), None):
             first[file.label] = Unit((Path(file.path),), file.label)
@@ -149,7 +149,7 @@ def _collect(
     progress: Progress,
 ) -> Iterator[Document]:
     """Yields distinct documents, label by label, until each label has enough bytes."""
-    seen: set[bytes] = set()
+    seen = set()
     done, total = 0, sum(bytes_of_label.values())
     for label, most in bytes_of_label.items():
         num_bytes = 0

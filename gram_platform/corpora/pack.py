@@ -310,12 +310,12 @@ def _write_sequences(
     Raises ValueError for an empty file, except validation of a `DomainRecipe` with `part_of`.
     """
     pairs = [(split, domain) for split in SPLITS for domain in recipe.pools]
-    parts: dict[tuple[str, str], list] = {pair: [] for pair in pairs}
+    parts = {pair: [] for pair in pairs}
     for folder in folders:
         for *pair, num_documents, num_tokens, checksum in counts_of(folder)["files"]:
             found = (token_path(folder, *pair), num_tokens, checksum, num_documents)
             parts[tuple(pair)].append(found)
-    written: dict[str, dict] = {}
+    written = {}
     for (split, domain), found in parts.items():
         num_tokens, num_documents = (sum(part[place] for part in found) for place in (1, 3))
         is_needed = split == "train" or domain in recipe.domains
@@ -331,7 +331,7 @@ def _write_sequences(
     pieces = [piece for pair in pairs for piece in _pieces(recipe, pair, parts[pair])]
     permuted = [piece for piece in pieces if recipe.permuted and piece.pair[0] == "train"]
     arranged = files.write("arranging", partial(_arrange, recipe), permuted)
-    folders_of: dict[tuple[str, str], list[Path]] = {}
+    folders_of = {}
     for piece, folder in zip(permuted, arranged, strict=True):
         folders_of.setdefault(piece.pair, []).append(folder)
     blocks = dict(files.workers(partial(_write_piece, recipe, staging, folders_of), pieces))

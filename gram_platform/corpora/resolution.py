@@ -170,8 +170,8 @@ def mixture(name: str, core_tokens: int, aux_share: float) -> dict[tuple[str, st
         return {}
     labelled = [(row, label) for row in corpus.rows if not row.held_out for label in row.all_labels]
     core = core_labels(None, {label for _, label in labelled}, corpus.core_labels)
-    shares: dict[tuple[str, str], float] = {}
-    totals: dict[str, float] = {}
+    shares = {}
+    totals = {}
     for row, label in labelled:
         domain = CORE if label in core else label
         shares[domain, row.dataset] = shares.get((domain, row.dataset), 0.0) + row.share

@@ -54,7 +54,7 @@ def find_units(corpus: Path) -> tuple[Unit, ...]:
     """
     if corpus.suffix.lower() == ".json" and target_kind("corpus", corpus) == A_FILE:
         return _glob_units(corpus)
-    skipped: set[str] = set()
+    skipped = set()
     is_folder = target_kind("corpus", corpus) == A_FOLDER
     files = find_files(corpus, ["**"], is_data_file, skipped) if is_folder else (corpus,)
     folders = ", ".join(sorted(skipped)[:MOST_SHOWN])
@@ -98,7 +98,7 @@ def find_labelled_units(globs: Mapping[str, object], root: Path) -> tuple[Unit, 
 
     Raises ValueError for a label without files, and for a file of two labels.
     """
-    label_of: dict[str, str] = {}
+    label_of = {}
     return tuple(
         Unit(_matches(root, label, patterns, label_of), label)
         for label, patterns in sorted(globs.items())

@@ -140,7 +140,7 @@ def _card() -> Template:
 
 def _distinct(studies: Sequence[ProfileNumbers]) -> list[tuple[ProfileNumbers, list[str]]]:
     """Returns (a study's numbers, names of studies that only repeat some of these rows)."""
-    distinct: list[tuple[ProfileNumbers, list[str]]] = []
+    distinct = []
     for numbers in sorted(studies, key=lambda numbers: -len(numbers.domains)):
         covering = (others for full, others in distinct if _rows(numbers) <= _rows(full))
         if (others := next(covering, None)) is None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 from gram_platform.config import View
 from gram_platform.config.crash_safe import A_FOLDER
@@ -205,7 +205,7 @@ def _agreements_in(out: Path, identity: Mapping) -> Mapping[str, tuple[Agreement
         return None
     allowed = "an empty folder or a new one: this one holds"
     try:
-        record: Mapping[str, Any] = _record(out)
+        record = _record(out)
     except ValueError:
         raise invalid("out", str(out), f"{allowed} other files") from None
     expected = json.loads(canonical_json(identity))

@@ -52,7 +52,7 @@ def byte_counter(progress: Progress, activity: str, total: int) -> Callable[[int
 
 def shards(shapes: Shapes, dtype: torch.dtype, max_file_bytes: int) -> dict[str, Shapes]:
     """Assigns tensors to files of at most `max_file_bytes`. A larger tensor gets its own file."""
-    groups: list[dict[str, tuple[int, ...]]] = [{}]
+    groups = [{}]
     for name, shape in shapes.items():
         if groups[-1] and stream_bytes({**groups[-1], name: shape}, dtype) > max_file_bytes:
             groups.append({})
@@ -130,7 +130,7 @@ def open_checkpoint(folder: Path) -> Iterator[DiskTensors]:
 
 def shapes_by_file(folder: Path) -> dict[str, Shapes]:
     """Returns the shapes of the tensors in each file of a checkpoint."""
-    shapes: dict[str, Shapes] = {}
+    shapes = {}
     for name in file_names(folder):
         with open_tensors(folder / name, once) as file:
             shapes[name] = {tensor: rows.shape for tensor, rows in file.held.items()}

@@ -307,7 +307,7 @@ def answers(samples: Sequence[Mapping]) -> dict[str, float]:
 
 
 def _judge(fields: Mapping[str, float]) -> dict[str, object]:
-    row: dict[str, object] = {
+    row = {
         "documents": int(fields["documents"]),
         "bits_per_byte": fields.get("bits_per_byte", math.nan),
     }

@@ -10,7 +10,7 @@ sent. The storage has every step.
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from mlflow.entities import Metric
 
@@ -106,7 +106,7 @@ def node_entry(node: RunDirectory | EvaluationDirectory) -> NodeEntry | None:
     if status == State.ABSENT or (result is None and not is_run):
         return None
     try:
-        config: Any = node.config_as(lambda plain: node_from_plain(kind, plain))
+        config = node.config_as(lambda plain: node_from_plain(kind, plain))
     except ValueError as error:
         left_out = f"{kind} {node_id} is left out until it is submitted again"
         warn(f"{left_out}: {error}", stacklevel=2)

@@ -38,7 +38,7 @@ def write_nodes(store: Store, tracker: str, folder: Path) -> dict[str, int]:
     Raises ValueError for an unknown tracker, or if its library is missing.
     """
     require_choice("to", tracker, tuple(TRACKERS))
-    write: Write = TRACKERS[tracker]
+    write = TRACKERS[tracker]
     counts = {"written": 0, "unchanged": 0}
     for node in store.nodes():
         if (entry := content.node_entry(node)) is None:

@@ -43,7 +43,7 @@ class Sender:
         """Sends what MLflow lacks of a node. Returns the MLflow run id, or None without `entry`."""
         if entry is None:
             return None
-        records: Sequence[Mapping] = []
+        records = []
         has_lost = False
         if isinstance(node, RunDirectory):
             records = node.records()
@@ -219,7 +219,7 @@ def curve_tags(records: Iterable[Mapping], entry: NodeEntry) -> dict[str, str]:
     A request reads the tags of a thousand runs. The histories of their metrics take 40 s, because
     each needs its own request. A curve that is too long gets no tag.
     """
-    curves: dict[str, list[str]] = {}
+    curves = {}
     for record in records if entry.kind == "run" and entry.status == State.COMPLETE else ():
         for name, loss in record["metrics"].items():
             if name.startswith(VALIDATION):

@@ -190,7 +190,7 @@ class Tracker:
         """Reads the runs of each node, the oldest first."""
         with self._mlflow.reaching():
             runs = self._mlflow.search("")
-        copies: dict[tuple[str, str], list[Run]] = {}
+        copies = {}
         for run in sorted(runs, key=age):
             kind = run.data.tags.get(content.KIND, "")
             node_id = run.data.tags.get(content.ID_TAGS.get(kind, ""))
@@ -286,7 +286,7 @@ class Tracker:
     def _send_trials(self, study: StudyLog, runs: Runs) -> None:
         """Sends what MLflow lacks of each trial, the status last. Deletes duplicates of trials."""
         with self._mlflow.writing() as client:
-            present: dict[str, Run] = {}
+            present = {}
             for run in sorted(self._mlflow.search(trials_filter(study.identity)), key=age):
                 if present.setdefault(run.data.tags.get(TRIAL_ID, ""), run) is not run:
                     self._sender.delete([run])
