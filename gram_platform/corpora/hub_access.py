@@ -49,7 +49,7 @@ def require_readable(row: HubRow, all_files: bool = False) -> None:
             ) as answer:
                 status = answer.status_code
         except Exception as error:
-            # The HTTP client, sockets and TLS raise different errors.
+            # HTTP clients, sockets and TLS raise different errors.
             kind = ValueError if FINAL & _kinds(error) else Unavailable
             raise kind(
                 f"{_cannot_be_read(row)}: {urlsplit(url).hostname} does not answer ({error})"

@@ -28,7 +28,7 @@ INSTALLED_VERSION = 1
 BYTES_OF_LABEL = {CORE: 25_000_000, "cpp": 2_500_000, "javascript": 2_500_000, "stubs": 2_500_000}
 # Most licences are equal, so hundreds of packages have less than 1 MB.
 BYTES_OF_LABEL |= {"licences": 1_000_000}
-# A label must have at least this share of its bytes.
+# Each label must have this share of its bytes.
 FEWEST_SHARE = 0.2
 LABEL_OF_ENDING = {
     ".py": CORE,

@@ -177,7 +177,6 @@ def write_tokens(
 
 
 def counts_of(folder: Path) -> dict:
-    """Reads the counts that `write_tokens` wrote for a part."""
     return json.loads((folder / COUNTS).read_text())
 
 

@@ -266,8 +266,7 @@ class CorpusRecipe:
         require_fields("corpus", self, 1, "seq_len")
         require_fields("corpus", self, least, "vocab_size", high=2**31)
         require_fields("corpus", self, 0, "split_seed", high=2**63 - 1)
-        share = "validation_fraction"
-        require_fields("corpus", self, 0, share, high=MAX_VALIDATION, open_low=True)
+        require_fields("corpus", self, 0, "validation_fraction", high=MAX_VALIDATION, open_low=True)
         require_fields("corpus", self, 0, "validation_sequences")
         object.__setattr__(self, "domains_from", core_first(self.domains_from, lambda d: d.name))
         names = self.pools

@@ -41,7 +41,7 @@ RECORD_COLUMNS = ("text", "label")
 TRUE_LABEL = "true_label"
 # Fields of an instruction, in place of text and label.
 ASKED = ("prompt", "response")
-# A small number, because the config of every view's evaluation has these texts.
+# The config of every view's evaluation has these texts.
 MOST_TEXTS = 100
 
 

@@ -60,7 +60,7 @@ class Packing:
     """A user's choices about how to pack a corpus."""
 
     seq_len: int
-    # The size of a tokenizer that is trained on the corpus, and the most of any other tokenizer.
+    # The size of a trained tokenizer, and the most of any other tokenizer.
     vocab_size: int
     # The labels of core, or None for the catalog's. Every other label is an auxiliary domain.
     core_label: CoreLabel = None
@@ -73,7 +73,7 @@ class Packing:
     core_tokens: int = 0
     aux_share: float = 0.0
     sample_bytes: int = DEFAULT_SAMPLE_BYTES
-    # Labels of text that can carry another label by mistake. Labels of core are packed separately.
+    # Labels whose text may have another label by mistake. Labels of core are packed separately.
     adjacent: tuple[str, ...] = ()
     # Whether the tokenizer is trained only on text of core.
     core_tokenizer: bool = False

@@ -149,8 +149,9 @@ def scan_units(
         cache = cache_dir and _cache_path(unit, cache_dir)
         scan = cache and _read_cache(unit, cache)
         if not scan:
-            report = lambda n, base=done: progress("reading", min(base + n, total), total)  # noqa: E731
-            scan = _scan(unit, report)
+            scan = _scan(
+                unit, lambda n, base=done: progress("reading", min(base + n, total), total)
+            )
             if cache:
                 _store(scan, cache)
         done += size

@@ -52,7 +52,7 @@ class Benchmark:
     """The names of tasks, and how their questions are asked."""
 
     tasks: tuple[str, ...]
-    # A folder with the user's task files; "" for none.
+    # A folder with the user's task files, or "".
     folder: str = ""
     num_fewshot: int = -1
     limit: int = 0
@@ -257,11 +257,9 @@ def _score(store: Store, scores: TaskScores, manager: "TaskManager", device: str
 
     corpus, sources = open_corpus(store, scores.data_id), store.source_weights(scores.view)
     _, model = load_view(store, scores.view, scores.precision)
-    harness_model = HarnessModel(
-        model.to(device), dict(scores.view.weights), load_tokenizer(corpus.tokenizer_path)
-    )
+    tokenizer = load_tokenizer(corpus.tokenizer_path)
     evaluated = lm_eval.simple_evaluate(
-        harness_model,
+        HarnessModel(model.to(device), dict(scores.view.weights), tokenizer),
         tasks=list(scores.tasks),
         num_fewshot=None if scores.num_fewshot < 0 else scores.num_fewshot,
         limit=scores.limit or None,

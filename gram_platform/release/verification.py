@@ -99,8 +99,12 @@ def verify_export(
         modules = tuple(module for module in config.modules if module.domain in active)
         routed = (replace(config, modules=modules), weights, active)
         layer_bytes = dtype.itemsize * total_parameters(dense) // dense.num_layers
-        report = lambda done: progress(done * layer_bytes, dense.num_layers * layer_bytes)  # noqa: E731
-        difference = largest_difference(routed, (dense, read, {}), tokens[0], report)
+        difference = largest_difference(
+            routed,
+            (dense, read, {}),
+            tokens[0],
+            lambda done: progress(done * layer_bytes, dense.num_layers * layer_bytes),
+        )
         agreement = _agreement(*difference, dtype, tokens, folder)
         for name, merged in foreign_weights(*view):
             if not _is_written(merged.to(dtype), written, name):
@@ -111,7 +115,6 @@ def verify_export(
 
 
 def _is_written(tensor: torch.Tensor, written: DiskTensors, name: str) -> bool:
-    """Returns whether a checkpoint has a tensor bit by bit. Reads ROWS_AT_ONCE at a time."""
     firsts = range(0, len(tensor), ROWS_AT_ONCE)
     parts = zip(firsts, tensor.split(ROWS_AT_ONCE), strict=True)
     return all(torch.equal(part, written.rows(name, n, n + len(part))) for n, part in parts)

@@ -58,10 +58,7 @@ DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 
 
 class TrackingUnavailable(RuntimeError):
-    """MLflow could not be reached, or rejected a call.
-
-    The storage is unaffected, and a later `sync` catches up.
-    """
+    """MLflow could not be reached, or rejected a call. A later `sync` catches up."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(mask_secrets(reason))
@@ -226,7 +223,7 @@ class Connection:
         logging.getLogger("alembic").setLevel(logging.WARNING)
         location, lock = None, contextlib.nullcontext()
         if self.database is None:
-            # If a database server does not answer, MLflow would retry for minutes.
+            # MLflow would retry for minutes if the database server did not answer.
             parts = urlsplit(self.tracking_uri)
             scheme = parts.scheme.partition("+")[0]
             port = parts.port or {"postgresql": 5432, "mysql": 3306}.get(scheme)
@@ -235,7 +232,7 @@ class Connection:
         else:
             require_regular(self.database)
             location = artifacts_location(self.database)
-            # Of eight processes that create one database at once, seven would fail.
+            # Only one of several processes could create the database at once.
             lock = LocalFolder(str(self.database.parent), writable=True).lock("mlflow")
         with lock:
             try:
@@ -280,10 +277,13 @@ def explain_opening(uri: str) -> str:
 def require_tracking_uri(uri: str) -> None:
     scheme, separator, _ = uri.partition("://")
     if not separator or (scheme not in SERVERS and scheme.partition("+")[0] not in DATABASES):
-        allowed = "a URI such as http://host:5000 or sqlite:////path/mlflow.db, of"
-        allowed += f" {', '.join(SERVERS + DATABASES)}"
-        driver = "a database also with its driver, as postgresql+psycopg"
-        raise invalid("tracking_uri", uri, f"{allowed}; {driver}")
+        raise invalid(
+            "tracking_uri",
+            uri,
+            "a URI such as http://host:5000 or sqlite:////path/mlflow.db, of"
+            f" {', '.join(SERVERS + DATABASES)}; a database also with its driver, as"
+            " postgresql+psycopg",
+        )
     try:
         host, _ = urlsplit(uri).hostname, urlsplit(uri).port
     except ValueError as error:

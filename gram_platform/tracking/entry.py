@@ -4,7 +4,7 @@ A study's tags keep their names, except that a character that MLflow rejects bec
 platform's tags begin with `gram.`. Losses of runs, evaluations and frames are named
 `loss/<domain>`, so that MLflow's page of a run draws them before `train/...`. Training metrics are
 thinned to about a hundred points, because more slow down MLflow's pages. All validation losses are
-sent. The storage has every step.
+sent.
 """
 
 import shlex

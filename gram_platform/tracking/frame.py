@@ -109,9 +109,8 @@ def _open_store(storage: str | Store) -> Store:
 class Frames(NamedTuple):
     """The nodes of a study, the curves of its baselines, and where both were read."""
 
-    # As `load_runs`.
+    # As `load_runs` and `load_curves`.
     nodes: pd.DataFrame
-    # As `load_curves`.
     curves: pd.DataFrame
     # "MLflow", or "the storage", with the reason if MLflow could not be read.
     source: str
@@ -147,10 +146,9 @@ def final_frames(
 
 def _store_frame(store: Store, ids: Collection[str] | None, tags: Tags) -> pd.DataFrame:
     nodes = (node for node in store.nodes() if ids is None or node.node_id in ids)
-    entries = store.concurrently(content.node_entry, nodes)
     rows = [
         _row(entry.kind, entry.node_id, entry.tags, entry.result_metrics, entry.num_steps)
-        for entry in entries
+        for entry in store.concurrently(content.node_entry, nodes)
         if entry is not None
     ]
     return _frame(rows, tags)

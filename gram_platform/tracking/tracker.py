@@ -2,8 +2,8 @@
 
 Any call may fail with TrackingUnavailable. Nothing is lost, because the next `mirror` or `sync`
 compares MLflow with the storage and sends the difference. After an interrupted call, which leaves
-the tag `gram.sending_step`, whole histories are compared. Processes of one machine lock the node
-that they send. `sender.py` handles two machines that send the same node.
+the tag `gram.sending_step`, whole histories are compared. A process locks the node that it sends
+against others on its machine. `sender.py` handles other machines.
 """
 
 import re
@@ -55,7 +55,7 @@ class Tracker:
         # SQLite has one writer.
         self.num_senders = 1 if tracking_uri.startswith("sqlite") else NUM_SENDERS
         self._sender = Sender(self._mlflow)
-        # Whether the last `sync` sent everything, so that MLflow is complete.
+        # Whether the last `sync` sent everything.
         self.has_sent_all = False
 
     def prepare_database(self) -> None:
@@ -181,7 +181,6 @@ class Tracker:
         return sorted(runs, key=lambda run: run.info.end_time or 0)
 
     def history(self, run: Run, key: str) -> list[tuple[int, float]]:
-        """Reads a metric's (step, value) points."""
         with self._mlflow.reaching() as client:
             points = client.get_metric_history(run.info.run_id, key)
         return [(point.step, point.value) for point in points]

@@ -19,7 +19,7 @@ from gram_platform.config.space import RANK, TrialColumns
 from gram_platform.tracking.entry import KIND, STATUS, STUDY, STUDY_ID
 from gram_platform.tracking.values import LONGEST_TEXT, text_for_people, unescape
 
-# The kind of MLflow's runs that hold a line of a study's figures.
+# The kind of MLflow's runs with a line of a study's figures.
 LINE = "line"
 # The view's key follows.
 VIEW_TAG = "mlflow.sharedViewState."
@@ -81,7 +81,7 @@ class StudyLog:
     lines: Sequence[Line] = ()
     # By the id of every node of the study. Each also gets the tag `gram.study.NAME`.
     node_tags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    # By tag of the experiment, whose description links to them unless people have changed it.
+    # By tag of the experiment, whose description may link to them.
     views: Mapping[str, str] = field(default_factory=dict)
     # The code of the newest submission, a text of `provenance.Code`.
     code: str = ""
@@ -173,10 +173,9 @@ def study_views(
         )
         for names in charts
     ]
-    title = {section: "By number of parameters"}
     return {
         **_view(f"{key}evaluations", f"{study}: evaluations", of_evaluations, columns, best),
-        **_view(section, name, of_lines, charts=lines, titles=title),
+        **_view(section, name, of_lines, charts=lines, titles={section: "By number of parameters"}),
         **nodes,
     }
 

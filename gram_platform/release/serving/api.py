@@ -238,13 +238,12 @@ async def _body(request: Request) -> bytes:
 
 
 def _body_of(answer: Answer, text: str, finish_reason: str | None) -> dict:
-    choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
     return {
         "id": answer.id,
         "object": "text_completion",
         "created": answer.created,
         "model": answer.grant.profile,
-        "choices": [choice],
+        "choices": [{"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}],
     }
 
 

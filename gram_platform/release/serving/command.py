@@ -27,9 +27,9 @@ from gram_platform.store.data import open_corpus
 SERVING_STORE_BYTES = 128 * 2**20
 # The resource that marks Ray's head.
 HEAD = "node:__internal_head__"
-# The time between two readings of the policy's file.
+# The time between readings of the policy's file.
 POLICY_CHECK_S = 2.0
-# The arguments are those of `PolicyKeeper.confirm`.
+# As `PolicyKeeper.confirm`.
 Confirm = Callable[[Policy, int, float], None]
 # The time after a request's deadline for callers who read slowly.
 SLOW_CALLER_S = 30.0
@@ -187,8 +187,10 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
             ) from error
         except (*CALL_ERRORS, RuntimeError) as error:
             reason = one_line(error) or type(error).__name__
-            advice = "start `gram serve` again, where processors and memory are free"
-            raise Stopped(f"Ray Serve has died or does not start ({reason}): {advice}") from error
+            raise Stopped(
+                f"Ray Serve has died or does not start ({reason}): start `gram serve` again, where"
+                " processors and memory are free"
+            ) from error
         finally:
             listen(ignore)
 
@@ -202,9 +204,15 @@ def start(service: Service, prepared: PreparedService, name: str) -> int:
 
     from gram_platform.release.serving.deployments import application
 
-    port, within_s = service.find_port(), service.limits.deadline_s + SLOW_CALLER_S
-    http_options = {"host": service.host, "port": port, "request_timeout_s": within_s}
-    serve.start(proxy_location="HeadOnly", http_options=http_options)
+    port = service.find_port()
+    serve.start(
+        proxy_location="HeadOnly",
+        http_options={
+            "host": service.host,
+            "port": port,
+            "request_timeout_s": service.limits.deadline_s + SLOW_CALLER_S,
+        },
+    )
     app = application(
         prepared.source,
         prepared.tokenizer_json,

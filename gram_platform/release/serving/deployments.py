@@ -30,7 +30,7 @@ from gram_platform.release.serving.policy import LEASE_S, Policy
 from gram_platform.release.serving.text import Vocabulary
 
 NAMESPACE = "gram"
-# The time between two readings of the keeper's policy.
+# The time between readings of the keeper's policy.
 LOOK_S = 1.0
 FIRST_LOOK_S = 60.0
 # The longest wait for a delivery, which a replica sends every 2 s.
@@ -41,7 +41,7 @@ READY_S = 2.0
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 30.0
 # Far more than the engine accepts.
 MAX_CONNECTIONS = 2000
-# Calls to a replica, beyond its engine's requests, for rejected requests and health checks.
+# Calls to a replica beyond its engine's requests, for rejections and health checks.
 SPARE_CALLS = 64
 
 

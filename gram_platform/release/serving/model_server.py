@@ -53,8 +53,7 @@ def require_servable(run: RunConfig, policy: Policy) -> None:
 def load_granted(source: ModelSource) -> Transformer:
     """Loads the run's model with only those modules that at least one token may use.
 
-    The other modules are read for the hash of the weights, into memory that is then returned to the
-    system (`DiskTensors.sha256`).
+    The other modules are only read for the hash of the weights.
     """
     store = Store(source.storage)
     view = View.of(source.run_id, dict.fromkeys(source.policy.modules_of_tokens, 1.0))

@@ -68,8 +68,8 @@ def policy_text(path: str) -> str:
 def _find_open_folder(path: Path) -> str:
     """Returns a folder on the way to a file in which every user can replace an entry, or "".
 
-    Links are followed, and their folders count too. With the sticky bit, as in /tmp, only the owner
-    can replace an entry, and must be this user or root. On a read-only file system nobody can.
+    Folders of links count too. With the sticky bit, as in /tmp, only the entry's owner can replace
+    it, who must be this user or root. On a read-only file system nobody can.
     """
     steps = [path]
     while steps[-1].is_symlink():

@@ -21,7 +21,7 @@ class Vocabulary:
     num_tokens: int
     context: int
     end_of_text: int
-    # The length of the longest token, in characters, or in bytes for a byte-level tokenizer.
+    # The characters of the longest token, or its bytes for a byte-level tokenizer.
     longest_piece: int
 
     @classmethod
@@ -72,7 +72,7 @@ class TextStream:
     def __init__(self, vocabulary: Vocabulary, stops: tuple[str, ...]):
         self.stopped = False
         self._vocabulary, self._stops = vocabulary, stops
-        # The last tokens whose text was returned, which some tokenizers need to decode the next.
+        # The tokens of the last returned text. Some tokenizers need them to decode the next.
         self._context: list[int] = []
         self._new: list[int] = []
         self._held = ""
