@@ -62,10 +62,10 @@ def fetch(
 ) -> tuple[tuple[Unit, ...], dict[str, int]]:
     """Downloads the missing parts of every row. A worker fetches one shard (file) of a row.
 
-    Returns the parts that have the source's `num_bytes` of each row, in the order of its shards,
-    and {name of a row: number of records that lack a field}. Raises ValueError, before anything is
-    fetched, if the hub refuses a row. Raises ValueError also if no record has a field, and for a
-    label that the row does not list. Raises Unavailable if a server does not answer.
+    Returns the parts with the source's bytes of each row, and {row: number of records that lack a
+    field}. Raises ValueError, before anything is fetched, if the hub refuses a row. Raises
+    ValueError also if no record has a field, and for a label that the row does not list. Raises
+    Unavailable if a server does not answer.
     """
     require_plain(folder)
     rows = source.rows

@@ -1,7 +1,7 @@
 """Packs a corpus as a whole, or leaves nothing.
 
 Text is split and tokenised part by part (`parts.py`). The tokens are then joined piece by piece and
-cut into sequences, so that the memory does not depend on the size of the corpus.
+cut into sequences. Memory has at most a part, a piece, and the keys that decide the split.
 """
 
 import errno
@@ -165,7 +165,7 @@ def _fill(recipe: CorpusRecipe, root: Path, staging: Path, files: PartFiles) -> 
 
 
 def _sum_unspelled(recipe: CorpusRecipe, folders: Sequence[Path]) -> dict[str, dict]:
-    """Adds up by domain the text that the tokenizer lost. Raises ValueError for too much."""
+    """Adds up lost text by domain. Raises ValueError if the tokenizer lost most of a domain."""
     lost, found = [counts_of(folder).get("lost", {}) for folder in folders], {}
     for domain in recipe.pools:
         counts = np.sum([part.get(domain, (0,) * len(LOST)) for part in lost], axis=0)

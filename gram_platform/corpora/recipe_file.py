@@ -59,7 +59,7 @@ def recipe_text(corpus: str) -> str:
 
 
 def text_units(corpus: str | Path) -> tuple[Unit, ...]:
-    """Finds the files of a recipe of local text. Raises ValueError for a pattern without files."""
+    """Finds the files of a recipe of local text. Raises ValueError if files are missing."""
     path = catalog.CORPORA.get(str(corpus)) or local_path("corpus", corpus)
     written, text = _from_file(path)
     root = path.parent / text.root

@@ -184,7 +184,7 @@ def mixture(name: str, core_tokens: int, aux_share: float) -> dict[tuple[str, st
 
 
 def grows_with_size(corpus: str | Path) -> bool:
-    """Returns whether the tokens to train on decide how much text is packed, as for the hub."""
+    """Returns whether more text is packed for more training tokens, as for hub corpora."""
     return isinstance(read_description(corpus), HubCorpus)
 
 

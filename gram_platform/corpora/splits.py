@@ -128,7 +128,7 @@ def tag_keys(
 
 
 def count_duplicates(path: Path) -> dict[str, int]:
-    """Counts `COUNTS` in a file of tagged keys. Sorts the file, and then removes it.
+    """Returns the `COUNTS` of a file of tagged keys. Sorts the file, and then removes it.
 
     A document is repeated if an earlier document has the same text.
     """
@@ -149,7 +149,7 @@ def count_duplicates(path: Path) -> dict[str, int]:
 
 
 def _count(tagged: np.ndarray) -> dict[str, int]:
-    """Counts `COUNTS` in sorted tagged keys, which must have all keys of each text."""
+    """Returns the `COUNTS` of sorted tagged keys, which must have all keys of each text."""
     keys, tags = tagged & ~TAG_MASK, (tagged & TAG_MASK).astype(np.int64)
     starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
     spread = [

@@ -137,7 +137,7 @@ def stories_source(
 ) -> StoriesSource:
     """Makes the source of a generated corpus. Raises ValueError if a number is out of range.
 
-    `num_documents` is by topic. It may have INSTRUCTIONS, which are about the topics `instructed`.
+    `num_documents` has documents by topic, and under INSTRUCTIONS those about `instructed` topics.
     The other arguments are fields of `StoriesCorpus`.
     """
     unknown = sorted(set(num_documents) - {*TOPICS, *([INSTRUCTIONS] if instructed else [])})

@@ -354,7 +354,7 @@ class Speller:
         self._replaced = [] if np.isin(ids, self._unknown).any() else ids
 
     def lost(self, text: str, ids: list[int]) -> tuple[int, int, int, int]:
-        """Returns the counts of `LOST` for a text and its token ids."""
+        """Counts a text's (unknown tokens, lost characters, tokens, characters)."""
         is_unknown, total = np.isin(ids, self._unknown), len("".join(text.split()))
         # Checked first, because the library computes offsets slowly.
         if not is_unknown.any() and self._tokenizer.decode(ids) == text:

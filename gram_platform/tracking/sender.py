@@ -195,7 +195,7 @@ def find_lacking(
 
 
 def _other_times(run: Run, entry: NodeEntry) -> dict[str, float]:
-    """Returns a node's times that MLflow has with other values, as after a merge of two storages.
+    """Returns a node's times that differ from MLflow's, as after a merge of two storages.
 
     A time that only MLflow has is NaN.
     """

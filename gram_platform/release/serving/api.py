@@ -162,7 +162,7 @@ class Api:
             self._num_open[rule.name] -= 1
 
     async def _events(self, answer: Answer, rule: TokenRule, usage: bool) -> AsyncIterator[str]:
-        """Yields "" when generation is accepted, and then server-sent events, also for a refusal.
+        """Yields "" when generation is accepted, and then server-sent events. Refusals are events.
 
         `usage` is OpenAI's `include_usage`.
         """
