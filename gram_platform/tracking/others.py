@@ -9,7 +9,7 @@ as entry points `gram.trackers`.
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -28,8 +28,6 @@ from gram_platform.tracking.values import study_of, unescape
 WRITTEN = "written"
 # Bytes of a folder's name without the node's id.
 MOST_BYTES_OF_NAME = 200
-
-Write = Callable[[Path, NodeEntry, Sequence[Metric]], None]
 
 
 def write_nodes(store: Store, tracker: str, folder: Path) -> dict[str, int]:
