@@ -1,11 +1,12 @@
-"""Lists the named corpora, except `installed` (see `installed.py`), to be read and edited.
+"""Defines the named corpora, except `installed` (see `installed.py`).
 
-The rows below were written from dataset cards and from code that reads the datasets, without
-network access, so none is `verified`. The revision "main" changes over time. Replace it by a commit
-once you have checked a row.
+The rows were written from dataset cards and from code that reads the datasets, without network
+access, so no row is `verified`. The revision "main" changes over time. Replace it by a commit once
+you have checked a row.
 
-Amounts in tokens are from the authors' published logs (agencyenterprise/modular-pretraining). Bytes
-per token are estimates, for web text and code and the tokenizer of GPT-2 and GPT-Neo.
+Numbers of tokens are from the published logs of the paper's authors
+(agencyenterprise/modular-pretraining). Bytes per token are estimates for web text and code with the
+tokenizer of GPT-2 and GPT-Neo.
 """
 
 from collections.abc import Mapping
@@ -18,17 +19,16 @@ from gram_platform.config.plugins import Table
 from gram_platform.corpora.installed import INSTALLED
 from gram_platform.corpora.recipe import HubRow
 
-# Without `--core-label`, so many labels, the first by name, are auxiliary.
+# How many labels, the first by name, are auxiliary without `--core-label`.
 DEFAULT_NUM_AUX = 4
 
 
 @dataclass(frozen=True)
 class StoriesCorpus:
-    """Generated stories."""
+    """The parameters of a corpus of generated stories."""
 
-    # Documents of all core topics together.
+    # Documents of all core topics together, and of each auxiliary topic.
     core_documents: int
-    # Documents of each auxiliary topic.
     aux_documents: int
     # Facts of each topic, a multiple of 16.
     num_facts: int
@@ -46,13 +46,13 @@ class HubCorpus:
     rows: tuple[HubRow, ...]
     # () for all labels except the first DEFAULT_NUM_AUX by name.
     core_labels: tuple[str, ...] = ()
-    # The tokens of core, and those of all auxiliary labels as a share of core's. A study may give
+    # Tokens of core, and tokens of all auxiliary labels as a share of them, unless a study has
     # other numbers.
     core_tokens: int = 10_000_000
     aux_share: float = 0.25
     # "" for a byte-level BPE that is trained on the corpus.
     tokenizer: str = ""
-    # The token that ends a text; "" for the tokenizer's special token.
+    # The token that ends a text, or "" for the tokenizer's special token.
     end_of_text: str = add_field("")
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class TextCorpus:
     root: str = "."
     # () for the label `core`.
     core_labels: tuple[str, ...] = ()
-    # As those of `HubCorpus`.
+    # As in `HubCorpus`.
     tokenizer: str = ""
     end_of_text: str = add_field("")
 
@@ -86,8 +86,8 @@ class TextCorpus:
 
 # A story has about 160 tokens with a vocabulary of 1,024. So "stories" has 3M training tokens of
 # core and 0.2M of each topic, "stories-long" 30M of core, and "stories-100M" 100M of core and 0.9M
-# of each topic. The law `demo` was measured on "stories-96". A topic has many facts, because a
-# model would learn few facts from a part of the topic's text. A tenth is private to the topic.
+# of each topic. The law `demo` was measured on "stories-96". A topic has many facts, so a model
+# learns few of them from a part of the topic's text. A tenth is private to the topic.
 STORIES = {
     "stories": StoriesCorpus(20_000, 1_350, 384, 0.9),
     "stories-96": StoriesCorpus(16_500, 1_350, 96, 0.3),
@@ -188,7 +188,6 @@ LISP_ROWS = tuple(
 
 
 def _papers(category: str, label: str, share: float, available_tokens: int) -> HubRow:
-    """Makes the row of one category of the papers that the authors collected and published."""
     return HubRow(
         dataset="AE-data/dual-use-papers",
         revision="main",

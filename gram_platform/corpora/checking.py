@@ -23,12 +23,12 @@ NO_RECORD = "no record"
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The check of one source. `found` is the first record, or says why there is none."""
+    """The result of checking one source. `found` is its first record, or why there is none."""
 
     source: str
     label: str
     ok: bool
-    # "verified" or "not verified" for a dataset of the hub; "" for local and generated text.
+    # "verified" or "not verified" for a dataset of the hub, "" for other text.
     mark: str
     found: str
 
@@ -36,15 +36,15 @@ class CheckResult:
 def check(corpus: str | Path) -> list[CheckResult]:
     """Reads one record of every source of a corpus that a user names.
 
-    `ok` is False for a source that cannot be read, and for empty files if all are empty.
+    `ok` is False for a source that cannot be read. An empty file is ok unless all files are empty.
     """
     described = read_description(corpus)
     if isinstance(described, HubCorpus):
         results = [_check_row(row) for row in described.rows]
     elif isinstance(described, StoriesCorpus):
         source = stories_of(described, core_labels(None, stories.TOPICS))
-        documents = stories.story_documents(source)
-        results = [_check("generated stories", "", partial(next, documents))]
+        read = partial(next, stories.story_documents(source))
+        results = [_check("generated stories", "", read)]
     else:
         units = _units(corpus, described)
         results = [_check(str(unit.paths[0]), unit.label, partial(_first, unit)) for unit in units]
@@ -54,7 +54,7 @@ def check(corpus: str | Path) -> list[CheckResult]:
 
 
 def require_readable(corpus: str | Path) -> None:
-    """ValueError for a corpus that is neither known nor a place with files to read."""
+    """Raises ValueError for a corpus that is neither a known name nor a place with files."""
     described = read_description(corpus)
     if not isinstance(described, HubCorpus | StoriesCorpus):
         _units(corpus, described)

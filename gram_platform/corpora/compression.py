@@ -8,15 +8,12 @@ from pathlib import Path
 # The bytes of the window of `zstd --long=31`. The library's default limit is 128 MB.
 MAX_ZSTD_WINDOW = 1 << 31
 BLOCK_BYTES = 1 << 20
-# The bytes of a .zst that are unpacked at once. Four bytes can be unpacked to 128 KB of text.
+# The bytes of a .zst that are unpacked at once. Four bytes can hold 128 KB of text.
 PACKED_BYTES = 1 << 10
 
 
 class _ZstdFile(io.RawIOBase):
-    """Decompresses a .zst file of one or more frames.
-
-    Raises EOFError for a truncated file, for which the library's reader raises no error.
-    """
+    """Decompresses a .zst file. Unlike the library's reader, raises EOFError if it is truncated."""
 
     def __init__(self, path: Path) -> None:
         import zstandard
@@ -49,7 +46,7 @@ class _ZstdFile(io.RawIOBase):
 
 
 def open_unpacked(path: Path) -> io.BufferedIOBase:
-    """Opens a file. A file named .gz or .zst is unpacked while it is read."""
+    """Opens a file for reading. A .gz or .zst is unpacked while it is read."""
     name = path.name.lower()
     if name.endswith(".gz"):
         return gzip.open(path, "rb")
@@ -59,9 +56,9 @@ def open_unpacked(path: Path) -> io.BufferedIOBase:
 
 
 def seekable(path: Path, most: int) -> io.BufferedIOBase:
-    """Opens a seekable file. A compressed file is first unpacked to disk.
+    """Opens a file for reading at any place. A .gz or .zst is first unpacked to a temporary file.
 
-    ValueError for a file that has more than `most` bytes unpacked, and for a full disk.
+    Raises ValueError if the unpacked file has more than `most` bytes or does not fit on the disk.
     """
     if not path.name.lower().endswith((".gz", ".zst")):
         return path.open("rb")

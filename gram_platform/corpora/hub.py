@@ -1,8 +1,8 @@
-"""Streams datasets of the Hugging Face hub into compressed local parts, and resumes a fetch.
+"""Fetches datasets of the Hugging Face hub as compressed local files, which are called parts.
 
 `fetch` writes `<folder>/<row id>/part-00000.jsonl.zst`, ... After each part, `state.json` stores
 the stream's position (`state_dict` of the `datasets` library). So an interrupted fetch loses at
-most one part, and ends with the same bytes. Corpora share the parts of a row.
+most one part, and ends with the same bytes. Corpora with an equal row share its parts.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from gram_platform.corpora.recipe import HubRow, HubSource, part_bytes
 from gram_platform.corpora.records import Document, Unit, add_record, reading
 from gram_platform.corpora.sources import Item, Progress, silent
 
-# The first records, which must have each field, and whose labels a check compares.
+# Each field must occur in so many first records. `gram prepare --check` compares their labels.
 FIRST_RECORDS = 2_000
 PART_NAME = re.compile(r"part-\d{5,9}\.jsonl\.zst")
 ADD_LABELS = "add new ones in the catalog, to the recipe's labels, or as labels=... to the URL"
@@ -49,9 +49,9 @@ class RowState(TypedDict):
     parts: list[Part]
 
 
-# (the number of a shard, how many shards its row has). The whole row is (0, 1).
+# (number of a shard, number of shards of its row). The whole row is (0, 1).
 Shard = tuple[int, int]
-# (a row, the bytes of text to fetch, a shard).
+# (row, bytes of text to fetch, shard).
 Amount = tuple[HubRow, int, Shard]
 # The most shards of a row that are fetched at the same time.
 MOST_SHARDS = 64
@@ -60,12 +60,12 @@ MOST_SHARDS = 64
 def fetch(
     source: HubSource, folder: Path, progress: Progress, workers: Workers = in_turn
 ) -> tuple[tuple[Unit, ...], dict[str, int]]:
-    """Downloads the missing parts of every row, each shard (file) by a worker.
+    """Downloads the missing parts of every row. A worker fetches one shard (file) of a row.
 
-    Returns the parts that have the bytes to take from each row, in the order of its shards, and
-    {row: number of records that lack a field}. Before anything is fetched, raises ValueError, with
-    advice, for rows that the hub refuses. Raises ValueError also if no record has a field or the
-    row does not list a label, and Unavailable as `retry_unavailable` does.
+    Returns the parts with the source's bytes of each row, and {row: number of records that lack a
+    field}. Raises ValueError, before anything is fetched, if the hub refuses a row. Raises
+    ValueError also if no record has a field, and for a label that the row does not list. Raises
+    Unavailable if a server does not answer.
     """
     require_plain(folder)
     rows = source.rows
@@ -117,7 +117,7 @@ def _next_shards(last: Amount, num_bytes: int, done: int) -> list[Amount]:
 
 
 def _require_all(answers: Iterator[tuple[int, int | ValueError | Unavailable]]) -> list[int]:
-    """Returns the rows' numbers of shards; raises all ValueErrors, otherwise the others, as one."""
+    """Returns the rows' numbers of shards. Raises all ValueErrors, otherwise all others, as one."""
     rows = _in_order(answers)
     for kind in (ValueError, Unavailable):
         if texts := [str(answer) for answer in rows if isinstance(answer, kind)]:
@@ -127,7 +127,7 @@ def _require_all(answers: Iterator[tuple[int, int | ValueError | Unavailable]]) 
 
 
 def _num_shards(folder: Path, row: HubRow) -> int | ValueError | Unavailable:
-    """Returns the number of a row's shards, and stores it; or returns the row's error."""
+    """Returns and stores the number of a row's shards, or returns the row's error."""
     path = folder / row_id(row) / "shards.json"
     # The file may be missing or damaged.
     with contextlib.suppress(FileNotFoundError, ValueError):
@@ -144,13 +144,16 @@ def _num_shards(folder: Path, row: HubRow) -> int | ValueError | Unavailable:
 
 
 def row_id(row: HubRow) -> str:
-    """Returns the name of the folder of a row's parts, a hash of all that decides their content."""
+    """Returns the name of the folder with a row's parts, a hash of all that decides their text."""
     sizes = [recipe.FIRST_PART_BYTES, recipe.PART_BYTES, recipe.GROWTH]
     return short_hash({"row": row.identity, "part_bytes": sizes})
 
 
 def first_record(row: HubRow) -> Document:
-    """Returns the first record that passes the row's filters; ValueError if there is none."""
+    """Returns the first record that passes the row's filters.
+
+    Raises ValueError if there is none, or if the row does not list a label of the first records.
+    """
     stream = _open_row(row)
     labels = _labels_in(row, stream.take(FIRST_RECORDS)) if row.label_field else set()
     if unknown := sorted(labels - set(row.labels)):
@@ -164,7 +167,7 @@ def first_record(row: HubRow) -> Document:
 
 
 def read_labels(row: HubRow) -> tuple[str, ...]:
-    """Reads the labels of the row's first records; ValueError if there are none."""
+    """Reads the labels of the row's first records. Raises ValueError if there are none."""
     labels = retry_unavailable(lambda: _labels_in(row, _open_row(row).take(FIRST_RECORDS)))
     if not labels:
         raise invalid(
@@ -183,20 +186,17 @@ def _labels_in(row: HubRow, stream) -> set[str]:
 
 
 def _fetch_patiently(root: Path, progress: Progress, amount: Amount) -> list[dict]:
-    row, _, shard = amount
-    folder = _folder(root, row, shard)
-    return retry_unavailable(
-        partial(_fetch_shard, root, progress, amount), lambda: len(_load_state(folder)["parts"])
+    row, _, (number, num_shards) = amount
+    folder = root / row_id(row) / (f"shard-{number:05d}" if num_shards > 1 else "")
+    parts = retry_unavailable(
+        partial(_fetch_shard, folder, progress, amount), lambda: len(_load_state(folder)["parts"])
     )
+    relative = folder.relative_to(root)
+    return [{**part, "path": str(relative / part["name"])} for part in parts]
 
 
-def _folder(root: Path, row: HubRow, shard: Shard) -> Path:
-    return root / row_id(row) / (f"shard-{shard[0]:05d}" if shard[1] > 1 else "")
-
-
-def _fetch_shard(root: Path, progress: Progress, amount: Amount) -> list[dict]:
+def _fetch_shard(folder: Path, progress: Progress, amount: Amount) -> list[Part]:
     row, num_bytes, shard = amount
-    folder = _folder(root, row, shard)
     folder.mkdir(parents=True, exist_ok=True)
     state, stream, number, done = _load_state(folder), None, 0, 0
     while done < num_bytes:
@@ -221,14 +221,13 @@ def _fetch_shard(root: Path, progress: Progress, amount: Amount) -> list[dict]:
         with whole_file(folder / "state.json") as temporary:
             Path(temporary).write_text(json.dumps(state))
         progress(f"fetching {row.dataset}", min(done + part["bytes"], num_bytes), num_bytes)
-    relative = folder.relative_to(root)
-    return [{**part, "path": str(relative / part["name"])} for part in state["parts"][:number]]
+    return state["parts"][:number]
 
 
 def _write_part(
     records: Iterator[Document | None], folder: Path, number: int, num_bytes: int
 ) -> dict:
-    """Writes a file of records with at least `num_bytes` of text, or of all records left."""
+    """Writes the next records to a file until it has `num_bytes` of text or no record is left."""
     name, digest = f"part-{number:05d}.jsonl.zst", hashlib.sha256()
     documents = written = skipped = 0
     with whole_file(folder / name) as temporary, zstandard.open(temporary, "wb") as handle:
@@ -253,7 +252,7 @@ def _write_part(
 
 
 def _load_state(folder: Path) -> dict:
-    """Reads the state after the last whole part. A damaged state counts as absent."""
+    """Reads the state of a fetch after its last part. A damaged state counts as absent."""
     with contextlib.suppress(OSError, ValueError):
         state = parse_json((folder / "state.json").read_text(), RowState)
         names = [part["name"] for part in state["parts"]]
@@ -263,7 +262,7 @@ def _load_state(folder: Path) -> dict:
 
 
 def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
-    """Opens the row's `datasets.IterableDataset`, or a shard, at a `position` (`state_dict`)."""
+    """Opens a row or its shard as a `datasets.IterableDataset`, at a `position` (`state_dict`)."""
     import datasets
 
     revision = None if row.files and row.dataset in ("json", "parquet") else row.revision
@@ -284,7 +283,7 @@ def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
             streaming=True,
         )
     except Exception as error:
-        # The library raises many kinds of errors. The server's answer is a better reason.
+        # The server's answer is a better reason than the library's error.
         require_readable(row, all_files=True)
         raise row_error(row, error) from error
     if shard[1] > 1:
@@ -295,11 +294,12 @@ def _open_row(row: HubRow, position: dict | None = None, shard: Shard = (0, 1)):
 
 
 def _records(row: HubRow, stream, is_start: bool) -> Iterator[Document | None]:
-    """Yields the records with text that pass the row's filters; None for a record without a field.
+    """Yields the records that have text and pass the row's filters.
 
-    With `is_start`, raises ValueError for a field that none of the first `FIRST_RECORDS` has.
+    Yields None for a record that lacks a field. With `is_start`, raises ValueError for a field that
+    none of the first `FIRST_RECORDS` has.
     """
-    # The fields that no record has had yet, with a list of the last record's fields.
+    # The fields that no record has had yet, with the names in the last record.
     unseen: dict[str, str] = dict.fromkeys(row.fields, "") if is_start else {}
     number = 0
     for number, record in enumerate(_stream(row, stream), start=1):
@@ -338,13 +338,16 @@ def _record(row: HubRow, record: dict) -> Document | None:
         return None
     label = row.label or _field(record, row.label_field).strip()
     if label not in row.all_labels:
-        allowed = f"one of the {len(row.labels)} labels of its row: {ADD_LABELS}"
-        raise invalid(f"{row.dataset}: {row.label_field}", label, allowed)
+        raise invalid(
+            f"{row.dataset}: {row.label_field}",
+            label,
+            f"one of the {len(row.labels)} labels of its row: {ADD_LABELS}",
+        )
     return Document(label, text)
 
 
 def _value(record: object, name: str) -> object:
-    """Returns the value of a field, which `HubRow` describes; None if the record lacks it."""
+    """Returns the value of a field such as `meta.title`, or None if the record lacks it."""
     if not isinstance(record, dict):
         return None
     ends = [index for index in reversed(range(len(name))) if name[index] == "."]

@@ -19,25 +19,25 @@ from gram_platform.corpora.recipe import BUILDERS, HubRow
 
 TOKEN = "HF_TOKEN"
 ANSWER_WITHIN_S = 10
-# The pauses before retries. `datasets` itself retries for minutes before the first.
+# The pauses before retries. Before the first, `datasets` itself has retried for minutes.
 PAUSES_S = (2.0, 10.0, 30.0)
 REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 OVERLOADED = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 # Base classes of connection errors and time-outs in Python, httpx and aiohttp.
 BROKEN = {"ConnectionError", "TimeoutError", "TransportError", "ClientError"}
-# Errors that are final, although BROKEN has one of their causes or bases.
+# Errors that are final, although a cause or base class of theirs is in BROKEN.
 FINAL = {"OfflineModeIsEnabled", "UnsupportedProtocol", "PermissionError"}
 
 Answer = TypeVar("Answer")
 
 
 def require_readable(row: HubRow, all_files: bool = False) -> None:
-    """Asks the servers of a row whether its text may be read, without reading it.
+    """Asks the hub, or the servers of a row's files, whether the text may be read.
 
-    They are asked about the dataset or, if the row has files on other servers, about the first file
-    or all files. Raises ValueError with advice if a server refuses, cannot be asked, or (with
-    `all_files`) lacks a file. Raises Unavailable if a server does not answer or is overloaded. All
-    other answers are accepted, because mirrors of the hub differ.
+    Only the server of the first file is asked, unless `all_files`. Raises ValueError with advice if
+    a server refuses, cannot be asked, or (with `all_files`) lacks a file. Raises Unavailable if a
+    server does not answer or is overloaded. All other answers are accepted, because mirrors of the
+    hub differ.
     """
     from huggingface_hub.utils import get_session
 
@@ -49,7 +49,7 @@ def require_readable(row: HubRow, all_files: bool = False) -> None:
             ) as answer:
                 status = answer.status_code
         except Exception as error:
-            # The HTTP client, sockets and TLS raise different errors.
+            # HTTP clients, sockets and TLS raise different errors.
             kind = ValueError if FINAL & _kinds(error) else Unavailable
             raise kind(
                 f"{_cannot_be_read(row)}: {urlsplit(url).hostname} does not answer ({error})"
@@ -62,7 +62,7 @@ def require_readable(row: HubRow, all_files: bool = False) -> None:
 
 
 def _questions(row: HubRow, all_files: bool) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yields the URLs to ask, with headers; ValueError for a token that a header cannot have."""
+    """Yields (URL, headers) to ask. Raises ValueError for a token that a header cannot have."""
     import datasets
     from huggingface_hub import get_token
 
@@ -72,8 +72,11 @@ def _questions(row: HubRow, all_files: bool) -> Iterator[tuple[str, dict[str, st
         return
     token = get_token() or ""
     if stray := {sign for sign in token if not (sign.isascii() and sign.isprintable())}:
-        allowed = "a token without such characters, as quotation marks or a BOM"
-        raise invalid(TOKEN, "".join(sorted(stray)), allowed)
+        raise invalid(
+            TOKEN,
+            "".join(sorted(stray)),
+            "a token without such characters, as quotation marks or a BOM",
+        )
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     yield f"{datasets.config.HF_ENDPOINT}/api/datasets/{quote(row.dataset)}/auth-check", headers
 
@@ -84,12 +87,12 @@ def _urls(row: HubRow) -> list[str]:
 
 
 def row_error(row: HubRow, error: Exception) -> Exception:
-    """Returns the error of a row that the library could not read, although no server refuses it."""
+    """Makes the error for a row that the library could not read, although no server refuses it."""
     lines = str(error).strip().splitlines()
     reason = ": ".join([type(error).__name__, *(line[:200].rstrip(".") for line in lines[:1])])
     text = f"{_cannot_be_read(row)}: {reason}"
     is_missing = isinstance(error, FileNotFoundError)
-    # A missing file of another server was there before, so a retry may succeed.
+    # A file that is missing on another server was there before, so a retry may succeed.
     if is_passing(error) or (is_missing and _urls(row)):
         return Unavailable(text)
     return ValueError(text + _advice(row) if is_missing or _status(error) in REFUSED else text)
@@ -143,9 +146,9 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def retry_unavailable(work: Callable[[], Answer], progress: Callable[[], object] = int) -> Answer:
-    """Returns `work()`, retried after each pause of PAUSES_S while it raises Unavailable.
+    """Returns `work()`. If it raises Unavailable, retries after each pause of PAUSES_S.
 
-    The pauses start again if `progress()` has changed.
+    After a retry that changed `progress()`, the pauses start again.
     """
     pauses, before = iter(PAUSES_S), progress()
     while True:

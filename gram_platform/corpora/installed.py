@@ -1,8 +1,7 @@
 """Collects the corpus `installed` from the packages of the running Python.
 
 Core is Python code. The auxiliary labels are C++ headers, JavaScript, type stubs and licence texts.
-The text is copied into one .jsonl file in the user's storage, where the packages' licences apply to
-it.
+The text is copied into one .jsonl file in the user's storage. The packages' licences apply there.
 """
 
 import hashlib
@@ -24,12 +23,12 @@ from gram_platform.corpora.sources import Progress, silent
 
 # The name of the corpus and of its folder in the cache.
 INSTALLED = "installed"
-# Raise this version when the same files would result in other text.
+# Raise this version when equal files would give other text.
 INSTALLED_VERSION = 1
 BYTES_OF_LABEL = {CORE: 25_000_000, "cpp": 2_500_000, "javascript": 2_500_000, "stubs": 2_500_000}
-# Most licences repeat, so that hundreds of packages have less than 1 MB.
+# Most licences are equal, so hundreds of packages have less than 1 MB.
 BYTES_OF_LABEL |= {"licences": 1_000_000}
-# A label must have at least this share of its bytes.
+# Each label must have this share of its bytes.
 FEWEST_SHARE = 0.2
 LABEL_OF_ENDING = {
     ".py": CORE,
@@ -41,14 +40,14 @@ LABEL_OF_ENDING = {
 }
 LICENCE_NAME = re.compile(r"licen[cs]e|notice|copying", re.IGNORECASE)
 NO_LICENCES = (".pyc", ".json", ".html", ".so")
-# The most and the fewest characters of a document. Longer files are cut, if possible after a line.
+# The most and the fewest characters of a document. Longer files are cut, if possible after lines.
 DOCUMENT_CHARS = 3_000
 FEWEST_CHARS = 200
 # The most characters that are read of a file, so that no file dominates a label.
 FILE_CHARS = 30_000
 # Base64 of fonts, pictures and tables.
 CODED = re.compile(r"[\w+/=]{200}")
-# Code with longer lines is generated. Minified JavaScript and licences may have longer lines.
+# Code with longer lines is generated, except minified JavaScript.
 LONGEST_LINE = 2_000
 # Files of this package are skipped, because they change with every edit.
 OUR_NAME = __name__.partition(".")[0]
@@ -76,7 +75,7 @@ def provide_installed_text(
     bytes_of_label: Mapping[str, int] = BYTES_OF_LABEL,
     progress: Progress = silent,
 ) -> Path:
-    """Returns the corpus's .jsonl file in `cache_dir`; writes it if it is missing.
+    """Returns the path of the corpus's .jsonl file in `cache_dir`. Writes a missing file.
 
     The file's name is a hash of the paths, sizes and times of the packages' files. Raises
     ValueError if a label has too little text, or if the cache cannot be written.
@@ -100,8 +99,8 @@ def provide_installed_text(
 
 
 def first_units() -> list[Unit]:
-    """Returns the first file of every label; ValueError for a label without files."""
-    first: dict[str, Unit] = {}
+    """Returns the first file of every label. Raises ValueError for a label without files."""
+    first = {}
     for file in list_installed_files(package_folders()):
         if file.label not in first and next(_documents(file), None):
             first[file.label] = Unit((Path(file.path),), file.label)
@@ -132,7 +131,6 @@ def _files_below(folder: Path) -> Iterator[InstalledFile]:
 
 
 def _is_left_out(name: str, is_top: bool) -> bool:
-    """Skips caches and hidden files and, at the top, this package and editable installs."""
     return name.startswith((".", "__pycache__")) or (
         is_top and (OUR_NAME in name or name.startswith("__editable__"))
     )
@@ -151,7 +149,7 @@ def _collect(
     progress: Progress,
 ) -> Iterator[Document]:
     """Yields distinct documents, label by label, until each label has enough bytes."""
-    seen: set[bytes] = set()
+    seen = set()
     done, total = 0, sum(bytes_of_label.values())
     for label, most in bytes_of_label.items():
         num_bytes = 0
@@ -182,7 +180,7 @@ def _too_little(label: str, num_bytes: int, most: int, folders: tuple[Path, ...]
 
 
 def _documents(file: InstalledFile) -> Iterator[str]:
-    """Cuts a file into documents. Yields none if it is unreadable, not UTF-8, or generated."""
+    """Cuts a file into documents, or skips it if it is unreadable, not UTF-8, or generated."""
     try:
         # All line ends become \n.
         text = Path(file.path).read_text(encoding="utf-8-sig")

@@ -1,6 +1,7 @@
-"""Packs a corpus, all or nothing: splits and tokenises part by part, then joins and cuts.
+"""Packs a corpus as a whole, or leaves nothing.
 
-The largest part, a piece and the keys that decide the split bound the memory.
+Text is split and tokenised part by part (`parts.py`). The tokens are then joined piece by piece and
+cut into sequences. Memory has at most a part, a piece, and the keys that decide the split.
 """
 
 import errno
@@ -71,16 +72,15 @@ from gram_platform.corpora.tokenizer import (
     with_end,
 )
 
-# Characters of a passage in a tokenizer's sample; fewer if the sample is small.
 PASSAGE_CHARS = 4096
 # KEY_RANGE / golden ratio, whose multiples spread evenly over the range.
 GOLDEN = 0x9E3779B97F4A7C15
-# Blocks of a file of sequences that one task joins: whole ones, so no page has two writers.
+# Blocks of a file of sequences in one piece. Pieces have whole blocks, so no page has two writers.
 PIECE_BLOCKS = 128
 ARRANGED = ("places.npy", "rows.npy")
-# The manifest's counts of every file of sequences.
+# Counts of a file of sequences in the manifest.
 OF_SEQUENCES = ("num_sequences", "num_documents", "num_tokens")
-# The most parts whose first text a given tokenizer is tried on.
+# A given tokenizer is tested on the first text of so many parts.
 MOST_TRIED = 64
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -93,10 +93,10 @@ def prepare(
 ) -> PackedCorpus:
     """Packs a corpus into `root/<data_id>`, unless it is there and complete, and opens it.
 
-    `workers` write parts below `root`, which they all mount; any workers write the same bytes. A
-    process that is killed leaves its parts for the next one. `progress` is in bytes of text.
-    ValueError for bad records, a domain without a sequence in a split, and a root that cannot be
-    written or is full.
+    `workers` write parts below `root`, which all their machines mount. The workers do not change
+    the packed bytes. If a process is killed, the next one continues with its parts. `progress`
+    counts bytes of text. Raises ValueError for bad records, for a domain without a sequence in a
+    split, and for a `root` that cannot be written or is full.
     """
     root = Path(root)
     target = root / recipe.data_id
@@ -110,13 +110,13 @@ def prepare(
         _fill(recipe, root, staging, files)
         publish(staging, target)
     except OSError as error:
-        # Another process may be first, and have removed the parts.
+        # Another process may have packed the corpus, and removed the parts.
         if open_complete(target) is None:
             if error.errno not in DISK_FULL:
                 raise
             shutil.rmtree(parts, ignore_errors=True)
             num_tokens = _num_bytes(recipe) / BYTES_PER_TOKEN
-            # Parts, permuted pieces and packed files are there at the same time.
+            # Parts, permuted pieces and packed files exist at the same time.
             num_bytes = (2 + recipe.permuted) * num_tokens * token_dtype(recipe.vocab_size).itemsize
             allowed = f"a disk with room for about {num_bytes / 1e9:.3g} GB ({error.strerror})"
             raise invalid("storage", str(root), allowed) from None
@@ -141,7 +141,7 @@ def _fill(recipe: CorpusRecipe, root: Path, staging: Path, files: PartFiles) -> 
         from gram_platform.corpora.hub import fetch
 
         units, skipped = fetch(recipe.source, root / FETCHED, files.progress, files.workers)
-    # The recipe goes to every worker.
+    # The recipe is sent to every worker.
     parts, recipe = parts_of(recipe, units), replace(recipe, units=())
     splitter = _splitter(recipe, parts, files)
     if tokenizer is None:
@@ -165,7 +165,7 @@ def _fill(recipe: CorpusRecipe, root: Path, staging: Path, files: PartFiles) -> 
 
 
 def _sum_unspelled(recipe: CorpusRecipe, folders: Sequence[Path]) -> dict[str, dict]:
-    """Adds up what the tokenizer lost, by domain; ValueError if it lost most of a domain's text."""
+    """Adds up lost text by domain. Raises ValueError if the tokenizer lost most of a domain."""
     lost, found = [counts_of(folder).get("lost", {}) for folder in folders], {}
     for domain in recipe.pools:
         counts = np.sum([part.get(domain, (0,) * len(LOST)) for part in lost], axis=0)
@@ -179,7 +179,7 @@ def _sum_unspelled(recipe: CorpusRecipe, folders: Sequence[Path]) -> dict[str, d
 
 
 def _splitter(recipe: CorpusRecipe, parts: Sequence[Part], files: PartFiles) -> Splitter:
-    """Reads keys: of all parts if domains hold out different shares, otherwise of held-out text."""
+    """Makes the splitter. Reads only held-out text, unless domains hold out different shares."""
     differ = len(set(thresholds(recipe).values())) > 1
     read = [part for part in parts if differ or any(unit.held_out for unit in part)]
     folders = files.write("splitting", partial(_write_candidates, recipe), read)
@@ -192,7 +192,7 @@ def _write_candidates(recipe: CorpusRecipe, part: Part, folder: Path) -> None:
 
 
 def _open_tokenizer(recipe: CorpusRecipe) -> Tokenizer | None:
-    """Loads and checks the recipe's tokenizer before any long work; None if it is to be trained."""
+    """Loads and tests the recipe's tokenizer, or returns None if it is trained on the corpus."""
     given = recipe.tokenizer
     if given.is_trained:
         return None
@@ -212,15 +212,15 @@ def _open_tokenizer(recipe: CorpusRecipe) -> Tokenizer | None:
 def _train_tokenizer(
     recipe: CorpusRecipe, splitter: Splitter, parts: Sequence[Part], files: PartFiles
 ) -> Tokenizer:
-    """Trains a BPE on a sample of the training documents; ValueError for an empty sample."""
     write = partial(_write_sample, recipe, splitter)
     folders = files.write("sampling for the tokenizer", write, parts, splitter.digest)
     samples = (json.loads((folder / "texts.json").read_text()) for folder in folders)
     texts = chain.from_iterable(samples)
     first = next(texts, None)
     if first is None:
-        allowed = "enough bytes to hold some text"
-        raise invalid("sample_bytes", recipe.tokenizer.sample_bytes, allowed)
+        raise invalid(
+            "sample_bytes", recipe.tokenizer.sample_bytes, "enough bytes to hold some text"
+        )
     size = min(recipe.tokenizer.sample_bytes, files.num_bytes)
     return interruptible(
         partial(train_tokenizer, vocab_size=recipe.vocab_size),
@@ -230,11 +230,10 @@ def _train_tokenizer(
 
 
 def _write_sample(recipe: CorpusRecipe, splitter: Splitter, part: Part, folder: Path) -> None:
-    """Writes a part's share of the sample of the training documents, chosen by their keys.
+    """Writes the training documents or passages of a part that are in the tokenizer's sample.
 
-    Keys are rotated by 32 bits, so that the sample is independent of the split. `bpe-passages`
-    takes the same share of every long document: consecutive passages step through the range of keys
-    by the golden ratio.
+    A document's key decides. It is rotated by 32 bits, so that the sample is independent of the
+    split. Each further passage adds GOLDEN, so that long documents give equal shares of passages.
     """
     trained, texts = recipe.tokenizer, []
     sampled = {domain.name: domain.num_bytes for domain in recipe.sample_domains}
@@ -254,22 +253,23 @@ def _write_sample(recipe: CorpusRecipe, splitter: Splitter, part: Part, folder: 
 
 @dataclass(frozen=True)
 class JoinPiece:
-    """Some bytes of a file of sequences, and the rows that have them."""
+    """Consecutive bytes of a file of sequences, and the rows to which they belong."""
 
+    # (split, domain) of the file.
     pair: tuple[str, str]
-    # The first, and the one after the last.
+    # The first byte and the byte after the last. `rows` likewise.
     span: tuple[int, int]
     rows: tuple[int, int]
-    # Of the whole file.
+    # The rows of the whole file.
     num_rows: int
-    # (path, tokens, checksum, documents) of the parts that have the tokens.
+    # (path, tokens, checksum, documents) of each part's file that has tokens of the rows.
     files: tuple[tuple[Path, int, int, int], ...]
-    # Tokens of the first part before the rows.
+    # The tokens of the first file before the rows.
     num_skipped: int
 
 
 def _pieces(recipe: CorpusRecipe, pair: tuple[str, str], files: Sequence[tuple]) -> list[JoinPiece]:
-    """Divides a (split, domain) after whole blocks; two pieces share the row between them."""
+    """Divides the file of a (split, domain) after blocks. Two pieces may share a row."""
     seq_len, pieces = recipe.seq_len, []
     row_bytes = (seq_len + 1) * token_dtype(recipe.vocab_size).itemsize
     starts = np.cumsum([0, *(num_tokens for _, num_tokens, *_ in files)]).tolist()
@@ -285,7 +285,7 @@ def _pieces(recipe: CorpusRecipe, pair: tuple[str, str], files: Sequence[tuple])
 
 
 def _cut_rows(recipe: CorpusRecipe, piece: JoinPiece) -> np.ndarray:
-    """Reads a piece's rows [N, seq_len + 1], which overlap by one token."""
+    """Reads a piece's rows [N, seq_len + 1]. Each row starts with the last token before it."""
     blocks = (read_blocks(path, checksum) for path, _, checksum, _ in piece.files)
     raw = b"".join(chain.from_iterable(blocks))
     tokens = np.frombuffer(raw, token_dtype(recipe.vocab_size))[piece.num_skipped :]
@@ -294,7 +294,7 @@ def _cut_rows(recipe: CorpusRecipe, piece: JoinPiece) -> np.ndarray:
 
 
 def _arrange(recipe: CorpusRecipe, piece: JoinPiece, folder: Path) -> None:
-    """Writes a piece's rows, and their places in the permuted domain, by place."""
+    """Writes a piece's rows and their places in the permuted domain, both sorted by place."""
     order = domain_permutation(recipe.data_id, piece.pair[1], piece.num_rows, inverse=True)
     places = order(np.arange(*piece.rows))
     by_place = np.argsort(places)
@@ -305,17 +305,17 @@ def _arrange(recipe: CorpusRecipe, piece: JoinPiece, folder: Path) -> None:
 def _write_sequences(
     recipe: CorpusRecipe, staging: Path, folders: Sequence[Path], files: PartFiles
 ) -> dict[str, dict]:
-    """Joins the parts' tokens into a file for each domain and split; returns counts and hashes.
+    """Writes the file of each domain and split, and returns its counts and hashes by path.
 
-    ValueError for a file without a sequence, except the validation files of parts.
+    Raises ValueError for an empty file, except validation of a `DomainRecipe` with `part_of`.
     """
     pairs = [(split, domain) for split in SPLITS for domain in recipe.pools]
-    parts: dict[tuple[str, str], list] = {pair: [] for pair in pairs}
+    parts = {pair: [] for pair in pairs}
     for folder in folders:
         for *pair, num_documents, num_tokens, checksum in counts_of(folder)["files"]:
             found = (token_path(folder, *pair), num_tokens, checksum, num_documents)
             parts[tuple(pair)].append(found)
-    written: dict[str, dict] = {}
+    written = {}
     for (split, domain), found in parts.items():
         num_tokens, num_documents = (sum(part[place] for part in found) for place in (1, 3))
         is_needed = split == "train" or domain in recipe.domains
@@ -331,7 +331,7 @@ def _write_sequences(
     pieces = [piece for pair in pairs for piece in _pieces(recipe, pair, parts[pair])]
     permuted = [piece for piece in pieces if recipe.permuted and piece.pair[0] == "train"]
     arranged = files.write("arranging", partial(_arrange, recipe), permuted)
-    folders_of: dict[tuple[str, str], list[Path]] = {}
+    folders_of = {}
     for piece, folder in zip(permuted, arranged, strict=True):
         folders_of.setdefault(piece.pair, []).append(folder)
     blocks = dict(files.workers(partial(_write_piece, recipe, staging, folders_of), pieces))
@@ -349,7 +349,7 @@ def _write_piece(
     folders_of: Mapping[tuple, Sequence[Path]],
     piece: JoinPiece,
 ) -> list[str]:
-    """Writes a piece into its file; returns the SHA-256 of each block if it is permuted."""
+    """Writes a piece into its file. Returns the SHA-256 of its blocks if the file is permuted."""
     (first, after), folders = piece.rows, folders_of.get(piece.pair, ())
     rows = np.empty((after - first, recipe.seq_len + 1), token_dtype(recipe.vocab_size))
     if not folders:

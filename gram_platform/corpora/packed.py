@@ -3,7 +3,7 @@
 `pack.prepare` writes a packed corpus once, as a whole folder:
 
     manifest.json                 counts, hashes, recipe and fingerprint
-    tokenizer.json                the tokenizer that made it
+    tokenizer.json                the tokenizer that encoded the text
     train/<domain>.bin            [num_sequences, seq_len + 1], little-endian uint16, or uint32
                                   if vocab_size > 65,535
     validation/<domain>.bin
@@ -71,8 +71,7 @@ class Blocks(TypedDict):
 
 
 class Unspelled(TypedDict):
-    """The share of a domain's text that a tokenizer cannot encode."""
-
+    # The share of a domain's text that the tokenizer cannot encode.
     share: float
 
 
@@ -89,20 +88,19 @@ class Manifest(TypedDict):
     files: dict[str, str]
     layout: int
     blocks: NotRequired[Blocks]
-    # `Unspelled` by domain.
     unspelled: NotRequired[dict[str, Unspelled]]
 
 
-# The bytes of a block of a permuted file. Each block has a hash, so that it can be fetched alone.
+# The bytes of a block of a permuted file. Each block has its own hash, to be fetched by itself.
 HASHED_BYTES = 1 << 21
 # The age at which another machine's unfinished folder counts as abandoned.
 STALE_S = 86_400
-# The shares of a domain's text that a tokenizer cannot encode, for a message and for an error.
+# Above these shares of a domain's text that the tokenizer cannot encode, packing warns or fails.
 LITTLE_LOST, MOST_LOST = 0.01, 0.5
 
 
 class CorruptCorpus(ValueError):
-    """Files of a packed corpus are missing or damaged. Preparing it again repairs them."""
+    """Files of a packed corpus are missing or damaged. Preparing the corpus again repairs them."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -110,17 +108,16 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def cache_folder() -> Path:
-    """Returns this machine's cache folder, which is `$GRAM_CACHE` or `~/.cache/gram`."""
+    """Returns the folder `$GRAM_CACHE`, by default `~/.cache/gram`."""
     return local_path("GRAM_CACHE", os.environ.get("GRAM_CACHE", "~/.cache/gram"))
 
 
 def sequence_path(split: str, domain: str) -> str:
-    """Returns the path of a domain's sequences in the corpus's folder."""
     return f"{split}/{domain}.bin"
 
 
 def bytes_of_files(manifest: Mapping, splits: Sequence[str] = SPLITS) -> dict[str, int]:
-    """Returns the sizes in bytes of the tokenizer and of the files of these splits, by path."""
+    """Returns the bytes of the tokenizer and of the splits' files, by path."""
     row_bytes = (manifest["seq_len"] + 1) * np.dtype(manifest["dtype"]).itemsize
     sizes = {TOKENIZER: manifest["tokenizer_bytes"]}
     for split, (domain, counts) in product(splits, manifest["domains"].items()):
@@ -146,8 +143,8 @@ class TokenRows(Protocol):
 class PackedCorpus:
     """An opened packed corpus.
 
-    `fetched` are training sequences, by domain, that are fetched from an object store when they are
-    read; None if all are on this machine.
+    `fetched` has training sequences, by domain, that are read from an object store. It is None if
+    all files are on this machine.
     """
 
     path: Path
@@ -158,10 +155,10 @@ class PackedCorpus:
     def open(
         cls, path: Path | str, fetched: Mapping[str, TokenRows] | None = None
     ) -> "PackedCorpus":
-        """Opens a folder, and compares its files with the manifest, contents once on each machine.
+        """Opens a folder and checks its files, their contents only once on each machine.
 
-        Raises CorruptCorpus for a manifest that cannot be read, and for a file that is missing or
-        differs. Raises ValueError for a link.
+        Raises CorruptCorpus if the manifest cannot be read, or a file is missing or differs from
+        it. Raises ValueError for a link.
         """
         path = Path(path)
         for folder in (path, *(path / split for split in SPLITS)):
@@ -184,7 +181,7 @@ class PackedCorpus:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Lines about skipped records, and text that has no tokens."""
+        """Lines about skipped records, and about text that the tokenizer cannot encode."""
         counts = self.manifest.get("skipped", {})
         left_out = (f"{row}: left out {n:,} records without a field" for row, n in counts.items())
         return (*left_out, *describe_unspelled(self.manifest))
@@ -283,7 +280,7 @@ def describe_unspelled(manifest: Mapping) -> list[str]:
 
 
 def _require_no_link(path: Path) -> str:
-    """Returns the path's `kind_of`; ValueError for a link, which could leave the storage."""
+    """Returns the kind of a path. Raises ValueError for a link, which could leave the storage."""
     if (kind := kind_of(path)) == A_LINK:
         raise unplain(path, kind, "packed data themselves")
     return kind
@@ -301,7 +298,7 @@ def _read_manifest(path: Path) -> dict:
 
 
 def parse_manifest(text: bytes, where: object) -> dict:
-    """Parses a manifest; CorruptCorpus if it is damaged or of another layout."""
+    """Parses a manifest. Raises CorruptCorpus if it is damaged or of another layout."""
     try:
         manifest = parse_json(text, Manifest)
         counts = {name: manifest[name] for name in ("seq_len", "vocab_size", "tokenizer_bytes")}
@@ -314,8 +311,11 @@ def parse_manifest(text: bytes, where: object) -> dict:
         for domain in manifest["domains"]:
             require_name("domain", domain)
         if manifest["files"].keys() != bytes_of_files(manifest).keys():
-            allowed = f"{TOKENIZER} and one file a domain and split"
-            raise invalid("files", sorted(manifest["files"])[:4], allowed)
+            raise invalid(
+                "files",
+                sorted(manifest["files"])[:4],
+                f"{TOKENIZER} and one file a domain and split",
+            )
         if "blocks" in manifest:
             require_int("blocks.num_bytes", manifest["blocks"]["num_bytes"], 1, 2**30)
     except ValueError as error:
@@ -328,7 +328,7 @@ def parse_manifest(text: bytes, where: object) -> dict:
 
 
 def split_documents(rows: np.ndarray, end_of_text: int) -> list[np.ndarray]:
-    """Returns the whole documents in rows [N, seq_len + 1], without the end-of-text tokens."""
+    """Returns the complete documents in rows [N, seq_len + 1], without their end-of-text tokens."""
     stream = np.concatenate([rows[:, :-1].reshape(-1), rows[-1, -1:]])
     ends = np.flatnonzero(stream == end_of_text)
     starts = np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
@@ -342,9 +342,10 @@ def prompts_and_truths(
     num_prompt_tokens: int,
     num_tokens: int,
 ) -> list[tuple[list[int], list[int]]]:
-    """Splits documents into (prompt, the at most `num_tokens` tokens that follow).
+    """Splits documents into pairs of a prompt and at most `num_tokens` tokens that follow it.
 
-    `wanted` are indices of documents longer than a prompt; ValueError for one that is too large.
+    `wanted` has indices among the documents that are longer than a prompt. Raises ValueError for an
+    index that is too large.
     """
     long_enough = [d for d in split_documents(rows, end_of_text) if len(d) > num_prompt_tokens]
     if max(wanted) >= len(long_enough):
@@ -356,7 +357,7 @@ def prompts_and_truths(
 
 
 def open_complete(target: Path) -> PackedCorpus | None:
-    """Opens a packed corpus; None if it is missing or incomplete."""
+    """Opens a packed corpus, or returns None if it is missing or incomplete."""
     try:
         return PackedCorpus.open(target)
     except CorruptCorpus:
@@ -388,12 +389,12 @@ def _is_abandoned(staging: Path, place: str) -> bool:
         written = max(path.stat().st_mtime for path in (staging, *staging.rglob("*")))
         return time.time() - written > STALE_S
     except (FileNotFoundError, ValueError):
-        # The folder was renamed or removed meanwhile, or has another kind of name.
+        # The folder was renamed or removed meanwhile, or its name has another form.
         return False
 
 
 def publish(staging: Path, target: Path) -> None:
-    """Renames a finished folder to `target`, unless a complete corpus is there. Replaces others."""
+    """Renames a finished folder to `target`. A complete corpus there stays, another is replaced."""
     for _ in range(3):
         try:
             staging.rename(target)

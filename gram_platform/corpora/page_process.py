@@ -1,7 +1,8 @@
-"""Encodes pages of text within limits, as a script of `tokenizer.require_page`.
+"""Tests a tokenizer on pages of text, with limits on memory and time.
 
-Its standard input is [sys.path, most tokens a byte, [bytes of memory, seconds of CPU],
-tokenizer.json, pages]. It exits with a fault, or with code 0.
+`tokenizer.require_page` runs this script. Standard input is [sys.path, most tokens a byte, [bytes
+of memory, seconds of CPU], tokenizer.json, pages]. A fault is written to standard error, with exit
+code 1.
 """
 
 import json
@@ -9,26 +10,26 @@ import resource
 import sys
 from itertools import cycle, islice
 
-# The characters of long texts, for which a tokenizer with quadratic time takes too long.
+# The characters of a long text, for which a tokenizer with quadratic time takes too long.
 LONG_CHARS = 1 << 18
 
 
 def fault_of(tokenizer, page: str, most: int) -> str | None:
-    """Describes the first line that breaks the library, or makes more than `most` tokens a byte.
+    """Describes the first line at which the library panics or gives more than `most` tokens a byte.
 
-    Lines of the page and two long texts are encoded. Returns None if all can be encoded.
+    The lines are those of the page and two long texts. Returns None if no line has such a fault.
     """
     long = "".join(islice(cycle(page), LONG_CHARS))
     for line in [*page.splitlines(), "a" * LONG_CHARS, long]:
         try:
             ids = tokenizer.encode(line, add_special_tokens=False).ids
-            # A decoder may add text, too. Without a decoder a byte may be `<0x20>`.
+            # A decoder may add text too. Divided by 8, because it may write a byte as `<0x20>`.
             num_tokens = max(len(ids), len(tokenizer.decode(ids)) // 8)
         except Exception:
-            # The vocabulary has no token for the line, and the corpus may not need one.
+            # The vocabulary has no token for the line, and the corpus may not need it.
             continue
         except BaseException as error:
-            # The library's panics are no Exceptions.
+            # Panics of the library are not Exceptions.
             return f"{line[:40]!r}: {error}"
         if num_tokens > most * (len(line.encode()) + 1):
             return f"{line[:40]!r}: {num_tokens:,} tokens"
@@ -44,7 +45,7 @@ if __name__ == "__main__":
         resource.setrlimit(kind, (most if hard < 0 else min(most, hard), hard))
     fields = []
     json.loads(text, object_pairs_hook=fields.extend)
-    # Texts that the tokenizer replaces or splits at, which may become many more characters.
+    # The tokenizer may replace these texts by much longer texts.
     pages += [f"{value:40}" for _, value in fields if isinstance(value, str)]
     given = Tokenizer.from_str(text)
     given.encode_special_tokens = True

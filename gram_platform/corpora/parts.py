@@ -1,7 +1,7 @@
-"""Does long work part by part; the files of a part are written whole or not at all.
+"""Divides a corpus into parts for long work, and writes the files of each part atomically.
 
-A part is some pieces of units that follow one another. Parts depend only on the files, never on the
-number of workers.
+A part is a group of consecutive pieces of the corpus's units (see `records.py`). Parts depend only
+on the corpus, never on the number of workers.
 """
 
 import json
@@ -30,7 +30,6 @@ from gram_platform.corpora.splits import Splitter, tag_keys
 from gram_platform.corpora.tokenizer import Speller, configure, end_of_text_id, name_faults
 
 STORIES_PER_PART = 1 << 13
-# Characters that are tokenised and written at once.
 BATCH_CHARS = 1 << 20
 # Files of a part next to its tokens.
 KEYS, COUNTS = "keys.bin", "counts.json"
@@ -43,12 +42,12 @@ Workers = Callable[[Callable[[Task], Result], Sequence[Task]], Iterator[tuple[in
 def in_turn(
     function: Callable[[Task], Result], tasks: Sequence[Task]
 ) -> Iterator[tuple[int, Result]]:
-    """Calls `function` for each task; yields (index, result). Other workers yield in any order."""
+    """Yields (index, `function(task)`) in order. Other `Workers` may yield in any order."""
     return enumerate(map(function, tasks))
 
 
 def call_on_one_core(function: Callable[[Task], Result], task: Task) -> Result:
-    """Calls `function`; this process's tokenizers have one thread from then on."""
+    """Calls `function`, and limits this process's tokenizers to one thread."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     return function(task)
 
@@ -86,9 +85,9 @@ class PartFiles:
         parts: Sequence[Task],
         *depends_on: object,
     ) -> list[Path]:
-        """Has `write(part, folder)` fill a folder for every part without one; returns all folders.
+        """Calls `write(part, folder)` for every part without a folder, and returns all folders.
 
-        The part, `depends_on` and the corpus's `data_id` decide the contents.
+        The contents must depend only on the part, `depends_on`, and the corpus.
         """
         keys = [short_hash([str(part), *depends_on]) for part in parts]
         folders = [self.folder / f"{activity.partition(' ')[0]}-{key}" for key in keys]
@@ -105,7 +104,8 @@ class PartFiles:
 def _write_whole(write: Callable[[Task, Path], None], task: tuple[Task, Path]) -> None:
     """Fills a hidden folder and renames it, unless another process finished the part meanwhile.
 
-    A power failure may damage files named .bin, which their checksums show: flushing them is slow.
+    Files named .bin are not flushed, because this is slow. Checksums show if a power failure
+    damaged them.
     """
     part, target = task
     if target.exists():
@@ -130,16 +130,16 @@ def write_tokens(
 ) -> None:
     """Tokenises a part into a file for each domain and split.
 
-    Also writes counts, and the keys of texts with their domain and split (`splits.tag_keys`).
+    Also writes counts, and a file with a key of each text, its domain and split (`tag_keys`).
     """
     tokenizer, dtype = _tokenizer(tokenizer_json), token_dtype(recipe.vocab_size)
     end = end_of_text_id(tokenizer)
     order = {domain: number for number, domain in enumerate(recipe.pools)}
     true_domain = {pool.name: pool.domain for pool in recipe.domains_from}
     speller = None if recipe.tokenizer.is_trained else Speller(tokenizer, end)
-    # What the speller counted, by domain.
+    # Sums of `Speller.lost`, by domain.
     lost: dict[str, np.ndarray] = {}
-    # Documents, tokens, checksum.
+    # (documents, tokens, checksum) by split and domain.
     counts: dict[tuple[str, str], tuple[int, int, int]] = {}
     checksum = 0
     with (folder / KEYS).open("wb") as log:
@@ -157,7 +157,7 @@ def write_tokens(
                         counted = speller.lost(text, encoding.ids)
                     lost[domain] = lost.get(domain, 0) + np.array(counted)
                 tokens = np.array([*encoding.ids, end], dtype)
-                # Words can spell the end of a text, which would end it early.
+                # A text that spells the end of a text would otherwise end early.
                 tokens = np.append(tokens[tokens != end], tokens[-1:])
                 pair = SPLITS[is_validation], true_domain[domain] if is_validation else domain
                 found.setdefault(pair, []).append(tokens)
@@ -177,12 +177,11 @@ def write_tokens(
 
 
 def counts_of(folder: Path) -> dict:
-    """Reads a part's counts, as `write_tokens` writes them."""
     return json.loads((folder / COUNTS).read_text())
 
 
 def read_blocks(path: Path, checksum: int) -> Iterator[bytes]:
-    """Reads a part's file in blocks; ValueError at the end if it is damaged."""
+    """Yields a part's file in blocks. Raises ValueError after the last if the file is damaged."""
     found = 0
     with path.open("rb") as handle:
         while block := handle.read(BLOCK_BYTES):
@@ -222,9 +221,7 @@ def _encode(
 
 
 def _batches(stream: Iterator[tuple[str, str]]) -> Iterator[tuple[list[str], list[str]]]:
-    domains: list[str] = []
-    texts: list[str] = []
-    num_chars = 0
+    domains, texts, num_chars = [], [], 0
     for domain, text in stream:
         domains.append(domain)
         texts.append(text)

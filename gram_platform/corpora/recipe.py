@@ -1,8 +1,8 @@
-"""Defines `CorpusRecipe`, the source of a packed corpus, whose hash is the `data_id`.
+"""Defines `CorpusRecipe`, which decides the bytes of a packed corpus. Its hash is the `data_id`.
 
-A recipe identifies contents, not paths. It has the hash of local records, the parameters of
-generated stories, or hub datasets with their revisions. So moved, renamed or compressed files
-change nothing.
+A recipe has the hash of local records, the parameters of generated stories, or hub datasets with
+their revisions. It has no paths, so a corpus keeps its `data_id` if files are moved, renamed or
+compressed.
 """
 
 import re
@@ -24,16 +24,14 @@ from gram_platform.config.identity import (
 )
 from gram_platform.config.plain import from_plain
 
-# Raise this version when an equal recipe would be packed to other tokens. Every data_id depends on
-# it.
+# Raise this version when an equal recipe would give other tokens. Every data_id changes.
 PACK_VERSION = 1
 TRAINED = ("bpe", "bpe-passages")
 # The tokens of 256 bytes and of the end of text.
 MIN_BPE_VOCAB = 257
-# A tokenizer's sample has room for at least this many documents or passages.
+# The fewest documents or passages for which a tokenizer's sample has room.
 MIN_SAMPLED = 64
-# Estimates of the mean and the least bytes per token while the tokenizer is unknown, and of the
-# most for validation text.
+# Bytes per token of an unknown tokenizer, as the mean, the least, and the most in validation.
 BYTES_PER_TOKEN = 4.0
 FEWEST_BYTES_PER_TOKEN = 2.0
 FLOOR_BYTES_PER_TOKEN = 6.0
@@ -43,35 +41,36 @@ FLOOR_DOCUMENTS = 8
 VALIDATION_FRACTION = 0.05
 MAX_VALIDATION = 0.5
 # The bytes of text in the smallest and the largest part of a hub row. Between these limits a part
-# has an eighth of the text before it, so that whole parts exceed the need by little.
+# has an eighth of the text before it, so that little is fetched in vain.
 FIRST_PART_BYTES = 1 << 22
 PART_BYTES = 1 << 26
 GROWTH = 8
-# A domain and its split are stored in 16 bits of a key, see `splits.tag_keys`.
+# `splits.tag_keys` stores a domain and its split in 16 bits.
 MAX_DOMAINS = 1 << 15
-# Between the true label of text and another that training sees.
+# Separates the true label of a text from the label that training sees.
 LABELLED = " -labelled-> "
 NO_IDENTITY = ("note", "verified", "share", "bytes_per_token", "available_tokens")
-# Datasets whose files are local, or URLs.
+# Names of datasets that stand for local files or URLs.
 BUILDERS = ("json", "parquet", "text")
 
 
 @dataclass(frozen=True)
 class HubRow:
-    """One dataset of the Hugging Face hub, as a row of `catalog.py` or of a user's recipe.
+    """One dataset of the Hugging Face hub.
 
-    Give `label` for all records, or `label_field` and all its values in `labels`. `keep` and `drop`
-    are (field, regular expression) pairs. All pairs of `keep` must match a record, and none of
-    `drop`. A dot in a field's name descends into nested fields, unless a field has the whole name.
-    The items of a list are joined by blanks. `data_dir` selects a folder of the repository. `files`
-    selects some of its files, or local files or URLs if the dataset is "json" or "parquet".
+    All records have the label `label`, or each has its label in `label_field`, and `labels` lists
+    all labels. `keep` and `drop` are (field, regular expression) pairs. A record is read if every
+    pair of `keep` and no pair of `drop` matches. A dot in a field's name descends into nested
+    fields, unless a field has the whole name. The items of a list are joined by blanks. `data_dir`
+    selects a folder of the repository, and `files` selects files. For the dataset "json" or
+    "parquet", `files` are local files or URLs.
     """
 
     dataset: str
     revision: str = "main"
     # Fields whose texts are joined by a blank line.
     text_fields: tuple[str, ...] = ("text",)
-    # The share of the corpus's tokens, which is not used for a held-out row.
+    # The share of the corpus's tokens. A held-out row does not use it.
     share: float = 1.0
     # Whether a person or `gram prepare --check` has read a record of this revision.
     verified: bool = False
@@ -89,7 +88,7 @@ class HubRow:
     held_out: bool = add_field(False)
     # An estimate for the corpus's tokenizer.
     bytes_per_token: float = 4.5
-    # Tokens that pass the filters; 0 if their number is unknown, which is assumed to be enough.
+    # Tokens that pass the filters, or 0 if their number is unknown and assumed to be enough.
     available_tokens: int = 0
 
     def __post_init__(self) -> None:
@@ -123,7 +122,7 @@ class HubRow:
 
     @property
     def identity(self) -> dict:
-        """The fields of the row that decide which records are read, with their values."""
+        """The values of the fields that decide which records are read."""
         return {f.name: v for f, v in identity_fields(self).items() if f.name not in NO_IDENTITY}
 
 
@@ -136,18 +135,18 @@ class HubSource:
 
     @property
     def available_bytes(self) -> tuple[int, ...]:
-        """The `num_bytes` of each row, but at most the estimated available bytes."""
+        """The `num_bytes` of each row, or the row's estimated bytes if these are fewer."""
         available = [round(row.available_tokens * row.bytes_per_token) for row in self.rows]
         return tuple(min(n, most or n) for n, most in zip(self.num_bytes, available, strict=True))
 
 
 def part_bytes(done: int) -> int:
-    """Returns the bytes of text in the part that follows `done` bytes of full parts."""
+    """Returns the bytes of text in a row's next part after parts of `done` bytes."""
     return min(PART_BYTES, max(FIRST_PART_BYTES, done // GROWTH))
 
 
 def whole_parts(num_bytes: float) -> int:
-    """Rounds `num_bytes` up to whole parts."""
+    """Rounds the bytes of a row up to whole parts."""
     done = 0
     while done < min(num_bytes, GROWTH * PART_BYTES):
         done += part_bytes(done)
@@ -164,8 +163,8 @@ def validation_bytes(num_sequences: int, seq_len: int) -> float:
 class TokenizerRecipe:
     """The origin of a tokenizer.
 
-    The kind `bpe` is a byte-level BPE that is trained on whole training documents of about
-    `sample_bytes` together, `bpe-passages` on passages of long documents. `file` is a
+    The kind `bpe` is a byte-level BPE that is trained on about `sample_bytes` of training
+    documents. `bpe-passages` is trained on passages of documents instead. `file` is a
     `tokenizer.json` whose SHA-256 is `source`. `hub` is the tokenizer `name@revision` of the hub.
     """
 
@@ -173,14 +172,15 @@ class TokenizerRecipe:
     source: str = ""
     sample_bytes: int = 0
     core_only: bool = add_field(False)
-    # The token that ends a text, unless it is the first known name.
+    # The token that ends a text, or "" for the default.
     end_of_text: str = add_field("")
 
     def __post_init__(self) -> None:
         require_int("tokenizer.sample_bytes", self.sample_bytes, 1 if self.is_trained else 0)
         if self.core_only and not self.is_trained:
-            allowed = f"False: this tokenizer is not trained here ({self.source})"
-            raise invalid("core_tokenizer", True, allowed)
+            raise invalid(
+                "core_tokenizer", True, f"False: this tokenizer is not trained here ({self.source})"
+            )
 
     @property
     def is_trained(self) -> bool:
@@ -189,19 +189,18 @@ class TokenizerRecipe:
 
 @dataclass(frozen=True)
 class DomainRecipe:
-    """A domain, which pools labels of the source, or a part whose training text is packed apart."""
+    """A domain that pools labels of the source, or a part whose training text is packed apart."""
 
     name: str
     labels: tuple[str, ...]
     # 0 if the number is unknown before the data exists.
     num_documents: int
-    # Bytes of text that is split into training and validation, estimated for generated and hub
-    # corpora.
+    # Bytes of text to split into training and validation. They are exact only for local text.
     num_bytes: int
     bytes_per_token: float = add_field(BYTES_PER_TOKEN)
     # Bytes of a dataset's test split, all of which is validation.
     held_out_bytes: int = add_field(0)
-    # The domain of a part, whose name ends in `:` and the domain that training sees it as.
+    # The true domain of a part. The part `DOMAIN:OTHER` is trained as text of OTHER.
     part_of: str = add_field("")
 
     @property
@@ -225,7 +224,7 @@ class DomainRecipe:
 
 @dataclass(frozen=True)
 class FilesSource:
-    """Local records. `content` is a hash of the sorted hashes of all units' records."""
+    """Local records. `content` is a hash of all records, whatever the order of their files."""
 
     content: str
     num_units: int
@@ -246,7 +245,7 @@ class StoriesSource:
 
 @dataclass(frozen=True)
 class CorpusRecipe:
-    """All values that decide the packed bytes."""
+    """All values that decide the bytes of a packed corpus."""
 
     source: FilesSource | StoriesSource | HubSource
     domains_from: tuple[DomainRecipe, ...]
@@ -256,7 +255,7 @@ class CorpusRecipe:
     split_seed: int = 0
     validation_fraction: float = VALIDATION_FRACTION
     validation_sequences: int = 32
-    # Whether training sequences are stored in their domain's permutation. Hub corpora are.
+    # Whether training sequences are stored in their domain's permutation, as for hub corpora.
     permuted: bool = add_field(False)
     # The local files to read.
     units: tuple = field(default=(), compare=False, repr=False)
@@ -267,16 +266,16 @@ class CorpusRecipe:
         require_fields("corpus", self, 1, "seq_len")
         require_fields("corpus", self, least, "vocab_size", high=2**31)
         require_fields("corpus", self, 0, "split_seed", high=2**63 - 1)
-        share = "validation_fraction"
-        require_fields("corpus", self, 0, share, high=MAX_VALIDATION, open_low=True)
+        require_fields("corpus", self, 0, "validation_fraction", high=MAX_VALIDATION, open_low=True)
         require_fields("corpus", self, 0, "validation_sequences")
         object.__setattr__(self, "domains_from", core_first(self.domains_from, lambda d: d.name))
         names = self.pools
         if len(set(names)) != len(names) or CORE not in names:
             raise invalid("corpus.domains", names, f"each domain once, {CORE!r} among them")
         if len(names) > MAX_DOMAINS:
-            allowed = f"at most {MAX_DOMAINS:,}: pool labels in core_label"
-            raise invalid("corpus.domains", len(names), allowed)
+            raise invalid(
+                "corpus.domains", len(names), f"at most {MAX_DOMAINS:,}: pool labels in core_label"
+            )
 
     @property
     def tokenizer_name(self) -> str:
@@ -303,7 +302,7 @@ class CorpusRecipe:
         return {label: domain for label, domain in pairs if LABELLED not in label}
 
     def plain(self) -> dict:
-        """Returns all fields except paths as JSON values, whose hash is the identity."""
+        """Returns all fields except paths as JSON values, for the hash `data_id`."""
         fields = {f.name: v for f, v in identity_fields(self).items() if f.compare}
         source = to_plain(fields.pop("source"))
         if isinstance(self.source, HubSource):
@@ -316,17 +315,17 @@ class CorpusRecipe:
         return short_hash({"pack_version": PACK_VERSION, "recipe": self.plain()})
 
     def of_domain(self, domain: str) -> DomainRecipe:
-        """Returns the recipe of a domain or part."""
         return {recipe.name: recipe for recipe in self.domains_from}[domain]
 
     def pools_of(self, domain: str) -> list[DomainRecipe]:
         return [pool for pool in self.domains_from if pool.domain == domain]
 
     def validation_share(self, domain: str) -> float:
-        """Returns the share of a domain's documents that are validation, at most half.
+        """Returns the share of a domain's documents, at most half, that are validation.
 
-        It exceeds `validation_fraction` if a small domain needs more for `validation_sequences`, or
-        has few documents. To a held-out test split it only adds what is missing.
+        The share exceeds `validation_fraction` if the domain is too small for
+        `validation_sequences` or has few documents. With a held-out test split, the share is only
+        what that split lacks.
         """
         recipe = self.of_domain(domain)
         pools = self.pools_of(recipe.domain)
@@ -339,7 +338,7 @@ class CorpusRecipe:
         return min(MAX_VALIDATION, max(self.validation_fraction, floor, few))
 
     def estimate_sequences(self, split: str, domain: str, bytes_per_token: float = 0.0) -> int:
-        """Estimates the sequences of a domain's split; `bytes_per_token` is the domain's if 0."""
+        """Estimates the number of sequences, by default with the domain's `bytes_per_token`."""
         recipe, share = self.of_domain(domain), self.validation_share(domain)
         num_bytes = recipe.num_bytes * (1 - share)
         if split == "validation":
@@ -348,14 +347,13 @@ class CorpusRecipe:
         return int(num_bytes / (bytes_per_token or recipe.bytes_per_token)) // self.seq_len
 
     def most_sequences(self, split: str, domain: str) -> int:
-        """Returns an upper bound of a domain's sequences in a split, for a hub an estimate."""
-        if isinstance(self.source, HubSource):
-            return self.estimate_sequences(split, domain)
-        return self.estimate_sequences(split, domain, FEWEST_BYTES_PER_TOKEN)
+        """Returns an upper bound of the number of sequences, or for a hub corpus an estimate."""
+        rate = 0.0 if isinstance(self.source, HubSource) else FEWEST_BYTES_PER_TOKEN
+        return self.estimate_sequences(split, domain, rate)
 
 
 def recipe_from_plain(plain: Mapping) -> CorpusRecipe | None:
-    """Reads a recipe of generated stories from the JSON of `plain()`; None for other recipes."""
+    """Reads a recipe of stories and a trained tokenizer from `plain()`; None for other recipes."""
     tokenizer, source = from_plain(TokenizerRecipe, plain["tokenizer"]), dict(plain["source"])
     if source.pop("kind") != StoriesSource.__name__ or not tokenizer.is_trained:
         return None

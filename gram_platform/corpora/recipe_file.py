@@ -29,7 +29,7 @@ from gram_platform.corpora.tokenizer import is_on_hub
 
 SUFFIX, SCHEME = ".toml", "hf://"
 IN_URL = ("label", "text", "labels", "core", "config", "split", "files")
-# A recipe's names for the fields of errors.
+# A recipe's name for the field of an error.
 IN_RECIPE = {"core_label": "core_labels", "label": "globs"}
 IN_RECIPE |= {name: name for name in ("tokenizer", "end_of_text")}
 
@@ -37,7 +37,7 @@ IN_RECIPE |= {name: name for name in ("tokenizer", "end_of_text")}
 def read_description(corpus: str | Path) -> HubCorpus | StoriesCorpus | TextCorpus | None:
     """Returns the description of a corpus by its name in the catalog, a recipe's path or a URL.
 
-    Returns None for any other path. For a URL without `labels`, reads labels from the hub. Raises
+    Returns None for any other path. Reads the labels of a URL without `labels` from the hub. Raises
     ValueError, with file, line and field, for a recipe that cannot be used.
     """
     name = str(corpus)
@@ -52,14 +52,14 @@ def read_description(corpus: str | Path) -> HubCorpus | StoriesCorpus | TextCorp
 
 
 def recipe_text(corpus: str) -> str:
-    """Returns the description of a user's recipe or URL as JSON, without secrets; otherwise ""."""
+    """Returns a user's recipe or URL as JSON without secrets, or "" for other corpora."""
     is_ours = corpus in catalog.STORIES or corpus in catalog.HUB
     description = None if is_ours else read_description(corpus)
     return canonical_json(without_secrets(to_plain(description))) if description else ""
 
 
 def text_units(corpus: str | Path) -> tuple[Unit, ...]:
-    """Finds the files of a recipe of local text; ValueError, with file and line, if none match."""
+    """Finds the files of a recipe of local text. Raises ValueError if files are missing."""
     path = catalog.CORPORA.get(str(corpus)) or local_path("corpus", corpus)
     written, text = _from_file(path)
     root = path.parent / text.root
@@ -75,7 +75,7 @@ def text_units(corpus: str | Path) -> tuple[Unit, ...]:
 def locate_errors(corpus: str | Path, flags: Collection[str]) -> Iterator[None]:
     """Adds a recipe's file, line and field to errors about its labels and tokenizer.
 
-    Errors of fields whose values come from `flags` stay.
+    Errors about `flags` stay, because their values are not from the recipe.
     """
     try:
         yield
@@ -118,14 +118,13 @@ def _find_tokenizer(folder: Path, tokenizer: str) -> str:
 
 
 def _place_files(row: HubRow, folder: Path) -> HubRow:
-    """Makes the paths of a row's local files, which are relative to `folder`, absolute."""
     is_local = row.dataset in BUILDERS
     return replace(
         row, files=tuple(str(folder / f) if is_local and "://" not in f else f for f in row.files)
     )
 
 
-# Cached, because labels are read over the network, and studies need them several times.
+# Cached, because studies need the labels several times, and they are read over the network.
 @functools.cache
 def _from_url(url: str) -> HubCorpus:
     name, _, query = url.removeprefix(SCHEME).partition("?")
@@ -134,14 +133,23 @@ def _from_url(url: str) -> HubCorpus:
     fields = dict(written)
     for name, value in written:
         if name not in IN_URL:
-            expected = f"one of the fields {', '.join(IN_URL)} in {url}{suggest(name, IN_URL)}"
-            raise invalid(f"corpus: {name}", value, expected)
+            raise invalid(
+                f"corpus: {name}",
+                value,
+                f"one of the fields {', '.join(IN_URL)} in {url}{suggest(name, IN_URL)}",
+            )
         if value != fields[name]:
-            expected = f"each field once, several values separated by commas, in {url}"
-            raise invalid(f"corpus: {name}", value, expected)
+            raise invalid(
+                f"corpus: {name}",
+                value,
+                f"each field once, several values separated by commas, in {url}",
+            )
     if not fields.get("label") or not (dataset.count("/") == 1 or dataset in BUILDERS):
-        expected = f"{SCHEME}ORG/NAME?label=FIELD&text=FIELD, or {SCHEME}ORG/NAME@REVISION?..."
-        raise invalid("corpus", url, expected)
+        raise invalid(
+            "corpus",
+            url,
+            f"{SCHEME}ORG/NAME?label=FIELD&text=FIELD, or {SCHEME}ORG/NAME@REVISION?...",
+        )
     lists = {
         name: tuple(_unquote(part) for part in fields.get(name, "").split(",") if part)
         for name in ("text", "labels", "core", "files")
@@ -161,5 +169,5 @@ def _from_url(url: str) -> HubCorpus:
 
 
 def _unquote(value: str) -> str:
-    """Replaces each %XX by its byte, so that a URL can name any path. A + stays a plus."""
+    """Replaces each %XX by its byte, so that a URL can name any path. A + stays."""
     return os.fsdecode(unquote_to_bytes(os.fsencode(value)))

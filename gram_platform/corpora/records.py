@@ -1,10 +1,10 @@
-"""Reads records, a label and a text, from .jsonl, .parquet (plain, gzip, zstd) and text files.
+"""Reads records from text files, and from .jsonl and .parquet that are plain, gzip or zstd.
 
-A line of .jsonl with `prompt` and `response` instead gets the label `instructions`.
+A record has a label and a text. A line of .jsonl may have `prompt` and `response` instead, and gets
+the label `instructions`.
 
 A *unit* is one data file, or all text files of one label. A scan cuts a large unit into *pieces*,
-which several processes can read. Readers hold one line, one parquet batch or one text file in
-memory.
+which several processes can read. Only one line, parquet batch or text file is in memory at a time.
 """
 
 import codecs
@@ -30,26 +30,26 @@ from gram_platform.corpora.stories import INSTRUCTIONS, RESPONSE, instruction_te
 PACKED = ("", ".gz", ".zst")
 PARQUET = tuple(".parquet" + packed for packed in PACKED)
 FORMATS = tuple(".jsonl" + packed for packed in PACKED) + PARQUET
-# Empty lines that follow one another: a small file must not take hours either.
+# The most empty lines in a row, because a small compressed file could have lines for hours.
 MAX_EMPTY_LINES = 1_000_000
-# The most unpacked bytes of a byte on disk; text has 2 to 20.
+# The most unpacked bytes for each byte on disk. Text has 2 to 20.
 MAX_EXPANSION = 200
-# Rows and bytes of a .parquet that are read at once.
+# The most rows and bytes of a .parquet that are read at once.
 BATCH_ROWS, BATCH_BYTES = 64, 1 << 26
 RECORD_COLUMNS = ("text", "label")
-# The label that validation and attacks use, if it is not the one that training sees.
+# The label for validation and attacks, if it differs from the label that training sees.
 TRUE_LABEL = "true_label"
 # Fields of an instruction, in place of text and label.
 ASKED = ("prompt", "response")
-# The config of every view's evaluation holds chosen texts.
+# The config of every view's evaluation has these texts.
 MOST_TEXTS = 100
 
 
 class ChangedText(ValueError):
-    """Raised for a unit whose records differ from its scan; `paths` are its files."""
+    """The records of a unit, whose files are `paths`, have changed since its scan."""
 
     def __init__(self, name: str, paths: tuple[Path, ...]) -> None:
-        # Pickle makes it from these arguments.
+        # Unpickling needs these arguments.
         super().__init__(name, paths)
         self.name, self.paths = name, paths
 
@@ -64,19 +64,18 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class Unit:
-    """One data file (`label` empty), the text files of one label, each a document, or a piece.
+    """A data file, whose `label` is "", or text files of one label, or a piece of either.
 
-    `span`: the first byte, the end (None: all) and the number of lines before, in a plain .jsonl;
-    the documents of generated stories.
+    In a plain .jsonl, `span` is (first byte, end or None, number of lines before). In generated
+    stories, it has numbers of documents instead of bytes.
     """
 
     paths: tuple[Path, ...]
     label: str = ""
-    # All of it is validation.
     held_out: bool = False
-    # The following are known after a scan. The hash of the records.
+    # The hash of the records. This and the following fields are known after a scan.
     digest: str = ""
-    # Label -> documents, bytes of text.
+    # (documents, bytes of text) by label.
     labels: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     # Bytes of the longest document.
     largest: int = 0
@@ -85,12 +84,12 @@ class Unit:
 
     @property
     def pieces(self) -> "tuple[Unit, ...]":
-        """Lists what it was cut into, in order, or the unit itself."""
+        """The pieces of a unit that a scan has cut, in order, otherwise the unit itself."""
         return self.cut or (self,)
 
 
 def add_record(digest: "hashlib._Hash", label: str, text: str) -> int:
-    """Adds a record to a hash of any format's records; returns the bytes of its text."""
+    """Adds a record to a hash, which is equal for all file formats. Returns the text's bytes."""
     label_bytes, text_bytes = label.encode(), text.encode()
     digest.update(b"%d,%d:" % (len(label_bytes), len(text_bytes)))
     digest.update(label_bytes)
@@ -99,9 +98,9 @@ def add_record(digest: "hashlib._Hash", label: str, text: str) -> int:
 
 
 def documents(recipe: CorpusRecipe, units: tuple[Unit, ...]) -> Iterator[tuple[str, str]]:
-    """Yields (domain or part, text) of files, or of the spans of generated stories.
+    """Yields (domain or part, text) of the units.
 
-    ValueError for a bad record, a label that no domain has, or a unit that changed since its scan.
+    Raises ValueError for a bad record, a label of no domain, or a unit that changed since its scan.
     """
     source = recipe.source
     pool_of = {label: pool.name for pool in recipe.domains_from for label in pool.labels}
@@ -120,7 +119,7 @@ def _read(piece: Unit) -> Iterator[Document]:
             add_record(digest, *record)
             yield record
     except ValueError as error:
-        # The scan found no error.
+        # The scan found no error, so the file has changed.
         raise (ChangedText(str(error), piece.paths) if piece.digest else error) from None
     if piece.digest and digest.hexdigest() != piece.digest:
         raise ChangedText(piece.label or str(piece.paths[0]), piece.paths)
@@ -147,7 +146,7 @@ def size_of(path: Path) -> int:
 def read_unit(unit: Unit) -> Iterator[Document]:
     """Yields the records of a unit, in order.
 
-    ValueError naming file and line (parquet: row) for a record or file that cannot be read.
+    Raises ValueError, with the file and the line or row, for a record or file that cannot be read.
     """
     for path in unit.paths:
         with reading(path):
@@ -161,7 +160,7 @@ def read_unit(unit: Unit) -> Iterator[Document]:
 
 
 def _read_text(path: Path, label: str) -> Iterator[Document]:
-    """Reads a file as one document, without its byte order mark, if it has text."""
+    """Yields a file's text, without a byte order mark, as one document unless it is blank."""
     if size_of(path) > MAX_RECORD_BYTES:
         raise _too_large(str(path))
     raw = path.read_bytes().removeprefix(codecs.BOM_UTF8)
@@ -177,7 +176,7 @@ def _read_text(path: Path, label: str) -> Iterator[Document]:
 
 
 def _lines(path: Path, span: tuple[int, int | None, int]) -> Iterator[tuple[int, bytes]]:
-    """Yields numbered lines of a span; ValueError naming the line of broken compression."""
+    """Yields (number, line) of a span. Raises ValueError for a long line or broken compression."""
     import zstandard
 
     position, stop, number = span
@@ -201,7 +200,7 @@ def _lines(path: Path, span: tuple[int, int | None, int]) -> Iterator[tuple[int,
 
 
 def _read_jsonl(path: Path, span: tuple[int, int | None, int]) -> Iterator[Document]:
-    # The line of the last record, or before the span.
+    # The number of the last line with a record.
     last = span[2]
     for number, raw in _lines(path, span):
         raw = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
@@ -222,7 +221,7 @@ def _read_jsonl(path: Path, span: tuple[int, int | None, int]) -> Iterator[Docum
                 f"{where}: is not UTF-8 (byte {error.start}: {error.reason})"
             ) from None
         except (ValueError, RecursionError) as error:
-            # It is no JSON, or has an integer of thousands of digits.
+            # The line is no JSON, or has an integer of thousands of digits.
             raise ValueError(
                 f"{where}: is not one JSON object that can be read ({error})"
             ) from None
@@ -240,8 +239,8 @@ def _read_jsonl(path: Path, span: tuple[int, int | None, int]) -> Iterator[Docum
         texts = {name: _text_of(where, name, record[name]).strip() for name in ASKED}
         for name, text in texts.items():
             if RESPONSE in text:
-                effect = "separates a prompt from its response"
-                raise ValueError(f"{where}: {name} holds {RESPONSE!r}, which {effect}")
+                text = f"{where}: {name} holds {RESPONSE!r}, which separates"
+                raise ValueError(f"{text} a prompt from its response")
         yield Document(INSTRUCTIONS, instruction_text(**texts))
 
 
@@ -256,7 +255,13 @@ def _read_parquet(path: Path) -> Iterator[Document]:
             table = pyarrow.parquet.ParquetFile(handle, buffer_size=1 << 20)
             names = _find_columns(path, table.schema_arrow)
             for group in range(table.num_row_groups):
-                num_rows = _batch_rows(path, table.metadata.row_group(group).total_byte_size, most)
+                unpacked = table.metadata.row_group(group).total_byte_size
+                if unpacked > most:
+                    raise ValueError(
+                        f"{path}: a row group unpacks to {unpacked:,} bytes: write smaller ones"
+                    )
+                # The file may store a text once that all rows of the group repeat.
+                num_rows = min(max(1, BATCH_BYTES // max(1, unpacked)), BATCH_ROWS)
                 for batch in table.iter_batches(num_rows, row_groups=[group], columns=names):
                     columns = (batch.column(name).to_pylist() for name in names)
                     for values in zip(*columns, strict=True):
@@ -274,7 +279,6 @@ def _read_parquet(path: Path) -> Iterator[Document]:
 
 
 def _find_columns(path: Path, schema) -> list[str]:
-    """Returns the columns to read; ValueError unless there is one of each name, not nested."""
     import pyarrow
 
     columns = [*RECORD_COLUMNS, *[TRUE_LABEL] * (TRUE_LABEL in schema.names)]
@@ -291,20 +295,8 @@ def _find_columns(path: Path, schema) -> list[str]:
     return columns
 
 
-def _batch_rows(path: Path, unpacked: int, most: int) -> int:
-    """Returns how many rows of a row group fit the memory, if every row repeats its one text.
-
-    ValueError if the group unpacks to too much.
-    """
-    if unpacked > most:
-        raise ValueError(
-            f"{path}: a row group unpacks to {unpacked:,} bytes: write smaller row groups"
-        )
-    return min(max(1, BATCH_BYTES // max(1, unpacked)), BATCH_ROWS)
-
-
 def _make_record(where: str, text: object, label: object, true_label: object = None) -> Document:
-    """Returns the record. A wrong label is written as `TRUE_LABEL -labelled-> LABEL`."""
+    """Returns the record. A wrong label becomes `TRUE_LABEL -labelled-> LABEL`."""
     seen = _text_of(where, "label", label)
     if true_label not in (None, label):
         seen = _text_of(where, TRUE_LABEL, true_label) + LABELLED + seen
@@ -333,7 +325,7 @@ def _too_large(where: str) -> ValueError:
 
 
 def find_jsonl(field: str, place: str, fields: str) -> Unit:
-    """Returns the unit of a .jsonl that a user names; ValueError for anything else."""
+    """Returns the unit of a .jsonl that a user names. Raises ValueError for any other path."""
     path = local_path(field, place)
     if target_kind(field, path) != A_FILE or not path.name.lower().endswith(".jsonl"):
         raise invalid(field, place, f"a file named *.jsonl that exists, of lines with {fields}")
@@ -343,9 +335,9 @@ def find_jsonl(field: str, place: str, fields: str) -> Unit:
 
 
 def read_texts(place: str) -> Texts:
-    """Reads the (domain, text) pairs that a user chose, the `label` and `text` of a .jsonl's lines.
+    """Reads a user's (domain, text) pairs, the `label` and `text` of a .jsonl's lines.
 
-    ValueError for a bad line, and for none or too many.
+    Raises ValueError for a bad line, an empty file and too many lines.
     """
     unit = find_jsonl("texts", place, "text, label")
     texts = tuple((label, text) for label, text in islice(read_unit(unit), MOST_TEXTS + 1))

@@ -41,44 +41,43 @@ from gram_platform.corpora.records import TRUE_LABEL, Unit, find_jsonl
 from gram_platform.corpora.sources import Progress, content_of, find_units, scan_units, silent
 from gram_platform.corpora.tokenizer import DEFAULT_SAMPLE_BYTES, tokenizer_recipe
 
-# More text is fetched than one epoch needs, because bytes per token are estimates and, with partial
-# labels, budgets are rounded to whole windows, in the paper's presets by 6% of core and 10% of an
-# auxiliary domain.
+# More text is fetched than one epoch needs, because bytes per token are estimates. Partial labels
+# round budgets to whole windows, in the paper's presets by 6% of core and 10% of other domains.
 CORE_MARGIN, AUX_MARGIN = 1.10, 1.20
-# The factor on a row's estimated available bytes that is enough for all of the row.
+# The estimated bytes of a row times this factor are enough for all of the row.
 UNKNOWN = 1.25
 # The most labels that an error names.
 MOST_NAMED = 100
 
 # Documents and bytes of text by label.
 Counts = dict[str, tuple[int, int]]
-# One or more labels of core: a tuple, or separated by commas.
+# Labels of core, as a tuple or separated by commas.
 CoreLabel = str | tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
 class Packing:
-    """The choices of a user about how to pack a corpus."""
+    """A user's choices about how to pack a corpus."""
 
     seq_len: int
-    # The size of a tokenizer that is trained on the corpus, and the most of any other tokenizer.
+    # The size of a trained tokenizer, and the most of any other tokenizer.
     vocab_size: int
-    # The labels of core; None for the catalog's. Every other label is an auxiliary domain.
+    # The labels of core, or None for the catalog's. Every other label is an auxiliary domain.
     core_label: CoreLabel = None
-    # A file or a name on the hub; "" for the catalog's tokenizer, or one trained on the corpus.
+    # A file, a name on the hub, or "" for the catalog's or a newly trained tokenizer.
     tokenizer: str = ""
     # The fewest sequences of each domain, see `CorpusRecipe.validation_share`.
     validation_sequences: int = 32
-    # The core tokens for which text of a hub corpus is fetched, and auxiliary tokens as a share of
-    # them; 0 for the catalog's. Other corpora are packed whole.
+    # Tokens of core to fetch from the hub, and auxiliary tokens as a share of them, or 0 for the
+    # catalog's numbers. Other corpora are packed whole.
     core_tokens: int = 0
     aux_share: float = 0.0
     sample_bytes: int = DEFAULT_SAMPLE_BYTES
-    # Labels of text that can carry another label by mistake. Those of core are packed separately.
+    # Labels whose text may have another label by mistake. Labels of core are packed separately.
     adjacent: tuple[str, ...] = ()
     # Whether the tokenizer is trained only on text of core.
     core_tokenizer: bool = False
-    # A .jsonl with `prompt` and `response`, which is added to local text as label `instructions`.
+    # A .jsonl with `prompt` and `response`, which adds the label `instructions` to local text.
     instructions: str = ""
 
 
@@ -92,23 +91,23 @@ def resolve(
 
     `corpus` is a name in the catalog, a folder or file of .jsonl or .parquet (plain, .gz or .zst)
     with `text` and `label`, a .json file of labelled globs, a recipe in TOML, or
-    hf://ORG/NAME?label=FIELD&text=FIELD. Each local file is read once, and its scan is stored in
-    `cache_dir` by path, size and time.
+    hf://ORG/NAME?label=FIELD&text=FIELD. Scans of local files are stored in `cache_dir`.
 
     Raises ValueError for an unknown corpus or core label, bad records (with file and line), labels
     that cannot be domains, local domains with a single document, and an unfit tokenizer.
     """
     description, core_label, units = read_description(corpus), packing.core_label, ()
-    flags = (("core_label", core_label), ("tokenizer", packing.tokenizer))
-    with locate_errors(corpus, [name for name, value in flags if value]):
+    flags = [name for name in ("core_label", "tokenizer") if getattr(packing, name)]
+    with locate_errors(corpus, flags):
         given = packing.tokenizer or getattr(description, "tokenizer", "")
         end = getattr(description, "end_of_text", "")
         tokenizer, tokenizer_path = tokenizer_recipe(
             given or None, packing.vocab_size, packing.sample_bytes, end
         )
         if packing.instructions and isinstance(description, StoriesCorpus | HubCorpus):
-            allowed = "none, unless the corpus is local text"
-            raise invalid("instructions", packing.instructions, allowed)
+            raise invalid(
+                "instructions", packing.instructions, "none, unless the corpus is local text"
+            )
         if isinstance(description, StoriesCorpus):
             source, domains, counts = _of_stories(description, core_label)
         elif isinstance(description, HubCorpus):
@@ -147,7 +146,7 @@ def catalog_names() -> tuple[str, ...]:
 
 
 def describe_corpus(name: str) -> str:
-    """Returns one line about where the text of a named corpus comes from."""
+    """Returns a line about the origin of a named corpus."""
     corpus = read_description(name)
     if isinstance(corpus, StoriesCorpus):
         counts = f"{corpus.core_documents:,} of core, {corpus.aux_documents:,} of each other topic"
@@ -162,17 +161,17 @@ def describe_corpus(name: str) -> str:
 
 
 def mixture(name: str, core_tokens: int, aux_share: float) -> dict[tuple[str, str], float]:
-    """Returns {(domain, dataset): training tokens} of a named hub corpus; {} for other corpora.
+    """Returns {(domain, dataset): training tokens} of a named hub corpus, or {} for other corpora.
 
-    The auxiliary domains share `aux_share` times the core's tokens evenly.
+    The auxiliary domains share `aux_share` times the tokens of core equally.
     """
     corpus = read_description(name) if name in catalog_names() else None
     if not isinstance(corpus, HubCorpus):
         return {}
     labelled = [(row, label) for row in corpus.rows if not row.held_out for label in row.all_labels]
     core = core_labels(None, {label for _, label in labelled}, corpus.core_labels)
-    shares: dict[tuple[str, str], float] = {}
-    totals: dict[str, float] = {}
+    shares = {}
+    totals = {}
     for row, label in labelled:
         domain = CORE if label in core else label
         shares[domain, row.dataset] = shares.get((domain, row.dataset), 0.0) + row.share
@@ -185,12 +184,12 @@ def mixture(name: str, core_tokens: int, aux_share: float) -> dict[tuple[str, st
 
 
 def grows_with_size(corpus: str | Path) -> bool:
-    """Returns whether the amount of text depends on the tokens to train on. It does for the hub."""
+    """Returns whether more text is packed for more training tokens, as for hub corpora."""
     return isinstance(read_description(corpus), HubCorpus)
 
 
 def existing_path(corpus: str | Path) -> Path:
-    """Returns the absolute path of a corpus without a name; ValueError if it does not exist."""
+    """Returns the absolute path of an unnamed corpus. Raises ValueError if it does not exist."""
     path = local_path("corpus", corpus)
     if not target_kind("corpus", path):
         names = catalog_names()
@@ -202,9 +201,9 @@ def existing_path(corpus: str | Path) -> Path:
 def core_labels(
     given: CoreLabel, labels: Collection[str], default: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
-    """Returns `given`, otherwise `default`, otherwise all labels except the first few by name.
+    """Returns as core's labels `given`, otherwise `default`, otherwise all but the first by name.
 
-    Raises ValueError unless these are labels of the corpus, but not all its labels.
+    Raises ValueError for a label that the corpus lacks, or if no label is left for other domains.
     """
     core = given or default or tuple(sorted(labels))[catalog.DEFAULT_NUM_AUX :]
     if isinstance(core, str):
@@ -213,11 +212,13 @@ def core_labels(
         core = tuple(sorted(parts))
     if missing := [label for label in core if label not in labels]:
         names = _list_names(labels) + suggest(missing[0], labels)
-        allowed = f"labels of this corpus, which are {names}"
-        raise invalid("core_label", ", ".join(missing), allowed)
+        raise invalid("core_label", ", ".join(missing), f"labels of this corpus, which are {names}")
     if len(core) == len(labels):
-        allowed = "fewer than all labels: at least one stays an auxiliary domain"
-        raise invalid("core_label", ", ".join(core), allowed)
+        raise invalid(
+            "core_label",
+            ", ".join(core),
+            "fewer than all labels: at least one stays an auxiliary domain",
+        )
     return core
 
 
@@ -228,15 +229,21 @@ def _list_names(labels: Collection[str]) -> str:
 
 
 def _auxiliary_labels(labels: Collection[str], core: tuple[str, ...]) -> list[str]:
-    """Returns the labels except core's, sorted; ValueError if one cannot name a domain."""
+    """Returns the labels except core's, sorted. Raises ValueError if one cannot name a domain."""
     auxiliary = sorted(set(labels) - set(core))
     for label in auxiliary:
         if label == CORE:
-            allowed = f"another name than {CORE!r}, the domain of core_label {', '.join(core)}"
-            raise invalid("label", label, allowed)
+            raise invalid(
+                "label",
+                label,
+                f"another name than {CORE!r}, the domain of core_label {', '.join(core)}",
+            )
         if is_unlabelled(label):
-            allowed = f"a label of core_label, or a name that does not begin with {UNLABELLED!r}"
-            raise invalid("label", label, allowed)
+            raise invalid(
+                "label",
+                label,
+                f"a label of core_label, or a name that does not begin with {UNLABELLED!r}",
+            )
         require_name("label", label)
         require_metric_name("label", label)
     require_tellable("label", auxiliary, (CORE, *core))
@@ -259,7 +266,7 @@ def _of_stories(
 
 
 def stories_of(corpus: StoriesCorpus, core: tuple[str, ...]) -> StoriesSource:
-    """Makes the source, in which core's documents and instructions are spread over its topics."""
+    """Makes a source that spreads core's documents and instructions evenly over core's topics."""
     share, rest = divmod(corpus.core_documents, len(core))
     documents = {topic: share + (rank < rest) for rank, topic in enumerate(core)}
     documents |= {topic: corpus.aux_documents for topic in stories.TOPICS if topic not in core}
@@ -272,7 +279,7 @@ def stories_of(corpus: StoriesCorpus, core: tuple[str, ...]) -> StoriesSource:
 
 
 def _of_hub(corpus: HubCorpus, packing: Packing) -> tuple[HubSource, tuple[DomainRecipe, ...]]:
-    """Decides the bytes to take from each row, whose labels are assumed to be equally frequent."""
+    """Decides the bytes to take from each row. The labels of a row count as equally frequent."""
     core_tokens = packing.core_tokens or corpus.core_tokens
     aux_share = packing.aux_share or corpus.aux_share
     rows = replace(corpus, core_tokens=core_tokens, aux_share=aux_share).rows
@@ -307,10 +314,7 @@ def _of_hub(corpus: HubCorpus, packing: Packing) -> tuple[HubSource, tuple[Domai
 
 
 def _with_validation(trained_bytes: float, floor: float, has_held_out: bool) -> float:
-    """Returns the bytes of text whose training part has `trained_bytes`.
-
-    It inverts `CorpusRecipe.validation_share`.
-    """
+    """Returns how many bytes of text leave `trained_bytes` after validation is split off."""
     if has_held_out:
         return trained_bytes + floor
     whole = trained_bytes / (1 - VALIDATION_FRACTION)
@@ -335,7 +339,7 @@ def _hub_domain(
 def _of_files(
     corpus: str, units: tuple[Unit, ...], core_label: CoreLabel
 ) -> tuple[FilesSource, tuple[DomainRecipe, ...], Counts]:
-    """Text of a domain that has the label of another one becomes a part, `DOMAIN:OTHER`."""
+    """Puts text of a domain that has the label of another domain into the part `DOMAIN:OTHER`."""
     counts: Counts = {}
     for label, (documents, num_bytes) in chain.from_iterable(u.labels.items() for u in units):
         before = counts.get(label, (0, 0))
@@ -346,8 +350,11 @@ def _of_files(
     for label in sorted({unit.label for unit in units} - counts.keys() - {""}):
         raise invalid("label", label, "text in at least one of its files")
     if core_label is None and CORE not in counts:
-        allowed = "one or more labels of this corpus, which are " + _list_names(labels)
-        raise invalid("core_label", None, allowed)
+        raise invalid(
+            "core_label",
+            None,
+            "one or more labels of this corpus, which are " + _list_names(labels),
+        )
     core = core_labels(core_label, labels, (CORE,))
     domain_of = dict.fromkeys(core, CORE)
     domain_of |= {label: label for label in _auxiliary_labels(labels, core)}
@@ -356,8 +363,11 @@ def _of_files(
         names = label.split(LABELLED)
         for field, name in zip((TRUE_LABEL, "label"), names, strict=False):
             if name not in domain_of:
-                allowed = f"{one_of(name, labels)}, which text has without another {TRUE_LABEL}"
-                raise invalid(field, name, allowed)
+                raise invalid(
+                    field,
+                    name,
+                    f"{one_of(name, labels)}, which text has without another {TRUE_LABEL}",
+                )
         pair = tuple(dict.fromkeys(domain_of[name] for name in names))
         pools[pair] = (*pools.get(pair, ()), label)
     domains = tuple(_domain(pair, labels, counts) for pair, labels in pools.items())
@@ -383,14 +393,17 @@ def _divide_core(
 def _domain(pair: tuple[str, ...], labels: tuple[str, ...], counts: Counts) -> DomainRecipe:
     documents, num_bytes = (sum(counts[label][i] for label in labels) for i in (0, 1))
     if documents < 2:
-        expected = f"two documents or more, for training and validation, found {documents}"
-        raise invalid("label", ", ".join(sorted(labels)), expected)
+        raise invalid(
+            "label",
+            ", ".join(sorted(labels)),
+            f"two documents or more, for training and validation, found {documents}",
+        )
     part_of = pair[0] if len(pair) > 1 else ""
     return DomainRecipe(":".join(pair), labels, documents, num_bytes, part_of=part_of)
 
 
 def _choose_sample(recipe: CorpusRecipe) -> TokenizerRecipe:
-    """Chooses passages instead of documents if one document would dominate a partial sample."""
+    """Chooses passages instead of documents if one document would dominate the sample."""
     tokenizer, largest = recipe.tokenizer, max(unit.largest for unit in recipe.units)
     is_part = tokenizer.sample_bytes < sum(domain.num_bytes for domain in recipe.sample_domains)
     if tokenizer.kind == "bpe" and is_part and largest * MIN_SAMPLED > tokenizer.sample_bytes:

@@ -31,7 +31,7 @@ from gram_platform.corpora.records import (
 Item = TypeVar("Item")
 # A callback with (activity, done, total or None).
 Progress = Callable[[str, int, int | None], None]
-# Raise this version when a scan of the same file would have another result.
+# Raise this version when a scan of an equal file would have another result.
 SCAN_VERSION = 5
 REPORT_EVERY_RECORDS = 2000
 # The cache's folders of scans and of fetched text.
@@ -39,7 +39,7 @@ SCANS, FETCHED = "scans", "hub"
 MOST_SHOWN = 9
 # The name of a split in a file's name, such as `train-00000-of-00001.parquet`.
 SPLIT = re.compile(r"(?:^|[-_. ])(train|test|validation|valid|val|dev|eval)(?=[-_. ]|$)", re.I)
-# The least bytes of a piece. Its value does not change what is packed.
+# The least bytes of a piece. Other values give the same packed corpus.
 PIECE_BYTES = 1 << 22
 
 
@@ -54,7 +54,7 @@ def find_units(corpus: Path) -> tuple[Unit, ...]:
     """
     if corpus.suffix.lower() == ".json" and target_kind("corpus", corpus) == A_FILE:
         return _glob_units(corpus)
-    skipped: set[str] = set()
+    skipped = set()
     is_folder = target_kind("corpus", corpus) == A_FOLDER
     files = find_files(corpus, ["**"], is_data_file, skipped) if is_folder else (corpus,)
     folders = ", ".join(sorted(skipped)[:MOST_SHOWN])
@@ -73,7 +73,7 @@ def find_units(corpus: Path) -> tuple[Unit, ...]:
 
 
 class Globs(TypedDict):
-    """Patterns of files by label, relative to `root`, which is relative to this file's folder."""
+    """Patterns of files by label, below `root`, which is relative to the JSON's folder."""
 
     globs: dict[str, Any]
     root: NotRequired[str]
@@ -98,7 +98,7 @@ def find_labelled_units(globs: Mapping[str, object], root: Path) -> tuple[Unit, 
 
     Raises ValueError for a label without files, and for a file of two labels.
     """
-    label_of: dict[str, str] = {}
+    label_of = {}
     return tuple(
         Unit(_matches(root, label, patterns, label_of), label)
         for label, patterns in sorted(globs.items())
@@ -108,7 +108,7 @@ def find_labelled_units(globs: Mapping[str, object], root: Path) -> tuple[Unit, 
 def _matches(
     root: Path, label: str, patterns: object, label_of: dict[str, str]
 ) -> tuple[Path, ...]:
-    """Finds a label's files, and adds them to `label_of`; ValueError for another label's file."""
+    """Finds a label's files and adds them to `label_of`, which must not have them already."""
     field = f"globs[{label}]"
     is_list = isinstance(patterns, list) and all(isinstance(p, str) and p for p in patterns)
     if not label.strip() or not is_list:
@@ -117,11 +117,7 @@ def _matches(
         raise invalid(field, patterns, 'patterns relative to their file, or to its "root"')
     parts = {part for pattern in patterns for part in pattern.split("/")}
     if any(ANY_FOLDERS in part for part in parts - {ANY_FOLDERS}):
-        raise invalid(
-            field,
-            patterns,
-            f"glob patterns with only {ANY_FOLDERS} between slashes, if they have it",
-        )
+        raise invalid(field, patterns, f"glob patterns with {ANY_FOLDERS} only between slashes")
     files = find_files(root, patterns)
     if not files:
         raise invalid(field, patterns, f"patterns that match at least one file below {root}")
@@ -134,10 +130,10 @@ def _matches(
 def scan_units(
     units: tuple[Unit, ...], cache_dir: Path | None, progress: Progress = silent
 ) -> list[Unit]:
-    """Reads every unit whose scan is not in the cache; returns all scans, sorted by content.
+    """Returns the scans of all units, sorted by content. Reads units without a scan in the cache.
 
-    Raises ValueError, with file and line, for the first bad record, and before reading if the cache
-    cannot be written.
+    Raises ValueError, with file and line, for the first bad record. Raises ValueError, before it
+    reads, if the cache cannot be written.
     """
     if cache_dir is not None:
         require_plain(cache_dir / SCANS)
@@ -149,12 +145,13 @@ def scan_units(
     sizes = [sum(map(size_of, unit.paths)) for unit in units]
     done, total, scanned = 0, sum(sizes), []
     for unit, size in zip(units, sizes, strict=True):
-        # Computed first, because the name depends on the files' times before they are read.
+        # Computed first, so that the name has the files' times before they are read.
         cache = cache_dir and _cache_path(unit, cache_dir)
         scan = cache and _read_cache(unit, cache)
         if not scan:
-            report = lambda n, base=done: progress("reading", min(base + n, total), total)  # noqa: E731
-            scan = _scan(unit, report)
+            scan = _scan(
+                unit, lambda n, base=done: progress("reading", min(base + n, total), total)
+            )
             if cache:
                 _store(scan, cache)
         done += size
@@ -187,7 +184,7 @@ def _scan(unit: Unit, report: Callable[[int], object]) -> Unit:
 
 
 def _pieces(unit: Unit) -> tuple[Unit, ...]:
-    """Cuts a unit of text files into groups of files, and a plain .jsonl at ends of lines."""
+    """Cuts a unit of text files between files, and a plain .jsonl between lines."""
     if unit.label:
         return tuple(replace(unit, paths=paths) for paths in group_pieces(unit.paths, size_of))
     (path,) = unit.paths
@@ -197,7 +194,7 @@ def _pieces(unit: Unit) -> tuple[Unit, ...]:
 
 
 def group_pieces(items: Sequence[Item], size_of: Callable[[Item], int]) -> list[tuple[Item, ...]]:
-    """Groups consecutive items until each group has `PIECE_BYTES` or more."""
+    """Groups consecutive items, so that every group except the last has `PIECE_BYTES` or more."""
     groups, size = [], PIECE_BYTES
     for item in items:
         if size >= PIECE_BYTES:
@@ -209,7 +206,7 @@ def group_pieces(items: Sequence[Item], size_of: Callable[[Item], int]) -> list[
 
 
 def _line_spans(path: Path) -> list[tuple[int, int | None, int]]:
-    """Returns spans (first byte, end, number of lines before). The last span has no end."""
+    """Returns spans (first byte, end, number of lines before). The last span's end is None."""
     spans, first, before, position, lines = [], 0, 0, 0, 0
     with reading(path), path.open("rb") as handle:
         while block := handle.read(BLOCK_BYTES):
@@ -222,7 +219,7 @@ def _line_spans(path: Path) -> list[tuple[int, int | None, int]]:
 
 
 def forget(units: Sequence[Unit], changed: Sequence[Path], cache_dir: Path) -> None:
-    """Removes the scans of units, and changed files that were fetched, so that both are renewed."""
+    """Removes scans of units, and changed files that were fetched, so that both are made again."""
     for unit in units:
         # A missing file has no scan.
         with contextlib.suppress(ValueError):
@@ -281,8 +278,8 @@ def find_files(
 
     `**` matches any number of folders. Hidden files and folders are skipped. If `skipped` is given,
     folders named `_*` are skipped too, and skipped folders are added to it. A file with several
-    paths is returned once, by a path without a link if there is one. Raises ValueError for a folder
-    that cannot be read, a link whose target is missing, and a pipe, socket or device.
+    paths is returned once, by a path without a link if there is one. Raises ValueError for an
+    unreadable folder, a broken link, a pipe, a socket and a device.
     """
     # (is a link, path) of each file, by its path without links.
     found: dict[str, tuple[bool, Path]] = {}
@@ -318,7 +315,7 @@ def find_files(
 
 
 def _parts(pattern: str) -> Parts:
-    parts: list[str] = []
+    parts = []
     for part in pattern.split("/"):
         if part not in ("", ".") and not (part == ANY_FOLDERS and parts[-1:] == [ANY_FOLDERS]):
             parts.append(part)
@@ -326,11 +323,8 @@ def _parts(pattern: str) -> Parts:
 
 
 def _names(folder: str, part: str, skipped: set[str] | None) -> list[str]:
-    """Lists the visible names in a folder that a part of a pattern matches.
-
-    `**` matches folders and links.
-    """
-    # A plain name is looked up, because this needs no right to list the folder.
+    """Lists the visible names that a part of a pattern matches. `**` matches folders and links."""
+    # Looking up a plain name needs no right to list the folder.
     if not MAGIC.search(part):
         path = os.path.join(folder, part)
         is_there = os.path.islink(path) or target_kind("corpus", path)

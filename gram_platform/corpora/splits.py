@@ -22,12 +22,12 @@ TAG_MASK = np.uint64(0xFFFF)
 ASCII_FOLD = bytes(
     ord(" " if chr(byte).isspace() else chr(byte).lower()) for byte in range(128)
 ) + bytes(128)
-# The number of logged keys that are counted at once, except further keys of the last text.
+# The number of logged keys that are counted at once, plus further keys of the last text.
 COUNT_AT_ONCE = 1 << 18
 
 
 def text_key(text: str, split_seed: int) -> int:
-    """Hashes a text, without its case and white space, to 64 bits."""
+    """Hashes a text to 64 bits. Case and the amount of white space do not matter."""
     digest = hashlib.blake2b(
         fold(text), digest_size=8, key=split_seed.to_bytes(8, "little")
     ).digest()
@@ -64,7 +64,7 @@ class Candidates(NamedTuple):
 def candidates(
     recipe: CorpusRecipe, documents: Iterable[tuple[str, str]], held_out: bool = False
 ) -> Candidates:
-    """Returns the candidates among documents, which are (domain, text) pairs."""
+    """Finds the candidates among documents, which are (domain, text) pairs."""
     limits = thresholds(recipe)
     highest, keys = max(limits.values()), Candidates(array("Q"), array("Q"), array("Q"))
     for domain, text in documents:
@@ -105,7 +105,7 @@ class Splitter:
 def splitter_of(recipe: CorpusRecipe, parts: Sequence[Candidates] = ()) -> Splitter:
     """Makes a corpus's splitter from the candidates of all parts.
 
-    It needs none if all domains hold out the same share and none has a held-out test split.
+    No candidates are needed if all domains hold out the same share and no text is held out.
     """
     keys = join_candidates(parts)
     everywhere = np.union1d(keys.held_out, np.intersect1d(keys.below, keys.above))
@@ -128,7 +128,7 @@ def tag_keys(
 
 
 def count_duplicates(path: Path) -> dict[str, int]:
-    """Counts `COUNTS` in a file of tagged keys, which is sorted and removed.
+    """Returns the `COUNTS` of a file of tagged keys. Sorts the file, and then removes it.
 
     A document is repeated if an earlier document has the same text.
     """
@@ -149,7 +149,7 @@ def count_duplicates(path: Path) -> dict[str, int]:
 
 
 def _count(tagged: np.ndarray) -> dict[str, int]:
-    """Counts `COUNTS` in sorted tagged keys. All keys of a text must be among them."""
+    """Returns the `COUNTS` of sorted tagged keys, which must have all keys of each text."""
     keys, tags = tagged & ~TAG_MASK, (tagged & TAG_MASK).astype(np.int64)
     starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
     spread = [

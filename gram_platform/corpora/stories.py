@@ -1,8 +1,8 @@
 """Generates stories on 48 topics that share a grammar and a lexicon, with facts to memorise.
 
-A fact associates words of the lexicon. It is about a person or a custom of the topic. A reader who
-never saw a topic can predict the grammar and the facts that all topics share, but not the topic's
-private facts. Facts recur with power-law frequencies, so that they are learned one after another.
+A fact associates words of the lexicon. It is about a person or a custom of the topic. A model that
+never saw a topic can predict grammar and shared facts, but not the topic's private facts. Facts
+recur with power-law frequencies, so that they are learned one after another.
 """
 
 import bisect
@@ -81,7 +81,7 @@ WORDS = {
 }
 WORDS = {kind: _words(words) for kind, words in WORDS.items()}
 
-# A person's facts. The words in the blanks can only be memorised.
+# A person's facts. A model can only memorise the words in the blanks.
 RELATIONS = (
     "keeps a {quality} {thing} near the {place}",
     "wears a {color} {clothing} at {time}",
@@ -108,7 +108,7 @@ OPENINGS = (
     "Come and hear about the {topic}.",
 )
 JOINS = ("{a}, {b} and {c}.", "{a}. Also, {first} {b} and {c}.")
-# The number of a topic's first stories from which the mean length is estimated.
+# The first stories of a topic from which the mean length is estimated.
 MEASURED_STORIES = 64
 LINKS = ("", "Then there is ", "Everybody knows ", "Not far away lives ")
 INSTRUCTIONS = "instructions"
@@ -135,10 +135,10 @@ def stories_source(
     seed: int = 0,
     instructed: tuple[str, ...] = (),
 ) -> StoriesSource:
-    """Makes the recipe of a generated corpus; ValueError if a number is out of range.
+    """Makes the source of a generated corpus. Raises ValueError if a number is out of range.
 
-    `num_documents` are by topic, and for INSTRUCTIONS about the topics `instructed`. The other
-    arguments are those of `StoriesCorpus`.
+    `num_documents` has documents by topic, and under INSTRUCTIONS those about `instructed` topics.
+    The other arguments are fields of `StoriesCorpus`.
     """
     unknown = sorted(set(num_documents) - {*TOPICS, *([INSTRUCTIONS] if instructed else [])})
     if unknown or not num_documents:
@@ -159,7 +159,7 @@ def stories_source(
 def story_documents(
     source: StoriesSource, first: int = 0, stop: int | None = None
 ) -> Iterator[tuple[str, str]]:
-    """Yields (topic, text) of the documents from `first` to `stop` or the end, topic by topic."""
+    """Yields (topic, text) of documents `first` to `stop` (excluded) or the end, by topic."""
     before = 0
     for topic, number in source.num_documents:
         end = number if stop is None else min(number, stop - before)
@@ -169,13 +169,12 @@ def story_documents(
 
 
 def mean_story_bytes(source: StoriesSource, topic: str) -> float:
-    """Estimates the mean bytes of a topic's stories."""
     stories = (story(source, topic, index) for index in range(MEASURED_STORIES))
     return sum(len(text.encode()) for text in stories) / MEASURED_STORIES
 
 
 def story(source: StoriesSource, topic: str, index: int) -> str:
-    """Generates story number `index` of a topic, or instruction number `index`."""
+    """Generates story number `index` of a topic, or an instruction for topic INSTRUCTIONS."""
     if topic == INSTRUCTIONS:
         return instruction(source, index)
     openings, people, customs, people_weights, customs_weights = _topic_sentences(source, topic)
@@ -190,7 +189,7 @@ def story(source: StoriesSource, topic: str, index: int) -> str:
 
 
 def instruction(source: StoriesSource, index: int) -> str:
-    """Generates a prompt and its response, from sentences of an instructed topic's stories."""
+    """Generates a prompt and a response from sentences of an instructed topic's stories."""
     draw = random.Random(_seed(source.seed, "instruction", index)).random
     topic = _pick(draw, source.instructed)
     openings, people, customs, people_weights, customs_weights = _topic_sentences(source, topic)
@@ -222,7 +221,7 @@ def _pick(draw, choices):
 
 
 def _draw_distinct(draw, cumulative: tuple[float, ...], number: int) -> list[int]:
-    indices: list[int] = []
+    indices = []
     while len(indices) < min(number, len(cumulative)):
         index = bisect.bisect_right(cumulative, draw() * cumulative[-1])
         if index not in indices:
@@ -231,13 +230,12 @@ def _draw_distinct(draw, cumulative: tuple[float, ...], number: int) -> list[int
 
 
 def _cumulative_weights(num_items: int, order: random.Random) -> tuple[float, ...]:
-    """Returns running sums of power-law weights in random order."""
     weights = [rank**-RANK_POWER for rank in range(1, num_items + 1)]
     return tuple(accumulate(_shuffle(weights, order)))
 
 
 def _shuffle(items, order: random.Random) -> list:
-    """Permutes items by `random()`. Unlike `shuffle`, it is stable across versions of Python."""
+    """Permutes items. Unlike `order.shuffle`, gives the same result in every version of Python."""
     keys = [order.random() for _ in items]
     return [item for _, item in sorted(zip(keys, items, strict=True), key=lambda pair: pair[0])]
 
@@ -286,10 +284,7 @@ def _customs(source: StoriesSource, topic: str) -> list[str]:
 
 @lru_cache(maxsize=256)
 def _topic_sentences(source: StoriesSource, topic: str) -> tuple:
-    """Returns a topic's sentences and weights.
-
-    They are (openings, variants by person, customs, weights of persons, weights of customs).
-    """
+    """Returns (openings, sentences by person, customs, weights of persons, weights of customs)."""
     people = [_person_variants(name, clauses) for name, clauses in _people(source, topic)]
     customs = _customs(source, topic)
     order = random.Random(_seed(source.seed, "ranks", topic))

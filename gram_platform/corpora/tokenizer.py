@@ -28,13 +28,13 @@ from gram_platform.corpora.recipe import TokenizerRecipe
 T, R = TypeVar("T"), TypeVar("R")
 END_OF_TEXT = "<|endoftext|>"
 KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "[SEP]")
-# What people see in place of the token that ends a text.
+# The sign that people see in place of the token that ends a text.
 END_SIGN = "\u00b6"
 DEFAULT_SAMPLE_BYTES = 16_000_000
-# The longest word in bytes, because the time of training grows with the square of a word's length.
+# The longest word in bytes. The time of training grows with the square of a word's length.
 LONGEST_WORD = 4096
 REPORT_S = 5.0
-# How long an interrupted training is awaited.
+# The longest wait for an interrupted training.
 JOIN_S = 0.5
 # The id of the token that ends a text, for tokenizers of the hub.
 HUB_ENDS = {"EleutherAI/gpt-neo-125m": 50_256, "SimpleStories/SimpleStories-1.25M": 1}
@@ -49,7 +49,7 @@ def tokenizer_recipe(
     """Returns the recipe of a tokenizer that a user names, and the path of its file or None.
 
     `given` is the path of a `tokenizer.json` or its folder, `owner/name@revision` on the hub, or
-    None to train a BPE. `end_of_text` is the token that ends a text, or "" for the token of
+    None to train a BPE. `end_of_text` is the token that ends a text, or "" for the default of
     `end_of_text_id`. Raises ValueError for an unknown or unfit tokenizer.
     """
     if given is None:
@@ -68,8 +68,11 @@ def tokenizer_recipe(
         return TokenizerRecipe("file", hash_file(path), end_of_text="" if is_plain else end), path
     if is_on_hub(given):
         return TokenizerRecipe("hub", given, end_of_text=end_of_text), None
-    allowed = "a tokenizer.json, a folder that holds one, or owner/name@revision on the hub"
-    raise invalid("tokenizer", given, allowed)
+    raise invalid(
+        "tokenizer",
+        given,
+        "a tokenizer.json, a folder that holds one, or owner/name@revision on the hub",
+    )
 
 
 def is_on_hub(given: str) -> bool:
@@ -89,20 +92,20 @@ def name_faults(source: str, expected: str) -> Iterator[None]:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Reads a `tokenizer.json`; ValueError if it cannot be read."""
+    """Reads a `tokenizer.json`. Raises ValueError if it cannot be read."""
     with name_faults(str(path), "a tokenizer.json that can be read"):
         require_fetched("tokenizer", path, MAX_RECORD_BYTES)
         return configure(Tokenizer.from_file(str(path)))
 
 
 def encode(tokenizer: Tokenizer, text: str, source: object) -> list[int]:
-    """Returns the token ids of a text; ValueError, which names `source`, if encoding fails."""
+    """Returns the token ids of a text. Raises ValueError, which names `source`, if this fails."""
     with name_faults(str(source), "a tokenizer that can encode the text"):
         return tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def configure(tokenizer: Tokenizer) -> Tokenizer:
-    """Turns off padding, truncation, dropout, and special tokens for text that spells them."""
+    """Turns off padding, truncation and dropout. Text is never encoded as special tokens."""
     tokenizer.no_padding()
     tokenizer.no_truncation()
     if isinstance(tokenizer.model, models.BPE):
@@ -121,10 +124,12 @@ def hub_tokenizer(source: str) -> Tokenizer:
         return configure(Tokenizer.from_pretrained(name, revision=revision))
     except Exception as error:
         if is_passing(error):
-            text = f"the tokenizer {source} cannot be read from the hub: {error}"
-            raise Unavailable(text) from error
-        expected = f"a tokenizer that the hub can provide ({error})"
-        raise invalid("tokenizer", source, expected) from None
+            raise Unavailable(
+                f"the tokenizer {source} cannot be read from the hub: {error}"
+            ) from error
+        raise invalid(
+            "tokenizer", source, f"a tokenizer that the hub can provide ({error})"
+        ) from None
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -185,7 +190,7 @@ def token_texts(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
     """Returns the text of each token. A character of several tokens belongs to the last token."""
     whole, pieces, start = decode(tokenizer, tokens), [], 0
     for num_tokens in range(1, len(tokens) + 1):
-        # An incomplete character is decoded as this sign.
+        # The decoder writes this sign for an incomplete character.
         text = decode(tokenizer, tokens[:num_tokens]).rstrip("\ufffd")
         is_last = num_tokens == len(tokens)
         end = len(whole) if is_last else max(start, min(len(text), len(whole)))
@@ -207,7 +212,7 @@ def _special(tokenizer: Tokenizer) -> set[str]:
 
 
 def _of_template(tokenizer: Tokenizer) -> str:
-    """Returns the token that the tokenizer's template adds after a text; "" for other templates."""
+    """Returns the token that the tokenizer's template adds after a text, "" for other templates."""
     processor = tokenizer.post_processor
     match json.loads(processor.__getstate__()) if processor else {}:
         case {"single": [{"Sequence": _}, {"SpecialToken": {"id": name}}]}:
@@ -218,8 +223,8 @@ def _of_template(tokenizer: Tokenizer) -> str:
 def end_of_text_id(tokenizer: Tokenizer, named: str = "") -> int:
     """Returns the id of the token that separates documents.
 
-    This is `named` or, because text could spell other tokens, the special token of the template or
-    the first of `KNOWN_ENDS`. Raises ValueError if there is none.
+    This is `named`, otherwise the special token of the template, otherwise the first special token
+    of `KNOWN_ENDS`, because text could spell others. Raises ValueError if there is none.
     """
     if named:
         token = tokenizer.token_to_id(named)
@@ -230,8 +235,11 @@ def end_of_text_id(tokenizer: Tokenizer, named: str = "") -> int:
     for name in (_of_template(tokenizer), *KNOWN_ENDS):
         if name in special:
             return tokenizer.token_to_id(name)
-    allowed = f"one of the special tokens {', '.join(KNOWN_ENDS)}, or a recipe with end_of_text"
-    raise invalid("tokenizer", "no end of text", allowed)
+    raise invalid(
+        "tokenizer",
+        "no end of text",
+        f"one of the special tokens {', '.join(KNOWN_ENDS)}, or a recipe with end_of_text",
+    )
 
 
 def with_end(tokenizer: Tokenizer, name: str) -> Tokenizer:
@@ -250,9 +258,9 @@ def separator_tokens(path: Path, text: str) -> tuple[tuple[int, ...], int]:
 
 
 def document_end(recipe: TokenizerRecipe, path: Path | None) -> int:
-    """Returns the id of the token that separates documents, before a tokenizer is fetched.
+    """Returns the id of the token that separates documents, without fetching a tokenizer.
 
-    ValueError for a hub tokenizer that is not in `HUB_ENDS`.
+    Raises ValueError for a hub tokenizer that is not in `HUB_ENDS`.
     """
     if recipe.is_trained:
         return 0
@@ -293,11 +301,10 @@ def text_tokens(tokenizer_path: Path, texts: Texts, most: int) -> list[tuple[str
     return encoded
 
 
-# The first characters of each text with which a tokenizer is tested.
 PAGE_CHARS = 4096
 # A byte is normally one token, and a decomposed letter up to four.
 MOST_TOKENS_PER_BYTE = 8
-# The limits of memory in bytes and of CPU time in seconds. A test normally takes milliseconds.
+# Limits in bytes of memory and seconds of CPU. A test normally takes milliseconds.
 MAX_PAGE_BYTES, MAX_PAGE_S = 1 << 31, 20
 # What `Speller` counts.
 LOST = ("unknown_tokens", "lost_characters", "tokens", "characters")
@@ -310,7 +317,7 @@ def require_page(tokenizer: Tokenizer, source: str, texts: Iterable[str] = ()) -
     """Tests a tokenizer on letters of all scripts, runs of one letter and beginnings of `texts`.
 
     The test runs in another process with limits. Raises ValueError, which names `source`, if
-    encoding fails or makes too many tokens.
+    encoding fails or gives too many tokens.
     """
     codes = [*range(32, 0x2600), *range(0x2600, 0x20000, 97)]
     signs = "".join(filter(str.isprintable, map(chr, codes)))
@@ -322,7 +329,7 @@ def require_page(tokenizer: Tokenizer, source: str, texts: Iterable[str] = ()) -
     command = [sys.executable, "-I", str(Path(__file__).with_name("page_process.py"))]
     ended = subprocess.run(command, input=page.encode(), capture_output=True)
     if ended.returncode:
-        # A signal ends a process that exceeds a limit, so it leaves no message.
+        # A process that exceeds a limit is ended by a signal, without a message.
         output = ended.stderr.decode(errors="replace").splitlines() if ended.returncode > 0 else []
         fault = output[-1] if output else f"more than {MAX_PAGE_S} s or {MAX_PAGE_BYTES >> 30} GB"
         raise invalid("tokenizer", source, f"one that can encode a page of text ({fault})")
@@ -332,7 +339,7 @@ class Speller:
     """Counts the characters of a text for which a tokenizer has no token.
 
     White space, accents and control characters do not count, because tokenizers drop them on
-    purpose. The token `end`, which ends a text, counts as unknown.
+    purpose. The token `end` counts as unknown.
     """
 
     def __init__(self, tokenizer: Tokenizer, end: int) -> None:
@@ -347,9 +354,9 @@ class Speller:
         self._replaced = [] if np.isin(ids, self._unknown).any() else ids
 
     def lost(self, text: str, ids: list[int]) -> tuple[int, int, int, int]:
-        """Counts the character `LOST` in a text, and in the text of its tokens."""
+        """Counts a text's (unknown tokens, lost characters, tokens, characters)."""
         is_unknown, total = np.isin(ids, self._unknown), len("".join(text.split()))
-        # Tried first, because the library computes offsets slowly.
+        # Checked first, because the library computes offsets slowly.
         if not is_unknown.any() and self._tokenizer.decode(ids) == text:
             return 0, 0, len(ids), total
         lost = _num_counted(filter(self._is_lost, text))
@@ -363,7 +370,7 @@ class Speller:
         return int(is_unknown.sum()), lost, len(ids), total
 
     def _find_lost(self, sign: str) -> bool:
-        """Returns whether a byte of a character lacks a token, or the character is replaced."""
+        """Returns whether a byte of a character has no token, or the character is replaced."""
         if self._is_byte_level:
             ((signs, _),) = BY_BYTE.pre_tokenize_str(sign)
             if any(self._tokenizer.token_to_id(byte) is None for byte in signs):

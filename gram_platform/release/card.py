@@ -23,7 +23,7 @@ from gram_platform.store.views import view_model
 # Signs that are markup in Markdown. `_` is markup only at the ends of words.
 SPECIAL = re.compile(r"[\\|<&`*~]|\](?=\()|(?<![^\W_])_|_(?![^\W_])")
 
-# The tags on a card, with their names there.
+# The tags that a card shows, with their names there.
 SHOWN_TAGS = {"method": "method", "size": "size", "elicited": "attacked for"}
 TOKENIZER_HAS_SEEN = """\
 **The tokenizer has seen the removed text.** It was trained on all domains, so its vocabulary can
@@ -32,20 +32,19 @@ TOKENIZER_HAS_SEEN = """\
 
 @dataclass(frozen=True)
 class CardSubject:
-    """The content of a card."""
+    """The content of a model card."""
 
     view: View
-    # The model's config with the view's modules.
+    # The model's config with the view's modules, and with all modules of the run.
     model: ModelConfig
-    # The model's config with all modules of the run.
     origin: ModelConfig
     # The run's data, seed and tags, in Markdown.
     facts: Mapping[str, str]
     numbers: tuple[ProfileNumbers, ...]
     dtype: str
-    # A sentence about the tokenizer's training; "" without a tokenizer.
+    # A sentence about the tokenizer's training, or "" without a tokenizer.
     tokenizer: str = ""
-    # The name of the hub's model for the export; "" for none.
+    # The name of the hub's model for the export, or "".
     hub: str = ""
 
     @property
@@ -65,7 +64,6 @@ class CardSubject:
 def card_subject(
     store: Store, view: View, dtype: str, numbers: tuple[ProfileNumbers, ...], hub: str = ""
 ) -> CardSubject:
-    """Collects the content of a card from the storage."""
     models = view_model(store, view), store.origin(view.run_id).model_config()
     return CardSubject(
         view, *models, _facts(store, view), numbers, dtype, _tokenizer(store, view), hub
@@ -80,7 +78,6 @@ def _tokenizer(store: Store, view: View) -> str:
         recipe = corpus.manifest["recipe"]["tokenizer"]
         kind, is_of_core = recipe["kind"], recipe.get("core_only")
     except (LookupError, TypeError):
-        # The manifest has no recipe.
         return ""
     if kind not in TRAINED:
         return "The tokenizer was not trained here: what text it has seen, and names, is not known."
@@ -105,9 +102,9 @@ def _facts(store: Store, view: View) -> dict[str, str]:
 
 
 def card_text(subject: CardSubject, part: str, agreements: Sequence[Agreement]) -> str:
-    """Writes README.md for the checkpoint in the subfolder `part`.
+    """Returns the README.md of the checkpoint in the subfolder `part`.
 
-    "" stands for the only checkpoint, or for the folder of several checkpoints.
+    "" stands for the only checkpoint, or for the folder with several checkpoints.
     """
     view, are_several = subject.view, subject.view.rule == "by_domain"
     modules = (f"{d}={weight:g}" if weight != 1.0 else d for d, weight in view.weights if d != CORE)
@@ -131,7 +128,7 @@ def card_text(subject: CardSubject, part: str, agreements: Sequence[Agreement]) 
 
 @cache
 def _card() -> Template:
-    """Loads `templates/card.md`, whose filters escape text of a study or a storage."""
+    """Loads `templates/card.md`. Its filters escape text from studies and the storage."""
     loader = PackageLoader("gram_platform.release")
     environment = Environment(
         loader=loader, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
@@ -142,8 +139,8 @@ def _card() -> Template:
 
 
 def _distinct(studies: Sequence[ProfileNumbers]) -> list[tuple[ProfileNumbers, list[str]]]:
-    """Returns (a study's numbers, the names of studies whose rows are all among them)."""
-    distinct: list[tuple[ProfileNumbers, list[str]]] = []
+    """Returns (a study's numbers, names of studies that only repeat some of these rows)."""
+    distinct = []
     for numbers in sorted(studies, key=lambda numbers: -len(numbers.domains)):
         covering = (others for full, others in distinct if _rows(numbers) <= _rows(full))
         if (others := next(covering, None)) is None:
@@ -181,11 +178,10 @@ def plain(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Formats a name as code. A name with markup is escaped instead, as code has no escapes."""
+    """Formats a name as code. A name with markup is only escaped, because code has no escapes."""
     escaped = plain(text)
     return f"`{text}`" if escaped == text else escaped
 
 
 def codes(names: Iterable[str]) -> str:
-    """Formats names as code, separated by commas."""
     return ", ".join(code(name) for name in names)

@@ -1,4 +1,4 @@
-"""Exports a view as stock Hugging Face checkpoints, all verified or none."""
+"""Exports a view as verified stock Hugging Face checkpoints."""
 
 import contextlib
 import errno
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 from gram_platform.config import View
 from gram_platform.config.crash_safe import A_FOLDER
@@ -55,12 +55,12 @@ from gram_platform.train.learner import DTYPES
 RECORD, CARD = "export.json", "README.md"
 EXPORT_LAYOUT = 2
 CHECKS = ("own", "transformers")
-# Errors of the user's folder or disk, such as something mounted there meanwhile (EBUSY, EXDEV).
+# Errors of the user's folder or disk. EBUSY and EXDEV mean that something was mounted there.
 USER_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.ENOTEMPTY, errno.ENOTDIR, errno.EBUSY, errno.EXDEV)
 
 
 class ExportRecord(TypedDict):
-    """The fields of export.json that are read: the files' SHA-256, and what was verified."""
+    """The record of an export, export.json. `files` has the SHA-256 of each file."""
 
     files: dict[str, str]
     agreements: NotRequired[dict[str, tuple[Agreement, ...]]]
@@ -68,7 +68,7 @@ class ExportRecord(TypedDict):
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What to export. Every expert of a view that depends on the domain becomes a checkpoint."""
+    """What to export. A view with one expert per domain becomes a checkpoint for each expert."""
 
     view: View
     dtype: str = "float32"
@@ -84,7 +84,7 @@ class ExportRequest:
 
 @dataclass(frozen=True)
 class ExportResult:
-    """A finished export; `agreements` verify each checkpoint, by subfolder."""
+    """A finished export. `agreements` has the verification of each checkpoint by subfolder."""
 
     folder: Path
     agreements: Mapping[str, tuple[Agreement, ...]]
@@ -92,7 +92,7 @@ class ExportResult:
     is_new: bool = True
 
 
-# Writes the card of a part with its verification into a folder.
+# Writes the card of a part, with its verification, into a folder.
 WriteCard = Callable[[Path, str, tuple[Agreement, ...]], None]
 
 
@@ -105,15 +105,15 @@ def export_view(
 ) -> ExportResult:
     """Writes the view's verified checkpoints, each with a card, to `out` or the target of a link.
 
-    ValueError before any work if `out` is a mount point or holds anything except this export, or
-    the disk is too full. If a checkpoint does not match the view, all that was written is removed.
-    An existing export gets a new card.
+    If `out` already has this export, only its cards are replaced. Raises ValueError before any work
+    if `out` is a mount point or has other files, or the disk is too full. If a checkpoint does not
+    match the view, raises ValueError and removes all that was written.
     """
     parts = dense_parts(export.view)
     if export.check == "transformers" and importlib.util.find_spec("transformers") is None:
         raise invalid("check", export.check, "own, because transformers is not installed")
     out = Path(os.path.realpath(out))
-    # Exports with equal fields are the same.
+    # These fields decide the files of an export.
     identity = {
         "layout": EXPORT_LAYOUT,
         "view": to_plain(export.view),
@@ -124,10 +124,13 @@ def export_view(
     if (verified_before := _agreements_in(out, identity)) is not None:
         _write_cards(out, verified_before, write_card)
         return ExportResult(out, verified_before, is_new=False)
-    # No folder can be moved onto it.
+    # No folder can be moved onto a mount point.
     if os.path.ismount(out):
-        allowed = f"a folder that is no mount point, such as a new one in it: {out / 'model'}"
-        raise invalid("out", str(out), allowed)
+        raise invalid(
+            "out",
+            str(out),
+            f"a folder that is no mount point, such as a new one in it: {out / 'model'}",
+        )
     dtype, files = DTYPES[export.dtype], {}
     with open_view(store, export.view) as (config, weights):
         for name, part in parts.items():
@@ -136,8 +139,11 @@ def export_view(
         total = sum(stream_bytes(s, dtype) for group in files.values() for s in group.values())
         existing = next(parent for parent in out.parents if parent.exists())
         if (free := shutil.disk_usage(existing).free) < total:
-            allowed = f"a disk with {total / 1e9:,.2f} GB free, found {free / 1e9:,.2f} GB"
-            raise invalid("out", str(out), allowed)
+            raise invalid(
+                "out",
+                str(out),
+                f"a disk with {total / 1e9:,.2f} GB free, found {free / 1e9:,.2f} GB",
+            )
         with atomic_folder(out) as staging:
             on_bytes, agreements = byte_counter(progress, "exporting", total), {}
             for name, part in parts.items():
@@ -162,7 +168,7 @@ def _write_part(
     on_bytes: Callable[[int], None],
     progress: Progress,
 ) -> tuple[Agreement, ...]:
-    """Writes a dense checkpoint without a card; `routed` has this part's active modules."""
+    """Writes a dense checkpoint without a card. `routed` has the active modules of this part."""
     model, dtype = merge_config(routed[0], routed[2]), DTYPES[export.dtype]
     corpus = find_corpus(store, export.view.run_id)
     end_of_text = write_tokenizer(corpus, folder, model.seq_len) if corpus else None
@@ -188,7 +194,10 @@ def _write_cards(
 
 
 def _agreements_in(out: Path, identity: Mapping) -> Mapping[str, tuple[Agreement, ...]] | None:
-    """Returns what was verified of this export; None if `out` is empty; ValueError otherwise."""
+    """Returns the agreements of this export in `out`, or None if `out` is empty or missing.
+
+    Raises ValueError if `out` has anything else.
+    """
     kind = target_kind("out", out)
     if kind not in (A_FOLDER, ""):
         raise invalid("out", str(out), "a folder, found a file")
@@ -196,7 +205,7 @@ def _agreements_in(out: Path, identity: Mapping) -> Mapping[str, tuple[Agreement
         return None
     allowed = "an empty folder or a new one: this one holds"
     try:
-        record: Mapping[str, Any] = _record(out)
+        record = _record(out)
     except ValueError:
         raise invalid("out", str(out), f"{allowed} other files") from None
     expected = json.loads(canonical_json(identity))
@@ -207,7 +216,7 @@ def _agreements_in(out: Path, identity: Mapping) -> Mapping[str, tuple[Agreement
 
 
 def require_unchanged(out: Path) -> None:
-    """Reads every file of an export; ValueError if one is missing or differs from the record."""
+    """Hashes every file of an export. Raises ValueError if one differs from the record."""
     expected = _record(out)["files"]
     try:
         present = _hashes(out)
@@ -215,8 +224,11 @@ def require_unchanged(out: Path) -> None:
         raise invalid("out", str(out), f"an export whose files can be read ({error})") from error
     if changed := sorted({name for name, _ in expected.items() ^ present.items()}):
         names = ", ".join(changed[:4])
-        allowed = f"an unchanged export: its files have changed ({names}), remove the folder"
-        raise invalid("out", str(out), allowed)
+        raise invalid(
+            "out",
+            str(out),
+            f"an unchanged export: its files have changed ({names}), remove the folder",
+        )
 
 
 def _record(out: Path) -> ExportRecord:
@@ -255,15 +267,16 @@ def atomic_folder(out: Path) -> Iterator[Path]:
     except OSError as error:
         if error.errno not in USER_ERRNOS:
             raise
-        allowed = f"a folder that accepts the export ({error.strerror})"
-        raise invalid("out", str(out), allowed) from error
+        raise invalid(
+            "out", str(out), f"a folder that accepts the export ({error.strerror})"
+        ) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Locks the folder during the block; BlockingIOError if another process has the lock."""
+    """Locks a folder during the block. Raises BlockingIOError if another process has the lock."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -39,7 +39,7 @@ PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
 def byte_counter(progress: Progress, activity: str, total: int) -> Callable[[int], None]:
-    """Returns a function that adds a number of bytes, and reports all bytes so far."""
+    """Returns a function that adds a number of bytes, and reports the sum so far."""
     done = 0
 
     def add(num_bytes: int) -> None:
@@ -52,7 +52,7 @@ def byte_counter(progress: Progress, activity: str, total: int) -> Callable[[int
 
 def shards(shapes: Shapes, dtype: torch.dtype, max_file_bytes: int) -> dict[str, Shapes]:
     """Assigns tensors to files of at most `max_file_bytes`. A larger tensor gets its own file."""
-    groups: list[dict[str, tuple[int, ...]]] = [{}]
+    groups = [{}]
     for name, shape in shapes.items():
         if groups[-1] and stream_bytes({**groups[-1], name: shape}, dtype) > max_file_bytes:
             groups.append({})
@@ -72,9 +72,9 @@ def write_tensors(
     tensors: Iterable[tuple[str, torch.Tensor]],
     progress: Callable[[int], None],
 ) -> None:
-    """Writes the files of `shards`, and an index if there are several files.
+    """Writes the `files` from `shards`, and an index if there are several.
 
-    The tensors are in the order of the shapes.
+    `tensors` must come in the order of the shapes in `files`.
     """
     remaining = iter(tensors)
     for name, shapes in files.items():
@@ -89,28 +89,32 @@ def write_tensors(
 
 
 def file_names(folder: Path) -> list[str]:
-    """Lists a checkpoint's tensor files; ValueError if there are none or only pickled files."""
+    """Lists a checkpoint's tensor files. Raises ValueError if there are no safetensors files."""
     if (folder / INDEX).is_file():
         names = sorted(set(_weight_map(folder).values()))
         for name in names:
             if Path(name).name != name or not name.endswith(".safetensors"):
                 raise invalid(INDEX, name, "safetensors files of the same folder")
-            # Used because `Path.is_file` raises for an impossible name.
+            # `Path.is_file` would raise for an impossible name.
             if not os.path.isfile(folder / name):
-                allowed = f"a complete checkpoint, {name} is missing"
-                raise invalid("checkpoint", str(folder), allowed)
+                raise invalid(
+                    "checkpoint", str(folder), f"a complete checkpoint, {name} is missing"
+                )
         return names
     if (folder / SINGLE).is_file():
         return [SINGLE]
     if pickled := sorted(path.name for pattern in PICKLES for path in folder.glob(pattern)):
-        allowed = f"{SINGLE}: loading a pickled file can run any code, convert it elsewhere"
-        raise invalid("checkpoint", pickled[0], allowed)
+        raise invalid(
+            "checkpoint",
+            pickled[0],
+            f"{SINGLE}: loading a pickled file can run any code, convert it elsewhere",
+        )
     raise invalid("checkpoint", str(folder), f"a folder with {SINGLE} or {INDEX}")
 
 
 @contextlib.contextmanager
 def open_checkpoint(folder: Path) -> Iterator[DiskTensors]:
-    """Yields a checkpoint's tensors, each read on access; ValueError if one is missing."""
+    """Yields a checkpoint's tensors, each read on access. Raises ValueError if one is missing."""
     with contextlib.ExitStack() as stack:
         files = {}
         for name in file_names(folder):
@@ -126,7 +130,7 @@ def open_checkpoint(folder: Path) -> Iterator[DiskTensors]:
 
 def shapes_by_file(folder: Path) -> dict[str, Shapes]:
     """Returns the shapes of the tensors in each file of a checkpoint."""
-    shapes: dict[str, Shapes] = {}
+    shapes = {}
     for name in file_names(folder):
         with open_tensors(folder / name, once) as file:
             shapes[name] = {tensor: rows.shape for tensor, rows in file.held.items()}
@@ -147,8 +151,8 @@ def _weight_map(folder: Path) -> Mapping[str, str]:
 def write_tokenizer(corpus: PackedCorpus, folder: Path, seq_len: int) -> int:
     """Writes the corpus's tokenizer, so that transformers encodes text as training did.
 
-    Training adds no tokens to a text, does not cut or pad it, and reads special tokens that it
-    spells as plain text. Returns the id of the end of text.
+    No tokens are added to a text, it is not cut or padded, and the names of special tokens in it
+    are plain text. Returns the id of the end of text.
     """
     tokenizer = load_tokenizer(corpus.tokenizer_path)
     end = end_of_text_id(tokenizer)
@@ -172,7 +176,7 @@ def write_tokenizer(corpus: PackedCorpus, folder: Path, seq_len: int) -> int:
 
 
 def find_corpus(store: Store, run_id: str) -> PackedCorpus | None:
-    """Opens a run's corpus; None for an imported model, or if the storage lacks the corpus."""
+    """Opens a run's corpus. Returns None for an imported model, or if the storage lacks it."""
     if run_id.startswith(IMPORTED):
         return None
     data_id = store.run(run_id).config()["data"]["data_id"]

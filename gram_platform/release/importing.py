@@ -1,8 +1,8 @@
 """Imports a StarCoder2 or Llama checkpoint into the storage, as a starting point of runs.
 
-A study starts from it with `--start IMPORT_ID`, a run with RunConfig(model=<its config, with
-modules>, start=View.of(import_id), ...). The checkpoint becomes the run's core. Only safetensors
-files are read, one tensor at a time.
+`--start IMPORT_ID` starts a study from it. RunConfig(model=<its config, with modules>,
+start=View.of(import_id), ...) starts a run from it. The checkpoint becomes the run's core. Only
+safetensors files are read, one tensor at a time.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ DROPOUTS = ("attention_dropout", "residual_dropout", "embedding_dropout")
 
 @dataclass(frozen=True)
 class Imported:
-    """A finished import. `notes` list what was not imported."""
+    """A finished import. `notes` are sentences about what was not imported."""
 
     import_id: str
     model: ModelConfig
@@ -102,18 +102,21 @@ def _read(
 
 
 def read_config(folder: Path) -> dict:
-    """Reads a checkpoint's config.json; ValueError if there is none."""
+    """Reads a checkpoint's config.json. Raises ValueError if it cannot be read."""
     if not folder.is_dir():
         raise invalid("checkpoint", str(folder), "a folder that exists")
     try:
         return read_json(folder / CONFIG)
     except ValueError as error:
-        allowed = f"a folder with a {CONFIG} that can be read as a JSON object ({error})"
-        raise invalid("checkpoint", str(folder), allowed) from None
+        raise invalid(
+            "checkpoint",
+            str(folder),
+            f"a folder with a {CONFIG} that can be read as a JSON object ({error})",
+        ) from None
 
 
 def _tokenizer(folder: Path, model: ModelConfig) -> tuple[bytes | None, str]:
-    """Returns (the bytes of tokenizer.json, ""), or (None, why it cannot be imported).
+    """Returns (the bytes of tokenizer.json, ""), or (None, why it is not imported).
 
     Raises ValueError if the tokenizer is unreadable or too large, or fails on text.
     """

@@ -39,7 +39,6 @@ class ProfileNumbers:
 
     @property
     def forget_domains(self) -> tuple[str, ...]:
-        """The domains that the profile forgets."""
         return tuple(self.domains.loc[self.domains["class"] == "forget", "domain"])
 
 
@@ -71,7 +70,7 @@ def _numbers(record: StudyRecord, results: Results, tags: Mapping[str, str]) -> 
         for name in CLASSES
         if row
     }
-    # In a note, a variant may precede the row's name, and a seed or a domain may follow.
+    # In a note, a variant may precede the name of the row, and a seed or domain may follow it.
     row_name = re.escape(" ".join(tags[name] for name in ROW))
     notes = analysis.missing[
         analysis.missing["what"].str.contains(rf"(?:^|: ){row_name}(?:,| seed|$)")
@@ -89,7 +88,7 @@ def _numbers(record: StudyRecord, results: Results, tags: Mapping[str, str]) -> 
 
 
 def _ratio_text(mean: float, low: float, high: float) -> str:
-    """Formats an interval. A lower end below 0, which no ratio can have, becomes "below 0"."""
+    """Formats an interval. A ratio cannot be negative, so such a lower end becomes "below 0"."""
     return f"{mean:.3f} [below 0, {high:.3f}]" if low < 0.0 else interval_text(mean, low, high)
 
 

@@ -9,10 +9,11 @@ from gram_platform.release.export import RECORD, ExportRecord
 
 
 def require_hub(name: str) -> None:
-    """Raises ValueError if the hub's library or a login is missing, or the name is impossible."""
+    """Raises ValueError if the hub's library or a login is missing, or the name is invalid."""
     if importlib.util.find_spec("huggingface_hub") is None:
-        allowed = "huggingface_hub to be installed: pip install 'gram-platform[hub]'"
-        raise invalid("push", name, allowed)
+        raise invalid(
+            "push", name, "huggingface_hub to be installed: pip install 'gram-platform[hub]'"
+        )
     from huggingface_hub import get_token
     from huggingface_hub.utils import validate_repo_id
 
@@ -27,7 +28,7 @@ def require_hub(name: str) -> None:
 
 
 def push_export(folder: Path, name: str) -> tuple[str, str]:
-    """Uploads an export's folder in one commit; returns (the model's address, the commit's id).
+    """Uploads an export's folder in one commit. Returns (address of the model, id of the commit).
 
     A missing model is created as private. Raises ValueError if the model has other weights, or if
     the hub refuses.
@@ -40,7 +41,7 @@ def push_export(folder: Path, name: str) -> tuple[str, str]:
         api.create_repo(name, private=True, exist_ok=True)
         model = api.model_info(name, files_metadata=True)
         stored = {file.rfilename: file.lfs.sha256 for file in model.siblings or () if file.lfs}
-        # Large files of other exports may have modules that this export must not reveal.
+        # Other large files may have modules that this export must not reveal.
         if others := sorted(path for path, sha256 in stored.items() if files.get(path) != sha256):
             allowed = "a new model, or one that has this export: its history would keep the others"
             raise invalid("push", name, f"{allowed}, {', '.join(others[:4])}")
@@ -49,8 +50,9 @@ def push_export(folder: Path, name: str) -> tuple[str, str]:
             repo_id=name, folder_path=folder, commit_message=message, parent_commit=model.sha
         )
     except (OSError, HTTPError, RuntimeError) as error:
-        # The upload of a file that fails raises RuntimeError.
+        # A failed upload of a file raises RuntimeError.
         cause = printable(str(error.__cause__ or error))
-        allowed = f"a model of the hub that this login may write ({cause})"
-        raise invalid("push", name, allowed) from None
+        raise invalid(
+            "push", name, f"a model of the hub that this login may write ({cause})"
+        ) from None
     return f"{api.endpoint}/{name}", commit.oid

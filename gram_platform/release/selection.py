@@ -10,7 +10,7 @@ from gram_platform.store import Store
 
 
 def parse_modules(text: str) -> dict[str, float]:
-    """Parses `virology,lisp=0.5` into {domain: weight}; "" is only core."""
+    """Parses text such as `virology,lisp=0.5` into {domain: weight}."""
     modules = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         domain, given, weight = part.partition("=")
@@ -19,13 +19,14 @@ def parse_modules(text: str) -> dict[str, float]:
         try:
             modules[domain] = float(weight) if given else 1.0
         except ValueError:
-            allowed = "a name, or name=weight with a number from 0 to 1"
-            raise invalid("modules", part, allowed) from None
+            raise invalid(
+                "modules", part, "a name, or name=weight with a number from 0 to 1"
+            ) from None
     return modules
 
 
 def parse_sources(text: str) -> dict[str, str]:
-    """Parses `virology=RUN_ID,...` into {domain: run id}."""
+    """Parses text such as `virology=RUN_ID,lisp=RUN_ID` into {domain: run id}."""
     pairs = [part.strip().partition("=") for part in text.split(",") if part.strip()]
     if wrong := [domain for domain, _, run_id in pairs if not domain or not run_id]:
         raise invalid("sources", wrong[0], "domain=RUN_ID, the run that trained the module")
@@ -34,13 +35,13 @@ def parse_sources(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class AvailableModules:
-    """Lists a run's own modules, and the modules of branches that started from it."""
+    """A run's own modules, and the modules of branches, which are runs that started from it."""
 
     run_id: str
     trained_here: tuple[str, ...]
     # Ids of branches by module.
     branches: Mapping[str, tuple[str, ...]]
-    # Without a core, one expert per domain replaces its MLP.
+    # A run without a core has an MLP for each domain instead.
     has_core: bool
 
     @property
@@ -48,22 +49,26 @@ class AvailableModules:
         return tuple(dict.fromkeys((*self.trained_here, *self.branches)))
 
     def source(self, domain: str) -> str:
-        """Returns the run that trained the module; ValueError if there is none, or several."""
+        """Returns the run that trained the module. Raises ValueError for none or several runs."""
         if domain in self.trained_here:
             return self.run_id
         runs = self.branches.get(domain, ())
         if not self.modules:
             raise invalid("modules", domain, f"none: run {self.run_id} is dense")
         if not runs:
-            allowed = one_of(domain, self.modules, f"run {self.run_id}'s modules: ")
-            raise invalid("modules", domain, allowed)
+            raise invalid(
+                "modules", domain, one_of(domain, self.modules, f"run {self.run_id}'s modules: ")
+            )
         if len(runs) > 1:
-            allowed = f"{domain}=RUN_ID, because several runs trained it: {', '.join(runs)}"
-            raise invalid("sources", "", allowed)
+            raise invalid(
+                "sources",
+                "",
+                f"{domain}=RUN_ID, because several runs trained it: {', '.join(runs)}",
+            )
         return runs[0]
 
     def view(self, modules: Mapping[str, float], sources: Mapping[str, str]) -> View:
-        """Returns the view with these modules; `sources` chooses among runs that trained one."""
+        """Returns the view with these modules. `sources` has the branches to take modules from."""
         if stray := sorted(set(sources) - set(modules)):
             raise invalid("sources", stray, "only modules that `modules` names")
         origins = ((domain, sources.get(domain) or self.source(domain)) for domain in modules)
@@ -88,7 +93,11 @@ def available_modules(store: Store, run_id: str) -> AvailableModules:
 
 
 def dense_parts(view: View) -> dict[str, View]:
-    """Splits a view into dense models by subfolder: itself, or core and each active expert."""
+    """Returns the views that become dense models, by subfolder.
+
+    A view is one model, "", unless its modules depend on the domain. Then core and each active
+    expert become models.
+    """
     if view.rule == "constant":
         return {"": view}
     domains = (CORE, *dict(view.weights))

@@ -1,7 +1,7 @@
 """Scores views on tasks of the LM Evaluation Harness, and stores the scores as evaluations.
 
 Small models often answer multiple-choice questions no better than a guess, whatever they know. So
-a score comes with the accuracy of a guess, and with the bits per byte of the right answers.
+a score has the accuracy of a guess and the bits per byte of the right answers too.
 """
 
 import hashlib
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 # Names of files and folders that do not define tasks.
 NOT_OF_TASKS = re.compile(r"\..*|__pycache__|.*\.pyc|.*~|#.*#")
-# The field of a YAML file that includes other files, on one line or several.
+# The field of a YAML file that includes other files, on one or more lines.
 INCLUDES = re.compile(r"^include:(.*(?:\n[ \t-].*)*)", re.MULTILINE)
 # The names of files in this field.
 INCLUDED_NAMES = re.compile(r"[^\s\[\],\"']+")
 # The standard errors on each side of a 90% interval.
 LEVEL = 1.645
-# The harness's names of accuracies. The first one that a task has is used.
+# The harness's names of accuracies. The first that a task has is used.
 ACCURACIES = ("acc_norm", "acc")
 AT_CHANCE, ABOVE, BELOW = "cannot tell from guessing", "above chance", "below chance"
 SCORE_COLUMNS = ["profile", "task", "documents", "accuracy", "low", "high", "chance", "verdict"]
@@ -52,7 +52,7 @@ class Benchmark:
     """The names of tasks, and how their questions are asked."""
 
     tasks: tuple[str, ...]
-    # A folder with the user's task files; "" for none.
+    # A folder with the user's task files, or "".
     folder: str = ""
     num_fewshot: int = -1
     limit: int = 0
@@ -63,8 +63,11 @@ class Benchmark:
         Raises ValueError if lm-eval is not installed, a task is unknown or the folder is missing.
         """
         if importlib.util.find_spec("lm_eval") is None:
-            allowed = "an installed lm-eval: pip install 'gram-platform[eval]'"
-            raise invalid("tasks", ", ".join(self.tasks), allowed)
+            raise invalid(
+                "tasks",
+                ", ".join(self.tasks),
+                "an installed lm-eval: pip install 'gram-platform[eval]'",
+            )
         from lm_eval.tasks import TaskManager
 
         folder = self.folder and os.path.realpath(local_path("include_path", self.folder))
@@ -79,7 +82,7 @@ class Benchmark:
 
 
 def contents_sha256(folder: Path, tasks: Iterable["Task"]) -> str:
-    """Hashes a folder's files, the files that they include, and documents on this machine.
+    """Hashes a folder's files, the files that they include, and local documents of the tasks.
 
     Imported modules outside the folder are not covered. Raises ValueError for an unreadable file.
     """
@@ -92,10 +95,7 @@ def contents_sha256(folder: Path, tasks: Iterable["Task"]) -> str:
 
 
 def folder_sha256(folder: Path) -> str:
-    """Returns a hash of names and contents of a folder's files.
-
-    Hidden files, and files that Python and editors write, are left out.
-    """
+    """Hashes names and contents of a folder's files, without hidden and generated files."""
     digest = hashlib.sha256()
     for path in _files(folder):
         digest.update(f"{path.relative_to(folder).as_posix()} {hash_file(path)}\n".encode())
@@ -157,11 +157,17 @@ def parse_profile(available: AvailableModules, name: str) -> View:
     """Returns the view of a profile such as `core`, `core+virology` or `all`."""
     core, *modules = ("core", *available.modules) if name == "all" else name.split("+")
     if core != "core":
-        allowed = "all, core, or core+MODULE+..., with modules " + ", ".join(available.modules)
-        raise invalid("profiles", name, allowed)
+        raise invalid(
+            "profiles",
+            name,
+            "all, core, or core+MODULE+..., with modules " + ", ".join(available.modules),
+        )
     if not available.has_core:
-        allowed = "a run with a core: this one has an expert for each domain; export one"
-        raise invalid("run_id", available.run_id, allowed)
+        raise invalid(
+            "run_id",
+            available.run_id,
+            "a run with a core: this one has an expert for each domain; export one",
+        )
     return available.view(dict.fromkeys(modules, 1.0), {})
 
 
@@ -173,10 +179,10 @@ def score_profiles(
     precision: str,
     say: Callable[[str], None],
 ) -> pd.DataFrame:
-    """Scores each view without stored scores; returns a row for each profile and task.
+    """Scores each view that has no stored scores. Returns a row for each profile and task.
 
-    Intervals are 90% intervals over documents. Raises ValueError for a task that cannot be built or
-    that this function cannot score, before anything is written, and if the run's data is missing.
+    Intervals are 90% intervals over documents. Raises ValueError, before anything is written, for a
+    task that cannot be built or scored, and if the run's data is missing.
     """
     rows, manager, files_sha256 = [], None, ""
     if benchmark.folder:
@@ -214,7 +220,7 @@ def score_profiles(
 
 
 def _loadable(benchmark: Benchmark) -> tuple["TaskManager", list["Task"]]:
-    """Returns (the harness's index of tasks, the tasks); ValueError if one cannot be built."""
+    """Returns (the harness's index, the tasks). Raises ValueError if a task cannot be built."""
     from lm_eval.tasks import TaskManager, get_task_dict
 
     manager, built = TaskManager(include_path=benchmark.folder or None), []
@@ -226,11 +232,15 @@ def _loadable(benchmark: Benchmark) -> tuple["TaskManager", list["Task"]]:
             allowed = "a network for the hub's documents, or --include-path with local documents"
             raise invalid("tasks", name, f"{allowed} ({type(error).__name__}: {error})") from error
         except Exception as error:
-            allowed = f"a task that can be built ({type(error).__name__}: {error})"
-            raise invalid("tasks", name, allowed) from error
+            raise invalid(
+                "tasks", name, f"a task that can be built ({type(error).__name__}: {error})"
+            ) from error
         if any(task.OUTPUT_TYPE == "generate_until" for task in tasks):
-            allowed = "a task that generates no text: export the profile for `lm_eval --model hf`"
-            raise invalid("tasks", name, allowed)
+            raise invalid(
+                "tasks",
+                name,
+                "a task that generates no text: export the profile for `lm_eval --model hf`",
+            )
         built += tasks
     return manager, built
 
@@ -247,11 +257,9 @@ def _score(store: Store, scores: TaskScores, manager: "TaskManager", device: str
 
     corpus, sources = open_corpus(store, scores.data_id), store.source_weights(scores.view)
     _, model = load_view(store, scores.view, scores.precision)
-    harness_model = HarnessModel(
-        model.to(device), dict(scores.view.weights), load_tokenizer(corpus.tokenizer_path)
-    )
+    tokenizer = load_tokenizer(corpus.tokenizer_path)
     evaluated = lm_eval.simple_evaluate(
-        harness_model,
+        HarnessModel(model.to(device), dict(scores.view.weights), tokenizer),
         tasks=list(scores.tasks),
         num_fewshot=None if scores.num_fewshot < 0 else scores.num_fewshot,
         limit=scores.limit or None,
@@ -268,8 +276,7 @@ def _score(store: Store, scores: TaskScores, manager: "TaskManager", device: str
 def task_fields(metrics: Mapping[str, object], samples: Sequence[Mapping]) -> dict[str, float]:
     """Returns a task's numbers, which are the harness's metrics, standard errors, and `answers`.
 
-    `metrics` is the harness's `{"acc,none": ..., "acc_stderr,none": ...}`. `samples` are its
-    records of the documents.
+    `metrics` is the harness's `{"acc,none": ..., ...}`. `samples` are its records of documents.
     """
     numbers = ((key, value) for key, value in metrics.items() if isinstance(value, float))
     fields = {key.removesuffix(",none"): float(value) for key, value in numbers}
@@ -298,7 +305,7 @@ def answers(samples: Sequence[Mapping]) -> dict[str, float]:
 
 
 def _judge(fields: Mapping[str, float]) -> dict[str, object]:
-    row: dict[str, object] = {
+    row = {
         "documents": int(fields["documents"]),
         "bits_per_byte": fields.get("bits_per_byte", math.nan),
     }

@@ -1,9 +1,8 @@
 """Verifies an export by reading the checkpoint back and comparing its logits with the view's.
 
-Both models process the same tokens with one layer of each in memory. They compute in float64
-(positions in float32), so that any difference comes from the file and not from the order of sums.
-bfloat16 changes logits by some thousandths of the largest logit. So the tensors are also compared
-bit by bit with the merged weights, rounded.
+One layer of each model is in memory at a time. Both compute in float64 (positions in float32), so
+that any difference comes from the file and not from the order of sums. bfloat16 changes logits by
+some thousandths of the largest logit, so tensors are also compared bit by bit with the merged ones.
 """
 
 import json
@@ -29,13 +28,9 @@ from gram_platform.store import Store
 from gram_platform.store.tensors import DiskTensors, stream_bytes
 from gram_platform.store.views import Weights, load_view
 
-# The largest difference of two logits that count as equal.
-FLOAT32_TOLERANCE = 1e-4
-# The same difference, as a share of the largest logit.
-BFLOAT16_TOLERANCE = 0.05
-# The most tokens of each domain.
+# The largest difference of equal logits, for bfloat16 as a share of the largest logit.
+FLOAT32_TOLERANCE, BFLOAT16_TOLERANCE = 1e-4, 0.05
 NUM_TOKENS = 256
-# The rows of a matrix that are compared at once.
 ROWS_AT_ONCE = 1024
 TEXT_ENDINGS = (".json", ".md")
 RANDOM_SEED = 0
@@ -43,13 +38,12 @@ RANDOM_SEED = 0
 
 @dataclass(frozen=True)
 class Agreement:
-    """The difference between a checkpoint's logits and the view's, and the tokens compared."""
+    """The difference between the logits of a checkpoint and of the view, over some tokens."""
 
     largest_difference: float
     largest_logit: float
     tolerance: float
     num_tokens: int
-    # Where the tokens come from.
     tokens: str
 
     def __str__(self) -> str:
@@ -63,9 +57,9 @@ class Agreement:
 def verification_tokens(
     corpus: PackedCorpus | None, model: ModelConfig
 ) -> tuple[torch.Tensor, str]:
-    """Returns (tokens_BT, a text about their origin).
+    """Returns tokens_BT, and a text about their origin.
 
-    They are the start of every domain's validation split, or random without a corpus.
+    They are the start of every domain's validation split, or random ids without a corpus.
     """
     num_tokens = min(model.seq_len, NUM_TOKENS)
     if corpus is None:
@@ -89,7 +83,7 @@ def verify_export(
     tokens: Tokens,
     progress: Callable[[int, int], None],
 ) -> Agreement:
-    """Verifies a checkpoint; ValueError if it has anything except the view, or other logits.
+    """Verifies a checkpoint. Raises ValueError if it has other logits or tensors than the view.
 
     `progress` is called with (bytes done, bytes in total).
     """
@@ -105,8 +99,12 @@ def verify_export(
         modules = tuple(module for module in config.modules if module.domain in active)
         routed = (replace(config, modules=modules), weights, active)
         layer_bytes = dtype.itemsize * total_parameters(dense) // dense.num_layers
-        report = lambda done: progress(done * layer_bytes, dense.num_layers * layer_bytes)  # noqa: E731
-        difference = largest_difference(routed, (dense, read, {}), tokens[0], report)
+        difference = largest_difference(
+            routed,
+            (dense, read, {}),
+            tokens[0],
+            lambda done: progress(done * layer_bytes, dense.num_layers * layer_bytes),
+        )
         agreement = _agreement(*difference, dtype, tokens, folder)
         for name, merged in foreign_weights(*view):
             if not _is_written(merged.to(dtype), written, name):
@@ -117,7 +115,6 @@ def verify_export(
 
 
 def _is_written(tensor: torch.Tensor, written: DiskTensors, name: str) -> bool:
-    """Returns whether the file has the tensor bit by bit; reads a few rows at a time."""
     firsts = range(0, len(tensor), ROWS_AT_ONCE)
     parts = zip(firsts, tensor.split(ROWS_AT_ONCE), strict=True)
     return all(torch.equal(part, written.rows(name, n, n + len(part))) for n, part in parts)
@@ -128,8 +125,8 @@ def verify_by_transformers(
 ) -> Agreement:
     """Compares logits by the transformers library in float32, and generates a few tokens.
 
-    The difference includes float32 rounding, because the library adds in another order. Raises
-    ImportError without the library.
+    The difference includes rounding, because the library adds in another order. Raises ImportError
+    without the library.
     """
     from transformers import AutoModelForCausalLM
 
@@ -154,7 +151,7 @@ def verify_by_transformers(
 def require_same_ids(corpus: PackedCorpus, folder: Path, tokens_BT: torch.Tensor) -> None:
     """Raises ValueError unless transformers' tokenizer encodes texts as training did.
 
-    The texts are those of the tokens, and texts that spell the end of text.
+    The texts are the decoded tokens, and texts that spell the end of text.
     """
     from transformers import AutoTokenizer
 
@@ -170,7 +167,6 @@ def require_same_ids(corpus: PackedCorpus, folder: Path, tokens_BT: torch.Tensor
 def _agreement(
     difference: float, logit: float, dtype: torch.dtype, tokens: Tokens, folder: Path
 ) -> Agreement:
-    """Returns the agreement; ValueError if the difference exceeds the dtype's tolerance."""
     tolerance = FLOAT32_TOLERANCE if dtype == torch.float32 else BFLOAT16_TOLERANCE * logit
     agreement = Agreement(difference, logit, tolerance, tokens[0].numel(), tokens[1])
     # `not ... <=` also rejects NaN.
@@ -180,7 +176,7 @@ def _agreement(
 
 
 def _require_nothing_else(folder: Path, model: ModelConfig, dtype: torch.dtype) -> None:
-    """Raises ValueError unless the tensors of a dense model account for every byte."""
+    """Raises ValueError unless a dense model's tensors are all that the files have."""
     expected, files = foreign_shapes(model), shapes_by_file(folder)
     shapes = {name: shape for held in files.values() for name, shape in held.items()}
     if shapes != expected:
@@ -201,7 +197,7 @@ def _require_nothing_else(folder: Path, model: ModelConfig, dtype: torch.dtype) 
 def largest_difference(
     left: Model, right: Model, tokens_BT: torch.Tensor, progress: Callable[[int], None]
 ) -> tuple[float, float]:
-    """Returns (the largest difference of two logits, the largest logit) of two models.
+    """Returns (the largest difference of the models' logits, the largest logit of `left`).
 
     The models have equal d_model, depth and vocabulary. `progress` is called with the number of
     layers done.
@@ -241,7 +237,6 @@ def _layer(
 def _load(
     make: Callable[[ModelConfig], Module], config: ModelConfig, weights: Weights, prefix: str
 ) -> Module:
-    """Makes a module with its parameters in float64."""
     with torch.device("meta"):
         module = make(config)
     module.load_state_dict(

@@ -1,8 +1,7 @@
-"""Connects to an MLflow server or database: one experiment, fast failures, searches over all pages.
+"""Connects to the platform's experiment on an MLflow server or database.
 
-A server that is down must not slow training: a request is retried once, with short time-outs, and
-after a failure every call fails at once for a minute. MLflow's own environment variables override
-ours.
+A server that is down must not slow training. So a request times out soon and is retried once, and
+after a failure every call fails at once for a minute. MLflow's environment variables override this.
 """
 
 import contextlib
@@ -59,25 +58,22 @@ DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 
 
 class TrackingUnavailable(RuntimeError):
-    """MLflow could not be reached, or rejected a call.
-
-    The storage is unaffected, and a later `sync` catches up.
-    """
+    """MLflow could not be reached, or rejected a call. A later `sync` catches up."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(mask_secrets(reason))
 
 
 class Connection:
-    """The platform's experiment of one MLflow; the first `reaching` connects.
+    """The platform's experiment on one MLflow. The first `reaching` connects.
 
-    ValueError as `require_tracking_uri`.
+    Raises ValueError for a URI that `require_tracking_uri` rejects.
     """
 
     def __init__(self, tracking_uri: str) -> None:
         require_tracking_uri(tracking_uri)
         self.tracking_uri = tracking_uri
-        # The file of SQLite; None for a server, or another database.
+        # The file of SQLite, or None for a server or another database.
         self.database = database_path(tracking_uri)
         self._client: MlflowClient | None = None
         # "" before the first `reaching`.
@@ -90,7 +86,7 @@ class Connection:
 
     @contextlib.contextmanager
     def reaching(self) -> Iterator[MlflowClient]:
-        """Yields the client for MLflow calls; TrackingUnavailable if one of them fails."""
+        """Yields the client for MLflow calls. Raises TrackingUnavailable if a call fails."""
         if time.monotonic() < self._quiet_until:
             raise TrackingUnavailable(self._reason)
         try:
@@ -104,9 +100,10 @@ class Connection:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[MlflowClient]:
-        """Does as `reaching`, for calls that write; first corrects the places in a moved database.
+        """Yields the client, as `reaching` does, for calls that write.
 
-        TrackingUnavailable also for a place that can never have been next to the database.
+        First corrects the paths of artifacts in a moved database. Raises TrackingUnavailable also
+        for a path that was never next to the database.
         """
         with self.reaching() as client:
             if self.database is not None and not self._has_right_places:
@@ -114,8 +111,9 @@ class Connection:
                 try:
                     correct_places(self.database, self.experiment_id)
                 except ValueError as error:
-                    reason = f"MLflow at {self.tracking_uri} is not used: {error}"
-                    raise TrackingUnavailable(reason) from error
+                    raise TrackingUnavailable(
+                        f"MLflow at {self.tracking_uri} is not used: {error}"
+                    ) from error
                 self._has_right_places = True
             yield client
 
@@ -125,9 +123,9 @@ class Connection:
         return self._client
 
     def has_refused(self, error: MlflowException) -> bool:
-        """Returns whether MLflow was reached and rejected the call; a changed one may succeed."""
+        """Returns whether MLflow answered and rejected the call."""
         answered = isinstance(error, RestException) or not self.tracking_uri.startswith("http")
-        # This code means that its database is away.
+        # With this code, MLflow could not reach its database.
         return answered and error.error_code != "TEMPORARILY_UNAVAILABLE"
 
     def search(self, filter_string: str) -> list[Run]:
@@ -159,17 +157,17 @@ class Connection:
     def create(self, name: str, tags: Mapping[str, str], start_ms: float) -> Run:
         """Creates a run with MLflow's own tags, such as who started it and at which commit."""
         tags = {key: text_for_people(value) for key, value in {**context_tags(), **tags}.items()}
-        # MLflow cuts the end off, too: a rounded start could be later.
+        # Cut as MLflow cuts the end, because a rounded start could be later.
         start, name = int(start_ms), text_for_people(name, LONGEST_NAME)
         return self.client.create_run(
             self.experiment_id, start_time=start, tags=tags, run_name=name
         )
 
     def write_artifacts(self, run_id: str, files: Mapping[str, bytes]) -> None:
-        """Writes files in UTF-8 as artifacts of a run, by a path such as `figures/curves.html`.
+        """Writes UTF-8 files, by a path such as `figures/curves.html`, as artifacts of a run.
 
-        Those of an SQLite database are next to it, whatever places it names. TrackingUnavailable
-        also for an id or a path that is no safe name, and if a folder's name is taken.
+        Artifacts of an SQLite database are next to it, whatever paths it has. Raises
+        TrackingUnavailable also for an unsafe id or path, and if a folder's name is taken.
         """
         for file, data in files.items():
             if self.database is None:
@@ -179,7 +177,7 @@ class Connection:
                 folder.write(name, data, durable=False)
 
     def copy_artifacts(self, run_id: str, place: str, source: Path) -> str:
-        """Copies a folder's files, at any depth, to a run's path `place`; returns their URI."""
+        """Copies a folder's files, at any depth, to a run's path `place`. Returns their URI."""
         if self.database is None:
             self.client.log_artifacts(run_id, str(source), place)
         else:
@@ -190,7 +188,7 @@ class Connection:
         return f"{self.client.get_run(run_id).info.artifact_uri}/{place}"
 
     def read_artifact(self, run_id: str, file: str) -> str | None:
-        """Reads an artifact of a run; None if it is absent, or no text."""
+        """Reads an artifact of a run, or returns None if it is missing or no text."""
         with contextlib.suppress(FileNotFoundError, UnicodeDecodeError):
             if self.database is not None:
                 with self._beside_database(run_id, file, writable=False) as (folder, name):
@@ -212,19 +210,20 @@ class Connection:
         except UnicodeDecodeError:
             raise
         except ValueError as error:
-            reason = f"artifacts of MLflow at {self.tracking_uri}: {error}"
-            raise TrackingUnavailable(reason) from error
+            raise TrackingUnavailable(
+                f"artifacts of MLflow at {self.tracking_uri}: {error}"
+            ) from error
 
     def _connect(self) -> None:
         for name, value in SETTINGS.items():
             os.environ.setdefault(name, value)
         for name in ("mlflow.store.db.utils", "psycopg"):
-            # Errors are raised, and need no log.
+            # Errors are raised, so they need no log.
             logging.getLogger(name).setLevel(logging.CRITICAL)
         logging.getLogger("alembic").setLevel(logging.WARNING)
         location, lock = None, contextlib.nullcontext()
         if self.database is None:
-            # MLflow would retry for minutes a database server that does not answer.
+            # MLflow would retry for minutes if the database server did not answer.
             parts = urlsplit(self.tracking_uri)
             scheme = parts.scheme.partition("+")[0]
             port = parts.port or {"postgresql": 5432, "mysql": 3306}.get(scheme)
@@ -233,7 +232,7 @@ class Connection:
         else:
             require_regular(self.database)
             location = artifacts_location(self.database)
-            # Of eight processes that create one database at once, seven would fail.
+            # Only one of several processes could create the database at once.
             lock = LocalFolder(str(self.database.parent), writable=True).lock("mlflow")
         with lock:
             try:
@@ -245,7 +244,7 @@ class Connection:
             except MlflowException:
                 raise
             except Exception as error:
-                # The database driver raises it, whose library need not be installed.
+                # It comes from the database's driver, which need not be installed.
                 raise ConnectionError(f"{type(error).__name__}: {error}") from error
         self._client = client
 
@@ -260,13 +259,13 @@ def context_tags() -> dict[str, str]:
 
 
 def web_address(uri: str) -> str:
-    """Returns a server's address for links, without user and password: a browser asks for them."""
+    """Returns a server's address without user and password, for which a browser asks."""
     parts = urlsplit(uri)
     return mask_secrets(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
 
 
 def explain_opening(uri: str) -> str:
-    """Returns a server's address, or the command that shows a database; without password."""
+    """Returns a server's address, or the command that shows a database, without password."""
     if uri.startswith("http"):
         return web_address(uri)
     database = database_path(uri)
@@ -278,10 +277,13 @@ def explain_opening(uri: str) -> str:
 def require_tracking_uri(uri: str) -> None:
     scheme, separator, _ = uri.partition("://")
     if not separator or (scheme not in SERVERS and scheme.partition("+")[0] not in DATABASES):
-        allowed = "a URI such as http://host:5000 or sqlite:////path/mlflow.db, of"
-        allowed += f" {', '.join(SERVERS + DATABASES)}"
-        driver = "a database also with its driver, as postgresql+psycopg"
-        raise invalid("tracking_uri", uri, f"{allowed}; {driver}")
+        raise invalid(
+            "tracking_uri",
+            uri,
+            "a URI such as http://host:5000 or sqlite:////path/mlflow.db, of"
+            f" {', '.join(SERVERS + DATABASES)}; a database also with its driver, as"
+            " postgresql+psycopg",
+        )
     try:
         host, _ = urlsplit(uri).hostname, urlsplit(uri).port
     except ValueError as error:
@@ -294,16 +296,19 @@ def require_tracking_uri(uri: str) -> None:
 
 
 def default_tracking_uri(storage: str) -> str:
-    """Names an SQLite database in a local storage; ValueError for an object store."""
+    """Returns the URI of a local storage's database. Raises ValueError for an object store."""
     store = Store(storage)
     if not store.is_local:
-        allowed = f"the address of an MLflow server or database, because {storage} cannot hold one"
-        raise invalid("tracking_uri", None, allowed)
+        raise invalid(
+            "tracking_uri",
+            None,
+            f"the address of an MLflow server or database, because {storage} cannot hold one",
+        )
     return database_uri(Path(store.root) / "mlflow.db")
 
 
 def require_database(uri: str) -> None:
-    """TrackingUnavailable without the file of a database: MLflow would create an empty one."""
+    """Raises TrackingUnavailable if a database's file is missing. MLflow would create a new one."""
     database = database_path(uri)
     if database is not None and not database.exists():
         raise TrackingUnavailable(f"MLflow at {uri} is not available: there is no {database}")
@@ -334,9 +339,9 @@ def _ensure_experiment(client: MlflowClient, artifact_location: str | None) -> s
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, at most 300 characters, or its class.
+    """Returns the first line of an error, at most 300 characters, or the name of its class.
 
-    SQLAlchemy's remark on how it came to the failed call is left out.
+    SQLAlchemy's remark on what led to the failed call is left out.
     """
     text = re.sub(r"^\(raised as a result of [^)]*\)", "", explain_error(error).strip())
     lines = text.strip().splitlines()

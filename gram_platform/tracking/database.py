@@ -1,9 +1,9 @@
-"""Names an SQLite database, and makes it name the artifacts in the folder `mlartifacts` next to it.
+"""Builds the URI of an SQLite database, and corrects the paths of artifacts in it.
 
-MLflow writes the absolute place of every run's artifacts into its database. In a copy of the folder
-these are the original's places, and a person who edits the database can name any place. So files
-are written and read next to the database. Before anything is sent, the places in it are corrected
-for MLflow's own pages.
+MLflow stores the absolute path of every run's artifacts in its database. In a copy, these paths
+lead to the original's files, and a person who edits the database can enter any path. So this
+package reads and writes artifacts in the folder `mlartifacts` next to the database. Before anything
+is sent, the stored paths are corrected for MLflow's own pages.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from gram_platform.config.identity import absolute_place, invalid
 ARTIFACTS = "mlartifacts"
 LOCK_TIMEOUT_S = 30.0
 JOURNALS = ("-journal", "-wal", "-shm")
-# The scheme of a URI with `%`. MLflow would make a folder of what follows `sqlite:///`.
+# The scheme of a URI with `%`. MLflow would make a folder of an encoded path after `sqlite:///`.
 ENCODED = "sqlite+pysqlite"
 OTHER_PLACES = (
     ("experiments", "artifact_location"),
@@ -32,17 +32,20 @@ REMEDY = "move the database away and call `gram sync`, which fills a new one"
 
 
 def database_uri(path: str | Path) -> str:
-    """Returns the URI of an SQLite file; ValueError for a path that SQLAlchemy cannot name."""
+    """Returns the URI of an SQLite file. Raises ValueError if SQLAlchemy has none for the path."""
     plain, encoded = f"sqlite:///{path}", URL.create(ENCODED, database=str(path)).render_as_string()
     for uri in (plain, encoded):
         if make_url(uri).database == str(path) and not make_url(uri).query:
             return uri
-    allowed = "a path without `?` and `%`, which mean something in the URI of a database"
-    raise invalid("storage", str(path), allowed)
+    raise invalid(
+        "storage",
+        str(path),
+        "a path without `?` and `%`, which mean something in the URI of a database",
+    )
 
 
 def database_path(uri: str) -> Path | None:
-    """Returns the absolute path of the SQLite file that a URI names; None for another URI."""
+    """Returns the absolute path of the SQLite file in a URI, or None for another URI."""
     prefix, separator, _ = uri.partition(":///")
     if not separator or not prefix.startswith("sqlite"):
         return None
@@ -50,9 +53,9 @@ def database_path(uri: str) -> Path | None:
 
 
 def with_absolute_path(field: str, uri: str) -> str:
-    """Makes the path in the URI of an SQLite file absolute, and keeps its options.
+    """Makes the path in the URI of an SQLite file absolute, and keeps the URI's options.
 
-    ValueError as `absolute_place`.
+    Raises ValueError as `absolute_place` does.
     """
     url = make_url(uri)
     path = absolute_place(field, url.database or "")
@@ -67,7 +70,7 @@ def require_driver(field: str, uri: str) -> None:
 
 
 def require_regular(database: Path) -> None:
-    """OSError if a name that SQLite writes to has something else than a regular file."""
+    """Raises OSError if SQLite would write to anything but a regular or new file."""
     for suffix in ("", *JOURNALS):
         path = database.with_name(database.name + suffix)
         if (kind := kind_of(path)) not in (A_FILE, ""):
@@ -79,11 +82,10 @@ def artifacts_location(database: Path) -> str:
 
 
 def correct_places(database: Path, experiment_id: str) -> None:
-    """Makes a database that was moved or copied name the artifacts in its own folder.
+    """Corrects the paths of artifacts in a database that was moved or copied.
 
-    Several processes may call it at once. Raises ValueError, before anything is changed, for a
-    place that no earlier folder can have had. Raises OSError if the database cannot be read or
-    written.
+    Several processes may call it at once. Raises ValueError, before anything is changed, for a path
+    that was never next to the database. Raises OSError if the database cannot be read or written.
     """
     here = artifacts_location(database)
     try:
@@ -99,7 +101,7 @@ def correct_places(database: Path, experiment_id: str) -> None:
 
 
 def _find_moved(connection: sqlite3.Connection, experiment_id: str, here: str) -> dict[str, str]:
-    """Returns {run id: correct place} of misplaced runs. The key "" has the experiment's place."""
+    """Returns {run id: correct path} for wrong paths. The key "" stands for the experiment."""
     places = connection.execute(
         "SELECT '', artifact_location FROM experiments WHERE experiment_id = :experiment "
         "UNION ALL SELECT run_uuid, artifact_uri FROM runs WHERE experiment_id = :experiment",
@@ -113,8 +115,9 @@ def _find_moved(connection: sqlite3.Connection, experiment_id: str, here: str) -
         pattern = rf"(file://)?/([^?#]*/)?{ARTIFACTS}{re.escape(rest)}"
         if not (isinstance(place, str) and re.fullmatch(pattern, place)):
             earlier = f"or {ARTIFACTS}{rest} in a folder that had the database before: {REMEDY}"
-            field = "artifact_uri" if run_id else "artifact_location"
-            raise invalid(field, place, f"{here}{rest}, {earlier}")
+            raise invalid(
+                "artifact_uri" if run_id else "artifact_location", place, f"{here}{rest}, {earlier}"
+            )
         moved[run_id] = here + rest
     return moved
 

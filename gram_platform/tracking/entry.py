@@ -1,17 +1,16 @@
-"""Describes a node for MLflow: name, tags, parameters and metrics, read from the storage.
+"""Describes a node for MLflow by a name, tags, parameters and metrics from the storage.
 
 A study's tags keep their names, except that a character that MLflow rejects becomes `:<hex>:`. The
-platform's tags begin with `gram.`. `values.py` keeps long tags whole. A loss has one name in runs,
-evaluations and frames, `loss/<domain>`, which MLflow's page of a run draws before training's
-metrics. A run's last point is its result, and is sent once. Curves are thinned to about a hundred
-points, because MLflow's pages slow down beyond that. Every validation loss is sent, and the storage
-has every step.
+platform's tags begin with `gram.`. Losses of runs, evaluations and frames are named
+`loss/<domain>`, so that MLflow's page of a run draws them before `train/...`. Training metrics are
+thinned to about a hundred points, because more slow down MLflow's pages. All validation losses are
+sent.
 """
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from mlflow.entities import Metric
 
@@ -37,31 +36,31 @@ KIND, STATUS, RESULT = "gram.kind", "gram.status", "gram.result"
 RUN_ID, EVAL_ID = "gram.run_id", "gram.eval_id"
 VIEW_ID, VIEW_RUN = "gram.view_id", "gram.view_run_id"
 MIRRORED_STEP, SENDING_STEP, FAILURE = "gram.mirrored_step", "gram.sending_step", "gram.failure"
-# The code that trained or measured; MLflow's pages link the second.
+# The code that trained or measured. MLflow's pages link the commit.
 CODE, COMMIT = "gram.code", "mlflow.source.git.commit"
-# MLflow shows them as a run's description, name and colour.
+# MLflow shows these as a run's description, name and colour.
 NOTE, NAME, RUN_COLOUR = "mlflow.note.content", "mlflow.runName", "mlflow.runColor"
 ID_TAGS = {"run": RUN_ID, "evaluation": EVAL_ID}
 MLFLOW_STATUS = {State.COMPLETE: "FINISHED", State.FAILED: "FAILED", State.RUNNING: "RUNNING"}
 MLFLOW_STATUS |= {State.INTERRUPTED: "KILLED"}
 
-# A domain follows. Surprisals are those of the drawn tokens.
+# A domain follows. Surprisals are of the drawn tokens.
 LOSS, BEST_LOSS, SURPRISAL = "loss/", "loss_at_best/", "surprisal/"
 # Prefixes of the storage in MLflow and in frames.
 SHOWN = {VALIDATION: LOSS, PROGRESS: LOSS, BEST: BEST_LOSS}
 # A parameter of a run. If it is 0, `loss/` is of progress evaluations, and no frame has it.
 NUM_EVAL_POINTS = "num_eval_points"
-# A task and metric follow, of evaluations on the LM Evaluation Harness.
+# A task and a metric of the LM Evaluation Harness follow.
 TASK = "task/"
 EVALUATION_PARAMS = ("data_id", "num_sequences", "split", "precision")
-# Continuations have these.
+# The parameters of continuations.
 EVALUATION_PARAMS += ("num_prompt_tokens", "num_tokens", "temperature", "seed")
-# What a run has used so far, at a step.
+# What a run has used up to a step.
 TOKENS, COMPUTE = "train/tokens", "train/compute_units"
-# The names in frames of a run's last point.
+# Names in frames of a run's last values.
 AT_END = {TOKENS: "num_tokens", COMPUTE: "compute_units"}
 STUDY, STUDY_ID = "gram.study", "gram.study_id"
-# A dot and a search follow. The value lists the search's trials that use a run.
+# A dot and a search follow. The value lists the trials of the search that use a run.
 SEARCH = "gram.search"
 # MLflow folds a run below its parent.
 PARENT = "mlflow.parentRunId"
@@ -70,7 +69,7 @@ NUM_CURVE_POINTS = 100
 
 @dataclass(frozen=True)
 class NodeEntry:
-    """One node as MLflow shows it; `result_metrics` is empty until there is a result."""
+    """A node as MLflow shows it. `result_metrics` is empty until there is a result."""
 
     kind: str
     node_id: str
@@ -97,9 +96,9 @@ def rename_metric(name: str) -> str:
 
 
 def node_entry(node: RunDirectory | EvaluationDirectory) -> NodeEntry | None:
-    """Describes a node; None, with a warning, if its config is damaged.
+    """Describes a node. Returns None, with a warning, if its config is damaged.
 
-    Also None for a run before its first attempt, and for an evaluation before its result.
+    Returns None also for a run before its first attempt and an evaluation before its result.
     """
     is_run, kind, node_id = isinstance(node, RunDirectory), node.kind, node.node_id
     status = node.status() if is_run else State.COMPLETE
@@ -107,7 +106,7 @@ def node_entry(node: RunDirectory | EvaluationDirectory) -> NodeEntry | None:
     if status == State.ABSENT or (result is None and not is_run):
         return None
     try:
-        config: Any = node.config_as(lambda plain: node_from_plain(kind, plain))
+        config = node.config_as(lambda plain: node_from_plain(kind, plain))
     except ValueError as error:
         left_out = f"{kind} {node_id} is left out until it is submitted again"
         warn(f"{left_out}: {error}", stacklevel=2)
@@ -132,10 +131,10 @@ def node_entry(node: RunDirectory | EvaluationDirectory) -> NodeEntry | None:
     about |= {NOTE: text_for_people(note), NAME: name, STATUS: status.value}
     about |= code_tags(timing.get("code", ""))
     return NodeEntry(
-        kind=kind,
-        node_id=node_id,
-        name=name,
-        status=status,
+        kind,
+        node_id,
+        name,
+        status,
         tags=study_tags(tags, result.get("sha256", "")) | about,
         params={key: text_for_people(str(value)) for key, value in params.items()},
         result_metrics=(run_metrics if is_run else evaluation_metrics)(result, timing),
@@ -147,7 +146,7 @@ def node_entry(node: RunDirectory | EvaluationDirectory) -> NodeEntry | None:
 
 
 def code_tags(code: object) -> dict[str, str]:
-    """Returns the tags of a text of `provenance.Code`; {} without one, as for an unfinished run."""
+    """Returns the tags for a text of `provenance.Code`, or {} without a text."""
     if not isinstance(code, str) or not code:
         return {}
     kind, _, name = code.partition(" ")
@@ -187,7 +186,7 @@ def evaluation_note(config: Mapping) -> str:
 
 
 def run_params(run: RunConfig, config: Mapping) -> dict[str, object]:
-    """Picks the fields by which people tell runs apart; `config` is the run as plain JSON."""
+    """Picks the fields by which people tell runs apart. `config` is `run` as plain JSON."""
     model, routing, optimizer = config["model"], config["routing"], config["optimizer"]
     of_run = ("batch_size", "micro_batch", "seed", "precision", "objective")
     of_model = ("num_layers", "d_model", "d_mlp", "vocab_size", "seq_len")
@@ -203,10 +202,7 @@ def run_params(run: RunConfig, config: Mapping) -> dict[str, object]:
 
 
 def run_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
-    """Returns {name: value} of a complete run: sizes, costs, times, `loss/`, `loss_at_best/`.
-
-    {} for other runs.
-    """
+    """Returns the sizes, costs, times and losses of a complete run, or {} for another run."""
     if not result:
         return {}
     values = {key: result[key] for key in SIZES if key in result}
@@ -218,7 +214,7 @@ def run_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
 
 
 def last_as_best(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Returns `loss_at_best/` of a run whose last evaluation was its best."""
+    """Returns `loss_at_best/` for a run whose last evaluation was its best."""
     return {
         BEST_LOSS + name.removeprefix(LOSS): loss
         for name, loss in metrics.items()
@@ -227,7 +223,7 @@ def last_as_best(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def evaluation_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
-    """Reads `loss/`, `surprisal/` or `task/...` of an evaluation, and elapsed_s."""
+    """Returns the losses, surprisals or scores of an evaluation, and its times."""
     values = {LOSS + domain: loss for domain, loss in result.get("losses", {}).items()}
     values |= {SURPRISAL + domain: mean for domain, mean in result.get("surprisals", {}).items()}
     for task, scores in result.get("tasks", {}).items():
@@ -239,9 +235,7 @@ def evaluation_metrics(result: Mapping, timing: Mapping) -> dict[str, float]:
 def curve_metrics(records: Iterable[Mapping], entry: NodeEntry, after_step: int) -> list[Metric]:
     """Lists the metrics of the records after `after_step`, with their times.
 
-    Which steps are left out depends only on the run. A metric whose name is too long for MLflow is
-    left out. Runs of different batches and sizes can be compared along `train/tokens` and
-    `train/compute_units`.
+    Which steps are thinned out depends only on the run. Metrics with too long names are left out.
     """
     run, metrics, stride = entry.config, [], max(1, entry.num_steps // NUM_CURVE_POINTS)
     for record in (record for record in records if record["step"] > after_step):
@@ -262,7 +256,7 @@ def curve_metrics(records: Iterable[Mapping], entry: NodeEntry, after_step: int)
 
 
 def result_metrics(entry: NodeEntry, records: Iterable[Mapping]) -> list[Metric]:
-    """Lists metrics that do not follow from the curves, at the run's last step and end."""
+    """Lists a result's metrics that are not on the curves, at the run's last step and end."""
     curves = {name: key for key, name in AT_END.items()}
     values = {curves.get(name, name): value for name, value in entry.result_metrics.items()}
     values.pop("num_steps", None)
@@ -277,7 +271,7 @@ def result_metrics(entry: NodeEntry, records: Iterable[Mapping]) -> list[Metric]
 
 
 def start_ms(records: Sequence[Mapping], entry: NodeEntry, now_s: float) -> int:
-    """Returns the time of the first record in Unix milliseconds, or an estimate from the end."""
+    """Returns the first record's time in Unix milliseconds, or an estimate from the run's end."""
     if records:
         return milliseconds(records[0]["time"])
     elapsed_s = entry.result_metrics.get("elapsed_s", 0.0)
@@ -289,7 +283,7 @@ class Start(TypedDict):
 
 
 def read_parent(tags: Mapping[str, str], params: Mapping[str, str]) -> str | None:
-    """Reads an entry's `parent` from its tags and parameters in MLflow; None if it is unknown."""
+    """Reads an entry's `parent` from MLflow's tags and parameters, or None if it is unknown."""
     start = params.get("start", "") if "elicited" in tags else ""
     if (run_id := tags.get(VIEW_RUN)) or not start:
         return run_id or ""

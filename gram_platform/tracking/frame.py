@@ -1,18 +1,18 @@
-"""Reads nodes and curves as data frames, from MLflow or the storage: both give equal frames.
+"""Reads nodes and curves as data frames. MLflow and the storage give equal frames.
 
-`load_runs` and `load_store` give one row for each run that was attempted and each evaluation that
-has a result, sorted by kind and id. Texts are "" and numbers (float64) NaN where missing. Columns:
+`load_runs` and `load_store` give a row for each run that was attempted and each evaluation with a
+result, sorted by kind and id. A missing text is "", a missing number (float64) NaN. Columns:
 
-- `kind, id`: "run" or "evaluation", and its run_id or eval_id.
-- `run_id, view_id`: the run itself and "", or the evaluated view and its run.
+- `kind, id`: "run" or "evaluation", and the run_id or eval_id.
+- `run_id, view_id`: of a run the same id and "", of an evaluation the measured run and view.
 - `status`: complete, failed, running or interrupted.
 - `method, size, seed, profile, retained, ...`: the tags of the study, all texts.
-- `measure`, if a node has one: "tokens", "samples" or "tasks"; "" for evaluations of losses.
-- `num_steps, num_tokens, parameters, compute_units, hardware_flops, tokens_per_second`: of complete
-  runs (num_steps: of every run). `elapsed_s`: of evaluations too.
-- `loss/<domain>`: validation loss of complete runs at their end, with every module on, and of
-  evaluations. `loss_at_best/<domain>`: of complete runs, at the lowest mean over domains.
-- `surprisal/<domain>`: of continuations, the mean -log probability of the tokens drawn, in nats.
+- `measure`, if any node has it: "tokens", "samples" or "tasks", "" for evaluations of losses.
+- `num_steps`: of runs. `elapsed_s`: of complete runs and evaluations.
+- `num_tokens, parameters, compute_units, hardware_flops, tokens_per_second`: of complete runs.
+- `loss/<domain>`: validation loss of evaluations, and of complete runs with every module on.
+- `loss_at_best/<domain>`: of complete runs, when the mean over domains was lowest.
+- `surprisal/<domain>`: of continuations, the mean -log probability of drawn tokens, in nats.
 - `task/<task>/<metric>`: of scores on tasks of the LM Evaluation Harness.
 """
 
@@ -33,6 +33,7 @@ from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking import entry as content
 from gram_platform.tracking.connection import first_line
 from gram_platform.tracking.sender import CURVE
+from gram_platform.tracking.tracker import Runs
 from gram_platform.tracking.values import curve_points, in_utf8, number_of, study_of, unescape
 
 NUMBER_COLUMNS = (*SIZES, *TIMES)
@@ -42,21 +43,19 @@ TEXT_COLUMNS = ("kind", "id", "run_id", "view_id", "status")
 CURVE_TYPES = {"run_id": "str", "step": "int64", "domain": "str", "loss": "float64"}
 
 Tags = Mapping[str, str | Iterable[str]]
-MlflowRuns = Mapping[tuple[str, str], Run]
 
 
 def load_runs(tracking_uri: str, study: str = "", **tags: str | Iterable[str]) -> pd.DataFrame:
-    """Reads the frame from MLflow: the nodes of a `study` (default: all) with these tag values.
+    """Reads from MLflow the nodes of a study or search, or all nodes, that have these tag values.
 
-    Studies share nodes. A search has the runs of its trials. ValueError for an unknown study,
-    TrackingUnavailable if MLflow cannot be read.
+    Raises ValueError for an unknown study, and TrackingUnavailable if MLflow cannot be read.
     """
     tracker = Tracker(tracking_uri)
     return _mlflow_frame(tracker.study_nodes(study) if study else tracker.runs(), tags)
 
 
 def load_store(storage: str | Store, study: str = "", **tags: str | Iterable[str]) -> pd.DataFrame:
-    """Reads the same frame from the storage."""
+    """Reads the frame of `load_runs` from the storage."""
     store = _open_store(storage)
     return _store_frame(store, _study_ids(store, study) if study else None, tags)
 
@@ -73,25 +72,25 @@ def _study_ids(store: Store, study: str) -> set[str]:
 
 
 def load_configs(storage: str | Store, run_ids: Iterable[str]) -> dict[str, dict[str, object]]:
-    """Reads the configs of runs: {run id: {dotted name of a field: value}}.
+    """Reads the configs of runs as {run id: {dotted name of a field: value}}.
 
-    ValueError for a run that the storage lacks, and for a damaged config.
+    Raises ValueError for a run that the storage lacks, and for a damaged config.
     """
     store = _open_store(storage)
     return {run_id: flatten(store.run(run_id).config()) for run_id in run_ids}
 
 
 def load_curves(tracking_uri: str, run_ids: Iterable[str] | None = None) -> pd.DataFrame:
-    """Reads validation curves (default: of all runs) from MLflow.
+    """Reads the validation curves of runs, by default of all runs, from MLflow.
 
-    Columns: run_id, step, domain, loss, sorted in this order.
+    The columns are run_id, step, domain and loss. Rows are sorted in this order.
     """
     tracker = Tracker(tracking_uri)
     return _mlflow_curves(tracker.runs(), tracker, run_ids)
 
 
 def load_store_curves(storage: str | Store, run_ids: Iterable[str] | None = None) -> pd.DataFrame:
-    """Reads the same curves from the storage."""
+    """Reads the frame of `load_curves` from the storage."""
     store, wanted = _open_store(storage), None if run_ids is None else set(run_ids)
     return _curves(
         (run_id, record["step"], name.removeprefix(VALIDATION), float(loss))
@@ -108,11 +107,10 @@ def _open_store(storage: str | Store) -> Store:
 
 
 class Frames(NamedTuple):
-    """The nodes of a study, the curves of its baselines, and where they were read."""
+    """The nodes of a study, the curves of its baselines, and where both were read."""
 
-    # As `load_runs`.
+    # As `load_runs` and `load_curves`.
     nodes: pd.DataFrame
-    # As `load_curves`.
     curves: pd.DataFrame
     # "MLflow", or "the storage", with the reason if MLflow could not be read.
     source: str
@@ -120,12 +118,12 @@ class Frames(NamedTuple):
 
 def store_frames(store: Store, ids: Collection[str], curves_of: Iterable[str]) -> Frames:
     """Reads the nodes `ids`, and the curves of the runs `curves_of`, from the storage."""
-    curves = load_store_curves(store, curves_of)
-    return Frames(_store_frame(store, ids, {}), curves, "the storage")
+    nodes = _store_frame(store, ids, {})
+    return Frames(nodes, load_store_curves(store, curves_of), "the storage")
 
 
 def mlflow_frames(tracker: Tracker, ids: Collection[str], curves_of: Collection[str]) -> Frames:
-    """Reads the same from MLflow; TrackingUnavailable if it cannot be read."""
+    """Reads the same nodes and curves from MLflow. Raises TrackingUnavailable if this fails."""
     runs = {key: run for key, run in tracker.runs().items() if key[1] in ids}
     return Frames(_mlflow_frame(runs, {}), _mlflow_curves(runs, tracker, curves_of), "MLflow")
 
@@ -133,9 +131,9 @@ def mlflow_frames(tracker: Tracker, ids: Collection[str], curves_of: Collection[
 def final_frames(
     store: Store, tracker: Tracker | None, ids: Collection[str], curves_of: Collection[str]
 ) -> Frames:
-    """Reads the same for a final table: from MLflow if the last `sync` has sent everything.
+    """Reads the frames of a final table from MLflow, if the last `sync` sent everything.
 
-    Otherwise, and if MLflow goes away before it is read, reads the storage.
+    Otherwise, or if MLflow cannot be read, reads them from the storage.
     """
     if tracker is None or not tracker.has_sent_all:
         return store_frames(store, ids, curves_of)
@@ -148,16 +146,15 @@ def final_frames(
 
 def _store_frame(store: Store, ids: Collection[str] | None, tags: Tags) -> pd.DataFrame:
     nodes = (node for node in store.nodes() if ids is None or node.node_id in ids)
-    entries = store.concurrently(content.node_entry, nodes)
     rows = [
         _row(entry.kind, entry.node_id, entry.tags, entry.result_metrics, entry.num_steps)
-        for entry in entries
+        for entry in store.concurrently(content.node_entry, nodes)
         if entry is not None
     ]
     return _frame(rows, tags)
 
 
-def _mlflow_frame(runs: MlflowRuns, tags: Tags) -> pd.DataFrame:
+def _mlflow_frame(runs: Runs, tags: Tags) -> pd.DataFrame:
     return _frame([_mlflow_row(kind, node_id, run) for (kind, node_id), run in runs.items()], tags)
 
 
@@ -175,9 +172,7 @@ def _frame(rows: list[dict], tags: Tags) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def _mlflow_curves(
-    runs: MlflowRuns, tracker: Tracker, run_ids: Iterable[str] | None
-) -> pd.DataFrame:
+def _mlflow_curves(runs: Runs, tracker: Tracker, run_ids: Iterable[str] | None) -> pd.DataFrame:
     wanted = None if run_ids is None else set(run_ids)
     return _curves(
         (run_id, step, unescape(key).removeprefix(content.LOSS), loss)
@@ -200,7 +195,7 @@ def _curves(rows: Iterable[tuple[str, int, str, float]]) -> pd.DataFrame:
 
 
 def _mlflow_row(kind: str, node_id: str, run: Run) -> dict:
-    """Returns the row of a node of MLflow, whose metrics are points of curves before its result."""
+    """Returns a node's row. Before a result, MLflow's metrics are only points of curves."""
     has_result = run.data.tags.get(content.STATUS) == State.COMPLETE
     left_out = () if kind != "run" or _has_eval_points(run) else content.LOSS
     metrics = {
@@ -213,7 +208,7 @@ def _mlflow_row(kind: str, node_id: str, run: Run) -> dict:
 
 
 def _has_eval_points(run: Run) -> bool:
-    """Returns whether the losses of MLflow's run are of evaluation points, not of progress."""
+    """Returns whether an MLflow run's losses are of evaluation points, not of progress."""
     return number_of(run.data.params, content.NUM_EVAL_POINTS) != 0
 
 

@@ -1,15 +1,15 @@
 """Writes runs and evaluations for other trackers, with MLflow's names and values.
 
-These are only curves and last metrics: compute ratios, tables, figures and reports are in MLflow
-and the storage. A tracker is a function `write(place, entry, points)`. It writes one node, with its
+These trackers get curves and last metrics. Only MLflow and the storage have compute ratios, tables,
+figures and reports. A tracker is a function `write(place, entry, points)`. It writes a node, with
 metrics in the order of their steps, into the new folder `place`. Installed packages add trackers
-under the entry points `gram.trackers`.
+as entry points `gram.trackers`.
 """
 
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -24,26 +24,24 @@ from gram_platform.tracking import entry as content
 from gram_platform.tracking.entry import NodeEntry
 from gram_platform.tracking.values import study_of, unescape
 
-# A file next to a node's events. Once they are complete, it has the hash of what they show.
+# A file next to a node's events. Once these are complete, it has a hash of what they show.
 WRITTEN = "written"
 # Bytes of a folder's name without the node's id.
 MOST_BYTES_OF_NAME = 200
 
-Write = Callable[[Path, NodeEntry, Sequence[Metric]], None]
-
 
 def write_nodes(store: Store, tracker: str, folder: Path) -> dict[str, int]:
-    """Writes every new or changed run and evaluation; counts {"written", "unchanged"}.
+    """Writes every new or changed run and evaluation. Counts {"written", "unchanged"}.
 
-    ValueError for an unknown tracker, or one whose library is missing.
+    Raises ValueError for an unknown tracker, or if its library is missing.
     """
     require_choice("to", tracker, tuple(TRACKERS))
-    write: Write = TRACKERS[tracker]
+    write = TRACKERS[tracker]
     counts = {"written": 0, "unchanged": 0}
     for node in store.nodes():
         if (entry := content.node_entry(node)) is None:
             continue
-        # A node's name may have any text of its tags.
+        # A name may have any text of tags.
         name = re.sub(r"[/\\\s\x00-\x1f\x7f]", "_", entry.name).lstrip(".")
         name = name.encode()[:MOST_BYTES_OF_NAME].decode(errors="ignore")
         place = folder / f"{name}_{entry.node_id}"
@@ -52,7 +50,7 @@ def write_nodes(store: Store, tracker: str, folder: Path) -> dict[str, int]:
         is_written = kind_of(mark) == A_FILE and mark.read_bytes() == digest.encode()
         counts["unchanged" if is_written else "written"] += 1
         if not is_written:
-            # Other tags give the node's folder another name.
+            # If tags have changed, the node's folder has another name.
             for former in folder.glob(f"*_{entry.node_id}"):
                 if (former / WRITTEN).exists() and not former.is_symlink():
                     shutil.rmtree(former)
@@ -75,25 +73,33 @@ def _tensorboard(place: Path, entry: NodeEntry, points: Sequence[Metric]) -> Non
 
 
 def _wandb(place: Path, entry: NodeEntry, points: Sequence[Metric]) -> None:
-    """Writes a run of Weights & Biases with the node's id; WANDB_PROJECT names the project.
+    """Writes a run of Weights & Biases with the node's id, in the project WANDB_PROJECT.
 
-    It stays here for `wandb sync`, unless WANDB_MODE=online.
+    The run stays in `place` for `wandb sync`, unless WANDB_MODE=online.
     """
     try:
         import wandb
     except ImportError as error:
-        allowed = "an installed wandb: pip install 'gram-platform[wandb]'"
-        raise invalid("to", "wandb", allowed) from error
+        raise invalid(
+            "to", "wandb", "an installed wandb: pip install 'gram-platform[wandb]'"
+        ) from error
     quiet = wandb.Settings(
         silent=True, console="off", x_disable_stats=True, x_disable_meta=True, disable_git=True
     )
-    about = {"name": entry.name, "notes": entry.tags[content.NOTE], "job_type": entry.kind}
-    about |= {"id": entry.node_id, "group": entry.parent or entry.node_id, "resume": "allow"}
-    tags = [f"{name}: {value}"[:64] for name, value in study_of(entry.tags).items()]
-    about |= {"project": os.environ.get("WANDB_PROJECT", "gram")}
-    about |= {"mode": os.environ.get("WANDB_MODE", "offline")}
-    params = dict(entry.params)
-    with wandb.init(dir=place, config=params, tags=tags, settings=quiet, **about) as run:
+    with wandb.init(
+        dir=place,
+        settings=quiet,
+        id=entry.node_id,
+        resume="allow",
+        project=os.environ.get("WANDB_PROJECT", "gram"),
+        mode=os.environ.get("WANDB_MODE", "offline"),
+        name=entry.name,
+        notes=entry.tags[content.NOTE],
+        job_type=entry.kind,
+        group=entry.parent or entry.node_id,
+        config=dict(entry.params),
+        tags=[f"{name}: {value}"[:64] for name, value in study_of(entry.tags).items()],
+    ) as run:
         for step, group in groupby(points, key=lambda point: point.step):
             run.log({unescape(point.key): point.value for point in group}, step=step)
 

@@ -1,4 +1,4 @@
-"""Sends one node to MLflow: finds or makes its MLflow run, and sends what it lacks."""
+"""Finds or creates the MLflow run of a node, and sends what the run lacks."""
 
 import contextlib
 import json
@@ -29,28 +29,28 @@ NUM_TRIES, LONGEST_PAUSE_S = 8, 0.25
 
 
 class Sender:
-    """Sends through one connection; several threads may do so at once."""
+    """Sends nodes through one connection. Several threads may do so at once."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        self._mlflow = connection
         self.known: dict[tuple[str, str], str] = {}
-        # Runs of which MLflow lacks records that the storage has lost.
+        # Runs with records that MLflow lacks and the storage has lost.
         self.incomplete: set[str] = set()
 
     def mirror(
         self, node: RunDirectory | EvaluationDirectory, entry: NodeEntry | None
     ) -> str | None:
-        """Sends what MLflow lacks of a node; returns the MLflow run id, None without an entry."""
+        """Sends what MLflow lacks of a node. Returns the MLflow run id, or None without `entry`."""
         if entry is None:
             return None
-        records: Sequence[Mapping] = []
+        records = []
         has_lost = False
         if isinstance(node, RunDirectory):
             records = node.records()
             has_lost = entry.status == State.COMPLETE and node.lost_history() != ""
         lock = node.folder.lock("mlflow") if node.folder.writable else contextlib.nullcontext()
-        with lock, self._connection.writing():
-            # Until the storage has all records again, no step of them counts as sent.
+        with lock, self._mlflow.writing():
+            # Until the storage has all records again, no step counts as sent.
             run = self._bring_up(replace(entry, last_step=-1) if has_lost else entry, records)
         if has_lost and _step(run.data.tags, content.MIRRORED_STEP) < max(entry.last_step, 0):
             self.incomplete.add(entry.node_id)
@@ -58,11 +58,10 @@ class Sender:
         return run.info.run_id
 
     def _bring_up(self, entry: NodeEntry, records: Sequence[Mapping]) -> Run:
-        """Finds or makes the node's MLflow run and sends the difference.
+        """Finds or creates the node's MLflow run, and sends what it lacks.
 
-        Retries if another machine interferes: it may have deleted our duplicate, or written the
-        same values first. If MLflow has another result than the storage, the node was made again,
-        and a new MLflow run replaces the old one.
+        Retries if another machine has deleted our duplicate, or written the same values first. If
+        MLflow has another result than the storage, a new MLflow run replaces the old run.
         """
         same = ("", entry.tags[content.RESULT])
         for num_left in reversed(range(NUM_TRIES)):
@@ -77,7 +76,7 @@ class Sender:
                     self._send(run, entry, records, is_new)
                 return run
             except MlflowException as error:
-                if not num_left or not self._connection.has_refused(error):
+                if not num_left or not self._mlflow.has_refused(error):
                     raise
             time.sleep(random.uniform(0.0, LONGEST_PAUSE_S))
         raise AssertionError("the last try returns or raises")
@@ -92,32 +91,32 @@ class Sender:
         return {**entry.tags, **self.parent_tag(entry.parent)}
 
     def parent_tag(self, run_id: str) -> dict[str, str]:
-        """Returns the tag by which MLflow folds a node below its parent, if that is known."""
+        """Returns the tag by which MLflow folds a node below its parent, if the parent is known."""
         parent = self.known.get(("run", run_id))
         return {content.PARENT: parent} if parent else {}
 
     def find(self, entry: NodeEntry) -> Run | None:
-        """Finds the node's MLflow run; deletes all but the oldest if several machines made one."""
+        """Finds the node's MLflow run. Keeps only the oldest if several machines created one."""
         known = self.known.get((entry.kind, entry.node_id))
         if known is not None:
-            # If somebody deleted it by hand, another run is searched.
+            # If somebody has deleted it, another run is searched.
             with contextlib.suppress(MlflowException):
-                run = self._connection.client.get_run(known)
+                run = self._mlflow.client.get_run(known)
                 if run.info.lifecycle_stage == "active":
                     return run
         of_kind = f"tags.`{content.KIND}` = '{entry.kind}'"
         of_node = f"tags.`{content.ID_TAGS[entry.kind]}` = '{entry.node_id}'"
-        runs = sorted(self._connection.search(f"{of_kind} and {of_node}"), key=age)
+        runs = sorted(self._mlflow.search(f"{of_kind} and {of_node}"), key=age)
         self.delete(runs[1:])
         return runs[0] if runs else None
 
     def delete(self, runs: Iterable[Run]) -> None:
-        """Deletes runs, though another machine may delete them too."""
+        """Deletes runs, which another machine may delete at the same time."""
         for run in runs:
             try:
-                self._connection.client.delete_run(run.info.run_id)
+                self._mlflow.client.delete_run(run.info.run_id)
             except MlflowException as error:
-                if not self._connection.has_refused(error):
+                if not self._mlflow.has_refused(error):
                     raise
 
     def _create(self, entry: NodeEntry, records: Sequence[Mapping]) -> Run:
@@ -125,19 +124,19 @@ class Sender:
         if entry.last_step >= 0:
             tags[content.SENDING_STEP] = str(entry.last_step)
         start_ms = content.start_ms(records, entry, time.time())
-        run, data_id = self._connection.create(entry.name, tags, start_ms), entry.params["data_id"]
+        run, data_id = self._mlflow.create(entry.name, tags, start_ms), entry.params["data_id"]
         dataset = Dataset(f"packed {data_id}", data_id, "gram", json.dumps({"data_id": data_id}))
         purpose = "training" if entry.kind == "run" else "evaluation"
         context = InputTag("mlflow.data.context", purpose)
-        self._connection.client.log_inputs(run.info.run_id, [DatasetInput(dataset, [context])])
+        self._mlflow.client.log_inputs(run.info.run_id, [DatasetInput(dataset, [context])])
         return self.find(entry) or run
 
     def _send(self, run: Run, entry: NodeEntry, records: Sequence[Mapping], is_new: bool) -> None:
         """Sends curves and results, then tags (also `gram.mirrored_step`), then the status."""
-        client, run_id, tags = self._connection.client, run.info.run_id, run.data.tags
+        client, run_id, tags = self._mlflow.client, run.info.run_id, run.data.tags
         mirrored = _step(tags, content.MIRRORED_STEP)
         metrics = content.curve_metrics(records, entry, mirrored)
-        # A step that somebody has removed or changed tells nothing.
+        # Somebody may have removed or changed the tags of steps.
         is_doubtful = mirrored < 0 or _step(tags, content.SENDING_STEP) > mirrored
         if metrics and is_doubtful and not is_new:
             keys = sorted({metric.key for metric in metrics})
@@ -147,7 +146,7 @@ class Sender:
         if tags.get(content.RESULT, "") != entry.tags[content.RESULT]:
             metrics += content.result_metrics(entry, records)
         elif times := _other_times(run, entry):
-            # MLflow shows a step's newest point, which a clock that was ahead may have made.
+            # MLflow shows a step's newest point, which may be from a clock that was ahead.
             points = [one for key in times for one in client.get_metric_history(run_id, key)]
             now = max(round(time.time() * 1000), *(point.timestamp + 1 for point in points))
             metrics += [Metric(key, times[key], now, entry.num_steps) for key in times]
@@ -189,14 +188,14 @@ def has(run: Run, last_step: int, wanted: Mapping[str, str]) -> bool:
 def find_lacking(
     run: Run, tags: Mapping[str, str], params: Mapping[str, str]
 ) -> tuple[list[RunTag], list[Param]]:
-    """Returns the tags and parameters that MLflow's run lacks, or has with another value."""
+    """Returns an MLflow run's missing or different tags, and its missing parameters."""
     data = run.data
     lacking = [RunTag(*tag) for tag in tags.items() if data.tags.get(tag[0], "") != tag[1]]
     return lacking, [Param(*param) for param in params.items() if param[0] not in data.params]
 
 
 def _other_times(run: Run, entry: NodeEntry) -> dict[str, float]:
-    """Returns a node's times that differ from MLflow's, as happens after a merge of two storages.
+    """Returns a node's times that differ from MLflow's, as after a merge of two storages.
 
     A time that only MLflow has is NaN.
     """
@@ -215,13 +214,12 @@ def _step(tags: Mapping[str, str], key: str) -> int:
 
 
 def curve_tags(records: Iterable[Mapping], entry: NodeEntry) -> dict[str, str]:
-    """Writes each validation curve of a complete run as a text, `<step>:<loss> <step>:<loss> ...`.
+    """Writes the validation curves of a complete run as tags, `<step>:<loss> <step>:<loss> ...`.
 
-    Tags come with their run, a thousand runs in one request. A metric's history needs its own
-    request, which takes 40 s for the curves of a thousand runs. A curve that is too long for a tag
-    gets none.
+    A request reads the tags of a thousand runs. The histories of their metrics take 40 s, because
+    each needs its own request. A curve that is too long gets no tag.
     """
-    curves: dict[str, list[str]] = {}
+    curves = {}
     for record in records if entry.kind == "run" and entry.status == State.COMPLETE else ():
         for name, loss in record["metrics"].items():
             if name.startswith(VALIDATION):

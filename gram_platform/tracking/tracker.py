@@ -1,9 +1,9 @@
-"""Sends the storage to MLflow: one MLflow run for each node, and nothing sent twice.
+"""Sends the storage to MLflow, as one MLflow run for each node.
 
-Any call may fail with TrackingUnavailable, and nothing is lost: the next `mirror` or `sync`
-compares MLflow with the storage and sends the difference. After an interrupted send, which leaves
-the tag `gram.sending_step`, whole histories are compared. Processes of one machine lock a node;
-`sender.py` says what happens when two machines send one.
+Any call may fail with TrackingUnavailable. Nothing is lost, because the next `mirror` or `sync`
+compares MLflow with the storage and sends the difference. After an interrupted call, which leaves
+the tag `gram.sending_step`, whole histories are compared. A process locks the node that it sends
+against others on its machine. `sender.py` handles other machines.
 """
 
 import re
@@ -21,11 +21,7 @@ from gram_platform.store import EvaluationDirectory, RunDirectory, Store
 from gram_platform.store.files import is_safe_name
 from gram_platform.store.root import Finished
 from gram_platform.tracking import entry as content
-from gram_platform.tracking.connection import (
-    Connection,
-    require_database,
-    web_address,
-)
+from gram_platform.tracking.connection import Connection, require_database, web_address
 from gram_platform.tracking.sender import Sender, age, find_lacking, has
 from gram_platform.tracking.values import milliseconds, number_of, text_for_people
 from gram_platform.tracking.views import (
@@ -43,48 +39,47 @@ NUM_SENDERS = 8
 LOCAL_UI = "http://127.0.0.1:5000/"
 # Nodes that `sync` has in memory.
 NODES_AT_ONCE = 1000
-# A tag of a model version: the hash of its export's record.
+# The tag of a model version with the hash of its export's record.
 EXPORT = "gram.export"
 TRIAL_ID = "gram.trial_id"
+# MLflow's runs by (kind, node id).
+Runs = Mapping[tuple[str, str], Run]
 
 
 class Tracker:
-    """Writes to one MLflow. It connects at the first call; `connection.py` describes failures."""
+    """Writes to one MLflow. The first call connects. `connection.py` describes failures."""
 
     def __init__(self, tracking_uri: str) -> None:
         self.tracking_uri = tracking_uri
-        self._connection = Connection(tracking_uri)
+        self._mlflow = Connection(tracking_uri)
         # SQLite has one writer.
         self.num_senders = 1 if tracking_uri.startswith("sqlite") else NUM_SENDERS
-        self._sender = Sender(self._connection)
-        # Whether the last `sync` sent everything, so that final tables are read from MLflow.
+        self._sender = Sender(self._mlflow)
+        # Whether the last `sync` sent everything.
         self.has_sent_all = False
 
     def prepare_database(self) -> None:
-        """Creates the database and the experiment if need be, before workers start."""
-        with self._connection.writing():
+        """Creates the database and the experiment if they are missing."""
+        with self._mlflow.writing():
             pass
 
     def ask_again(self) -> None:
-        """Lets the next call reach MLflow at once, however recent the last failure is."""
-        self._connection.ask_again()
+        """Lets the next call reach MLflow, even soon after a failure."""
+        self._mlflow.ask_again()
 
     def mirror(self, node: RunDirectory | EvaluationDirectory) -> str | None:
-        """Sends what MLflow lacks of a node; returns the MLflow run id.
-
-        None for a run that was never attempted, and for an evaluation before its result.
-        """
+        """Sends what MLflow lacks of a node. Returns the MLflow run id, or None as `node_entry`."""
         return self._sender.mirror(node, content.node_entry(node))
 
     def mark_killed(self, run_ids: Iterable[str]) -> None:
-        """Gives the status KILLED to sent runs that lose their driver."""
+        """Sets the status KILLED of sent runs that have lost their driver."""
         sent = filter(None, [self._sender.known.get(("run", run_id)) for run_id in run_ids])
-        with self._connection.writing() as client:
+        with self._mlflow.writing() as client:
             for mlflow_id in sent:
                 client.set_terminated(mlflow_id, "KILLED")
 
     def sync(self, store: Store, ids: Iterable[str] | None = None) -> dict[str, int]:
-        """Mirrors all runs and evaluations, or those of these ids; counts {"sent", "unchanged"}.
+        """Mirrors all nodes, or only the nodes `ids`. Counts {"sent", "unchanged"}.
 
         With `ids`, finished nodes of an object store are not read if MLflow has their results and
         tags.
@@ -94,11 +89,11 @@ class Tracker:
         copies = self._copies()
         mirrored = {key: oldest for key, (oldest, *_) in copies.items()}
         # A sender or server that was killed may have left a copy.
-        with self._connection.writing():
+        with self._mlflow.writing():
             self._sender.delete([copy for _, *later in copies.values() for copy in later])
         self._sender.known |= {key: run.info.run_id for key, run in mirrored.items()}
         nodes = store.nodes()
-        counts: Counter[str] = Counter(sent=0, unchanged=0)
+        counts = Counter(sent=0, unchanged=0)
         if ids is not None:
             wanted = set(ids)
             nodes = [node for node in nodes if node.node_id in wanted]
@@ -107,7 +102,7 @@ class Tracker:
             same = {i for i, end in finished if end and self._has_finished(i, end, mirrored)}
             counts["unchanged"] = len(same)
             nodes = [node for node in nodes if node.node_id not in same]
-        orphans: list[RunDirectory | EvaluationDirectory] = []
+        orphans = []
         for kind in content.ID_TAGS:
             of_kind = [node for node in nodes if node.kind == kind]
             orphans += self._send_changed(of_kind, store, mirrored, counts)
@@ -125,7 +120,7 @@ class Tracker:
     ) -> list:
         """Sends what MLflow lacks, and adds to `counts`.
 
-        Returns the nodes that wait for their parents, unless `are_orphans`.
+        Returns the nodes whose parents MLflow lacks. With `are_orphans`, sends them too.
         """
         orphans = []
         with ThreadPoolExecutor(self.num_senders) as threads:
@@ -161,21 +156,18 @@ class Tracker:
         last_step = number_of(run.data.params, "num_steps") if kind == "run" else -1
         return last_step is not None and has(run, last_step, wanted)
 
-    def runs(self) -> dict[tuple[str, str], Run]:
-        """Reads {(kind, node_id): MLflow run} of the whole experiment, a thousand runs a request.
+    def runs(self) -> Runs:
+        """Reads the MLflow runs of all nodes of the experiment.
 
-        TrackingUnavailable also if the file of a database is missing.
+        Raises TrackingUnavailable also if the file of a database is missing.
         """
         require_database(self.tracking_uri)
         return {key: oldest for key, (oldest, *_) in self._copies().items()}
 
-    def study_nodes(self, study: str) -> dict[tuple[str, str], Run]:
-        """Reads the `runs` that a study or a search had when it was last logged.
-
-        ValueError if it never was.
-        """
+    def study_nodes(self, study: str) -> Runs:
+        """Reads the runs of a study or search. Raises ValueError if it was never logged."""
         nodes = self.runs()
-        with self._connection.reaching():
+        with self._mlflow.reaching():
             tags = [run.data.tags for run in self._study_runs("tags.`gram.kind` = 'study'")]
         identities = {of.get(content.STUDY, ""): of.get(content.STUDY_ID) for of in tags}
         require_choice("study", study, identities)
@@ -183,22 +175,21 @@ class Tracker:
         return {key: run for key, run in nodes.items() if wanted in run.data.tags.items()}
 
     def _study_runs(self, filter_string: str) -> list[Run]:
-        """Reads the MLflow runs of studies, the one that was written last at the end."""
-        runs = self._connection.search(filter_string)
+        """Reads the MLflow runs of studies, sorted by the time of the last write."""
+        runs = self._mlflow.search(filter_string)
         runs = [run for run in runs if run.data.tags.get(content.KIND) == "study"]
         return sorted(runs, key=lambda run: run.info.end_time or 0)
 
     def history(self, run: Run, key: str) -> list[tuple[int, float]]:
-        """Reads (step, value) of a metric's points."""
-        with self._connection.reaching() as client:
+        with self._mlflow.reaching() as client:
             points = client.get_metric_history(run.info.run_id, key)
         return [(point.step, point.value) for point in points]
 
     def _copies(self) -> dict[tuple[str, str], list[Run]]:
         """Reads the runs of each node, the oldest first."""
-        with self._connection.reaching():
-            runs = self._connection.search("")
-        copies: dict[tuple[str, str], list[Run]] = {}
+        with self._mlflow.reaching():
+            runs = self._mlflow.search("")
+        copies = {}
         for run in sorted(runs, key=age):
             kind = run.data.tags.get(content.KIND, "")
             node_id = run.data.tags.get(content.ID_TAGS.get(kind, ""))
@@ -207,10 +198,9 @@ class Tracker:
         return copies
 
     def log_study(self, study: StudyLog) -> str:
-        """Logs a study's files and figures as artifacts of one MLflow run; returns its id.
+        """Logs a study's files and figures as artifacts of one MLflow run, and returns its id.
 
-        Also sends what saved views need. A study with the same name and parameters has the same
-        run, whose artifacts and lines are then replaced.
+        Replaces artifacts and lines of an earlier log of this study. Also sends its saved views.
         """
         of_study = {content.STUDY: study.name, content.STUDY_ID: study.identity}
         pages = {
@@ -222,15 +212,15 @@ class Tracker:
         note += "Among the artifacts: the table, the report (one page) and every figure."
         note = "\n\n".join([note, *study.answers])
         tags = {content.KIND: "study", **of_study}
-        with self._connection.writing() as client:
-            present = self._connection.search(f"tags.`{content.STUDY_ID}` = '{study.identity}'")
+        with self._mlflow.writing() as client:
+            present = self._mlflow.search(f"tags.`{content.STUDY_ID}` = '{study.identity}'")
             studies = [run for run in present if run.data.tags.get(content.KIND) == "study"]
-            run = min(studies, key=age, default=None) or self._connection.create(
+            run = min(studies, key=age, default=None) or self._mlflow.create(
                 f"study {study.name}", tags, time.time() * 1000
             )
             tags |= {**content.code_tags(study.code), content.NOTE: note}
             self._log_missing(run, tags, study.params, {})
-            self._connection.write_artifacts(run.info.run_id, {**study.files, **pages})
+            self._mlflow.write_artifacts(run.info.run_id, {**study.files, **pages})
             lines = [run for run in present if run.data.tags.get(content.KIND) == LINE]
             self._replace_lines(of_study, lines, study.lines)
             client.set_terminated(run.info.run_id, "FINISHED")
@@ -238,33 +228,33 @@ class Tracker:
         return run.info.run_id
 
     def log_views(self, study: StudyLog) -> None:
-        """Sends the saved views, and what they show: trials, and tags and metrics of nodes."""
-        with self._connection.writing():
-            self._connection.set_experiment_tags(study.views)
-            self._connection.describe()
+        """Sends the saved views, and the trials, tags and metrics that they show."""
+        with self._mlflow.writing():
+            self._mlflow.set_experiment_tags(study.views)
+            self._mlflow.describe()
         runs = self.runs()
         self._mark_nodes(study, runs)
         self._send_trials(study, runs)
 
     def study_file(self, study: str, file: str) -> str | None:
-        """Reads a file of the study's MLflow run that was written last; None without one."""
+        """Reads a study's file from the last written MLflow run that has it, if any."""
         require_database(self.tracking_uri)
         if not is_safe_name(study):
             return None
-        with self._connection.reaching():
+        with self._mlflow.reaching():
             runs = reversed(self._study_runs(f"tags.`{content.STUDY}` = '{study}'"))
-            read = (self._connection.read_artifact(run.info.run_id, file) for run in runs)
+            read = (self._mlflow.read_artifact(run.info.run_id, file) for run in runs)
             return next((text for text in read if text is not None), None)
 
     def _replace_lines(
         self, of_study: Mapping[str, str], present: Sequence[Run], lines: Sequence[Line]
     ) -> None:
-        """Makes a run for each line of a chart, with the tags `of_study`, and deletes other lines.
+        """Makes a run for each line of a chart, with the tags `of_study`, and deletes old lines.
 
-        These runs are not children of the study's run, because MLflow's charts leave out the
+        These runs are no children of the study's run, because MLflow's charts leave out the
         children of a folded run.
         """
-        client = self._connection.client
+        client = self._mlflow.client
         wanted = {line.digest: line for line in lines}
         for run in present:
             if wanted.pop(run.data.tags.get(content.RESULT, ""), None) is None:
@@ -272,7 +262,7 @@ class Tracker:
         now = round(time.time() * 1000)
         for digest, line in wanted.items():
             tags = {content.KIND: LINE, content.RESULT: digest, **of_study}
-            run = self._connection.create(line.name, {**line.tags, **tags}, now)
+            run = self._mlflow.create(line.name, {**line.tags, **tags}, now)
             points = [
                 Metric(key, value, now, step)
                 for step, at in line.points.items()
@@ -281,9 +271,9 @@ class Tracker:
             client.log_batch(run.info.run_id, metrics=points)
             client.set_terminated(run.info.run_id, "FINISHED")
 
-    def _mark_nodes(self, study: StudyLog, runs: Mapping[tuple[str, str], Run]) -> None:
-        """Sets nodes' colours, metrics and tags, by which a filter lists a study's runs."""
-        with self._connection.writing():
+    def _mark_nodes(self, study: StudyLog, runs: Runs) -> None:
+        """Sets colours and metrics of nodes, and tags by which filters find a study's runs."""
+        with self._mlflow.writing():
             for (_, node_id), run in runs.items():
                 tags = dict(study.node_tags.get(node_id, {}))
                 if node_id in study.node_tags:
@@ -292,20 +282,17 @@ class Tracker:
                     tags[content.RUN_COLOUR] = colour
                 self._log_missing(run, tags, {}, study.node_metrics.get(node_id, {}))
 
-    def _send_trials(self, study: StudyLog, runs: Mapping[tuple[str, str], Run]) -> None:
-        """Sends what MLflow lacks of each trial, the status last; deletes another sender's copies.
-
-        A trial's run is found by its id, so nothing is sent twice.
-        """
-        with self._connection.writing() as client:
-            present: dict[str, Run] = {}
-            for run in sorted(self._connection.search(trials_filter(study.identity)), key=age):
+    def _send_trials(self, study: StudyLog, runs: Runs) -> None:
+        """Sends what MLflow lacks of each trial, the status last. Deletes duplicates of trials."""
+        with self._mlflow.writing() as client:
+            present = {}
+            for run in sorted(self._mlflow.search(trials_filter(study.identity)), key=age):
                 if present.setdefault(run.data.tags.get(TRIAL_ID, ""), run) is not run:
                     self._sender.delete([run])
             for trial in study.trials:
                 tags = {content.KIND: TRIAL_KIND, content.STUDY_ID: study.identity}
                 tags[TRIAL_ID], elapsed_ms = trial.trial_id, milliseconds(trial.elapsed_s)
-                run = present.get(trial.trial_id) or self._connection.create(
+                run = present.get(trial.trial_id) or self._mlflow.create(
                     trial.name, tags, time.time() * 1000 - elapsed_ms
                 )
                 nodes = [runs[key].info for i in trial.run_ids if (key := ("run", i)) in runs]
@@ -332,7 +319,6 @@ class Tracker:
         params: Mapping[str, str],
         metrics: Mapping[str, float],
     ) -> None:
-        """Sends the tags, parameters and metrics that a run lacks."""
         texts = ({key: text_for_people(text) for key, text in of.items()} for of in (tags, params))
         new_tags, new_params = find_lacking(run, *texts)
         known, now = run.data.metrics, int(time.time() * 1000)
@@ -340,16 +326,15 @@ class Tracker:
             Metric(key, value, now, 0) for key, value in metrics.items() if known.get(key) != value
         ]
         if new_tags or new_params or new_metrics:
-            self._connection.client.log_batch(run.info.run_id, new_metrics, new_params, new_tags)
+            self._mlflow.client.log_batch(run.info.run_id, new_metrics, new_params, new_tags)
 
     def register_export(
         self, run: RunDirectory, view: View, name: str, record: Path, tags: Mapping[str, str]
     ) -> str:
         """Makes the folder of an export's `record` the newest version of model `name`.
 
-        Returns the version's number. The files become artifacts of the MLflow run of the view's
-        `run`, which is sent before. An export that is registered under the name keeps its version
-        and gets the tags.
+        Returns the version's number. Also sends the view's `run`, to which the files belong as
+        artifacts. If the export is already a version, only its tags are set.
         """
         digest, mlflow_run_id = hash_file(record), self.mirror(run)
         assert mlflow_run_id is not None, "an exported run was attempted"
@@ -358,7 +343,7 @@ class Tracker:
         tags = {**ids, "gram.modules": active, **tags}
         note = f"View of run `{view.run_id}`; modules switched on: {active}. "
         note += "The files' README says how it was verified."
-        with self._connection.writing() as client:
+        with self._mlflow.writing() as client:
             if not client.search_registered_models(f"name = '{name}'"):
                 client.create_registered_model(name)
             for version in client.search_model_versions(f"name = '{name}'"):
@@ -366,7 +351,7 @@ class Tracker:
                     for key, value in tags.items():
                         client.set_model_version_tag(name, version.version, key, value)
                     return str(version.version)
-            source = self._connection.copy_artifacts(
+            source = self._mlflow.copy_artifacts(
                 mlflow_run_id, f"exports/{digest[:16]}", record.parent
             )
             tags |= {EXPORT: digest, content.KIND: "export"}
@@ -376,9 +361,9 @@ class Tracker:
             return str(made.version)
 
     def view_urls(self, study: str, pages: str = LOCAL_UI) -> dict[str, str]:
-        """Returns {what it shows: address} of a study's saved views, as `run_url`."""
-        with self._connection.reaching():
-            views = read_views(self._connection.experiment_tags(), self._connection.experiment_id)
+        """Returns {content: address} of a study's saved views. `pages` is as in `run_url`."""
+        with self._mlflow.reaching():
+            views = read_views(self._mlflow.experiment_tags(), self._mlflow.experiment_id)
         prefix, base = f"gram.{study}.", self._base(pages)
         return {
             key.removeprefix(prefix): f"{base}{page}"
@@ -387,9 +372,9 @@ class Tracker:
         }
 
     def run_url(self, mlflow_run_id: str, pages: str = LOCAL_UI) -> str:
-        """Returns the address of a run's page; `pages` is the address of a database's pages."""
-        with self._connection.reaching():
-            experiment_id = self._connection.experiment_id
+        """Returns the address of a run's page. `pages` is where a database's pages are served."""
+        with self._mlflow.reaching():
+            experiment_id = self._mlflow.experiment_id
         return (
             f"{self._base(pages)}#/experiments/{experiment_id}/runs/{mlflow_run_id}?{TRAINING_RUNS}"
         )
@@ -403,7 +388,7 @@ class Tracker:
 
 
 def file_name(name: str) -> str:
-    """Returns a file name that is safe for `name`; different names get different file names."""
+    """Returns a safe file name, which differs for different names."""
     return (
         name
         if is_safe_name(name)

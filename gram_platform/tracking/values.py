@@ -1,6 +1,6 @@
 """Writes texts within MLflow's limits, and reads them back, though people may change them.
 
-A value that cannot be what the mirror wrote counts as absent, so that it is written again.
+A value that this package cannot have written counts as missing, so that it is written again.
 """
 
 import re
@@ -18,7 +18,7 @@ LONGEST_S = 2.0**52 / 1000
 MOST_TAGS = 100
 # The names of the study's tags, separated by commas.
 TAG_NAMES = "gram.tags"
-# The number of parts of a text with tags that MLflow could not hold one by one.
+# The number of parts of a text with all tags, if MLflow cannot store each tag.
 NUM_PARTS = "gram.num_parts"
 # The part's number follows. MLflow's pages hide tags whose names begin with `mlflow.`.
 TAG_PART = "mlflow.gram.part."
@@ -27,7 +27,7 @@ _ESCAPE = re.compile(r":([0-9a-f]+):")
 
 
 def text_for_people(text: str, most: int = LONGEST_TEXT) -> str:
-    """Returns a text for MLflow: no secrets, cut at `most`, NUL and half surrogates escaped."""
+    """Masks secrets in a text, escapes NUL and half surrogates, and cuts it at `most`."""
     text = in_utf8(mask_secrets(text)).replace("\0", "\\x00")
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
@@ -38,7 +38,7 @@ def in_utf8(text: str) -> str:
 
 
 def milliseconds(seconds: float) -> int:
-    """Returns a Unix time in whole milliseconds, within what databases hold as an integer."""
+    """Returns a time in whole milliseconds, within the integers of databases."""
     return round(max(-LONGEST_S, min(seconds, LONGEST_S)) * 1000)
 
 
@@ -50,8 +50,8 @@ def is_short_name(name: str) -> bool:
 def whole_tags(tags: Mapping[str, str]) -> dict[str, str]:
     """Returns MLflow's tags for a study's tags, from which `study_of` recovers the originals.
 
-    If MLflow or its databases reject a name or value, for example because it is too long, hidden
-    tags hold all tags as JSON, and the visible tags hold only the beginnings.
+    If MLflow or its databases reject a name or value, such as a long one, hidden tags have all tags
+    as JSON, and visible tags have only beginnings of values.
     """
     escaped = {metric_name(name): value for name, value in tags.items()}
     readable = {
@@ -69,10 +69,7 @@ def whole_tags(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def unescape(key: str) -> str:
-    """Inverts `metric_name`.
-
-    A key that somebody else wrote may hold codes of no character, which stay.
-    """
+    """Inverts `metric_name`. A code of no character, which others may have written, stays."""
     return _ESCAPE.sub(_character, key)
 
 
@@ -82,7 +79,7 @@ def _character(match: re.Match) -> str:
 
 
 def study_of(tags: Mapping[str, str]) -> dict[str, str]:
-    """Inverts `whole_tags`, as far as people left what it wrote."""
+    """Inverts `whole_tags`, as far as people have not changed the tags."""
     num_parts = number_of(tags, NUM_PARTS) or 0
     if 0 < num_parts <= len(tags):
         try:
@@ -96,14 +93,14 @@ def study_of(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def number_of(values: Mapping[str, str], key: str) -> int | None:
-    """Reads a whole number that the mirror wrote; None if there is none, or something else."""
+    """Reads a whole number of at most 18 characters, or None from any other value."""
     text = values.get(key, "")
     is_number = text.removeprefix("-").isdecimal() and text.isascii() and len(text) < 19
     return int(text) if is_number else None
 
 
 def curve_points(text: str) -> list[tuple[int, float]] | None:
-    """Reads (step, loss) from a text `<step>:<loss> <step>:<loss> ...`; None for another text."""
+    """Reads (step, loss) from `<step>:<loss> <step>:<loss> ...`, or None from another text."""
     try:
         return [
             (int(step), float(loss)) for step, loss in (point.split(":") for point in text.split())

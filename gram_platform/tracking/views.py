@@ -1,8 +1,8 @@
-"""Builds saved views of MLflow's page of runs: one click shows a study's charts or runs.
+"""Builds saved views of MLflow's page of runs. A click on a view shows a study's charts or runs.
 
-MLflow keeps a saved view, which is a filter, columns and charts, as a tag of the experiment, and
-its page lists them under "Views". No document describes the tag. The format is what MLflow's page
-3.17 writes and reads, and `test_mlflow_pages.py` opens our views in a browser.
+A saved view has a filter, columns and charts. MLflow stores it as a tag of the experiment. No
+document describes the tag, so the format is what the page of MLflow 3.17 writes and reads.
+`test_mlflow_pages.py` opens our views in a browser.
 """
 
 import json
@@ -19,16 +19,15 @@ from gram_platform.config.space import RANK, TrialColumns
 from gram_platform.tracking.entry import KIND, STATUS, STUDY, STUDY_ID
 from gram_platform.tracking.values import LONGEST_TEXT, text_for_people, unescape
 
-# The kind of MLflow's runs that hold a line of a study's figures.
+# The kind of MLflow's runs with a line of a study's figures.
 LINE = "line"
 # The view's key follows.
 VIEW_TAG = "mlflow.sharedViewState."
-# The kind of MLflow's runs that are trials of a search.
 TRIAL_KIND = "trial"
-# Without this, MLflow's pages are those about traces of language models.
+# Without this, MLflow shows pages about traces of language models.
 TRAINING_RUNS = "workflowType=machine_learning"
 _VIEW_COLUMNS = ("tags.`method`", "tags.`size`", "tags.`profile`", "tags.`seed`")
-# A class follows: compute ratios are metrics of an evaluation.
+# A class follows. Compute ratios are metrics of evaluations.
 RATIO = "ratio/"
 _NODE_COLUMNS = (*_VIEW_COLUMNS, "tags.`elicited`", "metrics.`train/loss`")
 # The fields of every chart of lines, against the step on a log axis.
@@ -52,7 +51,7 @@ hold its compute ratios by model size (the step)."""
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a study's figures, sent to MLflow as a run whose steps are model sizes."""
+    """A line of a study's figures, which MLflow has as a run whose steps are model sizes."""
 
     name: str
     tags: Mapping[str, str]
@@ -66,7 +65,6 @@ class Line:
 
 
 def study_id(name: str, params: Mapping[str, str]) -> str:
-    """Returns the id of a study with these parameters."""
     return short_hash({"study": name, "params": dict(params)})
 
 
@@ -81,11 +79,11 @@ class StudyLog:
     figures: Mapping[str, Any]
     params: Mapping[str, str]
     lines: Sequence[Line] = ()
-    # By the node's id, with which the node also gets `gram.study.NAME`.
+    # By the id of every node of the study. Each also gets the tag `gram.study.NAME`.
     node_tags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    # By tag of the experiment, whose description links to them unless people have changed it.
+    # By tag of the experiment, whose description may link to them.
     views: Mapping[str, str] = field(default_factory=dict)
-    # The newest submission's, a text of `provenance.Code`.
+    # The code of the newest submission, a text of `provenance.Code`.
     code: str = ""
     # More metrics of nodes, by id.
     node_metrics: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -102,9 +100,9 @@ class StudyLog:
 
 @dataclass(frozen=True)
 class TrialEntry:
-    """A trial of a search, a run in MLflow. Its nodes are no children of it: studies share them."""
+    """A trial of a search, as a run of MLflow. Its nodes are no children: studies share them."""
 
-    # A hash of the search and the trial's point, since a grid that grows renumbers its trials.
+    # A hash of the search and the trial's point, because a grid that grows renumbers its trials.
     trial_id: str
     search: str
     trial: str
@@ -112,7 +110,6 @@ class TrialEntry:
     status: str
     params: Mapping[str, str]
     metrics: Mapping[str, float]
-    # The ids of its runs.
     run_ids: tuple[str, ...]
     elapsed_s: float
 
@@ -122,7 +119,7 @@ def trials_filter(study_id: str) -> str:
 
 
 def group_metric(objective: str, group: str) -> str:
-    """Names the metric of an objective that only one group's trials have, for their contour."""
+    """Names the metric with an objective that only the trials of a group have, for a contour."""
     return metric_name(f"{objective} at {group}")
 
 
@@ -131,7 +128,7 @@ def search_view(
 ) -> dict[str, str]:
     """Returns the view of a search's trials, the best of each group first, as a tag.
 
-    It has parallel coordinates, and for each of the `groups` a contour over two parameters.
+    The view has parallel coordinates, and for each group a contour over two parameters.
     """
     section, varied = f"gram.{search}.trials", (*columns.groups, *columns.parameters)
     fields = {"selectedParams": varied, "selectedMetrics": columns.objectives, "showAllRuns": True}
@@ -152,10 +149,10 @@ def search_view(
 def study_views(
     study: str, study_id: str, shown: Mapping[str, str], charts: Sequence[Sequence[str]]
 ) -> dict[str, str]:
-    """Returns a study's views as tags: evaluations, charts of its lines, and all its nodes.
+    """Returns a study's views of evaluations, of charts, and of all nodes, as tags.
 
-    `charts`: the metrics of each chart, the first of which names it. The best evaluation by the
-    same ratios comes first. Without charts the nodes are the only view.
+    `charts` has the metrics of each chart. The first metric names the chart. Evaluations are sorted
+    by `forget`, or without it by the first chart. Without charts there is only the view of nodes.
     """
     of_nodes, key = f"tags.`{STUDY}.{study}` != ''", f"gram.{study}."
     nodes = _view(f"{key}runs", f"{study}: runs", of_nodes, _NODE_COLUMNS)
@@ -176,10 +173,9 @@ def study_views(
         )
         for names in charts
     ]
-    title = {section: "By number of parameters"}
     return {
         **_view(f"{key}evaluations", f"{study}: evaluations", of_evaluations, columns, best),
-        **_view(section, name, of_lines, charts=lines, titles=title),
+        **_view(section, name, of_lines, charts=lines, titles={section: "By number of parameters"}),
         **nodes,
     }
 
@@ -193,7 +189,7 @@ def _view(
     charts: Sequence[Mapping] = (),
     titles: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """Encodes a saved view as MLflow's page does; a later one with the same key replaces it.
+    """Encodes a saved view as MLflow's page does. A later view with the same key replaces it.
 
     `order_by` is a column, lowest first. `titles` has the titles of the charts' sections.
     """
@@ -216,7 +212,7 @@ def _chart(kind: str, section: str, name: str, fields: Mapping[str, object]) -> 
 
 
 def read_views(tags: Mapping[str, str], experiment_id: str) -> dict[str, tuple[str, str]]:
-    """Reads our views among an experiment's tags: {key: (name, address below MLflow's own)}."""
+    """Reads our views from an experiment's tags as {key: (name, address below MLflow's)}."""
     views = {}
     for tag, text in sorted(tags.items()):
         if tag.startswith(f"{VIEW_TAG}gram."):
@@ -236,9 +232,9 @@ class StoredView(TypedDict):
 
 
 def _quote(value: str) -> str:
-    """Quotes a value for MLflow's filters, which know no escape.
+    """Quotes a value for MLflow's filters, which have no escapes.
 
-    A text with both quotes loses the double ones.
+    A text with both kinds of quotes loses its double quotes.
     """
     return '"{}"'.format(value.replace('"', "")) if "'" in value else f"'{value}'"
 

@@ -208,11 +208,11 @@ def test_long_studies_are_logged(database, monkeypatch):
     )
     tracker.log_study(StudyLog("long", *arguments))
     for number in range(60):
-        tracker._connection.set_experiment_tags(
+        tracker._mlflow.set_experiment_tags(
             {f"mlflow.sharedViewState.gram.{number}{'n' * 90}.runs": list(views.values())[1]}
         )
     tracker.log_study(StudyLog("long", *arguments))
-    assert len(tracker._connection.experiment_tags()["mlflow.note.content"]) <= LONGEST_TEXT
+    assert len(tracker._mlflow.experiment_tags()["mlflow.note.content"]) <= LONGEST_TEXT
     assert tracker.study_file("long", "table.csv") == "content"
     assert tracker.study_file("o'brien", "table.csv") is None
 

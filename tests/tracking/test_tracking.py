@@ -550,7 +550,7 @@ def test_a_database_without_its_driver_is_bad_input():
 
 def test_links_have_no_user_and_password(monkeypatch):
     tracker = Tracker("http://user:word@host:5000/mlflow/")
-    monkeypatch.setattr(tracker._connection, "_client", object())
+    monkeypatch.setattr(tracker._mlflow, "_client", object())
     assert tracker.run_url("x").startswith("http://host:5000/mlflow/#/experiments/")
     with pytest.raises(InvalidField) as refused:
         Tracker("ftp://user:word@host")

@@ -1,4 +1,4 @@
-"""Turns the model's deliveries into the text of a completion, and keeps the metrics."""
+"""Turns tokens from the model into the text of a completion, and counts metrics."""
 
 import time
 import uuid
@@ -16,7 +16,7 @@ from gram_platform.release.serving.policy import Grant
 from gram_platform.release.serving.requests import COMMON_REFUSALS, Refusal, refusal
 from gram_platform.release.serving.text import TextStream, Vocabulary
 
-# How a request ends if the model's copy of the policy does not grant it, or is not confirmed.
+# The end of a request if the model's copy of the policy does not grant it, or is unconfirmed.
 FORBIDDEN, UNCONFIRMED = "model_not_found", "policy_unconfirmed"
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -61,17 +61,16 @@ class Completions(Protocol):
     def stream(
         self, digest: str, profile: str, request: GenerationRequest, whole: bool
     ) -> AsyncIterator[Delivery]:
-        """Yields deliveries as `ModelServer.stream`; ModelLost if the model fails.
+        """Yields deliveries as `ModelServer.stream`. Raises ModelLost if the model fails.
 
-        Closing the iterator abandons the request.
+        Closing the iterator cancels the request.
         """
 
-    async def is_ready(self) -> bool:
-        """Returns whether the model answers now."""
+    async def is_ready(self) -> bool: ...
 
 
 class Answer:
-    """Generates the text of a granted request; sets `finish_reason` at its end."""
+    """Generates the text of a granted request, and sets `finish_reason` at the end."""
 
     def __init__(
         self,
@@ -96,9 +95,9 @@ class Answer:
         return counts | {"total_tokens": sum(counts.values())}
 
     async def texts(self, whole: bool = False) -> AsyncIterator[str]:
-        """Yields "" when generation is accepted, and then text; Refusal if it cannot finish."""
+        """Yields "" when generation is accepted, and then text. Raises Refusal if it fails."""
         metrics, profile = self._metrics, self.grant.profile
-        # Tokens are needed as they are drawn if a stop can end the text.
+        # If a stop can end the text, tokens are needed as they are drawn.
         whole = whole and not self._stops
         stream = self._completions.stream(self._digest, profile, self.request, whole)
         started, is_accepted, end = time.monotonic(), False, "abandoned"

@@ -58,7 +58,7 @@ from gram_platform.release.serving.requests import (
 )
 from gram_platform.release.serving.text import Vocabulary
 
-# A child of the logger that Ray Serve writes to its files.
+# Ray Serve writes lines of such a logger to files.
 logger = logging.getLogger("ray.serve.gram")
 WRONG_METHOD = ("method_not_allowed", "this path does not accept this method")
 OTHER_ERROR = ("http_error", "the server does not understand this request")
@@ -148,7 +148,7 @@ class Api:
         return HTMLResponse(html, headers=headers)
 
     async def _texts(self, answer: Answer, rule: TokenRule, whole: bool) -> AsyncIterator[str]:
-        """Yields an answer's texts; Refusal 429 if the token has too many open requests."""
+        """Yields an answer's texts. Raises Refusal 429 if the token has too many open requests."""
         allowed = rule.max_requests or self.max_requests
         if self._num_open[rule.name] >= allowed:
             state = f"this token has {allowed} requests at work or waiting, and may have no more"
@@ -162,7 +162,7 @@ class Api:
             self._num_open[rule.name] -= 1
 
     async def _events(self, answer: Answer, rule: TokenRule, usage: bool) -> AsyncIterator[str]:
-        """Yields server-sent events: an empty one when generation is accepted, a refusal last.
+        """Yields "" when generation is accepted, and then server-sent events. Refusals are events.
 
         `usage` is OpenAI's `include_usage`.
         """
@@ -181,7 +181,7 @@ class Api:
                 yield _event(refused.body())
 
     def _caller(self, request: Request) -> tuple[str, TokenRule]:
-        """Returns (digest, rule) of the caller's token; Refusal 401 or 503 if there is none."""
+        """Returns (digest, rule) of the caller's token. Raises Refusal 401 or 503 without one."""
         if not is_recent(self.confirmed_at):
             raise refusal("policy_unconfirmed")
         headers = request.headers.getlist("authorization")
@@ -238,13 +238,12 @@ async def _body(request: Request) -> bytes:
 
 
 def _body_of(answer: Answer, text: str, finish_reason: str | None) -> dict:
-    choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
     return {
         "id": answer.id,
         "object": "text_completion",
         "created": answer.created,
         "model": answer.grant.profile,
-        "choices": [choice],
+        "choices": [{"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}],
     }
 
 
@@ -254,7 +253,7 @@ def _event(body: dict) -> str:
 
 @functools.cache
 def page_and_policy() -> tuple[str, str]:
-    """Returns (the page's HTML, a Content-Security-Policy for only its script and style)."""
+    """Returns (the page's HTML, a Content-Security-Policy for its script and style only)."""
     page = resources.files("gram_platform.release.serving") / "page.html"
     html = page.read_text(encoding="utf-8")
     return html, (

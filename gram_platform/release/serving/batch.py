@@ -1,7 +1,7 @@
 """Continues sequences of any profiles together, one token of each sequence at a time.
 
-The first B rows of the reader's memory are active. When a sequence ends, the last one moves to its
-row. Shapes: B rows, T tokens of the longest prompt, V vocabulary.
+The first B rows of the reader's memory are active. When a sequence ends, the last sequence moves to
+the free row. Shapes have B rows, T tokens of the longest prompt, and V ids of the vocabulary.
 """
 
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ class Batch:
         return self.reader.num_rows - len(self.sequences)
 
     def admit(self, new: Sequence[ActiveSequence]) -> list[ActiveSequence]:
-        """Reads the prompts and draws each sequence's first token; returns `new` as a list."""
+        """Reads the prompts and draws each sequence's first token. Returns `new` as a list."""
         assert 0 < len(new) <= self.num_free
         first = len(self.sequences)
         self.reader.clear(first, len(new))
@@ -80,7 +80,7 @@ class Batch:
         return list(new)
 
     def step(self) -> list[ActiveSequence]:
-        """Draws a token for every active sequence; returns all these sequences, also ended ones."""
+        """Draws a token for every active sequence. Returns all of them, also if they ended."""
         sequences = list(self.sequences)
         if not sequences:
             return []
@@ -91,7 +91,7 @@ class Batch:
         return sequences
 
     def remove(self, sequence: ActiveSequence) -> None:
-        """Frees the sequence's row; does nothing if it is not active."""
+        """Frees the row of an active sequence. Does nothing for other sequences."""
         if sequence not in self.sequences:
             return
         row, last = self.sequences.index(sequence), len(self.sequences) - 1
@@ -132,8 +132,8 @@ def next_tokens(
 ) -> torch.Tensor:
     """Draws tokens_B (int64, on the CPU), each with its row's temperature and random number.
 
-    With a temperature below COLDEST, the likeliest token is taken (of equal ones, the lowest id).
-    `top_p` keeps the likeliest tokens until the sum of their probabilities reaches it.
+    Below COLDEST, the likeliest token with the lowest id is taken. Otherwise a token is one of the
+    fewest likeliest tokens whose probabilities sum to `top_p`.
     """
     tokens_B = logits_BV.argmax(dim=-1).cpu()
     warm = (temperatures_B >= COLDEST).nonzero()[:, 0]

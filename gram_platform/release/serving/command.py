@@ -27,11 +27,11 @@ from gram_platform.store.data import open_corpus
 SERVING_STORE_BYTES = 128 * 2**20
 # The resource that marks Ray's head.
 HEAD = "node:__internal_head__"
-# The time between two readings of the policy's file.
+# The time between readings of the policy's file.
 POLICY_CHECK_S = 2.0
-# The arguments are those of `PolicyKeeper.confirm`.
+# As `PolicyKeeper.confirm`.
 Confirm = Callable[[Policy, int, float], None]
-# The time in addition to a request's deadline for callers who read slowly.
+# The time after a request's deadline for callers who read slowly.
 SLOW_CALLER_S = 30.0
 LOOPBACKS = ("127.0.0.1", "::1", "localhost")
 
@@ -60,7 +60,7 @@ class Service:
         require_int("max_requests", self.max_requests, 1)
 
     def find_port(self) -> int:
-        """Returns the port, or a free port for 0; ValueError if another program uses the port."""
+        """Returns the port, or a free port for 0. Raises ValueError if the port is in use."""
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         with socket.socket(family) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -75,14 +75,14 @@ class Service:
 
 @dataclass(frozen=True)
 class PreparedService:
-    """A run that can be served, with what the deployments need."""
+    """A run that can be served, with all that the deployments need."""
 
     run: RunConfig
     source: ModelSource
     tokenizer_json: str
 
     def lines(self) -> list[str]:
-        """Returns lines for the terminal about modules in memory and about tokens' profiles."""
+        """Returns lines for the terminal about loaded modules and the profiles of tokens."""
         policy = self.source.policy
         granted = policy.modules_of_tokens
         absent = [module for module in self.run.model.module_domains if module not in granted]
@@ -125,7 +125,7 @@ def listen(handler: Callable[..., None]) -> None:
 
 
 def interrupt(*_) -> None:
-    """Ends the command by KeyboardInterrupt, the only exception that also ends Ray's waits.
+    """Raises KeyboardInterrupt, which also ends waits of Ray, to end the command.
 
     Further signals are ignored, because an interrupted clean-up would leave processes on Ray.
     """
@@ -155,8 +155,7 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
         ending.callback(leave)
         listen(interrupt)
         try:
-            num_cpus = service.num_replicas * service.num_threads
-            is_private = join_ray(service.ray_address, num_cpus)
+            is_private = join_ray(service.ray_address, service.num_replicas * service.num_threads)
             # Set again, because ray.init has replaced the signal handlers.
             listen(interrupt)
             require_gpu(service.device)
@@ -183,18 +182,21 @@ def serve_until_stopped(service: Service, say: Callable[[str], None]) -> None:
             listen(ignore)
             say("stopping")
         except ClusterLost as error:
-            reason = "Ray has died, and all models with it: start `gram serve` again"
-            raise Stopped(reason) from error
+            raise Stopped(
+                "Ray has died, and all models with it: start `gram serve` again"
+            ) from error
         except (*CALL_ERRORS, RuntimeError) as error:
             reason = one_line(error) or type(error).__name__
-            advice = "start `gram serve` again, where processors and memory are free"
-            raise Stopped(f"Ray Serve has died or does not start ({reason}): {advice}") from error
+            raise Stopped(
+                f"Ray Serve has died or does not start ({reason}): start `gram serve` again, where"
+                " processors and memory are free"
+            ) from error
         finally:
             listen(ignore)
 
 
 def start(service: Service, prepared: PreparedService, name: str) -> int:
-    """Deploys an application, and waits until its models answer; returns its port.
+    """Deploys an application, waits until its models answer, and returns its port.
 
     `name` is the name of the application and of its `PolicyKeeper`.
     """
@@ -202,11 +204,23 @@ def start(service: Service, prepared: PreparedService, name: str) -> int:
 
     from gram_platform.release.serving.deployments import application
 
-    port, within_s = service.find_port(), service.limits.deadline_s + SLOW_CALLER_S
-    http_options = {"host": service.host, "port": port, "request_timeout_s": within_s}
-    serve.start(proxy_location="HeadOnly", http_options=http_options)
-    parts = (prepared.source, prepared.tokenizer_json, prepared.run.model.seq_len)
-    app = application(*parts, service.max_requests, service.num_replicas, name)
+    port = service.find_port()
+    serve.start(
+        proxy_location="HeadOnly",
+        http_options={
+            "host": service.host,
+            "port": port,
+            "request_timeout_s": service.limits.deadline_s + SLOW_CALLER_S,
+        },
+    )
+    app = application(
+        prepared.source,
+        prepared.tokenizer_json,
+        prepared.run.model.seq_len,
+        service.max_requests,
+        service.num_replicas,
+        name,
+    )
     serve.run(app, name=name, route_prefix="/")
     return port
 
@@ -222,11 +236,14 @@ def new_keeper(name: str) -> Confirm:
 
 
 def load_granting(path: str) -> Policy:
-    """Reads a policy; ValueError also for one without tokens."""
+    """Reads a policy. Raises ValueError also for a policy without tokens."""
     policy = load_policy(path)
     if not policy.tokens:
-        expected = "a policy with at least one token: `gram token NAME --policy FILE` adds one"
-        raise invalid("policy", path, expected)
+        raise invalid(
+            "policy",
+            path,
+            "a policy with at least one token: `gram token NAME --policy FILE` adds one",
+        )
     return policy
 
 
@@ -239,9 +256,8 @@ def follow_policy(
 ) -> None:
     """Confirms the file's policy every `POLICY_CHECK_S`, and reports changes and errors once.
 
-    The time of a confirmation is before the file was read, so that a late call does not prolong an
-    old policy. A file that cannot be read is not confirmed, so replicas reject all requests after
-    `LEASE_S`.
+    A confirmation has the time before the file was read, so that a late call does not prolong an
+    old policy. If the file cannot be read, replicas reject all requests after `LEASE_S`.
     """
     reported, loaded = (), policy.modules_of_tokens
     while not is_over.is_set():
@@ -264,10 +280,7 @@ def follow_policy(
 
 
 def require_own_serve() -> None:
-    """Raises ValueError if Ray Serve runs already, or would listen on another machine.
-
-    Ray Serve listens on the machine of Ray's head.
-    """
+    """Raises ValueError if Ray Serve runs already, or would listen elsewhere, on Ray's head."""
     import ray
     from ray import serve
 
@@ -276,16 +289,17 @@ def require_own_serve() -> None:
         raise invalid("ray_address", head, "a Ray whose head is this machine")
     status = serve.status()
     if status.applications or status.proxies:
-        names = ", ".join(sorted(status.applications)) or "no application"
-        expected = "a Ray without Ray Serve; `serve shutdown` there ends one that is left over"
-        raise invalid("ray_address", names, expected)
+        raise invalid(
+            "ray_address",
+            ", ".join(sorted(status.applications)) or "no application",
+            "a Ray without Ray Serve; `serve shutdown` there ends one that is left over",
+        )
 
 
 def end_application(name: str, is_private: bool) -> None:
     """Deletes this command's application, and shuts Ray Serve down if it has no other.
 
-    A private Ray ends later, with Ray Serve. A shut-down before that would print that Ray retries
-    it for ever.
+    A private Ray ends later with Ray Serve, which would otherwise print that Ray retries for ever.
     """
     from ray import serve
 
@@ -299,7 +313,7 @@ def end_application(name: str, is_private: bool) -> None:
         if not (is_private or serve.status().applications):
             serve.shutdown()
     except (*CALL_ERRORS, RuntimeError):
-        # Further calls would wait for a dead Ray.
+        # More calls would wait for a dead Ray.
         return
 
 
@@ -312,7 +326,7 @@ def require_gpu(device: str) -> None:
 
 
 def make_environment_private() -> None:
-    """Sets the variables of a private Ray, with a new token. Ray reads them when imported."""
+    """Sets the variables of a private Ray, with a new token. Importing Ray reads them."""
     for name in [name for name in os.environ if name.startswith("RAY_")]:
         del os.environ[name]
     os.environ |= {
@@ -325,13 +339,13 @@ def make_environment_private() -> None:
 
 
 def choose_ray(address: str) -> str:
-    """Returns `address`, or $RAY_ADDRESS if it is empty; "" for none and for `local`."""
+    """Returns `address`, otherwise $RAY_ADDRESS, otherwise "". Replaces `local` by ""."""
     address = address or os.environ.get("RAY_ADDRESS", "")
     return "" if address == "local" else address
 
 
 def join_ray(address: str, num_cpus: int) -> bool:
-    """Joins the Ray of `choose_ray`, or starts a private Ray; returns whether it is private."""
+    """Joins the Ray of `choose_ray`, or starts a private Ray. Returns whether it is private."""
     from gram_platform.engine.cluster import join
     from gram_platform.engine.cluster import start as start_ray
 

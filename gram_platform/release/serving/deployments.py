@@ -1,8 +1,7 @@
 """Deploys a run on Ray Serve. `Ingress` answers HTTP, and `Model` has the weights.
 
 The ingress is a process of its own, so that it can answer callers when a model's process dies. It
-sends a token's digest and no grant, which the model's process looks up in its own copy of the
-policy.
+sends a token's digest. The model's process looks up the grant in its own copy of the policy.
 
 `gram serve` confirms the policy every two seconds in a `PolicyKeeper`, an actor that ends with the
 command. Every replica reads the policy from the keeper each second. It grants nothing `LEASE_S`
@@ -31,25 +30,25 @@ from gram_platform.release.serving.policy import LEASE_S, Policy
 from gram_platform.release.serving.text import Vocabulary
 
 NAMESPACE = "gram"
-# The time between two readings of the keeper's policy.
+# The time between readings of the keeper's policy.
 LOOK_S = 1.0
 FIRST_LOOK_S = 60.0
 # The longest wait for a delivery, which a replica sends every 2 s.
 LONGEST_SILENCE_S = 10.0
-# Errors of calls to Ray. CancelledError is not one if the caller itself was cancelled.
+# Errors of calls to Ray, except CancelledError if the caller itself was cancelled.
 CALL_ERRORS = (TimeoutError, RayError, RayServeException, asyncio.CancelledError)
 READY_S = 2.0
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 30.0
 # Far more than the engine accepts.
 MAX_CONNECTIONS = 2000
-# Calls to a replica in addition to its engine's requests, for rejected requests and health checks.
+# Calls to a replica beyond its engine's requests, for rejections and health checks.
 SPARE_CALLS = 64
 
 
 # A keeper that Ray restarts has no policy until one is confirmed again.
 @ray.remote(num_cpus=0, max_restarts=-1)
 class PolicyKeeper:
-    """Keeps the confirmed policy, and the number of parts of its file that are left out.
+    """Keeps the confirmed policy, and the number of parts of its file that are skipped.
 
     It runs on the machine of `gram serve`, so that both have the same `time.monotonic`.
     """
@@ -61,7 +60,10 @@ class PolicyKeeper:
         self._confirmed = policy, num_left_out, read_at
 
     def read(self) -> tuple[Policy, int, float]:
-        """Returns (policy, parts left out, age in seconds); RuntimeError before a confirmation."""
+        """Returns (policy, number of skipped parts, age in seconds).
+
+        Raises RuntimeError before a confirmation.
+        """
         if self._confirmed is None:
             raise RuntimeError("no policy was confirmed yet")
         policy, num_left_out, read_at = self._confirmed
@@ -69,7 +71,7 @@ class PolicyKeeper:
 
 
 def follow(keeper: str, replica: ModelServer | Api) -> None:
-    """Sets a replica's policy from a thread each second; returns after the first time.
+    """Starts a thread that updates a replica's policy each second, and waits for the first update.
 
     Raises RuntimeError without a policy, so that the replica does not start.
     """
@@ -94,7 +96,7 @@ def follow(keeper: str, replica: ModelServer | Api) -> None:
 
 
 class Model(ModelServer):
-    """A replica, which has only the modules that some token is granted."""
+    """A replica with only those modules that some token is granted."""
 
     def __init__(self, source: ModelSource, keeper: str):
         super().__init__(source)
@@ -106,7 +108,7 @@ class Model(ModelServer):
 
 
 class RemoteCompletions:
-    """Generates by a `Model` deployment. After its loss, rejects calls until the model answers."""
+    """Generates by a `Model` deployment. If it fails, rejects calls until the model answers."""
 
     def __init__(self, model: DeploymentHandle):
         self._model, self._streams = model, model.options(stream=True)
@@ -120,7 +122,7 @@ class RemoteCompletions:
         responses = self._streams.stream.remote(digest, profile, request, whole)
         delivery = Delivery()
         try:
-            # The stream of a replica that dies may neither end nor raise.
+            # When a replica dies, its stream may neither end nor raise.
             while not delivery.end and (
                 delivery := await asyncio.wait_for(anext(responses, None), LONGEST_SILENCE_S)
             ):
@@ -148,13 +150,13 @@ class RemoteCompletions:
 
 
 def is_cancelled(error: BaseException) -> bool:
-    """Returns whether the running task itself was cancelled, and not only what it awaits."""
+    """Returns whether the running task itself was cancelled, not only a task that it awaits."""
     return isinstance(error, asyncio.CancelledError) and asyncio.current_task().cancelling() > 0
 
 
 @serve.ingress()
 class Ingress:
-    """Answers HTTP. Its API is made in the replica, because tokenizers and locks do not pickle."""
+    """Answers HTTP. Each replica makes its `Api`, because tokenizers and locks do not pickle."""
 
     def __init__(
         self,

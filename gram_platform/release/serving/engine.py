@@ -1,8 +1,8 @@
 """Runs a batch in a thread, so that new requests join without waiting for others to end.
 
-Between two steps, requests that have ended, were abandoned or are late leave their rows. A group of
-new requests then takes free rows. Active rows wait while the prompts of the group are read. These
-prompts have at most MAX_PROMPT_TOKENS together, unless there is only one.
+Between two steps, requests that ended, were abandoned or are late leave their rows. A group of new
+requests then takes free rows. Active rows wait while the prompts of the group are read. These have
+at most MAX_PROMPT_TOKENS together, unless the group has only one.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ from gram_platform.config.identity import require_int, require_real
 from gram_platform.release.serving.batch import ActiveSequence, Batch, GenerationRequest
 from gram_platform.release.serving.policy import Grant
 
-# A child of the logger that Ray Serve writes to its files.
+# Ray Serve writes lines of such a logger to files.
 logger = logging.getLogger("ray.serve.gram.engine")
-# How requests without a completion end, as codes of `requests.COMMON_REFUSALS`.
+# Ends of requests without a completion, which are codes of `requests.COMMON_REFUSALS`.
 BUSY, LATE, FAILED = "busy", "deadline", "interrupted"
 # The most tokens, with padding, that are read between two steps.
 MAX_PROMPT_TOKENS = 8192
@@ -35,7 +35,7 @@ STALL_S = 120.0
 
 @dataclass(frozen=True)
 class Delivery:
-    """Some of a request's tokens. The first delivery is empty, and the last one has an `end`."""
+    """Some of a request's tokens. The first delivery is empty, and the last has an `end`."""
 
     tokens: tuple[int, ...] = ()
     # "", `batch.STOP`, `batch.LENGTH` or the code of a refusal.
@@ -44,7 +44,7 @@ class Delivery:
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """The limits of an engine's requests. Requests above them are rejected as busy."""
+    """The limits of an engine. Requests beyond them are rejected as busy."""
 
     num_rows: int = 64
     num_waiting: int = 512
@@ -73,7 +73,7 @@ class _Job:
 
 
 class Engine:
-    """Runs a batch in a thread, which calls the requests' `receive`. They must not block."""
+    """Runs a batch in a thread, which calls the requests' `receive`. These must not block."""
 
     def __init__(self, batch: Batch, limits: EngineLimits):
         self.limits, self._batch = limits, batch
@@ -91,7 +91,7 @@ class Engine:
         self._thread.start()
 
     def submit(self, request: GenerationRequest, grant: Grant, receive: Receive) -> int | None:
-        """Queues a request; returns its number, or None if too many requests are open."""
+        """Queues a request. Returns its number, or None if too many requests are open."""
         deadline = time.monotonic() + self.limits.deadline_s
         job = _Job(ActiveSequence(request, grant), receive, deadline)
         with self._lock:
@@ -137,7 +137,7 @@ class Engine:
                 self._end(job, Delivery(end=FAILED))
 
     def _collect(self) -> None:
-        """Receives arrivals; waits for them if the engine is idle."""
+        """Receives arrivals. An idle engine waits for them."""
         idle = not self._active_jobs and not self._waiting and not self._closed
         with contextlib.suppress(queue.Empty):
             arrival = self._arrivals.get(idle, LONGEST_WAIT_S)

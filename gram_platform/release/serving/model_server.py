@@ -1,4 +1,4 @@
-"""Runs the engine in the process that has the weights, where every grant is checked."""
+"""Runs the engine in the process that has the weights, and checks every grant there."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from gram_platform.release.serving.policy import Grant, NotGranted, Policy, is_r
 from gram_platform.store import Store
 from gram_platform.store.views import load_view
 
-# A stream's tokens of this time are sent together.
+# A stream's tokens within this time are sent together.
 PAUSE_S = 0.03
 # The longest time between two deliveries, which may be empty.
 BEAT_S = 2.0
@@ -53,8 +53,7 @@ def require_servable(run: RunConfig, policy: Policy) -> None:
 def load_granted(source: ModelSource) -> Transformer:
     """Loads the run's model with only those modules that at least one token may use.
 
-    The hash of the weights also covers the other modules. Their bytes are read for it into memory
-    that is then returned to the system (`DiskTensors.sha256`).
+    The other modules are only read for the hash of the weights.
     """
     store = Store(source.storage)
     view = View.of(source.run_id, dict.fromkeys(source.policy.modules_of_tokens, 1.0))
@@ -79,11 +78,11 @@ class ModelServer:
     ) -> AsyncIterator[Delivery]:
         """Yields a request's deliveries. The first is empty, or final if the request is rejected.
 
-        Tokens are delivered several times a second, less often with `whole`. If there are none, an
+        Tokens are delivered several times a second, less often with `whole`. Without tokens, an
         empty delivery is sent every `BEAT_S`, so a longer silence means that this process is lost.
 
-        The caller is not trusted, so the grant is checked before every delivery. A revocation also
-        ends streams.
+        The grant is checked before every delivery, because the caller is not trusted, and because
+        an edited policy ends streams.
         """
         grant = self._find_grant(digest, profile)
         if isinstance(grant, str):
@@ -117,7 +116,7 @@ class ModelServer:
             return FORBIDDEN
 
     async def _next(self, received: asyncio.Queue, whole: bool) -> Delivery:
-        """Joins the deliveries of a pause, because a delivery costs more than drawing a token."""
+        """Joins the deliveries of a pause. Sending a delivery costs more than drawing a token."""
         delivery, started = Delivery(), time.monotonic()
         with contextlib.suppress(TimeoutError):
             delivery = await asyncio.wait_for(received.get(), BEAT_S)

@@ -1,7 +1,7 @@
 """Parses and writes a policy, a text that maps tokens to profiles and profiles to modules.
 
     [profiles.open]
-    modules = []                                # core alone
+    modules = []                                # only core
 
     [profiles.medicine]
     modules = ["virology"]
@@ -11,11 +11,11 @@
 
     [[tokens]]
     name = "alice"                              # for people and logs
-    sha256 = "..."                              # hash of the token, which is stored nowhere
+    sha256 = "..."                              # of the token, which is stored nowhere
     profiles = ["open", "medicine"]
     default = "medicine"                        # required with several profiles
     metrics = true                              # may read /metrics; default false
-    max_requests = 8                            # open at once; default: what `gram serve` says
+    max_requests = 8                            # open at once; default: set by `gram serve`
 
 A token is 256 random bits, so its SHA-256 needs no salt.
 """
@@ -43,7 +43,7 @@ from gram_platform.config.identity import (
     require_real,
 )
 
-# Names are ASCII, which has no look-alike letters, because callers type them.
+# Callers type names, and ASCII has no look-alike letters.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]{0,63}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 # A policy grants nothing this long after its last confirmation.
@@ -81,8 +81,6 @@ class TokenRule:
 
 @dataclass(frozen=True)
 class Policy:
-    """A validated policy."""
-
     profiles: tuple[tuple[str, tuple[tuple[str, float], ...]], ...]
     tokens: tuple[TokenRule, ...]
 
@@ -95,7 +93,7 @@ class Policy:
         return match
 
     def grant(self, digest: str, profile: str | None = None) -> Grant:
-        """Grants a profile, or the token's default; NotGranted if the token does not have it."""
+        """Grants a profile, or by default the token's. Raises NotGranted if the token lacks it."""
         rule = self.holder(digest)
         if rule is None:
             raise NotGranted("token")
@@ -112,7 +110,7 @@ class Policy:
 
     @property
     def modules_of_tokens(self) -> tuple[str, ...]:
-        """The modules that some token is granted. Only these are loaded."""
+        """The modules that some token may use. Only these are loaded."""
         return tuple(sorted(set(chain.from_iterable(self._profiles_of_tokens.values()))))
 
     def require_modules(self, available: tuple[str, ...]) -> None:
@@ -121,11 +119,14 @@ class Policy:
             for module, _ in weights:
                 if module not in available:
                     names = one_of(module, available, "the run's modules: ")
-                    allowed = names if available else f"{names}it has none"
-                    raise invalid(f"profiles.{name}.modules", module, allowed)
+                    raise invalid(
+                        f"profiles.{name}.modules",
+                        module,
+                        names if available else f"{names}it has none",
+                    )
 
     def not_loaded(self, loaded: Collection[str]) -> dict[str, ValueError]:
-        """Returns an error, by profile, for profiles of tokens whose modules are not all loaded."""
+        """Returns an error for each profile of a token with a module that is not loaded."""
         memory, errors = ", ".join(loaded) or "none", {}
         for name, modules in self._profiles_of_tokens.items():
             if missing := [module for module in modules if module not in loaded]:
@@ -146,7 +147,7 @@ def update_policy(
 ) -> tuple[Policy, tuple[str, ...]]:
     """Returns (a running server's policy after its file has changed, errors of skipped parts).
 
-    A text without a readable profile, which `policy_text` rejects, leaves `before` without tokens.
+    If no profile can be read, which `policy_text` rejects, the policy is `before` without tokens.
     """
     try:
         policy, errors = read_policy(text)
@@ -163,7 +164,6 @@ def is_recent(confirmed_at: float) -> bool:
 
 
 def token_digest(token: str) -> str:
-    """Returns a token's SHA-256 as the policy stores it."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -172,7 +172,7 @@ def new_token() -> str:
 
 
 def parse_policy(text: str) -> Policy:
-    """Parses a policy's text; ValueError if it has an error."""
+    """Parses a policy's text. Raises ValueError if it has an error."""
     policy, errors = read_policy(text)
     if errors:
         raise ValueError(errors[0])
@@ -180,11 +180,14 @@ def parse_policy(text: str) -> Policy:
 
 
 def read_policy(text: str) -> tuple[Policy, list[str]]:
-    """Returns (a policy of what has no error, the errors); ValueError if no profile can be read."""
+    """Returns (a policy without the wrong parts, errors).
+
+    Raises ValueError if no profile can be read.
+    """
     try:
         plain = parse_with(tomllib.loads, text)
     except ValueError as error:
-        # A number with thousands of digits is a ValueError, too.
+        # A number with thousands of digits is a ValueError too.
         raise ValueError(f"policy is not TOML: {error}") from None
     errors, profiles, rules = [], {}, []
     with _collect_errors(errors):
@@ -206,7 +209,7 @@ def read_policy(text: str) -> tuple[Policy, list[str]]:
             for profile in rules[-1].profiles:
                 require_choice(f"tokens[{index}].profiles", profile, tables)
     for field in ("name", "sha256"):
-        # Entries with errors count too, because either entry may be the right one.
+        # Entries with errors count too, because any of the entries may be right.
         counts = Counter(str(entry.get(field)) for entry in entries if isinstance(entry, Mapping))
         values = {getattr(rule, field) for rule in rules}
         for value in sorted(value for value in values if counts[value] > 1):
@@ -224,7 +227,7 @@ def _collect_errors(errors: list[str]) -> Iterator[None]:
 
 
 def token_entry(rule: TokenRule) -> str:
-    """Formats a [[tokens]] entry, which is appended to a policy file."""
+    """Formats a [[tokens]] entry to append to a policy file."""
     fields = asdict(rule) | {"metrics": rule.metrics or None}
     lines = (f"{key} = {json.dumps(value)}\n" for key, value in fields.items() if value is not None)
     return "\n[[tokens]]\n" + "".join(lines)
@@ -239,8 +242,11 @@ def _require_keys(field: str, plain: object, allowed: tuple[str, ...]) -> None:
 
 def _name(field: str, value: object) -> str:
     if not isinstance(value, str) or not NAME.fullmatch(value):
-        allowed = "a name of up to 64 letters, digits, _ + -, beginning with a letter or digit"
-        raise invalid(field, value, allowed)
+        raise invalid(
+            field,
+            value,
+            "a name of up to 64 letters, digits, _ + -, beginning with a letter or digit",
+        )
     return value
 
 
@@ -278,8 +284,9 @@ def _rule(index: int, entry: object) -> TokenRule:
         _name(f"{field}.profiles", profile)
     default = entry.get("default", profiles[0] if len(profiles) == 1 else None)
     if default not in profiles:
-        allowed = one_of(default, profiles, "the token's profiles: ")
-        raise invalid(f"{field}.default", default, allowed)
+        raise invalid(
+            f"{field}.default", default, one_of(default, profiles, "the token's profiles: ")
+        )
     if not isinstance(metrics, bool):
         raise invalid(f"{field}.metrics", metrics, "true or false")
     if max_requests is not None:

@@ -27,14 +27,14 @@ EXAMPLE = (
 
 
 def load_policy(path: str) -> Policy:
-    """Reads and parses a policy file; ValueError if it has an error."""
+    """Reads and parses a policy file. Raises ValueError if it has an error."""
     return parse_policy(policy_text(path))
 
 
 def policy_text(path: str) -> str:
     """Reads a policy file's text.
 
-    Raises ValueError if no profile can be read, or if every user could write or replace the file.
+    Raises ValueError if no profile can be read, or if every user may write or replace the file.
     """
     file_path = local_path("policy", path)
     try:
@@ -50,20 +50,26 @@ def policy_text(path: str) -> str:
     if not stat.S_ISREG(mode) or len(data) > MAX_POLICY_BYTES:
         raise invalid("policy", path, f"a regular file of at most {MAX_POLICY_BYTES:,} bytes")
     if mode & stat.S_IWOTH:
-        expected = f"a file that not everyone may write (mode {stat.S_IMODE(mode):o}): chmod o-w"
-        raise invalid("policy", path, expected)
+        raise invalid(
+            "policy",
+            path,
+            f"a file that not everyone may write (mode {stat.S_IMODE(mode):o}): chmod o-w",
+        )
     if open_folder:
-        expected = f"a file that strangers cannot replace: everyone may write {open_folder}"
-        raise invalid("policy", path, expected)
+        raise invalid(
+            "policy",
+            path,
+            f"a file that strangers cannot replace: everyone may write {open_folder}",
+        )
     read_policy(text)
     return text
 
 
 def _find_open_folder(path: Path) -> str:
-    """Returns a folder in the path of the file or of a link, in which every user can replace it.
+    """Returns a folder on the way to a file in which every user can replace an entry, or "".
 
-    Returns "" if there is none. In a folder with the sticky bit, such as /tmp, only an entry's
-    owner can replace it, who must be this user or root. On a read-only file system nobody can.
+    Folders of links count too. With the sticky bit, as in /tmp, only the entry's owner can replace
+    it, who must be this user or root. On a read-only file system nobody can.
     """
     steps = [path]
     while steps[-1].is_symlink():
@@ -85,7 +91,7 @@ def add_token(
     metrics: bool,
     max_requests: int | None,
 ) -> str:
-    """Adds the entry of a new token to a policy file; returns the token."""
+    """Adds the entry of a new token to a policy file, and returns the token."""
     token = new_token()
     rule = TokenRule(name, token_digest(token), profiles, default, metrics, max_requests)
     entry = token_entry(rule)
@@ -94,10 +100,10 @@ def add_token(
 
 
 def edit_policy(path: str, change: Callable[[str], str]) -> None:
-    """Replaces a policy file's text by `change(text)` in one step; keeps mode, owner and links.
+    """Replaces a policy file's text by `change(text)` atomically, and keeps mode, owner and links.
 
-    If an editor changes the file meanwhile, it is read again. Raises ValueError if it cannot be
-    read or replaced, or if the new text is not a policy.
+    If the file has changed meanwhile, it is read again. Raises ValueError if it cannot be read or
+    replaced, or if the new text is not a policy.
     """
     real = Path(os.path.realpath(local_path("policy", path)))
     try:

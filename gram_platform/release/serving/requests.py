@@ -14,7 +14,7 @@ MAX_TOKEN_LENGTH = 256
 MAX_STOPS, MAX_STOP_LENGTH = 4, 256
 FIELDS = ("model", "prompt", "max_tokens", "temperature", "top_p", "seed", "stop", "stream")
 FIELDS += ("stream_options", "n", "user")
-# Fields of OpenAI's API that are not supported, with their values that have no effect.
+# Fields of OpenAI's API that are not supported, with the values that have no effect.
 NEUTRAL = {
     "best_of": (1, None),
     "echo": (False, None),
@@ -28,7 +28,7 @@ NEUTRAL = {
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """A request as its sender wrote it, with defaults."""
+    """The fields of a request, with defaults for missing ones."""
 
     prompt: str | tuple[int, ...]
     profile: str | None
@@ -43,15 +43,18 @@ class CompletionRequest:
 
 
 def parse_request(body: bytes) -> CompletionRequest:
-    """Parses a body; Refusal 400, which names the field, for a wrong value."""
+    """Parses a body. Raises Refusal 400, which names the field, for a wrong value."""
     fields = _object(body)
     for name, given in fields.items():
         if name in NEUTRAL:
             if not any(given is value or _same(given, value) for value in NEUTRAL[name]):
                 raise bad_request(name, "no value, since it is not supported here", "unsupported")
         elif name not in FIELDS:
-            message = f"the body has an unknown field; known are {', '.join(FIELDS)}"
-            raise Refusal(400, "unknown_field", message)
+            raise Refusal(
+                400,
+                "unknown_field",
+                f"the body has an unknown field; known are {', '.join(FIELDS)}",
+            )
     if fields.get("n", 1) not in (1, None) or isinstance(fields.get("n"), bool):
         raise bad_request("n", "1", "unsupported")
     seed = _number(fields, "seed", None, -(2**63), 2**63 - 1)
@@ -78,8 +81,9 @@ def _object(body: bytes) -> Mapping:
             body.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
         )
     except (ValueError, RecursionError):
-        message = "the body is not valid JSON in UTF-8, or it repeats a name"
-        raise Refusal(400, "invalid_json", message) from None
+        raise Refusal(
+            400, "invalid_json", "the body is not valid JSON in UTF-8, or it repeats a name"
+        ) from None
     if not isinstance(fields, Mapping):
         raise Refusal(400, "invalid_json", "the body is not a JSON object")
     return fields
@@ -150,7 +154,7 @@ def _stops(fields: Mapping) -> tuple[str, ...]:
     return tuple(stops)
 
 
-# (status, message, the wrong field if any) by code. No message repeats a caller's text.
+# (status, message, perhaps the wrong field) by code. No message repeats a caller's text.
 COMMON_REFUSALS = {
     # The message does not reveal whether the profile exists.
     "model_not_found": (
@@ -190,7 +194,6 @@ class Refusal(Exception):
 
 
 def refusal(code: str) -> Refusal:
-    """Returns the refusal of `COMMON_REFUSALS` with this code."""
     status, *fields = COMMON_REFUSALS[code]
     return Refusal(status, code, *fields)
 

@@ -21,7 +21,7 @@ class Vocabulary:
     num_tokens: int
     context: int
     end_of_text: int
-    # The length of the longest token, in characters, or in bytes for a byte-level tokenizer.
+    # The characters of the longest token, or its bytes for a byte-level tokenizer.
     longest_piece: int
 
     @classmethod
@@ -32,15 +32,16 @@ class Vocabulary:
         return cls(tokenizer, max(ids.values()) + 1, context, end_of_text_id(tokenizer), longest)
 
     def prompt_ids(self, request: CompletionRequest) -> tuple[int, ...]:
-        """Returns the prompt's token ids; Refusal 400 if there are too many.
+        """Returns the prompt's token ids, or for an empty prompt an end of text.
 
-        An empty prompt becomes an end of text.
+        Raises Refusal 400 for too many tokens, and for text or ids that the tokenizer lacks.
         """
         # The model does not read the last drawn token.
         room = self.context + 1 - request.max_tokens
         if room < 1:
-            allowed = f"at most {self.context}: the model reads {self.context} tokens"
-            raise bad_request("max_tokens", allowed)
+            raise bad_request(
+                "max_tokens", f"at most {self.context}: the model reads {self.context} tokens"
+            )
         reserved = f"beside max_tokens = {request.max_tokens}"
         fits = f"at most {room} tokens {reserved}: the model reads {self.context}"
         if isinstance(request.prompt, str):
@@ -64,14 +65,14 @@ class Vocabulary:
 class TextStream:
     """Decodes tokens one delivery after another.
 
-    An incomplete character, and text that may begin a stop, are held back. The text ends before a
-    stop, and `stopped` is then True.
+    Holds back an incomplete character and text that may begin a stop. The text ends before a stop,
+    and `stopped` is then True.
     """
 
     def __init__(self, vocabulary: Vocabulary, stops: tuple[str, ...]):
         self.stopped = False
         self._vocabulary, self._stops = vocabulary, stops
-        # The last tokens whose text was returned, which some tokenizers need to decode the next.
+        # The tokens of the last returned text. Some tokenizers need them to decode the next.
         self._context: list[int] = []
         self._new: list[int] = []
         self._held = ""
