@@ -1,4 +1,4 @@
-"""Every paragraph of promises in SECURITY.md has tests that would fail if it broke; the list at its
+"""Every section of promises in SECURITY.md has tests that would fail if it broke; the list at its
 end names them."""
 
 import ast
@@ -13,8 +13,8 @@ PROMISED = (
     (TESTS.parent / "SECURITY.md").read_text().split("## What is promised")[1].split("\n## ")[0]
 )
 LISTED = (TESTS.parent / "SECURITY.md").read_text().split("## The tests of the promises")[1]
-PARAGRAPHS = re.findall(r"^\*\*([\w ]+)\.?\*\*", PROMISED, re.MULTILINE)
-# Each a paragraph, a promise and the lines of its tests.
+SECTIONS = re.findall(r"^### ([\w ]+)$", PROMISED, re.MULTILINE)
+# Each a section, a promise and the lines of its tests.
 ROWS = re.findall(r"^([A-Z][\w ]+): (.+)\n((?:    .*\n)*)", LISTED, re.MULTILINE)
 NAMES = [name for _, _, lines in ROWS for name in lines.split()]
 
@@ -30,9 +30,9 @@ def functions_of(file: str) -> dict[str, ast.FunctionDef]:
     }
 
 
-def test_each_paragraph_has_promises_and_each_promise_has_tests():
-    assert len(PARAGRAPHS) == len([part for part in PROMISED.split("\n\n") if part.strip()]) > 8
-    assert list(dict.fromkeys(paragraph for paragraph, _, _ in ROWS)) == PARAGRAPHS
+def test_each_section_has_promises_and_each_promise_has_tests():
+    assert len(SECTIONS) == PROMISED.count("\n### ") > 8
+    assert list(dict.fromkeys(section for section, _, _ in ROWS)) == SECTIONS
     assert not [promise for _, promise, lines in ROWS if not lines]
     assert len(NAMES) == len(re.findall("::", LISTED)), "a line of another form"
 
