@@ -104,8 +104,8 @@ class ModelConfig:
             allowed = f"a divisor of num_heads = {self.num_heads}"
             raise invalid("model.num_kv_heads", self.num_kv_heads, allowed)
         object.__setattr__(self, "modules", core_first(self.modules, lambda m: m.domain))
-        if (most := max((m.num_heads for m in self.modules), default=0)) > self.group_size:
-            raise invalid("model.modules.num_heads", most, f"at most {self.group_size}")
+        most = max((module.num_heads for module in self.modules), default=0)
+        require_int("model.modules.num_heads", most, 0, self.group_size)
         domains = [m.domain for m in self.modules]
         if len(set(domains)) != len(domains):
             raise invalid("model.modules", domains, "at most one module for each domain")

@@ -31,7 +31,7 @@ from gram_platform.config import (
     is_unlabelled,
 )
 from gram_platform.config.flops import core_parameters, total_parameters
-from gram_platform.config.identity import invalid
+from gram_platform.config.identity import invalid, require_int
 from gram_platform.config.training import RESERVED_UNITS
 from gram_platform.methods.budgets import data_budget, training_run
 from gram_platform.methods.gram import every_profile, width_of
@@ -54,9 +54,7 @@ def plan(setting: Setting) -> MethodRuns:
         allowed = f"less than the MLP's {size.d_dense} units, found {len(parts)} x {width}"
         raise invalid("sgtm.share", options.share, allowed)
     dense = size.dense()
-    if options.heads > dense.group_size:
-        allowed = f"at most {dense.group_size}, the query heads of a key-value head"
-        raise invalid("sgtm.heads", options.heads, allowed)
+    require_int("sgtm.heads", options.heads, 0, dense.group_size)
     specs = tuple(ModuleSpec(part, RESERVED_UNITS, width, options.heads) for part in parts)
     model = size.model(size.d_dense - len(parts) * width, specs)
     scale = core_parameters(dense) / total_parameters(model) if setting.equal_compute else 1.0

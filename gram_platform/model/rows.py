@@ -5,7 +5,7 @@ heads, K key-value heads, G = H / K, h head_dim, V vocabulary; X = G T queries t
 key-value head.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -16,20 +16,8 @@ from gram_platform.model.kernels import rotate
 from gram_platform.model.row_modules import Activation, RowLoras, RowMlps
 from gram_platform.model.transformer import Attention, Block, Transformer
 
-
-class Reading(NamedTuple):
-    """Rows of the memory with the positions of their new tokens, and the positions they may see."""
-
-    rows_B: Tensor
-    positions_BT: Tensor
-    visible_BTS: Tensor
-    # The rotation's cosines and sines.
-    tables_B1Th: tuple[Tensor, Tensor]
-
-    def take(self, rows: Tensor | slice) -> "Reading":
-        cos, sin = self.tables_B1Th
-        tables = cos[rows], sin[rows]
-        return Reading(self.rows_B[rows], self.positions_BT[rows], self.visible_BTS[rows], tables)
+# The rows of the memory, the positions of their new tokens, what each token sees, and the tables.
+Reading = Sequence[Tensor]
 
 
 class RowReader:
@@ -90,7 +78,7 @@ class RowReader:
             visible_BTS &= torch.arange(num_positions, device=self.device) >= starts_BT[..., None]
         rotary = self.model.rotary
         tables = rotary.cos_Th[positions_BT][:, None], rotary.sin_Th[positions_BT][:, None]
-        reading = Reading(memory_rows, positions_BT, visible_BTS, tables)
+        reading = (memory_rows, positions_BT, visible_BTS, *tables)
         rows = slice(first_row, first_row + B)
         x_BTD = self.model.wte(tokens_BT)
         for layer, block in enumerate(self.model.blocks):
@@ -139,18 +127,18 @@ class RowReader:
     ) -> Tensor:
         """Returns the attention's x_BTD; each group's queries share a key head without copies.
 
-        `first_head` is its first key-value head in the memory. `rows` are those of `reading`, and
-        only a slice of them is not copied.
+        `first_head` is the attention's first key-value head in the memory. `rows` are the rows of
+        `reading`, if possible as a slice, which copies nothing.
         """
-        q_BHTh, *new = attention.heads(normed_BTD, lambda x, _: rotate(x, *reading.tables_B1Th))
+        rows_B, positions_BT, visible_BTS, cos, sin = reading
+        q_BHTh, *new = attention.heads(normed_BTD, lambda x, _: rotate(x, cos, sin))
         heads = slice(first_head, first_head + attention.num_kv_heads)
         for memory, new_BKTh in zip(self._memories, new, strict=True):
-            places = reading.rows_B[:, None], heads, reading.positions_BT
-            memory[layer][places] = new_BKTh.transpose(1, 2)
+            memory[layer][rows_B[:, None], heads, positions_BT] = new_BKTh.transpose(1, 2)
         B, H, T, h = q_BHTh.shape
-        group, num_positions = H // attention.num_kv_heads, reading.visible_BTS.shape[-1]
+        group, num_positions = H // attention.num_kv_heads, visible_BTS.shape[-1]
         k_BKSh, v_BKSh = (m[layer][rows, heads, :num_positions] for m in self._memories)
-        mask_B1XS = reading.visible_BTS[:, None].repeat(1, 1, group, 1)
+        mask_B1XS = visible_BTS[:, None].repeat(1, 1, group, 1)
         q_BKXh = q_BHTh.reshape(B, -1, group * T, h)
         out_BKXh = F.scaled_dot_product_attention(q_BKXh, k_BKSh, v_BKSh, attn_mask=mask_B1XS)
         return attention.o_proj(out_BKXh.reshape(B, H, T, h).transpose(1, 2).flatten(2))
@@ -164,13 +152,13 @@ class RowReader:
             chosen = slice(begin, begin + number)
             begin += number
             sources = chosen if pairs.sources_P is None else pairs.sources_P[chosen]
-            x_nTD, own, domain = normed_BTD[sources], reading.take(sources), self.domains[module]
+            x_nTD, domain = normed_BTD[sources], self.domains[module]
+            out_nTD = torch.zeros_like(x_nTD)
             if domain in block.heads:
                 head, first_head = block.heads[domain], block.attn.num_kv_heads + module
-                x_nTD = self._attend(head, layer, first_head, x_nTD, own, own.rows_B)
-            else:
-                x_nTD = torch.zeros_like(x_nTD)
-            outs.append(x_nTD)
+                own = [part[sources] for part in reading]
+                out_nTD = self._attend(head, layer, first_head, x_nTD, own, own[0])
+            outs.append(out_nTD)
         return pairs.add_up(torch.cat(outs))
 
     def _add_mlps(self, block: Block, layer: int, x_BTD: Tensor, active: Activation) -> Tensor:

@@ -155,8 +155,8 @@ def count_saved_bytes(
     layers = []
     for _ in range(config.num_layers):
         attention = _attention(config, width, flowing, active, trained, kernel)
-        has_heads = any(m.num_heads and m.domain in active for m in config.modules)
-        attended = flowing or (modules_trained and has_heads)
+        # Without a gradient, attention keeps nothing.
+        attended = attention > 0
         layers.append(attention + _mlps(config, width, attended, active, trained, is_mixed))
         flowing = flowing or shared or core or modules_trained
     head = _norm_bytes(config, width, shared) * flowing + width * config.d_model * shared

@@ -172,28 +172,26 @@ def _merge_heads(
     if not modules:
         return read(name, first, stop)
     block, _, part = name.partition(".attn.")
-    dense, h, group = merge_config(config, active), config.head_dim, config.group_size
-    # The rows of their queries, and of their keys and of their values.
+    h, num_kv_heads = config.head_dim, merge_config(config, active).num_kv_heads
+    # The rows of their queries, and of their keys or values.
     owners = [(name, config.num_heads * h, config.num_kv_heads * h, 1.0)]
     owners += [
         (f"{block}.heads.{m.domain}.{part}", m.num_heads * h, h, active[m.domain]) for m in modules
     ]
-    if part == "o_proj.weight":
-        columns = [
-            _fill((weight * read(owner, first, stop)).T, group * num_keys)
-            for owner, _, num_keys, weight in owners
-        ]
-        return _fill(torch.cat(columns), dense.num_heads * h).T.contiguous()
-    queries, keys, values = [], [], []
-    for owner, num_queries, num_keys, _ in owners:
-        rows = read(owner, 0, num_queries + 2 * num_keys)
-        q, k, v = rows.split([num_queries, num_keys, num_keys])
-        queries.append(_fill(q, group * num_keys))
-        keys.append(k)
-        values.append(v)
-    numbers = (dense.num_heads, dense.num_kv_heads, dense.num_kv_heads)
-    stacked = zip((queries, keys, values), numbers, strict=True)
-    return torch.cat([_fill(torch.cat(rows), n * h) for rows, n in stacked])[first:stop]
+    is_output, stacks = part == "o_proj.weight", []
+    for owner, num_queries, num_keys, weight in owners:
+        if is_output:
+            stacks.append([(weight * read(owner, first, stop)).T])
+        else:
+            rows = read(owner, 0, num_queries + 2 * num_keys)
+            stacks.append(rows.split([num_queries, num_keys, num_keys]))
+    merged = []
+    for number, of_owners in enumerate(zip(*stacks, strict=True)):
+        group = 1 if number else config.group_size
+        numbers = (group * num_keys for _, _, num_keys, _ in owners)
+        rows = torch.cat([_fill(*pair) for pair in zip(of_owners, numbers, strict=True)])
+        merged.append(_fill(rows, group * num_kv_heads * h))
+    return merged[0].T.contiguous() if is_output else torch.cat(merged)[first:stop]
 
 
 def _fill(rows: torch.Tensor, number: int) -> torch.Tensor:
