@@ -155,9 +155,9 @@ def count_saved_bytes(
     layers = []
     for _ in range(config.num_layers):
         attention = _attention(config, width, flowing, active, trained, kernel)
-        # Without a gradient, attention keeps nothing.
-        attended = attention > 0
-        layers.append(attention + _mlps(config, width, attended, active, trained, is_mixed))
+        # Attention keeps nothing if its output needs no gradient.
+        mlps = _mlps(config, width, attention > 0, active, trained, is_mixed)
+        layers.append(attention + mlps)
         flowing = flowing or shared or core or modules_trained
     head = _norm_bytes(config, width, shared) * flowing + width * config.d_model * shared
     # All layers share one mask.

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 import torch
 
-from gram_platform.config import ModuleSpec, View
+from gram_platform.config import ModuleSpec, RoutingConfig, View
 from gram_platform.config.routing import module_set
 from gram_platform.config.training import ARCHITECTURES, LLAMA, STARCODER2
 from gram_platform.model.transformer import parameter_set, parameter_shapes
@@ -58,7 +58,7 @@ def modular_run(kind, architecture=STARCODER2):
     model = dataclasses.replace(
         tiny.model_config(False), modules=modules, architecture=architecture
     )
-    return tiny.run_config(model=model)
+    return tiny.run_config(model=model, routing=RoutingConfig(accumulation="uniform"))
 
 
 @pytest.mark.parametrize("kind", ["mlp", "lora", "heads"])

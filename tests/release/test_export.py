@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gram_platform.config import ModuleSpec, View
+from gram_platform.config import ModuleSpec, RoutingConfig, View
 from gram_platform.config.flops import total_parameters
 from gram_platform.config.training import ARCHITECTURES, LLAMA, STARCODER2, merge_config
 from gram_platform.methods import METHODS, plan
@@ -115,7 +115,8 @@ def test_weights_of_modules_are_scaled_in(kinds, store, tmp_path):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_heads_of_modules_are_a_further_group(architecture, store, tmp_path):
     """Filled up with zeros, and read back with the same width of a head."""
-    run = modular_run(("head", "heads"), architecture)
+    uniform = RoutingConfig(accumulation="uniform")
+    run = modular_run(("head", "heads"), architecture, routing=uniform)
     weights = drawn_weights(run)
     view = View.of(complete(store, run, weights), {"lisp": 0.5})
     exported(store, view, tmp_path / "out")

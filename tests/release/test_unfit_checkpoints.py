@@ -164,7 +164,7 @@ ODD = [
             "config.json: rope_type",
             {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}},
         ),
-        ("model.layers.0.self_attn.q_proj.weight", {"head_dim": 8}),
+        ("model.layers.0.self_attn.q_proj.bias", {"head_dim": 8}),
         ("model.head_width", {"head_dim": 5}),
         ("tensors", {"num_hidden_layers": 1}),
         ("lm_head.weight", {"vocab_size": FOREIGN["vocab_size"] + 1}),

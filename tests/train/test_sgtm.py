@@ -10,6 +10,7 @@ from gram_platform.config.routing import Schedule
 from gram_platform.config.training import RESERVED_UNITS, merge_config
 from gram_platform.model.transformer import build
 from gram_platform.train.data import ScheduleReader
+from gram_platform.train.evaluate import profile_losses
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import training_steps
 from gram_platform.train.objectives import cross_entropy
@@ -141,6 +142,13 @@ def test_with_nothing_reserved_a_run_is_the_dense_run_bit_for_bit():
     (one, records), (two, others) = train(plain), train(routed)
     assert records == others
     assert equal_states(tiny.full_state(one), tiny.full_state(two))
+
+
+def test_profiles_that_are_measured_together_have_their_own_heads():
+    model = Learner(sgtm()).model
+    profiles = [lambda _: {}, lambda _: ALL_ON, lambda _: {"lisp": 1.0}]
+    measure = lambda some: profile_losses(model, tiny.arrays(), tiny.DOMAINS, 4, some)
+    assert measure(profiles) == [measure([profile])[0] for profile in profiles]
 
 
 def test_a_run_resumes_bit_for_bit():
