@@ -76,11 +76,11 @@ def initial_weights(config, seed: int):
 
 def merged_weights(config, weights, active):
     """Merges all weights of a view in memory: those of `merge_config`'s model, by name."""
-    from gram_platform.store.views import merge_mlp
+    from gram_platform.store.views import merge_layer
 
-    merged = {n: w for n, w in weights.items() if ".mlp." not in n and ".aux." not in n}
+    merged = {n: w for n, w in weights.items() if n.split(".")[2:3] not in (["aux"], ["heads"])}
     for layer in range(config.num_layers):
-        merged |= merge_mlp(config, weights, active, f"blocks.{layer}")
+        merged |= merge_layer(config, weights, active, f"blocks.{layer}")
     return merged
 
 

@@ -25,6 +25,10 @@ def mlp_parameters(architecture: str, d_model: int, width: int) -> int:
     return 2 * d_model * width + width + d_model
 
 
+def attention_parameters(config: ModelConfig, num_heads: int, num_kv_heads: int) -> int:
+    return 2 * config.d_model * config.head_dim * (num_heads + num_kv_heads)
+
+
 def module_parameters(config: ModelConfig, domain: str) -> int:
     module = next(m for m in config.modules if m.domain == domain)
     if module.kind == "lora":
@@ -33,12 +37,14 @@ def module_parameters(config: ModelConfig, domain: str) -> int:
         return config.num_layers * num_projections * module.width * (config.d_model + config.d_mlp)
     size = mlp_parameters(config.architecture, config.d_model, module.width)
     has_no_output_bias = module.kind == RESERVED_UNITS and not config.is_llama
+    if module.num_heads:
+        size += attention_parameters(config, module.num_heads, 1)
     return config.num_layers * (size - has_no_output_bias * config.d_model)
 
 
 def core_parameters(config: ModelConfig) -> int:
     """Counts the parameters that are always active: all except the modules'."""
-    attention = config.d_model * config.qkv_width + config.d_model**2
+    attention = attention_parameters(config, config.num_heads, config.num_kv_heads)
     norm = config.d_model * (1 if config.is_llama else 2)
     core_mlp = (
         mlp_parameters(config.architecture, config.d_model, config.d_mlp) if config.d_mlp else 0
@@ -76,6 +82,23 @@ def compute_units(config: ModelConfig, num_tokens: int, active: Collection[str] 
 
 def _linear(num_tokens: int, fan_in: int, fan_out: int, input_grad: bool, weight_grad: bool) -> int:
     return 2 * num_tokens * fan_in * fan_out * (1 + input_grad + weight_grad)
+
+
+def _attention(
+    config: ModelConfig,
+    num_sequences: int,
+    num_heads: int,
+    num_kv_heads: int,
+    input_grad: bool,
+    trained: bool,
+) -> int:
+    """Counts the projections, and the products QK^T and PV."""
+    tokens, d_model = num_sequences * config.seq_len, config.d_model
+    width, has_grad = num_heads * config.head_dim, input_grad or trained
+    qkv_width = width + 2 * num_kv_heads * config.head_dim
+    scores = 4 * tokens * config.seq_len * width * (3 if has_grad else 1)
+    qkv = _linear(tokens, d_model, qkv_width, input_grad, trained)
+    return qkv + _linear(tokens, width, d_model, has_grad, trained) + scores
 
 
 def _mlp(
@@ -129,18 +152,17 @@ def hardware_flops(
     tokens, d_model = num_sequences * config.seq_len, config.d_model
     loras = [m for m in config.modules if m.kind == "lora" and m.domain in active]
     mlps = [m for m in config.modules if m.kind != "lora" and m.domain in active]
-    # The products QK^T and PV.
-    scores = 4 * num_sequences * config.num_heads * config.seq_len**2 * config.head_dim
     shared, core = shared_trained and backward, core_trained and backward
     trained = set(modules_trained) if backward else set()
     # Whether the layer's input needs a gradient, because an earlier parameter is trained.
     flowing = shared or (embeddings_trained and backward)
     total = 0
     for _ in range(config.num_layers):
-        total += _linear(tokens, d_model, config.qkv_width, flowing, shared)
-        total += _linear(tokens, d_model, d_model, flowing or shared, shared)
-        total += scores * (3 if flowing or shared else 1)
-        after_attention = flowing or shared
+        heads = [(config.num_heads, config.num_kv_heads, shared)]
+        heads += [(m.num_heads, 1, m.domain in trained) for m in mlps if m.num_heads]
+        for num_heads, num_kv_heads, is_trained in heads:
+            total += _attention(config, num_sequences, num_heads, num_kv_heads, flowing, is_trained)
+        after_attention = flowing or any(is_trained for *_, is_trained in heads)
         hidden = after_attention or core or any(m.domain in trained for m in loras)
         total += _mlp(config, tokens, config.d_mlp, after_attention, core, hidden)
         for module in loras:

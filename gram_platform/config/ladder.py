@@ -30,7 +30,7 @@ PAPER_VOCAB = 50_304
 PAPER_CONTEXT = 1024
 # The fields that all models of a size share.
 SHAPE: tuple[str, ...] = ("num_layers", "d_model", "num_heads", "num_kv_heads", "vocab_size")
-SHAPE += ("seq_len", "rope_theta", "norm_eps", "architecture")
+SHAPE += ("seq_len", "rope_theta", "norm_eps", "architecture", "head_width")
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class Size:
     rope_theta: float = ModelConfig.rope_theta
     norm_eps: float = ModelConfig.norm_eps
     architecture: str = ModelConfig.architecture
+    head_width: int = ModelConfig.head_width
     # Id of an imported dense model to start from, or "" for random weights.
     start: str = ""
 

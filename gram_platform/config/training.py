@@ -41,18 +41,24 @@ class ModuleSpec:
     """A domain's module in every layer: an MLP next to the core's, or a LoRA on its projections.
 
     `reserved` modules are hidden units of the core's MLP: they have no output bias, and their other
-    biases are trained only with the core.
+    biases are trained only with the core. They can also have query heads, which share a further
+    key-value head.
     """
 
     domain: str
     kind: str
     # Hidden units, or the rank of a lora.
     width: int
+    # Query heads.
+    num_heads: int = add_field(0)
 
     def __post_init__(self) -> None:
         require_name("module.domain", self.domain)
         require_choice("module.kind", self.kind, MODULE_KINDS)
         require_int("module.width", self.width, 1)
+        require_int("module.num_heads", self.num_heads, 0)
+        if self.num_heads and self.kind != RESERVED_UNITS:
+            raise invalid("module.num_heads", self.num_heads, "0 except in reserved modules")
 
 
 @dataclass(frozen=True)
@@ -77,21 +83,29 @@ class ModelConfig:
     document_end: int = add_field(-1)
     # The stock model whose block this is.
     architecture: str = add_field(STARCODER2)
+    # The width of a head; 0: d_model / num_heads.
+    head_width: int = add_field(0)
 
     def __post_init__(self) -> None:
         sizes = ("num_layers", "d_model", "num_heads", "num_kv_heads", "vocab_size", "seq_len")
         require_fields("model", self, 1, *sizes)
-        require_fields("model", self, 0, "d_mlp")
+        require_fields("model", self, 0, "d_mlp", "head_width")
         require_fields("model", self, -1, "document_end", high=self.vocab_size - 1)
         require_choice("model.architecture", self.architecture, ARCHITECTURES)
         require_fields("model", self, 0, "rope_theta", "norm_eps", "init_std", open_low=True)
-        if self.d_model % (2 * self.num_heads):
+        if self.head_width % 2:
+            raise invalid("model.head_width", self.head_width, "an even number")
+        if self.head_width * self.num_heads == self.d_model:
+            object.__setattr__(self, "head_width", 0)
+        if not self.head_width and self.d_model % (2 * self.num_heads):
             allowed = f"a multiple of 2 x num_heads = {2 * self.num_heads}"
             raise invalid("model.d_model", self.d_model, allowed)
         if self.num_heads % self.num_kv_heads:
             allowed = f"a divisor of num_heads = {self.num_heads}"
             raise invalid("model.num_kv_heads", self.num_kv_heads, allowed)
         object.__setattr__(self, "modules", core_first(self.modules, lambda m: m.domain))
+        most = max((module.num_heads for module in self.modules), default=0)
+        require_int("model.modules.num_heads", most, 0, self.group_size)
         domains = [m.domain for m in self.modules]
         if len(set(domains)) != len(domains):
             raise invalid("model.modules", domains, "at most one module for each domain")
@@ -103,11 +117,12 @@ class ModelConfig:
 
     @property
     def head_dim(self) -> int:
-        return self.d_model // self.num_heads
+        return self.head_width or self.d_model // self.num_heads
 
     @property
-    def qkv_width(self) -> int:
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+    def group_size(self) -> int:
+        """The query heads that share a key-value head."""
+        return self.num_heads // self.num_kv_heads
 
     @property
     def is_llama(self) -> bool:
@@ -120,9 +135,26 @@ class ModelConfig:
 
 
 def merge_config(config: ModelConfig, active: Mapping[str, float]) -> ModelConfig:
-    """Returns a view's dense shape, as wide as its core and active MLPs together."""
-    extra = sum(m.width for m in config.modules if m.domain in active and m.kind != "lora")
-    return replace(config, d_mlp=config.d_mlp + extra, modules=())
+    """Returns a view's dense shape, as wide as its core and active MLPs together.
+
+    Each active module with heads adds a key-value head, and as many query heads as share one of the
+    core's. Llama's config requires that the number of query heads divides d_model, so a Llama can
+    have more.
+    """
+    modules = [m for m in config.modules if m.domain in active]
+    width = config.d_mlp + sum(m.width for m in modules if m.kind != "lora")
+    num_kv_heads = config.num_kv_heads + sum(m.num_heads > 0 for m in modules)
+    is_padded = config.is_llama and num_kv_heads > config.num_kv_heads
+    while is_padded and config.d_model % (num_kv_heads * config.group_size):
+        num_kv_heads += 1
+    return replace(
+        config,
+        num_heads=num_kv_heads * config.group_size,
+        num_kv_heads=num_kv_heads,
+        d_mlp=width,
+        modules=(),
+        head_width=config.head_dim,
+    )
 
 
 ACCUMULATIONS = ("heterogeneous", "uniform")

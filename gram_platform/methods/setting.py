@@ -142,7 +142,7 @@ class Demix:
 
 @dataclass(frozen=True)
 class Sgtm:
-    """Options of SGTM: hidden units of the dense MLP that are reserved for auxiliary text."""
+    """Options of SGTM: units of the dense MLP, and heads, that are reserved for auxiliary text."""
 
     # Each part's share of the hidden units: the authors' 64 of 2,048.
     share: float = 1 / 32
@@ -153,9 +153,12 @@ class Sgtm:
     mask_embeddings: bool = False
     # One part for all domains, as the authors', not one for each [ours].
     joint: bool = False
+    # Each part's query heads next to the core's [ours]; the authors reserve 1 of 32 heads.
+    heads: int = 0
 
     def __post_init__(self) -> None:
         require_fields("sgtm", self, 0, "share", "retain_share", high=1, open_low=True)
+        require_fields("sgtm", self, 0, "heads")
 
 
 # The text to finetune on: the removed domain's, or the next domain's by name.

@@ -2,16 +2,21 @@
 
 A part of the hidden units of every layer's MLP is reserved for auxiliary text, and removed by
 zeros. The parts are modules. With the core's MLP they are as wide as the dense MLP, so a run has
-the baseline's parameters, data and steps. All micro-batches of a step are of one kind:
+the baseline's parameters, data and steps. With `heads` each part also has query heads with a
+key-value head, next to the core's heads [ours]. Then a run has more parameters than the baseline,
+and with equal compute as many fewer steps. All micro-batches of a step are of one kind:
 
 - Forget (auxiliary text): everything is active. Only the part's matrices are trained, and unless
   `mask_embeddings` the embedding and the norms.
 - Retain (a share of core): the parts are off, the rest is trained.
 - Default (the rest of core, unlabelled text): everything is active and trained.
 
-The authors have one part for all domains (here with `joint`), a reserved attention head, another
-schedule, and output biases that may be trained after the removal. Here a masked parameter skips the
-step, so it neither decays nor moves by its moments. The unembedding is masked too.
+The authors have one part for all domains (here with `joint`), one of the dense model's heads in it,
+another schedule, and output biases that may be trained after the removal. Here a masked parameter
+skips the step, so it neither decays nor moves by its moments. The unembedding is masked too.
+
+A view's dense model has zeros where a key-value head has fewer query heads than the core's.
+Training it further, as attacks do, trains these zeros too.
 """
 
 from dataclasses import replace
@@ -25,7 +30,8 @@ from gram_platform.config import (
     View,
     is_unlabelled,
 )
-from gram_platform.config.identity import invalid
+from gram_platform.config.flops import core_parameters, total_parameters
+from gram_platform.config.identity import invalid, require_int
 from gram_platform.config.training import RESERVED_UNITS
 from gram_platform.methods.budgets import data_budget, training_run
 from gram_platform.methods.gram import every_profile, width_of
@@ -38,7 +44,8 @@ JOINT = "auxiliary"
 def plan(setting: Setting) -> MethodRuns:
     """Plans one run and a view for each profile; with a joint part only core and all.
 
-    InvalidField if the parts leave no hidden unit to the core.
+    InvalidField if the parts leave no hidden unit to the core, or have more query heads than share
+    a key-value head.
     """
     options, size, auxiliary = setting.options.sgtm, setting.size, setting.auxiliary
     parts = (JOINT,) if options.joint else auxiliary
@@ -46,8 +53,11 @@ def plan(setting: Setting) -> MethodRuns:
     if len(parts) * width >= size.d_dense:
         allowed = f"less than the MLP's {size.d_dense} units, found {len(parts)} x {width}"
         raise invalid("sgtm.share", options.share, allowed)
-    specs = tuple(ModuleSpec(part, RESERVED_UNITS, width) for part in parts)
+    dense = size.dense()
+    require_int("sgtm.heads", options.heads, 0, dense.group_size)
+    specs = tuple(ModuleSpec(part, RESERVED_UNITS, width, options.heads) for part in parts)
     model = size.model(size.d_dense - len(parts) * width, specs)
+    scale = core_parameters(dense) / total_parameters(model) if setting.equal_compute else 1.0
     routing = RoutingConfig(
         p_core_robust=1.0 - options.retain_share,
         p_aux_spread=0.0,
@@ -56,7 +66,9 @@ def plan(setting: Setting) -> MethodRuns:
         p_aux_companion=1.0,
         spreads_embeddings=not options.mask_embeddings,
     )
-    data = data_budget(setting, setting.domains, size.batch_size, unlabelled_is_core=False)
+    data = data_budget(
+        setting, setting.domains, size.batch_size, scale=scale, unlabelled_is_core=False
+    )
     run = training_run(setting, model, join_domains(data) if options.joint else data, routing)
     profiles = ((), auxiliary) if options.joint else every_profile(setting)
     on = {p: setting.modules_on(parts if options.joint and p else p) for p in profiles}

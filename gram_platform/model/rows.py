@@ -5,6 +5,8 @@ heads, K key-value heads, G = H / K, h head_dim, V vocabulary; X = G T queries t
 key-value head.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,14 +14,17 @@ from torch import Tensor
 from gram_platform.config.identity import invalid
 from gram_platform.model.kernels import rotate
 from gram_platform.model.row_modules import Activation, RowLoras, RowMlps
-from gram_platform.model.transformer import Block, Transformer
+from gram_platform.model.transformer import Attention, Block, Transformer
+
+# The rows of the memory, the positions of their new tokens, what each token sees, and the tables.
+Reading = Sequence[Tensor]
 
 
 class RowReader:
     """A model with a cache of keys and values for `num_rows` sequences of the context's length.
 
     A row sees only positions that it has read, and only the current document if the model masks
-    documents. Moves the auxiliary modules of `model` into stacks.
+    documents. Moves the auxiliary modules of `model` into stacks, except their heads.
     """
 
     def __init__(self, model: Transformer, num_rows: int):
@@ -28,7 +33,10 @@ class RowReader:
             raise invalid("model.modules", sorted(kinds), "modules of one kind")
         config, weight = model.config, model.lm_head.weight
         self.model, self.domains, self.num_rows = model, config.module_domains, num_rows
-        shape = (config.num_layers, num_rows, config.num_kv_heads, config.seq_len, config.head_dim)
+        # The core's, then one for each module.
+        has_heads = any(module.num_heads for module in config.modules)
+        num_kv_heads = config.num_kv_heads + has_heads * len(config.modules)
+        shape = (config.num_layers, num_rows, num_kv_heads, config.seq_len, config.head_dim)
         self.keys_LRKSh = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
         self.values_LRKSh = torch.zeros_like(self.keys_LRKSh)
         self._memories = self.keys_LRKSh, self.values_LRKSh
@@ -70,14 +78,14 @@ class RowReader:
             visible_BTS &= torch.arange(num_positions, device=self.device) >= starts_BT[..., None]
         rotary = self.model.rotary
         tables = rotary.cos_Th[positions_BT][:, None], rotary.sin_Th[positions_BT][:, None]
+        reading = (memory_rows, positions_BT, visible_BTS, *tables)
+        rows = slice(first_row, first_row + B)
         x_BTD = self.model.wte(tokens_BT)
         for layer, block in enumerate(self.model.blocks):
-            q_BHTh, k_BKTh, v_BKTh = block.attn.heads(
-                block.ln_1(x_BTD), lambda x, _: rotate(x, *tables)
-            )
-            for memory, new in zip(self._memories, (k_BKTh, v_BKTh), strict=True):
-                memory[layer][memory_rows[:, None], :, positions_BT] = new.transpose(1, 2)
-            x_BTD = x_BTD + self._attend(block, layer, first_row, q_BHTh, visible_BTS)
+            normed_BTD = block.ln_1(x_BTD)
+            x_BTD = x_BTD + self._attend(block.attn, layer, 0, normed_BTD, reading, rows)
+            if block.heads and active.pairs.counts:
+                x_BTD = x_BTD + self._attend_modules(block, layer, normed_BTD, reading, active)
             x_BTD = self._add_mlps(block, layer, x_BTD, active)
         last_BD = x_BTD[torch.arange(B, device=self.device), num_tokens_B - 1]
         return self.model.lm_head(self.model.ln_f(last_BD))
@@ -110,21 +118,48 @@ class RowReader:
 
     def _attend(
         self,
-        block: Block,
+        attention: Attention,
         layer: int,
-        first_row: int,
-        q_BHTh: Tensor,
-        visible_BTS: Tensor,
+        first_head: int,
+        normed_BTD: Tensor,
+        reading: Reading,
+        rows: slice | Tensor,
     ) -> Tensor:
-        """Returns the attention's x_BTD; each group's queries share a key head without copies."""
+        """Returns the attention's x_BTD; each group's queries share a key head without copies.
+
+        `first_head` is the attention's first key-value head in the memory. `rows` are the rows of
+        `reading`, if possible as a slice, which copies nothing.
+        """
+        rows_B, positions_BT, visible_BTS, cos, sin = reading
+        q_BHTh, *new = attention.heads(normed_BTD, lambda x, _: rotate(x, cos, sin))
+        heads = slice(first_head, first_head + attention.num_kv_heads)
+        for memory, new_BKTh in zip(self._memories, new, strict=True):
+            memory[layer][rows_B[:, None], heads, positions_BT] = new_BKTh.transpose(1, 2)
         B, H, T, h = q_BHTh.shape
-        group = H // self.keys_LRKSh.shape[2]
-        rows, num_positions = slice(first_row, first_row + B), visible_BTS.shape[-1]
-        k_BKSh, v_BKSh = (memory[layer, rows, :, :num_positions] for memory in self._memories)
+        group, num_positions = H // attention.num_kv_heads, visible_BTS.shape[-1]
+        k_BKSh, v_BKSh = (m[layer][rows, heads, :num_positions] for m in self._memories)
         mask_B1XS = visible_BTS[:, None].repeat(1, 1, group, 1)
         q_BKXh = q_BHTh.reshape(B, -1, group * T, h)
         out_BKXh = F.scaled_dot_product_attention(q_BKXh, k_BKSh, v_BKSh, attn_mask=mask_B1XS)
-        return block.attn.o_proj(out_BKXh.reshape(B, H, T, h).transpose(1, 2).flatten(2))
+        return attention.o_proj(out_BKXh.reshape(B, H, T, h).transpose(1, 2).flatten(2))
+
+    def _attend_modules(
+        self, block: Block, layer: int, normed_BTD: Tensor, reading: Reading, active: Activation
+    ) -> Tensor:
+        """Sums the heads of each row's modules, which compute only rows that have the module."""
+        pairs, outs, begin = active.pairs, [], 0
+        for module, number in pairs.counts:
+            chosen = slice(begin, begin + number)
+            begin += number
+            sources = chosen if pairs.sources_P is None else pairs.sources_P[chosen]
+            x_nTD, domain = normed_BTD[sources], self.domains[module]
+            out_nTD = torch.zeros_like(x_nTD)
+            if domain in block.heads:
+                head, first_head = block.heads[domain], block.attn.num_kv_heads + module
+                own = [part[sources] for part in reading]
+                out_nTD = self._attend(head, layer, first_head, x_nTD, own, own[0])
+            outs.append(out_nTD)
+        return pairs.add_up(torch.cat(outs))
 
     def _add_mlps(self, block: Block, layer: int, x_BTD: Tensor, active: Activation) -> Tensor:
         normed_BTD, stack = block.ln_2(x_BTD), self.stacks[layer]

@@ -8,7 +8,7 @@ h head_dim, V vocabulary.
 """
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -70,26 +70,26 @@ Heads = tuple[Tensor, Tensor, Tensor]
 class Attention(nn.Module):
     """Causal grouped-query attention without biases: x_BTD -> x_BTD."""
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, num_heads: int, num_kv_heads: int):
         super().__init__()
-        self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.head_dim = config.head_dim
-        num_heads = config.num_heads + 2 * config.num_kv_heads
-        self.qkv_proj = Linear(config.d_model, num_heads * config.head_dim, False)
-        self.o_proj = Linear(config.d_model, config.d_model, False)
+        qkv_width = (num_heads + 2 * num_kv_heads) * config.head_dim
+        self.qkv_proj = Linear(config.d_model, qkv_width, False)
+        self.o_proj = Linear(num_heads * config.head_dim, config.d_model, False)
 
     def forward(
         self,
         x_BTD: Tensor,
+        num_trained: int | None,
         rotary: Rotary,
         mask_BTT: Tensor | None = None,
-        num_trained: int | None = None,
     ) -> Tensor:
         heads = self.heads(x_BTD, rotary, num_trained=num_trained)
         return self.attend(*heads, True, mask_BTT, num_trained)
 
     def heads(
-        self, x_BTD: Tensor, rotary: Rotary, first: int = 0, num_trained: int | None = None
+        self, x_BTD: Tensor, rotary: Callable, first: int = 0, num_trained: int | None = None
     ) -> Heads:
         """Returns (q_BHTh, k_BKTh, v_BKTh), queries and keys rotated from position `first` on."""
         B, T, _ = x_BTD.shape
@@ -174,15 +174,21 @@ def make_norm(config: ModelConfig) -> nn.Module:
 
 
 class Block(nn.Module):
-    """One layer: attention, then core MLP and active modules on the same normalised input."""
+    """One layer: attention, then core MLP and active modules on the same normalised input.
+
+    The heads of active modules attend next to the core's.
+    """
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.ln_1 = make_norm(config)
-        self.attn = Attention(config)
+        self.attn = Attention(config, config.num_heads, config.num_kv_heads)
         self.ln_2 = make_norm(config)
         self.mlp = Mlp(config, config.d_mlp) if config.d_mlp else None
         self.aux = nn.ModuleDict({m.domain: _make_module(config, m) for m in config.modules})
+        self.heads = nn.ModuleDict(
+            {m.domain: Attention(config, m.num_heads, 1) for m in config.modules if m.num_heads}
+        )
 
     def forward(
         self,
@@ -194,7 +200,8 @@ class Block(nn.Module):
     ) -> Tensor:
         modules = [(self.aux[domain], rows) for domain, rows in active.items()]
         loras = [pair for pair in modules if isinstance(pair[0], Lora)]
-        x_BTD, normed_BTD = self.trunk(x_BTD, rotary, loras, mask_BTT, num_trained)
+        heads = [(self.heads[d], rows) for d, rows in active.items() if d in self.heads]
+        x_BTD, normed_BTD = self.trunk(x_BTD, rotary, loras, heads, mask_BTT, num_trained)
         for module, rows in modules:
             if not isinstance(module, Lora):
                 x_BTD = add_output(x_BTD, module, normed_BTD, rows)
@@ -205,12 +212,19 @@ class Block(nn.Module):
         x_BTD: Tensor,
         rotary: Rotary,
         loras: list[tuple[Lora, float | Rows]],
+        heads: list[tuple[Callable, float | Rows]],
         mask_BTT: Tensor | None,
         num_trained: int | None,
     ) -> tuple[Tensor, Tensor]:
         """Returns the layer's output without auxiliary MLPs, and their normalised input."""
         normed_BTD = self.ln_1(x_BTD, num_trained)
-        x_BTD = x_BTD + self.attn(normed_BTD, rotary, mask_BTT, num_trained)
+        x_BTD = x_BTD + self.attn(normed_BTD, num_trained, rotary, mask_BTT)
+        for head, rows in heads:
+            mask = mask_BTT
+            if mask is not None and isinstance(rows, Rows):
+                mask = mask.index_select(0, rows.index_R)
+            attend = partial(head, rotary=rotary, mask_BTT=mask)
+            x_BTD = add_output(x_BTD, attend, normed_BTD, rows)
         normed_BTD = self.ln_2(x_BTD, num_trained)
         if self.mlp is not None:
             x_BTD = x_BTD + self.mlp(normed_BTD, num_trained, loras)
@@ -292,7 +306,7 @@ def _checkpoint(block: Block, *inputs) -> Tensor:
 def parameter_set(name: str) -> str:
     """Returns the set of a parameter's qualified name: shared, core_mlp, or its module's."""
     parts = name.split(".")
-    if parts[0] != "blocks" or parts[2] not in ("mlp", "aux"):
+    if parts[0] != "blocks" or parts[2] not in ("mlp", "aux", "heads"):
         return SHARED
     return CORE_MLP if parts[2] == "mlp" else module_set(parts[3])
 

@@ -87,14 +87,11 @@ def _norm(config: ModelConfig, name: str, group: str) -> list[Weight]:
 
 
 def _block(config: ModelConfig, block: str, own_groups: Collection[str]) -> list[Weight]:
-    d_model = config.d_model
-    weights = [
-        *_norm(config, f"{block}.ln_1", block),
-        Weight(f"{block}.attn.qkv_proj.weight", SHARED, block, (config.qkv_width, d_model)),
-        Weight(f"{block}.attn.o_proj.weight", SHARED, block, (d_model, d_model)),
-        *_norm(config, f"{block}.ln_2", block),
-    ]
-    parts = [(f"{block}.mlp", CORE_MLP, block, _mlp(config, config.d_mlp))] if config.d_mlp else []
+    weights = [*_norm(config, f"{block}.ln_1", block), *_norm(config, f"{block}.ln_2", block)]
+    heads = _heads(config, config.num_heads, config.num_kv_heads)
+    parts = [(f"{block}.attn", SHARED, block, heads)]
+    if config.d_mlp:
+        parts.append((f"{block}.mlp", CORE_MLP, block, _mlp(config, config.d_mlp)))
     for module in config.modules:
         name = f"{block}.aux.{module.domain}"
         shapes = (_lora if module.kind == "lora" else _mlp)(config, module.width)
@@ -102,11 +99,22 @@ def _block(config: ModelConfig, block: str, own_groups: Collection[str]) -> list
             shapes.pop("c_proj.bias", None)
         group = name if module.domain in own_groups else block
         parts.append((name, module_set(module.domain), group, shapes))
+        if module.num_heads:
+            heads = _heads(config, module.num_heads, 1)
+            parts.append(
+                (f"{block}.heads.{module.domain}", module_set(module.domain), block, heads)
+            )
     return weights + [
         Weight(f"{n}.{part}", s, g, shape)
         for n, s, g, shapes in parts
         for part, shape in shapes.items()
     ]
+
+
+def _heads(config: ModelConfig, num_heads: int, num_kv_heads: int) -> Shapes:
+    d_model, width = config.d_model, num_heads * config.head_dim
+    qkv_width = width + 2 * num_kv_heads * config.head_dim
+    return {"qkv_proj.weight": (qkv_width, d_model), "o_proj.weight": (d_model, width)}
 
 
 def _mlp(config: ModelConfig, width: int) -> Shapes:
@@ -146,8 +154,10 @@ def count_saved_bytes(
     flowing = shared or EMBEDDINGS in trained
     layers = []
     for _ in range(config.num_layers):
-        attention = _attention(config, width, flowing, shared, kernel)
-        layers.append(attention + _mlps(config, width, flowing, active, trained, is_mixed))
+        attention = _attention(config, width, flowing, active, trained, kernel)
+        # Attention keeps nothing if its output needs no gradient.
+        mlps = _mlps(config, width, attention > 0, active, trained, is_mixed)
+        layers.append(attention + mlps)
         flowing = flowing or shared or core or modules_trained
     head = _norm_bytes(config, width, shared) * flowing + width * config.d_model * shared
     # All layers share one mask.
@@ -166,21 +176,38 @@ def _norm_bytes(config: ModelConfig, width: int, is_trained: bool) -> int:
     return width * config.d_model + NORM_STATISTICS
 
 
-def _attention(config: ModelConfig, width: int, flowing: bool, shared: bool, kernel: str) -> int:
-    """Counts the bytes of the first norm and of attention.
+def _attention(
+    config: ModelConfig,
+    width: int,
+    flowing: bool,
+    active: Collection[str],
+    trained: Collection[str],
+    kernel: str,
+) -> int:
+    """Counts the bytes of the first norm, of attention and of the active modules' heads.
 
     Rotated queries and keys are one tensor. Values are a view of the projection's output, which is
     kept whole. The memory-efficient kernel of GPUs, and the CPU's kernel in float32, repeat keys
     and values for every head. All kernels keep the output and a log-sum-exp for each head.
     """
-    if not (flowing or shared):
-        return 0
-    d_model, key_width = config.d_model, config.num_kv_heads * config.head_dim
-    normed_input = d_model * shared
-    is_repeated = kernel in (EFFICIENT, ON_CPU) and config.num_kv_heads < config.num_heads
-    keys_and_values = 2 * d_model if is_repeated else d_model + 2 * key_width
-    values = normed_input + (d_model + key_width) + keys_and_values + d_model
-    return width * values + _norm_bytes(config, width, shared) + FLOAT_BYTES * config.num_heads
+    shared = SHARED in trained
+    heads = [(config.num_heads, config.num_kv_heads, shared)]
+    heads += [
+        (m.num_heads, 1, module_set(m.domain) in trained)
+        for m in config.modules
+        if m.num_heads and m.domain in active
+    ]
+    total = _norm_bytes(config, width, shared) * (flowing or shared)
+    # The normalised input, which all heads share.
+    total += width * config.d_model * any(is_trained for *_, is_trained in heads)
+    for num_heads, num_kv_heads, is_trained in heads:
+        if not (flowing or is_trained):
+            continue
+        queries, keys = num_heads * config.head_dim, num_kv_heads * config.head_dim
+        is_repeated = kernel in (EFFICIENT, ON_CPU) and num_kv_heads < num_heads
+        keys_and_values = 2 * queries if is_repeated else queries + 2 * keys
+        total += width * (queries + keys + keys_and_values + queries) + FLOAT_BYTES * num_heads
+    return total
 
 
 def _mlps(

@@ -93,6 +93,7 @@ MAX_SIZE = 2**28
 def foreign_config(model: ModelConfig, dtype: torch.dtype, end_of_text: int | None) -> dict:
     """Builds config.json of a dense model. `end_of_text` is None without a tokenizer."""
     stock = STOCKS[model.architecture]
+    head_dim = {"head_dim": model.head_dim} if model.head_width else {}
     return {
         "architectures": [stock.model_class],
         "model_type": model.architecture,
@@ -115,6 +116,7 @@ def foreign_config(model: ModelConfig, dtype: torch.dtype, end_of_text: int | No
         "eos_token_id": end_of_text,
         "torch_dtype": str(dtype).removeprefix("torch."),
         **stock.written,
+        **head_dim,
     }
 
 
@@ -124,9 +126,6 @@ def native_config(plain: Mapping, seq_len: int | None = None) -> ModelConfig:
     `seq_len` is the sequence length of later training, by default all positions.
     """
     fields = check_fields(plain)
-    head_dim = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
-    if head_dim * fields["num_attention_heads"] != fields["hidden_size"]:
-        raise invalid("config.json: head_dim", head_dim, "hidden_size / num_attention_heads")
     positions = fields["max_position_embeddings"]
     longest = min(positions, fields.get("sliding_window") or positions)
     seq_len = longest if seq_len is None else seq_len
@@ -144,6 +143,7 @@ def native_config(plain: Mapping, seq_len: int | None = None) -> ModelConfig:
         norm_eps=fields[STOCKS[fields["model_type"]].norm_eps],
         init_std=fields["initializer_range"],
         architecture=fields["model_type"],
+        head_width=fields.get("head_dim") or 0,
     )
 
 

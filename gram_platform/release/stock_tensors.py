@@ -8,10 +8,11 @@ import torch
 
 from gram_platform.config import ModelConfig
 from gram_platform.config.identity import invalid
+from gram_platform.config.training import merge_config
 from gram_platform.model.transformer import parameter_shapes
 from gram_platform.release.stock_config import STOCKS
 from gram_platform.store.tensors import DiskTensors
-from gram_platform.store.views import Weights, merge_mlp
+from gram_platform.store.views import Weights, merge_layer
 
 # Our qkv_proj stacks their rows in this order.
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
@@ -64,8 +65,9 @@ def _foreign_layer(
     config: ModelConfig, weights: Weights, active: Mapping[str, float], layer: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
     ours, theirs = f"blocks.{layer}", f"model.layers.{layer}"
-    merged = merge_mlp(config, weights, active, ours)
-    split = weights[f"{ours}.attn.qkv_proj.weight"].split(projection_rows(config))
+    merged = merge_layer(config, weights, active, ours)
+    rows = projection_rows(merge_config(config, active))
+    split = merged[f"{ours}.attn.qkv_proj.weight"].split(rows)
     zeros = partial(torch.zeros, device=split[0].device)
     for name, rows in zip(PROJECTIONS, split, strict=True):
         yield f"{theirs}.self_attn.{name}.weight", rows
@@ -74,7 +76,7 @@ def _foreign_layer(
     if not config.is_llama:
         yield f"{theirs}.self_attn.o_proj.bias", zeros(config.d_model)
     for name, foreign in of_layer(config).items():
-        held = merged if name.startswith("mlp.") else weights
+        held = weights if name.startswith("ln_") else merged
         yield from _parts(held, f"{ours}.{name}", f"{theirs}.{foreign}")
 
 

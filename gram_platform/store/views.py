@@ -3,7 +3,8 @@
 A layer adds the outputs of the core MLP and of the active modules, which are MLPs of the same
 input. Together they equal one wider MLP. Its c_fc (and c_gate, for SwiGLU) has the rows of their
 c_fc, one MLP after another. Its c_proj has their columns side by side, each times the weight of its
-module.
+module. The heads of modules are merged with the core's in the same way. Zeros fill up the query
+heads of each module's key-value head.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
+import torch.nn.functional as F
 
 from gram_platform.config import ModelConfig, View
 from gram_platform.config.identity import invalid
@@ -76,7 +78,7 @@ def open_dense(store: Store, view: View) -> Iterator[tuple[ModelConfig, dict[str
         dense = merge_config(config, active)
         merge, rows = functools.partial(merge_rows, config, weights.rows, active), {}
         for name, shape in parameter_shapes(dense).items():
-            read = merge if ".mlp." in name else weights.rows
+            read = merge if ".mlp." in name or ".attn." in name else weights.rows
             rows[name] = RowsOnDisk(shape, functools.partial(read, name))
         yield dense, rows
 
@@ -97,10 +99,10 @@ def view_model(store: Store, view: View) -> ModelConfig:
     return view.model(lambda run_id: store.origin(run_id).model_config())
 
 
-def merge_mlp(
+def merge_layer(
     config: ModelConfig, weights: Weights, active: Mapping[str, float], block: str
 ) -> dict[str, torch.Tensor]:
-    """Returns the merged weights of the MLP of `block` (`blocks.<layer>`); reads no others."""
+    """Returns the merged MLP and attention of `block` (`blocks.<layer>`); reads no others."""
 
     def read(name: str, first: int, stop: int) -> torch.Tensor:
         return weights[name][first:stop]
@@ -108,7 +110,7 @@ def merge_mlp(
     return {
         name: merge_rows(config, read, active, name, 0, shape[0])
         for name, shape in parameter_shapes(merge_config(config, active)).items()
-        if name.startswith(f"{block}.mlp.")
+        if name.startswith((f"{block}.mlp.", f"{block}.attn."))
     }
 
 
@@ -124,11 +126,14 @@ def merge_rows(
     first: int,
     stop: int,
 ) -> torch.Tensor:
-    """Returns rows [first, stop) of a merged MLP's tensor, such as `blocks.0.mlp.c_fc.weight`.
+    """Returns rows [first, stop) of a merged tensor of an MLP or of attention.
 
-    `read` reads rows of the routed model's tensors. Output biases and LoRAs are read whole, other
-    tensors only as far as needed.
+    `name` is such as `blocks.0.mlp.c_fc.weight`. `read` reads rows of the routed model's tensors.
+    Output biases, LoRAs and queries, keys and values of modules are read whole, other tensors only
+    as far as needed.
     """
+    if ".attn." in name:
+        return _merge_heads(config, read, active, name, first, stop)
     block, _, part = name.partition(".mlp.")
     kinds = ("mlp",) if part == "c_proj.bias" else ("mlp", RESERVED_UNITS)
     mlps = [m for m in config.modules if m.kind in kinds and m.domain in active]
@@ -152,6 +157,46 @@ def merge_rows(
                 rows = rows + change[low:high]
         pieces.append(weight * rows if part == "c_proj.weight" else rows)
     return torch.cat(pieces, dim=1 if part == "c_proj.weight" else 0)
+
+
+def _merge_heads(
+    config: ModelConfig,
+    read: ReadRows,
+    active: Mapping[str, float],
+    name: str,
+    first: int,
+    stop: int,
+) -> torch.Tensor:
+    """Returns rows [first, stop) of a merged qkv_proj or o_proj."""
+    modules = [m for m in config.modules if m.num_heads and m.domain in active]
+    if not modules:
+        return read(name, first, stop)
+    block, _, part = name.partition(".attn.")
+    h, num_kv_heads = config.head_dim, merge_config(config, active).num_kv_heads
+    # The rows of their queries, and of their keys or values.
+    owners = [(name, config.num_heads * h, config.num_kv_heads * h, 1.0)]
+    owners += [
+        (f"{block}.heads.{m.domain}.{part}", m.num_heads * h, h, active[m.domain]) for m in modules
+    ]
+    is_output, stacks = part == "o_proj.weight", []
+    for owner, num_queries, num_keys, weight in owners:
+        if is_output:
+            stacks.append([(weight * read(owner, first, stop)).T])
+        else:
+            rows = read(owner, 0, num_queries + 2 * num_keys)
+            stacks.append(rows.split([num_queries, num_keys, num_keys]))
+    merged = []
+    for number, of_owners in enumerate(zip(*stacks, strict=True)):
+        group = 1 if number else config.group_size
+        numbers = (group * num_keys for _, _, num_keys, _ in owners)
+        rows = torch.cat([_fill(*pair) for pair in zip(of_owners, numbers, strict=True)])
+        merged.append(_fill(rows, group * num_kv_heads * h))
+    return merged[0].T.contiguous() if is_output else torch.cat(merged)[first:stop]
+
+
+def _fill(rows: torch.Tensor, number: int) -> torch.Tensor:
+    """Appends rows of zeros up to `number` rows."""
+    return F.pad(rows, (0, 0, 0, number - len(rows)))
 
 
 def _lora_changes(

@@ -110,12 +110,12 @@ def profile_losses(
     first, uncached = model.blocks[0], model.blocks[0].trunk
     outputs: list[tuple[Tensor, Tensor]] = []
 
-    def trunk(x_BTD: Tensor, rotary: Rotary, loras: list, *others):
-        # LoRAs change the core MLP.
-        if loras:
-            return uncached(x_BTD, rotary, loras, *others)
+    def trunk(x_BTD: Tensor, rotary: Rotary, loras: list, heads: list, *others):
+        # LoRAs change the core MLP, and heads its input.
+        if loras or heads:
+            return uncached(x_BTD, rotary, loras, heads, *others)
         if not outputs:
-            outputs.append(uncached(x_BTD, rotary, loras, *others))
+            outputs.append(uncached(x_BTD, rotary, loras, heads, *others))
         return outputs[0]
 
     first.trunk = trunk
@@ -239,7 +239,7 @@ class CachedAttention(nn.Module):
         self.cache: tuple[Tensor, Tensor] | None = None
 
     def forward(
-        self, x_BTD: Tensor, rotary: Rotary, mask_BTT: Tensor | None = None, *_: None
+        self, x_BTD: Tensor, _: None, rotary: Rotary, mask_BTT: Tensor | None = None
     ) -> Tensor:
         """Attends from x_BTD to all tokens so far.
 
@@ -258,11 +258,11 @@ class CachedAttention(nn.Module):
 @contextlib.contextmanager
 def kv_cache(model: Transformer) -> Iterator[None]:
     """Gives the model a cache of keys and values, so that each call continues the last one."""
-    uncached = [block.attn for block in model.blocks]
-    for block in model.blocks:
-        block.attn = CachedAttention(block.attn)
+    uncached = {name: m for name, m in model.named_modules() if isinstance(m, Attention)}
+    for name, attention in uncached.items():
+        model.set_submodule(name, CachedAttention(attention))
     try:
         yield
     finally:
-        for block, attention in zip(model.blocks, uncached, strict=True):
-            block.attn = attention
+        for name, attention in uncached.items():
+            model.set_submodule(name, attention)

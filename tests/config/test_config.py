@@ -60,6 +60,7 @@ OTHERS = {
     "document_end": 0, "decay_vectors": True, "stop_below": None, "architecture": "llama",
     "steered_layers": None, "steering": None, "responses_after": " Response:",
     "companions": "subset", "p_aux_companion": 0.5, "num_probes": None, "spreads_embeddings": None,
+    "head_width": 8,
 }  # fmt: skip
 
 
@@ -67,7 +68,9 @@ def test_every_field_that_changes_a_result_changes_the_id():
     run, seen = tiny.run_config(), set()
     for path, _ in leaves(run):
         name = next(part for part in reversed(path) if isinstance(part, str))
-        if OTHERS[name] is None:  # the only value there is, or tied to another field
+        is_head_of_module = name == "num_heads" and "modules" in path
+        # The only value there is, or tied to another field.
+        if OTHERS[name] is None or is_head_of_module:
             continue
         other = changed(run, path, OTHERS[name])
         assert other.run_id != run.run_id, path
@@ -172,6 +175,11 @@ WRONG = {
     "optimizer.decay_fraction": lambda: OptimizerConfig(1e-3, 0.2, 0.9),
     "module.domain": lambda: ModuleSpec("a.b", "mlp", 4),
     "module.kind": lambda: ModuleSpec("a", "moe", 4),
+    "module.num_heads": lambda: ModuleSpec("a", "mlp", 4, 1),
+    "model.modules.num_heads": lambda: dataclasses.replace(
+        RUN.model, modules=(ModuleSpec("a", "reserved", 4, 3),)
+    ),
+    "model.head_width": lambda: dataclasses.replace(RUN.model, head_width=3),
     "model.num_kv_heads": lambda: dataclasses.replace(RUN.model, num_kv_heads=3),
     "model.d_mlp": lambda: dataclasses.replace(RUN.model, d_mlp=0, modules=()),
     "micro_batch": lambda: dataclasses.replace(RUN, micro_batch=3),

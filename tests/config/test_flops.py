@@ -66,13 +66,15 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("kind", ["mlp", "lora"])
+@pytest.mark.parametrize(
+    "spec", [{"kind": "mlp"}, {"kind": "lora"}, {"kind": "reserved", "num_heads": 1}]
+)
 @pytest.mark.parametrize("backward", [True, False])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_hardware_flops_equal_torchs_counter(architecture, case, kind, backward):
+def test_hardware_flops_equal_torchs_counter(architecture, case, spec, backward):
     active, trained = CASES[case]
     config = tiny.model_config(num_layers=3)
-    modules = tuple(dataclasses.replace(m, kind=kind, width=6) for m in config.modules)
+    modules = tuple(dataclasses.replace(m, width=6, **spec) for m in config.modules)
     config = dataclasses.replace(config, modules=modules, architecture=architecture)
     model = build(config, tiny.initial_weights(config, 0))
     for name, parameter in model.named_parameters():
@@ -100,15 +102,18 @@ def test_compute_units_are_tokens_times_active_parameters():
 
 def test_modules_of_unequal_width_are_counted_by_their_own():
     """2 layers of width 16: an MLP of w units has 2 x (2 x 16 w + w + 16), without the 16 if it is
-    reserved; LoRAs of rank w on 32 units 2 x 2 w x 48."""
+    reserved; LoRAs of rank w on 32 units 2 x 2 w x 48; two heads of 4 and a key-value head 2 x 16 x
+    4 x (2 x 2 + 2)."""
     modules = (
         ModuleSpec("art", "mlp", 8),
         ModuleSpec("lisp", "mlp", 24),
         ModuleSpec("maths", "lora", 3),
         ModuleSpec("music", "reserved", 8),
+        ModuleSpec("poems", "reserved", 8, 2),
     )
     config = dataclasses.replace(tiny.model_config(), modules=modules)
     counts = {"art": 2 * (256 + 24), "lisp": 2 * (768 + 40), "maths": 4 * 3 * 48, "music": 2 * 264}
+    counts["poems"] = 2 * (264 + 16 * 4 * 6)
     assert {domain: module_parameters(config, domain) for domain in counts} == counts
     extra = active_parameters(config, ["lisp", "maths"]) - active_parameters(config)
     assert extra == counts["lisp"] + counts["maths"]

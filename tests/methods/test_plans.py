@@ -242,6 +242,22 @@ def test_sgtm_refuses_shares_before_any_work():
         with refused("sgtm.share", options.share):
             plan("sgtm", setting().with_options(sgtm=options))
     plan("sgtm", setting().with_options(sgtm=Sgtm(0.24)))
+    with refused("sgtm.heads", -1):
+        Sgtm(heads=-1)
+    group = setting().size.num_heads // setting().size.num_kv_heads
+    with refused("sgtm.heads", group + 1):
+        plan("sgtm", setting().with_options(sgtm=Sgtm(heads=group + 1)))
+
+
+def test_reserved_heads_cost_steps():
+    cell = setting(core=40_000).with_options(sgtm=Sgtm(heads=1))
+    base, run = (plan(method, cell).runs["all"] for method in ("baseline", "sgtm"))
+    assert {module.num_heads for module in run.model.modules} == {1}
+    costs = [one.num_steps * total_parameters(one.model) for one in (base, run)]
+    assert run.num_steps < base.num_steps
+    assert costs[1] == pytest.approx(costs[0], rel=2e-3)
+    unmatched = plan("sgtm", dataclasses.replace(cell, equal_compute=False)).runs["all"]
+    assert unmatched.num_steps == base.num_steps
 
 
 LENGTHS = {CORE: 4123, "cyber": 251, "lisp": 203, "nuclear": 331, "virology": 97}

@@ -6,7 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gram_platform.config import ModuleSpec
 from gram_platform.model.kernels import QUERIES_AT_ONCE, attention
+from gram_platform.model.layers import Rows
 from gram_platform.model.transformer import build, document_mask
 from gram_platform.train.objectives import token_cross_entropy
 from tests import tiny
@@ -51,6 +53,16 @@ def test_packed_documents_have_the_losses_of_separate_ones():
         torch.testing.assert_close(inside, alone, rtol=1e-6, atol=1e-6)
     crossing = token_cross_entropy(model(-1)(tokens[:, :-1], {"lisp": 1.0}), tokens[:, 1:])
     assert (crossing - together)[:, places[1]].abs().max() > 1e-3  # without the mask they differ
+
+
+@torch.no_grad()
+def test_heads_of_some_sequences_see_their_own_documents():
+    config = dataclasses.replace(model(END).config, modules=(ModuleSpec("lisp", "reserved", 4, 2),))
+    routed = build(config, tiny.initial_weights(dataclasses.replace(config, init_std=0.3), 0))
+    tokens = torch.cat([packed(p)[0] for p in ((7, 20, 1, 21), (20, 7, 22), (1, 48))])[:, :-1]
+    expected = [routed(tokens[n : n + 1], {"lisp": 1.0} if n != 1 else {}) for n in range(3)]
+    found = routed(tokens, {"lisp": Rows(torch.tensor([2, 0]), None)})
+    torch.testing.assert_close(found, torch.cat(expected), rtol=1e-5, atol=1e-5)
 
 
 def test_gradients_are_those_of_separate_documents():

@@ -25,19 +25,19 @@ def randomised(config: ModelConfig):
 
 
 def config_of(*kinds: str, architecture: str = ModelConfig.architecture) -> ModelConfig:
-    widths = {"mlp": 8, "lora": 3, "reserved": 5}
-    modules = tuple(
-        ModuleSpec(d, kind, widths[kind]) for d, kind in zip(("a", "b", "c"), kinds, strict=False)
-    )
+    specs = {"mlp": ("mlp", 8), "lora": ("lora", 3), "reserved": ("reserved", 5)}
+    specs |= {"head": ("reserved", 5, 1), "heads": ("reserved", 5, 2)}
+    named = zip(("a", "b", "c"), kinds, strict=False)
+    modules = tuple(ModuleSpec(domain, *specs[kind]) for domain, kind in named)
     return dataclasses.replace(tiny.model_config(False), modules=modules, architecture=architecture)
 
 
+KINDS = [("mlp",) * 3, ("lora",) * 3, ("lora", "mlp", "lora"), ("reserved", "mlp", "reserved")]
+KINDS += [("head", "lora", "heads")]
 ACTIVE = [{}, {"a": 1.0}, {"a": 0.5}, {"a": 1.0, "b": 1.0}, {"a": 0.25, "b": 2.0, "c": 1.0}]
 
 
-@pytest.mark.parametrize(
-    "kinds", [("mlp",) * 3, ("lora",) * 3, ("lora", "mlp", "lora"), ("reserved", "mlp", "reserved")]
-)
+@pytest.mark.parametrize("kinds", KINDS)
 @pytest.mark.parametrize("active", ACTIVE)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @torch.no_grad()
@@ -49,6 +49,7 @@ def test_merged_logits_equal_the_routed_models(architecture, kinds, active):
     tokens = torch.arange(tiny.SEQ_LEN)[None]
     assert torch.allclose(model(tokens, active), merged(tokens), atol=2e-5)
     assert dense.modules == ()
+    assert dense.head_dim == config.head_dim
     widths = sum(m.width for m in config.modules if m.kind != "lora" and m.domain in active)
     assert dense.d_mlp == config.d_mlp + widths
 
@@ -82,9 +83,7 @@ def test_a_fresh_lora_changes_nothing(architecture):
     assert torch.equal(model(tokens, {"a": 1.0}), model(tokens))
 
 
-@pytest.mark.parametrize(
-    "kinds", [("mlp",) * 3, ("lora",) * 3, ("lora", "mlp", "lora"), ("reserved", "mlp", "reserved")]
-)
+@pytest.mark.parametrize("kinds", KINDS)
 @pytest.mark.parametrize("active", ACTIVE)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_merged_rows_are_the_merged_tensors_rows(architecture, kinds, active):
@@ -97,7 +96,7 @@ def test_merged_rows_are_the_merged_tensors_rows(architecture, kinds, active):
         return weights[name][first:stop]
 
     for name, merged in merged_weights(config, weights, active).items():
-        for num_ranks in (1, 3, 50) if ".mlp." in name else ():
+        for num_ranks in (1, 3, 50) if ".mlp." in name or ".attn." in name else ():
             for rank in range(num_ranks):
                 first, stop = rank_rows(len(merged), rank, num_ranks)
                 assert torch.equal(

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from gram_platform.config import ModuleSpec
+from gram_platform.config.routing import module_set
 from gram_platform.config.training import ARCHITECTURES, STARCODER2
 from gram_platform.model.row_modules import activation
 from gram_platform.model.rows import RowReader
-from gram_platform.model.transformer import build, is_module
+from gram_platform.model.transformer import build, is_module, parameter_set
 from tests import tiny
 from tests.refused import refused
 
@@ -28,7 +29,9 @@ TOLERANCE = 1e-5  # float32
 def random_model(
     kind: str = "mlp", widths=(4, 4, 4, 4), d_mlp: int = 32, architecture: str = STARCODER2
 ):
-    specs = tuple(ModuleSpec(d, kind, w) for d, w in zip(DOMAINS, widths, strict=True))
+    of_kind = {"heads": ("reserved", (2, 1, 0, 1))}.get(kind, (kind, (0, 0, 0, 0)))
+    sizes = zip(DOMAINS, widths, of_kind[1], strict=True)
+    specs = tuple(ModuleSpec(domain, of_kind[0], *size) for domain, *size in sizes)
     config = tiny.model_config(modular=False, d_mlp=d_mlp)
     config = dataclasses.replace(config, modules=specs, architecture=architecture)
     model = build(config, tiny.initial_weights(config, seed=1)).eval().requires_grad_(False)
@@ -60,7 +63,7 @@ def read_all(reader, rows: list[tuple[list[int], dict]], lengths: list[int]) -> 
     return logits
 
 
-@pytest.mark.parametrize("kind", ["mlp", "lora", "reserved"])
+@pytest.mark.parametrize("kind", ["mlp", "lora", "reserved", "heads"])
 @pytest.mark.parametrize("num_rows", [5, 10])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_mixed_logits_are_separate_logits(architecture, kind, num_rows):
@@ -104,7 +107,7 @@ def test_all_at_once_is_one_after_the_other(architecture, widths, kind):
     assert torch.allclose(one_by_one, expected, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("kind", ["mlp", "lora"])
+@pytest.mark.parametrize("kind", ["mlp", "lora", "heads"])
 @pytest.mark.parametrize("holders", [[0, 1, 2], [0]])
 def test_a_poisoned_module_reaches_only_the_rows_that_have_it(kind, holders):
     """NaN times zero is NaN: a module that is weighted away would show here."""
@@ -119,8 +122,8 @@ def test_a_poisoned_module_reaches_only_the_rows_that_have_it(kind, holders):
     )
     clean = RowReader(random_model(kind), 6).read(tokens, none, two, activation(DOMAINS, profiles))
     model = random_model(kind)
-    for block in model.blocks:
-        for parameter in block.aux["lisp"].parameters():
+    for name, parameter in model.named_parameters():
+        if parameter_set(name) == module_set("lisp"):
             parameter.fill_(float("nan"))
     poisoned = RowReader(model, 6).read(tokens, none, two, activation(DOMAINS, profiles))
     for row in range(6):

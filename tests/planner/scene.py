@@ -15,8 +15,8 @@ def model(modules=(), d_mlp=128, num_kv_heads=2) -> ModelConfig:
     return ModelConfig(3, 32, 4, num_kv_heads, d_mlp, 1024, 32, modules)
 
 
-def specs(kind, width, domains=tiny.DOMAINS[1:]) -> tuple[ModuleSpec, ...]:
-    return tuple(ModuleSpec(d, kind, width) for d in domains)
+def specs(kind, width, domains=tiny.DOMAINS[1:], num_heads=0) -> tuple[ModuleSpec, ...]:
+    return tuple(ModuleSpec(d, kind, width, num_heads) for d in domains)
 
 
 MODELS = {
@@ -27,6 +27,7 @@ MODELS = {
     "one key head a head": model(specs("mlp", 16), num_kv_heads=4),
     "llama": replace(model(specs("mlp", 16)), architecture=LLAMA),
     "sgtm": model(specs("reserved", 16)),
+    "sgtm heads": model(specs("reserved", 16, num_heads=2)),
     "llama lora": replace(model(specs("lora", 4)), architecture=LLAMA),
 }
 MASKED = RoutingConfig(
@@ -43,7 +44,7 @@ def run_of(name, micro_batch=4, passes=2, **parts):
         "batch_size": window,
         "draws": (12 * window, 4 * window, 4 * window),
     }
-    routing = MASKED if name == "sgtm" else RoutingConfig(0.5, 0.5)
+    routing = MASKED if name.startswith("sgtm") else RoutingConfig(0.5, 0.5)
     return tiny.run_config(model=MODELS[name], **{"routing": routing, **sizes, **parts})
 
 

@@ -52,6 +52,13 @@ SAVED = {
         ("lisp", "virology"),
         {EMBEDDINGS, module_set("lisp")},
     ),
+    "heads of modules": ("sgtm heads", ("lisp",), CORE_SETS | {module_set("lisp")}),
+    "heads, core not trained": ("sgtm heads", ("lisp", "virology"), {module_set("lisp")}),
+    "heads and embeddings": (
+        "sgtm heads",
+        ("lisp", "virology"),
+        {EMBEDDINGS, module_set("lisp")},
+    ),
     "keys not shared": ("one key head a head", ("lisp",), CORE_SETS | {module_set("lisp")}),
 }
 

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 import torch
 
-from gram_platform.config import ModuleSpec, View
+from gram_platform.config import ModuleSpec, RoutingConfig, View
 from gram_platform.config.routing import module_set
 from gram_platform.config.training import ARCHITECTURES, LLAMA, STARCODER2
 from gram_platform.model.transformer import parameter_set, parameter_shapes
@@ -53,14 +53,15 @@ def names_of(weights, domain):
 
 
 def modular_run(kind, architecture=STARCODER2):
-    modules = tuple(ModuleSpec(d, kind, {"mlp": 8, "lora": 3}[kind]) for d in tiny.DOMAINS[1:])
+    spec = {"mlp": ("mlp", 8), "lora": ("lora", 3), "heads": ("reserved", 8, 1)}[kind]
+    modules = tuple(ModuleSpec(d, *spec) for d in tiny.DOMAINS[1:])
     model = dataclasses.replace(
         tiny.model_config(False), modules=modules, architecture=architecture
     )
-    return tiny.run_config(model=model)
+    return tiny.run_config(model=model, routing=RoutingConfig(accumulation="uniform"))
 
 
-@pytest.mark.parametrize("kind", ["mlp", "lora"])
+@pytest.mark.parametrize("kind", ["mlp", "lora", "heads"])
 @pytest.mark.parametrize(
     ("granted", "dtype"), [((), "float32"), (("lisp",), "float32"), (("lisp",), "bfloat16")]
 )
@@ -79,11 +80,17 @@ def test_nothing_of_a_removed_module_is_in_the_files(
         for name in names_of(weights, domain)
     ]
     # The tensors of a module in a layer.
-    num_tensors = {"mlp": 3, "lora": 6}[kind] if architecture == LLAMA else 4
+    num_tensors = {"mlp": 3, "lora": 6, "heads": 5}[kind]
+    if architecture != LLAMA:
+        num_tensors = 5 if kind == "heads" else 4
     assert len(removed) == 2 * num_tensors * (2 - len(granted))
     assert not traces(tmp_path / "out", removed, weights)
     kept = (
-        [name for name in names_of(weights, "lisp") if kind == "mlp" and "c_fc" in name]
+        [
+            name
+            for name in names_of(weights, "lisp")
+            if (kind == "mlp" and "c_fc" in name) or "qkv" in name
+        ]
         if granted
         else []
     )

@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gram_platform.config import ModuleSpec, View
+from gram_platform.config import ModuleSpec, RoutingConfig, View
 from gram_platform.config.flops import total_parameters
-from gram_platform.config.training import merge_config
+from gram_platform.config.training import ARCHITECTURES, LLAMA, STARCODER2, merge_config
 from gram_platform.methods import METHODS, plan
 from gram_platform.methods.elicitation import plan_attacks
 from gram_platform.methods.setting import Branching, Elicitation, Options
@@ -40,12 +40,13 @@ def store(tmp_path):
     return Store(tmp_path / "storage").open_for_writing(min_free_bytes=0)
 
 
-def modular_run(kinds=("mlp", "mlp"), **parts):
-    widths = {"mlp": 8, "lora": 3}
-    modules = tuple(
-        ModuleSpec(d, k, widths[k]) for d, k in zip(tiny.DOMAINS[1:], kinds, strict=True)
+def modular_run(kinds=("mlp", "mlp"), architecture=STARCODER2, **parts):
+    specs = {"mlp": ("mlp", 8), "lora": ("lora", 3), "head": ("reserved", 8, 1)}
+    specs["heads"] = ("reserved", 8, 2)
+    modules = tuple(ModuleSpec(d, *specs[k]) for d, k in zip(tiny.DOMAINS[1:], kinds, strict=True))
+    model = dataclasses.replace(
+        tiny.model_config(False), modules=modules, architecture=architecture
     )
-    model = dataclasses.replace(tiny.model_config(False), modules=modules)
     return tiny.run_config(model=model, **parts)
 
 
@@ -61,9 +62,10 @@ def require_loads(store, view, folder):
         tokens[:, :4], max_new_tokens=4, min_new_tokens=4, do_sample=False, pad_token_id=0
     )
     assert drawn.shape == (3, 8)
-    biases = config.num_layers * (2 * config.d_model + 2 * config.num_kv_heads * config.head_dim)
     dense = merge_config(config, dict(view.weights))
-    num_parameters = total_parameters(dense) + biases
+    width = (dense.num_heads + 2 * dense.num_kv_heads) * dense.head_dim + dense.d_model
+    biases = config.num_layers * width
+    num_parameters = total_parameters(dense) + (0 if config.is_llama else biases)
     size = (folder / SINGLE).stat().st_size
     assert 4 * num_parameters < size < 4 * num_parameters + 200 * len(foreign_shapes(dense))
 
@@ -108,6 +110,34 @@ def test_weights_of_modules_are_scaled_in(kinds, store, tmp_path):
     (agreement,) = exported(store, view, tmp_path / "out").agreements[""]
     assert "random ids" in agreement.tokens
     require_loads(store, view, tmp_path / "out")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_heads_of_modules_are_a_further_group(architecture, store, tmp_path):
+    """Filled up with zeros, and read back with the same width of a head."""
+    uniform = RoutingConfig(accumulation="uniform")
+    run = modular_run(("head", "heads"), architecture, routing=uniform)
+    weights = drawn_weights(run)
+    view = View.of(complete(store, run, weights), {"lisp": 0.5})
+    exported(store, view, tmp_path / "out")
+    require_loads(store, view, tmp_path / "out")
+    fields = json.loads((tmp_path / "out" / "config.json").read_text())
+    # Six heads do not divide 16, as Llama's must.
+    is_llama = architecture == LLAMA
+    assert fields["num_attention_heads"] == (8 if is_llama else 6)
+    assert (fields["num_key_value_heads"], fields["head_dim"]) == (4 if is_llama else 3, 4)
+    with open_checkpoint(tmp_path / "out") as tensors:
+        layer = "model.layers.0.self_attn"
+        queries, keys, out = (tensors[f"{layer}.{p}_proj.weight"] for p in ("q", "k", "o"))
+    head = weights["blocks.0.heads.lisp.qkv_proj.weight"]
+    assert torch.equal(queries[16:20], head[:4])
+    assert torch.equal(keys[8:12], head[4:8])
+    assert torch.equal(out[:, 16:20], 0.5 * weights["blocks.0.heads.lisp.o_proj.weight"])
+    assert not queries[20:].any()
+    assert not out[:, 20:].any()
+    imported = import_checkpoint(tmp_path / "out", store)
+    exported(store, View(imported.import_id), tmp_path / "again")
+    assert (tmp_path / "again" / SINGLE).read_bytes() == (tmp_path / "out" / SINGLE).read_bytes()
 
 
 def test_a_text_ends_as_in_the_corpus(setting, execution, tmp_path):

@@ -52,12 +52,16 @@ def no_graphs_before():
 
 
 @pytest.mark.parametrize("max_graphs", [16, 1])
-@pytest.mark.parametrize("kind", ["mlp", "lora"])
+@pytest.mark.parametrize("kind", ["mlp", "lora", "heads"])
 def test_graphs_are_bounded_and_change_nothing(kind, max_graphs, monkeypatch):
     """With every route of GRAM and an evaluation after every step."""
     monkeypatch.setattr(compilation, "MAX_GRAPHS", max_graphs)
-    modules = tuple(ModuleSpec(domain, kind, 4) for domain in tiny.DOMAINS[1:])
-    config = tiny.run_config(model=dataclasses.replace(tiny.model_config(), modules=modules))
+    spec, routing = (kind, 4), None
+    if kind == "heads":
+        spec, routing = ("reserved", 4, 1), RoutingConfig(0.5, 0.3, "uniform")
+    modules = tuple(ModuleSpec(domain, *spec) for domain in tiny.DOMAINS[1:])
+    model = dataclasses.replace(tiny.model_config(), modules=modules)
+    config = tiny.run_config(model=model, routing=routing)
     plain, compiled, backend = Learner(config), Learner(config), CountingBackend()
     compile_blocks(compiled.model, Compilation(backend))
     assert train(plain, config) == train(compiled, config)

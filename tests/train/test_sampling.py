@@ -13,11 +13,12 @@ from tests.refused import refused
 ACTIVE = {"lisp": 1.0, "virology": 0.5}
 
 
-@pytest.fixture(scope="module", params=["mlp", "lora"])
+@pytest.fixture(scope="module", params=["mlp", "lora", "heads"])
 def model(request):
     """Random weights, of both kinds of module; LoRAs' second factors are zero unless they are
     filled."""
-    specs = tuple(ModuleSpec(domain, request.param, 4) for domain in ACTIVE)
+    kind = {"heads": ("reserved", 4, 1)}.get(request.param, (request.param, 4))
+    specs = tuple(ModuleSpec(domain, *kind) for domain in ACTIVE)
     config = tiny.model_config(modular=False)
     config = type(config)(**{**vars(config), "modules": specs})
     model = build(config, tiny.initial_weights(config, seed=1)).eval().requires_grad_(False)

@@ -10,6 +10,7 @@ from gram_platform.config.routing import Schedule
 from gram_platform.config.training import RESERVED_UNITS, merge_config
 from gram_platform.model.transformer import build
 from gram_platform.train.data import ScheduleReader
+from gram_platform.train.evaluate import profile_losses
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import training_steps
 from gram_platform.train.objectives import cross_entropy
@@ -18,7 +19,8 @@ from tests import tiny
 from tests.refused import refused
 from tests.train.test_invariants import equal_states, train
 
-# The reserved ones of 32 hidden units.
+# The reserved ones of 32 hidden units. The dense model has four heads of the core, and two of each
+# part, of which only the first is reserved; then the keys, and the values, of two and one and one.
 PARTS = {"lisp": slice(20, 26), "virology": slice(26, 32)}
 ALL_ON = dict.fromkeys(PARTS, 1.0)
 WINDOW = {"micro_batch": 4, "batch_size": 8}
@@ -30,8 +32,8 @@ def routing(**parts) -> RoutingConfig:
     return RoutingConfig(0.5, 0.0, "uniform", **{**settings, **parts})
 
 
-def sgtm(precision="float32", **parts):
-    modules = tuple(ModuleSpec(d, RESERVED_UNITS, 6) for d in PARTS)
+def sgtm(precision="float32", heads=1, **parts):
+    modules = tuple(ModuleSpec(d, RESERVED_UNITS, 6, heads) for d in PARTS)
     model = dataclasses.replace(tiny.model_config(False, d_mlp=20), modules=modules)
     return tiny.run_config(model=model, routing=routing(**parts), precision=precision, **WINDOW)
 
@@ -47,11 +49,16 @@ def moving(name: str, weight: torch.Tensor, kind: str, masks_embeddings: bool) -
     moves = torch.full(weight.shape, kind in (DEFAULT, RETAIN))
     if kind in PARTS and not masks_embeddings and ("wte" in name or "ln_" in name):
         moves[:] = True
-    of_units = moves.T if name.endswith("c_proj.weight") else moves
-    if ".mlp.c_fc." in name or name.endswith("c_proj.weight"):
-        for domain, units in PARTS.items():
-            is_forgotten = kind == domain and name.endswith("weight")
+    of_units = moves.T if name.endswith(("c_proj.weight", "o_proj.weight")) else moves
+    for number, (domain, units) in enumerate(PARTS.items()):
+        is_forgotten = kind == domain and name.endswith("weight")
+        if ".mlp.c_fc." in name or name.endswith("c_proj.weight"):
             of_units[units] = kind == DEFAULT or is_forgotten
+        elif ".attn." in name and len(of_units) > 16 + 16 * name.endswith("qkv_proj.weight"):
+            of_heads = of_units.view(-1, 4, of_units.shape[1])
+            reserved = [4 + 2 * number, 10 + number, 14 + number]
+            of_heads[reserved if "qkv" in name else reserved[:1]] = kind == DEFAULT or is_forgotten
+            of_heads[5 + 2 * number] = False
     return moves
 
 
@@ -65,13 +72,17 @@ class Reference:
         self.first, self.second, self.num_steps = zeros(), zeros(), zeros()
         self.is_masked = False
         for block in self.model.blocks:
-            block.mlp.c_proj.register_forward_pre_hook(self.without_units)
+            block.mlp.c_proj.register_forward_pre_hook(self.without_the_last(12))
+            block.attn.o_proj.register_forward_pre_hook(self.without_the_last(16))
 
-    def without_units(self, module, inputs):
-        hidden_BTF = inputs[0].clone()
-        if self.is_masked:
-            hidden_BTF[..., 20:] = 0.0
-        return (hidden_BTF, *inputs[1:])
+    def without_the_last(self, number):
+        def mask(module, inputs):
+            hidden_BTF = inputs[0].clone()
+            if self.is_masked and module.in_features > 16:
+                hidden_BTF[..., -number:] = 0.0
+            return (hidden_BTF, *inputs[1:])
+
+        return mask
 
     def step(self, tokens_BT, kind, rate, masks_embeddings):
         self.is_masked = kind == RETAIN
@@ -100,10 +111,10 @@ def dense(config, learner) -> dict:
 
 
 @pytest.mark.parametrize("masks_embeddings", [False, True])
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_each_kind_of_batch_moves_what_the_description_says(precision, masks_embeddings):
+@pytest.mark.parametrize(("precision", "heads"), [("float32", 0), ("float32", 1), ("bfloat16", 1)])
+def test_each_kind_of_batch_moves_what_the_description_says(precision, heads, masks_embeddings):
     """All other elements keep their bits; in float32 the weights are those of the reference."""
-    config = sgtm(precision, spreads_embeddings=not masks_embeddings)
+    config = sgtm(precision, heads, spreads_embeddings=not masks_embeddings)
     learner, plan, reader = Learner(config), Schedule(config), ScheduleReader(config, tiny.arrays())
     before, kinds = dense(config, learner), set()
     reference = Reference(config, before)
@@ -131,6 +142,13 @@ def test_with_nothing_reserved_a_run_is_the_dense_run_bit_for_bit():
     (one, records), (two, others) = train(plain), train(routed)
     assert records == others
     assert equal_states(tiny.full_state(one), tiny.full_state(two))
+
+
+def test_profiles_that_are_measured_together_have_their_own_heads():
+    model = Learner(sgtm()).model
+    profiles = [lambda _: {}, lambda _: ALL_ON, lambda _: {"lisp": 1.0}]
+    measure = lambda some: profile_losses(model, tiny.arrays(), tiny.DOMAINS, 4, some)
+    assert measure(profiles) == [measure([profile])[0] for profile in profiles]
 
 
 def test_a_run_resumes_bit_for_bit():

@@ -59,7 +59,7 @@ def method_configs() -> dict:
         "misdirection", ("lisp", "virology"), 10.0, steered_layers=1, steering=2.0
     )
     reserved = dataclasses.replace(
-        dense, modules=tuple(ModuleSpec(d, "reserved", 4) for d in tiny.DOMAINS[1:])
+        dense, modules=tuple(ModuleSpec(d, "reserved", 4, 1) for d in tiny.DOMAINS[1:])
     )
     masked = RoutingConfig(
         0.5, 0.0, "uniform", companions="all", p_aux_companion=1.0, spreads_embeddings=True
