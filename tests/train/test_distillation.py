@@ -9,6 +9,7 @@ from gram_platform.config import ModuleSpec, Objective, View
 from gram_platform.config.routing import Schedule
 from gram_platform.methods.budgets import plan_compute_units, run_flops
 from gram_platform.methods.setting import Undo
+from gram_platform.model.transformer import seed_generator
 from gram_platform.train.data import ScheduleReader
 from gram_platform.train.learner import Learner
 from gram_platform.train.loop import training_steps
@@ -62,6 +63,17 @@ def test_noise_depends_on_seed_and_name_alone_and_is_not_the_initial_weights(sta
         assert abs(torch.corrcoef(pair)[0, 1]) < 0.2, name
     twins = [n for n in matrices if n.endswith("0.mlp.c_fc.weight")]
     assert not torch.equal(first[twins[0]], first[twins[0].replace(".0.", ".1.")])
+
+
+def test_the_noise_of_the_first_version():
+    """Other numbers are right only with a higher RECIPE_VERSION."""
+    config, name = undo_run(1.0, 0.5), "blocks.1.mlp.c_fc.weight"
+    noise = Learner(config, start=Learner(tiny.run_config(False)).weights()).weights()[name]
+    generator = seed_generator(config.seed, "noise", name)
+    uniform = torch.rand(noise.shape, generator=generator) * 2.0 - 1.0
+    bound = math.sqrt(6.0 / sum(noise.shape))
+    assert torch.allclose(noise, 0.5 * bound * uniform, atol=1e-6)
+    assert noise[0, :3].tolist() == pytest.approx([0.028758, 0.173043, 0.171458], abs=1e-6)
 
 
 def test_without_noise_and_steps_it_is_the_teacher(start):
