@@ -15,6 +15,8 @@ from gram_platform.config.identity import invalid, require_choice, require_int, 
 from gram_platform.config.plain import from_plain
 from gram_platform.config.training import (
     CORE,
+    DISTILLATION,
+    MISDIRECTION,
     RESERVED_UNITS,
     UNLABELLED,
     UNLABELLED_OF,
@@ -123,6 +125,11 @@ class RunConfig:
         if trains_parts and self.routing.accumulation != "uniform":
             allowed = "uniform, because some batches train parts of parameter sets"
             raise invalid("routing.accumulation", self.routing.accumulation, allowed)
+        kind = self.objective.kind
+        if kind in (DISTILLATION, MISDIRECTION) and self.start is None:
+            raise invalid("objective.kind", kind, "a kind that needs no start, or a start")
+        if kind == DISTILLATION and self.model.modules:
+            raise invalid("model.modules", self.model.module_domains, "() with distillation")
         if self.objective.forget:
             self._check_unlearning()
         if self.routing.freeze_core:
@@ -143,9 +150,6 @@ class RunConfig:
             raise invalid("objective.kind", objective.kind, allowed)
         steered = objective.steered_layers
         require_int("objective.steered_layers", steered, 0, self.model.num_layers)
-        if steered and self.start is None:
-            allowed = "a kind other than misdirection in a run without a start"
-            raise invalid("objective.kind", objective.kind, allowed)
 
     def _check_frozen_core(self) -> None:
         without = [d.name for d in self.data.domains if d.name not in self.model.module_domains]

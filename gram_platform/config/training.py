@@ -160,8 +160,9 @@ def merge_config(config: ModelConfig, active: Mapping[str, float]) -> ModelConfi
 ACCUMULATIONS = ("heterogeneous", "uniform")
 COMPANIONS = ("one", "subset", "all")
 MISDIRECTION = "misdirection"
+DISTILLATION = "distillation"
 MAXENT_KINDS = ("maxent_kl", "maxent_entropy")
-OBJECTIVES = ("cross_entropy", *MAXENT_KINDS, MISDIRECTION, "gradient_difference")
+OBJECTIVES = ("cross_entropy", DISTILLATION, *MAXENT_KINDS, MISDIRECTION, "gradient_difference")
 
 
 @dataclass(frozen=True)
@@ -326,7 +327,11 @@ class EvalPoints:
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss to minimise: cross entropy (CE), or a loss that unlearns `forget` domains.
+    """The loss to minimise: CE, distillation, or a loss that unlearns `forget` domains.
+
+    CE is cross entropy. `distillation` is KL(p of the run's start || p). The trained model begins
+    as the start with noise: matrices as (1 - noise) start + noise x noise_scale x Xavier's uniform
+    matrix, biases and norms' gains as (1 - noise) start + noise x their initial value.
 
     Half of an unlearning window's micro-batches are of forget domains. The loss is a forget term on
     these + `retain_weight` x CE on others. The forget term is ME with MaxEnt: KL(p || uniform) with
@@ -348,11 +353,24 @@ class Objective:
     steering: float = add_field(0.0)
     # "": every token counts.
     responses_after: str = add_field("")
+    # Distillation: alpha, the share of the start that noise replaces, and beta, the noise's scale.
+    noise: float = add_field(0.0)
+    noise_scale: float = add_field(0.0)
 
     def __post_init__(self) -> None:
         require_fields(
-            "objective", self, 0, "stop_below", "retain_weight", "steered_layers", "steering"
+            "objective",
+            self,
+            0,
+            "stop_below",
+            "retain_weight",
+            "steered_layers",
+            "steering",
+            "noise_scale",
         )
+        require_fields("objective", self, 0, "noise", high=1)
+        if (self.noise or self.noise_scale) and self.kind != DISTILLATION:
+            raise invalid("objective.noise", self.noise, "0 without distillation, as noise_scale")
         if self.stop_below and self.kind not in MAXENT_KINDS:
             raise invalid("objective.stop_below", self.stop_below, "0 unless MaxEnt is minimised")
         if self.responses_after and self.kind != "cross_entropy":
@@ -360,8 +378,8 @@ class Objective:
             raise invalid("objective.responses_after", self.responses_after, allowed)
         require_choice("objective.kind", self.kind, OBJECTIVES)
         object.__setattr__(self, "forget", core_first(self.forget))
-        if (self.kind == "cross_entropy") == bool(self.forget):
-            allowed = "domains to unlearn, () with cross_entropy"
+        if (self.kind in OBJECTIVES[:2]) == bool(self.forget):
+            allowed = "domains to unlearn, () with cross_entropy and distillation"
             raise invalid("objective.forget", self.forget, allowed)
         if {self.steered_layers > 0, self.steering > 0.0} != {self.kind == MISDIRECTION}:
             steered = (self.steered_layers, self.steering)

@@ -8,7 +8,7 @@ import re
 
 from gram_platform.config.identity import require_choice
 from gram_platform.config.plugins import Table
-from gram_platform.methods import branches, demix, dense, gram, sgtm, unlearning
+from gram_platform.methods import branches, demix, dense, gram, sgtm, undo, unlearning
 from gram_platform.methods.setting import MethodRuns, Profile, Setting
 
 METHODS = Table(
@@ -26,6 +26,7 @@ METHODS = Table(
         "maxent": unlearning.plan_maxent,
         "rmu": unlearning.plan_rmu,
         "graddiff": unlearning.plan_graddiff,
+        "undo": undo.plan,
         "demix": demix.plan,
         "sgtm": sgtm.plan,
     },
@@ -41,6 +42,7 @@ METHOD_LABELS = {
     "maxent": "MaxEnt",
     "rmu": "RMU",
     "graddiff": "GradDiff",
+    "undo": "UNDO",
     "demix": "DEMix",
     "sgtm": "SGTM",
 }

@@ -32,6 +32,7 @@ from gram_platform.config.routing import (
     module_set,
     route_counts,
 )
+from gram_platform.config.training import DISTILLATION
 from gram_platform.methods.labels import budget_label, count_sequences, divide_text
 from gram_platform.methods.setting import Setting
 
@@ -167,12 +168,20 @@ def optimizer_of(
 
 
 def dense_run(
-    setting: Setting, domains: tuple[str, ...], num_eval_points: int, accumulation: str
+    setting: Setting,
+    domains: tuple[str, ...],
+    num_eval_points: int,
+    accumulation: str,
+    scale: float = 1.0,
+    **parts,
 ) -> RunConfig:
-    """Plans a dense model's run on one epoch of `domains` and on all unlabelled sequences."""
-    data = data_budget(setting, domains, setting.route_unit(accumulation))
+    """Plans a dense model's run on one epoch of `domains` and on all unlabelled sequences.
+
+    `scale` shortens the epoch. `parts` are those of `training_run`.
+    """
+    data = data_budget(setting, domains, setting.route_unit(accumulation), scale=scale)
     routing = RoutingConfig(accumulation=accumulation)
-    return training_run(setting, setting.size.dense(), data, routing, num_eval_points)
+    return training_run(setting, setting.size.dense(), data, routing, num_eval_points, **parts)
 
 
 def compute_lambda(setting: Setting, model: ModelConfig) -> float:
@@ -207,9 +216,15 @@ def compute_lambda(setting: Setting, model: ModelConfig) -> float:
 def plan_compute_units(run: RunConfig, num_steps: int | None = None) -> int:
     """Counts compute_units of a run's first steps, or of all steps, with every active parameter."""
     tokens, counts = run.micro_batch * run.model.seq_len, route_counts(run, num_steps)
-    return sum(
+    units = sum(
         compute_units(run.model, n * tokens, dict(route.active)) for (_, route), n in counts.items()
     )
+    return add_teacher(run, units)
+
+
+def add_teacher(run: RunConfig, units: int) -> int:
+    """Adds a distillation's teacher to compute_units: its forward pass is a third of a step."""
+    return units + units // 3 if run.objective.kind == DISTILLATION else units
 
 
 def run_flops(run: RunConfig, num_steps: int | None = None) -> int:
@@ -224,4 +239,7 @@ def run_flops(run: RunConfig, num_steps: int | None = None) -> int:
         total += hardware_flops(
             run.model, number, active, *trained, embeddings_trained=has_embeddings
         )
+        if run.objective.kind == DISTILLATION:
+            # The teacher's forward pass.
+            total += hardware_flops(run.model, number, backward=False)
     return total

@@ -15,7 +15,7 @@ from gram_platform.config import (
 )
 from gram_platform.config.flops import compute_units, mlp_parameters, module_parameters
 from gram_platform.methods import plan
-from gram_platform.methods.budgets import plan_compute_units
+from gram_platform.methods.budgets import add_teacher, plan_compute_units
 from gram_platform.methods.elicitation import add_finetuning, plan_attacks
 from gram_platform.methods.setting import MethodRuns, Profile, Setting
 
@@ -274,4 +274,4 @@ def _paper_units(run) -> int:
         has_all |= run.routing.companions == "all"
         active = modules if has_all else (budget.name,) if budget.name in modules else ()
         total += compute_units(run.model, budget.num_draws * run.model.seq_len, active)
-    return total
+    return add_teacher(run, total)

@@ -107,7 +107,7 @@ class Unlearning:
     steering: float = 6.5
 
     def __post_init__(self) -> None:
-        require_choice("unlearning.kind", self.kind, OBJECTIVES[1:])
+        require_choice("unlearning.kind", self.kind, OBJECTIVES[2:])
         require_fields("unlearning", self, 1, "num_steps")
         require_fields(
             "unlearning", self, 0, "retain_weight", "batch_size", "stop_below", "clip_norm"
@@ -121,6 +121,33 @@ class Unlearning:
 RMU = Unlearning(150, 5e-5, 1200.0, MISDIRECTION, warmup_fraction=0.0, batch_size=4)
 # TOFU's settings (Maini and others, 2024) for Llama 2 7B, but for the number of steps [ours].
 GRADDIFF = Unlearning(50, 1e-5, 1.0, "gradient_difference", batch_size=32)
+
+
+# The methods whose runs UNDO distils.
+TEACHERS = ("maxent", "rmu", "graddiff")
+
+
+@dataclass(frozen=True)
+class Undo:
+    """Options of UNDO, which distils an unlearned model into its noised copy."""
+
+    # The method whose runs teach.
+    teacher: str = TEACHERS[0]
+    # alpha: the share of every weight that noise replaces; the authors try .1 to .8.
+    noise: float = 0.6
+    # beta: the noise's scale.
+    noise_scale: float = 0.1
+    # The distillation's compute, with the teacher's passes, as a share of the baseline's.
+    compute: float = 0.8
+    # Multiplies the size's peak learning rate; the authors have 1 and 2.25.
+    lr_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_choice("undo.teacher", self.teacher, TEACHERS)
+        require_fields("undo", self, 0, "noise", high=1)
+        require_fields("undo", self, 0, "noise_scale")
+        require_fields("undo", self, 0, "compute", high=1, open_low=True)
+        require_fields("undo", self, 0, "lr_factor", open_low=True)
 
 
 @dataclass(frozen=True)
@@ -220,6 +247,7 @@ class Options:
     maxent: Unlearning = Unlearning()
     rmu: Unlearning = RMU
     graddiff: Unlearning = GRADDIFF
+    undo: Undo = Undo()
     demix: Demix = Demix()
     sgtm: Sgtm = Sgtm()
     elicitation: Elicitation | None = None

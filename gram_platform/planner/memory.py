@@ -24,7 +24,7 @@ from gram_platform.config.routing import (
     module_set,
     route_counts,
 )
-from gram_platform.config.training import RESERVED_UNITS
+from gram_platform.config.training import DISTILLATION, RESERVED_UNITS
 
 # Token ids are int64.
 INDEX_BYTES = 8
@@ -32,9 +32,10 @@ FLOAT_BYTES = 4
 # A norm keeps two numbers for each token.
 NORM_STATISTICS = 2 * FLOAT_BYTES
 
-# The number of float32 tensors of the logits' size at the peak of MaxEnt's backward pass. They are
-# the log-softmax, its gradient and its input's. -H(p) also keeps the probabilities and a product.
-FLOAT_LOGITS = {"maxent_kl": 3, "maxent_entropy": 5}
+# The number of float32 tensors of the logits' size at the peak of the backward pass. They are the
+# log-softmax, its gradient and its input's. -H(p) also keeps the probabilities and a product,
+# distillation the teacher's log-softmax and probabilities.
+FLOAT_LOGITS = {"maxent_kl": 3, "maxent_entropy": 5, DISTILLATION: 5}
 # The groups of the embedding and of the head.
 EMBEDDING, HEAD = "wte", "head"
 Shapes = dict[str, tuple[int, ...]]
@@ -252,8 +253,7 @@ def _mlps(
 def logits_bytes(config: ModelConfig, width: int, objective: str, num_tokens: int) -> int:
     """Counts the bytes of logits, their gradient and float32 tensors at the peak of the losses.
 
-    MaxEnt keeps FLOAT_LOGITS for all tokens. Cross entropy keeps tensors for a part of the tokens
-    at a time.
+    FLOAT_LOGITS are kept for all tokens, tensors of cross entropy for a part of them at a time.
     """
     values = num_tokens * config.vocab_size
     part = _float_values(values, width) if width != FLOAT_BYTES else 0
@@ -276,7 +276,7 @@ class Memory:
     added to the accumulated gradients, which stay until the window's step.
     """
 
-    # Float32 weights, including the layers with which RMU compares.
+    # Float32 weights, including those of the start with which RMU and UNDO compare.
     weights: int
     # Copies of the weights in a lower precision, on a single process.
     copies: int
@@ -321,10 +321,11 @@ def rank_memory(
     width, sharing = BYTES[run.precision], sharing_of(run.model, run.precision, num_ranks, device)
     kernel, batch = model_kernel(device, width, run.model), evaluation_batch(run.model, device)
     weights, routes = model_weights(run.model, sharing.own_groups), list_routes(run)
-    # RMU also keeps these layers of its start. Only these layers have a graph for a backward pass.
+    # RMU also keeps these layers of its start, UNDO all. Only these layers have a graph.
     steered = run.objective.steered_layers
     below = replace(run.model, num_layers=steered) if steered else run.model
-    held = (*weights, *(model_weights(below) if steered else ()))
+    distils = run.objective.kind == DISTILLATION
+    held = (*weights, *(model_weights(below) if steered or distils else ()))
     trained = frozenset().union(*(route.trained for route in routes))
     most = _most_trained(run, weights, routes)
     window = [w for w in weights if w.set in most]
@@ -337,8 +338,8 @@ def rank_memory(
         active = dict(pair for route in routes for pair in route.active)
         gathered = [Route(tuple(active.items()), trained)]
         routes = [Route(route.active, trained) for route in routes]
-    # MaxEnt joins the gradients of a pass's micro-batches in a copy.
-    num_logits = 2 + (num_merged > 1 and run.objective.kind in FLOAT_LOGITS)
+    # These kinds join the gradients of a pass's micro-batches in a copy. UNDO keeps the teacher's.
+    num_logits = 2 + distils + (num_merged > 1 and run.objective.kind in FLOAT_LOGITS)
     gradients, reduction = _gradients(
         window, shards, width, is_accumulated, sharing.reduces_every_pass, device
     )

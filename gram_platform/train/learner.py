@@ -8,20 +8,21 @@ get no gradient, so AdamW skips them.
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gram_platform.config import Objective, RunConfig
+from gram_platform.config import ModelConfig, Objective, RunConfig
 from gram_platform.config.identity import invalid
 from gram_platform.config.routing import module_set
-from gram_platform.config.training import MISDIRECTION
+from gram_platform.config.training import DISTILLATION, MISDIRECTION
 from gram_platform.model.layers import ActiveModules
 from gram_platform.model.pieces import Piece, RowsOnDisk, all_rows, as_piece, whole
 from gram_platform.model.transformer import (
+    NO_MODULES,
     Transformer,
     build,
     initial_weight,
@@ -29,6 +30,7 @@ from gram_platform.model.transformer import (
     is_trained,
     parameter_shapes,
     parameters_by_set,
+    seed_generator,
 )
 from gram_platform.train.compilation import (
     Compilation,
@@ -79,7 +81,8 @@ class Learner:
         self.device = torch.device(device)
         # By set: each weight as (copy to compute with, master).
         self._copies: dict[str, list[tuple[nn.Parameter, nn.Parameter]]] = {}
-        weights = starting_weights(config, start or {}, self.rows_of)
+        loaded = starting_weights(config, start or {}, self.rows_of)
+        weights = ((name, add_noise(config, name, piece)) for name, piece in loaded)
         self.model, self.master_sets = self._build(weights)
         self.masters = {name: p for named in self.master_sets.values() for name, p in named.items()}
         self.model.keeps_activations = not activation_checkpointing
@@ -92,8 +95,10 @@ class Learner:
         self._trained: frozenset[str] | None = None
         self.staging = Staging()
         self._publish(self.master_sets)
-        steers = config.objective.kind == MISDIRECTION
-        self.misdirection = self._misdirection(start or {}) if steers else None
+        kind, stored = config.objective.kind, start or {}
+        self.misdirection = self._misdirection(stored) if kind == MISDIRECTION else None
+        # The start without noise.
+        self.teacher = self._freeze(stored, config.model) if kind == DISTILLATION else None
 
     def _build(self, weights: Iterable[tuple[str, Piece]]) -> tuple[nn.Module, Sets]:
         rows = ((name, piece.rows) for name, piece in weights)
@@ -114,15 +119,25 @@ class Learner:
         return compute, master_sets
 
     def _misdirection(self, start: Mapping[str, Tensor | RowsOnDisk]) -> Misdirection:
-        """Makes a frozen learner of the start's first layers, which RMU compares with."""
         num_layers = self.config.objective.steered_layers
         model = replace(self.config.model, num_layers=num_layers)
         numbers = range(num_layers, self.config.model.num_layers)
         later = tuple(f"blocks.{number}." for number in numbers)
         layers = {name: rows for name, rows in start.items() if not name.startswith(later)}
-        config = replace(self.config, model=model, objective=Objective())
-        frozen = type(self)(config, self.device, layers)
+        frozen = self._freeze(layers, model)
         return Misdirection(self.config, self.model, frozen.model, frozen.forward)
+
+    def _freeze(self, start: Mapping[str, Tensor | RowsOnDisk], model: ModelConfig) -> "Learner":
+        """Makes a learner of the start, or of its first layers, which never steps."""
+        config = replace(self.config, model=model, objective=Objective())
+        return type(self)(config, self.device, start)
+
+    @torch.no_grad()
+    def teach(self, tokens_BT: Tensor, number: int) -> Sequence[Tensor | None]:
+        """Returns the teacher's logits, or None, for each of a pass's `number` micro-batches."""
+        if self.teacher is None:
+            return [None] * number
+        return self.teacher.forward(tokens_BT, NO_MODULES).chunk(number)
 
     def passes(self, *of_sequences: Tensor) -> Iterator[tuple]:
         """Divides the rows of a micro-batch into `num_passes` parts. Yields (is_last, *tensors)."""
@@ -296,6 +311,23 @@ def starting_weights(
         yield name, Piece(value[first:stop], first, shape)
     if left:
         raise invalid("start", sorted(left)[:4], "weights that the run's model has")
+
+
+def add_noise(config: RunConfig, name: str, piece: Piece) -> Piece:
+    """Replaces a share of a weight by noise, see `Objective`.
+
+    The noise is independent of the initial weights of the same seed.
+    """
+    objective, first, shape = config.objective, piece.first_row, piece.shape
+    if not objective.noise:
+        return piece
+    if len(shape) == 1:
+        noise = initial_weight(config.model, config.seed, name, shape)
+    else:
+        generator = seed_generator(config.seed, "noise", name)
+        noise = nn.init.xavier_uniform_(torch.empty(shape), objective.noise_scale, generator)
+    rows = torch.lerp(piece.rows, noise[first : first + len(piece.rows)], objective.noise)
+    return Piece(rows, first, shape)
 
 
 def probe_norms(learner: Learner, sequences: np.ndarray) -> dict[str, float]:

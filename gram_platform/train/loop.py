@@ -129,17 +129,21 @@ def _run_pass(
     trained = frozenset().union(*(micro_batch.route.trained for micro_batch in micro_batches))
     learner.train_only(trained)
     active, num_trained = active_rows(micro_batches, len(tokens_BT) // number, learner.device)
+    taught = learner.teach(tokens_BT[:, :-1], number)
     logits_BTV = learner.forward(tokens_BT[:, :-1], active, num_trained)
-    losses_M = learner.losses((logits_BTV, tokens_BT[:, 1:], weights_BT), number)
+    # Distillation only reports the cross entropy.
+    scored_BTV = logits_BTV.detach() if learner.teacher else logits_BTV
+    losses_M = learner.losses((scored_BTV, tokens_BT[:, 1:], weights_BT), number)
     # Splitting a single part would copy its gradient.
     parts = [logits_BTV] if number == 1 else logits_BTV.chunk(number)
     to_minimise = []
-    for micro_batch, loss, logits in zip(micro_batches, losses_M.unbind(), parts, strict=True):
+    of_each = zip(micro_batches, losses_M.unbind(), parts, taught, strict=True)
+    for micro_batch, loss, logits, target in of_each:
         domain, steered = micro_batch.domain, learner.misdirection
         # A pass of misdirection has one micro-batch.
         activations = steered.activations(domain, tokens_BT[:, :-1]) if steered else None
         objective = learner.config.objective
-        to_minimise.append(training_loss(objective, domain, loss, logits, activations))
+        to_minimise.append(training_loss(objective, domain, loss, logits, activations, target))
     minimised_M = torch.stack(to_minimise)
     learner.backward(minimised_M.sum() / num_losses, is_last)
     return torch.stack([losses_M, minimised_M]).detach()

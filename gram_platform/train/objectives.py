@@ -137,6 +137,14 @@ def maxent_entropy(logits_BTV: Tensor) -> Tensor:
 MAXENT = {"maxent_kl": maxent_kl, "maxent_entropy": maxent_entropy}
 
 
+def distillation_kl(logits_BTV: Tensor, taught_BTV: Tensor) -> Tensor:
+    """Returns KL(p of the teacher's logits `taught` || p) averaged over tokens, in nats."""
+    log_p, log_taught = (
+        F.log_softmax(logits.flatten(0, 1).float(), dim=-1) for logits in (logits_BTV, taught_BTV)
+    )
+    return F.kl_div(log_p, log_taught, reduction="batchmean", log_target=True)
+
+
 def activation_distance(x_BTD: Tensor, target: Tensor) -> Tensor:
     """Returns the mean over tokens and dimensions of (x - target)^2.
 
@@ -151,16 +159,20 @@ def training_loss(
     cross_entropy_loss: Tensor,
     logits_BTV: Tensor,
     activations: tuple[Tensor, Tensor] | None = None,
+    taught_BTV: Tensor | None = None,
 ) -> Tensor:
     """Returns the loss that a micro-batch of `domain` minimises.
 
-    `activations` of misdirection are x and its target. Unlearning is F(forget batch) + w R(retain
+    `activations` of misdirection are x and its target, `taught` the teacher's logits of
+    distillation. Unlearning is F(forget batch) + w R(retain
     batch), where R is CE and F is ME or -CE, or both are the distance of activations from their
     target. Both terms are doubled, because the loop divides each loss by the number of all
     micro-batches, and only half of them have the term.
     """
     if objective.kind == "cross_entropy":
         return cross_entropy_loss
+    if taught_BTV is not None:
+        return distillation_kl(logits_BTV, taught_BTV)
     retained = activation_distance(*activations) if activations else cross_entropy_loss
     if domain not in objective.forget:
         return 2.0 * objective.retain_weight * retained

@@ -60,7 +60,7 @@ OTHERS = {
     "document_end": 0, "decay_vectors": True, "stop_below": None, "architecture": "llama",
     "steered_layers": None, "steering": None, "responses_after": " Response:",
     "companions": "subset", "p_aux_companion": 0.5, "num_probes": None, "spreads_embeddings": None,
-    "head_width": 8,
+    "head_width": 8, "noise": None, "noise_scale": None,
 }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from gram_platform.methods.setting import (
     Demix,
     Elicitation,
     Options,
+    Undo,
     Unlearning,
 )
 from gram_platform.store import Store
@@ -32,6 +33,7 @@ OPTIONS = Options(
     maxent=Unlearning(num_steps=3, peak_lr=1e-3),
     rmu=dataclasses.replace(RMU, num_steps=4),
     graddiff=dataclasses.replace(GRADDIFF, num_steps=3),
+    undo=Undo(compute=0.8),
     demix=Demix(expert_width=32, sampling="balanced"),
     elicitation=Elicitation(num_sequences=8, num_steps=6, patience=2, batch_size=8, lr_factor=1.0),
 )

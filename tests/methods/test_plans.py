@@ -12,15 +12,18 @@ from gram_platform.config.ladder import PAPER_SIZES, SMOKE_SIZES
 from gram_platform.config.routing import EMBEDDINGS, Schedule, module_set
 from gram_platform.methods import METHODS, Setting, plan
 from gram_platform.methods.budgets import compute_lambda, plan_compute_units
+from gram_platform.methods.dense import baseline_run
 from gram_platform.methods.labels import budget_label
 from gram_platform.methods.nodes import method_nodes, require_closed, unique
 from gram_platform.methods.setting import (
+    TEACHERS,
     Branching,
     Conventions,
     Demix,
     Elicitation,
     Options,
     Sgtm,
+    Undo,
     Unlearning,
     profile_name,
 )
@@ -160,6 +163,26 @@ def test_unlearning_methods_are_one_stage_after_one_baseline():
     assert {name: run.objective.steered_layers for name, run in steered.items()} == {
         name: round(size.num_layers / 4) for name, size in PAPER_SIZES.items()
     }
+
+
+@pytest.mark.parametrize("teacher", TEACHERS)
+def test_undo_distils_its_teachers_runs_on_the_baselines_mixture(teacher):
+    cell = setting().with_options(undo=Undo(teacher, compute=0.6))
+    plans, taught, base = plan("undo", cell), plan(teacher, cell), baseline_run(cell)
+    unlearned, run = plans.runs["core+virology unlearned"], plans.runs["core+virology"]
+    assert {"all": base, "core+virology": unlearned} == taught.runs
+    assert run.start == taught.views["virology",]
+    assert plans.views == {("virology",): View.of(run.run_id)}
+    shares = {
+        d.name: d.num_draws / b.num_draws
+        for d, b in zip(run.data.domains, base.data.domains, strict=True)
+    }
+    assert shares == pytest.approx(dict.fromkeys(cell.domains, 0.45), abs=0.05)
+    assert plan_compute_units(run) / plan_compute_units(base) == pytest.approx(0.6, rel=0.01)
+    # Labels, which only the teacher needs, do not change the text of the distillation.
+    noisy = plan("undo", cell.with_options(recall=0.8)).runs
+    assert noisy["core+virology unlearned"].data != unlearned.data
+    assert noisy["core+virology"].data == run.data
 
 
 def test_seeds_and_sizes_are_different_runs_and_names_are_not():
@@ -310,6 +333,7 @@ PINNED = {  # plain and unusual
     "maxent": ("def2058804f6", "37f946be475b"),
     "rmu": ("8714c8545529", "740959b89b19"),
     "graddiff": ("c52d4c64c874", "46dd4386aec6"),
+    "undo": ("c56ef984879c", "db026e2c4fbe"),
     "demix": ("91945f0f14d6", "4af609d55796"),
     "sgtm": ("da1c154a9f3d", "24e651cd9682"),
 }

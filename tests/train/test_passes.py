@@ -36,6 +36,10 @@ RUNS = {
         "start": View.of("start"),
     },
 }
+RUNS["undo"] = {
+    **RUNS["rmu"],
+    "objective": Objective("distillation", noise=0.5, noise_scale=0.1),
+}
 TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2}
 
 

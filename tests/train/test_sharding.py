@@ -58,6 +58,7 @@ def method_configs() -> dict:
     misdirection = Objective(
         "misdirection", ("lisp", "virology"), 10.0, steered_layers=1, steering=2.0
     )
+    distillation = Objective("distillation", noise=0.5, noise_scale=0.1)
     reserved = dataclasses.replace(
         dense, modules=tuple(ModuleSpec(d, "reserved", 4, 1) for d in tiny.DOMAINS[1:])
     )
@@ -80,6 +81,9 @@ def method_configs() -> dict:
         "maxent": tiny.run_config(False, draws=(48, 24, 24), objective=objective, **sizes),
         "rmu": tiny.run_config(
             False, draws=(48, 24, 24), objective=misdirection, start=View.of("start"), **sizes
+        ),
+        "undo": tiny.run_config(
+            False, draws=(64, 16, 16), objective=distillation, start=View.of("start"), **sizes
         ),
         "demix": tiny.run_config(
             draws=(64, 16, 16), model=experts, routing=RoutingConfig(), **sizes

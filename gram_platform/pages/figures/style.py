@@ -63,6 +63,7 @@ _LOOKS = {
     "maxent": (PURPLE, "x", "longdashdot"),
     "rmu": (PURPLE, "x-open", "dot"),
     "graddiff": (VERMILION, "cross-open", "longdash"),
+    "undo": (PURPLE, "square-open", "solid"),
     "demix": (VERMILION, "cross", "dot"),
     "sgtm": (SKY, "star", "dashdot"),
 }
