@@ -57,7 +57,7 @@ def test_a_study_is_reported_without_its_storage(study, uri, tmp_path, monkeypat
     report_command("stories", tracking_uri=uri, out=str(tmp_path / "out"))
     said = capsys.readouterr().out
     assert said.startswith(summary_text(record, results))
-    assert "the paper's claims" in said
+    assert "published claims" in said
     assert frame_text(results.analysis.fits) in said
     with open(paths["table.csv"], "rb") as table:
         assert (tmp_path / "out" / "table.csv").read_bytes() == table.read()

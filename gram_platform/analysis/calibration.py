@@ -1,15 +1,15 @@
-"""Compares compute ratios of baselines with the shares of the steps that they stand for.
+"""Compares compute ratios of baselines with the true shares of the training steps.
 
-An error is a compute ratio minus a share. There are two:
+An error is a compute ratio minus a share. There are two kinds:
 
 - of the fit: a reference seed is left out of the fit, and the other seeds rate its validation
   losses after the warm-up and before the decay. The share is the loss's step over all steps.
 - of the unit: finished baselines of other lengths and seeds, each with its own warm-up and decay,
   are rated like any model. The share is their steps over the reference's steps.
 
-The seeds of a study cannot show the error of its unit, which is the root mean square over shares of
-the errors' means over seeds (`rms_of_means`). For a difference of two ratios by the same curves, it
-is that of the differences between neighbouring shares. `unit_errors.csv` holds the package's
+The seeds of a study cannot show the error of its unit. This error is the root mean square over
+shares of the errors' means over seeds. The error of a difference of two ratios by the same curves
+is computed likewise from differences of neighbouring shares. `unit_errors.csv` has the package's
 measured errors. A claim takes the half-width of their 90% interval, which is the root mean square
 times the t factor of its degrees of freedom.
 """
@@ -31,21 +31,20 @@ from gram_platform.methods.nodes import BASELINE, VARIANT
 
 FIT, UNIT = "fit", "unit"
 AUXILIARY, SINGLE = "auxiliary", "one auxiliary domain"
-# The tables leave out smaller shares, whose errors are small because the shares are small.
+# The tables leave out smaller shares, whose errors are small too.
 LOWEST_SHARE = 0.25
 ERROR_COLUMNS = ["error_of", "size", "seed", "share", "domain", "compute_ratio", "error"]
 ERROR_CELL = ["error_of", "size", "domain"]
 CALIBRATION_COLUMNS = [*ERROR_CELL, *(f"bias{end}" for end in ENDS)]
 CALIBRATION_COLUMNS += ["rms", "rms_of_means", "worst", "num_ratios", "num_seeds"]
 CLASS_OF = {CORE: CORE, "retain": AUXILIARY, "forget": AUXILIARY, ELICITED: AUXILIARY}
-# A size takes the error of a size whose parameters, and steps on the same text, differ by at most
-# this factor [ours].
+# A size takes the error of a size whose parameters and steps differ by at most this factor [ours].
 NEAR = 3.0
-# The correlations of errors, and of differences, at distances of 1, 2, ... shares: means over the
-# three-seed rows of `unit_errors.csv` (docs/findings/intervals.md).
+# Correlations at distances of 1, 2, ... shares, means over the three-seed rows of
+# `unit_errors.csv` (docs/findings/intervals.md).
 RATIO_LAGS = (0.56, 0.41, 0.37, 0.22, 0.10, 0.16, -0.06)
 DIFFERENCE_LAGS = (-0.23, 0.01, -0.03, 0.04, -0.38, -0.29)
-# The number of rated shares of a record that does not say it.
+# The number of rated shares in a record without this number.
 NUM_SHARES = 8
 ERROR_FILE = Path(__file__).with_name("unit_errors.csv")
 MEASURED_COLUMNS = ["size", "class", "ratio", "difference", "num_shares", "num_seeds"]
@@ -53,9 +52,9 @@ FILE_COLUMNS = ["corpus", "parameters", "steps", *MEASURED_COLUMNS]
 
 
 def unit_errors(ratios: pd.DataFrame, curves: pd.DataFrame, unit: str) -> pd.DataFrame:
-    """Returns ERROR_COLUMNS, a row per rated baseline and domain with a known ratio.
+    """Returns ERROR_COLUMNS, with a row per rated baseline and domain that has a ratio.
 
-    The variants of `ratios` and `curves` are `unit`, which is the reference, and rated baselines.
+    In `ratios` and `curves`, the variant `unit` is the reference, and all other variants are rated.
     """
     # A curve's last point is after training.
     num_steps = curves.groupby("run_id")["step"].max()
@@ -68,11 +67,9 @@ def unit_errors(ratios: pd.DataFrame, curves: pd.DataFrame, unit: str) -> pd.Dat
 def fit_errors(
     ratios: pd.DataFrame, curves: pd.DataFrame, constant_rate: Mapping[str, tuple[float, float]]
 ) -> pd.DataFrame:
-    """Returns a table with ERROR_COLUMNS.
+    """Returns ERROR_COLUMNS, with a row per reference seed, domain and step at a constant rate.
 
-    It has a row for each reference seed, domain, and step at a constant learning rate.
-
-    `ratios` and `curves` hold only the reference. `constant_rate` holds, by size, the shares of the
+    `ratios` and `curves` have only the reference. `constant_rate` has, by size, the shares of the
     steps at which warm-up ends and decay begins. A size with one seed has no row, since no other
     seed can rate it.
     """
@@ -101,10 +98,9 @@ def _errors(rated: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_class(errors: pd.DataFrame) -> pd.DataFrame:
-    """Returns the errors of core and, as AUXILIARY, their mean over auxiliary domains in a seed.
+    """Returns core's errors, and as AUXILIARY the mean errors over auxiliary domains in a seed.
 
-    The classes of a table have these errors, since they are means over domains. Two baselines of a
-    seed whose lengths round to the same share count as one.
+    Two baselines of a seed whose lengths round to the same share count as one.
     """
     classes = errors.assign(domain=errors["domain"].where(errors["domain"] == CORE, AUXILIARY))
     names = ["error_of", "size", "seed", "share", "domain"]
@@ -113,18 +109,14 @@ def by_class(errors: pd.DataFrame) -> pd.DataFrame:
 
 
 def _select_shares(errors: pd.DataFrame) -> pd.DataFrame:
-    """Selects the shares of at least LOWEST_SHARE.
-
-    Shares are rounded first, because baselines have whole numbers of steps.
-    """
     return errors[errors["share"].astype(float).round(2) >= LOWEST_SHARE]
 
 
 def calibration_table(errors: pd.DataFrame) -> pd.DataFrame:
-    """Returns CALIBRATION_COLUMNS, a row per error, size and class, also of single domains.
+    """Returns CALIBRATION_COLUMNS, with a row per error, size and class.
 
-    `bias`: the mean error, with a 90% t-interval over seeds. `rms`: the root mean square of all
-    errors. `worst`: the largest error, with its sign.
+    Single domains are a class too. `bias` is the mean error with a 90% t-interval over seeds, `rms`
+    the root mean square of all errors, and `worst` the largest error, with its sign.
     """
     single = errors[errors["domain"] != CORE].assign(domain=SINGLE)
     frame, rows = _select_shares(pd.concat([by_class(errors), single], ignore_index=True)), []
@@ -143,9 +135,8 @@ def calibration_table(errors: pd.DataFrame) -> pd.DataFrame:
 def rms_of_means(cell: pd.DataFrame) -> float:
     """Returns the root mean square over shares of the errors' means over seeds.
 
-    NaN without a share of two seeds. `cell` has `share, seed, error`. The seeds' own spread is not
-    subtracted, since with three seeds the result would often be 0. So the error is rather too
-    large.
+    `cell` has `share, seed, error`. NaN if no share has two seeds. The spread of seeds is not
+    subtracted, since with three seeds the result would often be 0.
     """
     means = cell.groupby(["share", "seed"])["error"].mean().groupby("share").agg(["mean", "count"])
     means = means.loc[means["count"] > 1, "mean"]
@@ -153,11 +144,11 @@ def rms_of_means(cell: pd.DataFrame) -> float:
 
 
 class UnitError(NamedTuple):
-    """Half-widths of the unit's 90% intervals, in compute ratio; NaN if not known."""
+    """Half-widths of the unit's 90% intervals, in compute ratio. NaN if not known."""
 
     # The error of one ratio.
     ratio: float
-    # The error of the difference of two ratios of one class by the same curves.
+    # The error of a difference of two ratios of one class by the same curves.
     difference: float
 
 
@@ -167,7 +158,7 @@ UnitErrors = Mapping[tuple[str, str], UnitError]
 
 
 def measure_errors(errors: pd.DataFrame) -> pd.DataFrame:
-    """Returns MEASURED_COLUMNS from a calibration's errors of the unit: a row per size and class.
+    """Returns MEASURED_COLUMNS from a calibration's errors of the unit, a row per size and class.
 
     Shares below LOWEST_SHARE or with one seed do not count. A size with fewer than two shares has
     no row.
@@ -187,15 +178,15 @@ def measure_errors(errors: pd.DataFrame) -> pd.DataFrame:
 
 @cache
 def load_errors() -> pd.DataFrame:
-    """Reads the package's table of measured errors (FILE_COLUMNS), by corpus, size and class."""
+    """Reads the package's measured errors, with FILE_COLUMNS."""
     return pd.read_csv(ERROR_FILE, comment="#")
 
 
 def nearest_errors(rows: pd.DataFrame, corpus: str, parameters: int, steps: int) -> list[dict]:
     """Returns a row of FILE_COLUMNS for each class, with the `places` where it was measured.
 
-    The row comes from the nearest size of the same corpus within the factor NEAR. If there is none,
-    it has the largest errors on any corpus at sizes whose parameters are within this factor.
+    The row comes from the nearest size of the same corpus within the factor NEAR. Otherwise it has
+    the largest errors on any corpus at sizes whose parameters are within this factor.
     """
     apart, steps_apart = (
         np.maximum(rows[name] / number, number / rows[name])
@@ -215,7 +206,8 @@ def nearest_errors(rows: pd.DataFrame, corpus: str, parameters: int, steps: int)
 def effective_freedom(number: int, lags: Sequence[float]) -> float:
     """Returns the degrees of freedom of the mean square of values with correlations `lags`.
 
-    Source: Satterthwaite (1946), trace(R)^2 / trace(R^2) of the correlations R.
+    Source: Satterthwaite (1946), trace(R)^2 / trace(R^2) for the correlation matrix R of `number`
+    values.
     """
     squares = sum((number - k) * r**2 for k, r in enumerate(lags, 1) if k < number)
     return number**2 / (number + 2.0 * squares)
@@ -224,7 +216,7 @@ def effective_freedom(number: int, lags: Sequence[float]) -> float:
 def errors_by_class(stored: Iterable[Mapping]) -> UnitErrors:
     """Returns {(size, class): error} from rows with `size, class, ratio, difference, num_shares`.
 
-    `ratio` and `difference` are root mean squares, the class is core or AUXILIARY.
+    `ratio` and `difference` are root mean squares. The class of a row is core or AUXILIARY.
     """
     errors = {}
     for row in stored:

@@ -1,4 +1,4 @@
-"""Writes rows of cells in columns, as terminals and logs show tables."""
+"""Writes rows of cells as aligned columns for terminals and logs."""
 
 import io
 from collections.abc import Sequence
@@ -9,17 +9,16 @@ from rich.text import Text
 
 from gram_platform.config.identity import printable
 
-# More letters than the widest table has.
 ENDLESS = 100_000
 
 
 def align_columns(
     rows: Sequence[Sequence[object]], num_texts: int | None = None, width: int = ENDLESS
 ) -> str:
-    """Writes rows of equal length as lines, with two blanks or more between the columns.
+    """Writes rows of equal length as lines, with at least two blanks between columns.
 
-    The first `num_texts` columns (default: all) are aligned to the left, the others to the right.
-    If the table is wider than `width` letters, its cells have several lines.
+    The first `num_texts` columns (by default all) are aligned to the left, all others to the right.
+    If the table is wider than `width` letters, long cells have several lines.
     """
     table = Table.grid(padding=(0, 2, 0, 0))
     for place in range(len(rows[0])):

@@ -1,9 +1,10 @@
-"""Computes compute ratios: the place of a loss on the baseline's learning curve, 1 at its end.
+"""Computes compute ratios: a loss's place on the baseline's learning curve, which ends at 1.
 
 Source: the paper's appendix "Compute Ratio Methodology". For each domain, L(s) = A (s + s0)^-alpha
-(A, alpha > 0, no floor) is fitted to the baseline's validation curve, all seeds pooled, by least
-squares on the log loss. The inverse step(l) = (A / l)^(1 / alpha) - s0 turns losses into steps.
-CR(l) is step(l) divided by the mean of step(l_n) over baseline seeds n with final losses l_n.
+(A, alpha > 0, no floor) is fitted to the baseline's validation curve. All seeds are pooled, and the
+log loss is fitted by least squares. The inverse step(l) = (A / l)^(1 / alpha) - s0 turns losses
+into steps. CR(l) is step(l) divided by the mean of step(l_n) over baseline seeds n with final
+losses l_n.
 
 We add the constraint s0 > -min(s), so that the curve is finite at every measured step. The problem
 is linear for a fixed s0, so the fit searches s0 on a logarithmic grid and then around every local
@@ -20,14 +21,13 @@ from scipy.optimize import minimize_scalar
 from gram_platform.analysis.intervals import floats, positive
 from gram_platform.config.identity import invalid
 
-# The distinct steps that a fit of three parameters needs.
 MIN_POINTS = 3
-# s0 is at its bound if s0 + min(s) is below this share of `_scale`, or as close to the upper end.
+# s0 is at its bound if s0 + min(s) is below this share of `_scale`, or as near its upper end.
 BOUND_FRACTION = 0.05
 # The smallest and the largest `step_rms` of the published curves (docs/findings/unit.md).
 PUBLISHED_STEP_RMS = (0.18, 0.71)
 GRID_POINTS = 400
-# The most numbers in an array of offsets x points: 8 MB.
+# The most numbers, 8 MB, in an array of offsets x points.
 NUMBERS_AT_ONCE = 2**20
 # The range of s0 + min(s), in units of `_scale` and of the last step.
 LOWEST, HIGHEST = 1e-6, 1e6
@@ -43,31 +43,30 @@ class LearningCurve:
     alpha: float
     # s0 + first_step, > 0.
     offset: float
-    # The smallest and the largest measured step.
     first_step: float
     last_step: float
     # The fitted log loss at first_step.
     log_loss_first: float
-    # The root mean square of the residuals of the log loss.
+    # Of the residuals of the log loss.
     rms: float
-    # s0 is at an end of its range, so read the curve with care.
+    # s0 is at an end of its range, so the curve is unreliable.
     at_bound: bool
     num_points: int
 
     @property
     def s0(self) -> float:
-        """The shift in steps; > -first_step."""
+        """The shift in steps, which is larger than -first_step."""
         return self.offset - self.first_step
 
     @property
     def A(self) -> float:
-        """The paper's A; infinite if too large for a float, with s0 at its upper bound."""
+        """The paper's A. Infinite if it is too large for a float, with s0 at its upper bound."""
         log_a = self.log_loss_first + self.alpha * math.log(self.offset)
         return math.exp(log_a) if log_a < 709.0 else math.inf
 
     @property
     def first_loss(self) -> float:
-        """The fitted loss at the first measured step, nats a token."""
+        """The fitted loss in nats a token at the first measured step."""
         return math.exp(self.log_loss_first)
 
     @property
@@ -80,13 +79,13 @@ class LearningCurve:
 
     @property
     def poor(self) -> bool:
-        """Tells whether the fit is worse than every published one."""
+        """Whether the fit is worse than every published fit."""
         return self.step_rms > PUBLISHED_STEP_RMS[1]
 
     def loss(self, step):
-        """Returns the fitted loss (nats a token) at `step`, a number or an array.
+        """Returns the fitted loss in nats a token at `step`, a number or an array.
 
-        ValueError at or below -s0.
+        Raises ValueError for steps at or below -s0.
         """
         shifted = (floats("step", step) - self.first_step) / self.offset
         if not np.all(shifted > -1.0):
@@ -96,8 +95,8 @@ class LearningCurve:
     def step(self, loss):
         """Returns the steps at which the curve reaches `loss`, a number or an array.
 
-        ValueError unless positive. A loss below the curve gives more than `last_step`, a loss far
-        above it can give less than 0 if s0 > 0. Infinite if too large for a float.
+        A loss below the curve gives more than `last_step`. A loss far above it can give less than 0
+        if s0 > 0. A number too large for a float is infinite. Raises ValueError for losses <= 0.
         """
         losses = floats("loss", loss)
         positive("loss", losses.ravel())
@@ -107,10 +106,11 @@ class LearningCurve:
 
 
 def fit_learning_curve(steps: Sequence[float], losses: Sequence[float]) -> LearningCurve:
-    """Fits L(s) = A (s + s0)^-alpha to pooled points [N] of one or more seeds; steps may repeat.
+    """Fits L(s) = A (s + s0)^-alpha to points [N] of one or more seeds, whose steps may repeat.
 
-    `steps` are optimizer steps >= 0, `losses` nats a token > 0. ValueError for other numbers, fewer
-    than three distinct steps, or losses that do not fall (no alpha > 0 fits).
+    `steps` are optimizer steps >= 0, `losses` nats a token > 0. Raises ValueError for other
+    numbers, fewer than three distinct steps, or losses that do not fall, since no alpha > 0 fits
+    these.
     """
     s, y = _points(steps, losses)
     # The candidates of s0 + min(s) [G].
@@ -143,11 +143,11 @@ def fit_learning_curve(steps: Sequence[float], losses: Sequence[float]) -> Learn
 
 
 def compute_ratio(curve: LearningCurve, loss, baseline_losses: Sequence[float]):
-    """Returns step(loss) / mean over baseline seeds of step(baseline loss); above 1 is better.
+    """Returns step(loss) / mean over baseline seeds of step(baseline loss). Above 1 is better.
 
-    `loss` is a number or an array. `baseline_losses` holds each baseline seed's final loss on the
-    same domain. All losses are in nats a token. ValueError for losses <= 0, or if the mean of the
-    baseline's steps is <= 0.
+    `loss` is a number or an array. `baseline_losses` has each baseline seed's final loss on the
+    same domain. All losses are in nats a token. Raises ValueError for losses <= 0, or if the mean
+    of the baseline's steps is <= 0.
     """
     baseline = positive("baseline_losses", np.atleast_1d(baseline_losses))
     if baseline.size == 0:
@@ -160,7 +160,7 @@ def compute_ratio(curve: LearningCurve, loss, baseline_losses: Sequence[float]):
 
 
 def _scale(s: np.ndarray) -> float:
-    """Returns the shorter of the first step, if it is not 0, and the first interval."""
+    """Returns the first interval between steps, or the first step if it is shorter and not 0."""
     first, second = np.unique(s)[:2].tolist()
     return min(second - first, first or math.inf)
 
@@ -168,7 +168,7 @@ def _scale(s: np.ndarray) -> float:
 def _profile(offsets: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Returns the residual sum of squares [G] at each offset with the best A and alpha.
 
-    Infinite where alpha <= 0.
+    It is infinite where the best alpha is <= 0.
     """
     rows, centred, parts = max(1, NUMBERS_AT_ONCE // len(s)), y - y.mean(), []
     for start in range(0, len(offsets), rows):
@@ -182,10 +182,10 @@ def _profile(offsets: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _descend(offset: float, spacing: float, s: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Refines a minimum of the grid; returns (residual sum of squares, offset).
+    """Refines a minimum of the grid. Returns (residual sum of squares, offset).
 
-    It searches the log offset within one grid spacing, and then again around the result, because
-    the minimiser resolves only 1e-8 of its variable.
+    It searches the log offset within one grid spacing and then again around the result, because the
+    minimiser resolves only 1e-8.
     """
     best = float(_profile(np.array([offset]), s, y)[0]), float(offset)
     for width in (spacing, 1e-6):
@@ -205,7 +205,6 @@ def _like(reference, values: np.ndarray):
 
 
 def _points(steps: Sequence[float], losses: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns steps and log losses [N], ordered by step."""
     s, values = floats("steps", steps), positive("losses", losses)
     if values.shape != s.shape:
         allowed = f"one loss for each step, of shape {s.shape}"
@@ -215,6 +214,6 @@ def _points(steps: Sequence[float], losses: Sequence[float]) -> tuple[np.ndarray
         raise invalid("steps", float(s[is_bad][0]), "finite steps >= 0")
     if len(np.unique(s)) < MIN_POINTS:
         raise invalid("steps", np.unique(s).tolist(), f"at least {MIN_POINTS} distinct steps")
-    # Sorted, so that the order of the seeds does not change a bit of the sums.
+    # The order of the seeds must not change a bit of the sums.
     order = np.lexsort((values, s))
     return s[order], np.log(values[order])

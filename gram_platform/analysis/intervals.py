@@ -1,4 +1,4 @@
-"""Computes intervals over training seeds: t-interval, paired differences, detectable difference."""
+"""Computes t-intervals over training seeds, paired differences and detectable differences."""
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
@@ -11,23 +11,21 @@ from scipy import optimize, stats
 
 from gram_platform.config.identity import invalid
 
-# The confidence of every interval, in the paper and here.
 CONFIDENCE = 0.90
-# The quantile of the upper end.
 TAIL = 0.5 + CONFIDENCE / 2.0
-# The probability with which the smallest detectable difference is shown.
+# The probability that the smallest detectable difference is detected.
 POWER = 0.8
 # The suffixes of the three columns of a mean and its interval.
 ENDS = ("", "_low", "_high")
-# Fewer values have no interval, since the t factor of two is 6.3.
+# Fewer values have no interval, since the t factor of two values is 6.3.
 FEWEST = 3
 JACKKNIFE, CURVE_FIXED = "leave-one-seed-out jackknife", "t over seeds with the curve fixed"
-# The suffix of columns of pseudo-values, which do not exist where the curve is fixed.
+# The suffix of columns of pseudo-values, which a fixed curve does not have.
 PSEUDO_SUFFIX = "_pseudo"
 
 
 def floats(field: str, values: object) -> np.ndarray:
-    """Converts a number or an array of any shape to floats; ValueError for other values."""
+    """Converts a number or an array of any shape to floats. Raises ValueError for other values."""
     try:
         return np.asarray(values, float)
     except (TypeError, ValueError) as error:
@@ -35,7 +33,7 @@ def floats(field: str, values: object) -> np.ndarray:
 
 
 def positive(field: str, values: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Returns values [n] as floats; ValueError for the first that is not finite and positive."""
+    """Returns values [n] as floats. Raises ValueError unless all are finite and positive."""
     array = floats(field, values)
     if array.ndim != 1:
         allowed = "one dimension: one value for each run or size"
@@ -49,7 +47,7 @@ def positive(field: str, values: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 class Interval(NamedTuple):
-    """A mean and the ends of its interval, NaN with fewer than three values."""
+    """A mean and the ends of its interval. The ends are NaN with fewer than three values."""
 
     mean: float
     low: float
@@ -57,11 +55,11 @@ class Interval(NamedTuple):
 
 
 def t_interval(values: Sequence[float], pseudo_values: Sequence[float] | None = None) -> Interval:
-    """Returns (mean, low, high): mean -+ t(n-1) sd / sqrt(n) over the n `values` except NaN.
+    """Returns (mean, low, high): mean -+ t(n-1) sd / sqrt(n) over the n `values` that are not NaN.
 
-    Each value is of one seed. The standard deviation is of the jackknife's `pseudo_values` of the
-    same seeds (`ratios.pseudo_values`), if given. The ends are NaN if n is below FEWEST or a
-    pseudo-value is NaN.
+    Each value is of one seed. If the jackknife's `pseudo_values` of the same seeds are given
+    (`ratios.pseudo_values`), sd is their standard deviation. The ends are NaN if n is below FEWEST
+    or a pseudo-value is NaN.
     """
     array = np.asarray(values, float)
     spread = array if pseudo_values is None else np.asarray(pseudo_values, float)
@@ -77,7 +75,7 @@ def t_interval(values: Sequence[float], pseudo_values: Sequence[float] | None = 
 def interval_columns(
     name: str, values: Sequence[float], pseudo_values: Sequence[float] | None = None
 ) -> dict[str, float]:
-    """Returns the numbers of `t_interval` as {name, name_low, name_high}."""
+    """Returns the result of `t_interval` as {name, name_low, name_high}."""
     ends = (name + end for end in ENDS)
     return dict(zip(ends, t_interval(values, pseudo_values), strict=True))
 
@@ -85,12 +83,12 @@ def interval_columns(
 def with_pseudo_values(
     values: pd.DataFrame, pseudo: pd.DataFrame, names: Sequence[str]
 ) -> pd.DataFrame:
-    """Adds the columns `names` of `pseudo`, with PSEUDO_SUFFIX, to the same rows of `values`."""
+    """Adds the columns `names` of `pseudo` to `values`, under the names with PSEUDO_SUFFIX."""
     return values.assign(**{name + PSEUDO_SUFFIX: pseudo[name] for name in names})
 
 
 def pseudo_frame(values: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Returns the frame with its pseudo-values, if it has any, in the columns `names`."""
+    """Replaces the columns `names` of a frame by their pseudo-values, if it has any."""
     pseudo = {n: values[n + PSEUDO_SUFFIX] for n in names if n + PSEUDO_SUFFIX in values}
     return values.assign(**pseudo)
 
@@ -98,13 +96,16 @@ def pseudo_frame(values: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 def subtract_pairs(
     left: Mapping[Hashable, float], right: Mapping[Hashable, float]
 ) -> dict[Hashable, float]:
-    """Returns left - right on the seeds of both; all are `{seed: value}`."""
+    """Returns {seed: left - right} of the seeds that both have."""
     seeds = sorted(set(left) & set(right), key=str)
     return {seed: float(left[seed]) - float(right[seed]) for seed in seeds}
 
 
 def widen(interval: Interval, margin: float) -> Interval:
-    """Adds a margin in quadrature to the half-width, 0 without ends; NaN adds nothing."""
+    """Adds a margin in quadrature to the half-width of an interval. NaN adds nothing.
+
+    Without ends, the half-width is 0.
+    """
     mean, low, high = interval
     if math.isnan(margin):
         return interval
@@ -113,9 +114,10 @@ def widen(interval: Interval, margin: float) -> Interval:
 
 
 def level_factors(number: int, freedom: float | np.ndarray) -> np.ndarray:
-    """Returns how many times wider an interval is at the levels 1 to `number` [number].
+    """Returns how many times wider an interval is at the levels 1 to `number` than at level 1.
 
-    The quantile of level j is 1 - (1 - TAIL) / j. `freedom` [n, 1] gives [n, number].
+    The quantile of level j is 1 - (1 - TAIL) / j. The result is [number], or [n, number] for
+    `freedom` [n, 1].
     """
     quantiles = 1.0 - (1.0 - TAIL) / np.arange(1, number + 1)
     return stats.t.ppf(quantiles, freedom) / stats.t.ppf(TAIL, freedom)
@@ -124,9 +126,9 @@ def level_factors(number: int, freedom: float | np.ndarray) -> np.ndarray:
 def smallest_detectable(differences: Sequence[float], margin: float = math.nan) -> float:
     """Returns the true difference whose interval excludes 0 with probability POWER.
 
-    It assumes as many seeds with the spread of these `differences` [n], n > 1, and the t-interval,
-    which the margin widens. It is exact under normal noise: the noncentral t without a margin,
-    otherwise its integral over the spread's distribution.
+    It assumes as many seeds with the spread of these `differences` [n], n > 1, and a t-interval
+    that `margin` widens. It is exact under normal noise. Without a margin it uses the noncentral t,
+    otherwise an integral over the distribution of the spread.
     """
     num = len(differences)
     critical, error = stats.t.ppf(TAIL, num - 1), np.std(differences, ddof=1) / math.sqrt(num)
@@ -135,7 +137,7 @@ def smallest_detectable(differences: Sequence[float], margin: float = math.nan) 
     # Quantiles of the measured variance over the true one.
     variances = stats.chi2.ppf((np.arange(1000) + 0.5) / 1000.0, num - 1) / (num - 1)
     halves = np.hypot(critical * error * np.sqrt(variances), margin)
-    # The error is nothing next to the margin, which would leave the search below no range.
+    # With an error this small, the search below would have no range.
     if error <= 1e-12 * margin:
         return margin
     most = margin + (10.0 * critical + 10.0) * error
@@ -146,7 +148,6 @@ def smallest_detectable(differences: Sequence[float], margin: float = math.nan) 
 
 @cache
 def _detectable_shift(num: int) -> float:
-    """Returns the smallest detectable difference in standard errors."""
     critical = float(stats.t.ppf(TAIL, num - 1))
     return optimize.brentq(
         lambda d: stats.nct.sf(critical, num - 1, d) - POWER, 0.0, 10.0 * critical + 10.0

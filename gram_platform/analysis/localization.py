@@ -1,11 +1,11 @@
-"""Measures how few tokens carry the loss of a removed capability, by their increases.
+"""Measures on how few tokens the loss rises when a domain is removed.
 
-Source: the paper's appendix "Capability Removal Concentrates Loss on Domain-Relevant Tokens". An
-increase is over the baseline of the same size and seed. The paper shows sentences. Ours are the
-aggregates over whole validation sequences, which are the Gini coefficient of the positive
-increases, the share of tokens with a positive increase, and the part of the sum on the tenth of all
-tokens with the largest increases. Noise is unevenly spread too, so every table has a control, the
-baseline of another seed in place of a view.
+Source: the paper's appendix "Capability Removal Concentrates Loss on Domain-Relevant Tokens". A
+token's increase is its loss minus the loss of the baseline of the same size and seed. The paper
+shows sentences. We aggregate whole validation sequences: the Gini coefficient of the positive
+increases, the share of tokens with such an increase, and the part of their sum on the tenth of the
+tokens with the largest increases. Noise is unevenly spread too, so the baseline of another seed is
+the control.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from gram_platform.analysis.tables import over_seeds, run_names
 from gram_platform.config.identity import invalid
 from gram_platform.methods.nodes import BASELINE
 
-# `top_share` is the part of the increases on this share of the tokens.
+# `top_share` is the part of the increases on this share of tokens.
 TOP = 0.1
 # The quantile of increases that is shaded in full colour.
 CALIBRATION = 0.9
@@ -29,15 +29,13 @@ STATISTICS = ("gini", "top_share", "positive", "increase")
 TOKEN_ROW = ["method", "size", "profile", "domain", "class"]
 LOCALIZATION_COLUMNS = [*TOKEN_ROW, *(name + end for name in STATISTICS for end in ENDS)]
 LOCALIZATION_COLUMNS += ["num_tokens", "num_seeds"]
-# The number of points of a curve.
 NUM_POINTS = 101
-# The shares of the tokens at a curve's points, the largest increases first.
 TOKEN_SHARES = np.linspace(0.0, 1.0, NUM_POINTS)
 
 
 @dataclass(frozen=True)
 class MeasuredTokens:
-    """The losses of one view on validation sequences, token by token."""
+    """The losses of one view on validation sequences, for each token."""
 
     method: str
     size: str
@@ -53,15 +51,15 @@ class MeasuredTokens:
 
 @dataclass(frozen=True)
 class Localization:
-    """Holds every table of the study."""
+    """All tables of the token study."""
 
     # LOCALIZATION_COLUMNS as in table.csv, and `runs`: the `run_names` of a row.
     table: pd.DataFrame
-    # What `table` averages: TOKEN_ROW, seed, STATISTICS, num_tokens, runs.
+    # `table` before averaging: TOKEN_ROW, seed, STATISTICS, num_tokens, runs.
     per_seed: pd.DataFrame
-    # `method, size, class, tokens, share, runs`: means over seeds of the `mean` rows' curves.
+    # `method, size, class, tokens, share, runs`, the curves of the `mean` rows over seeds.
     curves: pd.DataFrame
-    # `what, why`.
+    # Columns `what, why`.
     missing: pd.DataFrame
 
     @property
@@ -71,9 +69,9 @@ class Localization:
 
 
 def gini(values: np.ndarray) -> float:
-    """Returns the Gini coefficient of n values >= 0, NaN if all are 0 or there are none.
+    """Returns the Gini coefficient of n values >= 0, or NaN if their sum is 0.
 
-    It is 0 if all are equal, and (n - 1) / n if all but one are 0.
+    It is 0 if all values are equal, and (n - 1) / n if all but one are 0.
     """
     ordered = np.sort(values, axis=None)
     num, total = len(ordered), ordered.sum()
@@ -83,9 +81,9 @@ def gini(values: np.ndarray) -> float:
 
 
 def concentration_curve(values: np.ndarray) -> np.ndarray:
-    """Returns the parts of the sum [NUM_POINTS] that the largest values hold, by TOKEN_SHARES.
+    """Returns the share of the sum that the largest values hold, at each share of TOKEN_SHARES.
 
-    The values are >= 0. NaN if all are 0.
+    The values are >= 0. The result [NUM_POINTS] is NaN if all values are 0.
     """
     held = np.concatenate([[0.0], np.cumsum(np.sort(values, axis=None)[::-1])])
     with np.errstate(invalid="ignore"):
@@ -98,7 +96,7 @@ def localize(
     """Returns a row per view and domain.
 
     The columns are TOKEN_ROW, `retained`, `seed`, STATISTICS, `num_tokens`, `runs` and `curve`.
-    `references` holds the baselines by (size, seed). Views without a baseline have no rows.
+    `references` are the baselines by (size, seed). Views without a baseline have no rows. Raises
     ValueError if token counts differ.
     """
     rows = []
@@ -134,11 +132,11 @@ def _measure(losses: np.ndarray, reference: np.ndarray) -> dict:
 
 
 def localization_tables(rows: pd.DataFrame, missing: Sequence[tuple] = ()) -> Localization:
-    """Returns all tables from the rows of `localize`; `missing` holds VIEW of views without losses.
+    """Returns all tables from the rows of `localize`. `missing` names views without losses by VIEW.
 
-    Rows of profile and domain `mean` average a class within a seed over all pairs of the two, for
-    the profiles of core with at most one auxiliary domain. A seed with a missing view of a method
-    has no such row.
+    In rows whose profile and domain are `mean`, a class is averaged within a seed over all pairs of
+    profile and domain, for the profiles of core with at most one auxiliary domain. If a seed lacks
+    a view of a method, it has no such row.
     """
     is_few = ~rows["retained"].str.contains(",") | (rows["class"] == CONTROL)
     lacking = {view[:3] for view in missing}
@@ -178,18 +176,18 @@ class ShadedText:
     pieces: tuple[str, ...]
     # The baseline's loss on every token but the first [T], in nats.
     baseline: np.ndarray
-    # The increase in full colour, in nats; NaN: nothing is shaded.
+    # The increase in full colour, in nats. If it is NaN, nothing is shaded.
     scale: float
     # The increases over the baseline [T], in nats, by label.
     views: Mapping[str, np.ndarray]
 
 
 def shading_scale(increases: np.ndarray) -> float:
-    """Returns a quantile of the filtered model's increases on the text [T], NaN if it is <= 0."""
+    """Returns a quantile of the filtered model's increases on a text [T], or NaN if it is <= 0."""
     scale = float(np.quantile(increases, CALIBRATION))
     return scale if scale > 0.0 else np.nan
 
 
 def shades(increases: np.ndarray, scale: float) -> np.ndarray:
-    """Converts increases to shades from 0 to 1, 0 without a scale."""
+    """Converts increases to shades from 0 to 1. Without a scale all shades are 0."""
     return np.clip(increases / scale, 0.0, 1.0) if scale == scale else np.zeros(np.shape(increases))

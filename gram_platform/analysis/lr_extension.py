@@ -1,7 +1,7 @@
 """Extends a grid of learning rates and batches towards a minimum at its border [ours].
 
 The paper's grids are fixed. A minimum at the border is an extrapolation, so the grid grows on this
-side, unless all cells there diverged or failed, or the side has grown to its limit.
+side, unless all cells there diverged or failed, or the side has reached its limit.
 """
 
 import math
@@ -26,13 +26,13 @@ Cell = tuple[float, int]
 
 @dataclass(frozen=True)
 class Grid:
-    """The grid of one size: rising learning rates and batch sizes, without the omitted cells."""
+    """The grid of one size: rising learning rates and batch sizes, without the left-out cells."""
 
     lrs: tuple[float, ...]
     batches: tuple[int, ...]
-    # Cells that nobody tries, because they lie beyond unusable cells.
+    # Cells that are not tried, because they lie beyond unusable cells.
     left_out: frozenset[Cell] = frozenset()
-    # How many values each of SIDES got.
+    # How many values were added to each of SIDES.
     num_added: tuple[int, int, int, int] = (0, 0, 0, 0)
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Extension:
-    """The grid after a step, the new cells, and messages for people."""
+    """The extended grid, the new cells, and messages for people."""
 
     grid: Grid
     new_cells: tuple[Cell, ...]
@@ -65,10 +65,10 @@ def extension(
     window: float | None = None,
     why_not: Callable[[int], str] = lambda batch: "",
 ) -> Extension:
-    """Extends one size's grid by one step, from the size's trials (columns: see `lr_grid`).
+    """Extends the grid of one size by one step, from `trials` with the columns of `lr_grid`.
 
     A side gets one more value, in the ratio of the outermost two, if the pooled minimum lies at or
-    beyond it, or, without a minimum, if the best cell lies on it. A side gets at most `limit`
+    beyond it, or if the best cell lies on it and there is no minimum. A side gets at most `limit`
     values, no batch for which `why_not` returns a reason, and no cell whose nearest neighbour in
     the grid diverged, failed or was left out.
     """
@@ -103,7 +103,7 @@ def extension(
 def _step(
     grid: Grid, side: str, limit: int, why_not: Callable[[int], str]
 ) -> tuple[float, float, str]:
-    """Returns a side's value, the next value beyond it, and the reason not to add this, or ""."""
+    """Returns a side's outermost value, the next value, and why the next is not added, or ""."""
     axis, end = side.split()
     values = grid.lrs if axis == "lr" else grid.batches
     outer, inner = values[:2] if end == "low" else values[:-3:-1]
@@ -120,7 +120,6 @@ def _step(
 
 
 def _grow(grid: Grid, wanted: Sequence[tuple[str, float]], unusable: set[Cell]) -> Grid:
-    """Adds the wanted values, without new cells next to an unusable cell."""
     lrs, batches = (
         tuple(sorted([*values, *(value for side, value in wanted if side.startswith(axis))]))
         for axis, values in (("lr", grid.lrs), ("batch", grid.batches))

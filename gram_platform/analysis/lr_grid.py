@@ -1,9 +1,9 @@
-"""Tabulates grids of learning rates and batches: cells, optima with flags, fitted surfaces.
+"""Tabulates grids of learning rates and batches: cells, flagged optima, fitted surfaces.
 
-Every function takes `trials`, a row per run with `size, parameters, seed, lr, batch` (sequences),
-`loss`, `state` (complete, diverged or failed; the loss counts only if complete) and optionally
-`run_id`. Source of the fit: see `surface`. Ours: every fit leaves out a cell with a diverged seed,
-because its other seeds make it look too good. Pooled fits give each seed a level.
+Every function takes `trials`, with a row per run and the columns `size, parameters, seed, lr,
+batch` (in sequences), `loss`, `state` (complete, diverged or failed) and optionally `run_id`. Only
+losses of complete runs count. Ours: every fit leaves out a cell with a diverged seed, because its
+other seeds make it look too good. Pooled fits give each seed a level (see `surface`).
 """
 
 import math
@@ -31,19 +31,16 @@ from gram_platform.methods import seed_key, size_key
 
 ENDED = (State.COMPLETE, State.DIVERGED, State.FAILED)
 TRIAL_FIELDS = ["size", "parameters", "seed", "lr", "batch", "loss"]
-# The arguments of `fit_surface`.
 SURFACE_INPUTS = ["lr", "batch", "loss", "seed"]
 CELL = ["size", "parameters", "lr", "batch"]
-# The seeds of a cell in each state of ENDED.
 NUM_ENDED = ["num_seeds", "num_diverged", "num_failed"]
-# The name in place of a seed for all seeds of the size.
+# In place of a seed: all seeds of the size together.
 POOLED = "pooled"
 OPTIMUM = [field.name for field in fields(Optimum)]
 OPTIMA_COLUMNS = ["size", "parameters", "seed", *OPTIMUM, "num_diverged"]
 OPTIMA_COLUMNS += ["best_lr", "best_batch", "best_loss", "edges", "notes", "reason"]
 # A curvature below this many standard errors may be only noise.
 NOISE_T = 2.0
-# The number of points of a surface along each axis.
 SURFACE_POINTS = 25
 CORE_LOSS, DOMAIN_LOSS = "loss_core", "loss_"
 
@@ -51,9 +48,9 @@ CORE_LOSS, DOMAIN_LOSS = "loss_core", "loss_"
 def cells(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
     """Returns a row per size, lr and batch.
 
-    The columns are `loss` (mean of complete seeds), `loss_low, loss_high` (smallest and largest),
-    `num_seeds, num_diverged, num_failed`, `used` (by fits: a complete seed and none diverged),
-    `runs`.
+    `loss` is the mean over complete seeds, and `loss_low, loss_high` are the smallest and largest
+    loss. Then follow `num_seeds, num_diverged, num_failed`, `used` and `runs`. Fits use a cell with
+    a complete seed and no diverged one.
     """
     frame = check_trials(trials, may_repeat)
     frame["measured"] = frame["loss"].where(frame["state"] == State.COMPLETE)
@@ -77,12 +74,11 @@ def select_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFram
 
 
 def optima_table(trials: pd.DataFrame, fit: Fit = OUR_FIT) -> pd.DataFrame:
-    """Returns OPTIMA_COLUMNS: for each size, by parameters, the pooled optimum, then each seed's.
+    """Returns OPTIMA_COLUMNS: for each size, the pooled optimum and then each seed's optimum.
 
-    `best_*` is the used cell with the lowest mean loss, less the seeds' levels if cells lack a
-    seed. `edges` are the `edge_names` of the minimum, or without a minimum of the best cell.
-    `notes` holds warnings in words. A failed fit has no optimum but a `reason`. `num_diverged`
-    counts cells.
+    `best_*` is the used cell with the lowest mean loss, without the seeds' levels if cells lack a
+    seed. `edges` are the `edge_names` of the minimum, or of the best cell if there is no minimum.
+    `notes` are warnings. A failed fit has a `reason` and no optimum. `num_diverged` counts cells.
     """
     table, used = cells(trials, fit.as_published), select_trials(trials, fit.as_published)
     rows = []
@@ -97,7 +93,7 @@ def optima_table(trials: pd.DataFrame, fit: Fit = OUR_FIT) -> pd.DataFrame:
 
 
 def surface_table(trials: pd.DataFrame, fit: Fit = OUR_FIT) -> pd.DataFrame:
-    """Returns `size, lr, batch, loss`: the pooled fits on a log-spaced mesh over each size's grid.
+    """Returns `size, lr, batch, loss` of each size's pooled fit on a log-spaced mesh over the grid.
 
     Sizes whose fit fails have no rows.
     """
@@ -118,13 +114,13 @@ def surface_table(trials: pd.DataFrame, fit: Fit = OUR_FIT) -> pd.DataFrame:
 
 
 def load_trials(path: str | Path, named_sizes: bool = False) -> pd.DataFrame:
-    """Reads trials for `analyse_grid` from a CSV, in the file's order.
+    """Reads trials for `analyse_grid` from a CSV file, in the file's order.
 
-    Columns: `size`, `parameters`, `seed`, `lr`, `batch` (sequences), `state` (default: complete),
-    and the loss in nats a token. This is either `loss`, or half of `loss_core` and half of the mean
-    of all `loss_<domain>`. Running and waiting trials are left out, so a search's `trials.csv` can
-    be read. `named_sizes` takes the parameters from the sizes' names, 50M as 50e6, as the authors'
-    laws do. ValueError for a missing value or a text that is no number.
+    The columns are `size`, `parameters`, `seed`, `lr`, `batch` (in sequences), `state` (by default
+    complete), and the loss in nats a token. The loss is `loss`, or half of `loss_core` plus half of
+    the mean of all `loss_<domain>`. Running and waiting trials of a search are left out.
+    `named_sizes` takes the parameters from the sizes' names, such as 50M, as the authors' laws do.
+    Raises ValueError for a missing value or a text that is no number.
     """
     table = pd.read_csv(path, dtype={"size": str, "seed": str})
     domains = [name for name in table if name.startswith(DOMAIN_LOSS) and name != CORE_LOSS]
@@ -155,10 +151,7 @@ def load_trials(path: str | Path, named_sizes: bool = False) -> pd.DataFrame:
 def _require_values(
     trials: pd.DataFrame, names: Sequence[str], field: Callable[[Any, str], str]
 ) -> None:
-    """ValueError for the first row without a usable value in the columns `names`, or state.
-
-    `field` names a row and a column in the error.
-    """
+    """Raises ValueError for the first row without a usable value in `names` or `state`."""
     for name in names:
         rows = trials[trials[STATE] == State.COMPLETE] if name.startswith("loss") else trials
         if name in ("size", "seed"):
@@ -174,9 +167,10 @@ def _require_values(
 
 
 def check_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame:
-    """Sorts the trials and adds a missing `run_id`, "".
+    """Sorts the trials, removes rounding from equal cells, and adds a missing `run_id` as "".
 
-    ValueError for values that no grid can hold, and for a repeated trial unless `may_repeat`.
+    Raises ValueError for values that no grid can have, and for a repeated trial unless
+    `may_repeat`.
     """
     needed = [*TRIAL_FIELDS, STATE]
     if absent := ", ".join(sorted({*needed} - {*trials})):
@@ -211,7 +205,6 @@ def check_trials(trials: pd.DataFrame, may_repeat: bool = False) -> pd.DataFrame
 def _optimum_row(group: pd.DataFrame, fit: Fit) -> dict:
     axes = ["lr", "batch"]
     by_cell = group.groupby(axes)
-    # The number of cells that lack a seed.
     lacking = int((by_cell["seed"].nunique() < group["seed"].nunique()).sum())
     losses = group["loss"]
     if lacking:
@@ -237,7 +230,7 @@ def _optimum_row(group: pd.DataFrame, fit: Fit) -> dict:
 
 
 def edge_names(lr: float, batch: float, grid: pd.DataFrame) -> str:
-    """Returns the sides of a grid at or beyond which a point lies, such as `lr high, batch low`."""
+    """Names the sides of a grid at or beyond which a point lies, such as `lr high, batch low`."""
     sides = []
     for name, value in (("lr", lr), ("batch", batch)):
         if not len(grid) or math.isnan(value):
@@ -250,7 +243,7 @@ def edge_names(lr: float, batch: float, grid: pd.DataFrame) -> str:
 
 
 def is_flat(curvature_t: float) -> bool:
-    """Returns whether a smallest curvature may be noise, as it may if its error is unknown."""
+    """Tells whether a surface's smallest curvature may be noise. It may if its error is unknown."""
     return not curvature_t >= NOISE_T
 
 

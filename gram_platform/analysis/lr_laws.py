@@ -1,10 +1,10 @@
-"""Fits the laws of learning rate and batch to the optima of a grid, with intervals over seeds.
+"""Fits power laws of learning rate and batch to the optima of a grid, with intervals over seeds.
 
 Source: the paper's appendix "Learning Rate and Batch Size Scaling". `as_published` follows the
-authors' code instead of their text. An optimum is weak if it is at the edge of its grid, or if its
-surface's curvature may be noise. Weak optima are left out if three or more others remain. Otherwise
-all enter, `no_law` says why the fit is no law, and nothing is predicted from it [ours]. On real
-grids the exponents move by a factor of two with the window, so read no law without `window_table`.
+authors' code instead of their text. Ours: an optimum is weak if it is at the edge of its grid, or
+if its surface's curvature may be noise. Weak optima are left out if at least three others remain.
+Otherwise all optima enter, `no_law` says why the fit is no law, and nothing is predicted from it.
+On real grids the exponents change by a factor of two with the window (`window_table`).
 """
 
 import dataclasses
@@ -37,7 +37,6 @@ WINDOWS = (None, 0.2, 0.1, 0.05, 0.02, 0.01)
 LAW_NUMBERS = ["coefficient", "exponent", "r2", "t_low", "t_high"]
 LAW_NUMBERS += ["bootstrap_low", "bootstrap_high"]
 LAW_COLUMNS = ["quantity", *LAW_NUMBERS, "num_resamples", "num_failed"]
-# The columns that are equal for rate and batch.
 OF_BOTH = ["num_sizes", "sizes", "smallest", "largest", "left_out", "no_law"]
 LAW_COLUMNS += OF_BOTH
 LAW_POINTS = 40
@@ -45,16 +44,15 @@ LAW_POINTS = 40
 
 @dataclass(frozen=True)
 class GridAnalysis:
-    """Holds every table of a grid, named like the functions that make it, such as `cells`."""
+    """All tables of a grid."""
 
     cells: pd.DataFrame
     optima: pd.DataFrame
     surfaces: pd.DataFrame
     laws: pd.DataFrame
     windows: pd.DataFrame
-    # `quantity, parameters, value, low, high, paper` over the span of the sizes: our law, its 90%
-    # bootstrap band and the paper's law, each NaN where it does not predict. Batches are in the
-    # trials' sequences.
+    # `quantity, parameters, value, low, high, paper` over the span of the sizes. `value` is our law
+    # with its 90% bootstrap band, and NaN is no prediction. Batches are in the trials' sequences.
     lines: pd.DataFrame
 
 
@@ -65,11 +63,11 @@ def analyse_grid(
     num_resamples: int = 200,
     as_published: bool = False,
 ) -> GridAnalysis:
-    """Returns all tables of the trials (columns: see `lr_grid`).
+    """Returns all tables of the trials, which have the columns of `lr_grid`.
 
     `seq_len` is the length of the batch's sequences. `window` and `as_published` are fields of
-    `surface.Fit`. `as_published` gives the authors' laws to the last digit if `parameters` are the
-    numbers in the sizes' names (`named_sizes` of `lr_grid.load_trials`).
+    `surface.Fit`. `as_published` gives the authors' laws to the last digit if the trials were
+    loaded with `named_sizes`.
     """
     fit = Fit(window, as_published)
     optima = optima_table(trials, fit)
@@ -85,12 +83,12 @@ def analyse_grid(
 
 
 def laws_table(trials: pd.DataFrame, fit: Fit = OUR_FIT, num_resamples: int = 200) -> pd.DataFrame:
-    """Returns LAW_COLUMNS of `lr` and of `batch`: exponents with t-interval and bootstrap.
+    """Returns LAW_COLUMNS of `lr` and of `batch`: exponents with t-interval and bootstrap interval.
 
-    The bootstrap needs two seeds (see `LawBootstrap`). `sizes` lists the sizes whose optimum
-    entered, `smallest` and `largest` are their parameters, and `left_out` gives the other sizes and
-    reasons. `no_law` says why the fit is no law, "" for a law. The numbers are NaN with fewer than
-    two sizes, or if a coefficient is zero or infinite as a float.
+    `sizes` lists the sizes whose optimum entered, and `smallest` and `largest` are their
+    parameters. `left_out` names all other sizes with reasons. `no_law` says why the fit is no law,
+    or is "". The numbers are NaN with fewer than two sizes, or if a coefficient is zero or infinite
+    as a float. The bootstrap needs two seeds.
     """
     return _fit(trials, optima_table(trials, fit), fit, num_resamples)[1]
 
@@ -100,9 +98,9 @@ def window_table(
     windows: Iterable[float | None] = WINDOWS,
     fit: Fit = OUR_FIT,
 ) -> pd.DataFrame:
-    """Returns a row per window, widest first (NaN: all cells), with both laws and their sizes.
+    """Returns both laws for each window, widest first. The window NaN is all cells.
 
-    An exponent is as uncertain as it moves down this table.
+    The changes of an exponent down this table show how uncertain it is.
     """
     rows, names = [], {"exponent": "exponent", "t_low": "low", "t_high": "high", "r2": "r2"}
     for window in sorted(set(windows), key=lambda w: -math.inf if w is None else -w):
@@ -120,7 +118,6 @@ def _fit(
     fit: Fit,
     num_resamples: int,
 ) -> tuple["LawBootstrap | None", pd.DataFrame]:
-    """Returns both laws, or None, and their LAW_COLUMNS."""
     pooled = optima[optima["seed"] == POOLED].set_index("size")
     refused = {size: _why_no_optimum(row) for size, row in pooled.iterrows()}
     usable = [size for size, why in refused.items() if not why]
@@ -180,7 +177,6 @@ def _line_rows(
 
 
 def _predict(law: Law | None, parameters: float, seq_len: int) -> tuple[float, float]:
-    """Returns LR and batch, NaN without a law and where it does not predict."""
     if law is None or not law.predicts(parameters):
         return math.nan, math.nan
     return law.lr(parameters), law.batch(parameters, seq_len)
@@ -189,14 +185,16 @@ def _predict(law: Law | None, parameters: float, seq_len: int) -> tuple[float, f
 def spread_interval(
     deviations: np.ndarray, freedoms: np.ndarray, weights: np.ndarray, centre: float
 ) -> Interval:
-    """Returns the interval of weights [J] @ the log optima of J sizes around their pooled `centre`.
+    """Returns the interval of `weights` [J] @ log optima of J sizes around the pooled `centre`.
 
-    `deviations` [R, J] from the pooled optima are those of redrawn seeds, NaN where a resample
-    failed, and `freedoms` [J] the numbers of seeds less 1. The spread of n redrawn seeds is
-    sqrt((n - 1) / n) times that of n new seeds, so the deviations are divided by this factor
-    before. Few seeds also estimate a spread badly, so the interval is widened by the t quantile
-    over the normal quantile. Its degrees of freedom are those of Welch and Satterthwaite, each
-    size's weighted by its share of the variance. The ends are NaN with fewer than two resamples.
+    `deviations` [R, J] are the log optima of R resamples of seeds minus the pooled ones, NaN where
+    a resample failed. `freedoms` [J] are the numbers of seeds minus 1. A resample of n seeds
+    spreads sqrt((n - 1) / n) times as much as n new seeds, so the caller divides deviations by this
+    factor.
+
+    Few seeds also estimate a spread badly, so the interval is widened by the t quantile over the
+    normal quantile. The degrees of freedom are Welch and Satterthwaite's, with each size weighted
+    by its share of the variance. The ends are NaN with fewer than two resamples.
     """
     known = deviations[np.isfinite(deviations).all(axis=1)]
     if len(known) < 2 or not math.isfinite(centre):
@@ -213,24 +211,23 @@ def spread_interval(
 
 @dataclass(frozen=True)
 class LawBootstrap:
-    """Holds both laws and the 90% intervals of their exponents over redrawn seeds.
+    """Both laws, with the 90% intervals of their exponents from resamples of seeds.
 
     `docs/findings/laws.md` has the measured coverage of the intervals.
     """
 
-    # Each by QUANTITIES.
+    # By QUANTITIES.
     laws: Mapping[str, PowerLaw]
     exponents: Mapping[str, Interval]
-    # 0 if a size has only one seed; the intervals are then NaN.
+    # 0 if a size has only one seed. Then the intervals are NaN.
     num_resamples: int
     # Resamples without a convex surface at every size, which the intervals leave out.
     num_failed: int
     sizes: tuple[float, ...]
-    # The arguments of `spread_interval`.
     spreads: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(compare=False)
 
     def predict(self, quantity: str, size: float) -> Interval:
-        """Returns lr or batch at `size` by its law, with the 90% interval over seeds."""
+        """Predicts `lr` or `batch` at `size`, with the 90% interval over seeds."""
         weights = 1.0 / len(self.sizes) + _from_mean(self.sizes, size) * _slope_weights(self.sizes)
         value = float(self.laws[quantity].predict(size))
         with np.errstate(divide="ignore", over="ignore"):
@@ -241,10 +238,10 @@ class LawBootstrap:
 def bootstrap_laws(
     trials: pd.DataFrame, fit: Fit = OUR_FIT, num_resamples: int = 200
 ) -> LawBootstrap:
-    """Fits both laws to all trials and redraws seeds within each size.
+    """Fits both laws to all trials, and to resamples of the seeds of each size.
 
-    `trials` has `parameters, seed, lr, batch, loss`. ValueError if a size's pooled surface is not
-    convex, or as in `fit_surface`.
+    `trials` has `parameters, seed, lr, batch, loss`. Raises ValueError if a size's pooled surface
+    is not convex, or as `fit_surface` does.
     """
     sizes, groups = [], []
     for parameters, of_size in trials.groupby("parameters", sort=True):
@@ -270,9 +267,9 @@ def bootstrap_laws(
 
 
 def _optima(sizes: list[float], groups: list[list[np.ndarray]], fit: Fit) -> np.ndarray:
-    """Returns rates and batches [2, J] of the pooled minima.
+    """Returns learning rates and batches [2, J] of the pooled minima of J sizes.
 
-    Each size's seeds are arrays [n, 3] of lr, batch, loss. A seed drawn twice counts as two seeds.
+    A size's seeds are arrays [n, 3] of lr, batch and loss. A seed drawn twice counts as two.
     """
     optima = []
     for seeds in groups:
@@ -298,7 +295,7 @@ def _slope_weights(sizes: Sequence[float]) -> np.ndarray:
 
 
 def make_law(laws: pd.DataFrame, name: str, seq_len: int, source: str) -> Law | None:
-    """Makes a law of the ladder from the two rows of `laws_table`; None if nothing was fitted."""
+    """Makes a law of the ladder from the result of `laws_table`. None if nothing was fitted."""
     rows, fitted = laws.set_index("quantity"), ["coefficient", "exponent"]
     if rows[fitted].isna().any(axis=None):
         return None
@@ -308,9 +305,9 @@ def make_law(laws: pd.DataFrame, name: str, seq_len: int, source: str) -> Law | 
 
 
 def law_json(law: Law | None, laws: pd.DataFrame) -> dict:
-    """Returns a law file for `ladder.load_law`, with the rows of `laws_table` as evidence.
+    """Returns the content of a law file for `ladder.load_law`, with the rows of `laws_table`.
 
-    NaN becomes null. `load_law` rejects the file of a law that was not fitted.
+    NaN becomes null. `load_law` rejects the file if no law was fitted.
     """
     evidence = laws.astype(object).where(laws.notna(), None).to_dict("records")
     known = {"no_law": evidence[0]["no_law"]} if law is None else dataclasses.asdict(law)
@@ -318,9 +315,9 @@ def law_json(law: Law | None, laws: pd.DataFrame) -> dict:
 
 
 def predictions(law: Law | None, sizes: Sequence[Size]) -> pd.DataFrame:
-    """Returns a row per size: LR and batch by our law, by the paper's law, and in the ladder.
+    """Returns learning rate and batch of each size by our law, by the paper's, and in the ladder.
 
-    NaN without a law, and where a law does not predict; `times_beyond` tells how far our law is
+    A value is NaN if the law is missing or does not predict. `times_beyond` says how far our law is
     extrapolated. Batches are in the size's sequences, converted by tokens.
     """
     rows = []

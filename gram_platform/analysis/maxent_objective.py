@@ -1,14 +1,15 @@
 """Computes the objective of MaxEnt's search: forget, plus a penalty for lost core and retain.
 
-The paper tunes learning rate and retain weight for each profile "via Bayesian optimization",
-without an objective. Ours: forget + penalty_weight (max(0, floor - core) + max(0, floor - retain)).
-Forget, core and retain are means of compute ratios over the domains of their class. Ratios are
-first averaged over seeds, since a single baseline may be below the floor of 0.95.
+The paper tunes learning rate and retain weight for each profile "via Bayesian optimization" and
+does not give the objective. Ours is
 
-Compute ratios are not bounded: a loss above an untrained model's has a negative ratio, and on a
-flat curve a slightly lower loss can have a huge one. So every ratio is clipped to [0,
-HIGHEST_RATIO] before averaging [ours]. Otherwise a domain that is forgotten completely could make
-up for a domain that is still known. The tables of studies clip nothing.
+    forget + penalty_weight (max(0, floor - core) + max(0, floor - retain)).
+
+Forget, core and retain are means of compute ratios over the domains of their class. Ratios are
+first averaged over seeds, since a single baseline may be below the floor. A loss above an untrained
+model's has a negative ratio, and on a flat curve a slightly lower loss can have a huge one. So
+every ratio is clipped to [0, HIGHEST_RATIO] first. Otherwise a completely forgotten domain could
+make up for a domain that is still known. The tables of studies do not clip.
 """
 
 import math
@@ -23,15 +24,14 @@ from gram_platform.config import CORE
 from gram_platform.config.identity import invalid, require_real
 
 HIGHEST_RATIO = 4.0
-# The objective's name among a trial's metrics.
 METRIC = "objective"
 
 
 @dataclass(frozen=True)
 class MaxEntObjective:
-    """The forget compute ratio plus a penalty on core and retain, in [0, worst); less is better."""
+    """The forget ratio plus a penalty on core and retain, in [0, worst). Less is better."""
 
-    # At 10, removing everything (forget from 1 to 0) makes up for a shortfall of 0.1.
+    # At 10, a fall of forget from 1 to 0 makes up for a shortfall of 0.1.
     penalty_weight: float = 10.0
     # The least compute ratio of core and of retain without a penalty.
     floor: float = 0.95
@@ -42,7 +42,7 @@ class MaxEntObjective:
 
     @property
     def worst(self) -> float:
-        """The objective of a diverged trial: 1 above the largest that a trial can reach."""
+        """The objective of a diverged trial, which is 1 more than any other trial can reach."""
         return HIGHEST_RATIO + 2.0 * self.penalty_weight * self.floor + 1.0
 
     def score_losses(
@@ -51,7 +51,7 @@ class MaxEntObjective:
         losses: Sequence[Mapping[str, float]],
         retained: Sequence[str],
     ) -> dict[str, float]:
-        """Returns the `score` of each seed's {domain: loss in nats a token}."""
+        """Returns the `score` of {domain: loss in nats a token} of each seed."""
         rated = {
             d: [reference.ratio(of_seed[d]) for of_seed in losses]
             for d, reference in references.items()
@@ -63,7 +63,8 @@ class MaxEntObjective:
     ) -> dict[str, float]:
         """Returns `objective, forget, penalty, core`, and `retain` if the profile retains a domain.
 
-        `ratios` holds one compute ratio per seed for every domain, core too. ValueError for NaN.
+        `ratios` has one compute ratio per seed for every domain, including core. Raises ValueError
+        for NaN.
         """
         means = {d: fmean(_clip(d, ratio) for ratio in rated) for d, rated in ratios.items()}
         forget = fmean(means[d] for d in means if d != CORE and d not in retained)
@@ -77,9 +78,9 @@ class MaxEntObjective:
 def references_of(
     evaluations: pd.DataFrame, curves: pd.DataFrame, size: str
 ) -> dict[str, Reference]:
-    """Returns the reference of every domain at a size, from the frames that `tables.analyse` takes.
+    """Returns {domain: reference} at a size, from two frames of `tables.StudyLosses`.
 
-    ValueError if there is no complete baseline, or a curve cannot be fitted.
+    Raises ValueError if there is no complete baseline, or if a curve cannot be fitted.
     """
     of_size = (frame[frame["size"] == size] for frame in (evaluations, curves))
     fitted, notes = baseline_references(*of_size)

@@ -1,8 +1,8 @@
-"""Computes ratios from stored losses: rates each view and domain by the baselines' curves.
+"""Computes the compute ratio of each view and domain from stored losses and baselines' curves.
 
 The curves are fitted to the baselines of all seeds. The jackknife measures the error of the curve
-(`pseudo_values`) by leaving out one seed at a time, its losses and its baseline. Source: Tukey's
-pseudo-values, whose t-interval over n seeds has n - 1 degrees of freedom.
+by leaving out one seed at a time, its losses and its baseline. Source: Tukey's pseudo-values, whose
+t-interval over n seeds has n - 1 degrees of freedom.
 
 A value that cannot be computed becomes a note (what, why), never a number.
 """
@@ -22,19 +22,16 @@ from gram_platform.config.identity import differing_fields, invalid
 from gram_platform.methods import method_key, seed_key, size_key
 from gram_platform.methods.nodes import BASELINE
 
-# The profile of the reference.
 ALL = "all"
-# The profile of the rows that average over profiles.
 MEAN = "mean"
 ELICITED = "elicited"
 ROW = ["method", "size", "profile"]
 VIEW = ["method", "size", "seed", "profile"]
-# The jackknife's column, next to compute_ratio.
 PSEUDO = "pseudo_value"
-# The column with the fall of the ratio for each nat that the loss rises.
+# How much the ratio falls for each nat that the loss rises.
 PER_NAT = "ratio_per_nat"
 PREFIX = "loss/"
-# `elicited`: the attacked domain; `loss`: NaN before there is a result.
+# `elicited` is the attacked domain. `loss` is NaN without a result.
 ATTACK_COLUMNS = [*VIEW, ELICITED, "loss"]
 CURVE_FIELDS = ["A", "alpha", "s0", "rms", "step_rms", "at_bound", "poor"]
 CURVE_FIELDS += ["first_step", "first_loss", "last_step", "num_points"]
@@ -48,20 +45,19 @@ Notes = list[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Reference:
-    """The baselines of one size on one domain, which compute ratios compare with."""
+    """The baselines of one size on one domain, with which compute ratios compare."""
 
     # All baseline seeds, pooled.
     curve: LearningCurve
     # The final losses (nats a token), one per baseline seed.
     baseline_losses: tuple[float, ...]
-    # For the jackknife: {seed: the reference without the seed, None if no curve fits}; empty with
-    # one seed.
+    # {seed: the reference without the seed, None if no curve fits}. Empty with one seed.
     without: Mapping[str, "Reference | None"] = field(default_factory=dict)
 
     def ratio(self, loss: float) -> float:
-        """Returns the compute ratio of a loss; NaN unless the loss is finite and positive.
+        """Returns the compute ratio of a loss, or NaN unless the loss is finite and positive.
 
-        Infinite if the curve is too flat to convert the loss.
+        It is infinite if the curve is too flat to convert the loss.
         """
         if not (np.isfinite(loss) and loss > 0.0):
             return math.nan
@@ -69,7 +65,7 @@ class Reference:
         return ratio if abs(ratio) < LARGEST else math.copysign(math.inf, ratio)
 
     def ratios(self, losses: np.ndarray) -> np.ndarray:
-        """Returns the compute ratios of losses [N] > 0, NaN where the curve is too flat."""
+        """Returns the compute ratios of losses [N] > 0. NaN where the curve is too flat."""
         values = compute_ratio(self.curve, losses, self.baseline_losses)
         return np.where(np.abs(values) < LARGEST, values, math.nan)
 
@@ -77,10 +73,11 @@ class Reference:
 def baseline_references(
     evaluations: pd.DataFrame, curves: pd.DataFrame, leave_out: bool = False, only_seed: str = ""
 ) -> tuple[dict, Notes]:
-    """Returns `{(size, domain): Reference}` of sizes with a finished baseline, and notes on others.
+    """Returns {(size, domain): Reference} of sizes with a finished baseline, and notes.
 
     A baseline counts if it has a curve and final losses. `leave_out` also fits each curve without
-    each seed, for the jackknife. Notes name `only_seed`, the only seed in the frames.
+    each seed, for the jackknife. If the frames have just one seed, `only_seed` is its name for the
+    notes.
     """
     references, notes, of_seed = {}, [], f", seed {only_seed}" if only_seed else ""
     baselines = evaluations[(evaluations["method"] == BASELINE) & (evaluations["profile"] == ALL)]
@@ -115,7 +112,6 @@ def baseline_references(
 
 
 def _reference(domain: str, finals: pd.Series, points: pd.DataFrame) -> Reference:
-    """Fits one domain's pooled curve from the points of one size and `finals` {seed: loss}."""
     unknown = ", ".join(finals.index[finals.isna()])
     if unknown:
         allowed = "a final loss of every baseline"
@@ -143,8 +139,8 @@ def fit_pooled_curve(
 ) -> LearningCurve:
     """Fits the learning curve of a domain to all points of runs that differ only in the seed.
 
-    `curves` is a frame of `load_curves`, `configs` a result of `load_configs`. ValueError naming
-    each other field that differs, for a run without points, and as `fit_learning_curve`.
+    `curves` is a frame of `load_curves`, `configs` a result of `load_configs`. Raises ValueError
+    for another difference, for a run without points, and as `fit_learning_curve` does.
     """
     fields = differing_fields(configs.values())
     fields.pop("seed", None)
@@ -172,7 +168,7 @@ def compute_ratio_frame(evaluations: pd.DataFrame, references: dict) -> tuple[pd
 
     The columns are the view's and `domain, class, loss, compute_ratio` (`Reference.ratio`). The
     class is core for the core domain, retain for auxiliary domains that the view retains, and
-    forget for the rest.
+    otherwise forget.
     """
     carried = [c for c in evaluations.columns if not c.startswith(PREFIX)]
     complete = evaluations[evaluations["size"].isin([size for size, _ in references])]
@@ -198,7 +194,7 @@ def compute_ratio_frame(evaluations: pd.DataFrame, references: dict) -> tuple[pd
 def rate_attacks(
     attacks: pd.DataFrame, ratios: pd.DataFrame, references: dict
 ) -> tuple[pd.DataFrame, Notes]:
-    """Returns a row of class `elicited` per forget row of an attacked profile, and notes.
+    """Returns a row of class `elicited` for each forget row of an attacked profile, and notes.
 
     The rows have the columns of `ratios`, and RECOVERY if `attacks` has ATTACK_CURVE and
     `num_tokens`. The ratio of an attack without a result is NaN.
@@ -231,7 +227,7 @@ def rate_attacks(
 
 
 def _unknown(rows: pd.DataFrame, why: str) -> Notes:
-    """Makes one note per view for all seeds, since a study that has just begun lacks hundreds."""
+    """Makes one note per view for all seeds, since an unfinished study would have hundreds."""
     notes = []
     for key, group in rows.groupby(ROW, sort=False):
         of_seeds = group.groupby("seed")["domain"]
@@ -241,7 +237,7 @@ def _unknown(rows: pd.DataFrame, why: str) -> Notes:
 
 
 def slopes(ratios: pd.DataFrame, references: dict) -> np.ndarray:
-    """Returns PER_NAT of the rows of `ratios` [N], > 0; NaN where the ratio is unknown."""
+    """Returns PER_NAT [N] > 0 of the rows of `ratios`. NaN where the ratio is unknown."""
     values, losses = np.full(len(ratios), np.nan), ratios["loss"].to_numpy(float)
     losses = np.where(ratios["compute_ratio"].isna(), np.nan, losses)
     for key, rows in ratios.groupby(["size", "domain"]).indices.items():
@@ -257,15 +253,16 @@ def slopes(ratios: pd.DataFrame, references: dict) -> np.ndarray:
 def pseudo_values(ratios: pd.DataFrame, references: dict) -> np.ndarray:
     """Returns the jackknife's pseudo-values [N] of the rows of `ratios`.
 
-    A row of the table is a mean over its n seeds' ratios x. Its pseudo-value of seed i is n times
-    the mean, less n - 1 times the mean over the other seeds by the reference without i. That is
+    A row of the table is the mean of the ratios x of its n seeds. The pseudo-value of seed i is n
+    times this mean, minus n - 1 times the mean over the other seeds by the reference without seed
+    i. That is
 
         x_i + (n - 1) mean over j != i of (x_j - x_j by the reference without i),
 
-    and x_i if the reference is fixed. Means and differences of rows have the means and differences
-    of their pseudo-values. If the reference has m seeds and the row n others or fewer, n - 1
-    becomes sqrt((m - 1) (max(m, n) - 1) n / m), which keeps the reference's part of the variance
-    unbiased. NaN if the ratio is NaN, or if the reference without a shared seed gives no ratio.
+    and x_i if the reference is fixed. The mean and the difference of two rows have the mean and the
+    difference of their pseudo-values. If the reference has m != n seeds, n - 1 becomes sqrt((m - 1)
+    (max(m, n) - 1) n / m), which keeps the reference's part of the variance unbiased. NaN if the
+    ratio is NaN, or if the reference without a shared seed gives no ratio.
     """
     values, losses = (ratios[name].to_numpy(float) for name in ("compute_ratio", "loss"))
     names = dict.fromkeys(seed for reference in references.values() for seed in reference.without)
@@ -291,7 +288,7 @@ def _of_the_others(
     own: np.ndarray,
     num_baselines: np.ndarray,
 ) -> np.ndarray:
-    """Returns the second term of `pseudo_values` [N]; `group` numbers rows, `own` seeds."""
+    """Returns the second term of `pseudo_values` [N]. `group` numbers rows, and `own` seeds."""
     is_known = ~np.isnan(values)
     num = np.bincount(group, is_known)[group] if len(group) else np.zeros(0)
     is_left_out = is_known & (own >= 0) & (num_baselines > 1) & (num > 1)
@@ -312,7 +309,7 @@ def require_once(field: str, frame: pd.DataFrame, key: list[str]) -> None:
 
 
 def domains_of(evaluations: pd.DataFrame) -> tuple[str, ...]:
-    """Returns the domains with a loss in the frame, core first."""
+    """Returns the domains with a loss in the frame, with core first."""
     known = (c for c in evaluations.dropna(axis="columns", how="all") if c.startswith(PREFIX))
     return core_first(tuple(c.removeprefix(PREFIX) for c in known))
 
@@ -322,7 +319,7 @@ def sort_rows(
     sizes: Sequence[str],
     names: Sequence[str] = ("method", "size", "profile", "seed", "domain"),
 ) -> pd.DataFrame:
-    """Sorts rows by the columns `names` that the frame has, with `sizes` before other sizes."""
+    """Sorts rows by the columns `names` that the frame has. `sizes` come before other sizes."""
     keys = {
         "method": method_key,
         "size": lambda s: (list(sizes).index(s) if s in sizes else len(sizes), size_key(s)),

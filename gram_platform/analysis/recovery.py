@@ -1,10 +1,10 @@
 """Measures how soon an attack recovers a removed domain, in steps and in tokens.
 
-An attack lowers the loss on the domain's validation text from the view's to the baseline's. A time
-is the step at which a share of this way is covered. Straight lines join the evaluations, and the
-first crossing counts. The baseline's loss is the mean over the seeds that elicited's compute ratio
-compares with: all, or the same one if each has its own baseline. A view no worse than the baseline
-needs 0 steps. If an attack ends before, its length is a censored time.
+An attack lowers the loss on the domain's validation text from the view's loss to the baseline's. A
+time is the step at which a share of this way is covered. Straight lines join the evaluations, and
+the first crossing counts. The baseline's loss is the mean over the seeds that the compute ratio
+uses. A view that is no worse than the baseline needs 0 steps. If an attack ends before a mark, its
+length is a censored time.
 """
 
 from collections.abc import Sequence
@@ -23,17 +23,17 @@ RECOVERY = [
     f"{name}{mark}" for mark in RECOVERY_MARKS for name in ("steps_to_", "tokens_to_", REACHED)
 ]
 RECOVERY += [EVERY]
-# A column of attacks: (step, loss) of each evaluation in order; () if not known.
+# A column of attacks: (step, loss) of each evaluation in order, or ().
 ATTACK_CURVE = "curve"
 Curve = Sequence[tuple[float, float]]
 
 
 def recover(curve: Curve, start: float, end: float, mark: float) -> tuple[float, bool]:
-    """Returns the steps until `mark` percent of the way from loss `start` to `end`, and True.
+    """Returns (steps until `mark` percent of the way from loss `start` to loss `end`, True).
 
-    Returns the length and False if the loss never is so low. `curve` has (step, loss) of at least
-    one evaluation, losses in nats a token. ValueError unless steps rise from above 0, losses
-    are finite and positive, and 0 < mark <= 100.
+    If the loss never gets so low, returns (length of the attack, False). `curve` has (step, loss)
+    of at least one evaluation, with losses in nats a token. Raises ValueError unless steps rise
+    from above 0, losses are finite and positive, and 0 < mark <= 100.
     """
     require_real("mark", mark, 0.0, 100.0, open_low=True)
     steps, losses = np.array([(0.0, start), *curve], float).T
@@ -49,7 +49,7 @@ def recover(curve: Curve, start: float, end: float, mark: float) -> tuple[float,
 
 
 def recover_row(curve: Curve, num_tokens: float, start: float, end: float) -> list[float]:
-    """Returns RECOVERY of an attack that trains on `num_tokens`; NaN if an argument is unknown."""
+    """Returns RECOVERY of an attack on `num_tokens` tokens, NaN if an argument is unknown."""
     if not (curve and num_tokens > 0.0 and start > 0.0 and end > 0.0):
         return [np.nan] * len(RECOVERY)
     steps = [0, *(step for step, _ in curve)]
@@ -59,10 +59,10 @@ def recover_row(curve: Curve, num_tokens: float, start: float, end: float) -> li
 
 
 def write_median(times: Sequence[float], is_reached: Sequence[bool]) -> str:
-    """Writes the median of times [n] if more than half were reached, otherwise `> bound`.
+    """Writes the median of times [n] if more than half are reached, otherwise `> bound`.
 
-    A mark that was not reached counts as infinite in the median, as the attack's length in the
-    bound.
+    A mark that was not reached counts as infinite in the median. In the bound it counts with the
+    attack's length.
     """
     median = np.median(np.where(is_reached, times, np.inf))
     return f"{median:.1f}" if np.isfinite(median) else f"> {np.median(times):.1f}"
@@ -71,7 +71,7 @@ def write_median(times: Sequence[float], is_reached: Sequence[bool]) -> str:
 def tabulate_recovery(per_seed: pd.DataFrame, names: list[str]) -> pd.DataFrame:
     """Returns `names` and RECOVERY over seeds: times by `write_median`, and reached as `k of n`.
 
-    `per_seed` has means over the attacks of a view, which has reached a mark if all of them have.
+    `per_seed` has means over a view's attacks. The view has reached a mark if all attacks have.
     """
     rows = []
     for key, group in per_seed[per_seed[EVERY].notna()].groupby(names, sort=False):

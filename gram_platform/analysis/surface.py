@@ -1,9 +1,9 @@
-"""Fits the loss by a quadratic in the logarithms of learning rate and batch, with its minimum.
+"""Fits the loss by a quadratic in log learning rate and log batch, and finds its minimum.
 
 Source: the paper's appendix "Learning Rate and Batch Size Scaling". Ours: a surface that is not
 convex has no minimum, a minimum at or beyond the edge of the grid is flagged, the fit can be
-restricted to cells near the best, and each seed has a level, a constant that is added to the
-surface. If the t-statistic of the smallest curvature is small, noise may have bent the surface.
+restricted to cells near the best, and a seed's level is a constant that is added to the surface. If
+the t-statistic of the smallest curvature is small, noise may have bent the surface.
 """
 
 import math
@@ -18,15 +18,15 @@ from gram_platform.config.identity import invalid
 
 # The terms are 1, x, y, x^2, x y, y^2.
 NUM_COEFFICIENTS = 6
-# A minimum is at the edge if it is this close to the border, as a share of the grid's log span.
+# A minimum this close to the border, as a share of the grid's log span, is at the edge.
 EDGE_FRACTION = 0.01
 # Predicted losses in a span exceed the minimum by at most this share.
 SPAN_RISE = 0.001
-# Decimals of the logarithms, since grids that are computed in other ways differ in the last bits.
+# Decimals of the logarithms of a cell, since two grids may differ in the last bits.
 SAME_CELL = 9
 # Cells lie on a line if their width across it is less than this share of their length.
 LINE_FRACTION = 1e-3
-# The smallest singular value of the design, columns scaled alike, as a share of the largest.
+# The least singular value, as a share of the largest, of a design with columns scaled alike.
 RANK_FRACTION = 1e-6
 # A curvature below this share of the loss is rounding.
 FLAT_FRACTION = 1e-11
@@ -34,11 +34,10 @@ FLAT_FRACTION = 1e-11
 
 @dataclass(frozen=True)
 class Optimum:
-    """The minimum of a fitted surface; places and loss are NaN if the surface is not convex."""
+    """The minimum of a fitted surface. Places and loss are NaN if the surface is not convex."""
 
     lr: float
     batch: float
-    # The loss that is predicted at the minimum.
     loss: float
     # The ends of the spans, see SPAN_RISE.
     lr_low: float
@@ -46,14 +45,14 @@ class Optimum:
     batch_low: float
     batch_high: float
     convex: bool
-    # An extrapolation: at or beyond the border of the grid, or outside the hull of the cells used.
+    # At or beyond the border of the grid, or outside the hull of the used cells.
     on_edge: bool
     # The numbers of distinct (lr, batch) and of losses used.
     num_cells: int
     num_points: int
-    # Of the residuals, in nats, or of the log loss if that is fitted.
+    # Of the residuals, in nats, or of the log loss if this is fitted.
     rms: float
-    # The smallest curvature over its standard error; NaN without residual degrees of freedom.
+    # The smallest curvature over its standard error. NaN without residual degrees of freedom.
     curvature_t: float
 
 
@@ -117,11 +116,11 @@ class Surface:
 class Fit:
     """How the surfaces of a grid are fitted."""
 
-    # Fits use only cells whose mean loss over seeds, less their levels, is within this fraction of
-    # the lowest; None: all cells.
+    # A fit uses only cells whose mean loss, without the seeds' levels, is within this fraction of
+    # the lowest mean. None is all cells.
     window: float | None = None
-    # As in the authors' code, not their text: log loss in place of loss, no levels of seeds, and a
-    # trial that occurs twice, otherwise an error, counts twice.
+    # As in the authors' code, not their text: log loss in place of loss, no levels of seeds, and
+    # repeated trials all count.
     as_published: bool = False
 
     def __post_init__(self) -> None:
@@ -137,7 +136,7 @@ OUR_FIT = Fit()
 def fit_quadratic(
     lr: Sequence[float], batch: Sequence[float], loss: Sequence[float], window: float | None = None
 ) -> Optimum:
-    """Returns the minimum of `fit_surface`."""
+    """Fits a surface without levels of seeds and returns its minimum."""
     return fit_surface(lr, batch, loss, None, Fit(window)).optimum()
 
 
@@ -148,12 +147,13 @@ def fit_surface(
     seeds: Sequence | None = None,
     fit: Fit = OUR_FIT,
 ) -> Surface:
-    """Fits loss [n] by a quadratic in (log lr, log batch), where pooled seeds repeat a cell.
+    """Fits loss [n] by a quadratic in (log lr, log batch). A cell may have several seeds.
 
-    `seeds` [n] names the seed of each loss, and predictions are at the mean level. If a cell lacks
-    a seed, trust no minimum without `seeds`. ValueError if values are not finite and positive
-    (leave out diverged cells), if fewer than six cells are kept, or if these cannot determine the
-    quadratic and the levels (two rates, all cells on a line, fewer losses than coefficients).
+    `seeds` [n] names the seed of each loss, and the surface predicts at the mean level. If a cell
+    lacks a seed, a minimum without `seeds` is not reliable. Raises ValueError if values are not
+    finite and positive, if fewer than six cells are used, or if the cells do not determine the
+    quadratic and the levels, as with two rates, cells on one line, or fewer losses than
+    coefficients.
     """
     window, seeds = fit.window, None if fit.as_published else seeds
     x, y, z = positive("lr", lr), positive("batch", batch), positive("loss", loss)
@@ -190,11 +190,10 @@ def fit_surface(
 
 
 def subtract_levels(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) -> np.ndarray:
-    """Subtracts from each loss [n] the level of its seed.
+    """Subtracts the level of its seed from each loss [n].
 
-    Levels are a least-squares fit of loss = cell + level.
-
-    `cell` [n] numbers the cells. A seed that shares no cell with another has level 0.
+    Levels are a least-squares fit of loss = cell + level. `cell` [n] numbers the cells. A seed that
+    shares no cell with another seed has level 0.
     """
     columns = level_columns(seeds, len(loss))
     if columns.shape[1] == 0:
@@ -206,10 +205,10 @@ def subtract_levels(cell: np.ndarray, loss: np.ndarray, seeds: Sequence | None) 
 
 
 def level_columns(seeds: Sequence | None, num: int) -> np.ndarray:
-    """Returns columns [num, K - 1]: 1 for the losses of each of K seeds, -1 for the last seed's.
+    """Returns the design [num, K - 1] of the levels of K seeds.
 
-    `seeds` names the seed of each of `num` losses; None is a single seed. ValueError for another
-    length.
+    A seed's losses have 1 in its column, and the last seed's losses -1 in all. `seeds` names the
+    seed of each of `num` losses. None is a single seed. Raises ValueError for another length.
     """
     if seeds is None:
         return np.empty((num, 0))
@@ -223,7 +222,6 @@ def level_columns(seeds: Sequence | None, num: int) -> np.ndarray:
 def _within(
     points: np.ndarray, loss: np.ndarray, window: float | None, seeds: Sequence | None
 ) -> np.ndarray:
-    """Tells which points [n] are of cells whose mean loss is within `window` of the lowest."""
     if window is None:
         return np.ones(len(loss), bool)
     if not len(loss):
@@ -238,9 +236,9 @@ def _cells(points: np.ndarray) -> np.ndarray:
 
 
 def _whiten(used: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Returns the centre of cells [m, 2] and the matrix that gives them unit covariance.
+    """Returns the centre of cells [m, 2], and the matrix that gives them unit covariance.
 
-    The matrix is None if they lie on a line.
+    The matrix is None for cells on a line.
     """
     centre, width = used.mean(axis=0), np.ptp(used, axis=0)
     if not width.min() > 0.0:
@@ -259,9 +257,10 @@ def _design(w: np.ndarray) -> np.ndarray:
 def _least_squares(
     w: np.ndarray, loss: np.ndarray, levels: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, float] | None:
-    """Returns coefficients [6], their covariance (NaN without degrees of freedom) and rms.
+    """Returns coefficients [6], their covariance, and the residuals' rms, or None.
 
-    None if they are not determined. `levels` [n, K - 1] are the `level_columns`.
+    It returns None if the coefficients are not determined. The covariance is NaN without degrees of
+    freedom. `levels` [n, K - 1] are from `level_columns`.
     """
     design = np.concatenate([_design(w), levels], axis=1)
     norms = np.sqrt(np.mean(design**2, axis=0))
@@ -282,7 +281,7 @@ def _hessian(c: np.ndarray) -> np.ndarray:
 
 
 def _curvature_t(curvature: float, direction: np.ndarray, covariance: np.ndarray) -> float:
-    """Divides the curvature along `direction` by its standard error; infinite for an exact fit."""
+    """Divides the curvature along `direction` by its standard error. Infinite for an exact fit."""
     x, y = direction
     gradient = np.array([0.0, 0.0, 0.0, 2.0 * x * x, 2.0 * x * y, 2.0 * y * y])
     variance = float(gradient @ covariance @ gradient)
@@ -292,7 +291,6 @@ def _curvature_t(curvature: float, direction: np.ndarray, covariance: np.ndarray
 
 
 def _beyond(minimum: np.ndarray, used: np.ndarray) -> bool:
-    """Tells whether the minimum is outside the hull of the cells."""
     width = np.ptp(used, axis=0)
     # The outward normals and offsets [k, 3].
     faces = ConvexHull(used / width).equations

@@ -1,7 +1,7 @@
-"""Analyses sweeps of hyperparameters: one table of `tables.analyse` at every value of a knob.
+"""Analyses sweeps of hyperparameters: tables of `tables.analyse` at every value of a knob.
 
-A knob is the swept hyperparameter (`p_cr`), a point one value of a knob. The baselines are the
-reference at every point. A run that two knobs share has a row for each.
+A knob is a swept hyperparameter such as `p_cr`, and a point is one value of a knob. Every point is
+compared with the same baselines. A run that two knobs share has a row for each.
 
 Source of the classes: the paper's "Hyperparameter Appendix" (`app:hyperparams`).
 """
@@ -38,27 +38,26 @@ PROFILE_COLUMNS = ["knob", "value", *TABLE_COLUMNS[:-1], *CORE_COLUMNS, "num_see
 
 @dataclass(frozen=True)
 class SweepAnalysis:
-    """Holds every table of a sweep."""
+    """All tables of a sweep."""
 
-    # SWEEP_COLUMNS: means over profiles, a row per POINT.
+    # SWEEP_COLUMNS, means over profiles with a row per POINT.
     table: pd.DataFrame
-    # PROFILE_COLUMNS: the baselines, then every profile of every point.
+    # PROFILE_COLUMNS of the baselines, then of every profile of every point.
     profiles: pd.DataFrame
-    # What `table` averages: POINT, seed, SWEEP_CLASSES, and these with PSEUDO_SUFFIX.
+    # `table` before averaging: POINT, seed, and SWEEP_CLASSES, also with PSEUDO_SUFFIX.
     per_seed: pd.DataFrame
-    # The baselines' curves: see fits_frame.
+    # The baselines' curves, with the columns of fits_frame.
     fits: pd.DataFrame
-    # `what, why`.
+    # Columns `what, why`.
     missing: pd.DataFrame
 
 
 def analyse_sweeps(losses: StudyLosses, sizes: Sequence[str] = ()) -> SweepAnalysis:
-    """Returns the tables of a sweep.
+    """Returns all tables of a sweep.
 
-    The frames also have the columns `knob` and `value`, which are ignored in rows of the baseline.
-    Every other view has a row for each of its knobs. `runs` joins the `run_id`s, if the evaluations
-    have them. Notes name their points, except those that all points have. ValueError as in
-    `tables.analyse`.
+    The frames of `losses` also have `knob` and `value`, which do not matter for the baseline. Other
+    views have a row for each of their knobs. `runs` joins the `run_id`s, if there are any. Notes
+    name their points, unless all points have the note. Raises ValueError as `tables.analyse` does.
     """
     evaluations, attacks = losses.evaluations, losses.attacks
     views = pd.concat([evaluations, losses.views])
@@ -106,7 +105,6 @@ def _at(frame: pd.DataFrame, knob: str, value: float) -> pd.DataFrame:
 
 
 def _seed_rows(per_seed: pd.DataFrame) -> pd.DataFrame:
-    """Returns `method, size, seed` and SWEEP_CLASSES, means over profiles except CORES."""
     rows, seed = per_seed[per_seed["method"] != BASELINE], ["method", "size", "seed"]
     means = rows[rows["profile"] == MEAN]
     if means.empty:

@@ -1,12 +1,11 @@
-"""Averages compute ratios within seeds, then over them: a study's tables as frames, CSV, text.
+"""Averages compute ratios within seeds and then over seeds, and writes tables as CSV and text.
 
 Source of the averages: the paper's appendix "Compute Ratio Methodology" and the numbers of
-`tab:synthetic`. Within a seed, a class is the mean over all pairs of a profile and a domain
-(`pair_means`), not over the means of profiles, since core forgets more domains than core with one
-domain. Over seeds, a class is the mean of the seed means with a 90% t-interval. The interval's
-width is that of the jackknife's pseudo-values (JACKKNIFE, `ratios.pseudo_values`) or of the seed
-means, as in the paper (CURVE_FIXED). `missing` names each value that cannot be computed. Losses in
-nats a token are averaged in the same way.
+`tab:synthetic`. Within a seed, a class is the mean over all pairs of a profile and a domain, not
+over the means of profiles, since core forgets more domains than core with one domain. Over seeds, a
+class is the mean of the seed means with a 90% t-interval. Its width is that of the jackknife's
+pseudo-values (JACKKNIFE) or of the seed means, as in the paper (CURVE_FIXED). `missing` names each
+value that cannot be computed. Losses in nats a token are averaged in the same way.
 """
 
 import itertools
@@ -56,23 +55,21 @@ CLASSES = ("core", "retain", "forget", ELICITED)
 # The columns with the number of a class's domains in a view.
 NUM_DOMAINS = {name: f"num_{name}" for name in CLASSES}
 TABLE_COLUMNS = [*ROW, *(name + end for name in CLASSES for end in ENDS), "num_seeds"]
-# Suffixes of a class's mean loss (nats a token), this loss minus filtering's, and mean PER_NAT.
+# Suffixes of a class's mean loss in nats a token, this loss minus filtering's, and mean PER_NAT.
 NATS, MINUS_FILTERING, SLOPE = "_nats", "_nats_minus_filtering", "_ratio_per_nat"
 FILTERING = "filtering"
-# The same for each class and each column of RECOVERY.
 NUM_DOMAINS_OF = NUM_DOMAINS | dict.fromkeys(RECOVERY, NUM_DOMAINS[ELICITED])
 IN_NATS = tuple(name + suffix for suffix in (NATS, MINUS_FILTERING) for name in CLASSES)
 NATS_COLUMNS = [name + end for name in IN_NATS for end in ENDS]
 FORMULA = re.compile(r"[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20].", re.DOTALL)
-# The suffix of columns that no file has: the values of two seeds, which have no interval.
+# The suffix of columns with the values of two seeds, which have no interval. No file has them.
 POINTS = "_points"
-# The most run ids that `runs` names.
 MOST_RUNS = 6
 
 
 @dataclass(frozen=True)
 class StudyLosses:
-    """The stored losses of a study, as tidy frames; seeds are text."""
+    """The stored losses of a study as tidy frames. Seeds are text."""
 
     # A row per view: `method, size, seed, profile`, `retained` (auxiliary domains, joined by
     # commas) and `loss/<domain>` of each domain (nats a token). The reference is method baseline
@@ -81,10 +78,10 @@ class StudyLosses:
     # A row per point of the baselines' validation curves: `size, seed, step, domain, loss`.
     curves: pd.DataFrame
     # A row per attack on a view: `method, size, seed, profile`, `elicited` (the attacked domain)
-    # and the best `loss`, NaN before there is one. ATTACK_CURVE and `num_tokens` give RECOVERY.
+    # and the best `loss` or NaN. ATTACK_CURVE and `num_tokens` give RECOVERY.
     attacks: pd.DataFrame | None = None
-    # The study's views: `method, size, seed, profile, retained`. `missing` names absent ones, and
-    # no mean is taken without them. None: the views in `evaluations`.
+    # The study's views: `method, size, seed, profile, retained`. `missing` names absent views, and
+    # no mean is taken without them. By default the views in `evaluations`.
     declared: pd.DataFrame | None = None
 
     @property
@@ -96,14 +93,14 @@ class StudyLosses:
 class Analysis:
     # TABLE_COLUMNS, NATS_COLUMNS and RECOVERY, as in table.csv.
     table: pd.DataFrame
-    # What `table` averages: see per_seed_frame. JACKKNIFE adds CLASSES with PSEUDO_SUFFIX. Then
-    # CLASSES with NATS, SLOPE and MINUS_FILTERING, and RECOVERY.
+    # The columns of per_seed_frame, CLASSES with PSEUDO_SUFFIX (JACKKNIFE only), NATS, SLOPE and
+    # MINUS_FILTERING, and RECOVERY.
     per_seed: pd.DataFrame
-    # See compute_ratio_frame, with PER_NAT and RECOVERY; JACKKNIFE adds PSEUDO.
+    # The columns of compute_ratio_frame, PER_NAT, RECOVERY and PSEUDO (JACKKNIFE only).
     ratios: pd.DataFrame
-    # See fits_frame.
+    # The columns of fits_frame.
     fits: pd.DataFrame
-    # `what, why`.
+    # Columns `what, why`.
     missing: pd.DataFrame
 
 
@@ -116,10 +113,10 @@ def analyse(
 ) -> Analysis:
     """Returns all tables of a study.
 
-    `sizes` is the order of the rows. `unit` holds the evaluations whose baselines are the reference
-    (default: the evaluations of `losses`). `own_baseline` compares each seed with its own baseline,
-    as the paper's titration does. Then `fits` has a row per seed, and both kinds of `intervals`,
-    JACKKNIFE and CURVE_FIXED, are equal. ValueError for a repeated view or attack.
+    `sizes` is the order of the rows. `unit` has the evaluations whose baselines are the reference,
+    by default those of `losses`. With `own_baseline` each seed is compared with its own baseline,
+    as in the paper's titration. Then `fits` has a row per seed, and both kinds of `intervals`,
+    JACKKNIFE and CURVE_FIXED, are equal. Raises ValueError for a repeated view or attack.
     """
     evaluations, attacks, declared = losses.evaluations, losses.attacks, losses.views
     unit = evaluations if unit is None else unit
@@ -161,7 +158,7 @@ def analyse(
 
 
 def _minus_filtering(ratios: pd.DataFrame, declared: pd.DataFrame) -> pd.DataFrame:
-    """Returns VIEW and CLASSES with MINUS_FILTERING; `mean` is over profiles of both methods."""
+    """Returns VIEW and the classes' losses minus filtering's, on the profiles that both have."""
     columns = {name: name + MINUS_FILTERING for name in CLASSES}
     is_theirs, same = ratios["method"] == FILTERING, ["size", "seed", "profile", "domain", "class"]
     both = ratios[~is_theirs].merge(
@@ -179,9 +176,9 @@ def _minus_filtering(ratios: pd.DataFrame, declared: pd.DataFrame) -> pd.DataFra
 def _compare(
     frames: Sequence[pd.DataFrame], intervals: str, seed: str = ""
 ) -> tuple[pd.DataFrame, pd.DataFrame, Notes]:
-    """Returns the ratios of views and attacks to the baselines of `unit`, their fits, and notes.
+    """Returns the ratios of views and attacks, the fits of the baselines of `unit`, and notes.
 
-    `frames` are evaluations, curves, attacks and unit. If each seed has its own baseline, they hold
+    `frames` are evaluations, curves, attacks and unit. If each seed has its own baseline, they have
     only one `seed`.
     """
     evaluations, curves, attacks, unit = frames
@@ -207,11 +204,12 @@ def per_seed_frame(
 ) -> tuple[pd.DataFrame, Notes]:
     """Returns a row per view and seed, and notes.
 
-    The columns are ROW, seed, CLASSES (means of the column `value`), retained and NUM_DOMAINS, the
-    numbers of known and unknown domains. A class with an unknown domain is NaN. The profile `mean`
-    (`retained` empty) has the `pair_means` of the paper's profiles, core with at most one auxiliary
-    domain. A method without these, such as the baseline, averages over all its profiles. A seed
-    that lacks a profile `declared` for its method gets a note instead.
+    The columns are ROW, seed, CLASSES (means of the column `value`), `retained`, and NUM_DOMAINS,
+    the numbers of known and unknown domains. A class with an unknown domain is NaN.
+
+    The profile `mean`, whose `retained` is empty, has the `pair_means` of core and core with one
+    auxiliary domain, as in the paper. A method without these profiles, such as the baseline,
+    averages over all its profiles. A seed that lacks a profile in `declared` gets a note instead.
     """
     by_class = ratios.groupby([*VIEW, "class"], sort=False)[value]
     means, counts = (
@@ -243,8 +241,8 @@ def per_seed_frame(
 def pair_means(views: pd.DataFrame, name: str) -> float:
     """Returns a class's mean over all pairs of a profile and a domain.
 
-    `views` are one seed's rows of a `per_seed` frame. NaN if no profile has the class, or if it is
-    unknown in one.
+    `views` are one seed's rows of a `per_seed` frame. NaN if no profile has the class, or if the
+    class is unknown for a profile.
     """
     of_class = views[views[NUM_DOMAINS_OF[name]] > 0]
     if of_class.empty:
@@ -270,8 +268,9 @@ def over_seeds(
 ) -> pd.DataFrame:
     """Averages the columns `values` of a `per_seed` frame over seeds, by the columns `names`.
 
-    Returns TABLE_COLUMNS with t-intervals, of the pseudo-values if the frame has any. A value that
-    the frame lacks is NaN. `num_seeds` is the smallest number of seeds of a value that has any.
+    Returns `names`, means with t-intervals, and `num_seeds`. The intervals come from pseudo-values
+    if the frame has any. A missing column gives NaN. `num_seeds` is the smallest number of seeds of
+    a value that has any.
     """
     columns, rows = [*names, *values], []
     frame, spread = (f.reindex(columns=columns) for f in (per_seed, pseudo_frame(per_seed, values)))
@@ -291,7 +290,7 @@ def over_seeds(
 def join_notes(
     missing: Mapping[Hashable, pd.DataFrame], named: Callable[[list], str]
 ) -> pd.DataFrame:
-    """Returns each note of several frames of `what, why` once, after the names of its frames.
+    """Joins the notes `what, why` of several frames, each with the names of its frames.
 
     A note that all frames have gets no names.
     """
@@ -309,7 +308,8 @@ def join_notes(
 def find_mean_profiles(rows: pd.DataFrame) -> frozenset[str]:
     """Returns the profiles of core with at most one auxiliary domain, from a table's rows.
 
-    `all` is one of these if the study has one auxiliary domain, which only `per_seed` frames show.
+    If the study has one auxiliary domain, `all` is such a profile. Only `per_seed` frames show
+    this.
     """
     few = frozenset(p for p in rows["profile"] if p not in (ALL, MEAN) and p.count("+") < 2)
     if "retained" not in rows:
@@ -319,7 +319,7 @@ def find_mean_profiles(rows: pd.DataFrame) -> frozenset[str]:
 
 
 def domain_table(ratios: pd.DataFrame) -> pd.DataFrame:
-    """Averages known ratios by variant (if there is any), method, size, profile, domain and class.
+    """Averages known ratios over seeds by method, size, profile, domain, class and variant if any.
 
     There is no row without a known ratio.
     """
@@ -328,9 +328,9 @@ def domain_table(ratios: pd.DataFrame) -> pd.DataFrame:
 
 
 def average_rows(frame: pd.DataFrame, keys: Sequence[str], value: str) -> pd.DataFrame:
-    """Averages the column `value` over seeds: `keys`, `value`, `low, high, num_seeds, runs`.
+    """Averages the column `value` over seeds by `keys`, with an interval, `num_seeds` and `runs`.
 
-    `runs` joins the `run_id`s, if the frame has them.
+    `runs` joins the `run_id`s, if the frame has any.
     """
     rows = []
     for key, group in frame.groupby(list(keys), sort=False):
@@ -340,12 +340,12 @@ def average_rows(frame: pd.DataFrame, keys: Sequence[str], value: str) -> pd.Dat
 
 
 def with_runs(table: pd.DataFrame, ratios: pd.DataFrame) -> pd.DataFrame:
-    """Adds `runs`, the `run_names` of the runs that each row evaluates; "" without a `run_id`."""
+    """Adds the column `runs`, the `run_names` of the runs that each row evaluates, or ""."""
     keys = [column for column in (VARIANT, *ROW) if column in table]
     if "run_id" not in ratios or table.empty:
         return table.assign(runs="")
     evaluated = ratios[ratios["class"] != ELICITED]
-    # This is the same choice as in `per_seed_frame`.
+    # As in `per_seed_frame`.
     is_few = ~evaluated["retained"].str.contains(",")
     in_mean = is_few | ~is_few.groupby([evaluated[key] for key in keys[:-1]]).transform("any")
     frame = pd.concat([evaluated, evaluated[in_mean].assign(profile=MEAN)])
@@ -354,16 +354,16 @@ def with_runs(table: pd.DataFrame, ratios: pd.DataFrame) -> pd.DataFrame:
 
 
 def run_names(run_ids: pd.Series) -> str:
-    """Joins the first MOST_RUNS run ids by commas, each once, and says how many more there are."""
+    """Joins the first MOST_RUNS different run ids by commas, and says how many more there are."""
     names = list(dict.fromkeys(run_ids.astype(str)))
     rest = f" and {len(names) - MOST_RUNS} more" if len(names) > MOST_RUNS else ""
     return ", ".join(names[:MOST_RUNS]) + rest
 
 
 def table_csv(frame: pd.DataFrame, fractions: str | None = "%.6f") -> str:
-    """Writes CSV, with fractions in this format or, for None, with all digits.
+    """Writes CSV. `fractions` is the format of fractions, or None for all digits.
 
-    Columns of POINTS are left out. An apostrophe goes before text that a spreadsheet would compute.
+    Columns of POINTS are left out. Text that a spreadsheet would compute begins with an apostrophe.
     """
     frame = frame.loc[:, [not str(name).endswith(POINTS) for name in frame]]
     texts = frame.select_dtypes(exclude=["number", "bool"])
@@ -382,15 +382,14 @@ def _no_formula(cell: Any) -> Any:
 
 
 def readable_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Writes each class of table.csv that has a value as one text, `mean [low, high]`."""
-    # The study's variant, if any, and method, size and profile.
+    """Writes each class of table.csv that has a value as a text, `mean [low, high]`."""
     names = table.columns[: table.columns.get_loc(CLASSES[0])]
     classes = [name for name in CLASSES if table[name].notna().any()]
     return with_intervals(table, names, classes).assign(num_seeds=table["num_seeds"])
 
 
 def in_reading_order(table: pd.DataFrame) -> pd.DataFrame:
-    """Puts baselines last, and drops means that repeat the only profile of their method.
+    """Puts baselines last, and drops means that repeat their method's only profile.
 
     `table` has the columns of table.csv.
     """
@@ -411,7 +410,7 @@ def nats_table(table: pd.DataFrame) -> pd.DataFrame:
 def with_intervals(
     frame: pd.DataFrame, names: Sequence[str], values: Sequence[str]
 ) -> pd.DataFrame:
-    """Selects the columns `names`, then writes each value as one text, `mean [low, high]`."""
+    """Selects the columns `names`, and writes each of `values` as a text, `mean [low, high]`."""
     return frame[list(names)].assign(**{name: interval_texts(frame, name) for name in values})
 
 
@@ -422,7 +421,7 @@ def frame_text(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> 
 
 
 def text_frame(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> pd.DataFrame:
-    """Writes every cell of a frame as a text: fractions with `digits`, `missing` for no value."""
+    """Writes every cell as a text: fractions in the format `digits`, and no value as `missing`."""
 
     def cell(value: object) -> str:
         if isinstance(value, bool):
@@ -435,7 +434,7 @@ def text_frame(frame: pd.DataFrame, digits: str = ".3f", missing: str = "-") -> 
 
 
 def label_methods(frame: pd.DataFrame) -> pd.DataFrame:
-    """Writes the labels of methods in place of their ids, for readers."""
+    """Replaces the ids of methods by their labels."""
     return frame.assign(method=frame["method"].map(method_label)) if "method" in frame else frame
 
 
@@ -446,7 +445,7 @@ def points_of(frame: pd.DataFrame, name: str) -> Sequence[tuple[float, ...]]:
 def interval_text(
     mean: float, low: float, high: float, points: Sequence[float] = (), digits: int = 3
 ) -> str:
-    """Returns `mean [low, high]`, `mean (point, point)`, the mean, or "" without a mean."""
+    """Writes `mean [low, high]`, `mean (point, point)`, the mean alone, or "" without a mean."""
     if np.isnan(mean):
         return ""
     mean, low, high, *listed = (f"{number:.{digits}f}" for number in (mean, low, high, *points))
@@ -456,7 +455,7 @@ def interval_text(
 
 
 def short_text(mean: float, low: float, high: float, points: Sequence[float] = ()) -> str:
-    """Returns `mean ±half` for a narrow terminal; without an interval `interval_text`."""
+    """Writes `mean ±half` for a narrow terminal, or without an interval `interval_text`."""
     if np.isnan(low):
         return interval_text(mean, low, high, points)
     half = f" \u00b1{(high - low) / 2:.3f}".replace("\u00b10.", "\u00b1.")
@@ -470,5 +469,5 @@ def interval_cell(row: Mapping, name: str) -> str:
 def interval_texts(
     frame: pd.DataFrame, name: str, write: Callable[..., str] = interval_text
 ) -> list[str]:
-    """Writes a column with its interval; `write` is `interval_text` or `short_text`."""
+    """Writes a column with its intervals. `write` is `interval_text` or `short_text`."""
     return list(map(write, *(frame[name + end] for end in ENDS), points_of(frame, name)))

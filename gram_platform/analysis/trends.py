@@ -1,7 +1,7 @@
-"""Fits power laws in the parameter count, and predicts the largest size from the others.
+"""Fits power laws in the parameter count, and predicts the largest size from smaller ones [ours].
 
-Source: the paper's appendix "Learning Rate and Batch Size Scaling", whose laws are log-log least
-squares of the optima on the parameter count. The prediction of the largest size is ours.
+Source of the laws: the paper's appendix "Learning Rate and Batch Size Scaling", log-log least
+squares of the optima on the parameter count.
 """
 
 import math
@@ -25,24 +25,23 @@ INSIDE, OUTSIDE = "inside", "outside"
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """value = coefficient * size ^ exponent."""
+    """The law value = coefficient * size ^ exponent."""
 
     coefficient: float
     exponent: float
-    # r2 in log units; NaN if all values are equal.
+    # In log units. NaN if all values are equal.
     r2: float
-    # The t-interval, n - 2 degrees of freedom; NaN with two sizes.
+    # The t-interval, n - 2 degrees of freedom. NaN with two sizes.
     exponent_interval: tuple[float, float]
 
     def predict(self, size):
-        """Returns the law's value at `size`, a number or an array."""
         return self.coefficient * np.asarray(size, float)[()] ** self.exponent
 
 
 def fit_power_law(sizes: Sequence[float], values: Sequence[float]) -> PowerLaw:
     """Fits log value on log size [n] by least squares.
 
-    ValueError unless all are finite and positive, with two different sizes or more.
+    Raises ValueError unless all are finite and positive and at least two sizes differ.
     """
     n, v = positive("sizes", sizes), positive("values", values)
     if len(n) != len(v):
@@ -68,7 +67,7 @@ def fit_power_law(sizes: Sequence[float], values: Sequence[float]) -> PowerLaw:
 
 
 def fall_weights(places: Sequence[float]) -> np.ndarray:
-    """Returns weights [n] of values at `places` [n], two or more, whose sum is the values' fall.
+    """Returns weights [n] of values at `places` [n], n > 1. The weighted sum is the values' fall.
 
     The fall is from the first place to the last along the least-squares line.
     """
@@ -77,14 +76,12 @@ def fall_weights(places: Sequence[float]) -> np.ndarray:
 
 
 class Trend(NamedTuple):
-    """The prediction of the largest size by a law that was fitted without it."""
+    """The prediction of the largest size by a law that was fitted to smaller sizes."""
 
-    # The largest size.
     parameters: float
     num_fitted: int
     exponent: float
     measured: float
-    # With the ends of its interval.
     predicted: float
     low: float
     high: float
@@ -92,10 +89,10 @@ class Trend(NamedTuple):
 
 
 def leave_largest_out(parameters: Sequence[float], values: Sequence[float]) -> Trend:
-    """Fits `values` [n] of all `parameters` [n] except the largest, and predicts the value there.
+    """Fits `values` [n] of all `parameters` [n] except the largest, and predicts the largest.
 
-    All are positive, and no two parameters are equal. The interval (t, n - 3 degrees of freedom)
-    is too narrow if the largest size has fewer seeds than the others.
+    All values are positive, and no two parameters are equal. The interval (t, n - 3 degrees of
+    freedom) is too narrow if the largest size has fewer seeds than the others.
     """
     pairs = sorted(zip(parameters, values, strict=True))
     (*fitted, largest), (*known, measured) = zip(*pairs, strict=True)
@@ -113,8 +110,8 @@ def leave_largest_out(parameters: Sequence[float], values: Sequence[float]) -> T
 def trend_table(table: pd.DataFrame, parameters: Mapping[str, float]) -> pd.DataFrame:
     """Returns TREND_COLUMNS, a row per class and method, from the rows of one profile.
 
-    `parameters` are the sizes' counts. `size` is the largest size, which the law has not seen.
-    `verdict` says whether its 90% prediction interval, `low` to `high`, contains the `measured`
+    `parameters` are the sizes' counts. `size` is the largest size, to which the law was not fitted.
+    `verdict` says whether the 90% prediction interval, `low` to `high`, contains the `measured`
     compute ratio. A method has no row with fewer than FEWEST_SIZES smaller sizes, two sizes of
     equal count, or a ratio <= 0.
     """

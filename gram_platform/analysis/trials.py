@@ -1,9 +1,9 @@
-"""Summarises the trials of one search: which are finished, and the best.
+"""Summarises the trials of one search: which are finished, and which is the best.
 
-A lower metric is better. A trials frame has a row per trial: `search`, `trial` (a unique number),
-`state`, a column per parameter and per metric, `runs` (run ids joined by blanks), `elapsed_s` and
-`started`. Only complete trials with finite metrics count, since a diverged trial's penalty is no
-measurement.
+A frame of trials has a row per trial. Its columns are `search`, `trial` (a unique number), `state`,
+each parameter and metric, `runs` (run ids joined by blanks), `elapsed_s` and `started`. A lower
+metric is better. Only complete trials with finite metrics count, since a diverged trial's penalty
+is no measurement.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,21 +19,23 @@ ELAPSED, STARTED, URL = "elapsed_s", "started", "url"
 
 
 def select_finished(trials: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Returns the complete trials with a finite metric, by number."""
+    """Returns the complete trials with a finite metric, sorted by number."""
     known = (trials[STATE] == State.COMPLETE) & np.isfinite(trials[metric].to_numpy(float))
     return trials[known].sort_values(TRIAL, kind="stable")
 
 
 def best_trial(trials: pd.DataFrame, metric: str) -> pd.Series | None:
-    """Returns the row of the lowest metric, the earliest of equals; None without any."""
+    """Returns the first trial with the lowest metric, or None if none is finished."""
     done = select_finished(trials, metric)
     return None if done.empty else done.loc[done[metric].idxmin()]
 
 
 def rank_trials(trials: pd.DataFrame, columns: TrialColumns) -> pd.DataFrame:
-    """Adds `mean`, the first objective at a trial's point over seeds, and `rank` in its group.
+    """Adds `mean` and `rank`.
 
-    The best has rank 1. Both are NaN unless all trials at the point are complete and finite.
+    `mean` is the mean of the first objective over the seeds of a trial's point. `rank` orders the
+    points of a group, and the best has rank 1. Both are NaN unless all trials at the point are
+    complete and finite.
     """
     name, at = columns.objectives[0], [*columns.groups, *columns.parameters]
     values = trials[name].astype(float)
@@ -46,7 +48,7 @@ def rank_trials(trials: pd.DataFrame, columns: TrialColumns) -> pd.DataFrame:
 
 
 def best_lines(trials: pd.DataFrame, columns: TrialColumns) -> list[str]:
-    """Returns `best: size tiny: loss 1.47 at lr 0.008, batch 4` for each group with a best."""
+    """Writes `best: size tiny: loss 1.47 at lr 0.008, batch 4` for each group with a best point."""
     best = rank_trials(trials, columns).query(f"{RANK} == 1").drop_duplicates([*columns.groups])
     return [
         f"best: {values_text(row, columns.groups)}: {columns.objectives[0]} {row['mean']:.3g} at"
@@ -56,7 +58,7 @@ def best_lines(trials: pd.DataFrame, columns: TrialColumns) -> list[str]:
 
 
 def values_text(row: Mapping, names: Iterable[str]) -> str:
-    """Writes names and values as `lr 0.008, batch 4`, fractions with three digits."""
+    """Writes names and values as `lr 0.008, batch 4`. Fractions have three digits."""
     values = {name: row[name] for name in names}
     return ", ".join(
         f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
@@ -65,7 +67,7 @@ def values_text(row: Mapping, names: Iterable[str]) -> str:
 
 
 def link_trials(trials: pd.DataFrame, urls: Mapping[str, str]) -> pd.DataFrame:
-    """Adds `url`: the page of a trial's first run that has one in `urls` {run id: page}, or ""."""
+    """Adds `url`, the first page that `urls` {run id: page} has of a trial's runs, or ""."""
     pages = [
         next((urls[run] for run in str(runs).split() if urls.get(run)), "")
         for runs in trials[RUNS].fillna("")

@@ -1,4 +1,4 @@
-"""Analyses studies over variants, numbers of active modules, and which module learns what."""
+"""Analyses studies with variants, numbers of active modules, and shares of the gradient."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -27,9 +27,8 @@ from gram_platform.config.identity import sum_in_order
 from gram_platform.methods.nodes import BASELINE, VARIANT
 from gram_platform.store.checkpoints import PROBE
 
-# The classes without forget, since a forgotten domain's module is off, whichever others are on.
+# Without forget, since a forgotten domain's module is off, whichever others are on.
 COMPOSED = ("core", "retain")
-# The column of the number of modules that are on.
 MODULES = "modules"
 MODULES_CELL = ["method", "size", MODULES]
 DROP_COLUMNS = ["method", "size", "class"]
@@ -49,9 +48,9 @@ def analyse_variants(
 ) -> Analysis:
     """Joins the tables of all variants in order, with a column `variant`.
 
-    `unit` is the variant whose baselines are the reference of all; by default each variant has its
-    own. Notes name their variants, except those that all variants have. Other arguments and errors
-    are as in `tables.analyse`.
+    `unit` is the variant whose baselines are the reference of all variants. By default each variant
+    is compared with its own. Notes name their variants, unless all variants have the note. Other
+    arguments and errors are as in `tables.analyse`.
     """
     evaluations = losses.evaluations
     reference = _of(evaluations[evaluations["method"] == BASELINE], unit) if unit else None
@@ -84,11 +83,10 @@ def by_number(per_seed: pd.DataFrame, declared: pd.DataFrame | None = None) -> p
     """Returns a row per method, size, number of active modules and seed.
 
     The columns are MODULES_CELL, `seed`, COMPOSED, `num_profiles`, and the pseudo-values of
-    COMPOSED, which equal the values if the curve is fixed.
-
-    `per_seed` comes from `tables.per_seed_frame`. `declared` holds the study's views (`method,
-    size, profile, retained`; default: the views in `per_seed`). Methods are compared on the
-    profiles of a number that all share. A seed that lacks one has no row.
+    COMPOSED, which equal the values if the curve is fixed. `per_seed` comes from
+    `tables.per_seed_frame`. `declared` has the study's views, by default those of `per_seed`.
+    Methods are compared on the profiles of a number that all methods have. A seed without one of
+    these has no row.
     """
     shared: dict[tuple[str, int], frozenset[str]] = {}
     views = _views(per_seed if declared is None else declared)
@@ -102,7 +100,6 @@ def by_number(per_seed: pd.DataFrame, declared: pd.DataFrame | None = None) -> p
 def _by_number(
     per_seed: pd.DataFrame, shared: Mapping[tuple[str, int], frozenset[str]]
 ) -> pd.DataFrame:
-    """Returns the columns of `by_number` except the pseudo-values."""
     rows = []
     for (method, size, number), cell in _views(per_seed).groupby(MODULES_CELL, sort=False):
         profiles = shared.get((size, number), frozenset())
@@ -114,11 +111,11 @@ def _by_number(
 
 
 def drop_table(numbers: pd.DataFrame, per_seed: pd.DataFrame) -> pd.DataFrame:
-    """Returns DROP_COLUMNS, a row per method, size and class with the drop from one module to all.
+    """Returns DROP_COLUMNS: how far each class drops from one module to all, by method and size.
 
-    Within a seed, `drop` is one - all, and `less_than_gram` is GRAM's drop minus the method's, NaN
-    for GRAM. Each is a mean over the seeds with both values, with a 90% t-interval. Methods without
-    such a seed have no row.
+    Within a seed, `drop` is `one` minus `all`, and `less_than_gram` is GRAM's drop minus the
+    method's, NaN for GRAM. Each is a mean over the seeds with both values, with a 90% t-interval.
+    Methods without such a seed have no row.
     """
     views = _views(per_seed)
     counts = views[views["profile"] == ALL].groupby("size")[MODULES].max()
@@ -144,7 +141,6 @@ def drop_table(numbers: pd.DataFrame, per_seed: pd.DataFrame) -> pd.DataFrame:
 
 
 def _views(per_seed: pd.DataFrame) -> pd.DataFrame:
-    """Selects the profiles of methods with modules, with a column for the number of active ones."""
     views = per_seed[(per_seed["profile"] != MEAN) & (per_seed["method"] != BASELINE)]
     numbers = [len(retained.split(",")) if retained else 0 for retained in views["retained"]]
     return views.assign(**{MODULES: pd.Series(numbers, views.index, dtype="int64")})
@@ -153,10 +149,6 @@ def _views(per_seed: pd.DataFrame) -> pd.DataFrame:
 def _ends(
     numbers: pd.DataFrame, method: str, size: str, name: str, num_modules: int
 ) -> pd.DataFrame:
-    """Returns a class with one module, with all, and their difference (`drop`), by seed.
-
-    There are no rows if there is only one module.
-    """
     known = numbers[(numbers["method"] == method) & (numbers["size"] == size)]
     known = known[known[name].notna()]
     one, every = (known[known[MODULES] == n].set_index("seed")[name] for n in (1, num_modules))
@@ -168,10 +160,10 @@ def _ends(
 def module_shares(
     runs: pd.DataFrame, records_of: Callable[[str], Iterable[Mapping]]
 ) -> pd.DataFrame:
-    """Returns SHARE_COLUMNS, after `variant` if `runs` has it, per run, step, domain and module.
+    """Returns SHARE_COLUMNS, a row per run, step, domain and module, and a column `variant` if any.
 
     `runs` has a row per run, with `id` and its names. `share` is the module's part, in [0, 1], of
-    all modules' squared gradients on a batch of the domain. `records_of` returns a run's stored
+    the modules' squared gradients on a batch of the domain. `records_of` returns a run's stored
     records, since MLflow has no probes. A domain without any gradient has no row.
     """
     names = [name for name in (VARIANT, *RUN) if name in runs]
@@ -184,7 +176,7 @@ def module_shares(
 
 
 def compute_shares(metrics: Mapping[str, float]) -> dict[tuple[str, str], float]:
-    """Returns {(domain, module): share} from the metrics of one record, core's batches first."""
+    """Returns {(domain, module): share} from one record's metrics, with core's batches first."""
     squares: dict[str, dict[str, float]] = {}
     for name, norm in metrics.items():
         if name.startswith(PROBE):
@@ -196,7 +188,7 @@ def compute_shares(metrics: Mapping[str, float]) -> dict[tuple[str, str], float]
 
 
 def share_curves(shares: pd.DataFrame) -> pd.DataFrame:
-    """Averages shares over seeds, by method, size, domain, module and step."""
+    """Averages shares over seeds for each method, size, domain, module and step."""
     return average_rows(shares, [*_cell(shares), "domain", "module", "step"], "share")
 
 
@@ -204,7 +196,7 @@ def final_shares(shares: pd.DataFrame) -> pd.DataFrame:
     """Averages the shares at the last probe over seeds.
 
     `is_own` marks the share of a domain's own module. Rows with domain and module `mean` average
-    this share over auxiliary domains within a seed.
+    this share over the auxiliary domains within a seed.
     """
     cell = _cell(shares)
     last = shares[shares["step"] == shares.groupby("run_id")["step"].transform("max")]

@@ -295,9 +295,9 @@ class EvalPoints:
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss to minimise: CE, distillation, or a loss that unlearns `forget` domains.
+    """The loss to minimise: cross entropy (CE), distillation, or one that unlearns `forget` domains.
 
-    CE is cross entropy. `distillation` is KL(p of the run's start || p). The trained model begins
+    `distillation` is KL(p of the run's start || p). The trained model begins
     as the start with noise: matrices as (1 - noise) start + noise x noise_scale x Xavier's uniform
     matrix, biases and norms' gains as (1 - noise) start + noise x their initial value.
 
@@ -321,7 +321,7 @@ class Objective:
     steering: float = add_field(0.0)
     # "": every token counts.
     responses_after: str = add_field("")
-    # Distillation: alpha, the share of the start that noise replaces, and beta, the noise's scale.
+    # Distillation: the authors' alpha and beta.
     noise: float = add_field(0.0)
     noise_scale: float = add_field(0.0)
 

@@ -1,7 +1,7 @@
 """Lists the methods: functions from a setting to the runs to train and the views to compare.
 
-Flags, tags, names of nodes and table.csv have a method's id, such as `gram`. Figures, claims and
-tables for people have its label, such as GRAM.
+A method has an id, such as `gram`, in flags, tags, names of nodes and table.csv. It has a label,
+such as GRAM, in figures, claims and tables for people.
 """
 
 import re
@@ -13,7 +13,7 @@ from gram_platform.methods.setting import MethodRuns, Profile, Setting
 
 METHODS = Table(
     "gram.methods",
-    # In the order of tables; methods of installed packages follow.
+    # In the order of tables. Methods of installed packages follow.
     {
         "baseline": dense.plan_baseline,
         "filtering": dense.plan_filtering,
@@ -46,35 +46,34 @@ METHOD_LABELS = {
     "demix": "DEMix",
     "sgtm": "SGTM",
 }
-# The units of sizes.
 UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
 def plan(method: str, setting: Setting) -> MethodRuns:
-    """Returns the runs and views of a method in a setting; ValueError for an unknown method."""
+    """Returns the runs and views of a method in a setting. ValueError for an unknown method."""
     require_choice("methods", method, tuple(METHODS))
     return METHODS[method](setting)
 
 
 def method_label(method: str) -> str:
-    """Returns the label of a method's id, or the id, as for `filtering`."""
+    """Returns the label of a method. It is the id if there is no other, as for `filtering`."""
     return METHOD_LABELS.get(method, method)
 
 
 def method_key(method: str) -> tuple:
-    """Sorts methods as METHODS lists them, and all other names last."""
+    """Sorts methods in the order of METHODS, and all other names after them."""
     names = list(METHODS)
     return names.index(method) if method in names else len(names), str(method)
 
 
 def size_key(size: str) -> tuple:
-    """Sorts 50M before 800M before 2B, and all other names last."""
+    """Sorts 50M before 800M before 2B, and all other names after them."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmbt])", str(size).lower())
     return (0, round(float(match[1]) * UNITS[match[2]], 3), "") if match else (1, 0.0, str(size))
 
 
 def seed_key(seed: str) -> tuple:
-    """Sorts numbers by value, and all other names last."""
+    """Sorts numbers by value, and all other names after them."""
     return (0, int(seed), "") if str(seed).isdecimal() else (1, 0, str(seed))
 
 

@@ -1,7 +1,7 @@
-"""FT-Full, FT-LoRA, FT-MLP: trains a base on core, then a branch from it for each domain.
+"""FT-Full, FT-LoRA and FT-MLP train a base on core, then a branch of the base for each domain.
 
-The base and all branches cost as much as the baseline. The base gives up the branches' batches of
-auxiliary domains and of core (rehearsal), even if fewer branches are run.
+All runs together cost as much as the baseline. The base gives up the batches of all branches, both
+from auxiliary domains and from core (rehearsal), even if fewer branches run.
 """
 
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from gram_platform.methods.setting import Branching, MethodRuns, Profile, Settin
 
 
 def plan_full(setting: Setting) -> MethodRuns:
-    """FT-Full: finetunes all parameters of the base; a branch serves core and one domain."""
+    """Plans FT-Full, whose branches finetune all parameters and serve core and one domain."""
     budget = branch_budget(setting, setting.options.branch_full, module_parameters=0)
     base = _base(setting, budget)
     branches = {d: _branch(setting, budget, base, d, None) for d in _list_branches(setting)}
@@ -35,21 +35,21 @@ def plan_full(setting: Setting) -> MethodRuns:
 
 
 def plan_lora(setting: Setting) -> MethodRuns:
-    """FT-LoRA: for each domain, trains a LoRA with as many parameters as an auxiliary MLP.
+    """Plans FT-LoRA, which trains a LoRA for each domain on the frozen base.
 
-    The base is frozen.
+    A LoRA has as many parameters as an auxiliary MLP.
     """
     size = setting.size
     return _module_branches(setting, "lora", lora_rank(size.d_model, size.d_dense, size.d_aux))
 
 
 def plan_mlp(setting: Setting) -> MethodRuns:
-    """FT-MLP: trains an auxiliary MLP for each domain on the frozen base."""
+    """Plans FT-MLP, which trains an auxiliary MLP for each domain on the frozen base."""
     return _module_branches(setting, "mlp", setting.size.d_aux)
 
 
 def _module_branches(setting: Setting, kind: str, width: int) -> MethodRuns:
-    """Plans a module for each branch; both kinds have the MLP's budget, so they share a base."""
+    """Plans a module for each branch. LoRA has the MLP's budget, so both kinds share a base."""
     size = setting.size
     parameters = size.num_layers * mlp_parameters(size.architecture, size.d_model, size.d_aux)
     budget = branch_budget(setting, setting.options.branch_module, parameters)
@@ -81,7 +81,7 @@ def _plans(
 
 @dataclass(frozen=True)
 class BranchBudget:
-    """The sequences of the base and of every branch, even if it is not run."""
+    """The sequences of the base and of every branch, also of branches that do not run."""
 
     branching: Branching
     # Core and all unlabelled sequences.
@@ -92,9 +92,10 @@ class BranchBudget:
 
 
 def branch_budget(setting: Setting, branching: Branching, module_parameters: int) -> BranchBudget:
-    """Plans lengths in whole route units (base: whole steps); ValueError if the base gets no step.
+    """Plans lengths in whole route units, and the base in whole steps.
 
-    lambda is as in `app:equal-compute`; rehearsal counts as auxiliary batches.
+    lambda is as in `app:equal-compute`. Rehearsal counts as auxiliary batches. Raises ValueError if
+    the base gets no step.
     """
     setting, texts = divide_text(setting)
     unit, batch = setting.route_unit(setting.routing.accumulation), setting.size.batch_size
@@ -137,7 +138,6 @@ def _base(setting: Setting, budget: BranchBudget) -> RunConfig:
 def _branch(
     setting: Setting, budget: BranchBudget, base: RunConfig, domain: str, module: ModuleSpec | None
 ) -> RunConfig:
-    """Plans a branch that trains only `module`, on every batch; None: all parameters."""
     domains = [budget.aux[domain]]
     if domain in budget.core:
         rehearsal = budget.core[domain]

@@ -1,4 +1,4 @@
-"""Builds mixtures, equal-compute factors and runs for several methods."""
+"""Builds data mixtures, equal-compute factors and runs for several methods."""
 
 import dataclasses
 from collections.abc import Callable
@@ -45,13 +45,13 @@ def data_budget(
     scale: float = 1.0,
     unlabelled_is_core: bool = True,
 ) -> DataConfig:
-    """Mixes one epoch of `domains`, scaled by `scale` (lambda).
+    """Mixes one epoch of `domains`, whose lengths are scaled by `scale` (lambda).
 
     Auxiliary domains are drawn `factor` (p_af) times, in whole route units. Core fills up the
-    rounded number of steps, so `factor` does not change the total; ValueError if nothing is left
-    for core. Sequences repeat if `factor` is above 1, or if a domain has too few. Unlabelled
-    sequences of all domains join core, or have own budgets. Wrongly labelled text counts as its
-    label's.
+    rounded number of steps, so `factor` does not change the total. Sequences repeat if `factor` is
+    above 1 or a domain has too few. Unlabelled sequences of all domains join core or have their own
+    budgets. Wrongly labelled text belongs to its label. Raises ValueError if nothing is left for
+    core.
     """
     setting, texts = divide_text(setting)
     labelled = 1.0 - setting.options.unlabelled_share
@@ -84,7 +84,6 @@ def data_budget(
 def _budget_unlabelled(
     pools: tuple[Slice, ...], route_unit: int, by_domain: bool
 ) -> list[DomainBudget]:
-    """Budgets unlabelled sequences in whole route units, all domains together or each."""
     groups = {UNLABELLED_OF + p.domain: (p,) for p in pools} if by_domain else {UNLABELLED: pools}
     budgets = []
     for name, slices in groups.items():
@@ -98,8 +97,8 @@ def _budget_unlabelled(
 def slice_unlabelled(setting: Setting, scale: float) -> tuple[Slice, ...]:
     """Returns each domain's unlabelled sequences, which begin at the same place for all methods.
 
-    They follow the labelled sequences after a margin of 10% and two windows, because rounding and
-    lambda change the number of labelled ones.
+    They follow the labelled sequences after a margin of 10% and two windows, since rounding and
+    lambda change the number of labelled sequences.
     """
     share, slices = setting.options.unlabelled_share, []
     for domain, number in setting.num_sequences.items():
@@ -125,7 +124,7 @@ def training_run(
 ) -> RunConfig:
     """Plans a run with the setting's batch, learning rate, schedule, seed and start, or `parts`.
 
-    ValueError if the core's MLP is not as wide as that of the imported model to start from.
+    Raises ValueError if the run starts from an imported model and the core MLP has another width.
     """
     size = setting.size
     rate = size.peak_lr * lr_factor
@@ -176,10 +175,7 @@ def dense_run(
     scale: float = 1.0,
     **parts,
 ) -> RunConfig:
-    """Plans a dense model's run on one epoch of `domains` (and of all unlabelled sequences).
-
-    `scale` shortens the epoch; `parts` are those of `training_run`.
-    """
+    """Plans a dense model's run on `scale` epochs of `domains` and of all unlabelled sequences."""
     data = data_budget(setting, domains, setting.route_unit(accumulation), scale=scale)
     routing = RoutingConfig(accumulation=accumulation)
     return training_run(setting, setting.size.dense(), data, routing, num_eval_points, **parts)
@@ -188,11 +184,11 @@ def dense_run(
 def compute_lambda(setting: Setting, model: ModelConfig) -> float:
     """Returns lambda = F_base / F_routed, F_routed = L_core P_core + L_aux (P_core + P_aux).
 
-    Returns 1 if compute is not equalised. By default it counts as the paper's text does
-    (`app:equal-compute`). A run is one epoch of every domain, a core batch costs P_core, and an
-    unlabelled batch costs what its label costs. With `lambda_counts_plan` it counts the expected
-    run, as the authors' code does. Then p_af times the auxiliary batches replace core batches,
-    companions cost too, and unlabelled batches pass all modules.
+    Returns 1 if compute is not equalised. By default a run is one epoch of every domain, core
+    batches cost P_core, and unlabelled batches cost as much as their label's, as in the paper's
+    text (`app:equal-compute`). With `lambda_counts_plan`, as in the authors' code, p_af times the
+    auxiliary batches replace core batches, companions cost too, and unlabelled batches pass all
+    modules.
     """
     if not setting.equal_compute:
         return 1.0
@@ -215,7 +211,7 @@ def compute_lambda(setting: Setting, model: ModelConfig) -> float:
 
 
 def plan_compute_units(run: RunConfig, num_steps: int | None = None) -> int:
-    """Counts compute_units of a run's first steps, by default all, with every active parameter."""
+    """Counts compute_units of a run's first steps, or of all steps, with every active parameter."""
     tokens, counts = run.micro_batch * run.model.seq_len, route_counts(run, num_steps)
     units = sum(
         compute_units(run.model, n * tokens, dict(route.active)) for (_, route), n in counts.items()
@@ -229,7 +225,7 @@ def add_teacher(run: RunConfig, units: int) -> int:
 
 
 def run_flops(run: RunConfig, num_steps: int | None = None) -> int:
-    """Counts hardware_flops of a run's first steps, by default all."""
+    """Counts hardware_flops of a run's first steps, or of all steps."""
     total = 0
     for (_, route), count in route_counts(run, num_steps).items():
         active = tuple(dict(route.active))

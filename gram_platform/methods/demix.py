@@ -1,7 +1,7 @@
-"""DEMix: trains equally wide experts, one for each domain, in place of the core MLP.
+"""DEMix trains an expert of equal width for each domain, in place of the core MLP.
 
-All data train the shared rest. A batch goes to its label's expert. Evaluation sends a domain that a
-profile removes to core's expert.
+All data train the other weights. A batch goes to its label's expert. In evaluation, text of a
+removed domain goes to core's expert.
 """
 
 from dataclasses import replace
@@ -32,8 +32,6 @@ def plan(setting: Setting) -> MethodRuns:
 
 
 def _views(setting: Setting, run_id: str) -> dict[Profile, View]:
-    """Evaluates each domain with its expert if it is retained, otherwise with core's; or all
-    domains with the profile's expert."""
     if setting.options.demix.views == "by_domain":
         granted = {p: dict.fromkeys((CORE, *p), 1.0) for p in every_profile(setting)}
         return {p: View.of(run_id, weights, rule="by_domain") for p, weights in granted.items()}

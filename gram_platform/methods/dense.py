@@ -1,4 +1,4 @@
-"""Dense models: the baseline on all data, and data filtering, a model for each profile."""
+"""Dense models: the baseline on all data, and filtering, with a model for each profile."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ def plan_baseline(setting: Setting) -> MethodRuns:
 
 
 def plan_filtering(setting: Setting) -> MethodRuns:
-    """Plans a dense run for each profile, on the data of core and the profile's domains."""
+    """Plans a dense run for each profile, on the data of core and of the profile's domains."""
     accumulation = setting.routing.accumulation
     runs = {
         profile: dense_run(setting, (CORE, *profile), 0, accumulation)

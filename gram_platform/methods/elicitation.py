@@ -1,7 +1,7 @@
-"""Finetunes a view, to regain a removed domain (an attack) or on other text.
+"""Finetunes a view, either to regain a removed domain (an attack) or on other text.
 
-An attack has a fresh optimizer, and the same sample for every method, size and seed. Its result is
-the best validation loss on the removed domain, which favours the attacker as in the paper.
+Every method, size and seed is attacked with the same sample and a fresh optimizer. An attack's
+result is its best validation loss on the domain, which favours the attacker, as in the paper.
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ from gram_platform.methods.setting import NEIGHBOUR, OWN, Elicitation, MethodRun
 def plan_attacks(
     setting: Setting, profile: Profile, view: View, runs: Iterable[RunConfig]
 ) -> dict[str, RunConfig]:
-    """Plans an attack for each domain that the profile removes, if the setting attacks it."""
+    """Plans an attack on each domain that the profile removes, or none if it is not attacked."""
     options = setting.options.elicitation
     if options is None or (options.compared_only and profile not in setting.profiles):
         return {}
@@ -41,15 +41,15 @@ def plan_attacks(
 
 
 def view_to_attack(view: View, domain: str) -> View:
-    """Returns the view to attack: for DEMix, the expert that evaluates the domain."""
+    """Returns the view to attack. For DEMix it has only the expert that evaluates the domain."""
     return view if view.rule == "constant" else View.of(view.run_id, view.active(domain))
 
 
 def choose_text(setting: Setting, options: Elicitation, domain: str) -> str:
     """Returns the domain whose text an attack on `domain` trains on.
 
-    The neighbour is the next auxiliary domain by name, the first after the last [ours]; the view
-    may retain or forget it. ValueError if the corpus lacks the domain.
+    `options.text` is OWN, NEIGHBOUR or a domain. The neighbour is the next auxiliary domain by
+    name, and the first follows the last [ours]. Raises ValueError if the corpus lacks the domain.
     """
     auxiliary = setting.auxiliary
     if options.text == OWN:
@@ -64,9 +64,9 @@ def choose_text(setting: Setting, options: Elicitation, domain: str) -> str:
 
 
 def add_finetuning(setting: Setting, options: Elicitation, plans: MethodRuns) -> MethodRuns:
-    """Adds a stage on the domain `options.text` to every compared view, or to all if none is.
+    """Adds training on the domain `options.text` to every compared view, or to all if none is.
 
-    The stage's views replace the method's. ValueError for a view of several experts.
+    The trained views replace the method's views. Raises ValueError for a view of several experts.
     """
     by_id = {run.run_id: run for run in plans.runs.values()}
     compared = {p: view for p, view in plans.views.items() if p in setting.profiles} or plans.views
@@ -116,10 +116,10 @@ def finetuning_run(
 
 
 def _micro_batch(options: Elicitation, micro_batch: int) -> int:
-    """Returns the size's micro-batch, or the whole batch if that is not a multiple of it.
+    """Returns the size's micro-batch, or the whole batch if it is not a multiple of this.
 
-    A batch of the whole sample is always divided. An attack has one route, so only memory and
-    rounding depend on the micro-batch.
+    A batch of the whole sample is always divided. This affects only memory and rounding, since an
+    attack has one route.
     """
     if options.batch_size < options.num_sequences and options.batch_size % micro_batch:
         return options.batch_size

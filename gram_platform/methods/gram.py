@@ -1,4 +1,4 @@
-"""GRAM: trains a module for each auxiliary domain in one run; every subset of them is a view."""
+"""GRAM trains a module for each auxiliary domain in one run. Every subset of modules is a view."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def plan_subsets(setting: Setting) -> MethodRuns:
 
 
 def modular_size(setting: Setting) -> Size:
-    """Returns the size with the widths that the options give."""
+    """Returns the size with the widths of core and modules from the options."""
     if setting.options.routed_widths is None:
         return setting.size
     core, aux = (width_of(setting, share) for share in setting.options.routed_widths)
@@ -33,7 +33,7 @@ def modular_size(setting: Setting) -> Size:
 
 
 def width_of(setting: Setting, share: float) -> int:
-    """Returns a share of the dense MLP's width, at least one `width_multiple`."""
+    """Returns a share of the dense MLP's width in whole `width_multiple`s, at least one."""
     unit = setting.conventions.width_multiple
     return unit * max(1, round(share * setting.size.d_dense / unit))
 
@@ -52,7 +52,7 @@ def plan_routed(setting: Setting, kind: str) -> MethodRuns:
 
 
 def routing_of(setting: Setting) -> RoutingConfig:
-    """Adapts the setting's routing to p_af and to the sizes of domains, by its conventions."""
+    """Adapts the routing to p_af and to the sizes of domains, as the setting's conventions say."""
     routing, conventions = setting.routing, setting.conventions
     if conventions.spread_over_factor:
         spreads = tuple(
@@ -68,7 +68,7 @@ def routing_of(setting: Setting) -> RoutingConfig:
 
 
 def every_profile(setting: Setting) -> tuple[Profile, ...]:
-    """Returns core, core with each domain, all, the compared profiles and `subsets`."""
+    """Returns core, core with each domain, all, the compared profiles and the setting's subsets."""
     singles = ((domain,) for domain in setting.auxiliary)
     profiles = ((), *singles, setting.auxiliary, *setting.profiles, *setting.subsets)
     return tuple(dict.fromkeys(profiles))

@@ -1,8 +1,8 @@
-"""Divides one epoch of text by the label that training sees, which may be wrong.
+"""Divides one epoch of text by the labels that training sees, which may be wrong.
 
-Recall and precision are those of Shilov and others (2025, SGTM). The place of a sequence in the
-keyed permutation of its text decides its label, for every method and seed. Validation and attacks
-use true labels.
+Recall and precision are as in Shilov and others (2025, SGTM). For every method and seed, the place
+of a sequence in the permutation of its text decides its label. Validation and attacks use true
+labels.
 """
 
 from collections.abc import Iterable
@@ -17,10 +17,10 @@ Text = tuple[Slice, ...]
 
 
 def divide_text(setting: Setting) -> tuple[Setting, dict[str, Text]]:
-    """Returns the text of every label in one epoch.
+    """Returns (setting, {label: text}) for one epoch.
 
-    In a domain, text with a wrong label follows the text with its own, to which the returned
-    setting limits the domain. ValueError if the precision needs more adjacent text than there is.
+    In a domain, text with the true label comes first, and the returned setting limits the domain to
+    this text. Raises ValueError if the precision needs more adjacent text than there is.
     """
     recall, precision = setting.options.recall, setting.options.precision
     own = dict(setting.num_sequences)
@@ -69,9 +69,10 @@ def budget_label(
     num_draws: int,
     unlabelled: Text = (),
 ) -> DomainBudget:
-    """Budgets a label: `scale` (lambda) of its other slices, at most all, then its own text.
+    """Budgets a label's text: a share `scale` (lambda) of its other slices, at most all of them.
 
-    Own text fills up `num_sequences` as far as it reaches. ValueError if it has no place.
+    Own text fills up `num_sequences` as far as it reaches. Raises ValueError if there is no place
+    for own text.
     """
     (own, *slices), share = text, min(1.0, scale)
     others = [replace(s, num_sequences=max(1, round(share * s.num_sequences))) for s in slices]

@@ -1,4 +1,4 @@
-"""Describes a study, and defines measurements: runs and evaluations of a method in a setting."""
+"""Describes a study, and defines measurements: which runs and evaluations a method needs."""
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, fields, replace
@@ -24,30 +24,28 @@ class Description:
     compare_with: str = ""
     # The column of the variants, such as "accumulation".
     varies: str = ""
-    # The variant whose baselines set the unit; "": each variant has its own.
+    # The variant whose baselines set the unit. By default each variant has its own.
     unit: str = ""
 
     @property
     def description(self) -> dict:
-        """The fields of the description by name."""
         return {field.name: getattr(self, field.name) for field in fields(Description)}
 
 
 @dataclass(frozen=True)
 class Losses:
-    """The losses of every domain under every view, and the attacks."""
+    """Measures the loss of every domain under every view, also after attacks."""
 
     # The name in study.json.
     name: ClassVar[str] = LOSSES
 
     def nodes(self, method: str, setting: Setting) -> list[Node]:
-        """Returns the runs and evaluations of a method in a setting."""
         return method_nodes(method, setting)
 
 
 @dataclass(frozen=True)
 class Calibration(Losses):
-    """The errors of compute ratios: losses of baselines with known shares of the steps."""
+    """Measures errors of compute ratios by baselines with known shares of the steps."""
 
     name: ClassVar[str] = "calibration"
 
@@ -65,7 +63,7 @@ def instead_of_losses(
 
 @dataclass(frozen=True)
 class TokenIncreases(Losses):
-    """The increase of every token's loss over the baseline's."""
+    """Measures the increase of every token's loss over the baseline."""
 
     # Sentences to shade, in place of the first sequence of every domain.
     texts: Texts = ()
@@ -89,9 +87,9 @@ class TokenIncreases(Losses):
 
 @dataclass(frozen=True)
 class Samples(Losses):
-    """Continuations of documents of each auxiliary domain, with only its module on and without it.
+    """Continues documents of each auxiliary domain, with only its module on and without it.
 
-    `compared_only` chooses core and the compared profiles' domains.
+    `compared_only` chooses core and the domains of the compared profiles.
     """
 
     num_prompt_tokens: int
@@ -141,9 +139,10 @@ def _require_domains(texts: Texts, setting: Setting) -> None:
 
 
 def choose_continued(names: dict[str, str], domains: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns which of the domains a view with the tags `names` continues.
+    """Returns which of `domains` a view with the tags `names` continues.
 
-    The baseline and core continue all, core with one domain this one, and other views none.
+    The baseline and core continue all, core with one domain continues this domain, and other views
+    continue none.
     """
     if names["profile"] == CORE or (names["method"], names["profile"]) == ("baseline", "all"):
         return domains

@@ -1,4 +1,4 @@
-"""Defines a study's nodes: runs and evaluations with their tags and the runs that they need."""
+"""Defines the nodes of a study: runs and evaluations with tags, and the runs that they need."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,14 +21,14 @@ from gram_platform.methods.setting import MethodRuns, Profile, Setting
 
 # The method that sets the unit of compute ratios, and the tag of a study's variant.
 BASELINE, VARIANT = "baseline", "variant"
-# The tags of every study; a search adds the parameters of its trials.
+# The tags of every study. A search adds the parameters of its trials.
 STUDY_TAGS = frozenset(("method", "size", "profile", "retained", "seed", "kind", "measure"))
 STUDY_TAGS |= {VARIANT, "elicited"}
 
 
 @dataclass(frozen=True)
 class Node:
-    """One run or evaluation. Its id does not depend on `tags`, the names for people and tables."""
+    """One run or evaluation. The names in `tags` are for people and tables, not part of the id."""
 
     config: RunConfig | AnyEvaluation
     tags: tuple[tuple[str, str], ...]
@@ -84,7 +84,6 @@ class Node:
 
     @property
     def name(self) -> str:
-        """See `node_name`."""
         return node_name(self.kind, self.id, self.names)
 
     def with_tags(self, **tags: str) -> "Node":
@@ -92,12 +91,12 @@ class Node:
 
 
 def node_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
-    """Names a node for people, in the terminal, `gram status`, MLflow, the site and Ray.
+    """Names a node for people.
 
     Examples are `gram tiny all s0`, `gram tiny core+lisp s0, heterogeneous, attacked for virology`
-    and `gram tiny core s0, evaluated`. The second part of a name is the study's variant. A trial's
-    parameters come first, because MLflow's pages cut names: `batch 16, lr 0.004, tiny baseline s0`.
-    Other evaluations than losses end in their measure. Callers prefer the tags in the storage.
+    and `gram tiny core s0, evaluated`. The study's variant follows the seed. A trial's parameters
+    come first, because MLflow's pages cut names: `batch 16, lr 0.004, tiny baseline s0`. Other
+    evaluations than losses end in their measure.
     """
     name = [f"{key} {value}" for key, value in sorted(tags.items()) if key not in STUDY_TAGS]
     keys = ("size", "method", "profile") if name else ("method", "size", "profile")
@@ -116,20 +115,20 @@ def node_name(kind: str, node_id: str, tags: Mapping[str, str]) -> str:
 def tags_to_add(stored: Mapping[str, str], tags: Mapping[str, str]) -> dict[str, str]:
     """Returns the tags that a study or a search adds to a node's stored tags.
 
-    A search adds no parameters to a node of another study, so that its name stays.
+    A search adds no parameters to a node of another study, so the node keeps its name.
     """
     return {k: v for k, v in tags.items() if k in STUDY_TAGS or k in stored or not stored}
 
 
 def view_runs(view: View | None) -> frozenset[str]:
-    """Returns the ids of the runs whose weights a view takes."""
+    """Returns the ids of the runs whose weights a view uses."""
     return frozenset() if view is None else view.run_ids
 
 
 def method_nodes(method: str, setting: Setting) -> list[Node]:
-    """Returns a method's runs in a setting, the evaluation of each view, and the view's attacks.
+    """Returns a method's runs in a setting, the evaluation of each view, and the attacks on it.
 
-    A finetuning stage adds its runs, and its views replace the method's.
+    A finetuning stage adds its runs, and its views replace the method's views.
     """
     plans, stage = plan(method, setting), setting.options.finetuning
     plans = add_finetuning(setting, stage, plans) if stage else plans
@@ -156,7 +155,7 @@ def method_nodes(method: str, setting: Setting) -> list[Node]:
 
 
 def unique(nodes: Iterable[Node]) -> list[Node]:
-    """Keeps the first node of each id, since studies and methods share equal nodes."""
+    """Keeps the first node of each id, since studies and methods share nodes."""
     first: dict[str, Node] = {}
     for node in nodes:
         first.setdefault(node.id, node)
@@ -173,10 +172,10 @@ def require_closed(nodes: Sequence[Node]) -> None:
 def longest_paths(
     needs_of: Mapping[str, Collection[str]], lengths: Mapping[str, float]
 ) -> dict[str, float]:
-    """Returns the length of the longest path from each node through nodes that need it.
+    """Returns the length of the longest path from each node through the nodes that need it.
 
     A path includes the node's own length. The ready node with the longest path should start first.
-    `needs_of` has the ids that each node needs; ids without an entry are done.
+    `needs_of` has the ids that each node needs. Ids without an entry are done.
     """
     after = dict.fromkeys(needs_of, 0.0)
     left = {node_id: after.keys() & set(needed) for node_id, needed in needs_of.items()}
@@ -190,15 +189,17 @@ def longest_paths(
 def method_costs(
     setting: Setting, methods: Sequence[str], compared: Sequence[str] = ()
 ) -> list[dict]:
-    """Returns one row for each method, with costs as multiples of the baseline's.
+    """Returns one row for each method, with costs as multiples of the baseline's cost.
 
     A profile counts if it switches a domain off and is a view of one of `methods` or `compared`.
     The planned runs serve `profiles` of `of_profiles`. The compared profile `shown` costs
-    `train_shown`. The other columns count the runs that serve all profiles, `served` in number,
-    even if the study trains fewer. `runs` has the numbers of runs that start from random weights
-    and from another run. `train_all` is their compute_units as the paper counts them (core batches
-    at P_core), `plan_all` the same with p_cr's companions. `active_mlp` has the least and most MLP
-    parameters of a forward pass with at most one module, `total_mlp_all` those of all weights.
+    `train_shown`.
+
+    All other columns are about the runs that serve all profiles, `served` in number, even if the
+    study trains fewer. `runs` has the numbers of runs from random weights and from another run.
+    `train_all` has their compute_units as the paper counts them, with core batches at P_core, and
+    `plan_all` adds p_cr's companions. `active_mlp` has the fewest and the most MLP parameters of a
+    forward pass with at most one module, and `total_mlp_all` has all MLP parameters.
     """
     planned = {method: plan(method, setting) for method in dict.fromkeys((*methods, *compared))}
     served = {method: _list_served(plans, setting) for method, plans in planned.items()}
@@ -224,7 +225,6 @@ def method_costs(
 
 
 def _list_served(plans: MethodRuns, setting: Setting) -> list[Profile]:
-    """Returns the views' profiles that switch a domain off."""
     return [profile for profile in plans.views if set(profile) != set(setting.auxiliary)]
 
 
@@ -263,9 +263,10 @@ def _core_mlps(model: ModelConfig) -> int:
 
 
 def _paper_units(run) -> int:
-    """Counts tokens x active parameters: all modules' on unlabelled batches, otherwise core's.
+    """Counts tokens x active parameters as the paper does.
 
-    A rehearsal batch passes its branch's module too, a batch with all companions every module.
+    All modules are active on unlabelled batches, with a frozen core, and with all companions.
+    Otherwise only a batch's own module is.
     """
     modules, total = run.model.module_domains, 0
     for budget in run.data.domains:

@@ -1,8 +1,8 @@
-"""Writes `site/index.html` of a storage: a card for each study and search.
+"""Writes `site/index.html` of a storage, with a card for each study and search.
 
 A card has links, the main result in a sentence, and a small picture. Its texts come from
 `study.json` or `search.json`, which a submission writes with its report. The picture is shown as an
-image, so nothing of a study's folder becomes markup of the page.
+image, so no markup of a study's folder becomes part of the page.
 """
 
 import datetime
@@ -55,10 +55,10 @@ LINKED_FILES = {"report": REPORT_FILE, "table.csv": "table.csv", "claims.csv": C
 PICTURE_FILE = "card.svg"
 # A row for each figure of the paper, from `Study.paper` and dry runs.
 PAPER_FILE = "paper_figures.json"
-# Three sides of the frame, and the distance of two marks of a row, in pixels.
+# In pixels. STEP is the distance between the marks of a row.
 LEFT, RIGHT, TOP, STEP = 116.0, 368.0, 8.0, 10.0
 SEARCH_HEIGHT = 150.0
-# The shapes, around the middle of a mark, and colours of classes or of a search's groups.
+# The shape, around the middle, and the colour of each class or group.
 MARK_LOOKS = (
     ("M-4.5,0a4.5,4.5 0 1 0 9,0a4.5,4.5 0 1 0 -9,0z", BLUE),
     ("M-4,-4h8v8h-8z", GREEN),
@@ -66,16 +66,14 @@ MARK_LOOKS = (
     ("M0,-5.5L5,4H-5z", PURPLE),
     ("M-5,-1.5h3.5v-3.5h3v3.5h3.5v3h-3.5v3.5h-3v-3.5h-3.5z", ORANGE),
 )
-# The ends of intervals that go on.
 LEFT_ARROW, RIGHT_ARROW = "M4,-4L-4,0L4,4z", "M-4,-4L4,0L-4,4z"
 QUESTION = "Which capabilities of a language model can be switched off, and what does it cost?"
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A study or a search as the index shows it; addresses are relative to the index."""
+    """The card of a study or a search. Its addresses are relative to the index."""
 
-    # Four fields of its record.
     title: str
     question: str
     card: Card
@@ -83,12 +81,11 @@ class Shown:
     # "" before they are written.
     report: str
     picture: str
-    # Pairs of a text and an address.
     links: tuple[tuple[str, str], ...]
 
     @property
     def submission_time(self) -> str:
-        """The time of the last submission, ISO 8601; "" if nothing was executed."""
+        """The time of the last submission in ISO 8601, or "" if nothing was executed."""
         return str(self.submissions[-1].get("started", "")) if self.submissions else ""
 
     @property
@@ -97,7 +94,7 @@ class Shown:
 
 
 def write_index(store: Store) -> str:
-    """Writes the index of a storage and returns its path or URL; OSError if it cannot."""
+    """Writes the index of a storage and returns its path or URL. Raises OSError if that fails."""
     site = open_folder(store.root, writable=True).child(SITE)
     site.write(INDEX_FILE, index_page(store).html().encode(), durable=False)
     return site.address(INDEX_FILE)
@@ -119,7 +116,7 @@ def index_page(store: Store) -> Page:
 
 
 def figures_of_paper(reports: Collection[str]) -> Section:
-    """Lists the paper's figures with their commands; `reports` has the addresses of all reports."""
+    """Lists the paper's figures with their commands. `reports` has the addresses of all reports."""
     table = pd.read_json(Path(__file__).with_name(PAPER_FILE))
     links = "../studies/" + table["our page"] + f"/{REPORT_FILE}"
     table["our page_url"] = links.where(links.isin(reports))
@@ -128,7 +125,7 @@ def figures_of_paper(reports: Collection[str]) -> Section:
 
 
 def read_shown(store: Store) -> tuple[list[Shown], list[Shown]]:
-    """Reads the studies and searches of a storage; warns of an unreadable record."""
+    """Reads the studies and searches of a storage. Warns of unreadable records."""
     studies: list[Shown] = []
     searches: list[Shown] = []
     for name in store.list_studies():
@@ -165,7 +162,7 @@ class Mark(NamedTuple):
 
 
 class Label(NamedTuple):
-    """A text of the picture; `anchor` as in SVG."""
+    """A text in the picture. `anchor` is SVG's `text-anchor`."""
 
     x: float
     y: float
@@ -174,9 +171,9 @@ class Label(NamedTuple):
 
 
 def describe_ratios(study: Results) -> tuple[str, str]:
-    """Returns the report's answers, and a picture of all methods.
+    """Returns the report's answers and a picture of all methods, or "" and "" without ratios.
 
-    Both have the size, variant and profile of the report's main numbers; "" and "" without these.
+    Both are about the size, variant and profile of the report's main numbers.
     """
     main = headline_rows(study)
     if main.empty:
@@ -216,7 +213,8 @@ def draw_ratios(rows: pd.DataFrame) -> str:
 def draw_trials(trials: pd.DataFrame, columns: TrialColumns) -> str:
     """Draws the complete trials of a `trials.csv`, with a shape and colour for each group.
 
-    The second objective, or else the only one, is up. Returns "" without two columns of numbers.
+    The axes are the first two objectives, or the first parameter and the only objective. Returns ""
+    if an axis has no numbers.
     """
     varied, objectives = columns.parameters, columns.objectives
     names = objectives[:2] if len(objectives) > 1 else (*varied[:1], *objectives)
@@ -253,7 +251,6 @@ def _draw(
     series: Sequence[str],
     guide: float | None,
 ) -> str:
-    """Fills the template; a legend names the `series` in the order of MARK_LOOKS."""
     legend = [(MARK_LOOKS[number % len(MARK_LOOKS)], name) for number, name in enumerate(series)]
     frame = {"left": LEFT, "right": RIGHT, "top": TOP, "bottom": bottom, "guide": guide}
     return str(render("card.svg", title=title, marks=marks, labels=labels, legend=legend, **frame))

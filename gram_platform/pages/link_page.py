@@ -1,8 +1,8 @@
-"""Keeps the page in a storage that leads from reports to MLflow, at whatever port it listens.
+"""Writes the page that leads from reports to MLflow, whatever port MLflow has.
 
-Reports are opened as files, which cannot read other files. So their links go to LINK_PAGE next to
-the database, with the address of MLflow's page as fragment. While MLflow is open, LINK_PAGE sends
-the browser to this address. Otherwise it shows the command that opens MLflow.
+Reports are opened as files, which cannot read other files. So they link to LINK_PAGE next to the
+database, with the rest of the address as fragment. While MLflow is open, LINK_PAGE sends the
+browser to this address. Otherwise it shows the command that opens MLflow.
 """
 
 from html import escape
@@ -26,7 +26,7 @@ USUAL = f"""<p>Or, where it listens at its usual port:
 
 
 def link_page(address: str, command: str) -> bytes:
-    """Makes the page that leads to MLflow at `address`; without one it says what opens MLflow."""
+    """Makes the page that leads to MLflow at `address`. Without an address it shows `command`."""
     closed = (
         "<p>MLflow is closed. This command opens it; then follow the link"
         f" again:</p><pre>{escape(command)}</pre>"
@@ -39,8 +39,8 @@ def link_page(address: str, command: str) -> bytes:
 
 
 def write_link_page(database: Path, address: str = "") -> None:
-    """Writes the page for MLflow at `address`, or for a closed MLflow; warns if it cannot."""
-    # Imported here: it takes a second.
+    """Writes the page for MLflow at `address`, or for a closed MLflow. Warns if writing fails."""
+    # This import takes a second.
     from gram_platform.tracking.connection import explain_opening
     from gram_platform.tracking.database import database_uri
 
@@ -52,7 +52,7 @@ def write_link_page(database: Path, address: str = "") -> None:
 
 
 def leave_link_page(database: Path, address: str) -> None:
-    """Says that MLflow is closed, unless the page already leads to another address."""
+    """Makes the page say that MLflow is closed, unless it leads to another address by now."""
     page = database.with_name(LINK_PAGE)
     if not page.is_file() or page.read_bytes() == link_page(address, ""):
         write_link_page(database)

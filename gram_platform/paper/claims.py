@@ -1,6 +1,8 @@
-"""Lists the paper's claims by study: a text, two sides whose difference is judged, a source.
+"""Lists published claims by study: a text, two sides whose difference is judged, a source.
 
-No claim says more than the paper's numbers show. So "matches" is "no worse by more than a margin",
+Most are the paper's. SGTM's are of Shilov and others (2025), put into compute ratios [ours].
+
+No claim says more than the authors' numbers show. So "matches" is "no worse by more than a margin",
 and "retain stays above elicited" is a claim only about Simple Stories, since elicited is above
 retain at 50M and 100M of the paper's scaling study. If a side names no size or variant, the claim
 is judged at each of the study's. FIRST and LAST stand for a study's first and last.
@@ -84,7 +86,7 @@ class Claim:
     within: pd.Interval = POSITIVE
     # MEAN is over the profiles with at most one auxiliary domain that both sides have.
     profile: str = MEAN
-    # Label in the paper.
+    # Label in the paper, or another paper.
     source: str = ""
 
     @property
@@ -134,6 +136,19 @@ def gain(method: str) -> Side:
 
 
 FIRST, LAST = "first", "last"
+# Shilov and others, 2025.
+SGTM = "arXiv 2512.05648"
+# The authors' SGTM takes 350 steps, their RMU 50.
+SGTM_RECOVERS_LATER = cite(
+    SGTM,
+    [
+        compare(
+            "SGTM takes the attack more steps than RMU to recover 90%",
+            "sgtm steps_to_90",
+            "rmu steps_to_90",
+        )
+    ],
+)
 # A claim's text begins with its method's label.
 LABELS = tuple(
     (m, method_label(m)[:1].upper() + method_label(m)[1:]) for m in ("gram", "filtering", "ft_lora")
@@ -185,6 +200,7 @@ STORIES_CLAIMS = (
             ),
         ],
     ),
+    *SGTM_RECOVERS_LATER,
 )
 SCALING_CLAIMS = cite(
     "fig:scaling",
@@ -233,6 +249,7 @@ DUAL_USE_CLAIMS = (
             ),
         ],
     ),
+    *SGTM_RECOVERS_LATER,
 )
 AUX_SCALING_CLAIMS = cite(
     "fig:aux-scaling-main",
@@ -351,6 +368,29 @@ TITRATION_CLAIMS = cite(
         )
     ],
 )
+# Recalls, as the variants of label noise name them.
+NEARLY_ALL, ALL_LABELS = "0.95", "1"
+LABEL_NOISE_CLAIMS = cite(
+    SGTM,
+    [
+        compare(
+            f"SGTM: at recall {NEARLY_ALL} forget is no more than {ABOVE:.2f} above recall 1's",
+            f"sgtm forget {NEARLY_ALL}",
+            f"sgtm forget {ALL_LABELS}",
+            not_above("forget"),
+        ),
+        compare(
+            f"Filtering: at recall {NEARLY_ALL} forget is above recall 1's",
+            f"filtering forget {NEARLY_ALL}",
+            f"filtering forget {ALL_LABELS}",
+        ),
+        compare(
+            f"At recall {NEARLY_ALL} filtering's forget is above SGTM's",
+            f"filtering forget {NEARLY_ALL}",
+            f"sgtm forget {NEARLY_ALL}",
+        ),
+    ],
+)
 CLAIMS: dict[str, tuple[Claim, ...]] = {
     STORIES: STORIES_CLAIMS,
     "scaling": SCALING_CLAIMS,
@@ -360,6 +400,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
     ARCHITECTURE: ARCHITECTURE_CLAIMS,
     ACCUMULATION: ACCUMULATION_CLAIMS,
     "titration": TITRATION_CLAIMS,
+    "label_noise": LABEL_NOISE_CLAIMS,
 }
 
 

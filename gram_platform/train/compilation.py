@@ -1,4 +1,4 @@
-"""Compiles a run's blocks and loss by torch.compile, and goes on without it if that fails."""
+"""Compiles a run's blocks and loss with torch.compile, and runs without it if that fails."""
 
 import functools
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from gram_platform.model.kernels import repeats_keys, require_first_order
 from gram_platform.model.transformer import Mlp, Transformer
 from gram_platform.train.objectives import rows_at_once
 
-# Graphs of one function: by the sequences of a pass, how many train it, and evaluations' batches.
+# A function has a graph for each number of sequences of a pass, and of sequences that train it.
 MAX_GRAPHS = 32
 Result = TypeVar("Result")
 
@@ -20,16 +20,17 @@ Result = TypeVar("Result")
 class Compilation:
     """Compiles functions until compiling fails. Then all run uncompiled, with one warning.
 
-    A function must be pure, because it is called again after a failure, where its own errors are
-    raised. Functions that ran compiled earlier in the pass are recomputed compiled, because both
-    must save the same tensors. Each rank decides for itself, since a compiled function communicates
-    with no other rank.
+    A function must be pure, because it is called again after a failure, and then raises its own
+    errors. Functions that ran compiled earlier in the pass are recomputed compiled, because both
+    must save the same tensors. Each rank decides for itself, since compiled functions do not
+    communicate.
     """
 
     def __init__(self, backend: str | Callable = "inductor"):
-        """Limits the graphs of one function; beyond the limit torch runs the function itself.
+        """Limits the graphs of one function. Beyond the limit, torch runs the function uncompiled.
 
-        torch has one limit and one cache for the process, so earlier runs' graphs are dropped.
+        torch has one limit and one cache for the process, so the graphs of earlier runs are
+        dropped.
         """
         torch.compiler.reset()
         torch._dynamo.utils.counters.clear()
@@ -44,7 +45,7 @@ class Compilation:
         self.used: set[Callable] = set()
 
     def graphs_of(self, function: Callable[..., Result]) -> Callable[..., Result]:
-        """Returns the function, compiled for each shape of its inputs at the first such call."""
+        """Returns a function that compiles `function` at the first call with each shape."""
 
         @functools.cache
         def graphs() -> Callable[..., Result]:
@@ -54,13 +55,13 @@ class Compilation:
         return lambda *inputs: graphs()(*inputs)
 
     def compile(self, function: Callable[..., Result]) -> Callable[..., Result]:
-        """Returns the compiled function; after a failure it calls the plain one."""
+        """Returns a function that runs compiled, or after a failure uncompiled."""
         return functools.partial(self.attempt, self.graphs_of(function), function)
 
     def attempt(
         self, compiled: Callable[..., Result], plain: Callable[..., Result], *inputs
     ) -> Result:
-        """Calls `compiled`, or `plain` after a failure; raises if memory is short."""
+        """Calls `compiled`, or `plain` after a failure. A lack of memory is raised."""
         if self.has_failed and compiled not in self.used:
             return plain(*inputs)
         try:
@@ -85,10 +86,10 @@ class Compilation:
 def compile_blocks(model: Transformer, compilation: Compilation) -> None:
     """Compiles every block's trunk and auxiliary MLPs in place, before or after sharding.
 
-    FSDP2's hooks stay outside the graphs.
+    The hooks of FSDP2 stay outside the graphs.
     """
     torch.compiler.assume_constant_result(repeats_keys)
-    # At a forward pass the last one is not recomputed any more.
+    # The last pass is not recomputed any more.
     model.register_forward_pre_hook(lambda *_: compilation.used.clear())
     for block in model.blocks:
         block.trunk = compilation.compile(block.trunk)
@@ -98,7 +99,7 @@ def compile_blocks(model: Transformer, compilation: Compilation) -> None:
 
 
 def num_graphs() -> int:
-    """Counts the graphs that were compiled since the last `Compilation` began."""
+    """Returns how many graphs were compiled since the last `Compilation` began."""
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
@@ -112,10 +113,9 @@ def fuse_cross_entropy(
     """Returns a function that computes `objectives.cross_entropies`, up to rounding.
 
     It takes a pass's logits, a number of losses and `plain`, and returns the losses, or `plain()`
-    if compiling fails. Two compiled functions, for losses and gradient, convert and scale logits as
-    they read them. Separate operations on a GPU move 32 bytes for each logit of 2 bytes
-    (log-softmax 6, exponential 8, division 8, copy 6, scaling 4). These move at most 8, because the
-    maximum, the sum and the gradient read the logit, and its gradient is written.
+    if compiling fails. Two compiled functions, for losses and for the gradient, convert and scale
+    logits while they read them. On a GPU, they move at most 8 bytes for each logit of 2 bytes, for
+    three reads of the logit and one write of its gradient. Separate operations move 32 bytes.
 
     Shapes: B sequences, T tokens, V vocabulary, N = B x T, M micro-batches of a pass.
     """
@@ -134,8 +134,6 @@ def fuse_cross_entropy(
 
 
 class _CrossEntropies(torch.autograd.Function):
-    """Computes the gradient in the backward pass, where its scale is known."""
-
     @staticmethod
     def forward(
         ctx,
@@ -163,9 +161,10 @@ class _CrossEntropies(torch.autograd.Function):
 
 
 def token_losses(logits_NV: Tensor, targets_N1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns each token's cross entropy in nats, and the statistics that its gradient needs.
+    """Returns each token's cross entropy in nats, and the statistics that the gradient needs.
 
-    These are the largest logit, and the log-sum-exp of the logits minus it; all are float32 [N, 1].
+    The statistics are the largest logit, and the log-sum-exp of the logits minus the largest. All
+    are float32 [N, 1].
     """
     float_NV = logits_NV.float()
     largest_N1 = float_NV.amax(dim=-1, keepdim=True)
@@ -180,7 +179,7 @@ def logits_gradient(
     logsum_N1: Tensor,
     scales_N1: Tensor,
 ) -> Tensor:
-    """Returns (p - 1[target]) x scale in the logits' dtype, from what `token_losses` returns."""
+    """Returns (p - 1[target]) x scale in the logits' dtype, from the results of `token_losses`."""
     p_NV = (logits_NV.float() - largest_N1 - logsum_N1).exp()
     is_target_NV = torch.arange(logits_NV.shape[1], device=logits_NV.device) == targets_N1
     return ((p_NV - is_target_NV.float()) * scales_N1).to(logits_NV.dtype)

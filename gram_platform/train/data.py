@@ -1,4 +1,4 @@
-"""Reads the sequences of a schedule; copies to a GPU and back, also in threads."""
+"""Reads the sequences of a schedule, and copies tensors to a GPU and back, also in threads."""
 
 import functools
 import threading
@@ -28,17 +28,17 @@ class Separator:
     end: int
 
     def places(self, sequences: np.ndarray) -> np.ndarray:
-        """Tells where a separator begins: bool [num_sequences, seq_len + 2 - len(tokens)]."""
+        """Tells where a separator begins, as bool [num_sequences, seq_len + 2 - len(tokens)]."""
         windows = np.lib.stride_tricks.sliding_window_view(sequences, len(self.tokens), axis=1)
         return (windows == np.array(self.tokens)).all(-1)
 
     def of_responses(self, sequences: np.ndarray) -> np.ndarray:
-        """Tells which targets are of responses, ends included: bool [num_sequences, seq_len].
+        """Tells which targets belong to responses and their ends, as bool [num_sequences, seq_len].
 
-        A sequence may begin inside a response, as its first separator or end shows. Without either
-        it counts as part of a prompt.
+        A sequence begins inside a response if its first mark is the end of a document. Otherwise it
+        begins in a prompt.
         """
-        # 1: a response begins after this token, -1: a prompt does.
+        # 1 if a response begins after the token, -1 if a prompt does.
         begins = np.zeros(sequences.shape, dtype=np.int8)
         begins[sequences == self.end] = -1
         begins[:, len(self.tokens) - 1 :][self.places(sequences)] = 1
@@ -52,8 +52,8 @@ class Separator:
 class ScheduleReader:
     """Reads the micro-batches of a run's schedule.
 
-    `arrays` holds [num_sequences, seq_len + 1] for every domain, in the order of the domain's
-    permutation if `permuted`. An objective that counts only responses has a `separator`.
+    `arrays` has [num_sequences, seq_len + 1] for every domain. With `permuted` they are in the
+    order of the domain's permutation. `separator` is for an objective that counts only responses.
     """
 
     def __init__(
@@ -77,16 +77,16 @@ class ScheduleReader:
             raise invalid("objective.responses_after", config.objective.responses_after, expected)
 
     def tokens(self, micro_batch: MicroBatch, rank: int = 0, num_ranks: int = 1) -> Tensor:
-        """Returns a rank's share of a micro-batch: int64 [micro_batch / num_ranks, seq_len + 1]."""
+        """Returns a rank's share of a micro-batch, int64 [micro_batch / num_ranks, seq_len + 1]."""
         share = rank_share(self.rows(micro_batch), rank, num_ranks)
         return torch.from_numpy(self._sequences(share))
 
     def weights(
         self, micro_batch: MicroBatch, rank: int = 0, num_ranks: int = 1
     ) -> tuple[Tensor, ...]:
-        """Returns a share's weights: float32 [micro_batch / num_ranks, seq_len]; () if all are 1.
+        """Returns a share's weights, float32 [micro_batch / num_ranks, seq_len]. () if all are 1.
 
-        Prompts have weight 0, responses equal weights, and the mean over all ranks is 1.
+        Prompts have weight 0 and all responses the same weight. The mean over all ranks is 1.
         """
         if self.separator is None:
             return ()
@@ -102,7 +102,7 @@ class ScheduleReader:
         return sequences
 
     def rows(self, micro_batch: MicroBatch) -> np.ndarray:
-        """Returns (index of a domain in `arrays`, row) of sequences: int64 [micro_batch, 2]."""
+        """Returns (index of a domain in `arrays`, row) of each sequence, int64 [micro_batch, 2]."""
         domain, size = micro_batch.domain, self.config.micro_batch
         first, rows = self._chunks.get(domain, (0, np.empty((0, 2), dtype=np.int64)))
         if not first <= micro_batch.cursor <= first + len(rows) - size:
@@ -111,7 +111,6 @@ class ScheduleReader:
         return rows[micro_batch.cursor - first :][:size]
 
     def _chunk(self, domain: str, cursor: int) -> np.ndarray:
-        """Computes `rows` of about `DRAWS_AT_ONCE` draws of a domain: int64 [num_draws, 2]."""
         budget = self._budgets[domain]
         whole_chunk = max(DRAWS_AT_ONCE // self.config.micro_batch, 1) * self.config.micro_batch
         count = min(whole_chunk, budget.num_draws - cursor)
@@ -148,16 +147,16 @@ def tokens_of(rows: np.ndarray, device: torch.device | str) -> Tensor:
 
 
 def on_device(tokens: Tensor, device: torch.device | str) -> Tensor:
-    """Copies tokens to `device`, for a GPU from pinned memory, which does not wait for its work."""
+    """Copies tokens to a device. A copy to a GPU comes from pinned memory and does not wait."""
     if torch.device(device).type == "cuda":
         tokens = tokens.pin_memory()
     return tokens.to(device, non_blocking=True)
 
 
 def gpu_of_this_thread() -> Callable[[], None]:
-    """Returns a function by which a new thread chooses the calling thread's GPU, if it has one.
+    """Returns a function that makes a new thread use the calling thread's GPU, if it has one.
 
-    A thread begins with GPU 0, where each rank of a machine would start a context of .5 GiB.
+    A thread begins with GPU 0, where each rank of a machine would create a context of .5 GiB.
     """
     if not torch.cuda.is_initialized():
         return lambda: None
@@ -165,7 +164,7 @@ def gpu_of_this_thread() -> Callable[[], None]:
 
 
 def start_thread(name: str, target: Callable, *inputs: object) -> threading.Thread:
-    """Starts a thread, which uses the calling thread's GPU and does not keep the process alive."""
+    """Starts a daemon thread that uses the calling thread's GPU."""
     use_gpu = gpu_of_this_thread()
     thread = threading.Thread(target=lambda: (use_gpu(), target(*inputs)), name=name, daemon=True)
     thread.start()
@@ -173,10 +172,10 @@ def start_thread(name: str, target: Callable, *inputs: object) -> threading.Thre
 
 
 class Staging:
-    """Copies tensors from a GPU on a side stream, into pinned memory that is reused.
+    """Copies tensors from a GPU on a side stream into pinned memory, which is reused.
 
-    Other tensors are copied at once. The copies are complete after `wait`, which another thread may
-    call, and valid until the next `copy`.
+    Other tensors are copied at once. The copies are complete after `wait`, which any thread may
+    call, and are valid until the next `copy`.
     """
 
     def __init__(self) -> None:
@@ -185,7 +184,7 @@ class Staging:
         self._copied: torch.cuda.Event | None = None
 
     def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Starts copying; call `before_change` before the tensors change."""
+        """Starts copying. Call `before_change` before the tensors change."""
         on_gpu = {name: tensor for name, tensor in tensors.items() if tensor.device.type == "cuda"}
         others = tensors.keys() - on_gpu.keys()
         copies = {name: tensors[name].to("cpu", copy=True) for name in others}
@@ -206,6 +205,6 @@ class Staging:
             self._copied.synchronize()
 
     def before_change(self) -> None:
-        """Makes the GPU's following work, but not this process, wait for the copies."""
+        """Makes later work of the GPU wait for the copies. The process itself does not wait."""
         if self._copied is not None:
             torch.cuda.current_stream().wait_event(self._copied)

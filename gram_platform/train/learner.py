@@ -1,8 +1,8 @@
-"""Holds what a run trains: model, float32 master weights by set, optimizers and gradients.
+"""Holds what a run trains: the model, float32 master weights by set, optimizers and gradients.
 
-This learner has one process; `sharding.py` has the learner of several ranks. In float32 the model
-is its own master. In bfloat16 the model has a bfloat16 copy of every weight, and adds each pass's
-gradient to the master in float32, as in FSDP2's mixed precision. Sets that a route does not train
+This learner has one process, and `sharding.py` has the learner of several ranks. In float32 the
+model is its own master. In bfloat16 the model has a copy of every weight, and each pass's gradient
+is added to the master in float32, as in FSDP2's mixed precision. Sets that a route does not train
 get no gradient, so AdamW skips them.
 """
 
@@ -67,14 +67,14 @@ class Learner:
         num_passes: int = 1,
         num_merged: int = 1,
     ):
-        """Builds the model from `start` (weights by name) and the seed, see `starting_weights`.
+        """Builds the model from `start` (weights by name) and the seed, as `starting_weights` does.
 
-        With `activation_checkpointing` blocks keep only their inputs and recompute the rest in the
-        backward pass: less memory, more time, the same bits. `compiled` compiles the blocks and the
-        loss, while that works. `num_passes` divides this process's sequences of a micro-batch, for
-        less memory. `num_merged` is the most micro-batches in one pass, of any routes, for fewer
-        and longer products; 1 for misdirection. Both give the same gradient up to rounding, and one
-        of them is 1.
+        With `activation_checkpointing`, blocks keep only their inputs and recompute the rest in the
+        backward pass, for less memory, more time and the same bits. `compiled` compiles blocks and
+        loss as long as that works. `num_passes` divides this process's sequences of a micro-batch,
+        for less memory. `num_merged` is the most micro-batches in a pass, for fewer and longer
+        products, and is 1 for misdirection. Both give the same gradient up to rounding, and one of
+        them is 1.
         """
         assert 1 in (num_passes, num_merged)
         self.config, self.num_passes, self.num_merged = config, num_passes, num_merged
@@ -101,7 +101,6 @@ class Learner:
         self.teacher = self._freeze(stored, config.model) if kind == DISTILLATION else None
 
     def _build(self, weights: Iterable[tuple[str, Piece]]) -> tuple[nn.Module, Sets]:
-        """Returns the model, and the master weights by set, which are the model's in float32."""
         rows = ((name, piece.rows) for name, piece in weights)
         master = build(self.config.model, rows).to(self.device)
         master_sets = parameters_by_set(master)
@@ -141,7 +140,7 @@ class Learner:
         return self.teacher.forward(tokens_BT, NO_MODULES).chunk(number)
 
     def passes(self, *of_sequences: Tensor) -> Iterator[tuple]:
-        """Yields (is_last, *tensors): a micro-batch's rows in `num_passes` equal parts."""
+        """Divides the rows of a micro-batch into `num_passes` parts. Yields (is_last, *tensors)."""
         divided = (rows.view(self.num_passes, -1, rows.shape[1]) for rows in of_sequences)
         parts = zip(*divided, strict=True)
         for number, part in enumerate(parts, start=1):
@@ -150,11 +149,11 @@ class Learner:
     def forward(
         self, tokens_BT: Tensor, active: ActiveModules, num_trained: int | None = None
     ) -> Tensor:
-        """Returns logits_BTV with the modules in `active` switched on; see `Transformer`."""
+        """Returns logits_BTV with the modules in `active` switched on, as `Transformer` does."""
         return self.model(tokens_BT, active, num_trained)
 
     def losses(self, logits: TargetLogits, number: int) -> Tensor:
-        """Returns the cross entropy of each of a pass's `number` micro-batches."""
+        """Returns the cross entropy of each of the `number` micro-batches of a pass."""
 
         def plain() -> Tensor:
             return cross_entropies(*logits, number)
@@ -172,31 +171,31 @@ class Learner:
         self._trained = trained
 
     def backward(self, loss: Tensor, is_last: bool) -> None:
-        """Adds the gradients of `loss` to the masters'.
+        """Adds the gradients of `loss` to the masters' gradients.
 
-        `is_last`: the last pass before they are used, for ranks.
+        `is_last` marks the last pass before the gradients are used, which matters for ranks.
         """
         loss.backward()
         for pairs in self._copies.values():
             add_gradients(pairs)
 
     def evaluating(self) -> contextlib.AbstractContextManager:
-        """Begins a block of forward passes without gradients; ranks gather weights once."""
+        """Begins a block of forward passes without gradients. Ranks gather weights once for it."""
         return contextlib.nullcontext()
 
     def sum_over_ranks(self, values: Tensor) -> Tensor:
-        """Adds values of all ranks; in one process returns them."""
+        """Adds the values of all ranks. In one process it returns `values`."""
         return values
 
     def mean_over_ranks(self, values: Tensor) -> Tensor:
-        """Averages means of all ranks over equally many sequences; in one process returns them."""
+        """Averages ranks' means over equally many sequences. In one process it returns `values`."""
         return values
 
     def clip(self) -> float:
         return clip_gradients(self.master_sets, self.config.optimizer)
 
     def step(self, rate: float) -> None:
-        """Steps the sets that have gradients, clears the gradients, and updates the model."""
+        """Steps the sets that have gradients, clears these gradients, and updates the model."""
         trained = [
             name
             for name, named in self.master_sets.items()
@@ -218,9 +217,9 @@ class Learner:
     def pieces(self) -> dict[str, Piece]:
         """Copies this process's rows of the whole state to the CPU, without communication.
 
-        Weights are `model.<name>`, AdamW's states `optim.<set>.<name>.{step,exp_avg,exp_avg_sq}`,
-        except of a set that never stepped. Copies from a GPU are made during training; `staging`
-        tells when they are complete and valid.
+        Weights are `model.<name>`, and AdamW's states
+        `optim.<set>.<name>.{step,exp_avg,exp_avg_sq}`, which a set that never stepped lacks.
+        `staging` tells when copies from a GPU are complete.
         """
         copies = self.staging.copy({name: self._local(value) for name, value in self._tensors()})
         return {name: self._piece(name, value, copies[name]) for name, value in self._tensors()}
@@ -237,14 +236,15 @@ class Learner:
         return pieces
 
     def rows_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Returns [first, stop), this process's rows of a tensor."""
+        """Returns (first, stop) of this process's rows of a tensor."""
         return all_rows(name, shape)
 
     def load_state(self, state: Mapping[str, Tensor | Piece]) -> None:
         """Restores what `pieces` returned, or whole tensors.
 
-        Removes optimizer states that `state` lacks. A piece must hold at least this process's rows
-        (`rows_of`). ValueError unless the weights' names, shapes and dtypes are the model's.
+        Optimizer states that `state` lacks are removed. A piece must have at least this process's
+        rows (`rows_of`). Raises ValueError unless the weights' names, shapes and dtypes are the
+        model's.
         """
         stored = {name.removeprefix("model.") for name in state if name.startswith("model.")}
         if difference := sorted(self.masters.keys() ^ stored):
@@ -255,19 +255,12 @@ class Learner:
                 self._fill(parameter, f"model.{name}", state[f"model.{name}"])
                 prefix = f"optim.{set_name}.{name}."
                 if prefix + "step" in state:
-                    self.optimizers[set_name].state[parameter] = self._slots(
-                        state, prefix, parameter
-                    )
+                    step = as_piece(state[prefix + "step"]).rows.to(self.device, copy=True)
+                    slots = self.optimizers[set_name].state[parameter] = {"step": step}
+                    for slot in ("exp_avg", "exp_avg_sq"):
+                        slots[slot] = torch.empty_like(parameter, requires_grad=False)
+                        self._fill(slots[slot], prefix + slot, state[prefix + slot])
         self._publish(self.master_sets)
-
-    def _slots(
-        self, state: Mapping[str, Tensor | Piece], prefix: str, parameter: nn.Parameter
-    ) -> dict:
-        slots = {"step": as_piece(state[prefix + "step"]).rows.to(self.device, copy=True)}
-        for slot in ("exp_avg", "exp_avg_sq"):
-            slots[slot] = torch.empty_like(parameter, requires_grad=False)
-            self._fill(slots[slot], prefix + slot, state[prefix + slot])
-        return slots
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.masters.items():
@@ -300,8 +293,8 @@ def starting_weights(
     """Yields (name, float32 piece) of every parameter.
 
     A piece has the rows of `rows_of` if `start` has the name, otherwise all rows, drawn from the
-    seed. `start` may lack modules, since a branch adds modules to its base; ValueError for any
-    other difference.
+    seed. `start` may lack modules, since a branch adds modules to its base. Raises ValueError for
+    any other difference.
     """
     left = dict(start)
     for name, shape in parameter_shapes(config.model).items():
@@ -338,15 +331,15 @@ def add_noise(config: RunConfig, name: str, piece: Piece) -> Piece:
 
 
 def probe_norms(learner: Learner, sequences: np.ndarray) -> dict[str, float]:
-    """Measures the gradient norm of each module's matrices on a domain, by the module's domain.
+    """Returns {module's domain: gradient norm of the module's matrices} on a domain's sequences.
 
     `sequences` [num_sequences, seq_len + 1] are the domain's first. All modules are active and get
-    gradients, as in an unlabelled batch. The core gets none, which changes no module's gradient.
-    Biases are left out, because every module has the same gradient at its output bias (MLP outputs
-    are summed), which dominates the norm of narrow modules.
+    gradients, as in an unlabelled batch, and the core gets none. Biases are left out: MLP outputs
+    are summed, so the gradient of the output bias is the same in every module, and it dominates the
+    norm of narrow modules.
 
-    Returns the root mean square over `num_probed` micro-batches. Leaves weights, optimizer states
-    and gradients unchanged. All ranks must call this.
+    A norm is the root mean square over `num_probed` micro-batches. Weights, optimizer states and
+    gradients do not change. All ranks must call this.
     """
     config = learner.config
     modules = {module_set(domain): domain for domain in config.model.module_domains}

@@ -1,4 +1,4 @@
-"""Trains a run: a generator of step records. The caller evaluates, logs and saves between steps."""
+"""Trains a run as a generator of step records. Callers evaluate, log and save between steps."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,12 +24,12 @@ from gram_platform.train.optimizers import gradient_norms, learning_rate, weight
 
 
 class TrainingDiverged(RuntimeError):
-    """A loss or gradient norm is not finite; says the step, the domain and the learning rate."""
+    """A loss or gradient norm is not finite. The message has step, domain and learning rate."""
 
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One optimizer step; `step` counts completed steps, from 1."""
+    """One optimizer step. `step` counts completed steps from 1."""
 
     step: int
     learning_rate: float
@@ -52,16 +52,16 @@ def training_steps(
     first_step: int = 0,
     norms_every: int = 0,
 ) -> Iterator[StepRecord]:
-    """Trains from `first_step` to the schedule's end; yields a record after each optimizer step.
+    """Trains from `first_step` to the end of the schedule. Yields a record after each step.
 
-    A step trains on one window, whose micro-batches differ in domain and route. Each runs in
-    `num_passes` passes of the learner, or up to `num_merged` share a pass. The gradient is always
-    that of the mean of the micro-batches' losses, up to rounding. Parameter sets that no
+    A step trains on one window, whose micro-batches differ in domain and route. A micro-batch runs
+    in `num_passes` passes of the learner, or up to `num_merged` micro-batches share a pass. Up to
+    rounding, the gradient is that of the mean of the micro-batches' losses. Parameter sets that no
     micro-batch trains have no gradient.
 
-    Every `norms_every` steps (0: never), and after the last step, the record's norms are
-    `gradient/<set>`, before clipping, of the sets that the window trained, and `weights/<set>`
-    after the step. Raises TrainingDiverged before a non-finite gradient changes a weight.
+    Every `norms_every` steps (0 is never) and after the last step, records have the norms
+    `gradient/<set>` of the trained sets before clipping, and `weights/<set>` after the step. Raises
+    TrainingDiverged before a non-finite gradient changes a weight.
     """
     config = learner.config
     for step in range(first_step, config.num_steps):
@@ -90,10 +90,10 @@ def training_steps(
 def _accumulate_gradients(
     learner: Learner, window: list[MicroBatch], reader: ScheduleReader
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Runs every micro-batch forward and backward.
+    """Runs every micro-batch forward and backward. Returns cross entropies and minimised losses.
 
-    Returns their cross entropies and minimised losses over all ranks. Reads them from the device
-    once, after the whole window, because a read waits for all queued work.
+    They are means over ranks, and are read from the device once per window, because a read waits
+    for all queued work.
     """
     num_losses, ranks = len(window) * learner.num_passes, (learner.rank, learner.num_ranks)
     values, num_done = torch.zeros(2, len(window), device=learner.device), 0
@@ -122,8 +122,8 @@ def _run_pass(
 ) -> Tensor:
     """Runs a pass of `passes_of_window`, or a part of a micro-batch, forward and backward.
 
-    Returns the cross entropy and minimised loss of each: [2, len(micro_batches)], detached.
-    `num_losses` counts the window's losses, `is_last` marks its last pass.
+    Returns each micro-batch's cross entropy and minimised loss, [2, len(micro_batches)], detached.
+    `num_losses` counts the window's losses, and `is_last` marks its last pass.
     """
     number = len(micro_batches)
     trained = frozenset().union(*(micro_batch.route.trained for micro_batch in micro_batches))
@@ -152,9 +152,10 @@ def _run_pass(
 def active_rows(
     micro_batches: Sequence[MicroBatch], num_rows: int, device: torch.device
 ) -> tuple[ActiveModules, int | None]:
-    """Returns the active modules of a pass, and how many first sequences train the core.
+    """Returns the active modules of a pass, and the number of first sequences that train the core.
 
-    Each micro-batch has `num_rows` sequences. The number is None if all train the core, or none.
+    Each micro-batch has `num_rows` sequences. The number is None if all sequences train the core,
+    or none.
     """
     routes = [micro_batch.route for micro_batch in micro_batches]
     rows = torch.arange(len(routes) * num_rows).view(-1, num_rows)
@@ -175,7 +176,6 @@ def active_rows(
 
 
 def _forgetting(objective: Objective, domains: Sequence[str], minimised: Sequence[float]) -> float:
-    """Averages the forget term, without the 2 of `training_loss`, over forget micro-batches."""
     losses = zip(domains, minimised, strict=True)
     terms = [value / 2.0 for domain, value in losses if domain in objective.forget]
     return sum_in_order(terms) / len(terms) if terms else math.inf

@@ -1,7 +1,7 @@
-"""Updates parameter sets: learning-rate schedule, AdamW for each set, gradient clipping.
+"""Updates parameter sets: learning rate, AdamW for each set, clipping, and norms by set.
 
-Measures norms by set. Works on lists of tensors, for which a GPU needs few kernels, and on this
-rank's rows of sharded tensors.
+Functions take lists of tensors, for which a GPU needs few kernels. Sharded tensors have only this
+rank's rows.
 """
 
 import math
@@ -18,9 +18,9 @@ Sets = Mapping[str, Mapping[str, nn.Parameter]]
 
 
 def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
-    """Returns the rate of step 0 <= step < num_steps: warm-up, stable, decay.
+    """Returns the learning rate of step 0 <= step < num_steps: warm-up, constant, decay.
 
-    Linear from peak/warmup_steps to peak, constant, then linear down to peak/decay_steps at the
+    It is linear from peak/warmup_steps to peak, constant, then linear to peak/decay_steps at the
     last step. Fractions are of the run's steps, rounded to whole steps.
     """
     warmup_steps = round(config.warmup_fraction * num_steps)
@@ -33,14 +33,14 @@ def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
 
 
 def set_learning_rate(optimizers: Mapping[str, torch.optim.AdamW], rate: float) -> None:
-    """Sets every optimizer's rate: sets that step rarely follow the global step too [ours]."""
+    """Sets the rate of every optimizer. Sets that step rarely follow the global step too [ours]."""
     for optimizer in optimizers.values():
         for group in optimizer.param_groups:
             group["lr"] = rate
 
 
 def make_optimizers(config: OptimizerConfig, sets: Sets) -> dict[str, torch.optim.AdamW]:
-    """Makes one AdamW for each set; only `decay_vectors` decays vectors too."""
+    """Makes an AdamW for each set. Vectors decay only with `decay_vectors`."""
     return {name: _adamw(config, list(parameters.values())) for name, parameters in sets.items()}
 
 
@@ -55,9 +55,9 @@ def _adamw(config: OptimizerConfig, parameters: list[nn.Parameter]) -> torch.opt
 
 
 def clip_gradients(sets: Sets, config: OptimizerConfig) -> float:
-    """Scales gradients down to `clip_norm` (0: never); returns their former norm [ours].
+    """Scales gradients down to `clip_norm` (0 is never) and returns the norm before [ours].
 
-    The norm is over all sets and their gradients, the factor that of torch's `clip_grad_norm_`.
+    The norm is over the gradients of all sets. The factor is as in torch's `clip_grad_norm_`.
     """
     gradients = [p.grad for named in sets.values() for p in named.values() if p.grad is not None]
     norm = torch.linalg.vector_norm(_tensor_norms(gradients))
@@ -68,9 +68,10 @@ def clip_gradients(sets: Sets, config: OptimizerConfig) -> float:
 
 
 def add_gradients(pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
-    """Moves the gradient of each (copy, float32 master) to the master's.
+    """Moves the gradient of each copy to its float32 master. `pairs` are (copy, master).
 
-    A GPU adds lists of one dtype by few kernels, so it converts first; a CPU converts as it adds.
+    A GPU adds lists of one dtype with few kernels, so it converts first. A CPU converts while it
+    adds.
     """
     pairs = [pair for pair in pairs if pair[0].grad is not None]
     gradients = [copy.grad for copy, _ in pairs]
@@ -89,9 +90,9 @@ def add_gradients(pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]) -> None:
 
 
 def gradient_norms(sets: Sets) -> dict[str, float]:
-    """Measures the norm of every set's gradients; leaves out sets without gradients.
+    """Measures the norm of every set's gradients, except of sets without gradients.
 
-    All ranks must call this; one reduction serves all sets.
+    All ranks must call this.
     """
     groups = {}
     for name, named in sets.items():
@@ -101,19 +102,18 @@ def gradient_norms(sets: Sets) -> dict[str, float]:
 
 
 def weight_norms(sets: Sets) -> dict[str, float]:
-    """Measures the norm of every set's weights; see `gradient_norms`."""
+    """Measures the norm of every set's weights. All ranks must call this."""
     return _norms({name: [p.detach() for p in named.values()] for name, named in sets.items()})
 
 
 def _norms(groups: Mapping[str, Sequence[Tensor]]) -> dict[str, float]:
-    """Combines norms by group, with a single transfer from the device."""
     tensors = [tensor for group in groups.values() for tensor in group]
     left = iter(_tensor_norms(tensors).tolist())
     return {name: math.hypot(*(next(left) for _ in tensors)) for name, tensors in groups.items()}
 
 
 def _tensor_norms(tensors: Sequence[Tensor]) -> Tensor:
-    """Returns every tensor's norm; sharded ones take one all-reduce over the ranks of a copy."""
+    """Returns the norm of every tensor, for sharded tensors over the ranks that share a copy."""
     norms = torch.stack(torch._foreach_norm(_locals(tensors)))
     if not _is_sharded(tensors[0]):
         return norms
@@ -129,5 +129,5 @@ def _locals(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _is_sharded(tensor: Tensor) -> bool:
-    """Finds a DTensor by its method: importing its class takes one process half a second."""
+    """Tells whether a tensor is a DTensor, whose class would take half a second to import."""
     return hasattr(tensor, "to_local")

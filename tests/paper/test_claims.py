@@ -418,7 +418,7 @@ def test_pages_show_claims_at_the_profile_of_the_tiles():
     assert matrix.text == f"Profile {profile}."
     assert set(differences.table["profile"]) == {profile}
     assert "profile was fixed before" in matrix.markup
-    assert profile in summary_text(study.record, whole).partition("the paper's claims")[2]
+    assert profile in summary_text(study.record, whole).partition("published claims")[2]
 
 
 def test_claims_whose_profile_is_missing_are_not_judged_at_another():
@@ -432,7 +432,7 @@ def test_claims_whose_profile_is_missing_are_not_judged_at_another():
     claims = judged_claims(study.record, analysis)
     assert claims.empty
     assert (
-        "core+chemistry" not in summary_text(study.record, study).partition("the paper's claims")[2]
+        "core+chemistry" not in summary_text(study.record, study).partition("published claims")[2]
     )
     assert claim_sections(dataclasses.replace(study, claims=claims)) == []
 

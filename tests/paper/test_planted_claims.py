@@ -9,6 +9,7 @@ import pytest
 
 from gram_platform.analysis.localization import CONTROL, FORGET, RETAIN
 from gram_platform.analysis.ratios import MEAN
+from gram_platform.analysis.recovery import RECOVERY
 from gram_platform.analysis.sweeps import SWEEP_CLASSES
 from gram_platform.analysis.tables import CLASSES, NUM_DOMAINS
 from gram_platform.paper.claims import CLAIMS, COMPARED, FIRST, LAST, POSITIVE, Claim, Side
@@ -58,15 +59,18 @@ def planted(study: str, claim: Claim, difference: float, spread: float) -> pd.Da
         for side in claim.terms:
             values.setdefault(cell(side, claim, study), {})[side.name] = 1.0
         values[cell(claim.left, claim, study)][claim.left.name] += difference + spread * noise
+        for value in values.values():
+            value |= dict.fromkeys(("reached_50", "reached_90"), 1.0)
         own = [
             dict(zip(("method", "size", "variant", "profile"), key, strict=True)) | v
             for key, v in values.items()
         ]
         rows += [row | {"seed": seed} for row in own]
     frame = pd.DataFrame(rows).reindex(
-        columns=["method", "size", "variant", "profile", "seed", *CLASSES]
+        columns=["method", "size", "variant", "profile", "seed", *CLASSES, *RECOVERY]
     )
     counts = {NUM_DOMAINS[name]: frame[name].notna().astype(int) for name in CLASSES}
+    counts["num_elicited"] |= frame["steps_to_90"].notna().astype(int)
     return frame.sort_values("variant", key=lambda v: v.str.len()).assign(retained="x", **counts)
 
 

@@ -102,7 +102,8 @@ CANNOT_TELL_ON_PUBLISHED = [  # intervals cross a margin: the three seeds of 50M
 ]
 # Dual use's claims on composing are judged on composability.
 NUM_JUDGED = {
-    "stories": len(STORIES_CLAIMS),
+    # All but SGTM's claim, which has other authors.
+    "stories": len(STORIES_CLAIMS) - 1,
     "scaling": 7 * 10 + 6,
     "dual_use": 15,
     "titration": 6,

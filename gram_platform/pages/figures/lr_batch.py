@@ -1,4 +1,4 @@
-"""Draws the LR/batch grid of each size with its surface and minima, and the laws through these."""
+"""Draws a grid of learning rates and batch sizes with its surface, and laws of the optima."""
 
 import math
 
@@ -28,23 +28,22 @@ from gram_platform.pages.figures.style import (
 
 AXIS_TITLES = {"lr": "Peak learning rate", "batch": "Batch (sequences)"}
 NUM_CONTOURS = 14
-# The outline of markers over contours.
 OUTLINE = {"width": 1, "color": "white"}
-# The axis of a law leaves out optima farther than this factor from both laws.
+# An optimum farther than this factor from both laws does not extend the axis of a law.
 FAR = 30.0
-# The axes of a surface leave out a minimum farther than this factor beyond the grid.
+# A minimum farther than this factor beyond the grid does not extend the axes of a surface.
 BEYOND = 4.0
 
 
 def surface_figure(
     cells: pd.DataFrame, optima: pd.DataFrame, surfaces: pd.DataFrame, size: str
 ) -> go.Figure:
-    """Draws the cells and minima of one size over the contours of the pooled fit, in log scales.
+    """Draws the cells and minima of one size over the contours of the pooled fit, on log axes.
 
-    The frames are `lr_grid`'s. A click on a cell opens its `url`, if there is this column. The
-    pooled minimum is a star, and its bars span predicted losses within 0.1% of it. Each seed's
-    minimum is a small diamond. Without a pooled minimum the best cell is ringed. Cells with a
-    diverged seed, which the fit leaves out, are crosses.
+    The frames come from `lr_grid`. If cells have a `url`, a click on a cell opens it. The minimum
+    of all seeds is a star, whose bars span predicted losses within 0.1% of the minimum. The minimum
+    of each seed is a small diamond. If the pooled fit has no minimum, a ring marks the best cell.
+    Cells with a diverged seed are crosses, and the fit leaves them out.
     """
     of_size, minima = cells[cells["size"] == size], optima[optima["size"] == size]
     figure = go.Figure()
@@ -72,11 +71,11 @@ def surface_figure(
 def law_figure(
     lines: pd.DataFrame, optima: pd.DataFrame, laws: pd.DataFrame, quantity: str
 ) -> go.Figure:
-    """Draws the optima of `quantity` (lr or batch) against parameters, and their law, log-log.
+    """Draws the optima of `quantity` (lr or batch) against parameters on log axes, and their law.
 
     Bars span predicted losses within 0.1% of the minimum. Hollow optima lie at the edge of their
     grid. The band is the law's 90% interval over seeds. The dashed line is the paper's law. A law
-    that does not predict at these sizes has no line, and the title says why ours does not.
+    that does not predict at these sizes has no line. If our law has none, the title says why.
     """
     line = lines[lines["quantity"] == quantity]
     law = laws[laws["quantity"] == quantity].iloc[0]

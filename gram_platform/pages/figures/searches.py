@@ -1,4 +1,4 @@
-"""Draws a search by Optuna: the objective of its trials in order, and against each parameter."""
+"""Draws the objective of an Optuna search, by trial and against each parameter."""
 
 from collections.abc import Sequence
 
@@ -35,7 +35,6 @@ from gram_platform.pages.figures.style import (
 )
 
 FEW_TRIALS = 12
-# The most run ids in a hover.
 MAX_RUNS = 3
 WITH_VALUE = "trial (star: the best)"
 # The height of trials without a value is on a second axis from 0 to 1.
@@ -48,7 +47,7 @@ UNMEASURED = {
 def history_figure(trials: pd.DataFrame, objective: str) -> go.Figure:
     """Draws the objective of every finished trial by number, and the best so far as a line.
 
-    Trials without a value are crosses at the top edge, open if they failed.
+    Diverged trials are crosses at the top edge. Failed trials are open crosses.
     """
     figure = plot_optimization_history(_study_of(trials, objective), target_name=objective)
     best = {"name": "best so far", "line": {"color": GREEN, "shape": "hv"}}
@@ -60,9 +59,9 @@ def history_figure(trials: pd.DataFrame, objective: str) -> go.Figure:
 
 
 def slice_figure(trials: pd.DataFrame, parameter: Parameter, objective: str) -> go.Figure:
-    """Draws the objective of every finished trial against a parameter, on its range and scale.
+    """Draws the objective of every finished trial against a parameter.
 
-    The colour is the trial's number.
+    The axis has the parameter's range and scale. The colour is the trial's number.
     """
     rows = trials[trials[parameter.name].notna()]
     study = _study_of(rows, objective, parameter)
@@ -91,7 +90,6 @@ def search_figures(
 def _study_of(
     trials: pd.DataFrame, objective: str, parameter: Parameter | None = None
 ) -> optuna.Study:
-    """Returns a study in memory with the trials in their order; those without a value failed."""
     study, ranges = optuna.create_study(), {}
     if parameter:
         values = [parameter.low, parameter.high, *trials[parameter.name]]
@@ -105,17 +103,14 @@ def _study_of(
 
 
 def runs_text(runs: str) -> list[str]:
-    """Returns the line of a hover that names the first runs, [] without a run."""
+    """Returns a list with one hover line, which names the first runs, or [] without a run."""
     ids = str(runs).split()
     more = f" and {len(ids) - MAX_RUNS} more" if len(ids) > MAX_RUNS else ""
     return [f"runs {' '.join(ids[:MAX_RUNS])}{more}"] if ids else []
 
 
 def _add_facts(figure: go.Figure, trials: pd.DataFrame, x: str, objective: str) -> None:
-    """Marks the best trial, adds trials without a value, and tells what a hover says.
-
-    Trials without a value have an invisible axis of their own, which is not zoomed.
-    """
+    """Marks the best trial, adds trials without a value on a second axis, and sets hover texts."""
     done = select_finished(trials, objective)
     if len(done):
         is_best = done.index == done[objective].idxmin()
@@ -133,7 +128,6 @@ def _add_facts(figure: go.Figure, trials: pd.DataFrame, x: str, objective: str) 
 
 
 def _hover(trials: pd.DataFrame) -> dict:
-    """Returns a trace's properties, with the text of each trial and its page in MLflow."""
     skipped = {SEARCH, TRIAL, STATE, RUNS, URL, ELAPSED, STARTED}
     names, rows = [name for name in trials.columns if name not in skipped], []
     for trial in trials.to_dict("records"):

@@ -42,10 +42,10 @@ CLASS_TITLES = {
     "forget": "Forget (lower is better)",
     "elicited": "Elicited forget (lower is better)",
 }
-# Methods without a series: the baseline is the line at 1.
+# Methods without a series. The baseline is the line at 1.
 HIDDEN = ("baseline",)
 SIZE_HOVER = "<b>%{fullData.name}</b>, %{customdata[0]} (%{x:.3s})"
-# How far our bar moves to the left and the paper's point to the right, where both are drawn.
+# If both are drawn, our bar moves to the left and the paper's point to the right by this.
 OFFSET = 0.2
 # The letters in a line of a label below bars, and the line's height in pixels.
 MAX_LETTERS, LINE_HEIGHT = 10, 13
@@ -54,10 +54,10 @@ MAX_LETTERS, LINE_HEIGHT = 10, 13
 def aggregate_figure(
     table: pd.DataFrame, size: str, value: str, theirs: pd.DataFrame | None = None
 ) -> go.Figure:
-    """Draws one class of the `mean` rows at one size: a bar for each method with its interval.
+    """Draws the means of one class at one size, as a bar with an interval for each method.
 
-    `theirs`, rows in the columns of table.csv, adds hollow diamonds with intervals. The four
-    classes share one scale. The figure is empty if no method has a value.
+    `theirs` has the columns of table.csv, and is drawn as hollow diamonds with intervals. The
+    figures of the four classes share one scale.
     """
     means = table[
         (table["profile"] == MEAN) & (table["size"] == size) & ~table["method"].isin(HIDDEN)
@@ -102,10 +102,11 @@ def scaling_figure(
     value: str,
     published: pd.DataFrame | None = None,
 ) -> go.Figure:
-    """Draws one class of a table at one profile against the number of parameters, log scale.
+    """Draws one class at one profile against the number of parameters, on a log axis.
 
-    `parameters` gives the count of each size. `published`, a table like `table`, adds thin lines of
-    hollow markers for the methods drawn. Methods without the profile or the class have no line.
+    `parameters` gives the count of each size. `published` is a table like `table`. Its rows for the
+    methods of `table` are thin lines with hollow markers. A method without the profile or the class
+    has no line.
     """
     if published is None:
         published = table.iloc[:0]
@@ -128,13 +129,13 @@ def scaling_figure(
 
 
 def class_table(rows: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Selects the columns of the study's table that a figure of one class draws, for its CSV."""
+    """Selects the columns of a table that a figure of one class draws, for the figure's CSV."""
     first = ("source", "method", "size", "parameters", "profile", VARIANT)
     return rows.filter([*first, *(value + end for end in ENDS), "num_seeds", "runs"])
 
 
 def class_means(*frames: pd.DataFrame) -> np.ndarray:
-    """Returns the means of every class, whose panels have one scale, so that they compare."""
+    """Returns the means of all classes, whose figures share one scale."""
     return pd.concat(frames)[list(CLASS_TITLES)].to_numpy(float).ravel()
 
 
@@ -161,11 +162,11 @@ def _add_published(figure: go.Figure, line: pd.DataFrame, value: str, style: Sty
 
 
 def profile_bars_figure(domains: pd.DataFrame, method: str, size: str) -> go.Figure:
-    """Draws bars for each profile and domain: solid if core or retained, hatched if forgotten.
+    """Draws a bar for each profile and domain, hatched if the domain is forgotten.
 
-    The outline around a hatched bar is the value after an attack on the domain. `domains` is
-    `domain_table`'s frame. All methods at a size have the same axes, so a profile that a method
-    lacks has no bars. The figure is empty if the frame lacks the method or size.
+    The outline around a hatched bar is the value after an attack on the domain. `domains` is the
+    result of `domain_table`. All methods at a size have the same axes, so a profile that a method
+    lacks has no bars.
     """
     of_size = domains[(domains["size"] == size) & ~domains["method"].isin(HIDDEN)]
     rows, figure = of_size[of_size["method"] == method], go.Figure()
@@ -247,11 +248,11 @@ LINE_POINTS = 80
 
 
 def learning_curve_figure(curves: pd.DataFrame, fits: pd.DataFrame, size: str) -> go.Figure:
-    """Draws validation loss against step at one size: every seed's points, each domain's fit.
+    """Draws validation loss against step at one size, with all points and each domain's fit.
 
-    `curves` has `size, seed, step, domain, loss` (and `run_id` for the hover), `fits` the columns
-    of `fits_frame`. Both axes are logarithmic. The legend has one entry for each domain and marks
-    poor fits and fits at a bound.
+    `curves` has `size, seed, step, domain, loss` and may have `run_id`, which the hover shows.
+    `fits` has the columns of `fits_frame`. Both axes are logarithmic. The legend has one entry for
+    each domain and marks poor fits and fits at a bound.
     """
     points, laws = curves[curves["size"] == size], fits[fits["size"] == size].set_index("domain")
     figure = go.Figure()
@@ -318,11 +319,11 @@ def _add_fit(figure: go.Figure, fit: pd.Series, style: Style, warning: str) -> N
 def variant_figure(
     table: pd.DataFrame, varies: str, size: str, profile: str, value: str, study: str = ""
 ) -> go.Figure:
-    """Draws one class of the rows of a size and profile against the column `variant`.
+    """Draws one class at a size and profile against the column `variant`.
 
     Hollow diamonds are the paper's values for `study`, at the paper's scale. The baseline is drawn
-    only if a value differs from 1. Variants that are no numbers are drawn only if there are fewer
-    than two numbers. The figure is empty if there is no value.
+    only if one of its values differs from 1. If at least two variants are numbers, the others are
+    left out.
     """
     variants = list(dict.fromkeys(table[VARIANT]))
     numbers = [variant for variant in variants if is_numeric([variant])]
@@ -357,8 +358,8 @@ def variant_figure(
 def domain_variant_figure(domains: pd.DataFrame, varies: str, method: str, size: str) -> go.Figure:
     """Draws every domain of a method against the variants, under the profile core+domain.
 
-    `domains` is `domain_table`'s frame with a column `variant`. A domain without this profile is
-    drawn under core. The figure is empty if there is no row.
+    `domains` is the result of `domain_table` with a column `variant`. A domain without this profile
+    is drawn under core.
     """
     rows = domains[(domains["method"] == method) & (domains["size"] == size)]
     variants, figure, lines = list(dict.fromkeys(rows[VARIANT])), go.Figure(), []

@@ -1,7 +1,7 @@
-"""Styles every figure: colours, markers and dashes, and a layout for light and dark pages.
+"""Defines colours, markers, dashes and the layout of all figures, for light and dark pages.
 
 Colours are Okabe and Ito's set for colour-blind readers, without black and yellow, which vanish on
-a dark or a white page. Markers and dashes differ too.
+a dark or a white page.
 """
 
 import math
@@ -22,11 +22,9 @@ BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PURPLE, SKY, GREY = "#CC79A7", "#56B4E9", "#8C8C8C"
 # A dark page recolours both.
 INK, GRID = "#5f6368", "rgba(128, 128, 128, 0.28)"
-# What a legend calls a published value.
 IN_PAPER = "the paper, at its scale"
 # The heights of a figure, of a row of its legend and of a further line of its title, in pixels.
 HEIGHT, LEGEND_ROW, TITLE_ROW = 360, 20, 18
-# The most letters in a further line of a title.
 TITLE_LETTERS = 64
 # Where an axis of compute ratios ends if no mean is higher.
 RATIO_END = 1.2
@@ -80,7 +78,7 @@ def method_style(method: str) -> Style:
 
 
 def domain_styles(domains: Sequence[str]) -> dict[str, Style]:
-    """Returns a style for each domain: core first, in grey, then by name.
+    """Returns a style for each domain. Core is grey and comes first, then domains follow by name.
 
     Colours repeat after seven domains, with other symbols and dashes.
     """
@@ -98,7 +96,7 @@ def translucent(colour: str, opacity: float = 0.18) -> str:
 
 
 def lay_out(figure: go.Figure, title: str, x: str, y: str) -> go.Figure:
-    """Gives the figure the common layout: transparent, as wide as its frame, the legend below."""
+    """Applies the common layout: transparent, as wide as the frame, with the legend below."""
     legend = {
         "orientation": "h",
         "yref": "container",
@@ -159,15 +157,15 @@ def whiskers(
 ) -> dict | None:
     """Returns error bars of a column, from `<prefix>low` to `<prefix>high`.
 
-    `prefix` is `<value>_` by default. A value without an interval has no bar. None if no value has
-    an interval.
+    `prefix` is `<value>_` by default. A value without an interval has no bar. Returns None if no
+    value has an interval.
     """
     prefix = f"{value}_" if prefix is None else prefix
     names = (value, f"{prefix}low", f"{prefix}high")
     values, low, high = (rows[name].to_numpy(float) for name in names)
     if not np.isfinite(high - low).any():
         return None
-    # Arrays, not lists: plotly would draw the caps of a bar for NaN in a list.
+    # In a list, plotly would draw the caps of a bar for NaN.
     return {
         "type": "data",
         "thickness": thickness,
@@ -179,7 +177,7 @@ def whiskers(
 
 
 def log_axis(update: Callable, ticks: Sequence[float], texts: Sequence[str] = ()) -> None:
-    """Makes an axis logarithmic with these ticks; `update` is `update_xaxes` or `update_yaxes`."""
+    """Makes an axis logarithmic with these ticks. `update` is `update_xaxes` or `update_yaxes`."""
     update(type="log", tickvals=ticks, ticktext=texts or list(map(_tick, ticks)))
 
 
@@ -192,7 +190,7 @@ def _tick(value: float) -> str:
 
 
 def with_table(figure: go.Figure, rows: pd.DataFrame, fractions: str | None = "%.6f") -> go.Figure:
-    """Gives the figure the table that it draws, for the page's link below it."""
+    """Attaches the drawn table to a figure. The page offers it as a link below the figure."""
     return figure.update_layout(meta={"csv": quote(table_csv(rows, fractions))})
 
 
@@ -215,7 +213,7 @@ def _short(count: float) -> str:
 def add_band(
     figure: go.Figure, x, low, high, style: Style, opacity: float = 0.18, group: str = ""
 ) -> None:
-    """Adds the area between `low` and `high`, which the legend hides with the style's series."""
+    """Fills the area from `low` to `high`. The legend hides it with the series of `style`."""
     figure.add_scatter(
         x=[*x, *x[::-1]],
         y=[*high, *low[::-1]],
@@ -232,7 +230,7 @@ def add_band(
 def add_line(
     figure: go.Figure, rows: pd.DataFrame, x: str, y: str, style: Style, hover: dict | None = None
 ) -> None:
-    """Adds a line of column `y` with its intervals: a band, or error bars for a single interval."""
+    """Adds a line of column `y` with a band of its intervals, or an error bar for a single one."""
     low, high = rows[f"{y}_low"], rows[f"{y}_high"]
     is_sure = low.notna() & high.notna()
     has_band = is_sure.sum() > 1
@@ -254,7 +252,7 @@ def add_line(
 
 
 def add_points(figure: go.Figure, places: Iterable, points: Iterable[tuple], colour: str) -> None:
-    """Marks the values of two seeds, which have no interval, at each place."""
+    """Marks both values at each place with two seeds, since two seeds have no interval."""
     pairs = [(at, value) for at, pair in zip(places, points, strict=True) for value in pair]
     if pairs:
         marker = {"symbol": "circle-open", "size": 5, "color": colour}
@@ -284,7 +282,7 @@ def add_paper_points(
 
 
 def level_line(figure: go.Figure, level: float, name: str) -> None:
-    """Adds a dotted horizontal line, named in the legend, since a label would cover points."""
+    """Adds a dotted horizontal line, which the legend names because a label would cover points."""
     line = {"color": GREY, "dash": "dot", "width": 1.5}
     figure.add_hline(y=level, line=line, name=name, showlegend=True, legendrank=2000)
     figure.update_layout(showlegend=True)
@@ -295,14 +293,14 @@ def reference_line(figure: go.Figure) -> None:
 
 
 def ratio_end(means: Iterable[float]) -> float:
-    """Returns the upper end of an axis of compute ratios: RATIO_END, or just above all means."""
+    """Returns the upper end of an axis of compute ratios: RATIO_END, or 5% above all means."""
     return max(RATIO_END, 1.05 * float(np.nanmax([*means, 1.0])))
 
 
 def ratio_axis(figure: go.Figure, means: Iterable[float]) -> None:
-    """Makes the vertical axis one of compute ratios, which begins at 0, and cuts intervals there.
+    """Starts the vertical axis of compute ratios at 0, and cuts intervals at its ends.
 
-    `means` are of all figures with the same axis.
+    `means` are the means of all figures with the same axis.
     """
     span = 0.0, ratio_end(means)
     figure.update_yaxes(range=span)
@@ -310,7 +308,7 @@ def ratio_axis(figure: go.Figure, means: Iterable[float]) -> None:
 
 
 def cut_intervals(figure: go.Figure, axis: str, span: Sequence[float]) -> None:
-    """Ends intervals along `axis` at its span, with an arrow whose hover has the interval's end."""
+    """Cuts intervals at the ends of an axis, with an arrow whose hover has the true end."""
     other = "yx"["xy".index(axis)]
     for trace in figure.data:
         error, middle = trace[f"error_{axis}"], np.array(trace[axis], float)
@@ -339,7 +337,7 @@ def cut_intervals(figure: go.Figure, axis: str, span: Sequence[float]) -> None:
 
 
 def pad_range(values: Iterable[float]) -> list[float]:
-    """Returns the ends of an axis: the values' range and 5% on either side, without NaN."""
+    """Returns the range of the values, without NaN, with 5% added on either side."""
     numbers = np.array([*values])
     low, high = float(np.nanmin(numbers)), float(np.nanmax(numbers))
     margin = 0.05 * max(high - low, 0.1)
@@ -347,9 +345,9 @@ def pad_range(values: Iterable[float]) -> list[float]:
 
 
 def log_ticks(low: float, high: float, steps: Sequence[float] = ()) -> list[float]:
-    """Returns the multiples `steps` of powers of ten from `low` to `high`, both positive.
+    """Returns the products of `steps` and powers of ten from `low` to `high`, both positive.
 
-    The default steps are 1, 2 and 5, or closer ones if fewer than three ticks fit.
+    The default steps are 1, 2 and 5, or closer steps if fewer than three ticks fit.
     """
     decades = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
     for chosen in [steps] if steps else TICK_STEPS:
@@ -361,7 +359,7 @@ def log_ticks(low: float, high: float, steps: Sequence[float] = ()) -> list[floa
 
 
 def hover_runs(rows: pd.DataFrame) -> np.ndarray:
-    """Returns the lines of run ids for each row's hover, blank without a column `runs`."""
+    """Returns the hover text of each row's run ids, or "" without a column `runs`."""
     runs = rows.get("runs", pd.Series("", rows.index))
     return runs.fillna("").str.replace(", ", "<br>").to_numpy(object)
 
@@ -369,8 +367,8 @@ def hover_runs(rows: pd.DataFrame) -> np.ndarray:
 def ratio_hover(rows: pd.DataFrame, prefix: str, head: str, named: Sequence = ()) -> dict:
     """Returns a trace's hover properties: a line `head`, then value, interval, seeds and runs.
 
-    The intervals are `<prefix>low, <prefix>high`. `named` becomes the first column of customdata,
-    which `head` may show.
+    The intervals are in the columns `<prefix>low` and `<prefix>high`. `named` becomes the first
+    column of customdata, which `head` may show.
     """
     first = [named] if len(named) else []
     low, high, seeds, runs = (f"%{{customdata[{len(first) + i}]" for i in range(4))

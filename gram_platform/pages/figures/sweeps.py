@@ -1,4 +1,4 @@
-"""Draws compute ratio against the value of a hyperparameter (a knob), over the paper's curves."""
+"""Draws compute ratio against the value of a hyperparameter (a knob), with the paper's curves."""
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -36,11 +36,10 @@ CLASS_STYLES = {
 
 
 def sweep_figure(table: pd.DataFrame, knob: str, method: str, size: str, value: str) -> go.Figure:
-    """Draws one class against the values of a knob; `table` is `SweepAnalysis.table`.
+    """Draws one class against the values of a knob. `table` is `SweepAnalysis.table`.
 
-    Core has two lines, with one module and with none, if the paper's figure has both. The paper's
-    curves are dashed with hollow markers. The panels of a knob share one scale. The figure is empty
-    if the table has no value.
+    If the paper's figure shows core with one module and with none, core has two lines. The paper's
+    curves are dashed with hollow markers. The panels of a knob share one scale.
     """
     is_shown = (table["knob"] == knob) & (table["method"] == method) & (table["size"] == size)
     rows, names = table[is_shown].sort_values("value", kind="stable"), _lines(knob, value)
@@ -63,7 +62,7 @@ def sweep_figure(table: pd.DataFrame, knob: str, method: str, size: str, value: 
 
 
 def sweep_figures(table: pd.DataFrame) -> dict[str, go.Figure]:
-    """Draws every panel with a value, by a name such as `p_cr-gram-0.4M-core`."""
+    """Returns {name: figure} of the panels with a value. An example is `p_cr-gram-0.4M-core`."""
     sweeps = dict.fromkeys(zip(table["knob"], table["method"], table["size"], strict=True))
     figures = {
         f"{knob}-{method}-{size}-{value}": sweep_figure(table, knob, method, size, value)
@@ -74,7 +73,6 @@ def sweep_figures(table: pd.DataFrame) -> dict[str, go.Figure]:
 
 
 def _lines(knob: str, value: str) -> tuple[str, ...]:
-    """Returns the classes of a panel, which are several for core if the paper's figure has them."""
     if value != "core":
         return (value,)
     return tuple(name for name in PAPER_SWEEPS[knob].curves if name.startswith("core"))

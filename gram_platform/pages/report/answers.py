@@ -1,4 +1,4 @@
-"""Answers a study's question in sentences, and says what its numbers lack and how sure they are."""
+"""Answers a study's question in sentences, and names missing values and the sizes of errors."""
 
 import math
 import re
@@ -34,7 +34,7 @@ from gram_platform.paper.verdicts import (
     separation,
 )
 
-# By the class that a claim is about, the last of its sides in this order.
+# By class. A claim about two classes is about the later one.
 QUESTIONS = {
     "core": "Is core kept?",
     "retain": "Is the retained domain kept?",
@@ -43,14 +43,13 @@ QUESTIONS = {
 }
 ANSWERS = {AGREE: "Yes", DISAGREE: "No", CANNOT_TELL: "Cannot tell", "": "Not judged"}
 ANSWERS |= {NOT_MEASURABLE: "Not measurable here"}
-# The methods that the main numbers prefer.
 FIRST = ("gram", "filtering")
 
 
 def answer_study(study: Results) -> list[str]:
-    """Returns the place of the main numbers, then a sentence for each group of claims there.
+    """Returns sentences: methods, size and profile, then an answer for each group of claims.
 
-    The ratios come before the claims if no claim of the paper is about this place.
+    If no claim of the paper is about these numbers, the second sentence has the compute ratios.
     """
     main = headline_rows(study)
     if main.empty:
@@ -86,7 +85,7 @@ def _describe_place(study: Results, main: pd.DataFrame) -> str:
 
 
 def _claims_here(study: Results, main: pd.DataFrame) -> Iterator[tuple[Claim, Mapping]]:
-    """Yields the claims at the size and variant of `main` that compare methods or classes."""
+    """Yields (claim, row) of the claims about ratios at the size and variant of `main`."""
     first, methods = main.iloc[0], set(main["method"])
     separations = (separation(method, first["size"]) for method in methods)
     claims = {claim.text: claim for claim in CLAIMS.get(study.record.compare_with, separations)}
@@ -126,7 +125,10 @@ def ratio_text(study: Results, row: Mapping[str, Any], name: str) -> str:
 
 
 def error_text(interval: Interval, unit: float) -> str:
-    """Writes a mean, with the error of seeds and unit if it has an interval; "" for NaN."""
+    """Writes "0.93 ± 0.05" for an interval, "0.93" without an interval, or "" for NaN.
+
+    The error is the half-width of the interval and the unit's error `unit`, added in quadrature.
+    """
     if math.isnan(interval.mean):
         return ""
     if math.isnan(interval.low):
@@ -136,10 +138,10 @@ def error_text(interval: Interval, unit: float) -> str:
 
 
 def headline_rows(study: Results) -> pd.DataFrame:
-    """Selects the rows of the two main methods at the shown profile, one size and variant.
+    """Selects the rows of the two main methods at the main profile and at one size and variant.
 
-    Places with numbers of both methods and their intervals come first, then the largest size, then
-    the last variant.
+    A size and variant with ratios of both methods comes first, then one with intervals, then the
+    largest size, then the last variant.
     """
     table = study.table if VARIANT in study.table else study.table.assign(**{VARIANT: ""})
     methods = [method for method in dict.fromkeys(table["method"]) if method not in HIDDEN]
@@ -167,18 +169,31 @@ OF_TEXT = re.compile(r" --(?:corpus|core-label|storage)[ =](?:'[^']*'|\S+)")
 
 
 def warning_sections(study: Results) -> list[Section]:
-    """Says which nodes and values are missing; [] if none is."""
-    text = _describe_missing(study)
+    """Returns a section that names missing nodes and values, or [] if none is missing."""
+    runs, num_missing = study.runs, len(study.analysis.missing)
+    counts = Counter(runs.get("status", ()))
+    counts[NOT_BEGUN] = len(study.record.ids - set(runs.get("id", ())))
+    states = {state: n for state, n in counts.items() if n and state != State.COMPLETE}
+    numbers = ", ".join(f"{number} {state}" for state, number in states.items())
+    lacking = f"Tables and figures lack {num_missing} value{'s' * (num_missing > 1)}."
+    parts = [
+        f"{sum(states.values())} of {counts.total()} nodes had no result when this page was written"
+        f" ({numbers})." * bool(states),
+        lacking * bool(num_missing),
+        f"Submit the study again to execute them; gram report {study.record.name} writes the page"
+        " again." * bool(states),
+    ]
+    text = " ".join(filter(None, parts))
     return [Section("Not finished", text, is_warning=True)] if text else []
 
 
 def terminal_warning(study: Results) -> str:
-    """Says for a log or a terminal how rough compute ratios are; "" if nothing is known."""
+    """Says for a terminal how inexact compute ratios are, or returns "" if nothing is known."""
     return " ".join(filter(None, (_poor_fits(study), unit_warning(study.record))))
 
 
 def limits_section(study: Results, main: pd.DataFrame) -> Section:
-    """Tabulates the errors of seeds, unit and fits; `main` has the rows of the main numbers."""
+    """Tabulates the errors of seeds, unit and fits. `main` is the result of `headline_rows`."""
     record = study.record
     halves = pd.Series([half for n in CLASSES for half in main[f"{n}_high"] - main[n]], dtype=float)
     unit = [_describe(size, errors) for size, errors in _unit_by_size(record).items()]
@@ -193,23 +208,6 @@ def limits_section(study: Results, main: pd.DataFrame) -> Section:
     table = pd.DataFrame(rows, columns=["error", "how large", "counted in"])
     title = "What limits these numbers"
     return Section(title, unit_warning(record), table=table, table_is_open=True)
-
-
-def _describe_missing(study: Results) -> str:
-    runs, num_missing = study.runs, len(study.analysis.missing)
-    counts = Counter(runs.get("status", ()))
-    counts[NOT_BEGUN] = len(study.record.ids - set(runs.get("id", ())))
-    states = {state: n for state, n in counts.items() if n and state != State.COMPLETE}
-    numbers = ", ".join(f"{number} {state}" for state, number in states.items())
-    lacking = f"Tables and figures lack {num_missing} value{'s' * (num_missing > 1)}."
-    parts = [
-        f"{sum(states.values())} of {counts.total()} nodes had no result when this page was written"
-        f" ({numbers})." * bool(states),
-        lacking * bool(num_missing),
-        f"Submit the study again to execute them; gram report {study.record.name} writes the page"
-        " again." * bool(states),
-    ]
-    return " ".join(filter(None, parts))
 
 
 def _poor_fits(study: Results) -> str:
@@ -230,9 +228,9 @@ def unit_error(record: StudyRecord, size: str, name: str) -> UnitError:
 
 
 def unit_warning(record: StudyRecord) -> str:
-    """Says by how much compute ratios may be off besides seeds, or how this is measured.
+    """Says how large the unit's error of compute ratios is, or how to measure it.
 
-    Returns "" if the runs are not ours, or if the preset is not judged.
+    Returns "" for numbers that were measured elsewhere, and for the preset without verdicts.
     """
     if record.preset in ("", UNJUDGED_PRESET):
         return ""
@@ -248,7 +246,7 @@ def unit_warning(record: StudyRecord) -> str:
     if unknown:
         parts.append(f"The unit's error is not known for this text at {', '.join(unknown)}.")
     for size in unknown:
-        # The preset that calibrates it, the study's where it has the size.
+        # Every preset that can calibrate the size. The study's preset is preferred.
         owners = [name for name, declared in CALIBRATED_SIZES.items() if size in declared]
         for preset in owners and [record.preset if record.preset in owners else owners[0]]:
             commands[preset].append(size)

@@ -1,4 +1,4 @@
-"""Reports the calibration study: how far compute ratios are from the shares of the steps."""
+"""Reports the calibration study, which compares compute ratios with true shares of the steps."""
 
 from dataclasses import replace
 
@@ -54,7 +54,7 @@ STYLES = {
 def read_calibration(
     record: StudyRecord, store: Store, frames: Frames | None = None
 ) -> Results | None:
-    """Reads losses as `read_results` does, and schedules; None if nothing is rated."""
+    """Reads results as `read_results` does, and adds the errors. Returns None without any error."""
     results = read_results(record, store, frames)
     if results is None:
         return None
@@ -113,9 +113,9 @@ def calibration_page(record: StudyRecord, results: Results, tracker: Tracker | N
 
 
 def calibration_figure(errors: pd.DataFrame, size: str) -> go.Figure:
-    """Draws the errors of a size as means over seeds with 90% t-intervals.
+    """Draws the errors of a size against the true share: means over seeds with 90% t-intervals.
 
-    `errors` has ERROR_COLUMNS. Each of `STYLES` with values has a line.
+    `errors` has ERROR_COLUMNS. There is a line for each entry of `STYLES` that has errors.
     """
     of_size, figure, lines = by_class(errors[errors["size"] == size]), go.Figure(), []
     for (error_of, domain), style in STYLES.items():

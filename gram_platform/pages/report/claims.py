@@ -1,4 +1,4 @@
-"""Shows claims: a row for each with its verdict at every size, and the differences behind them."""
+"""Shows the verdict on every claim at every size, and the differences behind the verdicts."""
 
 import math
 from collections import defaultdict
@@ -53,11 +53,9 @@ from gram_platform.paper.verdicts import (
 DIFFERENCES = """The mean difference of every claim, its first side minus its second, with its 90%
 interval over seeds. Shaded: where the claim holds. A thin line: with the unit's error."""
 MARKS = {AGREE: "\u2713", CANNOT_TELL: "?", DISAGREE: "\u2717", NOT_MEASURABLE: "\u2013"}
-# The column of claims that compare sizes.
 OVER_SIZES = "over sizes"
 SHOWN_OF_CLAIMS = ("verdict", HOLM, "claim", PROFILE, VARIANT, "size", "difference", "detectable")
 SHOWN_OF_CLAIMS += ("num_seeds", *CLAIM_NATS, "published", "paper", "source", EXPLANATION)
-# Columns that may be empty.
 OPTIONAL_COLUMNS = [PROFILE, "size", VARIANT, UNIT_ERROR, "published", "paper", EXPLANATION]
 OPTIONAL_COLUMNS += CLAIM_NATS
 
@@ -67,7 +65,10 @@ def claim_sections(study: Results) -> list[Section]:
 
 
 def verdict_sections(claims: pd.DataFrame, note: str, preset: str = "") -> list[Section]:
-    """Shows verdicts below the folded rule and note, then differences; [] without claims."""
+    """Shows verdicts, then differences. Returns [] without claims.
+
+    The rule of the verdicts and `note` are folded above the verdicts.
+    """
     if claims.empty:
         return []
     if preset == UNJUDGED_PRESET:
@@ -88,11 +89,10 @@ def verdict_sections(claims: pd.DataFrame, note: str, preset: str = "") -> list[
 
 
 def claims_matrix(claims: pd.DataFrame) -> pd.DataFrame:
-    """Makes a row for each claim, profile and variant: its verdict at every size, the published
-    verdicts, an explanation.
+    """Makes a table with a row for each claim, profile and variant, and a column for each size.
 
     Claims that compare sizes have their verdict in the column OVER_SIZES. A study without sizes has
-    a column `verdict`. Several profiles come last, since a phone shows the first columns.
+    a column `verdict`. Several profiles come last, since a phone shows only the first columns.
     """
     names = list(select_columns(claims, ("claim", PROFILE, VARIANT)))
     texts = list(select_columns(claims, ("published", EXPLANATION)))
@@ -126,7 +126,7 @@ def readable_claims(claims: pd.DataFrame) -> pd.DataFrame:
 
 
 def select_columns(claims: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
-    """Selects those columns that the claims have, without empty columns of OPTIONAL_COLUMNS."""
+    """Selects the columns of `order` that exist, except empty columns of OPTIONAL_COLUMNS."""
     columns = claims.filter(list(order))
     is_empty = (columns.isna() | (columns == "")).all() & columns.columns.isin(OPTIONAL_COLUMNS)
     return columns.loc[:, ~is_empty]
@@ -148,11 +148,11 @@ LINE_HEIGHT, FRAME_HEIGHT = 18, 150
 
 
 def claims_figures(claims: pd.DataFrame) -> dict[str, go.Figure]:
-    """Draws a row for each judgement under its claim, in figures of about MOST_LINES lines at most.
+    """Draws the differences of every claim below its text, in figures of about MOST_LINES lines.
 
-    `claims` has the columns of `claims_frame` and, if they are known, `profile`, `size` and
-    `variant`. All figures have one axis of differences. The range that the claim names is shaded.
-    Thin lines are intervals with the unit's error.
+    `claims` has the columns of `claims_frame` and may have `profile`, `size` and `variant`. All
+    figures have the same horizontal axis. The range in which a claim holds is shaded. Thin lines
+    are intervals that include the unit's error.
     """
     rows = claims.assign(**{name: "" for name in (PROFILE, VARIANT, "size") if name not in claims})
     numbers = rows[["difference", "low", "high", UNIT_ERROR]].values
@@ -209,7 +209,7 @@ def _draw_claims(groups: Sequence[pd.DataFrame], span: Sequence[float], about: s
         placed.append(rows.assign(line=lines))
         line += _count_lines(rows)
     shown = pd.concat(placed)
-    # The part of the axis on which the claim of each row holds.
+    # Where the claim of each row holds.
     left, right = np.clip([(w.left, w.right) for w in shown[WITHIN]], *span).T
     figure.add_bar(
         x=right - left,

@@ -1,4 +1,4 @@
-"""Reports the token study: which tokens carry the loss of removed capabilities."""
+"""Reports the token study: on which tokens the loss rises when a domain is removed."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,16 +68,13 @@ from gram_platform.tracking.frame import Frames, store_frames
 
 # The method whose model of core sets the scale of colours.
 CALIBRATION_METHOD = "filtering"
-# The most tokens of a shaded text.
 NUM_SHADED = 96
 SHADED = "The same text under every view, without and with this domain."
 CONCENTRATION = (
     "Fewer tokens carry the loss of the removed domains if a curve rises higher at its left end."
 )
-# Steps of the legend's scale.
 NUM_LEGEND = 5
 TITLES = {"gini": "Gini coefficient of increases", "increase": "increase of the loss (nats)"}
-# The name and pattern of the bars of a class.
 BARS = {FORGET: ("forgotten", ""), RETAIN: ("retained", "/")}
 ANOTHER_SEED = "another seed's baseline"
 CLAIMS_TEXT = "The paper's observations on single sentences are judged over whole sequences."
@@ -95,10 +92,10 @@ class TokenResults:
 def read_tokens(
     record: StudyRecord, store: Store, frames: Frames | None = None
 ) -> TokenResults | None:
-    """Analyses the stored token losses; None while no baseline has any.
+    """Analyses the stored token losses. Returns None while no baseline has any.
 
-    `frames` give the runs and their states; without them the storage does. Token losses always come
-    from the storage.
+    The states of runs come from `frames`, or without `frames` from the storage. Token losses always
+    come from the storage.
     """
     views = [entry for entry in record.entries if entry["kind"] == "evaluation"]
     done = {e["id"] for e in views if store.evaluation(e["id"]).result() is not None}
@@ -171,10 +168,10 @@ def readable_localization(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def concentration_figure(curves: pd.DataFrame, size: str) -> go.Figure:
-    """Draws the share of positive increases on forgotten domains against the share of tokens, the
-    most increased tokens first.
+    """Draws the share of the loss increase on forgotten domains against the share of the tokens.
 
-    Each method has a line. The dotted line is the control, the thin line an even spread.
+    Tokens with the largest increases come first, and only positive increases count. Each method has
+    a line. The dotted line is the control, and the thin line an even spread.
     """
     rows = curves[(curves["size"] == size) & curves["class"].isin([FORGET, CONTROL])]
     figure = go.Figure()
@@ -202,9 +199,9 @@ def concentration_figure(curves: pd.DataFrame, size: str) -> go.Figure:
 
 
 def localization_bars(table: pd.DataFrame, size: str, value: str) -> go.Figure:
-    """Draws one value, a key of TITLES, of the `mean` rows; retained domains have hatched bars.
+    """Draws a bar of `value`, a key of TITLES, for each method: a mean over profiles and domains.
 
-    The dotted line is the control.
+    Retained domains have hatched bars. The dotted line is the control.
     """
     means = table[(table["profile"] == MEAN) & (table["size"] == size) & table[value].notna()]
     figure = go.Figure()
@@ -239,14 +236,13 @@ def shade_html(text: ShadedText) -> Markup:
 
 
 def _shade_tokens(text: ShadedText, increases: np.ndarray) -> Iterator[tuple[str, str, str]]:
-    """Yields (shade from 0 to 1, title, token), without the first token."""
+    """Yields (shade from 0 to 1, tooltip, token) for every token but the first."""
     columns = text.pieces[1:], shades(increases, text.scale), increases, text.baseline
     for piece, level, increase, loss in zip(*columns, strict=True):
         yield f"{level:.2f}", f"{increase:+.2f} nats, the baseline has {loss:.2f}", _visible(piece)
 
 
 def _visible(piece: str) -> str:
-    """Returns a middle dot for a token without text, such as a part of a character."""
     return piece or "\u00b7"
 
 
@@ -277,10 +273,7 @@ def _load(store: Store, entries: Sequence[Mapping]) -> list[MeasuredTokens]:
 
 
 def _load_control(store: Store, of_size: Sequence[Mapping], seed: str) -> list[MeasuredTokens]:
-    """Loads the next seed's baseline as a view of this seed; [] without another seed.
-
-    The first seed follows the last.
-    """
+    """Loads the next seed's baseline as the control of a seed, or [] if there is no other seed."""
     baselines = {entry["tags"]["seed"]: entry for entry in of_size if _is_baseline(entry)}
     seeds = list(baselines)
     if seed not in seeds or len(seeds) < 2:
@@ -292,10 +285,10 @@ def _load_control(store: Store, of_size: Sequence[Mapping], seed: str) -> list[M
 def _shade_texts(
     store: Store, eval_id: str, measured: Sequence[MeasuredTokens], baseline: MeasuredTokens
 ) -> tuple[ShadedText, ...]:
-    """Shades the chosen texts, or the beginning of every domain's first validation sequence.
+    """Shades the chosen texts, or else the beginning of every domain's first validation sequence.
 
-    Each text is shaded under core and under core with its domain, in the order of `measured`. The
-    model that is filtered to core sets the scale.
+    Each text has a row for the profiles core and core+domain of every method. The model that is
+    filtered to core sets the scale.
     """
     config = store.evaluation(eval_id).config()
     corpus = open_corpus(store, config["data_id"])

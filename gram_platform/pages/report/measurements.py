@@ -1,6 +1,6 @@
-"""Says how the results of each measurement are read and shown: the table `MEASUREMENTS`.
+"""Defines how the results of each measurement are read and shown, in the table `MEASUREMENTS`.
 
-Studies of losses, and searches, are also read from MLflow without their storage.
+The results of loss studies and of searches can also be read from MLflow, without the storage.
 """
 
 import io
@@ -60,22 +60,20 @@ class Presentation:
     Results are a dataclass with a text `source` and a frame `runs` made by `nodes_frame`.
     """
 
-    # Reads the frames or, without them, the storage; None while there is nothing to show.
+    # Reads the frames, or without frames the storage. Returns None if there is nothing to show.
     read: Callable[[StudyRecord, Store, Frames | None], Any]
     # For a log, and for `gram report`.
     text: Callable[[StudyRecord, Any], str]
-    # The content of table.csv.
     table: Callable[[StudyRecord, Any], pd.DataFrame]
     page: Callable[[StudyRecord, Any, Tracker | None], Page]
-    # For a terminal, wide or not; without it the text.
+    # For a wide or a narrow terminal. By default a terminal gets the text.
     brief: Callable[[StudyRecord, Any, bool], Brief] | None = None
-    # The main result in a sentence, and a small picture as SVG; each may be "".
+    # The main result in a sentence and a small picture as SVG. Each may be "".
     describe: Callable[[Any], tuple[str, str]] = lambda results: ("", "")
-    # The lines that MLflow draws.
     lines: Callable[[Any], Sequence[Line]] = lambda results: ()
     # Metrics of evaluations in MLflow, by id.
     ratios: Callable[[Any], Mapping[str, Mapping[str, float]]] = lambda results: {}
-    # A line for each node that is done but missing from the tables.
+    # A line for each node that is done but cannot be read.
     lost: Callable[[StudyRecord, Store, Any, Collection[str]], Sequence[str]] = lambda *_: ()
 
     def brief_of(self, record: StudyRecord, results: Any) -> Callable[[bool], Brief] | None:
@@ -91,7 +89,7 @@ class Presentation:
     ) -> dict[str, str]:
         """Writes table.csv, study.json and the page's files, and logs them to a tracker.
 
-        `failures` are {node id: message}. Returns {name: path}.
+        `failures` are {node id: message}. Returns {file name: path}.
         """
         linked = replace(results, runs=with_links(results.runs, failures, mlflow_links(tracker)))
         facts = (*record.facts, *describe_cordoned(store, record.name))
@@ -107,7 +105,6 @@ class Presentation:
 
 
 def _state(record: StudyRecord, runs: pd.DataFrame) -> str:
-    """Says how many nodes are done; "" for numbers that were measured elsewhere."""
     if not record.entries:
         return ""
     num_done = (runs["status"] == State.COMPLETE).sum()
@@ -125,7 +122,6 @@ LOSSES_PRESENTATION = Presentation(
     ratios=seed_ratios,
     lost=lost_rows,
 )
-# The others are in the modules of their pages.
 PAGES = "gram_platform.pages.report"
 MEASUREMENTS = Table(
     "gram.measurements",
@@ -142,9 +138,9 @@ MEASUREMENTS = Table(
 def read_or_lost(
     record: StudyRecord, store: Store, tracker: Tracker, done: Collection[str]
 ) -> tuple[Any, Sequence[str]]:
-    """Returns a study's results or None, and a line about each part that the storage has lost.
+    """Returns (results or None, a line for each part of the results that the storage has lost).
 
-    `done`: the ids of the nodes that are done.
+    `done` has the ids of the nodes that are done.
     """
     measurement = MEASUREMENTS[record.measurement]
     try:
@@ -156,7 +152,7 @@ def read_or_lost(
 
 
 class Mirrored(NamedTuple):
-    """What MLflow knows of a study or a search: files by name, and the text for a log."""
+    """The results of a study or a search as MLflow has them."""
 
     files: Mapping[str, str]
     text: str
@@ -164,10 +160,10 @@ class Mirrored(NamedTuple):
 
 
 def read_mirrored(study: str, tracker: Tracker) -> Mirrored | None:
-    """Reads a study or a search; None if MLflow has neither. May raise TrackingUnavailable.
+    """Reads a study or a search from MLflow. Returns None if MLflow has neither.
 
     For a grid of learning rates and batch sizes, optima and laws are fitted again to the trials.
-    Other searches have the table that was logged.
+    For other searches, the logged table is returned. May raise TrackingUnavailable.
     """
     if (plain := tracker.study_file(study, STUDY_FILE)) is not None:
         return _mirror_study(record_from_plain(parse_json(plain, dict)), tracker)
@@ -189,7 +185,7 @@ def _mirror_study(record: StudyRecord, tracker: Tracker) -> Mirrored:
     }
     fits = frame_text(results.analysis.fits)
     parts = [summary_text(record, results), "fits of the baseline's curves", fits]
-    if "the paper's claims" not in parts[0] and results.claims["verdict"].any():
+    if "published claims" not in parts[0] and results.claims["verdict"].any():
         parts += ["claims", frame_text(results.claims)]
     return Mirrored(files, "\n\n".join(parts), partial(brief_results, record, results))
 

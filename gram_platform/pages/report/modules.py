@@ -1,4 +1,4 @@
-"""Shows which module learns unlabelled text, and what more modules at once cost."""
+"""Shows which module learns unlabelled text, and how ratios drop with more active modules."""
 
 from collections.abc import Mapping
 
@@ -53,7 +53,10 @@ better. 90% t-intervals over seeds."""
 
 
 def absorption_sections(study: Results) -> list[Section]:
-    """Shows a panel for each method and domain; [] without probes."""
+    """Shows each module's share of the gradient, with a panel for each method and domain.
+
+    Returns [] if the study has no probes of gradients.
+    """
     if study.absorption is None or study.absorption.empty:
         return []
     figures: dict[str, dict[str, go.Figure]] = {}
@@ -74,14 +77,13 @@ def absorption_sections(study: Results) -> list[Section]:
 
 
 def absorption_figure(curves: pd.DataFrame, domain: str, title: str) -> go.Figure:
-    """Draws the share of every module on batches of a domain.
+    """Draws each module's share of the squared gradient on batches of one domain.
 
     `curves` are the rows of `share_curves` of one method and size. The band is the 90% interval
-    over seeds of the domain's module.
+    over seeds for the domain's own module.
     """
     rows, figure = curves[curves["domain"] == domain], go.Figure()
     styles = domain_styles(curves["domain"])
-    # The domain's module is drawn on top.
     modules = sorted(set(rows["module"]), key=lambda module: (module == domain, module))
     for module in modules:
         style = styles.get(module, Style(module, GREY, "circle", "solid"))
@@ -113,7 +115,7 @@ def absorption_figure(curves: pd.DataFrame, domain: str, title: str) -> go.Figur
 
 
 def readable_shares(final: pd.DataFrame) -> pd.DataFrame:
-    """Tabulates the share of a domain's module, then of every module, on the domain's batches."""
+    """Tabulates final shares: a row for each domain's batches, a column for each module."""
     rows, own = [], "its own module"
     names = [name for name in (VARIANT, "method", "size") if name in final]
     texts = map(interval_text, final["share"], final["low"], final["high"])
@@ -128,9 +130,9 @@ def readable_shares(final: pd.DataFrame) -> pd.DataFrame:
 
 
 def composing_sections(study: Results) -> list[Section]:
-    """Shows core and retain against the number of active modules, and how far they drop.
+    """Shows core and retain against the number of active modules, and how far both drop.
 
-    Returns [] for studies that do not vary it.
+    Returns [] for studies that do not vary this number.
     """
     if study.by_number is None or study.by_number.empty:
         return []
@@ -140,7 +142,7 @@ def composing_sections(study: Results) -> list[Section]:
     readable = readable_table(table).rename(columns={MODULES: AXIS})
     readable = readable.assign(num_profiles=table["num_profiles"])
     title = "By the number of modules on"
-    sections = [section_by_size(title, NUMBERS_TEXT, panels, readable, table_is_open=False)]
+    sections = [section_by_size(title, NUMBERS_TEXT, panels, readable)]
     drops = readable_drops(drop_table(study.by_number, study.analysis.per_seed))
     if len(drops):
         title = "From one module to all"

@@ -1,7 +1,8 @@
 """Renders a page as one HTML document that loads nothing.
 
-The templates of `pages/templates` escape every text that is not `Markup`. Figures are JSON that
-`page.js` draws when they come into view; a page with figures carries plotly.js.
+The templates of `pages/templates` escape every text that is not `Markup`. A page with figures
+includes plotly.js. Figures are stored as JSON, and `page.js` draws a figure when it comes into
+view.
 """
 
 import hashlib
@@ -31,10 +32,9 @@ PLOTLY = "plotly.min.js"
 # So few sections need no table of contents.
 FEW_SECTIONS = 3
 HOW_TO_READ = "How to read"
-# The address of the paragraph with command and commit.
 SOURCE_ID = "source"
 REPORT_FILE, CLAIMS_FILE = "report.html", "claims.csv"
-# A tag in JSON that no figure of ours has, such as an <a>, of which plotly makes a link. The < may
+# A tag in JSON that our figures do not have, such as <a>, which plotly would make a link. The < may
 # be escaped.
 _OTHER_TAG = re.compile(
     r"(?<!\\)((?:\\\\)*)(?:<|\\u003c)(?!(?:/|\\u002f)?(?:b|i|br|sub|sup|extra)(?:>|\\u003e))"
@@ -44,33 +44,31 @@ _ADDRESS = re.compile(r"https?://\S+|(\.\./)*\w[\w+.=@/-]*\.(html|csv)(#[\w/?=&.
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with its text, figures side by side, markup, and the table behind them.
+    """A section of a page: a heading, a text, figures, markup and a table.
 
-    A column `<name>_url` of the table makes links of column `<name>` where it holds the address of
-    a web page or of a page nearby.
+    If the table has the columns `<name>` and `<name>_url`, cells of `<name>` are links where
+    `<name>_url` has a web address or a relative address of an .html or .csv file.
     """
 
     title: str
     text: str = ""
-    # By a name that a file may have.
     figures: Mapping[str, go.Figure] = field(default_factory=dict)
-    # Folded away, under `more_label`.
     more_figures: Mapping[str, go.Figure] = field(default_factory=dict)
     more_label: str = "More"
     table: pd.DataFrame | None = None
     table_is_open: bool = False
     is_warning: bool = False
-    # `Markup` of `render`; other text is escaped.
+    # From `render`. Other text is escaped.
     markup: str = ""
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page of a study or a search, or the index; blank lines in texts separate paragraphs.
+    """The page of a study or a search, or the index. Blank lines in texts separate paragraphs.
 
-    `claims` is the content of `claims.csv`, None where nothing can be judged. `source` names the
-    command, code and machine behind the numbers, `facts` how these were made. Every figure and
-    table row leads to the source or to the page of its run. `answers` and `lead` come first.
+    `claims` is the content of `claims.csv`, None without claims. `source` names the command, code
+    and machine behind the numbers. `facts` says how the numbers were made. `answers` and `lead`
+    come before the other sections.
     """
 
     title: str
@@ -105,7 +103,7 @@ class Page:
         return page
 
     def html(self) -> str:
-        """Renders the document, which runs only scripts with its nonce, a hash of its texts."""
+        """Renders the document. Scripts run only with the page's nonce, a hash of its texts."""
         has_claims = self.claims is not None and self.claims["verdict"].any()
         counted = [verdicts_text(Counter(self.claims["verdict"]))] if has_claims else []
         sections = self.all_sections
@@ -126,9 +124,9 @@ def section_by_size(
     text: str,
     figures: Mapping[str, Mapping[str, go.Figure]],
     table: pd.DataFrame,
-    table_is_open: bool,
+    table_is_open: bool = False,
 ) -> Section:
-    """Shows the figures of the last size and folds the others.
+    """Makes a section that shows the figures of the last size and folds all others.
 
     `figures` are {size: {name: figure}}.
     """
@@ -138,14 +136,14 @@ def section_by_size(
 
 
 def sections_html(sections: Sequence[Section], source: str = "") -> Markup:
-    """Renders sections in order, with links from figures and rows to the address `source`."""
+    """Renders sections in order. Figures and table rows link to the address `source`."""
     anchors = _anchors(section.title for section in sections)
     parts = zip(sections, anchors, strict=True)
     return render("sections.html", sections=parts, number=count().__next__, source=source)
 
 
 def terms_section(attacks: bool, intervals: str = "") -> Section:
-    """Explains the terms of a page; `intervals` as in terms.html."""
+    """Explains the terms of a page. `intervals` selects the text on intervals in terms.html."""
     markup = render("terms.html", attacks=attacks, intervals=intervals)
     return Section(HOW_TO_READ, markup=markup)
 
@@ -155,7 +153,7 @@ def render(template: str, **values: object) -> Markup:
 
 
 def asset(name: str) -> str:
-    """Reads `page.css`, `page.js` or PLOTLY."""
+    """Returns the text of `page.css`, `page.js` or plotly.js."""
     if name == PLOTLY:
         return get_plotlyjs()
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
@@ -189,7 +187,7 @@ def _contents(sections: Sequence[Section]) -> Markup:
 
 
 def _anchors(titles: Iterable[str]) -> list[str]:
-    """Makes an id of each title. The ids of a repeated title get numbers from the second on."""
+    """Makes an id of each title. The second id of a repeated title ends in --2."""
     anchors, counts = [], Counter()
     for anchor in map(anchor_of, titles):
         counts[anchor] += 1
@@ -198,12 +196,15 @@ def _anchors(titles: Iterable[str]) -> list[str]:
 
 
 def anchor_of(title: str) -> str:
-    """Returns the address of a title's first section: the title's words in small letters."""
+    """Makes the id of the first section with a title, such as `how-to-read` for "How to read"."""
     return "-".join(re.findall(r"\w+", title.lower())) or "section"
 
 
 def _figure_json(figure: go.Figure) -> Markup:
-    """Writes a figure's JSON. No text in it ends the script element, and it has only our tags."""
+    """Writes a figure as JSON that cannot end its script element.
+
+    Tags other than <b>, <i>, <br>, <sub>, <sup> and <extra> are escaped.
+    """
     text = _OTHER_TAG.sub(r"\1&lt;", str(figure.to_json()))
     return Markup(text.replace("<", "\\u003c"))
 
@@ -272,7 +273,6 @@ def _with_clock(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _clock(seconds: float) -> str:
-    """Writes seconds as h:mm:ss; "" for NaN."""
     if seconds != seconds:
         return ""
     minutes, rest = divmod(round(seconds), 60)

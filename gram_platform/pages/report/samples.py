@@ -34,22 +34,25 @@ SAMPLE_FIELDS = [
 
 @dataclass(frozen=True)
 class SampleResults:
-    """The stored continuations of the study."""
+    """The stored continuations of a samples study."""
 
-    # With SAMPLE_FIELDS.
+    # The columns are SAMPLE_FIELDS.
     samples: pd.DataFrame
-    # `what, why`.
+    # The columns are `what, why`.
     missing: pd.DataFrame
     runs: pd.DataFrame
     source: str
-    # How continuations were drawn.
+    # A sentence on prompts, lengths and temperature.
     sampling: str
 
 
 def read_samples(
     record: StudyRecord, store: Store, frames: Frames | None = None
 ) -> SampleResults | None:
-    """Reads every stored continuation; None while there is none. `frames` as in `read_tokens`."""
+    """Reads every stored continuation. Returns None if there is none.
+
+    The states of runs come from `frames`, or without `frames` from the storage.
+    """
     views = [entry for entry in record.entries if entry["kind"] == "evaluation"]
     results = {entry["id"]: store.evaluation(entry["id"]).result() for entry in views}
     done = [entry for entry in views if results[entry["id"]] is not None]
@@ -104,10 +107,6 @@ def samples_page(record: StudyRecord, results: SampleResults, tracker: Tracker |
 
 
 def _show_prompt(domain: str, document: int, rows: pd.DataFrame) -> Section:
-    """Shows a document's prompt and true text, and a row for each method, size and seed.
-
-    Core, which no profile removes, has a row for each profile.
-    """
     quotes = {"Prompt, the same for all": "prompt", "The true text": "truth"}
     quotes = [(title, rows.iloc[0][name].strip()) for title, name in quotes.items()]
     names = ["method", *(name for name in ("size", "seed") if rows[name].nunique() > 1)]
@@ -124,7 +123,6 @@ def _show_prompt(domain: str, document: int, rows: pd.DataFrame) -> Section:
 
 
 def _continuations(tags: Mapping[str, str], result: Mapping, config: Mapping):
-    """Yields (names, {column: token ids}) for every continuation of a view."""
     retained = tags["retained"].split(",")
     for domain, drawn in result["continuations"].items():
         names = {key: tags[key] for key in ("method", "size", "seed", "profile")}
@@ -141,7 +139,6 @@ def _continuations(tags: Mapping[str, str], result: Mapping, config: Mapping):
 SAMPLES_PRESENTATION = Presentation(
     read=read_samples,
     text=samples_text,
-    # A terminal breaks its lines at words.
     brief=lambda record, results, _: Brief({}, text=samples_text(record, results)),
     table=lambda record, results: results.samples,
     page=samples_page,

@@ -83,14 +83,16 @@ AT_ITS_SCALE = (
 )
 PUBLISHED_ROWS = """Rows marked published are computed in the same way from the losses that the
 paper's authors published."""
-# Titles of sections.
 CURVES, MISSING, RUNS = "Learning curves and their fits", "Missing", "Runs"
 # A warning's table with at most so many rows is open.
 FEW = 10
 
 
 def scaling_sections(study: Results) -> list[Section]:
-    """Shows compute ratio against model size; [] for a single size whose bars show the same."""
+    """Shows compute ratio against model size.
+
+    Returns [] for a single size if `aggregate_sections` shows the same ratios as bars.
+    """
     table, profile = study.table, study.main_profile
     if len(set(table["size"])) == 1 and _find_mean_sizes(table):
         return []
@@ -109,7 +111,7 @@ def scaling_sections(study: Results) -> list[Section]:
 
 
 def aggregate_sections(study: Results) -> list[Section]:
-    """Shows the methods' means over profiles, next to the printed or the published ones."""
+    """Shows each method's mean over profiles, next to the paper's printed or published means."""
     table, sizes = study.table, _find_mean_sizes(study.table)
     if not sizes:
         return []
@@ -127,7 +129,7 @@ def aggregate_sections(study: Results) -> list[Section]:
             theirs = published[(published["profile"] == MEAN) & (published["size"] == size)]
         bars = {f"aggregate-{n}-{size}": aggregate_figure(table, size, n, theirs) for n in CLASSES}
         panels[size] = drop_empty(bars)
-    return [section_by_size(title, text, panels, means, table_is_open=False)]
+    return [section_by_size(title, text, panels, means)]
 
 
 def _find_mean_sizes(table: pd.DataFrame) -> list[str]:
@@ -141,9 +143,9 @@ def _find_mean_sizes(table: pd.DataFrame) -> list[str]:
 
 
 def profile_sections(study: Results) -> list[Section]:
-    """Shows bars for each method and size.
+    """Shows the compute ratio on every domain as bars, with a figure for each method and size.
 
-    A study of every subset of modules shows the profiles with none, one and all of them.
+    A study of every subset of modules shows only the profiles with no, one or all modules.
     """
     domains = shown = domain_table(study.analysis.ratios)
     if study.by_number is not None:
@@ -162,12 +164,14 @@ def profile_sections(study: Results) -> list[Section]:
     if ELICITED in set(domains["class"]):
         text += " The outline around a hatched bar: after the attack."
     text += " A profile without bars is one that the method was not trained for."
-    table = domains.drop(columns="runs")
-    return [section_by_size("Profiles", text, figures, table, table_is_open=False)]
+    return [section_by_size("Profiles", text, figures, domains.drop(columns="runs"))]
 
 
 def trend_sections(study: Results) -> list[Section]:
-    """Predicts core and forget at the largest size; [] unless a method has three other sizes."""
+    """Predicts core and forget at the largest size from the other sizes.
+
+    Returns [] if no method has three other sizes.
+    """
     table = study.table
     rows = table[(table["profile"] == study.main_profile) & ~table["method"].isin(HIDDEN)]
     trends = trend_table(rows, study.record.parameters)
@@ -181,9 +185,9 @@ def trend_sections(study: Results) -> list[Section]:
 
 
 def paper_sections(study: Results) -> list[Section]:
-    """Puts the printed and the published rows below ours.
+    """Tabulates our rows, then rows that the paper prints and rows that its authors published.
 
-    The printed rows are means over profiles or, with variants, of the study's main profile.
+    The printed rows are means over profiles or, in a study with variants, of the main profile.
     """
     table, paper, varies, tables = study.table, study.record.compare_with, study.record.varies, {}
     if paper in PAPER_SCALES and (varies or _find_mean_sizes(table)):
@@ -202,7 +206,7 @@ def paper_sections(study: Results) -> list[Section]:
 
 
 def curve_sections(study: Results) -> list[Section]:
-    """Shows the baselines' learning curves, folded in a study with variants, which has many."""
+    """Shows the baselines' learning curves. A study with variants has many, so they are folded."""
     figures = curve_figures(study)
     shown, folded = ({}, figures) if study.record.varies else (figures, {})
     text = (
@@ -214,7 +218,7 @@ def curve_sections(study: Results) -> list[Section]:
 
 
 def curve_figures(study: Results) -> dict[str, go.Figure]:
-    """Draws the curves by size, variant and separately fitted seed, a shared fit once."""
+    """Draws the curves of each size, variant and separately fitted seed, without repeated fits."""
     all_fits, figures, seen = study.analysis.fits, {}, set()
     names = [name for name in ("size", VARIANT, "seed") if name in all_fits]
     for key, fits in all_fits.groupby(names, sort=False):
@@ -249,7 +253,7 @@ def capabilities_section(study: Results) -> Section:
 
 
 def nats_sections(study: Results) -> list[Section]:
-    """Lists the losses, which a published table does not have."""
+    """Tabulates the losses. Returns [] for a published table, which has no losses."""
     if IN_NATS[0] not in study.table:
         return []
     table = rename_variant(nats_table(study.table), study.record.varies)
@@ -264,7 +268,7 @@ def recovery_sections(study: Results) -> list[Section]:
 
 
 def attack_sections(study: Results) -> list[Section]:
-    """Lists the attacks, folded: there are hundreds."""
+    """Lists the attacks in a folded table, since there are hundreds."""
     attacks = readable_attacks(study.runs)
     text = f"{ATTACKS} {_progress(study.runs[is_attack(study.runs)])}"
     return [Section("Attacks", text, table=attacks)] if len(attacks) else []
@@ -292,7 +296,7 @@ PAPER_COSTS = ("train_all", "active_mlp", "total_mlp_all")
 
 
 def cost_sections(study: Results) -> list[Section]:
-    """Shows the costs; [] for numbers measured elsewhere, which have none."""
+    """Tabulates the costs. Returns [] for numbers measured elsewhere, which have no costs."""
     table = readable_costs(study.record.costs)
     if table.empty:
         return []
@@ -304,7 +308,7 @@ def cost_sections(study: Results) -> list[Section]:
 def readable_costs(costs: Sequence[Mapping]) -> pd.DataFrame:
     """Makes a row for each method and size, then the paper's rows of the same methods.
 
-    If there are rows of the paper, a column `from` tells them apart.
+    If there are rows of the paper, the column `from` says which rows are the paper's.
     """
     profiles = {cost["shown"] for cost in costs}
     of_shown = f"train FLOPs, {profiles.pop() if len(profiles) == 1 else 'one profile'}"
@@ -329,12 +333,11 @@ def _cost_row(cost: Mapping, of_shown: str, source: Mapping[str, str]) -> dict[s
 
 
 def _times(value: float | Sequence[float]) -> str:
-    """Writes 1.03 as 1.03x, and several values as 1.03x or 1.10x."""
     return " or ".join(dict.fromkeys(f"{times:.2f}x" for times in np.ravel(value)))
 
 
 def study_page(record: StudyRecord, study: Results, tracker: Tracker | None) -> Page:
-    """Builds the page of a study, complete or not; the page names what is missing."""
+    """Builds the page of a study. The page of an incomplete study names what is missing."""
     lead, others = report_sections(study)
     answers = answer_study(study) + [TOO_LITTLE] * (record.preset == UNJUDGED_PRESET)
     return study_report(
@@ -343,7 +346,7 @@ def study_page(record: StudyRecord, study: Results, tracker: Tracker | None) -> 
 
 
 def report_sections(study: Results) -> tuple[list[Section], list[Section]]:
-    """Returns the sections before the set-up, which answer the question, and those after it."""
+    """Returns (sections that answer the question, all others). The set-up comes between them."""
     if study.record.varies:
         main, others = _variant_sections(study), _domain_sections(study)
     else:
@@ -385,7 +388,7 @@ def headline_sections(study: Results) -> list[Section]:
 
 
 def _tiles(row: dict, study: Results) -> list[tuple[str, str, str]]:
-    """Returns (label, number with one error, its parts) for each class with a value."""
+    """Returns (label, ratio with its error, parts of the error) for each class that has a ratio."""
     label, tiles = method_style(row["method"]).label, []
     for name in CLASSES:
         if not (text := ratio_text(study, row, name)):

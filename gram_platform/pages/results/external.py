@@ -1,7 +1,7 @@
 """Reads and checks a folder of losses and curves that were measured elsewhere.
 
-`docs/replicate.md` defines the format. Every error names the file, the row (from 1, with the
-header) and the field.
+`docs/replicate.md` defines the format. Every error names the file, the row and the field. The
+header is row 1.
 """
 
 import csv
@@ -51,8 +51,7 @@ LOSS_COLUMNS = ["row", *VIEW_AND_DOMAIN, "loss"]
 CURVE_OF = ["study", VARIANT, "size", "seed", "domain"]
 OUTSIDE_CURVE_COLUMNS = ["row", *CURVE_OF, "step", "loss"]
 FLAGS = {"0": False, "1": True, "False": False, "True": True}
-# Other texts are names, and so are larger numbers. A program writes 1 as 1.0 if its column has a
-# gap.
+# Other texts and larger numbers are names. Programs write 1 as 1.0 if the column has a gap.
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 SEED = re.compile(r"-?(0|[1-9]\d{0,39})(\.0*)?", re.ASCII)
 MOST_NUMBER = 10**40
@@ -86,10 +85,10 @@ STUDY_NAMES = {
 
 @dataclass(frozen=True)
 class External:
-    """The content of a folder, under our names of methods and studies."""
+    """The content of a folder of losses. Methods and studies have this platform's names."""
 
     folder: Path
-    # LOSS_COLUMNS, a row for each view, domain and attack; `retained` has commas and no core.
+    # LOSS_COLUMNS, a row for each view, domain and attack. `retained` has commas and no core.
     losses: pd.DataFrame
     # OUTSIDE_CURVE_COLUMNS, a row for each point of the baselines' validation curves.
     curves: pd.DataFrame
@@ -98,7 +97,7 @@ class External:
 
 
 def read_external(folder: str | Path) -> External:
-    """Reads the folder's files; ValueError for a fault.
+    """Reads the folder's files. Raises ValueError for a fault in a file.
 
     `replication.py` checks the domains, which depend on the baselines.
     """
@@ -122,7 +121,7 @@ def read_external(folder: str | Path) -> External:
 
 
 def parameters_of(size: str) -> float:
-    """Returns the parameters of a known size, or the number in the name; NaN without one."""
+    """Returns the parameters of a known size, otherwise the number in the size's name, or NaN."""
     if size in KNOWN_SIZES:
         return total_parameters(KNOWN_SIZES[size].dense())
     is_other, number, _ = size_key(size)
@@ -131,7 +130,7 @@ def parameters_of(size: str) -> float:
 
 @contextmanager
 def add_place(place: str) -> Iterator[None]:
-    """Writes the place in front of the field of an InvalidField."""
+    """Puts a place, such as file and row, in front of the field of an InvalidField."""
     try:
         yield
     except InvalidField as error:
@@ -196,7 +195,7 @@ def _method(name: str) -> str:
 
 
 def _read_profile(text: str) -> str:
-    """Turns `core+a+b` into `a,b`, and `a`, a view of one expert, into `a`."""
+    """Writes `core+a+b` as `a,b`. A view of one expert, `a`, stays `a`."""
     names = [name.strip() for name in text.split("+")] if text else []
     if len(set(names)) < len(names) or "" in names:
         allowed = "domains joined by +, each once, such as core+virology; core for core alone"
@@ -220,7 +219,6 @@ def _curves(path: Path, studies: set[str]) -> Iterable[tuple]:
 
 
 def _curve(curve: Mapping) -> tuple[tuple, list]:
-    """Returns ((study, variant, size, seed, domain), points)."""
     for name in CURVE_KEYS:
         if (value := curve.get(name)) in (None, ""):
             raise invalid(name, value, f"a value: a curve has {', '.join(CURVE_KEYS)}")
@@ -241,7 +239,6 @@ def _curve(curve: Mapping) -> tuple[tuple, list]:
 
 
 def _read_cell(field: str, value: object) -> str:
-    """Writes a name as a table has it; "" for None."""
     if isinstance(value, bool) or not isinstance(value, str | int | float | None):
         raise invalid(field, value, "a text or a number")
     return "" if value is None else str(value).strip()
@@ -258,7 +255,6 @@ def _read_object(line: str) -> dict:
 
 
 def _read_names(cell: Mapping[str, str]) -> tuple[str, str, str, str, str]:
-    """Returns (study, variant, size, seed, domain) as tables name them."""
     study, seed = STUDY_NAMES.get(cell["study"], cell["study"]), cell["seed"]
     if SEED.fullmatch(seed):
         seed = str(int(seed.partition(".")[0]))
@@ -277,9 +273,9 @@ def _read_names(cell: Mapping[str, str]) -> tuple[str, str, str, str, str]:
 
 
 def _spell_number(name: str) -> str:
-    """Spells numbers in one way, since both files name variants and sizes.
+    """Spells equal numbers in the same way, since both files name variants and sizes.
 
-    0.50 becomes 0.5. Whole numbers have all digits: 64.0 and 6.4e1 become 64.
+    0.50 becomes 0.5, and 64.0 and 6.4e1 become 64. Other names do not change.
     """
     number = Decimal(name) if NUMBER.fullmatch(name) else None
     if number is None or abs(number) >= MOST_NUMBER:

@@ -1,4 +1,4 @@
-"""Defines a study as stored in `study.json`, and as analysed; publishes tables and reports."""
+"""Defines the stored record and the results of a study, and publishes tables and reports."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,14 +27,14 @@ from gram_platform.tracking import Tracker, TrackingUnavailable
 from gram_platform.tracking.connection import explain_opening
 from gram_platform.tracking.views import Line, StudyLog, study_id, study_views
 
-# The records of a study and of a search in their folders. A search's driver has such a folder too.
+# The records of a study and of a search in their folders.
 STUDY_FILE, SEARCH_FILE = "study.json", "search.json"
 # The address, from a report, of the page that knows where MLflow listens.
 TO_DATABASE = "../../mlflow.html"
 
 
 class Entry(TypedDict):
-    """A node as a method names it; its tags have `method`."""
+    """A node of a study, with the tags that one method gives it. The tags include `method`."""
 
     id: str
     kind: str
@@ -61,11 +61,10 @@ UnitError = TypedDict(
 
 @dataclass(frozen=True)
 class Card:
-    """What the index of a storage says of a study or a search, next to its title and question."""
+    """What the index of a storage shows of a study or a search, besides title and question."""
 
-    # The main result in a sentence; "" before there is one.
+    # The main result in a sentence, or "".
     headline: str = ""
-    # How much is done.
     state: str = ""
     # How many claims have each verdict.
     verdicts: Mapping[str, int] = field(default_factory=dict)
@@ -73,11 +72,10 @@ class Card:
 
 @dataclass(frozen=True)
 class StudyRecord(Description):
-    """A study as its tables need it; `entries` has every node as each method names it."""
+    """The content of study.json. A node that several methods share has an entry for each."""
 
-    # How it was run, in sentences.
+    # Sentences on how the study was run.
     facts: tuple[str, ...]
-    # The flags, as MLflow shows them.
     params: Mapping[str, str]
     sizes: tuple[str, ...]
     # The parameters of each size's dense model.
@@ -87,21 +85,20 @@ class StudyRecord(Description):
     entries: tuple[Entry, ...]
     # Size, method and `method_costs`, over the baseline's.
     costs: tuple[Mapping, ...] = ()
-    # In order; () without variants.
+    # In order. () without variants.
     variants: tuple[str, ...] = ()
     # A name in the table of measurements.
     measurement: str = LOSSES
-    # Compute ratios are against the baseline of the same seed, not of all seeds.
+    # Each seed is compared with its own baseline, not with the baselines of all seeds.
     own_baseline: bool = False
-    # The ids of runs with probes: see `module_shares`.
+    # The ids of runs with probes (see `module_shares`).
     probed: tuple[str, ...] = ()
     # The page leads with compute ratios against the number of active modules.
     by_modules: bool = False
     # See `analysis.calibration`.
     unit_errors: tuple[UnitError, ...] = ()
-    # The submissions that executed nodes, the newest last: fields of `Provenance`.
+    # The submissions that executed nodes, the newest last.
     submissions: tuple[SubmissionRow, ...] = ()
-    # Empty before the report is written.
     card: Card = Card()
 
     @property
@@ -123,7 +120,7 @@ class StudyRecord(Description):
 
     @property
     def preset(self) -> str:
-        """The preset's name, "" for external losses."""
+        """The preset's name, or "" for losses that were measured elsewhere."""
         return self.params.get("preset", "")
 
     def to_json(self) -> bytes:
@@ -135,10 +132,10 @@ def entries_of(nodes: Iterable[Node]) -> tuple[Entry, ...]:
 
 
 def tags_frame(entries: Iterable[Mapping], kind: str, view: Sequence[str] = VIEW) -> pd.DataFrame:
-    """Makes a frame of the entries of a kind: run (no attack), attack or evaluation.
+    """Makes a frame of the entries of one kind, which is run, attack or evaluation.
 
-    Its columns are `id`, the names of a `view`, `retained` and `elicited`, "" where an entry lacks
-    one.
+    The columns are `id`, the names in `view`, `retained` and `elicited`. A missing tag is "".
+    Attacks do not count as runs.
     """
     of_kind = [e for e in entries if ("attack" if ELICITED in e["tags"] else e["kind"]) == kind]
     rows = [{"retained": "", ELICITED: "", **entry["tags"], "id": entry["id"]} for entry in of_kind]
@@ -147,7 +144,7 @@ def tags_frame(entries: Iterable[Mapping], kind: str, view: Sequence[str] = VIEW
 
 
 def load_record(store: Store, name: str) -> StudyRecord:
-    """Reads a study's record; ValueError if there is none, or naming a damaged file."""
+    """Reads a study's record. Raises ValueError if it is missing or damaged."""
     folder = store.study_dir(name)
     plain = folder.read_json(STUDY_FILE)
     if plain is None:
@@ -159,7 +156,7 @@ def load_record(store: Store, name: str) -> StudyRecord:
 
 
 def readable_record(store: Store, name: str) -> StudyRecord | None:
-    """Reads a study's record; None for a search, or with a warning for a damaged file."""
+    """Reads a study's record. Returns None for a search, and warns of a damaged file."""
     try:
         return load_record(store, name) if store.study_dir(name).exists(STUDY_FILE) else None
     except ValueError as error:
@@ -168,7 +165,7 @@ def readable_record(store: Store, name: str) -> StudyRecord | None:
 
 
 def record_from_plain(plain: Mapping, place: str = STUDY_FILE) -> StudyRecord:
-    """Decodes study.json at `place`; InvalidField for a field that it cannot have."""
+    """Decodes study.json. Raises InvalidField, which names the wrong field and the file `place`."""
     try:
         record = from_plain(StudyRecord, plain)
         for entry in record.entries:
@@ -184,20 +181,19 @@ def record_from_plain(plain: Mapping, place: str = STUDY_FILE) -> StudyRecord:
 
 @dataclass(frozen=True)
 class Results:
-    """The analysed results of a study, complete or not: the content of its page.
+    """The analysed results of a study, which may be incomplete.
 
-    `runs` has a row for each run, evaluation or attack, in the order of the study and under its
-    names. Attacks have a non-empty `elicited`.
+    `runs` has a row for each run, evaluation or attack, in the order of the study. Only attacks
+    have a non-empty `elicited`.
     """
 
     record: StudyRecord
     analysis: Analysis
-    # The points given to `analyse`.
     curves: pd.DataFrame
     runs: pd.DataFrame
     # As `claims_frame` makes them.
     claims: pd.DataFrame
-    # Where the numbers come from: see `Frames`.
+    # Where the numbers come from, as in `Frames`.
     source: str
     # Made by `module_shares`, in a study whose runs have probes.
     absorption: pd.DataFrame | None = None
@@ -220,7 +216,7 @@ class Results:
 
     @property
     def main_profile(self) -> str:
-        """The record's profile if the table has it, otherwise the one that most methods share."""
+        """The record's profile if the table has it, otherwise the one that most methods have."""
         profile = self.record.profile
         return profile if (self.table["profile"] == profile).any() else choose_profile(self.table)
 
@@ -232,9 +228,9 @@ def study_log(
     lines: Sequence[Line],
     ratios: Mapping[str, Mapping[str, float]],
 ) -> StudyLog:
-    """Returns what MLflow gets of a study, study.json among its files.
+    """Collects what MLflow gets of a study: `files` and study.json, figures, and metrics.
 
-    MLflow draws the `lines` too. `ratios` are metrics of evaluations, by id.
+    MLflow also draws the `lines`. `ratios` are {evaluation id: metrics}.
     """
     files = {**files, STUDY_FILE: record.to_json()}
     is_drawn = any(line.tags["profile"] == record.profile for line in lines)
@@ -248,7 +244,7 @@ def study_log(
 
 
 def publish_files(study: StudyLog, store: Store, tracker: Tracker | None) -> dict[str, str]:
-    """Writes and logs the files of a study or a search; returns {name: path}."""
+    """Writes and logs the files of a study or a search. Returns {file name: path}."""
     folder = store.study_dir(study.name)
     folder.write_whole(study.files)
     if tracker is not None:
@@ -262,7 +258,7 @@ def write_or_log(
     tracker: Tracker | None,
     say: Callable[[str], None],
 ) -> dict[str, str]:
-    """Writes and logs by `write`; only writes, and says so, if MLflow is unreachable."""
+    """Calls `write` with the tracker. If MLflow is unreachable, calls `write(None)` instead."""
     try:
         return write(tracker)
     except TrackingUnavailable as error:
@@ -273,19 +269,19 @@ def write_or_log(
 def with_links(
     runs: pd.DataFrame, failures: Mapping[str, str], links: Mapping[str, str]
 ) -> pd.DataFrame:
-    """Adds `run_id_url` by {node id: page}, and `error` by {node id: message}."""
+    """Adds the column `run_id_url` from `links` and `error` from `failures`, both by node id."""
     errors = [failures.get(node_id, "") for node_id in runs["id"]]
     return runs.assign(run_id_url=runs["id"].map(links), run_id=runs["id"], error=errors)
 
 
 def mlflow_links(tracker: Tracker | None, pages: str = TO_DATABASE) -> dict[str, str]:
-    """Returns {node id: page in MLflow}; `pages` is the address of a database's pages."""
+    """Returns {node id: address in MLflow}. For a database, addresses begin with `pages`."""
     runs = {} if tracker is None else tracker.runs()
     return {node_id: tracker.run_url(run.info.run_id, pages) for (_, node_id), run in runs.items()}
 
 
 def run_links(tracker: Tracker | None) -> tuple[dict[str, str], str]:
-    """Returns `mlflow_links`, and a sentence on what they need, or why there are none."""
+    """Returns the links to MLflow, and a sentence that says what they need or why none exist."""
     why = "no server was named, and the storage has no database"
     if tracker is not None:
         try:
@@ -296,14 +292,14 @@ def run_links(tracker: Tracker | None) -> tuple[dict[str, str], str]:
 
 
 def links_note(tracking_uri: str) -> str:
-    """Says how to open links into a database; "" for a server."""
+    """Says how to open links into an MLflow database, or returns "" for a server."""
     if tracking_uri.startswith("http"):
         return ""
     return f"Links to MLflow open while this command runs: {explain_opening(tracking_uri)}"
 
 
 def sizes_text(parameters: Mapping[str, float]) -> str:
-    """Lists the parameters of each size, whose name is nominal; "" without a size."""
+    """Lists the parameter count of each size, or returns "" without a size."""
     counts = ", ".join(f"{size}: {count:,.0f} parameters" for size, count in parameters.items())
     return f"Sizes are names, of dense models with these counts: {counts}." if counts else ""
 
@@ -317,7 +313,6 @@ def study_report(
     answers: Sequence[str] = (),
     lead: Sequence[Section] = (),
 ) -> Page:
-    """Makes the page of a stored study."""
     note = "" if tracker is None else links_note(tracker.tracking_uri)
     about = [*record.facts, sizes_text(record.parameters), f"Read from {source}.", note]
     claims = None if claims is None else claims.rename(columns={VARIANT: record.varies})

@@ -1,6 +1,6 @@
-"""Analyses studies of external losses like the platform's own, each with its baselines.
+"""Analyses losses that were measured elsewhere in the same way as the platform's own studies.
 
-The study's name or studies.json declares what the losses do not say about a study.
+What the losses do not say about a study is declared by its name or in studies.json.
 """
 
 import json
@@ -71,7 +71,7 @@ class Declaration:
     unit: str = ""
     # Each seed is compared with its own baseline.
     own_baseline: bool = False
-    # The study that lends baselines to sizes without any; "": the only study that has some.
+    # The study that lends baselines to sizes without any. By default the only one that can.
     baseline_from: str = ""
     # The paper's study whose claims are judged.
     compare_with: str = ""
@@ -87,7 +87,7 @@ class Declaration:
         variants: tuple[str, ...],
         unit: str,
     ) -> StudyRecord:
-        """Makes the record of a study without runs of ours, against the baselines of `unit`."""
+        """Makes the record of a study without runs. Ratios are against the baselines of `unit`."""
         fields = {**vars(self), "unit": unit, "varies": self.varies if variants else ""}
         del fields["baseline_from"]
         return StudyRecord(
@@ -104,20 +104,20 @@ class Declaration:
 
 @cache
 def read_known_studies() -> dict[str, Declaration]:
-    """Reads the declarations of the authors' studies, by name in their order."""
+    """Returns {name: declaration} of the authors' studies, in the authors' order."""
     plain = json.loads(Path(__file__).with_name("known_studies.json").read_text(encoding="utf-8"))
     return from_plain(dict[str, Declaration], plain)
 
 
 def declarations(external: External) -> dict[str, Declaration]:
-    """Returns {study: declaration}, known studies first; ValueError for a bad studies.json."""
+    """Returns {study: declaration}, known studies first. Raises ValueError for bad declarations."""
     names, known = list(dict.fromkeys(external.losses["study"])), list(read_known_studies())
     names.sort(key=lambda name: known.index(name) if name in known else len(known))
     return {name: declaration(name, external.declared.get(name, {}), names) for name in names}
 
 
 def declaration(name: str, given: Mapping, studies: list[str]) -> Declaration:
-    """Returns the known declaration of a name, changed by the fields `given` in studies.json."""
+    """Returns the known declaration of a study, changed by the fields `given` in studies.json."""
     known = read_known_studies().get(name, Declaration(name))
     if name in CLAIMS and not known.compare_with:
         known = replace(known, compare_with=name)
@@ -135,13 +135,12 @@ def declaration(name: str, given: Mapping, studies: list[str]) -> Declaration:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The baselines of a study, size and variant."""
+    """The baselines of one study, size and variant."""
 
     study: str
     losses: pd.DataFrame
     # Empty if the folder has none.
     curves: pd.DataFrame
-    # The study that the curves come from.
     curves_from: str
 
     @cached_property
@@ -150,7 +149,7 @@ class Baseline:
 
 
 class BaselineRules:
-    """Every baseline of a folder, with the rules that assign them to studies."""
+    """Assigns the baselines of a folder to studies, sizes and variants."""
 
     def __init__(self, external: External, declared: Mapping[str, Declaration]) -> None:
         losses, keys = external.losses, ["study", "size", VARIANT]
@@ -160,12 +159,11 @@ class BaselineRules:
         self.empty, self.declared = external.curves.iloc[:0], declared
 
     def of(self, study: str, size: str, variant: str) -> Baseline:
-        """Returns the baseline to which a variant's losses are compared.
+        """Returns the baseline that a variant is compared with.
 
-        It is the first of the unit's, the variant's, the one without a variant and the only one.
-
-        A study without baselines at a size borrows them by the same rules. ValueError if there are
-        none, or several to choose from.
+        It is the unit's baseline, otherwise the variant's, otherwise a baseline without a variant,
+        otherwise the only one. A study without baselines at a size borrows them from another study.
+        Raises ValueError if there are none, or several to choose from.
         """
         source = study if self._variants(self.losses, study, size) else self._lender(study, size)
         options = self._variants(self.losses, source, size)
@@ -184,7 +182,7 @@ class BaselineRules:
         return Baseline(source, losses, curves, curves_from)
 
     def unit(self, study: str, size: str) -> str:
-        """Returns the declared unit, or the only variant with its name in it; "" for none."""
+        """Returns the declared unit, or the only variant whose name contains it, or ""."""
         unit, options = self.declared[study].unit, self._variants(self.losses, study, size)
         similar = [option for option in options if unit and unit in option]
         return unit if unit in options else similar[0] if len(similar) == 1 else ""
@@ -206,10 +204,10 @@ class BaselineRules:
     def _curves(
         self, study: str, size: str, variant: str, losses: pd.DataFrame
     ) -> tuple[str, pd.DataFrame]:
-        """Returns (study, curves) of the first of these baselines that has curves.
+        """Returns (study, curves) of a baseline. The curves are empty if there are none.
 
-        They are the variant's, the one without a variant if it is unambiguous, and another study's
-        with equal losses.
+        The variant's curves come first, then curves without a variant if they are unambiguous, then
+        the curves of another study's baseline with equal losses.
         """
         is_only = len(self._variants(self.losses, study, size)) == 1
         options = self._variants(self.curves, study, size)
@@ -230,7 +228,6 @@ class BaselineRules:
 
 
 def _is_equal(losses: pd.DataFrame, others: pd.DataFrame) -> bool:
-    """Tells whether two baselines are the same models, by their final losses."""
     ours, theirs = (frame.set_index(["seed", "domain"])["loss"] for frame in (losses, others))
     is_same_index = ours.index.sort_values().equals(theirs.index.sort_values())
     return is_same_index and np.allclose(ours, theirs[ours.index], rtol=1e-6)
@@ -242,16 +239,15 @@ NO_CURVES = pd.DataFrame(columns=["size", "seed", "step", "domain", "loss"])
 
 @dataclass(frozen=True)
 class ExternalStudy:
-    """A study of the folder, before any fit."""
+    """A study from a folder of losses, before curves are fitted."""
 
     record: StudyRecord
     losses: StudyLosses
-    # Pairs of an omission and its reason.
     notes: tuple[tuple[str, str], ...]
 
 
 def prepare(external: External) -> list[ExternalStudy]:
-    """Prepares every study of a folder; ValueError for a domain or size without baselines."""
+    """Prepares all studies of a folder. Raises ValueError if a domain or size has no baselines."""
     declared = declarations(external)
     baselines = BaselineRules(external, declared)
     return [_prepare(name, external, declared[name], baselines) for name in declared]
@@ -278,7 +274,7 @@ def _prepare(
     if given.get("unit") and is_own and not any(units):
         allowed = f"a variant of {LOSSES_FILE} with baselines"
         raise invalid(f"{STUDIES_FILE}, {name}, unit", given["unit"], allowed)
-    # The reference of all variants; "" if each has its own.
+    # The reference of all variants, or "" if each has its own.
     unit = units.pop() if variants and len(units) == 1 else ""
     views = rows[~rows[ELICITED]]
     views = views.pivot(index=[VARIANT, *VIEW, "retained"], columns="domain", values="loss")
@@ -294,8 +290,7 @@ def _prepare(
     points["run_id"] = points["study"] + " " + points["size"] + " seed " + points["seed"]
     points = points[["run_id", VARIANT, "size", "seed", "step", "domain", "loss"]]
     views, points, attacks = (frame.drop(columns=dropped) for frame in (views, points, attacks))
-    # Every profile of a method at a size is declared for all of its seeds there, so that `missing`
-    # names the lost ones.
+    # All seeds of a method and size have the same profiles, so that `missing` names lost ones.
     names = [name for name in (VARIANT, "method", "size") if name in views]
     declared = views[[*names, "profile", "retained"]].drop_duplicates()
     declared = declared.merge(views[[*names, "seed"]].drop_duplicates(), on=names)
@@ -303,9 +298,9 @@ def _prepare(
 
 
 def replicate(prepared: ExternalStudy, is_beside: bool = True) -> Results:
-    """Computes the tables and claims of a study, next to the published ones if `is_beside`.
+    """Computes the tables and claims of a study, with the published table if `is_beside`.
 
-    The intervals take the curve as fixed, like the published ones.
+    The intervals take the fitted curve as exact, as the published intervals do.
     """
     record, notes = prepared.record, pd.DataFrame(prepared.notes, columns=NO_NOTES.columns)
     analysis = analyse_study(record, prepared.losses, CURVE_FIXED)
@@ -357,7 +352,6 @@ def _load_published(name: str) -> Results:
 
 
 def _variants_of(rows: pd.DataFrame) -> tuple[str, ...]:
-    """Returns the variants: numbers sorted, names in the file's order."""
     names = list(filter(None, dict.fromkeys(rows[VARIANT])))
     try:
         return tuple(sorted(names, key=float))
@@ -366,10 +360,7 @@ def _variants_of(rows: pd.DataFrame) -> tuple[str, ...]:
 
 
 def _in_every_variant(losses: pd.DataFrame, variants: tuple[str, ...]) -> pd.DataFrame:
-    """Copies the rows of methods that the variants do not change into every variant.
-
-    Baselines without a variant are left out, since `BaselineRules` assigns them.
-    """
+    """Copies rows without a variant into every variant, except baselines (see `BaselineRules`)."""
     plain = losses[losses[VARIANT] == ""]
     if not variants or plain.empty:
         return losses
@@ -394,7 +385,6 @@ def _require_domains(rows: pd.DataFrame, baseline: Baseline, size: str) -> None:
 
 
 def _name_profiles(rows: pd.DataFrame, used: Mapping[tuple[str, str], Baseline]) -> pd.DataFrame:
-    """Adds `profile`; a baseline retains every domain."""
     retained, profiles = [], []
     for row in rows.to_dict("records"):
         domains = tuple(sorted(used[row["size"], row[VARIANT]].domains - {CORE}))
@@ -406,7 +396,6 @@ def _name_profiles(rows: pd.DataFrame, used: Mapping[tuple[str, str], Baseline])
 
 
 def _select_attacks(rows: pd.DataFrame, views: pd.DataFrame) -> tuple[pd.DataFrame, tuple]:
-    """Returns the attacks on forgotten domains of known views, and notes on the others."""
     keys, attacks, notes = [VARIANT, *VIEW], [], []
     present = set(views[keys].itertuples(index=False, name=None))
     for row in rows.to_dict("records"):

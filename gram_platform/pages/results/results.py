@@ -62,7 +62,7 @@ from gram_platform.tracking.views import RATIO, Line
 def read_results(
     record: StudyRecord, store: Store | None, frames: Frames | None = None
 ) -> Results | None:
-    """Analyses every complete node; None while there is no evaluation or no baseline's curve.
+    """Analyses every complete node. Returns None without an evaluation or a baseline's curve.
 
     Without `frames` it reads the storage. Without a store there are no shares of modules.
     """
@@ -95,9 +95,10 @@ def read_results(
 def lost_rows(
     record: StudyRecord, store: Store, results: Results | None, done: Collection[str]
 ) -> list[str]:
-    """Names the `done` nodes that lost a part that the tables need, and the remedy.
+    """Names the `done` nodes whose files are lost or damaged, and says how to make them again.
 
-    A new submission does not execute them. A curve that MLflow still has is not lost.
+    Submitting the study again does not execute these nodes. A curve that MLflow still has is not
+    lost.
     """
     entries = {e["id"]: e for e in record.entries if e["id"] in done}
     readable = entries.keys() if results is None else set(results.runs["id"])
@@ -129,12 +130,12 @@ def analyse_study(record: StudyRecord, losses: StudyLosses, intervals: str = JAC
 
 
 def judge_study(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
-    """Judges the paper's claims about the study, with their verdicts on the published numbers.
+    """Judges the published claims about a study, with their verdicts on the published numbers.
 
-    The profile is the record's even if the table lacks it: another would be chosen after there are
-    data. A study without claims in the paper is judged on retain above forget, as means over
-    profiles. External numbers are judged over seeds only, as their authors do, since the unit's
-    error is not known there.
+    The profile is the record's even if the table lacks it, because it must be chosen before there
+    are data. A study that no claim of the paper is about is judged on retain above forget, as means
+    over profiles. Numbers measured elsewhere are judged over seeds only, since their unit's error
+    is not known.
     """
     errors = errors_by_class(record.unit_errors) if record.preset else None
     if (study := record.compare_with) in CLAIMS:
@@ -149,7 +150,7 @@ def judge_study(record: StudyRecord, analysis: Analysis) -> pd.DataFrame:
 
 
 def summary_text(record: StudyRecord, results: Results) -> str:
-    """Writes the tables for a log, next to the paper's if the study declares it."""
+    """Writes the tables for a log, with the paper's tables if the study is compared with them."""
     table = results.analysis.table
     if table.empty:
         missing = results.analysis.missing.to_numpy()
@@ -177,7 +178,7 @@ def summary_text(record: StudyRecord, results: Results) -> str:
         claims = select_columns(results.claims, names)
         same = [n for n in ("size", VARIANT) if n in claims and claims[n].nunique() < 2]
         claims = rename_variant(claims.drop(columns=same), record.varies)
-        parts += ["the paper's claims", frame_text(claims)]
+        parts += ["published claims", frame_text(claims)]
     return "\n\n".join(filter(None, [*parts, terminal_warning(results)]))
 
 
@@ -188,9 +189,9 @@ def format_table(table: pd.DataFrame) -> str:
 
 
 class Brief(NamedTuple):
-    """Results in short: tables of texts by title, counts of verdicts, a warning, and sentences.
+    """A summary for a terminal: tables by title, counts of verdicts, a warning and a text.
 
-    The most important columns come first, since a narrow terminal leaves out the last ones.
+    The most important columns come first, since a narrow terminal leaves out the last columns.
     """
 
     tables: Mapping[str, pd.DataFrame]
@@ -200,9 +201,9 @@ class Brief(NamedTuple):
 
 
 def brief_results(record: StudyRecord, results: Results, is_wide: bool) -> Brief:
-    """Returns the means over profiles and the compared profile; the report has the rest.
+    """Summarises the means over profiles and the compared profile.
 
-    A single size or variant is left out.
+    The column of a single size or variant is left out.
     """
     table, text, tables = results.analysis.table, interval_text if is_wide else short_text, {}
     for profile in dict.fromkeys((MEAN, results.main_profile)) if len(table) else ():
@@ -220,7 +221,7 @@ def brief_results(record: StudyRecord, results: Results, is_wide: bool) -> Brief
 def with_values(
     frame: pd.DataFrame, names: Iterable[str], text: Callable[..., str]
 ) -> dict[str, list[str]]:
-    """Writes the columns `names` that have any value, with their ends, by `text`."""
+    """Writes the columns `names` that have any value, and their intervals, by `text`."""
     return {n: interval_texts(frame, n, text) for n in names if frame[n].notna().any()}
 
 
@@ -232,32 +233,31 @@ def count_verdicts(claims: pd.DataFrame | None) -> Mapping[str, int]:
 def join_tags(
     tags: pd.DataFrame, frame: pd.DataFrame, how: Literal["inner", "left"] = "inner"
 ) -> pd.DataFrame:
-    """Selects the rows of a frame in the order and under the names of `tags`."""
+    """Joins `tags` and a frame by `id`. Columns that both have are taken from `tags`."""
     return tags.merge(frame.drop(columns=tags.columns.drop("id"), errors="ignore"), how, on="id")
 
 
 def join_attacks(tags: pd.DataFrame, complete: pd.DataFrame) -> pd.DataFrame:
-    """Makes the frame of attacks for `analyse`; the loss is NaN without a result."""
+    """Makes the frame of attacks for `analyse`. The loss of an attack without a result is NaN."""
     rows = _with_best_loss(join_tags(tags, complete, "left"))
     return rows.rename(columns={"best_loss": "loss"}).assign(run_id=rows["id"])
 
 
 def _with_best_loss(attacks: pd.DataFrame) -> pd.DataFrame:
-    """Adds `best_loss`, the lowest validation loss on the attacked domain."""
     rows = attacks.to_dict("records")
     losses = [row.get(BEST_LOSS + row[ELICITED], float("nan")) for row in rows]
     return attacks.assign(best_loss=pd.Series(losses, index=attacks.index, dtype="float64"))
 
 
 def nodes_frame(record: StudyRecord, frame: pd.DataFrame) -> pd.DataFrame:
-    """Lists every begun node: runs, evaluations, attacks, each in the study's order."""
+    """Lists every node that has begun: runs, then evaluations, then attacks."""
     parts = [join_tags(record.tags(kind), frame) for kind in ("run", "evaluation", "attack")]
     parts[-1] = _with_best_loss(parts[-1])
     return pd.concat(parts, ignore_index=True).drop_duplicates("id", ignore_index=True)
 
 
 def ratio_lines(results: Results) -> list[Line]:
-    """Returns the compute ratios against size, for MLflow."""
+    """Returns the lines of compute ratio against size that MLflow draws."""
     record, table, lines = results.record, results.analysis.table, []
     columns = [name + end for name in CLASSES for end in ENDS]
     names = ["method", *([VARIANT] if record.variants else []), "profile"]
@@ -271,7 +271,10 @@ def ratio_lines(results: Results) -> list[Line]:
 
 
 def seed_ratios(results: Results) -> dict[str, dict[str, float]]:
-    """Returns {evaluation's id: {`ratio/<class>`: a mean, `<time>/<domain>`: an attack's}}."""
+    """Returns the metrics of each evaluation as {evaluation id: {metric: value}}.
+
+    `ratio/<class>` is a mean compute ratio. `steps_to_50/<domain>` and similar are about an attack.
+    """
     views = results.record.tags("evaluation")
     names = [name for name in (VARIANT, *VIEW) if name in views]
     views, analysis = views[["id", *names]], results.analysis

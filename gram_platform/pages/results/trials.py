@@ -44,7 +44,7 @@ MLFLOW_PARAMS = ("search_id", "preset", "data_id")
 def trials_log(
     name: str, params: Mapping[str, str], trials: bytes, columns: TrialColumns
 ) -> StudyLog:
-    """Returns what MLflow gets of a `trials.csv`: trials, saved views and the tags of runs."""
+    """Collects what MLflow gets of a `trials.csv`: trials, saved views and tags of runs."""
     # Ids may look like numbers.
     texts = dict.fromkeys([SEARCH, TRIAL, RUNS, *columns.groups], "str")
     frame, identity = pd.read_csv(io.BytesIO(trials), dtype=texts), study_id(name, params)
@@ -63,7 +63,7 @@ def trials_log(
 
 
 def trial_entries(trials: pd.DataFrame, columns: TrialColumns) -> list[TrialEntry]:
-    """Returns the trials that have begun, named by what differs between them."""
+    """Returns the trials that have begun, named by the values that differ between trials."""
     varied = [*columns.groups, *columns.parameters, *({"seed"} & {*trials})]
     named, (first, *_) = [name for name in varied if trials[name].nunique() > 1], columns.objectives
     entries, seen = [], Counter[str]()
@@ -93,7 +93,6 @@ def trial_entries(trials: pd.DataFrame, columns: TrialColumns) -> list[TrialEntr
 
 
 def _short(name: str, value: object) -> str:
-    """Writes a text alone, a seed as `s0`, and another number with its name."""
     if name == "seed":
         return f"s{value}"
     return value if isinstance(value, str) else values_text({name: value}, [name])
@@ -113,7 +112,7 @@ def trial_tags(trials: bytes) -> dict[str, dict[str, str]]:
 
 
 def sync_trials(store: Store, tracker: Tracker) -> int:
-    """Sends the trials of a storage's searches; returns their number, and warns of a bad file."""
+    """Sends all searches' trials to MLflow, returns their number, and warns of damaged files."""
     num_trials = 0
     for name in store.list_studies():
         folder = store.study_dir(name)

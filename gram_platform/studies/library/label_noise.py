@@ -29,4 +29,5 @@ STUDY = Study(
         "paper": sweep_labels(scaling.PAPER, "800M", 0.95, 0.8, 0.5),
     },
     varies=RECALL,
+    compare_with="label_noise",
 )
