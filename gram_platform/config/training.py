@@ -327,11 +327,11 @@ class EvalPoints:
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss to minimise: CE, distillation, or a loss that unlearns `forget` domains.
+    """The loss to minimise: cross entropy (CE), distillation, or one that unlearns domains.
 
-    CE is cross entropy. `distillation` is KL(p of the run's start || p). The trained model begins
-    as the start with noise: matrices as (1 - noise) start + noise x noise_scale x Xavier's uniform
-    matrix, biases and norms' gains as (1 - noise) start + noise x their initial value.
+    `distillation` is KL(p of the run's start || p). The trained model begins as the start with
+    noise: matrices as (1 - noise) start + noise x noise_scale x Xavier's uniform matrix, biases and
+    norms' gains as (1 - noise) start + noise x their initial value.
 
     Half of an unlearning window's micro-batches are of forget domains. The loss is a forget term on
     these + `retain_weight` x CE on others. The forget term is ME with MaxEnt: KL(p || uniform) with
@@ -353,7 +353,7 @@ class Objective:
     steering: float = add_field(0.0)
     # "": every token counts.
     responses_after: str = add_field("")
-    # Distillation: alpha, the share of the start that noise replaces, and beta, the noise's scale.
+    # Distillation: the authors' alpha and beta.
     noise: float = add_field(0.0)
     noise_scale: float = add_field(0.0)
 

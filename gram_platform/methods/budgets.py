@@ -175,9 +175,9 @@ def dense_run(
     scale: float = 1.0,
     **parts,
 ) -> RunConfig:
-    """Plans a dense model's run on one epoch of `domains` and on all unlabelled sequences.
+    """Plans a dense model's run on `scale` epochs of `domains` and of all unlabelled sequences.
 
-    `scale` shortens the epoch. `parts` are those of `training_run`.
+    `parts` are further arguments of `training_run`.
     """
     data = data_budget(setting, domains, setting.route_unit(accumulation), scale=scale)
     routing = RoutingConfig(accumulation=accumulation)

@@ -124,22 +124,21 @@ GRADDIFF = Unlearning(50, 1e-5, 1.0, "gradient_difference", batch_size=32)
 
 
 # The methods whose runs UNDO distils.
-TEACHERS = ("maxent", "rmu", "graddiff")
+TEACHERS = ("maxent", "rmu")
 
 
 @dataclass(frozen=True)
 class Undo:
     """Options of UNDO, which distils an unlearned model into its noised copy."""
 
-    # The method whose runs teach.
     teacher: str = TEACHERS[0]
-    # alpha: the share of every weight that noise replaces; the authors try .1 to .8.
+    # alpha: the share of every weight that noise replaces.
     noise: float = 0.6
     # beta: the noise's scale.
     noise_scale: float = 0.1
     # The distillation's compute, with the teacher's passes, as a share of the baseline's.
     compute: float = 0.8
-    # Multiplies the size's peak learning rate; the authors have 1 and 2.25.
+    # Multiplies the size's peak learning rate.
     lr_factor: float = 1.0
 
     def __post_init__(self) -> None:

@@ -6,18 +6,17 @@ its code, AddieFoote/distillation-robustify-unlearning (`code/tools/serum.py`,
 
 - The teacher is a MaxEnt model, or an RMU model on WMDP.
 - Matrices begin as (1 - alpha) teacher + alpha beta Xavier's uniform matrix, vectors as (1 - alpha)
-  teacher. Alpha is .1 to .8, and .25 on WMDP. Beta is .1. Gemma's gains are 1 + vector, so here
-  gains move towards 1.
+  teacher. Alpha is .1 to .8, beta .1. Gemma's gains are 1 + vector, so here gains move towards 1.
 - The loss is KL(teacher || student) at temperature 1, on pretraining's text of retain and forget
   domains, without labels.
-- AdamW without weight decay clips to norm 1 and warms up for 50 steps. A cosine decays the rate
-  from pretraining's (arithmetic) or 2.25 times this (language).
-- The run stops at a retain loss within 5% of the teacher's, or after fixed steps. The abstract says
-  60 to 80% of retraining's compute for the strongest setting.
+- AdamW without weight decay clips to norm 1. The rate warms up for 50 steps to pretraining's
+  (arithmetic) or 2.25 times this (language), and decays by a cosine.
+- It stops at a retain loss within 5% of the teacher's, or after fixed steps. The abstract says 60
+  to 80% of retraining's compute for the strongest setting.
 
-We could not read the strongest setting's alpha, nor whether its compute includes the teacher. By
-default .6 of the baseline's steps are trained at alpha .6: .6 of its compute, .8 with the teacher's
-passes [ours]. The schedule is the baseline's [ours].
+We could not read this setting's alpha, nor whether its compute includes the teacher. The default is
+alpha .6 and .6 of the baseline's steps, which cost .8 of its compute with the teacher's passes
+[ours]. The schedule is the baseline's [ours].
 """
 
 from dataclasses import replace
@@ -27,9 +26,9 @@ from gram_platform.config.training import DISTILLATION
 from gram_platform.methods.budgets import dense_run, optimizer_of
 from gram_platform.methods.labels import restore_true_labels
 from gram_platform.methods.setting import TEACHERS, MethodRuns, Options, Setting
-from gram_platform.methods.unlearning import plan_graddiff, plan_maxent, plan_rmu
+from gram_platform.methods.unlearning import plan_maxent, plan_rmu
 
-PLANS = dict(zip(TEACHERS, (plan_maxent, plan_rmu, plan_graddiff), strict=True))
+PLANS = dict(zip(TEACHERS, (plan_maxent, plan_rmu), strict=True))
 
 
 def plan(setting: Setting) -> MethodRuns:
