@@ -128,6 +128,8 @@ class RunConfig:
         kind = self.objective.kind
         if kind in (DISTILLATION, MISDIRECTION) and self.start is None:
             raise invalid("objective.kind", kind, "a kind that needs no start, or a start")
+        if kind == DISTILLATION and self.model.modules:
+            raise invalid("model.modules", self.model.module_domains, "() with distillation")
         if self.objective.forget:
             self._check_unlearning()
         if self.routing.freeze_core:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gram_platform.config import Objective, View
+from gram_platform.config import ModuleSpec, Objective, View
 from gram_platform.config.routing import Schedule
 from gram_platform.methods.budgets import plan_compute_units, run_flops
 from gram_platform.methods.setting import Undo
@@ -163,6 +163,9 @@ def test_what_is_refused():
         Objective("distillation", ("lisp",))
     with refused("objective.kind", "distillation"):
         undo_run(start=None)
+    modules = (ModuleSpec("lisp", "mlp", 8),)
+    with refused("model.modules", ("lisp",)):
+        undo_run(model=tiny.ModelConfig(2, 16, 4, 2, 32, tiny.VOCAB, tiny.SEQ_LEN, modules))
     for field, value in {
         "teacher": "gram",
         "noise": -0.1,
