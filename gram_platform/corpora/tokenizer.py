@@ -64,7 +64,9 @@ def tokenizer_recipe(
         end = tokenizer.id_to_token(end_of_text_id(tokenizer, end_of_text))
         # Old recipes, which lack the field, used the first known name, special or not.
         first = next((n for n in KNOWN_ENDS if tokenizer.token_to_id(n) is not None), "")
-        is_plain = end == first and end in _special(tokenizer)
+        is_first = end == first and end in _special(tokenizer)
+        # The default can be another token, the template's.
+        is_plain = is_first and tokenizer.id_to_token(end_of_text_id(tokenizer)) == end
         return TokenizerRecipe("file", hash_file(path), end_of_text="" if is_plain else end), path
     if is_on_hub(given):
         return TokenizerRecipe("hub", given, end_of_text=end_of_text), None

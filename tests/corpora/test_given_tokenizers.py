@@ -300,6 +300,19 @@ def test_a_template_names_the_end(tmp_path):
         assert made.id_to_token(end_of_text_id(made)) == end
 
 
+def test_a_named_end_is_not_the_templates(tmp_path, corpus, settings):
+    made = with_ends(["<eos>", "<turn>"], [])
+    made.post_processor = processors.TemplateProcessing(
+        single="$A <turn>", special_tokens=[("<turn>", made.token_to_id("<turn>"))]
+    )
+    made.save(str(tmp_path / "given.json"))
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('records = ["corpus"]\ntokenizer = "given.json"\nend_of_text = "<eos>"\n')
+    packed = prepare(resolve(recipe, Packing(**{**settings, "vocab_size": 999})), tmp_path / "data")
+    stored = load_tokenizer(packed.tokenizer_path)
+    assert stored.id_to_token(end_of_text_id(stored)) == "<eos>"
+
+
 def test_recipes_of_known_ends_keep_their_ids_and_others_get_new_ones(tmp_path, corpus, settings):
     """What was packed with another end has another id."""
     for special, ordinary, name in (
