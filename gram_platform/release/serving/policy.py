@@ -93,7 +93,7 @@ class Policy:
         return match
 
     def grant(self, digest: str, profile: str | None = None) -> Grant:
-        """Grants `profile`, or else the token's default. Raises NotGranted if the token lacks it."""
+        """Grants a profile or the token's default. Raises NotGranted if the token lacks it."""
         rule = self.holder(digest)
         if rule is None:
             raise NotGranted("token")
@@ -135,7 +135,7 @@ class Policy:
         return errors
 
     def only(self, names: Collection[str]) -> "Policy":
-        """Returns the policy with only these profiles. Drops tokens with another default profile."""
+        """Returns the policy with only these profiles. Drops tokens with other default profiles."""
         rules = [
             replace(r, profiles=tuple(p for p in r.profiles if p in names)) for r in self.tokens
         ]
