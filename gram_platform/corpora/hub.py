@@ -118,9 +118,9 @@ def _next_shards(last: Amount, num_bytes: int, done: int) -> list[Amount]:
 
 
 def _require_all(answers: Iterator[tuple[int, int | ValueError | Unavailable]]) -> list[int]:
-    """Returns each row's number of shards. If rows failed, raises one error for them.
+    """Returns each row's number of shards. Raises one error for all rows that failed.
 
-    This is a ValueError for all rows with a ValueError, if any. Otherwise it is Unavailable.
+    This is a ValueError if any row has one, and Unavailable otherwise.
     """
     rows = _in_order(answers)
     for kind in (ValueError, Unavailable):

@@ -95,8 +95,8 @@ def prepare(
 
     `workers` write parts below `root`, which all their machines mount. The packed bytes do not
     depend on the workers. If a process is killed, the next call reuses the finished parts.
-    `progress` counts bytes of text. Raises ValueError for bad records, if a split of a domain has
-    too little text for one sequence, and for a `root` that cannot be written or is full.
+    `progress` counts bytes of text. Raises ValueError for bad records, for a domain with too little
+    text in a split, and for a `root` that cannot be written or is full.
     """
     root = Path(root)
     target = root / recipe.data_id

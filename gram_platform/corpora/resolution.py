@@ -203,7 +203,7 @@ def core_labels(
 ) -> tuple[str, ...]:
     """Returns core's labels, which are `given`, or else `default`.
 
-    Without both, returns all labels except the first `DEFAULT_NUM_AUX` by name. Raises ValueError
+    Without either, returns all labels except the first `DEFAULT_NUM_AUX` by name. Raises ValueError
     for a label that the corpus lacks, or if no label is left for other domains.
     """
     core = given or default or tuple(sorted(labels))[catalog.DEFAULT_NUM_AUX :]

@@ -1,4 +1,4 @@
-"""Names our dense model's tensors as StarCoder2 or Llama do, and reads theirs as ours."""
+"""Converts between our dense model's tensors and those of StarCoder2 or Llama checkpoints."""
 
 import math
 from collections.abc import Iterator, Mapping

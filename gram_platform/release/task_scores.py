@@ -95,7 +95,7 @@ def contents_sha256(folder: Path, tasks: Iterable["Task"]) -> str:
 
 
 def folder_sha256(folder: Path) -> str:
-    """Hashes names and contents of a folder's files, without hidden and generated files."""
+    """Hashes names and contents of a folder's files, except hidden and generated files."""
     digest = hashlib.sha256()
     for path in _files(folder):
         digest.update(f"{path.relative_to(folder).as_posix()} {hash_file(path)}\n".encode())

@@ -178,7 +178,7 @@ def _agreement(
 
 
 def _require_nothing_else(folder: Path, model: ModelConfig, dtype: torch.dtype) -> None:
-    """Raises ValueError unless a dense model's tensors are all that the files have."""
+    """Raises ValueError unless the files have exactly a dense model's tensors."""
     expected, files = foreign_shapes(model), shapes_by_file(folder)
     shapes = {name: shape for held in files.values() for name, shape in held.items()}
     if shapes != expected:
@@ -199,7 +199,7 @@ def _require_nothing_else(folder: Path, model: ModelConfig, dtype: torch.dtype) 
 def largest_difference(
     left: Model, right: Model, tokens_BT: torch.Tensor, progress: Callable[[int], None]
 ) -> tuple[float, float]:
-    """Returns (the largest difference of the models' logits, the largest logit of `left`).
+    """Returns (the largest difference between the models' logits, the largest logit of `left`).
 
     The models have equal d_model, depth and vocabulary. `progress` is called with the number of
     layers done.

@@ -27,13 +27,13 @@ _ESCAPE = re.compile(r":([0-9a-f]+):")
 
 
 def text_for_people(text: str, most: int = LONGEST_TEXT) -> str:
-    """Masks secrets in a text, escapes NUL and half surrogates, and cuts it at `most`."""
+    """Masks secrets in a text, escapes NUL and lone surrogates, and cuts it at `most`."""
     text = in_utf8(mask_secrets(text)).replace("\0", "\\x00")
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def in_utf8(text: str) -> str:
-    """Escapes half surrogates, which JSON may hold and UTF-8 cannot."""
+    """Escapes lone surrogates, which JSON may hold and UTF-8 cannot."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -43,7 +43,7 @@ def milliseconds(seconds: float) -> int:
 
 
 def is_short_name(name: str) -> bool:
-    """Returns whether MLflow takes this as the escaped name of a tag or a metric."""
+    """Returns whether MLflow accepts this as the escaped name of a tag or a metric."""
     return 0 < len(name) <= LONGEST_NAME
 
 

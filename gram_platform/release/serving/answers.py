@@ -1,4 +1,4 @@
-"""Turns tokens from the model into the text of a completion, and counts metrics."""
+"""Turns tokens from the model into the text of a completion, and collects metrics."""
 
 import time
 import uuid

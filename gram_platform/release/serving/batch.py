@@ -133,9 +133,8 @@ def next_tokens(
 ) -> torch.Tensor:
     """Draws tokens_B (int64, on the CPU), each with its row's temperature and random number.
 
-    Temperatures below COLDEST take the likeliest token, of equal ones that with the lowest id.
-    Other temperatures draw from the smallest set of likeliest tokens whose probabilities sum to
-    `top_p`.
+    At temperatures below COLDEST, takes the likeliest token, and the lowest id in a tie. Otherwise
+    draws from the smallest set of likeliest tokens whose probabilities sum to `top_p`.
     """
     tokens_B = logits_BV.argmax(dim=-1).cpu()
     warm = (temperatures_B >= COLDEST).nonzero()[:, 0]
